@@ -1,0 +1,23 @@
+"""Distributed full-batch training of PyTorch Geometric models, exactly, on a partitioned graph."""
+
+from pyg_sar.conv.sar_conv import SARConv
+from pyg_sar.ddp import DistributedDataParallel
+from pyg_sar.load import load_shard
+from pyg_sar.loss import global_mean, global_sum
+from pyg_sar.partitioner import PartitionSummary, partition_graph
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.wrap import wrap
+
+__version__ = '0.1.0'
+
+__all__ = [
+    'DistributedDataParallel',
+    'PartitionSummary',
+    'SARConv',
+    'ShardEdgeIndex',
+    'global_mean',
+    'global_sum',
+    'load_shard',
+    'partition_graph',
+    'wrap',
+]

@@ -1,0 +1,89 @@
+"""All halo rows at once, as an ordinary differentiable operation: the one_shot mode.
+
+With the halo beside the own rows a layer is plain PyG; memory grows with the halo.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pyg_sar.comm import Exchange
+
+
+def with_halo(x: Tensor, exchange: Exchange) -> Tensor:
+    """Own rows, then halo rows: what every local source id refers to.
+
+    | forward:  ``out = [x; rows received]``
+    | backward: ``grad_x = grad_out[:num_own] + gradients the readers of own rows send back``
+
+    Args:
+        x: ``[num_own, ...]``.
+        exchange: The exchange of the shard.
+
+    Returns:
+        ``[num_own + num_halo, ...]``. One all-to-all, and one in backward if x needs a gradient
+        (collective).
+    """
+    if exchange.group is None:
+        return x
+    out: Tensor = _WithHalo.apply(x, exchange)
+    return out
+
+
+class _WithHalo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
+        ctx.exchange = exchange
+        return _append_halo(x, exchange)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _sum_at_owner(grads[0], ctx.exchange), None
+
+
+def _append_halo(x: Tensor, exchange: Exchange) -> Tensor:
+    (halo,) = exchange.fetch_all([x])
+    return torch.cat([x, halo])
+
+
+def _sum_at_owner(values: Tensor, exchange: Exchange) -> Tensor:
+    num_own = exchange.shard.num_own
+    out = values[:num_own].clone(memory_format=torch.contiguous_format)
+    exchange.return_all([values[num_own:]], [out])
+    return out
+
+
+def from_halo(values: Tensor, exchange: Exchange) -> Tensor:
+    """Sums what every rank holds for a node at the node's owner: the adjoint of `with_halo`.
+
+    | forward:  ``out = values[:num_own] + what the readers of own rows hold for them``
+    | backward: ``grad_values = with_halo(grad_out)``
+
+    Args:
+        values: ``[num_own + num_halo, ...]``.
+        exchange: The exchange of the shard.
+
+    Returns:
+        ``[num_own, ...]`` (collective: one all-to-all, and one in backward).
+    """
+    if exchange.group is None:
+        return values
+    out: Tensor = _FromHalo.apply(values, exchange)
+    return out
+
+
+class _FromHalo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, exchange: Exchange) -> Tensor:
+        ctx.exchange = exchange
+        return _sum_at_owner(values, exchange)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _append_halo(grads[0], ctx.exchange), None

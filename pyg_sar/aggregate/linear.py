@@ -1,0 +1,120 @@
+"""The linear path: sums of ``w_ij * x_j`` with weights that take no gradient.
+
+Backward needs no second receive: the gradient of a block's source rows is the transposed sum of
+the output gradient, which the destination's rank holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm import Exchange, GradientReturn
+from pyg_sar.kernels import add_bags
+from pyg_sar.shard.plan import Block, Plan
+
+
+def linear_sum(
+    x: Tensor, weight: Tensor | None, plan: Plan, exchange: Exchange, *, one_shot: bool = False
+) -> Tensor:
+    """``out[i] = sum of w_ij * x[j] over all edges (j, i)``, remote ones included.
+
+    ========  ======================  ==================================================
+    tensor    shape                   meaning
+    ========  ======================  ==================================================
+    x         ``[num_own, F]``        own rows; floating point
+    weight    ``[num_edges]`` / None  one weight per edge of `plan`; takes no gradient
+    out       ``[num_own, F]``        sums over all in-edges
+    ========  ======================  ==================================================
+
+    | forward:  receive the rows of block q; ``out += A_q @ rows_q``
+    | backward: ``grad_rows_q = A_q^T @ grad_out``; send them to q; own rows' gradients are summed
+
+    Saved for backward: nothing but the weight. Point-to-point messages: one per step in forward,
+    one per step in backward if x needs a gradient (with ``one_shot`` one all-to-all each).
+    """
+    out: Tensor = _LinearSum.apply(x, weight, plan, exchange, one_shot)
+    return out
+
+
+class _LinearSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        plan: Plan,
+        exchange: Exchange,
+        one_shot: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.plan, ctx.exchange, ctx.one_shot = plan, exchange, one_shot
+        return _sum_blocks(x, weight, plan, exchange, one_shot)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            (weight,) = ctx.saved_tensors
+            grad_x = _return_blocks(grads[0], weight, ctx.plan, ctx.exchange, ctx.one_shot)
+        return grad_x, None, None, None, None
+
+
+def _sum_blocks(
+    x: Tensor, weight: Tensor | None, plan: Plan, exchange: Exchange, one_shot: bool
+) -> Tensor:
+    out = None
+    if one_shot:
+        (halo,) = exchange.fetch_all([x])
+        sources = iter([[rows] for rows in _split(x, halo, plan)])
+    else:
+        sources = exchange.fetch([x])
+    for block in plan.blocks:
+        (rows,) = next(sources)
+        if block.num_edges:
+            out = add_bags(out, rows, block.by_dst, _block_weight(block, weight))
+    next(sources, None)
+    return x.new_zeros(plan.shard.num_own, *x.shape[1:]) if out is None else out
+
+
+def _return_blocks(
+    grad_out: Tensor, weight: Tensor | None, plan: Plan, exchange: Exchange, one_shot: bool
+) -> Tensor:
+    grad_out = grad_out.contiguous()
+    grad_x = torch.zeros_like(grad_out)
+    if one_shot:
+        grad_halo = grad_out.new_empty(plan.shard.num_halo, *grad_out.shape[1:])
+        for block, rows in zip(plan.blocks, _split(grad_x, grad_halo, plan), strict=True):
+            rows.copy_(_block_gradient(grad_out, weight, block))
+        exchange.return_all([grad_halo], [grad_x])
+        return grad_x
+    returned = GradientReturn(exchange, [grad_x])
+    for block in plan.blocks:
+        returned.put([_block_gradient(grad_out, weight, block)])
+    returned.finish()
+    return grad_x
+
+
+def _block_gradient(grad_out: Tensor, weight: Tensor | None, block: Block) -> Tensor:
+    if not block.num_edges:
+        return grad_out.new_zeros(block.num_rows, *grad_out.shape[1:])
+    return add_bags(None, grad_out, block.by_src, _block_weight(block, weight))
+
+
+def _block_weight(block: Block, weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else block.take(weight)
+
+
+def _split(own: Tensor, halo: Tensor, plan: Plan) -> list[Tensor]:
+    """The source rows of every block: views into own and halo rows."""
+    num_own = plan.shard.num_own
+    rows = []
+    for block in plan.blocks:
+        if block.start < num_own or block.part in plan.shard.parts:
+            rows.append(own[block.start : block.start + block.num_rows])
+        else:
+            start = block.start - num_own
+            rows.append(halo[start : start + block.num_rows])
+    return rows

@@ -1,0 +1,168 @@
+"""What the aggregate room asks of a message function, and how it runs one block of it.
+
+`conv` describes a conv's message by a :class:`Program`; the Functions of this room run it block by
+block without knowing what it computes. All tensors of a program have nodes or edges in their first
+dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.merge import SoftmaxStats
+from pyg_sar.shard.plan import Block
+
+SoftmaxFn = Callable[[Tensor, Tensor], Tensor]
+"""The softmax of one block: logits ``[num_edges, ...]``, destinations ``[num_edges]``."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The tensors a message reads, by what a block needs of them.
+
+    Attributes:
+        src: ``[num_own, ...]``: read at the source of an edge, so exchanged.
+        dst: ``[num_own, ...]``: read at the destination, local.
+        edge: ``[num_edges, ...]``: one row per edge, sliced per block.
+        whole: Any shape: read as they are.
+        learnable: Leaf tensors that the function reads by itself, such as the conv's parameters.
+    """
+
+    src: tuple[Tensor, ...]
+    dst: tuple[Tensor, ...]
+    edge: tuple[Tensor, ...]
+    whole: tuple[Tensor, ...]
+    learnable: tuple[Tensor, ...] = ()
+
+    @property
+    def counts(self) -> tuple[int, int, int, int, int]:
+        return (
+            len(self.src),
+            len(self.dst),
+            len(self.edge),
+            len(self.whole),
+            len(self.learnable),
+        )
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((*self.src, *self.dst, *self.edge, *self.whole, *self.learnable))
+
+    @staticmethod
+    def of(counts: Sequence[int], tensors: Sequence[Tensor]) -> Arguments:
+        """The inverse of iteration, given :attr:`counts`."""
+        rest = iter(tensors)
+        return Arguments(*(tuple(islice(rest, count)) for count in counts))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A message function over the edges of one block.
+
+    Attributes:
+        run: ``run(arguments, edge_index, softmax) -> (messages, edge_outputs)``: `arguments` hold
+            the block's source rows and edge rows; `edge_index` is the block's; `softmax` stands in
+            for every softmax over in-edges. `messages` is ``[num_edges, ...]`` along `dim`, or None
+            for a function that only computes edge outputs ``[num_edges, ...]``.
+        num_softmax: How many softmaxes over in-edges the function computes.
+        num_edge_outputs: How many edge outputs it has.
+        uses_rng: Whether it draws random numbers (dropout).
+        dim: The edge dimension of `messages`.
+    """
+
+    run: Callable[[Arguments, Tensor, SoftmaxFn], tuple[Tensor | None, tuple[Tensor, ...]]]
+    num_softmax: int
+    num_edge_outputs: int
+    uses_rng: bool
+    dim: int
+
+
+class _Reached(Exception):  # noqa: N818 - control flow, not an error
+    """Carries the logits out of a message function that is run only up to its k-th softmax."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+
+
+def logits_of(
+    program: Program, arguments: Arguments, edge_index: Tensor, done: Sequence[SoftmaxStats]
+) -> Tensor | None:
+    """Runs the function up to its first softmax that is not in `done`.
+
+    Returns:
+        That softmax's logits, or None if the function did not reach it on this block.
+    """
+    calls = 0
+
+    def softmax(logits: Tensor, dst: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls > len(done):
+            raise _Reached(logits)
+        return done[calls - 1].alpha(logits, dst)
+
+    try:
+        program.run(arguments, edge_index, softmax)
+    except _Reached as reached:
+        return reached.logits
+    return None
+
+
+def finished_softmax(stats: Sequence[SoftmaxStats]) -> SoftmaxFn:
+    """The softmax of a forward pass once all statistics are complete."""
+    remaining = iter(stats)
+    return lambda logits, dst: next(remaining).alpha(logits, dst)
+
+
+@dataclass
+class Surroundings:
+    """The random state of every block and the autocast mode, so that a replay sees them again."""
+
+    uses_rng: bool
+    device: torch.device
+    states: dict[int, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kind = self.device.type
+        self._autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+    def enter_block(self, block: Block) -> None:
+        """At a block's first run notes the random state, at every later one brings it back."""
+        if not self.uses_rng:
+            return
+        if block.part in self.states:
+            self._set_state(self.states[block.part])
+        else:
+            self.states[block.part] = self._get_state()
+
+    def replay(self) -> AbstractContextManager[Any]:
+        """For the time of a backward: the caller's random state is left as it was."""
+        if not self.uses_rng:
+            return nullcontext()
+        devices = [self.device] if self.device.type == 'cuda' else []
+        return torch.random.fork_rng(devices=devices)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The autocast mode of forward."""
+        enabled, dtype = self._autocast
+        if not enabled:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=dtype, cache_enabled=False)
+
+    def _get_state(self) -> Tensor:
+        if self.device.type == 'cuda':
+            return torch.cuda.get_rng_state(self.device)
+        return torch.get_rng_state()
+
+    def _set_state(self, state: Tensor) -> None:
+        if self.device.type == 'cuda':
+            torch.cuda.set_rng_state(state, self.device)
+        else:
+            torch.set_rng_state(state)

@@ -1,0 +1,174 @@
+"""Reads a conv's message function: which of its arguments a block gets, and from where.
+
+PyG fixes the roles by name: an argument ``name_j`` is read at an edge's source (exchanged), a
+``name_i`` at its destination (local); of the others, a tensor with one row per edge is sliced per
+block, and everything else is passed as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from pyg_sar.aggregate.program import Arguments
+from pyg_sar.shard.plan import Plan
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where one argument of the function comes from."""
+
+    name: str
+    role: str  # 'src' | 'dst' | 'edge' | 'whole' | 'constant'
+    place: int = 0
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A conv's ``message`` or ``edge_update`` bound to the arguments of one call.
+
+    Attributes:
+        conv: The conv.
+        function: ``'message'`` or ``'edge_update'``.
+        arguments: The tensors, with nodes or edges in their first dimension.
+        edge_candidates: Names of tensors with as many rows as there are edges here. They are edge
+            tensors if that holds on every rank.
+    """
+
+    conv: MessagePassing
+    function: str
+    arguments: Arguments
+    edge_candidates: tuple[str, ...]
+    slots: tuple[_Slot, ...]
+
+    def inputs(
+        self, arguments: Arguments, edge_index: Tensor, dst: Tensor, num_dst: int
+    ) -> dict[str, Any]:
+        """What the function is called with on some edges.
+
+        Args:
+            arguments: Its tensors; source and edge rows are those `edge_index` refers to.
+            edge_index: ``[2, num_edges]``.
+            dst: What the function receives as ``index``: ``edge_index[1]``, or a stand-in.
+            num_dst: What it receives as ``dim_size``.
+        """
+        values: dict[str, Any] = {
+            'index': dst,
+            'edge_index_i': dst,
+            'ptr': None,
+            'size_i': num_dst,
+            'dim_size': num_dst,
+        }
+        groups = {
+            'src': arguments.src,
+            'dst': arguments.dst,
+            'edge': arguments.edge,
+            'whole': arguments.whole,
+        }
+        for slot in self.slots:
+            if slot.role == 'constant':
+                values[slot.name] = slot.value
+                continue
+            value = groups[slot.role][slot.place]
+            if slot.role in ('src', 'dst'):
+                value = value.index_select(0, edge_index[0 if slot.role == 'src' else 1])
+                dim = _node_dim(self.conv, value)
+                value = value if dim == 0 else value.movedim(0, dim)
+            values[slot.name] = value
+        collected: dict[str, Any] = self.conv.inspector.collect_param_data(self.function, values)
+        return collected
+
+    def call(self, arguments: Arguments, edge_index: Tensor, dst: Tensor, num_dst: int) -> Tensor:
+        """Runs the function; arguments as for :meth:`inputs`."""
+        kwargs = self.inputs(arguments, edge_index, dst, num_dst)
+        out: Tensor = getattr(self.conv, self.function)(**kwargs)
+        return out
+
+
+def bind(
+    conv: MessagePassing,
+    function: str,
+    kwargs: dict[str, Any],
+    plan: Plan,
+    edge_names: frozenset[str] | None = None,
+) -> Binding:
+    """Sorts the arguments of one call of ``propagate`` or ``edge_updater`` into their roles.
+
+    Args:
+        conv: The conv.
+        function: ``'message'`` or ``'edge_update'``.
+        kwargs: The keyword arguments of the call.
+        plan: The blocks of the edge_index of the call.
+        edge_names: Which tensors have one row per edge; None takes all candidates.
+
+    Raises:
+        ValueError: If a node tensor does not have one row per own node, or an argument named in
+            `edge_names` does not have one row per edge.
+    """
+    groups: dict[str, list[Tensor]] = {'src': [], 'dst': [], 'edge': [], 'whole': []}
+    slots = []
+    candidates = []
+    for name in conv.inspector.get_param_names(function, exclude=conv.special_args):
+        base, suffix = (name[:-2], name[-2:]) if name[-2:] in ('_i', '_j') else (name, '')
+        if base not in kwargs:
+            continue  # `collect_param_data` knows the default, or complains as PyG does
+        value = kwargs[base]
+        if suffix and isinstance(value, (tuple, list)):
+            if len(value) != 2:
+                raise ValueError(f"expected a pair for '{base}' (got {len(value)} entries)")
+            value = value[0 if suffix == '_j' else 1]
+        if not isinstance(value, Tensor):
+            slots.append(_Slot(name, 'constant', value=value))
+            continue
+        if suffix:
+            role = 'src' if suffix == '_j' else 'dst'
+            value = _own_rows(conv, base, value, plan)
+        else:
+            is_candidate = value.dim() > 0 and value.size(0) == plan.num_edges
+            if is_candidate:
+                candidates.append(name)
+            is_edge = is_candidate if edge_names is None else name in edge_names
+            if is_edge and not is_candidate:
+                raise ValueError(
+                    f"expected one row per edge in '{name}' of {type(conv).__name__}: "
+                    f'{plan.num_edges} rows (got shape {tuple(value.shape)})'
+                )
+            role = 'edge' if is_edge else 'whole'
+        slots.append(_Slot(name, role, _place_of(value, groups[role])))
+    arguments = Arguments(*(tuple(groups[role]) for role in ('src', 'dst', 'edge', 'whole')))
+    return Binding(conv, function, arguments, tuple(candidates), tuple(slots))
+
+
+def _own_rows(conv: MessagePassing, name: str, value: Tensor, plan: Plan) -> Tensor:
+    dim = _node_dim(conv, value)
+    num_own = plan.shard.num_own
+    if value.dim() == 0 or value.size(dim) != num_own:
+        raise ValueError(
+            f"expected one row per own node in '{name}' of {type(conv).__name__}: {num_own} rows "
+            f'in dimension {dim} (got shape {tuple(value.shape)})'
+        )
+    return value if dim == 0 else value.movedim(dim, 0)
+
+
+def _node_dim(conv: MessagePassing, value: Tensor) -> int:
+    dim = int(conv.node_dim)
+    return dim + value.dim() if dim < 0 else dim
+
+
+def _place_of(value: Tensor, group: list[Tensor]) -> int:
+    """The place of a tensor in its group; the same tensor is exchanged only once."""
+    for i, other in enumerate(group):
+        if other is value or (
+            value._base is not None
+            and other._base is value._base
+            and other.shape == value.shape
+            and other.stride() == value.stride()
+            and other.data_ptr() == value.data_ptr()
+        ):
+            return i
+    group.append(value)
+    return len(group) - 1

@@ -1,0 +1,50 @@
+"""Replaces functions by what is right on a cut graph, for the time of a conv's forward.
+
+Users import ``softmax`` or ``gcn_norm`` under any name, so the places are found by identity: every
+global of a module that defines one of the conv's classes, and torch_geometric's own modules.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_LIBRARY_MODULES = ('torch_geometric.utils', 'torch_geometric.nn.conv.gcn_conv')
+
+AnyFn = Callable[..., Any]
+
+
+@cache
+def _places(classes: frozenset[type], function: AnyFn) -> tuple[tuple[ModuleType, str], ...]:
+    """Where `function` is bound among the globals that `classes` can see."""
+    names = {base.__module__ for cls in classes for base in cls.__mro__} | {*_LIBRARY_MODULES}
+    modules = [sys.modules[name] for name in sorted(names) if name in sys.modules]
+    return tuple(
+        (module, name)
+        for module in modules
+        if not module.__name__.startswith('torch.')
+        for name, value in vars(module).items()
+        if value is function
+    )
+
+
+@contextmanager
+def replaced(module: torch.nn.Module, replacements: dict[AnyFn, AnyFn]) -> Iterator[None]:
+    """Binds each key's places, as far as `module` and its submodules see them, to its value."""
+    classes = frozenset(type(m) for m in module.modules())
+    undo: list[tuple[ModuleType, str, AnyFn]] = []
+    try:
+        for function, replacement in replacements.items():
+            for place, name in _places(classes, function):
+                undo.append((place, name, function))
+                setattr(place, name, replacement)
+        yield
+    finally:
+        for place, name, function in undo:
+            setattr(place, name, function)

@@ -1,0 +1,122 @@
+"""Whole-graph normalisations that a conv computes in its forward, on a cut graph.
+
+All edges into a node are on its rank, so in-degrees are local; but the degree of a halo source is
+its owner's, and the edges out of a node lie on many ranks. Same arguments, same results as
+PyG's functions, in local ids; gradients flow to edge weights.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import (
+    add_remaining_self_loops,
+    add_self_loops,
+    remove_self_loops,
+    scatter,
+)
+
+from pyg_sar.aggregate.halo import from_halo, with_halo
+from pyg_sar.comm import Exchange
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+
+_MAX_RESULTS = 4
+
+
+class Normalizer:
+    """The normalisations for one shard; results without gradient are computed once (exact)."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.num_own = exchange.shard.num_own
+
+    def gcn_norm(
+        self,
+        edge_index: Tensor,
+        edge_weight: Tensor | None = None,
+        num_nodes: int | None = None,
+        improved: bool = False,
+        add_self_loops: bool = True,
+        flow: str = 'source_to_target',
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """``torch_geometric.nn.conv.gcn_conv.gcn_norm`` on a cut graph."""
+        key = ('gcn_norm', improved, add_self_loops, flow, dtype)
+        if flow != 'source_to_target':
+            raise ValueError(f"expected flow 'source_to_target' (got '{flow}')")
+
+        def compute() -> tuple[Tensor, Tensor]:
+            index, weight = edge_index, edge_weight
+            if add_self_loops:
+                fill = 2.0 if improved else 1.0
+                index, weight = add_remaining_self_loops(index, weight, fill, self.num_own)
+            if weight is None:
+                weight = torch.ones(index.size(1), dtype=dtype, device=index.device)
+            src, dst = _plain(index)
+            degree = scatter(weight, dst, dim=0, dim_size=self.num_own, reduce='sum')
+            scale = _inverse_power(degree, -0.5)
+            return index, with_halo(scale, self.exchange)[src] * weight * scale[dst]
+
+        return self._once(key, edge_index, edge_weight, compute)
+
+    def get_laplacian(
+        self,
+        edge_index: Tensor,
+        edge_weight: Tensor | None = None,
+        normalization: str | None = None,
+        dtype: torch.dtype | None = None,
+        num_nodes: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """``torch_geometric.utils.get_laplacian`` on a cut graph."""
+        if normalization not in (None, 'sym', 'rw'):
+            raise ValueError(f"'normalization' must be None, 'sym' or 'rw' (got {normalization!r})")
+        key = ('get_laplacian', normalization, dtype)
+
+        def compute() -> tuple[Tensor, Tensor]:
+            index, weight = remove_self_loops(edge_index, edge_weight)
+            if weight is None:
+                weight = torch.ones(index.size(1), dtype=dtype, device=index.device)
+            src, dst = _plain(index)
+            # Out-degrees: the edges out of an own node lie with their destinations.
+            num_local = self.num_own + self.exchange.shard.num_halo
+            partial = scatter(weight, src, dim=0, dim_size=num_local, reduce='sum')
+            degree = from_halo(partial, self.exchange)
+            if normalization is None:
+                index, _ = add_self_loops(index, num_nodes=self.num_own)
+                return index, torch.cat([-weight, degree])
+            if normalization == 'sym':
+                scale = _inverse_power(degree, -0.5)
+                weight = with_halo(scale, self.exchange)[src] * weight * scale[dst]
+            else:
+                weight = with_halo(_inverse_power(degree, -1.0), self.exchange)[src] * weight
+            return add_self_loops(index, -weight, fill_value=1.0, num_nodes=self.num_own)
+
+        return self._once(key, edge_index, edge_weight, compute)
+
+    def _once(self, key: Any, edge_index: Tensor, edge_weight: Tensor | None, compute: Any) -> Any:
+        """`compute()`, remembered while the very same tensors come in unchanged."""
+        is_whole = isinstance(edge_index, ShardEdgeIndex) and edge_index.is_whole
+        if not is_whole or (edge_weight is not None and edge_weight.requires_grad):
+            return compute()
+        inputs = [edge_index] if edge_weight is None else [edge_index, edge_weight]
+        key = (*key, *((id(t), t._version) for t in inputs))
+        results = self.exchange.shard.cache.setdefault('normalize', OrderedDict())
+        if key not in results:
+            # The inputs are kept too: an id is only good while its tensor lives.
+            results[key] = inputs, compute()
+            if len(results) > _MAX_RESULTS:
+                results.popitem(last=False)
+        results.move_to_end(key)
+        return results[key][1]
+
+
+def _plain(edge_index: Tensor) -> tuple[Tensor, Tensor]:
+    return edge_index[0], edge_index[1]
+
+
+def _inverse_power(degree: Tensor, exponent: float) -> Tensor:
+    scale = degree.pow(exponent)
+    return scale.masked_fill(scale == float('inf'), 0.0)

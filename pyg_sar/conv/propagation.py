@@ -1,0 +1,247 @@
+"""One call of ``propagate`` or ``edge_updater`` on a cut graph: checks it and picks its path."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from pyg_sar.aggregate.halo import with_halo
+from pyg_sar.aggregate.linear import linear_sum
+from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn
+from pyg_sar.aggregate.replay import replay
+from pyg_sar.comm import Exchange, agree
+from pyg_sar.conv.aggregation import finish, merges_of
+from pyg_sar.conv.binding import Binding, bind
+from pyg_sar.conv.support import STATISTICS_MODULES
+from pyg_sar.conv.trace import (
+    Trace,
+    UnsupportedMessageError,
+    AttributeWatch,
+    block_index,
+    softmax_replaced,
+    trace,
+)
+from pyg_sar.shard.plan import Plan, plan_of
+
+Mode = Literal['sequential', 'sequential_no_remat', 'one_shot']
+
+
+class Propagation:
+    """Stands in for ``propagate`` and ``edge_updater`` of one conv for one forward.
+
+    Args:
+        conv: The conv.
+        exchange: The exchange of the shard.
+        mode: The mode of the SARConv.
+        agreed: What the ranks have agreed on in earlier forwards; added to.
+    """
+
+    def __init__(
+        self,
+        conv: MessagePassing,
+        exchange: Exchange,
+        mode: Mode,
+        agreed: dict[Any, frozenset[str]],
+    ) -> None:
+        self.conv = conv
+        self.exchange = exchange
+        self.mode = mode
+        self.agreed = agreed
+
+    def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
+        """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included."""
+        conv = self.conv
+        plan, binding = self._bind('message', edge_index, size, kwargs)
+        if self.mode == 'one_shot':
+            out = self._linear(plan, binding, one_shot=True)
+            out = self._one_shot(plan, binding, kwargs) if out is None else out
+        else:
+            out = self._linear(plan, binding)
+            out = self._replay(plan, binding) if out is None else out
+        update_kwargs = {'dim_size': plan.shard.num_own, 'size_i': plan.shard.num_own, **kwargs}
+        updated: Tensor = conv.update(
+            out, **conv.inspector.collect_param_data('update', update_kwargs)
+        )
+        return updated
+
+    def edge_updater(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
+        """``MessagePassing.edge_updater``: one row per edge of `edge_index`, in its order."""
+        plan, binding = self._bind('edge_update', edge_index, size, kwargs)
+        if self.mode == 'one_shot':
+            return self._call_with_halo(plan, binding)
+        traced = self._trace(binding)
+        program = _program(binding, traced, plan.shard.num_own, has_messages=False)
+        arguments = replace(binding.arguments, learnable=traced.learnable)
+        _, outputs = replay(program, arguments, (), plan, self.exchange, keep_rows=self._keep_rows)
+        self._set_attributes(traced, outputs[1:])
+        return outputs[0]
+
+    @property
+    def _keep_rows(self) -> bool:
+        return self.mode == 'sequential_no_remat'
+
+    def _bind(
+        self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
+    ) -> tuple[Plan, Binding]:
+        """Binds the arguments; at the first call all ranks agree on their roles (collective)."""
+        key = (function, *sorted(k for k, v in kwargs.items() if isinstance(v, Tensor)))
+        shard = self.exchange.shard
+        edge_names = self.agreed.get(key)
+        if edge_names is not None or shard.world_size == 1:
+            self._check(size)
+            plan = plan_of(edge_index, shard)
+            return plan, bind(self.conv, function, kwargs, plan, edge_names)
+        plan = binding = error = None
+        candidates: tuple[str, ...] = ()
+        try:
+            self._check(size)
+            plan = plan_of(edge_index, shard)
+            binding = bind(self.conv, function, kwargs, plan)
+            candidates = binding.edge_candidates
+            if self.mode != 'one_shot':
+                trace(binding, STATISTICS_MODULES)
+        except UnsupportedMessageError as unsupported:
+            error = self._unsupported(function, unsupported)
+        except ValueError as invalid:
+            error = invalid
+        name = type(self.conv).__name__
+        program = f'{name}.{function}, mode {self.mode!r}, partition {shard.fingerprint}'
+        answers: list[Any] = agree((program, candidates, None if error is None else str(error)))
+        if error is not None:
+            raise error
+        for rank, (other_program, _, other_error) in enumerate(answers):
+            if other_error is not None:
+                raise ValueError(f'rank {rank}: {other_error}')
+            if other_program != program:
+                raise ValueError(
+                    f'expected the same layer on all ranks: {program} on rank {shard.rank} '
+                    f'(got {other_program} on rank {rank})'
+                )
+        edge_names = frozenset.intersection(*(frozenset(names) for _, names, _ in answers))
+        self.agreed[key] = edge_names
+        assert plan is not None
+        return plan, bind(self.conv, function, kwargs, plan, edge_names)
+
+    def _check(self, size: Any) -> None:
+        num_own = self.exchange.shard.num_own
+        if size is not None and any(n is not None and n != num_own for n in size):
+            raise ValueError(
+                f"expected 'size' to be ({num_own}, {num_own}), the own nodes (got {tuple(size)})"
+            )
+        conv = self.conv
+        if conv.explain:
+            raise ValueError(f'{type(conv).__name__} cannot be explained on a cut graph')
+        for name, hooks in vars(conv).items():
+            if name.endswith(('_forward_hooks', '_forward_pre_hooks')) and hooks:
+                if name.split('_')[1] in ('propagate', 'message', 'aggregate', 'edge'):
+                    raise ValueError(
+                        f'expected no hooks inside message passing (got {name[1:]} '
+                        f'on {type(conv).__name__})'
+                    )
+
+    def _unsupported(self, function: str, error: Exception) -> ValueError:
+        return ValueError(
+            f"{type(self.conv).__name__}'s '{function}' cannot be computed block by block: {error}"
+        )
+
+    def _trace(self, binding: Binding) -> Trace:
+        try:
+            return trace(binding, STATISTICS_MODULES)
+        except UnsupportedMessageError as error:
+            raise self._unsupported(binding.function, error) from error
+
+    def _linear(self, plan: Plan, binding: Binding, *, one_shot: bool = False) -> Tensor | None:
+        """The linear path, or None if the messages are not a weighting of x_j."""
+        merges = merges_of(self.conv.aggr_module) if self._has_plain_aggregate() else None
+        if merges is None or len(binding.arguments.src) != 1 or binding.arguments.dst:
+            return None
+        try:
+            traced = trace(binding, STATISTICS_MODULES)
+        except UnsupportedMessageError:
+            return None
+        if not traced.is_linear:
+            return None
+        x = binding.arguments.src[0]
+        weight = None
+        if traced.weight is not None:
+            weight = binding.arguments.edge[traced.weight].view(-1)
+        total = linear_sum(x, weight, plan, self.exchange, one_shot=one_shot)
+        return finish(self.conv.aggr_module, (total,), plan, 0)
+
+    def _has_plain_aggregate(self) -> bool:
+        return type(self.conv).aggregate is MessagePassing.aggregate
+
+    def _replay(self, plan: Plan, binding: Binding) -> Tensor:
+        traced = self._trace(binding)
+        merges = merges_of(self.conv.aggr_module)
+        assert merges is not None
+        program = _program(binding, traced, plan.shard.num_own, has_messages=True)
+        arguments = replace(binding.arguments, learnable=traced.learnable)
+        states, outputs = replay(
+            program, arguments, merges, plan, self.exchange, keep_rows=self._keep_rows
+        )
+        self._set_attributes(traced, outputs)
+        return finish(self.conv.aggr_module, states, plan, self.conv.node_dim)
+
+    def _set_attributes(self, traced: Trace, values: tuple[Tensor, ...]) -> None:
+        for name, value in zip(traced.edge_attributes, values, strict=True):
+            setattr(self.conv, name, value)
+
+    def _one_shot(self, plan: Plan, binding: Binding, kwargs: dict[str, Any]) -> Tensor:
+        messages = self._call_with_halo(plan, binding)
+        aggregate_kwargs = {
+            'index': plan.edge_index[1],
+            'ptr': None,
+            'dim_size': plan.shard.num_own,
+            **kwargs,
+        }
+        out: Tensor = self.conv.aggregate(
+            messages, **self.conv.inspector.collect_param_data('aggregate', aggregate_kwargs)
+        )
+        return out
+
+    def _call_with_halo(self, plan: Plan, binding: Binding) -> Tensor:
+        """Plain autograd over all edges, with all halo rows beside the own ones."""
+        src = tuple(with_halo(t, self.exchange) for t in binding.arguments.src)
+        arguments = replace(binding.arguments, src=src)
+        dst = plan.edge_index[1]
+        return binding.call(arguments, plan.edge_index, dst, plan.shard.num_own)
+
+
+def _program(binding: Binding, traced: Trace, num_own: int, *, has_messages: bool) -> Program:
+    conv = binding.conv
+
+    def run(
+        arguments: Arguments, edge_index: Tensor, softmax: SoftmaxFn
+    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        attributes = AttributeWatch(conv)
+        try:
+            with softmax_replaced(conv, softmax):
+                out = binding.call(arguments, edge_index, block_index(edge_index[1]), num_own)
+        finally:
+            changed = attributes.restore()
+        outputs = [_edge_rows(conv, changed, name, edge_index) for name in traced.edge_attributes]
+        return (out, tuple(outputs)) if has_messages else (None, (out, *outputs))
+
+    return Program(
+        run=run,
+        num_softmax=traced.num_softmax,
+        num_edge_outputs=len(traced.edge_attributes) + (not has_messages),
+        uses_rng=traced.uses_rng,
+        dim=conv.node_dim,
+    )
+
+
+def _edge_rows(
+    conv: torch.nn.Module, changed: dict[str, Any], name: str, edge_index: Tensor
+) -> Tensor:
+    value = changed.get(name)
+    if not isinstance(value, Tensor) or value.size(0) != edge_index.size(1):
+        raise ValueError(
+            f"expected {type(conv).__name__} to set '{name}' to one row per edge in every block"
+        )
+    return value

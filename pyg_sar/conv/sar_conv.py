@@ -1,0 +1,178 @@
+"""SARConv: any message-passing conv, computed over a graph that is cut into parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, get_args
+
+import torch
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import get_laplacian
+
+from pyg_sar.comm import Exchange
+from pyg_sar.conv.functions import replaced
+from pyg_sar.conv.normalize import Normalizer
+from pyg_sar.conv.propagation import Mode, Propagation
+from pyg_sar.conv.support import why_refused
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.shard import Shard
+
+_PREFIX = 'conv.'
+
+
+class SARConv(MessagePassing):
+    r"""Computes a PyG conv exactly on a partitioned graph, one remote part at a time.
+
+    On the ``edge_index`` of :func:`pyg_sar.load_shard` the output holds, for the own nodes, the
+    rows that the wrapped conv gives on the whole graph, and so do all gradients. Linear layers and
+    skip terms run once per node, at its owner; only the rows that messages read travel. On any
+    other ``edge_index`` it is the conv it wraps. Attributes of the conv are those of the SARConv,
+    and ``state_dict()`` has the conv's own keys.
+
+    The method is Sequential Aggregation and Rematerialization (Mostafa, MLSys 2022,
+    `arXiv 2111.06483 <https://arxiv.org/abs/2111.06483>`_).
+
+    Args:
+        conv: A conv of torch_geometric.nn or a MessagePassing of your own, with flow
+            ``'source_to_target'`` and an aggregation that is a sum or a mean (softmax attention is
+            such a sum).
+        mode: ``'sequential'``: one remote part after another, fetched again in backward: least
+            memory. ``'sequential_no_remat'``: keeps the rows it received: faster backward, memory
+            grows with the halo. ``'one_shot'``: one exchange for all halo rows, then plain PyG: any
+            aggregation, memory grows with the halo and its messages.
+        prefetch: How many remote parts travel ahead of the one that is computed (sequential modes).
+
+    Shapes:
+        - **x**: own rows ``[num_own, F]`` (or a pair of them, or several tensors, as the conv takes)
+        - **edge_index**: the shard's ``[2, num_edges]``, or edges selected from it
+        - **output**: ``[num_own, F_out]``
+
+    Forward and backward are collective: every rank calls them the same number of times, whatever
+    its own nodes are. The first forward also compares the ranks' inputs (one small all-gather).
+
+    Raises:
+        ValueError: If the conv cannot be computed on a cut graph, with the reason; at the first
+            forward, on all ranks, if a rank's tensors do not fit its shard or the ranks' layers or
+            partitions differ.
+    """
+
+    def __init__(
+        self, conv: MessagePassing, *, mode: Mode = 'sequential', prefetch: int = 1
+    ) -> None:
+        if isinstance(conv, SARConv) or not isinstance(conv, MessagePassing):
+            raise ValueError(f'expected a MessagePassing conv to wrap (got {type(conv).__name__})')
+        if mode not in get_args(Mode):
+            raise ValueError(f"'mode' must be one of {get_args(Mode)} (got {mode!r})")
+        if type(prefetch) is not int or prefetch < 1:
+            raise ValueError(f"'prefetch' must be a positive int (got {prefetch!r})")
+        if mode == 'one_shot' and prefetch != 1:
+            raise ValueError("'prefetch' has no meaning in mode 'one_shot'")
+        for module in conv.modules():
+            reason = why_refused(module, one_shot=mode == 'one_shot')
+            if reason is not None:
+                raise ValueError(f'{type(module).__name__} cannot be wrapped: {reason}')
+        super().__init__(aggr=None, flow=conv.flow, node_dim=conv.node_dim)
+        self.conv = conv
+        self.mode: Mode = mode
+        self.prefetch = prefetch
+        self._agreed: dict[Any, frozenset[str]] = {}
+        self.register_state_dict_post_hook(_strip_prefix)
+        self.register_load_state_dict_pre_hook(_add_prefix)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the conv; the arguments are the conv's own."""
+        shard = _find_shard([*args, *kwargs.values()])
+        if shard is None:
+            return self.conv(*args, **kwargs)
+        exchange = Exchange(shard, depth=self.prefetch)
+        with self._on_cut_graph(exchange):
+            return self.conv(*args, **kwargs)
+
+    @contextmanager
+    def _on_cut_graph(self, exchange: Exchange) -> Iterator[None]:
+        """Overrides message passing of the conv and all convs inside it while it lasts.
+
+        A scoped override survives deepcopy and pickle of the module; a permanent one would not.
+        """
+        normalizer = Normalizer(exchange)
+        whole_graph_functions = {
+            gcn_norm: normalizer.gcn_norm,
+            get_laplacian: normalizer.get_laplacian,
+        }
+        with ExitStack() as stack:
+            stack.enter_context(replaced(self.conv, whole_graph_functions))
+            for name, module in self.conv.named_modules():
+                if isinstance(module, MessagePassing):
+                    agreed = self._agreed.setdefault((exchange.shard.fingerprint, name), {})
+                    propagation = Propagation(module, exchange, self.mode, agreed)
+                    for method in ('propagate', 'edge_updater'):
+                        stack.enter_context(_override(module, method, getattr(propagation, method)))
+            yield
+
+    def reset_parameters(self) -> None:
+        """Resets the conv's parameters."""
+        self.conv.reset_parameters()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            conv = self.__dict__.get('_modules', {}).get('conv')
+            if conv is None:
+                raise
+            return getattr(conv, name)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self.conv}, mode={self.mode!r})'
+
+
+def _find_shard(values: Iterable[Any]) -> Shard | None:
+    """The shard of the handles among a conv's arguments.
+
+    Raises:
+        ValueError: If they belong to different shards.
+    """
+    found: Shard | None = None
+    for value in values:
+        shard = None
+        if isinstance(value, ShardEdgeIndex):
+            shard = value.shard
+        elif isinstance(value, (list, tuple)):
+            shard = _find_shard(value)
+        if shard is None:
+            continue
+        if found is not None and shard is not found:
+            raise ValueError(
+                f"expected edge indices of one shard (got two, of '{found.root}' and '{shard.root}')"
+            )
+        found = shard
+    return found
+
+
+@contextmanager
+def _override(module: torch.nn.Module, name: str, value: Any) -> Iterator[None]:
+    attributes = vars(module)
+    missing = object()
+    before = attributes.get(name, missing)
+    attributes[name] = value
+    try:
+        yield
+    finally:
+        if before is missing:
+            del attributes[name]
+        else:
+            attributes[name] = before
+
+
+def _strip_prefix(
+    module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, _metadata: Any
+) -> None:
+    for key in [key for key in state_dict if key.startswith(prefix + _PREFIX)]:
+        state_dict[prefix + key[len(prefix + _PREFIX) :]] = state_dict.pop(key)
+
+
+def _add_prefix(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    for key in [key for key in state_dict if key.startswith(prefix)]:
+        state_dict[prefix + _PREFIX + key[len(prefix) :]] = state_dict.pop(key)

@@ -1,0 +1,96 @@
+"""What cannot be computed on a cut graph yet, each with its reason, checked at construction."""
+
+from __future__ import annotations
+
+import torch
+from torch_geometric.nn import LayerNorm, MessagePassing, norm
+
+from pyg_sar.conv.aggregation import merges_of
+
+_DYNAMIC = 'it builds its graph in forward from all nodes'
+_HETERO = 'it works on a heterogeneous graph'
+_CLOSED = 'its message runs inside a closed CUDA kernel'
+_REVERSED = 'it also passes messages against the direction of the edges'
+
+REFUSED: dict[str, str] = {
+    'CuGraphGATConv': _CLOSED,
+    'CuGraphRGCNConv': _CLOSED,
+    'CuGraphSAGEConv': _CLOSED,
+    'DirGNNConv': _REVERSED,
+    'DynamicEdgeConv': _DYNAMIC,
+    'FusedGATConv': _CLOSED,
+    'GPSConv': 'its global attention reads all nodes at once',
+    'GravNetConv': _DYNAMIC,
+    'HANConv': _HETERO,
+    'HGTConv': _HETERO,
+    'HeteroConv': _HETERO,
+    'HypergraphConv': _REVERSED,
+    'MeshCNNConv': 'its edges have a fixed order around each face',
+    'PANConv': 'it multiplies adjacency matrices',
+    'SignedConv': 'it takes two graphs of one set of nodes',
+    'SuperGATConv': 'it samples negative edges from the whole graph in forward',
+    'WLConv': 'it colours nodes by a dictionary of the whole graph',
+    'XConv': _DYNAMIC,
+}
+"""Classes of torch_geometric.nn that are refused by name, with the reason."""
+
+STATISTICS_MODULES: tuple[type[torch.nn.Module], ...] = (
+    torch.nn.modules.batchnorm._NormBase,
+    norm.DiffGroupNorm,
+    norm.GraphNorm,
+    norm.GraphSizeNorm,
+    norm.HeteroBatchNorm,
+    norm.InstanceNorm,
+    norm.MeanSubtractionNorm,
+    norm.PairNorm,
+)
+"""Modules whose result on one row depends on the other rows they are given."""
+
+_BLOCK_LOCAL_ARGS = ('edge_index', 'edge_index_j', 'adj_t', 'size', 'size_j', 'ptr_j')
+
+
+def why_refused(module: torch.nn.Module, *, one_shot: bool = False) -> str | None:
+    """Why a module cannot be wrapped, as the end of a sentence; None if it can.
+
+    Args:
+        module: A conv, or a module that PyG counts among its convs.
+        one_shot: Whether all halo rows are at hand at once, so that any aggregation is exact.
+    """
+    name = type(module).__name__
+    if type(module).__module__.startswith('torch_geometric.') and name in REFUSED:
+        return REFUSED[name]
+    if isinstance(module, STATISTICS_MODULES) and not getattr(module, 'is_global', False):
+        return 'it takes statistics over the rows of one rank'
+    if isinstance(module, LayerNorm) and module.mode == 'graph':
+        return "mode='graph' takes statistics over the rows of one rank"
+    if isinstance(module, norm.BatchNorm) and module.allow_single_element:
+        return 'allow_single_element looks at the rows of one rank'
+    if not isinstance(module, MessagePassing):
+        return None
+    if module.flow != 'source_to_target':
+        return f"its flow is '{module.flow}'"
+    for base in type(module).__mro__:
+        if base is MessagePassing:
+            break
+        for method in ('propagate', 'edge_updater'):
+            own = base.__dict__.get(method)
+            # PyG replaces it on the class by one it generates in a module of that name.
+            if own is not None and not own.__module__.endswith(f'_{method}'):
+                return f"it overrides '{method}'"
+    for function in ('message', 'edge_update', 'update'):
+        names = module.inspector.get_param_names(function)
+        for arg in names:
+            if arg in _BLOCK_LOCAL_ARGS:
+                return f"its '{function}' reads '{arg}', which is a block's own here"
+            if function == 'update' and arg[-2:] in ('_i', '_j'):
+                return f"its 'update' reads '{arg}', one row per edge"
+    if one_shot:
+        return None
+    if type(module).aggregate is not MessagePassing.aggregate:
+        return "it overrides 'aggregate' (mode='one_shot' takes any aggregation)"
+    if module.aggr_module is None or merges_of(module.aggr_module) is None:
+        return (
+            f"aggregation '{module.aggr}' is neither a sum nor a mean "
+            "(mode='one_shot' takes any aggregation)"
+        )
+    return None

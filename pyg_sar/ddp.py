@@ -1,0 +1,92 @@
+"""Data-parallel training of one whole-graph loss: gradients are summed, not averaged."""
+
+# No `from __future__ import annotations`: torch checks the annotations of a communication hook and
+# does not resolve strings.
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pyg_sar.comm import is_distributed
+from pyg_sar.conv.propagation import Mode
+from pyg_sar.wrap import wrap
+
+
+class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
+    """Makes a PyG model train on a partitioned graph as on one machine.
+
+    Wraps the model's convs and norms (:func:`pyg_sar.wrap`), sends rank 0's parameters and buffers
+    to all ranks, and sums the gradients of the ranks after every backward. The loss must be this
+    rank's share of the global one: :func:`pyg_sar.global_mean`. torch's own averages; with unequal
+    parts neither an average nor a local mean gives the gradient of the whole graph.
+
+    It is torch's DistributedDataParallel (``no_sync``, bucketing, ``model.module``) with a
+    communication hook that sums. Without ``torch.distributed`` it runs the wrapped model as it is.
+
+    Args:
+        module: A PyG model.
+        mode: The mode of every :class:`SARConv`.
+        prefetch: The prefetch depth of every SARConv.
+        **kwargs: Options of torch's DistributedDataParallel. Buffers stay equal by themselves, so
+            ``broadcast_buffers`` is False.
+
+    Raises:
+        ValueError: As :func:`pyg_sar.wrap` does; if ``broadcast_buffers`` is asked for.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        mode: Mode = 'sequential',
+        prefetch: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs.pop('broadcast_buffers', False):
+            raise ValueError(
+                "'broadcast_buffers' must be False (got True): global norms keep buffers equal"
+            )
+        module = wrap(module, mode=mode, prefetch=prefetch)
+        if not is_distributed():
+            torch.nn.Module.__init__(self)
+            self.module = module
+            self.is_single = True
+            return
+        if not any(p.requires_grad for p in module.parameters()):  # torch's refuses a model without anything to learn
+            torch.nn.Module.__init__(self)
+            self.module, self.is_single = module, True
+            for tensor in module.state_dict().values():
+                dist.broadcast(tensor, src=0, group=kwargs.get('process_group'))
+            return
+        super().__init__(module, **kwargs)
+        self.broadcast_buffers = False
+        self.is_single = False
+        self.register_comm_hook(self.process_group, _sum_gradients)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Runs the wrapped model; the arguments are the model's own."""
+        if self.is_single:
+            return self.module(*inputs, **kwargs)
+        return super().forward(*inputs, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside only accumulate; the next one outside sums what has gathered."""
+        if self.is_single:
+            yield
+        else:
+            with super().no_sync():
+                yield
+
+
+def _sum_gradients(
+    group: dist.ProcessGroup, bucket: dist.GradBucket
+) -> torch.futures.Future[Tensor]:
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    assert work is not None
+    future = work.get_future()
+    summed: torch.futures.Future[Tensor] = future.then(lambda done: done.value()[0])
+    return summed

@@ -1,0 +1,81 @@
+"""``load_shard``: every rank reads its own parts, and all ranks succeed or fail together."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch.distributed as dist
+from torch_geometric.data import Data
+
+from pyg_sar.comm import agree, is_distributed, raise_together
+from pyg_sar.shard.format import read_meta
+from pyg_sar.shard.load import read_shard
+
+
+def load_shard(root: str | Path, rank: int | None = None) -> Data:
+    """Loads this rank's part of a partitioned graph as an ordinary PyG ``Data``.
+
+    The parts of the folder are dealt out in contiguous runs: with 8 parts on 2 ranks, rank 0 owns
+    parts 0 to 3. Without ``torch.distributed`` this process owns all of them. A rank reads only its
+    own parts' files, memory-mapped, as plain tensors (``weights_only``).
+
+    ===========================  =================================================================
+    ``x``, ``y``, masks, ...     every node attribute, own rows ``[num_own, ...]``
+    ``edge_index``               :class:`~pyg_sar.ShardEdgeIndex`, int64 ``[2, num_edges]``: all
+                                 edges into own nodes; own sources are ``0 .. num_own - 1``, remote
+                                 ones follow
+    ``edge_attr``, ...           every edge attribute ``[num_edges, ...]``, in edge order
+    ``n_id``                     original ids of the own nodes, int64 ``[num_own]``
+    ``e_id``                     original ids of the edges, int64 ``[num_edges]``
+    ===========================  =================================================================
+
+    Collective if ``torch.distributed`` is initialised: one small all-gather, so that all ranks
+    raise if one of them does.
+
+    Args:
+        root: The folder that ``python -m pyg_sar.partition`` wrote.
+        rank: Whose parts to load; the own rank by default. Without ``torch.distributed``, part
+            `rank` alone is loaded, for inspection.
+
+    Raises:
+        FileNotFoundError: If the folder or one of its files is missing.
+        ValueError: If the number of parts is not a multiple of the number of ranks, a file does not
+            hold what META.json says, or the ranks' folders hold different partitions.
+    """
+    if not is_distributed():
+        launched = int(os.environ.get('WORLD_SIZE', '1'))
+        if launched > 1 and rank is None:
+            raise ValueError(
+                'expected torch.distributed to be initialised before load_shard, as this is one of '
+                f"{launched} processes (call torch.distributed.init_process_group('gloo') first)"
+            )
+        if rank is None:
+            return read_shard(root, 0, 1)
+        return read_shard(root, rank, _num_parts(root))
+    data, error = None, None
+    try:
+        own = dist.get_rank() if rank is None else rank
+        data = read_shard(root, own, dist.get_world_size())
+    except (FileNotFoundError, ValueError) as failure:
+        error = failure
+    raise_together(error)
+    assert data is not None
+    _check_same_partition(data)
+    return data
+
+
+def _num_parts(root: str | Path) -> int:
+    num_parts: int = read_meta(root)['num_parts']
+    return num_parts
+
+
+def _check_same_partition(data: Data) -> None:
+    shard = data.edge_index.shard
+    fingerprints = agree((shard.fingerprint, shard.root))
+    for rank, other in enumerate(fingerprints):
+        if other[0] != shard.fingerprint:
+            raise ValueError(
+                f"expected the same partition on all ranks: '{shard.root}' on rank {shard.rank} "
+                f"(got another one, '{other[1]}', on rank {rank})"
+            )

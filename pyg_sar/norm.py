@@ -1,0 +1,151 @@
+"""Batch normalisation over all nodes of the graph, whichever rank owns them.
+
+torch's SyncBatchNorm does the same for CUDA only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pyg_sar.comm import all_reduce_sum, is_distributed
+
+
+class GlobalBatchNorm(torch.nn.BatchNorm1d):
+    """``torch.nn.BatchNorm1d`` with the mean and variance of all ranks' rows in training.
+
+    Same parameters, buffers and state_dict; running statistics are equal on all ranks. In
+    evaluation, or with one process, it is BatchNorm1d.
+
+    Shapes:
+        - **input**: own rows ``[num_own, C]`` or ``[num_own, C, L]``; may be empty on some ranks
+        - **output**: as the input
+
+    Collective in training: two all-reduces of C numbers in forward, one of 2 C in backward.
+
+    Raises:
+        ValueError: If all ranks together have fewer than two rows in training.
+    """
+
+    is_global = True
+
+    @classmethod
+    def convert(cls, module: torch.nn.BatchNorm1d | torch.nn.SyncBatchNorm) -> GlobalBatchNorm:
+        """A global one that shares the parameters and buffers of `module`."""
+        out = cls(
+            module.num_features,
+            module.eps,
+            module.momentum,
+            module.affine,
+            module.track_running_stats,
+            device='meta',
+        )
+        for name, parameter in module._parameters.items():
+            out._parameters[name] = parameter
+        for name, buffer in module._buffers.items():
+            out._buffers[name] = buffer
+        out.train(module.training)
+        return out
+
+    def forward(self, input: Tensor) -> Tensor:
+        uses_batch = self.training or self.running_mean is None
+        if not uses_batch or not is_distributed():
+            return super().forward(input)
+        self._check_input_dim(input)
+        rows = input if input.dim() == 2 else input.transpose(1, 2).reshape(-1, input.size(1))
+        mean, var, count = _moments(rows.detach())
+        if count < 2:
+            raise ValueError(
+                f'expected more than 1 row on all ranks together when training (got {count})'
+            )
+        if self.training and self.track_running_stats:
+            self._update_running(mean, var, count)
+        out: Tensor = _BatchNorm.apply(rows, self.weight, self.bias, mean, var, count, self.eps)
+        if input.dim() == 3:
+            out = out.view(input.size(0), input.size(2), -1).transpose(1, 2)
+        return out
+
+    def _update_running(self, mean: Tensor, var: Tensor, count: int) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        momentum = self.momentum
+        if momentum is None:
+            momentum = 1.0 / float(self.num_batches_tracked)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        unbiased = var * (count / (count - 1))
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
+
+
+def _moments(rows: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Mean, biased variance and number of all ranks' rows (two all-reduces)."""
+    dtype = rows.dtype if rows.dtype == torch.float64 else torch.float32
+    num_local = rows.size(0)
+    if num_local:
+        local_var, local_mean = torch.var_mean(rows.to(dtype), dim=0, correction=0)
+    else:
+        local_var = local_mean = rows.new_zeros(rows.size(1), dtype=dtype)
+    # The count goes as float64: exact up to 2^53 rows.
+    sums = torch.cat([local_mean.double() * num_local, local_mean.new_tensor([num_local]).double()])
+    all_reduce_sum(sums)
+    count = int(sums[-1])
+    mean = sums[:-1] / max(count, 1)
+    # Chan, Golub and LeVeque 1979: squared deviations about the common mean.
+    squares = (local_var.double() + (local_mean.double() - mean).square()) * num_local
+    var = all_reduce_sum(squares) / max(count, 1)
+    return mean.to(dtype), var.to(dtype), count
+
+
+class _BatchNorm(torch.autograd.Function):
+    """Normalisation by statistics of all ranks.
+
+    | forward:  ``out = (x - mean) / sqrt(var + eps) * weight + bias``
+    | backward: ``grad_x = weight * invstd * (g - mean(g) - xhat * mean(g * xhat))``, the means over
+      all ranks' rows; ``grad_weight``, ``grad_bias`` are local sums, as of any parameter here.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        var: Tensor,
+        count: int,
+        eps: float,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, mean, var)
+        ctx.count, ctx.eps, ctx.has_bias = count, eps, bias is not None
+        return F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, var = ctx.saved_tensors
+        # With fixed statistics: weight * invstd * g, sum of g * xhat, sum of g.
+        grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+            grads[0].contiguous(), x, weight, mean, var, None, None, False, ctx.eps, [True] * 3
+        )
+        if ctx.needs_input_grad[0]:
+            sums = torch.stack([grad_weight, grad_bias])
+            all_reduce_sum(sums)
+            invstd = (var + ctx.eps).rsqrt()
+            scale = invstd if weight is None else invstd * weight
+            slope = scale * invstd * sums[0] / ctx.count
+            offset = scale * sums[1] / ctx.count - slope * mean
+            grad_x = grad_x.addcmul_(x, slope.to(x.dtype), value=-1).sub_(offset.to(x.dtype))
+        return (
+            grad_x if ctx.needs_input_grad[0] else None,
+            grad_weight if weight is not None else None,
+            grad_bias if ctx.has_bias else None,
+            None,
+            None,
+            None,
+            None,
+        )

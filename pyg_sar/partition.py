@@ -1,0 +1,124 @@
+"""The command line: ``python -m pyg_sar.partition SOURCE OUT --num-parts P``.
+
+Nothing imports this module: runpy warns when the package has already imported what it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Sequence
+
+from tqdm import tqdm
+
+from pyg_sar.partitioner import partition_graph
+from pyg_sar.partitioner.assignment import BALANCES
+from pyg_sar.partitioner.checks import check_num_parts, check_seed
+from pyg_sar.partitioner.folder import target_folder
+from pyg_sar.partitioner.metis import BACKENDS
+from pyg_sar.partitioner.sources import BUILT_IN, read_source
+from pyg_sar.partitioner.split import parse_split
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = _parser().parse_args(arguments)
+    with warnings.catch_warnings():
+        # Warnings are news for the user here, not for a developer: no file name, no source line.
+        warnings.showwarning = lambda message, *_, **__: print(f'note: {message}', file=sys.stderr)
+        return _run(args, arguments)
+
+
+def _run(args: argparse.Namespace, arguments: list[str]) -> int:
+    try:
+        # Before a file that may take minutes to read.
+        check_num_parts(args.num_parts)
+        check_seed(args.seed)
+        target_folder(args.out, force=args.force)
+        if args.split is not None:
+            parse_split(args.split)
+        with tqdm(desc='reading', total=1, disable=args.quiet, delay=0.5) as bar:
+            data, dropped = read_source(args.source, seed=args.seed, dense=False)
+            bar.update()
+        if dropped:
+            print(f'note: dropped from {args.source}: {", ".join(dropped)}', file=sys.stderr)
+        summary = partition_graph(
+            data,
+            args.num_parts,
+            args.out,
+            method=args.method,
+            backend=args.backend,
+            seed=args.seed,
+            balance=args.balance,
+            split=args.split,
+            check_nan=args.check_nan,
+            force=args.force,
+            progress=not args.quiet,
+            command=['python', '-m', 'pyg_sar.partition', *arguments],
+        )
+    except (ValueError, OSError) as error:
+        print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print('error: interrupted, nothing was written', file=sys.stderr)
+        return 130
+    if not args.quiet:
+        print(summary)
+        print(f'wrote {shlex.quote(os.fspath(args.out))}')
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog='python -m pyg_sar.partition',
+        description='Cuts a graph into parts, one shard per part, for distributed training.',
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        'source',
+        metavar='SOURCE',
+        help='a .pt file (PyG Data or dict of tensors), an .npz file, or one of '
+        + ', '.join(sorted(BUILT_IN)),
+    )
+    parser.add_argument('out', metavar='OUT', help='folder to write; must not exist or be empty')
+    parser.add_argument('--num-parts', type=int, required=True, metavar='P', help='number of parts')
+    parser.add_argument(
+        '--method',
+        default='metis',
+        help='metis, random, or file:PATH (.npy, .pt or .txt with one part id per node); '
+        'default: %(default)s',
+    )
+    parser.add_argument(
+        '--backend', default='auto', choices=BACKENDS, help="METIS's binding; default: %(default)s"
+    )
+    parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
+    parser.add_argument(
+        '--balance',
+        default='nodes',
+        choices=BALANCES,
+        help='what METIS balances: nodes, in-edges or training nodes; default: %(default)s',
+    )
+    parser.add_argument(
+        '--split',
+        metavar='TRAIN/VAL/TEST',
+        help='random split of the labelled nodes, such as 0.6/0.2/0.2',
+    )
+    parser.add_argument('--force', action='store_true', help='replace an earlier partition in OUT')
+    parser.add_argument('--check-nan', action='store_true', help='refuse NaN in the features')
+    parser.add_argument('--quiet', action='store_true', help='no progress bars, no summary')
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but an error is one line and has no usage before it."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.exit(2, f'error: {message}\n')
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Sorting the attributes of a PyG Data into node, edge and graph attributes."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+_NODE_NAMES = frozenset({'x', 'pos', 'batch', 'node_type', 'train_mask', 'val_mask', 'test_mask'})
+_EDGE_NAMES = frozenset({'edge_attr', 'edge_weight', 'edge_type'})
+_RESERVED = frozenset({'n_id', 'e_id'})
+_NUMPY_KINDS = 'biufc'
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """What a graph carries beside its edges.
+
+    Attributes:
+        node: Tensors [N, ...], by name.
+        edge: Tensors [E, ...], by name.
+        graph: Values that JSON can hold, by name.
+    """
+
+    node: dict[str, Tensor]
+    edge: dict[str, Tensor]
+    graph: dict[str, Any]
+
+
+def sort_attributes(data: Data, num_nodes: int, num_edges: int) -> Attributes:
+    """Sorts the attributes of `data` by what they belong to.
+
+    The rule is explicit where PyG guesses: a tensor belongs to the nodes if it has one row per
+    node, to the edges if it has one row per edge. Where both numbers are the same, a name with
+    ``edge`` in it belongs to the edges, any other to the nodes. Tensors of two or more dimensions
+    with ``index`` in their names hold ids, not rows (``edge_label_index``), and ``face`` does
+    too. What belongs to neither and is no scalar, string or list is dropped with a warning.
+
+    Raises:
+        ValueError: If an attribute with a well-known name has another number of rows, or a name is
+            taken.
+    """
+    attributes = Attributes({}, {}, {})
+    dropped = []
+    for name, value in data.items():
+        if name in ('edge_index', 'num_nodes') or value is None:
+            continue
+        if name in _RESERVED:
+            raise ValueError(
+                "'n_id' and 'e_id' are the names of the global ids in a loaded shard; rename or "
+                f"delete the attribute (got '{name}')"
+            )
+        tensor = _as_tensor(value)
+        if tensor is None and name in _NODE_NAMES | _EDGE_NAMES:
+            raise ValueError(f"'{name}' must be a tensor (got {_describe(value)})")
+        owner = None if tensor is None else _owner(name, tensor, num_nodes, num_edges)
+        if tensor is not None and owner == 'node':
+            attributes.node[name] = tensor
+        elif tensor is not None and owner == 'edge':
+            attributes.edge[name] = tensor
+        elif tensor is not None and tensor.dim() == 0 and not tensor.is_complex():
+            attributes.graph[name] = tensor.item()
+        elif _is_graph_value(value, num_nodes, num_edges):
+            attributes.graph[name] = value
+        else:
+            dropped.append(f'{name} ({_describe(value)})')
+    if dropped:
+        warnings.warn(
+            'dropped attributes that are neither one row per node, one row per edge, nor a '
+            f'scalar, string or list of the graph: {", ".join(dropped)}',
+            stacklevel=3,
+        )
+    return attributes
+
+
+def count_nodes(data: Data) -> int:
+    """The number of nodes of `data`.
+
+    ``data.num_nodes`` where it was set; else the rows of the first node attribute with a
+    well-known name; else those of `y`; else the largest id in `edge_index` plus one.
+    """
+    if 'num_nodes' in data and data['num_nodes'] is not None:
+        return int(data['num_nodes'])
+    for name, value in data.items():
+        if name in _NODE_NAMES and isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0:
+            return int(value.shape[0])
+    edge_index = data.edge_index
+    largest = int(edge_index.max()) + 1 if edge_index is not None and edge_index.numel() else 0
+    y = data.get('y')
+    if isinstance(y, (Tensor, np.ndarray)) and y.ndim > 0 and y.shape[0] > largest:
+        return int(y.shape[0])
+    return largest
+
+
+def _owner(name: str, value: Tensor, num_nodes: int, num_edges: int) -> str | None:
+    if value.dim() == 0 or name == 'face' or (value.dim() > 1 and 'index' in name):
+        return None
+    if value.layout is not torch.strided and name != 'x':
+        return None  # An adjacency matrix has one row per node, but is no attribute of it.
+    rows = value.size(0)
+    for names, what, count in ((_NODE_NAMES, 'node', num_nodes), (_EDGE_NAMES, 'edge', num_edges)):
+        if name in names:
+            if rows != count:
+                raise ValueError(
+                    f"'{name}' must have one row per {what}, {count} (got shape "
+                    f'{list(value.shape)})'
+                )
+            return what
+    if num_nodes == num_edges == rows:
+        return 'edge' if 'edge' in name else 'node'
+    if rows == num_nodes:
+        return 'node'
+    return 'edge' if rows == num_edges else None
+
+
+def _as_tensor(value: Any) -> Tensor | None:
+    """`value` as a plain tensor in main memory, or None if it is none."""
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _NUMPY_KINDS:
+        value = torch.from_numpy(np.require(value, requirements=['C', 'W']))
+    if not isinstance(value, Tensor):
+        return None
+    tensor = value.detach().cpu()
+    if tensor.layout is not torch.strided:
+        return tensor.to_sparse().coalesce()
+    return tensor.as_subclass(Tensor)  # Of an EdgeIndex, an Index or a Parameter.
+
+
+def _is_graph_value(value: Any, num_nodes: int, num_edges: int) -> bool:
+    if isinstance(value, (bool, int, float, str)):
+        return True
+    # A list as long as the graph may mean one entry per node; META.json is not the place for it.
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) not in (num_nodes, num_edges)
+        and all(isinstance(entry, (bool, int, float, str)) for entry in value)
+    )
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f'{value.dtype} {list(value.shape)}'
+    return type(value).__name__

@@ -1,0 +1,129 @@
+"""Reading a graph from an .npz file of plain arrays."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_sar.partitioner.attributes import count_nodes
+from pyg_sar.partitioner.checks import checked_edge_index
+from pyg_sar.partitioner.split import MASKS
+
+_CSR = ('x_data', 'x_indices', 'x_indptr', 'x_shape')
+_INDICES = {'train_idx': 'train_mask', 'val_idx': 'val_mask', 'test_idx': 'test_mask'}
+_NUMPY_KINDS = 'biufc'
+
+
+def read_npz(file: IO[bytes], name: str, *, dense: bool = True) -> tuple[Data, list[str]]:
+    """Reads a graph from arrays; no pickled object is ever loaded.
+
+    The arrays are ``edge_index`` [2, E]; optionally ``x`` [N, ...] or the parts of a CSR matrix,
+    ``x_data``, ``x_indices``, ``x_indptr`` and ``x_shape``; ``y``; masks, or ``train_idx``,
+    ``val_idx`` and ``test_idx``; ``num_nodes``; and any array with one row per node or per edge.
+    A number becomes an attribute of the graph.
+
+    Args:
+        file: The open file.
+        name: Its name, for error messages.
+        dense: Whether a CSR ``x`` becomes a dense tensor; else it becomes a sparse one.
+
+    Returns:
+        The graph, and a description of every array that is not in it.
+
+    Raises:
+        ValueError: If the file is no .npz file, holds pickled objects, or its arrays do not fit
+            together.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            if not isinstance(archive, Mapping):
+                raise ValueError('a single array')
+            arrays = {key: archive[key] for key in archive}
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"expected an .npz file of plain arrays in '{name}' (got {error})"
+        ) from error
+    if 'edge_index' not in arrays:
+        raise ValueError(f"expected the array 'edge_index' in '{name}' (got {sorted(arrays)})")
+
+    data = Data()
+    if any(key in arrays for key in _CSR):
+        data.x = _csr_features(arrays, name, dense=dense)
+    known = ('edge_index', 'x', 'y', 'num_nodes', *MASKS)
+    for key in known:
+        if key in arrays:
+            data[key] = _value(arrays.pop(key), key, name)
+    data.edge_index = checked_edge_index(data)
+    num_nodes, num_edges = count_nodes(data), data.edge_index.size(1)
+    data.num_nodes = num_nodes
+    for key, mask in _INDICES.items():
+        if key in arrays:
+            if mask in data:
+                raise ValueError(f"expected one of '{key}' and '{mask}' in '{name}' (got both)")
+            data[mask] = _index_to_mask(_value(arrays.pop(key), key, name), num_nodes, key, name)
+
+    dropped = []
+    for key, array in arrays.items():
+        if array.dtype.kind in _NUMPY_KINDS and (
+            array.ndim == 0
+            or (array.shape[0] in (num_nodes, num_edges) and not key.startswith('edge_index'))
+        ):
+            data[key] = _value(array, key, name)
+        else:
+            dropped.append(f'{key} ({array.dtype} {list(array.shape)})')
+    return data, dropped
+
+
+def _value(array: np.ndarray[Any, Any], key: str, name: str) -> Any:
+    if array.dtype.kind not in _NUMPY_KINDS:
+        raise ValueError(f"expected numbers in '{key}' of '{name}' (got {array.dtype})")
+    return array.item() if array.ndim == 0 else torch.from_numpy(array)
+
+
+def _csr_features(arrays: dict[str, Any], name: str, *, dense: bool) -> Tensor:
+    if 'x' in arrays or not all(key in arrays for key in _CSR):
+        got = sorted(key for key in arrays if key == 'x' or key in _CSR)
+        raise ValueError(f"expected either 'x' or all of {list(_CSR)} in '{name}' (got {got})")
+    data, indices, indptr, shape = (arrays.pop(key) for key in _CSR)
+    if shape.shape != (2,) or indptr.shape != (int(shape[0]) + 1,) or data.shape != indices.shape:
+        raise ValueError(
+            f"expected a CSR matrix in {list(_CSR)} of '{name}' (got shapes {list(data.shape)}, "
+            f'{list(indices.shape)}, {list(indptr.shape)} and the shape {shape.tolist()})'
+        )
+    num_rows, num_columns = (int(size) for size in shape)
+    counts = np.diff(indptr)
+    if indptr[0] != 0 or indptr[-1] != data.size or (counts < 0).any():
+        raise ValueError(f"'x_indptr' of '{name}' must ascend from 0 to {data.size}")
+    if data.size and not 0 <= int(indices.min()) <= int(indices.max()) < num_columns:
+        raise ValueError(
+            f"'x_indices' of '{name}' must lie in [0, {num_columns}) "
+            f'(got {int(indices.min())} to {int(indices.max())})'
+        )
+    rows = np.repeat(np.arange(num_rows), counts)
+    x = torch.sparse_coo_tensor(
+        torch.from_numpy(np.stack([rows, indices.astype(np.int64)])),
+        torch.from_numpy(data),
+        (num_rows, num_columns),
+        check_invariants=False,
+    ).coalesce()
+    return x.to_dense() if dense else x
+
+
+def _index_to_mask(index: Any, num_nodes: int, key: str, name: str) -> Tensor:
+    if not isinstance(index, Tensor) or index.dim() != 1 or index.is_floating_point():
+        raise ValueError(f"expected a list of node ids in '{key}' of '{name}'")
+    index = index.long()
+    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < num_nodes:
+        raise ValueError(
+            f"'{key}' of '{name}' must hold node ids in [0, {num_nodes}) "
+            f'(got {int(index.min())} to {int(index.max())})'
+        )
+    mask = torch.zeros(num_nodes, dtype=torch.bool)
+    mask[index] = True
+    return mask

@@ -1,0 +1,90 @@
+"""Reading a graph from a file written by torch.save, without running code from it."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_geometric.edge_index
+import torch_geometric.index
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.graph_store import EdgeLayout
+from torch_geometric.data.storage import AttrType, GlobalStorage
+
+
+def _plain_dict(*_: object) -> dict[Any, Any]:
+    return {}
+
+
+_ALLOWED: list[Any] = [
+    Data,
+    DataEdgeAttr,
+    DataTensorAttr,
+    EdgeLayout,
+    GlobalStorage,
+    AttrType,
+    torch_geometric.edge_index.EdgeIndex,
+    torch_geometric.edge_index.SortOrder,
+    torch_geometric.edge_index.CatMetadata,
+    torch_geometric.index.Index,
+    torch_geometric.index.CatMetadata,
+    # A Data remembers in a defaultdict which attributes belong to nodes, as soon as it was asked
+    # once; torch's restricted unpickler fills plain dicts only. The memory is not used here.
+    (_plain_dict, 'collections.defaultdict'),
+]
+
+
+def read_saved(path: Path) -> Data:
+    """Reads a PyG Data, a dict of tensors, or a ``processed/data.pt`` of a one-graph PyG dataset.
+
+    Raises:
+        ValueError: If the file holds anything else, or needs classes beyond PyG's own.
+    """
+    expected = "expected a torch_geometric.data.Data or a dict of tensors in '{}' (got {})"
+    try:
+        with _only_pyg_classes(), warnings.catch_warnings():
+            warnings.filterwarnings('ignore', 'Sparse (CSR|CSC) tensor support is in beta')
+            content = torch.load(path, map_location='cpu', weights_only=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r'GLOBAL (\S+)', str(error))
+        reason = f"a pickle that needs '{found[1]}'" if found else 'a pickle that is not plain data'
+        raise ValueError(expected.format(path, reason)) from error
+    except (RuntimeError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        reason = f'no file written by torch.save: {str(error).splitlines()[0]}'
+        raise ValueError(expected.format(path, reason)) from error
+
+    if isinstance(content, tuple) and len(content) in (2, 3):
+        # PyG's InMemoryDataset saves (data, slices[, class]); slices is None for one graph.
+        content, slices = content[:2]
+        if slices is not None:
+            raise ValueError(expected.format(path, 'a dataset of several graphs'))
+    if isinstance(content, Data):
+        content = content.to_dict()
+    if not isinstance(content, dict):
+        raise ValueError(expected.format(path, f'a {type(content).__name__}'))
+    if not isinstance(content.get('edge_index', content.get('adj_t')), Tensor):
+        keys = sorted(str(key) for key in content)
+        raise ValueError(expected.format(path, f"a dict without a tensor 'edge_index': {keys}"))
+    return Data.from_dict(content)
+
+
+@contextmanager
+def _only_pyg_classes() -> Iterator[None]:
+    """Allows torch's restricted unpickler the classes in `_ALLOWED`, and no others."""
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    try:
+        torch.serialization.add_safe_globals(_ALLOWED)
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)

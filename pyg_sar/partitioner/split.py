@@ -1,0 +1,82 @@
+"""A random split of the labelled nodes into train, validation and test masks."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+MASKS = ('train_mask', 'val_mask', 'test_mask')
+
+
+def parse_split(split: str | tuple[float, ...]) -> tuple[float, float, float]:
+    """Reads fractions such as ``'0.6/0.2/0.2'`` or ``(0.6, 0.2, 0.2)``.
+
+    Raises:
+        ValueError: If `split` is not three fractions >= 0 that sum to 1, the first above 0.
+    """
+    try:
+        parts = split.split('/') if isinstance(split, str) else split
+        train, val, test = (float(part) for part in parts)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"'split' must be three fractions such as '0.6/0.2/0.2' (got {split!r})"
+        ) from None
+    if not (train > 0 and val >= 0 and test >= 0) or not math.isclose(
+        train + val + test, 1.0, abs_tol=1e-6
+    ):
+        raise ValueError(
+            f"'split' must be three fractions >= 0 that sum to 1, the first above 0 (got {split!r})"
+        )
+    return train, val, test
+
+
+def random_split(
+    y: Tensor | None, num_nodes: int, fractions: tuple[float, float, float], *, seed: int
+) -> dict[str, Tensor]:
+    """Splits the labelled nodes at random.
+
+    Args:
+        y: Labels [N, ...], or None if every node counts as labelled. A node is labelled if its
+            integer labels are >= 0, or if any of its float labels is not NaN.
+        num_nodes: Number of nodes N.
+        fractions: Fractions of the labelled nodes in train, validation and test.
+        seed: Seed of the random order.
+
+    Returns:
+        ``train_mask``, ``val_mask`` and ``test_mask``, bool [N], disjoint; every labelled node is
+        in one of them.
+
+    Raises:
+        ValueError: If no node is labelled.
+    """
+    labelled = _labelled(y, num_nodes).nonzero().view(-1)
+    if labelled.numel() == 0:
+        raise ValueError("'split' needs labelled nodes (got none)")
+    generator = torch.Generator().manual_seed(seed)
+    order = labelled[torch.randperm(labelled.numel(), generator=generator)]
+    num_train = round(fractions[0] * order.numel())
+    num_val = min(round(fractions[1] * order.numel()), order.numel() - num_train)
+    sizes = [num_train, num_val, order.numel() - num_train - num_val]
+    if fractions[2] == 0:  # Rounding must not fill a set that was asked to be empty.
+        sizes = [num_train, order.numel() - num_train, 0]
+    return masks_of_runs(order, sizes, num_nodes)
+
+
+def masks_of_runs(order: Tensor, sizes: list[int], num_nodes: int) -> dict[str, Tensor]:
+    """Masks bool [N] of consecutive runs of `order`, of the given sizes."""
+    masks, start = {}, 0
+    for name, size in zip(MASKS, sizes, strict=True):
+        masks[name] = torch.zeros(num_nodes, dtype=torch.bool)
+        masks[name][order[start : start + size]] = True
+        start += size
+    return masks
+
+
+def _labelled(y: Tensor | None, num_nodes: int) -> Tensor:
+    if y is None or y.dtype is torch.bool:
+        return torch.ones(num_nodes, dtype=torch.bool)
+    if y.is_floating_point() or y.is_complex():
+        return (~y.isnan()).reshape(num_nodes, -1).any(dim=1)
+    return (y >= 0).reshape(num_nodes, -1).all(dim=1)

@@ -1,0 +1,83 @@
+"""What a partition costs: its sizes, its cut, and the rows it exchanges per layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PartitionSummary:
+    """The sizes of a partition.
+
+    Attributes:
+        method: How nodes were assigned to parts.
+        num_nodes: Number of nodes N.
+        num_edges: Number of directed edges E.
+        num_parts: Number of parts P.
+        part_num_nodes: Own nodes of every part.
+        part_num_edges: Edges of every part: those into its own nodes.
+        halo_rows: ``halo_rows[p][q]`` rows that part p reads from part q, per layer.
+        boundary_rows: Rows that every part sends, per layer, summed over its readers.
+        edge_cut: Directed edges whose two ends lie in different parts.
+        communication_volume: Rows exchanged per layer, the sum of all halo rows.
+    """
+
+    method: str
+    num_nodes: int
+    num_edges: int
+    num_parts: int
+    part_num_nodes: tuple[int, ...]
+    part_num_edges: tuple[int, ...]
+    halo_rows: tuple[tuple[int, ...], ...]
+    boundary_rows: tuple[int, ...]
+    edge_cut: int
+    communication_volume: int
+
+    @property
+    def node_imbalance(self) -> float:
+        """Own nodes of the largest part over those of the mean part; 1.0 is perfect."""
+        return _imbalance(self.part_num_nodes)
+
+    @property
+    def edge_imbalance(self) -> float:
+        """Edges of the largest part over those of the mean part; 1.0 is perfect."""
+        return _imbalance(self.part_num_edges)
+
+    def __str__(self) -> str:
+        header = ('part', 'nodes', 'edges', 'halo rows', 'boundary rows')
+        rows = [
+            (str(part), f'{nodes:,}', f'{edges:,}', f'{sum(halo):,}', f'{boundary:,}')
+            for part, (nodes, edges, halo, boundary) in enumerate(
+                zip(
+                    self.part_num_nodes,
+                    self.part_num_edges,
+                    self.halo_rows,
+                    self.boundary_rows,
+                    strict=True,
+                )
+            )
+        ]
+        widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+        table = [
+            '  '.join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in (header, *rows)
+        ]
+        cut = self.edge_cut / max(self.num_edges, 1)
+        rows_per_node = self.communication_volume / max(self.num_nodes, 1)
+        return '\n'.join(
+            [
+                f'{self.num_nodes:,} nodes and {self.num_edges:,} edges in {self.num_parts} '
+                f'parts ({self.method})',
+                *table,
+                f'edge cut              {self.edge_cut:,} ({cut:.1%} of the edges)',
+                f'communication volume  {self.communication_volume:,} rows per layer '
+                f'({rows_per_node:.2f} per node)',
+                f'imbalance (max/mean)  nodes {self.node_imbalance:.3f}, '
+                f'edges {self.edge_imbalance:.3f}',
+            ]
+        )
+
+
+def _imbalance(sizes: tuple[int, ...]) -> float:
+    total = sum(sizes)
+    return max(sizes) * len(sizes) / total if total else 1.0

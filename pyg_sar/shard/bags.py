@@ -1,0 +1,49 @@
+"""The edges of a block grouped by destination or by source: a CSR matrix without values."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Bags(NamedTuple):
+    """A sparse 0/1 matrix by rows, empty rows left out.
+
+    Attributes:
+        keys: The non-empty rows, int64 ``[num_bags]`` ascending; None when no row is empty.
+        ptr: int32 ``[num_bags + 1]``: entries of bag b are ``index[ptr[b]:ptr[b + 1]]``.
+        index: Column of every entry, int32 ``[num_edges]``.
+        perm: Edge of every entry, int64 ``[num_edges]``; None when entries are in edge order.
+        num_rows: Number of rows, empty ones included.
+    """
+
+    keys: Tensor | None
+    ptr: Tensor
+    index: Tensor
+    perm: Tensor | None
+    num_rows: int
+
+
+def make_bags(rows: Tensor, cols: Tensor, num_rows: int, *, is_sorted: bool = False) -> Bags:
+    """Groups edges by row.
+
+    Args:
+        rows: Row of every edge, int64 ``[num_edges]``.
+        cols: Column of every edge, int64 ``[num_edges]``.
+        num_rows: Number of rows.
+        is_sorted: Whether `rows` ascends already.
+    """
+    perm = None
+    if not is_sorted:
+        perm = torch.argsort(rows, stable=True)
+        cols = cols[perm]
+    counts = torch.bincount(rows, minlength=num_rows)
+    keys = None
+    if num_rows and int(counts.min()) == 0:
+        keys = counts.nonzero().view(-1)
+        counts = counts[keys]
+    ptr = torch.zeros(counts.numel() + 1, dtype=torch.int32, device=rows.device)
+    torch.cumsum(counts, 0, dtype=torch.int32, out=ptr[1:])
+    return Bags(keys, ptr, cols.int(), perm, num_rows)

@@ -1,0 +1,98 @@
+"""The halo-aware edge_index: an ordinary ``[2, E]`` tensor that carries its shard.
+
+A model written for ``model(x, edge_index)`` passes it through unchanged, and a `SARConv` that
+meets it knows the shard. It is a tensor subclass, as PyG's own ``EdgeIndex`` is. What is still an
+edge_index after an operation (a selection of edges, self loops appended) keeps the shard, so that
+``dropout_edge`` or ``remove_self_loops`` in a model's forward work; all other results are plain
+tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.shard.shard import Shard
+
+_PLACE_KEEPING: frozenset[Callable[..., Any]] = frozenset(
+    {
+        Tensor.to,
+        Tensor.cpu,
+        Tensor.cuda,
+        Tensor.clone,
+        Tensor.detach,
+        Tensor.contiguous,
+        Tensor.pin_memory,
+        torch.clone,
+        torch.detach,
+    }
+)
+"""Operations after which every edge is where it was."""
+
+
+class ShardEdgeIndex(Tensor):
+    """The edges into the own nodes of a rank, int64 ``[2, num_edges]``, in local ids.
+
+    Row 0 holds sources: own nodes ``0 .. num_own - 1``, halo nodes from ``num_own`` on, grouped by
+    the part that owns them. Row 1 holds destinations: own nodes. Made by
+    :func:`pyg_sar.load_shard`.
+    """
+
+    shard: Shard
+    is_whole: bool
+
+    @staticmethod
+    def wrap(edge_index: Tensor, shard: Shard, *, is_whole: bool) -> ShardEdgeIndex:
+        """Attaches `shard`; `is_whole` says that these are all its edges in their order."""
+        out = edge_index.detach().as_subclass(ShardEdgeIndex)
+        out.shard = shard.to(edge_index.device)
+        out.is_whole = is_whole
+        return out
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+            if (
+                isinstance(out, Tensor)
+                and out.dtype == torch.int64
+                and out.dim() == 2
+                and out.size(0) == 2
+                and not isinstance(out, ShardEdgeIndex)
+            ):
+                source = _find(args)
+                if source is not None:
+                    is_whole = source.is_whole and func in _PLACE_KEEPING
+                    return ShardEdgeIndex.wrap(out, source.shard, is_whole=is_whole)
+        return out
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardEdgeIndex:
+        out = memo[id(self)] = self.clone()
+        return out  # type: ignore[return-value]
+
+    def __reduce_ex__(self, proto: Any) -> Any:
+        raise TypeError(
+            'the edge_index of a shard belongs to this rank and cannot be pickled or saved; '
+            'load it again with pyg_sar.load_shard'
+        )
+
+
+def _find(args: tuple[Any, ...]) -> ShardEdgeIndex | None:
+    """The first handle among positional arguments, inside lists and tuples too."""
+    for arg in args:
+        if isinstance(arg, ShardEdgeIndex):
+            return arg
+        if isinstance(arg, (list, tuple)):
+            found = _find(tuple(arg))
+            if found is not None:
+                return found
+    return None

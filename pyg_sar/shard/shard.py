@@ -1,0 +1,108 @@
+"""What a rank knows of the partition: its own nodes, its halo, its boundary, its schedule.
+
+A rank owns a contiguous run of ``num_parts / world_size`` parts. Its local node ids are the own
+nodes of those parts one after another (``0 .. num_own - 1``), then the halo rows grouped by the
+part that owns them. Thus the source ids of every block are one contiguous range.
+
+Nothing here communicates: a :class:`Step` only says who sends which rows to whom, and `comm`
+carries it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of the exchange: one remote part's rows come in, one own part's rows go out.
+
+    All ranks walk their steps in the same order, and in step ``s`` what rank ``r`` receives from
+    rank ``r - s`` is what that rank sends to ``r``: so the steps can never deadlock.
+
+    Attributes:
+        part: The remote part whose rows are received.
+        recv_rank: The rank that owns `part`.
+        recv_rows: Number of rows received (the halo rows owned by `part`).
+        send_rank: The rank that reads rows of an own part in this step.
+        send_index: Local rows it reads, int64 ``[num_rows]``.
+    """
+
+    part: int
+    recv_rank: int
+    recv_rows: int
+    send_rank: int
+    send_index: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """The part of a partitioned graph that one rank holds, without features and edges.
+
+    Attributes:
+        root: The partition folder it was read from, for messages.
+        fingerprint: Names the partition; equal on all ranks.
+        rank: The rank that holds it.
+        world_size: Number of ranks.
+        num_parts: Number of parts; a multiple of `world_size`.
+        num_nodes: Nodes of the whole graph.
+        own_ptr: ``parts_per_rank + 1`` offsets: own nodes of the i-th own part.
+        halo_ptr: ``num_parts + 1`` offsets: halo rows owned by each part (own parts: none).
+        block_ptr: ``num_parts + 1`` offsets: edges whose source each part owns.
+        steps: The exchange, in order; empty on one rank.
+        cache: Where other rooms keep what they computed once for this shard.
+    """
+
+    root: str
+    fingerprint: str
+    rank: int
+    world_size: int
+    num_parts: int
+    num_nodes: int
+    own_ptr: tuple[int, ...]
+    halo_ptr: tuple[int, ...]
+    block_ptr: tuple[int, ...]
+    steps: tuple[Step, ...]
+    cache: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def parts_per_rank(self) -> int:
+        return self.num_parts // self.world_size
+
+    @property
+    def parts(self) -> range:
+        """The parts this rank owns."""
+        return range(self.rank * self.parts_per_rank, (self.rank + 1) * self.parts_per_rank)
+
+    @property
+    def num_own(self) -> int:
+        """Number of own nodes: the rows of ``x`` and of every layer's output here."""
+        return self.own_ptr[-1]
+
+    @property
+    def num_halo(self) -> int:
+        """Number of remote rows the edges of this rank read."""
+        return self.halo_ptr[-1]
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges into own nodes."""
+        return self.block_ptr[-1]
+
+    def source_range(self, part: int) -> tuple[int, int]:
+        """The local source ids ``[start, end)`` of the block of `part`."""
+        if part in self.parts:
+            i = part - self.parts.start
+            return self.own_ptr[i], self.own_ptr[i + 1]
+        return self.num_own + self.halo_ptr[part], self.num_own + self.halo_ptr[part + 1]
+
+    def to(self, device: torch.device) -> Shard:
+        """The same shard with its index tensors on `device`."""
+        if all(step.send_index.device == device for step in self.steps):
+            return self
+        steps = tuple(replace(s, send_index=s.send_index.to(device)) for s in self.steps)
+        return replace(self, steps=steps, cache={})

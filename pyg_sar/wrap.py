@@ -1,0 +1,95 @@
+"""Turns a PyG model into one that runs on a partitioned graph: its convs and its norms."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch_geometric.nn import MessagePassing
+
+from pyg_sar.conv.propagation import Mode
+from pyg_sar.conv.sar_conv import SARConv
+from pyg_sar.conv.support import why_refused
+from pyg_sar.norm import GlobalBatchNorm
+
+Model = TypeVar('Model', bound=torch.nn.Module)
+
+_CONVERTED = (torch.nn.BatchNorm1d, torch.nn.SyncBatchNorm)
+
+
+def wrap(model: Model, *, mode: Mode = 'sequential', prefetch: int = 1) -> Model:
+    """Wraps every conv of a model in a :class:`SARConv` and makes its batch norms global, in place.
+
+    Parameters stay the objects they were, and ``state_dict()`` has the keys of the plain model, so
+    checkpoints move both ways. Convs that are wrapped already stay as they are.
+
+    Args:
+        model: A model with at least one message-passing conv. If it is a conv itself, the SARConv
+            around it is returned.
+        mode: The mode of every SARConv.
+        prefetch: The prefetch depth of every SARConv.
+
+    Returns:
+        `model`.
+
+    Raises:
+        ValueError: If the model has no conv, or holds a module that cannot be computed on a cut
+            graph; it is named with the reason, and the model is unchanged.
+    """
+    wrapped = _plan_wrapping(model, mode, prefetch)
+    if isinstance(model, MessagePassing) and not isinstance(model, SARConv):
+        return wrapped[model]  # type: ignore[return-value]
+    _replace_children(model, wrapped)
+    return model
+
+
+def _plan_wrapping(
+    model: torch.nn.Module, mode: Mode, prefetch: int
+) -> dict[torch.nn.Module, torch.nn.Module]:
+    """What every conv and norm is replaced by; raises before anything is changed."""
+    replacements: dict[torch.nn.Module, torch.nn.Module] = {}
+    convs: list[MessagePassing] = []
+    num_wrapped = 0
+    inside: set[torch.nn.Module] = set()
+    for name, module in model.named_modules():
+        if module in inside:
+            pass
+        elif isinstance(module, SARConv):
+            num_wrapped += 1
+            inside.update(module.modules())
+            continue
+        elif isinstance(module, MessagePassing):
+            convs.append(module)
+            inside.update(module.modules())
+        _check(name, module, mode)
+        if type(module) in _CONVERTED:
+            replacements[module] = GlobalBatchNorm.convert(module)  # type: ignore[arg-type]
+    if not convs and not num_wrapped:
+        raise ValueError(
+            f'expected a model with at least one message-passing conv (got {type(model).__name__} '
+            'without any)'
+        )
+    for conv in convs:
+        _replace_children(conv, replacements)
+        replacements[conv] = SARConv(conv, mode=mode, prefetch=prefetch)
+    return replacements
+
+
+def _check(name: str, module: torch.nn.Module, mode: Mode) -> None:
+    reason = why_refused(module, one_shot=mode == 'one_shot')
+    if reason is not None and type(module) not in _CONVERTED:
+        place = f" at '{name}'" if name else ''
+        raise ValueError(
+            f'{type(module).__name__}{place} cannot run on a partitioned graph: {reason}'
+        )
+
+
+def _replace_children(
+    module: torch.nn.Module, replacements: dict[torch.nn.Module, torch.nn.Module]
+) -> None:
+    for parent in list(module.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is not None and child in replacements:
+                # A SARConv holds the conv it replaces.
+                if not isinstance(parent, SARConv):
+                    parent._modules[name] = replacements[child]

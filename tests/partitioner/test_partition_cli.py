@@ -1,0 +1,168 @@
+"""``python -m pyg_sar.partition``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+
+COMMAND = [sys.executable, '-m', 'pyg_sar.partition']
+
+
+@pytest.fixture
+def source(graph: Data, tmp_path: Path) -> Path:
+    torch.save(graph, tmp_path / 'data.pt')
+    return tmp_path / 'data.pt'
+
+
+def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _main(*arguments: object) -> int:
+    """The same in this process: importing PyG anew takes seconds."""
+    from pyg_sar.partition import main
+
+    try:
+        return main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def test_success(source, graph, tmp_path, check_partition):
+    result = _run(source, tmp_path / 'out', '--num-parts', 3, '--seed', 2)
+    assert result.returncode == 0, result.stderr
+    check_partition(tmp_path / 'out', graph, 3)
+    assert '50 nodes and 300 edges in 3 parts (metis)' in result.stdout
+    assert 'edge cut' in result.stdout
+    assert result.stdout.endswith(f'wrote {tmp_path / "out"}\n')
+    assert 'partitioning' in result.stderr
+    assert 'writing parts: 100%' in result.stderr
+    assert 'Warning' not in result.stderr
+    meta = json.loads((tmp_path / 'out' / 'META.json').read_text())['pyg_sar']
+    assert meta['command'][:3] == ['python', '-m', 'pyg_sar.partition']
+    assert meta['command'][-2:] == ['--seed', '2']
+
+
+def test_error_is_one_line(tmp_path):
+    result = _run('cora', tmp_path / 'out', '--num-parts', 3)
+    assert result.returncode == 2
+    assert result.stdout == ''
+    assert result.stderr.startswith("error: expected a .pt or .npz file or one of synthetic:arxiv")
+    assert result.stderr.count('\n') == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == 'win32', reason='no SIGINT to another process')
+def test_ctrl_c_leaves_nothing(tmp_path):
+    """Interrupted once the first files are there."""
+    graph = Data(x=torch.zeros(60_000, 64), edge_index=torch.randint(60_000, (2, 200_000)))
+    torch.save(graph, tmp_path / 'data.pt')
+    arguments = [str(tmp_path / 'data.pt'), str(tmp_path / 'out'), '--num-parts', '500']
+    process = subprocess.Popen(
+        [*COMMAND, *arguments, '--method', 'random'],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    end = time.monotonic() + 60
+    while not list(tmp_path.glob('.out.*.tmp/part_3')):
+        assert process.poll() is None, 'finished before it could be interrupted'
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stdout == ''
+    assert stderr.endswith('error: interrupted, nothing was written\n')
+    assert 'Traceback' not in stderr
+    assert [path.name for path in tmp_path.iterdir()] == ['data.pt']
+
+
+def test_quiet(source, tmp_path, capfd):
+    assert _main(source, tmp_path / 'out', '--num-parts', 2, '--quiet') == 0
+    assert capfd.readouterr() == ('', '')
+
+
+def test_options_arrive(graph, tmp_path, check_partition, capfd):
+    del graph.train_mask
+    torch.save(graph, tmp_path / 'data.pt')
+    arguments = (tmp_path / 'data.pt', tmp_path / 'out', '--num-parts', 4, '--quiet')
+    options = ('--backend', 'pymetis', '--balance', 'train', '--split', '0.5/0.2/0.3')
+    assert _main(*arguments, *options, '--seed', 9, '--check-nan') == 0
+    meta = json.loads((tmp_path / 'out' / 'META.json').read_text())['pyg_sar']
+    expected = {'method': 'metis', 'backend': 'pymetis', 'seed': 9, 'balance': 'train'}
+    assert expected.items() <= meta['partition'].items()
+    masks = torch.load(tmp_path / 'out' / 'part_0' / 'node_attrs.pt')
+    assert {'train_mask', 'val_mask', 'test_mask'} <= set(masks)
+
+    parts = np.arange(50) % 2
+    np.save(tmp_path / 'parts.npy', parts)
+    method = f'file:{tmp_path / "parts.npy"}'
+    assert _main(tmp_path / 'data.pt', tmp_path / 'b', '--num-parts', 2, '--method', method) == 0
+    assert check_partition(tmp_path / 'b', graph, 2) == parts.tolist()
+    assert f'({method})' in capfd.readouterr().out
+
+
+def test_dropped_arrays_are_noted(tmp_path, capfd):
+    np.savez(tmp_path / 'a.npz', edge_index=[[0, 1], [1, 2]], node_names=['a', 'b', 'c'])
+    assert _main(tmp_path / 'a.npz', tmp_path / 'out', '--num-parts', 2, '--quiet') == 0
+    assert f'note: dropped from {tmp_path / "a.npz"}: node_names' in capfd.readouterr().err
+    torch.save({'edge_index': torch.tensor([[0], [1]]), 'z': torch.ones(7, 7)}, tmp_path / 'a.pt')
+    assert _main(tmp_path / 'a.pt', tmp_path / 'b', '--num-parts', 2, '--quiet') == 0
+    note = capfd.readouterr().err
+    assert note.startswith('note: dropped attributes')
+    assert 'z (torch.float32 [7, 7])' in note
+    assert note.count('\n') == 1
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['SOURCE', 'OUT'], 'the following arguments are required: --num-parts'),
+        (['SOURCE', 'OUT', '--num-parts', 'two'], "argument --num-parts: invalid int value: 'two'"),
+        (['SOURCE', 'OUT', '--num-parts', '0'], "'num_parts' must be an int >= 1 (got 0)"),
+        (['SOURCE', 'OUT', '--num-parts', '51'], '(got 51 and 50)'),
+        (['SOURCE', 'FULL', '--num-parts', '2'], 'which is not empty; pass force=True or --force'),
+        (['SOURCE', 'FULL', '--num-parts', '2', '--force'], 'got a folder without META.json'),
+        (['SOURCE', 'SOURCE', '--num-parts', '2'], "'root' must be a folder (got the file"),
+        (['no.pt', 'OUT', '--num-parts', '2'], "(got 'no.pt', no such file)"),
+        (['SOURCE', 'OUT', '--num-parts', '2', '--method', 'best'], "'method' must be one of"),
+        (['SOURCE', 'OUT', '--num-parts', '2', '--backend', 'x'], 'argument --backend: invalid'),
+        (['SOURCE', 'OUT', '--num-parts', '2', '--balance', 'x'], 'argument --balance: invalid'),
+        (['SOURCE', 'OUT', '--num-parts', '2', '--seed', '-1'], "'seed' must be an int in"),
+        (['SOURCE', 'OUT', '--num-parts', '2', '--split', '1'], "'split' must be three fractions"),
+        (['SOURCE', 'OUT', '--num-parts', '2', '--split', '1/0/0'], 'a graph without masks'),
+        (['NAN', 'OUT', '--num-parts', '2', '--check-nan'], "expected no NaN in 'x'"),
+        (['SOURCE', 'OUT', '--num-parts', '2', '--wrong'], 'unrecognized arguments: --wrong'),
+    ],
+)
+def test_user_errors(source, graph, tmp_path, capfd, arguments, message):
+    (tmp_path / 'full').mkdir()
+    (tmp_path / 'full' / 'file').touch()
+    graph.x[3, 1] = torch.nan
+    torch.save(graph, tmp_path / 'nan.pt')
+    paths = {'SOURCE': source, 'OUT': tmp_path / 'out', 'FULL': tmp_path / 'full'}
+    paths['NAN'] = tmp_path / 'nan.pt'
+    assert _main(*(paths.get(argument, argument) for argument in arguments)) == 2
+    out, err = capfd.readouterr()
+    assert out == ''
+    assert err.startswith('error: ')
+    assert message in err
+    assert err.count('\n') == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['data.pt', 'full', 'nan.pt']
+
+
+def test_help(capfd):
+    assert _main('--help') == 0
+    assert '--num-parts P' in capfd.readouterr().out

@@ -1,0 +1,124 @@
+"""A partition folder appears complete or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from pyg_sar.partitioner import partition_graph
+
+
+def _tree(folder: Path) -> dict[str, bytes]:
+    files = sorted(path for path in folder.rglob('*') if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+ERRORS = [KeyboardInterrupt, OSError, RuntimeError]
+
+
+def _fail_late(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
+    """Makes torch.save fail in the middle of the second part."""
+    saved, save = [], torch.save
+
+    def fail_late(content: object, path: Path) -> None:
+        saved.append(path)
+        if len(saved) == 9:
+            raise error('the disk is full')
+        save(content, path)
+
+    monkeypatch.setattr(torch, 'save', fail_late)
+
+
+@pytest.mark.parametrize('error', ERRORS)
+def test_interrupted_run_leaves_nothing(graph, tmp_path, monkeypatch, error):
+    _fail_late(monkeypatch, error)
+    # torch reports a full disk as a RuntimeError; callers see an OSError.
+    with pytest.raises(OSError if error is RuntimeError else error, match='the disk is full'):
+        partition_graph(graph, 3, tmp_path / 'new' / 'deeper' / 'out')
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize('error', ERRORS)
+def test_interrupted_run_keeps_the_old_partition(graph, tmp_path, monkeypatch, error):
+    partition_graph(graph, 2, tmp_path / 'out')
+    before = _tree(tmp_path)
+    _fail_late(monkeypatch, error)
+    with pytest.raises(OSError if error is RuntimeError else error, match='the disk is full'):
+        partition_graph(graph, 3, tmp_path / 'out', force=True)
+    assert _tree(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ['out']
+
+
+def test_failed_swap_puts_the_old_partition_back(graph, tmp_path, monkeypatch):
+    partition_graph(graph, 2, tmp_path / 'out')
+    before = _tree(tmp_path)
+    rename = Path.rename
+
+    def fail_for_new(self: Path, target: Path) -> Path:
+        if self.suffix == '.tmp':
+            raise OSError('no')
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, 'rename', fail_for_new)
+    with pytest.raises(OSError, match='no'):
+        partition_graph(graph, 3, tmp_path / 'out', force=True)
+    assert _tree(tmp_path) == before
+
+
+def test_not_empty_needs_force(graph, tmp_path, check_partition):
+    partition_graph(graph, 2, tmp_path / 'out')
+    before = _tree(tmp_path)
+    with pytest.raises(ValueError, match='not empty; pass force=True or --force'):
+        partition_graph(graph, 3, tmp_path / 'out')
+    assert _tree(tmp_path) == before
+    partition_graph(graph, 3, tmp_path / 'out', force=True)
+    check_partition(tmp_path / 'out', graph, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ['out']
+
+
+def test_force_replaces_partitions_only(graph, tmp_path):
+    (tmp_path / 'thesis.tex').write_text('years of work')
+    with pytest.raises(ValueError, match=r'got a folder without META\.json'):
+        partition_graph(graph, 2, tmp_path, force=True)
+    assert _tree(tmp_path) == {'thesis.tex': b'years of work'}
+    with pytest.raises(ValueError, match=r"must be a folder \(got the file"):
+        partition_graph(graph, 2, tmp_path / 'thesis.tex', force=True)
+
+
+@pytest.mark.parametrize('force', [False, True])
+def test_empty_folder_is_used(graph, tmp_path, check_partition, force):
+    (tmp_path / 'out').mkdir()
+    partition_graph(graph, 2, tmp_path / 'out', force=force)
+    check_partition(tmp_path / 'out', graph, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ['out']
+
+
+def test_missing_parents_are_made(graph, tmp_path, check_partition):
+    partition_graph(graph, 2, tmp_path / 'a' / 'b' / 'out')
+    check_partition(tmp_path / 'a' / 'b' / 'out', graph, 2)
+
+
+def test_relative_path_and_symbolic_link(graph, tmp_path, check_partition, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    partition_graph(graph, 2, 'out')
+    check_partition(tmp_path / 'out', graph, 2)
+    (tmp_path / 'real').mkdir()
+    os.symlink(tmp_path / 'real', tmp_path / 'link')
+    partition_graph(graph, 3, 'link')
+    assert (tmp_path / 'link').is_symlink()
+    check_partition(tmp_path / 'real', graph, 3)
+
+
+def test_mount_point_is_refused_before_any_work(graph):
+    with pytest.raises(ValueError, match='must not be a mount point'):
+        partition_graph(graph, 2, '/proc')
+
+
+def test_default_permissions(graph, tmp_path):
+    """Other users may read the shards, as any file made with this umask."""
+    (tmp_path / 'ordinary').mkdir()
+    partition_graph(graph, 2, tmp_path / 'out')
+    assert (tmp_path / 'out').stat().st_mode == (tmp_path / 'ordinary').stat().st_mode

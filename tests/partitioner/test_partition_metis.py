@@ -1,0 +1,140 @@
+"""METIS: what it is given, what it balances, and the graphs it stumbles over."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pyg_sar.partitioner import partition_graph
+from pyg_sar.partitioner.metis import fill_empty_parts, metis_assignment, undirected_csr
+from pyg_sar.partitioner.synthetic import GraphShape, synthetic_graph
+
+
+@pytest.fixture(scope='module')
+def power_law() -> Data:
+    return synthetic_graph(GraphShape(3000, 12_000, 4, 6, community_size=100), seed=0)
+
+
+def test_undirected_csr_against_sets(any_graph):
+    neighbours: list[set[int]] = [set() for _ in range(any_graph.num_nodes)]
+    for src, dst in any_graph.edge_index.t().tolist():
+        if src != dst:
+            neighbours[src].add(dst)
+            neighbours[dst].add(src)
+    indptr, index = undirected_csr(any_graph.edge_index, any_graph.num_nodes)
+    assert len(indptr) == any_graph.num_nodes + 1
+    for node, expected in enumerate(neighbours):
+        assert index[indptr[node] : indptr[node + 1]].tolist() == sorted(expected)
+
+
+def test_finds_communities(tmp_path, make_graph):
+    summary = partition_graph(make_graph('communities'), 3, tmp_path / 'out')
+    assert summary.part_num_nodes == (10, 10, 10)
+    assert summary.edge_cut == 4  # The two bridges, both ways.
+    assert summary.communication_volume == 4
+
+
+def test_cuts_far_less_than_random(tmp_path, power_law):
+    metis = partition_graph(power_law, 4, tmp_path / 'metis')
+    random = partition_graph(power_law, 4, tmp_path / 'random', method='random')
+    assert metis.edge_cut < 0.5 * random.edge_cut
+    assert metis.communication_volume < 0.7 * random.communication_volume
+    assert metis.node_imbalance < 1.01
+    assert random.node_imbalance < 1.01
+
+
+def test_balances_edges(tmp_path, power_law):
+    """Most edges lie in one class: with as many nodes, its parts have more edges."""
+    hub = power_law.y == 0
+    keep = hub[power_law.edge_index[1]] | (torch.arange(power_law.num_edges) % 4 == 0)
+    data = Data(edge_index=power_law.edge_index[:, keep], num_nodes=power_law.num_nodes)
+    by_nodes = partition_graph(data, 4, tmp_path / 'nodes')
+    by_edges = partition_graph(data, 4, tmp_path / 'edges', balance='edges')
+    assert by_nodes.edge_imbalance > 1.3
+    weights = torch.tensor(by_edges.part_num_edges) + torch.tensor(by_edges.part_num_nodes)
+    assert weights.max() < 1.02 * weights.float().mean()
+
+
+def test_balances_training_nodes(tmp_path, power_law):
+    """Training nodes in two classes alone, which METIS would otherwise keep together."""
+    data = power_law.clone()
+    data.train_mask = (data.y == 0) | (data.y == 3)
+
+    def imbalance(name: str, **kwargs: str) -> float:
+        partition_graph(data, 4, tmp_path / name, **kwargs)
+        part = torch.load(tmp_path / name / 'node_map.pt')
+        count = torch.bincount(part[data.train_mask], minlength=4).double()
+        return float(count.max() / count.mean())
+
+    assert imbalance('nodes') > 1.3
+    assert imbalance('train', balance='train') < 1.08
+
+
+def test_seed_reaches_metis(power_law):
+    def assign(seed: int) -> list[int]:
+        return metis_assignment(power_law.edge_index, power_law.num_nodes, 4, seed=seed).tolist()
+
+    assert assign(3) == assign(3)
+    assert assign(3) != assign(4)
+
+
+@pytest.mark.parametrize('num_parts', [2, 3, 8, 20])
+def test_isolated_and_disconnected_nodes(tmp_path, check_partition, num_parts):
+    data = Data(edge_index=torch.tensor([[3, 7], [7, 9]]), num_nodes=20)
+    summary = partition_graph(data, num_parts, tmp_path / 'out')
+    check_partition(tmp_path / 'out', data, num_parts)
+    assert min(summary.part_num_nodes) >= 1
+
+
+def test_no_edges_balances_weights():
+    edges = torch.empty(2, 0, dtype=torch.int64)
+    weight = torch.tensor([6, 1, 1, 1, 1, 1, 1])
+    assignment = metis_assignment(edges, 7, 2, node_weight=weight)
+    assert assignment.tolist() == [0, 1, 1, 1, 1, 1, 1]
+    assert metis_assignment(edges, 7, 3).bincount().tolist() == [2, 3, 2]
+
+
+def test_only_self_loops():
+    loops = torch.arange(6).repeat(2, 1)
+    assert metis_assignment(loops, 6, 3).bincount().tolist() == [2, 2, 2]
+
+
+def test_fill_empty_parts():
+    assert fill_empty_parts(torch.tensor([2, 2, 2, 2, 0]), 4).tolist() == [2, 2, 3, 1, 0]
+    whole = torch.tensor([1, 0, 2])
+    assert fill_empty_parts(whole, 3) is whole
+
+
+def test_one_part_needs_no_metis(monkeypatch, tmp_path, graph):
+    import pymetis
+
+    monkeypatch.setattr(pymetis, 'part_graph', None)
+    assert partition_graph(graph, 1, tmp_path / 'out').part_num_nodes == (50,)
+
+
+@pytest.mark.parametrize(
+    ('backend', 'package'),
+    [('auto', 'pymetis'), ('pyg-lib', 'pyg_lib'), ('torch-sparse', 'torch_sparse')],
+)
+def test_missing_backend(monkeypatch, tmp_path, graph, backend, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=f'install it with .pip install {package}'.replace('_', '.')):
+        partition_graph(graph, 2, tmp_path / 'out', backend=backend)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ('backend', 'package'),
+    [('pymetis', 'pymetis'), ('pyg-lib', 'pyg_lib'), ('torch-sparse', 'torch_sparse')],
+)
+@pytest.mark.parametrize('balance', ['nodes', 'edges', 'train'])
+def test_backends(tmp_path, power_law, check_partition, make_graph, backend, package, balance):
+    pytest.importorskip(package)
+    summary = partition_graph(power_law, 4, tmp_path / 'a', backend=backend, balance=balance)
+    assert summary.edge_cut < 0.5 * power_law.num_edges
+    data = make_graph('communities')
+    partition_graph(data, 3, tmp_path / 'b', backend=backend, balance=balance)
+    check_partition(tmp_path / 'b', data, 3)

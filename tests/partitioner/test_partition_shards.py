@@ -1,0 +1,168 @@
+"""The shards against an oracle in plain Python that knows the graph and the format alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+
+from pyg_sar.partitioner import partition_graph
+
+
+@pytest.mark.parametrize('num_parts', [1, 2, 3, 7])
+@pytest.mark.parametrize('method', ['metis', 'random'])
+def test_every_invariant(any_graph, tmp_path, check_partition, method, num_parts):
+    summary = partition_graph(any_graph, num_parts, tmp_path / 'parts', method=method)
+    part_of = check_partition(tmp_path / 'parts', any_graph, num_parts)
+    assert set(part_of) == set(range(num_parts))
+    sizes = [part_of.count(part) for part in range(num_parts)]
+    assert list(summary.part_num_nodes) == sizes
+
+
+def test_as_many_parts_as_nodes(tmp_path, check_partition, make_graph):
+    for name in ('no_edges', 'star', 'communities'):
+        data = make_graph(name)
+        partition_graph(data, data.num_nodes, tmp_path / name)
+        part_of = check_partition(tmp_path / name, data, data.num_nodes)
+        assert sorted(part_of) == list(range(data.num_nodes))
+
+
+@pytest.mark.parametrize('suffix', ['.npy', '.pt', '.txt'])
+def test_parts_from_file(graph, tmp_path, check_partition, suffix):
+    parts = torch.arange(graph.num_nodes) * 3 % 4
+    path = tmp_path / f'parts{suffix}'
+    if suffix == '.pt':
+        torch.save(parts.to(torch.int32), path)
+    elif suffix == '.npy':
+        import numpy as np
+
+        np.save(path, parts.numpy().astype(np.uint8))
+    else:
+        path.write_text('\n'.join(map(str, parts.tolist())))
+    partition_graph(graph, 4, tmp_path / 'out', method=f'file:{path}')
+    assert check_partition(tmp_path / 'out', graph, 4) == parts.tolist()
+
+
+def test_empty_parts_and_parts_without_edges(any_graph, tmp_path, check_partition):
+    """Parts 0 and 3 of 5 are empty; one node alone is part 4."""
+    parts = torch.arange(any_graph.num_nodes) % 2 + 1
+    parts[-1] = 4
+    partition_graph(any_graph, 5, tmp_path / 'out', method=parts)
+    assert check_partition(tmp_path / 'out', any_graph, 5) == parts.tolist()
+
+
+def test_one_part_reads_all_and_the_others_nothing(tmp_path, check_partition, make_graph):
+    data = make_graph('star')
+    parts = torch.arange(20) % 3
+    summary = partition_graph(data, 3, tmp_path / 'out', method=parts)
+    check_partition(tmp_path / 'out', data, 3)
+    assert summary.part_num_edges == (19, 0, 0)
+    assert summary.halo_rows == ((0, 7, 6), (0, 0, 0), (0, 0, 0))
+    assert summary.boundary_rows == (0, 7, 6)
+
+
+def test_graph_is_not_changed(graph, tmp_path):
+    before = graph.clone()
+    partition_graph(graph, 3, tmp_path / 'out')
+    assert graph.keys() == before.keys()
+    for key in before.keys():  # noqa: SIM118
+        assert torch.equal(graph[key], before[key])
+
+
+@pytest.mark.parametrize('dtype', [torch.int32, torch.int16, torch.uint8])
+def test_other_integer_types(graph, tmp_path, check_partition, dtype):
+    narrow = graph.clone()
+    narrow.edge_index = graph.edge_index.to(dtype)
+    partition_graph(narrow, 3, tmp_path / 'out')
+    check_partition(tmp_path / 'out', graph, 3)
+
+
+def test_edge_index_of_other_kinds(graph, tmp_path, check_partition):
+    """PyG's EdgeIndex, and a transposed view: neither is a plain contiguous tensor."""
+    special = graph.clone()
+    special.edge_index = EdgeIndex(graph.edge_index, sparse_size=(50, 50))
+    partition_graph(special, 3, tmp_path / 'a')
+    check_partition(tmp_path / 'a', graph, 3)
+    special.edge_index = graph.edge_index.t().contiguous().t()
+    partition_graph(special, 3, tmp_path / 'b')
+    check_partition(tmp_path / 'b', graph, 3)
+
+
+@pytest.mark.parametrize('method', ['metis', 'random'])
+def test_same_seed_same_bytes(graph, tmp_path, assert_same_content, method):
+    del graph.train_mask
+    for name in ('a', 'b'):
+        partition_graph(graph, 3, tmp_path / name, method=method, seed=5, split='0.5/0.2/0.3')
+    files = sorted(path.relative_to(tmp_path / 'a') for path in (tmp_path / 'a').rglob('*.*'))
+    assert len(files) == 3 + 3 * 6
+    for file in files:
+        a, b = tmp_path / 'a' / file, tmp_path / 'b' / file
+        if file.suffix == '.json':
+            assert a.read_text() == b.read_text()
+        else:
+            assert_same_content(torch.load(a), torch.load(b))
+
+
+def test_other_seed_other_parts(graph, tmp_path):
+    fingerprints = set()
+    for seed in range(3):
+        partition_graph(graph, 3, tmp_path / f'{seed}', method='random', seed=seed)
+        meta = json.loads((tmp_path / f'{seed}' / 'META.json').read_text())
+        fingerprints.add(meta['pyg_sar']['fingerprint'])
+    assert len(fingerprints) == 3
+
+
+def test_fingerprint_tells_graphs_apart(tmp_path):
+    """The same parts of another graph are another partition."""
+
+    def fingerprint(edges: list[list[int]], name: str) -> str:
+        data = Data(edge_index=torch.tensor(edges), num_nodes=4)
+        partition_graph(data, 2, tmp_path / name, method=torch.tensor([0, 0, 1, 1]))
+        meta = json.loads((tmp_path / name / 'META.json').read_text())
+        return str(meta['pyg_sar']['fingerprint'])
+
+    a = fingerprint([[0, 1], [1, 2]], 'a')
+    assert fingerprint([[0, 1], [1, 2]], 'b') == a
+    assert fingerprint([[1, 0], [2, 1]], 'c') != a
+
+
+def test_summary_counts(tmp_path):
+    """0 -> 1 -> 2 -> 3 with a doubled cut edge, cut in the middle."""
+    data = Data(edge_index=torch.tensor([[0, 1, 1, 2], [1, 2, 2, 3]]), num_nodes=4)
+    parts = torch.tensor([0, 0, 1, 1])
+    summary = partition_graph(data, 2, tmp_path / 'out', method=parts)
+    assert summary.method == 'tensor'
+    assert (summary.num_nodes, summary.num_edges, summary.num_parts) == (4, 4, 2)
+    assert summary.part_num_nodes == (2, 2)
+    assert summary.part_num_edges == (1, 3)
+    assert summary.halo_rows == ((0, 0), (1, 0))
+    assert summary.boundary_rows == (1, 0)
+    assert summary.edge_cut == 2
+    assert summary.communication_volume == 1
+    assert summary.node_imbalance == 1.0
+    assert summary.edge_imbalance == 1.5
+    text = str(summary)
+    assert '4 nodes and 4 edges in 2 parts (tensor)' in text
+    assert '2 (50.0% of the edges)' in text
+    assert '1 rows per layer (0.25 per node)' in text
+    with pytest.raises(AttributeError):
+        summary.edge_cut = 0  # type: ignore[misc]
+
+
+def test_command_and_versions_are_noted(graph, tmp_path):
+    partition_graph(graph, 2, tmp_path / 'out', command=['a', 'b'])
+    ours = json.loads(Path(tmp_path / 'out' / 'META.json').read_text())['pyg_sar']
+    assert ours['command'] == ['a', 'b']
+    assert ours['versions']['torch'] == torch.__version__
+    assert ours['partition'] | {'edge_cut': 0, 'communication_volume': 0} == {
+        'method': 'metis',
+        'backend': 'pymetis',
+        'seed': 0,
+        'balance': 'nodes',
+        'edge_cut': 0,
+        'communication_volume': 0,
+    }

@@ -1,0 +1,111 @@
+"""The random split."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from pyg_sar.partitioner import partition_graph
+from pyg_sar.partitioner.split import parse_split, random_split
+
+FRACTIONS = (0.6, 0.2, 0.2)
+
+
+def _counts(masks: dict[str, torch.Tensor]) -> list[int]:
+    assert list(masks) == ['train_mask', 'val_mask', 'test_mask']
+    assert all(mask.dtype is torch.bool for mask in masks.values())
+    assert int(torch.stack(list(masks.values())).sum(dim=0).max()) <= 1  # Disjoint.
+    return [int(mask.sum()) for mask in masks.values()]
+
+
+def test_covers_the_labelled_nodes():
+    y = torch.arange(200) % 5
+    y[::4] = -1
+    masks = random_split(y, 200, FRACTIONS, seed=0)
+    assert _counts(masks) == [90, 30, 30]
+    assert torch.equal(masks['train_mask'] | masks['val_mask'] | masks['test_mask'], y >= 0)
+
+
+@pytest.mark.parametrize(
+    ('y', 'labelled'),
+    [
+        (None, [True] * 4),
+        (torch.tensor([0, -1, 3, -100]), [True, False, True, False]),
+        (torch.tensor([[0], [-1], [3], [2]]), [True, False, True, True]),
+        (torch.tensor([0.0, torch.nan, -3.0, 1.0]), [True, False, True, True]),
+        (torch.tensor([[1, torch.nan], [torch.nan] * 2, [0, 0], [1, 1]]), [True, False, True, True]),
+        (torch.tensor([True, False, False, True]), [True] * 4),
+    ],
+)
+def test_labelled(y, labelled):
+    masks = random_split(y, 4, (1.0, 0.0, 0.0), seed=0)
+    assert masks['train_mask'].tolist() == labelled
+
+
+def test_rounding():
+    assert _counts(random_split(None, 7, (0.5, 0.5, 0.0), seed=0)) == [4, 3, 0]
+    assert _counts(random_split(None, 10, (0.34, 0.33, 0.33), seed=0)) == [3, 3, 4]
+    assert _counts(random_split(None, 1, FRACTIONS, seed=0)) == [1, 0, 0]
+
+
+def test_seed():
+    a, b, c = (random_split(None, 100, FRACTIONS, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(a['train_mask'], b['train_mask'])
+    assert not torch.equal(a['train_mask'], c['train_mask'])
+
+
+def test_no_labels():
+    with pytest.raises(ValueError, match=r"'split' needs labelled nodes \(got none\)"):
+        random_split(torch.full((4,), -1), 4, FRACTIONS, seed=0)
+
+
+def test_parse():
+    assert parse_split('0.6/0.2/0.2') == FRACTIONS
+    assert parse_split((1, 0, 0)) == (1.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    'split', ['0.6/0.4', '0.6,0.2,0.2', 'a/b/c', '', '60/20/20', '0/0.5/0.5', '1.2/-0.2/0', 0.6]
+)
+def test_parse_refuses(split):
+    with pytest.raises(ValueError, match="'split' must be three fractions"):
+        parse_split(split)
+
+
+@pytest.mark.parametrize('split', ['0.5/0.3/0.2', (0.5, 0.3, 0.2)])
+def test_masks_are_written(graph, tmp_path, check_partition, split):
+    del graph.train_mask
+    partition_graph(graph, 3, tmp_path / 'out', split=split, seed=7)
+    expected = graph.clone()
+    expected.update(random_split(graph.y, graph.num_nodes, (0.5, 0.3, 0.2), seed=7))
+    names = ('x', 'y', 'pos', 'train_mask', 'val_mask', 'test_mask')
+    check_partition(tmp_path / 'out', expected, 3, node_attrs=names)
+    assert 'train_mask' not in graph
+
+
+def test_the_same_for_any_number_of_parts(graph, tmp_path):
+    del graph.train_mask
+    splits = []
+    for num_parts in (1, 4):
+        root = tmp_path / f'{num_parts}'
+        partition_graph(graph, num_parts, root, split='0.5/0.3/0.2')
+        mask = torch.zeros(graph.num_nodes, dtype=torch.bool)
+        for part in range(num_parts):
+            n_id = torch.load(root / f'part_{part}' / 'sar.pt')['n_id']
+            mask[n_id] = torch.load(root / f'part_{part}' / 'node_attrs.pt')['train_mask']
+        splits.append(mask)
+    assert torch.equal(*splits)
+
+
+def test_masks_present(graph, tmp_path):
+    with pytest.raises(ValueError, match=r"'split' needs a graph without masks \(got train_mask\)"):
+        partition_graph(graph, 2, tmp_path / 'out', split='0.6/0.2/0.2')
+
+
+def test_split_and_balance(graph, tmp_path):
+    del graph.train_mask
+    partition_graph(graph, 2, tmp_path / 'out', split='0.6/0.2/0.2', balance='train')
+    meta = json.loads((tmp_path / 'out' / 'META.json').read_text())
+    assert meta['pyg_sar']['partition']['balance'] == 'train'
