@@ -28,7 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = _parser().parse_args(arguments)
     with warnings.catch_warnings():
-        # Warnings are news for the user here, not for a developer: no file name, no source line.
+        # Warnings are news for the user here, not for a developer: always shown, and without
+        # file name and source line.
+        warnings.simplefilter('default', UserWarning)
         warnings.showwarning = lambda message, *_, **__: print(f'note: {message}', file=sys.stderr)
         return _run(args, arguments)
 

@@ -27,9 +27,11 @@ def check_backend(backend: str) -> Any:
     try:
         return importlib.import_module(package.replace('-', '_'))
     except ImportError as error:
+        how = "with 'pip install pymetis'"
+        if package != 'pymetis':
+            how = "as PyG's installation guide says, or use backend='pymetis'"
         raise ValueError(
-            f"backend '{backend}' needs the package '{package}' (got: {error}); "
-            f"install it with 'pip install {package}'"
+            f"backend '{backend}' needs the package '{package}' (got: {error}); install it {how}"
         ) from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -45,7 +44,9 @@ def read_npz(file: IO[bytes], name: str, *, dense: bool = True) -> tuple[Data, l
             if not isinstance(archive, Mapping):
                 raise ValueError('a single array')
             arrays = {key: archive[key] for key in archive}
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # Damaged archives: errors of numpy, zipfile, zlib, ...
         raise ValueError(
             f"expected an .npz file of plain arrays in '{name}' (got {error})"
         ) from error
@@ -111,7 +112,7 @@ def _csr_features(arrays: dict[str, Any], name: str, *, dense: bool) -> Tensor:
         torch.from_numpy(data),
         (num_rows, num_columns),
         check_invariants=False,
-    ).coalesce()
+    )
     return x.to_dense() if dense else x
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import re
 import warnings
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,8 +57,11 @@ def read_saved(path: Path) -> Data:
         found = re.search(r'GLOBAL (\S+)', str(error))
         reason = f"a pickle that needs '{found[1]}'" if found else 'a pickle that is not plain data'
         raise ValueError(expected.format(path, reason)) from error
-    except (RuntimeError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        reason = f'no file written by torch.save: {str(error).splitlines()[0]}'
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # The unpickler meets damaged files with errors of any kind.
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        reason = f'no file written by torch.save: {first_line}'
         raise ValueError(expected.format(path, reason)) from error
 
     if isinstance(content, tuple) and len(content) in (2, 3):

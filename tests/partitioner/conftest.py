@@ -137,7 +137,9 @@ def _check_partition(
         folder = root / f'part_{part}'
         _check_storage(sar)
         assert {name: str(value.dtype) for name, value in sar.items()} == {
-            **dict.fromkeys(('n_id', 'halo_ptr', 'boundary_ptr', 'block_ptr', 'e_id'), 'torch.int64'),
+            **dict.fromkeys(
+                ('n_id', 'halo_ptr', 'boundary_ptr', 'block_ptr', 'e_id'), 'torch.int64'
+            ),
             **dict.fromkeys(('halo_pos', 'boundary_pos', 'src', 'dst'), 'torch.int32'),
         }
         own = [node for node in range(num_nodes) if part_of[node] == part]
@@ -177,7 +179,9 @@ def _check_partition(
 
         _check_pyg_files(folder, data, own, e_id, edges, edge_attrs)
         _check_rows(folder / 'node_attrs.pt', data, sorted({*node_attrs} - {'x'}), sar['n_id'])
-        _check_rows(folder / 'edge_attrs.pt', data, sorted({*edge_attrs} - {'edge_attr'}), sar['e_id'])
+        _check_rows(
+            folder / 'edge_attrs.pt', data, sorted({*edge_attrs} - {'edge_attr'}), sar['e_id']
+        )
         assert sorted(path.name for path in folder.iterdir()) == [
             'edge_attrs.pt',
             'edge_feats.pt',

@@ -77,6 +77,14 @@ def test_rows_decide():
     )
 
 
+def test_ids_are_no_rows():
+    """[2, L] has one row per node, if there are two, but the columns count."""
+    data = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
+    data.edge_label_index = torch.zeros(2, 7, dtype=torch.int64)
+    with pytest.warns(UserWarning, match='edge_label_index'):
+        assert _sorted(data) == ([], [], [])
+
+
 def test_names_decide_when_there_are_as_many_nodes_as_edges():
     data = Data(
         edge_index=EDGES[:, :4],

@@ -105,7 +105,10 @@ CASES = {
         "expected no NaN in 'x' (got 1 NaN values)",
     ),
     'sparse NaN': (
-        {'data': _data(x=torch.diag(torch.tensor([1, torch.nan, 1, 1])).to_sparse()), 'check_nan': True},
+        {
+            'data': _data(x=torch.diag(torch.tensor([1, torch.nan, 1, 1])).to_sparse()),
+            'check_nan': True,
+        },
         "expected no NaN in 'x' (got 1 NaN values)",
     ),
     'x is no tensor': ({'data': _data(x=[1, 2, 3, 4])}, "'x' must be a tensor (got list)"),

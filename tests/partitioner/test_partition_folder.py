@@ -84,7 +84,7 @@ def test_force_replaces_partitions_only(graph, tmp_path):
     with pytest.raises(ValueError, match=r'got a folder without META\.json'):
         partition_graph(graph, 2, tmp_path, force=True)
     assert _tree(tmp_path) == {'thesis.tex': b'years of work'}
-    with pytest.raises(ValueError, match=r"must be a folder \(got the file"):
+    with pytest.raises(ValueError, match=r'must be a folder \(got the file'):
         partition_graph(graph, 2, tmp_path / 'thesis.tex', force=True)
 
 

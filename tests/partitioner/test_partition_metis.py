@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_sar.partitioner import partition_graph
@@ -121,9 +123,36 @@ def test_one_part_needs_no_metis(monkeypatch, tmp_path, graph):
 )
 def test_missing_backend(monkeypatch, tmp_path, graph, backend, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ValueError, match=f'install it with .pip install {package}'.replace('_', '.')):
+    message = f"backend '{backend}' needs the package '{package.replace('_', '-')}' .* install it"
+    with pytest.raises(ValueError, match=message):
         partition_graph(graph, 2, tmp_path / 'out', backend=backend)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_pyg_lib_is_called_as_it_wants(monkeypatch, power_law):
+    """Its signature is metis(rowptr, col, num_partitions, node_weight, edge_weight, recursive)."""
+
+    def metis(
+        rowptr: Tensor,
+        col: Tensor,
+        num_partitions: int,
+        node_weight: Tensor | None = None,
+        edge_weight: Tensor | None = None,
+        recursive: bool = False,
+    ) -> Tensor:
+        assert rowptr.tolist() == indptr.tolist()
+        assert col.tolist() == index.tolist()
+        assert node_weight is weight
+        assert edge_weight is None
+        return torch.arange(rowptr.numel() - 1) % num_partitions
+
+    edges, num_nodes = power_law.edge_index, power_law.num_nodes
+    indptr, index = undirected_csr(edges, num_nodes)
+    weight = torch.ones(num_nodes, dtype=torch.int64)
+    package = SimpleNamespace(partition=SimpleNamespace(metis=metis))
+    monkeypatch.setitem(sys.modules, 'pyg_lib', package)
+    parts = metis_assignment(edges, num_nodes, 4, backend='pyg-lib', node_weight=weight)
+    assert parts.tolist() == [node % 4 for node in range(num_nodes)]
 
 
 @pytest.mark.parametrize(

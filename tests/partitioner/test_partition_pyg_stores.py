@@ -29,7 +29,11 @@ def test_graph_store(root, graph):
     seen = []
     for part in range(NUM_PARTS):
         store = LocalGraphStore.from_partition(str(root), part)
-        assert (store.num_partitions, store.partition_idx, store.is_sorted) == (NUM_PARTS, part, True)
+        assert (store.num_partitions, store.partition_idx, store.is_sorted) == (
+            NUM_PARTS,
+            part,
+            True,
+        )
         (attr,) = store.get_all_edge_attrs()
         assert attr.size == (50, 50)
         edge_index, edge_id = store.get_edge_index(attr), store.get_edge_id(attr)

@@ -35,7 +35,10 @@ def test_covers_the_labelled_nodes():
         (torch.tensor([0, -1, 3, -100]), [True, False, True, False]),
         (torch.tensor([[0], [-1], [3], [2]]), [True, False, True, True]),
         (torch.tensor([0.0, torch.nan, -3.0, 1.0]), [True, False, True, True]),
-        (torch.tensor([[1, torch.nan], [torch.nan] * 2, [0, 0], [1, 1]]), [True, False, True, True]),
+        (
+            torch.tensor([[1, torch.nan], [torch.nan] * 2, [0, 0], [1, 1]]),
+            [True, False, True, True],
+        ),
         (torch.tensor([True, False, False, True]), [True] * 4),
     ],
 )

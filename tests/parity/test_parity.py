@@ -1,0 +1,121 @@
+"""Output, input gradients and every parameter gradient equal one-process PyG, elementwise."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from parity_cases import CASES, graph, make, run
+from ranks import run_ranks
+from torch import Tensor
+from torch_geometric.data import Data
+
+import pyg_sar
+
+TOLERANCE = 1e-10
+
+MODES = ['sequential', 'sequential_no_remat', 'one_shot']
+
+
+@pytest.fixture(scope='session')
+def partitions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder per method and number of parts."""
+    root = tmp_path_factory.mktemp('parity')
+    for num_parts in (1, 2, 3, 4, 6):
+        for method in ('metis', 'random'):
+            pyg_sar.partition_graph(graph(), num_parts, root / f'{method}{num_parts}', method=method)
+    return root
+
+
+@functools.cache
+def _expected(name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Output, the gradient it is given, and all gradients of one-process PyG."""
+    module = make(name).to(dtype)
+    out, inputs = run(name, module, _as(graph(), dtype))
+    generator = torch.Generator().manual_seed(1)
+    grad = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(dtype)
+    out.backward(grad)
+    gradients = {key: _grad(value) for key, value in inputs.items()}
+    gradients |= {key: _grad(value) for key, value in module.named_parameters()}
+    return out.detach(), grad, gradients
+
+
+def _as(data: Data, dtype: torch.dtype) -> Data:
+    return data.apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
+
+
+def _grad(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def _differences(
+    name: str, root: str, mode: str, dtype: torch.dtype = torch.float64
+) -> dict[str, float]:
+    """The largest absolute difference of each tensor on this rank."""
+    expected, grad, gradients = _expected(name, dtype)
+    data = pyg_sar.load_shard(root)
+    data = _as(data, dtype)
+    module = pyg_sar.wrap(make(name).to(dtype), mode=mode)
+    out, inputs = run(name, module, data)
+    out.backward(grad[data.n_id])
+    found = {'out': (expected[data.n_id], out)}
+    for key, value in inputs.items():
+        rows = data.n_id if key == 'x' else data.e_id
+        found[key] = gradients[key][rows], _grad(value)
+    keys = [key for key, _ in make(name).named_parameters()]
+    for key, parameter in zip(keys, module.parameters(), strict=True):
+        value = _grad(parameter).clone()
+        if dist.is_initialized():
+            dist.all_reduce(value)
+        found[key] = gradients[key], value
+    return {
+        key: ((a - b).abs() / _scale(a, dtype)).max().item() if a.numel() else 0.0
+        for key, (a, b) in found.items()
+    }
+
+
+def _scale(expected: Tensor, dtype: torch.dtype) -> float:
+    """Absolute differences in float64, relative to the largest entry in float32."""
+    return 1.0 if dtype == torch.float64 else max(1.0, expected.abs().max().item())
+
+
+def _check(differences: list[dict[str, float]], tolerance: float = TOLERANCE) -> None:
+    wrong = [
+        (rank, key, value)
+        for rank, found in enumerate(differences)
+        for key, value in found.items()
+        if not value <= tolerance
+    ]
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('parts', ['metis1', 'metis3', 'random4'])
+def test_one_process(partitions: Path, name: str, mode: str, parts: str) -> None:
+    _check([_differences(name, str(partitions / parts), mode)])
+
+
+@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('parts', ['metis3', 'random3'])
+def test_three_ranks(partitions: Path, name: str, mode: str, parts: str) -> None:
+    _check(run_ranks(_differences, 3, name, str(partitions / parts), mode))
+
+
+@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize(
+    ('world_size', 'parts'),
+    [(1, 'metis1'), (2, 'metis2'), (4, 'random4'), (2, 'metis4'), (3, 'random6')],
+)
+def test_world_sizes(partitions: Path, name: str, world_size: int, parts: str) -> None:
+    _check(run_ranks(_differences, world_size, name, str(partitions / parts), 'sequential'))
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_float32(partitions: Path, name: str) -> None:
+    root = str(partitions / 'metis3')
+    _check(run_ranks(_differences, 3, name, root, 'sequential', torch.float32), 1e-4)
