@@ -11,6 +11,7 @@ DistributedDataParallel's. With one process there is nothing to exchange and no 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -134,14 +135,14 @@ class Exchange:
                 started += 1
             start, end = self.shard.source_range(part)
             yield [t[start:end] for t in tensors]
-        for i in range(len(steps)):
-            works, received, _ = pending.pop(0)
+        for _ in steps:
+            works, received, _sent = pending.pop(0)
             _wait(works)
-            # The buffers of step i + depth are free: its previous user was step i - 1.
+            # Its buffers are free: the block before this one used them last.
             if started < len(steps):
                 pending.append(self._start(steps[started], tensors, buffers.rows(started)))
                 started += 1
-            del works, _
+            del works, _sent
             yield received
 
     def _start(
@@ -190,7 +191,7 @@ class Exchange:
             by_rank[step.send_rank].append(step.send_index)
         parts_per_rank = shard.parts_per_rank
         halo_ptr = shard.halo_ptr[::parts_per_rank]
-        recv_counts = [b - a for a, b in zip(halo_ptr[:-1], halo_ptr[1:], strict=True)]
+        recv_counts = [b - a for a, b in pairwise(halo_ptr)]
         send_counts = [sum(t.numel() for t in lists) for lists in by_rank]
         lists = [t for lists in by_rank for t in lists]
         return torch.cat(lists), send_counts, recv_counts

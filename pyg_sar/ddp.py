@@ -50,16 +50,13 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
                 "'broadcast_buffers' must be False (got True): global norms keep buffers equal"
             )
         module = wrap(module, mode=mode, prefetch=prefetch)
-        if not is_distributed():
-            torch.nn.Module.__init__(self)
-            self.module = module
-            self.is_single = True
-            return
-        if not any(p.requires_grad for p in module.parameters()):  # torch's refuses a model without anything to learn
+        # torch's needs a process group, and refuses a model that has nothing to learn.
+        if not is_distributed() or not any(p.requires_grad for p in module.parameters()):
             torch.nn.Module.__init__(self)
             self.module, self.is_single = module, True
-            for tensor in module.state_dict().values():
-                dist.broadcast(tensor, src=0, group=kwargs.get('process_group'))
+            if is_distributed():
+                for tensor in module.state_dict().values():
+                    dist.broadcast(tensor, src=0, group=kwargs.get('process_group'))
             return
         super().__init__(module, **kwargs)
         self.broadcast_buffers = False
@@ -70,7 +67,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         """Runs the wrapped model; the arguments are the model's own."""
         if self.is_single:
             return self.module(*inputs, **kwargs)
-        return super().forward(*inputs, **kwargs)
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -83,7 +80,8 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
 
 
 def _sum_gradients(
-    group: dist.ProcessGroup, bucket: dist.GradBucket
+    group: dist.ProcessGroup,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[Tensor]:
     work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     assert work is not None

@@ -18,7 +18,7 @@ _BAG_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def bag_sum(values: Tensor, bags: Bags, weight: Tensor | None = None) -> Tensor:
-    """Sums `values` over every bag: ``out[b] = sum of weight[e] * values[index[e]]``.
+    """Sums `values` over every bag: ``out[b] = sum of weight[e] * values[columns[e]]``.
 
     Args:
         values: ``[num_cols, F]``.
@@ -30,10 +30,10 @@ def bag_sum(values: Tensor, bags: Bags, weight: Tensor | None = None) -> Tensor:
     """
     if weight is not None and bags.perm is not None:
         weight = weight[bags.perm]
-    if values.dtype not in _BAG_DTYPES or values.size(1) == 0 or bags.index.numel() == 0:
+    if values.dtype not in _BAG_DTYPES or values.size(1) == 0 or bags.columns.numel() == 0:
         return _bag_sum_by_index_add(values, bags, weight)
     return embedding_bag(
-        bags.index,
+        bags.columns,
         values,
         bags.ptr,
         mode='sum',
@@ -48,7 +48,7 @@ def _bag_sum_by_index_add(values: Tensor, bags: Bags, weight: Tensor | None) -> 
     bag = torch.repeat_interleave(
         torch.arange(num_bags, device=values.device), bags.ptr.diff().long()
     )
-    rows = values.index_select(0, bags.index)
+    rows = values.index_select(0, bags.columns)
     if weight is not None:
         rows = rows * weight.view(-1, 1)
     return values.new_zeros(num_bags, values.size(1)).index_add_(0, bag, rows)

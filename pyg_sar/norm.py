@@ -64,7 +64,9 @@ class GlobalBatchNorm(torch.nn.BatchNorm1d):
             )
         if self.training and self.track_running_stats:
             self._update_running(mean, var, count)
-        out: Tensor = _BatchNorm.apply(rows, self.weight, self.bias, mean, var, count, self.eps)
+        out: Tensor = _BatchNorm.apply(  # type: ignore[no-untyped-call]
+            rows, self.weight, self.bias, mean, var, count, self.eps
+        )
         if input.dim() == 3:
             out = out.view(input.size(0), input.size(2), -1).transpose(1, 2)
         return out
@@ -125,7 +127,7 @@ class _BatchNorm(torch.autograd.Function):
         return F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
         # With fixed statistics: weight * invstd * g, sum of g * xhat, sum of g.

@@ -63,7 +63,7 @@ def _plan_wrapping(
             inside.update(module.modules())
         _check(name, module, mode)
         if type(module) in _CONVERTED:
-            replacements[module] = GlobalBatchNorm.convert(module)  # type: ignore[arg-type]
+            replacements[module] = GlobalBatchNorm.convert(module)
     if not convs and not num_wrapped:
         raise ValueError(
             f'expected a model with at least one message-passing conv (got {type(model).__name__} '
@@ -89,7 +89,6 @@ def _replace_children(
 ) -> None:
     for parent in list(module.modules()):
         for name, child in list(parent._modules.items()):
-            if child is not None and child in replacements:
-                # A SARConv holds the conv it replaces.
-                if not isinstance(parent, SARConv):
-                    parent._modules[name] = replacements[child]
+            # A SARConv holds the conv it replaces.
+            if child is not None and child in replacements and not isinstance(parent, SARConv):
+                parent._modules[name] = replacements[child]

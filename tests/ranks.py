@@ -91,9 +91,7 @@ class _Pool:
             self.processes.append(process)
             self.connections.append(ours)
 
-    def run(
-        self, fn: Callable[..., Any], args: Any, kwargs: Any, timeout: float
-    ) -> list[Any]:
+    def run(self, fn: Callable[..., Any], args: Any, kwargs: Any, timeout: float) -> list[Any]:
         call = _dump((sys.path, fn.__module__, fn.__qualname__, args, kwargs))
         for connection in self.connections:
             connection.send_bytes(call)

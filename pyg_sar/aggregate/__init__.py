@@ -1,0 +1,1 @@
+"""The autograd Functions: linear sums, replayed messages, all halo rows at once."""

@@ -30,7 +30,7 @@ def with_halo(x: Tensor, exchange: Exchange) -> Tensor:
     """
     if exchange.group is None:
         return x
-    out: Tensor = _WithHalo.apply(x, exchange)
+    out: Tensor = _WithHalo.apply(x, exchange)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -41,7 +41,7 @@ class _WithHalo(torch.autograd.Function):
         return _append_halo(x, exchange)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return _sum_at_owner(grads[0], ctx.exchange), None
 
@@ -73,7 +73,7 @@ def from_halo(values: Tensor, exchange: Exchange) -> Tensor:
     """
     if exchange.group is None:
         return values
-    out: Tensor = _FromHalo.apply(values, exchange)
+    out: Tensor = _FromHalo.apply(values, exchange)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -84,6 +84,6 @@ class _FromHalo(torch.autograd.Function):
         return _sum_at_owner(values, exchange)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return _append_halo(grads[0], ctx.exchange), None

@@ -35,7 +35,9 @@ def linear_sum(
     Saved for backward: nothing but the weight. Point-to-point messages: one per step in forward,
     one per step in backward if x needs a gradient (with ``one_shot`` one all-to-all each).
     """
-    out: Tensor = _LinearSum.apply(x, weight, plan, exchange, one_shot)
+    out: Tensor = _LinearSum.apply(  # type: ignore[no-untyped-call]
+        x, weight, plan, exchange, one_shot
+    )
     return out
 
 

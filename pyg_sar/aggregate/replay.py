@@ -65,7 +65,7 @@ def replay(
     Returns:
         The merge states and the edge outputs.
     """
-    out = _Replay.apply(
+    out = _Replay.apply(  # type: ignore[no-untyped-call]
         program, tuple(merges), plan, exchange, keep_rows, arguments.counts, *arguments
     )
     num_states = len(out) - program.num_edge_outputs
@@ -106,7 +106,7 @@ class _Replay(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = list(ctx.saved_tensors)
         num_arguments = sum(ctx.counts)
@@ -301,7 +301,7 @@ def _gradients(
     """The gradients of all arguments that need one, in their order."""
     arguments = blocks.arguments
     num_src, num_dst, num_edge = arguments.counts[:3]
-    total: list[Tensor | None] = [
+    total = [
         torch.zeros_like(t, memory_format=torch.contiguous_format) if need else None
         for t, need in zip(arguments, needs, strict=True)
     ]
@@ -322,15 +322,15 @@ def _gradients(
                 results = torch.autograd.grad(
                     outputs, [t for _, t in wanted], gradients, allow_unused=True
                 )
-                for (i, _), result in zip(wanted, results, strict=True):
-                    found[i] = result
+                for (i, _), gradient in zip(wanted, results, strict=True):
+                    found[i] = gradient
             del outputs, gradients
         if returned.out:
             returned.put(
                 [
-                    torch.zeros_like(leaf) if found[i] is None else found[i]
-                    for i, leaf in enumerate(leaves.src)
-                    if needs[i]
+                    torch.zeros_like(leaf) if gradient is None else gradient
+                    for leaf, gradient, need in zip(leaves.src, found, needs, strict=False)
+                    if need
                 ]
             )
         for i in range(num_src, len(total)):
@@ -380,5 +380,7 @@ class _SoftmaxOfBlock(torch.autograd.Function):
 def _softmax_of_block(
     logits: Tensor, dst: Tensor, stats: SoftmaxStats, row_sum: Tensor | None
 ) -> Tensor:
-    out: Tensor = _SoftmaxOfBlock.apply(logits, dst, stats, row_sum)
+    out: Tensor = _SoftmaxOfBlock.apply(  # type: ignore[no-untyped-call]
+        logits, dst, stats, row_sum
+    )
     return out

@@ -6,8 +6,6 @@ ordinary autograd code on one row per node.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch_geometric.nn.aggr import (
@@ -21,8 +19,6 @@ from torch_geometric.nn.aggr import (
 from pyg_sar.merge import Merge, Sum
 from pyg_sar.shard.plan import Plan
 
-Finish = Callable[[Tensor, Plan, int], Tensor]
-
 
 def merges_of(aggregation: Aggregation) -> tuple[Merge, ...] | None:
     """The states an aggregation is made from, or None if it cannot be merged block by block."""
@@ -32,9 +28,9 @@ def merges_of(aggregation: Aggregation) -> tuple[Merge, ...] | None:
 def _is_mergeable(aggregation: torch.nn.Module) -> bool:
     if type(aggregation) in (SumAggregation, MeanAggregation):
         return True
-    if type(aggregation) is MultiAggregation:
+    if isinstance(aggregation, MultiAggregation):
         return all(_is_mergeable(a) for a in aggregation.aggrs)
-    if type(aggregation) is DegreeScalerAggregation:
+    if isinstance(aggregation, DegreeScalerAggregation):
         return _is_mergeable(aggregation.aggr)
     return False
 
@@ -58,7 +54,7 @@ def finish(
         shape[dim] = -1
         count = plan.in_degree.clamp(min=1).to(total.dtype).view(shape)
         return total / count
-    if type(aggregation) is MultiAggregation:
+    if isinstance(aggregation, MultiAggregation):
         outs = [finish(a, states, plan, dim) for a in aggregation.aggrs]
         combined: Tensor = aggregation.combine(outs)
         return combined

@@ -8,6 +8,7 @@ PyG's functions, in local ids; gradients flow to edge weights.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -92,11 +93,18 @@ class Normalizer:
                 weight = with_halo(scale, self.exchange)[src] * weight * scale[dst]
             else:
                 weight = with_halo(_inverse_power(degree, -1.0), self.exchange)[src] * weight
-            return add_self_loops(index, -weight, fill_value=1.0, num_nodes=self.num_own)
+            index, weight = add_self_loops(index, -weight, 1.0, self.num_own)
+            return index, weight
 
         return self._once(key, edge_index, edge_weight, compute)
 
-    def _once(self, key: Any, edge_index: Tensor, edge_weight: Tensor | None, compute: Any) -> Any:
+    def _once(
+        self,
+        key: tuple[Any, ...],
+        edge_index: Tensor,
+        edge_weight: Tensor | None,
+        compute: Callable[[], tuple[Tensor, Tensor]],
+    ) -> tuple[Tensor, Tensor]:
         """`compute()`, remembered while the very same tensors come in unchanged."""
         is_whole = isinstance(edge_index, ShardEdgeIndex) and edge_index.is_whole
         if not is_whole or (edge_weight is not None and edge_weight.requires_grad):
@@ -110,7 +118,8 @@ class Normalizer:
             if len(results) > _MAX_RESULTS:
                 results.popitem(last=False)
         results.move_to_end(key)
-        return results[key][1]
+        result: tuple[Tensor, Tensor] = results[key][1]
+        return result
 
 
 def _plain(edge_index: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,9 +18,9 @@ from pyg_sar.conv.aggregation import finish, merges_of
 from pyg_sar.conv.binding import Binding, bind
 from pyg_sar.conv.support import STATISTICS_MODULES
 from pyg_sar.conv.trace import (
+    AttributeWatch,
     Trace,
     UnsupportedMessageError,
-    AttributeWatch,
     block_index,
     softmax_replaced,
     trace,
@@ -28,6 +28,9 @@ from pyg_sar.conv.trace import (
 from pyg_sar.shard.plan import Plan, plan_of
 
 Mode = Literal['sequential', 'sequential_no_remat', 'one_shot']
+
+_HOOKED = ('_propagate', '_message', '_aggregate', '_edge_update')
+_HOOKS = ('_forward_hooks', '_forward_pre_hooks')
 
 
 class Propagation:
@@ -93,9 +96,10 @@ class Propagation:
         edge_names = self.agreed.get(key)
         if edge_names is not None or shard.world_size == 1:
             self._check(size)
-            plan = plan_of(edge_index, shard)
-            return plan, bind(self.conv, function, kwargs, plan, edge_names)
-        plan = binding = error = None
+            known = plan_of(edge_index, shard)
+            return known, bind(self.conv, function, kwargs, known, edge_names)
+        plan: Plan | None = None
+        error: ValueError | None = None
         candidates: tuple[str, ...] = ()
         try:
             self._check(size)
@@ -136,12 +140,11 @@ class Propagation:
         if conv.explain:
             raise ValueError(f'{type(conv).__name__} cannot be explained on a cut graph')
         for name, hooks in vars(conv).items():
-            if name.endswith(('_forward_hooks', '_forward_pre_hooks')) and hooks:
-                if name.split('_')[1] in ('propagate', 'message', 'aggregate', 'edge'):
-                    raise ValueError(
-                        f'expected no hooks inside message passing (got {name[1:]} '
-                        f'on {type(conv).__name__})'
-                    )
+            if hooks and name.endswith(_HOOKS) and name.startswith(_HOOKED):
+                raise ValueError(
+                    f'expected no hooks inside message passing (got {name[1:]} '
+                    f'on {type(conv).__name__})'
+                )
 
     def _unsupported(self, function: str, error: Exception) -> ValueError:
         return ValueError(

@@ -12,7 +12,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import get_laplacian
 
 from pyg_sar.comm import Exchange
-from pyg_sar.conv.functions import replaced
+from pyg_sar.conv.functions import AnyFn, replaced
 from pyg_sar.conv.normalize import Normalizer
 from pyg_sar.conv.propagation import Mode, Propagation
 from pyg_sar.conv.support import why_refused
@@ -45,7 +45,7 @@ class SARConv(MessagePassing):
         prefetch: How many remote parts travel ahead of the one that is computed (sequential modes).
 
     Shapes:
-        - **x**: own rows ``[num_own, F]`` (or a pair of them, or several tensors, as the conv takes)
+        - **x**: own rows ``[num_own, F]``, or whatever node tensors the conv takes
         - **edge_index**: the shard's ``[2, num_edges]``, or edges selected from it
         - **output**: ``[num_own, F_out]``
 
@@ -77,7 +77,7 @@ class SARConv(MessagePassing):
         self.conv = conv
         self.mode: Mode = mode
         self.prefetch = prefetch
-        self._agreed: dict[Any, frozenset[str]] = {}
+        self._agreed: dict[Any, dict[Any, frozenset[str]]] = {}
         self.register_state_dict_post_hook(_strip_prefix)
         self.register_load_state_dict_pre_hook(_add_prefix)
 
@@ -97,7 +97,7 @@ class SARConv(MessagePassing):
         A scoped override survives deepcopy and pickle of the module; a permanent one would not.
         """
         normalizer = Normalizer(exchange)
-        whole_graph_functions = {
+        whole_graph_functions: dict[AnyFn, AnyFn] = {
             gcn_norm: normalizer.gcn_norm,
             get_laplacian: normalizer.get_laplacian,
         }
@@ -145,7 +145,7 @@ def _find_shard(values: Iterable[Any]) -> Shard | None:
             continue
         if found is not None and shard is not found:
             raise ValueError(
-                f"expected edge indices of one shard (got two, of '{found.root}' and '{shard.root}')"
+                f"expected edge indices of one shard (got of '{found.root}' and '{shard.root}')"
             )
         found = shard
     return found

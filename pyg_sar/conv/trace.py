@@ -67,7 +67,7 @@ class _WatchedIndex(Tensor):
             Tensor.size,
             Tensor.dim,
             Tensor.__len__,
-            Tensor.shape.__get__,  # type: ignore[attr-defined]
+            Tensor.shape.__get__,
             Tensor.device.__get__,  # type: ignore[attr-defined]
             Tensor.dtype.__get__,  # type: ignore[attr-defined]
         }
@@ -96,7 +96,7 @@ class _Recorder(TorchDispatchMode):
     _RESHAPES = (_aten.view.default, _aten.unsqueeze.default, _aten._unsafe_view.default)
 
     def __init__(self, rows: Tensor | None, edge: tuple[Tensor, ...]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.rows = rows
         self.weights = {id(t): (i, t) for i, t in enumerate(edge)}
         self.product: tuple[Tensor, int] | None = None
@@ -138,9 +138,12 @@ def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
         UnsupportedMessageError: If it cannot be computed block by block; the message says why.
     """
     conv = binding.conv
+    arguments = binding.arguments
     samples = Arguments(
-        *(tuple(_sample(t) for t in group) for group in _node_and_edge(binding.arguments)),
-        tuple(t.detach().requires_grad_(t.requires_grad) for t in binding.arguments.whole),
+        src=tuple(_sample(t) for t in arguments.src),
+        dst=tuple(_sample(t) for t in arguments.dst),
+        edge=tuple(_sample(t) for t in arguments.edge),
+        whole=tuple(t.detach().requires_grad_(t.requires_grad) for t in arguments.whole),
     )
     device = next((t.device for t in samples), torch.device('cpu'))
     edge_index = torch.zeros(2, _NUM_SAMPLES, dtype=torch.int64, device=device)
@@ -238,10 +241,6 @@ class AttributeWatch:
             else:
                 del now[name]
         return changed
-
-
-def _node_and_edge(arguments: Arguments) -> tuple[tuple[Tensor, ...], ...]:
-    return arguments.src, arguments.dst, arguments.edge
 
 
 def _sample(values: Tensor) -> Tensor:

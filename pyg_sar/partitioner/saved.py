@@ -24,6 +24,12 @@ def _plain_dict(*_: object) -> dict[Any, Any]:
     return {}
 
 
+# A Data remembers in a defaultdict which attributes belong to nodes, as soon as it was asked once;
+# torch's restricted unpickler fills plain dicts only. The memory is not used here, so a plain dict
+# takes its place. (Names, and not an (object, name) pair, which torch 2.5 does not know.)
+_plain_dict.__module__ = 'collections'
+_plain_dict.__name__ = _plain_dict.__qualname__ = 'defaultdict'
+
 _ALLOWED: list[Any] = [
     Data,
     DataEdgeAttr,
@@ -36,9 +42,7 @@ _ALLOWED: list[Any] = [
     torch_geometric.edge_index.CatMetadata,
     torch_geometric.index.Index,
     torch_geometric.index.CatMetadata,
-    # A Data remembers in a defaultdict which attributes belong to nodes, as soon as it was asked
-    # once; torch's restricted unpickler fills plain dicts only. The memory is not used here.
-    (_plain_dict, 'collections.defaultdict'),
+    _plain_dict,
 ]
 
 

@@ -13,15 +13,15 @@ class Bags(NamedTuple):
 
     Attributes:
         keys: The non-empty rows, int64 ``[num_bags]`` ascending; None when no row is empty.
-        ptr: int32 ``[num_bags + 1]``: entries of bag b are ``index[ptr[b]:ptr[b + 1]]``.
-        index: Column of every entry, int32 ``[num_edges]``.
+        ptr: int32 ``[num_bags + 1]``: entries of bag b are ``columns[ptr[b]:ptr[b + 1]]``.
+        columns: Column of every entry, int32 ``[num_edges]``.
         perm: Edge of every entry, int64 ``[num_edges]``; None when entries are in edge order.
         num_rows: Number of rows, empty ones included.
     """
 
     keys: Tensor | None
     ptr: Tensor
-    index: Tensor
+    columns: Tensor
     perm: Tensor | None
     num_rows: int
 

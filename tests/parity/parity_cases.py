@@ -145,7 +145,9 @@ CASES: dict[str, Case] = {
         ),
         ('edge_attr',),
     ),
-    'GEN-sum': Case(lambda: conv.GENConv(8, 6, aggr='add', norm='layer', edge_dim=4), ('edge_attr',)),
+    'GEN-sum': Case(
+        lambda: conv.GENConv(8, 6, aggr='add', norm='layer', edge_dim=4), ('edge_attr',)
+    ),
     # Softmax over in-edges.
     'GAT': Case(lambda: conv.GATConv(8, 5, heads=3)),
     'GAT-edge': Case(

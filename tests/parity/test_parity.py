@@ -26,7 +26,9 @@ def partitions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp('parity')
     for num_parts in (1, 2, 3, 4, 6):
         for method in ('metis', 'random'):
-            pyg_sar.partition_graph(graph(), num_parts, root / f'{method}{num_parts}', method=method)
+            pyg_sar.partition_graph(
+                graph(), num_parts, root / f'{method}{num_parts}', method=method
+            )
     return root
 
 

@@ -1,0 +1,168 @@
+"""Sums over the edges of a block: embedding_bag against index_add and a dense product."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pyg_sar.kernels import _bag_sum_by_index_add, add_bags, bag_sum
+from pyg_sar.shard.bags import Bags, make_bags
+from small_graphs import assert_close
+
+TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-5}
+
+
+def _edges(num_rows: int, num_cols: int, num_edges: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(num_rows, (num_edges,), generator=generator)
+    cols = torch.randint(num_cols, (num_edges,), generator=generator)
+    return rows, cols
+
+
+def _dense_sum(
+    rows: Tensor, cols: Tensor, num_rows: int, values: Tensor, weight: Tensor | None
+) -> Tensor:
+    """A matrix product in float64, with repeated edges as larger entries."""
+    matrix = torch.zeros(num_rows, values.size(0), dtype=torch.float64)
+    entries = torch.ones(rows.numel()) if weight is None else weight
+    matrix.index_put_((rows, cols), entries.double(), accumulate=True)
+    return matrix @ values.double()
+
+
+# Name: rows, columns, edges.
+BLOCKS = {
+    'every row taken': (4, 7, 60),
+    'empty rows': (50, 7, 20),
+    'repeated edges': (3, 2, 40),
+    'one edge': (5, 5, 1),
+    'no edges': (5, 3, 0),
+    'no rows': (0, 3, 0),
+    'no rows and columns': (0, 0, 0),
+}
+
+
+@pytest.mark.parametrize('num_features', [1, 3, 32])
+@pytest.mark.parametrize('has_weight', [False, True])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('is_sorted', [False, True])
+@pytest.mark.parametrize('block', BLOCKS)
+def test_add_bags_is_a_matrix_product(block, is_sorted, dtype, has_weight, num_features):
+    num_rows, num_cols, num_edges = BLOCKS[block]
+    rows, cols = (
+        _edges(num_rows, num_cols, num_edges) if num_edges else (torch.empty(0).long(),) * 2
+    )
+    if is_sorted:
+        rows = rows.sort().values
+    values = torch.randn(num_cols, num_features, dtype=dtype)
+    weight = torch.randn(num_edges, dtype=dtype) if has_weight else None
+    bags = make_bags(rows, cols, num_rows, is_sorted=is_sorted)
+
+    want = _dense_sum(rows, cols, num_rows, values, weight).to(dtype)
+    got = add_bags(None, values, bags, weight)
+    assert_close(got, want, tolerance=TOLERANCE[dtype])
+
+    before = torch.randn(num_rows, num_features, dtype=dtype)
+    out = before.clone()
+    assert add_bags(out, values, bags, weight) is out
+    assert_close(out, before + want, tolerance=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize('has_weight', [False, True])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_bag_sum_is_the_index_add(dtype, has_weight):
+    rows, cols = _edges(30, 11, 90)
+    values = torch.randn(11, 5, dtype=dtype)
+    weight = torch.randn(90, dtype=dtype) if has_weight else None
+    bags = make_bags(rows, cols, 30)
+    in_bag_order = None if weight is None else weight[bags.perm]
+    want = _bag_sum_by_index_add(values, bags, in_bag_order)
+    assert want.shape == (bags.ptr.numel() - 1, 5)
+    assert_close(bag_sum(values, bags, weight), want, tolerance=TOLERANCE[dtype])
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_block(data):
+    num_rows = data.draw(st.integers(1, 6))
+    num_cols = data.draw(st.integers(1, 6))
+    pairs = st.tuples(st.integers(0, num_rows - 1), st.integers(0, num_cols - 1))
+    edges = data.draw(st.lists(pairs, max_size=25))
+    rows = torch.tensor([r for r, _ in edges], dtype=torch.int64)
+    cols = torch.tensor([c for _, c in edges], dtype=torch.int64)
+    values = torch.randn(num_cols, 2, dtype=torch.float64)
+    weight = torch.randn(len(edges), dtype=torch.float64)
+    got = add_bags(None, values, make_bags(rows, cols, num_rows), weight)
+    assert_close(got, _dense_sum(rows, cols, num_rows, values, weight))
+
+
+@pytest.mark.parametrize('dtype', [torch.int64, torch.int32, torch.int16])
+def test_integers_take_the_fallback(dtype):
+    rows, cols = _edges(9, 4, 30)
+    values = torch.randint(-50, 50, (4, 3), dtype=dtype)
+    got = add_bags(None, values, make_bags(rows, cols, 9), None)
+    assert got.dtype == dtype
+    assert torch.equal(got.double(), _dense_sum(rows, cols, 9, values, None))
+
+
+@pytest.mark.parametrize('has_weight', [False, True])
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_half_precision(dtype, has_weight):
+    """Small integers, whose sums are exact in 8 bits of mantissa."""
+    rows, cols = _edges(9, 4, 30)
+    values = torch.randint(-2, 3, (4, 3)).to(dtype)
+    weight = torch.randint(1, 3, (30,)).to(dtype) if has_weight else None
+    got = add_bags(None, values, make_bags(rows, cols, 9), weight)
+    assert got.dtype == dtype
+    assert torch.equal(got.double(), _dense_sum(rows, cols, 9, values, weight))
+
+
+def test_weights_of_another_dtype():
+    rows, cols = _edges(9, 4, 30)
+    values, weight = torch.randn(4, 3), torch.rand(30, dtype=torch.float64)
+    got = add_bags(None, values, make_bags(rows, cols, 9), weight)
+    want = _dense_sum(rows, cols, 9, values, weight.float())
+    assert_close(got, want.float(), tolerance=1e-5)
+
+
+def test_values_that_are_not_contiguous():
+    rows, cols = _edges(9, 4, 30)
+    values = torch.randn(3, 4, dtype=torch.float64).t()
+    weight = torch.randn(60, dtype=torch.float64)[::2]
+    got = add_bags(None, values, make_bags(rows, cols, 9), weight)
+    assert_close(got, _dense_sum(rows, cols, 9, values, weight))
+
+
+def test_no_features():
+    rows, cols = _edges(9, 4, 30)
+    assert add_bags(None, torch.empty(4, 0), make_bags(rows, cols, 9), None).shape == (9, 0)
+
+
+def test_make_bags_unsorted():
+    bags = make_bags(torch.tensor([4, 1, 4, 1, 1]), torch.tensor([0, 9, 8, 7, 7]), 6)
+    assert bags.keys.tolist() == [1, 4]
+    assert bags.ptr.tolist() == [0, 3, 5]
+    assert bags.columns.tolist() == [9, 7, 7, 0, 8]
+    assert bags.perm.tolist() == [1, 3, 4, 0, 2]
+    assert bags.num_rows == 6
+    assert (bags.ptr.dtype, bags.columns.dtype) == (torch.int32, torch.int32)
+
+
+def test_make_bags_sorted():
+    bags = make_bags(torch.tensor([0, 1, 1, 2]), torch.tensor([5, 3, 4, 5]), 3, is_sorted=True)
+    assert bags.keys is None
+    assert bags.perm is None
+    assert bags.ptr.tolist() == [0, 1, 3, 4]
+    assert bags.columns.tolist() == [5, 3, 4, 5]
+
+
+@pytest.mark.parametrize('num_rows', [0, 4])
+def test_make_bags_without_edges(num_rows):
+    none = torch.empty(0, dtype=torch.int64)
+    bags = make_bags(none, none, num_rows)
+    assert bags.ptr.tolist() == [0]
+    assert bags.columns.numel() == 0
+    assert isinstance(bags, Bags)
+    assert bags.keys is None if num_rows == 0 else bags.keys.numel() == 0

@@ -1,0 +1,90 @@
+"""What is kept for backward: own rows only, never the halo, never a message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import run_ranks
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINEConv, SAGEConv, TransformerConv
+
+import pyg_sar
+
+NUM_NODES, DEGREE = 64, 4
+
+CONVS = {
+    'SAGE': lambda: SAGEConv(8, 8),
+    'GCN': lambda: GCNConv(8, 8),
+    'GINE': lambda: GINEConv(torch.nn.Linear(8, 8)),
+    'GAT': lambda: GATConv(8, 4, heads=2),
+    'GATv2': lambda: GATv2Conv(8, 4, heads=2),
+    'Transformer': lambda: TransformerConv(8, 4, heads=2),
+}
+
+
+def _graph(distance: int) -> Data:
+    """Every node has DEGREE in-edges, from nodes `distance` and more further on: with a small
+    distance almost all stay in a part of consecutive nodes, with a large one most leave it."""
+    dst = torch.arange(NUM_NODES).repeat_interleave(DEGREE)
+    src = (dst + distance + torch.arange(DEGREE).repeat(NUM_NODES)) % NUM_NODES
+    x = torch.randn(NUM_NODES, 8, dtype=torch.float64)
+    return Data(x=x, edge_index=torch.stack([src, dst]))
+
+
+@pytest.fixture(scope='module')
+def partitions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp('memory')
+    halves = torch.arange(NUM_NODES) // (NUM_NODES // 2)
+    for name, distance in (('near', 1), ('far', NUM_NODES // 2 - 1)):
+        pyg_sar.partition_graph(_graph(distance), 2, root / name, method=halves)
+    return root
+
+
+def _saved_rows(name: str, root: str, mode: str) -> tuple[int, int]:
+    """Numbers kept for backward by one layer, and halo rows of this rank."""
+    data = pyg_sar.load_shard(root)
+    conv = pyg_sar.SARConv(CONVS[name]().double(), mode=mode)
+    edge_attr = [torch.ones(data.num_edges, 8, dtype=torch.float64)] if name == 'GINE' else []
+    x = data.x.detach().clone().requires_grad_()
+    conv(x, data.edge_index, *edge_attr)  # what is made once per shard is made now
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = conv(x, data.edge_index, *edge_attr)
+    assert out.requires_grad
+    return sum(saved.values()), data.edge_index.shard.num_halo
+
+
+@pytest.mark.parametrize('name', CONVS)
+def test_saved_tensors_do_not_grow_with_the_halo(partitions: Path, name: str) -> None:
+    near = run_ranks(_saved_rows, 2, name, str(partitions / 'near'), 'sequential')
+    far = run_ranks(_saved_rows, 2, name, str(partitions / 'far'), 'sequential')
+    assert [rows for _, rows in near] == [4, 4]
+    assert [rows for _, rows in far] == [32, 32]
+    assert [saved for saved, _ in far] == [saved for saved, _ in near]
+
+
+@pytest.mark.parametrize('name', ['GINE', 'Transformer'])
+def test_without_remat_the_rows_received_are_kept(partitions: Path, name: str) -> None:
+    far = str(partitions / 'far')
+    keeps = run_ranks(_saved_rows, 2, name, far, 'sequential_no_remat')
+    drops = run_ranks(_saved_rows, 2, name, far, 'sequential')
+    width = {'GINE': 8, 'Transformer': 16}[name]
+    for (kept, num_halo), (dropped, _) in zip(keeps, drops, strict=True):
+        assert kept - dropped >= num_halo * width
+
+
+def test_one_shot_keeps_halo_rows_and_messages(partitions: Path) -> None:
+    far = str(partitions / 'far')
+    one_shot = run_ranks(_saved_rows, 2, 'Transformer', far, 'one_shot')
+    sequential = run_ranks(_saved_rows, 2, 'Transformer', far, 'sequential')
+    num_messages = NUM_NODES // 2 * DEGREE * 8
+    for (all_at_once, _), (by_block, _) in zip(one_shot, sequential, strict=True):
+        assert all_at_once - by_block >= num_messages

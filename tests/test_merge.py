@@ -1,0 +1,141 @@
+"""Merge states: blocks merged one after another give what all edges at once give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch_geometric.utils import softmax
+
+from pyg_sar.merge import SoftmaxStats, Sum
+from small_graphs import assert_close
+
+
+def _blocks(num_edges: int, cuts: list[int]) -> list[slice]:
+    """Runs of edges between the cuts, empty ones included."""
+    places = [0, *sorted(cuts), num_edges]
+    return [slice(a, b) for a, b in zip(places[:-1], places[1:], strict=True)]
+
+
+@st.composite
+def _cut_edges(draw: st.DrawFn) -> tuple[int, Tensor, list[slice]]:
+    """Number of destinations, the destination of every edge, and blocks of edges."""
+    num_dst = draw(st.integers(1, 6))
+    dst = draw(st.lists(st.integers(0, num_dst - 1), max_size=20))
+    cuts = draw(st.lists(st.integers(0, len(dst)), max_size=5))
+    return num_dst, torch.tensor(dst, dtype=torch.int64), _blocks(len(dst), cuts)
+
+
+@given(_cut_edges(), st.sampled_from([(0, (3,)), (0, (2, 3)), (1, (3,)), (-2, (3,))]))
+@settings(max_examples=60, deadline=None)
+def test_sum(edges, layout):
+    """Nodes in dimension 0, 1 or -2."""
+    num_dst, dst, blocks = edges
+    dim, trailing = layout
+    leading = (2,) if dim else ()
+    messages = torch.randn(*leading, dst.numel(), *trailing, dtype=torch.float64)
+    axis = 1 if dim else 0
+    merge = Sum()
+    state = merge.init(messages, num_dst, dim)
+    assert state.shape == (*leading, num_dst, *trailing)
+    for block in blocks:
+        length = block.stop - block.start
+        merge.step(state, messages.narrow(axis, block.start, length), dst[block], dim)
+
+    one_hot = torch.nn.functional.one_hot(dst, num_dst).double()
+    want = torch.tensordot(one_hot, messages, dims=([0], [axis])).movedim(0, axis)
+    assert_close(state, want)
+
+
+@given(_cut_edges(), st.sampled_from([0, 1, -2]))
+@settings(max_examples=40, deadline=None)
+def test_sum_grad(edges, dim):
+    num_dst, dst, blocks = edges
+    leading = (2,) if dim else ()
+    axis = 1 if dim else 0
+    messages = torch.randn(*leading, dst.numel(), 3, dtype=torch.float64, requires_grad=True)
+    total = messages.new_zeros(*leading, num_dst, 3).index_add(axis, dst, messages)
+    grad_state = torch.randn_like(total)
+    (want,) = torch.autograd.grad(total, messages, grad_state)
+    got = [
+        Sum().grad(
+            grad_state,
+            messages.detach().narrow(axis, block.start, block.stop - block.start),
+            dst[block],
+            dim,
+        )
+        for block in blocks
+    ]
+    assert torch.equal(torch.cat(got, dim=axis), want)
+
+
+def _merged_softmax(num_dst: int, dst: Tensor, logits: Tensor, blocks: list[slice]) -> Tensor:
+    stats = SoftmaxStats(num_dst)
+    for block in blocks:
+        stats.step(logits[block], dst[block])
+    return torch.cat([stats.alpha(logits[block], dst[block]) for block in blocks])
+
+
+@given(_cut_edges(), st.sampled_from([(), (1,), (3,), (2, 2)]), st.sampled_from([1.0, 30.0, 1e3]))
+@settings(max_examples=80, deadline=None)
+def test_softmax_over_any_blocks(edges, trailing, scale):
+    """Also rows without edges, rows whose edges lie in one block or in all, huge logits."""
+    num_dst, dst, blocks = edges
+    logits = torch.randn(dst.numel(), *trailing, dtype=torch.float64) * scale
+    got = _merged_softmax(num_dst, dst, logits, blocks)
+    assert_close(got, softmax(logits, dst, num_nodes=num_dst))
+
+
+@pytest.mark.parametrize('logits', [[1e3, -1e3, 999.0], [-1e3, 1e3, 1e3], [-1e308, 1e308, 0.0]])
+def test_softmax_of_huge_logits(logits):
+    """exp of any of them alone would overflow or vanish."""
+    logits, dst = torch.tensor(logits, dtype=torch.float64), torch.zeros(3).long()
+    got = _merged_softmax(1, dst, logits, _blocks(3, [1, 2]))
+    assert_close(got, torch.softmax(logits, 0))
+
+
+def test_softmax_float32():
+    dst = torch.randint(5, (200,))
+    logits = torch.randn(200, 4) * 100
+    got = _merged_softmax(7, dst, logits, _blocks(200, [13, 13, 90, 170]))
+    assert got.dtype == torch.float32
+    want = softmax(logits.double(), dst, num_nodes=7)
+    assert_close(got, want.float(), tolerance=1e-5)
+
+
+def test_softmax_statistics():
+    """Maximum and sum over all blocks; -inf and 0 where no edge ends."""
+    stats = SoftmaxStats(3)
+    stats.step(torch.tensor([1.0, 3.0]).double(), torch.tensor([0, 2]))
+    stats.step(torch.tensor([2.0, 2.0]).double(), torch.tensor([0, 2]))
+    assert stats.max.tolist() == [2.0, float('-inf'), 3.0]
+    want = torch.tensor([1 + torch.e**-1, 0, 1 + torch.e**-1], dtype=torch.float64)
+    assert_close(stats.sum, want)
+
+
+INF = float('inf')
+
+
+@pytest.mark.parametrize(
+    'logits',
+    [[0.5, -INF, 1.0], [-INF, 0.5, 1.0], [-INF, -INF, 1.0], [1.0, -INF, -INF]],
+    ids=['middle', 'first', 'first two', 'last two'],
+)
+@pytest.mark.parametrize('cuts', [[], [1], [2], [1, 2]], ids=str)
+def test_masked_logits(logits, cuts):
+    """-inf masks an edge out; which block it lies in is no matter."""
+    logits, dst = torch.tensor(logits, dtype=torch.float64), torch.zeros(3).long()
+    got = _merged_softmax(2, dst, logits, _blocks(3, cuts))
+    want = softmax(logits, dst, num_nodes=2)
+    assert bool(want.isfinite().all())
+    assert_close(got, want)
+
+
+def test_masked_logits_beside_others():
+    """A destination whose edges in a block are all masked leaves the others alone."""
+    logits = torch.tensor([-INF, 1.0, 2.0, 0.0], dtype=torch.float64)
+    dst = torch.tensor([0, 1, 0, 1])
+    got = _merged_softmax(2, dst, logits, _blocks(4, [2]))
+    assert_close(got, softmax(logits, dst, num_nodes=2))
