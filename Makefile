@@ -1,45 +1,44 @@
-# make demo, make test: each sets up .venv when it is missing or out of date, then runs.
+# Everything runs in .venv, made on first use from requirements.lock; later runs install nothing.
 
 PYTHON ?= python3
+ARGS ?=
+
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+INSTALLED := $(VENV)/installed
 
-.PHONY: help install demo test lint format bench-memory clean
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench-memory clean
 
-help:
-	@echo 'make demo          partition a real graph, train on 1 and on 4 processes, compare'
-	@echo 'make test          run the tests'
-	@echo 'make lint          ruff and mypy'
-	@echo 'make format        format the code'
-	@echo 'make bench-memory  measure peak memory against the number of parts'
-	@echo 'make clean         remove what the other targets made'
+help:  ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@echo "ARGS='...' is passed on, as in: make test ARGS='-k parity -x'"
 
-install: $(STAMP)
+demo: $(INSTALLED)  ## partition a graph and train on it, on this machine
+	@$(BIN)/python examples/demo.py $(ARGS)
 
-$(STAMP): requirements.lock pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	touch $(STAMP)
+test: $(INSTALLED)  ## run all tests
+	@$(BIN)/python -m pytest $(ARGS)
 
-demo: $(STAMP)
-	$(BIN)/python examples/demo.py
+lint: $(INSTALLED)  ## check style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
 
-test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+format: $(INSTALLED)  ## sort imports and format
+	@$(BIN)/ruff check --select I --fix .
+	@$(BIN)/ruff format .
 
-lint: $(STAMP)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy pyg_sar
+bench-memory: $(INSTALLED)  ## measure the memory of a rank against the number of ranks
+	@$(BIN)/python benchmarks/memory/main.py $(ARGS)
 
-format: $(STAMP)
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+clean:  ## remove the environments, caches and build outputs
+	rm -rf $(VENV) $(VENV)-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-bench-memory: $(STAMP)
-	$(BIN)/python benchmarks/memory/main.py
-
-clean:
-	rm -rf $(VENV) .venv-accel .pytest_cache .ruff_cache .mypy_cache build *.egg-info demo_output
+$(INSTALLED): requirements.lock pyproject.toml
+	@echo 'installing into $(VENV), once (a minute or two) ...'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -50,16 +51,25 @@ def _saved_rows(name: str, root: str, mode: str) -> tuple[int, int]:
     edge_attr = [torch.ones(data.num_edges, 8, dtype=torch.float64)] if name == 'GINE' else []
     x = data.x.detach().clone().requires_grad_()
     conv(x, data.edge_index, *edge_attr)  # what is made once per shard is made now
-    saved: dict[int, int] = {}
+    saved: WeakSet[_Saved] = WeakSet()
 
-    def pack(tensor: Tensor) -> Tensor:
-        saved[tensor.data_ptr()] = tensor.numel()
-        return tensor
+    def pack(tensor: Tensor) -> _Saved:
+        entry = _Saved(tensor)
+        saved.add(entry)
+        return entry
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda entry: entry.tensor):
         out = conv(x, data.edge_index, *edge_attr)
     assert out.requires_grad
-    return sum(saved.values()), data.edge_index.shard.num_halo
+    kept = {entry.tensor.data_ptr(): entry.tensor.numel() for entry in saved}
+    return sum(kept.values()), data.edge_index.shard.num_halo
+
+
+class _Saved:
+    """A tensor kept for backward; it lives as long as the graph that keeps it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
 
 
 @pytest.mark.parametrize('name', CONVS)

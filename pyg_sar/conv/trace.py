@@ -61,15 +61,14 @@ class Trace:
 class _WatchedIndex(Tensor):
     """The destinations of the sampled edges; only a softmax may look at them."""
 
+    _PROPERTIES: tuple[Any, ...] = (Tensor.shape, Tensor.device, Tensor.dtype)
     _ALLOWED = frozenset(
         {
             Tensor.numel,
             Tensor.size,
             Tensor.dim,
             Tensor.__len__,
-            Tensor.shape.__get__,
-            Tensor.device.__get__,  # type: ignore[attr-defined]
-            Tensor.dtype.__get__,  # type: ignore[attr-defined]
+            *(getter.__get__ for getter in _PROPERTIES),
         }
     )
 

@@ -1,0 +1,286 @@
+"""The handle: a tensor for PyG, a shard for a SARConv."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from small_graphs import assert_close, cut, small_graph
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import SAGEConv
+from torch_geometric.utils import (
+    add_remaining_self_loops,
+    add_self_loops,
+    coalesce,
+    dropout_edge,
+    remove_self_loops,
+    sort_edge_index,
+)
+
+from pyg_sar import SARConv, ShardEdgeIndex, load_shard
+from pyg_sar.shard.load import read_shard
+from pyg_sar.shard.plan import plan_of
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Data:
+    """Rank 1 of 3, with a halo."""
+    return read_shard(cut(small_graph(), 3, tmp_path / 'parts'), 1, 3)
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Data:
+    """All three parts in one process, so that a conv can run."""
+    return load_shard(cut(small_graph(), 3, tmp_path / 'single'))
+
+
+def _plain(edge_index: Tensor) -> Tensor:
+    return edge_index.as_subclass(Tensor).clone()
+
+
+KEEPS_ALL = {
+    'to': lambda e: e.to('cpu'),
+    'to with copy': lambda e: e.to('cpu', copy=True),
+    'to dtype': lambda e: e.to(torch.int64),
+    'cpu': lambda e: e.cpu(),
+    'clone': lambda e: e.clone(),
+    'torch.clone': torch.clone,
+    'detach': lambda e: e.detach(),
+    'contiguous': lambda e: e.contiguous(),
+    'deepcopy': copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize('operation', KEEPS_ALL)
+def test_keeps_the_shard_and_is_whole(data, operation):
+    edge_index = data.edge_index
+    before = _plain(edge_index)
+    out = KEEPS_ALL[operation](edge_index)
+    assert isinstance(out, ShardEdgeIndex)
+    assert out.shard is edge_index.shard
+    assert out.is_whole
+    assert torch.equal(_plain(out), before)
+
+
+@pytest.mark.parametrize('operation', ['clone', 'torch.clone', 'deepcopy', 'to with copy'])
+def test_copies_have_memory_of_their_own(data, operation):
+    out = KEEPS_ALL[operation](data.edge_index)
+    assert out.data_ptr() != data.edge_index.data_ptr()
+
+
+SELECTS = {
+    'slice': lambda e: e[:, 5:20],
+    'mask': lambda e: e[:, torch.arange(e.size(1)) % 2 == 0],
+    'index': lambda e: e[:, torch.tensor([4, 0, 2])],
+    'index_select': lambda e: e.index_select(1, torch.tensor([4, 0, 2])),
+    'index_select by name': lambda e: torch.index_select(
+        input=e, dim=1, index=torch.tensor([4, 0, 2])
+    ),
+    'narrow': lambda e: e.narrow(1, 3, 4),
+    'chunk': lambda e: e.chunk(2, dim=1)[1],
+    'split': lambda e: e.split([7, e.size(1) - 7], dim=1)[0],
+    'cat': lambda e: torch.cat([e, torch.zeros(2, 3, dtype=torch.int64)], dim=1),
+    'cat of plain and handle': lambda e: torch.cat([torch.zeros(2, 3).long(), e], dim=1),
+    'cat by name': lambda e: torch.cat(tensors=[e, e], dim=1),
+    'stacked rows': lambda e: torch.stack([e[0], e[1]]),
+    'all in another order': lambda e: e[:, torch.randperm(e.size(1))],
+    'all in their order': lambda e: e[:, :],
+}
+
+
+@pytest.mark.parametrize('operation', [name for name in SELECTS if name != 'stacked rows'])
+def test_selections_keep_the_shard_but_are_not_whole(data, operation):
+    edge_index = data.edge_index
+    out = SELECTS[operation](edge_index)
+    assert isinstance(out, ShardEdgeIndex)
+    assert out.shard is edge_index.shard
+    assert not out.is_whole
+    assert torch.equal(_plain(out), SELECTS[operation](_plain(edge_index))) or 'order' in operation
+
+
+def test_a_selection_of_a_selection(data):
+    out = data.edge_index[:, 3:].clone().to('cpu')[:, 2:]
+    assert out.shard is data.edge_index.shard
+    assert not out.is_whole
+    assert torch.equal(_plain(out), _plain(data.edge_index)[:, 5:])
+
+
+PLAIN = {
+    'rows': lambda e: e[0],
+    'unpacked rows': lambda e: next(iter(e)),
+    'unbind': lambda e: e.unbind(0)[1],
+    'one column': lambda e: e[:, 0],
+    'one entry': lambda e: e[1, 2],
+    'sum': lambda e: e.sum(),
+    'max': lambda e: e.max(),
+    'unique': lambda e: e.unique(),
+    'comparison': lambda e: e == 0,
+    'equality of rows': lambda e: e[0] == e[1],
+    'float': lambda e: e.double(),
+    'int32': lambda e: e.to(torch.int32),
+    'transposed': lambda e: e.t(),
+    'flattened': lambda e: e.view(-1),
+    'stacked rows': lambda e: torch.stack([e[0], e[1]]),
+    'ids of rows': lambda e: torch.arange(100)[e[0]],
+}
+ARITHMETIC = {
+    'sum with a number': lambda e: e + 1,
+    'number first': lambda e: 1 + e,
+    'product': lambda e: e * 2,
+    'difference of two': lambda e: e - e,
+    'negative': lambda e: -e,
+    'remainder': lambda e: e % 7,
+    'clamp': lambda e: e.clamp(max=3),
+    'look-up': lambda e: torch.arange(1000)[e],
+    'where': lambda e: torch.where(e > 3, e, 0),
+}
+
+
+@pytest.mark.parametrize('operation', PLAIN)
+def test_what_is_no_edge_index_is_plain(data, operation):
+    out = PLAIN[operation](data.edge_index)
+    assert type(out) is Tensor
+    assert torch.equal(out, PLAIN[operation](_plain(data.edge_index)))
+
+
+@pytest.mark.parametrize('operation', ARITHMETIC)
+def test_arithmetic_is_plain(data, operation):
+    out = ARITHMETIC[operation](data.edge_index)
+    assert torch.equal(out.as_subclass(Tensor), ARITHMETIC[operation](_plain(data.edge_index)))
+    assert type(out) is Tensor
+
+
+@pytest.mark.parametrize('operation', ARITHMETIC)
+def test_arithmetic_is_not_whole(data, operation):
+    assert not getattr(ARITHMETIC[operation](data.edge_index), 'is_whole', False)
+
+
+def _shuffle(edge_index: Tensor) -> None:
+    edge_index.copy_(_plain(edge_index)[:, torch.randperm(edge_index.size(1))])
+
+
+def _overwrite(edge_index: Tensor) -> None:
+    edge_index[:] = _plain(edge_index).flip(1)
+
+
+def _overwrite_row(edge_index: Tensor) -> None:
+    edge_index[0].copy_(edge_index[0].flip(0))
+
+
+@pytest.mark.parametrize('change', [_shuffle, _overwrite, _overwrite_row])
+@pytest.mark.parametrize('has_plan', [False, True])
+def test_written_to_in_place(single, change, has_plan):
+    """Never silently wrong: another order of edges is computed as it is, or refused."""
+    conv = SARConv(SAGEConv(6, 4)).double()
+    if has_plan:
+        conv(single.x, single.edge_index)
+    single.edge_index = single.edge_index.clone()
+    if has_plan:
+        conv(single.x, single.edge_index)
+    change(single.edge_index)
+    try:
+        out = conv(single.x, single.edge_index)
+    except (ValueError, RuntimeError):
+        return
+    assert_close(out, conv(single.x, _plain(single.edge_index)))
+
+
+def test_data_to_and_copies_keep_it(data):
+    for other in (
+        data.to('cpu'),
+        copy.copy(data),
+        data.clone(),
+        copy.deepcopy(data),
+        data.detach(),
+        data.contiguous(),
+        Data(x=data.x, edge_index=data.edge_index),
+        Data.from_dict(data.to_dict()),
+    ):
+        assert isinstance(other.edge_index, ShardEdgeIndex)
+        assert other.edge_index.shard is data.edge_index.shard
+        assert other.edge_index.is_whole
+        assert torch.equal(_plain(other.edge_index), _plain(data.edge_index))
+
+
+def test_data_sees_an_edge_index(data):
+    assert data.num_edges == data.edge_index.size(1)
+    assert data.num_nodes == data.edge_index.shard.num_own
+    assert data.is_edge_attr('edge_index')
+    assert not data.is_node_attr('edge_index')
+    assert f'edge_index=[2, {data.num_edges}]' in str(data)
+    assert 'tensor' in repr(data.edge_index).lower() or 'ShardEdgeIndex' in repr(data.edge_index)
+
+
+@pytest.mark.parametrize('protocol', [0, 2, 4, 5])
+def test_pickling_refuses(data, protocol):
+    for value in (data.edge_index, data.edge_index[:, :3], data, [data.edge_index]):
+        with pytest.raises(TypeError, match='belongs to this rank'):
+            pickle.dumps(value, protocol)
+
+
+def test_saving_refuses(data, tmp_path):
+    for value in (data.edge_index, data, {'edge_index': data.edge_index}):
+        with pytest.raises(TypeError, match='load it again with pyg_sar.load_shard'):
+            torch.save(value, tmp_path / 'out.pt')
+
+
+def test_what_is_plain_can_be_saved(data, tmp_path):
+    rows = {'src': data.edge_index[0], 'plain': data.edge_index.as_subclass(Tensor)}
+    torch.save(rows, tmp_path / 'out.pt')
+    loaded = torch.load(tmp_path / 'out.pt', weights_only=True)
+    assert torch.equal(loaded['src'], rows['src'])
+    assert torch.equal(loaded['plain'], rows['plain'])
+
+
+def _utilities(edge_index: Tensor, num_nodes: int) -> dict[str, Tensor]:
+    generator_state = torch.get_rng_state()
+    torch.manual_seed(5)
+    out = {
+        'remove_self_loops': remove_self_loops(edge_index)[0],
+        'add_self_loops': add_self_loops(edge_index, num_nodes=num_nodes)[0],
+        'add_remaining_self_loops': add_remaining_self_loops(edge_index, num_nodes=num_nodes)[0],
+        'dropout_edge': dropout_edge(edge_index, p=0.5)[0],
+        'dropout_edge in evaluation': dropout_edge(edge_index, p=0.5, training=False)[0],
+    }
+    torch.set_rng_state(generator_state)
+    return out
+
+
+def test_utilities_keep_it_usable(data):
+    shard = data.edge_index.shard
+    found = _utilities(data.edge_index, shard.num_own)
+    want = _utilities(_plain(data.edge_index), shard.num_own)
+    for name, edge_index in found.items():
+        assert isinstance(edge_index, ShardEdgeIndex), name
+        assert edge_index.shard is shard
+        assert torch.equal(_plain(edge_index), want[name]), name
+        assert plan_of(edge_index, shard).num_edges == want[name].size(1)
+
+
+@pytest.mark.parametrize('utility', [sort_edge_index, coalesce])
+def test_sorting_utilities(data, utility):
+    """Usable, or a plain tensor whose content is right: never a handle with wrong blocks."""
+    out = utility(data.edge_index)
+    assert not getattr(out, 'is_whole', False)
+    assert torch.equal(_plain(out), utility(_plain(data.edge_index)))
+
+
+def test_utilities_in_a_layer(single):
+    conv = SARConv(SAGEConv(6, 4)).double()
+    found = _utilities(single.edge_index, single.num_nodes)
+    for edge_index in found.values():
+        assert isinstance(edge_index, ShardEdgeIndex)
+        assert_close(conv(single.x, edge_index), conv.conv(single.x, _plain(edge_index)))
+
+
+def test_wrap_checks_nothing_away(data):
+    """A handle from another handle keeps its own flag."""
+    shard = data.edge_index.shard
+    out = ShardEdgeIndex.wrap(data.edge_index[:, :4], shard, is_whole=False)
+    assert out.shard is shard
+    assert not out.is_whole
+    assert not out.requires_grad

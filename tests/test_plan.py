@@ -1,0 +1,308 @@
+"""Blocks: every edge of an edge_index lies in exactly one, whatever the edge_index was made into."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_graphs import ASSIGNMENTS, cut, small_graph
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
+
+from pyg_sar.shard.bags import Bags
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.load import read_shard
+from pyg_sar.shard.plan import Block, Plan, plan_of
+
+LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 4), (2, 6), (4, 4)]
+"""World sizes and numbers of parts."""
+
+
+@pytest.fixture(params=LAYOUTS, ids=lambda p: f'{p[0]} ranks {p[1]} parts')
+def shards(request: pytest.FixtureRequest, tmp_path: Path) -> list[Data]:
+    """What every rank loads, read in one process without torch.distributed."""
+    world_size, num_parts = request.param
+    root = cut(small_graph(), num_parts, tmp_path / 'parts')
+    return [read_shard(root, rank, world_size) for rank in range(world_size)]
+
+
+def _permuted(edge_index: Tensor) -> Tensor:
+    return edge_index[:, torch.randperm(edge_index.size(1))]
+
+
+# From the handle and the number of own nodes.
+DERIVED: dict[str, Callable[[Tensor, int], Tensor]] = {
+    'whole': lambda e, n: e,
+    'clone': lambda e, n: e.clone(),
+    'plain': lambda e, n: e.as_subclass(Tensor),
+    'loops removed': lambda e, n: remove_self_loops(e)[0],
+    'loops added': lambda e, n: add_self_loops(e, num_nodes=n)[0],
+    'loops replaced': lambda e, n: add_remaining_self_loops(e, num_nodes=n)[0],
+    'selected': lambda e, n: e[:, torch.arange(e.size(1)) % 3 == 1],
+    'sliced': lambda e, n: e[:, e.size(1) // 4 : e.size(1) // 2],
+    'permuted': lambda e, n: _permuted(e),
+    'repeated': lambda e, n: torch.cat([e, e], dim=1),
+    'one edge': lambda e, n: e[:, -1:],
+    'no edges': lambda e, n: e[:, :0],
+}
+
+
+def _positions(block: Block, num_edges: int) -> list[int]:
+    return block.take(torch.arange(num_edges)).tolist()
+
+
+def _check_plan(plan: Plan, edge_index: Tensor) -> None:
+    shard = plan.shard
+    edge_index = edge_index.as_subclass(Tensor)
+    num_edges = edge_index.size(1)
+    assert plan.num_edges == num_edges
+    assert type(plan.edge_index) is Tensor
+    assert torch.equal(plan.edge_index, edge_index)
+    order = [*shard.parts, *(step.part for step in shard.steps)]
+    assert [block.part for block in plan.blocks] == order
+    assert sorted(order) == list(range(shard.num_parts))
+    seen = []
+    for block in plan.blocks:
+        places = _positions(block, num_edges)
+        seen += places
+        assert block.num_edges == len(places)
+        start, end = shard.source_range(block.part)
+        assert (block.num_rows, block.num_own) == (end - start, shard.num_own)
+        src, dst = edge_index[:, places]
+        assert bool(((start <= src) & (src < end)).all())
+        assert torch.equal(block.edge_index, torch.stack([src - start, dst]))
+        assert bool((dst.diff() >= 0).all())
+        _check_bags(block.by_dst, dst, src - start, shard.num_own)
+        _check_bags(block.by_src, src - start, dst, block.num_rows)
+    assert sorted(seen) == list(range(num_edges))
+    degree = [edge_index[1].tolist().count(node) for node in range(shard.num_own)]
+    assert plan.in_degree.tolist() == degree
+
+
+def _check_bags(bags: Bags, rows: Tensor, cols: Tensor, num_rows: int) -> None:
+    """Every entry is its edge, with the edge's row and column."""
+    assert bags.num_rows == num_rows
+    keys = torch.arange(num_rows) if bags.keys is None else bags.keys
+    row = torch.repeat_interleave(keys, bags.ptr.diff().long())
+    edges = torch.arange(rows.numel()) if bags.perm is None else bags.perm
+    assert edges.sort().values.tolist() == list(range(rows.numel()))
+    assert torch.equal(row, rows[edges])
+    assert torch.equal(bags.columns.long(), cols[edges])
+
+
+@pytest.mark.parametrize('derived', DERIVED)
+def test_blocks_partition_the_edges(shards, derived):
+    for data in shards:
+        shard = data.edge_index.shard
+        edge_index = DERIVED[derived](data.edge_index, shard.num_own)
+        _check_plan(plan_of(edge_index, shard), edge_index)
+
+
+@pytest.mark.parametrize('kind', ASSIGNMENTS)
+def test_awkward_cuts(tmp_path, kind):
+    root = cut(small_graph(), 4, tmp_path / 'parts', kind)
+    for world_size in (1, 2, 4):
+        for rank in range(world_size):
+            data = read_shard(root, rank, world_size)
+            shard = data.edge_index.shard
+            _check_plan(plan_of(data.edge_index, shard), data.edge_index)
+            derived = _permuted(data.edge_index)
+            _check_plan(plan_of(derived, shard), derived)
+
+
+@functools.cache
+def _four_parts() -> list[Data]:
+    with tempfile.TemporaryDirectory() as folder:
+        root = cut(small_graph(), 4, Path(folder) / 'parts')
+        shards = [read_shard(root, rank, 2) for rank in range(2)]
+        return [data.apply(lambda t: t.clone()) for data in shards]
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_selection_in_any_order(data):
+    """Edges dropped, repeated and shuffled."""
+    edge_index = data.draw(st.sampled_from(_four_parts())).edge_index
+    places = data.draw(st.lists(st.integers(0, edge_index.size(1) - 1), max_size=60))
+    derived = edge_index[:, torch.tensor(places, dtype=torch.int64)]
+    _check_plan(plan_of(derived, edge_index.shard), derived)
+
+
+@pytest.mark.parametrize('derived', ['whole', 'permuted', 'loops added', 'no edges'])
+@pytest.mark.parametrize('shape', [(), (3,), (2, 2)], ids=str)
+def test_take_and_put_are_inverse(shards, derived, shape):
+    for data in shards:
+        shard = data.edge_index.shard
+        edge_index = DERIVED[derived](data.edge_index, shard.num_own)
+        plan = plan_of(edge_index, shard)
+        values = torch.randn(edge_index.size(1), *shape)
+        copy = torch.full_like(values, float('nan'))
+        for block in plan.blocks:
+            rows = block.take(values)
+            assert torch.equal(rows, values[_positions(block, plan.num_edges)])
+            block.put(copy, rows)
+        assert torch.equal(copy, values)
+
+
+def test_take_in_another_dimension(shards):
+    for data in shards:
+        plan = plan_of(_permuted(data.edge_index), data.edge_index.shard)
+        values = torch.randn(2, plan.num_edges, 3)
+        for block in plan.blocks:
+            places = _positions(block, plan.num_edges)
+            assert torch.equal(block.take(values, dim=1), values[:, places])
+
+
+def test_edges_of_the_whole_are_views(shards):
+    """A block of the shard's own edges is a range: taking it copies nothing."""
+    for data in shards:
+        values = torch.randn(data.num_edges, 2)
+        for block in plan_of(data.edge_index, data.edge_index.shard).blocks:
+            if block.num_edges:
+                storage = block.take(values).untyped_storage()
+                assert storage.data_ptr() == values.untyped_storage().data_ptr()
+
+
+def test_remembered_by_content(shards):
+    for data in shards:
+        shard, edge_index = data.edge_index.shard, data.edge_index
+        plan = plan_of(edge_index, shard)
+        assert plan_of(edge_index.clone(), shard) is plan
+        assert plan_of(edge_index.as_subclass(Tensor).clone(), shard) is plan
+        loops = add_self_loops(edge_index, num_nodes=shard.num_own)[0]
+        with_loops = plan_of(loops, shard)
+        assert with_loops is not plan
+        assert plan_of(loops.clone(), shard) is with_loops
+        assert plan_of(edge_index, shard) is plan
+
+
+def test_same_size_other_content(shards):
+    for data in shards:
+        edge_index, shard = data.edge_index, data.edge_index.shard
+        flipped = edge_index[:, torch.arange(edge_index.size(1) - 1, -1, -1)]
+        plan_of(edge_index, shard)
+        _check_plan(plan_of(flipped, shard), flipped)
+
+
+def test_changed_in_place_after_a_plan(shards):
+    """A derived edge_index may be written to; the plan made before is not its plan any more."""
+    for data in shards:
+        shard = data.edge_index.shard
+        derived = _permuted(data.edge_index).as_subclass(Tensor)
+        plan_of(derived, shard)
+        derived.copy_(derived[:, torch.randperm(derived.size(1))].clone())
+        _check_plan(plan_of(derived, shard), derived)
+
+
+def test_plans_do_not_pile_up(shards):
+    data = shards[-1]
+    shard = data.edge_index.shard
+    whole = plan_of(data.edge_index, shard)
+    for i in range(100):
+        plan_of(data.edge_index[:, : i % data.num_edges], shard)
+        assert plan_of(data.edge_index, shard) is whole
+    assert len(shard.cache['plans']) <= 64
+
+
+def _with_id(edge_index: Tensor, row: int, value: int) -> Tensor:
+    out = edge_index.as_subclass(Tensor).clone()
+    out[row, -1] = value
+    return out
+
+
+def test_ids_out_of_range(shards):
+    for data in shards:
+        shard = data.edge_index.shard
+        num_local = shard.num_own + shard.num_halo
+        for row, value in ((0, -1), (1, -1), (0, num_local), (1, num_local), (0, 10**12)):
+            message = rf'expected local ids in \[0, {num_local}\).*got.*{value}'
+            with pytest.raises(ValueError, match=message):
+                plan_of(_with_id(data.edge_index, row, value), shard)
+
+
+def test_halo_nodes_as_destinations(shards):
+    for data in shards:
+        shard = data.edge_index.shard
+        if shard.num_halo:
+            derived = _with_id(data.edge_index, 1, shard.num_own)
+            message = f'expected own nodes as destinations.*got destination {shard.num_own} on'
+            with pytest.raises(ValueError, match=message):
+                plan_of(derived, shard)
+            with pytest.raises(ValueError, match='expected own nodes as destinations'):
+                plan_of(data.edge_index.flip(0), shard)
+
+
+def test_a_refused_edge_index_is_not_remembered(shards):
+    for data in shards:
+        shard = data.edge_index.shard
+        bad = _with_id(data.edge_index, 0, -1)
+        for _ in range(2):
+            with pytest.raises(ValueError, match='expected local ids'):
+                plan_of(bad, shard)
+
+
+def _global_edges(shards: list[Data]) -> Iterator[tuple[int, int, int]]:
+    """Source, destination and id of every edge, from all blocks of all ranks."""
+    per_rank = shards[0].edge_index.shard.parts_per_rank
+    owner_rows = [
+        data.n_id[data.edge_index.shard.own_ptr[i] : data.edge_index.shard.own_ptr[i + 1]]
+        for data in shards
+        for i in range(per_rank)
+    ]
+    for data in shards:
+        shard = data.edge_index.shard
+        for block in plan_of(data.edge_index, shard).blocks:
+            src, dst = block.edge_index
+            if block.part in shard.parts:
+                rows = owner_rows[block.part]
+            else:
+                # What the step's sender would send of this part.
+                step = next(s for s in shard.steps if s.part == block.part)
+                sender = shards[step.recv_rank].edge_index.shard
+                place = next(
+                    s
+                    for s, other in zip(sender.steps, shard.steps, strict=True)
+                    if other.part == block.part
+                )
+                assert place.send_rank == shard.rank
+                assert place.send_index.numel() == step.recv_rows == block.num_rows
+                rows = shards[step.recv_rank].n_id[place.send_index]
+            yield from zip(
+                rows[src].tolist(),
+                data.n_id[dst].tolist(),
+                block.take(data.e_id).tolist(),
+                strict=True,
+            )
+
+
+def test_blocks_of_all_ranks_are_the_graph(shards):
+    """Through the rows that each step sends, every block refers to the right global nodes."""
+    src, dst = small_graph().edge_index.tolist()
+    want = [(src[e], dst[e], e) for e in range(len(src))]
+    assert sorted(_global_edges(shards), key=lambda edge: edge[2]) == want
+
+
+def test_steps_of_all_ranks_match(shards):
+    """In step s rank r receives what rank r - s sends to it."""
+    for data in shards:
+        shard = data.edge_index.shard
+        num_steps = (shard.world_size - 1) * shard.parts_per_rank
+        assert len(shard.steps) == num_steps
+        for i, step in enumerate(shard.steps):
+            sender = shards[step.recv_rank].edge_index.shard.steps[i]
+            assert sender.send_rank == shard.rank
+            assert sender.send_index.numel() == step.recv_rows
+            assert step.recv_rank == (shard.rank - 1 - i // shard.parts_per_rank) % len(shards)
+
+
+def test_handles_are_whole(shards):
+    for data in shards:
+        assert isinstance(data.edge_index, ShardEdgeIndex)
+        assert data.edge_index.is_whole
