@@ -4,6 +4,7 @@ from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.load import load_shard
 from pyg_sar.loss import global_mean, global_sum
+from pyg_sar.memory import return_freed_memory
 from pyg_sar.partitioner import PartitionSummary, partition_graph
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.wrap import wrap
@@ -19,5 +20,6 @@ __all__ = [
     'global_sum',
     'load_shard',
     'partition_graph',
+    'return_freed_memory',
     'wrap',
 ]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_sar.comm import is_distributed
 from pyg_sar.conv.propagation import Mode
+from pyg_sar.memory import return_freed_memory
 from pyg_sar.wrap import wrap
 
 
@@ -30,6 +31,8 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         module: A PyG model.
         mode: The mode of every :class:`SARConv`.
         prefetch: The prefetch depth of every SARConv.
+        return_memory: Have large freed tensors given back to the system at once
+            (:func:`pyg_sar.return_freed_memory`).
         **kwargs: Options of torch's DistributedDataParallel. Buffers stay equal by themselves, so
             ``broadcast_buffers`` is False.
 
@@ -43,6 +46,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         *,
         mode: Mode = 'sequential',
         prefetch: int = 1,
+        return_memory: bool = True,
         **kwargs: Any,
     ) -> None:
         if kwargs.pop('broadcast_buffers', False):
@@ -50,6 +54,8 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
                 "'broadcast_buffers' must be False (got True): global norms keep buffers equal"
             )
         module = wrap(module, mode=mode, prefetch=prefetch)
+        if return_memory:
+            return_freed_memory()
         # torch's needs a process group, and refuses a model that has nothing to learn.
         if not is_distributed() or not any(p.requires_grad for p in module.parameters()):
             torch.nn.Module.__init__(self)

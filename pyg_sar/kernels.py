@@ -14,55 +14,76 @@ from torch.nn.functional import embedding_bag
 
 from pyg_sar.shard.bags import Bags
 
+_CHUNK_BYTES = 2 << 20
+
 _BAG_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-def bag_sum(values: Tensor, bags: Bags, weight: Tensor | None = None) -> Tensor:
-    """Sums `values` over every bag: ``out[b] = sum of weight[e] * values[columns[e]]``.
+def add_bag_sums(
+    out: Tensor, values: Tensor, bags: Bags, weight: Tensor | None = None, *, is_zero: bool = False
+) -> Tensor:
+    """Adds the weighted sum of every bag to its row of `out`.
+
+    For the edges e of bag b, ``out[keys[b]] += sum of weight[e] * values[columns[e]]``. The sums
+    are made and added in chunks of a few MiB: a temporary that stays in the cache and in the
+    allocator's hands, where one of the size of `out` would cost a page fault for every page.
 
     Args:
-        values: ``[num_cols, F]``.
+        out: ``[num_rows, F]``, changed in place.
+        values: ``[num_cols, F]`` of the same dtype.
         bags: The edges, grouped.
         weight: ``[num_edges]`` in edge order, or None for ones.
+        is_zero: Whether `out` is known to be zero.
 
     Returns:
-        ``[num_bags, F]`` of the dtype of `values`.
+        `out`.
     """
+    num_bags = bags.ptr.numel() - 1
     if weight is not None and bags.perm is not None:
         weight = weight[bags.perm]
-    if values.dtype not in _BAG_DTYPES or values.size(1) == 0 or bags.columns.numel() == 0:
-        return _bag_sum_by_index_add(values, bags, weight)
+    step = max(num_bags, 1)
+    if out.device.type == 'cpu':
+        row_bytes = out.element_size() * max(out.size(1), 1)
+        step = max(_CHUNK_BYTES // row_bytes, 1)
+    for start in range(0, num_bags, step):
+        end = min(start + step, num_bags)
+        sums = _bag_sums(values, bags, weight, start, end)
+        if bags.keys is not None:
+            out.index_add_(0, bags.keys[start:end], sums)
+        elif is_zero:
+            out[start:end] = sums
+        else:
+            out[start:end] += sums
+    return out
+
+
+def _bag_sums(values: Tensor, bags: Bags, weight: Tensor | None, start: int, end: int) -> Tensor:
+    """The sums of bags `start` to `end`, ``[end - start, F]``."""
+    ptr, columns = bags.ptr, bags.columns
+    if (start, end) != (0, ptr.numel() - 1):
+        first, last = int(ptr[start]), int(ptr[end])
+        ptr = ptr[start : end + 1] - first
+        columns = columns[first:last]
+        weight = None if weight is None else weight[first:last]
+    if values.dtype not in _BAG_DTYPES or values.size(1) == 0 or columns.numel() == 0:
+        return _bag_sums_by_index_add(values, ptr, columns, weight)
     return embedding_bag(
-        bags.columns,
+        columns,
         values,
-        bags.ptr,
+        ptr,
         mode='sum',
         per_sample_weights=None if weight is None else weight.to(values.dtype),
         include_last_offset=True,
     )
 
 
-def _bag_sum_by_index_add(values: Tensor, bags: Bags, weight: Tensor | None) -> Tensor:
+def _bag_sums_by_index_add(
+    values: Tensor, ptr: Tensor, columns: Tensor, weight: Tensor | None
+) -> Tensor:
     """The fallback for other dtypes, and the oracle of the tests."""
-    num_bags = bags.ptr.numel() - 1
-    bag = torch.repeat_interleave(
-        torch.arange(num_bags, device=values.device), bags.ptr.diff().long()
-    )
-    rows = values.index_select(0, bags.columns)
+    num_bags = ptr.numel() - 1
+    bag = torch.repeat_interleave(torch.arange(num_bags, device=values.device), ptr.diff().long())
+    rows = values.index_select(0, columns)
     if weight is not None:
         rows = rows * weight.view(-1, 1)
     return values.new_zeros(num_bags, values.size(1)).index_add_(0, bag, rows)
-
-
-def add_bags(out: Tensor | None, values: Tensor, bags: Bags, weight: Tensor | None) -> Tensor:
-    """Adds the sums of all bags to `out` ``[num_rows, F]``; None stands for zeros.
-
-    Returns:
-        `out`, changed in place, or a new tensor.
-    """
-    sums = bag_sum(values, bags, weight)
-    if bags.keys is None:
-        return sums if out is None else out.add_(sums)
-    if out is None:
-        out = values.new_zeros(bags.num_rows, values.size(1))
-    return out.index_add_(0, bags.keys, sums)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
 import torch
+from torch_geometric import seed_everything
+
+hypothesis.settings.register_profile('pyg_sar', deadline=None, derandomize=True, max_examples=30)
+hypothesis.settings.load_profile('pyg_sar')
 
 
 @pytest.fixture(autouse=True)
 def _deterministic() -> None:
-    torch.manual_seed(0)
+    seed_everything(0)
     torch.set_num_threads(1)
 
 
@@ -17,4 +22,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in items:
         if item.get_closest_marker('gpu') is not None:
-            item.add_marker(pytest.mark.skip(reason='no GPU'))
+            item.add_marker(pytest.mark.skip(reason='no CUDA device'))

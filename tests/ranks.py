@@ -1,13 +1,14 @@
 """Runs a function on several ranks: ``run_ranks(fn, world_size, *args)``.
 
-Ranks are processes with gloo initialised through a file (no ports). Starting them costs seconds, so
-the ranks of a world size are kept and used again; after a failure they are killed and started anew.
-The fork server imports torch once for all of them.
+A rank is a process with gloo initialised through a file (no ports). A fork server imports torch and
+PyG once for all of them, and the ranks of a world size are kept for the whole session, so a call
+costs milliseconds. After a failure or a timeout they are killed and the next call starts new ones.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import io
 import multiprocessing
@@ -17,20 +18,25 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch_geometric import seed_everything
 
-_GRACE = 0.5  # seconds in which other ranks may report that they failed first
+GRACE = 0.2  # seconds after the first failure in which other ranks may report theirs
 
 _context = multiprocessing.get_context('forkserver')
-_context.set_forkserver_preload(['torch', 'torch.distributed', 'torch_geometric', 'pyg_sar'])
+# pytest and hypothesis: a rank imports the test module, and perhaps pytest as the main module.
+_context.set_forkserver_preload(['torch_geometric', 'pyg_sar', 'pytest', 'hypothesis'])
 _pools: dict[int, _Pool] = {}
 
 
@@ -43,10 +49,15 @@ def run_ranks(
 ) -> list[Any]:
     """Calls ``fn(*args, **kwargs)`` on every rank of a process group.
 
+    Every call starts from the same seed, with one thread and with the caller's warning filters.
+    Arguments and results travel by value.
+
     Args:
-        fn: A function at the top level of a module.
+        fn: A function at the top level of a module that the ranks can import, such as a test's.
         world_size: Number of ranks.
+        *args: Passed on, the same for every rank.
         timeout: Seconds until all ranks are killed.
+        **kwargs: Passed on.
 
     Returns:
         What `fn` returned on rank 0, 1, ...
@@ -55,89 +66,125 @@ def run_ranks(
         RankError: If a rank failed, with the traceback of the first one in time.
         TimeoutError: With the stacks of the ranks that had not finished.
     """
+    message = _dump((_warning_filters(), fn, args, kwargs))
     pool = _pools.get(world_size)
-    if pool is None:
-        pool = _pools[world_size] = _Pool(world_size)
     try:
-        return pool.run(fn, args, kwargs, timeout)
+        if pool is None:
+            pool = _pools[world_size] = _Pool(world_size)
+        return pool.call(message, timeout)
     except BaseException:
-        _pools.pop(world_size).kill()
+        if world_size in _pools:
+            _pools.pop(world_size).kill()
         raise
 
 
 def run_once(
-    fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60, **kwargs: Any
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout: float = 60,
+    may_die: Collection[int] = (),
+    **kwargs: Any,
 ) -> list[Any]:
-    """The same in processes of its own, for functions that end or spoil their process."""
+    """The same in processes of its own, for functions that end or spoil their process.
+
+    Ranks in `may_die` may end without an answer; their result is then None.
+    """
+    message = _dump((_warning_filters(), fn, args, kwargs))
     pool = _Pool(world_size)
     try:
-        return pool.run(fn, args, kwargs, timeout)
+        return pool.call(message, timeout, may_die)
     finally:
         pool.kill()
 
 
+@dataclass(order=True)
+class _Failure:
+    """Sorts the first in time to the front, a death before the errors that it causes elsewhere."""
+
+    order: tuple[bool, float]
+    rank: int = field(compare=False)
+    text: str = field(compare=False)
+
+
 class _Pool:
+    """The ranks of one world size."""
+
     def __init__(self, world_size: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix='ranks-'))
-        self.processes = []
+        self.processes: list[multiprocessing.process.BaseProcess] = []
         self.connections: list[Connection] = []
-        for rank in range(world_size):
-            ours, theirs = _context.Pipe()
+        try:
+            for rank in range(world_size):
+                self._start(rank, world_size)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _start(self, rank: int, world_size: int) -> None:
+        ours, theirs = _context.Pipe()
+        self.connections.append(ours)
+        with theirs:
             process = _context.Process(
-                target=_serve, args=(rank, world_size, str(self.folder), theirs), daemon=True
+                target=_serve, args=(rank, world_size, str(self.folder), theirs)
             )
             process.start()
-            theirs.close()
-            self.processes.append(process)
-            self.connections.append(ours)
+        self.processes.append(process)
 
-    def run(self, fn: Callable[..., Any], args: Any, kwargs: Any, timeout: float) -> list[Any]:
-        call = _dump((sys.path, fn.__module__, fn.__qualname__, args, kwargs))
+    def call(self, message: bytes, timeout: float, may_die: Collection[int] = ()) -> list[Any]:
+        world_size = len(self.connections)
         for connection in self.connections:
-            connection.send_bytes(call)
-        results: dict[int, Any] = {}
-        failures: list[tuple[float, int, str]] = []
+            with contextlib.suppress(OSError):  # It has died, which receiving will tell.
+                connection.send((sys.path, message))
         deadline = time.monotonic() + timeout
-        while len(results) < len(self.processes):
-            waiting = [c for r, c in enumerate(self.connections) if r not in results]
-            ready = wait(waiting, max(deadline - time.monotonic(), 0))
+        results: dict[int, Any] = {}
+        failures: list[_Failure] = []
+        pending = set(range(world_size))
+        while pending:
+            remaining = max(deadline - time.monotonic(), 0)
+            ready = wait([self.connections[rank] for rank in pending], remaining)
             if not ready:
                 break
             for connection in ready:
-                rank = self.connections.index(connection)
-                results[rank] = self._receive(rank, failures)
-            if failures and len(failures) == 1:
-                deadline = min(deadline, time.monotonic() + _GRACE)
+                rank = self.connections.index(connection)  # type: ignore[arg-type]
+                pending.remove(rank)
+                answer = self._receive(rank, rank in may_die)
+                if isinstance(answer, _Failure):
+                    failures.append(answer)
+                    deadline = min(deadline, time.monotonic() + GRACE)
+                else:
+                    results[rank] = answer
         if failures:
-            _, rank, text = min(failures)
-            raise RankError(f'rank {rank} of {len(self.processes)} failed:\n{text}')
-        if len(results) < len(self.processes):
-            late = [r for r in range(len(self.processes)) if r not in results]
+            first = min(failures)
+            running = f' (ranks {sorted(pending)} had not finished)' if pending else ''
+            raise RankError(f'rank {first.rank} of {world_size} failed{running}:\n{first.text}')
+        if pending:
             raise TimeoutError(
-                f'ranks {late} had not finished after {timeout} s:\n{self._stacks(late)}'
+                f'ranks {sorted(pending)} of {world_size} had not finished after {timeout} s\n'
+                + self._stacks(pending)
             )
-        return [results[rank] for rank in range(len(self.processes))]
+        return [results[rank] for rank in range(world_size)]
 
-    def _receive(self, rank: int, failures: list[tuple[float, int, str]]) -> Any:
+    def _receive(self, rank: int, may_die: bool) -> Any:
         try:
-            when, text, result = _load(self.connections[rank].recv_bytes())
-        except EOFError:
-            self.processes[rank].join(1)
-            code = self.processes[rank].exitcode
-            failures.append((time.time(), rank, f'process ended with exit code {code}'))
-            return None
-        if text is not None:
-            failures.append((when, rank, text))
-        return result
+            return _load(self.connections[rank].recv_bytes())
+        except (EOFError, OSError):
+            if may_die:
+                return None
+            process = self.processes[rank]
+            process.join(5)
+            return _Failure((False, 0.0), rank, f'it ended with exit code {process.exitcode}')
 
-    def _stacks(self, ranks: list[int]) -> str:
+    def _stacks(self, ranks: Collection[int]) -> str:
         for rank in ranks:
             pid = self.processes[rank].pid
-            if pid is not None and self.processes[rank].is_alive():
+            if pid is not None:
                 os.kill(pid, signal.SIGUSR1)
         time.sleep(0.2)
+        files = {rank: self.folder / f'stack-{rank}' for rank in sorted(ranks)}
         return '\n'.join(
-            f'rank {rank}:\n{(self.folder / f"stack-{rank}").read_text()}' for rank in ranks
+            f'rank {rank}:\n{file.read_text() if file.exists() else "not started"}'
+            for rank, file in files.items()
         )
 
     def kill(self) -> None:
@@ -150,37 +197,68 @@ class _Pool:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+@atexit.register
+def _kill_all() -> None:
+    while _pools:
+        _pools.popitem()[1].kill()
+
+
 def _serve(rank: int, world_size: int, folder: str, connection: Connection) -> None:
-    """What a rank does: calls, one after another, until the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills
+    """What a rank does: one call after another, until it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The caller is interrupted, and kills.
+    threading.Thread(target=_end_with_caller, args=(folder,), daemon=True).start()
     stacks = (Path(folder) / f'stack-{rank}').open('w')
     faulthandler.register(signal.SIGUSR1, file=stacks)
-    os.environ['GLOO_SOCKET_IFNAME'] = 'lo'
-    torch.set_num_threads(1)
+    if sys.platform == 'linux':
+        os.environ['GLOO_SOCKET_IFNAME'] = 'lo'  # The host's name need not resolve.
     dist.init_process_group(
         'gloo', init_method=f'file://{folder}/store', rank=rank, world_size=world_size
     )
     while True:
+        sys.path[:], message = connection.recv()
         try:
-            path, module, name, args, kwargs = _load(connection.recv_bytes())
-        except EOFError:
-            return
-        text = result = None
-        try:
-            sys.path[:] = path
-            fn: Any = __import__(module, fromlist=['_'])
-            for part in name.split('.'):
-                fn = getattr(fn, part)
-            result = fn(*args, **kwargs)
-            answer = _dump((time.time(), None, result))
+            answer = _dump(_call(message))
         except BaseException:
-            text = traceback.format_exc()
-            answer = _dump((time.time(), text, None))
+            failure = _Failure((True, time.monotonic()), rank, traceback.format_exc())
+            answer = _dump(failure)
         connection.send_bytes(answer)
 
 
+def _call(message: bytes) -> Any:
+    seed_everything(0)
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
+    filters, fn, args, kwargs = _load(message)
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        for each in reversed(filters):
+            warnings.filterwarnings(*each)
+        return fn(*args, **kwargs)
+
+
+def _end_with_caller(folder: str) -> None:
+    """Ends this rank, even in the middle of a call, when the process that started it has ended."""
+    caller = multiprocessing.parent_process()
+    assert caller is not None
+    wait([caller.sentinel])
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _warning_filters() -> list[tuple[Any, str, type[Warning], str, int]]:
+    """The filters in force, as arguments of warnings.filterwarnings."""
+
+    def text(pattern: Any) -> str:
+        return getattr(pattern, 'pattern', pattern) or ''
+
+    return [
+        (action, text(message), category, text(module), lineno)
+        for action, message, category, module, lineno in warnings.filters
+    ]
+
+
 def _dump(value: Any) -> bytes:
-    """Pickled with tensors by value: shared memory would pile up file descriptors."""
+    """Pickles with tensors by value: in shared memory they would pile up file descriptors."""
     buffer = io.BytesIO()
     torch.save(value, buffer, pickle_protocol=pickle.HIGHEST_PROTOCOL)
     return buffer.getvalue()
@@ -188,10 +266,3 @@ def _dump(value: Any) -> bytes:
 
 def _load(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), weights_only=False)
-
-
-@atexit.register
-def _kill_all() -> None:
-    for pool in _pools.values():
-        pool.kill()
-    _pools.clear()

@@ -86,20 +86,19 @@ SELECTS = {
     'cat': lambda e: torch.cat([e, torch.zeros(2, 3, dtype=torch.int64)], dim=1),
     'cat of plain and handle': lambda e: torch.cat([torch.zeros(2, 3).long(), e], dim=1),
     'cat by name': lambda e: torch.cat(tensors=[e, e], dim=1),
-    'stacked rows': lambda e: torch.stack([e[0], e[1]]),
-    'all in another order': lambda e: e[:, torch.randperm(e.size(1))],
+    'all in another order': lambda e: e[:, torch.arange(e.size(1) - 1, -1, -1)],
     'all in their order': lambda e: e[:, :],
 }
 
 
-@pytest.mark.parametrize('operation', [name for name in SELECTS if name != 'stacked rows'])
+@pytest.mark.parametrize('operation', SELECTS)
 def test_selections_keep_the_shard_but_are_not_whole(data, operation):
     edge_index = data.edge_index
     out = SELECTS[operation](edge_index)
     assert isinstance(out, ShardEdgeIndex)
     assert out.shard is edge_index.shard
     assert not out.is_whole
-    assert torch.equal(_plain(out), SELECTS[operation](_plain(edge_index))) or 'order' in operation
+    assert torch.equal(_plain(out), SELECTS[operation](_plain(edge_index)))
 
 
 def test_a_selection_of_a_selection(data):
@@ -159,34 +158,40 @@ def test_arithmetic_is_not_whole(data, operation):
     assert not getattr(ARITHMETIC[operation](data.edge_index), 'is_whole', False)
 
 
-def _shuffle(edge_index: Tensor) -> None:
+def _shuffle(edge_index: ShardEdgeIndex) -> None:
     edge_index.copy_(_plain(edge_index)[:, torch.randperm(edge_index.size(1))])
 
 
-def _overwrite(edge_index: Tensor) -> None:
-    edge_index[:] = _plain(edge_index).flip(1)
+def _swap_within_a_block(edge_index: ShardEdgeIndex) -> None:
+    last = edge_index.shard.block_ptr[1] - 1
+    edge_index[:, [0, last]] = _plain(edge_index)[:, [last, 0]]
 
 
-def _overwrite_row(edge_index: Tensor) -> None:
-    edge_index[0].copy_(edge_index[0].flip(0))
+def _overwrite_a_row(edge_index: ShardEdgeIndex) -> None:
+    edge_index[1].copy_(_plain(edge_index)[1].flip(0))
 
 
-@pytest.mark.parametrize('change', [_shuffle, _overwrite, _overwrite_row])
+def _add_in_place(edge_index: ShardEdgeIndex) -> None:
+    edge_index[1:] %= 2
+
+
+@pytest.mark.parametrize(
+    'change', [_shuffle, _swap_within_a_block, _overwrite_a_row, _add_in_place]
+)
+@pytest.mark.parametrize('is_clone', [False, True])
 @pytest.mark.parametrize('has_plan', [False, True])
-def test_written_to_in_place(single, change, has_plan):
-    """Never silently wrong: another order of edges is computed as it is, or refused."""
+def test_written_to_in_place(single, change, is_clone, has_plan):
+    """Never silently wrong: other edges are computed as they are, or refused."""
     conv = SARConv(SAGEConv(6, 4)).double()
+    edge_index = single.edge_index.clone() if is_clone else single.edge_index
     if has_plan:
-        conv(single.x, single.edge_index)
-    single.edge_index = single.edge_index.clone()
-    if has_plan:
-        conv(single.x, single.edge_index)
-    change(single.edge_index)
+        conv(single.x, edge_index)
+    change(edge_index)
     try:
-        out = conv(single.x, single.edge_index)
-    except (ValueError, RuntimeError):
+        out = conv(single.x, edge_index)
+    except ValueError:
         return
-    assert_close(out, conv(single.x, _plain(single.edge_index)))
+    assert_close(out, conv(single.x, _plain(edge_index)))
 
 
 def test_data_to_and_copies_keep_it(data):
@@ -212,7 +217,7 @@ def test_data_sees_an_edge_index(data):
     assert data.is_edge_attr('edge_index')
     assert not data.is_node_attr('edge_index')
     assert f'edge_index=[2, {data.num_edges}]' in str(data)
-    assert 'tensor' in repr(data.edge_index).lower() or 'ShardEdgeIndex' in repr(data.edge_index)
+    assert 'ShardEdgeIndex' in repr(data.edge_index)
 
 
 @pytest.mark.parametrize('protocol', [0, 2, 4, 5])

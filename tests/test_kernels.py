@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyg_sar.kernels import _bag_sum_by_index_add, add_bags, bag_sum
+from pyg_sar import kernels
+from pyg_sar.kernels import _bag_sums, _bag_sums_by_index_add, add_bag_sums
 from pyg_sar.shard.bags import Bags, make_bags
 from small_graphs import assert_close
 
@@ -49,7 +50,7 @@ BLOCKS = {
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 @pytest.mark.parametrize('is_sorted', [False, True])
 @pytest.mark.parametrize('block', BLOCKS)
-def test_add_bags_is_a_matrix_product(block, is_sorted, dtype, has_weight, num_features):
+def test_a_matrix_product(block, is_sorted, dtype, has_weight, num_features):
     num_rows, num_cols, num_edges = BLOCKS[block]
     rows, cols = (
         _edges(num_rows, num_cols, num_edges) if num_edges else (torch.empty(0).long(),) * 2
@@ -61,26 +62,54 @@ def test_add_bags_is_a_matrix_product(block, is_sorted, dtype, has_weight, num_f
     bags = make_bags(rows, cols, num_rows, is_sorted=is_sorted)
 
     want = _dense_sum(rows, cols, num_rows, values, weight).to(dtype)
-    got = add_bags(None, values, bags, weight)
-    assert_close(got, want, tolerance=TOLERANCE[dtype])
+    for is_zero in (False, True):
+        out = torch.zeros(num_rows, num_features, dtype=dtype)
+        assert add_bag_sums(out, values, bags, weight, is_zero=is_zero) is out
+        assert_close(out, want, tolerance=TOLERANCE[dtype])
 
     before = torch.randn(num_rows, num_features, dtype=dtype)
-    out = before.clone()
-    assert add_bags(out, values, bags, weight) is out
+    out = add_bag_sums(before.clone(), values, bags, weight)
     assert_close(out, before + want, tolerance=TOLERANCE[dtype])
+
+
+def _sums(
+    rows: Tensor, cols: Tensor, num_rows: int, values: Tensor, weight: Tensor | None = None
+) -> Tensor:
+    out = values.new_zeros(num_rows, values.size(1))
+    return add_bag_sums(out, values, make_bags(rows, cols, num_rows), weight)
+
+
+@pytest.mark.parametrize('chunk_bytes', [1, 100, 1000])
+@pytest.mark.parametrize('num_rows', [7, 60])
+@pytest.mark.parametrize('has_weight', [False, True])
+@pytest.mark.parametrize('is_zero', [False, True])
+def test_chunks(monkeypatch, chunk_bytes, num_rows, has_weight, is_zero):
+    """Bags in chunks of one, of a few and of many; with empty rows (60) and without (7)."""
+    rows, cols = _edges(num_rows, 11, 90)
+    values = torch.randn(11, 5, dtype=torch.float64)
+    weight = torch.randn(90, dtype=torch.float64) if has_weight else None
+    bags = make_bags(rows, cols, num_rows)
+    assert (bags.keys is None) == (num_rows == 7)
+    monkeypatch.setattr(kernels, '_CHUNK_BYTES', chunk_bytes)
+    before = torch.zeros(num_rows, 5).double() if is_zero else torch.randn(num_rows, 5).double()
+    out = add_bag_sums(before.clone(), values, bags, weight, is_zero=is_zero)
+    assert_close(out, before + _dense_sum(rows, cols, num_rows, values, weight))
 
 
 @pytest.mark.parametrize('has_weight', [False, True])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
-def test_bag_sum_is_the_index_add(dtype, has_weight):
+def test_embedding_bag_is_the_index_add(dtype, has_weight):
     rows, cols = _edges(30, 11, 90)
     values = torch.randn(11, 5, dtype=dtype)
-    weight = torch.randn(90, dtype=dtype) if has_weight else None
     bags = make_bags(rows, cols, 30)
-    in_bag_order = None if weight is None else weight[bags.perm]
-    want = _bag_sum_by_index_add(values, bags, in_bag_order)
-    assert want.shape == (bags.ptr.numel() - 1, 5)
-    assert_close(bag_sum(values, bags, weight), want, tolerance=TOLERANCE[dtype])
+    weight = torch.randn(90, dtype=dtype) if has_weight else None
+    num_bags = bags.ptr.numel() - 1
+    want = _bag_sums_by_index_add(values, bags.ptr, bags.columns, weight)
+    assert want.shape == (num_bags, 5)
+    got = _bag_sums(values, bags, weight, 0, num_bags)
+    assert_close(got, want, tolerance=TOLERANCE[dtype])
+    got = _bag_sums(values, bags, weight, 3, 8)
+    assert_close(got, want[3:8], tolerance=TOLERANCE[dtype])
 
 
 @given(st.data())
@@ -94,7 +123,7 @@ def test_any_block(data):
     cols = torch.tensor([c for _, c in edges], dtype=torch.int64)
     values = torch.randn(num_cols, 2, dtype=torch.float64)
     weight = torch.randn(len(edges), dtype=torch.float64)
-    got = add_bags(None, values, make_bags(rows, cols, num_rows), weight)
+    got = _sums(rows, cols, num_rows, values, weight)
     assert_close(got, _dense_sum(rows, cols, num_rows, values, weight))
 
 
@@ -102,7 +131,7 @@ def test_any_block(data):
 def test_integers_take_the_fallback(dtype):
     rows, cols = _edges(9, 4, 30)
     values = torch.randint(-50, 50, (4, 3), dtype=dtype)
-    got = add_bags(None, values, make_bags(rows, cols, 9), None)
+    got = _sums(rows, cols, 9, values)
     assert got.dtype == dtype
     assert torch.equal(got.double(), _dense_sum(rows, cols, 9, values, None))
 
@@ -114,7 +143,7 @@ def test_half_precision(dtype, has_weight):
     rows, cols = _edges(9, 4, 30)
     values = torch.randint(-2, 3, (4, 3)).to(dtype)
     weight = torch.randint(1, 3, (30,)).to(dtype) if has_weight else None
-    got = add_bags(None, values, make_bags(rows, cols, 9), weight)
+    got = _sums(rows, cols, 9, values, weight)
     assert got.dtype == dtype
     assert torch.equal(got.double(), _dense_sum(rows, cols, 9, values, weight))
 
@@ -122,7 +151,7 @@ def test_half_precision(dtype, has_weight):
 def test_weights_of_another_dtype():
     rows, cols = _edges(9, 4, 30)
     values, weight = torch.randn(4, 3), torch.rand(30, dtype=torch.float64)
-    got = add_bags(None, values, make_bags(rows, cols, 9), weight)
+    got = _sums(rows, cols, 9, values, weight)
     want = _dense_sum(rows, cols, 9, values, weight.float())
     assert_close(got, want.float(), tolerance=1e-5)
 
@@ -131,13 +160,13 @@ def test_values_that_are_not_contiguous():
     rows, cols = _edges(9, 4, 30)
     values = torch.randn(3, 4, dtype=torch.float64).t()
     weight = torch.randn(60, dtype=torch.float64)[::2]
-    got = add_bags(None, values, make_bags(rows, cols, 9), weight)
+    got = _sums(rows, cols, 9, values, weight)
     assert_close(got, _dense_sum(rows, cols, 9, values, weight))
 
 
 def test_no_features():
     rows, cols = _edges(9, 4, 30)
-    assert add_bags(None, torch.empty(4, 0), make_bags(rows, cols, 9), None).shape == (9, 0)
+    assert _sums(rows, cols, 9, torch.empty(4, 0)).shape == (9, 0)
 
 
 def test_make_bags_unsorted():

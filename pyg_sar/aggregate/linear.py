@@ -6,13 +6,14 @@ the output gradient, which the destination's rank holds.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import Exchange, GradientReturn
-from pyg_sar.kernels import add_bags
+from pyg_sar.comm import Exchange, GradientReturn, Rows
+from pyg_sar.kernels import add_bag_sums
 from pyg_sar.shard.plan import Block, Plan
 
 
@@ -67,18 +68,18 @@ class _LinearSum(torch.autograd.Function):
 def _sum_blocks(
     x: Tensor, weight: Tensor | None, plan: Plan, exchange: Exchange, one_shot: bool
 ) -> Tensor:
-    out = None
+    out = x.new_zeros(plan.shard.num_own, *x.shape[1:])
     if one_shot:
         (halo,) = exchange.fetch_all([x])
-        sources = iter([[rows] for rows in _split(x, halo, plan)])
+        sources: Iterable[Rows] = ([rows] for rows in _split(x, halo, plan))
     else:
         sources = exchange.fetch([x])
-    for block in plan.blocks:
-        (rows,) = next(sources)
+    is_zero = True
+    for block, (rows,) in zip(plan.blocks, sources, strict=True):
         if block.num_edges:
-            out = add_bags(out, rows, block.by_dst, _block_weight(block, weight))
-    next(sources, None)
-    return x.new_zeros(plan.shard.num_own, *x.shape[1:]) if out is None else out
+            add_bag_sums(out, rows, block.by_dst, _block_weight(block, weight), is_zero=is_zero)
+            is_zero = False
+    return out
 
 
 def _return_blocks(
@@ -89,20 +90,24 @@ def _return_blocks(
     if one_shot:
         grad_halo = grad_out.new_empty(plan.shard.num_halo, *grad_out.shape[1:])
         for block, rows in zip(plan.blocks, _split(grad_x, grad_halo, plan), strict=True):
-            rows.copy_(_block_gradient(grad_out, weight, block))
+            _write_gradient(rows, grad_out, weight, block)
         exchange.return_all([grad_halo], [grad_x])
         return grad_x
     returned = GradientReturn(exchange, [grad_x])
     for block in plan.blocks:
-        returned.put([_block_gradient(grad_out, weight, block)])
+        (rows,) = returned.rows()
+        _write_gradient(rows, grad_out, weight, block)
+        returned.send()
     returned.finish()
     return grad_x
 
 
-def _block_gradient(grad_out: Tensor, weight: Tensor | None, block: Block) -> Tensor:
-    if not block.num_edges:
-        return grad_out.new_zeros(block.num_rows, *grad_out.shape[1:])
-    return add_bags(None, grad_out, block.by_src, _block_weight(block, weight))
+def _write_gradient(rows: Tensor, grad_out: Tensor, weight: Tensor | None, block: Block) -> None:
+    """Overwrites `rows` by the gradient of the block's source rows."""
+    if block.num_edges == 0 or block.by_src.keys is not None:
+        rows.zero_()
+    if block.num_edges:
+        add_bag_sums(rows, grad_out, block.by_src, _block_weight(block, weight), is_zero=True)
 
 
 def _block_weight(block: Block, weight: Tensor | None) -> Tensor | None:

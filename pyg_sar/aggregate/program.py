@@ -83,7 +83,7 @@ class Program:
     dim: int
 
 
-class _Reached(Exception):  # noqa: N818 - control flow, not an error
+class _Reached(Exception):
     """Carries the logits out of a message function that is run only up to its k-th softmax."""
 
     def __init__(self, logits: Tensor) -> None:

@@ -47,20 +47,30 @@ def finish(
         dim: The node dimension.
     """
     (total,) = states
+    if type(aggregation) is MeanAggregation:
+        # Nothing else reads the sums, and a row of every node is dear.
+        return total.div_(_count(total, plan, dim))
+    return _finish(aggregation, total, plan, dim)
+
+
+def _finish(aggregation: torch.nn.Module, total: Tensor, plan: Plan, dim: int) -> Tensor:
     if type(aggregation) is SumAggregation:
         return total
     if type(aggregation) is MeanAggregation:
-        shape = [1] * total.dim()
-        shape[dim] = -1
-        count = plan.in_degree.clamp(min=1).to(total.dtype).view(shape)
-        return total / count
+        return total / _count(total, plan, dim)
     if isinstance(aggregation, MultiAggregation):
-        outs = [finish(a, states, plan, dim) for a in aggregation.aggrs]
+        outs = [_finish(a, total, plan, dim) for a in aggregation.aggrs]
         combined: Tensor = aggregation.combine(outs)
         return combined
     assert isinstance(aggregation, DegreeScalerAggregation)
-    inner = finish(aggregation.aggr, states, plan, dim)
-    return _scaled(aggregation, inner, plan, dim)
+    return _scaled(aggregation, _finish(aggregation.aggr, total, plan, dim), plan, dim)
+
+
+def _count(total: Tensor, plan: Plan, dim: int) -> Tensor:
+    """In-degrees, at least one, to divide `total` by."""
+    shape = [1] * total.dim()
+    shape[dim] = -1
+    return plan.in_degree.clamp(min=1).to(total.dtype).view(shape)
 
 
 class _Finished(Aggregation):

@@ -161,9 +161,8 @@ def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
     inputs = binding.inputs(samples, edge_index, index, _NUM_SAMPLES)
     rows = _only_source(binding, inputs)
     recorder = _Recorder(rows, samples.edge)
-    with _refusing(conv, statistics_modules), softmax_replaced(conv, softmax):
-        with recorder:
-            out = getattr(conv, binding.function)(**inputs)
+    with _refusing(conv, statistics_modules), softmax_replaced(conv, softmax), recorder:
+        out = getattr(conv, binding.function)(**inputs)
     changed = attributes.restore()
     uses_rng = any(
         not torch.equal(a, b) for a, b in zip(states, _random_states(device), strict=True)

@@ -1,0 +1,540 @@
+"""The exchange: the owner's rows arrive, gradients go back, and nothing else is sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from small_graphs import ASSIGNMENTS, assert_all_raise, attempt, cut, small_graph
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv, TransformerConv
+
+from pyg_sar import SARConv, load_shard, partition_graph
+from pyg_sar.aggregate.halo import from_halo, with_halo
+from pyg_sar.aggregate.linear import linear_sum
+from pyg_sar.comm import Exchange, GradientReturn, agree, all_reduce_sum, raise_together
+from pyg_sar.shard.load import read_shard
+from pyg_sar.shard.plan import plan_of
+
+LAYOUTS = [(1, 1), (1, 4), (2, 2), (2, 6), (3, 3), (3, 6), (4, 4)]
+"""World sizes and numbers of parts."""
+
+RELATIVE = 1e-14
+
+
+@pytest.fixture(params=ASSIGNMENTS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def _values(ids: Tensor) -> list[Tensor]:
+    """Several tensors of a node, of several dtypes and shapes, known from its global id."""
+    i = ids.view(-1, 1).double()
+    return [
+        i * torch.arange(1, 4) + 0.25,
+        ids.clone(),
+        (ids % 3 == 0).view(-1, 1).expand(-1, 5),
+        (i * torch.ones(2)).half(),
+        (i.view(-1, 1, 1) - torch.arange(6).view(2, 3)).float(),
+        i.to(torch.bfloat16),
+        ids.view(-1, 1).to(torch.uint8),
+        torch.empty(ids.numel(), 0),
+    ]
+
+
+def _block_ids(data: Data, root: str) -> list[Tensor]:
+    """The global ids that the rows of every block must have, from the files of all parts."""
+    shard = data.edge_index.shard
+    parts = [
+        torch.load(Path(root) / f'part_{p}' / 'sar.pt', weights_only=True)
+        for p in range(shard.num_parts)
+    ]
+    ids = []
+    for block in plan_of(data.edge_index, shard).blocks:
+        n_id = parts[block.part]['n_id']
+        if block.part not in shard.parts:
+            ptr, pos = (parts[block.part][f'boundary_{name}'] for name in ('ptr', 'pos'))
+            rows = torch.cat([pos[ptr[own] : ptr[own + 1]] for own in shard.parts])
+            n_id = n_id[rows.long().unique()]
+        ids.append(n_id)
+    return ids
+
+
+def _fetched(root: str, depth: int, keep: bool) -> list[str]:
+    """What is wrong with the rows of all blocks."""
+    data = load_shard(root)
+    exchange = Exchange(data.edge_index.shard, depth=depth)
+    want = [_values(ids) for ids in _block_ids(data, root)]
+    wrong, kept = [], []
+    for _ in range(2):
+        rows = exchange.fetch(_values(data.n_id), keep=keep)
+        for i, expected in enumerate(want):
+            block = next(rows)
+            kept.append((i, block))
+            wrong += _differences(f'block {i}', block, expected)
+        assert next(rows, None) is None
+    if keep:
+        for i, block in kept:
+            wrong += _differences(f'block {i} kept', block, want[i])
+    halo = exchange.fetch_all(_values(data.n_id))
+    wrong += _differences('halo', halo, _in_halo_order(data, want))
+    return wrong
+
+
+def _in_halo_order(data: Data, of_blocks: list[list[Tensor]]) -> list[Tensor]:
+    """The rows of the remote blocks by the part that owns them."""
+    shard = data.edge_index.shard
+    by_part = {
+        block.part: rows
+        for block, rows in zip(plan_of(data.edge_index, shard).blocks, of_blocks, strict=True)
+        if block.part not in shard.parts
+    }
+    if not by_part:
+        return [rows[:0] for rows in of_blocks[0]]
+    return [torch.cat(tensors) for tensors in zip(*(by_part[p] for p in sorted(by_part)), strict=True)]
+
+
+def _differences(name: str, found: list[Tensor], expected: list[Tensor]) -> list[str]:
+    return [
+        f'{name}, tensor {k}'
+        for k, (a, b) in enumerate(zip(found, expected, strict=True))
+        if a.dtype != b.dtype or not torch.equal(a, b)
+    ]
+
+
+@pytest.mark.parametrize('keep', [False, True])
+@pytest.mark.parametrize('depth', [1, 2, 5])
+@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
+def test_fetch_gives_the_owners_rows(tmp_path, world_size, num_parts, depth, keep):
+    root = cut(small_graph(), num_parts, tmp_path / 'parts')
+    wrong = run_ranks(_fetched, world_size, str(root), depth, keep)
+    assert wrong == [[]] * world_size
+
+
+@pytest.mark.parametrize(('world_size', 'num_parts'), [(2, 4), (3, 3), (4, 4)])
+def test_awkward_cuts(tmp_path, world_size, num_parts, kind):
+    root = cut(small_graph(), num_parts, tmp_path / 'parts', kind)
+    wrong = run_ranks(_fetched, world_size, str(root), 1, False)
+    assert wrong == [[]] * world_size
+
+
+def _fetched_with_own_depth(root: str) -> list[str]:
+    return _fetched(root, dist.get_rank() + 1, False)
+
+
+def test_ranks_may_prefetch_differently(tmp_path):
+    root = cut(small_graph(), 4, tmp_path / 'parts')
+    assert run_ranks(_fetched_with_own_depth, 4, str(root)) == [[]] * 4
+
+
+def _graph_without_cut_edges() -> Data:
+    """Two triangles that never meet."""
+    src = torch.tensor([0, 1, 2, 3, 4, 5])
+    dst = torch.tensor([1, 2, 0, 4, 5, 3])
+    return Data(edge_index=torch.stack([src, dst]), num_nodes=6)
+
+
+def test_nothing_to_exchange(tmp_path):
+    parts = torch.tensor([0, 0, 0, 1, 1, 1])
+    partition_graph(_graph_without_cut_edges(), 2, tmp_path / 'parts', method=parts)
+    assert run_ranks(_fetched, 2, str(tmp_path / 'parts'), 1, False) == [[]] * 2
+    assert run_ranks(_adjoint_errors, 2, str(tmp_path / 'parts')) == [[0.0] * 4] * 2
+    counts = run_ranks(_linear_traffic, 2, str(tmp_path / 'parts'), True, False)
+    assert all(not c.receives and not c.sends for pair in counts for c in pair)
+
+
+def _dot(a: list[Tensor], b: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The inner product, and the sum of absolute products as its scale."""
+    products = [(x * y).view(-1) for x, y in zip(a, b, strict=True)]
+    all_products = torch.cat(products)
+    return all_products.sum(), all_products.abs().sum()
+
+
+def _relative_error(
+    ax: list[Tensor], y: list[Tensor], x: list[Tensor], aty: list[Tensor]
+) -> float:
+    """``|<A x, y> - <x, A' y>|`` over the scale, all summed over the ranks."""
+    left, scale = _dot(ax, y)
+    right, _ = _dot(x, aty)
+    sums = all_reduce_sum(torch.stack([left, right, scale]))
+    return float((sums[0] - sums[1]).abs() / sums[2].clamp(min=1e-300))
+
+
+def _adjoint_errors(root: str) -> list[float]:
+    data = load_shard(root)
+    exchange = Exchange(data.edge_index.shard)
+    torch.manual_seed(dist.get_rank())
+    n = exchange.shard.num_own
+    num_local = n + exchange.shard.num_halo
+
+    def random(rows: int) -> list[Tensor]:
+        shapes = [(3,), (2, 2)]
+        return [torch.randn(rows, *shape, dtype=torch.float64) for shape in shapes]
+
+    x = random(n)
+    errors = []
+
+    ax = [[t.clone() for t in rows] for rows in exchange.fetch(x)]
+    y = [random(rows[0].size(0)) for rows in ax]
+    aty = [torch.zeros_like(t) for t in x]
+    returned = GradientReturn(exchange, aty)
+    for gradients in y:
+        returned.put(gradients)
+    returned.finish()
+    flat_ax, flat_y = [t for rows in ax for t in rows], [t for rows in y for t in rows]
+    errors.append(_relative_error(flat_ax, flat_y, x, aty))
+
+    y = random(exchange.shard.num_halo)
+    aty = [torch.zeros_like(t) for t in x]
+    ax = exchange.fetch_all(x)
+    exchange.return_all(y, aty)
+    errors.append(_relative_error(ax, y, x, aty))
+
+    leaf = x[0].clone().requires_grad_()
+    out = with_halo(leaf, exchange)
+    y = [torch.randn(num_local, 3, dtype=torch.float64)]
+    (aty_0,) = torch.autograd.grad(out, leaf, y)
+    errors.append(_relative_error([out.detach()], y, [x[0]], [aty_0]))
+
+    z = torch.randn(num_local, 3, dtype=torch.float64, requires_grad=True)
+    out = from_halo(z, exchange)
+    (atx,) = torch.autograd.grad(out, z, x[0])
+    errors.append(_relative_error([out.detach()], [x[0]], [z.detach()], [atx]))
+    return errors
+
+
+@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
+def test_adjoints(tmp_path, world_size, num_parts, kind):
+    """fetch, fetch_all, with_halo and from_halo, each against its way back."""
+    root = cut(small_graph(), num_parts, tmp_path / 'parts', kind)
+    for errors in run_ranks(_adjoint_errors, world_size, str(root)):
+        assert len(errors) == 4
+        assert max(errors) <= RELATIVE
+
+
+def _round_trip(root: str) -> bool:
+    """from_halo of ones counts the ranks that hold a node: with_halo's transpose, exactly."""
+    data = load_shard(root)
+    exchange = Exchange(data.edge_index.shard)
+    shard = exchange.shard
+    held = from_halo(torch.ones(shard.num_own + shard.num_halo, 1), exchange)
+    readers = torch.ones(shard.num_own, 1)
+    for step in shard.steps:
+        readers[step.send_index] += 1
+    return torch.equal(held, readers)
+
+
+@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
+def test_from_halo_sums_at_the_owner(tmp_path, world_size, num_parts):
+    root = cut(small_graph(), num_parts, tmp_path / 'parts')
+    assert run_ranks(_round_trip, world_size, str(root)) == [True] * world_size
+
+
+@dataclass
+class Traffic:
+    """Point-to-point messages as (peer, rows), all-to-alls as rows received."""
+
+    receives: list[tuple[int, int]] = field(default_factory=list)
+    sends: list[tuple[int, int]] = field(default_factory=list)
+    all_to_alls: int = 0
+    others: int = 0
+
+
+@contextmanager
+def _counted() -> Iterator[Traffic]:
+    """Counts what this rank sends and receives while it lasts."""
+    traffic = Traffic()
+    batch = dist.batch_isend_irecv
+    counted = {
+        name: getattr(dist, name)
+        for name in ('all_reduce', 'all_gather_object', 'all_gather', 'broadcast', 'send', 'recv')
+    }
+    all_to_all = dist.all_to_all_single
+
+    def count_batch(ops: list[dist.P2POp]) -> Any:
+        for op in ops:
+            kind = traffic.receives if op.op is dist.irecv else traffic.sends
+            kind.append((op.peer, op.tensor.size(0)))
+        return batch(ops)
+
+    def count_all_to_all(*args: Any, **kwargs: Any) -> Any:
+        traffic.all_to_alls += 1
+        return all_to_all(*args, **kwargs)
+
+    def count(name: str) -> Callable[..., Any]:
+        def counter(*args: Any, **kwargs: Any) -> Any:
+            traffic.others += 1
+            return counted[name](*args, **kwargs)
+
+        return counter
+
+    dist.batch_isend_irecv = count_batch
+    dist.all_to_all_single = count_all_to_all
+    for name in counted:
+        setattr(dist, name, count(name))
+    try:
+        yield traffic
+    finally:
+        dist.batch_isend_irecv = batch
+        dist.all_to_all_single = all_to_all
+        for name, function in counted.items():
+            setattr(dist, name, function)
+
+
+def _fetch_traffic(root: str) -> tuple[Traffic, Traffic]:
+    exchange = Exchange(load_shard(root).edge_index.shard)
+    x = torch.randn(exchange.shard.num_own, 3)
+    with _counted() as forward:
+        for _ in exchange.fetch([x]):
+            pass
+    with _counted() as backward:
+        returned = GradientReturn(exchange, [torch.zeros_like(x)])
+        for part in [*exchange.shard.parts, *(step.part for step in exchange.shard.steps)]:
+            start, end = exchange.shard.source_range(part)
+            returned.put([torch.ones(end - start, 3)])
+        returned.finish()
+    return forward, backward
+
+
+def _halo_rows(data: Data, parts: Tensor, world_size: int, num_parts: int) -> list[list[int]]:
+    """Rows that rank r reads of part q, from the graph alone; 0 for own parts."""
+    per_rank = num_parts // world_size
+    src, dst = data.edge_index
+    rank_of_dst = parts[dst] // per_rank
+    return [
+        [
+            src[(rank_of_dst == rank) & (parts[src] == q)].unique().numel()
+            if q // per_rank != rank
+            else 0
+            for q in range(num_parts)
+        ]
+        for rank in range(world_size)
+    ]
+
+
+def _expected_receives(
+    rows: list[list[int]], rank: int, world_size: int, num_parts: int
+) -> list[tuple[int, int]]:
+    """Sender and rows of every non-empty step, in the order of the steps."""
+    per_rank = num_parts // world_size
+    order = [
+        ((rank - s) % world_size, (rank - s) % world_size * per_rank + i)
+        for s in range(1, world_size)
+        for i in range(per_rank)
+    ]
+    return [(sender, rows[rank][q]) for sender, q in order if rows[rank][q]]
+
+
+@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
+def test_one_message_per_step(tmp_path, world_size, num_parts, kind):
+    """Exactly one receive per non-empty step, of exactly the rows that are read."""
+    graph = small_graph()
+    root = cut(graph, num_parts, tmp_path / 'parts', kind)
+    parts = torch.load(root / 'node_map.pt', weights_only=True)
+    rows = _halo_rows(graph, parts, world_size, num_parts)
+    if world_size == num_parts:
+        assert json.loads((root / 'META.json').read_text())['pyg_sar']['halo_rows'] == rows
+    all_traffic = run_ranks(_fetch_traffic, world_size, str(root))
+    for rank, (forward, backward) in enumerate(all_traffic):
+        expected = _expected_receives(rows, rank, world_size, num_parts)
+        assert forward.receives == expected
+        # The gradients of these very rows go back to where they came from.
+        assert backward.sends == expected
+        assert sorted(backward.receives) == sorted(forward.sends)
+        sent = [
+            (reader, count)
+            for reader in range(world_size)
+            for sender, count in _expected_receives(rows, reader, world_size, num_parts)
+            if sender == rank
+        ]
+        assert sorted(forward.sends) == sorted(sent)
+        for traffic in (forward, backward):
+            assert (traffic.all_to_alls, traffic.others) == (0, 0)
+
+
+def _linear_traffic(root: str, needs_grad: bool, one_shot: bool) -> tuple[Traffic, Traffic]:
+    data = load_shard(root)
+    exchange = Exchange(data.edge_index.shard)
+    plan = plan_of(data.edge_index, exchange.shard)
+    x = torch.randn(exchange.shard.num_own, 3, requires_grad=needs_grad)
+    scale = torch.ones((), requires_grad=True)
+    with _counted() as forward:
+        out = linear_sum(x, None, plan, exchange, one_shot=one_shot)
+    with _counted() as backward:
+        (out * scale).sum().backward()
+    assert (x.grad is not None) == needs_grad
+    return forward, backward
+
+
+def _num_steps(graph: Data, root: Path, world_size: int, num_parts: int) -> list[int]:
+    """Non-empty steps of every rank."""
+    parts = torch.load(root / 'node_map.pt', weights_only=True)
+    rows = _halo_rows(graph, parts, world_size, num_parts)
+    return [sum(count > 0 for count in rows[rank]) for rank in range(world_size)]
+
+
+@pytest.mark.parametrize('needs_grad', [False, True])
+@pytest.mark.parametrize(('world_size', 'num_parts'), [(2, 2), (3, 3), (2, 4)])
+def test_linear_path(tmp_path, world_size, num_parts, needs_grad):
+    """One exchange in forward, one in backward if x needs a gradient, else none."""
+    graph = small_graph()
+    root = cut(graph, num_parts, tmp_path / 'parts')
+    steps = _num_steps(graph, root, world_size, num_parts)
+    results = run_ranks(_linear_traffic, world_size, str(root), needs_grad, False)
+    for (forward, backward), num_steps in zip(results, steps, strict=True):
+        assert num_steps > 0
+        assert len(forward.receives) == num_steps
+        assert len(backward.sends) == (num_steps if needs_grad else 0)
+        assert len(backward.receives) == (len(forward.sends) if needs_grad else 0)
+        assert forward.all_to_alls == backward.all_to_alls == 0
+        assert forward.others == backward.others == 0
+
+
+@pytest.mark.parametrize('needs_grad', [False, True])
+def test_linear_path_one_shot(tmp_path, needs_grad):
+    root = cut(small_graph(), 3, tmp_path / 'parts')
+    for forward, backward in run_ranks(_linear_traffic, 3, str(root), needs_grad, True):
+        assert (forward.all_to_alls, backward.all_to_alls) == (1, int(needs_grad))
+        assert not forward.receives
+        assert not backward.receives
+
+
+CONVS = {
+    'SAGE': lambda: SAGEConv(6, 4),
+    'GCN': lambda: GCNConv(6, 4),
+    'Transformer': lambda: TransformerConv(6, 4),
+    'GAT': lambda: GATConv(6, 4),
+}
+
+# Tensors times exchanges of rows in forward and backward, and of gradients in backward.
+# Transformer: keys and values, one pass for the softmax and one for the messages, each way. GAT: two
+# such passes for edge_updater with its logits, and one for the messages with its values.
+EXCHANGES = {
+    ('SAGE', 'sequential'): (1, 0, 1),
+    ('GCN', 'sequential'): (1, 0, 1),
+    ('Transformer', 'sequential'): (4, 4, 2),
+    ('Transformer', 'sequential_no_remat'): (2, 0, 2),
+    ('GAT', 'sequential'): (3, 3, 2),
+    ('GAT', 'sequential_no_remat'): (2, 0, 2),
+}
+
+
+def _layer_traffic(root: str, name: str, mode: str) -> tuple[Traffic, Traffic]:
+    """Of a layer in its second forward, whose input needs a gradient."""
+    data = load_shard(root)
+    conv = SARConv(CONVS[name]().double(), mode=mode)
+    x = data.x.clone().requires_grad_()
+    conv(x, data.edge_index)
+    with _counted() as forward:
+        out = conv(x, data.edge_index)
+    with _counted() as backward:
+        out.sum().backward()
+    return forward, backward
+
+
+@pytest.mark.parametrize(('name', 'mode'), EXCHANGES)
+def test_exchanges_of_a_layer(tmp_path, name, mode):
+    graph = small_graph()
+    root = cut(graph, 3, tmp_path / 'parts')
+    steps = _num_steps(graph, root, 3, 3)
+    rows_forward, rows_backward, gradients = EXCHANGES[name, mode]
+    for (forward, backward), num_steps in zip(
+        run_ranks(_layer_traffic, 3, str(root), name, mode), steps, strict=True
+    ):
+        assert len(forward.receives) == rows_forward * num_steps
+        num_sent = len(forward.sends) // rows_forward
+        assert len(backward.receives) == rows_backward * num_steps + gradients * num_sent
+        assert len(backward.sends) == rows_backward * num_sent + gradients * num_steps
+        assert (forward.all_to_alls, forward.others) == (0, 0)
+        assert (backward.all_to_alls, backward.others) == (0, 0)
+
+
+def _answers() -> tuple[list[Any], list[str]]:
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
+    values = agree({'rank': rank, 'tensor': torch.arange(rank)})
+    errors = [attempt(raise_together, None)]
+    for who in range(world_size):
+        for kind in (ValueError, FileNotFoundError):
+            error = kind(f'trouble {who}') if rank == who else None
+            errors.append(attempt(raise_together, error))
+    errors.append(attempt(raise_together, ValueError(f'all {rank}')))
+    return values, errors
+
+
+@pytest.mark.parametrize('world_size', [1, 2, 4])
+def test_agree_and_raise_together(world_size):
+    for rank, (values, errors) in enumerate(run_ranks(_answers, world_size)):
+        assert [value['rank'] for value in values] == list(range(world_size))
+        assert [value['tensor'].tolist() for value in values] == [
+            list(range(other)) for other in range(world_size)
+        ]
+        expected = ['no error']
+        for who in range(world_size):
+            at = '' if rank == who else f'rank {who}: '
+            expected += [f'{kind}: {at}trouble {who}' for kind in ('ValueError', 'FileNotFoundError')]
+        assert errors == [*expected, f'ValueError: all {rank}']
+
+
+def test_without_other_processes():
+    assert agree('alone') == ['alone']
+    raise_together(None)
+    with pytest.raises(FileNotFoundError, match='alone'):
+        raise_together(FileNotFoundError('alone'))
+    values = torch.arange(3)
+    assert all_reduce_sum(values) is values
+    assert values.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize('depth', [0, -1])
+def test_depth_must_be_positive(tmp_path, depth):
+    shard = read_shard(cut(small_graph(), 2, tmp_path / 'parts'), 0, 1).edge_index.shard
+    with pytest.raises(ValueError, match=rf"'depth' must be at least 1 \(got {depth}\)"):
+        Exchange(shard, depth=depth)
+
+
+def test_a_ranks_shard_in_one_process(tmp_path):
+    """A shard of rank 1 of 2 has neighbours that this process does not have."""
+    shard = read_shard(cut(small_graph(), 2, tmp_path / 'parts'), 1, 2).edge_index.shard
+    with pytest.raises(ValueError, match='expected a shard of rank 0 of 1.*got.*rank 1 of 2'):
+        Exchange(shard)
+
+
+def _exchange_of(root: str, shift: int) -> str:
+    rank = (dist.get_rank() + shift) % dist.get_world_size()
+    shard = read_shard(root, rank, dist.get_world_size()).edge_index.shard
+    return attempt(Exchange, shard)
+
+
+def test_another_ranks_shard(tmp_path):
+    root = cut(small_graph(), 3, tmp_path / 'parts')
+    assert run_ranks(_exchange_of, 3, str(root), 0) == ['no error'] * 3
+    assert_all_raise(run_ranks(_exchange_of, 3, str(root), 1), 'ValueError', 'expected a shard of')
+
+
+def _exchange_beside_collectives(root: str) -> bool:
+    """The user's own collectives in between cross nothing."""
+    data = load_shard(root)
+    exchange = Exchange(data.edge_index.shard, depth=2)
+    sums = []
+    want = [_values(ids)[0] for ids in _block_ids(data, root)]
+    for (rows,), expected in zip(exchange.fetch([_values(data.n_id)[0]]), want, strict=True):
+        total = torch.ones(3)
+        dist.all_reduce(total)
+        sums.append(total.tolist() == [float(dist.get_world_size())] * 3)
+        sums.append(torch.equal(rows, expected))
+    return all(sums)
+
+
+def test_a_process_group_of_its_own(tmp_path):
+    root = cut(small_graph(), 3, tmp_path / 'parts')
+    assert run_ranks(_exchange_beside_collectives, 3, str(root)) == [True] * 3

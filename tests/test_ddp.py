@@ -1,0 +1,422 @@
+"""DistributedDataParallel: the ranks' gradients are summed, and every rank ends up the same."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from ranks import run_ranks
+from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, LGConv, SAGEConv
+from torch_geometric.nn.models import GIN
+
+import pyg_sar
+from pyg_sar import DistributedDataParallel, SARConv, global_mean, load_shard, wrap
+from pyg_sar.norm import GlobalBatchNorm
+
+
+class Net(torch.nn.Module):
+    """Convs, a norm, a linear layer that is no part of message passing, and one never used."""
+
+    def __init__(self, *, has_unused: bool = False) -> None:
+        super().__init__()
+        self.first = SAGEConv(6, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.second = GATConv(8, 4, heads=2)
+        self.head = torch.nn.Linear(8, 3)
+        if has_unused:
+            self.unused = torch.nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.norm(self.first(x, edge_index)).relu()
+        return self.head(self.second(h, edge_index).tanh())
+
+
+def _model(seed: int = 0, **kwargs: Any) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return Net(**kwargs).double()
+
+
+def _plain_loss(model: torch.nn.Module, data: Data) -> Tensor:
+    out = model(data.x, data.edge_index)
+    return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+
+
+def _loss(model: torch.nn.Module, data: Data) -> Tensor:
+    out = model(data.x, data.edge_index)
+    return global_mean(F.cross_entropy(out, data.y, reduction='none'), data.train_mask)
+
+
+def _grads(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _plain_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without the prefixes of SARConv, by the order of the parameters."""
+    return dict(enumerate(tensors.values()))  # type: ignore[arg-type]
+
+
+def _assert_same(found: dict[Any, Tensor], want: dict[Any, Tensor], **kwargs: float) -> None:
+    found, want = _plain_names(found), _plain_names(want)
+    assert list(found) == list(want)
+    for key, value in want.items():
+        assert_close(found[key], value, **kwargs)
+
+
+@pytest.fixture
+def graph() -> Data:
+    return small_graph()
+
+
+def _root(graph: Data, tmp_path: Path, num_parts: int, kind: str = 'uneven') -> str:
+    return str(cut(graph, num_parts, tmp_path / f'parts {num_parts} {kind}', kind))
+
+
+def _gradients(root: str, mode: str) -> tuple[Tensor, dict[str, Tensor]]:
+    data = load_shard(root)
+    model = DistributedDataParallel(_model(), mode=mode)
+    loss = _loss(model, data)
+    loss.backward()
+    return loss.detach(), _grads(model.module)
+
+
+@pytest.mark.parametrize('mode', ['sequential', 'sequential_no_remat', 'one_shot'])
+@pytest.mark.parametrize('world_size', [1, 2, 3, 4])
+def test_gradients_are_summed(graph, tmp_path, world_size, mode):
+    model = _model()
+    loss = _plain_loss(model, graph)
+    loss.backward()
+    results = run_ranks(_gradients, world_size, _root(graph, tmp_path, world_size), mode)
+    for found_loss, gradients in results:
+        assert_close(found_loss, loss.detach())
+        _assert_same(gradients, _grads(model))
+        for name, value in gradients.items():
+            assert torch.equal(value, results[0][1][name])
+
+
+def test_an_empty_rank(graph, tmp_path):
+    """Rank 0 owns no node."""
+    model = _model()
+    _plain_loss(model, graph).backward()
+    root = _root(graph, tmp_path, 3, 'empty part')
+    for _, gradients in run_ranks(_gradients, 3, root, 'sequential'):
+        _assert_same(gradients, _grads(model))
+
+
+def _accumulated(root: str) -> list[dict[str, Tensor]]:
+    data = load_shard(root)
+    model = DistributedDataParallel(_model())
+    model.eval()
+    steps = []
+    with model.no_sync():
+        _loss(model, data).backward()
+        steps.append(copy.deepcopy(_grads(model.module)))
+        (2 * _loss(model, data)).backward()
+    (3 * _loss(model, data)).backward()
+    steps.append(_grads(model.module))
+    return steps
+
+
+def test_no_sync_accumulates(graph, tmp_path):
+    """Inside no_sync gradients are a rank's own; the next backward sums all that gathered."""
+    model = _model().eval()
+    _plain_loss(model, graph).backward()
+    one = _grads(model)
+    results = run_ranks(_accumulated, 3, _root(graph, tmp_path, 3))
+    local = [first for first, _ in results]
+    names = list(local[0])
+    # Whole gradients are in nobody's hands yet.
+    assert any(not torch.equal(local[0][name], local[1][name]) for name in names)
+    _assert_same({n: sum(gradients[n] for gradients in local) for n in names}, one)
+    for _, accumulated in results:
+        _assert_same(accumulated, {name: 6 * value for name, value in one.items()})
+
+
+def _clipped(root: str) -> tuple[Tensor, dict[str, Tensor]]:
+    data = load_shard(root)
+    model = DistributedDataParallel(_model())
+    _loss(model, data).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    return norm, _grads(model.module)
+
+
+def test_clipping_by_norm(graph, tmp_path):
+    model = _model()
+    _plain_loss(model, graph).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    results = run_ranks(_clipped, 3, _root(graph, tmp_path, 3))
+    for found, gradients in results:
+        assert torch.equal(found, results[0][0])
+        assert_close(found, norm)
+        _assert_same(gradients, _grads(model))
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    'SGD': lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    'Adam': lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3),
+    'AdamW': lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3, weight_decay=0.1),
+}
+
+
+def _trained(root: str, name: str, seed_of_rank: list[int]) -> dict[str, Tensor]:
+    data = load_shard(root)
+    model = DistributedDataParallel(_model(seed_of_rank[dist.get_rank()]))
+    optimizer = OPTIMIZERS[name](model.parameters())
+    for _ in range(5):
+        optimizer.zero_grad()
+        _loss(model, data).backward()
+        optimizer.step()
+    return model.module.state_dict()
+
+
+@pytest.mark.parametrize('optimizer', OPTIMIZERS)
+def test_optimizers(graph, tmp_path, optimizer):
+    """Five steps; the ranks begin with weights of their own, and rank 0's count."""
+    model = _model(4)
+    steps = OPTIMIZERS[optimizer](model.parameters())
+    for _ in range(5):
+        steps.zero_grad()
+        _plain_loss(model, graph).backward()
+        steps.step()
+    results = run_ranks(_trained, 3, _root(graph, tmp_path, 3), optimizer, [4, 5, 6])
+    for state in results:
+        assert list(state) == list(model.state_dict())
+        for name, value in model.state_dict().items():
+            assert_close(state[name], value, tolerance=1e-10)
+            assert torch.equal(state[name], results[0][name]), name
+
+
+def _started() -> dict[str, Tensor]:
+    rank = dist.get_rank()
+    model = _model(rank)
+    model.norm.running_mean.fill_(rank + 1)
+    return DistributedDataParallel(model).module.state_dict()
+
+
+def test_parameters_and_buffers_of_rank_0():
+    want = _model(0).state_dict()
+    want['norm.running_mean'].fill_(1)
+    for state in run_ranks(_started, 3):
+        assert list(state) == list(want)
+        assert all(torch.equal(state[name], want[name]) for name in want)
+
+
+def _with_unused(root: str, find: bool) -> tuple[str, dict[str, Tensor]]:
+    data = load_shard(root)
+    model = DistributedDataParallel(_model(has_unused=True), find_unused_parameters=find)
+
+    def step() -> None:
+        for _ in range(2):
+            model.zero_grad()
+            _loss(model, data).backward()
+
+    return attempt(step), _grads(model.module)
+
+
+def test_find_unused_parameters(graph, tmp_path):
+    model = _model(has_unused=True)
+    for _ in range(2):
+        model.zero_grad()
+        _plain_loss(model, graph).backward()
+    root = _root(graph, tmp_path, 3)
+    for outcome, gradients in run_ranks(_with_unused, 3, root, True):
+        assert outcome == 'no error'
+        _assert_same(gradients, _grads(model))
+    for outcome, _ in run_ranks(_with_unused, 3, root, False):
+        assert outcome.startswith('RuntimeError: Expected to have finished reduction')
+
+
+class Propagate(torch.nn.Module):
+    """Nothing to learn, a buffer, and a norm without parameters."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.conv = LGConv()
+        self.norm = torch.nn.BatchNorm1d(6, affine=False)
+        self.register_buffer('scale', torch.tensor(scale).double())
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.norm(self.conv(x, edge_index)) * self.scale
+
+
+def _without_parameters(root: str) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    data = load_shard(root)
+    model = DistributedDataParallel(Propagate(2.0 + dist.get_rank()).double())
+    with model.no_sync():
+        x = data.x.clone().requires_grad_()
+        out = model(x, data.edge_index)
+        out.pow(2).sum().backward()
+    return data.n_id, out.detach(), x.grad, model.module.state_dict()
+
+
+def test_without_learnable_parameters(graph, tmp_path):
+    plain = Propagate(2.0).double()
+    x = graph.x.clone().requires_grad_()
+    out = plain(x, graph.edge_index)
+    out.pow(2).sum().backward()
+    for ids, found, grad, state in run_ranks(_without_parameters, 3, _root(graph, tmp_path, 3)):
+        assert_close(found, out.detach()[ids])
+        assert_close(grad, x.grad[ids])
+        assert state['scale'] == 2.0
+        assert_close(state['norm.running_var'], plain.norm.running_var)
+
+
+def _frozen_in_part(root: str) -> dict[str, Tensor]:
+    data = load_shard(root)
+    model = _model()
+    model.first.requires_grad_(False)
+    model = DistributedDataParallel(model)
+    _loss(model, data).backward()
+    return _grads(model.module)
+
+
+def test_frozen_layer(graph, tmp_path):
+    model = _model()
+    model.first.requires_grad_(False)
+    _plain_loss(model, graph).backward()
+    for gradients in run_ranks(_frozen_in_part, 3, _root(graph, tmp_path, 3)):
+        _assert_same(gradients, _grads(model))
+
+
+def _with_buckets(root: str) -> dict[str, Tensor]:
+    """Many small buckets, gradients as views into them, a process group of the user's."""
+    data = load_shard(root)
+    model = DistributedDataParallel(
+        _model(), bucket_cap_mb=0.0001, gradient_as_bucket_view=True, process_group=dist.new_group()
+    )
+    for _ in range(2):
+        model.zero_grad()
+        _loss(model, data).backward()
+    return {name: value.clone() for name, value in _grads(model.module).items()}
+
+
+def test_other_options_pass_through(graph, tmp_path):
+    model = _model()
+    for _ in range(2):
+        model.zero_grad()
+        _plain_loss(model, graph).backward()
+    for gradients in run_ranks(_with_buckets, 3, _root(graph, tmp_path, 3)):
+        _assert_same(gradients, _grads(model))
+
+
+def test_one_process_without_init(graph, tmp_path):
+    data = load_shard(_root(graph, tmp_path, 3))
+    plain, module = _model(), _model()
+    model = DistributedDataParallel(module)
+    assert model.module is module
+    assert isinstance(module.first, SARConv)
+    with model.no_sync():
+        _loss(model, data).backward()
+    _loss(model, data).backward()
+    _plain_loss(plain, graph).backward()
+    _plain_loss(plain, graph).backward()
+    _assert_same(_grads(model), _grads(plain))
+    assert list(model.state_dict()) == [f'module.{key}' for key in plain.state_dict()]
+    assert next(model.parameters()) is next(module.parameters())
+    model.eval()
+    assert not module.training
+
+
+def _built(kwargs: dict[str, Any], make: str) -> str:
+    return attempt(DistributedDataParallel, MAKES[make](), **kwargs)
+
+
+MAKES: dict[str, Callable[[], torch.nn.Module]] = {
+    'net': _model,
+    'no convs': lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()),
+    'group norm': lambda: GIN(6, 8, 2, 3, norm='graph_norm'),
+}
+
+
+@pytest.mark.parametrize('world_size', [None, 2])
+@pytest.mark.parametrize(
+    ('make', 'kwargs', 'words'),
+    [
+        ('net', {'broadcast_buffers': True}, "'broadcast_buffers' must be False (got True)"),
+        ('net', {'mode': 'parallel'}, "'mode' must be one of"),
+        ('net', {'prefetch': 0}, "'prefetch' must be a positive int (got 0)"),
+        ('no convs', {}, 'expected a model with at least one message-passing conv'),
+        ('group norm', {}, 'statistics over the rows of one rank'),
+    ],
+)
+def test_refused_on_all_ranks(make, kwargs, words, world_size):
+    if world_size is None:
+        outcomes = [_built(kwargs, make)]
+    else:
+        outcomes = run_ranks(_built, world_size, kwargs, make)
+    assert_all_raise(outcomes, 'ValueError', words)
+
+
+def test_an_unknown_option_is_an_error():
+    outcomes = run_ranks(_built, 2, {'overlap': True}, 'net')
+    assert_all_raise(outcomes, 'TypeError', 'overlap')
+
+
+def test_an_unknown_option_is_an_error_in_one_process():
+    """The same script must not fail only once it is launched on several ranks."""
+    with pytest.raises(TypeError, match='overlap'):
+        DistributedDataParallel(_model(), overlap=True)
+
+
+def test_broadcast_buffers_false_is_allowed(graph, tmp_path):
+    assert run_ranks(_built, 2, {'broadcast_buffers': False}, 'net') == ['no error'] * 2
+
+
+def _wrapped_before() -> tuple[list[str], list[str]]:
+    model = wrap(_model(), mode='one_shot')
+    ours = DistributedDataParallel(model)
+    return [m.mode for m in ours.modules() if isinstance(m, SARConv)], [
+        type(m).__name__ for m in ours.modules() if isinstance(m, torch.nn.BatchNorm1d)
+    ]
+
+
+def test_a_wrapped_model():
+    assert run_ranks(_wrapped_before, 2) == [(['one_shot'] * 2, ['GlobalBatchNorm'])] * 2
+
+
+def test_modes_reach_the_convs():
+    model = DistributedDataParallel(_model(), mode='sequential_no_remat', prefetch=3)
+    convs = [module for module in model.modules() if isinstance(module, SARConv)]
+    assert [(conv.mode, conv.prefetch) for conv in convs] == [('sequential_no_remat', 3)] * 2
+    assert isinstance(model.module.norm, GlobalBatchNorm)
+
+
+class TwoGraphs(torch.nn.Module):
+    """The same conv on two edge_indices, and a layer used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(6, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        half = edge_index[:, edge_index[0] % 2 == edge_index[1] % 2]
+        h = self.conv(x, edge_index).tanh()
+        return self.conv(h, half if self.training else edge_index)[:, :3]
+
+
+def _reused(root: str) -> dict[str, Tensor]:
+    data = load_shard(root)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(TwoGraphs().double().eval())
+    _loss(model, data).backward()
+    return _grads(model.module)
+
+
+def test_a_layer_used_twice(graph, tmp_path):
+    torch.manual_seed(0)
+    model = TwoGraphs().double().eval()
+    _plain_loss(model, graph).backward()
+    for gradients in run_ranks(_reused, 2, _root(graph, tmp_path, 2)):
+        _assert_same(gradients, _grads(model))
+
+
+def test_public_name():
+    assert issubclass(pyg_sar.DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)

@@ -1,0 +1,160 @@
+"""Graphs and parts at the edge: every one trains exactly as on one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from ranks import run_ranks
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+
+import pyg_sar
+
+
+def _data(num_nodes: int, edges: list[tuple[int, int]], train: list[int] | None = None) -> Data:
+    generator = torch.Generator().manual_seed(num_nodes)
+    mask = torch.zeros(num_nodes, dtype=torch.bool)
+    mask[list(range(num_nodes)) if train is None else train] = True
+    return Data(
+        x=torch.randn(num_nodes, 6, generator=generator, dtype=torch.float64),
+        edge_index=torch.tensor(edges, dtype=torch.int64).view(-1, 2).t().contiguous(),
+        y=torch.arange(num_nodes) % 3,
+        train_mask=mask,
+    )
+
+
+RING = [(i, (i + 1) % 9) for i in range(9)]
+
+# Graph, part of every node.
+CASES: dict[str, tuple[Data, list[int]]] = {
+    'isolated node': (_data(9, [e for e in RING if 4 not in e]), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
+    'empty block': (_data(9, [(0, 1), (1, 3), (3, 4), (4, 5), (6, 7)]), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
+    'part without training node': (_data(9, RING, train=[0, 1, 5]), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
+    'part without edges': (_data(9, [(6, 0), (7, 1), (0, 1)]), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
+    'part without nodes': (_data(9, RING), [0, 0, 0, 0, 2, 2, 2, 2, 2]),
+    'repeated edges': (_data(9, RING + RING[2:5] + RING[3:4]), [0, 1, 2] * 3),
+    'self loops': (_data(9, [*RING, (2, 2), (5, 5), (5, 5)]), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
+    'directed graph': (_data(9, [(i, j) for i in range(9) for j in range(i)]), [0, 1, 2] * 3),
+    'no edges at all': (_data(9, []), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
+    'everything remote': (_data(6, [(0, 3), (1, 4), (3, 5), (5, 1)]), [0, 0, 0, 1, 2, 1]),
+    'one node per part': (_data(3, [(0, 1), (1, 2), (2, 0), (0, 0)]), [0, 1, 2]),
+}
+
+CONVS = {
+    'SAGE': lambda: SAGEConv(6, 3),
+    'GCN': lambda: GCNConv(6, 3),
+    'GAT': lambda: GATConv(6, 3, heads=2, concat=False),
+}
+
+
+def _loss_and_gradients(name: str, data: Data, shard: Data | None) -> dict[str, Tensor]:
+    torch.manual_seed(1)
+    conv = CONVS[name]().double()
+    own = data if shard is None else shard
+    x = own.x.detach().clone().requires_grad_()
+    model = conv if shard is None else pyg_sar.wrap(conv)
+    values = F.cross_entropy(model(x, own.edge_index), own.y, reduction='none')
+    loss = pyg_sar.global_mean(values, own.train_mask)
+    loss.backward()
+    found = {'loss': loss.detach(), 'x': x.grad}
+    for key, parameter in conv.named_parameters():
+        found[key] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    return found
+
+
+def _rank(name: str, case: str, root: str) -> tuple[Tensor, dict[str, Tensor]]:
+    shard = pyg_sar.load_shard(root)
+    found = _loss_and_gradients(name, CASES[case][0], shard)
+    if dist.is_initialized():
+        for key in found.keys() - {'loss', 'x'}:
+            dist.all_reduce(found[key])
+    return shard.n_id, found
+
+
+@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('name', CONVS)
+@pytest.mark.parametrize('world_size', [1, 3])
+def test_equals_one_process(tmp_path: Path, case: str, name: str, world_size: int) -> None:
+    data, parts = CASES[case]
+    pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method=torch.tensor(parts))
+    expected = _loss_and_gradients(name, data, None)
+    root = str(tmp_path / 'parts')
+    if world_size == 1:
+        results = [_rank(name, case, root)]
+    else:
+        results = run_ranks(_rank, world_size, name, case, root)
+    for n_id, found in results:
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            value = value[n_id] if key == 'x' else value
+            torch.testing.assert_close(found[key], value, rtol=0, atol=1e-12, msg=key)
+
+
+def test_more_parts_than_communities(tmp_path: Path) -> None:
+    clique = [(i, j) for i in range(5) for j in range(5) if i != j]
+    data = _data(10, clique + [(i + 5, j + 5) for i, j in clique])
+    pyg_sar.partition_graph(data, 4, tmp_path / 'parts')
+    expected = _loss_and_gradients('GCN', data, None)
+    shard = pyg_sar.load_shard(tmp_path / 'parts')
+    found = _loss_and_gradients('GCN', data, shard)
+    for key, value in expected.items():
+        value = value[shard.n_id] if key == 'x' else value
+        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-12, msg=key)
+
+
+@pytest.mark.parametrize('num_parts', [1, 3])
+def test_dropout_inside_messages_is_replayed(tmp_path: Path, num_parts: int) -> None:
+    """Backward sees the masks of forward: the gradient is the derivative at a fixed seed."""
+    data = _data(9, [(i, j) for i in range(9) for j in range(9) if (i * j) % 4 == 1 or i == j + 1])
+    pyg_sar.partition_graph(data, num_parts, tmp_path / 'parts', method='random')
+    shard = pyg_sar.load_shard(tmp_path / 'parts')
+    torch.manual_seed(2)
+    conv = pyg_sar.SARConv(GATConv(6, 3, heads=2, dropout=0.5).double()).train()
+    weight = torch.randn(9, 6, dtype=torch.float64)
+
+    def value(x: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        return (conv(x, shard.edge_index) * weight).sum()
+
+    x = shard.x.detach().clone().requires_grad_()
+    value(x).backward()
+    direction = torch.randn_like(shard.x)
+    step = 1e-6 * direction
+    with torch.no_grad():
+        numeric = (value(shard.x + step) - value(shard.x - step)) / 2e-6
+    torch.testing.assert_close((x.grad * direction).sum(), numeric, rtol=1e-6, atol=1e-7)
+
+
+def test_backward_leaves_the_random_state_alone(tmp_path: Path) -> None:
+    data = _data(9, RING)
+    pyg_sar.partition_graph(data, 3, tmp_path / 'parts')
+    shard = pyg_sar.load_shard(tmp_path / 'parts')
+    conv = pyg_sar.SARConv(GATConv(6, 3, dropout=0.5).double()).train()
+    x = shard.x.detach().clone().requires_grad_()
+    out = conv(x, shard.edge_index)
+    before = torch.get_rng_state()
+    out.sum().backward()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_dropout_masks_equal_plain_pyg_on_one_part(tmp_path: Path) -> None:
+    data = _data(9, RING + RING[::2])
+    pyg_sar.partition_graph(data, 1, tmp_path / 'parts')
+    shard = pyg_sar.load_shard(tmp_path / 'parts')
+    plain = GATConv(6, 3, heads=2, dropout=0.5, add_self_loops=False).double().train()
+    conv = pyg_sar.SARConv(plain)
+    outs, grads = [], []
+    for edge_index in (shard.edge_index.as_subclass(Tensor), shard.edge_index):
+        x = shard.x.detach().clone().requires_grad_()
+        torch.manual_seed(3)
+        outs.append(conv(x, edge_index))
+        outs[-1].square().sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(outs[1], outs[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(grads[1], grads[0], rtol=0, atol=1e-12)
+    assert (outs[0] - conv.eval()(shard.x, shard.edge_index)).abs().max() > 1e-3

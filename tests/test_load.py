@@ -1,0 +1,468 @@
+"""Loading: all ranks together hold exactly the graph, and what is broken is refused everywhere."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from small_graphs import ASSIGNMENTS, assemble, assert_all_raise, attempt, cut, small_graph
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_sar import ShardEdgeIndex, load_shard
+from pyg_sar.shard.load import read_shard
+
+NODE_ATTRS = ('x', 'y', 'train_mask', 'pos')
+EDGE_ATTRS = ('edge_weight', 'edge_attr', 'edge_type')
+LAYOUTS = [(1, 1), (1, 3), (2, 2), (2, 4), (2, 6), (3, 3), (3, 6), (4, 4)]
+"""World sizes and numbers of parts."""
+
+
+def _owner_of(part: int, shards: list[Data]) -> Tensor:
+    """Global ids of the own nodes of a part, from the rank that owns it."""
+    for data in shards:
+        shard = data.edge_index.shard
+        if part in shard.parts:
+            i = part - shard.parts.start
+            return data.n_id[shard.own_ptr[i] : shard.own_ptr[i + 1]]
+    raise AssertionError(f'nobody owns part {part}')
+
+
+def _global_ids(data: Data, shards: list[Data], root: Path) -> Tensor:
+    """The global id of every local one, through the owner's ids and the files' boundary lists."""
+    shard = data.edge_index.shard
+    ids = [data.n_id]
+    for part in range(shard.num_parts):
+        if part in shard.parts:
+            continue
+        sar = torch.load(root / f'part_{part}' / 'sar.pt', weights_only=True)
+        groups = [
+            sar['boundary_pos'][sar['boundary_ptr'][own] : sar['boundary_ptr'][own + 1]]
+            for own in shard.parts
+        ]
+        rows = torch.cat(groups).long().unique()
+        start, end = shard.source_range(part)
+        assert end - start == rows.numel()
+        ids.append(_owner_of(part, shards)[rows])
+    return torch.cat(ids)
+
+
+def _check_together(shards: list[Data], graph: Data, root: Path) -> None:
+    num_nodes, num_edges = graph.num_nodes, graph.num_edges
+    for name in NODE_ATTRS:
+        rows = assemble([(data.n_id, data[name]) for data in shards], num_nodes)
+        assert rows.dtype == graph[name].dtype
+        assert torch.equal(rows, graph[name]), name
+    for name in EDGE_ATTRS:
+        rows = assemble([(data.e_id, data[name]) for data in shards], num_edges)
+        assert rows.dtype == graph[name].dtype
+        assert torch.equal(rows, graph[name]), name
+    edges = []
+    for data in shards:
+        ids = _global_ids(data, shards, root)
+        assert bool((data.edge_index[1] < data.num_nodes).all())
+        edges.append((data.e_id, ids[data.edge_index.as_subclass(Tensor)].t()))
+    assert torch.equal(assemble(edges, num_edges).t(), graph.edge_index)
+
+
+def _check_one(data: Data, graph: Data, rank: int, world_size: int) -> None:
+    assert isinstance(data.edge_index, ShardEdgeIndex)
+    assert data.edge_index.is_whole
+    shard = data.edge_index.shard
+    assert (shard.rank, shard.world_size) == (rank, world_size)
+    assert shard.num_nodes == graph.num_nodes
+    assert data.num_nodes == shard.num_own == data.n_id.numel()
+    assert data.edge_index.shape == (2, shard.num_edges)
+    assert data.edge_index.dtype == data.n_id.dtype == data.e_id.dtype == torch.int64
+    assert data.num_classes == 3
+    assert set(data.keys()) == {
+        *NODE_ATTRS,
+        *EDGE_ATTRS,
+        *('edge_index', 'n_id', 'e_id', 'num_nodes', 'num_classes'),
+    }
+    # Every halo row is read by some edge.
+    read = set(data.edge_index[0].tolist())
+    halo = set(range(shard.num_own, shard.num_own + shard.num_halo))
+    assert halo <= read
+
+
+@pytest.mark.parametrize('kind', ASSIGNMENTS)
+@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
+def test_ranks_together_hold_the_graph(tmp_path, world_size, num_parts, kind):
+    graph = small_graph()
+    root = cut(graph, num_parts, tmp_path / 'parts', kind)
+    shards = [read_shard(root, rank, world_size) for rank in range(world_size)]
+    for rank, data in enumerate(shards):
+        _check_one(data, graph, rank, world_size)
+    _check_together(shards, graph, root)
+
+
+@pytest.mark.parametrize('num_parts', [1, 4])
+def test_one_process_owns_all_parts(tmp_path, num_parts):
+    graph = small_graph()
+    root = cut(graph, num_parts, tmp_path / 'parts')
+    data = load_shard(str(root))
+    _check_one(data, graph, 0, 1)
+    _check_together([data], graph, root)
+    assert data.edge_index.shard.num_halo == 0
+    assert data.edge_index.shard.steps == ()
+
+
+def test_one_part_for_inspection(tmp_path):
+    graph = small_graph()
+    root = cut(graph, 3, tmp_path / 'parts')
+    shards = [load_shard(root, rank) for rank in range(3)]
+    for rank, data in enumerate(shards):
+        _check_one(data, graph, rank, 3)
+    _check_together(shards, graph, root)
+
+
+def _tensors(root: str, rank: int | None = None) -> tuple[int, dict[str, Any]]:
+    data = load_shard(root, rank)
+    out = {key: value for key, value in data.to_dict().items() if key != 'edge_index'}
+    out['edges'] = data.edge_index.as_subclass(Tensor)
+    return data.edge_index.shard.rank, out
+
+
+@pytest.mark.parametrize(('world_size', 'num_parts'), [(1, 3), (2, 2), (2, 6), (3, 3), (4, 4)])
+def test_on_several_ranks(tmp_path, world_size, num_parts):
+    """load_shard on a rank reads what read_shard reads for it."""
+    root = cut(small_graph(), num_parts, tmp_path / 'parts')
+    results = run_ranks(_tensors, world_size, str(root))
+    for rank, (loaded_rank, found) in enumerate(results):
+        assert loaded_rank == rank
+        want = read_shard(root, rank, world_size)
+        assert set(found) == {*want.keys(), 'edges'} - {'edge_index'}
+        assert torch.equal(found.pop('edges'), want.edge_index.as_subclass(Tensor))
+        for name, value in found.items():
+            assert torch.equal(value, want[name]) if isinstance(value, Tensor) else (
+                value == want[name]
+            )
+
+
+def test_only_the_own_parts_are_read(tmp_path):
+    graph = small_graph()
+    root = cut(graph, 4, tmp_path / 'parts')
+    want = read_shard(root, 1, 2)
+    for name in ('part_0', 'part_1'):
+        shutil.rmtree(root / name)
+    for name in ('node_map.pt', 'edge_map.pt', 'part_2/graph.pt', 'part_3/graph.pt'):
+        (root / name).unlink()
+    data = read_shard(root, 1, 2)
+    assert torch.equal(data.x, want.x)
+    assert torch.equal(data.e_id, want.e_id)
+
+
+def test_a_graph_without_attributes(tmp_path):
+    graph = Data(edge_index=small_graph().edge_index, num_nodes=40)
+    root = cut(graph, 3, tmp_path / 'parts')
+    data = load_shard(root)
+    assert set(data.keys()) == {'edge_index', 'n_id', 'e_id', 'num_nodes'}
+
+
+def test_a_graph_without_edges(tmp_path):
+    graph = Data(x=torch.randn(9, 2), edge_index=torch.empty(2, 0, dtype=torch.int64))
+    root = cut(graph, 3, tmp_path / 'parts')
+    for world_size in (1, 3):
+        shards = [read_shard(root, rank, world_size) for rank in range(world_size)]
+        assert torch.equal(assemble([(d.n_id, d.x) for d in shards], 9), graph.x)
+        assert all(d.edge_index.shape == (2, 0) for d in shards)
+
+
+def test_writing_to_what_was_loaded_leaves_the_files(tmp_path):
+    """Files are memory-mapped: copy on write."""
+    root = cut(small_graph(), 1, tmp_path / 'parts')
+    data = load_shard(root)
+    before = data.x.clone()
+    data.x.zero_()
+    data.n_id.zero_()
+    again = load_shard(root)
+    assert torch.equal(again.x, before)
+    assert again.n_id.tolist() == list(range(40))
+
+
+# Breaking a folder. Each change takes the root of a partition into 3 parts.
+
+
+def _edit_meta(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def edit(root: Path) -> None:
+        meta = json.loads((root / 'META.json').read_text())
+        change(meta)
+        (root / 'META.json').write_text(json.dumps(meta))
+
+    return edit
+
+
+def _edit_file(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def edit(root: Path) -> None:
+        path = root / 'part_1' / name
+        content = torch.load(path, weights_only=True)
+        change(content)
+        torch.save(content, path)
+
+    return edit
+
+
+def _edit_tensor(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Path], None]:
+    return _edit_file('sar.pt', lambda sar: sar.__setitem__(name, change(sar[name])))
+
+
+def _truncate(name: str, keep: float) -> Callable[[Path], None]:
+    def edit(root: Path) -> None:
+        path = root / 'part_1' / name
+        content = path.read_bytes()
+        path.write_bytes(content[: int(len(content) * keep)])
+
+    return edit
+
+
+def _last_plus(amount: int) -> Callable[[Tensor], Tensor]:
+    def change(values: Tensor) -> Tensor:
+        values[-1] += amount
+        return values
+
+    return change
+
+
+def _second_plus_one(values: Tensor) -> Tensor:
+    values[1] += 1
+    return values
+
+
+MISSING = {
+    'the folder': shutil.rmtree,
+    'META.json': lambda root: (root / 'META.json').unlink(),
+    'a part': lambda root: shutil.rmtree(root / 'part_1'),
+    **{
+        f'part_1/{name}': lambda root, name=name: (root / 'part_1' / name).unlink()
+        for name in ('sar.pt', 'node_feats.pt', 'edge_feats.pt', 'node_attrs.pt', 'edge_attrs.pt')
+    },
+}
+
+BROKEN_META = {
+    'no JSON': lambda root: (root / 'META.json').write_text('{"num_parts": 3'),
+    'no text': lambda root: (root / 'META.json').write_bytes(b'\xff\xfe\x00\x81'),
+    'a list': lambda root: (root / 'META.json').write_text('[]'),
+    "another program's": _edit_meta(lambda meta: meta.pop('pyg_sar')),
+    'version 2': _edit_meta(lambda meta: meta['pyg_sar'].update(format_version=2)),
+    'no version': _edit_meta(lambda meta: meta['pyg_sar'].pop('format_version')),
+    'no parts': _edit_meta(lambda meta: meta.update(num_parts=0)),
+    'parts as text': _edit_meta(lambda meta: meta.update(num_parts='3')),
+    'one part more': _edit_meta(lambda meta: meta.update(num_parts=4)),
+    'no fingerprint': _edit_meta(lambda meta: meta['pyg_sar'].pop('fingerprint')),
+    'halo rows of one part missing': _edit_meta(lambda meta: meta['pyg_sar']['halo_rows'].pop()),
+    'one halo count missing': _edit_meta(lambda meta: meta['pyg_sar']['halo_rows'][1].pop()),
+    'halo rows as numbers': _edit_meta(lambda meta: meta['pyg_sar'].update(halo_rows=[1, 2, 3])),
+    'counts as text': _edit_meta(
+        lambda meta: meta['pyg_sar'].update(part_num_nodes=['1', '2', '3'])
+    ),
+    'node counts': _edit_meta(lambda meta: meta['pyg_sar']['part_num_nodes'].__setitem__(1, 99)),
+    'edge counts': _edit_meta(lambda meta: meta['pyg_sar']['part_num_edges'].__setitem__(1, 99)),
+    'an attribute nobody stored': _edit_meta(
+        lambda meta: meta['pyg_sar']['node_attrs'].update(z={'dtype': 'float32', 'shape': []})
+    ),
+}
+
+BROKEN_FILES = {
+    **{
+        f'{name} cut at {keep}': _truncate(name, keep)
+        for name in ('sar.pt', 'node_feats.pt', 'edge_attrs.pt')
+        for keep in (0, 0.3, 0.95)
+    },
+    'sar.pt is text': lambda root: (root / 'part_1' / 'sar.pt').write_text('hello'),
+    'sar.pt is a list': lambda root: torch.save([1, 2], root / 'part_1' / 'sar.pt'),
+    'sar.pt of another part': lambda root: shutil.copy(
+        root / 'part_2' / 'sar.pt', root / 'part_1' / 'sar.pt'
+    ),
+    'rows of x missing': _edit_file(
+        'node_feats.pt', lambda c: c['feats'].update(x=c['feats']['x'][:-1].clone())
+    ),
+    'x missing': _edit_file('node_feats.pt', lambda c: c['feats'].clear()),
+    'x is no tensor': _edit_file('node_feats.pt', lambda c: c['feats'].update(x=[1.0])),
+    'feats is a list': _edit_file('node_feats.pt', lambda c: c.update(feats=[1])),
+    'y missing': _edit_file('node_attrs.pt', lambda c: c.pop('y')),
+    'rows of edge_weight missing': _edit_file(
+        'edge_attrs.pt', lambda c: c.update(edge_weight=c['edge_weight'][1:].clone())
+    ),
+    'rows of edge_attr missing': _edit_file(
+        'edge_feats.pt', lambda c: c['feats'].update(edge_attr=c['feats']['edge_attr'][1:].clone())
+    ),
+}
+
+TAMPERED = {
+    'no src': _edit_file('sar.pt', lambda sar: sar.pop('src')),
+    'src too large': _edit_tensor('src', _last_plus(10**6)),
+    'src negative': _edit_tensor('src', _last_plus(-(10**6))),
+    'src of another block': _edit_tensor('src', lambda src: src.flip(0)),
+    'src as int64': _edit_tensor('src', lambda src: src.long()),
+    'src as a matrix': _edit_tensor('src', lambda src: src.view(-1, 1)),
+    'src short': _edit_tensor('src', lambda src: src[1:].clone()),
+    'dst too large': _edit_tensor('dst', _last_plus(10**6)),
+    'dst negative': _edit_tensor('dst', _last_plus(-(10**6))),
+    'dst unsorted': _edit_tensor('dst', lambda dst: dst.flip(0)),
+    'boundary too large': _edit_tensor('boundary_pos', _last_plus(10**6)),
+    'boundary negative': _edit_tensor('boundary_pos', _last_plus(-(10**6))),
+    'halo too large': _edit_tensor('halo_pos', _last_plus(10**6)),
+    'halo negative': _edit_tensor('halo_pos', _last_plus(-(10**6))),
+    'halo short': _edit_tensor('halo_pos', lambda pos: pos[1:].clone()),
+    'halo_ptr': _edit_tensor('halo_ptr', _second_plus_one),
+    'halo_ptr from one on': _edit_tensor('halo_ptr', lambda ptr: ptr + 1),
+    'boundary_ptr': _edit_tensor('boundary_ptr', _second_plus_one),
+    'boundary_ptr from one on': _edit_tensor('boundary_ptr', lambda ptr: ptr + 1),
+    'block_ptr': _edit_tensor('block_ptr', _second_plus_one),
+    'block_ptr from one on': _edit_tensor('block_ptr', lambda ptr: ptr + 1),
+    'block_ptr too long': _edit_tensor('block_ptr', _last_plus(5)),
+    'n_id short': _edit_tensor('n_id', lambda ids: ids[1:].clone()),
+    'n_id as floats': _edit_tensor('n_id', lambda ids: ids.double()),
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return cut(small_graph(), 3, tmp_path / 'parts')
+
+
+@pytest.mark.parametrize('what', MISSING)
+def test_missing(root, what):
+    MISSING[what](root)
+    with pytest.raises(FileNotFoundError, match=r"expected .*parts.*\(got "):
+        load_shard(root)
+
+
+@pytest.mark.parametrize('what', BROKEN_META)
+def test_broken_meta(root, what):
+    BROKEN_META[what](root)
+    with pytest.raises(ValueError, match='expected'):
+        load_shard(root)
+
+
+@pytest.mark.parametrize('what', BROKEN_FILES)
+def test_broken_file(root, what):
+    BROKEN_FILES[what](root)
+    with pytest.raises(ValueError, match=r'expected.*part_1.*\(got '):
+        load_shard(root)
+
+
+@pytest.mark.parametrize('what', TAMPERED)
+def test_tampered_shard(root, what):
+    """All parts in one process, and the part alone as a rank loads it."""
+    TAMPERED[what](root)
+    with pytest.raises(ValueError, match=r'expected.*part_1.*\(got '):
+        load_shard(root)
+    with pytest.raises(ValueError, match=r'expected.*part_1.*\(got '):
+        read_shard(root, 1, 3)
+
+
+class _Hostile:
+    def __reduce__(self) -> Any:
+        return Path.write_text, (Path('hostile-file-was-run'), 'run')
+
+
+@pytest.mark.parametrize('name', ['sar.pt', 'node_attrs.pt', 'edge_feats.pt'])
+@pytest.mark.parametrize('is_zip', [False, True])
+def test_a_hostile_file_is_never_run(root, tmp_path, monkeypatch, name, is_zip):
+    monkeypatch.chdir(tmp_path)
+    path = root / 'part_1' / name
+    if is_zip:
+        torch.save({'src': _Hostile()}, path)
+    else:
+        path.write_bytes(pickle.dumps({'src': _Hostile()}))
+    with pytest.raises(ValueError, match='expected a file of tensors'):
+        load_shard(root)
+    assert not Path('hostile-file-was-run').exists()
+
+
+@pytest.mark.parametrize('world_size', [2, 4, 6])
+def test_parts_must_be_a_multiple_of_ranks(root, world_size):
+    message = f"'num_parts' must be a multiple of the world size.*got 3 parts.*{world_size} ranks"
+    with pytest.raises(ValueError, match=message):
+        read_shard(root, 0, world_size)
+
+
+@pytest.mark.parametrize('rank', [-1, 3, 100])
+def test_rank_out_of_range(root, rank):
+    with pytest.raises(ValueError, match=rf"'rank' must lie in \[0, 3\) \(got {rank}\)"):
+        load_shard(root, rank)
+
+
+def test_launched_but_not_initialised(root, monkeypatch):
+    monkeypatch.setenv('WORLD_SIZE', '3')
+    with pytest.raises(ValueError, match='initialised before load_shard.*one of 3 processes'):
+        load_shard(root)
+    assert load_shard(root, 1).edge_index.shard.rank == 1
+    monkeypatch.setenv('WORLD_SIZE', '1')
+    assert load_shard(root).num_nodes == 40
+
+
+def _load(root_of_rank: list[str], rank: int | None = None) -> str:
+    own = torch.distributed.get_rank()
+    return attempt(load_shard, root_of_rank[own], rank)
+
+
+BROKEN_ON_RANKS = {
+    **{f'missing {what}': (change, FileNotFoundError) for what, change in MISSING.items()},
+    **{
+        what: (BROKEN_META[what], ValueError)
+        for what in ('no JSON', 'version 2', 'halo rows as numbers', 'counts as text')
+    },
+    **{
+        what: (BROKEN_FILES[what], ValueError)
+        for what in ('sar.pt cut at 0.3', 'sar.pt is text', 'feats is a list', 'y missing')
+    },
+    **{what: (TAMPERED[what], ValueError) for what in ('src too large', 'halo_ptr', 'block_ptr')},
+}
+
+
+@pytest.mark.parametrize('what', BROKEN_ON_RANKS)
+def test_broken_on_one_rank_raises_on_all(root, tmp_path, what):
+    """Rank 1 reads a broken copy; the others name it."""
+    change, kind = BROKEN_ON_RANKS[what]
+    broken = tmp_path / 'parts of rank 1'
+    shutil.copytree(root, broken)
+    change(broken)
+    roots = [str(root), str(broken), str(root)]
+    outcomes = run_ranks(_load, 3, roots, timeout=10)
+    assert_all_raise(outcomes, kind.__name__, 'expected', 'parts of rank 1')
+    assert outcomes[0].startswith(f'{kind.__name__}: rank 1: ')
+    assert outcomes[2].startswith(f'{kind.__name__}: rank 1: ')
+    assert 'rank 1: ' not in outcomes[1].split('parts of rank 1')[0]
+
+
+def test_another_partition_on_one_rank_raises_on_all(root, tmp_path):
+    other = cut(small_graph(), 3, tmp_path / 'other', 'one reader')
+    outcomes = run_ranks(_load, 3, [str(root), str(root), str(other)])
+    assert_all_raise(outcomes, 'ValueError', 'expected the same partition on all ranks', 'other')
+
+
+def test_a_copy_of_the_partition_is_the_same(root, tmp_path):
+    shutil.copytree(root, tmp_path / 'copy')
+    roots = [str(root), str(tmp_path / 'copy'), str(root)]
+    assert run_ranks(_load, 3, roots) == ['no error'] * 3
+
+
+def test_wrong_world_size_raises_on_all(root):
+    for world_size in (2, 4):
+        outcomes = run_ranks(_load, world_size, [str(root)] * world_size)
+        words = "'num_parts' must be a multiple", f'got 3 parts in \'{root}\' and {world_size} ranks'
+        assert_all_raise(outcomes, 'ValueError', *words)
+
+
+def test_rank_out_of_range_raises_on_all(root):
+    assert_all_raise(run_ranks(_load, 3, [str(root)] * 3, 3), 'ValueError', '(got 3)')
+
+
+def _load_after_a_failure(bad: str, good: str) -> tuple[str, int]:
+    return attempt(load_shard, bad), load_shard(good).edge_index.shard.rank
+
+
+def test_ranks_go_on_after_a_failure(root, tmp_path):
+    results = run_ranks(_load_after_a_failure, 3, str(tmp_path / 'none'), str(root))
+    assert_all_raise([outcome for outcome, _ in results], 'FileNotFoundError', 'none')
+    assert [rank for _, rank in results] == [0, 1, 2]

@@ -1,0 +1,224 @@
+"""global_mean: the value of the whole graph everywhere, the gradient of the own share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from small_graphs import assert_all_raise, assert_close, attempt
+from torch import Tensor
+
+from pyg_sar import global_mean, global_sum
+
+COUNTS = {1: [9], 2: [3, 8], 3: [5, 0, 6], 4: [1, 7, 2, 1]}
+
+
+def _values(num_rows: int, trailing: tuple[int, ...] = ()) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(num_rows)
+    values = torch.randn(num_rows, *trailing, generator=generator, dtype=torch.float64)
+    return values, torch.rand(num_rows, generator=generator) < 0.5
+
+
+def _own(values: Tensor, counts: list[int]) -> Tensor:
+    return values.split(counts)[dist.get_rank()]
+
+
+def _mean(
+    counts: list[int], values: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    own = _own(values, counts).clone().requires_grad_()
+    out = global_mean(own, None if mask is None else _own(mask, counts))
+    (out * scale).backward()
+    return out.detach(), own.grad
+
+
+def _check(counts: list[int], values: Tensor, mask: Tensor | None = None) -> None:
+    scale = 3.0
+    leaf = values.clone().requires_grad_()
+    want = (leaf if mask is None else leaf[mask]).mean()
+    (want * scale).backward()
+    results = run_ranks(_mean, len(counts), counts, values, mask, scale)
+    for found, _ in results:
+        assert found.shape == ()
+        assert_close(found, want.detach())
+        assert torch.equal(found, results[0][0])
+    assert_close(torch.cat([grad for _, grad in results]), leaf.grad)
+
+
+@pytest.mark.parametrize('world_size', COUNTS)
+@pytest.mark.parametrize('trailing', [(), (3,), (2, 2)], ids=str)
+@pytest.mark.parametrize('is_masked', [False, True])
+def test_mean_of_all_ranks(world_size, trailing, is_masked):
+    counts = COUNTS[world_size]
+    values, mask = _values(sum(counts), trailing)
+    _check(counts, values, mask if is_masked else None)
+
+
+def test_a_rank_without_selected_nodes():
+    counts = [4, 5, 3]
+    values, mask = _values(12)
+    mask[:4] = False
+    mask[5] = True
+    _check(counts, values, mask)
+
+
+def test_one_selected_node():
+    values, _ = _values(12)
+    _check([4, 5, 3], values, torch.arange(12) == 7)
+
+
+def test_unequal_parts_have_unequal_shares():
+    """A mean of the ranks' means would give 0.75."""
+    values = torch.tensor([0.0, 0.0, 0.0, 1.5], dtype=torch.float64)
+    results = run_ranks(_mean, 2, [3, 1], values, None, 1.0)
+    for found, grad in results:
+        assert found.item() == 0.375
+        assert bool((grad == 0.25).all())
+
+
+@pytest.mark.parametrize('bad', [float('nan'), float('inf')])
+def test_anything_outside_the_mask(bad):
+    counts = [4, 5, 3]
+    values, mask = _values(12)
+    values[~mask] = bad
+    _check(counts, values, mask)
+
+
+def test_nan_inside_the_mask_reaches_everyone():
+    values, mask = _values(12)
+    mask[2] = True
+    values[2] = float('nan')
+    results = run_ranks(_mean, 3, [4, 5, 3], values, mask, 1.0)
+    assert all(bool(found.isnan()) for found, _ in results)
+
+
+def _metric(counts: list[int], values: Tensor, mask: Tensor) -> tuple[Tensor, bool]:
+    out = global_mean(_own(values, counts), _own(mask, counts))
+    return out, out.requires_grad
+
+
+@pytest.mark.parametrize('dtype', [torch.bool, torch.int64, torch.uint8])
+def test_metrics_of_other_types(dtype):
+    mask = _values(12)[1]
+    values = (torch.arange(12) % 3).to(dtype)
+    want = values[mask].float().mean()
+    for found, requires_grad in run_ranks(_metric, 3, [4, 5, 3], values, mask):
+        assert_close(found, want, tolerance=1e-6)
+        assert not requires_grad
+
+
+def test_float32():
+    values = torch.rand(12)
+    for found, _ in run_ranks(_metric, 3, [4, 5, 3], values, torch.ones(12, dtype=torch.bool)):
+        assert found.dtype == torch.float32
+        assert_close(found, values.mean(), tolerance=1e-6)
+
+
+def _half(num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    values = torch.full((num_rows,), 0.25, dtype=dtype, requires_grad=True)
+    out = global_mean(values)
+    out.backward()
+    return out.detach(), values.grad[:3]
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('world_size', [None, 2])
+def test_counts_beyond_half_precision(dtype, world_size):
+    """100,000 rows: more than float16 holds, and no whole number in bfloat16."""
+    num_rows = 100_000
+    results = [_half(num_rows, dtype)] if world_size is None else run_ranks(_half, 2, num_rows, dtype)
+    want = torch.tensor(0.25, dtype=dtype)
+    share = torch.full((3,), 1 / (num_rows * len(results)), dtype=torch.float64)
+    for found, grad in results:
+        assert torch.equal(found, want)
+        torch.testing.assert_close(grad.double(), share, rtol=0.02, atol=0)
+
+
+def _nobody(counts: list[int]) -> str:
+    rows = counts[dist.get_rank()]
+    return attempt(global_mean, torch.ones(rows), torch.zeros(rows, dtype=torch.bool))
+
+
+@pytest.mark.parametrize('counts', [[3, 4, 2], [0, 0, 0], [0, 5, 0]], ids=str)
+def test_nobody_selected(counts):
+    outcomes = run_ranks(_nobody, 3, counts)
+    assert_all_raise(outcomes, 'ValueError', 'expected at least one value selected', '(got none)')
+
+
+BAD_MASKS: dict[str, Any] = {
+    'short': torch.ones(5, dtype=torch.bool),
+    'a column': torch.ones(6, 1, dtype=torch.bool),
+    'integers': torch.ones(6, dtype=torch.int64),
+    'indices': torch.arange(3),
+    'floats': torch.ones(6),
+}
+
+
+def _masked(masks: list[Tensor]) -> str:
+    return attempt(global_mean, torch.ones(6), masks[dist.get_rank()])
+
+
+@pytest.mark.parametrize('name', BAD_MASKS)
+def test_bad_masks(name):
+    mask = BAD_MASKS[name]
+    words = "expected a bool 'mask' of shape (6,)", str(mask.dtype), str(tuple(mask.shape))
+    assert_all_raise([attempt(global_mean, torch.ones(6), mask)], 'ValueError', *words)
+    assert_all_raise(run_ranks(_masked, 2, [mask, mask]), 'ValueError', *words)
+
+
+def test_a_bad_mask_on_one_rank():
+    """A typing error in one rank's data must not leave the others waiting."""
+    good = torch.ones(6, dtype=torch.bool)
+    outcomes = run_ranks(_masked, 2, [good, BAD_MASKS['short']], timeout=5)
+    assert_all_raise(outcomes, 'ValueError', "expected a bool 'mask' of shape (6,)")
+
+
+def test_one_process():
+    values, mask = _values(9)
+    values.requires_grad_()
+    out = global_mean(values, mask)
+    assert_close(out.detach(), values[mask].mean().detach())
+    (grad,) = torch.autograd.grad(out, values)
+    (want,) = torch.autograd.grad(values[mask].mean(), values)
+    assert_close(grad, want)
+    with pytest.raises(ValueError, match='expected at least one value'):
+        global_mean(values, torch.zeros(9, dtype=torch.bool))
+    with pytest.raises(ValueError, match='expected at least one value'):
+        global_mean(values[:0])
+
+
+def _sums() -> list[Tensor]:
+    rank = dist.get_rank()
+    values = torch.arange(3.0, dtype=torch.float64).add(rank).requires_grad_()
+    before = values.detach().clone()
+    out = [
+        global_sum(values),
+        global_sum(torch.tensor(rank + 1)),
+        global_sum(torch.full((2, 2), rank, dtype=torch.float32)),
+        global_sum(torch.empty(0)),
+    ]
+    assert torch.equal(values.detach(), before)
+    assert not out[0].requires_grad
+    return out
+
+
+@pytest.mark.parametrize('world_size', [1, 3])
+def test_global_sum(world_size):
+    total = sum(range(world_size))
+    for vector, number, matrix, none in run_ranks(_sums, world_size):
+        assert vector.tolist() == [i * world_size + total for i in range(3)]
+        assert number.tolist() == total + world_size
+        assert number.dtype == torch.int64
+        assert matrix.tolist() == [[total, total]] * 2
+        assert none.shape == (0,)
+
+
+def test_global_sum_in_one_process():
+    values = torch.arange(3.0, requires_grad=True)
+    out = global_sum(values)
+    assert out.tolist() == [0.0, 1.0, 2.0]
+    assert not out.requires_grad
+    assert out.data_ptr() != values.data_ptr()

@@ -1,0 +1,288 @@
+"""The launcher: results by rank, the first failure, time limits, and ranks used again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import RankError, run_once, run_ranks
+from torch import Tensor
+
+PLAIN, CUSTOM = 'plain', 'custom'
+
+
+class _CustomWarning(UserWarning):
+    pass
+
+
+def _pid() -> int:
+    return os.getpid()
+
+
+def _rank() -> int:
+    return dist.get_rank()
+
+
+def _sum_of_ranks(offset: Tensor, *, scale: float) -> dict[str, Any]:
+    value = scale * (offset + dist.get_rank())
+    dist.all_reduce(value)
+    return {'value': value, 'threads': torch.get_num_threads(), 'nested': [(value.long(), 'a')]}
+
+
+def _draw() -> tuple[Tensor, float]:
+    return torch.rand(3), random.random()
+
+
+class _SlowError(ValueError):
+    """Takes longer to report than the others to fail."""
+
+    def __str__(self) -> str:
+        time.sleep(0.1)
+        return 'the cause'
+
+
+def _fail_first(rank: int) -> None:
+    """`rank` fails, and all others a little later."""
+    if dist.get_rank() == rank:
+        raise _SlowError
+    time.sleep(0.03)
+    raise KeyError('a consequence')
+
+
+def _fail_one(rank: int) -> None:
+    if dist.get_rank() == rank:
+        raise ValueError('one alone')
+    dist.barrier()
+
+
+def _die(rank: int) -> str:
+    if dist.get_rank() == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.barrier()
+    except RuntimeError as error:
+        return type(error).__name__
+    return 'no error'
+
+
+def _die_and_fail(rank: int) -> None:
+    if dist.get_rank() == rank:
+        os._exit(7)
+    dist.barrier()
+
+
+def _sleep_on_two() -> None:
+    if dist.get_rank() == 2:
+        _sleep_here()
+
+
+def _sleep_here() -> None:
+    time.sleep(60)
+
+
+def _unpicklable() -> Any:
+    return lambda: None
+
+
+def _set_global() -> int:
+    torch.set_default_dtype(torch.float64)
+    return os.getpid()
+
+
+def _default_dtype() -> torch.dtype:
+    return torch.get_default_dtype()
+
+
+def _warn(kind: str) -> str:
+    if kind == CUSTOM:
+        warnings.warn('custom', _CustomWarning, stacklevel=1)
+    else:
+        warnings.warn('plain', UserWarning, stacklevel=1)
+    return 'went on'
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether `pid` runs; one that has ended but was not waited for does not."""
+    try:
+        state = Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != 'Z'
+
+
+def _assert_ended(pids: list[int], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while any(map(_is_alive, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert [pid for pid in pids if _is_alive(pid)] == []
+
+
+@pytest.mark.parametrize('world_size', [1, 2, 3, 4])
+def test_results_by_rank(world_size: int) -> None:
+    assert run_ranks(_rank, world_size) == list(range(world_size))
+    results = run_ranks(_sum_of_ranks, world_size, torch.tensor([0.5, 1.0]), scale=2.0)
+    offset = torch.tensor([0.5, 1.0], dtype=torch.float32)
+    expected = 2 * (world_size * offset + world_size * (world_size - 1) / 2)
+    assert len(results) == world_size
+    for result in results:
+        assert torch.equal(result['value'], expected)
+        assert torch.equal(result['nested'][0][0], expected.long())
+        assert result['nested'][0][1] == 'a'
+        assert result['threads'] == 1
+
+
+def test_ranks_are_used_again() -> None:
+    first = run_ranks(_pid, 3)
+    assert len(set(first)) == 3
+    assert os.getpid() not in first
+    assert run_ranks(_pid, 2) != first[:2]
+    assert run_ranks(_pid, 3) == first
+
+
+def test_every_call_starts_alike() -> None:
+    first, second = run_ranks(_draw, 2), run_ranks(_draw, 2)
+    for result in (*first, *second):
+        assert torch.equal(result[0], first[0][0])
+        assert result[1] == first[0][1]
+    assert run_ranks(_set_global, 2) == run_ranks(_pid, 2)
+    assert run_ranks(_default_dtype, 2) == [torch.float32] * 2
+
+
+@pytest.mark.parametrize('rank', [0, 1, 2])
+def test_the_first_failure_in_time_is_shown(rank: int) -> None:
+    with pytest.raises(RankError, match=f'rank {rank} of 3 failed') as caught:
+        run_ranks(_fail_first, 3, rank)
+    assert 'in _fail_first\n' in str(caught.value)
+    assert '_SlowError: the cause' in str(caught.value)
+    assert 'KeyError' not in str(caught.value)
+
+
+def test_a_failure_kills_the_others_and_the_next_call_starts_new_ranks() -> None:
+    before = run_ranks(_pid, 3)
+    with pytest.raises(RankError, match=r'rank 1 of 3 failed \(ranks \[0, 2\] had not finished\)'):
+        run_ranks(_fail_one, 3, 1)
+    _assert_ended(before)
+    after = run_ranks(_pid, 3)
+    assert not set(before) & set(after)
+
+
+def test_a_death_is_the_cause_of_what_the_others_raise() -> None:
+    with pytest.raises(RankError, match='rank 1 of 3 failed') as caught:
+        run_ranks(_die_and_fail, 3, 1)
+    assert 'ended with exit code 7' in str(caught.value)
+
+
+def test_a_rank_that_died_between_two_calls() -> None:
+    pids = run_ranks(_pid, 2)
+    os.kill(pids[1], signal.SIGKILL)
+    _assert_ended(pids[1:])
+    with pytest.raises(RankError, match=r'rank 1 of 2 failed.*\n.*exit code -9'):
+        run_ranks(_pid, 2)
+    assert run_ranks(_rank, 2) == [0, 1]
+
+
+def test_timeout_names_and_kills() -> None:
+    pids = run_ranks(_pid, 3)
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match=r'ranks \[2\] of 3 had not finished after 0.5 s') as e:
+        run_ranks(_sleep_on_two, 3, timeout=0.5)
+    assert time.monotonic() - start < 10
+    assert 'in _sleep_here' in str(e.value)
+    _assert_ended(pids)
+    assert run_ranks(_rank, 3) == [0, 1, 2]
+
+
+def test_a_result_that_cannot_travel_fails_with_its_rank() -> None:
+    with pytest.raises(RankError, match=r"(?s)rank \d of 2 failed.*Can't"):
+        run_ranks(_unpicklable, 2)
+
+
+def test_a_function_that_ranks_cannot_import_leaves_them_alone() -> None:
+    before = run_ranks(_pid, 2)
+    with pytest.raises(AttributeError, match="Can't"):
+        run_ranks(lambda: None, 2)
+    assert run_ranks(_pid, 2) == before
+
+
+def test_warnings_are_errors_in_ranks_too() -> None:
+    with pytest.raises(RankError, match='UserWarning: plain'):
+        run_ranks(_warn, 1, PLAIN)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', _CustomWarning)
+        assert run_ranks(_warn, 1, CUSTOM) == ['went on']
+        with pytest.raises(RankError, match='UserWarning: plain'):
+            run_ranks(_warn, 1, PLAIN)
+
+
+def test_run_once_has_processes_of_its_own() -> None:
+    kept = run_ranks(_pid, 2)
+    fresh = run_once(_pid, 2)
+    assert not set(kept) & set(fresh)
+    _assert_ended(fresh)
+    assert run_ranks(_pid, 2) == kept
+
+
+def test_run_once_with_a_rank_that_dies() -> None:
+    results = run_once(_die, 3, 1, may_die=[1])
+    assert results[1] is None
+    assert 'Error' in results[0]
+    assert 'Error' in results[2]
+    with pytest.raises(RankError, match=r'rank 1 of 3 failed.*\n.*exit code -9'):
+        run_once(_die, 3, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('ends_by', [signal.SIGINT, signal.SIGKILL])
+def test_ranks_end_with_the_process_that_started_them(tmp_path: Path, ends_by: int) -> None:
+    """In the middle of a call; SIGINT reaches the ranks too, as from a terminal."""
+    (tmp_path / 'calls.py').write_text(
+        textwrap.dedent("""
+            import os, time
+            import torch.distributed as dist
+            from ranks import run_ranks
+
+            def stay(folder):
+                with open(f'{folder}/pid-{dist.get_rank()}', 'w') as file:
+                    file.write(str(os.getpid()))
+                time.sleep(120)
+
+            def test_stay():
+                run_ranks(stay, 2, os.getcwd(), timeout=100)
+        """)
+    )
+    process = subprocess.Popen(
+        [sys.executable, '-m', 'pytest', '-p', 'no:cacheprovider', 'calls.py'],
+        cwd=tmp_path,
+        env={**os.environ, 'PYTHONPATH': str(Path(__file__).parent), 'TMPDIR': str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        files = [tmp_path / f'pid-{rank}' for rank in range(2)]
+        end = time.monotonic() + 60
+        while not all(f.exists() and f.read_text() for f in files) and time.monotonic() < end:
+            time.sleep(0.05)
+        pids = [int(file.read_text()) for file in files]
+        assert all(map(_is_alive, pids))
+        if ends_by == signal.SIGINT:
+            os.killpg(process.pid, ends_by)
+        else:
+            process.send_signal(ends_by)
+        assert process.wait(30) != 0
+        _assert_ended(pids)
+        assert list(tmp_path.glob('ranks-*')) == []
+    finally:
+        process.kill()
+        process.wait()
