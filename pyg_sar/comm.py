@@ -323,7 +323,8 @@ class _BufferPool:
         small = next((t for t in self.free if t.device == device), None)
         self.free = [t for t in self.free if t is not small]
         del small
-        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        with torch.inference_mode(False):  # it outlives the caller's mode
+            return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
     def give(self, buffer: Tensor) -> None:
         self.free.append(buffer)

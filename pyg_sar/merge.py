@@ -29,14 +29,17 @@ class Sum:
     """``state[i] = sum of messages[e] over the edges e into i``; sum and mean need no more."""
 
     def init(self, messages: Tensor, num_dst: int, dim: int) -> Tensor:
+        """Zeros of one row per destination."""
         shape = list(messages.shape)
         shape[dim] = num_dst
         return messages.new_zeros(shape)
 
     def step(self, state: Tensor, messages: Tensor, dst: Tensor, dim: int) -> None:
+        """Adds every message to its destination's row."""
         state.index_add_(dim, dst, messages)
 
     def grad(self, grad_state: Tensor, messages: Tensor, dst: Tensor, dim: int) -> Tensor:
+        """The gradient of its destination's row."""
         return grad_state.index_select(dim, dst)
 
 

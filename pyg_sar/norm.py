@@ -52,6 +52,7 @@ class GlobalBatchNorm(torch.nn.BatchNorm1d):
         return out
 
     def forward(self, input: Tensor) -> Tensor:
+        """Normalises own rows by the statistics of all ranks' rows."""
         uses_batch = self.training or self.running_mean is None
         if not uses_batch or not is_distributed():
             return super().forward(input)

@@ -1,4 +1,4 @@
-"""Small graphs, the same in every run: float64 features, labels, a mask and every kind of edge value."""
+"""Small graphs, the same in every run: float64 features and edge values of every kind."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def awkward_graph(num_nodes: int = 40, num_edges: int = 200, seed: int = 0) -> D
 
 
 def two_communities(size: int = 10, num_bridges: int = 2) -> Data:
-    """Two cliques of `size` nodes with `num_bridges` undirected edges between them; y tells which."""
+    """Two cliques of `size` nodes, joined by `num_bridges` undirected edges; y tells which."""
     nodes = torch.arange(size)
     clique = torch.cartesian_prod(nodes, nodes).t()
     clique = clique[:, clique[0] != clique[1]]

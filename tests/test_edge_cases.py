@@ -33,7 +33,10 @@ RING = [(i, (i + 1) % 9) for i in range(9)]
 # Graph, part of every node.
 CASES: dict[str, tuple[Data, list[int]]] = {
     'isolated node': (_data(9, [e for e in RING if 4 not in e]), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
-    'empty block': (_data(9, [(0, 1), (1, 3), (3, 4), (4, 5), (6, 7)]), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
+    'empty block': (
+        _data(9, [(0, 1), (1, 3), (3, 4), (4, 5), (6, 7)]),
+        [0, 0, 0, 1, 1, 1, 2, 2, 2],
+    ),
     'part without training node': (_data(9, RING, train=[0, 1, 5]), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
     'part without edges': (_data(9, [(6, 0), (7, 1), (0, 1)]), [0, 0, 0, 1, 1, 1, 2, 2, 2]),
     'part without nodes': (_data(9, RING), [0, 0, 0, 0, 2, 2, 2, 2, 2]),
@@ -158,3 +161,37 @@ def test_dropout_masks_equal_plain_pyg_on_one_part(tmp_path: Path) -> None:
     torch.testing.assert_close(outs[1], outs[0], rtol=0, atol=1e-12)
     torch.testing.assert_close(grads[1], grads[0], rtol=0, atol=1e-12)
     assert (outs[0] - conv.eval()(shard.x, shard.edge_index)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize('name', CONVS)
+def test_training_after_inference_mode(tmp_path: Path, name: str) -> None:
+    """What is computed once and kept must be usable in every mode."""
+    data, parts = CASES['self loops']
+    pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method=torch.tensor(parts))
+    for shared in run_ranks(_infer_then_train, 3, name, str(tmp_path / 'parts')):
+        torch.testing.assert_close(*shared, rtol=0, atol=1e-12)
+
+
+def _infer_then_train(name: str, root: str) -> tuple[Tensor, Tensor]:
+    shard = pyg_sar.load_shard(root)
+    torch.manual_seed(1)
+    conv = pyg_sar.SARConv(CONVS[name]().double())
+    with torch.inference_mode():
+        inferred = conv(shard.x, shard.edge_index)
+        conv(shard.x, shard.edge_index[:, ::2])
+    out = conv(shard.x.detach().clone().requires_grad_(), shard.edge_index)
+    out.sum().backward()
+    conv(shard.x, shard.edge_index[:, ::2]).sum().backward()
+    return inferred.clone(), out.detach()
+
+
+def test_plans_of_changing_edges_do_not_pile_up(tmp_path: Path) -> None:
+    pyg_sar.partition_graph(_data(9, RING), 3, tmp_path / 'parts')
+    shard = pyg_sar.load_shard(tmp_path / 'parts')
+    conv = pyg_sar.SARConv(SAGEConv(6, 3).double())
+    for seed in range(30):
+        generator = torch.Generator().manual_seed(seed)
+        kept = torch.rand(shard.num_edges, generator=generator) < 0.7
+        conv(shard.x, shard.edge_index[:, kept])
+    plans = shard.edge_index.shard.cache['plans']
+    assert sum(plan.num_edges for plan in plans) <= 4 * shard.num_edges

@@ -43,6 +43,7 @@ class Arguments:
 
     @property
     def counts(self) -> tuple[int, int, int, int, int]:
+        """How many tensors of each kind there are."""
         return (
             len(self.src),
             len(self.dst),

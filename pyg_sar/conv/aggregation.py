@@ -73,7 +73,7 @@ def _count(total: Tensor, plan: Plan, dim: int) -> Tensor:
     return plan.in_degree.clamp(min=1).to(total.dtype).view(shape)
 
 
-class _Finished(Aggregation):
+class _Finished(Aggregation):  # type: ignore[misc]
     """Gives a result that is known already."""
 
     def __init__(self, result: Tensor) -> None:

@@ -106,15 +106,18 @@ class Normalizer:
         compute: Callable[[], tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
         """`compute()`, remembered while the very same tensors come in unchanged."""
-        is_whole = isinstance(edge_index, ShardEdgeIndex) and edge_index.is_whole
-        if not is_whole or (edge_weight is not None and edge_weight.requires_grad):
+        is_constant = isinstance(edge_index, ShardEdgeIndex) and edge_index.is_whole
+        if edge_weight is not None:
+            is_constant &= not (edge_weight.requires_grad or edge_weight.is_inference())
+        if not is_constant:
             return compute()
         inputs = [edge_index] if edge_weight is None else [edge_index, edge_weight]
         key = (*key, *((id(t), t._version) for t in inputs))
         results = self.exchange.shard.cache.setdefault('normalize', OrderedDict())
         if key not in results:
             # The inputs are kept too: an id is only good while its tensor lives.
-            results[key] = inputs, compute()
+            with torch.inference_mode(False), torch.no_grad():  # it outlives the caller's mode
+                results[key] = inputs, compute()
             if len(results) > _MAX_RESULTS:
                 results.popitem(last=False)
         results.move_to_end(key)

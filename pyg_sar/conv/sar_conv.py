@@ -22,7 +22,7 @@ from pyg_sar.shard.shard import Shard
 _PREFIX = 'conv.'
 
 
-class SARConv(MessagePassing):
+class SARConv(MessagePassing):  # type: ignore[misc]
     r"""Computes a PyG conv exactly on a partitioned graph, one remote part at a time.
 
     On the ``edge_index`` of :func:`pyg_sar.load_shard` the output holds, for the own nodes, the

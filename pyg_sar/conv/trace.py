@@ -55,6 +55,7 @@ class Trace:
 
     @property
     def is_linear(self) -> bool:
+        """Whether the messages are x_j, or a weight without gradient times x_j."""
         return self.is_copy or self.weight is not None
 
 

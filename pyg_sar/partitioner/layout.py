@@ -38,6 +38,7 @@ class Grouping:
 
     @property
     def num_parts(self) -> int:
+        """Number of parts P."""
         return self.partptr.numel() - 1
 
 

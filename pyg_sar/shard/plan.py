@@ -18,7 +18,8 @@ from pyg_sar.shard.bags import Bags, make_bags
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
 
-_MAX_PLANS = 64
+_MAX_EDGES = 4
+"""How many times the edges of a shard the plans it remembers may have together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,12 +44,14 @@ class Block:
 
     @property
     def edge_index(self) -> Tensor:
+        """Made anew on every call; see the class."""
         # Not kept: 16 bytes an edge, and a subtraction is cheap.
         edge_index = self.take(self._all_edges, dim=1)
         return torch.stack([edge_index[0] - self.start, edge_index[1]])
 
     @property
     def num_edges(self) -> int:
+        """Number of edges of the block."""
         if isinstance(self.edges, slice):
             return int(self.edges.stop - self.edges.start)
         return self.edges.numel()
@@ -66,14 +69,17 @@ class Block:
     @cached_property
     def by_dst(self) -> Bags:
         """Edges grouped by destination: the forward sum."""
-        src, dst = self.edge_index
-        return make_bags(dst, src, self.num_own, is_sorted=True)
+        return self._bags(by=1, num_rows=self.num_own, is_sorted=True)
 
     @cached_property
     def by_src(self) -> Bags:
         """Edges grouped by source row: the transposed sum of backward."""
-        src, dst = self.edge_index
-        return make_bags(src, dst, self.num_rows)
+        return self._bags(by=0, num_rows=self.num_rows)
+
+    @torch.inference_mode(False)
+    def _bags(self, by: int, num_rows: int, *, is_sorted: bool = False) -> Bags:
+        edge_index = self.edge_index
+        return make_bags(edge_index[by], edge_index[1 - by], num_rows, is_sorted=is_sorted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,29 +91,35 @@ class Plan:
         blocks: Own blocks, then one block for every step of the shard.
         num_edges: Number of edges, i.e. the rows of every edge tensor.
         edge_index: The edge_index, plain int64 ``[2, num_edges]``.
+        version: The version of `edge_index` that the blocks are of.
     """
 
     shard: Shard
     blocks: tuple[Block, ...]
     edge_index: Tensor
+    version: int
 
     @property
     def num_edges(self) -> int:
+        """Number of edges of all blocks."""
         return self.edge_index.size(1)
 
     @cached_property
     def in_degree(self) -> Tensor:
         """Number of edges into every own node, int64 ``[num_own]``."""
-        return torch.bincount(self.edge_index[1], minlength=self.shard.num_own)
+        with torch.inference_mode(False):
+            return torch.bincount(self.edge_index[1], minlength=self.shard.num_own)
 
 
+@torch.inference_mode(False)  # a plan outlives the caller's mode
 def _make_plan(edge_index: Tensor, shard: Shard) -> Plan:
     if isinstance(edge_index, ShardEdgeIndex) and edge_index.is_whole:
         plain = edge_index.as_subclass(Tensor)
         ptr: tuple[int, ...] | list[int] = shard.block_ptr
         perm = None
     else:
-        plain = edge_index.as_subclass(Tensor).detach().clone()
+        plain = edge_index.as_subclass(Tensor).detach()
+        plain = plain.clone() if plain.is_inference() else plain
         _check_ids(plain, shard)
         part = _source_part(plain[0], shard)
         perm = torch.argsort(part * max(shard.num_own, 1) + plain[1], stable=True)
@@ -128,7 +140,7 @@ def _make_plan(edge_index: Tensor, shard: Shard) -> Plan:
                 _all_edges=plain,
             )
         )
-    return Plan(shard, tuple(blocks), plain)
+    return Plan(shard, tuple(blocks), plain, plain._version)
 
 
 def _check_ids(edge_index: Tensor, shard: Shard) -> None:
@@ -157,7 +169,7 @@ def _source_part(src: Tensor, shard: Shard) -> Tensor:
         ends.append(shard.source_range(part)[1])
         parts.append(part)
     boundaries = torch.tensor(ends, device=src.device)
-    place = torch.bucketize(src, boundaries, right=True)
+    place = torch.bucketize(src.contiguous(), boundaries, right=True)
     return torch.tensor(parts, device=src.device)[place]
 
 
@@ -173,18 +185,23 @@ def plan_of(edge_index: Tensor, shard: Shard) -> Plan:
     """
     plans: list[Plan] = shard.cache.setdefault('plans', [])
     plain = edge_index.as_subclass(Tensor)
-    for i in reversed(range(len(plans))):
-        if _same(plans[i].edge_index, plain):
-            plans.append(plans.pop(i))  # most recently used last
-            return plans[-1]
-    plans.append(_make_plan(edge_index, shard))
-    if len(plans) > _MAX_PLANS:
+    plan = next((p for p in reversed(plans) if _is_of(p, plain)), None)
+    if plan is None:
+        plan = _make_plan(edge_index, shard)
+    else:
+        plans.remove(plan)
+    plans.append(plan)  # most recently used last
+    limit = _MAX_EDGES * max(shard.num_edges, shard.num_own)
+    while len(plans) > 1 and sum(p.num_edges for p in plans) > limit:
         plans.pop(0)
-    return plans[-1]
+    return plan
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.device != b.device:
+def _is_of(plan: Plan, edge_index: Tensor) -> bool:
+    own = plan.edge_index
+    if own.shape != edge_index.shape or own.device != edge_index.device:
+        return False
+    if plan.version != own._version:  # changed in place since
         return False
     # Comparing contents costs a few percent of a layer; building a plan far more.
-    return a.data_ptr() == b.data_ptr() or torch.equal(a, b)
+    return own.data_ptr() == edge_index.data_ptr() or torch.equal(own, edge_index)

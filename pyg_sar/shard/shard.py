@@ -71,6 +71,7 @@ class Shard:
 
     @property
     def parts_per_rank(self) -> int:
+        """Number of parts each rank owns."""
         return self.num_parts // self.world_size
 
     @property

@@ -174,6 +174,21 @@ CASES: dict[str, Case] = {
 }
 
 
+# Any aggregation, in mode 'one_shot' only.
+ONE_SHOT: dict[str, Case] = {
+    'EdgeConv-max': Case(lambda: conv.EdgeConv(_mlp(16, 6))),
+    'EG': Case(lambda: conv.EGConv(8, 8, aggregators=['sum', 'max', 'std', 'symnorm'])),
+    'GEN-softmax': Case(lambda: conv.GENConv(8, 6, learn_t=True, edge_dim=4), ('edge_attr',)),
+    'PNA': Case(
+        lambda: conv.PNAConv(
+            8, 6, ['mean', 'min', 'max', 'std'], ['identity', 'attenuation'], _DEGREES, edge_dim=4
+        ),
+        ('edge_attr',),
+    ),
+    'SAGE-median': Case(lambda: conv.SAGEConv(8, 6, aggr='median')),
+}
+
+
 class _DNA(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +209,7 @@ class _PointTransformer(torch.nn.Module):
 
 def make(name: str) -> torch.nn.Module:
     """The case's conv, float64, every parameter drawn from a seed of the name."""
-    module = CASES[name].make().double()
+    module = (CASES | ONE_SHOT)[name].make().double()
     generator = torch.Generator().manual_seed(sum(name.encode()))
     with torch.no_grad():
         for parameter in module.parameters():
@@ -205,7 +220,7 @@ def make(name: str) -> torch.nn.Module:
 
 def run(name: str, module: torch.nn.Module, data: Data) -> tuple[Tensor, dict[str, Tensor]]:
     """Output, and the inputs that take a gradient."""
-    case = CASES[name]
+    case = (CASES | ONE_SHOT)[name]
     x = data.x.detach().clone().requires_grad_()
     inputs = {'x': x}
     kwargs = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from parity_cases import CASES, graph, make, run
+from parity_cases import CASES, ONE_SHOT, graph, make, run
 from ranks import run_ranks
 from torch import Tensor
 from torch_geometric.data import Data
@@ -115,6 +115,12 @@ def test_three_ranks(partitions: Path, name: str, mode: str, parts: str) -> None
 )
 def test_world_sizes(partitions: Path, name: str, world_size: int, parts: str) -> None:
     _check(run_ranks(_differences, world_size, name, str(partitions / parts), 'sequential'))
+
+
+@pytest.mark.parametrize('name', ONE_SHOT)
+@pytest.mark.parametrize('world_size', [1, 3])
+def test_any_aggregation_in_one_shot(partitions: Path, name: str, world_size: int) -> None:
+    _check(run_ranks(_differences, world_size, name, str(partitions / 'metis3'), 'one_shot'))
 
 
 @pytest.mark.parametrize('name', CASES)
