@@ -54,6 +54,8 @@ class GlobalBatchNorm(torch.nn.BatchNorm1d):
     def forward(self, input: Tensor) -> Tensor:
         """Normalises own rows by the statistics of all ranks' rows."""
         uses_batch = self.training or self.running_mean is None
+        if not uses_batch and input.size(0) == 0:
+            return self._of_no_rows(input)
         if not uses_batch or not is_distributed():
             return super().forward(input)
         self._check_input_dim(input)
@@ -71,6 +73,13 @@ class GlobalBatchNorm(torch.nn.BatchNorm1d):
         if input.dim() == 3:
             out = out.view(input.size(0), input.size(2), -1).transpose(1, 2)
         return out
+
+    def _of_no_rows(self, input: Tensor) -> Tensor:
+        # The backward of torch's own divides by the number of rows, in integers (torch 2.13).
+        if self.weight is None or self.bias is None:
+            return input
+        shape = (-1, *[1] * (input.dim() - 2))
+        return input * self.weight.view(shape) + self.bias.view(shape)
 
     def _update_running(self, mean: Tensor, var: Tensor, count: int) -> None:
         assert self.running_mean is not None
@@ -132,9 +141,12 @@ class _BatchNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
         # With fixed statistics: weight * invstd * g, sum of g * xhat, sum of g.
-        grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-            grads[0].contiguous(), x, weight, mean, var, None, None, False, ctx.eps, [True] * 3
-        )
+        if x.size(0):
+            grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+                grads[0].contiguous(), x, weight, mean, var, None, None, False, ctx.eps, [True] * 3
+            )
+        else:
+            grad_x, grad_weight, grad_bias = x, torch.zeros_like(mean), torch.zeros_like(mean)
         if ctx.needs_input_grad[0]:
             sums = torch.stack([grad_weight, grad_bias])
             all_reduce_sum(sums)

@@ -100,7 +100,9 @@ def _in_halo_order(data: Data, of_blocks: list[list[Tensor]]) -> list[Tensor]:
     }
     if not by_part:
         return [rows[:0] for rows in of_blocks[0]]
-    return [torch.cat(tensors) for tensors in zip(*(by_part[p] for p in sorted(by_part)), strict=True)]
+    return [
+        torch.cat(tensors) for tensors in zip(*(by_part[p] for p in sorted(by_part)), strict=True)
+    ]
 
 
 def _differences(name: str, found: list[Tensor], expected: list[Tensor]) -> list[str]:
@@ -159,9 +161,7 @@ def _dot(a: list[Tensor], b: list[Tensor]) -> tuple[Tensor, Tensor]:
     return all_products.sum(), all_products.abs().sum()
 
 
-def _relative_error(
-    ax: list[Tensor], y: list[Tensor], x: list[Tensor], aty: list[Tensor]
-) -> float:
+def _relative_error(ax: list[Tensor], y: list[Tensor], x: list[Tensor], aty: list[Tensor]) -> float:
     """``|<A x, y> - <x, A' y>|`` over the scale, all summed over the ranks."""
     left, scale = _dot(ax, y)
     right, _ = _dot(x, aty)
@@ -416,8 +416,8 @@ CONVS = {
 }
 
 # Tensors times exchanges of rows in forward and backward, and of gradients in backward.
-# Transformer: keys and values, one pass for the softmax and one for the messages, each way. GAT: two
-# such passes for edge_updater with its logits, and one for the messages with its values.
+# Transformer: keys and values, one pass for the softmax and one for the messages, each way. GAT:
+# two such passes for edge_updater with its logits, and one for the messages with its values.
 EXCHANGES = {
     ('SAGE', 'sequential'): (1, 0, 1),
     ('GCN', 'sequential'): (1, 0, 1),
@@ -481,7 +481,9 @@ def test_agree_and_raise_together(world_size):
         expected = ['no error']
         for who in range(world_size):
             at = '' if rank == who else f'rank {who}: '
-            expected += [f'{kind}: {at}trouble {who}' for kind in ('ValueError', 'FileNotFoundError')]
+            expected += [
+                f'{kind}: {at}trouble {who}' for kind in ('ValueError', 'FileNotFoundError')
+            ]
         assert errors == [*expected, f'ValueError: all {rank}']
 
 
@@ -505,7 +507,7 @@ def test_depth_must_be_positive(tmp_path, depth):
 def test_a_ranks_shard_in_one_process(tmp_path):
     """A shard of rank 1 of 2 has neighbours that this process does not have."""
     shard = read_shard(cut(small_graph(), 2, tmp_path / 'parts'), 1, 2).edge_index.shard
-    with pytest.raises(ValueError, match='expected a shard of rank 0 of 1.*got.*rank 1 of 2'):
+    with pytest.raises(ValueError, match=r'expected a shard of rank 0 of 1.*got.*rank 1 of 2'):
         Exchange(shard)
 
 

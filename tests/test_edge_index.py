@@ -229,7 +229,7 @@ def test_pickling_refuses(data, protocol):
 
 def test_saving_refuses(data, tmp_path):
     for value in (data.edge_index, data, {'edge_index': data.edge_index}):
-        with pytest.raises(TypeError, match='load it again with pyg_sar.load_shard'):
+        with pytest.raises(TypeError, match=r'load it again with pyg_sar.load_shard'):
             torch.save(value, tmp_path / 'out.pt')
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_graphs import assert_close
 from torch import Tensor
 
 from pyg_sar import kernels
 from pyg_sar.kernels import _bag_sums, _bag_sums_by_index_add, add_bag_sums
 from pyg_sar.shard.bags import Bags, make_bags
-from small_graphs import assert_close
 
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-5}
 

@@ -142,8 +142,10 @@ def test_on_several_ranks(tmp_path, world_size, num_parts):
         assert set(found) == {*want.keys(), 'edges'} - {'edge_index'}
         assert torch.equal(found.pop('edges'), want.edge_index.as_subclass(Tensor))
         for name, value in found.items():
-            assert torch.equal(value, want[name]) if isinstance(value, Tensor) else (
-                value == want[name]
+            assert (
+                torch.equal(value, want[name])
+                if isinstance(value, Tensor)
+                else (value == want[name])
             )
 
 
@@ -332,7 +334,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.mark.parametrize('what', MISSING)
 def test_missing(root, what):
     MISSING[what](root)
-    with pytest.raises(FileNotFoundError, match=r"expected .*parts.*\(got "):
+    with pytest.raises(FileNotFoundError, match=r'expected .*parts.*\(got '):
         load_shard(root)
 
 
@@ -394,7 +396,7 @@ def test_rank_out_of_range(root, rank):
 
 def test_launched_but_not_initialised(root, monkeypatch):
     monkeypatch.setenv('WORLD_SIZE', '3')
-    with pytest.raises(ValueError, match='initialised before load_shard.*one of 3 processes'):
+    with pytest.raises(ValueError, match=r'initialised before load_shard.*one of 3 processes'):
         load_shard(root)
     assert load_shard(root, 1).edge_index.shard.rank == 1
     monkeypatch.setenv('WORLD_SIZE', '1')
@@ -450,7 +452,7 @@ def test_a_copy_of_the_partition_is_the_same(root, tmp_path):
 def test_wrong_world_size_raises_on_all(root):
     for world_size in (2, 4):
         outcomes = run_ranks(_load, world_size, [str(root)] * world_size)
-        words = "'num_parts' must be a multiple", f'got 3 parts in \'{root}\' and {world_size} ranks'
+        words = "'num_parts' must be a multiple", f"got 3 parts in '{root}' and {world_size} ranks"
         assert_all_raise(outcomes, 'ValueError', *words)
 
 

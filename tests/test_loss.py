@@ -129,7 +129,9 @@ def _half(num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def test_counts_beyond_half_precision(dtype, world_size):
     """100,000 rows: more than float16 holds, and no whole number in bfloat16."""
     num_rows = 100_000
-    results = [_half(num_rows, dtype)] if world_size is None else run_ranks(_half, 2, num_rows, dtype)
+    results = (
+        [_half(num_rows, dtype)] if world_size is None else run_ranks(_half, 2, num_rows, dtype)
+    )
     want = torch.tensor(0.25, dtype=dtype)
     share = torch.full((3,), 1 / (num_rows * len(results)), dtype=torch.float64)
     for found, grad in results:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_graphs import assert_close
 from torch import Tensor
 from torch_geometric.utils import softmax
 
 from pyg_sar.merge import SoftmaxStats, Sum
-from small_graphs import assert_close
 
 
 def _blocks(num_edges: int, cuts: list[int]) -> list[slice]:
     """Runs of edges between the cuts, empty ones included."""
     places = [0, *sorted(cuts), num_edges]
-    return [slice(a, b) for a, b in zip(places[:-1], places[1:], strict=True)]
+    return [slice(a, b) for a, b in pairwise(places)]
 
 
 @st.composite
@@ -90,7 +92,7 @@ def test_softmax_over_any_blocks(edges, trailing, scale):
 
 @pytest.mark.parametrize('logits', [[1e3, -1e3, 999.0], [-1e3, 1e3, 1e3], [-1e308, 1e308, 0.0]])
 def test_softmax_of_huge_logits(logits):
-    """exp of any of them alone would overflow or vanish."""
+    """Exp of any of them alone would overflow or vanish."""
     logits, dst = torch.tensor(logits, dtype=torch.float64), torch.zeros(3).long()
     got = _merged_softmax(1, dst, logits, _blocks(3, [1, 2]))
     assert_close(got, torch.softmax(logits, 0))

@@ -252,7 +252,9 @@ def test_large_mean_and_small_variance(case):
     assert_close(pieces[1] / scale, grad_x / scale, tolerance=4 * rounding)
     for result in results:
         assert_close(result[2].double() / mean, running_mean / mean, tolerance=4 * rounding)
-        assert_close(result[3].double() / deviation**2, running_var / deviation**2, tolerance=rounding)
+        assert_close(
+            result[3].double() / deviation**2, running_var / deviation**2, tolerance=rounding
+        )
 
 
 def test_conversion_shares_parameters_and_buffers():

@@ -1,4 +1,4 @@
-"""Blocks: every edge of an edge_index lies in exactly one, whatever the edge_index was made into."""
+"""Blocks: every edge of any edge_index lies in exactly one, at the part that owns its source."""
 
 from __future__ import annotations
 
@@ -189,6 +189,16 @@ def test_same_size_other_content(shards):
         flipped = edge_index[:, torch.arange(edge_index.size(1) - 1, -1, -1)]
         plan_of(edge_index, shard)
         _check_plan(plan_of(flipped, shard), flipped)
+
+
+def test_views_of_the_same_memory(shards):
+    """Every second edge, or the first half: the same size and first entry, other edges."""
+    for data in shards:
+        edge_index, shard = data.edge_index, data.edge_index.shard
+        half = edge_index.size(1) // 2
+        for view in (edge_index[:, :half], edge_index[:, ::2][:, :half]):
+            assert view.data_ptr() == edge_index.data_ptr()
+            _check_plan(plan_of(view, shard), view)
 
 
 def test_changed_in_place_after_a_plan(shards):

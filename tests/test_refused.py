@@ -366,7 +366,7 @@ def test_refused_at_construction(name, mode):
 
 
 def test_own_aggregate(graph, tmp_path):
-    with pytest.raises(ValueError, match="it overrides 'aggregate' .mode='one_shot' takes any"):
+    with pytest.raises(ValueError, match=r"it overrides 'aggregate' .mode='one_shot' takes any"):
         SARConv(OwnAggregate())
     data = load_shard(cut(graph, 3, tmp_path / 'parts'))
     found = SARConv(OwnAggregate(), mode='one_shot')(data.x, data.edge_index)
@@ -463,7 +463,9 @@ def _with_rows(root: str, name: str, mode: str, change: int, on_ranks: list[int]
 @pytest.mark.parametrize('name', ['SAGE', 'GCN', 'GIN', 'GAT', 'Transformer'])
 def test_wrong_rows_on_one_rank(root, name, change, mode):
     outcomes = run_ranks(_with_rows, 3, root, name, mode, change, [1], timeout=IMPATIENT)
-    assert_all_raise(outcomes, 'ValueError', 'expected one row per own node', '(got shape (')
+    # GATConv makes self loops for the rows it is given, which are noticed first.
+    words = 'destination' if name == 'GAT' and change > 0 else 'expected one row per own node'
+    assert_all_raise(outcomes, 'ValueError', 'expected', words, '(got ')
     assert not outcomes[1].startswith('ValueError: rank ')
     assert outcomes[0].startswith('ValueError: rank 1: ')
     assert outcomes[2].startswith('ValueError: rank 1: ')
@@ -580,7 +582,10 @@ def _neighbours_shard(root: str) -> str:
 
 def test_another_ranks_handle(root):
     for rank, outcome in enumerate(run_ranks(_neighbours_shard, 3, root, timeout=IMPATIENT)):
-        words = f'expected a shard of rank {rank} of 3', f'got the shard of rank {(rank + 1) % 3} of 3'
+        words = (
+            f'expected a shard of rank {rank} of 3',
+            f'got the shard of rank {(rank + 1) % 3} of 3',
+        )
         assert_all_raise([outcome], 'ValueError', *words)
 
 

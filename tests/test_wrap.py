@@ -281,7 +281,7 @@ CONSTRUCTIBLE: dict[str, Callable[[], torch.nn.Module]] = {
     'GPSConv': lambda: conv.GPSConv(6, GCNConv(6, 6), norm=None),
     'HANConv': lambda: conv.HANConv(6, 6, (['a'], [('a', 'to', 'a')])),
     'HGTConv': lambda: conv.HGTConv(6, 6, (['a'], [('a', 'to', 'a')])),
-    'HeteroConv': lambda: conv.HeteroConv({('a', 'to', 'b'): SAGEConv(6, 6)}),
+    'HeteroConv': lambda: conv.HeteroConv({('a', 'to', 'a'): SAGEConv(6, 6)}),
     'HypergraphConv': lambda: conv.HypergraphConv(6, 6),
     'MeshCNNConv': lambda: conv.MeshCNNConv(6, 6),
     'PANConv': lambda: conv.PANConv(6, 6, 2),
@@ -296,7 +296,7 @@ def _places(model: torch.nn.Module) -> list[tuple[str, int, type]]:
 
 
 def _refuses(model: torch.nn.Module, match: str, **kwargs: Any) -> None:
-    """wrap raises, and leaves every module where it was."""
+    """Wrap raises, and leaves every module where it was."""
     before = _places(model)
     with pytest.raises(ValueError, match=match):
         wrap(model, **kwargs)
@@ -338,7 +338,17 @@ def test_a_users_class_of_a_refused_name():
     assert isinstance(wrap(HGTConv(6, 6)), SARConv)
 
 
-AGGREGATIONS = ['max', 'min', 'median', 'std', 'var', 'mul', 'softmax', 'powermean', ['mean', 'max']]
+AGGREGATIONS = [
+    'max',
+    'min',
+    'median',
+    'std',
+    'var',
+    'mul',
+    'softmax',
+    'powermean',
+    ['mean', 'max'],
+]
 
 
 @pytest.mark.parametrize('aggr', AGGREGATIONS, ids=str)
@@ -495,7 +505,7 @@ def test_prefetch_is_not_ignored():
     'value', [torch.nn.Linear(2, 2), GCNConv, None, 'GCNConv', SARConv(GCNConv(6, 6))], ids=str
 )
 def test_not_a_conv(value):
-    with pytest.raises(ValueError, match='expected a MessagePassing conv to wrap .got'):
+    with pytest.raises(ValueError, match=r'expected a MessagePassing conv to wrap .got'):
         SARConv(value)
 
 

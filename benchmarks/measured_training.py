@@ -1,0 +1,187 @@
+"""One training, measured: losses, accuracies, seconds per epoch and peak memory of every process.
+
+The demo and the benchmarks start it as a program, so that the memory they report is that of a
+process that does nothing else: plain PyG on a saved graph in one process, or pyg_sar on a partition
+folder in as many processes as there are parts. Everything else about the two is the same.
+
+Peak memory is the high-water mark of the process during training minus what it held before: data,
+model and optimizer loaded. Linux only: the mark is reset through /proc/self/clear_refs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn.models import GAT, GCN, GraphSAGE
+from tqdm import tqdm
+
+import pyg_sar
+
+MODELS = {'sage': GraphSAGE, 'gcn': GCN, 'gat': GAT}
+
+
+class PeakMemory:
+    """The most memory this process holds from now on, beyond what it holds now."""
+
+    def __init__(self) -> None:
+        Path('/proc/self/clear_refs').write_text('5')  # proc(5): the peak starts again at RSS
+        self.before = _status('VmRSS')
+
+    def bytes(self) -> int:
+        return _status('VmHWM') - self.before
+
+
+def _status(key: str) -> int:
+    for line in Path('/proc/self/status').read_text().splitlines():
+        if line.startswith(f'{key}:'):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f'expected {key} in /proc/self/status (got none)')
+
+
+def make_model(name: str, num_features: int, hidden: int, num_layers: int, num_classes: int) -> Any:
+    options = {'heads': 4} if name == 'gat' else {}
+    return MODELS[name](
+        num_features, hidden, num_layers, num_classes, norm='batch_norm', dropout=0.0, **options
+    )
+
+
+def num_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def run_training(
+    *, processes: int = 1, environment: Mapping[str, str] | None = None, **options: Any
+) -> dict[str, Any]:
+    """Starts this file as a program of its own and returns what it measured.
+
+    Args:
+        processes: How many ranks; each has an equal share of the cores, and at least one thread.
+        environment: Variables added to the environment of the processes.
+        **options: The options of the program, such as ``shards='parts/'`` or ``epochs=3``; None
+            leaves one out.
+
+    Raises:
+        RuntimeError: If the program fails, with the end of what it wrote.
+    """
+    command = [sys.executable]
+    if processes > 1:
+        command += ['-m', 'torch.distributed.run', '--standalone', f'--nproc-per-node={processes}']
+    command.append(__file__)
+    for name, value in options.items():
+        if value is not None:
+            command.append(f'--{name.replace("_", "-")}={value}')
+    threads = str(max(1, num_cores() // processes))
+    env = {**os.environ, 'OMP_NUM_THREADS': threads, **(environment or {})}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / 'result.json'
+        with (Path(folder) / 'log.txt').open('w+') as log:
+            code = subprocess.run([*command, f'--out={out}'], env=env, stdout=log).returncode
+            if code:
+                log.seek(0)
+                raise RuntimeError(f'{" ".join(command)} ended with code {code}\n{log.read()}')
+        result: dict[str, Any] = json.loads(out.read_text())
+    return {**result, 'threads': int(threads)}
+
+
+def main() -> None:
+    args = _parse()
+    is_distributed = 'RANK' in os.environ
+    if is_distributed:
+        dist.init_process_group('gloo')
+    torch.manual_seed(args.seed)
+    if args.graph:
+        data = torch.load(args.graph, weights_only=False)
+        mode = 'plain PyG'
+    else:
+        data = pyg_sar.load_shard(args.shards)
+        mode = args.mode
+    model = make_model(args.model, data.num_features, args.hidden, args.layers, data.num_classes)
+    if args.weights:
+        model.load_state_dict(torch.load(args.weights, weights_only=True))
+    if not args.graph:
+        model = pyg_sar.DistributedDataParallel(model, mode=args.mode)
+    result = {'mode': mode, **_train(model, data, args)}
+    ranks = [result]
+    if is_distributed:
+        ranks = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(ranks, result)
+    if not is_distributed or dist.get_rank() == 0:
+        result['peak_bytes'] = [r['peak_bytes'] for r in ranks]
+        result['before_bytes'] = [r['before_bytes'] for r in ranks]
+        Path(args.out).write_text(json.dumps(result))
+    if is_distributed:
+        dist.destroy_process_group()
+
+
+def _train(model: torch.nn.Module, data: Data, args: argparse.Namespace) -> dict[str, Any]:
+    def mean(values: Tensor, mask: Tensor) -> Tensor:
+        return values[mask].mean() if args.graph else pyg_sar.global_mean(values, mask)
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+    for _, tensor in data:  # shards are mapped files: loaded means read
+        if isinstance(tensor, Tensor):
+            tensor.sum()
+    losses, seconds = [], []
+    accuracies: dict[str, list[float]] = {'train': [], 'val': [], 'test': []}
+    quiet = not args.progress or int(os.environ.get('RANK', '0')) > 0
+    bar = tqdm(range(args.epochs), desc=args.progress, unit='epoch', disable=quiet)
+    memory = PeakMemory()
+    for _ in bar:
+        start = time.perf_counter()
+        out = model(data.x, data.edge_index)
+        values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
+        loss = mean(values, data.train_mask)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        seconds.append(time.perf_counter() - start)
+        if args.accuracy:
+            correct = (out.detach().argmax(dim=-1) == data.y).float()
+            for name, values in accuracies.items():
+                values.append(mean(correct, data[f'{name}_mask']).item())
+            bar.set_postfix(loss=f'{losses[-1]:.4f}', val=f'{accuracies["val"][-1]:.4f}')
+    return {
+        'losses': losses,
+        'accuracies': accuracies,
+        'seconds': seconds,
+        'peak_bytes': memory.bytes(),
+        'before_bytes': memory.before,
+    }
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument('--graph', help='a .pt file with a PyG Data: plain PyG, one process')
+    source.add_argument('--shards', help='a partition folder: pyg_sar')
+    parser.add_argument('--model', choices=MODELS, default='sage')
+    parser.add_argument('--hidden', type=int, default=256)
+    parser.add_argument('--layers', type=int, default=3)
+    parser.add_argument('--epochs', type=int, default=3)
+    parser.add_argument('--lr', type=float, default=0.01)
+    parser.add_argument('--mode', default='sequential')
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--weights', help='a state_dict to start from')
+    parser.add_argument('--accuracy', type=int, default=0, help='1: measure accuracies too')
+    parser.add_argument('--progress', default='', help='what the progress bar is called')
+    parser.add_argument('--out', required=True, help='JSON file to write')
+    return parser.parse_args()
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,272 @@
+"""How much memory a process needs to train a GNN, against the number of processes.
+
+Writes results.json and memory.png beside this file (with --model gat: results_gat.json,
+memory_gat.png) and prints the tables of README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import pyg_sar
+from pyg_sar.partitioner.sources import load_source
+from pyg_sar.partitioner.split import random_split
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from measured_training import num_cores, run_training  # noqa: E402
+
+MODES = ('sequential', 'sequential_no_remat', 'one_shot')
+PLAIN = 'plain PyG'
+MALLOC = {
+    'default': {},
+    # glibc keeps freed blocks below a threshold that grows up to 32 MiB; fixed at 1 MiB, what is
+    # left is what the tensors need.
+    '1 MiB': {'MALLOC_MMAP_THRESHOLD_': str(1 << 20)},
+}
+
+Result = dict[str, Any]
+
+
+def main() -> None:
+    args = _parse()
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        results = measure(args, Path(folder))
+    report: Result = {
+        'environment': _environment(),
+        'settings': {
+            key: vars(args)[key] for key in ('model', 'hidden', 'layers', 'epochs', 'lr', 'seed')
+        },
+        'results': results,
+    }
+    print_tables(results)
+    if args.out:
+        name = '' if args.model == 'sage' else f'_{args.model}'
+        out = Path(args.out)
+        (out / f'results{name}.json').write_text(json.dumps(report, indent=1) + '\n')
+        plot(results, out / f'memory{name}.png', args.model)
+
+
+def measure(args: argparse.Namespace, folder: Path) -> list[Result]:
+    """Runs every cell of the table, one after another."""
+    results = []
+    cells = [(PLAIN, 1), *((mode, p) for p in args.processes for mode in args.modes)]
+    bar = tqdm(total=len(args.graphs) * len(args.malloc) * len(cells), unit='run')
+    for graph in args.graphs:
+        bar.set_description(f'{graph}: partitioning')
+        sizes = _prepare(graph, args, folder)
+        plain: Result = {}
+        for malloc in args.malloc:
+            for mode, processes in cells:
+                bar.set_description(f'{graph}: {mode}, {processes} processes, malloc {malloc}')
+                found = run_training(
+                    processes=processes,
+                    environment=MALLOC[malloc],
+                    graph=folder / 'graph.pt' if mode == PLAIN else None,
+                    shards=None if mode == PLAIN else folder / f'parts{processes}',
+                    mode=None if mode == PLAIN else mode,
+                    model=args.model,
+                    hidden=args.hidden,
+                    layers=args.layers,
+                    epochs=args.epochs,
+                    lr=args.lr,
+                    seed=args.seed,
+                )
+                plain = found if mode == PLAIN else plain
+                results.append(_result(graph, sizes, malloc, mode, processes, found, plain))
+                bar.update()
+    bar.close()
+    return results
+
+
+def _prepare(graph: str, args: argparse.Namespace, folder: Path) -> Result:
+    """Writes graph.pt and one partition folder for every number of processes."""
+    data = load_source(graph, seed=args.seed)
+    if 'train_mask' not in data:
+        data.update(random_split(data.y, data.num_nodes, (0.6, 0.2, 0.2), seed=args.seed))
+    torch.save(data, folder / 'graph.pt')
+    for p in args.processes:
+        pyg_sar.partition_graph(data, p, folder / f'parts{p}', seed=args.seed, force=True)
+    return {
+        'num_nodes': data.num_nodes,
+        'num_edges': data.num_edges,
+        'num_features': data.num_features,
+        'num_classes': data.num_classes,
+    }
+
+
+def _result(
+    graph: str, sizes: Result, malloc: str, mode: str, processes: int, found: Result, plain: Result
+) -> Result:
+    later = found['seconds'][1:] or found['seconds']  # the first epoch also builds plans
+    pairs = zip(found['losses'], plain['losses'], strict=True)
+    return {
+        'graph': graph,
+        **sizes,
+        'mode': mode,
+        'processes': processes,
+        'threads_per_process': found['threads'],
+        'malloc_mmap_threshold': malloc,
+        'peak_bytes_max': max(found['peak_bytes']),
+        'peak_bytes_mean': round(statistics.mean(found['peak_bytes'])),
+        'peak_of_plain': max(found['peak_bytes']) / max(plain['peak_bytes']),
+        'held_before_bytes_max': max(found['before_bytes']),
+        'seconds_per_epoch': {
+            'median': statistics.median(later),
+            'min': min(later),
+            'max': max(later),
+            'epochs': len(later),
+        },
+        'losses': found['losses'],
+        'max_loss_difference_from_plain': max(abs(a - b) for a, b in pairs),
+    }
+
+
+def print_tables(results: list[Result]) -> None:
+    """One table for every graph and malloc setting, in Markdown."""
+    for graph, malloc in dict.fromkeys((r['graph'], r['malloc_mmap_threshold']) for r in results):
+        print(f'\n{graph}, malloc threshold {malloc}\n')
+        print('| mode | processes | peak MiB, max (mean) | of plain PyG | s per epoch | loss diff |')
+        print('|---|---|---|---|---|---|')
+        for r in results:
+            if (r['graph'], r['malloc_mmap_threshold']) != (graph, malloc):
+                continue
+            seconds = r['seconds_per_epoch']
+            print(
+                f'| {r["mode"]} | {r["processes"]} '
+                f'| {r["peak_bytes_max"] / 2**20:,.0f} ({r["peak_bytes_mean"] / 2**20:,.0f}) '
+                f'| {r["peak_of_plain"]:.3f} '
+                f'| {seconds["median"]:.2f} ({seconds["min"]:.2f} to {seconds["max"]:.2f}) '
+                f'| {r["max_loss_difference_from_plain"]:.0e} |'
+            )
+
+
+def plot(results: list[Result], path: Path, model: str) -> None:
+    """Peak memory of a process against the number of processes, one picture for every graph."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+
+    styles = {
+        'one_shot': ('#c44e52', 's'),
+        'sequential_no_remat': ('#dd8452', '^'),
+        'sequential': ('#1f5fa8', 'o'),
+    }
+    results = [r for r in results if r['malloc_mmap_threshold'] == 'default']
+    graphs = list(dict.fromkeys(r['graph'] for r in results))
+    figure, axes = plt.subplots(1, len(graphs), figsize=(5.6 * len(graphs), 4.6), squeeze=False)
+    for ax, graph in zip(axes[0], graphs, strict=True):
+        rows = [r for r in results if r['graph'] == graph]
+        plain = next(r for r in rows if r['mode'] == PLAIN)
+        base = plain['peak_bytes_max'] / 2**20
+        ax.axhline(base, color='0.25', linewidth=1.4, linestyle='--')
+        for mode, (color, marker) in styles.items():
+            points = [
+                (r['processes'], r['peak_bytes_max'] / 2**20) for r in rows if r['mode'] == mode
+            ]
+            if not points:
+                continue
+            counts, peaks = zip(*points, strict=True)
+            ax.plot(counts, peaks, color=color, marker=marker, label=mode, linewidth=1.8)
+            if mode == 'sequential':
+                half = [peaks[0] * counts[0] / count for count in counts]
+                ax.plot(counts, half, color=color, linewidth=1, linestyle=':', label='ideal, 1/P')
+                for count, peak in points:
+                    ax.annotate(
+                        f'{peak:,.0f}\n{peak / base:.2f}x',
+                        (count, peak),
+                        textcoords='offset points',
+                        xytext=(0, -10),
+                        ha='center',
+                        va='top',
+                        fontsize=8,
+                        color=color,
+                    )
+        ax.annotate(
+            f'plain PyG on edge_index, one process: {base:,.0f} MiB',
+            (1, base),
+            textcoords='offset points',
+            xytext=(0, 4),
+            fontsize=8.5,
+            color='0.25',
+        )
+        ax.set_xscale('log', base=2)
+        ax.set_yscale('log')
+        ax.set_xticks(sorted({r['processes'] for r in rows}))
+        ax.xaxis.set_major_formatter('{x:.0f}')
+        low, high = ax.get_ylim()
+        ax.set_ylim(low / 1.6, high * 1.25)
+        ax.yaxis.set_major_formatter('{x:,.0f}')
+        ax.yaxis.set_minor_formatter('')
+        ax.set_xlabel('processes (one part each)')
+        ax.set_title(
+            f'{graph}\n{plain["num_nodes"]:,} nodes, {plain["num_edges"]:,} edges', fontsize=10.5
+        )
+        ax.grid(True, which='major', alpha=0.3)
+    axes[0][0].set_ylabel('peak memory of a process while training, MiB\n(largest of the ranks)')
+    axes[0][-1].legend(frameon=False, fontsize=8.5, loc='lower left')
+    name = {'sage': '3-layer GraphSAGE', 'gat': '3-layer GAT, 4 heads'}[model]
+    figure.suptitle(f'{name}, full batch: memory against the number of processes')
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    print(f'wrote {path}')
+
+
+def _environment() -> Result:
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    return {
+        'cores': num_cores(),
+        'memory_gib': round(memory / 2**30),
+        'machine': platform.machine(),
+        'system': platform.system(),
+        'libc': ' '.join(platform.libc_ver()),
+        'python': platform.python_version(),
+        'torch': torch.__version__,
+        'torch_geometric': version('torch_geometric'),
+        'pyg_sar': pyg_sar.__version__,
+        'load_average_at_end': os.getloadavg()[0],
+    }
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--model', choices=['sage', 'gat'], default='sage')
+    parser.add_argument('--hidden', type=int, help='default: 256, of gat 128 (4 heads x 32)')
+    parser.add_argument('--layers', type=int, default=3)
+    parser.add_argument('--epochs', type=int, default=6)
+    parser.add_argument('--lr', type=float, default=0.01)
+    parser.add_argument('--seed', type=int, default=0)
+    parser.add_argument('--graphs', nargs='+', default=['wordnet-noun', 'synthetic:arxiv'])
+    parser.add_argument('--processes', nargs='+', type=int, default=[1, 2, 4, 8])
+    parser.add_argument('--modes', nargs='+', choices=MODES, default=list(MODES))
+    parser.add_argument('--malloc', nargs='+', choices=MALLOC, default=list(MALLOC))
+    parser.add_argument('--folder', help='where graphs are written meanwhile (up to 1 GiB)')
+    parser.add_argument('--out', default=str(HERE), help="folder of the results; '' for none")
+    parser.add_argument(
+        '--quick', action='store_true', help='a small run of a minute, for trying; writes nothing'
+    )
+    args = parser.parse_args()
+    if args.quick:
+        args.graphs, args.processes, args.malloc = ['wordnet-noun'], [1, 2, 4], ['default']
+        args.modes, args.epochs, args.out = ['sequential'], 3, ''
+        args.hidden = args.hidden or 64
+    args.hidden = args.hidden or {'sage': 256, 'gat': 128}[args.model]
+    return args
+
+
+if __name__ == '__main__':
+    main()
