@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
+from torch_geometric.utils import to_torch_csr_tensor
 from tqdm import tqdm
 
 import pyg_sar
@@ -105,16 +107,16 @@ def main() -> None:
     torch.manual_seed(args.seed)
     if args.graph:
         data = torch.load(args.graph, weights_only=False)
-        mode = 'plain PyG'
+        if args.csr:
+            data.edge_index = _as_csr(data)
     else:
         data = pyg_sar.load_shard(args.shards)
-        mode = args.mode
     model = make_model(args.model, data.num_features, args.hidden, args.layers, data.num_classes)
     if args.weights:
         model.load_state_dict(torch.load(args.weights, weights_only=True))
     if not args.graph:
         model = pyg_sar.DistributedDataParallel(model, mode=args.mode)
-    result = {'mode': mode, **_train(model, data, args)}
+    result = _train(model, data, args)
     ranks = [result]
     if is_distributed:
         ranks = [{} for _ in range(dist.get_world_size())]
@@ -125,6 +127,14 @@ def main() -> None:
         Path(args.out).write_text(json.dumps(result))
     if is_distributed:
         dist.destroy_process_group()
+
+
+def _as_csr(data: Data) -> Tensor:
+    """The transposed adjacency matrix, which PyG's convs take in place of an edge_index."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', 'Sparse CSR tensor support is in beta')
+        size = (data.num_nodes, data.num_nodes)
+        return to_torch_csr_tensor(data.edge_index.flip(0), size=size)
 
 
 def _train(model: torch.nn.Module, data: Data, args: argparse.Namespace) -> dict[str, Any]:
@@ -169,6 +179,7 @@ def _parse() -> argparse.Namespace:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument('--graph', help='a .pt file with a PyG Data: plain PyG, one process')
     source.add_argument('--shards', help='a partition folder: pyg_sar')
+    parser.add_argument('--csr', type=int, default=0, help='1: with --graph, a sparse matrix')
     parser.add_argument('--model', choices=MODELS, default='sage')
     parser.add_argument('--hidden', type=int, default=256)
     parser.add_argument('--layers', type=int, default=3)

@@ -81,6 +81,16 @@ def agree(value: Any) -> list[Any]:
     return values
 
 
+def check_equal(what: str, own: object, values: Sequence[object]) -> None:
+    """Raises a ValueError if the ranks' `values` of something differ from this rank's own."""
+    for rank, value in enumerate(values):
+        if value != own:
+            raise ValueError(
+                f'expected the same {what} on all ranks: {own} on rank {dist.get_rank()} '
+                f'(got {value} on rank {rank})'
+            )
+
+
 def all_reduce_sum(tensor: Tensor) -> Tensor:
     """Sums `tensor` over the ranks in place (collective) and returns it."""
     if is_distributed():

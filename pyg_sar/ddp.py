@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: torch checks the annotations of a communication hook and
 # does not resolve strings.
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,8 +16,10 @@ from pyg_sar.conv.propagation import Mode
 from pyg_sar.memory import return_freed_memory
 from pyg_sar.wrap import wrap
 
+_TorchDDP = torch.nn.parallel.DistributedDataParallel
 
-class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
+
+class DistributedDataParallel(_TorchDDP):
     """Makes a PyG model train on a partitioned graph as on one machine.
 
     Wraps the model's convs and norms (:func:`pyg_sar.wrap`), sends rank 0's parameters and buffers
@@ -53,6 +56,9 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
             raise ValueError(
                 "'broadcast_buffers' must be False (got True): global norms keep buffers equal"
             )
+        unknown = kwargs.keys() - inspect.signature(_TorchDDP.__init__).parameters.keys()
+        if unknown:
+            raise TypeError(f'expected options of {_TorchDDP.__name__} (got {sorted(unknown)})')
         module = wrap(module, mode=mode, prefetch=prefetch)
         if return_memory:
             return_freed_memory()

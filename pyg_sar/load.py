@@ -53,12 +53,15 @@ def load_shard(root: str | Path, rank: int | None = None) -> Data:
         if rank is None:
             return read_shard(root, 0, 1)
         return read_shard(root, rank, _num_parts(root))
-    data, error = None, None
+    data = None
+    error: FileNotFoundError | ValueError | None = None
     try:
         own = dist.get_rank() if rank is None else rank
         data = read_shard(root, own, dist.get_world_size())
     except (FileNotFoundError, ValueError) as failure:
         error = failure
+    except Exception as failure:  # whatever it is, the other ranks must not wait for this one
+        error = ValueError(f"expected a partition folder at '{root}' (got {failure!r})")
     raise_together(error)
     assert data is not None
     _check_same_partition(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import all_reduce_sum, is_distributed
+from pyg_sar.comm import all_reduce_sum
 
 
 def global_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -22,31 +22,38 @@ def global_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
         mask: bool ``[num_own]``, or None for all nodes.
 
     Returns:
-        A scalar. Collective: one all-reduce of two numbers.
+        A scalar of the dtype of `values`. Collective: one all-reduce of three numbers.
 
     Raises:
         ValueError: If the mask is not bool or does not fit, or no rank selects a value.
     """
+    error = None
+    shape = tuple(values.shape[:1])
     if mask is not None:
-        if mask.dtype != torch.bool or mask.shape != values.shape[:1]:
-            raise ValueError(
-                f"expected a bool 'mask' of shape {tuple(values.shape[:1])} "
+        if mask.dtype == torch.bool and mask.shape == values.shape[:1]:
+            values = values[mask]
+        else:
+            error = ValueError(
+                f"expected a bool 'mask' of shape {shape} "
                 f'(got {mask.dtype} of shape {tuple(mask.shape)})'
             )
-        values = values[mask]
     if not values.is_floating_point():
         values = values.to(torch.get_default_dtype())
-    local = values.sum()
-    totals = torch.stack([local.detach().double(), local.new_tensor(values.numel()).double()])
+    local = values.sum(dtype=values.dtype if values.dtype == torch.float64 else torch.float32)
+    # float64 counts exactly up to 2^53; the third number tells the other ranks of an error.
+    counted = [values.numel(), error is not None]
+    totals = torch.stack([local.detach().double(), *local.new_tensor(counted, dtype=torch.float64)])
     all_reduce_sum(totals)
-    total, count = totals.unbind()
-    if int(count) == 0:
+    if error is not None:
+        raise error
+    if totals[2] > 0:
+        raise ValueError(f"expected a bool 'mask' of shape {shape} (got another on some rank)")
+    if totals[1] == 0:
         raise ValueError("expected at least one value selected by 'mask' on all ranks (got none)")
-    share = local / count.to(local.dtype)
-    if not is_distributed():
-        return share
-    # The share's gradient, the global value.
-    return share + ((total / count).to(local.dtype) - share.detach())
+    share = local.double() / totals[1]
+    # The global value, with the share's gradient; the parenthesis is exactly zero.
+    mean = totals[0] / totals[1] + (share - share.detach())
+    return mean.to(values.dtype)
 
 
 def global_sum(values: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Lets freed tensors go back to the operating system.
 
-glibc raises its threshold for separate mappings, up to 32 MiB, whenever a large block is freed. From
-then on tensors of that size come from the heap, whose holes stay with the process: on an
+glibc raises its threshold for separate mappings, up to 32 MiB, whenever a large block is freed.
+From then on tensors of that size come from the heap, whose holes stay with the process: on an
 arxiv-size graph cut into 8 parts a rank held twice the memory that its tensors need (measured).
 """
 

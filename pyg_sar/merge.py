@@ -73,7 +73,9 @@ class SoftmaxStats:
         scale = (self.max - new_max).masked_fill_(self.max == float('-inf'), float('-inf'))
         self.sum.mul_(scale.exp_())
         self.max = new_max
-        self.sum.index_add_(0, dst, (logits - new_max.index_select(0, dst)).exp_())
+        edge_max = new_max.index_select(0, dst)
+        shifted = (logits - edge_max).masked_fill_(edge_max == float('-inf'), float('-inf'))
+        self.sum.index_add_(0, dst, shifted.exp_())
 
     def alpha(self, logits: Tensor, dst: Tensor) -> Tensor:
         """The softmax of one block's logits ``[num_edges, ...]``, once all blocks are in."""

@@ -71,7 +71,7 @@ class GlobalBatchNorm(torch.nn.BatchNorm1d):
             rows, self.weight, self.bias, mean, var, count, self.eps
         )
         if input.dim() == 3:
-            out = out.view(input.size(0), input.size(2), -1).transpose(1, 2)
+            out = out.view(input.size(0), input.size(2), input.size(1)).transpose(1, 2)
         return out
 
     def _of_no_rows(self, input: Tensor) -> Tensor:
@@ -103,7 +103,8 @@ def _moments(rows: Tensor) -> tuple[Tensor, Tensor, int]:
     else:
         local_var = local_mean = rows.new_zeros(rows.size(1), dtype=dtype)
     # The count goes as float64: exact up to 2^53 rows.
-    sums = torch.cat([local_mean.double() * num_local, local_mean.new_tensor([num_local]).double()])
+    counted = local_mean.new_tensor([num_local], dtype=torch.float64)
+    sums = torch.cat([local_mean.double() * num_local, counted])
     all_reduce_sum(sums)
     count = int(sums[-1])
     mean = sums[:-1] / max(count, 1)

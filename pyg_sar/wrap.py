@@ -8,7 +8,7 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.conv.propagation import Mode
-from pyg_sar.conv.sar_conv import SARConv
+from pyg_sar.conv.sar_conv import SARConv, check_options
 from pyg_sar.conv.support import why_refused
 from pyg_sar.norm import GlobalBatchNorm
 
@@ -47,6 +47,7 @@ def _plan_wrapping(
     model: torch.nn.Module, mode: Mode, prefetch: int
 ) -> dict[torch.nn.Module, torch.nn.Module]:
     """What every conv and norm is replaced by; raises before anything is changed."""
+    check_options(mode, prefetch)
     replacements: dict[torch.nn.Module, torch.nn.Module] = {}
     convs: list[MessagePassing] = []
     num_wrapped = 0

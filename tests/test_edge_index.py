@@ -147,13 +147,6 @@ def test_what_is_no_edge_index_is_plain(data, operation):
 
 
 @pytest.mark.parametrize('operation', ARITHMETIC)
-def test_arithmetic_is_plain(data, operation):
-    out = ARITHMETIC[operation](data.edge_index)
-    assert torch.equal(out.as_subclass(Tensor), ARITHMETIC[operation](_plain(data.edge_index)))
-    assert type(out) is Tensor
-
-
-@pytest.mark.parametrize('operation', ARITHMETIC)
 def test_arithmetic_is_not_whole(data, operation):
     assert not getattr(ARITHMETIC[operation](data.edge_index), 'is_whole', False)
 

@@ -13,6 +13,7 @@ import platform
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ sys.path.insert(0, str(HERE.parent))
 from measured_training import num_cores, run_training  # noqa: E402
 
 MODES = ('sequential', 'sequential_no_remat', 'one_shot')
-PLAIN = 'plain PyG'
+PLAIN, PLAIN_CSR = 'plain PyG', 'plain PyG, CSR'
 MALLOC = {
     'default': {},
     # glibc keeps freed blocks below a threshold that grows up to 32 MiB; fixed at 1 MiB, what is
@@ -43,27 +44,25 @@ Result = dict[str, Any]
 
 def main() -> None:
     args = _parse()
+    settings = {k: vars(args)[k] for k in ('model', 'hidden', 'layers', 'epochs', 'lr', 'seed')}
+    report: Result = {'environment': _environment(), 'settings': settings, 'results': []}
+    name = '' if args.model == 'sage' else f'_{args.model}'
+    out = Path(args.out) if args.out else None
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        results = measure(args, Path(folder))
-    report: Result = {
-        'environment': _environment(),
-        'settings': {
-            key: vars(args)[key] for key in ('model', 'hidden', 'layers', 'epochs', 'lr', 'seed')
-        },
-        'results': results,
-    }
-    print_tables(results)
-    if args.out:
-        name = '' if args.model == 'sage' else f'_{args.model}'
-        out = Path(args.out)
-        (out / f'results{name}.json').write_text(json.dumps(report, indent=1) + '\n')
-        plot(results, out / f'memory{name}.png', args.model)
+        for result in measure(args, Path(folder)):
+            report['results'].append(result)
+            if out is not None:  # after every run: all of them take long
+                path = out / f'results{name}.json'
+                path.write_text(json.dumps(report, indent=1) + '\n')
+    print_tables(report['results'])
+    if out is not None:
+        plot(report['results'], out / f'memory{name}.png', args.model)
 
 
-def measure(args: argparse.Namespace, folder: Path) -> list[Result]:
+def measure(args: argparse.Namespace, folder: Path) -> Iterator[Result]:
     """Runs every cell of the table, one after another."""
-    results = []
-    cells = [(PLAIN, 1), *((mode, p) for p in args.processes for mode in args.modes)]
+    plains = [PLAIN, PLAIN_CSR] if args.model == 'sage' else [PLAIN]
+    cells = [*((mode, 1) for mode in plains), *((mode, p) for p in args.processes for mode in args.modes)]
     bar = tqdm(total=len(args.graphs) * len(args.malloc) * len(cells), unit='run')
     for graph in args.graphs:
         bar.set_description(f'{graph}: partitioning')
@@ -72,12 +71,13 @@ def measure(args: argparse.Namespace, folder: Path) -> list[Result]:
         for malloc in args.malloc:
             for mode, processes in cells:
                 bar.set_description(f'{graph}: {mode}, {processes} processes, malloc {malloc}')
+                source: Result = {'shards': folder / f'parts{processes}', 'mode': mode}
+                if mode in plains:
+                    source = {'graph': folder / 'graph.pt', 'csr': int(mode == PLAIN_CSR)}
                 found = run_training(
                     processes=processes,
                     environment=MALLOC[malloc],
-                    graph=folder / 'graph.pt' if mode == PLAIN else None,
-                    shards=None if mode == PLAIN else folder / f'parts{processes}',
-                    mode=None if mode == PLAIN else mode,
+                    **source,
                     model=args.model,
                     hidden=args.hidden,
                     layers=args.layers,
@@ -86,10 +86,9 @@ def measure(args: argparse.Namespace, folder: Path) -> list[Result]:
                     seed=args.seed,
                 )
                 plain = found if mode == PLAIN else plain
-                results.append(_result(graph, sizes, malloc, mode, processes, found, plain))
+                yield _result(graph, sizes, malloc, mode, processes, found, plain)
                 bar.update()
     bar.close()
-    return results
 
 
 def _prepare(graph: str, args: argparse.Namespace, folder: Path) -> Result:
@@ -139,7 +138,7 @@ def print_tables(results: list[Result]) -> None:
     """One table for every graph and malloc setting, in Markdown."""
     for graph, malloc in dict.fromkeys((r['graph'], r['malloc_mmap_threshold']) for r in results):
         print(f'\n{graph}, malloc threshold {malloc}\n')
-        print('| mode | processes | peak MiB, max (mean) | of plain PyG | s per epoch | loss diff |')
+        print('| mode | processes | peak MiB, max (mean) | of plain PyG | s per epoch | loss off |')
         print('|---|---|---|---|---|---|')
         for r in results:
             if (r['graph'], r['malloc_mmap_threshold']) != (graph, malloc):
@@ -204,6 +203,18 @@ def plot(results: list[Result], path: Path, model: str) -> None:
             fontsize=8.5,
             color='0.25',
         )
+        for r in rows:
+            if r['mode'] == PLAIN_CSR:
+                level = r['peak_bytes_max'] / 2**20
+                ax.axhline(level, color='0.6', linewidth=1.2, linestyle='--')
+                ax.annotate(
+                    f'plain PyG on a sparse matrix: {level:,.0f} MiB',
+                    (1, level),
+                    textcoords='offset points',
+                    xytext=(0, 4),
+                    fontsize=8.5,
+                    color='0.45',
+                )
         ax.set_xscale('log', base=2)
         ax.set_yscale('log')
         ax.set_xticks(sorted({r['processes'] for r in rows}))
@@ -238,7 +249,7 @@ def _environment() -> Result:
         'torch': torch.__version__,
         'torch_geometric': version('torch_geometric'),
         'pyg_sar': pyg_sar.__version__,
-        'load_average_at_end': os.getloadavg()[0],
+        'load_average_at_start': os.getloadavg()[0],
     }
 
 
@@ -269,4 +280,9 @@ def _parse() -> argparse.Namespace:
 
 
 if __name__ == '__main__':
-    main()
+    try:
+        main()
+    except (RuntimeError, ValueError) as error:
+        sys.exit(f'error: {error}')
+    except KeyboardInterrupt:
+        sys.exit('interrupted')

@@ -35,14 +35,14 @@ class Binding:
         conv: The conv.
         function: ``'message'`` or ``'edge_update'``.
         arguments: The tensors, with nodes or edges in their first dimension.
-        edge_candidates: Names of tensors with as many rows as there are edges here. They are edge
-            tensors if that holds on every rank.
+        rows: Rows of every tensor that is not read at a node, by name. It is an edge tensor if that
+            is the number of edges on every rank.
     """
 
     conv: MessagePassing
     function: str
     arguments: Arguments
-    edge_candidates: tuple[str, ...]
+    rows: dict[str, int]
     slots: tuple[_Slot, ...]
 
     def inputs(
@@ -103,7 +103,8 @@ def bind(
         function: ``'message'`` or ``'edge_update'``.
         kwargs: The keyword arguments of the call.
         plan: The blocks of the edge_index of the call.
-        edge_names: Which tensors have one row per edge; None takes all candidates.
+        edge_names: Which tensors have one row per edge; None takes all that
+            could have here.
 
     Raises:
         ValueError: If a node tensor does not have one row per own node, or an argument named in
@@ -111,7 +112,7 @@ def bind(
     """
     groups: dict[str, list[Tensor]] = {'src': [], 'dst': [], 'edge': [], 'whole': []}
     slots = []
-    candidates = []
+    rows: dict[str, int] = {}
     for name in conv.inspector.get_param_names(function, exclude=conv.special_args):
         base, suffix = (name[:-2], name[-2:]) if name[-2:] in ('_i', '_j') else (name, '')
         if base not in kwargs:
@@ -128,11 +129,10 @@ def bind(
             role = 'src' if suffix == '_j' else 'dst'
             value = _own_rows(conv, base, value, plan)
         else:
-            is_candidate = value.dim() > 0 and value.size(0) == plan.num_edges
-            if is_candidate:
-                candidates.append(name)
-            is_edge = is_candidate if edge_names is None else name in edge_names
-            if is_edge and not is_candidate:
+            rows[name] = value.size(0) if value.dim() else -1
+            has_edge_rows = rows[name] == plan.num_edges
+            is_edge = has_edge_rows if edge_names is None else name in edge_names
+            if is_edge and not has_edge_rows:
                 raise ValueError(
                     f"expected one row per edge in '{name}' of {type(conv).__name__}: "
                     f'{plan.num_edges} rows (got shape {tuple(value.shape)})'
@@ -140,7 +140,7 @@ def bind(
             role = 'edge' if is_edge else 'whole'
         slots.append(_Slot(name, role, _place_of(value, groups[role])))
     arguments = Arguments(*(tuple(groups[role]) for role in ('src', 'dst', 'edge', 'whole')))
-    return Binding(conv, function, arguments, tuple(candidates), tuple(slots))
+    return Binding(conv, function, arguments, rows, tuple(slots))
 
 
 def _own_rows(conv: MessagePassing, name: str, value: Tensor, plan: Plan) -> Tensor:

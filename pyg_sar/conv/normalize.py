@@ -21,7 +21,7 @@ from torch_geometric.utils import (
 )
 
 from pyg_sar.aggregate.halo import from_halo, with_halo
-from pyg_sar.comm import Exchange
+from pyg_sar.comm import Exchange, raise_together
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 _MAX_RESULTS = 4
@@ -30,8 +30,9 @@ _MAX_RESULTS = 4
 class Normalizer:
     """The normalisations for one shard; results without gradient are computed once (exact)."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, agreed: dict[Any, Any]) -> None:
         self.exchange = exchange
+        self.agreed = agreed
         self.num_own = exchange.shard.num_own
 
     def gcn_norm(
@@ -98,6 +99,21 @@ class Normalizer:
 
         return self._once(key, edge_index, edge_weight, compute)
 
+    def _check(self, function: str, edge_index: Tensor, edge_weight: Tensor | None) -> None:
+        """Checks the weights; at the first call all ranks raise if one does (collective)."""
+        error = None
+        num_edges = edge_index.size(1)
+        if edge_weight is not None and (edge_weight.dim() == 0 or edge_weight.size(0) != num_edges):
+            error = ValueError(
+                f"expected one row per edge in 'edge_weight': {num_edges} rows "
+                f'(got shape {tuple(edge_weight.shape)})'
+            )
+        if self.exchange.shard.world_size > 1 and function not in self.agreed:
+            raise_together(error)
+            self.agreed[function] = True
+        elif error is not None:
+            raise error
+
     def _once(
         self,
         key: tuple[Any, ...],
@@ -106,6 +122,7 @@ class Normalizer:
         compute: Callable[[], tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
         """`compute()`, remembered while the very same tensors come in unchanged."""
+        self._check(key[0], edge_index, edge_weight)
         is_constant = isinstance(edge_index, ShardEdgeIndex) and edge_index.is_whole
         if edge_weight is not None:
             is_constant &= not (edge_weight.requires_grad or edge_weight.is_inference())

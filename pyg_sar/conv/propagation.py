@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -13,7 +13,7 @@ from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.aggregate.linear import linear_sum
 from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn
 from pyg_sar.aggregate.replay import replay
-from pyg_sar.comm import Exchange, agree
+from pyg_sar.comm import Exchange, agree, check_equal
 from pyg_sar.conv.aggregation import finish, merges_of
 from pyg_sar.conv.binding import Binding, bind
 from pyg_sar.conv.support import STATISTICS_MODULES
@@ -22,6 +22,7 @@ from pyg_sar.conv.trace import (
     Trace,
     UnsupportedMessageError,
     block_index,
+    check_rows_are_independent,
     softmax_replaced,
     trace,
 )
@@ -90,45 +91,64 @@ class Propagation:
     def _bind(
         self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
     ) -> tuple[Plan, Binding]:
-        """Binds the arguments; at the first call all ranks agree on their roles (collective)."""
-        key = (function, *sorted(k for k, v in kwargs.items() if isinstance(v, Tensor)))
-        shard = self.exchange.shard
-        edge_names = self.agreed.get(key)
-        if edge_names is not None or shard.world_size == 1:
-            self._check(size)
-            known = plan_of(edge_index, shard)
-            return known, bind(self.conv, function, kwargs, known, edge_names)
-        plan: Plan | None = None
-        error: ValueError | None = None
-        candidates: tuple[str, ...] = ()
+        """Binds the arguments of a call; see :meth:`_agree` for its first time."""
+        key = (function, *_signature(kwargs))
+        if key not in self.agreed:
+            self.agreed[key] = self._agree(function, edge_index, size, kwargs)
+        self._check(size)
+        plan = plan_of(edge_index, self.exchange.shard)
+        return plan, bind(self.conv, function, kwargs, plan, self.agreed[key])
+
+    def _agree(
+        self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
+    ) -> frozenset[str]:
+        """Checks a call once, on all ranks together (collective).
+
+        Returns:
+            The names of the edge tensors.
+
+        Raises:
+            ValueError: On all ranks, if the call is wrong or unsupported on one of them, or differs
+                between them.
+        """
+        call = _Call()
+        error: Exception | None = None
         try:
             self._check(size)
-            plan = plan_of(edge_index, shard)
+            plan = plan_of(edge_index, self.exchange.shard)
             binding = bind(self.conv, function, kwargs, plan)
-            candidates = binding.edge_candidates
-            if self.mode != 'one_shot':
-                trace(binding, STATISTICS_MODULES)
+            call = _Call(_tensor_types(binding.arguments), binding.rows, plan.num_edges)
+            self._try(binding)
         except UnsupportedMessageError as unsupported:
             error = self._unsupported(function, unsupported)
-        except ValueError as invalid:
-            error = invalid
-        name = type(self.conv).__name__
-        program = f'{name}.{function}, mode {self.mode!r}, partition {shard.fingerprint}'
-        answers: list[Any] = agree((program, candidates, None if error is None else str(error)))
+        except Exception as failure:
+            error = failure
+        if self.exchange.shard.world_size == 1:
+            if error is not None:
+                raise error
+            return frozenset(n for n, rows in call.rows.items() if rows == call.num_edges)
+
+        name = f'{type(self.conv).__name__}.{function}'
+        answers = agree((call, None if error is None else str(error)))
+        calls = [other for other, _ in answers]
+        edge_names: frozenset[str] = frozenset()
+        if all(other.is_bound for other in calls):
+            check_equal(f'arguments of {name}', sorted(call.rows), [sorted(c.rows) for c in calls])
+            edge_names = frozenset(n for n in call.rows if _is_edge_tensor(n, name, calls))
         if error is not None:
-            raise error
-        for rank, (other_program, _, other_error) in enumerate(answers):
+            raise ValueError(str(error)) from error
+        for rank, (_, other_error) in enumerate(answers):
             if other_error is not None:
                 raise ValueError(f'rank {rank}: {other_error}')
-            if other_program != program:
-                raise ValueError(
-                    f'expected the same layer on all ranks: {program} on rank {shard.rank} '
-                    f'(got {other_program} on rank {rank})'
-                )
-        edge_names = frozenset.intersection(*(frozenset(names) for _, names, _ in answers))
-        self.agreed[key] = edge_names
-        assert plan is not None
-        return plan, bind(self.conv, function, kwargs, plan, edge_names)
+        check_equal(f'tensors in {name}', call.types, [other.types for other in calls])
+        return edge_names
+
+    def _try(self, binding: Binding) -> None:
+        if self.mode == 'one_shot':
+            check_rows_are_independent(binding, uses_rng=False, sees_all_in_edges=True)
+        else:
+            traced = trace(binding, STATISTICS_MODULES)
+            check_rows_are_independent(binding, traced.uses_rng, sees_all_in_edges=False)
 
     def _check(self, size: Any) -> None:
         num_own = self.exchange.shard.num_own
@@ -136,15 +156,9 @@ class Propagation:
             raise ValueError(
                 f"expected 'size' to be ({num_own}, {num_own}), the own nodes (got {tuple(size)})"
             )
-        conv = self.conv
-        if conv.explain:
-            raise ValueError(f'{type(conv).__name__} cannot be explained on a cut graph')
-        for name, hooks in vars(conv).items():
-            if hooks and name.endswith(_HOOKS) and name.startswith(_HOOKED):
-                raise ValueError(
-                    f'expected no hooks inside message passing (got {name[1:]} '
-                    f'on {type(conv).__name__})'
-                )
+        if self.conv.explain:
+            raise ValueError(f'{type(self.conv).__name__} cannot be explained on a cut graph')
+        check_hooks(self.conv)
 
     def _unsupported(self, function: str, error: Exception) -> ValueError:
         return ValueError(
@@ -213,6 +227,73 @@ class Propagation:
         arguments = replace(binding.arguments, src=src)
         dst = plan.edge_index[1]
         return binding.call(arguments, plan.edge_index, dst, plan.shard.num_own)
+
+
+def check_hooks(conv: MessagePassing) -> None:
+    """Raises a ValueError if hooks are registered inside a conv's message passing."""
+    for name, hooks in vars(conv).items():
+        if name.startswith(_HOOKED) and name.endswith(_HOOKS) and hooks:
+            raise ValueError(
+                f'expected no hooks inside message passing (got {name[1:]} '
+                f'on {type(conv).__name__})'
+            )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What the ranks tell each other of a call.
+
+    Attributes:
+        types: Kind, dtype, row shape and need of a gradient of every tensor.
+        rows: Rows of every tensor that is not read at a node.
+        num_edges: Number of edges on the rank; -1 if the arguments could not be bound.
+    """
+
+    types: tuple[Any, ...] = ()
+    rows: dict[str, int] = field(default_factory=dict)
+    num_edges: int = -1
+
+    @property
+    def is_bound(self) -> bool:
+        return self.num_edges >= 0
+
+
+def _signature(kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells one kind of call from another, on this rank."""
+    found = []
+    for name, value in sorted(kwargs.items()):
+        for tensor in value if isinstance(value, (tuple, list)) else [value]:
+            if isinstance(tensor, Tensor):
+                found.append((name, tensor.dim(), tensor.dtype, _needs_grad(tensor)))
+    return tuple(found)
+
+
+def _tensor_types(arguments: Arguments) -> tuple[Any, ...]:
+    groups = {'src': arguments.src, 'dst': arguments.dst}
+    return tuple(
+        (kind, str(t.dtype), tuple(t.shape[1:]), _needs_grad(t))
+        for kind, tensors in groups.items()
+        for t in tensors
+    )
+
+
+def _needs_grad(tensor: Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()
+
+
+def _is_edge_tensor(name: str, where: str, calls: list[_Call]) -> bool:
+    """Whether a tensor has one row per edge on every rank."""
+    has_edge_rows = [call.rows[name] == call.num_edges for call in calls]
+    if all(has_edge_rows):
+        return True
+    # On one rank a tensor of another kind may happen to have as many rows as there are edges.
+    if any(has_edge_rows) and len({call.rows[name] for call in calls}) > 1:
+        rank = has_edge_rows.index(False)
+        raise ValueError(
+            f"expected one row per edge in '{name}' of {where}: {calls[rank].num_edges} rows on "
+            f'rank {rank} (got {calls[rank].rows[name]})'
+        )
+    return False
 
 
 def _program(binding: Binding, traced: Trace, num_own: int, *, has_messages: bool) -> Program:

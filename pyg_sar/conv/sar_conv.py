@@ -11,10 +11,10 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import get_laplacian
 
-from pyg_sar.comm import Exchange
+from pyg_sar.comm import Exchange, agree, check_equal
 from pyg_sar.conv.functions import AnyFn, replaced
 from pyg_sar.conv.normalize import Normalizer
-from pyg_sar.conv.propagation import Mode, Propagation
+from pyg_sar.conv.propagation import Mode, Propagation, check_hooks
 from pyg_sar.conv.support import why_refused
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
@@ -63,23 +63,20 @@ class SARConv(MessagePassing):  # type: ignore[misc]
     ) -> None:
         if isinstance(conv, SARConv) or not isinstance(conv, MessagePassing):
             raise ValueError(f'expected a MessagePassing conv to wrap (got {type(conv).__name__})')
-        if mode not in get_args(Mode):
-            raise ValueError(f"'mode' must be one of {get_args(Mode)} (got {mode!r})")
-        if type(prefetch) is not int or prefetch < 1:
-            raise ValueError(f"'prefetch' must be a positive int (got {prefetch!r})")
-        if mode == 'one_shot' and prefetch != 1:
-            raise ValueError("'prefetch' has no meaning in mode 'one_shot'")
+        check_options(mode, prefetch)
         for module in conv.modules():
             reason = why_refused(module, one_shot=mode == 'one_shot')
             if reason is not None:
                 raise ValueError(f'{type(module).__name__} cannot be wrapped: {reason}')
         super().__init__(aggr=None, flow=conv.flow, node_dim=conv.node_dim)
+        del self.aggr, self.aggr_module  # the conv's own show through
         self.conv = conv
         self.mode: Mode = mode
         self.prefetch = prefetch
         self._agreed: dict[Any, dict[Any, frozenset[str]]] = {}
         self.register_state_dict_post_hook(_strip_prefix)
         self.register_load_state_dict_pre_hook(_add_prefix)
+        self.register_load_state_dict_post_hook(_name_as_plain)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the conv; the arguments are the conv's own."""
@@ -87,8 +84,17 @@ class SARConv(MessagePassing):  # type: ignore[misc]
         if shard is None:
             return self.conv(*args, **kwargs)
         exchange = Exchange(shard, depth=self.prefetch)
+        check_hooks(self)
+        self._agree_on_layer(shard)
         with self._on_cut_graph(exchange):
             return self.conv(*args, **kwargs)
+
+    def _agree_on_layer(self, shard: Shard) -> None:
+        """At the first forward: all ranks run the same layer on the same partition (collective)."""
+        layer = f'{type(self.conv).__name__}, mode {self.mode!r}, partition {shard.fingerprint}'
+        if shard.world_size > 1 and layer not in self._agreed:
+            check_equal('layer', layer, agree(layer))
+            self._agreed[layer] = {}
 
     @contextmanager
     def _on_cut_graph(self, exchange: Exchange) -> Iterator[None]:
@@ -96,7 +102,8 @@ class SARConv(MessagePassing):  # type: ignore[misc]
 
         A scoped override survives deepcopy and pickle of the module; a permanent one would not.
         """
-        normalizer = Normalizer(exchange)
+        agreed = self._agreed.setdefault((exchange.shard.fingerprint, ''), {})
+        normalizer = Normalizer(exchange, agreed)
         whole_graph_functions: dict[AnyFn, AnyFn] = {
             gcn_norm: normalizer.gcn_norm,
             get_laplacian: normalizer.get_laplacian,
@@ -126,6 +133,16 @@ class SARConv(MessagePassing):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.conv}, mode={self.mode!r})'
+
+
+def check_options(mode: str, prefetch: int) -> None:
+    """Raises a ValueError for a mode or a prefetch depth that a SARConv does not take."""
+    if mode not in get_args(Mode):
+        raise ValueError(f"'mode' must be one of {get_args(Mode)} (got {mode!r})")
+    if type(prefetch) is not int or prefetch < 1:
+        raise ValueError(f"'prefetch' must be a positive int (got {prefetch!r})")
+    if mode == 'one_shot' and prefetch != 1:
+        raise ValueError(f"'prefetch' has no meaning in mode 'one_shot' (got {prefetch})")
 
 
 def _find_shard(values: Iterable[Any]) -> Shard | None:
@@ -176,3 +193,12 @@ def _strip_prefix(
 def _add_prefix(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     for key in [key for key in state_dict if key.startswith(prefix)]:
         state_dict[prefix + _PREFIX + key[len(prefix) :]] = state_dict.pop(key)
+    vars(module)['_loaded_as'] = prefix
+
+
+def _name_as_plain(module: torch.nn.Module, incompatible_keys: Any) -> None:
+    prefix = vars(module).pop('_loaded_as')
+    for keys in (incompatible_keys.missing_keys, incompatible_keys.unexpected_keys):
+        for i, key in enumerate(keys):
+            if key.startswith(prefix + _PREFIX):
+                keys[i] = prefix + key[len(prefix + _PREFIX) :]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -138,16 +138,9 @@ def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
         UnsupportedMessageError: If it cannot be computed block by block; the message says why.
     """
     conv = binding.conv
-    arguments = binding.arguments
-    samples = Arguments(
-        src=tuple(_sample(t) for t in arguments.src),
-        dst=tuple(_sample(t) for t in arguments.dst),
-        edge=tuple(_sample(t) for t in arguments.edge),
-        whole=tuple(t.detach().requires_grad_(t.requires_grad) for t in arguments.whole),
-    )
-    device = next((t.device for t in samples), torch.device('cpu'))
-    edge_index = torch.zeros(2, _NUM_SAMPLES, dtype=torch.int64, device=device)
-    edge_index[0] = torch.arange(_NUM_SAMPLES)
+    samples, edge_index = _samples(binding)
+    edge_index[1] = 0
+    device = edge_index.device
     index = edge_index[1].as_subclass(_WatchedIndex)
     num_softmax = 0
 
@@ -186,6 +179,63 @@ def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
         is_copy=is_pure and out is rows and recorder.product is None,
         weight=_weight_place(binding, recorder, out) if is_pure else None,
     )
+
+
+def check_rows_are_independent(
+    binding: Binding, uses_rng: bool, *, sees_all_in_edges: bool
+) -> None:
+    """Checks that a message depends on its own edge only, by leaving one edge out.
+
+    Args:
+        binding: The function with its arguments.
+        uses_rng: Whether the function draws random numbers: then nothing can be compared.
+        sees_all_in_edges: Whether it may look at the other edges into its destination.
+
+    Raises:
+        UnsupportedMessageError: If the messages of other edges change.
+    """
+    if uses_rng:
+        return
+    conv = binding.conv
+    samples, edge_index = _samples(binding)
+    if not sees_all_in_edges:
+        edge_index[1] = 0
+    fewer = replace(samples, edge=tuple(t[1:] for t in samples.edge))
+    outs = []
+    with torch.no_grad(), _evaluating(conv):
+        for arguments, edges in ((samples, edge_index), (fewer, edge_index[:, 1:])):
+            state = _random_states(edges.device)
+            attributes = AttributeWatch(conv)
+            try:
+                if sees_all_in_edges:
+                    out = binding.call(arguments, edges, edges[1], _NUM_SAMPLES)
+                else:
+                    with softmax_replaced(conv, lambda logits, _: logits.sigmoid()):
+                        index = block_index(edges[1])
+                        out = binding.call(arguments, edges, index, _NUM_SAMPLES)
+            finally:
+                attributes.restore()
+                _restore_random_states(state, edges.device)
+            outs.append(out)
+    dim = conv.node_dim if binding.function == 'message' else 0
+    expected = outs[0].narrow(dim, 1, _NUM_SAMPLES - 1)
+    if outs[1].shape != expected.shape or not torch.allclose(
+        outs[1].double(), expected.double(), rtol=1e-3, atol=1e-6, equal_nan=True
+    ):
+        raise UnsupportedMessageError('a message depends on the other edges it is computed with')
+
+
+@contextmanager
+def _evaluating(conv: torch.nn.Module) -> Iterator[None]:
+    """While it lasts, global norms use their running statistics and leave them alone."""
+    norms = [m for m in conv.modules() if getattr(m, 'is_global', False) and m.training]
+    for module in norms:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in norms:
+            module.training = True
 
 
 @contextmanager
@@ -240,6 +290,20 @@ class AttributeWatch:
             else:
                 del now[name]
         return changed
+
+
+def _samples(binding: Binding) -> tuple[Arguments, Tensor]:
+    """Arguments of a few edges, each from a source and into a destination of its own."""
+    arguments = binding.arguments
+    samples = Arguments(
+        src=tuple(_sample(t) for t in arguments.src),
+        dst=tuple(_sample(t) for t in arguments.dst),
+        edge=tuple(_sample(t) for t in arguments.edge),
+        whole=tuple(t.detach().requires_grad_(t.requires_grad) for t in arguments.whole),
+    )
+    device = next((t.device for t in samples), torch.device('cpu'))
+    places = torch.arange(_NUM_SAMPLES, device=device)
+    return samples, torch.stack([places, places])
 
 
 def _sample(values: Tensor) -> Tensor:

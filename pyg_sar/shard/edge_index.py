@@ -9,7 +9,7 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -42,15 +42,20 @@ class ShardEdgeIndex(Tensor):
     """
 
     shard: Shard
-    is_whole: bool
+    _whole_version: int | None
 
     @staticmethod
     def wrap(edge_index: Tensor, shard: Shard, *, is_whole: bool) -> ShardEdgeIndex:
         """Attaches `shard`; `is_whole` says that these are all its edges in their order."""
         out = edge_index.detach().as_subclass(ShardEdgeIndex)
         out.shard = shard.to(edge_index.device)
-        out.is_whole = is_whole
+        out._whole_version = _version(out) if is_whole else None
         return out
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all edges of the shard in their order, not written to since."""
+        return self._whole_version is not None and self._whole_version == _version(self)
 
     @classmethod
     def __torch_function__(
@@ -62,18 +67,13 @@ class ShardEdgeIndex(Tensor):
     ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **(kwargs or {}))
-            if (
-                isinstance(out, Tensor)
-                and out.dtype == torch.int64
-                and out.dim() == 2
-                and out.size(0) == 2
-                and not isinstance(out, ShardEdgeIndex)
-            ):
-                source = _find(args)
-                if source is not None:
-                    is_whole = source.is_whole and func in _PLACE_KEEPING
-                    return ShardEdgeIndex.wrap(out, source.shard, is_whole=is_whole)
-        return out
+            source = _find([*args, *(kwargs or {}).values()])
+            if source is None:
+                return out
+            is_whole = func in _PLACE_KEEPING and source.is_whole
+            if type(out) in (tuple, list):  # chunk, split
+                return type(out)(_keep_shard(t, source.shard, is_whole) for t in out)
+            return _keep_shard(out, source.shard, is_whole)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardEdgeIndex:
         out = memo[id(self)] = self.clone()
@@ -86,13 +86,26 @@ class ShardEdgeIndex(Tensor):
         )
 
 
-def _find(args: tuple[Any, ...]) -> ShardEdgeIndex | None:
-    """The first handle among positional arguments, inside lists and tuples too."""
+def _keep_shard(value: Any, shard: Shard, is_whole: bool) -> Any:
+    """Attaches the shard to what still is an edge_index."""
+    if not isinstance(value, Tensor) or isinstance(value, ShardEdgeIndex):
+        return value
+    if value.dtype != torch.int64 or value.dim() != 2 or value.size(0) != 2:
+        return value
+    return ShardEdgeIndex.wrap(value, shard, is_whole=is_whole)
+
+
+def _version(edge_index: Tensor) -> int:
+    return 0 if edge_index.is_inference() else edge_index._version
+
+
+def _find(args: Iterable[Any]) -> ShardEdgeIndex | None:
+    """The first handle among arguments, inside lists and tuples too."""
     for arg in args:
         if isinstance(arg, ShardEdgeIndex):
             return arg
         if isinstance(arg, (list, tuple)):
-            found = _find(tuple(arg))
+            found = _find(arg)
             if found is not None:
                 return found
     return None

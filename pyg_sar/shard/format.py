@@ -112,4 +112,18 @@ def read_meta(root: str | Path) -> dict[str, Any]:
             raise ValueError(
                 f"expected {num_parts} entries in '{key}' of '{path}' (got {len(sar[key])})"
             )
+    for key in ('part_num_nodes', 'part_num_edges'):
+        _check_ints(path, key, sar[key])
+    for key in ('halo_rows', 'block_edges'):
+        for row in sar[key]:
+            if not isinstance(row, list) or len(row) != num_parts:
+                raise ValueError(
+                    f"expected rows of {num_parts} counts for '{key}' in '{path}' (got {row!r})"
+                )
+            _check_ints(path, key, row)
     return meta
+
+
+def _check_ints(path: Path, key: str, values: list[Any]) -> None:
+    if any(type(value) is not int or value < 0 for value in values):
+        raise ValueError(f"expected counts for '{key}' in '{path}' (got {values!r})")

@@ -92,20 +92,23 @@ def _read_part(root: Path, part: int, meta: dict[str, Any]) -> dict[str, Any]:
     path = folder / format.SAR_FILE
     for name, (dtype, size) in expected.items():
         _check(path, name, sar.get(name), size, dtype)
-    _check_range(path, sar, 'src', num_nodes + num_halo)
-    _check_range(path, sar, 'dst', num_nodes)
-    _check_range(path, sar, 'boundary_pos', num_nodes)
-    halo_rows = info['halo_rows'][part]
-    if sar['halo_ptr'].diff().tolist() != halo_rows:
-        raise ValueError(
-            f"expected halo rows {halo_rows} in '{path}' (got {sar['halo_ptr'].diff().tolist()})"
-        )
-    boundary_rows = [rows[part] for rows in info['halo_rows']]
-    if sar['boundary_ptr'].diff().tolist() != boundary_rows:
-        raise ValueError(
-            f"expected boundary rows {boundary_rows} in '{path}' "
-            f'(got {sar["boundary_ptr"].diff().tolist()})'
-        )
+    _check_counts(path, 'halo_ptr', sar, info['halo_rows'][part])
+    _check_counts(path, 'boundary_ptr', sar, [rows[part] for rows in info['halo_rows']])
+    _check_counts(path, 'block_ptr', sar, info['block_edges'][part])
+    for q in range(num_parts):
+        start, end = (num_nodes + int(n) for n in sar['halo_ptr'][q : q + 2])
+        first, last = (0, num_nodes) if q == part else (start, end)
+        edges = slice(*sar['block_ptr'][q : q + 2].tolist())
+        _check_range(path, 'src', sar['src'][edges], first, last)
+        _check_range(path, 'dst', sar['dst'][edges], 0, num_nodes)
+        if bool((sar['dst'][edges].diff() < 0).any()):
+            raise ValueError(f"expected ascending 'dst' in block {q} of '{path}' (got others)")
+        _check_range(path, 'halo_pos', _group(sar, 'halo', q), 0, info['part_num_nodes'][q])
+        _check_range(path, 'boundary_pos', _group(sar, 'boundary', q), 0, num_nodes)
+    for kind in ('node', 'edge'):
+        feats = out[f'{kind}_feats'].get('feats', {})
+        if not isinstance(feats, dict):
+            raise ValueError(f"expected a dict 'feats' in '{folder}' (got {type(feats).__name__})")
     for kind, count in (('node', num_nodes), ('edge', num_edges)):
         attrs = {**out[f'{kind}_feats'].get('feats', {}), **out[f'{kind}_attrs']}
         for name in info[f'{kind}_attrs']:
@@ -140,14 +143,21 @@ def _check(path: Path, name: str, value: Any, size: int, dtype: torch.dtype | No
         )
 
 
-def _check_range(path: Path, sar: Tensors, name: str, end: int) -> None:
-    values = sar[name]
+def _check_counts(path: Path, name: str, sar: Tensors, counts: list[int]) -> None:
+    ptr = torch.tensor([0, *counts]).cumsum(0)
+    if not torch.equal(sar[name], ptr):
+        raise ValueError(
+            f"expected {ptr.tolist()} for '{name}' in '{path}' (got {sar[name].tolist()})"
+        )
+
+
+def _check_range(path: Path, name: str, values: Tensor, start: int, end: int) -> None:
     if values.numel() == 0:
         return
     low, high = (int(v) for v in torch.aminmax(values))
-    if low < 0 or high >= end:
+    if low < start or high >= end:
         raise ValueError(
-            f"expected ids in [0, {end}) in '{name}' of '{path}' (got {low} to {high})"
+            f"expected ids in [{start}, {end}) in '{name}' of '{path}' (got {low} to {high})"
         )
 
 

@@ -204,4 +204,5 @@ def _is_of(plan: Plan, edge_index: Tensor) -> bool:
     if plan.version != own._version:  # changed in place since
         return False
     # Comparing contents costs a few percent of a layer; building a plan far more.
-    return own.data_ptr() == edge_index.data_ptr() or torch.equal(own, edge_index)
+    is_same_memory = own.data_ptr() == edge_index.data_ptr() and own.stride() == edge_index.stride()
+    return is_same_memory or torch.equal(own, edge_index)

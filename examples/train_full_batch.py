@@ -1,0 +1,101 @@
+"""Trains a GNN on a partition folder, full batch, exactly as one machine would.
+
+    python -m pyg_sar.partition wordnet-noun parts/ --num-parts 4 --split 0.6/0.2/0.2
+    torchrun --nproc-per-node 4 examples/train_full_batch.py parts/
+    python examples/train_full_batch.py parts/    # one process, which owns all the parts
+
+Several processes on one machine share its cores: set OMP_NUM_THREADS to cores / processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch_geometric.data import Data
+from torch_geometric.nn.models import GAT, GCN, GraphSAGE
+
+import pyg_sar
+
+MODELS = {'sage': GraphSAGE, 'gcn': GCN, 'gat': GAT}
+
+
+def main() -> None:
+    args = parse()
+    if dist.is_torchelastic_launched():  # by torchrun
+        dist.init_process_group('gloo')
+    rank = dist.get_rank() if dist.is_initialized() else 0
+
+    data = pyg_sar.load_shard(args.root)  # a PyG Data: x, y, masks, edge_index of THIS rank's part
+    sets = labelled_sets(data)
+    torch.manual_seed(args.seed)
+    model = MODELS[args.model](
+        data.num_features,
+        args.hidden,
+        args.layers,
+        num_classes(data),
+        norm='batch_norm',
+        **({'heads': 4} if args.model == 'gat' else {}),
+    )
+    model = pyg_sar.DistributedDataParallel(model, mode=args.mode)
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+
+    for epoch in range(1, args.epochs + 1):
+        out = model(data.x, data.edge_index)  # rows of the own nodes
+        values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
+        loss = pyg_sar.global_mean(values, data.train_mask)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+        # Of the weights before this step; every rank takes part in every mean.
+        correct = (out.argmax(dim=-1) == data.y).float()
+        means = {name: pyg_sar.global_mean(correct, data[f'{name}_mask']) for name in sets}
+        if rank == 0:
+            accuracies = '  '.join(f'{name} {mean:.4f}' for name, mean in means.items())
+            print(f'epoch {epoch:3d}  loss {loss:.6f}  accuracy: {accuracies}', flush=True)
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def labelled_sets(data: Data) -> list[str]:
+    """Which of train, val and test have nodes anywhere; the same list on all ranks."""
+    missing = [name for name in ('x', 'y', 'train_mask') if name not in data]
+    if missing:
+        hint = '; the partitioner makes masks with --split 0.6/0.2/0.2'
+        sys.exit(f'expected x, y and train_mask in the folder (got no {", ".join(missing)}{hint})')
+    masks = {name: data.get(f'{name}_mask') for name in ('train', 'val', 'test')}
+    return [
+        name
+        for name, mask in masks.items()
+        if mask is not None and pyg_sar.global_sum(mask.sum()) > 0
+    ]
+
+
+def num_classes(data: Data) -> int:
+    """One more than the largest label on any rank; -1 is for nodes without a label."""
+    largest = torch.cat([data.y, data.y.new_tensor([-1])]).max()  # a rank may have no node
+    if dist.is_initialized():
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest) + 1
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('root', help='folder written by python -m pyg_sar.partition')
+    parser.add_argument('--model', choices=MODELS, default='sage')
+    parser.add_argument('--hidden', type=int, default=128, help='numbers per node and layer')
+    parser.add_argument('--layers', type=int, default=3)
+    parser.add_argument('--epochs', type=int, default=30)
+    parser.add_argument('--lr', type=float, default=0.01)
+    parser.add_argument('--mode', default='sequential', help='or sequential_no_remat, one_shot')
+    parser.add_argument('--seed', type=int, default=0, help='of the initial weights')
+    return parser.parse_args()
+
+
+if __name__ == '__main__':
+    main()
