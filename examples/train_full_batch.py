@@ -68,12 +68,8 @@ def labelled_sets(data: Data) -> list[str]:
     if missing:
         hint = '; the partitioner makes masks with --split 0.6/0.2/0.2'
         sys.exit(f'expected x, y and train_mask in the folder (got no {", ".join(missing)}{hint})')
-    masks = {name: data.get(f'{name}_mask') for name in ('train', 'val', 'test')}
-    return [
-        name
-        for name, mask in masks.items()
-        if mask is not None and pyg_sar.global_sum(mask.sum()) > 0
-    ]
+    sets = [name for name in ('train', 'val', 'test') if f'{name}_mask' in data]
+    return [name for name in sets if pyg_sar.global_sum(data[f'{name}_mask'].sum()) > 0]
 
 
 def num_classes(data: Data) -> int:

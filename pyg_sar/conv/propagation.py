@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -13,19 +13,15 @@ from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.aggregate.linear import linear_sum
 from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn
 from pyg_sar.aggregate.replay import replay
-from pyg_sar.comm import Exchange, agree, check_equal
+from pyg_sar.comm import Exchange
 from pyg_sar.conv.aggregation import finish, merges_of
+from pyg_sar.conv.agreement import Call, agree_on_call, signature
 from pyg_sar.conv.binding import Binding, bind
+from pyg_sar.conv.independence import check_rows_are_independent
+from pyg_sar.conv.sampling import AttributeWatch
+from pyg_sar.conv.softmax import UnsupportedMessageError, block_index, softmax_replaced
 from pyg_sar.conv.support import STATISTICS_MODULES
-from pyg_sar.conv.trace import (
-    AttributeWatch,
-    Trace,
-    UnsupportedMessageError,
-    block_index,
-    check_rows_are_independent,
-    softmax_replaced,
-    trace,
-)
+from pyg_sar.conv.trace import Trace, trace
 from pyg_sar.shard.plan import Plan, plan_of
 
 Mode = Literal['sequential', 'sequential_no_remat', 'one_shot']
@@ -92,7 +88,7 @@ class Propagation:
         self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
     ) -> tuple[Plan, Binding]:
         """Binds the arguments of a call; see :meth:`_agree` for its first time."""
-        key = (function, *_signature(kwargs))
+        key = (function, *signature(kwargs))
         if key not in self.agreed:
             self.agreed[key] = self._agree(function, edge_index, size, kwargs)
         self._check(size)
@@ -102,46 +98,21 @@ class Propagation:
     def _agree(
         self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
     ) -> frozenset[str]:
-        """Checks a call once, on all ranks together (collective).
-
-        Returns:
-            The names of the edge tensors.
-
-        Raises:
-            ValueError: On all ranks, if the call is wrong or unsupported on one of them, or differs
-                between them.
-        """
-        call = _Call()
+        """Checks a call once, with all ranks (collective); gives the names of its edge tensors."""
+        call = Call()
         error: Exception | None = None
         try:
             self._check(size)
             plan = plan_of(edge_index, self.exchange.shard)
             binding = bind(self.conv, function, kwargs, plan)
-            call = _Call(_tensor_types(binding.arguments), binding.rows, plan.num_edges)
+            call = Call.of(binding.arguments, binding.rows, plan.num_edges)
             self._try(binding)
         except UnsupportedMessageError as unsupported:
             error = self._unsupported(function, unsupported)
         except Exception as failure:
             error = failure
-        if self.exchange.shard.world_size == 1:
-            if error is not None:
-                raise error
-            return frozenset(n for n, rows in call.rows.items() if rows == call.num_edges)
-
         name = f'{type(self.conv).__name__}.{function}'
-        answers = agree((call, None if error is None else str(error)))
-        calls = [other for other, _ in answers]
-        edge_names: frozenset[str] = frozenset()
-        if all(other.is_bound for other in calls):
-            check_equal(f'arguments of {name}', sorted(call.rows), [sorted(c.rows) for c in calls])
-            edge_names = frozenset(n for n in call.rows if _is_edge_tensor(n, name, calls))
-        if error is not None:
-            raise ValueError(str(error)) from error
-        for rank, (_, other_error) in enumerate(answers):
-            if other_error is not None:
-                raise ValueError(f'rank {rank}: {other_error}')
-        check_equal(f'tensors in {name}', call.types, [other.types for other in calls])
-        return edge_names
+        return agree_on_call(name, call, error, self.exchange.shard.world_size)
 
     def _try(self, binding: Binding) -> None:
         if self.mode == 'one_shot':
@@ -237,63 +208,6 @@ def check_hooks(conv: MessagePassing) -> None:
                 f'expected no hooks inside message passing (got {name[1:]} '
                 f'on {type(conv).__name__})'
             )
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What the ranks tell each other of a call.
-
-    Attributes:
-        types: Kind, dtype, row shape and need of a gradient of every tensor.
-        rows: Rows of every tensor that is not read at a node.
-        num_edges: Number of edges on the rank; -1 if the arguments could not be bound.
-    """
-
-    types: tuple[Any, ...] = ()
-    rows: dict[str, int] = field(default_factory=dict)
-    num_edges: int = -1
-
-    @property
-    def is_bound(self) -> bool:
-        return self.num_edges >= 0
-
-
-def _signature(kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells one kind of call from another, on this rank."""
-    found = []
-    for name, value in sorted(kwargs.items()):
-        for tensor in value if isinstance(value, (tuple, list)) else [value]:
-            if isinstance(tensor, Tensor):
-                found.append((name, tensor.dim(), tensor.dtype, _needs_grad(tensor)))
-    return tuple(found)
-
-
-def _tensor_types(arguments: Arguments) -> tuple[Any, ...]:
-    groups = {'src': arguments.src, 'dst': arguments.dst}
-    return tuple(
-        (kind, str(t.dtype), tuple(t.shape[1:]), _needs_grad(t))
-        for kind, tensors in groups.items()
-        for t in tensors
-    )
-
-
-def _needs_grad(tensor: Tensor) -> bool:
-    return tensor.requires_grad and torch.is_grad_enabled()
-
-
-def _is_edge_tensor(name: str, where: str, calls: list[_Call]) -> bool:
-    """Whether a tensor has one row per edge on every rank."""
-    has_edge_rows = [call.rows[name] == call.num_edges for call in calls]
-    if all(has_edge_rows):
-        return True
-    # On one rank a tensor of another kind may happen to have as many rows as there are edges.
-    if any(has_edge_rows) and len({call.rows[name] for call in calls}) > 1:
-        rank = has_edge_rows.index(False)
-        raise ValueError(
-            f"expected one row per edge in '{name}' of {where}: {calls[rank].num_edges} rows on "
-            f'rank {rank} (got {calls[rank].rows[name]})'
-        )
-    return False
 
 
 def _program(binding: Binding, traced: Trace, num_own: int, *, has_messages: bool) -> Program:

@@ -1,0 +1,25 @@
+"""What moves between ranks: the only room that communicates features."""
+
+from pyg_sar.comm.buffers import Rows
+from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.gradient_return import GradientReturn
+from pyg_sar.comm.group import (
+    agree,
+    all_reduce_sum,
+    check_equal,
+    exchange_group,
+    is_distributed,
+    raise_together,
+)
+
+__all__ = [
+    'Exchange',
+    'GradientReturn',
+    'Rows',
+    'agree',
+    'all_reduce_sum',
+    'check_equal',
+    'exchange_group',
+    'is_distributed',
+    'raise_together',
+]

@@ -1,0 +1,159 @@
+"""The exchange of boundary rows.
+
+Everything is point-to-point and follows the steps of the shard: in every step a rank receives the
+rows of one remote part and sends rows of one own part. Receives are posted before sends, and the
+next step travels while the current block is computed. There is no barrier and no thread.
+
+Exchanges use a process group of their own, so they can never cross the user's collectives or
+DistributedDataParallel's. With one process there is nothing to exchange and no group is needed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pyg_sar.comm.buffers import BufferPool, Buffers, Rows
+from pyg_sar.comm.group import exchange_group
+from pyg_sar.comm.swap import ROWS_TAG, Swap
+from pyg_sar.shard.shard import Shard, Step
+
+
+class Exchange:
+    """Fetches halo rows of a shard, and returns their gradients to the owners.
+
+    Args:
+        shard: The shard of this rank.
+        depth: How many steps travel ahead of the block that is computed.
+
+    Raises:
+        ValueError: If the shard was loaded for another rank or world size than this process has.
+    """
+
+    def __init__(self, shard: Shard, *, depth: int = 1) -> None:
+        if depth < 1:
+            raise ValueError(f"'depth' must be at least 1 (got {depth})")
+        self.group = exchange_group() if shard.world_size > 1 else None
+        rank, world_size = 0, 1
+        if self.group is not None:
+            rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        if (shard.rank, shard.world_size) != (rank, world_size):
+            raise ValueError(
+                f'expected a shard of rank {rank} of {world_size}, as this process is '
+                f'(got the shard of rank {shard.rank} of {shard.world_size})'
+            )
+        self.shard = shard
+        self.depth = depth
+        self._pool: BufferPool = shard.cache.setdefault('buffers', BufferPool())
+        self._most_rows = max(
+            (n for s in shard.steps for n in (s.recv_rows, s.send_index.numel())), default=0
+        )
+
+    def buffers(self, tensors: Sequence[Tensor], num_rows: int) -> Buffers:
+        """Reused memory for `num_rows` rows like those of each of `tensors`."""
+        return Buffers(self._pool, tensors, num_rows, self._most_rows)
+
+    def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[Rows]:
+        """The source rows of every block, in the order of the plan's blocks.
+
+        Own blocks come as views; remote ones in buffers that are used again once the next block is
+        asked for.
+
+        Args:
+            tensors: Own rows ``[num_own, ...]`` of each tensor that is read across ranks.
+            keep: Give every block memory of its own.
+
+        Yields:
+            ``[num_rows, ...]`` of each tensor.
+        """
+        tensors = [t.contiguous() for t in tensors]
+        steps = deque(self.shard.steps)
+        pool = None if keep else self._pool
+        travelling: deque[Swap] = deque()
+
+        def start_next() -> None:
+            if steps:
+                travelling.append(self._start_fetch(steps.popleft(), tensors, pool))
+
+        for part in self.shard.parts:
+            while steps and len(travelling) < self.depth:
+                start_next()
+            start, end = self.shard.source_range(part)
+            yield [t[start:end] for t in tensors]
+        while travelling:
+            swap = travelling.popleft()
+            swap.wait()
+            swap.free_sent()
+            start_next()
+            yield swap.received
+            swap.free_received()
+
+    def _start_fetch(self, step: Step, tensors: Rows, pool: BufferPool | None) -> Swap:
+        sent = Buffers(pool, tensors, step.send_index.numel(), self._most_rows)
+        received = Buffers(pool, tensors, step.recv_rows, self._most_rows)
+        for rows, tensor in zip(sent.rows, tensors, strict=True):
+            torch.index_select(tensor, 0, step.send_index, out=rows)
+        return Swap(received, step.recv_rank, sent, step.send_rank, self.group, ROWS_TAG)
+
+    def fetch_all(self, tensors: Sequence[Tensor]) -> Rows:
+        """All halo rows at once: one all-to-all for each tensor (collective).
+
+        Returns:
+            ``[num_halo, ...]`` of each tensor, in the order of the halo.
+        """
+        if self.group is None:
+            return [t[:0] for t in tensors]
+        send_index, send_counts, recv_counts = self._all_to_all_plan()
+        out = []
+        for tensor in tensors:
+            received = tensor.new_empty(self.shard.num_halo, *tensor.shape[1:])
+            sent = tensor.index_select(0, send_index)
+            self._all_to_all(received, recv_counts, sent, send_counts)
+            out.append(received)
+        return out
+
+    def return_all(self, gradients: Sequence[Tensor], out: Sequence[Tensor]) -> None:
+        """The adjoint of :meth:`fetch_all`: adds halo gradients to the owners' rows (collective).
+
+        Args:
+            gradients: ``[num_halo, ...]`` of each tensor.
+            out: ``[num_own, ...]`` of each tensor, changed in place.
+        """
+        if self.group is None:
+            return
+        send_index, send_counts, recv_counts = self._all_to_all_plan()
+        for gradient, rows in zip(gradients, out, strict=True):
+            received = rows.new_empty(send_index.numel(), *rows.shape[1:])
+            self._all_to_all(received, send_counts, gradient.contiguous(), recv_counts)
+            rows.index_add_(0, send_index, received)
+
+    def _all_to_all_plan(self) -> tuple[Tensor, list[int], list[int]]:
+        shard = self.shard
+        by_rank: list[list[Tensor]] = [[] for _ in range(shard.world_size)]
+        for step in shard.steps:
+            by_rank[step.send_rank].append(step.send_index)
+        parts_per_rank = shard.parts_per_rank
+        halo_ptr = shard.halo_ptr[::parts_per_rank]
+        recv_counts = [b - a for a, b in pairwise(halo_ptr)]
+        send_counts = [sum(t.numel() for t in lists) for lists in by_rank]
+        lists = [t for lists in by_rank for t in lists]
+        return torch.cat(lists), send_counts, recv_counts
+
+    def _all_to_all(
+        self, received: Tensor, recv_counts: list[int], sent: Tensor, send_counts: list[int]
+    ) -> None:
+        # As bytes: every dtype goes through every backend.
+        row_bytes = received[:1].numel() and received[0].numel() * received.element_size()
+        row_bytes = row_bytes or (sent[:1].numel() and sent[0].numel() * sent.element_size())
+        dist.all_to_all_single(
+            received.view(-1).view(torch.uint8),
+            sent.view(-1).view(torch.uint8),
+            [n * row_bytes for n in recv_counts],
+            [n * row_bytes for n in send_counts],
+            group=self.group,
+        )

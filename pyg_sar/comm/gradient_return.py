@@ -1,0 +1,91 @@
+"""The way back: row gradients go to the ranks that own the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from pyg_sar.comm.buffers import Buffers, Rows
+from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.swap import GRADIENTS_TAG, Swap
+from pyg_sar.shard.shard import Step
+
+
+class GradientReturn:
+    """The adjoint of :meth:`Exchange.fetch`: sends each block's row gradients to their owner.
+
+    Blocks come in the order of the plan: fill :meth:`rows`, then :meth:`send`. The gradients of one
+    block travel while the next block is computed, and are added in a fixed order, so sums do not
+    depend on timing.
+
+    Args:
+        exchange: The exchange whose adjoint it is.
+        out: ``[num_own, ...]`` of each tensor, filled with zeros; gradients are added in place.
+    """
+
+    def __init__(self, exchange: Exchange, out: Sequence[Tensor]) -> None:
+        self.exchange = exchange
+        self.out = list(out)
+        self._next = 0
+        self._filled: Buffers | None = None
+        self._travelling: tuple[Swap, Tensor] | None = None
+
+    def rows(self) -> Rows:
+        """Where the gradients ``[num_rows, ...]`` of the next block's source rows are to be put.
+
+        For an own block views into `out`, zero so far; for a remote one a buffer of any content.
+        """
+        step = self._step()
+        if step is None:
+            shard = self.exchange.shard
+            start, end = shard.own_ptr[self._next], shard.own_ptr[self._next + 1]
+            return [o[start:end] for o in self.out]
+        self._filled = self.exchange.buffers(self.out, step.recv_rows)
+        return self._filled.rows
+
+    def send(self) -> None:
+        """Sends what was put into :meth:`rows`."""
+        step = self._step()
+        self._next += 1
+        if step is None:
+            return
+        self._add_arrived()
+        assert self._filled is not None
+        received = self.exchange.buffers(self.out, step.send_index.numel())
+        swap = Swap(
+            received,
+            step.send_rank,
+            self._filled,
+            step.recv_rank,
+            self.exchange.group,
+            GRADIENTS_TAG,
+        )
+        self._travelling = swap, step.send_index
+
+    def put(self, gradients: Sequence[Tensor]) -> None:
+        """Copies gradients into :meth:`rows` and sends them."""
+        for rows, gradient in zip(self.rows(), gradients, strict=True):
+            rows.copy_(gradient)
+        self.send()
+
+    def finish(self) -> None:
+        """Waits for the last gradients."""
+        self._add_arrived()
+
+    def _step(self) -> Step | None:
+        shard = self.exchange.shard
+        if self._next < shard.parts_per_rank:
+            return None
+        return shard.steps[self._next - shard.parts_per_rank]
+
+    def _add_arrived(self) -> None:
+        if self._travelling is None:
+            return
+        swap, index = self._travelling
+        self._travelling = None
+        swap.wait()
+        swap.free_sent()
+        for out, rows in zip(self.out, swap.received, strict=True):
+            out.index_add_(0, index, rows)
+        swap.free_received()

@@ -1,0 +1,79 @@
+"""The process group of the exchanges, and the few small collectives beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+from torch import Tensor
+
+
+def is_distributed() -> bool:
+    """Whether this process is one of several (``torch.distributed`` is initialised)."""
+    return dist.is_available() and dist.is_initialized()
+
+
+_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
+
+
+def exchange_group() -> dist.ProcessGroup | None:
+    """The group of the exchanges: all ranks, made once beside the default group (collective).
+
+    Returns:
+        The group, or None when ``torch.distributed`` is not initialised.
+    """
+    if not is_distributed():
+        return None
+    default = dist.group.WORLD
+    assert default is not None
+    group = _groups.get(default)
+    if group is None:
+        group = _groups[default] = dist.new_group()
+    return group
+
+
+def raise_together(error: Exception | None) -> None:
+    """Raises on every rank if any rank has an error (collective: one small all-gather).
+
+    Args:
+        error: What went wrong on this rank, a ValueError or FileNotFoundError, or None.
+
+    Raises:
+        ValueError, FileNotFoundError: The own error, or the first other rank's with its rank.
+    """
+    answer = None if error is None else (isinstance(error, FileNotFoundError), str(error))
+    answers = agree(answer)
+    if error is not None:
+        raise error
+    for rank, other in enumerate(answers):
+        if other is not None:
+            kind = FileNotFoundError if other[0] else ValueError
+            raise kind(f'rank {rank}: {other[1]}')
+
+
+def agree(value: Any) -> list[Any]:
+    """The values of all ranks in rank order (collective: one small all-gather)."""
+    if not is_distributed():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value, group=exchange_group())
+    return values
+
+
+def check_equal(what: str, own: object, values: Sequence[object]) -> None:
+    """Raises a ValueError if the ranks' `values` of something differ from this rank's own."""
+    for rank, value in enumerate(values):
+        if value != own:
+            raise ValueError(
+                f'expected the same {what} on all ranks: {own} on rank {dist.get_rank()} '
+                f'(got {value} on rank {rank})'
+            )
+
+
+def all_reduce_sum(tensor: Tensor) -> Tensor:
+    """Sums `tensor` over the ranks in place (collective) and returns it."""
+    if is_distributed():
+        dist.all_reduce(tensor, group=exchange_group())
+    return tensor

@@ -1,0 +1,109 @@
+"""What the ranks compare before the first exchange of a layer, so that no one waits in vain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.aggregate.program import Arguments
+from pyg_sar.comm import agree, check_equal
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the ranks tell each other of a call.
+
+    Attributes:
+        types: Kind, dtype, row shape and need of a gradient of every tensor.
+        rows: Rows of every tensor that is not read at a node.
+        num_edges: Number of edges on the rank; -1 if the arguments could not be bound.
+    """
+
+    types: tuple[Any, ...] = ()
+    rows: dict[str, int] = field(default_factory=dict)
+    num_edges: int = -1
+
+    @staticmethod
+    def of(arguments: Arguments, rows: dict[str, int], num_edges: int) -> Call:
+        """The call with these arguments."""
+        kinds = {'src': arguments.src, 'dst': arguments.dst}
+        types = tuple(
+            (kind, str(t.dtype), tuple(t.shape[1:]), _needs_grad(t))
+            for kind, tensors in kinds.items()
+            for t in tensors
+        )
+        return Call(types, rows, num_edges)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the arguments could be sorted into their roles."""
+        return self.num_edges >= 0
+
+
+def signature(kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells one kind of call from another, on this rank."""
+    found = []
+    for name, value in sorted(kwargs.items()):
+        for tensor in value if isinstance(value, (tuple, list)) else [value]:
+            if isinstance(tensor, Tensor):
+                found.append((name, tensor.dim(), tensor.dtype, _needs_grad(tensor)))
+    return tuple(found)
+
+
+def agree_on_call(
+    name: str, call: Call, error: Exception | None, world_size: int
+) -> frozenset[str]:
+    """Compares a call of a message function between the ranks (collective: one all-gather).
+
+    Args:
+        name: The function, for messages.
+        call: This rank's call.
+        error: What is wrong with it, or None.
+        world_size: Number of ranks that hold the graph.
+
+    Returns:
+        The names of the tensors with one row per edge.
+
+    Raises:
+        ValueError: On all ranks, if the call is wrong on one of them or differs between them. With
+            one rank `error` itself is raised.
+    """
+    if world_size == 1:
+        if error is not None:
+            raise error
+        return frozenset(n for n, rows in call.rows.items() if rows == call.num_edges)
+    answers = agree((call, None if error is None else str(error)))
+    calls = [other for other, _ in answers]
+    edge_names: frozenset[str] = frozenset()
+    if all(other.is_bound for other in calls):
+        check_equal(f'arguments of {name}', sorted(call.rows), [sorted(c.rows) for c in calls])
+        edge_names = frozenset(n for n in call.rows if _is_edge_tensor(n, name, calls))
+    if error is not None:
+        raise ValueError(str(error)) from error
+    for rank, (_, other_error) in enumerate(answers):
+        if other_error is not None:
+            raise ValueError(f'rank {rank}: {other_error}')
+    check_equal(f'tensors in {name}', call.types, [other.types for other in calls])
+    return edge_names
+
+
+def _is_edge_tensor(name: str, where: str, calls: list[Call]) -> bool:
+    """Whether a tensor has one row per edge on every rank."""
+    has_edge_rows = [call.rows[name] == call.num_edges for call in calls]
+    if all(has_edge_rows):
+        return True
+    # On one rank a tensor of another kind may happen to have as many rows as there are edges.
+    if any(has_edge_rows) and len({call.rows[name] for call in calls}) > 1:
+        rank = has_edge_rows.index(False)
+        raise ValueError(
+            f"expected one row per edge in '{name}' of {where}: {calls[rank].num_edges} rows on "
+            f'rank {rank} (got {calls[rank].rows[name]})'
+        )
+    return False
+
+
+def _needs_grad(tensor: Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()

@@ -1,0 +1,89 @@
+"""The examples run as their users run them: as programs, and under torchrun."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import pyg_sar
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / 'examples' / 'train_full_batch.py'
+EPOCHS = 3
+
+_LINE = re.compile(
+    r'epoch +(\d+)  loss (\d+\.\d+)  accuracy: train (\d\.\d+)  val (\d\.\d+)  test (\d\.\d+)'
+)
+
+
+def _graph() -> Data:
+    """60 nodes, every fifth without a label and in no mask."""
+    generator = torch.Generator().manual_seed(5)
+    y = torch.arange(60) % 3
+    y[::5] = -1
+    draw = torch.rand(60, generator=generator)
+    return Data(
+        x=torch.randn(60, 6, generator=generator),
+        edge_index=torch.randint(0, 60, (2, 300), generator=generator),
+        y=y,
+        train_mask=(y >= 0) & (draw < 0.5),
+        val_mask=(y >= 0) & (draw >= 0.5) & (draw < 0.7),
+        test_mask=(y >= 0) & (draw >= 0.7),
+    )
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp('examples') / 'parts'
+    pyg_sar.partition_graph(_graph(), 2, root, method=torch.arange(60) % 3 // 2)
+    return root
+
+
+def _run(*command: object) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def _epochs(*command: object) -> list[tuple[float, ...]]:
+    """Epoch, loss and accuracies of every line that the program printed; it prints no other."""
+    done = _run(*command)
+    assert done.returncode == 0, done.stderr
+    matches = [_LINE.fullmatch(line) for line in done.stdout.splitlines()]
+    assert all(matches), done.stdout
+    return [tuple(float(number) for number in m.groups()) for m in matches if m is not None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('model', ['sage', 'gat'])
+def test_train_full_batch_is_the_same_on_one_and_two_processes(folder: Path, model: str) -> None:
+    options = [EXAMPLE, folder, '--model', model, '--hidden', 8, '--epochs', EPOCHS]
+    one = _epochs(*options)
+    torchrun = ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', 2]
+    two = _epochs(*torchrun, *options)
+    assert [line[0] for line in one] == [1, 2, 3]
+    assert one[-1][1] < one[0][1]
+    torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_train_full_batch_says_what_the_folder_lacks(tmp_path: Path) -> None:
+    graph = _graph()
+    del graph.train_mask
+    pyg_sar.partition_graph(graph, 1, tmp_path / 'parts')
+    done = _run(EXAMPLE, tmp_path / 'parts')
+    assert done.returncode == 1
+    assert 'got no train_mask' in done.stderr
+    assert 'Traceback' not in done.stderr
