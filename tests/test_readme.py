@@ -1,0 +1,58 @@
+"""What the README says works as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from graphs import two_communities
+
+README = (Path(__file__).parent.parent / 'README.md').read_text(encoding='utf-8')
+
+
+def _run(command: list[str], folder: Path) -> str:
+    env = {**os.environ, 'OMP_NUM_THREADS': '1'}
+    done = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_ten_lines(tmp_path: Path) -> None:
+    commands = re.search(r'## Ten lines of use\s+```bash\n(.*?)```', README, re.DOTALL)
+    program = re.search(r'<!-- readme-example -->\n```python\n(.*?)```', README, re.DOTALL)
+    assert commands is not None
+    assert program is not None
+    partition, launch = (line.split('#')[0] for line in commands[1].splitlines())
+
+    data = two_communities(40)
+    data.x, data.y = data.x.float(), data.y % 4
+    data.train_mask = torch.arange(data.num_nodes) % 2 == 0
+    torch.save(data, tmp_path / 'data.pt')
+    (tmp_path / 'train.py').write_text(program[1] + 'print(loss.item())\n')
+
+    words = shlex.split(partition)
+    assert words[:2] == ['python', '-m']
+    _run([sys.executable, *words[1:]], tmp_path)
+    words = shlex.split(launch)
+    assert words[0] == 'torchrun'
+    standalone = ['-m', 'torch.distributed.run', '--standalone', *words[1:]]
+    losses = _run([sys.executable, *standalone], tmp_path).split()
+    assert len(losses) == 4
+    assert len(set(losses)) == 1
+    assert float(losses[0]) < 1.0
+
+
+def test_every_public_name_is_documented() -> None:
+    import pyg_sar
+
+    for name in pyg_sar.__all__:
+        assert (getattr(pyg_sar, name).__doc__ or '').strip(), name
