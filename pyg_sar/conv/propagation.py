@@ -22,6 +22,7 @@ from pyg_sar.conv.sampling import AttributeWatch
 from pyg_sar.conv.softmax import UnsupportedMessageError, block_index, softmax_replaced
 from pyg_sar.conv.support import STATISTICS_MODULES
 from pyg_sar.conv.trace import Trace, trace
+from pyg_sar.merge import Merge
 from pyg_sar.shard.plan import Plan, plan_of
 
 Mode = Literal['sequential', 'sequential_no_remat', 'one_shot']
@@ -56,12 +57,18 @@ class Propagation:
         """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included."""
         conv = self.conv
         plan, binding = self._bind('message', edge_index, size, kwargs)
-        if self.mode == 'one_shot':
-            out = self._linear(plan, binding, one_shot=True)
-            out = self._one_shot(plan, binding, kwargs) if out is None else out
+        merges = None
+        if type(conv).aggregate is MessagePassing.aggregate:
+            merges = merges_of(conv.aggr_module)
+        traced = self._trace(binding)
+        if merges is not None and traced is not None and traced.is_linear:
+            out = self._linear(plan, binding, traced)
+        elif self.mode == 'one_shot':
+            out = self._one_shot(plan, binding, kwargs)
         else:
-            out = self._linear(plan, binding)
-            out = self._replay(plan, binding) if out is None else out
+            assert merges is not None
+            assert traced is not None
+            out = self._replay(plan, binding, traced, merges)
         update_kwargs = {'dim_size': plan.shard.num_own, 'size_i': plan.shard.num_own, **kwargs}
         updated: Tensor = conv.update(
             out, **conv.inspector.collect_param_data('update', update_kwargs)
@@ -74,6 +81,7 @@ class Propagation:
         if self.mode == 'one_shot':
             return self._call_with_halo(plan, binding)
         traced = self._trace(binding)
+        assert traced is not None
         program = _program(binding, traced, plan.shard.num_own, has_messages=False)
         arguments = replace(binding.arguments, learnable=traced.learnable)
         _, outputs = replay(program, arguments, (), plan, self.exchange, keep_rows=self._keep_rows)
@@ -136,37 +144,27 @@ class Propagation:
             f"{type(self.conv).__name__}'s '{function}' cannot be computed block by block: {error}"
         )
 
-    def _trace(self, binding: Binding) -> Trace:
+    def _trace(self, binding: Binding) -> Trace | None:
+        """What the function does; None if only mode one_shot can compute it."""
         try:
             return trace(binding, STATISTICS_MODULES)
         except UnsupportedMessageError as error:
+            if self.mode == 'one_shot':
+                return None
             raise self._unsupported(binding.function, error) from error
 
-    def _linear(self, plan: Plan, binding: Binding, *, one_shot: bool = False) -> Tensor | None:
-        """The linear path, or None if the messages are not a weighting of x_j."""
-        merges = merges_of(self.conv.aggr_module) if self._has_plain_aggregate() else None
-        if merges is None or len(binding.arguments.src) != 1 or binding.arguments.dst:
-            return None
-        try:
-            traced = trace(binding, STATISTICS_MODULES)
-        except UnsupportedMessageError:
-            return None
-        if not traced.is_linear:
-            return None
+    def _linear(self, plan: Plan, binding: Binding, traced: Trace) -> Tensor:
         x = binding.arguments.src[0]
         weight = None
         if traced.weight is not None:
             weight = binding.arguments.edge[traced.weight].view(-1)
+        one_shot = self.mode == 'one_shot'
         total = linear_sum(x, weight, plan, self.exchange, one_shot=one_shot)
         return finish(self.conv.aggr_module, (total,), plan, 0)
 
-    def _has_plain_aggregate(self) -> bool:
-        return type(self.conv).aggregate is MessagePassing.aggregate
-
-    def _replay(self, plan: Plan, binding: Binding) -> Tensor:
-        traced = self._trace(binding)
-        merges = merges_of(self.conv.aggr_module)
-        assert merges is not None
+    def _replay(
+        self, plan: Plan, binding: Binding, traced: Trace, merges: tuple[Merge, ...]
+    ) -> Tensor:
         program = _program(binding, traced, plan.shard.num_own, has_messages=True)
         arguments = replace(binding.arguments, learnable=traced.learnable)
         states, outputs = replay(
