@@ -84,8 +84,9 @@ def main() -> None:
 
     picture = out / 'demo.png'
     _draw({plain_name: plain, name: sar}, args, picture)
-    print(f'\nwrote {picture} after {time.perf_counter() - start:.0f} s; to train on the same parts:')
-    print(f'torchrun --nproc-per-node {args.num_parts} examples/train_full_batch.py {out / "parts"}')
+    print(f'\nwrote {picture} after {time.perf_counter() - start:.0f} s')
+    train = f'torchrun --nproc-per-node {args.num_parts} examples/train_full_batch.py'
+    print(f'to train on the same parts: {train} {out / "parts"}')
     if not difference <= TOLERANCE:
         sys.exit(f'error: the losses differ by {difference:.1e}, more than {TOLERANCE}')
 

@@ -62,7 +62,8 @@ def main() -> None:
 def measure(args: argparse.Namespace, folder: Path) -> Iterator[Result]:
     """Runs every cell of the table, one after another."""
     plains = [PLAIN, PLAIN_CSR] if args.model == 'sage' else [PLAIN]
-    cells = [*((mode, 1) for mode in plains), *((mode, p) for p in args.processes for mode in args.modes)]
+    cells = [(mode, 1) for mode in plains]
+    cells += [(mode, processes) for processes in args.processes for mode in args.modes]
     bar = tqdm(total=len(args.graphs) * len(args.malloc) * len(cells), unit='run')
     for graph in args.graphs:
         bar.set_description(f'{graph}: partitioning')
