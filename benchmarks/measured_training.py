@@ -79,6 +79,8 @@ def run_training(
     Raises:
         RuntimeError: If the program fails, with the end of what it wrote.
     """
+    if not Path('/proc/self/clear_refs').exists():
+        raise RuntimeError('expected Linux, where /proc tells the peak memory of a process')
     command = [sys.executable]
     if processes > 1:
         command += ['-m', 'torch.distributed.run', '--standalone', f'--nproc-per-node={processes}']
@@ -132,7 +134,7 @@ def main() -> None:
 def _as_csr(data: Data) -> Tensor:
     """The transposed adjacency matrix, which PyG's convs take in place of an edge_index."""
     with warnings.catch_warnings():
-        warnings.filterwarnings('ignore', 'Sparse CSR tensor support is in beta')
+        warnings.filterwarnings('ignore', 'Sparse ')  # in beta; its checks are off
         size = (data.num_nodes, data.num_nodes)
         return to_torch_csr_tensor(data.edge_index.flip(0), size=size)
 
@@ -148,7 +150,7 @@ def _train(model: torch.nn.Module, data: Data, args: argparse.Namespace) -> dict
     losses, seconds = [], []
     accuracies: dict[str, list[float]] = {'train': [], 'val': [], 'test': []}
     quiet = not args.progress or int(os.environ.get('RANK', '0')) > 0
-    bar = tqdm(range(args.epochs), desc=args.progress, unit='epoch', disable=quiet)
+    bar = tqdm(range(args.epochs), desc=args.progress, unit='epoch', mininterval=0.5, disable=quiet)
     memory = PeakMemory()
     for _ in bar:
         start = time.perf_counter()

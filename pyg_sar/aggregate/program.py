@@ -8,7 +8,7 @@ dimension.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -120,6 +120,21 @@ def finished_softmax(stats: Sequence[SoftmaxStats]) -> SoftmaxFn:
     """The softmax of a forward pass once all statistics are complete."""
     remaining = iter(stats)
     return lambda logits, dst: next(remaining).alpha(logits, dst)
+
+
+@contextmanager
+def no_autocast_cache() -> Iterator[None]:
+    """While it lasts, autocast casts weights anew.
+
+    What it keeps while gradients are off has no history, and what it kept before has a history of
+    its own: both would hide a weight from ``torch.autograd.grad``.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 @dataclass

@@ -28,6 +28,7 @@ from pyg_sar.aggregate.program import (
     Surroundings,
     finished_softmax,
     logits_of,
+    no_autocast_cache,
 )
 from pyg_sar.aggregate.replay_backward import BlockGradient, replay_gradients, softmax_row_sum
 from pyg_sar.comm import Exchange, Rows
@@ -89,9 +90,10 @@ class _Replay(torch.autograd.Function):
         kept: list[Rows] | None = [] if keep_rows else None
         blocks = Blocks(Arguments.of(counts, tensors), plan, exchange, surroundings, kept)
         stats: list[SoftmaxStats] = []
-        for _ in range(program.num_softmax):
-            stats.append(_softmax_stats(program, blocks, stats))
-        outputs = _merge_blocks(program, merges, blocks, stats)
+        with no_autocast_cache():
+            for _ in range(program.num_softmax):
+                stats.append(_softmax_stats(program, blocks, stats))
+            outputs = _merge_blocks(program, merges, blocks, stats)
 
         ctx.program, ctx.merges, ctx.plan, ctx.exchange = program, merges, plan, exchange
         ctx.counts, ctx.surroundings = counts, surroundings

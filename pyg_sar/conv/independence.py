@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from pyg_sar.aggregate.program import no_autocast_cache
 from pyg_sar.conv.binding import Binding
 from pyg_sar.conv.sampling import (
     NUM_SAMPLES,
@@ -19,6 +20,7 @@ from pyg_sar.conv.sampling import (
 from pyg_sar.conv.softmax import UnsupportedMessageError, block_index, softmax_replaced
 
 
+@no_autocast_cache()
 def check_rows_are_independent(
     binding: Binding, uses_rng: bool, *, sees_all_in_edges: bool
 ) -> None:

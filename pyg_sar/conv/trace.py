@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_sar.aggregate.program import Arguments
+from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.binding import Binding
 from pyg_sar.conv.sampling import (
     NUM_SAMPLES,
@@ -96,6 +96,7 @@ class _Recorder(TorchDispatchMode):
         return None if entry is None else entry[0]
 
 
+@no_autocast_cache()
 def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
     """Runs a message function on a few sampled edges and notes what it does.
 
