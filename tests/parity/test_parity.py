@@ -145,5 +145,6 @@ def test_autocast(partitions: Path, name: str) -> None:
     pairs = [(expected[shard.n_id], out), (inputs['x'].grad[shard.n_id], own_inputs['x'].grad)]
     parameters = zip(plain.parameters(), wrapped.parameters(), strict=True)
     pairs += [(_grad(a), _grad(b)) for a, b in parameters]
+    largest = max(a.abs().max() for a, _ in pairs)  # some gradients are nothing but rounding
     for a, b in pairs:
-        assert (a - b).abs().max() <= 0.05 * a.abs().max() + 1e-3
+        assert (a - b).abs().max() <= 0.05 * a.abs().max() + 0.005 * largest
