@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / 'benchmarks'))
@@ -23,6 +23,7 @@ try:
     from measured_training import make_model, num_cores, run_training
 
     import pyg_sar
+    from pyg_sar.conv.propagation import Mode
     from pyg_sar.partitioner.sources import load_source
     from pyg_sar.partitioner.split import random_split
 except ImportError as error:
@@ -72,7 +73,7 @@ def main() -> None:
     pairs = list(zip(plain['losses'], sar['losses'], strict=True))
     difference = max(abs(a - b) for a, b in pairs)
     relative = max(abs(a - b) / a for a, b in pairs)
-    print(f'\nlargest difference of the losses: {difference:.1e}, or {relative:.1e} of the loss (float32)')
+    print(f'\nlargest difference of the losses: {difference:.1e} ({relative:.1e} of the loss)')
     print(f'\n{"":{width}}  s per epoch  peak memory of each process while training, MiB')
     for label, run in {plain_name: plain, name: sar}.items():
         peaks = '  '.join(f'{peak:5,.0f}' for peak in _mib(run))
@@ -140,7 +141,7 @@ def _draw(runs: dict[str, Run], args: argparse.Namespace, path: Path) -> None:
     left.plot([], [], color=BLUE, linewidth=1.6, label=name)
     left.legend(frameon=False, loc='center right')
     left.set_xlabel('epoch')
-    left.set_title('one training')
+    left.set_title('the same training')
     left.set_ylim(bottom=0)
     accuracy.set_ylim(0, 1.05)
 
@@ -150,7 +151,7 @@ def _draw(runs: dict[str, Run], args: argparse.Namespace, path: Path) -> None:
     right.bar_label(bars, [f'{peak:,.0f}' for peak in peaks], padding=2)
     right.set_ylabel('peak memory while training, MiB')
     right.set_ylim(top=1.1 * max(peaks))
-    right.set_title(f'{max(_mib(sar)) / peaks[0]:.0%} of the memory for each process')
+    right.set_title(f'{max(_mib(sar)) / peaks[0]:.0%} of the memory in each process')
     for axis in (left, accuracy, right):
         axis.spines['top'].set_visible(False)
     right.spines['right'].set_visible(False)
@@ -178,7 +179,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument('--layers', type=int, default=3)
     parser.add_argument('--epochs', type=int, default=25)
     parser.add_argument('--lr', type=float, default=0.003)
-    parser.add_argument('--mode', default='sequential', help='or sequential_no_remat, one_shot')
+    parser.add_argument('--mode', choices=get_args(Mode), default='sequential')
     parser.add_argument('--seed', type=int, default=0, help='of the split, METIS and the weights')
     parser.add_argument('--out', default=str(HERE / 'out'), help='default: %(default)s')
     return parser.parse_args()

@@ -11,8 +11,9 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import get_laplacian
 
-from pyg_sar.comm import Exchange, agree, check_equal
+from pyg_sar.comm import Exchange, agree, check_equal, raise_together
 from pyg_sar.conv.functions import AnyFn, replaced
+from pyg_sar.conv.inputs import check_inputs
 from pyg_sar.conv.normalize import Normalizer
 from pyg_sar.conv.propagation import Mode, Propagation, check_hooks
 from pyg_sar.conv.support import why_refused
@@ -84,17 +85,25 @@ class SARConv(MessagePassing):  # type: ignore[misc]
         if shard is None:
             return self.conv(*args, **kwargs)
         exchange = Exchange(shard, depth=self.prefetch)
-        check_hooks(self)
-        self._agree_on_layer(shard)
+        self._check_call(shard, args, kwargs)
         with self._on_cut_graph(exchange):
             return self.conv(*args, **kwargs)
 
-    def _agree_on_layer(self, shard: Shard) -> None:
-        """At the first forward: all ranks run the same layer on the same partition (collective)."""
+    def _check_call(self, shard: Shard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Checks the inputs; at the first forward with all ranks, and that they run one layer."""
+        error = None
+        try:
+            check_hooks(self)
+            check_inputs(self.conv, shard, args, kwargs)
+        except ValueError as found:
+            error = found
         layer = f'{type(self.conv).__name__}, mode {self.mode!r}, partition {shard.fingerprint}'
         if shard.world_size > 1 and layer not in self._agreed:
             check_equal('layer', layer, agree(layer))
+            raise_together(error)
             self._agreed[layer] = {}
+        elif error is not None:
+            raise error
 
     @contextmanager
     def _on_cut_graph(self, exchange: Exchange) -> Iterator[None]:

@@ -1,0 +1,59 @@
+"""Checks what a conv is called with, before it computes anything.
+
+The roles of tensors show for certain in ``propagate`` only. But a conv may fail before that, on the
+one rank whose input is wrong, so what names tell is checked at the door.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.shard import Shard
+
+
+def check_inputs(
+    conv: MessagePassing, shard: Shard, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Checks the rows of ``x`` and of edge tensors among the arguments of a conv's forward.
+
+    Raises:
+        ValueError: If ``x`` does not have one row per own node, or a tensor whose name begins with
+            ``edge_`` not one per edge.
+    """
+    try:
+        arguments = inspect.signature(conv.forward).bind(*args, **kwargs).arguments
+    except TypeError:
+        return  # the conv itself says it best
+    handles = [v for v in arguments.values() if isinstance(v, ShardEdgeIndex)]
+    x = arguments.get('x')
+    for tensor in x if isinstance(x, (tuple, list)) else [x]:
+        if isinstance(tensor, Tensor) and shard.num_own not in _node_sizes(conv, tensor):
+            raise ValueError(
+                f"expected one row per own node in 'x' of {type(conv).__name__}: {shard.num_own} "
+                f'rows (got shape {tuple(tensor.shape)})'
+            )
+    if len(handles) != 1:
+        return
+    num_edges = handles[0].size(1)
+    for name, value in arguments.items():
+        if (
+            name.startswith('edge_')
+            and isinstance(value, Tensor)
+            and not isinstance(value, ShardEdgeIndex)
+            and value.shape[:1] != (num_edges,)
+        ):
+            raise ValueError(
+                f"expected one row per edge in '{name}' of {type(conv).__name__}: {num_edges} rows "
+                f'(got shape {tuple(value.shape)})'
+            )
+
+
+def _node_sizes(conv: MessagePassing, x: Tensor) -> set[int]:
+    """Sizes of the dimensions that may be the nodes'."""
+    dims = {0, conv.node_dim} if x.dim() > 1 else {0}
+    return {x.size(dim) for dim in dims if -x.dim() <= dim < x.dim()}
