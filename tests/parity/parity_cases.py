@@ -22,25 +22,6 @@ class Case:
     nodes: int = 1
 
 
-def graph() -> Data:
-    """Directed, with self loops, repeated edges and isolated nodes; float64."""
-    generator = torch.Generator().manual_seed(0)
-    num_nodes, num_edges = 60, 300
-    edge_index = torch.randint(0, num_nodes - 3, (2, num_edges), generator=generator)
-    loops = torch.tensor([[3, 4, 4], [3, 4, 4]])
-    edge_index = torch.cat([edge_index, edge_index[:, :5], loops], dim=1)
-    num_edges = edge_index.size(1)
-    return Data(
-        x=torch.randn(num_nodes, 8, generator=generator, dtype=torch.float64),
-        edge_index=edge_index,
-        edge_weight=torch.rand(num_edges, generator=generator, dtype=torch.float64) + 0.1,
-        edge_attr=torch.randn(num_edges, 4, generator=generator, dtype=torch.float64),
-        edge_type=torch.randint(0, 3, (num_edges,), generator=generator),
-        y=torch.randint(0, 3, (num_nodes,), generator=generator),
-        train_mask=torch.arange(num_nodes) % 3 == 0,
-    )
-
-
 class TwoSoftmaxes(MessagePassing):
     """A softmax of a softmax, the second one used non-linearly, and a learnable tensor."""
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from parity_cases import CASES, ONE_SHOT, graph, make, run
+from graphs import awkward_graph as graph
+from parity_cases import CASES, ONE_SHOT, make, run
 from ranks import run_ranks
 from torch import Tensor
 from torch_geometric.data import Data
@@ -147,4 +148,4 @@ def test_autocast(partitions: Path, name: str) -> None:
     pairs += [(_grad(a), _grad(b)) for a, b in parameters]
     largest = max(a.abs().max() for a, _ in pairs)  # some gradients are nothing but rounding
     for a, b in pairs:
-        assert (a - b).abs().max() <= 0.05 * a.abs().max() + 0.005 * largest
+        assert (a - b).abs().max() <= 0.1 * a.abs().max() + 0.01 * largest
