@@ -1,46 +1,132 @@
 """Merge states: how the messages of one block join those of the blocks before it.
 
-A merge state is a plain tensor of one row per destination. It starts as zeros, takes in the
-messages of a block, and in backward turns the gradient of the finished state into the gradient of
-a block's messages. Pure tensors: no autograd, no ranks.
+A merge state has one row per destination. It starts empty, takes in the messages of one block after
+another, and in backward turns the gradient of the finished state into that of a block's messages.
+Pure tensors: no autograd, no ranks.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+State = tuple[Tensor, ...]
+"""One or more tensors with one row per destination."""
 
 
 class Merge(Protocol):
-    """A state that blocks are merged into, one after another."""
+    """A state that blocks are merged into, one after another.
 
-    def init(self, messages: Tensor, num_dst: int, dim: int) -> Tensor:
+    Attributes:
+        num_tensors: Of how many tensors the state is made.
+        reads_state: Whether :meth:`grad` reads the finished state, so that it must be kept.
+    """
+
+    num_tensors: int
+    reads_state: bool
+
+    def init(self, messages: Tensor, num_dst: int, dim: int) -> State:
         """The empty state; `messages` of any block give shape and dtype."""
 
-    def step(self, state: Tensor, messages: Tensor, dst: Tensor, dim: int) -> None:
+    def step(self, state: State, messages: Tensor, dst: Tensor, dim: int) -> None:
         """Merges one block's messages into the state, in place."""
 
-    def grad(self, grad_state: Tensor, messages: Tensor, dst: Tensor, dim: int) -> Tensor:
-        """The gradient of one block's messages."""
+    def grad(
+        self, grad_state: Tensor, state: State, messages: Tensor, dst: Tensor, dim: int
+    ) -> Tensor:
+        """The gradient of one block's messages, from that of the state's first tensor."""
 
 
 class Sum:
     """``state[i] = sum of messages[e] over the edges e into i``; sum and mean need no more."""
 
-    def init(self, messages: Tensor, num_dst: int, dim: int) -> Tensor:
+    num_tensors = 1
+    reads_state = False
+
+    def init(self, messages: Tensor, num_dst: int, dim: int) -> State:
         """Zeros of one row per destination."""
-        shape = list(messages.shape)
-        shape[dim] = num_dst
-        return messages.new_zeros(shape)
+        return (messages.new_zeros(_shape(messages, num_dst, dim)),)
 
-    def step(self, state: Tensor, messages: Tensor, dst: Tensor, dim: int) -> None:
+    def step(self, state: State, messages: Tensor, dst: Tensor, dim: int) -> None:
         """Adds every message to its destination's row."""
-        state.index_add_(dim, dst, messages)
+        state[0].index_add_(dim, dst, messages)
 
-    def grad(self, grad_state: Tensor, messages: Tensor, dst: Tensor, dim: int) -> Tensor:
+    def grad(
+        self, grad_state: Tensor, state: State, messages: Tensor, dst: Tensor, dim: int
+    ) -> Tensor:
         """The gradient of its destination's row."""
         return grad_state.index_select(dim, dst)
+
+
+class SumOfSquares(Sum):
+    """``state[i] = sum of messages[e]^2 over the edges e into i``: with Sum, the variance."""
+
+    def step(self, state: State, messages: Tensor, dst: Tensor, dim: int) -> None:
+        """Adds the square of every message to its destination's row."""
+        state[0].index_add_(dim, dst, messages * messages)
+
+    def grad(
+        self, grad_state: Tensor, state: State, messages: Tensor, dst: Tensor, dim: int
+    ) -> Tensor:
+        """Twice the message times the gradient of its destination's row."""
+        return grad_state.index_select(dim, dst).mul_(messages).mul_(2)
+
+
+class Extremum:
+    """The largest or smallest message of every destination, and how many messages attain it.
+
+    As in PyG, those that do share the gradient evenly; they may lie in different blocks. A
+    destination without messages counts none, and its extremum means nothing.
+
+    Args:
+        reduce: ``'amax'`` or ``'amin'``.
+    """
+
+    num_tensors = 2
+    reads_state = True
+
+    def __init__(self, reduce: str) -> None:
+        self.reduce = reduce
+
+    def init(self, messages: Tensor, num_dst: int, dim: int) -> State:
+        """The value that any message replaces, and zero counts."""
+        is_float = messages.is_floating_point()
+        info = torch.finfo(messages.dtype) if is_float else torch.iinfo(messages.dtype)
+        bound: float = info.min if self.reduce == 'amax' else info.max
+        if is_float:
+            bound = float('-inf') if self.reduce == 'amax' else float('inf')
+        shape = _shape(messages, num_dst, dim)
+        count = torch.zeros(shape, dtype=torch.int32, device=messages.device)
+        return messages.new_full(shape, bound), count
+
+    def step(self, state: State, messages: Tensor, dst: Tensor, dim: int) -> None:
+        """Takes in one block: where the extremum changes, counting starts again."""
+        extremum, count = state
+        shape = [1] * messages.dim()
+        shape[dim] = -1
+        index = dst.view(shape).expand_as(messages)
+        new = extremum.scatter_reduce(dim, index, messages, self.reduce)
+        count.masked_fill_(new != extremum, 0)
+        extremum.copy_(new)
+        attains = messages == extremum.index_select(dim, dst)
+        count.index_add_(dim, dst, attains.to(count.dtype))
+
+    def grad(
+        self, grad_state: Tensor, state: State, messages: Tensor, dst: Tensor, dim: int
+    ) -> Tensor:
+        """An even share for every message that attains the extremum."""
+        extremum, count = state
+        share = grad_state / count.clamp(min=1)
+        attains = messages == extremum.index_select(dim, dst)
+        return share.index_select(dim, dst).mul_(attains)
+
+
+def _shape(messages: Tensor, num_dst: int, dim: int) -> list[int]:
+    shape = list(messages.shape)
+    shape[dim] = num_dst
+    return shape
 
 
 class SoftmaxStats:

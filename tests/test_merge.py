@@ -40,11 +40,11 @@ def test_sum(edges, layout):
     messages = torch.randn(*leading, dst.numel(), *trailing, dtype=torch.float64)
     axis = 1 if dim else 0
     merge = Sum()
-    state = merge.init(messages, num_dst, dim)
+    (state,) = merge.init(messages, num_dst, dim)
     assert state.shape == (*leading, num_dst, *trailing)
     for block in blocks:
         length = block.stop - block.start
-        merge.step(state, messages.narrow(axis, block.start, length), dst[block], dim)
+        merge.step((state,), messages.narrow(axis, block.start, length), dst[block], dim)
 
     one_hot = torch.nn.functional.one_hot(dst, num_dst).double()
     want = torch.tensordot(one_hot, messages, dims=([0], [axis])).movedim(0, axis)
@@ -64,6 +64,7 @@ def test_sum_grad(edges, dim):
     got = [
         Sum().grad(
             grad_state,
+            (),
             messages.detach().narrow(axis, block.start, block.stop - block.start),
             dst[block],
             dim,

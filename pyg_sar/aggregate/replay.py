@@ -15,6 +15,7 @@ for any use of softmax, nested ones included.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from pyg_sar.aggregate.program import (
 )
 from pyg_sar.aggregate.replay_backward import BlockGradient, replay_gradients, softmax_row_sum
 from pyg_sar.comm import Exchange, Rows
-from pyg_sar.merge import Merge, SoftmaxStats
+from pyg_sar.merge import Merge, SoftmaxStats, State
 from pyg_sar.shard.plan import Plan
 
 
@@ -44,7 +45,7 @@ def replay(
     exchange: Exchange,
     *,
     keep_rows: bool = False,
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+) -> tuple[list[State], tuple[Tensor, ...]]:
     """Runs a message function over all blocks and merges its messages.
 
     ============  ======================  ===================================================
@@ -54,7 +55,7 @@ def replay(
     edge          ``[num_edges, ...]``    one row per edge of `plan`
     whole         any                     read as they are
     learnable     any                     leaf tensors the function reads by itself
-    states        ``[num_own, ...]``      one finished merge state for each of `merges`
+    states        ``[num_own, ...]``      a finished merge state for each of `merges`
     edge outputs  ``[num_edges, ...]``    what the function computes per edge
     ============  ======================  ===================================================
 
@@ -70,8 +71,9 @@ def replay(
     out = _Replay.apply(  # type: ignore[no-untyped-call]
         program, tuple(merges), plan, exchange, keep_rows, arguments.counts, *arguments
     )
-    num_states = len(out) - program.num_edge_outputs
-    return out[:num_states], out[num_states:]
+    tensors = iter(out)
+    states = [tuple(islice(tensors, m.num_tensors)) for m in merges]
+    return states, tuple(tensors)
 
 
 class _Replay(torch.autograd.Function):
@@ -93,7 +95,9 @@ class _Replay(torch.autograd.Function):
         with no_autocast_cache():
             for _ in range(program.num_softmax):
                 stats.append(_softmax_stats(program, blocks, stats))
-            outputs = _merge_blocks(program, merges, blocks, stats)
+            states, edge_outputs = _merge_blocks(program, merges, blocks, stats)
+        kept_states = [s for m, s in zip(merges, states, strict=True) if m.reads_state]
+        outputs = (*(t for state in states for t in state), *edge_outputs)
 
         ctx.program, ctx.merges, ctx.plan, ctx.exchange = program, merges, plan, exchange
         ctx.counts, ctx.surroundings = counts, surroundings
@@ -103,6 +107,7 @@ class _Replay(torch.autograd.Function):
             *tensors,
             *(t for s in stats for t in (s.max, s.sum) if t is not None),
             *(t for rows in kept or () for t in rows),
+            *(t for state in kept_states for t in state),
         )
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(o for o in outputs if not o.is_floating_point()))
@@ -123,8 +128,9 @@ class _Replay(torch.autograd.Function):
         kept = None
         if ctx.keep_rows:
             kept = [[next(rest) for _ in arguments.src] for _ in ctx.plan.blocks]
+        states = [tuple(islice(rest, m.num_tensors if m.reads_state else 0)) for m in ctx.merges]
         blocks = Blocks(arguments, ctx.plan, ctx.exchange, ctx.surroundings, kept)
-        run = BlockGradient(ctx.program, ctx.merges, grads)
+        run = BlockGradient(ctx.program, ctx.merges, states, grads)
         with ctx.surroundings.replay(), ctx.surroundings.autocast():
             sums: list[Tensor | None] = [None] * len(stats)
             for k in reversed(range(len(stats))):
@@ -149,10 +155,10 @@ def _merge_blocks(
     merges: Sequence[Merge],
     blocks: Blocks,
     stats: Sequence[SoftmaxStats],
-) -> tuple[Tensor, ...]:
-    """The forward pass: merge states, then edge outputs."""
+) -> tuple[list[State], list[Tensor]]:
+    """The forward pass: merge states and edge outputs."""
     plan = blocks.plan
-    states: list[Tensor] = []
+    states: list[State] = []
     edge_outputs: list[Tensor] = []
     for block, edge_index, arguments in blocks:
         # The first own block is run in any case: it sets the shapes.
@@ -170,4 +176,4 @@ def _merge_blocks(
         if messages is not None:
             for merge, state in zip(merges, states, strict=True):
                 merge.step(state, messages, edge_index[1], program.dim)
-    return (*states, *edge_outputs)
+    return states, edge_outputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from pyg_sar.aggregate.blocks import Blocks
 from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn
 from pyg_sar.comm import GradientReturn
-from pyg_sar.merge import Merge, SoftmaxStats
+from pyg_sar.merge import Merge, SoftmaxStats, State
 from pyg_sar.shard.plan import Block
 
 
@@ -19,13 +20,20 @@ class BlockGradient:
     """Runs the function on a block with autograd and takes gradients of what it computed."""
 
     def __init__(
-        self, program: Program, merges: Sequence[Merge], grads: Sequence[Tensor | None]
+        self,
+        program: Program,
+        merges: Sequence[Merge],
+        states: Sequence[State],
+        grads: Sequence[Tensor | None],
     ) -> None:
         self.program = program
-        self.merges = merges
-        num_states = len(grads) - program.num_edge_outputs
-        self.grad_states = grads[:num_states]
-        self.grad_edge_outputs = grads[num_states:]
+        rest = iter(grads)
+        self.merges: list[tuple[Merge, State, Tensor | None]] = []
+        for merge, state in zip(merges, states, strict=True):
+            # The first tensor of a state takes a gradient.
+            grad, *_ = islice(rest, merge.num_tensors)
+            self.merges.append((merge, state, grad))
+        self.grad_edge_outputs = list(rest)
 
     def __call__(
         self, block: Block, edge_index: Tensor, arguments: Arguments, softmax: SoftmaxFn
@@ -37,8 +45,8 @@ class BlockGradient:
         if messages is not None and messages.requires_grad:
             dim = self.program.dim
             parts = [
-                merge.grad(grad, messages.detach(), edge_index[1], dim)
-                for merge, grad in zip(self.merges, self.grad_states, strict=True)
+                merge.grad(grad, state, messages.detach(), edge_index[1], dim)
+                for merge, state, grad in self.merges
                 if grad is not None
             ]
             if parts:

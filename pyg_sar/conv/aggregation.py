@@ -1,69 +1,114 @@
 """Which merge states a conv's aggregation needs, and its last step.
 
-The aggregate room merges messages into states; what remains (a division, a choice of scalers) is
-ordinary autograd code on one row per node.
+The aggregate room merges messages into states; what remains (a division, a root, a choice of
+scalers) is ordinary autograd code on one row per node.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch_geometric.nn.aggr import (
     Aggregation,
     DegreeScalerAggregation,
+    MaxAggregation,
     MeanAggregation,
+    MinAggregation,
     MultiAggregation,
+    StdAggregation,
     SumAggregation,
+    VarAggregation,
 )
 
-from pyg_sar.merge import Merge, Sum
+from pyg_sar.merge import Extremum, Merge, State, Sum, SumOfSquares
 from pyg_sar.shard.plan import Plan
 
+States = dict[str, State]
+"""Finished merge states by name."""
 
-def merges_of(aggregation: Aggregation) -> tuple[Merge, ...] | None:
+_MERGES: dict[str, Callable[[], Merge]] = {
+    'sum': Sum,
+    'squares': SumOfSquares,
+    'max': lambda: Extremum('amax'),
+    'min': lambda: Extremum('amin'),
+}
+
+_NEEDED: dict[type[torch.nn.Module], tuple[str, ...]] = {
+    SumAggregation: ('sum',),
+    MeanAggregation: ('sum',),
+    MaxAggregation: ('max',),
+    MinAggregation: ('min',),
+    VarAggregation: ('sum', 'squares'),
+    StdAggregation: ('sum', 'squares'),
+}
+
+
+def merges_of(aggregation: torch.nn.Module) -> dict[str, Merge] | None:
     """The states an aggregation is made from, or None if it cannot be merged block by block."""
-    return (Sum(),) if _is_mergeable(aggregation) else None
+    names = _names(aggregation)
+    return None if names is None else {name: _MERGES[name]() for name in dict.fromkeys(names)}
 
 
-def _is_mergeable(aggregation: torch.nn.Module) -> bool:
-    if type(aggregation) in (SumAggregation, MeanAggregation):
-        return True
+def _names(aggregation: torch.nn.Module) -> list[str] | None:
+    if type(aggregation) in _NEEDED:
+        return list(_NEEDED[type(aggregation)])
+    inner: list[torch.nn.Module] = []
     if isinstance(aggregation, MultiAggregation):
-        return all(_is_mergeable(a) for a in aggregation.aggrs)
-    if isinstance(aggregation, DegreeScalerAggregation):
-        return _is_mergeable(aggregation.aggr)
-    return False
+        inner = list(aggregation.aggrs)
+    elif isinstance(aggregation, DegreeScalerAggregation):
+        inner = [aggregation.aggr]
+    names = [_names(a) for a in inner]
+    if not names or None in names:
+        return None
+    return [name for group in names for name in group or ()]
 
 
-def finish(
-    aggregation: torch.nn.Module, states: tuple[Tensor, ...], plan: Plan, dim: int
-) -> Tensor:
+def finish(aggregation: torch.nn.Module, states: States, plan: Plan, dim: int) -> Tensor:
     """The result of an aggregation from its merged states.
 
     Args:
         aggregation: One for which :func:`merges_of` gave the states.
-        states: The sums of all messages, ``num_own`` rows in dimension `dim`.
+        states: The finished states, ``num_own`` rows in dimension `dim`.
         plan: The blocks the messages came from.
         dim: The node dimension.
     """
-    (total,) = states
     if type(aggregation) is MeanAggregation:
         # Nothing else reads the sums, and a row of every node is dear.
+        (total,) = states['sum']
         return total.div_(_count(total, plan, dim))
-    return _finish(aggregation, total, plan, dim)
+    return _finish(aggregation, states, plan, dim)
 
 
-def _finish(aggregation: torch.nn.Module, total: Tensor, plan: Plan, dim: int) -> Tensor:
-    if type(aggregation) is SumAggregation:
-        return total
-    if type(aggregation) is MeanAggregation:
-        return total / _count(total, plan, dim)
+def _finish(aggregation: torch.nn.Module, states: States, plan: Plan, dim: int) -> Tensor:
+    kind = type(aggregation)
+    if kind is SumAggregation:
+        return states['sum'][0]
+    if kind is MeanAggregation:
+        return _mean(states['sum'][0], plan, dim)
+    if kind is MaxAggregation or kind is MinAggregation:
+        extremum, count = states['max' if kind is MaxAggregation else 'min']
+        return extremum.masked_fill(count == 0, 0)
+    if isinstance(aggregation, VarAggregation):
+        mean_of_squares = _mean(states['squares'][0], plan, dim)
+        if aggregation.semi_grad:
+            mean_of_squares = mean_of_squares.detach()
+        mean = _mean(states['sum'][0], plan, dim)
+        return mean_of_squares - mean * mean
+    if isinstance(aggregation, StdAggregation):
+        variance = _finish(aggregation.var_aggr, states, plan, dim)
+        return _last_step(aggregation, 'var_aggr', variance, plan, dim)
     if isinstance(aggregation, MultiAggregation):
-        outs = [_finish(a, total, plan, dim) for a in aggregation.aggrs]
+        outs = [_finish(a, states, plan, dim) for a in aggregation.aggrs]
         combined: Tensor = aggregation.combine(outs)
         return combined
     assert isinstance(aggregation, DegreeScalerAggregation)
-    return _scaled(aggregation, _finish(aggregation.aggr, total, plan, dim), plan, dim)
+    return _last_step(aggregation, 'aggr', _finish(aggregation.aggr, states, plan, dim), plan, dim)
+
+
+def _mean(total: Tensor, plan: Plan, dim: int) -> Tensor:
+    return total / _count(total, plan, dim)
 
 
 def _count(total: Tensor, plan: Plan, dim: int) -> Tensor:
@@ -84,13 +129,15 @@ class _Finished(Aggregation):  # type: ignore[misc]
         return self.result
 
 
-def _scaled(aggregation: DegreeScalerAggregation, inner: Tensor, plan: Plan, dim: int) -> Tensor:
-    """PyG's own scaling by degree, applied to the finished inner aggregation."""
+def _last_step(
+    aggregation: torch.nn.Module, inner: str, result: Tensor, plan: Plan, dim: int
+) -> Tensor:
+    """PyG's own code after its inner aggregation, whose result is known."""
     modules = aggregation._modules
-    own = modules['aggr']
-    modules['aggr'] = _Finished(inner)
+    own = modules[inner]
+    modules[inner] = _Finished(result)
     try:
-        out: Tensor = aggregation(inner, plan.edge_index[1], dim_size=plan.shard.num_own, dim=dim)
+        out: Tensor = aggregation(result, plan.edge_index[1], dim_size=plan.shard.num_own, dim=dim)
     finally:
-        modules['aggr'] = own
+        modules[inner] = own
     return out

@@ -57,11 +57,13 @@ class Propagation:
         """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included."""
         conv = self.conv
         plan, binding = self._bind('message', edge_index, size, kwargs)
-        merges = None
+        merges: dict[str, Merge] | None = None
         if type(conv).aggregate is MessagePassing.aggregate:
             merges = merges_of(conv.aggr_module)
         traced = self._trace(binding)
-        if merges is not None and traced is not None and traced.is_linear:
+        # A linear message needs no replay where sums are all that is merged.
+        sums_only = merges is not None and merges.keys() == {'sum'}
+        if sums_only and traced is not None and traced.is_linear:
             out = self._linear(plan, binding, traced)
         elif self.mode == 'one_shot':
             out = self._one_shot(plan, binding, kwargs)
@@ -160,18 +162,24 @@ class Propagation:
             weight = binding.arguments.edge[traced.weight].view(-1)
         one_shot = self.mode == 'one_shot'
         total = linear_sum(x, weight, plan, self.exchange, one_shot=one_shot)
-        return finish(self.conv.aggr_module, (total,), plan, 0)
+        return finish(self.conv.aggr_module, {'sum': (total,)}, plan, 0)
 
     def _replay(
-        self, plan: Plan, binding: Binding, traced: Trace, merges: tuple[Merge, ...]
+        self, plan: Plan, binding: Binding, traced: Trace, merges: dict[str, Merge]
     ) -> Tensor:
         program = _program(binding, traced, plan.shard.num_own, has_messages=True)
         arguments = replace(binding.arguments, learnable=traced.learnable)
         states, outputs = replay(
-            program, arguments, merges, plan, self.exchange, keep_rows=self._keep_rows
+            program,
+            arguments,
+            tuple(merges.values()),
+            plan,
+            self.exchange,
+            keep_rows=self._keep_rows,
         )
         self._set_attributes(traced, outputs)
-        return finish(self.conv.aggr_module, states, plan, self.conv.node_dim)
+        by_name = dict(zip(merges, states, strict=True))
+        return finish(self.conv.aggr_module, by_name, plan, self.conv.node_dim)
 
     def _set_attributes(self, traced: Trace, values: tuple[Tensor, ...]) -> None:
         for name, value in zip(traced.edge_attributes, values, strict=True):

@@ -37,8 +37,8 @@ class SARConv(MessagePassing):  # type: ignore[misc]
 
     Args:
         conv: A conv of torch_geometric.nn or a MessagePassing of your own, with flow
-            ``'source_to_target'`` and an aggregation that is a sum or a mean (softmax attention is
-            such a sum).
+            ``'source_to_target'`` and an aggregation by sum (softmax attention is one), mean,
+            max, min, var or std, or several of them, with degree scalers or not.
         mode: ``'sequential'``: one remote part after another, fetched again in backward: least
             memory. ``'sequential_no_remat'``: keeps the rows it received: faster backward, memory
             grows with the halo. ``'one_shot'``: one exchange for all halo rows, then plain PyG: any

@@ -90,7 +90,7 @@ def why_refused(module: torch.nn.Module, *, one_shot: bool = False) -> str | Non
         return "it overrides 'aggregate' (mode='one_shot' takes any aggregation)"
     if module.aggr_module is None or merges_of(module.aggr_module) is None:
         return (
-            f"aggregation '{module.aggr}' is neither a sum nor a mean "
+            f"aggregation '{module.aggr}' cannot be merged block by block "
             "(mode='one_shot' takes any aggregation)"
         )
     return None

@@ -129,6 +129,23 @@ CASES: dict[str, Case] = {
     'GEN-sum': Case(
         lambda: conv.GENConv(8, 6, aggr='add', norm='layer', edge_dim=4), ('edge_attr',)
     ),
+    # Extrema, ties included (ReLU makes them), and second moments.
+    'EdgeConv-max': Case(lambda: conv.EdgeConv(_mlp(16, 6))),
+    'EdgeConv-ties': Case(
+        lambda: conv.EdgeConv(torch.nn.Sequential(torch.nn.Linear(16, 6), torch.nn.ReLU()))
+    ),
+    'SAGE-max': Case(lambda: conv.SAGEConv(8, 6, aggr='max', project=True)),
+    'GraphConv-min': Case(lambda: conv.GraphConv(8, 6, aggr='min'), ('edge_weight',)),
+    'SAGE-var': Case(lambda: conv.SAGEConv(8, 6, aggr='var')),
+    'SAGE-many': Case(
+        lambda: conv.SAGEConv(8, 6, aggr=['max', 'min', 'mean', 'std', 'sum', 'var'])
+    ),
+    'PNA': Case(
+        lambda: conv.PNAConv(
+            8, 6, ['mean', 'min', 'max', 'std'], ['identity', 'attenuation'], _DEGREES, edge_dim=4
+        ),
+        ('edge_attr',),
+    ),
     # Softmax over in-edges.
     'GAT': Case(lambda: conv.GATConv(8, 5, heads=3)),
     'GAT-edge': Case(
@@ -157,15 +174,8 @@ CASES: dict[str, Case] = {
 
 # Any aggregation, in mode 'one_shot' only.
 ONE_SHOT: dict[str, Case] = {
-    'EdgeConv-max': Case(lambda: conv.EdgeConv(_mlp(16, 6))),
     'EG': Case(lambda: conv.EGConv(8, 8, aggregators=['sum', 'max', 'std', 'symnorm'])),
     'GEN-softmax': Case(lambda: conv.GENConv(8, 6, learn_t=True, edge_dim=4), ('edge_attr',)),
-    'PNA': Case(
-        lambda: conv.PNAConv(
-            8, 6, ['mean', 'min', 'max', 'std'], ['identity', 'attenuation'], _DEGREES, edge_dim=4
-        ),
-        ('edge_attr',),
-    ),
     'SAGE-median': Case(lambda: conv.SAGEConv(8, 6, aggr='median')),
 }
 
