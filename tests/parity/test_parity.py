@@ -110,12 +110,14 @@ def test_three_ranks(partitions: Path, name: str, mode: str, parts: str) -> None
 
 
 @pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize(
     ('world_size', 'parts'),
-    [(1, 'metis1'), (2, 'metis2'), (4, 'random4'), (2, 'metis4'), (3, 'random6')],
+    [(1, 'metis1'), (2, 'metis2'), (2, 'random4'), (3, 'random6'), (4, 'metis4'), (4, 'random4')],
 )
-def test_world_sizes(partitions: Path, name: str, world_size: int, parts: str) -> None:
-    _check(run_ranks(_differences, world_size, name, str(partitions / parts), 'sequential'))
+def test_world_sizes(partitions: Path, name: str, world_size: int, parts: str, mode: str) -> None:
+    """One part per rank and several."""
+    _check(run_ranks(_differences, world_size, name, str(partitions / parts), mode))
 
 
 @pytest.mark.parametrize('name', ONE_SHOT)
