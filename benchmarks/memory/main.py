@@ -161,81 +161,87 @@ def plot(results: list[Result], path: Path, model: str) -> None:
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
 
-    styles = {
-        'one_shot': ('#c44e52', 's'),
-        'sequential_no_remat': ('#dd8452', '^'),
-        'sequential': ('#1f5fa8', 'o'),
-    }
-    results = [r for r in results if r['malloc_mmap_threshold'] == 'default']
+    malloc = results[0]['malloc_mmap_threshold']
+    results = [r for r in results if r['malloc_mmap_threshold'] == malloc]
     graphs = list(dict.fromkeys(r['graph'] for r in results))
-    figure, axes = plt.subplots(1, len(graphs), figsize=(5.6 * len(graphs), 4.6), squeeze=False)
-    for ax, graph in zip(axes[0], graphs, strict=True):
-        rows = [r for r in results if r['graph'] == graph]
-        plain = next(r for r in rows if r['mode'] == PLAIN)
-        base = plain['peak_bytes_max'] / 2**20
-        ax.axhline(base, color='0.25', linewidth=1.4, linestyle='--')
-        for mode, (color, marker) in styles.items():
-            points = [
-                (r['processes'], r['peak_bytes_max'] / 2**20) for r in rows if r['mode'] == mode
-            ]
-            if not points:
-                continue
-            counts, peaks = zip(*points, strict=True)
-            ax.plot(counts, peaks, color=color, marker=marker, label=mode, linewidth=1.8)
-            if mode == 'sequential':
-                half = [peaks[0] * counts[0] / count for count in counts]
-                ax.plot(counts, half, color=color, linewidth=1, linestyle=':', label='ideal, 1/P')
-                for count, peak in points:
-                    ax.annotate(
-                        f'{peak:,.0f}\n{peak / base:.2f}x',
-                        (count, peak),
-                        textcoords='offset points',
-                        xytext=(0, -10),
-                        ha='center',
-                        va='top',
-                        fontsize=8,
-                        color=color,
-                    )
-        ax.annotate(
-            f'plain PyG on edge_index, one process: {base:,.0f} MiB',
-            (1, base),
-            textcoords='offset points',
-            xytext=(0, 4),
-            fontsize=8.5,
-            color='0.25',
-        )
-        for r in rows:
-            if r['mode'] == PLAIN_CSR:
-                level = r['peak_bytes_max'] / 2**20
-                ax.axhline(level, color='0.6', linewidth=1.2, linestyle='--')
-                ax.annotate(
-                    f'plain PyG on a sparse matrix: {level:,.0f} MiB',
-                    (1, level),
-                    textcoords='offset points',
-                    xytext=(0, 4),
-                    fontsize=8.5,
-                    color='0.45',
-                )
-        ax.set_xscale('log', base=2)
-        ax.set_yscale('log')
-        ax.set_xticks(sorted({r['processes'] for r in rows}))
-        ax.xaxis.set_major_formatter('{x:.0f}')
-        low, high = ax.get_ylim()
-        ax.set_ylim(low / 1.6, high * 1.25)
-        ax.yaxis.set_major_formatter('{x:,.0f}')
-        ax.yaxis.set_minor_formatter('')
-        ax.set_xlabel('processes (one part each)')
-        ax.set_title(
-            f'{graph}\n{plain["num_nodes"]:,} nodes, {plain["num_edges"]:,} edges', fontsize=10.5
-        )
-        ax.grid(True, which='major', alpha=0.3)
+    width = 5.8 * len(graphs)
+    figure, axes = plt.subplots(1, len(graphs), figsize=(width, 4.8), squeeze=False)
+    for axis, graph in zip(axes[0], graphs, strict=True):
+        _draw_graph(axis, [r for r in results if r['graph'] == graph])
     axes[0][0].set_ylabel('peak memory of a process while training, MiB\n(largest of the ranks)')
-    axes[0][-1].legend(frameon=False, fontsize=8.5, loc='lower left')
+    axes[0][0].legend(frameon=False, fontsize=8.5, loc='lower left')
     name = {'sage': '3-layer GraphSAGE', 'gat': '3-layer GAT, 4 heads'}[model]
     figure.suptitle(f'{name}, full batch: memory against the number of processes')
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     print(f'wrote {path}')
+
+
+_LINES = {
+    'one_shot': ('#c44e52', 's'),
+    'sequential_no_remat': ('#dd8452', '^'),
+    'sequential': ('#1f5fa8', 'o'),
+}
+_LEVELS = {
+    PLAIN: ('0.25', 'plain PyG on edge_index, 1 process', 4, 'bottom'),
+    PLAIN_CSR: ('0.55', 'plain PyG on a sparse matrix, 1 process', -4, 'top'),
+}
+
+
+def _draw_graph(axis: Any, rows: list[Result]) -> None:
+    counts = sorted({r['processes'] for r in rows})
+    peaks = {(r['mode'], r['processes']): r['peak_bytes_max'] / 2**20 for r in rows}
+    for mode, (color, text, offset, side) in _LEVELS.items():
+        level = peaks.get((mode, 1))
+        if level is None:
+            continue
+        axis.axhline(level, color=color, linewidth=1.3, linestyle='--')
+        axis.annotate(
+            f'{text}: {level:,.0f} MiB',
+            (counts[-1], level),
+            (0, offset),
+            textcoords='offset points',
+            ha='right',
+            va=side,
+            fontsize=8.5,
+            color=color,
+        )
+    for mode, (color, marker) in _LINES.items():
+        points = [(p, peaks[mode, p]) for p in counts if (mode, p) in peaks]
+        if points:
+            axis.plot(*zip(*points, strict=True), color=color, marker=marker, label=mode)
+        if points and mode == 'sequential':
+            ideal = [points[0][1] * points[0][0] / p for p in counts]
+            axis.plot(counts, ideal, color=color, linewidth=1, linestyle=':', label='ideal, 1/P')
+            for p, peak in points:
+                axis.annotate(
+                    f'{peak:,.0f}\n({peak / peaks[PLAIN, 1]:.0%})',
+                    (p, peak),
+                    (0, -9),
+                    textcoords='offset points',
+                    ha='center',
+                    va='top',
+                    fontsize=8,
+                    color=color,
+                    bbox={'facecolor': 'white', 'edgecolor': 'none', 'alpha': 0.8, 'pad': 0.5},
+                )
+    axis.set_xscale('log', base=2)
+    axis.set_yscale('log')
+    axis.set_xticks(counts)
+    axis.xaxis.set_major_formatter('{x:.0f}')
+    low, high = axis.get_ylim()
+    axis.set_ylim(low / 1.7, high * 1.3)
+    axis.set_xlim(counts[0] / 1.2, counts[-1] * 1.2)
+    axis.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
+    axis.yaxis.set_major_formatter('{x:,.0f}')
+    axis.yaxis.set_minor_formatter('')
+    axis.grid(True, which='major', alpha=0.3)
+    axis.set_xlabel('processes (one part each)')
+    graph = rows[0]
+    axis.set_title(
+        f'{graph["graph"]}\n{graph["num_nodes"]:,} nodes, {graph["num_edges"]:,} edges',
+        fontsize=10.5,
+    )
 
 
 def _environment() -> Result:
