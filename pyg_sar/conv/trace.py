@@ -125,13 +125,14 @@ def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
     inputs = binding.inputs(samples, edge_index, index, NUM_SAMPLES)
     rows = _only_source(binding, inputs)
     recorder = _Recorder(rows, samples.edge)
-    with _refusing(conv, statistics_modules), softmax_replaced(conv, softmax), recorder:
-        out = getattr(conv, binding.function)(**inputs)
-    changed = attributes.restore()
-    uses_rng = any(
-        not torch.equal(a, b) for a, b in zip(states, random_states(device), strict=True)
-    )
-    restore_random_states(states, device)
+    try:
+        with _refusing(conv, statistics_modules), softmax_replaced(conv, softmax), recorder:
+            out = getattr(conv, binding.function)(**inputs)
+        pairs = zip(states, random_states(device), strict=True)
+        uses_rng = any(not torch.equal(before, after) for before, after in pairs)
+    finally:
+        changed = attributes.restore()
+        restore_random_states(states, device)
 
     edge_attributes = tuple(
         name
