@@ -164,7 +164,7 @@ def plot(results: list[Result], path: Path, model: str) -> None:
     malloc = results[0]['malloc_mmap_threshold']
     results = [r for r in results if r['malloc_mmap_threshold'] == malloc]
     graphs = list(dict.fromkeys(r['graph'] for r in results))
-    width = 5.8 * len(graphs)
+    width = max(5.8 * len(graphs), 7.5)  # room for the title
     figure, axes = plt.subplots(1, len(graphs), figsize=(width, 4.8), squeeze=False)
     for axis, graph in zip(axes[0], graphs, strict=True):
         _draw_graph(axis, [r for r in results if r['graph'] == graph])
