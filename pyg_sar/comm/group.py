@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import time
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,7 +33,18 @@ def exchange_group() -> dist.ProcessGroup | None:
     group = _groups.get(default)
     if group is None:
         group = _groups[default] = dist.new_group()
+        atexit.unregister(_let_go)
+        atexit.register(_let_go)
     return group
+
+
+def _let_go() -> None:
+    """Gives the threads of gloo time to let go of the last tensors before the interpreter ends.
+
+    A thread that frees a tensor while the interpreter shuts down kills the process with "terminate
+    called without an active exception" (torch 2.13, with or without ``destroy_process_group``).
+    """
+    time.sleep(0.2)
 
 
 def raise_together(error: Exception | None) -> None:
