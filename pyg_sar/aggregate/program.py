@@ -29,7 +29,7 @@ class Arguments:
 
     Attributes:
         src: ``[num_own, ...]``: read at the source of an edge, so exchanged.
-        dst: ``[num_own, ...]``: read at the destination, local.
+        dst: ``[num_dst, ...]``: read at the destination, local.
         edge: ``[num_edges, ...]``: one row per edge, sliced per block.
         whole: Any shape: read as they are.
         learnable: Leaf tensors that the function reads by itself, such as the conv's parameters.

@@ -51,11 +51,12 @@ def replay(
     ============  ======================  ===================================================
     tensor        shape                   meaning
     ============  ======================  ===================================================
-    src, dst      ``[num_own, ...]``      own rows, read at an edge's source / destination
+    src           ``[num_own, ...]``      own rows, read at an edge's source
+    dst           ``[num_dst, ...]``      own rows, read at an edge's destination
     edge          ``[num_edges, ...]``    one row per edge of `plan`
     whole         any                     read as they are
     learnable     any                     leaf tensors the function reads by itself
-    states        ``[num_own, ...]``      a finished merge state for each of `merges`
+    states        ``[num_dst, ...]``      a finished merge state for each of `merges`
     edge outputs  ``[num_edges, ...]``    what the function computes per edge
     ============  ======================  ===================================================
 
@@ -120,9 +121,9 @@ class _Replay(torch.autograd.Function):
         num_arguments = sum(ctx.counts)
         arguments = Arguments.of(ctx.counts, saved[:num_arguments])
         rest = iter(saved[num_arguments:])
-        num_own = ctx.plan.shard.num_own
+        num_dst = ctx.plan.shard.num_dst
         stats = [
-            SoftmaxStats(num_own, next(rest), next(rest)) if has else SoftmaxStats(num_own)
+            SoftmaxStats(num_dst, next(rest), next(rest)) if has else SoftmaxStats(num_dst)
             for has in ctx.has_stats
         ]
         kept = None
@@ -141,7 +142,7 @@ class _Replay(torch.autograd.Function):
 
 def _softmax_stats(program: Program, blocks: Blocks, done: Sequence[SoftmaxStats]) -> SoftmaxStats:
     """Maximum and sum of the first softmax that is not in `done`."""
-    stats = SoftmaxStats(blocks.plan.shard.num_own)
+    stats = SoftmaxStats(blocks.plan.shard.num_dst)
     for block, edge_index, arguments in blocks:
         if block.num_edges:
             logits = logits_of(program, arguments, edge_index, done)
@@ -169,8 +170,8 @@ def _merge_blocks(
         if is_first:
             edge_outputs = [t.new_zeros(plan.num_edges, *t.shape[1:]) for t in outputs]
             if messages is not None:
-                num_own = plan.shard.num_own
-                states = [m.init(messages, num_own, program.dim) for m in merges]
+                num_dst = plan.shard.num_dst
+                states = [m.init(messages, num_dst, program.dim) for m in merges]
         for target, output in zip(edge_outputs, outputs, strict=True):
             block.put(target, output)
         if messages is not None:

@@ -70,7 +70,7 @@ def finish(aggregation: torch.nn.Module, states: States, plan: Plan, dim: int) -
 
     Args:
         aggregation: One for which :func:`merges_of` gave the states.
-        states: The finished states, ``num_own`` rows in dimension `dim`.
+        states: The finished states, ``num_dst`` rows in dimension `dim`.
         plan: The blocks the messages came from.
         dim: The node dimension.
     """
@@ -137,7 +137,7 @@ def _last_step(
     own = modules[inner]
     modules[inner] = _Finished(result)
     try:
-        out: Tensor = aggregation(result, plan.edge_index[1], dim_size=plan.shard.num_own, dim=dim)
+        out: Tensor = aggregation(result, plan.edge_index[1], dim_size=plan.shard.num_dst, dim=dim)
     finally:
         modules[inner] = own
     return out

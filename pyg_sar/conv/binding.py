@@ -127,7 +127,8 @@ def bind(
             continue
         if suffix:
             role = 'src' if suffix == '_j' else 'dst'
-            value = _own_rows(conv, base, value, plan)
+            num_rows = plan.shard.num_own if suffix == '_j' else plan.shard.num_dst
+            value = _own_rows(conv, base, value, num_rows)
         else:
             rows[name] = value.size(0) if value.dim() else -1
             has_edge_rows = rows[name] == plan.num_edges
@@ -143,9 +144,8 @@ def bind(
     return Binding(conv, function, arguments, rows, tuple(slots))
 
 
-def _own_rows(conv: MessagePassing, name: str, value: Tensor, plan: Plan) -> Tensor:
+def _own_rows(conv: MessagePassing, name: str, value: Tensor, num_own: int) -> Tensor:
     dim = _node_dim(conv, value)
-    num_own = plan.shard.num_own
     if value.dim() == 0 or value.size(dim) != num_own:
         raise ValueError(
             f"expected one row per own node in '{name}' of {type(conv).__name__}: {num_own} rows "

@@ -71,7 +71,7 @@ class Propagation:
             assert merges is not None
             assert traced is not None
             out = self._replay(plan, binding, traced, merges)
-        update_kwargs = {'dim_size': plan.shard.num_own, 'size_i': plan.shard.num_own, **kwargs}
+        update_kwargs = {'dim_size': plan.shard.num_dst, 'size_i': plan.shard.num_dst, **kwargs}
         updated: Tensor = conv.update(
             out, **conv.inspector.collect_param_data('update', update_kwargs)
         )
@@ -84,7 +84,7 @@ class Propagation:
             return self._call_with_halo(plan, binding)
         traced = self._trace(binding)
         assert traced is not None
-        program = _program(binding, traced, plan.shard.num_own, has_messages=False)
+        program = _program(binding, traced, plan.shard.num_dst, has_messages=False)
         arguments = replace(binding.arguments, learnable=traced.learnable)
         _, outputs = replay(program, arguments, (), plan, self.exchange, keep_rows=self._keep_rows)
         self._set_attributes(traced, outputs[1:])
@@ -132,11 +132,12 @@ class Propagation:
             check_rows_are_independent(binding, traced.uses_rng, sees_all_in_edges=False)
 
     def _check(self, size: Any) -> None:
-        num_own = self.exchange.shard.num_own
-        if size is not None and any(n is not None and n != num_own for n in size):
-            raise ValueError(
-                f"expected 'size' to be ({num_own}, {num_own}), the own nodes (got {tuple(size)})"
-            )
+        shard = self.exchange.shard
+        own = shard.num_own, shard.num_dst
+        if size is not None and any(
+            n not in (None, expected) for n, expected in zip(size, own, strict=True)
+        ):
+            raise ValueError(f"expected 'size' to be {own}, the own nodes (got {tuple(size)})")
         if self.conv.explain:
             raise ValueError(f'{type(self.conv).__name__} cannot be explained on a cut graph')
         check_hooks(self.conv)
@@ -167,7 +168,7 @@ class Propagation:
     def _replay(
         self, plan: Plan, binding: Binding, traced: Trace, merges: dict[str, Merge]
     ) -> Tensor:
-        program = _program(binding, traced, plan.shard.num_own, has_messages=True)
+        program = _program(binding, traced, plan.shard.num_dst, has_messages=True)
         arguments = replace(binding.arguments, learnable=traced.learnable)
         states, outputs = replay(
             program,
@@ -190,7 +191,7 @@ class Propagation:
         aggregate_kwargs = {
             'index': plan.edge_index[1],
             'ptr': None,
-            'dim_size': plan.shard.num_own,
+            'dim_size': plan.shard.num_dst,
             **kwargs,
         }
         out: Tensor = self.conv.aggregate(
@@ -203,7 +204,7 @@ class Propagation:
         src = tuple(with_halo(t, self.exchange) for t in binding.arguments.src)
         arguments = replace(binding.arguments, src=src)
         dst = plan.edge_index[1]
-        return binding.call(arguments, plan.edge_index, dst, plan.shard.num_own)
+        return binding.call(arguments, plan.edge_index, dst, plan.shard.num_dst)
 
 
 def check_hooks(conv: MessagePassing) -> None:
@@ -216,7 +217,7 @@ def check_hooks(conv: MessagePassing) -> None:
             )
 
 
-def _program(binding: Binding, traced: Trace, num_own: int, *, has_messages: bool) -> Program:
+def _program(binding: Binding, traced: Trace, num_dst: int, *, has_messages: bool) -> Program:
     conv = binding.conv
 
     def run(
@@ -225,7 +226,7 @@ def _program(binding: Binding, traced: Trace, num_own: int, *, has_messages: boo
         attributes = AttributeWatch(conv)
         try:
             with softmax_replaced(conv, softmax):
-                out = binding.call(arguments, edge_index, block_index(edge_index[1]), num_own)
+                out = binding.call(arguments, edge_index, block_index(edge_index[1]), num_dst)
         finally:
             changed = attributes.restore()
         outputs = [_edge_rows(conv, changed, name, edge_index) for name in traced.edge_attributes]

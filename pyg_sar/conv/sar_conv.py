@@ -14,7 +14,7 @@ from torch_geometric.utils import get_laplacian
 from pyg_sar.comm import Exchange, agree, check_equal, raise_together
 from pyg_sar.conv.functions import AnyFn, replaced
 from pyg_sar.conv.inputs import check_inputs
-from pyg_sar.conv.normalize import Normalizer
+from pyg_sar.conv.normalize import SELF_LOOPS, Normalizer, refuse_self_loops
 from pyg_sar.conv.propagation import Mode, Propagation, check_hooks
 from pyg_sar.conv.support import why_refused
 from pyg_sar.shard.edge_index import ShardEdgeIndex
@@ -46,9 +46,10 @@ class SARConv(MessagePassing):  # type: ignore[misc]
         prefetch: How many remote parts travel ahead of the one that is computed (sequential modes).
 
     Shapes:
-        - **x**: own rows ``[num_own, F]``, or whatever node tensors the conv takes
+        - **x**: own rows ``[num_own, F]``, or whatever node tensors the conv takes; on the edges
+          between two sets of nodes a pair ``([num_own, F_src], [num_dst, F_dst])``
         - **edge_index**: the shard's ``[2, num_edges]``, or edges selected from it
-        - **output**: ``[num_own, F_out]``
+        - **output**: ``[num_dst, F_out]``
 
     Forward and backward are collective: every rank calls them the same number of times, whatever
     its own nodes are. The first forward also compares the ranks' inputs (one small all-gather).
@@ -117,6 +118,8 @@ class SARConv(MessagePassing):  # type: ignore[misc]
             gcn_norm: normalizer.gcn_norm,
             get_laplacian: normalizer.get_laplacian,
         }
+        if exchange.shard.is_bipartite:
+            whole_graph_functions.update(dict.fromkeys(SELF_LOOPS, refuse_self_loops))
         with ExitStack() as stack:
             stack.enter_context(replaced(self.conv, whole_graph_functions))
             for name, module in self.conv.named_modules():

@@ -54,6 +54,8 @@ class Shard:
         halo_ptr: ``num_parts + 1`` offsets: halo rows owned by each part (own parts: none).
         block_ptr: ``num_parts + 1`` offsets: edges whose source each part owns.
         steps: The exchange, in order; empty on one rank.
+        dst_rows: Of a bipartite shard, how many own destinations there are; None where sources and
+            destinations are the same nodes.
         cache: Where other rooms keep what they computed once for this shard.
     """
 
@@ -67,6 +69,7 @@ class Shard:
     halo_ptr: tuple[int, ...]
     block_ptr: tuple[int, ...]
     steps: tuple[Step, ...]
+    dst_rows: int | None = None
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -81,8 +84,18 @@ class Shard:
 
     @property
     def num_own(self) -> int:
-        """Number of own nodes: the rows of ``x`` and of every layer's output here."""
+        """Number of own nodes that edges may start from: the rows of ``x`` here."""
         return self.own_ptr[-1]
+
+    @property
+    def num_dst(self) -> int:
+        """Number of own nodes that edges may end in: the rows of every layer's output here."""
+        return self.num_own if self.dst_rows is None else self.dst_rows
+
+    @property
+    def is_bipartite(self) -> bool:
+        """Whether edges run from nodes of one set to nodes of another."""
+        return self.dst_rows is not None
 
     @property
     def num_halo(self) -> int:
