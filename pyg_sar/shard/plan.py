@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,12 +93,16 @@ class Plan:
         num_edges: Number of edges, i.e. the rows of every edge tensor.
         edge_index: The edge_index, plain int64 ``[2, num_edges]``.
         version: The version of `edge_index` that the blocks are of.
+        is_whole: Whether these are all edges of the shard in their order.
+        cache: Where other rooms keep what they computed once for this plan.
     """
 
     shard: Shard
     blocks: tuple[Block, ...]
     edge_index: Tensor
     version: int
+    is_whole: bool = False
+    cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def num_edges(self) -> int:
@@ -140,7 +145,7 @@ def _make_plan(edge_index: Tensor, shard: Shard) -> Plan:
                 _all_edges=plain,
             )
         )
-    return Plan(shard, tuple(blocks), plain, plain._version)
+    return Plan(shard, tuple(blocks), plain, plain._version, is_whole=perm is None)
 
 
 def _check_ids(edge_index: Tensor, shard: Shard) -> None:

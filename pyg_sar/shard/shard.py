@@ -56,6 +56,7 @@ class Shard:
         steps: The exchange, in order; empty on one rank.
         dst_rows: Of a bipartite shard, how many own destinations there are; None where sources and
             destinations are the same nodes.
+        e_id: Original ids of the edges, int64 ``[num_edges]``, where they are known.
         cache: Where other rooms keep what they computed once for this shard.
     """
 
@@ -70,6 +71,7 @@ class Shard:
     block_ptr: tuple[int, ...]
     steps: tuple[Step, ...]
     dst_rows: int | None = None
+    e_id: Tensor | None = field(default=None, repr=False)
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -119,4 +121,5 @@ class Shard:
         if all(step.send_index.device == device for step in self.steps):
             return self
         steps = tuple(replace(s, send_index=s.send_index.to(device)) for s in self.steps)
-        return replace(self, steps=steps, cache={})
+        e_id = None if self.e_id is None else self.e_id.to(device)
+        return replace(self, steps=steps, e_id=e_id, cache={})
