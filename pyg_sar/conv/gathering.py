@@ -13,6 +13,7 @@ from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.comm import Exchange
 from pyg_sar.conv.binding import Binding
 from pyg_sar.conv.sampling import (
+    NUM_MADE_UP,
     NUM_SAMPLES,
     AttributeWatch,
     edge_attributes_of,
@@ -20,7 +21,7 @@ from pyg_sar.conv.sampling import (
     random_states,
     restore_random_states,
     samples_of,
-    with_another_edge,
+    with_made_up_edges,
 )
 from pyg_sar.conv.trace import learnable_leaves, node_of_now
 from pyg_sar.shard.plan import Plan
@@ -95,10 +96,11 @@ def run_gather(
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
         is_first_empty = edge_index.size(1) == 0 or int(edge_index[1, 0]) > 0
         if num_dst and is_first_empty:
-            # Not every aggregation takes no messages at all, or none for the first node (median).
-            arguments, edge_index = with_another_edge(arguments, edge_index)
+            # Not every aggregation takes no messages, or none for the first node (quantiles).
+            arguments, edge_index = with_made_up_edges(arguments, edge_index)
             out, edge_outputs = run(arguments, edge_index, num_dst + 1)
-            return None if out is None else out[1:], tuple(o[1:] for o in edge_outputs)
+            edge_outputs = tuple(o[NUM_MADE_UP:] for o in edge_outputs)
+            return None if out is None else out[1:], edge_outputs
         watch = AttributeWatch(binding.conv)
         try:
             out, edge_outputs = _run(binding, arguments, edge_index, num_dst)

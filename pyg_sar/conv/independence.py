@@ -7,7 +7,7 @@ out, or with the destinations numbered differently: the others must not change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -19,12 +19,13 @@ from pyg_sar.conv.binding import Binding
 from pyg_sar.conv.intercept import UnsupportedMessageError
 from pyg_sar.conv.reductions import messages_of
 from pyg_sar.conv.sampling import (
+    NUM_MADE_UP,
     NUM_SAMPLES,
     AttributeWatch,
     random_states,
     restore_random_states,
     samples_of,
-    with_another_edge,
+    with_made_up_edges,
 )
 
 _Values = list[tuple[Tensor, int]]
@@ -46,8 +47,8 @@ def check_destinations_are_independent(binding: Binding) -> None:
         everything = _outputs(binding, arguments, edge_index, NUM_SAMPLES)
         fewer = _outputs(binding, _without_last(arguments), edge_index[:, :-1], NUM_SAMPLES)
         _compare(everything, fewer)
-        more = _outputs(binding, *with_another_edge(arguments, edge_index), NUM_SAMPLES + 1)
-        _compare(everything, more, start=1)
+        more = _outputs(binding, *with_made_up_edges(arguments, edge_index), NUM_SAMPLES + 1)
+        _compare(everything, more, starts=(NUM_MADE_UP, 1))
 
 
 @no_autocast_cache()
@@ -116,12 +117,15 @@ def _without_trace(binding: Binding, run: Callable[[], _Values]) -> _Values | No
     return None if uses_rng else out
 
 
-def _compare(expected: _Values | None, found: _Values | None, start: int = 0) -> None:
-    """Compares the first rows of `expected` with those from `start` of `found`."""
+def _compare(
+    expected: _Values | None, found: _Values | None, starts: Sequence[int] | None = None
+) -> None:
+    """Compares the first rows of `expected` with those from `starts` of `found`."""
     if expected is None or found is None:
         return
     num_rows = NUM_SAMPLES - 1
-    for (a, dim), (b, _) in zip(expected, found, strict=True):
+    for i, ((a, dim), (b, _)) in enumerate(zip(expected, found, strict=True)):
+        start = 0 if starts is None else starts[i]
         if min(a.size(dim), b.size(dim) - start) < num_rows:
             raise UnsupportedMessageError('it does not give one row per edge, or per destination')
         rows = a.narrow(dim, 0, num_rows), b.narrow(dim, start, num_rows)

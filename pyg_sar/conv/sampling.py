@@ -85,16 +85,19 @@ def made_up_row(values: Tensor) -> Tensor:
     return values.new_full((1, *values.shape[1:]), 1 if values.is_floating_point() else 0)
 
 
-def with_another_edge(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, Tensor]:
-    """The same edges after one between made-up nodes, whose destination is the first."""
+NUM_MADE_UP = 2
+
+
+def with_made_up_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, Tensor]:
+    """The same edges after some between made-up nodes, whose destination is the first."""
     num_src = next((t.size(0) for t in arguments.src), 0)
-    first = edge_index.new_tensor([[num_src], [0]])
+    first = edge_index.new_tensor([[num_src], [0]]).expand(2, NUM_MADE_UP)
     shifted = torch.stack([edge_index[0], edge_index[1] + 1])
     more = replace(
         arguments,
         src=tuple(torch.cat([t, made_up_row(t)]) for t in arguments.src),
         dst=tuple(torch.cat([made_up_row(t), t]) for t in arguments.dst),
-        edge=tuple(torch.cat([made_up_row(t), t]) for t in arguments.edge),
+        edge=tuple(torch.cat([*[made_up_row(t)] * NUM_MADE_UP, t]) for t in arguments.edge),
     )
     return more, torch.cat([first, shifted], dim=1)
 
