@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.conv.propagation import Mode
+from pyg_sar.conv.paths import Mode
 from pyg_sar.conv.sar_conv import SARConv, check_options
 from pyg_sar.conv.support import why_refused
 from pyg_sar.norm import GlobalBatchNorm

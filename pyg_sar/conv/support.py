@@ -6,7 +6,6 @@ import torch
 from torch_geometric.nn import LayerNorm, MessagePassing, norm
 
 _DYNAMIC = 'it builds its graph in forward from all nodes'
-_HETERO = 'it works on a heterogeneous graph'
 _CLOSED = 'its message runs inside a closed CUDA kernel'
 _REVERSED = 'it also passes messages against the direction of the edges'
 
@@ -19,13 +18,9 @@ REFUSED: dict[str, str] = {
     'FusedGATConv': _CLOSED,
     'GPSConv': 'its global attention reads all nodes at once',
     'GravNetConv': _DYNAMIC,
-    'HANConv': _HETERO,
-    'HGTConv': _HETERO,
-    'HeteroConv': _HETERO,
     'HypergraphConv': _REVERSED,
     'MeshCNNConv': 'its edges have a fixed order around each face',
     'PANConv': 'it multiplies adjacency matrices',
-    'SignedConv': 'it takes two graphs of one set of nodes',
     'SuperGATConv': 'it samples negative edges from the whole graph in forward',
     'WLConv': 'it colours nodes by a dictionary of the whole graph',
     'XConv': _DYNAMIC,
