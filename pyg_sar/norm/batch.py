@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch_geometric.nn import norm
 
 from pyg_sar.comm import all_reduce_sum, is_distributed
+from pyg_sar.norm.base import GlobalNorm
 
 
-class GlobalBatchNorm(torch.nn.BatchNorm1d):
+class GlobalBatchNorm(GlobalNorm, torch.nn.BatchNorm1d):
     """``torch.nn.BatchNorm1d`` with the mean and variance of all ranks' rows in training.
 
     Same parameters, buffers and state_dict; running statistics are equal on all ranks. In
@@ -31,32 +33,12 @@ class GlobalBatchNorm(torch.nn.BatchNorm1d):
         ValueError: If all ranks together have fewer than two rows in training.
     """
 
-    is_global = True
-
-    @classmethod
-    def convert(cls, module: torch.nn.BatchNorm1d | torch.nn.SyncBatchNorm) -> GlobalBatchNorm:
-        """A global one that shares the parameters and buffers of `module`."""
-        out = cls(
-            module.num_features,
-            module.eps,
-            module.momentum,
-            module.affine,
-            module.track_running_stats,
-            device='meta',
-        )
-        for name, parameter in module._parameters.items():
-            out._parameters[name] = parameter
-        for name, buffer in module._buffers.items():
-            out._buffers[name] = buffer
-        out.train(module.training)
-        return out
-
     def forward(self, input: Tensor) -> Tensor:
         """Normalises own rows by the statistics of all ranks' rows."""
         uses_batch = self.training or self.running_mean is None
-        if not uses_batch and input.size(0) == 0:
-            return self._of_no_rows(input)
-        if not uses_batch or not is_distributed():
+        if not uses_batch:
+            return self.by_running_statistics(input)
+        if not is_distributed():
             return super().forward(input)
         self._check_input_dim(input)
         rows = input if input.dim() == 2 else input.transpose(1, 2).reshape(-1, input.size(1))
@@ -74,7 +56,12 @@ class GlobalBatchNorm(torch.nn.BatchNorm1d):
             out = out.view(input.size(0), input.size(2), input.size(1)).transpose(1, 2)
         return out
 
-    def _of_no_rows(self, input: Tensor) -> Tensor:
+    def by_running_statistics(self, input: Tensor) -> Tensor:
+        """Normalises own rows by the running statistics and leaves these as they are."""
+        self._check_input_dim(input)
+        if input.size(0):
+            mean, var = self.running_mean, self.running_var
+            return F.batch_norm(input, mean, var, self.weight, self.bias, eps=self.eps)
         # The backward of torch's own divides by the number of rows, in integers (torch 2.13).
         if self.weight is None or self.bias is None:
             return input
@@ -92,6 +79,50 @@ class GlobalBatchNorm(torch.nn.BatchNorm1d):
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
         unbiased = var * (count / (count - 1))
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
+
+
+class GlobalPyGBatchNorm(GlobalNorm, norm.BatchNorm):  # type: ignore[misc]
+    """``torch_geometric.nn.BatchNorm`` around a :class:`GlobalBatchNorm`.
+
+    With ``allow_single_element`` the running statistics are used where all ranks together have at
+    most one row.
+
+    Collective in training: as GlobalBatchNorm, and an all-reduce with ``allow_single_element``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.module: GlobalBatchNorm = GlobalBatchNorm.convert(self.module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalises own rows by the statistics of all ranks' rows."""
+        if self.training and self.allow_single_element:
+            count = all_reduce_sum(torch.tensor([x.size(0)], device=x.device))
+            if int(count) <= 1:
+                return self.module.by_running_statistics(x)
+        out: Tensor = self.module(x)
+        return out
+
+    @property
+    def running_mean(self) -> Tensor | None:
+        """That of the batch norm inside."""
+        return self.module.running_mean
+
+
+class GlobalDiffGroupNorm(GlobalNorm, norm.DiffGroupNorm):  # type: ignore[misc]
+    """``torch_geometric.nn.DiffGroupNorm`` around a :class:`GlobalBatchNorm`, with its collectives.
+
+    The clusters are learned by a linear layer, row by row.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.norm: GlobalBatchNorm = GlobalBatchNorm.convert(self.norm)
+
+    @property
+    def running_mean(self) -> Tensor | None:
+        """That of the batch norm inside."""
+        return self.norm.running_mean
 
 
 def _moments(rows: Tensor) -> tuple[Tensor, Tensor, int]:
