@@ -63,10 +63,9 @@ class GlobalBatchNorm(GlobalNorm, torch.nn.BatchNorm1d):
             mean, var = self.running_mean, self.running_var
             return F.batch_norm(input, mean, var, self.weight, self.bias, eps=self.eps)
         # The backward of torch's own divides by the number of rows, in integers (torch 2.13).
-        if self.weight is None or self.bias is None:
-            return input
         shape = (-1, *[1] * (input.dim() - 2))
-        return input * self.weight.view(shape) + self.bias.view(shape)
+        out = input if self.weight is None else input * self.weight.view(shape)
+        return out if self.bias is None else out + self.bias.view(shape)
 
     def _update_running(self, mean: Tensor, var: Tensor, count: int) -> None:
         assert self.running_mean is not None
@@ -166,16 +165,17 @@ class _BatchNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight, mean, var)
         ctx.count, ctx.eps, ctx.has_bias = count, eps, bias is not None
-        return F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
+        return F.batch_norm(x, mean, var, _to(weight, mean), _to(bias, mean), eps=eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
+        wide = _to(weight, mean)
         # With fixed statistics: weight * invstd * g, sum of g * xhat, sum of g.
         if x.size(0):
             grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-                grads[0].contiguous(), x, weight, mean, var, None, None, False, ctx.eps, [True] * 3
+                grads[0].contiguous(), x, wide, mean, var, None, None, False, ctx.eps, [True] * 3
             )
         else:
             grad_x, grad_weight, grad_bias = x, torch.zeros_like(mean), torch.zeros_like(mean)
@@ -183,16 +183,21 @@ class _BatchNorm(torch.autograd.Function):
             sums = torch.stack([grad_weight, grad_bias])
             all_reduce_sum(sums)
             invstd = (var + ctx.eps).rsqrt()
-            scale = invstd if weight is None else invstd * weight
+            scale = invstd if wide is None else invstd * wide
             slope = scale * invstd * sums[0] / ctx.count
             offset = scale * sums[1] / ctx.count - slope * mean
             grad_x = grad_x.addcmul_(x, slope.to(x.dtype), value=-1).sub_(offset.to(x.dtype))
         return (
             grad_x if ctx.needs_input_grad[0] else None,
-            grad_weight if weight is not None else None,
-            grad_bias if ctx.has_bias else None,
+            _to(grad_weight, weight) if weight is not None else None,
+            _to(grad_bias, weight) if ctx.has_bias else None,
             None,
             None,
             None,
             None,
         )
+
+
+def _to(tensor: Tensor | None, like: Tensor) -> Tensor | None:
+    # torch takes float32 statistics of half-precision rows with float32 parameters only.
+    return None if tensor is None else tensor.to(like.dtype)

@@ -98,8 +98,8 @@ class GlobalInstanceNorm(_NormOfGraphs, norm.InstanceNorm):  # type: ignore[misc
         if self.running_mean is not None:
             self.running_mean.lerp_(mean.detach().mean(0).to(self.running_mean), self.momentum)
         if self.running_var is not None:
-            count = graphs.count.clamp(min=1)
-            unbiased = var.detach() * (count / (count - 1).clamp(min=1)).view(-1, 1)
+            count = graphs.count.view(-1, 1)
+            unbiased = var.detach() * count / (count - 1).clamp(min=1)
             self.running_var.lerp_(unbiased.mean(0).to(self.running_var), self.momentum)
         return self._scale_and_shift(x / graphs.of_rows((var + self.eps).sqrt()))
 
