@@ -178,7 +178,8 @@ class _BatchNorm(torch.autograd.Function):
                 grads[0].contiguous(), x, wide, mean, var, None, None, False, ctx.eps, [True] * 3
             )
         else:
-            grad_x, grad_weight, grad_bias = x, torch.zeros_like(mean), torch.zeros_like(mean)
+            grad_x = torch.zeros_like(x)  # not x itself: it is changed in place below
+            grad_weight, grad_bias = torch.zeros_like(mean), torch.zeros_like(mean)
         if ctx.needs_input_grad[0]:
             sums = torch.stack([grad_weight, grad_bias])
             all_reduce_sum(sums)
