@@ -369,21 +369,42 @@ NORMS: dict[str, Callable[[], torch.nn.Module]] = {
     'DiffGroupNorm': lambda: pyg.DiffGroupNorm(6, 2),
     'GraphSizeNorm': lambda: pyg.GraphSizeNorm(),
     'HeteroBatchNorm': lambda: pyg.HeteroBatchNorm(6, 2),
+    'BatchNorm': lambda: pyg.BatchNorm(6, allow_single_element=True),
+}
+NOT_OVER_NODES: dict[str, Callable[[], torch.nn.Module]] = {
     'InstanceNorm1d': lambda: torch.nn.InstanceNorm1d(6),
     'BatchNorm2d': lambda: torch.nn.BatchNorm2d(6),
     'LazyBatchNorm1d': lambda: torch.nn.LazyBatchNorm1d(),
-    'BatchNorm': lambda: pyg.BatchNorm(6, allow_single_element=True),
 }
 
 
 @pytest.mark.parametrize('name', NORMS)
+def test_norms_become_global(name):
+    """Outside convs and inside them, wherever the same one stands."""
+    norm = NORMS[name]()
+    inside = GINConv(torch.nn.Sequential(_mlp(), NORMS[name]()))
+    model = wrap(torch.nn.ModuleList([GINConv(_mlp()), norm, inside, norm]))
+    assert model[1] is model[3]
+    for converted in (model[1], model[2].conv.nn[1]):
+        assert isinstance(converted, type(norm))
+        assert converted.is_global
+    assert wrap(model)[1] is model[1]
+
+
+@pytest.mark.parametrize('name', NOT_OVER_NODES)
 def test_norms_over_the_rows_of_one_rank(name):
-    model = torch.nn.ModuleList([GINConv(_mlp()), torch.nn.BatchNorm1d(6), NORMS[name]()])
+    make = NOT_OVER_NODES[name]
+    model = torch.nn.ModuleList([GINConv(_mlp()), torch.nn.BatchNorm1d(6), make()])
     _refuses(model, f"^{name} at '2' cannot run on a partitioned graph: .* rows of one rank")
-    inside = torch.nn.ModuleList([GINConv(torch.nn.Sequential(_mlp(), NORMS[name]()))])
+    inside = torch.nn.ModuleList([GINConv(torch.nn.Sequential(_mlp(), make()))])
     _refuses(inside, f"^{name} at '0.nn.1' cannot run on a partitioned graph")
+
+
+@pytest.mark.parametrize('name', [*NORMS, *NOT_OVER_NODES])
+def test_norms_by_hand_must_be_global(name):
+    norm = {**NORMS, **NOT_OVER_NODES}[name]()
     with pytest.raises(ValueError, match=f'^{name} cannot be wrapped'):
-        SARConv(GINConv(torch.nn.Sequential(torch.nn.Linear(6, 6), NORMS[name]())))
+        SARConv(GINConv(torch.nn.Sequential(torch.nn.Linear(6, 6), norm)))
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,9 @@ class Propagation:
         exchange = self.exchanges.of(edge_index)
         shard = exchange.shard
         takes_statistics = [
-            m.training for m in self.conv.modules() if isinstance(m, STATISTICS_MODULES)
+            getattr(m, 'training', True)
+            for m in self.conv.modules()
+            if isinstance(m, STATISTICS_MODULES)
         ]
         key = (function, shard.fingerprint, *signature(kwargs), any(takes_statistics))
         if key not in self.agreed:
