@@ -281,7 +281,6 @@ CONSTRUCTIBLE: dict[str, Callable[[], torch.nn.Module]] = {
     'GPSConv': lambda: conv.GPSConv(6, GCNConv(6, 6), norm=None),
     'HANConv': lambda: conv.HANConv(6, 6, (['a'], [('a', 'to', 'a')])),
     'HGTConv': lambda: conv.HGTConv(6, 6, (['a'], [('a', 'to', 'a')])),
-    'HeteroConv': lambda: conv.HeteroConv({('a', 'to', 'a'): SAGEConv(6, 6)}),
     'HypergraphConv': lambda: conv.HypergraphConv(6, 6),
     'MeshCNNConv': lambda: conv.MeshCNNConv(6, 6),
     'PANConv': lambda: conv.PANConv(6, 6, 2),

@@ -23,7 +23,6 @@ REFUSED: dict[str, str] = {
     'GravNetConv': _DYNAMIC,
     'HANConv': _HETERO,
     'HGTConv': _HETERO,
-    'HeteroConv': _HETERO,
     'HypergraphConv': _REVERSED,
     'MeshCNNConv': 'its edges have a fixed order around each face',
     'PANConv': 'it multiplies adjacency matrices',
