@@ -16,7 +16,8 @@ import torch_geometric.index
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-from torch_geometric.data.graph_store import EdgeLayout
+from torch_geometric.data.feature_store import TensorAttr
+from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 from torch_geometric.data.storage import (
     AttrType,
     BaseStorage,
@@ -44,7 +45,9 @@ _ALLOWED: list[Any] = [
     EdgeStorage,
     DataEdgeAttr,
     DataTensorAttr,
+    EdgeAttr,
     EdgeLayout,
+    TensorAttr,
     GlobalStorage,
     AttrType,
     torch_geometric.edge_index.EdgeIndex,
