@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 
 import torch.distributed as dist
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import agree, is_distributed, raise_together
-from pyg_sar.shard.format import read_meta
 from pyg_sar.shard.load import read_shard
+from pyg_sar.shard.meta import read_meta
 
 
-def load_shard(root: str | Path, rank: int | None = None) -> Data:
-    """Loads this rank's part of a partitioned graph as an ordinary PyG ``Data``.
+def load_shard(root: str | Path, rank: int | None = None) -> Data | HeteroData:
+    """Loads this rank's part of a partitioned graph as an ordinary PyG ``Data`` or ``HeteroData``.
 
     The parts of the folder are dealt out in contiguous runs: with 8 parts on 2 ranks, rank 0 owns
     parts 0 to 3. Without ``torch.distributed`` this process owns all of them. A rank reads only its
@@ -29,6 +29,11 @@ def load_shard(root: str | Path, rank: int | None = None) -> Data:
     ``n_id``                     original ids of the own nodes, int64 ``[num_own]``
     ``e_id``                     original ids of the edges, int64 ``[num_edges]``
     ===========================  =================================================================
+
+    A ``HeteroData`` has the same for every type of nodes and every relation, the types of the whole
+    graph on every rank, also where a rank has no node or edge of one. Each relation's sources are
+    numbered as above among the nodes of its source type, its destinations among the own nodes of
+    its destination type. ``x_dict``, ``edge_index_dict`` and ``metadata()`` are PyG's own.
 
     Collective if ``torch.distributed`` is initialised: one small all-gather, so that all ranks
     raise if one of them does.
@@ -53,7 +58,7 @@ def load_shard(root: str | Path, rank: int | None = None) -> Data:
         if rank is None:
             return read_shard(root, 0, 1)
         return read_shard(root, rank, _num_parts(root))
-    data = None
+    data: Data | HeteroData | None = None
     error: FileNotFoundError | ValueError | None = None
     try:
         own = dist.get_rank() if rank is None else rank
@@ -69,12 +74,13 @@ def load_shard(root: str | Path, rank: int | None = None) -> Data:
 
 
 def _num_parts(root: str | Path) -> int:
-    num_parts: int = read_meta(root)['num_parts']
-    return num_parts
+    return read_meta(root).num_parts
 
 
-def _check_same_partition(data: Data) -> None:
-    shard = data.edge_index.shard
+def _check_same_partition(data: Data | HeteroData) -> None:
+    # The name of every relation's shard holds that of the whole partition.
+    store = data if isinstance(data, Data) else data.edge_stores[0]
+    shard = store.edge_index.shard
     fingerprints = agree((shard.fingerprint, shard.root))
     for rank, other in enumerate(fingerprints):
         if other[0] != shard.fingerprint:

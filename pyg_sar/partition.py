@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         'source',
         metavar='SOURCE',
-        help='a .pt file (PyG Data or dict of tensors), an .npz file, or one of '
+        help='a .pt file (PyG Data, HeteroData or dict of tensors), an .npz file, or one of '
         + ', '.join(sorted(BUILT_IN)),
     )
     parser.add_argument('out', metavar='OUT', help='folder to write; must not exist or be empty')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,13 @@ class Attributes:
     graph: dict[str, Any]
 
 
-def sort_attributes(data: Data, num_nodes: int, num_edges: int) -> Attributes:
+def sort_attributes(
+    data: Data | Mapping[str, Any],
+    num_nodes: int | None,
+    num_edges: int | None,
+    *,
+    where: str = '',
+) -> Attributes:
     """Sorts the attributes of `data` by what they belong to.
 
     The rule is explicit where PyG guesses: a tensor belongs to the nodes if it has one row per
@@ -40,6 +47,12 @@ def sort_attributes(data: Data, num_nodes: int, num_edges: int) -> Attributes:
     ``edge`` in it belongs to the edges, any other to the nodes. Tensors of two or more dimensions
     with ``index`` in their names hold ids, not rows (``edge_label_index``), and ``face`` does
     too. What belongs to neither and is no scalar, string or list is dropped with a warning.
+
+    Args:
+        data: A graph, or what a HeteroData holds of one type.
+        num_nodes: Number of nodes; None if `data` holds no nodes.
+        num_edges: Number of edges; None if `data` holds no edges.
+        where: Whose attributes they are, for messages.
 
     Raises:
         ValueError: If an attribute with a well-known name has another number of rows, or a name is
@@ -53,12 +66,12 @@ def sort_attributes(data: Data, num_nodes: int, num_edges: int) -> Attributes:
         if name in _RESERVED:
             raise ValueError(
                 "'n_id' and 'e_id' are the names of the global ids in a loaded shard; rename or "
-                f"delete the attribute (got '{name}')"
+                f"delete the attribute (got '{name}'{where})"
             )
         tensor = _as_tensor(value)
         if tensor is None and name in _NODE_NAMES | _EDGE_NAMES:
-            raise ValueError(f"'{name}' must be a tensor (got {_describe(value)})")
-        owner = None if tensor is None else _owner(name, tensor, num_nodes, num_edges)
+            raise ValueError(f"'{name}'{where} must be a tensor (got {_describe(value)})")
+        owner = None if tensor is None else _owner(name, tensor, num_nodes, num_edges, where)
         if tensor is not None and owner == 'node':
             attributes.node[name] = tensor
         elif tensor is not None and owner == 'edge':
@@ -71,43 +84,54 @@ def sort_attributes(data: Data, num_nodes: int, num_edges: int) -> Attributes:
             dropped.append(f'{name} ({_describe(value)})')
     if dropped:
         warnings.warn(
-            'dropped attributes that are neither one row per node, one row per edge, nor a '
+            f'dropped attributes{where} that are neither one row per node, one row per edge, nor a '
             f'scalar, string or list of the graph: {", ".join(dropped)}',
-            stacklevel=3,
+            stacklevel=4 + bool(where),
         )
     return attributes
 
 
 def count_nodes(data: Data) -> int:
+    """The number of nodes of a homogeneous graph; see :func:`count_rows`."""
+    edge_index = data.edge_index
+    return count_rows(data, [] if edge_index is None else [edge_index])
+
+
+def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor]) -> int:
     """The number of nodes of `data`.
 
-    ``data.num_nodes`` where it was set; else the rows of the first node attribute with a
-    well-known name; else those of `y`; else the largest id in `edge_index` plus one.
+    ``num_nodes`` where it was set; else the rows of the first node attribute with a well-known
+    name; else those of `y`; else the largest id that an edge has in it plus one.
+
+    Args:
+        data: A graph, or what a HeteroData holds of one type of nodes.
+        ids: Ids of its nodes at which edges start or end.
     """
     if 'num_nodes' in data and data['num_nodes'] is not None:
         return int(data['num_nodes'])
     for name, value in data.items():
         if name in _NODE_NAMES and isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0:
             return int(value.shape[0])
-    edge_index = data.edge_index
-    largest = int(edge_index.max()) + 1 if edge_index is not None and edge_index.numel() else 0
+    largest = max((int(values.max()) + 1 for values in ids if values.numel()), default=0)
     y = data.get('y')
     if isinstance(y, (Tensor, np.ndarray)) and y.ndim > 0 and y.shape[0] > largest:
         return int(y.shape[0])
     return largest
 
 
-def _owner(name: str, value: Tensor, num_nodes: int, num_edges: int) -> str | None:
+def _owner(
+    name: str, value: Tensor, num_nodes: int | None, num_edges: int | None, where: str
+) -> str | None:
     if value.dim() == 0 or name == 'face' or (value.dim() > 1 and 'index' in name):
         return None
     if value.layout is not torch.strided and name != 'x':
         return None  # An adjacency matrix has one row per node, but is no attribute of it.
     rows = value.size(0)
     for names, what, count in ((_NODE_NAMES, 'node', num_nodes), (_EDGE_NAMES, 'edge', num_edges)):
-        if name in names:
+        if name in names and count is not None:
             if rows != count:
                 raise ValueError(
-                    f"'{name}' must have one row per {what}, {count} (got shape "
+                    f"'{name}'{where} must have one row per {what}, {count} (got shape "
                     f'{list(value.shape)})'
                 )
             return what
@@ -130,7 +154,7 @@ def _as_tensor(value: Any) -> Tensor | None:
     return tensor.as_subclass(Tensor)  # Of an EdgeIndex, an Index or a Parameter.
 
 
-def _is_graph_value(value: Any, num_nodes: int, num_edges: int) -> bool:
+def _is_graph_value(value: Any, num_nodes: int | None, num_edges: int | None) -> bool:
     if isinstance(value, (bool, int, float, str)):
         return True
     # A list as long as the graph may mean one entry per node; META.json is not the place for it.

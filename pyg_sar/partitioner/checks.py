@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -23,53 +26,61 @@ def check_seed(seed: object) -> int:
     return seed
 
 
-def checked_edge_index(data: Data) -> Tensor:
+def checked_edge_index(data: Data | Mapping[str, Any], relation: str = '') -> Tensor:
     """The plain ``edge_index`` of `data`, int64 [2, E] in main memory.
 
+    Args:
+        data: A homogeneous graph, or what a HeteroData holds of one relation.
+        relation: The relation, for messages.
+
     Raises:
-        ValueError: If `data` is no homogeneous graph with an integer `edge_index` of shape [2, E].
+        ValueError: If it is no integer `edge_index` of shape [2, E].
     """
-    if not isinstance(data, Data):
-        raise ValueError(
-            f"'data' must be a torch_geometric.data.Data (got {type(data).__name__}; "
-            'heterogeneous graphs are not supported)'
-        )
+    of, where = (f' of {relation}', relation) if relation else ('', "'data'")
     edge_index = data.get('edge_index')
     if edge_index is None and ('adj_t' in data or 'adj' in data):
         raise ValueError(
-            "expected 'edge_index' in 'data' (got a sparse adjacency matrix; "
+            f"expected 'edge_index' in {where} (got a sparse adjacency matrix; "
             "convert it, for 'adj_t': row, col, _ = data.adj_t.t().coo(); "
             'data.edge_index = torch.stack([row, col]))'
         )
     if not isinstance(edge_index, Tensor):
         raise ValueError(
-            f"expected a tensor 'edge_index' in 'data' (got {type(edge_index).__name__})"
+            f"expected a tensor 'edge_index' in {where} (got {type(edge_index).__name__})"
         )
     edge_index = edge_index.detach().as_subclass(Tensor)
     if edge_index.layout is not torch.strided or edge_index.dim() != 2 or edge_index.size(0) != 2:
         raise ValueError(
-            f"'edge_index' must be a dense tensor of shape [2, E] (got shape "
+            f"'edge_index'{of} must be a dense tensor of shape [2, E] (got shape "
             f'{list(edge_index.shape)})'
         )
     if edge_index.dtype not in _INTEGERS:
-        raise ValueError(f"'edge_index' must hold integers (got {edge_index.dtype})")
+        raise ValueError(f"'edge_index'{of} must hold integers (got {edge_index.dtype})")
     return edge_index.to('cpu', torch.int64).contiguous()
 
 
-def check_ids(edge_index: Tensor, num_nodes: int) -> None:
-    """Raises ValueError unless every id in `edge_index` is in [0, num_nodes)."""
+def check_ids(edge_index: Tensor, num_nodes: tuple[int, int], relation: str = '') -> None:
+    """Raises ValueError unless the ids are in range.
+
+    Args:
+        edge_index: int64 [2, E].
+        num_nodes: Number of nodes that edges may start from, and end in.
+        relation: The relation, for messages.
+    """
     if edge_index.numel() == 0:
         return
-    low, high = (int(bound) for bound in edge_index.aminmax())
-    if low < 0:
-        raise ValueError(f"'edge_index' must hold ids >= 0 (got {low})")
-    if high >= num_nodes:
-        raise ValueError(
-            f"'edge_index' must hold ids below the number of nodes, {num_nodes} (got {high})"
-        )
+    of = f' of {relation}' if relation else ''
+    for ids, count in zip(edge_index, num_nodes, strict=True):
+        low, high = (int(bound) for bound in ids.aminmax())
+        if low < 0:
+            raise ValueError(f"'edge_index'{of} must hold ids >= 0 (got {low})")
+        if high >= count:
+            raise ValueError(
+                f"'edge_index'{of} must hold ids below the number of nodes, {count} (got {high})"
+            )
 
 
-def check_no_nan(x: Tensor | None) -> None:
+def check_no_nan(x: Tensor | None, where: str = '') -> None:
     """Raises ValueError if a feature is NaN."""
     if x is None or not (x.is_floating_point() or x.is_complex()):
         return
@@ -79,7 +90,7 @@ def check_no_nan(x: Tensor | None) -> None:
         for start in range(0, values.size(0), _CHECKED_ROWS)
     )
     if count:
-        raise ValueError(f"expected no NaN in 'x' (got {count:,} NaN values)")
+        raise ValueError(f"expected no NaN in 'x'{where} (got {count:,} NaN values)")
 
 
 _CHECKED_ROWS = 65536

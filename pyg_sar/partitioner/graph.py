@@ -1,4 +1,4 @@
-"""partition_graph: from a PyG Data to a partition folder."""
+"""partition_graph: from a PyG Data or HeteroData to a partition folder."""
 
 from __future__ import annotations
 
@@ -6,31 +6,24 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from tqdm import tqdm
 
-from pyg_sar.partitioner.assignment import assign_nodes, check_method
-from pyg_sar.partitioner.attributes import count_nodes, sort_attributes
-from pyg_sar.partitioner.checks import (
-    check_ids,
-    check_no_nan,
-    check_num_parts,
-    check_seed,
-    checked_edge_index,
-)
+from pyg_sar.partitioner.assignment import Method, assign_nodes, check_method
+from pyg_sar.partitioner.checks import check_no_nan, check_num_parts, check_seed
 from pyg_sar.partitioner.folder import replace_folder, target_folder
 from pyg_sar.partitioner.split import MASKS, parse_split, random_split
 from pyg_sar.partitioner.summary import PartitionSummary
+from pyg_sar.partitioner.typed import TypedGraph, typed_graph
 from pyg_sar.partitioner.writer import write_partition
 
 
 def partition_graph(
-    data: Data,
+    data: Data | HeteroData,
     num_parts: int,
     root: str | os.PathLike[str],
     *,
-    method: str | Tensor = 'metis',
+    method: Method = 'metis',
     backend: str = 'auto',
     seed: int = 0,
     balance: str = 'nodes',
@@ -47,13 +40,19 @@ def partition_graph(
     scalars, strings and short lists of the graph go to META.json; anything else is dropped with a
     warning that names it. The folder appears complete or not at all, and `data` is not changed.
 
+    Of a heterogeneous graph every relation is stored so: each edge with its destination, and types
+    of nodes without features or without edges, and relations without edges, as they are. METIS
+    sees all types as one graph and balances the number of all nodes together; the summary tells how
+    evenly each type lies.
+
     Args:
-        data: The graph: ``edge_index`` integer [2, E], and any attributes. A sparse ``x`` is
-            stored dense, one part at a time.
+        data: The graph: ``edge_index`` integer [2, E], and any attributes; or a HeteroData with at
+            least one relation. A sparse ``x`` is stored dense, one part at a time.
         num_parts: Number of parts P, 1 <= P <= N.
         root: Folder to write; it may not exist yet, or be empty.
         method: ``'metis'`` (few cut edges), ``'random'``, ``'file:PATH'`` (.npy, .pt or .txt with
-            one part id per node) or an integer tensor [N] of part ids. Parts given by the caller
+            one part id per node) or an integer tensor [N] of part ids; of a HeteroData the types
+            one after another, or a dict with a tensor for every type. Parts given by the caller
             may be empty.
         backend: METIS's binding: ``'pymetis'``, ``'pyg-lib'``, ``'torch-sparse'``, or ``'auto'``
             (pymetis).
@@ -63,6 +62,7 @@ def partition_graph(
             (training nodes).
         split: Fractions such as ``'0.6/0.2/0.2'``: writes random ``train_mask``, ``val_mask`` and
             ``test_mask`` over the labelled nodes (integer y >= 0; float y not NaN; all without y).
+            Of a HeteroData, in every type that has ``y``.
         check_nan: Whether to refuse NaN in ``x``.
         force: Whether to replace an earlier partition in `root`, once the new one is complete.
         progress: Whether to show progress bars on stderr.
@@ -76,38 +76,26 @@ def partition_graph(
     """
     num_parts, seed = check_num_parts(num_parts), check_seed(seed)
     target = target_folder(root, force=force)
-    edge_index = checked_edge_index(data)
-    num_nodes = count_nodes(data)
-    if num_parts > num_nodes:
+    graph = typed_graph(data)
+    if num_parts > graph.num_nodes:
         raise ValueError(
-            f"'num_parts' must not exceed the number of nodes (got {num_parts} and {num_nodes})"
+            "'num_parts' must not exceed the number of nodes (got "
+            f'{num_parts} and {graph.num_nodes})'
         )
-    check_ids(edge_index, num_nodes)
-    attributes = sort_attributes(data, num_nodes, edge_index.size(1))
     if check_nan:
-        check_no_nan(attributes.node.get('x'))
+        for key, nodes in graph.nodes.items():
+            check_no_nan(nodes.attrs.get('x'), f" of '{key}'" if key is not None else '')
     if split is not None:
-        present = [name for name in MASKS if name in attributes.node]
-        if present:
-            raise ValueError(f"'split' needs a graph without masks (got {', '.join(present)})")
-        y = attributes.node.get('y')
-        attributes.node.update(random_split(y, num_nodes, parse_split(split), seed=seed))
-    train_mask = attributes.node.get('train_mask')
-    check_method(method, backend, balance, has_train_mask=train_mask is not None)
+        _add_split(graph, split, seed)
+    has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
+    check_method(method, backend, balance, has_train_mask=has_train_mask)
 
     with _bar(progress, 'partitioning', 1) as bar:
         assignment = assign_nodes(
-            method,
-            edge_index,
-            num_nodes,
-            num_parts,
-            backend=backend,
-            seed=seed,
-            balance=balance,
-            train_mask=train_mask,
+            method, graph, num_parts, backend=backend, seed=seed, balance=balance
         )
         bar.update()
-    name = 'tensor' if isinstance(method, Tensor) else method
+    name = method if isinstance(method, str) else 'tensor'
     binding = 'pymetis' if backend == 'auto' else backend
     provenance = {
         'method': name,
@@ -118,14 +106,31 @@ def partition_graph(
     with _bar(progress, 'writing parts', num_parts) as bar, replace_folder(target) as folder:
         return write_partition(
             folder,
+            graph,
             assignment,
-            edge_index,
-            attributes,
             num_parts,
             provenance=provenance,
             command=None if command is None else list(command),
             on_part=bar.update,
         )
+
+
+def _add_split(graph: TypedGraph, split: str | tuple[float, float, float], seed: int) -> None:
+    """Adds masks to the nodes of the graph; of a heterogeneous one, to the types with labels."""
+    fractions = parse_split(split)
+    labelled = [
+        nodes for nodes in graph.nodes.values() if 'y' in nodes.attrs or not graph.is_hetero
+    ]
+    if not labelled:
+        raise ValueError(
+            f"'split' needs a node type with labels 'y' (got none in {list(graph.nodes)})"
+        )
+    for nodes in labelled:
+        present = [name for name in MASKS if name in nodes.attrs]
+        if present:
+            raise ValueError(f"'split' needs a graph without masks (got {', '.join(present)})")
+        y = nodes.attrs.get('y')
+        nodes.attrs.update(random_split(y, nodes.num_nodes, fractions, seed=seed))
 
 
 def _bar(progress: bool, description: str, total: int) -> Any:

@@ -2,12 +2,12 @@
 
 Everything rests on one numbering, the *place* of a node: nodes ordered by (part, global id).
 Places of one part are contiguous, so "ascending place" means "grouped by owner, ascending at the
-owner", and that is how halos, boundaries and blocks are all ordered.
+owner", and that is how halos, boundaries and blocks are all ordered. In a heterogeneous graph every
+type of nodes has places of its own, and every relation has its own halos and blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,41 +15,72 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Grouping:
-    """Nodes and edges grouped by the part that holds them.
+class NodeGroups:
+    """The nodes of one type grouped by the part that holds them.
 
     Shapes:
         - **assignment** int64 [N]: part of every node
         - **node_perm** int64 [N]: global node ids, by part, ascending within a part
         - **partptr** int64 [P + 1]: part p is ``node_perm[partptr[p]:partptr[p + 1]]``
         - **place** int64 [N]: position of every node in `node_perm`
-        - **edge_part** int64 [E]: part of every edge, that of its destination
-        - **edge_perm** int64 [E]: global edge ids, by part, ascending within a part
-        - **edgeptr** int64 [P + 1]: the same for `edge_perm`
     """
 
     assignment: Tensor
     node_perm: Tensor
     partptr: Tensor
     place: Tensor
-    edge_part: Tensor
-    edge_perm: Tensor
-    edgeptr: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes N."""
+        return self.assignment.numel()
 
     @property
     def num_parts(self) -> int:
         """Number of parts P."""
         return self.partptr.numel() - 1
 
+    def n_id(self, part: int) -> Tensor:
+        """The nodes of one part, int64 ascending."""
+        return _slice(self.node_perm, self.partptr, part).clone()
 
-def group(assignment: Tensor, edge_index: Tensor, num_parts: int) -> Grouping:
-    """Groups nodes by part, and every edge with its destination."""
+
+def group_nodes(assignment: Tensor, num_parts: int) -> NodeGroups:
+    """Groups nodes by part."""
     node_perm, partptr = _sort_by_part(assignment, num_parts)
     place = torch.empty_like(node_perm)
     place[node_perm] = torch.arange(node_perm.numel())
-    edge_part = assignment[edge_index[1]]
-    edge_perm, edgeptr = _sort_by_part(edge_part, num_parts)
-    return Grouping(assignment, node_perm, partptr, place, edge_part, edge_perm, edgeptr)
+    return NodeGroups(assignment, node_perm, partptr, place)
+
+
+@dataclass(frozen=True)
+class EdgeGroups:
+    """The edges of one relation, each with its destination.
+
+    Attributes:
+        src: The nodes that edges start from.
+        dst: The nodes that edges end in.
+
+    Shapes:
+        - **edge_index** int64 [2, E]: global ids of source and destination
+        - **edge_part** int64 [E]: part of every edge, that of its destination
+        - **edge_perm** int64 [E]: global edge ids, by part, ascending within a part
+        - **edgeptr** int64 [P + 1]: the same for `edge_perm`
+    """
+
+    src: NodeGroups
+    dst: NodeGroups
+    edge_index: Tensor
+    edge_part: Tensor
+    edge_perm: Tensor
+    edgeptr: Tensor
+
+
+def group_edges(edge_index: Tensor, src: NodeGroups, dst: NodeGroups) -> EdgeGroups:
+    """Groups every edge with its destination."""
+    edge_part = dst.assignment[edge_index[1]]
+    edge_perm, edgeptr = _sort_by_part(edge_part, dst.num_parts)
+    return EdgeGroups(src, dst, edge_index, edge_part, edge_perm, edgeptr)
 
 
 @dataclass(frozen=True)
@@ -67,18 +98,18 @@ class Exchange:
     boundary: Tensor
 
 
-def find_exchange(grouping: Grouping, edge_index: Tensor) -> Exchange:
+def find_exchange(edges: EdgeGroups) -> Exchange:
     """Finds the halo of every part, and the same rows as seen by their owners."""
-    num_parts = grouping.num_parts
+    src_nodes, num_parts = edges.src, edges.src.num_parts
     halos = []
     for part in range(num_parts):
-        edges = _slice(grouping.edge_perm, grouping.edgeptr, part)
-        src = edge_index[0].index_select(0, edges)
-        remote = src[grouping.assignment.index_select(0, src) != part]
-        halos.append(torch.unique(grouping.place.index_select(0, remote)))
+        e_id = _slice(edges.edge_perm, edges.edgeptr, part)
+        src = edges.edge_index[0].index_select(0, e_id)
+        remote = src[src_nodes.assignment.index_select(0, src) != part]
+        halos.append(torch.unique(src_nodes.place.index_select(0, remote)))
     halo = torch.cat(halos)
     reader = torch.arange(num_parts).repeat_interleave(torch.tensor([h.numel() for h in halos]))
-    owner = torch.bucketize(halo, grouping.partptr[1:], right=True)
+    owner = torch.bucketize(halo, src_nodes.partptr[1:], right=True)
     halo_rows = torch.bincount(reader * num_parts + owner, minlength=num_parts**2)
     boundary = halo[torch.argsort(owner, stable=True)]
     return Exchange(halo, halo_rows.view(num_parts, num_parts), boundary)
@@ -86,11 +117,11 @@ def find_exchange(grouping: Grouping, edge_index: Tensor) -> Exchange:
 
 @dataclass(frozen=True)
 class PartLayout:
-    """The index tensors of one part.
+    """The index tensors of one relation in one part.
 
     Attributes:
-        sar: The content of ``sar.pt``: local ids, halo, boundary and blocks.
-        graph: The content of PyG's ``graph.pt``: the same edges by global id, sorted by
+        sar: What ``sar.pt`` holds of it: local ids, halo, boundary and blocks.
+        graph: What PyG's ``graph.pt`` holds of it: the same edges by global id, sorted by
             (destination, source).
     """
 
@@ -98,57 +129,33 @@ class PartLayout:
     graph: dict[str, Tensor | tuple[int, int]]
 
 
-def part_layouts(
-    grouping: Grouping, exchange: Exchange, edge_index: Tensor
-) -> Iterator[PartLayout]:
-    """Yields the layout of part 0, 1, ..., one at a time to hold only one in memory."""
-    halo_ptr = _ptr(exchange.halo_rows.sum(dim=1))
-    boundary_ptr = _ptr(exchange.halo_rows.sum(dim=0))
-    for part in range(grouping.num_parts):
-        yield _part_layout(
-            grouping,
-            edge_index,
-            part,
-            halo=_slice(exchange.halo, halo_ptr, part),
-            boundary=_slice(exchange.boundary, boundary_ptr, part),
-            halo_counts=exchange.halo_rows[part],
-            boundary_counts=exchange.halo_rows[:, part],
-        )
+def part_layout(edges: EdgeGroups, exchange: Exchange, part: int) -> PartLayout:
+    """The layout of one part; made one at a time to hold only one in memory."""
+    halo_counts, boundary_counts = exchange.halo_rows[part], exchange.halo_rows[:, part]
+    halo = _slice(exchange.halo, _ptr(exchange.halo_rows.sum(dim=1)), part)
+    boundary = _slice(exchange.boundary, _ptr(exchange.halo_rows.sum(dim=0)), part)
+    src_nodes, dst_nodes, num_parts = edges.src, edges.dst, edges.src.num_parts
+    src_start, src_end = src_nodes.partptr[part : part + 2].tolist()
+    dst_start, dst_end = dst_nodes.partptr[part : part + 2].tolist()
 
-
-def _part_layout(
-    grouping: Grouping,
-    edge_index: Tensor,
-    part: int,
-    *,
-    halo: Tensor,
-    boundary: Tensor,
-    halo_counts: Tensor,
-    boundary_counts: Tensor,
-) -> PartLayout:
-    num_parts, num_nodes = grouping.num_parts, grouping.assignment.numel()
-    n_id = _slice(grouping.node_perm, grouping.partptr, part).clone()
-    start = int(grouping.partptr[part])
-
-    e_id = _slice(grouping.edge_perm, grouping.edgeptr, part)
-    row, col = edge_index[0].index_select(0, e_id), edge_index[1].index_select(0, e_id)
-    src_place = grouping.place.index_select(0, row)
-    src_part = grouping.assignment.index_select(0, row)
-    dst = grouping.place.index_select(0, col) - start
+    e_id = _slice(edges.edge_perm, edges.edgeptr, part)
+    row, col = (ids.index_select(0, e_id) for ids in edges.edge_index)
+    src_place = src_nodes.place.index_select(0, row)
+    src_part = src_nodes.assignment.index_select(0, row)
+    dst = dst_nodes.place.index_select(0, col) - dst_start
 
     # Edge ids ascend already, so two stable sorts leave (block, dst, src, e_id); one sort of a
     # combined key could overflow 64 bits.
-    perm = _lexsort(src_place, src_part * n_id.numel() + dst)
-    own = src_part == part
-    src = torch.where(own, src_place - start, n_id.numel() + torch.searchsorted(halo, src_place))
+    perm = _lexsort(src_place, src_part * (dst_end - dst_start) + dst)
+    halo_src = src_end - src_start + torch.searchsorted(halo, src_place)
+    src = torch.where(src_part == part, src_place - src_start, halo_src)
     by_col = _lexsort(row, col)
     return PartLayout(
         sar={
-            'n_id': n_id,
             'halo_ptr': _ptr(halo_counts),
-            'halo_pos': _position_at_owner(halo, grouping.partptr).to(torch.int32),
+            'halo_pos': _position_at_owner(halo, src_nodes.partptr).to(torch.int32),
             'boundary_ptr': _ptr(boundary_counts),
-            'boundary_pos': (boundary - start).to(torch.int32),
+            'boundary_pos': (boundary - src_start).to(torch.int32),
             'block_ptr': _ptr(torch.bincount(src_part, minlength=num_parts)),
             'src': src[perm].to(torch.int32),
             'dst': dst[perm].to(torch.int32),
@@ -158,7 +165,7 @@ def _part_layout(
             'edge_id': e_id[by_col],
             'row': row[by_col],
             'col': col[by_col],
-            'size': (num_nodes, num_nodes),
+            'size': (src_nodes.num_nodes, dst_nodes.num_nodes),
         },
     )
 

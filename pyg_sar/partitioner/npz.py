@@ -8,7 +8,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partitioner.attributes import count_nodes
 from pyg_sar.partitioner.checks import checked_edge_index
@@ -19,13 +19,20 @@ _INDICES = {'train_idx': 'train_mask', 'val_idx': 'val_mask', 'test_idx': 'test_
 _NUMPY_KINDS = 'biufc'
 
 
-def read_npz(file: IO[bytes], name: str, *, dense: bool = True) -> tuple[Data, list[str]]:
+def read_npz(
+    file: IO[bytes], name: str, *, dense: bool = True
+) -> tuple[Data | HeteroData, list[str]]:
     """Reads a graph from arrays; no pickled object is ever loaded.
 
     The arrays are ``edge_index`` [2, E]; optionally ``x`` [N, ...] or the parts of a CSR matrix,
     ``x_data``, ``x_indices``, ``x_indptr`` and ``x_shape``; ``y``; masks, or ``train_idx``,
     ``val_idx`` and ``test_idx``; ``num_nodes``; and any array with one row per node or per edge.
     A number becomes an attribute of the graph.
+
+    Of a heterogeneous graph the name of every array ends in the type it belongs to:
+    ``edge|SRC|NAME|DST`` are the edges of a relation, ``y|TYPE`` or ``num_nodes|TYPE`` belong to a
+    type of nodes, ``edge_attr|SRC|NAME|DST`` to a relation. A CSR ``x`` has the parts
+    ``x|TYPE_data`` and so on.
 
     Args:
         file: The open file.
@@ -50,6 +57,8 @@ def read_npz(file: IO[bytes], name: str, *, dense: bool = True) -> tuple[Data, l
         raise ValueError(
             f"expected an .npz file of plain arrays in '{name}' (got {error})"
         ) from error
+    if any(key.startswith('edge|') for key in arrays):
+        return _hetero_data(arrays, name, dense=dense)
     if 'edge_index' not in arrays:
         raise ValueError(f"expected the array 'edge_index' in '{name}' (got {sorted(arrays)})")
 
@@ -78,6 +87,30 @@ def read_npz(file: IO[bytes], name: str, *, dense: bool = True) -> tuple[Data, l
             data[key] = _value(array, key, name)
         else:
             dropped.append(f'{key} ({array.dtype} {list(array.shape)})')
+    return data, dropped
+
+
+def _hetero_data(arrays: dict[str, Any], name: str, *, dense: bool) -> tuple[HeteroData, list[str]]:
+    by_type: dict[tuple[str, ...], dict[str, Any]] = {}
+    dropped = []
+    for key, array in arrays.items():
+        what, *of = key.split('|')
+        if what == 'edge' and len(of) == 3:
+            what = 'edge_index'
+        for part in _CSR:
+            if what == 'x' and len(of) == 1 and of[0].endswith(part[1:]):
+                what, of = part, [of[0].removesuffix(part[1:])]
+        if len(of) in (1, 3) and array.dtype.kind in _NUMPY_KINDS:
+            by_type.setdefault(tuple(of), {})[what] = array
+        else:
+            dropped.append(f'{key} ({array.dtype} {list(array.shape)})')
+    data = HeteroData()
+    for type_, values in by_type.items():
+        store = data[type_[0] if len(type_) == 1 else type_]
+        if any(part in values for part in _CSR):
+            store['x'] = _csr_features(values, name, dense=dense)
+        for what, array in values.items():
+            store[what] = _value(array, what, name)
     return data, dropped
 
 

@@ -14,10 +14,17 @@ import torch
 import torch_geometric.edge_index
 import torch_geometric.index
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-from torch_geometric.data.graph_store import EdgeLayout
-from torch_geometric.data.storage import AttrType, GlobalStorage
+from torch_geometric.data.feature_store import TensorAttr
+from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
+from torch_geometric.data.storage import (
+    AttrType,
+    BaseStorage,
+    EdgeStorage,
+    GlobalStorage,
+    NodeStorage,
+)
 
 
 def _plain_dict(*_: object) -> dict[Any, Any]:
@@ -32,9 +39,15 @@ _plain_dict.__name__ = _plain_dict.__qualname__ = 'defaultdict'
 
 _ALLOWED: list[Any] = [
     Data,
+    HeteroData,
+    BaseStorage,
+    NodeStorage,
+    EdgeStorage,
     DataEdgeAttr,
     DataTensorAttr,
+    EdgeAttr,
     EdgeLayout,
+    TensorAttr,
     GlobalStorage,
     AttrType,
     torch_geometric.edge_index.EdgeIndex,
@@ -46,13 +59,18 @@ _ALLOWED: list[Any] = [
 ]
 
 
-def read_saved(path: Path) -> Data:
-    """Reads a PyG Data, a dict of tensors, or a ``processed/data.pt`` of a one-graph PyG dataset.
+def read_saved(path: Path) -> Data | HeteroData:
+    """Reads a graph that torch.save wrote.
+
+    It may be a PyG Data or HeteroData, a dict of tensors, or the ``processed/data.pt`` of a PyG
+    dataset of one graph.
 
     Raises:
         ValueError: If the file holds anything else, or needs classes beyond PyG's own.
     """
-    expected = "expected a torch_geometric.data.Data or a dict of tensors in '{}' (got {})"
+    expected = (
+        "expected a torch_geometric.data.Data, HeteroData or dict of tensors in '{}' (got {})"
+    )
     try:
         with _only_pyg_classes(), warnings.catch_warnings():
             warnings.filterwarnings('ignore', 'Sparse (CSR|CSC) tensor support is in beta')
@@ -73,10 +91,15 @@ def read_saved(path: Path) -> Data:
         content, slices = content[:2]
         if slices is not None:
             raise ValueError(expected.format(path, 'a dataset of several graphs'))
-    if isinstance(content, Data):
+    if isinstance(content, (Data, HeteroData)):
         content = content.to_dict()
     if not isinstance(content, dict):
         raise ValueError(expected.format(path, f'a {type(content).__name__}'))
+    if any(isinstance(key, tuple) for key in content):
+        try:
+            return HeteroData.from_dict(content)
+        except Exception as error:
+            raise ValueError(expected.format(path, f'a dict of no graph: {error}')) from error
     if not isinstance(content.get('edge_index', content.get('adj_t')), Tensor):
         keys = sorted(str(key) for key in content)
         raise ValueError(expected.format(path, f"a dict without a tensor 'edge_index': {keys}"))

@@ -1,4 +1,4 @@
-"""From the name of a graph, or a file, to a PyG Data."""
+"""From the name of a graph, or a file, to a PyG Data or HeteroData."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partitioner.npz import read_npz
 from pyg_sar.partitioner.saved import read_saved
 from pyg_sar.partitioner.synthetic import ARXIV, synthetic_graph
 
 
-def load_source(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> Data:
+def load_source(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> Data | HeteroData:
     """Loads a graph by name or from a file.
 
     Args:
-        name_or_path: ``'wordnet-noun'`` (shipped), ``'synthetic:arxiv'`` (drawn), a .pt file
-            (a PyG Data or a dict of tensors) or an .npz file (plain arrays).
+        name_or_path: ``'wordnet-noun'`` and ``'wordnet-hetero'`` (shipped), ``'synthetic:arxiv'``
+            (drawn), a .pt file (a PyG Data or HeteroData, or a dict of tensors) or an .npz file
+            (plain arrays).
         seed: Seed of a synthetic graph.
 
     Returns:
@@ -37,7 +38,7 @@ def load_source(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> Data:
 
 def read_source(
     name_or_path: str | os.PathLike[str], *, seed: int = 0, dense: bool = True
-) -> tuple[Data, list[str]]:
+) -> tuple[Data | HeteroData, list[str]]:
     """As :func:`load_source`, but returns what was dropped instead of warning of it.
 
     Args:
@@ -62,20 +63,32 @@ def read_source(
     raise ValueError(f"expected a .pt or .npz file (got '{name}')")
 
 
-def _wordnet_noun(seed: int, dense: bool) -> Data:
+def _wordnet_noun(seed: int, dense: bool) -> Data | HeteroData:
     """The noun synsets of WordNet 3.0 and their relations; see WORDNET_LICENSE.txt."""
-    file = resources.files('pyg_sar') / 'datasets' / 'wordnet_noun.npz'
-    with file.open('rb') as stream:
-        data, _ = read_npz(stream, 'wordnet-noun', dense=dense)
+    data = _shipped('wordnet_noun.npz', dense)
     data.num_classes = int(data.y.max()) + 1
     return data
 
 
-def _synthetic_arxiv(seed: int, dense: bool) -> Data:
+def _wordnet_hetero(seed: int, dense: bool) -> Data | HeteroData:
+    """All synsets and words of WordNet 3.0 and 19 relations, one way; see WORDNET_LICENSE.txt."""
+    data = _shipped('wordnet_hetero.npz', dense)
+    data['synset'].num_classes = int(data['synset'].y.max()) + 1
+    return data
+
+
+def _shipped(name: str, dense: bool) -> Data | HeteroData:
+    file = resources.files('pyg_sar') / 'datasets' / name
+    with file.open('rb') as stream:
+        return read_npz(stream, name, dense=dense)[0]
+
+
+def _synthetic_arxiv(seed: int, dense: bool) -> Data | HeteroData:
     return synthetic_graph(ARXIV, seed=seed)
 
 
-BUILT_IN: dict[str, Callable[[int, bool], Data]] = {
+BUILT_IN: dict[str, Callable[[int, bool], Data | HeteroData]] = {
+    'wordnet-hetero': _wordnet_hetero,
     'wordnet-noun': _wordnet_noun,
     'synthetic:arxiv': _synthetic_arxiv,
 }

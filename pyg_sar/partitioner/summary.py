@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
+from pyg_sar.shard.meta import Meta
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,10 @@ class PartitionSummary:
         boundary_rows: Rows that every part sends, per layer, summed over its readers.
         edge_cut: Directed edges whose two ends lie in different parts.
         communication_volume: Rows exchanged per layer, the sum of all halo rows.
+        type_num_nodes: Own nodes of every part, by type of nodes.
+        type_num_edges: Edges of every part, by relation.
+
+    Of a heterogeneous graph all but the last two are sums over types or relations.
     """
 
     method: str
@@ -32,6 +39,8 @@ class PartitionSummary:
     boundary_rows: tuple[int, ...]
     edge_cut: int
     communication_volume: int
+    type_num_nodes: dict[NodeKey, tuple[int, ...]] = field(default_factory=dict)
+    type_num_edges: dict[EdgeKey, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def node_imbalance(self) -> float:
@@ -64,6 +73,12 @@ class PartitionSummary:
         ]
         cut = self.edge_cut / max(self.num_edges, 1)
         rows_per_node = self.communication_volume / max(self.num_nodes, 1)
+        types = [
+            f'{kind} {type_name(key)}: {sum(sizes):,}, imbalance {_imbalance(sizes):.3f}'
+            for kind, by_type in (('nodes', self.type_num_nodes), ('edges', self.type_num_edges))
+            for key, sizes in by_type.items()
+            if key is not None
+        ]
         return '\n'.join(
             [
                 f'{self.num_nodes:,} nodes and {self.num_edges:,} edges in {self.num_parts} '
@@ -74,8 +89,37 @@ class PartitionSummary:
                 f'({rows_per_node:.2f} per node)',
                 f'imbalance (max/mean)  nodes {self.node_imbalance:.3f}, '
                 f'edges {self.edge_imbalance:.3f}',
+                *types,
             ]
         )
+
+
+def summarize(meta: Meta, method: str) -> PartitionSummary:
+    """The summary of what META.json says, for an assignment by `method`."""
+    parts = range(meta.num_parts)
+    relations = meta.edges.values()
+    part_num_nodes = tuple(
+        sum(info.part_num_nodes[p] for info in meta.nodes.values()) for p in parts
+    )
+    part_num_edges = tuple(sum(info.part_num_edges[p] for info in relations) for p in parts)
+    halo_rows = tuple(
+        tuple(sum(info.halo_rows[p][q] for info in relations) for q in parts) for p in parts
+    )
+    own_edges = sum(info.block_edges[p][p] for info in relations for p in parts)
+    return PartitionSummary(
+        method=method,
+        num_nodes=sum(part_num_nodes),
+        num_edges=sum(part_num_edges),
+        num_parts=meta.num_parts,
+        part_num_nodes=part_num_nodes,
+        part_num_edges=part_num_edges,
+        halo_rows=halo_rows,
+        boundary_rows=tuple(sum(row[q] for row in halo_rows) for q in parts),
+        edge_cut=sum(part_num_edges) - own_edges,
+        communication_volume=sum(map(sum, halo_rows)),
+        type_num_nodes={key: tuple(info.part_num_nodes) for key, info in meta.nodes.items()},
+        type_num_edges={key: tuple(info.part_num_edges) for key, info in meta.edges.items()},
+    )
 
 
 def _imbalance(sizes: tuple[int, ...]) -> float:

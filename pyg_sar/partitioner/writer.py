@@ -11,24 +11,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.attributes import Attributes
 from pyg_sar.partitioner.layout import (
+    EdgeGroups,
     Exchange,
-    Grouping,
-    PartLayout,
+    NodeGroups,
     find_exchange,
-    group,
-    part_layouts,
+    group_edges,
+    group_nodes,
+    part_layout,
 )
-from pyg_sar.partitioner.summary import PartitionSummary
+from pyg_sar.partitioner.summary import PartitionSummary, summarize
+from pyg_sar.partitioner.typed import TypedGraph
 from pyg_sar.shard import format as fmt
+from pyg_sar.shard.format import EdgeKey, NodeKey
+from pyg_sar.shard.meta import EdgeInfo, Meta, NodeInfo, write_meta
+
+Tensors = dict[str, Tensor]
 
 
 def write_partition(
     folder: Path,
-    assignment: Tensor,
-    edge_index: Tensor,
-    attributes: Attributes,
+    graph: TypedGraph,
+    assignment: dict[NodeKey, Tensor],
     num_parts: int,
     *,
     provenance: dict[str, Any],
@@ -39,83 +43,135 @@ def write_partition(
 
     Args:
         folder: An existing, empty folder.
-        assignment: Part of every node, int64 [N].
-        edge_index: Global source and destination ids, int64 [2, E].
-        attributes: What the graph carries beside its edges.
+        graph: The graph.
+        assignment: Part of every node, int64 [N], by type.
         num_parts: The number of parts P; parts may be empty.
         provenance: How the assignment came about, for META.json.
         command: The command line, for META.json.
         on_part: Called after every part.
     """
-    grouping = group(assignment, edge_index, num_parts)
-    exchange = find_exchange(grouping, edge_index)
-    largest = int((grouping.partptr.diff() + exchange.halo_rows.sum(dim=1)).max())
+    nodes = {key: group_nodes(parts, num_parts) for key, parts in assignment.items()}
+    edges = {
+        key: group_edges(relation.edge_index, nodes[relation.src], nodes[relation.dst])
+        for key, relation in graph.relations.items()
+    }
+    exchanges = {key: find_exchange(groups) for key, groups in edges.items()}
+    for key, exchange in exchanges.items():
+        _check_part_sizes(edges[key], exchange)
+    block_edges: dict[EdgeKey, list[list[int]]] = {key: [] for key in edges}
+    for part in range(num_parts):
+        blocks = _write_part(fmt.part_dir(folder, part), part, graph, nodes, edges, exchanges)
+        for key, counts in blocks.items():
+            block_edges[key].append(counts)
+        on_part()
+    for node_key, groups in nodes.items():
+        _save(groups.assignment.clone(), fmt.node_map_file(folder, node_key))
+    for edge_key, edge_groups in edges.items():
+        _save(edge_groups.edge_part, fmt.edge_map_file(folder, edge_key))
+
+    meta = Meta(
+        num_parts=num_parts,
+        is_hetero=graph.is_hetero,
+        fingerprint=_fingerprint(graph, assignment),
+        nodes={
+            key: NodeInfo(
+                num_nodes=groups.num_nodes,
+                part_num_nodes=groups.partptr.diff().tolist(),
+                attrs={n: _row_type(value) for n, value in graph.nodes[key].attrs.items()},
+                extra=graph.nodes[key].extra,
+            )
+            for key, groups in nodes.items()
+        },
+        edges={
+            key: EdgeInfo(
+                src=graph.relations[key].src,
+                dst=graph.relations[key].dst,
+                num_edges=groups.edge_part.numel(),
+                part_num_edges=groups.edgeptr.diff().tolist(),
+                halo_rows=exchanges[key].halo_rows.tolist(),
+                block_edges=block_edges[key],
+                attrs={n: _row_type(value) for n, value in graph.relations[key].attrs.items()},
+                extra=graph.relations[key].extra,
+            )
+            for key, groups in edges.items()
+        },
+        graph_attrs=graph.attrs,
+    )
+    summary = summarize(meta, provenance['method'])
+    partition = {
+        **provenance,
+        'edge_cut': summary.edge_cut,
+        'communication_volume': summary.communication_volume,
+    }
+    notes = {
+        'partition': partition,
+        'command': command,
+        'versions': {name: _version(name) for name in _VERSIONED},
+    }
+    write_meta(folder, meta, notes)
+    return summary
+
+
+def _check_part_sizes(edges: EdgeGroups, exchange: Exchange) -> None:
+    largest = int((edges.src.partptr.diff() + exchange.halo_rows.sum(dim=1)).max())
     if largest > torch.iinfo(torch.int32).max:
         raise ValueError(
             f"'num_parts' must be larger: local ids are 32-bit (got a part of {largest} own and "
             'halo rows)'
         )
-    block_edges = []
-    for part, layout in enumerate(part_layouts(grouping, exchange, edge_index)):
-        _write_part(fmt.part_dir(folder, part), layout, attributes)
-        block_edges.append(layout.sar['block_ptr'].diff().tolist())
-        on_part()
-    _save(assignment.clone(), folder / fmt.NODE_MAP_FILE)
-    _save(grouping.edge_part, folder / fmt.EDGE_MAP_FILE)
-
-    summary = _summarize(grouping, exchange, block_edges, provenance['method'])
-    sar = {
-        'format_version': fmt.FORMAT_VERSION,
-        'fingerprint': _fingerprint(assignment, edge_index),
-        'num_nodes': summary.num_nodes,
-        'num_edges': summary.num_edges,
-        'part_num_nodes': list(summary.part_num_nodes),
-        'part_num_edges': list(summary.part_num_edges),
-        'halo_rows': [list(row) for row in summary.halo_rows],
-        'block_edges': block_edges,
-        'node_attrs': {name: _row_type(value) for name, value in attributes.node.items()},
-        'edge_attrs': {name: _row_type(value) for name, value in attributes.edge.items()},
-        'graph_attrs': attributes.graph,
-        'partition': {
-            **provenance,
-            'edge_cut': summary.edge_cut,
-            'communication_volume': summary.communication_volume,
-        },
-        'command': command,
-        'versions': {name: _version(name) for name in _VERSIONED},
-    }
-    pyg = {
-        'num_parts': num_parts,
-        'node_types': None,
-        'edge_types': None,
-        'node_offset': None,
-        'is_hetero': False,
-        'is_sorted': True,
-    }
-    fmt.write_meta(folder, {**pyg, 'pyg_sar': sar})
-    return summary
 
 
-def _write_part(folder: Path, layout: PartLayout, attributes: Attributes) -> None:
-    n_id, e_id = layout.sar['n_id'], layout.sar['e_id']
-    node = {name: _rows(value, n_id) for name, value in attributes.node.items()}
-    edge = {name: _rows(value, e_id) for name, value in attributes.edge.items()}
-    x = {name: node.pop(name) for name in ('x',) if name in node}
-    edge_attr = {name: edge.pop(name) for name in ('edge_attr',) if name in edge}
-    content = {
-        fmt.GRAPH_FILE: layout.graph,
-        fmt.NODE_FEATS_FILE: {'global_id': n_id, 'feats': x},
-        fmt.EDGE_FEATS_FILE: {'global_id': e_id, 'feats': edge_attr} if edge_attr else {},
-        fmt.SAR_FILE: layout.sar,
-        fmt.NODE_ATTRS_FILE: node,
-        fmt.EDGE_ATTRS_FILE: edge,
+def _write_part(
+    folder: Path,
+    part: int,
+    graph: TypedGraph,
+    nodes: dict[NodeKey, NodeGroups],
+    edges: dict[EdgeKey, EdgeGroups],
+    exchanges: dict[EdgeKey, Exchange],
+) -> dict[EdgeKey, list[int]]:
+    """Writes the files of one part; returns the edges of its blocks by relation."""
+    node_feats, node_attrs, n_ids = {}, {}, {}
+    for node_key, node_groups in nodes.items():
+        n_id = n_ids[node_key] = node_groups.n_id(part)
+        attrs = {n: _rows(v, n_id) for n, v in graph.nodes[node_key].attrs.items()}
+        node_attrs[node_key] = attrs
+        # PyG's store cannot read a type without rows; its features, no rows, lie with ours then.
+        if n_id.numel() or not graph.is_hetero:
+            x = {name: attrs.pop(name) for name in ('x',) if name in attrs}
+            # PyG's own partitions number the nodes of all types together here, which its lookups,
+            # by ids within the type, do not expect.
+            node_feats[node_key] = {'global_id': n_id, 'feats': x}
+    edge_feats, edge_attrs, indices, pyg_graph, block_edges = {}, {}, {}, {}, {}
+    for edge_key, edge_groups in edges.items():
+        layout = part_layout(edge_groups, exchanges[edge_key], part)
+        pyg_graph[edge_key], indices[edge_key] = layout.graph, layout.sar
+        block_edges[edge_key] = layout.sar['block_ptr'].diff().tolist()
+        e_id = layout.sar['e_id']
+        attrs = {n: _rows(v, e_id) for n, v in graph.relations[edge_key].attrs.items()}
+        edge_attrs[edge_key] = attrs
+        if 'edge_attr' in attrs and (e_id.numel() or not graph.is_hetero):
+            feats = {'edge_attr': attrs.pop('edge_attr')}
+            edge_feats[edge_key] = {'global_id': e_id, 'feats': feats}
+    if graph.is_hetero:
+        sar: dict[str, Any] = {'n_id': n_ids, 'edges': indices}
+    else:
+        sar = {'n_id': n_ids[None], **indices[None]}
+    content: dict[str, dict[Any, Any]] = {
+        fmt.GRAPH_FILE: pyg_graph,
+        fmt.NODE_FEATS_FILE: node_feats,
+        fmt.EDGE_FEATS_FILE: edge_feats,
+        fmt.NODE_ATTRS_FILE: node_attrs,
+        fmt.EDGE_ATTRS_FILE: edge_attrs,
     }
-    folder.mkdir()
+    if not graph.is_hetero:
+        content = {name: by_type.get(None, {}) for name, by_type in content.items()}
     for name in fmt.PART_FILES:
-        _save(content[name], folder / name)
+        _save({**content, fmt.SAR_FILE: sar}[name], folder / name)
+    return block_edges
 
 
 def _save(content: object, path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
     try:
         torch.save(content, path)
     except RuntimeError as error:  # torch reports a full disk as one, after lines of its own.
@@ -128,30 +184,15 @@ def _rows(value: Tensor, index: Tensor) -> Tensor:
     return rows if rows.layout is torch.strided else rows.to_dense()
 
 
-def _summarize(
-    grouping: Grouping, exchange: Exchange, block_edges: list[list[int]], method: str
-) -> PartitionSummary:
-    halo_rows = exchange.halo_rows
-    num_edges = grouping.edge_part.numel()
-    own_edges = sum(row[part] for part, row in enumerate(block_edges))
-    return PartitionSummary(
-        method=method,
-        num_nodes=grouping.assignment.numel(),
-        num_edges=num_edges,
-        num_parts=grouping.num_parts,
-        part_num_nodes=tuple(grouping.partptr.diff().tolist()),
-        part_num_edges=tuple(grouping.edgeptr.diff().tolist()),
-        halo_rows=tuple(tuple(row) for row in halo_rows.tolist()),
-        boundary_rows=tuple(halo_rows.sum(dim=0).tolist()),
-        edge_cut=num_edges - own_edges,
-        communication_volume=int(halo_rows.sum()),
-    )
-
-
-def _fingerprint(assignment: Tensor, edge_index: Tensor) -> str:
+def _fingerprint(graph: TypedGraph, assignment: dict[NodeKey, Tensor]) -> str:
     digest = hashlib.sha256()
-    digest.update(f'{assignment.numel()} {edge_index.size(1)}'.encode())
-    for tensor in (assignment, edge_index):
+    digest.update(f'{graph.num_nodes} {graph.num_edges}'.encode())
+    if graph.is_hetero:
+        sizes = [(key, nodes.num_nodes) for key, nodes in graph.nodes.items()]
+        counts = [(key, r.edge_index.size(1)) for key, r in graph.relations.items()]
+        digest.update(f' {sizes} {counts}'.encode())
+    tensors = [*assignment.values(), *(r.edge_index for r in graph.relations.values())]
+    for tensor in tensors:
         digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()
 

@@ -1,23 +1,23 @@
-"""The on-disk format: names of the files of a partition folder, and its META.json.
+"""The on-disk format: names of the files of a partition folder, and what they hold.
 
 The layout is that of ``torch_geometric.distributed.Partitioner``, so PyG's own stores read it;
 what SAR needs beyond it lies in files of our own (``sar.pt``, ``node_attrs.pt``,
 ``edge_attrs.pt``) beside PyG's, and under the key ``"pyg_sar"`` of META.json.
 
-This module knows names and numbers only: the partitioner writes with it, the loader reads with it.
+A homogeneous graph is a heterogeneous one with one type of nodes and one relation, both named None
+here. In its files their content stands alone; in those of a heterogeneous graph it stands in a dict
+by type, and META.json lists the types under ``"nodes"`` and ``"edges"``.
+
+This module knows names only: the partitioner writes with them, the loader reads with them.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 FORMAT_VERSION = 1
 
 META_FILE = 'META.json'
-NODE_MAP_FILE = 'node_map.pt'
-EDGE_MAP_FILE = 'edge_map.pt'
 
 GRAPH_FILE = 'graph.pt'
 NODE_FEATS_FILE = 'node_feats.pt'
@@ -36,18 +36,11 @@ PART_FILES = (
 )
 """The files of every part folder, in the order they are written."""
 
-_REQUIRED_KEYS = {
-    'fingerprint': str,
-    'num_nodes': int,
-    'num_edges': int,
-    'part_num_nodes': list,
-    'part_num_edges': list,
-    'halo_rows': list,
-    'block_edges': list,
-    'node_attrs': dict,
-    'edge_attrs': dict,
-    'graph_attrs': dict,
-}
+NodeKey = str | None
+"""The name of a type of nodes; None in a homogeneous graph."""
+
+EdgeKey = tuple[str, str, str] | None
+"""Source type, name and destination type of a relation; None in a homogeneous graph."""
 
 
 def part_dir(root: str | Path, part: int) -> Path:
@@ -55,75 +48,16 @@ def part_dir(root: str | Path, part: int) -> Path:
     return Path(root) / f'part_{part}'
 
 
-def write_meta(root: str | Path, meta: dict[str, Any]) -> None:
-    """Writes META.json; `meta` holds PyG's keys and ours under ``"pyg_sar"``."""
-    text = json.dumps(meta, indent=1, sort_keys=True)
-    (Path(root) / META_FILE).write_text(text + '\n', encoding='utf-8')
+def type_name(key: NodeKey | EdgeKey) -> str:
+    """A type's name in file names, as PyG's partitioner writes it."""
+    return '__'.join(key) if isinstance(key, tuple) else str(key)
 
 
-def read_meta(root: str | Path) -> dict[str, Any]:
-    """Reads and checks META.json.
-
-    Args:
-        root: The partition folder.
-
-    Returns:
-        The whole META.json; its ``"pyg_sar"`` entry is complete and consistent with
-        ``num_parts``.
-
-    Raises:
-        FileNotFoundError: If the folder or its META.json is missing.
-        ValueError: If META.json is not one that this version of pyg_sar reads.
-    """
-    root = Path(root)
-    path = root / META_FILE
-    if not root.is_dir():
-        raise FileNotFoundError(f"expected a partition folder at '{root}' (got no folder)")
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"expected a complete partition folder at '{root}' (got one without {META_FILE}: "
-            'it was not written by pyg_sar.partition, or only in part)'
-        )
-    try:
-        meta = json.loads(path.read_text(encoding='utf-8'))
-    except ValueError as error:
-        raise ValueError(f"expected JSON in '{path}' (got {error})") from error
-    if not isinstance(meta, dict) or not isinstance(meta.get('pyg_sar'), dict):
-        raise ValueError(
-            f"expected the key 'pyg_sar' in '{path}' (got a folder of another program; "
-            'partition the graph with `python -m pyg_sar.partition`)'
-        )
-    sar = meta['pyg_sar']
-    if sar.get('format_version') != FORMAT_VERSION:
-        raise ValueError(
-            f"expected format version {FORMAT_VERSION} in '{path}' "
-            f'(got {sar.get("format_version")!r}); partition the graph again'
-        )
-    num_parts = meta.get('num_parts')
-    if type(num_parts) is not int or num_parts < 1:
-        raise ValueError(f"expected a positive int 'num_parts' in '{path}' (got {num_parts!r})")
-    for key, kind in _REQUIRED_KEYS.items():
-        if not isinstance(sar.get(key), kind):
-            raise ValueError(
-                f"expected {kind.__name__} for '{key}' in '{path}' (got {sar.get(key)!r})"
-            )
-    for key in ('part_num_nodes', 'part_num_edges', 'halo_rows', 'block_edges'):
-        if len(sar[key]) != num_parts:
-            raise ValueError(
-                f"expected {num_parts} entries in '{key}' of '{path}' (got {len(sar[key])})"
-            )
-    for key in ('part_num_nodes', 'part_num_edges'):
-        _check_ints(path, key, sar[key])
-    for key in ('halo_rows', 'block_edges'):
-        for row in sar[key]:
-            if not isinstance(row, list) or len(row) != num_parts:
-                raise ValueError(
-                    f"expected rows of {num_parts} counts for '{key}' in '{path}' (got {row!r})"
-                )
-            _check_ints(path, key, row)
-    return meta
+def node_map_file(root: str | Path, key: NodeKey) -> Path:
+    """The file with the part of every node, for PyG."""
+    return Path(root) / ('node_map.pt' if key is None else f'node_map/{key}.pt')
 
 
-def _check_ints(path: Path, key: str, values: list[Any]) -> None:
-    if any(type(value) is not int or value < 0 for value in values):
-        raise ValueError(f"expected counts for '{key}' in '{path}' (got {values!r})")
+def edge_map_file(root: str | Path, key: EdgeKey) -> Path:
+    """The file with the part of every edge, for PyG."""
+    return Path(root) / ('edge_map.pt' if key is None else f'edge_map/{type_name(key)}.pt')

@@ -48,9 +48,9 @@ CASES = {
         {'data': Data(adj_t=torch.eye(4).to_sparse(), num_nodes=4)},
         'got a sparse adjacency matrix; convert it',
     ),
-    'heterogeneous': (
+    'no relation': (
         {'data': HeteroData()},
-        "'data' must be a torch_geometric.data.Data (got HeteroData",
+        "expected at least one relation in 'data' (got node types [] alone)",
     ),
     'no graph': ({'data': {'edge_index': EDGES}}, '(got dict'),
     'no parts': ({'num_parts': 0}, "'num_parts' must be an int >= 1 (got 0)"),

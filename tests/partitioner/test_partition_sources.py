@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric import EdgeIndex
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.sources import load_source, read_source
@@ -114,14 +114,11 @@ def test_allowed_classes_are_put_back(tmp_path, graph):
 
 
 def test_saved_something_else(tmp_path):
-    hetero = HeteroData()
-    hetero['a'].x = torch.ones(2, 1)
     for content, message in (
         (torch.ones(3), 'got a Tensor'),
         ([1, 2], 'got a list'),
         ({'x': torch.ones(2)}, "got a dict without a tensor 'edge_index': ['x']"),
         ({'edge_index': [[0], [1]]}, "got a dict without a tensor 'edge_index'"),
-        (hetero, 'HeteroData'),
     ):
         torch.save(content, tmp_path / 'data.pt')
         with pytest.raises(ValueError, match=re.escape(message)):
@@ -264,7 +261,7 @@ def test_files_that_are_no_archive(tmp_path):
 def test_unknown_names(tmp_path):
     (tmp_path / 'a.csv').touch()
     for name, message in (
-        ('cora', "expected a .pt or .npz file or one of synthetic:arxiv, wordnet-noun (got 'cora'"),
+        ('cora', "or one of synthetic:arxiv, wordnet-hetero, wordnet-noun (got 'cora'"),
         (str(tmp_path), 'a folder'),
         (str(tmp_path / 'a.csv'), 'expected a .pt or .npz file (got'),
     ):

@@ -1,0 +1,180 @@
+"""One description of homogeneous and heterogeneous graphs, for all that comes after the checks.
+
+A homogeneous graph is a heterogeneous one with one type of nodes and one relation, both named None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_sar.partitioner.attributes import count_rows, sort_attributes
+from pyg_sar.partitioner.checks import check_ids, checked_edge_index
+from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
+
+
+@dataclass(frozen=True)
+class NodeSet:
+    """The nodes of one type.
+
+    Attributes:
+        num_nodes: Number of nodes N.
+        attrs: Tensors [N, ...], by name.
+        extra: Values that belong to the type and not to a node, by name.
+    """
+
+    num_nodes: int
+    attrs: dict[str, Tensor]
+    extra: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """The edges of one type.
+
+    Attributes:
+        src: Type of the sources.
+        dst: Type of the destinations.
+        edge_index: Ids of source and destination within their types, int64 [2, E].
+        attrs: Tensors [E, ...], by name.
+        extra: Values that belong to the relation and not to an edge, by name.
+    """
+
+    src: NodeKey
+    dst: NodeKey
+    edge_index: Tensor
+    attrs: dict[str, Tensor]
+    extra: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TypedGraph:
+    """A graph by types.
+
+    Attributes:
+        nodes: The nodes of every type.
+        relations: The edges of every relation.
+        attrs: Values that belong to the graph, by name.
+        is_hetero: Whether types have names.
+    """
+
+    nodes: dict[NodeKey, NodeSet]
+    relations: dict[EdgeKey, Relation]
+    attrs: dict[str, Any]
+    is_hetero: bool
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes of all types."""
+        return sum(nodes.num_nodes for nodes in self.nodes.values())
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges of all relations."""
+        return sum(relation.edge_index.size(1) for relation in self.relations.values())
+
+    @property
+    def offsets(self) -> dict[NodeKey, int]:
+        """The number of the first node of every type, the types counted one after another."""
+        offsets, start = {}, 0
+        for key, nodes in self.nodes.items():
+            offsets[key] = start
+            start += nodes.num_nodes
+        return offsets
+
+    def homogeneous_edge_index(self) -> Tensor:
+        """All edges in one numbering of all nodes, that of :attr:`offsets`; int64 [2, E]."""
+        offsets = self.offsets
+        edges = []
+        for relation in self.relations.values():
+            shift = offsets[relation.src], offsets[relation.dst]
+            is_shifted = any(shift)
+            edges.append(
+                relation.edge_index + torch.tensor(shift).view(2, 1)
+                if is_shifted
+                else relation.edge_index
+            )
+        return edges[0] if len(edges) == 1 else torch.cat(edges, dim=1)
+
+    def by_type(self, values: Tensor) -> dict[NodeKey, Tensor]:
+        """Rows in the numbering of :attr:`offsets`, by type."""
+        sizes = [nodes.num_nodes for nodes in self.nodes.values()]
+        return dict(zip(self.nodes, torch.split(values, sizes), strict=True))
+
+
+def typed_graph(data: Data | HeteroData) -> TypedGraph:
+    """Checks a PyG graph and sorts what it holds.
+
+    Raises:
+        ValueError: If `data` is no graph, or something in it is not as it must be.
+    """
+    if isinstance(data, HeteroData):
+        return _hetero_graph(data)
+    if not isinstance(data, Data):
+        raise ValueError(
+            f"'data' must be a torch_geometric.data.Data or HeteroData (got {type(data).__name__})"
+        )
+    edge_index = checked_edge_index(data)
+    num_nodes = count_rows(data, [edge_index])
+    check_ids(edge_index, (num_nodes, num_nodes))
+    attributes = sort_attributes(data, num_nodes, edge_index.size(1))
+    return TypedGraph(
+        nodes={None: NodeSet(num_nodes, attributes.node, {})},
+        relations={None: Relation(None, None, edge_index, attributes.edge, {})},
+        attrs=attributes.graph,
+        is_hetero=False,
+    )
+
+
+def _hetero_graph(data: HeteroData) -> TypedGraph:
+    stores = data.to_dict()
+    whole = stores.pop('_global_store')
+    node_stores = {key: store for key, store in stores.items() if isinstance(key, str)}
+    edge_stores = {key: store for key, store in stores.items() if not isinstance(key, str)}
+    if not edge_stores:
+        raise ValueError(
+            f"expected at least one relation in 'data' (got node types {list(node_stores)} alone)"
+        )
+    _check_names([*node_stores, *edge_stores])
+    edge_indices = {}
+    for key, store in edge_stores.items():
+        for end in (key[0], key[2]):
+            if end not in node_stores:
+                raise ValueError(
+                    f"expected the nodes of type '{end}' in 'data', as {key} has its ends there "
+                    f'(got types {list(node_stores)})'
+                )
+        edge_indices[key] = checked_edge_index(store, f'{key}')
+
+    nodes: dict[NodeKey, NodeSet] = {}
+    for name, store in node_stores.items():
+        ids = [e[i] for k, e in edge_indices.items() for i in (0, 1) if k[2 * i] == name]
+        num_nodes = count_rows(store, ids)
+        attributes = sort_attributes(store, num_nodes, None, where=f" of '{name}'")
+        nodes[name] = NodeSet(num_nodes, attributes.node, attributes.graph)
+    relations: dict[EdgeKey, Relation] = {}
+    for key, store in edge_stores.items():
+        edge_index = edge_indices[key]
+        check_ids(edge_index, (nodes[key[0]].num_nodes, nodes[key[2]].num_nodes), f'{key}')
+        attributes = sort_attributes(store, None, edge_index.size(1), where=f' of {key}')
+        relations[key] = Relation(key[0], key[2], edge_index, attributes.edge, attributes.graph)
+    attrs = sort_attributes(whole, None, None).graph
+    return TypedGraph(nodes, relations, attrs, is_hetero=True)
+
+
+def _check_names(keys: list[Any]) -> None:
+    """Names of types name files in PyG's layout."""
+    relations: dict[str, Any] = {}
+    for key in keys:
+        name = type_name(key)
+        if any(char in name for char in '/\\\0') or name in ('', '.', '..'):
+            raise ValueError(f'expected names of types that a file may have (got {key!r})')
+        if isinstance(key, tuple) and relations.setdefault(name, key) != key:
+            raise ValueError(
+                f'expected names of relations that differ (got {relations[name]} and {key}, both '
+                f"'{name}')"
+            )

@@ -1,0 +1,259 @@
+"""META.json: what a partition folder says of itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from pyg_sar.shard.format import FORMAT_VERSION, META_FILE, EdgeKey, NodeKey
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """What META.json says of one type of nodes.
+
+    Attributes:
+        num_nodes: Number of nodes.
+        part_num_nodes: Own nodes of every part.
+        attrs: dtype and row shape of every node attribute, by name.
+        extra: Values that belong to the type, by name.
+    """
+
+    num_nodes: int
+    part_num_nodes: list[int]
+    attrs: dict[str, Any]
+    extra: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class EdgeInfo:
+    """What META.json says of one relation.
+
+    Attributes:
+        src: Type of the sources.
+        dst: Type of the destinations.
+        num_edges: Number of edges.
+        part_num_edges: Edges of every part, those into its own nodes.
+        halo_rows: ``halo_rows[p][q]`` rows that part p reads from part q.
+        block_edges: ``block_edges[p][q]`` edges from part q into part p.
+        attrs: dtype and row shape of every edge attribute, by name.
+        extra: Values that belong to the relation, by name.
+    """
+
+    src: NodeKey
+    dst: NodeKey
+    num_edges: int
+    part_num_edges: list[int]
+    halo_rows: list[list[int]]
+    block_edges: list[list[int]]
+    attrs: dict[str, Any]
+    extra: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What META.json says of the partition.
+
+    Attributes:
+        num_parts: Number of parts P.
+        is_hetero: Whether types have names.
+        fingerprint: Names the partition.
+        nodes: The types of nodes.
+        edges: The relations.
+        graph_attrs: Values that belong to the graph, by name.
+    """
+
+    num_parts: int
+    is_hetero: bool
+    fingerprint: str
+    nodes: dict[NodeKey, NodeInfo]
+    edges: dict[EdgeKey, EdgeInfo]
+    graph_attrs: dict[str, Any]
+
+
+_NODE_FIELDS = {'num_nodes': int, 'part_num_nodes': list, 'node_attrs': dict}
+_EDGE_FIELDS = {
+    'num_edges': int,
+    'part_num_edges': list,
+    'halo_rows': list,
+    'block_edges': list,
+    'edge_attrs': dict,
+}
+
+
+def write_meta(root: str | Path, meta: Meta, notes: dict[str, Any]) -> None:
+    """Writes META.json: PyG's keys, and ours under ``"pyg_sar"``.
+
+    Args:
+        root: The partition folder.
+        meta: What the loader reads.
+        notes: More of ours, for people to read.
+    """
+    sizes = [info.num_nodes for info in meta.nodes.values()]
+    pyg = {
+        'num_parts': meta.num_parts,
+        'node_types': list(meta.nodes) if meta.is_hetero else None,
+        'edge_types': list(meta.edges) if meta.is_hetero else None,
+        'node_offset': [0, *accumulate(sizes)][:-1] if meta.is_hetero else None,
+        'is_hetero': meta.is_hetero,
+        'is_sorted': True,
+    }
+    nodes, edges = [], []
+    for node_key, node_info in meta.nodes.items():
+        fields = {name: _field(node_info, name) for name in _NODE_FIELDS}
+        nodes.append({'type': node_key, 'graph_attrs': node_info.extra, **fields})
+    for edge_key, edge_info in meta.edges.items():
+        fields = {name: _field(edge_info, name) for name in _EDGE_FIELDS}
+        edges.append({'type': edge_key, 'graph_attrs': edge_info.extra, **fields})
+    types = {
+        'nodes': nodes,
+        'edges': edges,
+        'num_nodes': sum(sizes),
+        'num_edges': sum(info.num_edges for info in meta.edges.values()),
+    }
+    ours = {
+        **notes,
+        **(types if meta.is_hetero else {**nodes[0], **edges[0]}),
+        'format_version': FORMAT_VERSION,
+        'fingerprint': meta.fingerprint,
+        'graph_attrs': meta.graph_attrs,
+    }
+    if not meta.is_hetero:
+        del ours['type']
+    text = json.dumps({**pyg, 'pyg_sar': ours}, indent=1, sort_keys=True)
+    (Path(root) / META_FILE).write_text(text + '\n', encoding='utf-8')
+
+
+def _field(info: NodeInfo | EdgeInfo, name: str) -> Any:
+    return info.attrs if name.endswith('_attrs') else getattr(info, name)
+
+
+def read_meta(root: str | Path) -> Meta:
+    """Reads and checks META.json.
+
+    Args:
+        root: The partition folder.
+
+    Returns:
+        What it says, complete and consistent with the number of parts.
+
+    Raises:
+        FileNotFoundError: If the folder or its META.json is missing.
+        ValueError: If META.json is not one that this version of pyg_sar reads.
+    """
+    root = Path(root)
+    path = root / META_FILE
+    if not root.is_dir():
+        raise FileNotFoundError(f"expected a partition folder at '{root}' (got no folder)")
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"expected a complete partition folder at '{root}' (got one without {META_FILE}: "
+            'it was not written by pyg_sar.partition, or only in part)'
+        )
+    try:
+        meta = json.loads(path.read_text(encoding='utf-8'))
+    except ValueError as error:
+        raise ValueError(f"expected JSON in '{path}' (got {error})") from error
+    if not isinstance(meta, dict) or not isinstance(meta.get('pyg_sar'), dict):
+        raise ValueError(
+            f"expected the key 'pyg_sar' in '{path}' (got a folder of another program; "
+            'partition the graph with `python -m pyg_sar.partition`)'
+        )
+    ours = meta['pyg_sar']
+    if ours.get('format_version') != FORMAT_VERSION:
+        raise ValueError(
+            f"expected format version {FORMAT_VERSION} in '{path}' "
+            f'(got {ours.get("format_version")!r}); partition the graph again'
+        )
+    num_parts, is_hetero = meta.get('num_parts'), bool(meta.get('is_hetero'))
+    if type(num_parts) is not int or num_parts < 1:
+        raise ValueError(f"expected a positive int 'num_parts' in '{path}' (got {num_parts!r})")
+    _check_fields(path, ours, {'fingerprint': str, 'graph_attrs': dict})
+    if is_hetero:
+        _check_fields(path, ours, {'nodes': list, 'edges': list})
+    nodes = _read_nodes(path, ours['nodes'] if is_hetero else [ours], num_parts, is_hetero)
+    edges = _read_edges(path, ours['edges'] if is_hetero else [ours], num_parts, is_hetero)
+    for edge_info in edges.values():
+        if edge_info.src not in nodes or edge_info.dst not in nodes:
+            raise ValueError(
+                f"expected relations between node types {list(nodes)} in '{path}' "
+                f'(got {list(edges)})'
+            )
+    return Meta(num_parts, is_hetero, ours['fingerprint'], nodes, edges, ours['graph_attrs'])
+
+
+def _read_nodes(
+    path: Path, entries: list[Any], num_parts: int, is_hetero: bool
+) -> dict[NodeKey, NodeInfo]:
+    found: dict[NodeKey, NodeInfo] = {}
+    for entry in entries:
+        _check_entry(path, entry, _NODE_FIELDS, num_parts)
+        key, extra = None, {}
+        if is_hetero:
+            _check_fields(path, entry, {'type': str, 'graph_attrs': dict})
+            key, extra = entry['type'], entry['graph_attrs']
+        found[key] = NodeInfo(
+            entry['num_nodes'], entry['part_num_nodes'], entry['node_attrs'], extra
+        )
+    return found
+
+
+def _read_edges(
+    path: Path, entries: list[Any], num_parts: int, is_hetero: bool
+) -> dict[EdgeKey, EdgeInfo]:
+    found: dict[EdgeKey, EdgeInfo] = {}
+    for entry in entries:
+        _check_entry(path, entry, _EDGE_FIELDS, num_parts)
+        key: EdgeKey = None
+        src, dst, extra = None, None, {}
+        if is_hetero:
+            _check_fields(path, entry, {'type': list, 'graph_attrs': dict})
+            names = entry['type']
+            if len(names) != 3 or not all(isinstance(name, str) for name in names):
+                raise ValueError(f"expected three names of a relation in '{path}' (got {names})")
+            src, relation, dst = names
+            key, extra = (src, relation, dst), entry['graph_attrs']
+        found[key] = EdgeInfo(
+            src,
+            dst,
+            entry['num_edges'],
+            entry['part_num_edges'],
+            entry['halo_rows'],
+            entry['block_edges'],
+            entry['edge_attrs'],
+            extra,
+        )
+    return found
+
+
+def _check_entry(path: Path, entry: Any, fields: dict[str, type], num_parts: int) -> None:
+    _check_fields(path, entry, fields)
+    for key in (name for name, kind in fields.items() if kind is list):
+        if len(entry[key]) != num_parts:
+            raise ValueError(
+                f"expected {num_parts} entries in '{key}' of '{path}' (got {len(entry[key])})"
+            )
+        if key.startswith('part_'):
+            _check_ints(path, key, entry[key])
+            continue
+        for row in entry[key]:
+            if not isinstance(row, list) or len(row) != num_parts:
+                raise ValueError(
+                    f"expected rows of {num_parts} counts for '{key}' in '{path}' (got {row!r})"
+                )
+            _check_ints(path, key, row)
+
+
+def _check_fields(path: Path, entry: Any, fields: dict[str, type]) -> None:
+    for key, kind in fields.items():
+        value = entry.get(key) if isinstance(entry, dict) else None
+        if not isinstance(value, kind):
+            raise ValueError(f"expected {kind.__name__} for '{key}' in '{path}' (got {value!r})")
+
+
+def _check_ints(path: Path, key: str, values: list[Any]) -> None:
+    if any(type(value) is not int or value < 0 for value in values):
+        raise ValueError(f"expected counts for '{key}' in '{path}' (got {values!r})")

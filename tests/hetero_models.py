@@ -1,0 +1,190 @@
+"""Heterogeneous models with what they are called with, for parity with one-process PyG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from hetero_graphs import CITES, HAS, KNOWS, WRITES, hetero_graph
+from torch import Tensor
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import (
+    BatchNorm,
+    GATConv,
+    GATv2Conv,
+    GINEConv,
+    GraphConv,
+    HeteroConv,
+    HeteroDictLinear,
+    Linear,
+    SAGEConv,
+    TransformerConv,
+    to_hetero,
+)
+from torch_geometric.nn.models import GraphSAGE
+
+TYPES = ['paper', 'author', 'term']
+METADATA = (TYPES, hetero_graph().edge_types)
+BOTH = (-1, -1)
+REV_WRITES = ('paper', 'rev_writes', 'author')
+
+Tensors = dict[str, Tensor]
+
+
+class Layers(torch.nn.Module):
+    """HeteroConv layers; `edges` names the edge attributes that every one of them takes."""
+
+    def __init__(self, *layers: torch.nn.Module, edges: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(layers)
+        self.edges = edges
+
+    def forward(self, x: Tensors, edge_index: dict, edge: dict[str, dict]) -> Tensors:
+        for layer in self.layers:
+            x = layer(x, edge_index, **{f'{name}_dict': edge[name] for name in self.edges})
+            x = {key: value.tanh() for key, value in x.items()}
+        return x
+
+
+class Homogeneous(torch.nn.Module):
+    """Written for one type of nodes; to_hetero makes the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = Linear(-1, 6)
+        self.conv1 = SAGEConv(BOTH, 6, aggr='max')
+        self.norm = BatchNorm(6)
+        self.conv2 = GATConv(BOTH, 5, heads=2, concat=False, add_self_loops=False)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.lin(x)
+        h = self.norm(self.conv1(h, edge_index)).tanh()
+        return self.conv2(h, edge_index)
+
+
+class OwnToHetero(torch.nn.Module):
+    """A to_hetero'd model, called with dicts only."""
+
+    def __init__(self, model: torch.nn.Module, aggr: str) -> None:
+        super().__init__()
+        self.model = to_hetero(model, METADATA, aggr=aggr)
+
+    def forward(self, x: Tensors, edge_index: dict, edge: dict[str, dict]) -> Tensors:
+        return self.model(x, edge_index)
+
+
+class Projected(torch.nn.Module):
+    """Every type to one width first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = HeteroDictLinear(-1, 6, types=TYPES)
+        self.conv = HeteroConv({rel: SAGEConv(6, 5) for rel in METADATA[1]})
+        self.out = HeteroDictLinear(5, 4, types=TYPES)
+
+    def forward(self, x: Tensors, edge_index: dict, edge: dict[str, dict]) -> Tensors:
+        return self.out(self.conv(self.lin(x), edge_index))
+
+
+def _everywhere(make: Callable[[], torch.nn.Module], aggr: str = 'sum') -> HeteroConv:
+    return HeteroConv({rel: make() for rel in METADATA[1]}, aggr)
+
+
+def _mixed() -> HeteroConv:
+    """Another conv for every relation, several into papers; some relations have none."""
+    return HeteroConv(
+        {
+            WRITES: GATConv(BOTH, 6, edge_dim=3, add_self_loops=False),
+            CITES: GraphConv(-1, 6, aggr='mean'),
+            ('term', 'rev_has', 'paper'): TransformerConv(BOTH, 3, heads=2),
+            HAS: SAGEConv(BOTH, 6, aggr=['max', 'sum']),
+            KNOWS: GATv2Conv(-1, 6, add_self_loops=True),
+            REV_WRITES: SAGEConv(BOTH, 6),
+        },
+        'sum',
+    )
+
+
+class Mixed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = _mixed(), _mixed()
+
+    def forward(self, x: Tensors, edge_index: dict, edge: dict[str, dict]) -> Tensors:
+        attrs = {WRITES: edge['edge_attr'][WRITES]}
+        weights = {CITES: edge['edge_weight'][CITES]}
+        h = self.first(x, edge_index, edge_attr_dict=attrs, edge_weight_dict=weights)
+        return self.second(h, edge_index, edge_attr_dict=attrs, edge_weight_dict=weights)
+
+
+class Shared(torch.nn.Module):
+    """One conv for two relations, and a relation that is used in one layer alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        lin = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
+        self.conv = GINEConv(lin, edge_dim=3)
+        self.lin = Linear(-1, 4)
+        self.knows = SAGEConv((4, 4), 4)
+
+    def forward(self, x: Tensors, edge_index: dict, edge: dict[str, dict]) -> Tensors:
+        paper, author = self.lin(x['paper']), x['author']
+        for _ in range(2):
+            new = self.conv((author, paper), edge_index[WRITES], edge['edge_attr'][WRITES])
+            author = self.conv(
+                (paper, author), edge_index[REV_WRITES], edge['edge_attr'][REV_WRITES]
+            )
+            paper = new
+        return {'paper': paper, 'author': self.knows(author, edge_index[KNOWS])}
+
+
+MODELS: dict[str, Callable[[], torch.nn.Module]] = {
+    'SAGE': lambda: Layers(
+        _everywhere(lambda: SAGEConv(BOTH, 6)), _everywhere(lambda: SAGEConv(BOTH, 4))
+    ),
+    'SAGE-mean-of-relations': lambda: Layers(_everywhere(lambda: SAGEConv(BOTH, 6), 'mean')),
+    'SAGE-max-of-relations': lambda: Layers(_everywhere(lambda: SAGEConv(BOTH, 6), 'max')),
+    'GAT': lambda: Layers(
+        _everywhere(lambda: GATConv(BOTH, 3, heads=2, add_self_loops=False)),
+        _everywhere(lambda: GATConv(BOTH, 4, add_self_loops=False), 'cat'),
+    ),
+    'GraphConv': lambda: Layers(
+        _everywhere(lambda: GraphConv(BOTH, 6)),
+        _everywhere(lambda: GraphConv(BOTH, 4, aggr='max'), 'mean'),
+        edges=('edge_weight',),
+    ),
+    'mixed': Mixed,
+    'to_hetero': lambda: OwnToHetero(Homogeneous(), 'sum'),
+    'to_hetero-GraphSAGE': lambda: OwnToHetero(GraphSAGE(BOTH, 6, 2, 4), 'mean'),
+    'HeteroDictLinear': Projected,
+    'one conv for two relations': Shared,
+}
+
+
+def inputs_of(data: HeteroData) -> tuple[Tensors, dict[str, dict]]:
+    """Features of every type (ones for terms) and edge attributes, those of float64 as leaves."""
+    x = {name: _leaf(data[name].x) for name in ('paper', 'author')}
+    x['term'] = torch.ones(data['term'].num_nodes, 2, dtype=torch.float64)
+    edge = {
+        'edge_attr': {rel: _leaf(data[rel].edge_attr) for rel in (WRITES, REV_WRITES)},
+        'edge_weight': {CITES: _leaf(data[CITES].edge_weight)},
+    }
+    return x, edge
+
+
+def make(name: str) -> torch.nn.Module:
+    """The model, float64, every parameter drawn from a seed of the name."""
+    model = MODELS[name]().double()
+    data = hetero_graph()
+    x, edge = inputs_of(data)
+    with torch.no_grad():
+        model.eval()(x, data.edge_index_dict, edge)  # lazy parameters get their shapes
+        generator = torch.Generator().manual_seed(sum(name.encode()))
+        for parameter in model.parameters():
+            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(values * 0.4)
+    return model.train()
+
+
+def _leaf(value: Tensor) -> Tensor:
+    return value.detach().clone().requires_grad_()

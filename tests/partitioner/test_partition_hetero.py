@@ -1,0 +1,413 @@
+"""Heterogeneous graphs on disk: all there once, ids that lead back, and PyG's stores read them."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hetero_graphs import CITES, HAS, NUM_NODES, REVIEWS, WRITES, assignment, hetero_graph
+from torch import Tensor
+from torch_geometric import transforms as T
+from torch_geometric.data import HeteroData
+
+from pyg_sar import load_shard, partition_graph
+from pyg_sar.partition import main
+from pyg_sar.partitioner.sources import load_source
+
+with warnings.catch_warnings():
+    warnings.simplefilter('ignore', DeprecationWarning)  # PyG announces the module's end.
+    from torch_geometric.distributed import LocalFeatureStore, LocalGraphStore
+
+PARTS = 3
+
+
+@pytest.fixture(params=['metis', 'random', 'uneven'])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    method = assignment(PARTS) if request.param == 'uneven' else request.param
+    partition_graph(hetero_graph(), PARTS, tmp_path / 'out', method=method)
+    return tmp_path / 'out'
+
+
+def _load(path: Path) -> dict:
+    return torch.load(path, weights_only=True)
+
+
+def test_meta_and_files(root):
+    data = hetero_graph()
+    meta = json.loads((root / 'META.json').read_text())
+    assert meta['is_hetero'] is True
+    assert meta['is_sorted'] is True
+    assert meta['num_parts'] == PARTS
+    assert meta['node_types'] == data.node_types
+    assert [tuple(e) for e in meta['edge_types']] == data.edge_types
+    assert meta['node_offset'] == [0, 34, 59, 66]
+    ours = meta['pyg_sar']
+    assert ours['graph_attrs'] == {'name': 'toy', 'sizes': [1, 2]}
+    assert ours['num_nodes'] == sum(NUM_NODES.values())
+    assert ours['num_edges'] == sum(data[e].edge_index.size(1) for e in data.edge_types)
+    assert sorted(p.name for p in (root / 'node_map').iterdir()) == sorted(
+        f'{name}.pt' for name in data.node_types
+    )
+    assert sorted(p.name for p in (root / 'edge_map').iterdir()) == sorted(
+        f'{"__".join(name)}.pt' for name in data.edge_types
+    )
+
+
+def test_every_row_is_stored_once_where_the_maps_say(root):
+    data = hetero_graph()
+    sars = [_load(root / f'part_{p}' / 'sar.pt') for p in range(PARTS)]
+    graphs = [_load(root / f'part_{p}' / 'graph.pt') for p in range(PARTS)]
+    parts = {name: torch.load(root / f'node_map/{name}.pt') for name in data.node_types}
+    for name in data.node_types:
+        assert [sar['n_id'][name].tolist() for sar in sars] == [
+            (parts[name] == p).nonzero().view(-1).tolist() for p in range(PARTS)
+        ]
+    for rel in data.edge_types:
+        edge_index = data[rel].edge_index
+        edge_part = torch.load(root / f'edge_map/{"__".join(rel)}.pt')
+        assert torch.equal(edge_part, parts[rel[2]][edge_index[1]])
+        for p, (sar, graph) in enumerate(zip(sars, graphs, strict=True)):
+            e_id = graph[rel]['edge_id']
+            assert sorted(e_id.tolist()) == (edge_part == p).nonzero().view(-1).tolist()
+            assert sorted(sar['edges'][rel]['e_id'].tolist()) == sorted(e_id.tolist())
+            assert graph[rel]['size'] == (NUM_NODES[rel[0]], NUM_NODES[rel[2]])
+            assert torch.equal(edge_index[0, e_id], graph[rel]['row'])
+            assert torch.equal(edge_index[1, e_id], graph[rel]['col'])
+            assert bool((graph[rel]['col'].diff() >= 0).all())
+
+
+def _feature_stores(root: Path) -> list[LocalFeatureStore]:
+    return [LocalFeatureStore.from_partition(str(root), p) for p in range(PARTS)]
+
+
+def test_pyg_feature_lookups_are_right(root):
+    """By ids within the type: PyG's own partitions number all types together here."""
+    data = hetero_graph()
+    found = {name: 0 for name in ('paper', 'author', 'lonely')}
+    for part, store in enumerate(_feature_stores(root)):
+        for name in found:
+            own = (store.node_feat_pb[name] == part).nonzero().view(-1).flip(0)
+            if own.numel():
+                x = store.get_tensor_from_global_id(group_name=name, attr_name='x', index=own)
+                assert torch.equal(x, data[name].x[own])
+                assert x.dtype == data[name].x.dtype
+                found[name] += own.numel()
+        for rel in (CITES, WRITES, ('paper', 'rev_writes', 'author')):
+            own = (store.edge_feat_pb[rel] == part).nonzero().view(-1).flip(0)
+            if own.numel():
+                value = store.get_tensor_from_global_id(
+                    group_name=rel, attr_name='edge_attr', index=own
+                )
+                assert torch.equal(value, data[rel].edge_attr[own])
+    assert found == {name: NUM_NODES[name] for name in found}
+
+
+def test_pyg_lookup_features(tmp_path):
+    """The lookup that PyG's samplers call, for ids that this part owns."""
+    data = hetero_graph()
+    partition_graph(data, PARTS, tmp_path / 'out', method='random')
+    for part, store in enumerate(_feature_stores(tmp_path / 'out')):
+        index = (store.node_feat_pb['author'] == part).nonzero().view(-1)[[2, 0, 1]]
+        rows, place = store._local_lookup_features(index, True, 'author')
+        assert place.tolist() == [0, 1, 2]
+        assert torch.equal(rows, data['author'].x[index])
+        ids = (store.edge_feat_pb[WRITES] == part).nonzero().view(-1)[[1, 0]]
+        rows, _ = store._local_lookup_features(ids, False, WRITES)
+        assert torch.equal(rows, data[WRITES].edge_attr[ids])
+
+
+def test_pyg_graph_store(root):
+    data = hetero_graph()
+    seen = {rel: [] for rel in data.edge_types}
+    for part in range(PARTS):
+        store = LocalGraphStore.from_partition(str(root), part)
+        attrs = store.get_all_edge_attrs()
+        assert [attr.edge_type for attr in attrs] == data.edge_types
+        for attr in attrs:
+            edge_index, edge_id = store.get_edge_index(attr), store.get_edge_id(attr)
+            assert attr.size == (NUM_NODES[attr.edge_type[0]], NUM_NODES[attr.edge_type[2]])
+            assert torch.equal(edge_index, data[attr.edge_type].edge_index[:, edge_id])
+            assert bool((store.edge_pb[attr.edge_type][edge_id] == part).all())
+            assert bool((store.node_pb[attr.edge_type[2]][edge_index[1]] == part).all())
+            seen[attr.edge_type].append(edge_id)
+    for rel, ids in seen.items():
+        assert torch.cat(ids).sort()[0].tolist() == list(range(data[rel].edge_index.size(1)))
+
+
+def test_metis_cuts_few_edges_of_all_relations(tmp_path):
+    """Two worlds of papers and authors, joined by one edge."""
+    papers, authors = torch.arange(20), torch.arange(16)
+    data = HeteroData()
+    data['paper'].num_nodes, data['author'].num_nodes = 20, 16
+    same = torch.cartesian_prod(papers, papers).t()
+    cites = same[:, same[0] // 10 == same[1] // 10]
+    data[CITES].edge_index = torch.cat([cites, torch.tensor([[0], [10]])], dim=1)
+    both = torch.cartesian_prod(authors, papers).t()
+    data[WRITES].edge_index = both[:, both[0] // 8 == both[1] // 10]
+    summary = partition_graph(data, 2, tmp_path / 'out')
+    assert summary.edge_cut == 1
+    assert sorted(summary.type_num_nodes.items()) == [('author', (8, 8)), ('paper', (10, 10))]
+    assert sum(summary.type_num_edges[WRITES]) == 160
+    assert 'nodes author: 16, imbalance 1.000' in str(summary)
+    assert 'edges author__writes__paper: 160, imbalance 1.000' in str(summary)
+
+
+@pytest.mark.parametrize('method', ['metis', 'random'])
+@pytest.mark.parametrize('num_parts', [1, 2, 5])
+def test_types_without_edges_are_dealt_out_evenly(tmp_path, method, num_parts):
+    summary = partition_graph(hetero_graph(), num_parts, tmp_path / 'out', method=method)
+    sizes = summary.type_num_nodes['lonely']
+    assert max(sizes) - min(sizes) <= 1
+    assert sum(sizes) == 9
+    assert min(summary.part_num_nodes) > 0
+
+
+def test_random_deals_every_type_out_evenly(tmp_path):
+    summary = partition_graph(hetero_graph(), 4, tmp_path / 'out', method='random')
+    for sizes in (*summary.type_num_nodes.values(), summary.part_num_nodes):
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_no_edges_at_all(tmp_path):
+    data = HeteroData()
+    data['a'].num_nodes, data['b'].num_nodes = 7, 2
+    data['a', 'to', 'b'].edge_index = torch.empty(2, 0, dtype=torch.int64)
+    summary = partition_graph(data, 3, tmp_path / 'out')
+    assert max(summary.type_num_nodes['a']) == 3
+    assert max(summary.type_num_nodes['b']) == 1
+    loaded = load_shard(tmp_path / 'out')
+    assert loaded['a', 'to', 'b'].edge_index.shape == (2, 0)
+
+
+@pytest.mark.parametrize('balance', ['edges', 'train'])
+def test_balance(tmp_path, balance):
+    data = hetero_graph(reverse=False)
+    summary = partition_graph(data, 2, tmp_path / 'out', balance=balance)
+    if balance == 'edges':
+        assert summary.edge_imbalance < 1.2
+        return
+    masks = {name: data[name].train_mask for name in ('paper', 'author')}
+    parts = {name: torch.load(tmp_path / f'out/node_map/{name}.pt') for name in masks}
+    counts = sum(parts[name][mask].bincount(minlength=2) for name, mask in masks.items())
+    assert counts.max() <= 0.55 * counts.sum()
+
+
+def test_parts_given_as_one_tensor_or_file(tmp_path):
+    given = assignment(PARTS)
+    flat = torch.cat(list(given.values()))
+    np.save(tmp_path / 'parts.npy', flat.numpy())
+    for i, method in enumerate((given, flat, f'file:{tmp_path / "parts.npy"}')):
+        partition_graph(hetero_graph(), PARTS, tmp_path / f'{i}', method=method)
+        for name, parts in given.items():
+            assert torch.equal(torch.load(tmp_path / f'{i}/node_map/{name}.pt'), parts)
+
+
+def test_split_of_the_types_with_labels(tmp_path):
+    data = hetero_graph()
+    del data['paper'].train_mask
+    del data['author'].train_mask
+    partition_graph(data, 2, tmp_path / 'out', split='0.5/0.25/0.25')
+    loaded = load_shard(tmp_path / 'out')
+    masks = torch.stack([loaded['paper'][f'{name}_mask'] for name in ('train', 'val', 'test')])
+    assert masks.sum(dim=1).tolist() == [17, 8, 9]
+    assert masks.sum(dim=0).tolist() == [1] * 34
+    assert 'train_mask' not in loaded['author']
+
+
+def test_fingerprints_tell_graphs_apart(tmp_path):
+    data, other, renamed = hetero_graph(), hetero_graph(), hetero_graph()
+    edge_index = other[HAS].edge_index
+    edge_index[1, 0] = (edge_index[1, 0] + 1) % 7
+    renamed['paper', 'holds', 'term'].edge_index = renamed[HAS].edge_index
+    del renamed[HAS]
+    found = set()
+    for i, graph in enumerate((data, other, renamed)):
+        partition_graph(graph, 2, tmp_path / f'{i}', method='random')
+        found.add(json.loads((tmp_path / f'{i}/META.json').read_text())['pyg_sar']['fingerprint'])
+    assert len(found) == 3
+
+
+# Sources
+
+
+def _assert_same(a: HeteroData, b: HeteroData) -> None:
+    a_dict, b_dict = a.to_dict(), b.to_dict()
+    assert a_dict.keys() == b_dict.keys()
+    for key, store in b_dict.items():
+        assert a_dict[key].keys() == store.keys(), key
+        for name, value in store.items():
+            if isinstance(value, Tensor):
+                assert a_dict[key][name].dtype == value.dtype
+                assert torch.equal(a_dict[key][name], value)
+            else:
+                assert a_dict[key][name] == value
+
+
+def test_saved_file(tmp_path):
+    data = hetero_graph()
+    assert data['paper'].is_node_attr('x')  # leaves a defaultdict in its storages
+    for i, content in enumerate((data, data.to_dict(), (data.to_dict(), None, HeteroData))):
+        torch.save(content, tmp_path / f'{i}.pt')
+        _assert_same(load_source(tmp_path / f'{i}.pt'), data)
+
+
+def test_command_line(tmp_path, capsys):
+    torch.save(hetero_graph(), tmp_path / 'data.pt')
+    code = main([str(tmp_path / 'data.pt'), str(tmp_path / 'out'), '--num-parts', '2'])
+    assert code == 0
+    assert 'nodes paper: 34, imbalance' in capsys.readouterr().out
+    assert load_shard(tmp_path / 'out').num_nodes == sum(NUM_NODES.values())
+
+
+def test_npz(tmp_path):
+    np.savez(
+        tmp_path / 'a.npz',
+        **{
+            'edge|a|to|b': np.array([[0, 1], [1, 0]]),
+            'edge_attr|a|to|b': np.ones((2, 3)),
+            'x|a_data': np.array([1.0, 2.0], dtype=np.float32),
+            'x|a_indices': np.array([0, 2]),
+            'x|a_indptr': np.array([0, 1, 2]),
+            'x|a_shape': np.array([2, 3]),
+            'y|b': np.array([1, 0, 2]),
+            'num_nodes|a': np.int64(2),
+            'names|a': np.array(['p', 'q']),
+        },
+    )
+    data = None
+    with pytest.warns(UserWarning, match=r'names\|a'):
+        data = load_source(tmp_path / 'a.npz')
+    assert data.edge_types == [('a', 'to', 'b')]
+    assert data['a'].x.tolist() == [[1, 0, 0], [0, 0, 2]]
+    assert data['b'].y.tolist() == [1, 0, 2]
+    assert data['a', 'to', 'b'].edge_attr.shape == (2, 3)
+    partition_graph(data, 2, tmp_path / 'out')
+    assert load_shard(tmp_path / 'out')['a'].x.shape == (2, 3)
+
+
+@pytest.mark.slow
+def test_wordnet_hetero():
+    data = load_source('wordnet-hetero')
+    assert data.num_nodes_dict == {'synset': 117_659, 'word': 147_306}
+    assert len(data.edge_types) == 19
+    assert data.num_edges == 442_334
+    assert data['synset'].x.shape == (117_659, 512)
+    assert data['synset'].num_classes == 45
+    assert data.validate()
+    undirected = T.ToUndirected(merge=False)(data)
+    assert len(undirected.edge_types) == 38
+
+
+# What is refused
+
+
+def _without(path: tuple, data: HeteroData) -> HeteroData:
+    del data[path[0]][path[1]]
+    return data
+
+
+def _set(key: object, name: str, value: object) -> HeteroData:
+    data = hetero_graph()
+    data[key][name] = value
+    return data
+
+
+def _renamed(*relations: tuple[str, str, str]) -> HeteroData:
+    data = HeteroData()
+    for rel in relations:
+        for end in (rel[0], rel[2]):
+            data[end].num_nodes = 3
+        data[rel].edge_index = torch.zeros(2, 1, dtype=torch.int64)
+    return data
+
+
+REFUSED = {
+    'no edge_index': (
+        lambda: {'data': _without((CITES, 'edge_index'), hetero_graph())},
+        f"expected a tensor 'edge_index' in {CITES} (got NoneType)",
+    ),
+    'float edge_index': (
+        lambda: {'data': _set(CITES, 'edge_index', torch.zeros(2, 3))},
+        f"'edge_index' of {CITES} must hold integers",
+    ),
+    'source too large': (
+        lambda: {'data': _set(WRITES, 'edge_index', torch.tensor([[25], [0]]))},
+        f"'edge_index' of {WRITES} must hold ids below the number of nodes, 25 (got 25)",
+    ),
+    'destination too large': (
+        lambda: {'data': _set(WRITES, 'edge_index', torch.tensor([[0], [34]]))},
+        f"'edge_index' of {WRITES} must hold ids below the number of nodes, 34 (got 34)",
+    ),
+    'rows of x': (
+        lambda: {'data': _set('paper', 'train_mask', torch.zeros(33))},
+        "'train_mask' of 'paper' must have one row per node, 34",
+    ),
+    'rows of edge_attr': (
+        lambda: {'data': _set(WRITES, 'edge_attr', torch.zeros(3, 2))},
+        f"'edge_attr' of {WRITES} must have one row per edge, 74",
+    ),
+    'reserved name': (
+        lambda: {'data': _set('paper', 'n_id', torch.zeros(34))},
+        "(got 'n_id' of 'paper')",
+    ),
+    'unknown end': (
+        lambda: {'data': _set(('paper', 'in', 'venue'), 'edge_index', torch.zeros(2, 1).long())},
+        "expected the nodes of type 'venue' in 'data'",
+    ),
+    'a name no file can have': (
+        lambda: {'data': _renamed(('a/b', 'to', 'c'))},
+        "expected names of types that a file may have (got 'a/b')",
+    ),
+    'two relations of one name': (
+        lambda: {'data': _renamed(('a', 'b__c', 'd'), ('a__b', 'c', 'd'))},
+        'expected names of relations that differ',
+    ),
+    'NaN': (
+        lambda: {'data': _set('author', 'x', torch.full((25, 1), torch.nan)), 'check_nan': True},
+        "expected no NaN in 'x' of 'author' (got 25 NaN values)",
+    ),
+    'parts of some types': (
+        lambda: {'method': {'paper': torch.zeros(34).long()}},
+        "expected parts of the node types ['paper', 'author', 'term', 'lonely'] in 'method'",
+    ),
+    'part ids of another length': (
+        lambda: {'method': assignment(2) | {'term': torch.zeros(3).long()}},
+        "expected one part id per node, shape [7], in 'method' of 'term' (got shape [3])",
+    ),
+    'too many parts': (
+        lambda: {'num_parts': 76},
+        "'num_parts' must not exceed the number of nodes (got 76 and 75)",
+    ),
+    'split without labels': (
+        lambda: {'data': _renamed(('a', 'to', 'b')), 'split': '0.6/0.2/0.2'},
+        "'split' needs a node type with labels 'y'",
+    ),
+}
+
+
+@pytest.mark.filterwarnings('ignore:There exist type names')
+@pytest.mark.parametrize('case', REFUSED)
+def test_refused(tmp_path, case):
+    make, message = REFUSED[case]
+    options = {'data': hetero_graph(), 'num_parts': 2, **make()}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        partition_graph(root=tmp_path / 'out', **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_dropped_is_named_with_its_type(tmp_path):
+    data = hetero_graph()
+    data['paper'].table = torch.zeros(5, 2)
+    with pytest.warns(UserWarning, match=r"dropped attributes of 'paper'.*table \(torch.float32"):
+        partition_graph(data, 2, tmp_path / 'out')
+
+
+def test_empty_relation_has_its_attributes(root):
+    loaded = load_shard(root)
+    assert loaded[REVIEWS].edge_attr.shape == (0, 5)
+    assert loaded[REVIEWS].edge_attr.dtype == torch.float32

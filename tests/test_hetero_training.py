@@ -1,0 +1,174 @@
+"""Wrapping and training heterogeneous models: losses and weights equal those of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from hetero_graphs import assignment, hetero_graph
+from hetero_models import BOTH, METADATA, OwnToHetero, inputs_of, make
+from ranks import run_ranks
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import HeteroConv, RGCNConv, SAGEConv
+from torch_geometric.nn.models import GraphSAGE
+
+import pyg_sar
+from pyg_sar import DistributedDataParallel, SARConv, global_mean
+
+# HeteroConv says so of a last layer that has only the relations which are read.
+pytestmark = pytest.mark.filterwarnings('ignore:There exist node types')
+
+STEPS = 4
+
+
+class Classifier(torch.nn.Module):
+    """The last layer has only the relations into papers, as nothing reads the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        into = [rel for rel in METADATA[1] if rel[2] == 'paper']
+        self.first = HeteroConv({rel: SAGEConv(BOTH, 8) for rel in METADATA[1]})
+        self.second = HeteroConv({rel: SAGEConv(8, 3) for rel in into})
+
+    def forward(self, x: dict[str, Tensor], edge_index: dict, edge: dict) -> dict[str, Tensor]:
+        h = {key: value.relu() for key, value in self.first(x, edge_index).items()}
+        return self.second(h, edge_index)
+
+
+def _model(name: str) -> torch.nn.Module:
+    if name == 'to_hetero':
+        model: torch.nn.Module = OwnToHetero(GraphSAGE(BOTH, 8, 2, 3, norm='batch_norm'), 'sum')
+    else:
+        model = Classifier()
+    data = hetero_graph()
+    x, edge = inputs_of(data)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        model.double().eval()(x, data.edge_index_dict, edge)
+    return model.train()
+
+
+def _train(name: str, data: HeteroData, *, plain: bool) -> tuple[list[float], list[Tensor]]:
+    model = _model(name)
+    if not plain:
+        # Of to_hetero's last layer only the relations into papers are read.
+        model = DistributedDataParallel(model, find_unused_parameters=name == 'to_hetero')
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    x, edge = inputs_of(data)
+    losses = []
+    y, mask = data['paper'].y, data['paper'].train_mask
+    for _ in range(STEPS):
+        values = F.cross_entropy(model(x, data.edge_index_dict, edge)['paper'], y, reduction='none')
+        loss = values[mask].mean() if plain else global_mean(values, mask)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, [p.detach() for p in model.parameters()]
+
+
+def _train_on_shard(name: str, root: str) -> tuple[list[float], list[Tensor]]:
+    return _train(name, pyg_sar.load_shard(root), plain=False)
+
+
+@pytest.mark.filterwarnings('ignore:find_unused_parameters=True was specified')
+@pytest.mark.parametrize('name', ['HeteroConv', 'to_hetero'])
+@pytest.mark.parametrize('world_size', [1, 2, 3])
+def test_training_equals_one_process(tmp_path: Path, name: str, world_size: int) -> None:
+    losses, parameters = _train(name, hetero_graph(), plain=True)
+    assert losses[-1] < losses[0]
+    method = assignment(world_size)
+    pyg_sar.partition_graph(hetero_graph(), world_size, tmp_path / 'parts', method=method)
+    results = run_ranks(_train_on_shard, world_size, name, str(tmp_path / 'parts'))
+    for found, weights in results:
+        assert found == pytest.approx(losses, abs=1e-10, rel=0)
+        for a, b in zip(parameters, weights, strict=True):
+            assert (a - b).abs().max() <= 1e-9  # Adam divides by the gradient's size
+
+
+class RGCN(torch.nn.Module):
+    def __init__(self, num_features: int, num_relations: int) -> None:
+        super().__init__()
+        self.first = RGCNConv(num_features, 8, num_relations, num_bases=3)
+        self.second = RGCNConv(8, 3, num_relations)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        return self.second(self.first(x, edge_index, edge_type).tanh(), edge_index, edge_type)
+
+
+def _homogeneous() -> Data:
+    """All types in one graph, with typed edges."""
+    data = hetero_graph()
+    for name in data.node_types:
+        data[name].x = torch.randn(data[name].num_nodes, 5, dtype=torch.float64)
+    return data.to_homogeneous(add_edge_type=True)
+
+
+def _rgcn(data: Data, *, plain: bool) -> tuple[Tensor, list[Tensor]]:
+    torch.manual_seed(1)
+    model = RGCN(5, len(METADATA[1])).double()
+    model = model if plain else pyg_sar.wrap(model)
+    out = model(data.x, data.edge_index, data.edge_type)
+    out.square().sum().backward()
+    gradients = [p.grad for p in model.parameters()]
+    if not plain and dist.is_initialized():
+        for gradient in gradients:
+            dist.all_reduce(gradient)
+    return out.detach(), gradients
+
+
+def _rgcn_on_shard(root: str) -> tuple[Tensor, Tensor, list[Tensor]]:
+    data = pyg_sar.load_shard(root)
+    return data.n_id, *_rgcn(data, plain=False)
+
+
+@pytest.mark.parametrize('world_size', [1, 3])
+def test_rgcn_on_the_homogenised_graph(tmp_path: Path, world_size: int) -> None:
+    data = _homogeneous()
+    pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method='random')
+    out, gradients = _rgcn(data, plain=True)
+    for n_id, rows, own in run_ranks(_rgcn_on_shard, world_size, str(tmp_path / 'parts')):
+        assert (rows - out[n_id]).abs().max() <= 1e-10
+        for a, b in zip(gradients, own, strict=True):
+            assert (a - b).abs().max() <= 1e-10
+
+
+def test_wrap_takes_every_conv_and_keeps_the_keys() -> None:
+    for name in ('SAGE', 'mixed', 'to_hetero', 'HeteroDictLinear'):
+        plain, model = make(name), pyg_sar.wrap(make(name))
+        num_convs = sum(hasattr(m, 'propagate') for m in plain.modules())
+        assert sum(isinstance(m, SARConv) for m in model.modules()) == num_convs
+        assert list(model.state_dict()) == list(plain.state_dict())
+        model.load_state_dict(plain.state_dict())
+
+
+def test_a_lone_hetero_conv() -> None:
+    data = hetero_graph()
+    conv = HeteroConv({rel: SAGEConv(BOTH, 4) for rel in METADATA[1]}).double()
+    x, _ = inputs_of(data)
+    expected = conv(x, data.edge_index_dict)
+    wrapped = pyg_sar.wrap(conv)
+    assert wrapped is conv
+    for key, value in wrapped(x, data.edge_index_dict).items():  # a plain graph
+        assert torch.equal(value, expected[key])
+
+
+def _lazy(root: str) -> Any:
+    data = pyg_sar.load_shard(root)
+    model = pyg_sar.wrap(Classifier().double())
+    x, edge = inputs_of(data)
+    with torch.no_grad():
+        model(x, data.edge_index_dict, edge)
+    return {key: tuple(value.shape) for key, value in model.state_dict().items()}
+
+
+def test_lazy_layers_get_their_shapes_on_a_shard(tmp_path: Path) -> None:
+    """Also on a rank without a node of some type."""
+    pyg_sar.partition_graph(hetero_graph(), 3, tmp_path / 'parts', method=assignment(3))
+    expected = {key: tuple(v.shape) for key, v in _model('HeteroConv').state_dict().items()}
+    assert run_ranks(_lazy, 3, str(tmp_path / 'parts')) == [expected] * 3
