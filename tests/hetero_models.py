@@ -14,10 +14,13 @@ from torch_geometric.nn import (
     GATv2Conv,
     GINEConv,
     GraphConv,
+    HANConv,
     HeteroConv,
     HeteroDictLinear,
+    HGTConv,
     Linear,
     SAGEConv,
+    SignedConv,
     TransformerConv,
     to_hetero,
 )
@@ -27,6 +30,7 @@ TYPES = ['paper', 'author', 'term']
 METADATA = (TYPES, hetero_graph().edge_types)
 BOTH = (-1, -1)
 REV_WRITES = ('paper', 'rev_writes', 'author')
+DISLIKES = ('author', 'rev_knows', 'author')
 
 Tensors = dict[str, Tensor]
 
@@ -117,6 +121,33 @@ class Mixed(torch.nn.Module):
         return self.second(h, edge_index, edge_attr_dict=attrs, edge_weight_dict=weights)
 
 
+class Attention(torch.nn.Module):
+    """Layers over all types at once: every type to one width first."""
+
+    def __init__(self, first: torch.nn.Module, second: torch.nn.Module) -> None:
+        super().__init__()
+        self.lin = HeteroDictLinear(-1, 6, types=TYPES)
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensors, edge_index: dict, edge: dict[str, dict]) -> Tensors:
+        h = {key: value.tanh() for key, value in self.first(self.lin(x), edge_index).items()}
+        return self.second(h, edge_index)
+
+
+class Signed(torch.nn.Module):
+    """Two relations of one type of nodes, seen as friends and foes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = Linear(-1, 6)
+        self.first, self.second = SignedConv(6, 4, True), SignedConv(4, 3, False)
+
+    def forward(self, x: Tensors, edge_index: dict, edge: dict[str, dict]) -> Tensors:
+        h = self.lin(x['author'])
+        friends, foes = edge_index[KNOWS], edge_index[DISLIKES]
+        return {'author': self.second(self.first(h, friends, foes).tanh(), friends, foes)}
+
+
 class Shared(torch.nn.Module):
     """One conv for two relations, and a relation that is used in one layer alone."""
 
@@ -157,6 +188,9 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
     'to_hetero': lambda: OwnToHetero(Homogeneous(), 'sum'),
     'to_hetero-GraphSAGE': lambda: OwnToHetero(GraphSAGE(BOTH, 6, 2, 4), 'mean'),
     'HeteroDictLinear': Projected,
+    'HGT': lambda: Attention(HGTConv(6, 8, METADATA, heads=2), HGTConv(8, 8, METADATA)),
+    'HAN': lambda: Attention(HANConv(6, 8, METADATA, heads=2), HANConv(8, 6, METADATA)),
+    'Signed': Signed,
     'one conv for two relations': Shared,
 }
 
