@@ -354,8 +354,6 @@ REFUSED: dict[str, tuple[Callable[[], MessagePassing], str]] = {
     'edges': (ReadsEdges, "its 'message' reads 'edge_index'"),
     'size': (ReadsSize, "its 'message' reads 'size_j'"),
     'update': (UpdatesFromEdges, "its 'update' reads 'x_j'"),
-    'flow': (lambda: _Sum(flow='target_to_source'), "its flow is 'target_to_source'"),
-    'flow of a PyG conv': (lambda: GCNConv(6, 6, flow='target_to_source'), 'its flow is'),
     'propagate': (OwnPropagate, "it overrides 'propagate'"),
     'inherited propagate': (Inherits, "it overrides 'propagate'"),
     'edge_updater': (OwnEdgeUpdater, "it overrides 'edge_updater'"),

@@ -277,7 +277,6 @@ def test_the_output_of_edge_attributes(graph, shard):
 # What is refused.
 
 CONSTRUCTIBLE: dict[str, Callable[[], torch.nn.Module]] = {
-    'DirGNNConv': lambda: conv.DirGNNConv(GCNConv(6, 6)),
     'GPSConv': lambda: conv.GPSConv(6, GCNConv(6, 6), norm=None),
     'HypergraphConv': lambda: conv.HypergraphConv(6, 6),
     'MeshCNNConv': lambda: conv.MeshCNNConv(6, 6),

@@ -11,12 +11,14 @@ from pyg_sar.comm.group import (
     is_distributed,
     raise_together,
 )
+from pyg_sar.comm.reverse import Reversed, reverse
 from pyg_sar.comm.sum import sum_over_ranks
 
 __all__ = [
     'Exchange',
     'GradientReturn',
     'Request',
+    'Reversed',
     'Rows',
     'agree',
     'all_reduce_sum',
@@ -24,5 +26,6 @@ __all__ = [
     'exchange_group',
     'is_distributed',
     'raise_together',
+    'reverse',
     'sum_over_ranks',
 ]

@@ -197,18 +197,24 @@ class Exchange:
             )
             rows.index_add_(0, request.send_index, received)
 
+    def rows_sent(self) -> list[Tensor]:
+        """Own rows that each rank reads, int64, in the order of its halo."""
+        by_rank: list[list[Tensor]] = [[] for _ in range(self.shard.world_size)]
+        for step in self.shard.steps:
+            by_rank[step.send_rank].append(step.send_index)
+        empty = torch.empty(0, dtype=torch.int64)
+        return [torch.cat(lists) if lists else empty for lists in by_rank]
+
     def _everything(self) -> Request:
         """All halo rows, in the order of the halo."""
         shard = self.shard
         if self.group is None:
             return Request(torch.empty(0, dtype=torch.int64), [], [])
-        by_rank: list[list[Tensor]] = [[] for _ in range(shard.world_size)]
-        for step in shard.steps:
-            by_rank[step.send_rank].append(step.send_index)
+        rows = self.rows_sent()
         halo_ptr = shard.halo_ptr[:: shard.parts_per_rank]
         return Request(
-            torch.cat([t for lists in by_rank for t in lists]),
-            [sum(t.numel() for t in lists) for lists in by_rank],
+            torch.cat(rows),
+            [t.numel() for t in rows],
             [b - a for a, b in pairwise(halo_ptr)],
         )
 

@@ -93,6 +93,17 @@ def agree_on_call(
     return edge_names
 
 
+def edge_tensors(rows: dict[str, int], num_edges: int) -> list[str]:
+    """The names of the tensors that have one row per edge on every rank (collective).
+
+    Args:
+        rows: Rows of every tensor, by name.
+        num_edges: Number of edges on this rank.
+    """
+    answers = agree({name for name, count in rows.items() if count == num_edges})
+    return sorted(set.intersection(*answers))
+
+
 def _is_edge_tensor(name: str, where: str, calls: list[Call]) -> bool:
     """Whether a tensor has one row per edge on every rank."""
     has_edge_rows = [call.rows[name] == call.num_edges for call in calls]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from pyg_sar.comm import Exchange
+from pyg_sar.comm import Exchange, Reversed, agree, reverse
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
+
+_MAX_REVERSED = 4
 
 
 class Exchanges:
@@ -45,6 +49,57 @@ class Exchanges:
                 f'was given edge indices of {len(self.shards)} shards)'
             )
         return self._exchanges[id(self.shards[0])]
+
+    def oriented(self, edge_index: Tensor, *, flip: bool = False) -> Oriented:
+        """An edge_index as messages pass along it: from row 0 to row 1.
+
+        Args:
+            edge_index: Any edge_index of a shard; one whose rows were swapped is turned round.
+            flip: Whether messages pass from row 1 to row 0.
+
+        Collective where edges are turned round: one small all-gather, see also
+        :func:`pyg_sar.comm.reverse`.
+        """
+        is_flipped = isinstance(edge_index, ShardEdgeIndex) and edge_index.is_flipped
+        into_own = edge_index.flip(0) if is_flipped else edge_index
+        if is_flipped == flip:
+            return Oriented(into_own, None)
+        edges = _reversed(into_own, self.of(into_own).shard)
+        return Oriented(edges.edge_index, edges)
+
+
+@dataclass(frozen=True)
+class Oriented:
+    """An edge_index along which messages pass into own nodes.
+
+    Attributes:
+        edge_index: The edges.
+        edges: How the tensors of edges come over, if they were turned round.
+    """
+
+    edge_index: Tensor
+    edges: Reversed | None
+
+    def to_oriented(self, values: Tensor) -> Tensor:
+        """One row per edge, from the caller's order."""
+        return values if self.edges is None else self.edges.to_reversed(values)
+
+    def to_given(self, values: Tensor) -> Tensor:
+        """One row per edge, to the caller's order."""
+        return values if self.edges is None else self.edges.to_forward(values)
+
+
+def _reversed(edge_index: Tensor, shard: Shard) -> Reversed:
+    """The edges turned round, remembered by their content."""
+    known: list[tuple[Tensor, Reversed]] = shard.cache.setdefault('reversed', [])
+    plain = edge_index.as_subclass(Tensor)
+    found = next((edges for index, edges in known if torch.equal(index, plain)), None)
+    # One rank may still know edges that another has forgotten, or has none of.
+    if not all(agree(found is not None)) or found is None:
+        found = reverse(edge_index, shard)
+        known.append((plain.clone(), found))
+        del known[:-_MAX_REVERSED]
+    return found
 
 
 def find_shards(values: Iterable[Any]) -> list[Shard]:

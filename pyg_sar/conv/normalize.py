@@ -48,9 +48,8 @@ class Normalizer:
     ) -> tuple[Tensor, Tensor]:
         """``torch_geometric.nn.conv.gcn_conv.gcn_norm`` on a cut graph."""
         key = ('gcn_norm', improved, add_self_loops, flow, dtype)
-        if flow != 'source_to_target':
-            raise ValueError(f"expected flow 'source_to_target' (got '{flow}')")
-
+        flip = flow != 'source_to_target'
+        edge_index, edge_weight = self._oriented(edge_index, edge_weight, flip=flip)
         exchange = self.exchanges.of(edge_index)
         num_own = exchange.shard.num_own
 
@@ -66,7 +65,8 @@ class Normalizer:
             scale = _inverse_power(degree, -0.5)
             return index, with_halo(scale, exchange)[src] * weight * scale[dst]
 
-        return self._once(exchange.shard, key, edge_index, edge_weight, compute)
+        index, weight = self._once(exchange.shard, key, edge_index, edge_weight, compute)
+        return (index.flip(0) if flip else index), weight
 
     def get_laplacian(
         self,
@@ -80,7 +80,7 @@ class Normalizer:
         if normalization not in (None, 'sym', 'rw'):
             raise ValueError(f"'normalization' must be None, 'sym' or 'rw' (got {normalization!r})")
         key = ('get_laplacian', normalization, dtype)
-
+        edge_index, edge_weight = self._oriented(edge_index, edge_weight)
         exchange = self.exchanges.of(edge_index)
         num_own = exchange.shard.num_own
 
@@ -105,6 +105,15 @@ class Normalizer:
             return index, weight
 
         return self._once(exchange.shard, key, edge_index, edge_weight, compute)
+
+    def _oriented(
+        self, edge_index: Tensor, edge_weight: Tensor | None, *, flip: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Edges into own nodes, with their weights."""
+        oriented = self.exchanges.oriented(edge_index, flip=flip)
+        if edge_weight is not None and oriented.edges is not None:
+            edge_weight = oriented.to_oriented(edge_weight)
+        return oriented.edge_index, edge_weight
 
     def _check(
         self, shard: Shard, function: str, edge_index: Tensor, edge_weight: Tensor | None

@@ -14,6 +14,7 @@ from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn
 from pyg_sar.aggregate.replay import replay
 from pyg_sar.comm import Exchange
 from pyg_sar.conv.binding import Binding
+from pyg_sar.conv.exchanges import Oriented
 from pyg_sar.conv.gathering import run_gather
 from pyg_sar.conv.reductions import finish, messages_of
 from pyg_sar.conv.sampling import AttributeWatch, edge_rows
@@ -35,12 +36,14 @@ class Paths:
         exchange: The exchange of the shard.
         mode: The mode of the SARConv.
         max_rows: In-edges of a chunk of the gather path; None for what fits into free memory.
+        oriented: The edges; results per edge go back to the caller's order.
     """
 
     conv: MessagePassing
     exchange: Exchange
     mode: Mode
     max_rows: int | None
+    oriented: Oriented
 
     def aggregate(self, path: Path, plan: Plan, binding: Binding) -> Tensor:
         """The aggregated messages ``[num_dst, ...]`` of a call of ``propagate``."""
@@ -57,7 +60,8 @@ class Paths:
         if path == 'one_shot':
             binding = self._with_halo(binding)
             dst = plan.edge_index[1]
-            return binding.call(binding.arguments, plan.edge_index, dst, plan.shard.num_dst)
+            out = binding.call(binding.arguments, plan.edge_index, dst, plan.shard.num_dst)
+            return self.oriented.to_given(out)
         if path == 'gather':
             _, outputs, names = run_gather(binding, plan, self.exchange, self._max_rows(plan))
         else:
@@ -65,7 +69,7 @@ class Paths:
             names = traced.edge_attributes
             _, outputs = self._replayed(plan, binding, traced)
         self._set_attributes(names, outputs[1:])
-        return outputs[0]
+        return self.oriented.to_given(outputs[0])
 
     def _linear(self, plan: Plan, binding: Binding) -> Tensor:
         traced = trace(binding, STATISTICS_MODULES)
@@ -106,7 +110,7 @@ class Paths:
 
     def _set_attributes(self, names: tuple[str, ...], values: tuple[Tensor, ...]) -> None:
         for name, value in zip(names, values, strict=True):
-            setattr(self.conv, name, value)
+            setattr(self.conv, name, self.oriented.to_given(value))
 
     def _one_shot(self, plan: Plan, binding: Binding) -> Tensor:
         """Plain autograd over all edges, with all halo rows beside the own ones."""

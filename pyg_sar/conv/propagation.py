@@ -10,9 +10,9 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import Exchange
-from pyg_sar.conv.agreement import Call, agree_on_call, signature
+from pyg_sar.conv.agreement import Call, agree_on_call, edge_tensors, signature
 from pyg_sar.conv.binding import Binding, bind
-from pyg_sar.conv.exchanges import Exchanges
+from pyg_sar.conv.exchanges import Exchanges, Oriented
 from pyg_sar.conv.gathering import observe
 from pyg_sar.conv.independence import (
     check_destinations_are_independent,
@@ -56,13 +56,19 @@ class Propagation:
         exchanges: Exchanges,
         mode: Mode,
         max_rows: int | None,
-        agreed: dict[Any, Agreement],
+        agreed: dict[Any, Any],
     ) -> None:
         self.conv = conv
         self.exchanges = exchanges
         self.mode = mode
         self.max_rows = max_rows
         self.agreed = agreed
+        # PyG's own methods read a pair by the flow of the conv; those that it generates for a class
+        # always read the first at '_j' and the second at '_i'.
+        self.is_generated = {
+            method: getattr(conv, method).__module__.endswith(f'_{method}')
+            for method in ('propagate', 'edge_updater')
+        }
 
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included."""
@@ -88,8 +94,9 @@ class Propagation:
         return out
 
     def _propagate(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor:
-        exchange, plan, binding, path = self._bind('message', edge_index, size, kwargs)
-        out = self._paths(exchange).aggregate(path, plan, binding)
+        oriented, size, kwargs = self._oriented('propagate', edge_index, size, kwargs)
+        exchange, plan, binding, path = self._bind('message', oriented.edge_index, size, kwargs)
+        out = self._paths(exchange, oriented).aggregate(path, plan, binding)
         num_dst = plan.shard.num_dst
         update_kwargs = self.conv.inspector.collect_param_data(
             'update', {'dim_size': num_dst, 'size_i': num_dst, **kwargs}
@@ -104,15 +111,55 @@ class Propagation:
             result = hook(conv, (edge_index, size, kwargs))
             if result is not None:
                 edge_index, size, kwargs = result
-        exchange, plan, binding, path = self._bind('edge_update', edge_index, size, kwargs)
-        out = self._paths(exchange).edge_update(path, plan, binding)
+        oriented, own_size, own_kwargs = self._oriented('edge_updater', edge_index, size, kwargs)
+        exchange, plan, binding, path = self._bind(
+            'edge_update', oriented.edge_index, own_size, own_kwargs
+        )
+        out = self._paths(exchange, oriented).edge_update(path, plan, binding)
         for hook in conv._edge_update_forward_hooks.values():
             result = hook(conv, (edge_index, size, kwargs), out)
             out = out if result is None else result
         return out
 
-    def _paths(self, exchange: Exchange) -> Paths:
-        return Paths(self.conv, exchange, self.mode, self.max_rows)
+    def _paths(self, exchange: Exchange, oriented: Oriented) -> Paths:
+        return Paths(self.conv, exchange, self.mode, self.max_rows, oriented)
+
+    def _oriented(
+        self, method: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
+    ) -> tuple[Oriented, Any, dict[str, Any]]:
+        """A call as one whose messages pass from row 0 to row 1 of an edge_index, into own nodes.
+
+        Collective where edges have to be turned round for it.
+        """
+        against = self.conv.flow != 'source_to_target'
+        oriented = self.exchanges.oriented(edge_index, flip=against)
+        if against and size is not None:
+            size = tuple(size)[::-1]
+        if against and not self.is_generated[method]:
+            kwargs = {
+                name: value[::-1] if isinstance(value, (tuple, list)) and len(value) == 2 else value
+                for name, value in kwargs.items()
+            }
+        if oriented.edges is not None:
+            num_edges = edge_index.size(1)
+            names = sorted(
+                name
+                for name, value in kwargs.items()
+                if isinstance(value, Tensor) and value.dim() and name in self._read_per_edge
+            )
+            key = ('turned', *names)
+            if key not in self.agreed:
+                self.agreed[key] = edge_tensors({n: kwargs[n].size(0) for n in names}, num_edges)
+            moved = {name: oriented.to_oriented(kwargs[name]) for name in self.agreed[key]}
+            kwargs = {**kwargs, **moved}
+        return oriented, size, kwargs
+
+    @property
+    def _read_per_edge(self) -> set[str]:
+        """Arguments that message, aggregation or edge_update read as they are."""
+        functions = ('message', 'aggregate', 'edge_update')
+        names = {n for f in functions for n in self.conv.inspector.get_param_names(f)}
+        return {name for name in names if name[-2:] not in ('_i', '_j')}
 
     def _bind(
         self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]

@@ -15,7 +15,6 @@ REFUSED: dict[str, str] = {
     'CuGraphGATConv': _CLOSED,
     'CuGraphRGCNConv': _CLOSED,
     'CuGraphSAGEConv': _CLOSED,
-    'DirGNNConv': _REVERSED,
     'DynamicEdgeConv': _DYNAMIC,
     'FusedGATConv': _CLOSED,
     'GPSConv': 'its global attention reads all nodes at once',
@@ -71,8 +70,6 @@ def why_refused(module: torch.nn.Module) -> str | None:
             return 'allow_single_element looks at the rows of one rank'
     if not isinstance(module, MessagePassing):
         return None
-    if module.flow != 'source_to_target':
-        return f"its flow is '{module.flow}'"
     for base in type(module).__mro__:
         if base is MessagePassing:
             break

@@ -42,13 +42,24 @@ class ShardEdgeIndex(Tensor):
     """
 
     shard: Shard
+    is_flipped: bool
     _whole_version: int | None
 
     @staticmethod
-    def wrap(edge_index: Tensor, shard: Shard, *, is_whole: bool) -> ShardEdgeIndex:
-        """Attaches `shard`; `is_whole` says that these are all its edges in their order."""
+    def wrap(
+        edge_index: Tensor, shard: Shard, *, is_whole: bool, is_flipped: bool = False
+    ) -> ShardEdgeIndex:
+        """Attaches `shard`.
+
+        Args:
+            edge_index: int64 ``[2, num_edges]``.
+            shard: The shard.
+            is_whole: Whether these are all its edges in their order.
+            is_flipped: Whether row 0 holds the destinations and row 1 the sources.
+        """
         out = edge_index.detach().as_subclass(ShardEdgeIndex)
         out.shard = shard.to(edge_index.device)
+        out.is_flipped = is_flipped
         out._whole_version = _version(out) if is_whole else None
         return out
 
@@ -71,9 +82,21 @@ class ShardEdgeIndex(Tensor):
             if source is None:
                 return out
             is_whole = func in _PLACE_KEEPING and source.is_whole
+            is_flipped = source.is_flipped ^ _flips(func, args, kwargs or {})
+
+            def keep_shard(value: Any) -> Any:
+                """Attaches the shard to what still is an edge_index."""
+                if not isinstance(value, Tensor) or isinstance(value, ShardEdgeIndex):
+                    return value
+                if value.dtype != torch.int64 or value.dim() != 2 or value.size(0) != 2:
+                    return value
+                return ShardEdgeIndex.wrap(
+                    value, source.shard, is_whole=is_whole, is_flipped=is_flipped
+                )
+
             if type(out) in (tuple, list):  # chunk, split
-                return type(out)(_keep_shard(t, source.shard, is_whole) for t in out)
-            return _keep_shard(out, source.shard, is_whole)
+                return type(out)(keep_shard(value) for value in out)
+            return keep_shard(out)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardEdgeIndex:
         out = memo[id(self)] = self.clone()
@@ -86,13 +109,25 @@ class ShardEdgeIndex(Tensor):
         )
 
 
-def _keep_shard(value: Any, shard: Shard, is_whole: bool) -> Any:
-    """Attaches the shard to what still is an edge_index."""
-    if not isinstance(value, Tensor) or isinstance(value, ShardEdgeIndex):
-        return value
-    if value.dtype != torch.int64 or value.dim() != 2 or value.size(0) != 2:
-        return value
-    return ShardEdgeIndex.wrap(value, shard, is_whole=is_whole)
+def _flips(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation swaps the rows of an edge_index."""
+    if func in (Tensor.flip, torch.flip):
+        dims = kwargs.get('dims', args[1:])
+        return 0 in _flat(dims) or -2 in _flat(dims)
+    if func in (torch.flipud, Tensor.flipud):
+        return True
+    if func is Tensor.__getitem__:
+        index = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+        if isinstance(index, Tensor) and index.dtype != torch.bool and index.dim() == 1:
+            index = index.tolist()
+        return isinstance(index, list) and index == [1, 0]
+    return False
+
+
+def _flat(dims: Any) -> list[int]:
+    if isinstance(dims, int):
+        return [dims]
+    return [each for dim in dims for each in _flat(dim)]
 
 
 def _version(edge_index: Tensor) -> int:

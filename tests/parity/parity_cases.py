@@ -196,6 +196,15 @@ CASES: dict[str, Case] = {
         ('edge_type',),
     ),
     'PointTransformer': Case(lambda: _PointTransformer()),
+    # Against the direction of the edges.
+    'DirGNN': Case(lambda: conv.DirGNNConv(conv.GATConv(8, 6))),
+    'DirGNN-GCN': Case(lambda: conv.DirGNNConv(conv.GCNConv(8, 6))),
+    'GCN-reversed': Case(lambda: conv.GCNConv(8, 6, flow='target_to_source'), ('edge_weight',)),
+    'SAGE-reversed': Case(lambda: conv.SAGEConv(8, 6, aggr='median', flow='target_to_source')),
+    'GAT-reversed': Case(
+        lambda: conv.GATConv(8, 5, heads=3, edge_dim=4, flow='target_to_source'), ('edge_attr',)
+    ),
+    'PDN-reversed': Case(lambda: conv.PDNConv(8, 6, 4, 5, flow='target_to_source'), ('edge_attr',)),
     # A user's own.
     'TwoSoftmaxes': Case(TwoSoftmaxes),
     'OwnUpdate': Case(OwnUpdate),
