@@ -20,3 +20,6 @@ ALL: list[Case] = [
 ]
 
 CASES: dict[str, Case] = {case.name: case for case in ALL}
+
+CHECKS: dict[str, Case] = {case.name: case for case in own_cases.CHECKS}
+"""Cases that must not come out exact: what tells that a run can fail."""

@@ -1,4 +1,7 @@
-"""Counts what a rank holds of other ranks' rows, and notes the paths its convs take."""
+"""Counts what a rank holds of other ranks' rows, and notes the paths its convs take.
+
+All by watching pyg_sar at work: nothing is taken from what its documentation says.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import conformance_run
 import ranks
-from conformance_cases import CASES
+from conformance_cases import CASES, CHECKS
 from conformance_graphs import GRAPHS
 from conformance_run import TOLERANCE, Result
 
@@ -22,6 +22,10 @@ CUTS = {'metis': 3, 'random': 6}
 """Number of parts by method; the table counts rows where there are several parts per rank."""
 
 TIMEOUT = 500
+"""Seconds for all cases of one cut."""
+
+PATIENCE = 60
+"""Seconds for one case."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +44,24 @@ class Outcome:
     results: tuple[Result, ...] = ()
 
 
-def outcomes(folder: Path, names: Iterable[str] = CASES) -> dict[str, Outcome]:
+def outcomes(
+    folder: Path, names: Iterable[str] = CASES, *, patience: float = PATIENCE
+) -> dict[str, Outcome]:
     """Runs cases on three ranks.
 
     Args:
         folder: An empty folder to work in.
         names: The cases.
+        patience: Seconds for one case.
     """
     names = list(names)
     found: dict[str, dict[str, Outcome]] = defaultdict(dict)
     for method, num_parts in CUTS.items():
-        roots, reasons = _cut(folder, method, num_parts, {CASES[name].graph for name in names})
-        for name, results in _run(folder / f'log-{method}', names, roots).items():
-            found[name][method] = _outcome(results, reasons.get(CASES[name].graph, ''))
+        graphs = {name: (CASES | CHECKS)[name].graph for name in names}
+        roots, reasons = _cut(folder, method, num_parts, set(graphs.values()))
+        results = _run(folder / f'log-{method}', names, roots, patience)
+        for name, by_rank in results.items():
+            found[name][method] = _outcome(by_rank, reasons.get(graphs[name], ''))
     return {name: _worst(by_method) for name, by_method in found.items()}
 
 
@@ -71,7 +80,9 @@ def _cut(
     return roots, reasons
 
 
-def _run(log: Path, names: list[str], roots: dict[str, str]) -> dict[str, list[Result | str]]:
+def _run(
+    log: Path, names: list[str], roots: dict[str, str], patience: float
+) -> dict[str, list[Result | str]]:
     """Results by case and rank; after a case that spoils the ranks the others go on in new ones."""
     log.mkdir(parents=True)
     found: dict[str, list[Result | str]] = {}
@@ -79,9 +90,8 @@ def _run(log: Path, names: list[str], roots: dict[str, str]) -> dict[str, list[R
         todo = [name for name in names if name not in found]
         failure = ''
         try:
-            ranks.run_ranks(
-                conformance_run.run_cases, WORLD_SIZE, todo, roots, str(log), timeout=TIMEOUT
-            )
+            run = conformance_run.run_cases
+            ranks.run_ranks(run, WORLD_SIZE, todo, roots, str(log), patience, timeout=TIMEOUT)
         except (ranks.RankError, TimeoutError) as error:
             failure = str(error).strip().splitlines()[-1]
         by_rank = [_read(log / f'rank-{rank}') for rank in range(WORLD_SIZE)]

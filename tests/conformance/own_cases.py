@@ -68,3 +68,11 @@ CASES = [
     *(_case(hook, lambda hook=hook: own.Hooked(hook)) for hook in _HOOKS),
     _case('all hooks', lambda: own.Hooked(*_HOOKS)),
 ]
+
+
+CHECKS = [
+    Case('Check', 'wrong', own.ReadsOwnRows),
+    Case('Check', 'one rank raises', lambda: own.FailsOnOneRank(before=False), takes('node')),
+    Case('Check', 'ranks wait', lambda: own.FailsOnOneRank(before=True), takes('node')),
+    Case('Check', 'exact', own.Own),
+]

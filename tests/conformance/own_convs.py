@@ -278,3 +278,27 @@ class Hooked(Own):
     @staticmethod
     def _propagate_forward_hook(conv: Any, inputs: Any, output: Tensor) -> Tensor:
         return output + 1
+
+
+class ReadsOwnRows(Own):
+    """Wrong on a cut graph, on purpose: a mean over the rows of one rank."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        return self.propagate(edge_index, x=x) * x.detach().mean()
+
+
+class FailsOnOneRank(Own):
+    """Raises on the rank that holds node 0, before or after the ranks have exchanged rows."""
+
+    def __init__(self, *, before: bool) -> None:
+        super().__init__()
+        self.before = before
+
+    def forward(self, x: Tensor, edge_index: Tensor, node: Tensor) -> Tensor:  # type: ignore[override]
+        fails = 0 in node.tolist() and x.size(0) < 60
+        if fails and self.before:
+            raise ArithmeticError('before')
+        out = self.propagate(edge_index, x=x)
+        if fails:
+            raise ArithmeticError('after')
+        return out
