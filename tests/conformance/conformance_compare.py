@@ -120,7 +120,7 @@ def _edge_differences(name: str, got: Edges, want: Edges, ids: GlobalIds) -> dic
 
 
 def _sorted(ends: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    rows = values.detach().reshape(values.size(0), -1)
+    rows = values.detach().unsqueeze(-1).flatten(1)
     order = rows[:, 0].argsort(stable=True)
     for key in (ends[1], ends[0]):
         order = order[key[order].argsort(stable=True)]

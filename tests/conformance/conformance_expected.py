@@ -102,3 +102,54 @@ FAILS_TODAY = {
     'MessagePassing: all hooks': _HOOKS,
 }
 """Cases that fail in forward or give a wrong result today. One that is exact has to leave."""
+
+FAILS_WITHOUT_NODES = {
+    'a softmax on a rank without in-edges has no maximum': (
+        'TransformerConv: 2 heads',
+        'AGNNConv: learnable beta',
+        'AGNNConv: fixed beta, no self loops',
+        'GATv2Conv: 3 heads',
+        'GATv2Conv: edge features',
+        'GATv2Conv: shared weights, residual',
+        'GATv2Conv: concat=False, no loops',
+        'GATv2Conv: attention weights',
+        'GeneralConv: additive attention',
+        'GeneralConv: dot product',
+        'HEATConv: concat',
+        'HEATConv: mean',
+        'PointTransformerConv: default',
+        'PointTransformerConv: own nets',
+        'RGATConv: additive',
+        'RGATConv: multiplicative, edges',
+        'RGATConv: bases',
+        'RGATConv: blocks',
+        'RGATConv: mod=additive',
+        'RGATConv: mod=f-additive',
+        'RGATConv: attention weights',
+        'TransformerConv: edge features',
+        'TransformerConv: beta',
+        'TransformerConv: concat=False',
+        'TransformerConv: attention weights',
+        'TransformerConv: aggr=max',
+        'MessagePassing: two softmaxes, one of the other',
+        'MessagePassing: three softmaxes side by side',
+        'MessagePassing: edge_updater with a softmax',
+        'MessagePassing: edge_updater, no gradients',
+        'MessagePassing: keeps edge values in message',
+    ),
+    'a maximum over the edges of a rank without any': (
+        'ChebConv: K=1',
+        'ChebConv: K=3, sym, weights',
+        'ChebConv: rw',
+    ),
+    'its message cannot run on no edges': (
+        'FeaStConv: 2 heads',
+        'FeaStConv: no self loops',
+    ),
+    'two tensors without rows are taken for one': (
+        'FiLMConv: one relation',
+        'FiLMConv: 3 relations',
+        'FiLMConv: own net',
+    ),
+}
+"""Cases that fail today where one rank has no nodes, by reason. The first of each is run."""

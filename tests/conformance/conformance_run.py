@@ -122,6 +122,8 @@ def run_case(case: Case, roots: dict[str, str]) -> Result:
                 _run(case, module, roots[case.graph], meter, result)
     except Exception as error:
         result.error, result.reason = type(error).__name__, str(error)
+        if 'closed by peer' in result.reason:
+            result.error = 'PeerLost'  # another rank has the reason
     return result
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import table
 import torch_geometric.nn.conv
 from conformance_cases import ALL, CASES, CHECKS
-from conformance_expected import FAILS_TODAY, NOT_YET, NOT_YET_GRAPHS, REFUSED_BY_DESIGN
-from conformance_outcome import Outcome, outcomes
+from conformance_expected import (
+    FAILS_TODAY,
+    FAILS_WITHOUT_NODES,
+    NOT_YET,
+    NOT_YET_GRAPHS,
+    REFUSED_BY_DESIGN,
+)
+from conformance_outcome import NO_NODES, Outcome, outcomes
 from conformance_run import reference
 
 IN_BLOCKS = {'linear', 'softmax', 'replay'}
@@ -44,6 +52,8 @@ def test_lists_are_of_cases() -> None:
     assert CASES.keys() >= NOT_YET
     assert CASES.keys() >= FAILS_TODAY.keys()
     assert not NOT_YET & FAILS_TODAY.keys()
+    for names in FAILS_WITHOUT_NODES.values():
+        assert CASES.keys() >= set(names)
 
 
 @pytest.mark.parametrize('name', [c.name for c in ALL if c.conv not in REFUSED_BY_DESIGN])
@@ -72,18 +82,42 @@ def test_conformance(name: str, found: dict[str, Outcome]) -> None:
         assert outcome.status == 'exact', f'{outcome.status}: {outcome.reason}'
 
 
-@pytest.mark.parametrize('name', CASES)
-def test_rows_held_at_once(name: str, found: dict[str, Outcome]) -> None:
+def test_a_rank_without_nodes(tmp_path: Path) -> None:
+    """It takes part in every exchange all the same."""
+    fail = {name for names in FAILS_WITHOUT_NODES.values() for name in names}
+    others = NOT_YET | FAILS_TODAY.keys() | fail
+    names = [
+        case.name
+        for case in ALL
+        if case.conv not in REFUSED_BY_DESIGN
+        and case.graph not in NOT_YET_GRAPHS
+        and case.name not in others
+    ]
+    results = outcomes(tmp_path, names, cuts=NO_NODES)
+    wrong = {name: o.reason for name, o in results.items() if o.status != 'exact'}
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize('reason', FAILS_WITHOUT_NODES)
+def test_a_rank_without_nodes_fails_today(tmp_path: Path, reason: str) -> None:
+    name = FAILS_WITHOUT_NODES[reason][0]
+    outcome = outcomes(tmp_path, [name], cuts=NO_NODES, patience=3)[name]
+    assert outcome.status != 'exact', f"take '{reason}' off the list"
+    pytest.xfail(reason)
+
+
+def test_rows_held_at_once(found: dict[str, Outcome]) -> None:
     """One block in use and one under way, of every tensor that is read at a source."""
-    outcome = found[name]
-    if outcome.status != 'exact' or not set(outcome.results[0].paths) <= IN_BLOCKS:
-        pytest.skip('it takes no path by blocks')
-    for result in outcome.results:
-        two_blocks = 2 * result.largest_block * result.num_tensors
-        assert result.halo <= two_blocks
-        assert result.gradients <= two_blocks
-        assert result.whole_halo == 0
-        assert result.num_live == 0
+    wrong = [
+        (name, rank, result)
+        for name, outcome in found.items()
+        if outcome.status == 'exact' and set(outcome.results[0].paths) <= IN_BLOCKS
+        for rank, result in enumerate(outcome.results)
+        if max(result.halo, result.gradients) > 2 * result.largest_block * result.num_tensors
+        or result.whole_halo
+        or result.num_live
+    ]
+    assert not wrong, wrong
 
 
 def test_rows_are_counted(found: dict[str, Outcome]) -> None:
@@ -95,7 +129,7 @@ def test_rows_are_counted(found: dict[str, Outcome]) -> None:
             assert result.gradients == result.halo
 
 
-def test_checks_can_fail(tmp_path) -> None:
+def test_checks_can_fail(tmp_path: Path) -> None:
     """A wrong result, a rank that raises alone and one that waits are found; others go on."""
     results = outcomes(tmp_path, CHECKS, patience=3)
     assert results['Check: wrong'].status == 'wrong'
