@@ -34,6 +34,7 @@ class DistributedDataParallel(_TorchDDP):
         module: A PyG model.
         mode: The mode of every :class:`SARConv`.
         prefetch: The prefetch depth of every SARConv.
+        max_rows: The bound of every SARConv on the rows of a chunk.
         return_memory: Have large freed tensors given back to the system at once
             (:func:`pyg_sar.return_freed_memory`).
         **kwargs: Options of torch's DistributedDataParallel. Buffers stay equal by themselves, so
@@ -49,6 +50,7 @@ class DistributedDataParallel(_TorchDDP):
         *,
         mode: Mode = 'sequential',
         prefetch: int = 1,
+        max_rows: int | None = None,
         return_memory: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -59,7 +61,7 @@ class DistributedDataParallel(_TorchDDP):
         unknown = kwargs.keys() - inspect.signature(_TorchDDP.__init__).parameters.keys()
         if unknown:
             raise TypeError(f'expected options of {_TorchDDP.__name__} (got {sorted(unknown)})')
-        module = wrap(module, mode=mode, prefetch=prefetch)
+        module = wrap(module, mode=mode, prefetch=prefetch, max_rows=max_rows)
         if return_memory:
             return_freed_memory()
         # torch's needs a process group, and refuses a model that has nothing to learn.

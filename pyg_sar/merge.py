@@ -60,18 +60,40 @@ class Sum:
         return grad_state.index_select(dim, dst)
 
 
-class SumOfSquares(Sum):
-    """``state[i] = sum of messages[e]^2 over the edges e into i``: with Sum, the variance."""
+class Product:
+    """``state[i] = product of messages[e] over the edges e into i``.
+
+    Kept as the product of the factors that are not zero, and the number of those that are: so the
+    gradient of a factor, the product of all others, is right where one of them is zero.
+    """
+
+    num_tensors = 2
+    reads_state = True
+
+    def init(self, messages: Tensor, num_dst: int, dim: int) -> State:
+        """Ones, and no zeros."""
+        shape = _shape(messages, num_dst, dim)
+        return messages.new_ones(shape), torch.zeros(
+            shape, dtype=torch.int32, device=messages.device
+        )
 
     def step(self, state: State, messages: Tensor, dst: Tensor, dim: int) -> None:
-        """Adds the square of every message to its destination's row."""
-        state[0].index_add_(dim, dst, messages * messages)
+        """Multiplies every message into its destination's row."""
+        product, zeros = state
+        is_zero = messages == 0
+        zeros.index_add_(dim, dst, is_zero.to(zeros.dtype))
+        index = _expand(dst, messages, dim)
+        product.scatter_reduce_(dim, index, messages.masked_fill(is_zero, 1), 'prod')
 
     def grad(
         self, grad_state: Tensor, state: State, messages: Tensor, dst: Tensor, dim: int
     ) -> Tensor:
-        """Twice the message times the gradient of its destination's row."""
-        return grad_state.index_select(dim, dst).mul_(messages).mul_(2)
+        """The product of the destination's other factors."""
+        product, zeros = state
+        is_zero = messages == 0
+        others = (grad_state * product).index_select(dim, dst) / messages.masked_fill(is_zero, 1)
+        other_zeros = zeros.index_select(dim, dst) - is_zero.to(zeros.dtype)
+        return others.masked_fill_(other_zeros > 0, 0)
 
 
 class Extremum:
@@ -104,9 +126,7 @@ class Extremum:
     def step(self, state: State, messages: Tensor, dst: Tensor, dim: int) -> None:
         """Takes in one block: where the extremum changes, counting starts again."""
         extremum, count = state
-        shape = [1] * messages.dim()
-        shape[dim] = -1
-        index = dst.view(shape).expand_as(messages)
+        index = _expand(dst, messages, dim)
         new = extremum.scatter_reduce(dim, index, messages, self.reduce)
         count.masked_fill_(new != extremum, 0)
         extremum.copy_(new)
@@ -127,6 +147,12 @@ def _shape(messages: Tensor, num_dst: int, dim: int) -> list[int]:
     shape = list(messages.shape)
     shape[dim] = num_dst
     return shape
+
+
+def _expand(dst: Tensor, messages: Tensor, dim: int) -> Tensor:
+    shape = [1] * messages.dim()
+    shape[dim] = -1
+    return dst.view(shape).expand_as(messages)
 
 
 class SoftmaxStats:

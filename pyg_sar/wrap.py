@@ -17,7 +17,13 @@ Model = TypeVar('Model', bound=torch.nn.Module)
 _CONVERTED = (torch.nn.BatchNorm1d, torch.nn.SyncBatchNorm)
 
 
-def wrap(model: Model, *, mode: Mode = 'sequential', prefetch: int = 1) -> Model:
+def wrap(
+    model: Model,
+    *,
+    mode: Mode = 'sequential',
+    prefetch: int = 1,
+    max_rows: int | None = None,
+) -> Model:
     """Wraps every conv of a model in a :class:`SARConv` and makes its batch norms global, in place.
 
     Parameters stay the objects they were, and ``state_dict()`` has the keys of the plain model, so
@@ -28,6 +34,7 @@ def wrap(model: Model, *, mode: Mode = 'sequential', prefetch: int = 1) -> Model
             around it is returned.
         mode: The mode of every SARConv.
         prefetch: The prefetch depth of every SARConv.
+        max_rows: The bound of every SARConv on the rows of a chunk.
 
     Returns:
         `model`.
@@ -36,7 +43,7 @@ def wrap(model: Model, *, mode: Mode = 'sequential', prefetch: int = 1) -> Model
         ValueError: If the model has no conv, or holds a module that cannot be computed on a cut
             graph; it is named with the reason, and the model is unchanged.
     """
-    wrapped = _plan_wrapping(model, mode, prefetch)
+    wrapped = _plan_wrapping(model, mode, prefetch, max_rows)
     if isinstance(model, MessagePassing) and not isinstance(model, SARConv):
         return wrapped[model]  # type: ignore[return-value]
     _replace_children(model, wrapped)
@@ -44,10 +51,10 @@ def wrap(model: Model, *, mode: Mode = 'sequential', prefetch: int = 1) -> Model
 
 
 def _plan_wrapping(
-    model: torch.nn.Module, mode: Mode, prefetch: int
+    model: torch.nn.Module, mode: Mode, prefetch: int, max_rows: int | None
 ) -> dict[torch.nn.Module, torch.nn.Module]:
     """What every conv and norm is replaced by; raises before anything is changed."""
-    check_options(mode, prefetch)
+    check_options(mode, prefetch, max_rows)
     replacements: dict[torch.nn.Module, torch.nn.Module] = {}
     convs: list[MessagePassing] = []
     num_wrapped = 0
@@ -62,7 +69,7 @@ def _plan_wrapping(
         elif isinstance(module, MessagePassing):
             convs.append(module)
             inside.update(module.modules())
-        _check(name, module, mode)
+        _check(name, module)
         if type(module) in _CONVERTED:
             replacements[module] = GlobalBatchNorm.convert(module)
     if not convs and not num_wrapped:
@@ -72,12 +79,12 @@ def _plan_wrapping(
         )
     for conv in convs:
         _replace_children(conv, replacements)
-        replacements[conv] = SARConv(conv, mode=mode, prefetch=prefetch)
+        replacements[conv] = SARConv(conv, mode=mode, prefetch=prefetch, max_rows=max_rows)
     return replacements
 
 
-def _check(name: str, module: torch.nn.Module, mode: Mode) -> None:
-    reason = why_refused(module, one_shot=mode == 'one_shot')
+def _check(name: str, module: torch.nn.Module) -> None:
+    reason = why_refused(module)
     if reason is not None and type(module) not in _CONVERTED:
         place = f" at '{name}'" if name else ''
         raise ValueError(

@@ -74,7 +74,7 @@ def _check_plan(plan: Plan, edge_index: Tensor) -> None:
         seen += places
         assert block.num_edges == len(places)
         start, end = shard.source_range(block.part)
-        assert (block.num_rows, block.num_own) == (end - start, shard.num_own)
+        assert (block.num_rows, block.num_dst) == (end - start, shard.num_own)
         src, dst = edge_index[:, places]
         assert bool(((start <= src) & (src < end)).all())
         assert torch.equal(block.edge_index, torch.stack([src - start, dst]))

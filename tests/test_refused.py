@@ -164,21 +164,32 @@ class KeepsEdgeTensor(_Sum):
         return x_j * self.weight
 
 
-MESSAGES: dict[str, type[MessagePassing]] = {
+class ReadsSources(_Sum):
+    def message(self, x_j: Tensor, edge_index_j: Tensor) -> Tensor:
+        return x_j * edge_index_j.view(-1, 1)
+
+
+EXACT: dict[str, type[MessagePassing]] = {
     cls.__name__: cls
     for cls in (
         DividesByDegree,
         TakesMaximum,
         OwnSoftmax,
         CountsEdges,
+        ReadsDestinationsByTheirOtherName,
+        SoftmaxOfTheLastDimension,
+    )
+}
+MESSAGES: dict[str, type[MessagePassing]] = {
+    cls.__name__: cls
+    for cls in (
         ReadsIdsAsNumbers,
         ReadsIdsAsList,
         ReadsLargestId,
-        ReadsDestinationsByTheirOtherName,
-        SoftmaxOfTheLastDimension,
         SoftmaxOverOtherGroups,
         KeepsTensor,
         CountsMessages,
+        ReadsSources,
     )
 }
 ROW_STATISTICS: dict[str, type[MessagePassing]] = {
@@ -189,7 +200,8 @@ ROW_STATISTICS: dict[str, type[MessagePassing]] = {
 
 def _conv(name: str) -> MessagePassing:
     torch.manual_seed(0)
-    return {**MESSAGES, **ROW_STATISTICS, 'KeepsEdgeTensor': KeepsEdgeTensor}[name]().double()
+    classes = {**EXACT, **MESSAGES, **ROW_STATISTICS, 'KeepsEdgeTensor': KeepsEdgeTensor}
+    return classes[name]().double()
 
 
 def _forward(name: str, root: str, mode: str) -> str:
@@ -201,7 +213,7 @@ def _forward(name: str, root: str, mode: str) -> str:
 @pytest.mark.parametrize('name', MESSAGES)
 def test_messages_that_see_other_edges(root, name, mode):
     outcomes = run_ranks(_forward, 3, name, root, mode, timeout=IMPATIENT)
-    words = f"{name}'s 'message' cannot be computed block by block"
+    words = f"{name}'s 'message' cannot be computed on a cut graph"
     assert_all_raise(outcomes, 'ValueError', words)
     assert_all_raise([_forward(name, root, mode)], 'ValueError', words)
 
@@ -224,14 +236,20 @@ def _values(name: str, root: str, mode: str) -> tuple[Tensor, Tensor]:
         return data.n_id, SARConv(_conv(name), mode=mode)(data.x, data.edge_index)
 
 
-@pytest.mark.parametrize('name', ['DividesByDegree', 'TakesMaximum', 'OwnSoftmax', 'KeepsTensor'])
-def test_one_shot_takes_them(graph, root, name):
-    """With all in-edges at hand they are exact."""
+@pytest.mark.parametrize('mode', ['sequential', 'sequential_no_remat', 'one_shot'])
+@pytest.mark.parametrize('name', EXACT)
+def test_messages_that_see_all_in_edges(graph, root, name, mode):
+    """With all in-edges of a node at hand they are exact."""
     want = _conv(name)(graph.x, graph.edge_index).detach()
-    assert_close(assemble(run_ranks(_values, 3, name, root, 'one_shot'), 40), want)
+    assert_close(assemble(run_ranks(_values, 3, name, root, mode), 40), want)
 
 
-@pytest.mark.parametrize('name', [*ROW_STATISTICS, 'CountsMessages'])
+def test_one_shot_takes_a_kept_tensor(graph, root):
+    want = _conv('KeepsTensor')(graph.x, graph.edge_index).detach()
+    assert_close(assemble(run_ranks(_values, 3, 'KeepsTensor', root, 'one_shot'), 40), want)
+
+
+@pytest.mark.parametrize('name', [*ROW_STATISTICS, *sorted(set(MESSAGES) - {'KeepsTensor'})])
 def test_one_shot_is_not_silently_wrong(graph, root, name):
     """All edges of a rank are not all edges of the graph: right, or refused."""
     outcomes = run_ranks(_forward, 3, name, root, 'one_shot', timeout=IMPATIENT)
@@ -282,31 +300,20 @@ def _norm_in_message(
 
 @pytest.mark.parametrize('before', [[], [False]], ids=['at once', 'after evaluation'])
 @pytest.mark.parametrize('world_size', [1, 3])
-def test_batch_norm_inside_a_message(graph, tmp_path, before, world_size):
+@pytest.mark.parametrize('mode', ['sequential', 'one_shot'])
+@pytest.mark.parametrize('training', [False, True])
+def test_batch_norm_inside_a_message(graph, tmp_path, before, world_size, mode, training):
     root = str(cut(graph, 3, tmp_path / 'parts'))
-    modes = [*before, True]
-    results = run_ranks(_norm_in_message, world_size, root, modes, 'sequential', timeout=IMPATIENT)
-    for outcomes, _, _ in results:
-        assert outcomes[:-1] == ['no error'] * len(before)
-    words = 'NormInMessage', 'GlobalBatchNorm runs inside it'
-    assert_all_raise([outcomes[-1] for outcomes, _, _ in results], 'ValueError', *words)
-
-
-@pytest.mark.parametrize(('mode', 'training'), [('sequential', False), ('one_shot', True)])
-def test_batch_norm_inside_a_message_where_it_is_exact(graph, root, mode, training):
-    plain = _norm_model().train(training)[0]
-    want = plain(graph.x, graph.edge_index).detach()
-    results = run_ranks(_norm_in_message, 3, root, [training], mode, timeout=IMPATIENT)
-    assert [outcomes for outcomes, _, _ in results] == [['no error']] * 3
+    plain = _norm_model()[0]
+    for is_training in (*before, training):
+        want = plain.train(is_training)(graph.x, graph.edge_index).detach()
+    modes = [*before, training]
+    results = run_ranks(_norm_in_message, world_size, root, modes, mode, timeout=IMPATIENT)
+    assert [outcomes for outcomes, _, _ in results] == [['no error'] * len(modes)] * world_size
     assert_close(assemble([(ids, out) for _, ids, out in results], 40), want)
 
 
 # What is refused at construction.
-
-
-class ReadsSources(_Sum):
-    def message(self, x_j: Tensor, edge_index_j: Tensor) -> Tensor:
-        return x_j * edge_index_j.view(-1, 1)
 
 
 class ReadsEdges(_Sum):
@@ -344,7 +351,6 @@ class Inherits(OwnPropagate):
 
 
 REFUSED: dict[str, tuple[Callable[[], MessagePassing], str]] = {
-    'sources': (ReadsSources, "its 'message' reads 'edge_index_j'"),
     'edges': (ReadsEdges, "its 'message' reads 'edge_index'"),
     'size': (ReadsSize, "its 'message' reads 'size_j'"),
     'update': (UpdatesFromEdges, "its 'update' reads 'x_j'"),
@@ -366,66 +372,75 @@ def test_refused_at_construction(name, mode):
         wrap(torch.nn.ModuleList([make()]), mode=mode)
 
 
-def test_own_aggregate(graph, tmp_path):
-    with pytest.raises(ValueError, match=r"it overrides 'aggregate' .mode='one_shot' takes any"):
-        SARConv(OwnAggregate())
+@pytest.mark.parametrize('mode', ['sequential', 'one_shot'])
+def test_own_aggregate(graph, tmp_path, mode):
     data = load_shard(cut(graph, 3, tmp_path / 'parts'))
-    found = SARConv(OwnAggregate(), mode='one_shot')(data.x, data.edge_index)
+    found = SARConv(OwnAggregate(), mode=mode)(data.x, data.edge_index)
     assert_close(found, OwnAggregate()(graph.x, graph.edge_index)[data.n_id])
 
 
 # Hooks.
 
-HOOKS = [
-    'propagate_forward_pre_hook',
-    'propagate_forward_hook',
-    'message_forward_pre_hook',
-    'message_forward_hook',
-    'aggregate_forward_pre_hook',
-    'aggregate_forward_hook',
-    'edge_update_forward_pre_hook',
-    'edge_update_forward_hook',
-]
+
+def _hook(kind: str) -> Callable[..., Any]:
+    """Changes what it is given; a hook of the message works edge by edge."""
+    if kind == 'propagate_forward_pre_hook':
+        return lambda _, args: (*args[:2], {**args[2], 'x': (args[2]['x'][0].sin(), None)})
+    if kind == 'message_forward_pre_hook':
+        return lambda _, args: ({'x_j': args[0]['x_j'].cos()},)
+    return lambda _, args, out: out * 2 + 1
 
 
-def _no_hook(*_: Any) -> None:
-    pass
-
-
-def _hooked(root: str, hook: str, on_rank: int) -> tuple[str, str]:
+def _hooked(root: str, kind: str, on_wrapper: bool) -> tuple[Tensor, Tensor]:
     data = load_shard(root)
+    torch.manual_seed(0)
     plain = SAGEConv(6, 4).double()
     conv = SARConv(plain)
-    handle = None
-    if on_rank in (-1, dist.get_rank()):
-        handle = getattr(plain, f'register_{hook}')(_no_hook)
-    first = attempt(conv, data.x, data.edge_index)
-    if handle is not None:
-        handle.remove()
-    return first, attempt(conv, data.x, data.edge_index)
+    getattr(conv if on_wrapper else plain, f'register_{kind}')(_hook(kind))
+    return data.n_id, conv(data.x, data.edge_index).detach()
 
 
-@pytest.mark.parametrize('on_rank', [-1, 1], ids=['all ranks', 'one rank'])
-@pytest.mark.parametrize('hook', HOOKS)
-def test_hooks(root, hook, on_rank):
-    results = run_ranks(_hooked, 3, root, hook, on_rank, timeout=IMPATIENT)
-    words = 'expected no hooks inside message passing', f'{hook}s on SAGEConv'
-    assert_all_raise([first for first, _ in results], 'ValueError', *words)
-    assert [second for _, second in results] == ['no error'] * 3
+@pytest.mark.parametrize('on_wrapper', [False, True])
+@pytest.mark.parametrize(
+    'kind',
+    [
+        'propagate_forward_pre_hook',
+        'propagate_forward_hook',
+        'message_forward_pre_hook',
+        'message_forward_hook',
+        'aggregate_forward_hook',
+    ],
+)
+def test_hooks(graph, root, kind, on_wrapper):
+    torch.manual_seed(0)
+    plain = SAGEConv(6, 4).double()
+    getattr(plain, f'register_{kind}')(_hook(kind))
+    want = plain(graph.x, graph.edge_index).detach()
+    assert not torch.allclose(want, SAGEConv(6, 4).double()(graph.x, graph.edge_index))
+    assert_close(assemble(run_ranks(_hooked, 3, root, kind, on_wrapper), 40), want)
 
 
-@pytest.mark.parametrize('hook', HOOKS[:6])
-def test_hooks_on_the_wrapper(root, hook):
-    """Registered where a user finds the method: called or refused, never ignored."""
+def test_hooks_of_edge_updates(graph, root):
+    """They see the arguments and the result of all edges."""
+    data = load_shard(root)
+    called = []
+    conv = SARConv(GATConv(6, 4, add_self_loops=False).double())
+    conv.register_edge_update_forward_pre_hook(lambda _, args: called.append(len(args)))
+    conv.register_edge_update_forward_hook(lambda _, args, out: called.append(out.size(0)))
+    conv(data.x, data.edge_index)
+    assert called == [3, graph.num_edges]
+
+
+def _hooked_before_aggregate(root: str) -> str:
     data = load_shard(root)
     conv = SARConv(SAGEConv(6, 4).double())
-    called = []
-    try:
-        getattr(conv, f'register_{hook}')(lambda *_: called.append(hook))
-        conv(data.x, data.edge_index)
-    except ValueError:
-        return
-    assert called
+    conv.register_aggregate_forward_pre_hook(lambda *_: None)
+    return attempt(conv, data.x, data.edge_index)
+
+
+def test_a_hook_before_aggregate_is_refused(root):
+    outcomes = run_ranks(_hooked_before_aggregate, 3, root, timeout=IMPATIENT)
+    assert_all_raise(outcomes, 'ValueError', "expected no hooks before 'aggregate' of SAGEConv")
 
 
 def test_explaining(root):

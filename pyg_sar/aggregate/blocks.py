@@ -37,7 +37,7 @@ class Blocks:
         """Yields every block, its edge_index and its arguments (source and edge rows)."""
         a = self.arguments
         for block, rows in zip(self.plan.blocks, self._rows(), strict=True):
-            self.surroundings.enter_block(block)
+            self.surroundings.enter(block.part)
             edge = tuple(block.take(t) for t in a.edge)
             yield block, block.edge_index, Arguments(tuple(rows), a.dst, edge, a.whole, a.learnable)
 

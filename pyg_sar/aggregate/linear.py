@@ -27,7 +27,7 @@ def linear_sum(
     ========  ======================  ==================================================
     x         ``[num_own, F]``        own rows; floating point
     weight    ``[num_edges]`` / None  one weight per edge of `plan`; takes no gradient
-    out       ``[num_own, F]``        sums over all in-edges
+    out       ``[num_dst, F]``        sums over all in-edges
     ========  ======================  ==================================================
 
     | forward:  receive the rows of block q; ``out += A_q @ rows_q``
@@ -68,7 +68,7 @@ class _LinearSum(torch.autograd.Function):
 def _sum_blocks(
     x: Tensor, weight: Tensor | None, plan: Plan, exchange: Exchange, one_shot: bool
 ) -> Tensor:
-    out = x.new_zeros(plan.shard.num_own, *x.shape[1:])
+    out = x.new_zeros(plan.shard.num_dst, *x.shape[1:])
     if one_shot:
         (halo,) = exchange.fetch_all([x])
         sources: Iterable[Rows] = ([rows] for rows in _split(x, halo, plan))
@@ -86,7 +86,7 @@ def _return_blocks(
     grad_out: Tensor, weight: Tensor | None, plan: Plan, exchange: Exchange, one_shot: bool
 ) -> Tensor:
     grad_out = grad_out.contiguous()
-    grad_x = torch.zeros_like(grad_out)
+    grad_x = grad_out.new_zeros(plan.shard.num_own, *grad_out.shape[1:])
     if one_shot:
         grad_halo = grad_out.new_empty(plan.shard.num_halo, *grad_out.shape[1:])
         for block, rows in zip(plan.blocks, _split(grad_x, grad_halo, plan), strict=True):

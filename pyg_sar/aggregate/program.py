@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.merge import SoftmaxStats
-from pyg_sar.shard.plan import Block
+from pyg_sar.merge import Merge, SoftmaxStats
 
 SoftmaxFn = Callable[[Tensor, Tensor], Tensor]
 """The softmax of one block: logits ``[num_edges, ...]``, destinations ``[num_edges]``."""
@@ -29,7 +28,7 @@ class Arguments:
 
     Attributes:
         src: ``[num_own, ...]``: read at the source of an edge, so exchanged.
-        dst: ``[num_own, ...]``: read at the destination, local.
+        dst: ``[num_dst, ...]``: read at the destination, local.
         edge: ``[num_edges, ...]``: one row per edge, sliced per block.
         whole: Any shape: read as they are.
         learnable: Leaf tensors that the function reads by itself, such as the conv's parameters.
@@ -52,8 +51,23 @@ class Arguments:
             len(self.learnable),
         )
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the tensors; of the CPU if there are none."""
+        return next((t.device for t in self), torch.device('cpu'))
+
     def __iter__(self) -> Iterator[Tensor]:
         return iter((*self.src, *self.dst, *self.edge, *self.whole, *self.learnable))
+
+    def as_leaves(self, needs: Sequence[bool]) -> Arguments:
+        """Detached, those that need it with a gradient; learnable tensors are leaves already."""
+        tensors = list(self)
+        num_detached = len(tensors) - len(self.learnable)
+        leaves = [
+            t.detach().requires_grad_(need)
+            for t, need in zip(tensors[:num_detached], needs, strict=False)
+        ]
+        return Arguments.of(self.counts, leaves + tensors[num_detached:])
 
     @staticmethod
     def of(counts: Sequence[int], tensors: Sequence[Tensor]) -> Arguments:
@@ -63,25 +77,45 @@ class Arguments:
 
 
 @dataclass(frozen=True)
+class Reduction:
+    """One reduction of messages over the in-edges of every destination.
+
+    Attributes:
+        message: Which of the program's messages is reduced.
+        merge: How blocks of it are merged.
+        dim: Its edge dimension.
+    """
+
+    message: int
+    merge: Merge
+    dim: int
+
+
+@dataclass(frozen=True)
 class Program:
     """A message function over the edges of one block.
 
     Attributes:
         run: ``run(arguments, edge_index, softmax) -> (messages, edge_outputs)``: `arguments` hold
             the block's source rows and edge rows; `edge_index` is the block's; `softmax` stands in
-            for every softmax over in-edges. `messages` is ``[num_edges, ...]`` along `dim`, or None
-            for a function that only computes edge outputs ``[num_edges, ...]``.
+            for every softmax over in-edges. `messages` are what is reduced, with one row per edge
+            in the dimension of their reductions; `edge_outputs` are ``[num_edges, ...]``.
         num_softmax: How many softmaxes over in-edges the function computes.
         num_edge_outputs: How many edge outputs it has.
         uses_rng: Whether it draws random numbers (dropout).
-        dim: The edge dimension of `messages`.
+        reductions: What becomes of the messages.
     """
 
-    run: Callable[[Arguments, Tensor, SoftmaxFn], tuple[Tensor | None, tuple[Tensor, ...]]]
+    run: Callable[[Arguments, Tensor, SoftmaxFn], tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]
     num_softmax: int
     num_edge_outputs: int
     uses_rng: bool
-    dim: int
+    reductions: tuple[Reduction, ...] = ()
+
+    @property
+    def merges(self) -> list[Merge]:
+        """The merge of every reduction."""
+        return [reduction.merge for reduction in self.reductions]
 
 
 class _Reached(Exception):
@@ -149,14 +183,14 @@ class Surroundings:
         kind = self.device.type
         self._autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
-    def enter_block(self, block: Block) -> None:
-        """At a block's first run notes the random state, at every later one brings it back."""
+    def enter(self, place: int) -> None:
+        """At the first run of a block or chunk notes the random state, later brings it back."""
         if not self.uses_rng:
             return
-        if block.part in self.states:
-            self._set_state(self.states[block.part])
+        if place in self.states:
+            self._set_state(self.states[place])
         else:
-            self.states[block.part] = self._get_state()
+            self.states[place] = self._get_state()
 
     def replay(self) -> AbstractContextManager[Any]:
         """For the time of a backward: the caller's random state is left as it was."""

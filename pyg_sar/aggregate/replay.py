@@ -33,14 +33,13 @@ from pyg_sar.aggregate.program import (
 )
 from pyg_sar.aggregate.replay_backward import BlockGradient, replay_gradients, softmax_row_sum
 from pyg_sar.comm import Exchange, Rows
-from pyg_sar.merge import Merge, SoftmaxStats, State
+from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.plan import Plan
 
 
 def replay(
     program: Program,
     arguments: Arguments,
-    merges: Sequence[Merge],
     plan: Plan,
     exchange: Exchange,
     *,
@@ -51,11 +50,12 @@ def replay(
     ============  ======================  ===================================================
     tensor        shape                   meaning
     ============  ======================  ===================================================
-    src, dst      ``[num_own, ...]``      own rows, read at an edge's source / destination
+    src           ``[num_own, ...]``      own rows, read at an edge's source
+    dst           ``[num_dst, ...]``      own rows, read at an edge's destination
     edge          ``[num_edges, ...]``    one row per edge of `plan`
     whole         any                     read as they are
     learnable     any                     leaf tensors the function reads by itself
-    states        ``[num_own, ...]``      a finished merge state for each of `merges`
+    states        ``[num_dst, ...]``      a finished merge state for each reduction
     edge outputs  ``[num_edges, ...]``    what the function computes per edge
     ============  ======================  ===================================================
 
@@ -69,10 +69,10 @@ def replay(
         The merge states and the edge outputs.
     """
     out = _Replay.apply(  # type: ignore[no-untyped-call]
-        program, tuple(merges), plan, exchange, keep_rows, arguments.counts, *arguments
+        program, plan, exchange, keep_rows, arguments.counts, *arguments
     )
     tensors = iter(out)
-    states = [tuple(islice(tensors, m.num_tensors)) for m in merges]
+    states = [tuple(islice(tensors, merge.num_tensors)) for merge in program.merges]
     return states, tuple(tensors)
 
 
@@ -81,7 +81,6 @@ class _Replay(torch.autograd.Function):
     def forward(
         ctx: Any,
         program: Program,
-        merges: tuple[Merge, ...],
         plan: Plan,
         exchange: Exchange,
         keep_rows: bool,
@@ -95,11 +94,13 @@ class _Replay(torch.autograd.Function):
         with no_autocast_cache():
             for _ in range(program.num_softmax):
                 stats.append(_softmax_stats(program, blocks, stats))
-            states, edge_outputs = _merge_blocks(program, merges, blocks, stats)
-        kept_states = [s for m, s in zip(merges, states, strict=True) if m.reads_state]
+            states, edge_outputs = _merge_blocks(program, blocks, stats)
+        kept_states = [
+            state for m, state in zip(program.merges, states, strict=True) if m.reads_state
+        ]
         outputs = (*(t for state in states for t in state), *edge_outputs)
 
-        ctx.program, ctx.merges, ctx.plan, ctx.exchange = program, merges, plan, exchange
+        ctx.program, ctx.plan, ctx.exchange = program, plan, exchange
         ctx.counts, ctx.surroundings = counts, surroundings
         ctx.has_stats = [s.max is not None for s in stats]
         ctx.keep_rows = keep_rows
@@ -120,28 +121,30 @@ class _Replay(torch.autograd.Function):
         num_arguments = sum(ctx.counts)
         arguments = Arguments.of(ctx.counts, saved[:num_arguments])
         rest = iter(saved[num_arguments:])
-        num_own = ctx.plan.shard.num_own
+        num_dst = ctx.plan.shard.num_dst
         stats = [
-            SoftmaxStats(num_own, next(rest), next(rest)) if has else SoftmaxStats(num_own)
+            SoftmaxStats(num_dst, next(rest), next(rest)) if has else SoftmaxStats(num_dst)
             for has in ctx.has_stats
         ]
         kept = None
         if ctx.keep_rows:
             kept = [[next(rest) for _ in arguments.src] for _ in ctx.plan.blocks]
-        states = [tuple(islice(rest, m.num_tensors if m.reads_state else 0)) for m in ctx.merges]
+        states = [
+            tuple(islice(rest, m.num_tensors if m.reads_state else 0)) for m in ctx.program.merges
+        ]
         blocks = Blocks(arguments, ctx.plan, ctx.exchange, ctx.surroundings, kept)
-        run = BlockGradient(ctx.program, ctx.merges, states, grads)
+        run = BlockGradient(ctx.program, states, grads)
         with ctx.surroundings.replay(), ctx.surroundings.autocast():
             sums: list[Tensor | None] = [None] * len(stats)
             for k in reversed(range(len(stats))):
                 sums[k] = softmax_row_sum(run, blocks, stats, sums, k)
-            gradients = replay_gradients(run, blocks, stats, sums, ctx.needs_input_grad[6:])
-        return None, None, None, None, None, None, *gradients
+            gradients = replay_gradients(run, blocks, stats, sums, ctx.needs_input_grad[5:])
+        return None, None, None, None, None, *gradients
 
 
 def _softmax_stats(program: Program, blocks: Blocks, done: Sequence[SoftmaxStats]) -> SoftmaxStats:
     """Maximum and sum of the first softmax that is not in `done`."""
-    stats = SoftmaxStats(blocks.plan.shard.num_own)
+    stats = SoftmaxStats(blocks.plan.shard.num_dst)
     for block, edge_index, arguments in blocks:
         if block.num_edges:
             logits = logits_of(program, arguments, edge_index, done)
@@ -152,7 +155,6 @@ def _softmax_stats(program: Program, blocks: Blocks, done: Sequence[SoftmaxStats
 
 def _merge_blocks(
     program: Program,
-    merges: Sequence[Merge],
     blocks: Blocks,
     stats: Sequence[SoftmaxStats],
 ) -> tuple[list[State], list[Tensor]]:
@@ -168,12 +170,12 @@ def _merge_blocks(
         messages, outputs = program.run(arguments, edge_index, finished_softmax(stats))
         if is_first:
             edge_outputs = [t.new_zeros(plan.num_edges, *t.shape[1:]) for t in outputs]
-            if messages is not None:
-                num_own = plan.shard.num_own
-                states = [m.init(messages, num_own, program.dim) for m in merges]
+            states = [
+                r.merge.init(messages[r.message], plan.shard.num_dst, r.dim)
+                for r in program.reductions
+            ]
         for target, output in zip(edge_outputs, outputs, strict=True):
             block.put(target, output)
-        if messages is not None:
-            for merge, state in zip(merges, states, strict=True):
-                merge.step(state, messages, edge_index[1], program.dim)
+        for r, state in zip(program.reductions, states, strict=True):
+            r.merge.step(state, messages[r.message], edge_index[1], r.dim)
     return states, edge_outputs

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.blocks import Blocks
-from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn
+from pyg_sar.aggregate.program import Arguments, Program, Reduction, SoftmaxFn
 from pyg_sar.comm import GradientReturn
-from pyg_sar.merge import Merge, SoftmaxStats, State
+from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.plan import Block
 
 
@@ -22,17 +22,16 @@ class BlockGradient:
     def __init__(
         self,
         program: Program,
-        merges: Sequence[Merge],
         states: Sequence[State],
         grads: Sequence[Tensor | None],
     ) -> None:
         self.program = program
         rest = iter(grads)
-        self.merges: list[tuple[Merge, State, Tensor | None]] = []
-        for merge, state in zip(merges, states, strict=True):
+        self.reductions: list[tuple[Reduction, State, Tensor | None]] = []
+        for reduction, state in zip(program.reductions, states, strict=True):
             # The first tensor of a state takes a gradient.
-            grad, *_ = islice(rest, merge.num_tensors)
-            self.merges.append((merge, state, grad))
+            grad, *_ = islice(rest, reduction.merge.num_tensors)
+            self.reductions.append((reduction, state, grad))
         self.grad_edge_outputs = list(rest)
 
     def __call__(
@@ -42,15 +41,16 @@ class BlockGradient:
         with torch.enable_grad():
             messages, edge_outputs = self.program.run(arguments, edge_index, softmax)
         outputs, gradients = [], []
-        if messages is not None and messages.requires_grad:
-            dim = self.program.dim
+        for place, message in enumerate(messages):
+            if not message.requires_grad:
+                continue
             parts = [
-                merge.grad(grad, state, messages.detach(), edge_index[1], dim)
-                for merge, state, grad in self.merges
-                if grad is not None
+                r.merge.grad(grad, state, message.detach(), edge_index[1], r.dim)
+                for r, state, grad in self.reductions
+                if r.message == place and grad is not None
             ]
             if parts:
-                outputs.append(messages)
+                outputs.append(message)
                 gradients.append(sum(parts[1:], start=parts[0]))
         for output, grad in zip(edge_outputs, self.grad_edge_outputs, strict=True):
             if grad is not None and output.requires_grad:
@@ -120,7 +120,7 @@ def replay_gradients(
     ]
     returned = GradientReturn(blocks.exchange, [t for t in total[:num_src] if t is not None])
     for block, edge_index, block_arguments in blocks:
-        leaves = _leaves(block_arguments, needs)
+        leaves = block_arguments.as_leaves(needs)
         found: list[Tensor | None] = [None] * len(total)
         if block.num_edges:
             calls = iter(range(len(stats)))
@@ -156,17 +156,6 @@ def replay_gradients(
                 target += result
     returned.finish()
     return total
-
-
-def _leaves(arguments: Arguments, needs: Sequence[bool]) -> Arguments:
-    """Detached arguments that collect a gradient each; learnable tensors are leaves already."""
-    tensors = list(arguments)
-    num_detached = len(tensors) - len(arguments.learnable)
-    leaves = [
-        t.detach().requires_grad_(need)
-        for t, need in zip(tensors[:num_detached], needs, strict=False)
-    ]
-    return Arguments.of(arguments.counts, leaves + tensors[num_detached:])
 
 
 class _SoftmaxOfBlock(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """What moves between ranks: the only room that communicates features."""
 
 from pyg_sar.comm.buffers import Rows
-from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.group import (
     agree,
@@ -15,6 +15,7 @@ from pyg_sar.comm.group import (
 __all__ = [
     'Exchange',
     'GradientReturn',
+    'Request',
     'Rows',
     'agree',
     'all_reduce_sum',

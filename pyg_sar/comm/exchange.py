@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -22,6 +23,21 @@ from pyg_sar.comm.buffers import BufferPool, Buffers, Rows
 from pyg_sar.comm.group import exchange_group
 from pyg_sar.comm.swap import ROWS_TAG, Swap
 from pyg_sar.shard.shard import Shard, Step
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Halo rows that are fetched together.
+
+    Attributes:
+        send_index: Own rows that other ranks fetch, by rank.
+        send_counts: How many each rank fetches from here.
+        recv_counts: How many are fetched from each rank.
+    """
+
+    send_index: Tensor
+    send_counts: list[int]
+    recv_counts: list[int]
 
 
 class Exchange:
@@ -106,16 +122,7 @@ class Exchange:
         Returns:
             ``[num_halo, ...]`` of each tensor, in the order of the halo.
         """
-        if self.group is None:
-            return [t[:0] for t in tensors]
-        send_index, send_counts, recv_counts = self._all_to_all_plan()
-        out = []
-        for tensor in tensors:
-            received = tensor.new_empty(self.shard.num_halo, *tensor.shape[1:])
-            sent = tensor.index_select(0, send_index)
-            self._all_to_all(received, recv_counts, sent, send_counts)
-            out.append(received)
-        return out
+        return self.fetch_requested(tensors, self._everything())
 
     def return_all(self, gradients: Sequence[Tensor], out: Sequence[Tensor]) -> None:
         """The adjoint of :meth:`fetch_all`: adds halo gradients to the owners' rows (collective).
@@ -124,25 +131,86 @@ class Exchange:
             gradients: ``[num_halo, ...]`` of each tensor.
             out: ``[num_own, ...]`` of each tensor, changed in place.
         """
+        self.return_requested(gradients, out, self._everything())
+
+    def request(self, halo: Sequence[Tensor]) -> list[Request]:
+        """Tells the owners which halo rows will be fetched together (collective: two all-to-alls).
+
+        Args:
+            halo: For every fetch to come, ascending halo rows, int64; as many fetches on all ranks.
+        """
+        if self.group is None:
+            nothing = torch.empty(0, dtype=torch.int64)
+            return [Request(nothing, [], []) for _ in halo]
+        world_size, device = self.shard.world_size, halo[0].device if halo else None
+        everything = self._everything()
+        ends = torch.tensor(self.shard.halo_ptr[:: self.shard.parts_per_rank][1:], device=device)
+        starts = torch.tensor(self.shard.halo_ptr[:: self.shard.parts_per_rank][:-1], device=device)
+        owners = [torch.bucketize(rows, ends, right=True) for rows in halo]
+        counts = [torch.bincount(owner, minlength=world_size) for owner in owners]
+        # To every rank: for each fetch the number of its rows, and then which.
+        wanted = torch.stack(counts, dim=1).contiguous()
+        asked = torch.empty_like(wanted)
+        dist.all_to_all_single(asked, wanted, group=self.group)
+        by_owner = torch.argsort(torch.cat(owners), stable=True)
+        offsets = torch.cat([r - starts[o] for r, o in zip(halo, owners, strict=True)])[by_owner]
+        wanted_offsets = offsets.new_empty(int(asked.sum()))
+        dist.all_to_all_single(
+            wanted_offsets,
+            offsets,
+            asked.sum(dim=1).tolist(),
+            wanted.sum(dim=1).tolist(),
+            group=self.group,
+        )
+        first = torch.tensor([0, *everything.send_counts[:-1]], device=device).cumsum(0)
+        lists = torch.split(wanted_offsets, asked.flatten().tolist())
+        requests = []
+        for i in range(len(halo)):
+            sent = [
+                everything.send_index[lists[rank * len(halo) + i] + first[rank]]
+                for rank in range(world_size)
+            ]
+            requests.append(Request(torch.cat(sent), asked[:, i].tolist(), counts[i].tolist()))
+        return requests
+
+    def fetch_requested(self, tensors: Sequence[Tensor], request: Request) -> Rows:
+        """The halo rows of a request: one all-to-all for each tensor (collective)."""
+        out = []
+        for tensor in tensors:
+            received = tensor.new_empty(sum(request.recv_counts), *tensor.shape[1:])
+            if self.group is not None:
+                sent = tensor.index_select(0, request.send_index)
+                self._all_to_all(received, request.recv_counts, sent, request.send_counts)
+            out.append(received)
+        return out
+
+    def return_requested(
+        self, gradients: Sequence[Tensor], out: Sequence[Tensor], request: Request
+    ) -> None:
+        """The adjoint of :meth:`fetch_requested`: adds to the owners' rows (collective)."""
         if self.group is None:
             return
-        send_index, send_counts, recv_counts = self._all_to_all_plan()
         for gradient, rows in zip(gradients, out, strict=True):
-            received = rows.new_empty(send_index.numel(), *rows.shape[1:])
-            self._all_to_all(received, send_counts, gradient.contiguous(), recv_counts)
-            rows.index_add_(0, send_index, received)
+            received = rows.new_empty(request.send_index.numel(), *rows.shape[1:])
+            self._all_to_all(
+                received, request.send_counts, gradient.contiguous(), request.recv_counts
+            )
+            rows.index_add_(0, request.send_index, received)
 
-    def _all_to_all_plan(self) -> tuple[Tensor, list[int], list[int]]:
+    def _everything(self) -> Request:
+        """All halo rows, in the order of the halo."""
         shard = self.shard
+        if self.group is None:
+            return Request(torch.empty(0, dtype=torch.int64), [], [])
         by_rank: list[list[Tensor]] = [[] for _ in range(shard.world_size)]
         for step in shard.steps:
             by_rank[step.send_rank].append(step.send_index)
-        parts_per_rank = shard.parts_per_rank
-        halo_ptr = shard.halo_ptr[::parts_per_rank]
-        recv_counts = [b - a for a, b in pairwise(halo_ptr)]
-        send_counts = [sum(t.numel() for t in lists) for lists in by_rank]
-        lists = [t for lists in by_rank for t in lists]
-        return torch.cat(lists), send_counts, recv_counts
+        halo_ptr = shard.halo_ptr[:: shard.parts_per_rank]
+        return Request(
+            torch.cat([t for lists in by_rank for t in lists]),
+            [sum(t.numel() for t in lists) for lists in by_rank],
+            [b - a for a, b in pairwise(halo_ptr)],
+        )
 
     def _all_to_all(
         self, received: Tensor, recv_counts: list[int], sent: Tensor, send_counts: list[int]

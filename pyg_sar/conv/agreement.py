@@ -20,14 +20,16 @@ class Call:
         types: Kind, dtype, row shape and need of a gradient of every tensor.
         rows: Rows of every tensor that is not read at a node.
         num_edges: Number of edges on the rank; -1 if the arguments could not be bound.
+        path: How the rank is going to compute it.
     """
 
     types: tuple[Any, ...] = ()
     rows: dict[str, int] = field(default_factory=dict)
     num_edges: int = -1
+    path: str = ''
 
     @staticmethod
-    def of(arguments: Arguments, rows: dict[str, int], num_edges: int) -> Call:
+    def of(arguments: Arguments, rows: dict[str, int], num_edges: int, path: str) -> Call:
         """The call with these arguments."""
         kinds = {'src': arguments.src, 'dst': arguments.dst}
         types = tuple(
@@ -35,7 +37,7 @@ class Call:
             for kind, tensors in kinds.items()
             for t in tensors
         )
-        return Call(types, rows, num_edges)
+        return Call(types, rows, num_edges, path)
 
     @property
     def is_bound(self) -> bool:
@@ -87,6 +89,7 @@ def agree_on_call(
         if other_error is not None:
             raise ValueError(f'rank {rank}: {other_error}')
     check_equal(f'tensors in {name}', call.types, [other.types for other in calls])
+    check_equal(f'path of {name}', call.path, [other.path for other in calls])
     return edge_names
 
 

@@ -1,4 +1,4 @@
-"""Reads a conv's message function: which of its arguments a block gets, and from where.
+"""Reads a conv's message and aggregation: which of its arguments a block gets, and from where.
 
 PyG fixes the roles by name: an argument ``name_j`` is read at an edge's source (exchanged), a
 ``name_i`` at its destination (local); of the others, a tensor with one row per edge is sliced per
@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.aggregate.program import Arguments
+from pyg_sar.conv.intercept import SourceIndex
 from pyg_sar.shard.plan import Plan
 
 
@@ -30,6 +32,8 @@ class _Slot:
 @dataclass(frozen=True)
 class Binding:
     """A conv's ``message`` or ``edge_update`` bound to the arguments of one call.
+
+    With ``message`` goes ``aggregate``; both see the hooks that are registered on them.
 
     Attributes:
         conv: The conv.
@@ -48,7 +52,7 @@ class Binding:
     def inputs(
         self, arguments: Arguments, edge_index: Tensor, dst: Tensor, num_dst: int
     ) -> dict[str, Any]:
-        """What the function is called with on some edges.
+        """What the function may be called with on some edges.
 
         Args:
             arguments: Its tensors; source and edge rows are those `edge_index` refers to.
@@ -59,6 +63,7 @@ class Binding:
         values: dict[str, Any] = {
             'index': dst,
             'edge_index_i': dst,
+            'edge_index_j': edge_index[0].as_subclass(SourceIndex),
             'ptr': None,
             'size_i': num_dst,
             'dim_size': num_dst,
@@ -79,14 +84,43 @@ class Binding:
                 dim = _node_dim(self.conv, value)
                 value = value if dim == 0 else value.movedim(0, dim)
             values[slot.name] = value
-        collected: dict[str, Any] = self.conv.inspector.collect_param_data(self.function, values)
-        return collected
+        return values
+
+    def no_inputs(self, dst: Tensor, num_dst: int) -> dict[str, Any]:
+        """The same for no edges: `dst` is empty, and every edge tensor has no rows."""
+        a = self.arguments
+        nothing = Arguments(a.src, a.dst, tuple(t[:0] for t in a.edge), a.whole)
+        no_edges = torch.empty(2, 0, dtype=torch.int64, device=dst.device)
+        return self.inputs(nothing, no_edges, dst, num_dst)
+
+    def run(self, values: dict[str, Any]) -> Tensor:
+        """Runs the function on :meth:`inputs`."""
+        conv = self.conv
+        kwargs = conv.inspector.collect_param_data(self.function, values)
+        if self.function == 'message':
+            for hook in conv._message_forward_pre_hooks.values():
+                result = hook(conv, (kwargs,))
+                if result is not None:
+                    kwargs = result[0] if isinstance(result, tuple) else result
+        out: Tensor = getattr(conv, self.function)(**kwargs)
+        if self.function == 'message':
+            for hook in conv._message_forward_hooks.values():
+                result = hook(conv, (kwargs,), out)
+                out = out if result is None else result
+        return out
+
+    def aggregate(self, values: dict[str, Any], messages: Tensor) -> Tensor:
+        """Runs the conv's aggregation on :meth:`inputs` and the messages."""
+        kwargs = self.conv.inspector.collect_param_data('aggregate', values)
+        out: Tensor = self.conv.aggregate(messages, **kwargs)
+        for hook in self.conv._aggregate_forward_hooks.values():
+            result = hook(self.conv, (kwargs,), out)
+            out = out if result is None else result
+        return out
 
     def call(self, arguments: Arguments, edge_index: Tensor, dst: Tensor, num_dst: int) -> Tensor:
         """Runs the function; arguments as for :meth:`inputs`."""
-        kwargs = self.inputs(arguments, edge_index, dst, num_dst)
-        out: Tensor = getattr(self.conv, self.function)(**kwargs)
-        return out
+        return self.run(self.inputs(arguments, edge_index, dst, num_dst))
 
 
 def bind(
@@ -113,7 +147,13 @@ def bind(
     groups: dict[str, list[Tensor]] = {'src': [], 'dst': [], 'edge': [], 'whole': []}
     slots = []
     rows: dict[str, int] = {}
-    for name in conv.inspector.get_param_names(function, exclude=conv.special_args):
+    functions = ['message', 'aggregate'] if function == 'message' else [function]
+    names = dict.fromkeys(
+        name
+        for each in functions
+        for name in conv.inspector.get_param_names(each, exclude=conv.special_args)
+    )
+    for name in names:
         base, suffix = (name[:-2], name[-2:]) if name[-2:] in ('_i', '_j') else (name, '')
         if base not in kwargs:
             continue  # `collect_param_data` knows the default, or complains as PyG does
@@ -127,7 +167,8 @@ def bind(
             continue
         if suffix:
             role = 'src' if suffix == '_j' else 'dst'
-            value = _own_rows(conv, base, value, plan)
+            num_rows = plan.shard.num_own if suffix == '_j' else plan.shard.num_dst
+            value = _own_rows(conv, base, value, num_rows)
         else:
             rows[name] = value.size(0) if value.dim() else -1
             has_edge_rows = rows[name] == plan.num_edges
@@ -143,9 +184,8 @@ def bind(
     return Binding(conv, function, arguments, rows, tuple(slots))
 
 
-def _own_rows(conv: MessagePassing, name: str, value: Tensor, plan: Plan) -> Tensor:
+def _own_rows(conv: MessagePassing, name: str, value: Tensor, num_own: int) -> Tensor:
     dim = _node_dim(conv, value)
-    num_own = plan.shard.num_own
     if value.dim() == 0 or value.size(dim) != num_own:
         raise ValueError(
             f"expected one row per own node in '{name}' of {type(conv).__name__}: {num_own} rows "

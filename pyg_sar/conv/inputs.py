@@ -31,10 +31,16 @@ def check_inputs(
         return  # the conv itself says it best
     handles = [v for v in arguments.values() if isinstance(v, ShardEdgeIndex)]
     x = arguments.get('x')
-    for tensor in x if isinstance(x, (tuple, list)) else [x]:
-        if isinstance(tensor, Tensor) and shard.num_own not in _node_sizes(conv, tensor):
+    if shard.is_bipartite and isinstance(x, Tensor):
+        raise ValueError(
+            f"expected a pair (x_src, x_dst) for 'x' of {type(conv).__name__}, as its edges run "
+            f'between two sets of nodes (got a tensor of shape {tuple(x.shape)})'
+        )
+    own = shard.num_own, shard.num_dst
+    for tensor, rows in zip(x if isinstance(x, (tuple, list)) else [x], own, strict=False):
+        if isinstance(tensor, Tensor) and rows not in _node_sizes(conv, tensor):
             raise ValueError(
-                f"expected one row per own node in 'x' of {type(conv).__name__}: {shard.num_own} "
+                f"expected one row per own node in 'x' of {type(conv).__name__}: {rows} "
                 f'rows (got shape {tuple(tensor.shape)})'
             )
     if len(handles) != 1:

@@ -26,6 +26,21 @@ from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 _MAX_RESULTS = 4
 
+SELF_LOOPS = (add_self_loops, add_remaining_self_loops, remove_self_loops)
+"""PyG's functions of self loops; node i of one set is not node i of another."""
+
+
+def refuse_self_loops(*args: Any, **kwargs: Any) -> Any:
+    """Stands in for :data:`SELF_LOOPS` on a bipartite graph.
+
+    Raises:
+        ValueError: Always.
+    """
+    raise ValueError(
+        'self loops have no meaning between two sets of nodes (got a conv that adds or removes '
+        'them; give it add_self_loops=False)'
+    )
+
 
 class Normalizer:
     """The normalisations for one shard; results without gradient are computed once (exact)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -14,21 +14,35 @@ from pyg_sar.aggregate.linear import linear_sum
 from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn
 from pyg_sar.aggregate.replay import replay
 from pyg_sar.comm import Exchange
-from pyg_sar.conv.aggregation import finish, merges_of
 from pyg_sar.conv.agreement import Call, agree_on_call, signature
 from pyg_sar.conv.binding import Binding, bind
-from pyg_sar.conv.independence import check_rows_are_independent
-from pyg_sar.conv.sampling import AttributeWatch
-from pyg_sar.conv.softmax import UnsupportedMessageError, block_index, softmax_replaced
+from pyg_sar.conv.gathering import observe, run_gather
+from pyg_sar.conv.independence import (
+    check_destinations_are_independent,
+    check_edges_are_independent,
+)
+from pyg_sar.conv.intercept import MessageError, StatisticsError, UnsupportedMessageError
+from pyg_sar.conv.reductions import finish, messages_of
+from pyg_sar.conv.sampling import AttributeWatch, edge_rows
 from pyg_sar.conv.support import STATISTICS_MODULES
 from pyg_sar.conv.trace import Trace, trace
-from pyg_sar.merge import Merge
 from pyg_sar.shard.plan import Plan, plan_of
 
 Mode = Literal['sequential', 'sequential_no_remat', 'one_shot']
+Path = Literal['linear', 'replay', 'gather', 'one_shot']
 
-_HOOKED = ('_propagate', '_message', '_aggregate', '_edge_update')
-_HOOKS = ('_forward_hooks', '_forward_pre_hooks')
+
+@dataclass(frozen=True)
+class Agreement:
+    """What the ranks have agreed on for one kind of call.
+
+    Attributes:
+        edge_names: The tensors with one row per edge.
+        path: How the call is computed.
+    """
+
+    edge_names: frozenset[str]
+    path: Path
 
 
 class Propagation:
@@ -38,6 +52,7 @@ class Propagation:
         conv: The conv.
         exchange: The exchange of the shard.
         mode: The mode of the SARConv.
+        max_rows: In-edges of a chunk of the gather path; None for what fits into free memory.
         agreed: What the ranks have agreed on in earlier forwards; added to.
     """
 
@@ -46,49 +61,82 @@ class Propagation:
         conv: MessagePassing,
         exchange: Exchange,
         mode: Mode,
-        agreed: dict[Any, frozenset[str]],
+        max_rows: int | None,
+        agreed: dict[Any, Agreement],
     ) -> None:
         self.conv = conv
         self.exchange = exchange
         self.mode = mode
+        self.max_rows = max_rows
         self.agreed = agreed
 
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included."""
         conv = self.conv
-        plan, binding = self._bind('message', edge_index, size, kwargs)
-        merges: dict[str, Merge] | None = None
-        if type(conv).aggregate is MessagePassing.aggregate:
-            merges = merges_of(conv.aggr_module)
-        traced = self._trace(binding)
-        # A linear message needs no replay where sums are all that is merged.
-        sums_only = merges is not None and merges.keys() == {'sum'}
-        if sums_only and traced is not None and traced.is_linear:
-            out = self._linear(plan, binding, traced)
-        elif self.mode == 'one_shot':
-            out = self._one_shot(plan, binding, kwargs)
+        for hook in conv._propagate_forward_pre_hooks.values():
+            result = hook(conv, (edge_index, size, kwargs))
+            if result is not None:
+                edge_index, size, kwargs = result
+        num_layers = conv.decomposed_layers
+        if num_layers == 1:
+            out = self._propagate(edge_index, size, kwargs)
         else:
-            assert merges is not None
-            assert traced is not None
-            out = self._replay(plan, binding, traced, merges)
-        update_kwargs = {'dim_size': plan.shard.num_own, 'size_i': plan.shard.num_own, **kwargs}
-        updated: Tensor = conv.update(
-            out, **conv.inspector.collect_param_data('update', update_kwargs)
+            names = {name[:-2] for name in conv._user_args if name.endswith('_j')}
+            parts = {name: kwargs[name].chunk(num_layers, -1) for name in names}
+            layers = [
+                self._propagate(edge_index, size, {**kwargs, **{n: parts[n][i] for n in names}})
+                for i in range(num_layers)
+            ]
+            out = torch.cat(layers, dim=-1)
+        for hook in conv._propagate_forward_hooks.values():
+            result = hook(conv, (edge_index, size, kwargs), out)
+            out = out if result is None else result
+        return out
+
+    def _propagate(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor:
+        plan, binding, path = self._bind('message', edge_index, size, kwargs)
+        compute = {
+            'linear': self._linear,
+            'replay': self._replay,
+            'gather': self._gather,
+            'one_shot': self._one_shot,
+        }
+        out = compute[path](plan, binding)
+        num_dst = plan.shard.num_dst
+        update_kwargs = self.conv.inspector.collect_param_data(
+            'update', {'dim_size': num_dst, 'size_i': num_dst, **kwargs}
         )
+        updated: Tensor = self.conv.update(out, **update_kwargs)
         return updated
 
     def edge_updater(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``: one row per edge of `edge_index`, in its order."""
-        plan, binding = self._bind('edge_update', edge_index, size, kwargs)
-        if self.mode == 'one_shot':
-            return self._call_with_halo(plan, binding)
-        traced = self._trace(binding)
-        assert traced is not None
-        program = _program(binding, traced, plan.shard.num_own, has_messages=False)
-        arguments = replace(binding.arguments, learnable=traced.learnable)
-        _, outputs = replay(program, arguments, (), plan, self.exchange, keep_rows=self._keep_rows)
-        self._set_attributes(traced, outputs[1:])
-        return outputs[0]
+        conv = self.conv
+        for hook in conv._edge_update_forward_pre_hooks.values():
+            result = hook(conv, (edge_index, size, kwargs))
+            if result is not None:
+                edge_index, size, kwargs = result
+        plan, binding, path = self._bind('edge_update', edge_index, size, kwargs)
+        if path == 'one_shot':
+            with_rows = self._with_halo(binding)
+            out = with_rows.call(
+                with_rows.arguments, plan.edge_index, plan.edge_index[1], plan.shard.num_dst
+            )
+        elif path == 'gather':
+            _, outputs, names = run_gather(binding, plan, self.exchange, self._max_rows(plan))
+            out = outputs[0]
+            self._set_attributes(names, outputs[1:])
+        else:
+            traced = trace(binding, STATISTICS_MODULES)
+            program = _program(binding, traced, plan.shard.num_dst)
+            arguments = replace(binding.arguments, learnable=traced.learnable)
+            _, outputs = replay(program, arguments, plan, self.exchange, keep_rows=self._keep_rows)
+            out = outputs[0]
+            self._set_attributes(traced.edge_attributes, outputs[1:])
+        for hook in conv._edge_update_forward_hooks.values():
+            result = hook(conv, (edge_index, size, kwargs), out)
+            out = out if result is None else result
+        return out
 
     @property
     def _keep_rows(self) -> bool:
@@ -96,156 +144,150 @@ class Propagation:
 
     def _bind(
         self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
-    ) -> tuple[Plan, Binding]:
+    ) -> tuple[Plan, Binding, Path]:
         """Binds the arguments of a call; see :meth:`_agree` for its first time."""
-        key = (function, *signature(kwargs))
+        takes_statistics = [
+            m.training for m in self.conv.modules() if isinstance(m, STATISTICS_MODULES)
+        ]
+        key = (function, *signature(kwargs), any(takes_statistics))
         if key not in self.agreed:
             self.agreed[key] = self._agree(function, edge_index, size, kwargs)
         self._check(size)
         plan = plan_of(edge_index, self.exchange.shard)
-        return plan, bind(self.conv, function, kwargs, plan, self.agreed[key])
+        agreed = self.agreed[key]
+        return plan, bind(self.conv, function, kwargs, plan, agreed.edge_names), agreed.path
 
     def _agree(
         self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
-    ) -> frozenset[str]:
-        """Checks a call once, with all ranks (collective); gives the names of its edge tensors."""
+    ) -> Agreement:
+        """Checks a call once, with all ranks (collective), and picks its path."""
         call = Call()
+        path: Path = 'one_shot'
         error: Exception | None = None
         try:
             self._check(size)
             plan = plan_of(edge_index, self.exchange.shard)
             binding = bind(self.conv, function, kwargs, plan)
-            call = Call.of(binding.arguments, binding.rows, plan.num_edges)
-            self._try(binding)
-        except UnsupportedMessageError as unsupported:
-            error = self._unsupported(function, unsupported)
+            path = self._path(binding)
+            call = Call.of(binding.arguments, binding.rows, plan.num_edges, path)
+        except MessageError as unsupported:
+            error = ValueError(
+                f"{type(self.conv).__name__}'s '{function}' cannot be computed on a cut graph: "
+                f'{unsupported}'
+            )
         except Exception as failure:
             error = failure
         name = f'{type(self.conv).__name__}.{function}'
-        return agree_on_call(name, call, error, self.exchange.shard.world_size)
+        edge_names = agree_on_call(name, call, error, self.exchange.shard.world_size)
+        return Agreement(edge_names, path)
 
-    def _try(self, binding: Binding) -> None:
-        if self.mode == 'one_shot':
-            check_rows_are_independent(binding, uses_rng=False, sees_all_in_edges=True)
-        else:
+    def _path(self, binding: Binding) -> Path:
+        """How a call is computed: in the cheapest way that is exact for what it does.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        try:
             traced = trace(binding, STATISTICS_MODULES)
-            check_rows_are_independent(binding, traced.uses_rng, sees_all_in_edges=False)
+            num_reductions = 0 if traced.aggregate is None else len(traced.aggregate.calls)
+            check_edges_are_independent(binding, num_reductions)
+        except StatisticsError:
+            # The statistics are of all edges: all messages have to be there at once.
+            return 'one_shot'
+        except UnsupportedMessageError:
+            observe(binding)
+            check_destinations_are_independent(binding)
+            return 'gather'
+        except MessageError:
+            if self.mode != 'one_shot':
+                raise
+            check_destinations_are_independent(binding)
+            return 'one_shot'
+        check_destinations_are_independent(binding)
+        if traced.is_linear:
+            return 'linear'
+        return 'one_shot' if self.mode == 'one_shot' else 'replay'
 
     def _check(self, size: Any) -> None:
-        num_own = self.exchange.shard.num_own
-        if size is not None and any(n is not None and n != num_own for n in size):
-            raise ValueError(
-                f"expected 'size' to be ({num_own}, {num_own}), the own nodes (got {tuple(size)})"
-            )
+        shard = self.exchange.shard
+        own = shard.num_own, shard.num_dst
+        if size is not None and any(
+            n not in (None, expected) for n, expected in zip(size, own, strict=True)
+        ):
+            raise ValueError(f"expected 'size' to be {own}, the own nodes (got {tuple(size)})")
         if self.conv.explain:
             raise ValueError(f'{type(self.conv).__name__} cannot be explained on a cut graph')
-        check_hooks(self.conv)
+        if self.conv._aggregate_forward_pre_hooks:
+            raise ValueError(
+                f"expected no hooks before 'aggregate' of {type(self.conv).__name__} on a cut graph"
+            )
 
-    def _unsupported(self, function: str, error: Exception) -> ValueError:
-        return ValueError(
-            f"{type(self.conv).__name__}'s '{function}' cannot be computed block by block: {error}"
-        )
-
-    def _trace(self, binding: Binding) -> Trace | None:
-        """What the function does; None if only mode one_shot can compute it."""
-        try:
-            return trace(binding, STATISTICS_MODULES)
-        except UnsupportedMessageError as error:
-            if self.mode == 'one_shot':
-                return None
-            raise self._unsupported(binding.function, error) from error
-
-    def _linear(self, plan: Plan, binding: Binding, traced: Trace) -> Tensor:
+    def _linear(self, plan: Plan, binding: Binding) -> Tensor:
+        traced = trace(binding, STATISTICS_MODULES)
+        if not traced.is_linear:  # a hook was registered since
+            return self._replay(plan, binding)
+        assert traced.aggregate is not None
         x = binding.arguments.src[0]
         weight = None
         if traced.weight is not None:
             weight = binding.arguments.edge[traced.weight].view(-1)
         one_shot = self.mode == 'one_shot'
         total = linear_sum(x, weight, plan, self.exchange, one_shot=one_shot)
-        return finish(self.conv.aggr_module, {'sum': (total,)}, plan, 0)
+        return finish(binding, traced.aggregate, [(total,)], traced.out, plan)
 
-    def _replay(
-        self, plan: Plan, binding: Binding, traced: Trace, merges: dict[str, Merge]
-    ) -> Tensor:
-        program = _program(binding, traced, plan.shard.num_own, has_messages=True)
+    def _replay(self, plan: Plan, binding: Binding) -> Tensor:
+        traced = trace(binding, STATISTICS_MODULES)
+        assert traced.aggregate is not None
+        program = _program(binding, traced, plan.shard.num_dst)
         arguments = replace(binding.arguments, learnable=traced.learnable)
-        states, outputs = replay(
-            program,
-            arguments,
-            tuple(merges.values()),
-            plan,
-            self.exchange,
-            keep_rows=self._keep_rows,
-        )
-        self._set_attributes(traced, outputs)
-        by_name = dict(zip(merges, states, strict=True))
-        return finish(self.conv.aggr_module, by_name, plan, self.conv.node_dim)
+        states, outputs = replay(program, arguments, plan, self.exchange, keep_rows=self._keep_rows)
+        self._set_attributes(traced.edge_attributes, outputs)
+        return finish(binding, traced.aggregate, states, traced.out, plan)
 
-    def _set_attributes(self, traced: Trace, values: tuple[Tensor, ...]) -> None:
-        for name, value in zip(traced.edge_attributes, values, strict=True):
-            setattr(self.conv, name, value)
-
-    def _one_shot(self, plan: Plan, binding: Binding, kwargs: dict[str, Any]) -> Tensor:
-        messages = self._call_with_halo(plan, binding)
-        aggregate_kwargs = {
-            'index': plan.edge_index[1],
-            'ptr': None,
-            'dim_size': plan.shard.num_own,
-            **kwargs,
-        }
-        out: Tensor = self.conv.aggregate(
-            messages, **self.conv.inspector.collect_param_data('aggregate', aggregate_kwargs)
-        )
+    def _gather(self, plan: Plan, binding: Binding) -> Tensor:
+        out, outputs, names = run_gather(binding, plan, self.exchange, self._max_rows(plan))
+        assert out is not None
+        self._set_attributes(names, outputs)
         return out
 
-    def _call_with_halo(self, plan: Plan, binding: Binding) -> Tensor:
+    def _max_rows(self, plan: Plan) -> int | None:
+        return max(plan.num_edges, 1) if self.mode == 'one_shot' else self.max_rows
+
+    def _set_attributes(self, names: tuple[str, ...], values: tuple[Tensor, ...]) -> None:
+        for name, value in zip(names, values, strict=True):
+            setattr(self.conv, name, value)
+
+    def _one_shot(self, plan: Plan, binding: Binding) -> Tensor:
         """Plain autograd over all edges, with all halo rows beside the own ones."""
-        src = tuple(with_halo(t, self.exchange) for t in binding.arguments.src)
-        arguments = replace(binding.arguments, src=src)
+        binding = self._with_halo(binding)
         dst = plan.edge_index[1]
-        return binding.call(arguments, plan.edge_index, dst, plan.shard.num_own)
+        values = binding.inputs(binding.arguments, plan.edge_index, dst, plan.shard.num_dst)
+        return binding.aggregate(values, binding.run(values))
+
+    def _with_halo(self, binding: Binding) -> Binding:
+        src = tuple(with_halo(t, self.exchange) for t in binding.arguments.src)
+        return replace(binding, arguments=replace(binding.arguments, src=src))
 
 
-def check_hooks(conv: MessagePassing) -> None:
-    """Raises a ValueError if hooks are registered inside a conv's message passing."""
-    for name, hooks in vars(conv).items():
-        if name.startswith(_HOOKED) and name.endswith(_HOOKS) and hooks:
-            raise ValueError(
-                f'expected no hooks inside message passing (got {name[1:]} '
-                f'on {type(conv).__name__})'
-            )
-
-
-def _program(binding: Binding, traced: Trace, num_own: int, *, has_messages: bool) -> Program:
-    conv = binding.conv
+def _program(binding: Binding, traced: Trace, num_dst: int) -> Program:
+    conv, aggregate = binding.conv, traced.aggregate
+    num_calls = 0 if aggregate is None else len(aggregate.calls)
 
     def run(
         arguments: Arguments, edge_index: Tensor, softmax: SoftmaxFn
-    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        attributes = AttributeWatch(conv)
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        watch = AttributeWatch(conv)
         try:
-            with softmax_replaced(conv, softmax):
-                out = binding.call(arguments, edge_index, block_index(edge_index[1]), num_own)
+            out = messages_of(binding, num_calls, arguments, edge_index, num_dst, softmax)
         finally:
-            changed = attributes.restore()
-        outputs = [_edge_rows(conv, changed, name, edge_index) for name in traced.edge_attributes]
-        return (out, tuple(outputs)) if has_messages else (None, (out, *outputs))
+            changed = watch.restore()
+        outputs = [edge_rows(conv, changed, name, edge_index) for name in traced.edge_attributes]
+        return (out, tuple(outputs)) if aggregate is not None else ((), (*out, *outputs))
 
     return Program(
         run=run,
         num_softmax=traced.num_softmax,
-        num_edge_outputs=len(traced.edge_attributes) + (not has_messages),
+        num_edge_outputs=len(traced.edge_attributes) + (aggregate is None),
         uses_rng=traced.uses_rng,
-        dim=conv.node_dim,
+        reductions=() if aggregate is None else aggregate.reductions,
     )
-
-
-def _edge_rows(
-    conv: torch.nn.Module, changed: dict[str, Any], name: str, edge_index: Tensor
-) -> Tensor:
-    value = changed.get(name)
-    if not isinstance(value, Tensor) or value.size(0) != edge_index.size(1):
-        raise ValueError(
-            f"expected {type(conv).__name__} to set '{name}' to one row per edge in every block"
-        )
-    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,6 +34,31 @@ class AttributeWatch:
         return changed
 
 
+def edge_attributes_of(changed: dict[str, Any]) -> tuple[str, ...]:
+    """Which of the changed attributes have one row per sampled edge."""
+    return tuple(
+        name
+        for name, value in changed.items()
+        if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == NUM_SAMPLES
+    )
+
+
+def edge_rows(
+    conv: torch.nn.Module, changed: dict[str, Any], name: str, edge_index: Tensor
+) -> Tensor:
+    """What a message function set an attribute to, with one row per edge.
+
+    Raises:
+        ValueError: If it is something else than for the samples.
+    """
+    value = changed.get(name)
+    if not isinstance(value, Tensor) or value.size(0) != edge_index.size(1):
+        raise ValueError(
+            f"expected {type(conv).__name__} to set '{name}' to one row per edge in every block"
+        )
+    return value
+
+
 def samples_of(binding: Binding) -> tuple[Arguments, Tensor]:
     """Arguments of a few edges, each from a source and into a destination of its own."""
     arguments = binding.arguments
@@ -42,8 +68,7 @@ def samples_of(binding: Binding) -> tuple[Arguments, Tensor]:
         edge=tuple(_sample(t) for t in arguments.edge),
         whole=tuple(t.detach().requires_grad_(t.requires_grad) for t in arguments.whole),
     )
-    device = next((t.device for t in samples), torch.device('cpu'))
-    places = torch.arange(NUM_SAMPLES, device=device)
+    places = torch.arange(NUM_SAMPLES, device=samples.device)
     return samples, torch.stack([places, places])
 
 
@@ -51,12 +76,30 @@ def _sample(values: Tensor) -> Tensor:
     """Three rows: the first ones, or made up where a rank has fewer."""
     rows = values.detach()[:NUM_SAMPLES]
     missing = NUM_SAMPLES - rows.size(0)
-    if missing:
-        fill = 1 if values.is_floating_point() else 0
-        rows = torch.cat([rows, rows.new_full((missing, *rows.shape[1:]), fill)])
-    else:
-        rows = rows.clone()
+    rows = torch.cat([rows, made_up_row(rows).expand(missing, *rows.shape[1:])])
     return rows.requires_grad_(values.requires_grad)
+
+
+def made_up_row(values: Tensor) -> Tensor:
+    """A row as `values` might have it: ones, or index zero."""
+    return values.new_full((1, *values.shape[1:]), 1 if values.is_floating_point() else 0)
+
+
+NUM_MADE_UP = 2
+
+
+def with_made_up_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, Tensor]:
+    """The same edges after some between made-up nodes, whose destination is the first."""
+    num_src = next((t.size(0) for t in arguments.src), 0)
+    first = edge_index.new_tensor([[num_src], [0]]).expand(2, NUM_MADE_UP)
+    shifted = torch.stack([edge_index[0], edge_index[1] + 1])
+    more = replace(
+        arguments,
+        src=tuple(torch.cat([t, made_up_row(t)]) for t in arguments.src),
+        dst=tuple(torch.cat([made_up_row(t), t]) for t in arguments.dst),
+        edge=tuple(torch.cat([*[made_up_row(t)] * NUM_MADE_UP, t]) for t in arguments.edge),
+    )
+    return more, torch.cat([first, shifted], dim=1)
 
 
 def random_states(device: torch.device) -> list[Tensor]:

@@ -14,13 +14,14 @@ from torch_geometric.utils import get_laplacian
 from pyg_sar.comm import Exchange, agree, check_equal, raise_together
 from pyg_sar.conv.functions import AnyFn, replaced
 from pyg_sar.conv.inputs import check_inputs
-from pyg_sar.conv.normalize import Normalizer
-from pyg_sar.conv.propagation import Mode, Propagation, check_hooks
+from pyg_sar.conv.normalize import SELF_LOOPS, Normalizer, refuse_self_loops
+from pyg_sar.conv.propagation import Mode, Propagation
 from pyg_sar.conv.support import why_refused
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
 
 _PREFIX = 'conv.'
+_HOOKED = ('_propagate', '_message', '_aggregate', '_edge_update')
 
 
 class SARConv(MessagePassing):  # type: ignore[misc]
@@ -36,19 +37,24 @@ class SARConv(MessagePassing):  # type: ignore[misc]
     `arXiv 2111.06483 <https://arxiv.org/abs/2111.06483>`_).
 
     Args:
-        conv: A conv of torch_geometric.nn or a MessagePassing of your own, with flow
-            ``'source_to_target'`` and an aggregation by sum (softmax attention is one), mean,
-            max, min, var or std, or several of them, with degree scalers or not.
+        conv: A conv of torch_geometric.nn or a MessagePassing of your own, with any message and
+            any aggregation. What is made of reductions (sum, mean, max, min, mul) and softmaxes
+            over in-edges is computed block by block; anything else (median, LSTM) by chunks of
+            destinations, all in-edges of a destination at once.
         mode: ``'sequential'``: one remote part after another, fetched again in backward: least
             memory. ``'sequential_no_remat'``: keeps the rows it received: faster backward, memory
-            grows with the halo. ``'one_shot'``: one exchange for all halo rows, then plain PyG: any
-            aggregation, memory grows with the halo and its messages.
+            grows with the halo. ``'one_shot'``: one exchange for all halo rows, then plain PyG:
+            memory grows with the halo and its messages. A message with batch norm inside is
+            computed so in every mode, as its statistics are of all edges.
         prefetch: How many remote parts travel ahead of the one that is computed (sequential modes).
+        max_rows: In-edges of a chunk of destinations at most (one destination may have more), where
+            an aggregation is computed by chunks; None for what fits into a share of free memory.
 
     Shapes:
-        - **x**: own rows ``[num_own, F]``, or whatever node tensors the conv takes
+        - **x**: own rows ``[num_own, F]``, or whatever node tensors the conv takes; on the edges
+          between two sets of nodes a pair ``([num_own, F_src], [num_dst, F_dst])``
         - **edge_index**: the shard's ``[2, num_edges]``, or edges selected from it
-        - **output**: ``[num_own, F_out]``
+        - **output**: ``[num_dst, F_out]``
 
     Forward and backward are collective: every rank calls them the same number of times, whatever
     its own nodes are. The first forward also compares the ranks' inputs (one small all-gather).
@@ -60,21 +66,30 @@ class SARConv(MessagePassing):  # type: ignore[misc]
     """
 
     def __init__(
-        self, conv: MessagePassing, *, mode: Mode = 'sequential', prefetch: int = 1
+        self,
+        conv: MessagePassing,
+        *,
+        mode: Mode = 'sequential',
+        prefetch: int = 1,
+        max_rows: int | None = None,
     ) -> None:
         if isinstance(conv, SARConv) or not isinstance(conv, MessagePassing):
             raise ValueError(f'expected a MessagePassing conv to wrap (got {type(conv).__name__})')
-        check_options(mode, prefetch)
+        check_options(mode, prefetch, max_rows)
         for module in conv.modules():
-            reason = why_refused(module, one_shot=mode == 'one_shot')
+            reason = why_refused(module)
             if reason is not None:
                 raise ValueError(f'{type(module).__name__} cannot be wrapped: {reason}')
         super().__init__(aggr=None, flow=conv.flow, node_dim=conv.node_dim)
         del self.aggr, self.aggr_module  # the conv's own show through
+        # Hooks that are registered here are the conv's.
+        for name in [n for n in vars(conv) if n.startswith(_HOOKED) and n.endswith('_hooks')]:
+            setattr(self, name, getattr(conv, name))
         self.conv = conv
         self.mode: Mode = mode
         self.prefetch = prefetch
-        self._agreed: dict[Any, dict[Any, frozenset[str]]] = {}
+        self.max_rows = max_rows
+        self._agreed: dict[Any, dict[Any, Any]] = {}
         self.register_state_dict_post_hook(_strip_prefix)
         self.register_load_state_dict_pre_hook(_add_prefix)
         self.register_load_state_dict_post_hook(_name_as_plain)
@@ -93,7 +108,6 @@ class SARConv(MessagePassing):  # type: ignore[misc]
         """Checks the inputs; at the first forward with all ranks, and that they run one layer."""
         error = None
         try:
-            check_hooks(self)
             check_inputs(self.conv, shard, args, kwargs)
         except ValueError as found:
             error = found
@@ -117,12 +131,14 @@ class SARConv(MessagePassing):  # type: ignore[misc]
             gcn_norm: normalizer.gcn_norm,
             get_laplacian: normalizer.get_laplacian,
         }
+        if exchange.shard.is_bipartite:
+            whole_graph_functions.update(dict.fromkeys(SELF_LOOPS, refuse_self_loops))
         with ExitStack() as stack:
             stack.enter_context(replaced(self.conv, whole_graph_functions))
             for name, module in self.conv.named_modules():
                 if isinstance(module, MessagePassing):
                     agreed = self._agreed.setdefault((exchange.shard.fingerprint, name), {})
-                    propagation = Propagation(module, exchange, self.mode, agreed)
+                    propagation = Propagation(module, exchange, self.mode, self.max_rows, agreed)
                     for method in ('propagate', 'edge_updater'):
                         stack.enter_context(_override(module, method, getattr(propagation, method)))
             yield
@@ -144,12 +160,14 @@ class SARConv(MessagePassing):  # type: ignore[misc]
         return f'{type(self).__name__}({self.conv}, mode={self.mode!r})'
 
 
-def check_options(mode: str, prefetch: int) -> None:
-    """Raises a ValueError for a mode or a prefetch depth that a SARConv does not take."""
+def check_options(mode: str, prefetch: int, max_rows: int | None) -> None:
+    """Raises a ValueError for options that a SARConv does not take."""
     if mode not in get_args(Mode):
         raise ValueError(f"'mode' must be one of {get_args(Mode)} (got {mode!r})")
     if type(prefetch) is not int or prefetch < 1:
         raise ValueError(f"'prefetch' must be a positive int (got {prefetch!r})")
+    if max_rows is not None and (type(max_rows) is not int or max_rows < 1):
+        raise ValueError(f"'max_rows' must be a positive int or None (got {max_rows!r})")
     if mode == 'one_shot' and prefetch != 1:
         raise ValueError(f"'prefetch' has no meaning in mode 'one_shot' (got {prefetch})")
 

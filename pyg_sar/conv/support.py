@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch_geometric.nn import LayerNorm, MessagePassing, norm
 
-from pyg_sar.conv.aggregation import merges_of
-
 _DYNAMIC = 'it builds its graph in forward from all nodes'
 _HETERO = 'it works on a heterogeneous graph'
 _CLOSED = 'its message runs inside a closed CUDA kernel'
@@ -46,15 +44,14 @@ STATISTICS_MODULES: tuple[type[torch.nn.Module], ...] = (
 )
 """Modules whose result on one row depends on the other rows they are given."""
 
-_BLOCK_LOCAL_ARGS = ('edge_index', 'edge_index_j', 'adj_t', 'size', 'size_j', 'ptr_j')
+_BLOCK_LOCAL_ARGS = ('edge_index', 'adj_t', 'size', 'size_j', 'ptr_j')
 
 
-def why_refused(module: torch.nn.Module, *, one_shot: bool = False) -> str | None:
+def why_refused(module: torch.nn.Module) -> str | None:
     """Why a module cannot be wrapped, as the end of a sentence; None if it can.
 
     Args:
         module: A conv, or a module that PyG counts among its convs.
-        one_shot: Whether all halo rows are at hand at once, so that any aggregation is exact.
     """
     name = type(module).__name__
     if type(module).__module__.startswith('torch_geometric.') and name in REFUSED:
@@ -77,20 +74,11 @@ def why_refused(module: torch.nn.Module, *, one_shot: bool = False) -> str | Non
             # PyG replaces it on the class by one it generates in a module of that name.
             if own is not None and not own.__module__.endswith(f'_{method}'):
                 return f"it overrides '{method}'"
-    for function in ('message', 'edge_update', 'update'):
+    for function in ('message', 'aggregate', 'edge_update', 'update'):
         names = module.inspector.get_param_names(function)
         for arg in names:
-            if arg in _BLOCK_LOCAL_ARGS:
+            if arg in _BLOCK_LOCAL_ARGS or (function == 'update' and arg == 'edge_index_j'):
                 return f"its '{function}' reads '{arg}', which is a block's own here"
             if function == 'update' and arg[-2:] in ('_i', '_j'):
                 return f"its 'update' reads '{arg}', one row per edge"
-    if one_shot:
-        return None
-    if type(module).aggregate is not MessagePassing.aggregate:
-        return "it overrides 'aggregate' (mode='one_shot' takes any aggregation)"
-    if module.aggr_module is None or merges_of(module.aggr_module) is None:
-        return (
-            f"aggregation '{module.aggr}' cannot be merged block by block "
-            "(mode='one_shot' takes any aggregation)"
-        )
     return None

@@ -9,7 +9,7 @@ message, and tensors with a history that did not come in as an argument.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +20,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.binding import Binding
+from pyg_sar.conv.intercept import (
+    Intercept,
+    MessageError,
+    StatisticsError,
+    WatchedIndex,
+)
+from pyg_sar.conv.reductions import Aggregate, ReductionRecorder
 from pyg_sar.conv.sampling import (
     NUM_SAMPLES,
     AttributeWatch,
+    edge_attributes_of,
     random_states,
     restore_random_states,
     samples_of,
 )
-from pyg_sar.conv.softmax import UnsupportedMessageError, WatchedIndex, softmax_replaced
 
 _aten = torch.ops.aten
 
@@ -38,6 +45,8 @@ class Trace:
 
     Attributes:
         num_softmax: Softmaxes over in-edges.
+        out: What it gives for the samples.
+        aggregate: What the conv's aggregation reduces; None for ``edge_update``.
         edge_attributes: Attributes of the conv that it sets to a tensor with one row per edge.
         learnable: Leaf tensors it reads that are not among its arguments.
         uses_rng: Whether it draws random numbers.
@@ -47,6 +56,8 @@ class Trace:
     """
 
     num_softmax: int
+    out: Tensor
+    aggregate: Aggregate | None
     edge_attributes: tuple[str, ...]
     learnable: tuple[Tensor, ...]
     uses_rng: bool
@@ -55,8 +66,9 @@ class Trace:
 
     @property
     def is_linear(self) -> bool:
-        """Whether the messages are x_j, or a weight without gradient times x_j."""
-        return self.is_copy or self.weight is not None
+        """Whether it sums x_j, or a weight without gradient times x_j, and nothing else."""
+        is_linear = self.is_copy or self.weight is not None
+        return is_linear and self.aggregate is not None and self.aggregate.reduces_message
 
 
 class _Recorder(TorchDispatchMode):
@@ -98,7 +110,7 @@ class _Recorder(TorchDispatchMode):
 
 @no_autocast_cache()
 def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
-    """Runs a message function on a few sampled edges and notes what it does.
+    """Runs a message function, and the aggregation, on a few sampled edges; notes what they do.
 
     Args:
         binding: The function with its arguments.
@@ -119,37 +131,49 @@ def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
         num_softmax += 1
         return torch.softmax(logits, 0)
 
-    first_node = torch.ones(1, requires_grad=torch.is_grad_enabled()).exp().grad_fn
+    in_message = Intercept(conv, softmax)
+    in_aggregate = ReductionRecorder(conv, softmax)
+    first_node = node_of_now()
     states = random_states(device)
     attributes = AttributeWatch(conv)
-    inputs = binding.inputs(samples, edge_index, index, NUM_SAMPLES)
-    rows = _only_source(binding, inputs)
+    values = binding.inputs(samples, edge_index, index, NUM_SAMPLES)
+    rows = _only_source(binding, values)
     recorder = _Recorder(rows, samples.edge)
+    aggregate = None
     try:
-        with _refusing(conv, statistics_modules), softmax_replaced(conv, softmax), recorder:
-            out = getattr(conv, binding.function)(**inputs)
+        with _refusing(conv, statistics_modules):
+            with in_message.in_force(), recorder:
+                out = binding.run(values)
+            if binding.function == 'message':
+                with in_aggregate.in_force():
+                    binding.aggregate({**values, 'dim_size': 1, 'size_i': 1}, out)
+                aggregate = in_aggregate.aggregate(out)
         pairs = zip(states, random_states(device), strict=True)
         uses_rng = any(not torch.equal(before, after) for before, after in pairs)
     finally:
         changed = attributes.restore()
         restore_random_states(states, device)
 
-    edge_attributes = tuple(
-        name
-        for name, value in changed.items()
-        if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == NUM_SAMPLES
-    )
-    outputs = [out, *(changed[name] for name in edge_attributes)]
-    learnable = _learnable(outputs, samples, first_node)
+    edge_attributes = edge_attributes_of(changed)
+    reduced = in_aggregate.messages.tensors
+    outputs = [out, *reduced, *(changed[name] for name in edge_attributes)]
+    learnable = learnable_leaves(outputs, samples, first_node)
     is_pure = recorder.is_pure and not edge_attributes and rows is not None
     return Trace(
         num_softmax=num_softmax,
+        out=out.detach(),
+        aggregate=aggregate,
         edge_attributes=edge_attributes,
         learnable=learnable,
         uses_rng=uses_rng,
         is_copy=is_pure and out is rows and recorder.product is None,
         weight=_weight_place(binding, recorder, out) if is_pure else None,
     )
+
+
+def node_of_now() -> Any:
+    """A node of the autograd history that is younger than all others; None without gradients."""
+    return torch.ones(1, requires_grad=torch.is_grad_enabled()).exp().grad_fn
 
 
 def _only_source(binding: Binding, inputs: dict[str, Any]) -> Tensor | None:
@@ -173,8 +197,19 @@ def _weight_place(binding: Binding, recorder: _Recorder, out: Tensor) -> int | N
     return place if recorder.rows.dtype == out.dtype else None
 
 
-def _learnable(outputs: list[Tensor], samples: Arguments, first_node: Any) -> tuple[Tensor, ...]:
-    """Leaves of the outputs' history that are not arguments."""
+def learnable_leaves(
+    outputs: Sequence[Tensor], samples: Arguments, first_node: Any
+) -> tuple[Tensor, ...]:
+    """Leaves of the outputs' history that are not arguments.
+
+    Args:
+        outputs: What a function computed from `samples`.
+        samples: Its arguments.
+        first_node: A node of the history that was made just before the function ran.
+
+    Raises:
+        MessageError: If the history goes on before `first_node`.
+    """
     known = {id(t) for t in samples}
     found: dict[int, Tensor] = {}
     seen: set[Any] = set()
@@ -193,7 +228,7 @@ def _learnable(outputs: list[Tensor], samples: Arguments, first_node: Any) -> tu
                 found[id(variable)] = variable
             continue
         if node._sequence_nr() < first_node._sequence_nr():
-            raise UnsupportedMessageError(
+            raise MessageError(
                 'it reads a tensor that forward computed and kept on the conv; '
                 'pass that tensor to propagate instead'
             )
@@ -207,7 +242,7 @@ def _refusing(conv: torch.nn.Module, types: tuple[type, ...]) -> Iterator[None]:
 
     def refuse(module: torch.nn.Module, _: Any) -> None:
         if module.training or getattr(module, 'running_mean', None) is None:
-            raise UnsupportedMessageError(
+            raise StatisticsError(
                 f'{type(module).__name__} runs inside it and would see one block of edges only'
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ def read_shard(root: str | Path, rank: int, world_size: int) -> Data:
     own = range(rank * per_rank, (rank + 1) * per_rank)
     parts = [_read_part(root, part, meta) for part in own]
     shard, edge_index, perm = _join([p['sar'] for p in parts], meta, root, rank, world_size)
+    e_id = _cat([p['sar']['e_id'] for p in parts])
+    shard = replace(shard, e_id=e_id if perm is None else e_id[perm])
 
     data = Data(edge_index=ShardEdgeIndex.wrap(edge_index, shard, is_whole=True))
     node_attrs = [{**p['node_feats'].get('feats', {}), **p['node_attrs']} for p in parts]
@@ -54,8 +57,7 @@ def read_shard(root: str | Path, rank: int, world_size: int) -> Data:
         values = _cat([attrs[name] for attrs in edge_attrs])
         data[name] = values if perm is None else values[perm]
     data.n_id = _cat([p['sar']['n_id'] for p in parts])
-    e_id = _cat([p['sar']['e_id'] for p in parts])
-    data.e_id = e_id if perm is None else e_id[perm]
+    data.e_id = shard.e_id
     data.num_nodes = shard.num_own
     for name, value in meta['pyg_sar']['graph_attrs'].items():
         data[name] = value

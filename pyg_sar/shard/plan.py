@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ class Block:
     Attributes:
         part: The part that owns the sources.
         num_rows: Number of source rows of the block (own rows, or rows received).
-        num_own: Number of destinations, i.e. own nodes of the rank.
+        num_dst: Number of destinations, i.e. own nodes of the rank.
         edge_index: Its edges, int64 ``[2, num_edges]``: source row of the block, own destination;
             sorted by destination.
         edges: Their places in the order of edge tensors: a slice, or int64 ``[num_edges]``.
@@ -37,7 +38,7 @@ class Block:
 
     part: int
     num_rows: int
-    num_own: int
+    num_dst: int
     start: int
     edges: slice | Tensor
     _all_edges: Tensor = field(repr=False)
@@ -69,7 +70,7 @@ class Block:
     @cached_property
     def by_dst(self) -> Bags:
         """Edges grouped by destination: the forward sum."""
-        return self._bags(by=1, num_rows=self.num_own, is_sorted=True)
+        return self._bags(by=1, num_rows=self.num_dst, is_sorted=True)
 
     @cached_property
     def by_src(self) -> Bags:
@@ -92,12 +93,16 @@ class Plan:
         num_edges: Number of edges, i.e. the rows of every edge tensor.
         edge_index: The edge_index, plain int64 ``[2, num_edges]``.
         version: The version of `edge_index` that the blocks are of.
+        is_whole: Whether these are all edges of the shard in their order.
+        cache: Where other rooms keep what they computed once for this plan.
     """
 
     shard: Shard
     blocks: tuple[Block, ...]
     edge_index: Tensor
     version: int
+    is_whole: bool = False
+    cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
     def num_edges(self) -> int:
@@ -106,9 +111,9 @@ class Plan:
 
     @cached_property
     def in_degree(self) -> Tensor:
-        """Number of edges into every own node, int64 ``[num_own]``."""
+        """Number of edges into every own node, int64 ``[num_dst]``."""
         with torch.inference_mode(False):
-            return torch.bincount(self.edge_index[1], minlength=self.shard.num_own)
+            return torch.bincount(self.edge_index[1], minlength=self.shard.num_dst)
 
 
 @torch.inference_mode(False)  # a plan outlives the caller's mode
@@ -122,7 +127,7 @@ def _make_plan(edge_index: Tensor, shard: Shard) -> Plan:
         plain = plain.clone() if plain.is_inference() else plain
         _check_ids(plain, shard)
         part = _source_part(plain[0], shard)
-        perm = torch.argsort(part * max(shard.num_own, 1) + plain[1], stable=True)
+        perm = torch.argsort(part * max(shard.num_dst, 1) + plain[1], stable=True)
         counts = torch.bincount(part, minlength=shard.num_parts)
         ptr = [0, *counts.cumsum(0).tolist()]
     order = [*shard.parts, *(step.part for step in shard.steps)]
@@ -134,13 +139,13 @@ def _make_plan(edge_index: Tensor, shard: Shard) -> Plan:
             Block(
                 part=part_id,
                 num_rows=end - start,
-                num_own=shard.num_own,
+                num_dst=shard.num_dst,
                 start=start,
                 edges=edges if perm is None else perm[edges],
                 _all_edges=plain,
             )
         )
-    return Plan(shard, tuple(blocks), plain, plain._version)
+    return Plan(shard, tuple(blocks), plain, plain._version, is_whole=perm is None)
 
 
 def _check_ids(edge_index: Tensor, shard: Shard) -> None:
@@ -153,11 +158,10 @@ def _check_ids(edge_index: Tensor, shard: Shard) -> None:
             f'derived from a shard (got {low} to {high})'
         )
     last = int(edge_index[1].max())
-    if last >= shard.num_own:
+    if last >= shard.num_dst:
         raise ValueError(
             "expected own nodes as destinations of an 'edge_index' derived from a shard (got "
-            f'destination {last} on a rank with {shard.num_own} own nodes); '
-            'a reversed or bipartite edge_index is not supported'
+            f'destination {last} on a rank with {shard.num_dst} of them)'
         )
 
 
@@ -191,7 +195,7 @@ def plan_of(edge_index: Tensor, shard: Shard) -> Plan:
     else:
         plans.remove(plan)
     plans.append(plan)  # most recently used last
-    limit = _MAX_EDGES * max(shard.num_edges, shard.num_own)
+    limit = _MAX_EDGES * max(shard.num_edges, shard.num_own, shard.num_dst)
     while len(plans) > 1 and sum(p.num_edges for p in plans) > limit:
         plans.pop(0)
     return plan

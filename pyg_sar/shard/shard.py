@@ -54,6 +54,9 @@ class Shard:
         halo_ptr: ``num_parts + 1`` offsets: halo rows owned by each part (own parts: none).
         block_ptr: ``num_parts + 1`` offsets: edges whose source each part owns.
         steps: The exchange, in order; empty on one rank.
+        dst_rows: Of a bipartite shard, how many own destinations there are; None where sources and
+            destinations are the same nodes.
+        e_id: Original ids of the edges, int64 ``[num_edges]``, where they are known.
         cache: Where other rooms keep what they computed once for this shard.
     """
 
@@ -67,6 +70,8 @@ class Shard:
     halo_ptr: tuple[int, ...]
     block_ptr: tuple[int, ...]
     steps: tuple[Step, ...]
+    dst_rows: int | None = None
+    e_id: Tensor | None = field(default=None, repr=False)
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -81,8 +86,18 @@ class Shard:
 
     @property
     def num_own(self) -> int:
-        """Number of own nodes: the rows of ``x`` and of every layer's output here."""
+        """Number of own nodes that edges may start from: the rows of ``x`` here."""
         return self.own_ptr[-1]
+
+    @property
+    def num_dst(self) -> int:
+        """Number of own nodes that edges may end in: the rows of every layer's output here."""
+        return self.num_own if self.dst_rows is None else self.dst_rows
+
+    @property
+    def is_bipartite(self) -> bool:
+        """Whether edges run from nodes of one set to nodes of another."""
+        return self.dst_rows is not None
 
     @property
     def num_halo(self) -> int:
@@ -106,4 +121,5 @@ class Shard:
         if all(step.send_index.device == device for step in self.steps):
             return self
         steps = tuple(replace(s, send_index=s.send_index.to(device)) for s in self.steps)
-        return replace(self, steps=steps, cache={})
+        e_id = None if self.e_id is None else self.e_id.to(device)
+        return replace(self, steps=steps, e_id=e_id, cache={})

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import MessagePassing, conv
+from torch_geometric.nn import MessagePassing, aggr, conv
 from torch_geometric.utils import softmax as renamed_softmax
 
 
@@ -146,6 +146,37 @@ CASES: dict[str, Case] = {
         ),
         ('edge_attr',),
     ),
+    # Aggregations with steps of their own around the reductions.
+    'EG': Case(lambda: conv.EGConv(8, 8, aggregators=['sum', 'max', 'std', 'symnorm'])),
+    'GEN-softmax': Case(lambda: conv.GENConv(8, 6, learn_t=True, edge_dim=4), ('edge_attr',)),
+    'GEN-powermean': Case(lambda: conv.GENConv(8, 6, aggr='powermean', learn_p=True)),
+    'SAGE-mul': Case(lambda: conv.SAGEConv(8, 6, aggr='mul')),
+    'SAGE-attentional': Case(
+        lambda: conv.SAGEConv(8, 6, aggr=aggr.AttentionalAggregation(_mlp(8, 1), _mlp(8, 8)))
+    ),
+    'SAGE-deep-sets': Case(
+        lambda: conv.SAGEConv(8, 6, aggr=aggr.DeepSetsAggregation(_mlp(8, 5), _mlp(5, 8)))
+    ),
+    'SAGE-variance-preserving': Case(
+        lambda: conv.SAGEConv(8, 6, aggr=aggr.VariancePreservingAggregation())
+    ),
+    'SAGE-attn': Case(
+        lambda: conv.SAGEConv(
+            8,
+            6,
+            aggr=['softmax', 'mean', 'std'],
+            aggr_kwargs={
+                'aggrs_kwargs': [{'learn': True}, {}, {}],
+                'mode': 'attn',
+                'mode_kwargs': {'in_channels': 8, 'out_channels': 8, 'num_heads': 2},
+            },
+        )
+    ),
+    # Aggregations that need all messages of a node at once: the gather path.
+    'SAGE-median': Case(lambda: conv.SAGEConv(8, 6, aggr='median')),
+    'SAGE-median-and-max': Case(lambda: conv.SAGEConv(8, 6, aggr=['median', 'max'])),
+    'FastRGCN': Case(lambda: conv.FastRGCNConv(8, 6, 3, num_bases=2), ('edge_type',)),
+    'RGAT-scaled': Case(lambda: conv.RGATConv(8, 6, 3, mod='scaled', heads=2), ('edge_type',)),
     # Softmax over in-edges.
     'GAT': Case(lambda: conv.GATConv(8, 5, heads=3)),
     'GAT-edge': Case(
@@ -172,14 +203,6 @@ CASES: dict[str, Case] = {
 }
 
 
-# Any aggregation, in mode 'one_shot' only.
-ONE_SHOT: dict[str, Case] = {
-    'EG': Case(lambda: conv.EGConv(8, 8, aggregators=['sum', 'max', 'std', 'symnorm'])),
-    'GEN-softmax': Case(lambda: conv.GENConv(8, 6, learn_t=True, edge_dim=4), ('edge_attr',)),
-    'SAGE-median': Case(lambda: conv.SAGEConv(8, 6, aggr='median')),
-}
-
-
 class _DNA(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +223,7 @@ class _PointTransformer(torch.nn.Module):
 
 def make(name: str) -> torch.nn.Module:
     """The case's conv, float64, every parameter drawn from a seed of the name."""
-    module = (CASES | ONE_SHOT)[name].make().double()
+    module = CASES[name].make().double()
     generator = torch.Generator().manual_seed(sum(name.encode()))
     with torch.no_grad():
         for parameter in module.parameters():
@@ -211,7 +234,7 @@ def make(name: str) -> torch.nn.Module:
 
 def run(name: str, module: torch.nn.Module, data: Data) -> tuple[Tensor, dict[str, Tensor]]:
     """Output, and the inputs that take a gradient."""
-    case = (CASES | ONE_SHOT)[name]
+    case = CASES[name]
     x = data.x.detach().clone().requires_grad_()
     inputs = {'x': x}
     kwargs = {}

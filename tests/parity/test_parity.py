@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from graphs import awkward_graph as graph
-from parity_cases import CASES, ONE_SHOT, make, run
+from parity_cases import CASES, make, run
 from ranks import run_ranks
 from torch import Tensor
 from torch_geometric.data import Data
@@ -55,13 +55,17 @@ def _grad(tensor: Tensor) -> Tensor:
 
 
 def _differences(
-    name: str, root: str, mode: str, dtype: torch.dtype = torch.float64
+    name: str,
+    root: str,
+    mode: str,
+    dtype: torch.dtype = torch.float64,
+    max_rows: int | None = None,
 ) -> dict[str, float]:
     """The largest absolute difference of each tensor on this rank."""
     expected, grad, gradients = _expected(name, dtype)
     data = pyg_sar.load_shard(root)
     data = _as(data, dtype)
-    module = pyg_sar.wrap(make(name).to(dtype), mode=mode)
+    module = pyg_sar.wrap(make(name).to(dtype), mode=mode, max_rows=max_rows)
     out, inputs = run(name, module, data)
     out.backward(grad[data.n_id])
     found = {'out': (expected[data.n_id], out)}
@@ -128,10 +132,12 @@ def test_world_sizes(partitions: Path, name: str, world_size: int, parts: str, m
     _check(run_ranks(_differences, world_size, name, str(partitions / parts), mode))
 
 
-@pytest.mark.parametrize('name', ONE_SHOT)
-@pytest.mark.parametrize('world_size', [1, 3])
-def test_any_aggregation_in_one_shot(partitions: Path, name: str, world_size: int) -> None:
-    _check(run_ranks(_differences, world_size, name, str(partitions / 'metis3'), 'one_shot'))
+@pytest.mark.parametrize('name', ['SAGE-median', 'FastRGCN', 'RGAT-scaled'])
+@pytest.mark.parametrize('max_rows', [1, 40])
+def test_chunks(partitions: Path, name: str, max_rows: int) -> None:
+    """Whatever the bound of the gather path."""
+    root = str(partitions / 'random3')
+    _check(run_ranks(_differences, 3, name, root, 'sequential', max_rows=max_rows))
 
 
 @pytest.mark.parametrize('name', CASES)

@@ -1,0 +1,93 @@
+"""The edges of a plan by chunks of destinations, each with all in-edges of its destinations.
+
+Some aggregations (median, LSTM) need all messages of a destination at once. In chunks of
+destinations they get them, and yet only a bounded number of rows is held at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyg_sar.shard.plan import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """A range of own destinations with all their in-edges.
+
+    Attributes:
+        dst: The destinations.
+        edges: Places of the edges in the order of edge tensors, int64 ``[num_edges]``: by
+            destination, and within a destination in the order of the whole graph.
+        edge_index: int64 ``[2, num_edges]``: rows of the chunk's sources, destinations from zero.
+        own: Own rows among the sources, int64.
+        halo: Halo rows among them, int64, from zero; they follow the own rows.
+    """
+
+    dst: slice
+    edges: Tensor
+    edge_index: Tensor
+    own: Tensor
+    halo: Tensor
+
+    @property
+    def num_dst(self) -> int:
+        """Number of destinations."""
+        return int(self.dst.stop - self.dst.start)
+
+
+def by_destination(plan: Plan) -> Tensor:
+    """The edges by destination, within one in the order of the whole graph; int64."""
+    dst = plan.edge_index[1]
+    if not plan.is_whole or plan.shard.e_id is None:
+        return torch.argsort(dst, stable=True)
+    order = torch.argsort(plan.shard.e_id)
+    return order[torch.argsort(dst[order], stable=True)]
+
+
+@torch.inference_mode(False)
+def make_chunks(plan: Plan, max_rows: int) -> list[Chunk]:
+    """Cuts the own destinations into runs of at most `max_rows` in-edges, one destination at least.
+
+    Raises:
+        ValueError: If `max_rows` is not positive.
+    """
+    if max_rows < 1:
+        raise ValueError(f"'max_rows' must be positive (got {max_rows})")
+    shard = plan.shard
+    edge_index = plan.edge_index
+    order = by_destination(plan)
+    ends = plan.in_degree.cumsum(0)
+    chunks: list[Chunk] = []
+    start, first = 0, 0
+    while start < shard.num_dst or not chunks:
+        # The last destination that still fits, but one in any case.
+        limit = torch.tensor(first + max_rows, device=ends.device)
+        end = max(int(torch.searchsorted(ends, limit, right=True)), start + 1)
+        end = min(end, shard.num_dst)
+        last = int(ends[end - 1]) if end else 0
+        edges = order[first:last]
+        src, dst = edge_index[:, edges]
+        rows, src = torch.unique(src, return_inverse=True)
+        is_own = rows < shard.num_own
+        chunks.append(
+            Chunk(
+                dst=slice(start, end),
+                edges=edges,
+                edge_index=torch.stack([src, dst - start]),
+                own=rows[is_own],
+                halo=rows[~is_own] - shard.num_own,
+            )
+        )
+        start, first = end, last
+    return chunks
+
+
+def no_chunk(plan: Plan) -> Chunk:
+    """A chunk of nothing, for a rank that has none left."""
+    empty = plan.edge_index[1][:0]
+    num_dst = plan.shard.num_dst
+    return Chunk(slice(num_dst, num_dst), empty, plan.edge_index[:, :0], empty, empty)
