@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_sar.comm import is_distributed
-from pyg_sar.conv.propagation import Mode
+from pyg_sar.conv.paths import Mode
 from pyg_sar.memory import return_freed_memory
 from pyg_sar.wrap import wrap
 

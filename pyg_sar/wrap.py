@@ -7,14 +7,12 @@ from typing import TypeVar
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.conv.propagation import Mode
+from pyg_sar.conv.paths import Mode
 from pyg_sar.conv.sar_conv import SARConv, check_options
 from pyg_sar.conv.support import why_refused
-from pyg_sar.norm import GlobalBatchNorm
+from pyg_sar.norm import to_global
 
 Model = TypeVar('Model', bound=torch.nn.Module)
-
-_CONVERTED = (torch.nn.BatchNorm1d, torch.nn.SyncBatchNorm)
 
 
 def wrap(
@@ -24,10 +22,14 @@ def wrap(
     prefetch: int = 1,
     max_rows: int | None = None,
 ) -> Model:
-    """Wraps every conv of a model in a :class:`SARConv` and makes its batch norms global, in place.
+    """Wraps every conv of a model in a :class:`SARConv` and makes its norms global, in place.
 
     Parameters stay the objects they were, and ``state_dict()`` has the keys of the plain model, so
     checkpoints move both ways. Convs that are wrapped already stay as they are.
+
+    Norms over rows (torch's BatchNorm1d and SyncBatchNorm, all of ``torch_geometric.nn.norm``) take
+    the statistics of all ranks' rows from then on, per graph where they are given a batch vector.
+    All ranks must call them together, also in evaluation unless they use running statistics.
 
     Args:
         model: A model with at least one message-passing conv. If it is a conv itself, the SARConv
@@ -69,9 +71,11 @@ def _plan_wrapping(
         elif isinstance(module, MessagePassing):
             convs.append(module)
             inside.update(module.modules())
-        _check(name, module)
-        if type(module) in _CONVERTED:
-            replacements[module] = GlobalBatchNorm.convert(module)
+        norm = to_global(module)
+        if norm is None:
+            _check(name, module)
+        else:
+            replacements[module] = norm
     if not convs and not num_wrapped:
         raise ValueError(
             f'expected a model with at least one message-passing conv (got {type(model).__name__} '
@@ -85,7 +89,7 @@ def _plan_wrapping(
 
 def _check(name: str, module: torch.nn.Module) -> None:
     reason = why_refused(module)
-    if reason is not None and type(module) not in _CONVERTED:
+    if reason is not None:
         place = f" at '{name}'" if name else ''
         raise ValueError(
             f'{type(module).__name__}{place} cannot run on a partitioned graph: {reason}'
@@ -97,6 +101,7 @@ def _replace_children(
 ) -> None:
     for parent in list(module.modules()):
         for name, child in list(parent._modules.items()):
-            # A SARConv holds the conv it replaces.
+            # A SARConv holds the conv it replaces. A global norm shares the dict of the plain
+            # norm's children, so what is replaced there is replaced in both.
             if child is not None and child in replacements and not isinstance(parent, SARConv):
                 parent._modules[name] = replacements[child]

@@ -332,7 +332,7 @@ def _built(kwargs: dict[str, Any], make: str) -> str:
 MAKES: dict[str, Callable[[], torch.nn.Module]] = {
     'net': _model,
     'no convs': lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()),
-    'group norm': lambda: GIN(6, 8, 2, 3, norm='graph_norm'),
+    'instance norm': lambda: GIN(6, 8, 2, 3, norm=torch.nn.InstanceNorm1d(8)),
 }
 
 
@@ -344,7 +344,7 @@ MAKES: dict[str, Callable[[], torch.nn.Module]] = {
         ('net', {'mode': 'parallel'}, "'mode' must be one of"),
         ('net', {'prefetch': 0}, "'prefetch' must be a positive int (got 0)"),
         ('no convs', {}, 'expected a model with at least one message-passing conv'),
-        ('group norm', {}, 'statistics over the rows of one rank'),
+        ('instance norm', {}, 'statistics over the rows of one rank'),
     ],
 )
 def test_refused_on_all_ranks(make, kwargs, words, world_size):

@@ -631,7 +631,7 @@ def _two_shards(root: str, other: str) -> list[str]:
 def test_two_shards_in_one_call(graph, root, tmp_path):
     other = str(cut(graph, 3, tmp_path / 'other', 'one reader'))
     for outcomes in run_ranks(_two_shards, 3, root, other, timeout=IMPATIENT):
-        words = 'expected edge indices of one shard', root, other
+        words = 'expected edge indices of one partition', root, other
         assert_all_raise(outcomes[:2], 'ValueError', *words)
         assert outcomes[2:] == ['no error'] * 2
 

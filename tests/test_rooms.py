@@ -16,7 +16,7 @@ MAY_IMPORT = {
     'kernels': {'shard'},
     'aggregate': {'aggregate', 'comm', 'kernels', 'merge', 'shard'},
     'conv': {'aggregate', 'comm', 'conv', 'merge', 'shard'},
-    'norm': {'comm'},
+    'norm': {'comm', 'norm'},
     'loss': {'comm'},
     'memory': set(),
     'load': {'comm', 'shard'},

@@ -279,13 +279,9 @@ def test_the_output_of_edge_attributes(graph, shard):
 CONSTRUCTIBLE: dict[str, Callable[[], torch.nn.Module]] = {
     'DirGNNConv': lambda: conv.DirGNNConv(GCNConv(6, 6)),
     'GPSConv': lambda: conv.GPSConv(6, GCNConv(6, 6), norm=None),
-    'HANConv': lambda: conv.HANConv(6, 6, (['a'], [('a', 'to', 'a')])),
-    'HGTConv': lambda: conv.HGTConv(6, 6, (['a'], [('a', 'to', 'a')])),
-    'HeteroConv': lambda: conv.HeteroConv({('a', 'to', 'a'): SAGEConv(6, 6)}),
     'HypergraphConv': lambda: conv.HypergraphConv(6, 6),
     'MeshCNNConv': lambda: conv.MeshCNNConv(6, 6),
     'PANConv': lambda: conv.PANConv(6, 6, 2),
-    'SignedConv': lambda: conv.SignedConv(6, 6, True),
     'SuperGATConv': lambda: conv.SuperGATConv(6, 6),
     'WLConv': lambda: conv.WLConv(),
 }
@@ -314,7 +310,7 @@ def test_refused_classes_by_name(name):
     cls = getattr(conv, name)
     module = cls.__new__(cls)
     torch.nn.Module.__init__(module)
-    assert why_refused(module) == why_refused(module, one_shot=True) == REFUSED[name]
+    assert why_refused(module) == REFUSED[name]
 
 
 @pytest.mark.parametrize('mode', ['sequential', 'one_shot'])
@@ -330,36 +326,21 @@ def test_refused_convs(name, mode):
             SARConv(module, mode=mode)
 
 
-class HGTConv(SAGEConv):
+class PANConv(SAGEConv):
     """A user's class that happens to have a refused name."""
 
 
 def test_a_users_class_of_a_refused_name():
-    assert isinstance(wrap(HGTConv(6, 6)), SARConv)
+    assert isinstance(wrap(PANConv(6, 6)), SARConv)
 
 
-AGGREGATIONS = ['median', 'mul', 'softmax', 'powermean', ['mean', 'median']]
+AGGREGATIONS = [
+    *('sum', 'add', 'mean', 'max', 'min', 'std', 'var', ['sum', 'mean'], ['mean', 'max']),
+    *('median', 'softmax', 'powermean', ['mean', 'median']),
+]
 
 
 @pytest.mark.parametrize('aggr', AGGREGATIONS, ids=str)
-def test_aggregations(graph, shard, aggr):
-    """Not to be merged: refused, except in the mode that has all messages at hand."""
-    model = torch.nn.ModuleList([GINConv(_mlp()), SAGEConv(6, 4, aggr=aggr)])
-    words = 'cannot be merged block by block'
-    _refuses(model, rf"^SAGEConv at '1' cannot run on a partitioned graph: aggregation .* {words}")
-    with pytest.raises(ValueError, match=words):
-        SARConv(SAGEConv(6, 4, aggr=aggr))
-    plain = SAGEConv(6, 4, aggr=aggr).double()
-    if aggr != 'mul':  # a product of 20 numbers is no stable reference
-        sar = wrap(copy.deepcopy(plain), mode='one_shot')
-        found, want = _run(sar, shard), _run(plain, graph)[shard.n_id]
-        assert_close(found, want, tolerance=1e-9)
-
-
-MERGED = ['sum', 'add', 'mean', 'max', 'min', 'std', 'var', ['sum', 'mean'], ['mean', 'max']]
-
-
-@pytest.mark.parametrize('aggr', MERGED, ids=str)
 def test_supported_aggregations(graph, shard, aggr):
     plain = SAGEConv(6, 4, aggr=aggr).double()
     sar = wrap(copy.deepcopy(plain))
@@ -388,21 +369,42 @@ NORMS: dict[str, Callable[[], torch.nn.Module]] = {
     'DiffGroupNorm': lambda: pyg.DiffGroupNorm(6, 2),
     'GraphSizeNorm': lambda: pyg.GraphSizeNorm(),
     'HeteroBatchNorm': lambda: pyg.HeteroBatchNorm(6, 2),
+    'BatchNorm': lambda: pyg.BatchNorm(6, allow_single_element=True),
+}
+NOT_OVER_NODES: dict[str, Callable[[], torch.nn.Module]] = {
     'InstanceNorm1d': lambda: torch.nn.InstanceNorm1d(6),
     'BatchNorm2d': lambda: torch.nn.BatchNorm2d(6),
     'LazyBatchNorm1d': lambda: torch.nn.LazyBatchNorm1d(),
-    'BatchNorm': lambda: pyg.BatchNorm(6, allow_single_element=True),
 }
 
 
 @pytest.mark.parametrize('name', NORMS)
+def test_norms_become_global(name):
+    """Outside convs and inside them, wherever the same one stands."""
+    norm = NORMS[name]()
+    inside = GINConv(torch.nn.Sequential(_mlp(), NORMS[name]()))
+    model = wrap(torch.nn.ModuleList([GINConv(_mlp()), norm, inside, norm]))
+    assert model[1] is model[3]
+    for converted in (model[1], model[2].conv.nn[1]):
+        assert isinstance(converted, type(norm))
+        assert converted.is_global
+    assert wrap(model)[1] is model[1]
+
+
+@pytest.mark.parametrize('name', NOT_OVER_NODES)
 def test_norms_over_the_rows_of_one_rank(name):
-    model = torch.nn.ModuleList([GINConv(_mlp()), torch.nn.BatchNorm1d(6), NORMS[name]()])
+    make = NOT_OVER_NODES[name]
+    model = torch.nn.ModuleList([GINConv(_mlp()), torch.nn.BatchNorm1d(6), make()])
     _refuses(model, f"^{name} at '2' cannot run on a partitioned graph: .* rows of one rank")
-    inside = torch.nn.ModuleList([GINConv(torch.nn.Sequential(_mlp(), NORMS[name]()))])
+    inside = torch.nn.ModuleList([GINConv(torch.nn.Sequential(_mlp(), make()))])
     _refuses(inside, f"^{name} at '0.nn.1' cannot run on a partitioned graph")
+
+
+@pytest.mark.parametrize('name', [*NORMS, *NOT_OVER_NODES])
+def test_norms_by_hand_must_be_global(name):
+    norm = {**NORMS, **NOT_OVER_NODES}[name]()
     with pytest.raises(ValueError, match=f'^{name} cannot be wrapped'):
-        SARConv(GINConv(torch.nn.Sequential(torch.nn.Linear(6, 6), NORMS[name]())))
+        SARConv(GINConv(torch.nn.Sequential(torch.nn.Linear(6, 6), norm)))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pyg_sar.comm.group import (
     is_distributed,
     raise_together,
 )
+from pyg_sar.comm.sum import sum_over_ranks
 
 __all__ = [
     'Exchange',
@@ -23,4 +24,5 @@ __all__ = [
     'exchange_group',
     'is_distributed',
     'raise_together',
+    'sum_over_ranks',
 ]

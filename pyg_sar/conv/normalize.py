@@ -21,34 +21,20 @@ from torch_geometric.utils import (
 )
 
 from pyg_sar.aggregate.halo import from_halo, with_halo
-from pyg_sar.comm import Exchange, raise_together
+from pyg_sar.comm import raise_together
+from pyg_sar.conv.exchanges import Exchanges
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.shard import Shard
 
 _MAX_RESULTS = 4
 
-SELF_LOOPS = (add_self_loops, add_remaining_self_loops, remove_self_loops)
-"""PyG's functions of self loops; node i of one set is not node i of another."""
-
-
-def refuse_self_loops(*args: Any, **kwargs: Any) -> Any:
-    """Stands in for :data:`SELF_LOOPS` on a bipartite graph.
-
-    Raises:
-        ValueError: Always.
-    """
-    raise ValueError(
-        'self loops have no meaning between two sets of nodes (got a conv that adds or removes '
-        'them; give it add_self_loops=False)'
-    )
-
 
 class Normalizer:
-    """The normalisations for one shard; results without gradient are computed once (exact)."""
+    """The normalisations on the shards of a forward; without gradient computed once (exact)."""
 
-    def __init__(self, exchange: Exchange, agreed: dict[Any, Any]) -> None:
-        self.exchange = exchange
+    def __init__(self, exchanges: Exchanges, agreed: dict[Any, Any]) -> None:
+        self.exchanges = exchanges
         self.agreed = agreed
-        self.num_own = exchange.shard.num_own
 
     def gcn_norm(
         self,
@@ -65,19 +51,22 @@ class Normalizer:
         if flow != 'source_to_target':
             raise ValueError(f"expected flow 'source_to_target' (got '{flow}')")
 
+        exchange = self.exchanges.of(edge_index)
+        num_own = exchange.shard.num_own
+
         def compute() -> tuple[Tensor, Tensor]:
             index, weight = edge_index, edge_weight
             if add_self_loops:
                 fill = 2.0 if improved else 1.0
-                index, weight = add_remaining_self_loops(index, weight, fill, self.num_own)
+                index, weight = add_remaining_self_loops(index, weight, fill, num_own)
             if weight is None:
                 weight = torch.ones(index.size(1), dtype=dtype, device=index.device)
             src, dst = _plain(index)
-            degree = scatter(weight, dst, dim=0, dim_size=self.num_own, reduce='sum')
+            degree = scatter(weight, dst, dim=0, dim_size=num_own, reduce='sum')
             scale = _inverse_power(degree, -0.5)
-            return index, with_halo(scale, self.exchange)[src] * weight * scale[dst]
+            return index, with_halo(scale, exchange)[src] * weight * scale[dst]
 
-        return self._once(key, edge_index, edge_weight, compute)
+        return self._once(exchange.shard, key, edge_index, edge_weight, compute)
 
     def get_laplacian(
         self,
@@ -92,29 +81,34 @@ class Normalizer:
             raise ValueError(f"'normalization' must be None, 'sym' or 'rw' (got {normalization!r})")
         key = ('get_laplacian', normalization, dtype)
 
+        exchange = self.exchanges.of(edge_index)
+        num_own = exchange.shard.num_own
+
         def compute() -> tuple[Tensor, Tensor]:
             index, weight = remove_self_loops(edge_index, edge_weight)
             if weight is None:
                 weight = torch.ones(index.size(1), dtype=dtype, device=index.device)
             src, dst = _plain(index)
             # Out-degrees: the edges out of an own node lie with their destinations.
-            num_local = self.num_own + self.exchange.shard.num_halo
+            num_local = num_own + exchange.shard.num_halo
             partial = scatter(weight, src, dim=0, dim_size=num_local, reduce='sum')
-            degree = from_halo(partial, self.exchange)
+            degree = from_halo(partial, exchange)
             if normalization is None:
-                index, _ = add_self_loops(index, num_nodes=self.num_own)
+                index, _ = add_self_loops(index, num_nodes=num_own)
                 return index, torch.cat([-weight, degree])
             if normalization == 'sym':
                 scale = _inverse_power(degree, -0.5)
-                weight = with_halo(scale, self.exchange)[src] * weight * scale[dst]
+                weight = with_halo(scale, exchange)[src] * weight * scale[dst]
             else:
-                weight = with_halo(_inverse_power(degree, -1.0), self.exchange)[src] * weight
-            index, weight = add_self_loops(index, -weight, 1.0, self.num_own)
+                weight = with_halo(_inverse_power(degree, -1.0), exchange)[src] * weight
+            index, weight = add_self_loops(index, -weight, 1.0, num_own)
             return index, weight
 
-        return self._once(key, edge_index, edge_weight, compute)
+        return self._once(exchange.shard, key, edge_index, edge_weight, compute)
 
-    def _check(self, function: str, edge_index: Tensor, edge_weight: Tensor | None) -> None:
+    def _check(
+        self, shard: Shard, function: str, edge_index: Tensor, edge_weight: Tensor | None
+    ) -> None:
         """Checks the weights; at the first call all ranks raise if one does (collective)."""
         error = None
         num_edges = edge_index.size(1)
@@ -123,7 +117,7 @@ class Normalizer:
                 f"expected one row per edge in 'edge_weight': {num_edges} rows "
                 f'(got shape {tuple(edge_weight.shape)})'
             )
-        if self.exchange.shard.world_size > 1 and function not in self.agreed:
+        if shard.world_size > 1 and function not in self.agreed:
             raise_together(error)
             self.agreed[function] = True
         elif error is not None:
@@ -131,13 +125,14 @@ class Normalizer:
 
     def _once(
         self,
+        shard: Shard,
         key: tuple[Any, ...],
         edge_index: Tensor,
         edge_weight: Tensor | None,
         compute: Callable[[], tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
         """`compute()`, remembered while the very same tensors come in unchanged."""
-        self._check(key[0], edge_index, edge_weight)
+        self._check(shard, key[0], edge_index, edge_weight)
         is_constant = isinstance(edge_index, ShardEdgeIndex) and edge_index.is_whole
         if edge_weight is not None:
             is_constant &= not (edge_weight.requires_grad or edge_weight.is_inference())
@@ -145,7 +140,7 @@ class Normalizer:
             return compute()
         inputs = [edge_index] if edge_weight is None else [edge_index, edge_weight]
         key = (*key, *((id(t), t._version) for t in inputs))
-        results = self.exchange.shard.cache.setdefault('normalize', OrderedDict())
+        results = shard.cache.setdefault('normalize', OrderedDict())
         if key not in results:
             # The inputs are kept too: an id is only good while its tensor lives.
             with torch.inference_mode(False), torch.no_grad():  # it outlives the caller's mode

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, get_args
 
 import torch
 from torch_geometric.nn import MessagePassing
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import get_laplacian
 
-from pyg_sar.comm import Exchange, agree, check_equal, raise_together
-from pyg_sar.conv.functions import AnyFn, replaced
+from pyg_sar.comm import agree, check_equal, raise_together
+from pyg_sar.conv.exchanges import Exchanges, find_shards
+from pyg_sar.conv.functions import replaced
 from pyg_sar.conv.inputs import check_inputs
-from pyg_sar.conv.normalize import SELF_LOOPS, Normalizer, refuse_self_loops
-from pyg_sar.conv.propagation import Mode, Propagation
+from pyg_sar.conv.paths import Mode
+from pyg_sar.conv.propagation import Propagation
+from pyg_sar.conv.special import special_forms
 from pyg_sar.conv.support import why_refused
-from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
 
 _PREFIX = 'conv.'
@@ -96,23 +95,27 @@ class SARConv(MessagePassing):  # type: ignore[misc]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the conv; the arguments are the conv's own."""
-        shard = _find_shard([*args, *kwargs.values()])
-        if shard is None:
+        shards = find_shards([*args, *kwargs.values()])
+        if not shards:
             return self.conv(*args, **kwargs)
-        exchange = Exchange(shard, depth=self.prefetch)
-        self._check_call(shard, args, kwargs)
-        with self._on_cut_graph(exchange):
+        exchanges = Exchanges(shards, self.prefetch)
+        self._check_call(shards, args, kwargs)
+        with self._on_cut_graph(exchanges, args, kwargs):
             return self.conv(*args, **kwargs)
 
-    def _check_call(self, shard: Shard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_call(
+        self, shards: list[Shard], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Checks the inputs; at the first forward with all ranks, and that they run one layer."""
         error = None
         try:
-            check_inputs(self.conv, shard, args, kwargs)
+            if len(shards) == 1:
+                check_inputs(self.conv, shards[0], args, kwargs)
         except ValueError as found:
             error = found
-        layer = f'{type(self.conv).__name__}, mode {self.mode!r}, partition {shard.fingerprint}'
-        if shard.world_size > 1 and layer not in self._agreed:
+        names = ', '.join(shard.fingerprint for shard in shards)
+        layer = f'{type(self.conv).__name__}, mode {self.mode!r}, partition {names}'
+        if shards[0].world_size > 1 and layer not in self._agreed:
             check_equal('layer', layer, agree(layer))
             raise_together(error)
             self._agreed[layer] = {}
@@ -120,25 +123,21 @@ class SARConv(MessagePassing):  # type: ignore[misc]
             raise error
 
     @contextmanager
-    def _on_cut_graph(self, exchange: Exchange) -> Iterator[None]:
+    def _on_cut_graph(
+        self, exchanges: Exchanges, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[None]:
         """Overrides message passing of the conv and all convs inside it while it lasts.
 
         A scoped override survives deepcopy and pickle of the module; a permanent one would not.
         """
-        agreed = self._agreed.setdefault((exchange.shard.fingerprint, ''), {})
-        normalizer = Normalizer(exchange, agreed)
-        whole_graph_functions: dict[AnyFn, AnyFn] = {
-            gcn_norm: normalizer.gcn_norm,
-            get_laplacian: normalizer.get_laplacian,
-        }
-        if exchange.shard.is_bipartite:
-            whole_graph_functions.update(dict.fromkeys(SELF_LOOPS, refuse_self_loops))
+        agreed = self._agreed.setdefault('normalization', {})
         with ExitStack() as stack:
-            stack.enter_context(replaced(self.conv, whole_graph_functions))
+            forms = special_forms(exchanges, agreed, args, kwargs)
+            stack.enter_context(replaced(self.conv, forms))
             for name, module in self.conv.named_modules():
                 if isinstance(module, MessagePassing):
-                    agreed = self._agreed.setdefault((exchange.shard.fingerprint, name), {})
-                    propagation = Propagation(module, exchange, self.mode, self.max_rows, agreed)
+                    agreed = self._agreed.setdefault(('propagation', name), {})
+                    propagation = Propagation(module, exchanges, self.mode, self.max_rows, agreed)
                     for method in ('propagate', 'edge_updater'):
                         stack.enter_context(_override(module, method, getattr(propagation, method)))
             yield
@@ -170,29 +169,6 @@ def check_options(mode: str, prefetch: int, max_rows: int | None) -> None:
         raise ValueError(f"'max_rows' must be a positive int or None (got {max_rows!r})")
     if mode == 'one_shot' and prefetch != 1:
         raise ValueError(f"'prefetch' has no meaning in mode 'one_shot' (got {prefetch})")
-
-
-def _find_shard(values: Iterable[Any]) -> Shard | None:
-    """The shard of the handles among a conv's arguments.
-
-    Raises:
-        ValueError: If they belong to different shards.
-    """
-    found: Shard | None = None
-    for value in values:
-        shard = None
-        if isinstance(value, ShardEdgeIndex):
-            shard = value.shard
-        elif isinstance(value, (list, tuple)):
-            shard = _find_shard(value)
-        if shard is None:
-            continue
-        if found is not None and shard is not found:
-            raise ValueError(
-                f"expected edge indices of one shard (got of '{found.root}' and '{shard.root}')"
-            )
-        found = shard
-    return found
 
 
 @contextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 import torch
 from torch_geometric.nn import LayerNorm, MessagePassing, norm
 
 _DYNAMIC = 'it builds its graph in forward from all nodes'
-_HETERO = 'it works on a heterogeneous graph'
 _CLOSED = 'its message runs inside a closed CUDA kernel'
 _REVERSED = 'it also passes messages against the direction of the edges'
 
@@ -19,20 +20,25 @@ REFUSED: dict[str, str] = {
     'FusedGATConv': _CLOSED,
     'GPSConv': 'its global attention reads all nodes at once',
     'GravNetConv': _DYNAMIC,
-    'HANConv': _HETERO,
-    'HGTConv': _HETERO,
-    'HeteroConv': _HETERO,
     'HypergraphConv': _REVERSED,
     'MeshCNNConv': 'its edges have a fixed order around each face',
     'PANConv': 'it multiplies adjacency matrices',
-    'SignedConv': 'it takes two graphs of one set of nodes',
     'SuperGATConv': 'it samples negative edges from the whole graph in forward',
     'WLConv': 'it colours nodes by a dictionary of the whole graph',
     'XConv': _DYNAMIC,
 }
 """Classes of torch_geometric.nn that are refused by name, with the reason."""
 
-STATISTICS_MODULES: tuple[type[torch.nn.Module], ...] = (
+
+@runtime_checkable
+class _Global(Protocol):
+    """A norm with the statistics of all ranks' rows, of whatever class."""
+
+    is_global: bool
+
+
+STATISTICS_MODULES: tuple[type, ...] = (
+    _Global,
     torch.nn.modules.batchnorm._NormBase,
     norm.DiffGroupNorm,
     norm.GraphNorm,
@@ -56,12 +62,13 @@ def why_refused(module: torch.nn.Module) -> str | None:
     name = type(module).__name__
     if type(module).__module__.startswith('torch_geometric.') and name in REFUSED:
         return REFUSED[name]
-    if isinstance(module, STATISTICS_MODULES) and not getattr(module, 'is_global', False):
-        return 'it takes statistics over the rows of one rank'
-    if isinstance(module, LayerNorm) and module.mode == 'graph':
-        return "mode='graph' takes statistics over the rows of one rank"
-    if isinstance(module, norm.BatchNorm) and module.allow_single_element:
-        return 'allow_single_element looks at the rows of one rank'
+    if not getattr(module, 'is_global', False):
+        if isinstance(module, STATISTICS_MODULES):
+            return 'it takes statistics over the rows of one rank'
+        if isinstance(module, LayerNorm) and module.mode == 'graph':
+            return "mode='graph' takes statistics over the rows of one rank"
+        if isinstance(module, norm.BatchNorm) and module.allow_single_element:
+            return 'allow_single_element looks at the rows of one rank'
     if not isinstance(module, MessagePassing):
         return None
     if module.flow != 'source_to_target':

@@ -75,6 +75,11 @@ class Shard:
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
+    def partition(self) -> str:
+        """Names the partition; relations of one partition have it in common."""
+        return self.fingerprint.split(' ')[0]
+
+    @property
     def parts_per_rank(self) -> int:
         """Number of parts each rank owns."""
         return self.num_parts // self.world_size

@@ -17,6 +17,7 @@ from torch_geometric.data import Data
 import pyg_sar
 
 TOLERANCE = 1e-10
+FLOAT32_TOLERANCE = 1e-4
 
 MODES = ['sequential', 'sequential_no_remat', 'one_shot']
 
@@ -92,9 +93,15 @@ def _scale(name: str, key: str, dtype: torch.dtype) -> float:
     """
     if dtype == torch.float64:
         return 1.0
-    out, _, gradients = _expected(name, torch.float64)
-    largest = {k: v.abs().max().item() for k, v in {'out': out, **gradients}.items()}
-    return largest[key] if largest[key] > 1e-10 else max(largest.values())
+    exact, rounded = (
+        {'out': out, **gradients}
+        for out, _, gradients in (_expected(name, dtype) for dtype in (torch.float64, dtype))
+    )
+    largest = {k: v.abs().max().item() for k, v in exact.items()}
+    scale = largest[key] if largest[key] > 1e-10 else max(largest.values())
+    # Where one process in float32 is further from float64, two results in float32 may be, too.
+    error = (exact[key] - rounded[key]).abs().max().item() / scale
+    return scale * max(1.0, error / FLOAT32_TOLERANCE)
 
 
 def _check(differences: list[dict[str, float]], tolerance: float = TOLERANCE) -> None:
@@ -143,7 +150,8 @@ def test_chunks(partitions: Path, name: str, max_rows: int) -> None:
 @pytest.mark.parametrize('name', CASES)
 def test_float32(partitions: Path, name: str) -> None:
     root = str(partitions / 'metis3')
-    _check(run_ranks(_differences, 3, name, root, 'sequential', torch.float32), 1e-4)
+    found = run_ranks(_differences, 3, name, root, 'sequential', torch.float32)
+    _check(found, FLOAT32_TOLERANCE)
 
 
 @pytest.mark.parametrize('name', ['SAGE', 'GINE', 'NN', 'GAT-edge', 'Transformer'])

@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch_geometric.nn import norm
 
 from pyg_sar.comm import all_reduce_sum, is_distributed
+from pyg_sar.norm.base import GlobalNorm
 
 
-class GlobalBatchNorm(torch.nn.BatchNorm1d):
+class GlobalBatchNorm(GlobalNorm, torch.nn.BatchNorm1d):
     """``torch.nn.BatchNorm1d`` with the mean and variance of all ranks' rows in training.
 
     Same parameters, buffers and state_dict; running statistics are equal on all ranks. In
@@ -31,32 +33,12 @@ class GlobalBatchNorm(torch.nn.BatchNorm1d):
         ValueError: If all ranks together have fewer than two rows in training.
     """
 
-    is_global = True
-
-    @classmethod
-    def convert(cls, module: torch.nn.BatchNorm1d | torch.nn.SyncBatchNorm) -> GlobalBatchNorm:
-        """A global one that shares the parameters and buffers of `module`."""
-        out = cls(
-            module.num_features,
-            module.eps,
-            module.momentum,
-            module.affine,
-            module.track_running_stats,
-            device='meta',
-        )
-        for name, parameter in module._parameters.items():
-            out._parameters[name] = parameter
-        for name, buffer in module._buffers.items():
-            out._buffers[name] = buffer
-        out.train(module.training)
-        return out
-
     def forward(self, input: Tensor) -> Tensor:
         """Normalises own rows by the statistics of all ranks' rows."""
         uses_batch = self.training or self.running_mean is None
-        if not uses_batch and input.size(0) == 0:
-            return self._of_no_rows(input)
-        if not uses_batch or not is_distributed():
+        if not uses_batch:
+            return self.by_running_statistics(input)
+        if not is_distributed():
             return super().forward(input)
         self._check_input_dim(input)
         rows = input if input.dim() == 2 else input.transpose(1, 2).reshape(-1, input.size(1))
@@ -74,12 +56,16 @@ class GlobalBatchNorm(torch.nn.BatchNorm1d):
             out = out.view(input.size(0), input.size(2), input.size(1)).transpose(1, 2)
         return out
 
-    def _of_no_rows(self, input: Tensor) -> Tensor:
+    def by_running_statistics(self, input: Tensor) -> Tensor:
+        """Normalises own rows by the running statistics and leaves these as they are."""
+        self._check_input_dim(input)
+        if input.size(0):
+            mean, var = self.running_mean, self.running_var
+            return F.batch_norm(input, mean, var, self.weight, self.bias, eps=self.eps)
         # The backward of torch's own divides by the number of rows, in integers (torch 2.13).
-        if self.weight is None or self.bias is None:
-            return input
         shape = (-1, *[1] * (input.dim() - 2))
-        return input * self.weight.view(shape) + self.bias.view(shape)
+        out = input if self.weight is None else input * self.weight.view(shape)
+        return out if self.bias is None else out + self.bias.view(shape)
 
     def _update_running(self, mean: Tensor, var: Tensor, count: int) -> None:
         assert self.running_mean is not None
@@ -92,6 +78,50 @@ class GlobalBatchNorm(torch.nn.BatchNorm1d):
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
         unbiased = var * (count / (count - 1))
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
+
+
+class GlobalPyGBatchNorm(GlobalNorm, norm.BatchNorm):  # type: ignore[misc]
+    """``torch_geometric.nn.BatchNorm`` around a :class:`GlobalBatchNorm`.
+
+    With ``allow_single_element`` the running statistics are used where all ranks together have at
+    most one row.
+
+    Collective in training: as GlobalBatchNorm, and an all-reduce with ``allow_single_element``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.module: GlobalBatchNorm = GlobalBatchNorm.convert(self.module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalises own rows by the statistics of all ranks' rows."""
+        if self.training and self.allow_single_element:
+            count = all_reduce_sum(torch.tensor([x.size(0)], device=x.device))
+            if int(count) <= 1:
+                return self.module.by_running_statistics(x)
+        out: Tensor = self.module(x)
+        return out
+
+    @property
+    def running_mean(self) -> Tensor | None:
+        """That of the batch norm inside."""
+        return self.module.running_mean
+
+
+class GlobalDiffGroupNorm(GlobalNorm, norm.DiffGroupNorm):  # type: ignore[misc]
+    """``torch_geometric.nn.DiffGroupNorm`` around a :class:`GlobalBatchNorm`, with its collectives.
+
+    The clusters are learned by a linear layer, row by row.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.norm: GlobalBatchNorm = GlobalBatchNorm.convert(self.norm)
+
+    @property
+    def running_mean(self) -> Tensor | None:
+        """That of the batch norm inside."""
+        return self.norm.running_mean
 
 
 def _moments(rows: Tensor) -> tuple[Tensor, Tensor, int]:
@@ -135,33 +165,40 @@ class _BatchNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight, mean, var)
         ctx.count, ctx.eps, ctx.has_bias = count, eps, bias is not None
-        return F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
+        return F.batch_norm(x, mean, var, _to(weight, mean), _to(bias, mean), eps=eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
+        wide = _to(weight, mean)
         # With fixed statistics: weight * invstd * g, sum of g * xhat, sum of g.
         if x.size(0):
             grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-                grads[0].contiguous(), x, weight, mean, var, None, None, False, ctx.eps, [True] * 3
+                grads[0].contiguous(), x, wide, mean, var, None, None, False, ctx.eps, [True] * 3
             )
         else:
-            grad_x, grad_weight, grad_bias = x, torch.zeros_like(mean), torch.zeros_like(mean)
+            grad_x = torch.zeros_like(x)  # not x itself: it is changed in place below
+            grad_weight, grad_bias = torch.zeros_like(mean), torch.zeros_like(mean)
         if ctx.needs_input_grad[0]:
             sums = torch.stack([grad_weight, grad_bias])
             all_reduce_sum(sums)
             invstd = (var + ctx.eps).rsqrt()
-            scale = invstd if weight is None else invstd * weight
+            scale = invstd if wide is None else invstd * wide
             slope = scale * invstd * sums[0] / ctx.count
             offset = scale * sums[1] / ctx.count - slope * mean
             grad_x = grad_x.addcmul_(x, slope.to(x.dtype), value=-1).sub_(offset.to(x.dtype))
         return (
             grad_x if ctx.needs_input_grad[0] else None,
-            grad_weight if weight is not None else None,
-            grad_bias if ctx.has_bias else None,
+            _to(grad_weight, weight) if weight is not None else None,
+            _to(grad_bias, weight) if ctx.has_bias else None,
             None,
             None,
             None,
             None,
         )
+
+
+def _to(tensor: Tensor | None, like: Tensor) -> Tensor | None:
+    # torch takes float32 statistics of half-precision rows with float32 parameters only.
+    return None if tensor is None else tensor.to(like.dtype)

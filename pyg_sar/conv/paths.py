@@ -1,0 +1,144 @@
+"""The paths on which one call of a conv's message passing can be computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from pyg_sar.aggregate.halo import with_halo
+from pyg_sar.aggregate.linear import linear_sum
+from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn
+from pyg_sar.aggregate.replay import replay
+from pyg_sar.comm import Exchange
+from pyg_sar.conv.binding import Binding
+from pyg_sar.conv.gathering import run_gather
+from pyg_sar.conv.reductions import finish, messages_of
+from pyg_sar.conv.sampling import AttributeWatch, edge_rows
+from pyg_sar.conv.support import STATISTICS_MODULES
+from pyg_sar.conv.trace import Trace, trace
+from pyg_sar.merge import State
+from pyg_sar.shard.plan import Plan
+
+Mode = Literal['sequential', 'sequential_no_remat', 'one_shot']
+Path = Literal['linear', 'replay', 'gather', 'one_shot']
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Computes calls of ``propagate`` up to the conv's ``update``, and of ``edge_updater``.
+
+    Attributes:
+        conv: The conv.
+        exchange: The exchange of the shard.
+        mode: The mode of the SARConv.
+        max_rows: In-edges of a chunk of the gather path; None for what fits into free memory.
+    """
+
+    conv: MessagePassing
+    exchange: Exchange
+    mode: Mode
+    max_rows: int | None
+
+    def aggregate(self, path: Path, plan: Plan, binding: Binding) -> Tensor:
+        """The aggregated messages ``[num_dst, ...]`` of a call of ``propagate``."""
+        compute = {
+            'linear': self._linear,
+            'replay': self._replay,
+            'gather': self._gather,
+            'one_shot': self._one_shot,
+        }
+        return compute[path](plan, binding)
+
+    def edge_update(self, path: Path, plan: Plan, binding: Binding) -> Tensor:
+        """The result ``[num_edges, ...]`` of a call of ``edge_updater``."""
+        if path == 'one_shot':
+            binding = self._with_halo(binding)
+            dst = plan.edge_index[1]
+            return binding.call(binding.arguments, plan.edge_index, dst, plan.shard.num_dst)
+        if path == 'gather':
+            _, outputs, names = run_gather(binding, plan, self.exchange, self._max_rows(plan))
+        else:
+            traced = trace(binding, STATISTICS_MODULES)
+            names = traced.edge_attributes
+            _, outputs = self._replayed(plan, binding, traced)
+        self._set_attributes(names, outputs[1:])
+        return outputs[0]
+
+    def _linear(self, plan: Plan, binding: Binding) -> Tensor:
+        traced = trace(binding, STATISTICS_MODULES)
+        if not traced.is_linear:  # a hook was registered since
+            return self._replay(plan, binding)
+        assert traced.aggregate is not None
+        x = binding.arguments.src[0]
+        weight = None
+        if traced.weight is not None:
+            weight = binding.arguments.edge[traced.weight].view(-1)
+        one_shot = self.mode == 'one_shot'
+        total = linear_sum(x, weight, plan, self.exchange, one_shot=one_shot)
+        return finish(binding, traced.aggregate, [(total,)], traced.out, plan)
+
+    def _replay(self, plan: Plan, binding: Binding) -> Tensor:
+        traced = trace(binding, STATISTICS_MODULES)
+        assert traced.aggregate is not None
+        states, outputs = self._replayed(plan, binding, traced)
+        self._set_attributes(traced.edge_attributes, outputs)
+        return finish(binding, traced.aggregate, states, traced.out, plan)
+
+    def _replayed(
+        self, plan: Plan, binding: Binding, traced: Trace
+    ) -> tuple[list[State], tuple[Tensor, ...]]:
+        program = _program(binding, traced, plan.shard.num_dst)
+        arguments = replace(binding.arguments, learnable=traced.learnable)
+        keep_rows = self.mode == 'sequential_no_remat'
+        return replay(program, arguments, plan, self.exchange, keep_rows=keep_rows)
+
+    def _gather(self, plan: Plan, binding: Binding) -> Tensor:
+        out, outputs, names = run_gather(binding, plan, self.exchange, self._max_rows(plan))
+        assert out is not None
+        self._set_attributes(names, outputs)
+        return out
+
+    def _max_rows(self, plan: Plan) -> int | None:
+        return max(plan.num_edges, 1) if self.mode == 'one_shot' else self.max_rows
+
+    def _set_attributes(self, names: tuple[str, ...], values: tuple[Tensor, ...]) -> None:
+        for name, value in zip(names, values, strict=True):
+            setattr(self.conv, name, value)
+
+    def _one_shot(self, plan: Plan, binding: Binding) -> Tensor:
+        """Plain autograd over all edges, with all halo rows beside the own ones."""
+        binding = self._with_halo(binding)
+        dst = plan.edge_index[1]
+        values = binding.inputs(binding.arguments, plan.edge_index, dst, plan.shard.num_dst)
+        return binding.aggregate(values, binding.run(values))
+
+    def _with_halo(self, binding: Binding) -> Binding:
+        src = tuple(with_halo(t, self.exchange) for t in binding.arguments.src)
+        return replace(binding, arguments=replace(binding.arguments, src=src))
+
+
+def _program(binding: Binding, traced: Trace, num_dst: int) -> Program:
+    conv, aggregate = binding.conv, traced.aggregate
+    num_calls = 0 if aggregate is None else len(aggregate.calls)
+
+    def run(
+        arguments: Arguments, edge_index: Tensor, softmax: SoftmaxFn
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        watch = AttributeWatch(conv)
+        try:
+            out = messages_of(binding, num_calls, arguments, edge_index, num_dst, softmax)
+        finally:
+            changed = watch.restore()
+        outputs = [edge_rows(conv, changed, name, edge_index) for name in traced.edge_attributes]
+        return (out, tuple(outputs)) if aggregate is not None else ((), (*out, *outputs))
+
+    return Program(
+        run=run,
+        num_softmax=traced.num_softmax,
+        num_edge_outputs=len(traced.edge_attributes) + (aggregate is None),
+        uses_rng=traced.uses_rng,
+        reductions=() if aggregate is None else aggregate.reductions,
+    )
