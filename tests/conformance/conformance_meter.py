@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+from pyg_sar.conv.paths import Paths
+
 from pyg_sar.comm.buffers import Buffers
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.swap import ROWS_TAG, Swap
-from pyg_sar.conv.propagation import Propagation
 from pyg_sar.conv.trace import Trace
-
-_PATHS = {'_linear': 'linear', '_gather': 'gather', '_one_shot': 'one_shot'}
 
 
 @dataclass
@@ -32,8 +31,8 @@ class Meter:
         gradients: Most rows held at once of gradients of other ranks' nodes.
         gradients_received: Most rows held at once of gradients that came in for own nodes.
         num_tensors: Most tensors exchanged together.
-        whole_halo: Rows fetched for all of the halo at once, the largest time.
-        whole_halo_numbers: The same where each row is a single number, such as a degree.
+        together: Most rows of many blocks fetched together, as by the gather path.
+        together_numbers: The same where each row is a single number, such as a degree.
     """
 
     paths: list[str] = field(default_factory=list)
@@ -42,10 +41,9 @@ class Meter:
     gradients: int = 0
     gradients_received: int = 0
     num_tensors: int = 0
-    whole_halo: int = 0
-    whole_halo_numbers: int = 0
+    together: int = 0
+    together_numbers: int = 0
     _live: dict[int, tuple[Buffers, str, int]] = field(default_factory=dict)
-    _traced: Trace | None = None
 
     def take(self, buffers: Buffers, kind: str, num_rows: int) -> None:
         """A buffer of `num_rows` rows in all is in use from now on."""
@@ -67,15 +65,6 @@ class Meter:
         """A path is taken."""
         if path not in self.paths:
             self.paths.append(path)
-
-    def traced(self, trace: Trace | None) -> None:
-        """What the message function that comes next does."""
-        self._traced = trace
-
-    def note_replay(self) -> None:
-        """The replay path is taken; with a softmax it has a name of its own."""
-        has_softmax = self._traced is not None and self._traced.num_softmax > 0
-        self.note('softmax' if has_softmax else 'replay')
 
 
 @contextmanager
@@ -113,41 +102,32 @@ def metered() -> Iterator[Meter]:
             meter.give(self)
             original(self)
 
-        def fetch_all(original: Any, self: Exchange, tensors: Any) -> Any:
-            rows = self.shard.num_halo * len(tensors)
-            if all(t.dim() == 1 for t in tensors):
-                meter.whole_halo_numbers = max(meter.whole_halo_numbers, rows)
+        def fetch_requested(original: Any, self: Exchange, tensors: Any, request: Any) -> Any:
+            fetched = original(self, tensors, request)
+            rows = sum(t.size(0) for t in fetched)
+            if all(t.dim() == 1 for t in fetched):
+                meter.together_numbers = max(meter.together_numbers, rows)
             else:
-                meter.whole_halo = max(meter.whole_halo, rows)
-            return original(self, tensors)
+                meter.together = max(meter.together, rows)
+            return fetched
 
-        def trace(original: Any, self: Propagation, *args: Any, **kwargs: Any) -> Any:
-            result = original(self, *args, **kwargs)
-            meter.traced(result)
-            return result
+        def replayed(
+            original: Any, self: Paths, plan: Any, binding: Any, traced: Trace
+        ) -> tuple[Any, Any]:
+            meter.note('softmax' if traced.num_softmax else 'replay')
+            outputs: tuple[Any, Any] = original(self, plan, binding, traced)
+            return outputs
 
-        def replay(original: Any, self: Propagation, *args: Any, **kwargs: Any) -> Any:
-            meter.note_replay()
-            return original(self, *args, **kwargs)
-
-        def edge_updater(original: Any, self: Propagation, *args: Any, **kwargs: Any) -> Any:
-            result = original(self, *args, **kwargs)
-            meter.note_replay()
-            return result
+        def path_of(original: Any, self: Paths, path: str, *args: Any) -> Any:
+            if path != 'replay':  # whether it has a softmax shows further in
+                meter.note(path)
+            return original(self, path, *args)
 
         patch(Swap, '__init__', swap)
         patch(Buffers, 'free', free)
         patch(GradientReturn, 'rows', gradient_rows)
-        patch(Exchange, 'fetch_all', fetch_all)
-        patch(Propagation, '_trace', trace)
-        patch(Propagation, '_replay', replay)
-        patch(Propagation, 'edge_updater', edge_updater)
-        for name, path in _PATHS.items():
-            if hasattr(Propagation, name):
-
-                def taken(original: Any, *args: Any, path: str = path, **kwargs: Any) -> Any:
-                    meter.note(path)
-                    return original(*args, **kwargs)
-
-                patch(Propagation, name, taken)
+        patch(Exchange, 'fetch_requested', fetch_requested)
+        patch(Paths, '_replayed', replayed)
+        patch(Paths, 'aggregate', path_of)
+        patch(Paths, 'edge_update', path_of)
         yield meter

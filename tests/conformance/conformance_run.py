@@ -46,8 +46,8 @@ class Result:
         halo: Most rows of other ranks' nodes held at once in receive buffers.
         gradients: Most rows of their gradients held at once.
         num_tensors: Most tensors exchanged together.
-        whole_halo: Rows fetched for all of the halo at once.
-        whole_halo_numbers: Numbers fetched for all of the halo at once.
+        together: Most rows of many blocks fetched together, as by the gather path.
+        together_numbers: The same where each row is a single number.
         num_live: Buffers that were never given back.
         largest_block: Rows of the largest remote block.
         num_halo: Rows of all remote blocks.
@@ -62,8 +62,8 @@ class Result:
     halo: int = 0
     gradients: int = 0
     num_tensors: int = 0
-    whole_halo: int = 0
-    whole_halo_numbers: int = 0
+    together: int = 0
+    together_numbers: int = 0
     num_live: int = 0
     largest_block: int = 0
     num_halo: int = 0
@@ -157,7 +157,7 @@ def _run(case: Case, module: torch.nn.Module, root: str, meter: Meter, result: R
 
 def _note(meter: Meter, data: Any, result: Result) -> None:
     result.paths = meter.paths
-    for name in ('halo', 'gradients', 'num_tensors', 'whole_halo', 'whole_halo_numbers'):
+    for name in ('halo', 'gradients', 'num_tensors', 'together', 'together_numbers'):
         setattr(result, name, getattr(meter, name))
     result.num_live = meter.num_live
     shards = [handle.shard for handle in handles(data)]

@@ -35,15 +35,17 @@ equal to 1e-10 of a tensor's largest entry.
   averaged. Backward sends gradients but fetches nothing again.
 - *replay*: any message. Backward fetches the rows of each block again and recomputes its messages.
 - *softmax*: a replay with softmaxes over in-edges, with one more pass over the blocks for each.
-- *gather*: the aggregation needs all messages of a node at once.
+- *gather*: message or aggregation look at all in-edges of a node at once. It runs on chunks of
+  destinations, with all the rows that a chunk reads; graphs as small as these are one chunk.
+- *one_shot*: it looks at all edges at once.
 - *local*: no message was passed.
 
 **rows held**: the most rows of other ranks' nodes that a rank held at once in receive buffers, in
 forward or backward, counted while it ran on {num_parts} random parts. Of the rank that held most:
 rows, in multiples of its largest block and of its own rows, for each tensor that messages read at
 a source (**tensors**). Two blocks are one in use and one under way; gradients on their way back
-take as much again. *degrees* or *all rows* tell that a number or a row of every halo node was
-fetched at once besides, as `gcn_norm` needs degrees.
+take as much again. *together* counts the rows of many blocks that came at once, of all tensors;
+*degrees* tells that one number of every halo node did, as `gcn_norm` needs them.
 
 **result**: *refused* comes at construction, with the reason, before anything is computed. *not
 yet*: the graph cannot be partitioned so far. *fails* and *wrong* are defects.
@@ -92,10 +94,10 @@ def _rows_held(outcome: Outcome) -> str:
         rows = r.halo / r.num_tensors
         blocks, own = rows / r.largest_block, rows / r.num_own
         held.append(f'{rows:.0f}: {blocks:.1f} blocks, {own:.1f} of own')
-    if any(r.whole_halo for r in results):
-        r = max(results, key=lambda r: r.whole_halo)
-        held.append(f'all rows: {r.whole_halo}, {r.whole_halo / r.num_own:.1f} of own')
-    if any(r.whole_halo_numbers for r in results):
+    if any(r.together for r in results):
+        r = max(results, key=lambda r: r.together)
+        held.append(f'together: {r.together}, {r.together / r.num_own:.1f} of own')
+    if any(r.together_numbers for r in results):
         held.append('degrees')
     return '; '.join(held) or 'none'
 

@@ -114,7 +114,7 @@ def test_rows_held_at_once(found: dict[str, Outcome]) -> None:
         if outcome.status == 'exact' and set(outcome.results[0].paths) <= IN_BLOCKS
         for rank, result in enumerate(outcome.results)
         if max(result.halo, result.gradients) > 2 * result.largest_block * result.num_tensors
-        or result.whole_halo
+        or result.together
         or result.num_live
     ]
     assert not wrong, wrong
