@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from pyg_sar.conv.paths import Paths
-
 from pyg_sar.comm.buffers import Buffers
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.swap import ROWS_TAG, Swap
+from pyg_sar.conv.paths import Paths
 from pyg_sar.conv.trace import Trace
 
 
