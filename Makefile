@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench-memory clean
+.PHONY: help demo test lint format convs bench-memory clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -28,6 +28,9 @@ lint: $(INSTALLED)  ## check style and types
 format: $(INSTALLED)  ## sort imports and format
 	@$(BIN)/ruff check --select I --fix .
 	@$(BIN)/ruff format .
+
+convs: $(INSTALLED)  ## run every conv of PyG on ranks and write docs/convs.md
+	@$(BIN)/python tests/conformance/table.py
 
 bench-memory: $(INSTALLED)  ## measure the memory of a rank against the number of ranks
 	@$(BIN)/python benchmarks/memory/main.py $(ARGS)

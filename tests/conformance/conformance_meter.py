@@ -1,0 +1,132 @@
+"""Counts what a rank holds of other ranks' rows, and notes the paths its convs take.
+
+All by watching pyg_sar at work: nothing is taken from what its documentation says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from pyg_sar.comm.buffers import Buffers
+from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.gradient_return import GradientReturn
+from pyg_sar.comm.swap import ROWS_TAG, Swap
+from pyg_sar.conv.paths import Paths
+from pyg_sar.conv.trace import Trace
+
+
+@dataclass
+class Meter:
+    """Rows are counted once for every tensor that is read at a source.
+
+    Attributes:
+        paths: The paths taken, in order, each once.
+        halo: Most rows of other ranks' nodes held at once in receive buffers.
+        halo_sent: Most rows held at once of own nodes that are on their way to others.
+        gradients: Most rows held at once of gradients of other ranks' nodes.
+        gradients_received: Most rows held at once of gradients that came in for own nodes.
+        num_tensors: Most tensors exchanged together.
+        together: Most rows of many blocks fetched together, as by the gather path.
+        together_numbers: The same where each row is a single number, such as a degree.
+    """
+
+    paths: list[str] = field(default_factory=list)
+    halo: int = 0
+    halo_sent: int = 0
+    gradients: int = 0
+    gradients_received: int = 0
+    num_tensors: int = 0
+    together: int = 0
+    together_numbers: int = 0
+    _live: dict[int, tuple[Buffers, str, int]] = field(default_factory=dict)
+
+    def take(self, buffers: Buffers, kind: str, num_rows: int) -> None:
+        """A buffer of `num_rows` rows in all is in use from now on."""
+        self._live[id(buffers)] = buffers, kind, num_rows
+        held = sum(rows for _, other, rows in self._live.values() if other == kind)
+        setattr(self, kind, max(getattr(self, kind), held))
+        self.num_tensors = max(self.num_tensors, len(buffers.rows))
+
+    def give(self, buffers: Buffers) -> None:
+        """It is not in use any more."""
+        self._live.pop(id(buffers), None)
+
+    @property
+    def num_live(self) -> int:
+        """Buffers that were not given back."""
+        return len(self._live)
+
+    def note(self, path: str) -> None:
+        """A path is taken."""
+        if path not in self.paths:
+            self.paths.append(path)
+
+
+@contextmanager
+def metered() -> Iterator[Meter]:
+    """Watches pyg_sar while it lasts."""
+    meter = Meter()
+    with ExitStack() as stack:
+
+        def patch(cls: type, name: str, around: Callable[..., Any]) -> None:
+            original = getattr(cls, name)
+
+            def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+                return around(original, self, *args, **kwargs)
+
+            stack.enter_context(mock.patch.object(cls, name, wrapper))
+
+        def count(buffers: Buffers) -> int:
+            return sum(rows.size(0) for rows in buffers.rows)
+
+        def swap(original: Any, self: Swap, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            received, _, sent, _, _, tag = args
+            is_rows = tag == ROWS_TAG
+            meter.take(received, 'halo' if is_rows else 'gradients_received', count(received))
+            meter.take(sent, 'halo_sent' if is_rows else 'gradients', count(sent))
+
+        def gradient_rows(original: Any, self: GradientReturn) -> Any:
+            rows = original(self)
+            if self._filled is not None and self._step() is not None:
+                # Held from now on, though the swap comes later.
+                meter.take(self._filled, 'gradients', count(self._filled))
+            return rows
+
+        def free(original: Any, self: Buffers) -> None:
+            meter.give(self)
+            original(self)
+
+        def fetch_requested(original: Any, self: Exchange, tensors: Any, request: Any) -> Any:
+            fetched = original(self, tensors, request)
+            rows = sum(t.size(0) for t in fetched)
+            if all(t.dim() == 1 for t in fetched):
+                meter.together_numbers = max(meter.together_numbers, rows)
+            else:
+                meter.together = max(meter.together, rows)
+            return fetched
+
+        def replayed(
+            original: Any, self: Paths, plan: Any, binding: Any, traced: Trace
+        ) -> tuple[Any, Any]:
+            meter.note('softmax' if traced.num_softmax else 'replay')
+            outputs: tuple[Any, Any] = original(self, plan, binding, traced)
+            return outputs
+
+        def path_of(original: Any, self: Paths, path: str, *args: Any) -> Any:
+            if path != 'replay':  # whether it has a softmax shows further in
+                meter.note(path)
+            return original(self, path, *args)
+
+        patch(Swap, '__init__', swap)
+        patch(Buffers, 'free', free)
+        patch(GradientReturn, 'rows', gradient_rows)
+        patch(Exchange, 'fetch_requested', fetch_requested)
+        patch(Paths, '_replayed', replayed)
+        patch(Paths, 'aggregate', path_of)
+        patch(Paths, 'edge_update', path_of)
+        yield meter

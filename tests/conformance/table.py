@@ -1,0 +1,116 @@
+"""Writes docs/convs.md: what pyg_sar does with every conv of PyG, from a run of all cases.
+
+python tests/conformance/table.py
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from pathlib import Path
+
+if __name__ == '__main__':
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+import torch_geometric
+from conformance_cases import CASES
+from conformance_outcome import CUTS, WORLD_SIZE, Outcome, outcomes
+
+PATH = Path(__file__).parents[2] / 'docs' / 'convs.md'
+
+_INTRO = """\
+# Every conv of PyTorch Geometric
+
+Which convs are exact on a partitioned graph, and at what price. `make convs` wrote this page: it
+runs every configuration below on {world_size} ranks, in float64, on parts by METIS and on random
+parts, and compares the output, the gradient of every floating input and of every parameter with
+those of PyG {version} on the whole graph. {num_exact} of {num_cases} configurations are exact:
+equal to 1e-10 of a tensor's largest entry.
+
+**path**: what the messages turned out to need.
+
+- *linear*: messages are `x_j`, or a weight without gradient times `x_j`, and they are summed or
+  averaged. Backward sends gradients but fetches nothing again.
+- *replay*: any message. Backward fetches the rows of each block again and recomputes its messages.
+- *softmax*: a replay with softmaxes over in-edges, with one more pass over the blocks for each.
+- *gather*: message or aggregation look at all in-edges of a node at once. It runs on chunks of
+  destinations, with all the rows that a chunk reads; graphs as small as these are one chunk.
+- *one_shot*: it looks at all edges at once.
+- *local*: no message was passed.
+
+**rows held**: the most rows of other ranks' nodes that a rank held at once in receive buffers, in
+forward or backward, counted while it ran on {num_parts} random parts. Of the rank that held most:
+rows, in multiples of its largest block and of its own rows, for each tensor that messages read at
+a source (**tensors**). Two blocks are one in use and one under way; gradients on their way back
+take as much again. *together* counts the rows of many blocks that came at once, of all tensors;
+*degrees* tells that one number of every halo node did, as `gcn_norm` needs them.
+
+**result**: *refused* comes at construction, with the reason, before anything is computed. *not
+yet*: the graph cannot be partitioned so far. *fails* and *wrong* are defects.
+
+"""
+
+
+def render(found: dict[str, Outcome]) -> str:
+    """The page."""
+    counts = Counter(outcome.status for outcome in found.values())
+    intro = _INTRO.format(
+        world_size=WORLD_SIZE,
+        version=torch_geometric.__version__,
+        num_exact=counts['exact'],
+        num_cases=len(found),
+        num_parts=CUTS['random'],
+    )
+    lines = ['| conv | configuration | path | tensors | rows held | result |', '|---' * 6 + '|']
+    for name in sorted(found, key=lambda n: (CASES[n].conv == 'MessagePassing', CASES[n].conv)):
+        case = CASES[name]
+        lines.append(f'| {case.conv} | {case.config} | {_row(found[name])} |')
+    own = next(i for i, line in enumerate(lines) if line.startswith('| MessagePassing'))
+    parts = [*lines[:own], '', '## Convs of your own', '', *lines[:2], *lines[own:]]
+    return intro + '\n'.join(parts) + '\n'
+
+
+def _row(outcome: Outcome) -> str:
+    if outcome.status in ('failed', 'wrong'):
+        stage = outcome.reason.split(': ')[1] if outcome.status == 'failed' else ''
+        return f' | | | **{"fails in " + stage if stage else "wrong"}**'
+    if outcome.status != 'exact':
+        reason = ' '.join(outcome.reason.split()).replace('|', '\\|')
+        _, _, short = reason.partition('cannot run on a partitioned graph: ')
+        return f' | | | {outcome.status}: {short or reason}'
+    paths = ', '.join(outcome.results[0].paths) or 'local'
+    num_tensors = outcome.results[0].num_tensors
+    return f'{paths} | {num_tensors} | {_rows_held(outcome)} | exact'
+
+
+def _rows_held(outcome: Outcome) -> str:
+    results = outcome.results
+    held = []
+    if any(r.halo for r in results):
+        # One rank's figures, the one that holds most.
+        r = max(results, key=lambda r: r.halo)
+        rows = r.halo / r.num_tensors
+        blocks, own = rows / r.largest_block, rows / r.num_own
+        held.append(f'{rows:.0f}: {blocks:.1f} blocks, {own:.1f} of own')
+    if any(r.together for r in results):
+        r = max(results, key=lambda r: r.together)
+        held.append(f'together: {r.together}, {r.together / r.num_own:.1f} of own')
+    if any(r.together_numbers for r in results):
+        held.append('degrees')
+    return '; '.join(held) or 'none'
+
+
+def main() -> None:
+    """Runs all cases and writes the page."""
+    # As in the tests.
+    warnings.simplefilter('error')
+    with tempfile.TemporaryDirectory() as folder:
+        found = outcomes(Path(folder))
+    PATH.write_text(render(found), encoding='utf-8')
+    print(f'wrote {PATH}: {dict(Counter(o.status for o in found.values()))}')
+
+
+if __name__ == '__main__':
+    main()
