@@ -33,7 +33,8 @@ def load_shard(root: str | Path, rank: int | None = None) -> Data | HeteroData:
     A ``HeteroData`` has the same for every type of nodes and every relation, the types of the whole
     graph on every rank, also where a rank has no node or edge of one. Each relation's sources are
     numbered as above among the nodes of its source type, its destinations among the own nodes of
-    its destination type. ``x_dict``, ``edge_index_dict`` and ``metadata()`` are PyG's own.
+    its destination type: so reverse relations are added before the graph is partitioned, with
+    ``T.ToUndirected``. ``x_dict``, ``edge_index_dict`` and ``metadata()`` are PyG's own.
 
     Collective if ``torch.distributed`` is initialised: one small all-gather, so that all ranks
     raise if one of them does.

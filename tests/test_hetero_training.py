@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from hetero_graphs import assignment, hetero_graph
+from hetero_graphs import REVIEWS, WRITES, assignment, hetero_graph
 from hetero_models import BOTH, METADATA, OwnToHetero, inputs_of, make
 from ranks import run_ranks
+from small_graphs import assert_all_raise, attempt
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import HeteroConv, RGCNConv, SAGEConv
@@ -172,3 +173,16 @@ def test_lazy_layers_get_their_shapes_on_a_shard(tmp_path: Path) -> None:
     pyg_sar.partition_graph(hetero_graph(), 3, tmp_path / 'parts', method=assignment(3))
     expected = {key: tuple(v.shape) for key, v in _model('HeteroConv').state_dict().items()}
     assert run_ranks(_lazy, 3, str(tmp_path / 'parts')) == [expected] * 3
+
+
+def _other_relation(root: str) -> str:
+    data = pyg_sar.load_shard(root)
+    rel = WRITES if dist.get_rank() == 0 else REVIEWS
+    conv = SARConv(SAGEConv((4, 6), 5).double())
+    return attempt(conv, (data['author'].x, data['paper'].x), data[rel].edge_index)
+
+
+def test_ranks_that_walk_different_relations_raise(tmp_path: Path) -> None:
+    pyg_sar.partition_graph(hetero_graph(), 2, tmp_path / 'parts')
+    outcomes = run_ranks(_other_relation, 2, str(tmp_path / 'parts'), timeout=10)
+    assert_all_raise(outcomes, 'ValueError', 'author__writes__paper', 'author__reviews__paper')

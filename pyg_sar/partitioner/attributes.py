@@ -86,7 +86,7 @@ def sort_attributes(
         warnings.warn(
             f'dropped attributes{where} that are neither one row per node, one row per edge, nor a '
             f'scalar, string or list of the graph: {", ".join(dropped)}',
-            stacklevel=4 + bool(where),
+            stacklevel=5 if where else 4,  # the caller of partition_graph
         )
     return attributes
 

@@ -111,6 +111,8 @@ def _hetero_data(arrays: dict[str, Any], name: str, *, dense: bool) -> tuple[Het
             store['x'] = _csr_features(values, name, dense=dense)
         for what, array in values.items():
             store[what] = _value(array, what, name)
+        if 'edge_index' in values:
+            store['edge_index'] = checked_edge_index(store, f"{type_} of '{name}'")
     return data, dropped
 
 

@@ -23,7 +23,7 @@ class PartitionSummary:
         boundary_rows: Rows that every part sends, per layer, summed over its readers.
         edge_cut: Directed edges whose two ends lie in different parts.
         communication_volume: Rows exchanged per layer, the sum of all halo rows.
-        type_num_nodes: Own nodes of every part, by type of nodes.
+        type_num_nodes: Own nodes of every part, by type of nodes (None in a homogeneous graph).
         type_num_edges: Edges of every part, by relation.
 
     Of a heterogeneous graph all but the last two are sums over types or relations.
@@ -39,8 +39,8 @@ class PartitionSummary:
     boundary_rows: tuple[int, ...]
     edge_cut: int
     communication_volume: int
-    type_num_nodes: dict[NodeKey, tuple[int, ...]] = field(default_factory=dict)
-    type_num_edges: dict[EdgeKey, tuple[int, ...]] = field(default_factory=dict)
+    type_num_nodes: dict[NodeKey, tuple[int, ...]] = field(default_factory=dict, hash=False)
+    type_num_edges: dict[EdgeKey, tuple[int, ...]] = field(default_factory=dict, hash=False)
 
     @property
     def node_imbalance(self) -> float:

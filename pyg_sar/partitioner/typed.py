@@ -162,7 +162,7 @@ def _hetero_graph(data: HeteroData) -> TypedGraph:
         check_ids(edge_index, (nodes[key[0]].num_nodes, nodes[key[2]].num_nodes), f'{key}')
         attributes = sort_attributes(store, None, edge_index.size(1), where=f' of {key}')
         relations[key] = Relation(key[0], key[2], edge_index, attributes.edge, attributes.graph)
-    attrs = sort_attributes(whole, None, None).graph
+    attrs = sort_attributes(whole, None, None, where=' of the whole graph').graph
     return TypedGraph(nodes, relations, attrs, is_hetero=True)
 
 

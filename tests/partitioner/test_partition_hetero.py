@@ -268,7 +268,7 @@ def test_npz(tmp_path):
     np.savez(
         tmp_path / 'a.npz',
         **{
-            'edge|a|to|b': np.array([[0, 1], [1, 0]]),
+            'edge|a|to|b': np.array([[0, 1], [1, 0]], dtype=np.int32),
             'edge_attr|a|to|b': np.ones((2, 3)),
             'x|a_data': np.array([1.0, 2.0], dtype=np.float32),
             'x|a_indices': np.array([0, 2]),
@@ -279,10 +279,11 @@ def test_npz(tmp_path):
             'names|a': np.array(['p', 'q']),
         },
     )
-    data = None
     with pytest.warns(UserWarning, match=r'names\|a'):
         data = load_source(tmp_path / 'a.npz')
     assert data.edge_types == [('a', 'to', 'b')]
+    assert data['a', 'to', 'b'].edge_index.tolist() == [[0, 1], [1, 0]]
+    assert data['a', 'to', 'b'].edge_index.dtype == torch.int64
     assert data['a'].x.tolist() == [[1, 0, 0], [0, 0, 2]]
     assert data['b'].y.tolist() == [1, 0, 2]
     assert data['a', 'to', 'b'].edge_attr.shape == (2, 3)
@@ -411,3 +412,12 @@ def test_empty_relation_has_its_attributes(root):
     loaded = load_shard(root)
     assert loaded[REVIEWS].edge_attr.shape == (0, 5)
     assert loaded[REVIEWS].edge_attr.dtype == torch.float32
+
+
+def test_warnings_point_at_the_caller(tmp_path):
+    for key in ('paper', None):
+        data = hetero_graph()
+        (data if key is None else data[key])['table'] = torch.zeros(5, 2)
+        with pytest.warns(UserWarning, match='dropped attributes of') as caught:
+            partition_graph(data, 2, tmp_path / f'{key}')
+        assert [warning.filename for warning in caught] == [__file__]
