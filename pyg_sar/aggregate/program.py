@@ -101,14 +101,16 @@ class Program:
             for every softmax over in-edges. `messages` are what is reduced, with one row per edge
             in the dimension of their reductions; `edge_outputs` are ``[num_edges, ...]``.
         num_softmax: How many softmaxes over in-edges the function computes.
-        num_edge_outputs: How many edge outputs it has.
+        messages: Messages of any number of edges, for their shapes and dtypes.
+        edge_outputs: Edge outputs of any number of edges, likewise.
         uses_rng: Whether it draws random numbers (dropout).
         reductions: What becomes of the messages.
     """
 
     run: Callable[[Arguments, Tensor, SoftmaxFn], tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]
     num_softmax: int
-    num_edge_outputs: int
+    messages: tuple[Tensor, ...]
+    edge_outputs: tuple[Tensor, ...]
     uses_rng: bool
     reductions: tuple[Reduction, ...] = ()
 

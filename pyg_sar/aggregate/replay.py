@@ -160,20 +160,15 @@ def _merge_blocks(
 ) -> tuple[list[State], list[Tensor]]:
     """The forward pass: merge states and edge outputs."""
     plan = blocks.plan
-    states: list[State] = []
-    edge_outputs: list[Tensor] = []
+    edge_outputs = [t.new_zeros(plan.num_edges, *t.shape[1:]) for t in program.edge_outputs]
+    states = [
+        r.merge.init(program.messages[r.message], plan.shard.num_dst, r.dim)
+        for r in program.reductions
+    ]
     for block, edge_index, arguments in blocks:
-        # The first own block is run in any case: it sets the shapes.
-        is_first = block is plan.blocks[0]
-        if not is_first and block.num_edges == 0:
+        if block.num_edges == 0:
             continue
         messages, outputs = program.run(arguments, edge_index, finished_softmax(stats))
-        if is_first:
-            edge_outputs = [t.new_zeros(plan.num_edges, *t.shape[1:]) for t in outputs]
-            states = [
-                r.merge.init(messages[r.message], plan.shard.num_dst, r.dim)
-                for r in program.reductions
-            ]
         for target, output in zip(edge_outputs, outputs, strict=True):
             block.put(target, output)
         for r, state in zip(program.reductions, states, strict=True):

@@ -207,7 +207,7 @@ def _place_of(value: Tensor, group: list[Tensor]) -> int:
             and other._base is value._base
             and other.shape == value.shape
             and other.stride() == value.stride()
-            and other.data_ptr() == value.data_ptr()
+            and other.storage_offset() == value.storage_offset()
         ):
             return i
     group.append(value)

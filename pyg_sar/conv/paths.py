@@ -142,7 +142,8 @@ def _program(binding: Binding, traced: Trace, num_dst: int) -> Program:
     return Program(
         run=run,
         num_softmax=traced.num_softmax,
-        num_edge_outputs=len(traced.edge_attributes) + (aggregate is None),
+        messages=traced.messages,
+        edge_outputs=traced.edge_outputs,
         uses_rng=traced.uses_rng,
         reductions=() if aggregate is None else aggregate.reductions,
     )

@@ -46,6 +46,8 @@ class Trace:
     Attributes:
         num_softmax: Softmaxes over in-edges.
         out: What it gives for the samples.
+        messages: What of it the conv's aggregation reduces.
+        edge_outputs: What it computes per edge: the attributes, after the result of `edge_update`.
         aggregate: What the conv's aggregation reduces; None for ``edge_update``.
         edge_attributes: Attributes of the conv that it sets to a tensor with one row per edge.
         learnable: Leaf tensors it reads that are not among its arguments.
@@ -57,6 +59,8 @@ class Trace:
 
     num_softmax: int
     out: Tensor
+    messages: tuple[Tensor, ...]
+    edge_outputs: tuple[Tensor, ...]
     aggregate: Aggregate | None
     edge_attributes: tuple[str, ...]
     learnable: tuple[Tensor, ...]
@@ -156,12 +160,17 @@ def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
 
     edge_attributes = edge_attributes_of(changed)
     reduced = in_aggregate.messages.tensors
-    outputs = [out, *reduced, *(changed[name] for name in edge_attributes)]
+    edge_outputs = [changed[name] for name in edge_attributes]
+    outputs = [out, *reduced, *edge_outputs]
+    if aggregate is None:
+        edge_outputs.insert(0, out)
     learnable = learnable_leaves(outputs, samples, first_node)
     is_pure = recorder.is_pure and not edge_attributes and rows is not None
     return Trace(
         num_softmax=num_softmax,
         out=out.detach(),
+        messages=tuple(t.detach() for t in reduced),
+        edge_outputs=tuple(t.detach() for t in edge_outputs),
         aggregate=aggregate,
         edge_attributes=edge_attributes,
         learnable=learnable,
