@@ -50,23 +50,32 @@ class Chunks:
     Args:
         plan: The blocks of the edge_index.
         max_rows: In-edges of a chunk at most, unless one destination has more.
+        max_dst: Destinations of a chunk at most, or None.
         exchange: The exchange of the shard.
     """
 
-    def __init__(self, plan: Plan, max_rows: int, exchange: Exchange) -> None:
-        self.chunks: list[Chunk] = make_chunks(plan, max_rows)
+    def __init__(self, plan: Plan, max_rows: int, max_dst: int | None, exchange: Exchange) -> None:
+        self.chunks: list[Chunk] = make_chunks(plan, max_rows, max_dst)
         missing = max(agree(len(self.chunks))) - len(self.chunks)
         self.chunks += [no_chunk(plan)] * missing
         self.requests: list[Request] = exchange.request([chunk.halo for chunk in self.chunks])
 
 
-def chunks_of(plan: Plan, max_rows: int, exchange: Exchange) -> Chunks:
+def chunks_of(plan: Plan, max_rows: int, max_dst: int | None, exchange: Exchange) -> Chunks:
     """The chunks of a plan, remembered (collective: one small all-gather, or see Chunks)."""
+    key = 'chunks', max_dst is None
     # One rank may still know a plan that another has forgotten.
-    if not all(agree('chunks' in plan.cache)):
-        plan.cache['chunks'] = Chunks(plan, max_rows, exchange)
-    chunks: Chunks = plan.cache['chunks']
+    if not all(agree(key in plan.cache)):
+        plan.cache[key] = Chunks(plan, max_rows, max_dst, exchange)
+    chunks: Chunks = plan.cache[key]
     return chunks
+
+
+def max_in_degree(plan: Plan) -> int:
+    """The largest in-degree on any rank (collective: one small all-gather)."""
+    own = int(plan.in_degree.max()) if plan.in_degree.numel() else 0
+    largest: int = max(agree(own))
+    return largest
 
 
 def gather(

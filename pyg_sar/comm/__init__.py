@@ -12,7 +12,7 @@ from pyg_sar.comm.group import (
     raise_together,
 )
 from pyg_sar.comm.reverse import Reversed, reverse
-from pyg_sar.comm.sum import sum_over_ranks
+from pyg_sar.comm.sum import max_over_ranks, sum_over_ranks
 
 __all__ = [
     'Exchange',
@@ -25,6 +25,7 @@ __all__ = [
     'check_equal',
     'exchange_group',
     'is_distributed',
+    'max_over_ranks',
     'raise_together',
     'reverse',
     'sum_over_ranks',

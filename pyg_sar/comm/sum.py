@@ -1,4 +1,4 @@
-"""The sum over the ranks, with gradient."""
+"""The sum and the maximum over the ranks, with gradient."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.group import all_reduce_sum
+from pyg_sar.comm.group import agree, all_reduce_sum
 
 
 def sum_over_ranks(local: Tensor) -> Tensor:
@@ -31,3 +31,32 @@ class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         return sum_over_ranks(grads[0])
+
+
+def max_over_ranks(values: Tensor) -> Tensor:
+    """The largest entry that any rank has, as a scalar; -inf of no entries.
+
+    | backward: the sum of the ranks' gradients, in even shares to the entries that are largest
+
+    Collective: one small all-gather in forward, two all-reduces in backward.
+    """
+    out: Tensor = _MaxOverRanks.apply(values)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _MaxOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        own = values.max().item() if values.numel() else float('-inf')
+        largest = values.new_tensor(max(agree(own)))
+        ctx.save_for_backward(values, largest)
+        return largest
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        values, largest = ctx.saved_tensors
+        is_largest = values == largest
+        sums = torch.stack([grads[0], is_largest.sum().to(grads[0].dtype)])
+        grad, count = all_reduce_sum(sums)
+        share: Tensor = is_largest * (grad / count)
+        return share

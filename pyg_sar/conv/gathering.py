@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.gather import ChunkProgram, chunks_of, gather
+from pyg_sar.aggregate.gather import ChunkProgram, chunks_of, gather, max_in_degree
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.comm import Exchange
 from pyg_sar.conv.binding import Binding
+from pyg_sar.conv.dense import DenseBatches
 from pyg_sar.conv.sampling import (
     NUM_MADE_UP,
     NUM_SAMPLES,
@@ -40,6 +41,7 @@ class Observation:
         edge_attributes: Attributes of the conv that it sets to a tensor with one row per edge.
         learnable: Leaf tensors it reads that are not among its arguments.
         uses_rng: Whether it draws random numbers.
+        is_dense: Whether the aggregation makes dense batches of messages.
     """
 
     out: Tensor | None
@@ -47,6 +49,7 @@ class Observation:
     edge_attributes: tuple[str, ...]
     learnable: tuple[Tensor, ...]
     uses_rng: bool
+    is_dense: bool
 
 
 @no_autocast_cache()
@@ -60,8 +63,10 @@ def observe(binding: Binding) -> Observation:
     first_node = node_of_now()
     states = random_states(edge_index.device)
     watch = AttributeWatch(binding.conv)
+    dense = DenseBatches(binding.conv, NUM_SAMPLES)
     try:
-        out, edge_outputs = _run(binding, samples, edge_index, NUM_SAMPLES)
+        with dense.in_force():
+            out, edge_outputs = _run(binding, samples, edge_index, NUM_SAMPLES)
         pairs = zip(states, random_states(edge_index.device), strict=True)
         uses_rng = any(not torch.equal(before, after) for before, after in pairs)
     finally:
@@ -71,7 +76,7 @@ def observe(binding: Binding) -> Observation:
     edge_outputs = (*edge_outputs, *(changed[name] for name in names))
     outputs = edge_outputs if out is None else (out, *edge_outputs)
     learnable = learnable_leaves(outputs, samples, first_node)
-    return Observation(out, edge_outputs, names, learnable, uses_rng)
+    return Observation(out, edge_outputs, names, learnable, uses_rng, dense.are_used)
 
 
 def run_gather(
@@ -90,6 +95,7 @@ def run_gather(
         that the last of them are to be set to.
     """
     seen = observe(binding)
+    dense = DenseBatches(binding.conv, max_in_degree(plan) if seen.is_dense else 0)
 
     def run(
         arguments: Arguments, edge_index: Tensor, num_dst: int
@@ -103,7 +109,8 @@ def run_gather(
             return None if out is None else out[1:], edge_outputs
         watch = AttributeWatch(binding.conv)
         try:
-            out, edge_outputs = _run(binding, arguments, edge_index, num_dst)
+            with dense.in_force():
+                out, edge_outputs = _run(binding, arguments, edge_index, num_dst)
         finally:
             changed = watch.restore()
         rows = [edge_rows(binding.conv, changed, name, edge_index) for name in seen.edge_attributes]
@@ -112,7 +119,9 @@ def run_gather(
     program = ChunkProgram(run, seen.out, seen.edge_outputs, seen.uses_rng)
     arguments = replace(binding.arguments, learnable=seen.learnable)
     rows = max_rows if max_rows is not None else _rows_in_memory(arguments, seen, exchange)
-    chunks = chunks_of(plan, rows, exchange)
+    # A dense batch has as many rows for every node as the largest in-degree.
+    max_dst = max(rows // max(dense.width, 1), 1) if seen.is_dense else None
+    chunks = chunks_of(plan, rows, max_dst, exchange)
     out, outputs = gather(program, arguments, plan, chunks, exchange)
     dim = binding.conv.node_dim
     return None if out is None else out.movedim(0, dim), outputs, seen.edge_attributes

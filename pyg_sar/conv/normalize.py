@@ -21,12 +21,30 @@ from torch_geometric.utils import (
 )
 
 from pyg_sar.aggregate.halo import from_halo, with_halo
-from pyg_sar.comm import raise_together
+from pyg_sar.comm import max_over_ranks, raise_together
 from pyg_sar.conv.exchanges import Exchanges
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
 
 _MAX_RESULTS = 4
+
+
+class WholeGraphWeight(Tensor):
+    """Edge weights whose largest is that of all ranks: a bound of eigenvalues is made from it."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in (Tensor.max, torch.max) and len(args) == 1 and not kwargs:
+                return max_over_ranks(args[0].as_subclass(Tensor))
+            args = tuple(a.as_subclass(Tensor) if isinstance(a, cls) else a for a in args)
+            return func(*args, **(kwargs or {}))
 
 
 class Normalizer:
@@ -104,7 +122,8 @@ class Normalizer:
             index, weight = add_self_loops(index, -weight, 1.0, num_own)
             return index, weight
 
-        return self._once(exchange.shard, key, edge_index, edge_weight, compute)
+        index, weight = self._once(exchange.shard, key, edge_index, edge_weight, compute)
+        return index, weight.as_subclass(WholeGraphWeight)
 
     def _oriented(
         self, edge_index: Tensor, edge_weight: Tensor | None, *, flip: bool = False

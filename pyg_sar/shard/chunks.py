@@ -49,14 +49,14 @@ def by_destination(plan: Plan) -> Tensor:
 
 
 @torch.inference_mode(False)
-def make_chunks(plan: Plan, max_rows: int) -> list[Chunk]:
+def make_chunks(plan: Plan, max_rows: int, max_dst: int | None = None) -> list[Chunk]:
     """Cuts the own destinations into runs of at most `max_rows` in-edges, one destination at least.
 
-    Raises:
-        ValueError: If `max_rows` is not positive.
+    Args:
+        plan: The blocks of the edge_index.
+        max_rows: In-edges of a chunk at most, unless one destination has more.
+        max_dst: Destinations of a chunk at most.
     """
-    if max_rows < 1:
-        raise ValueError(f"'max_rows' must be positive (got {max_rows})")
     shard = plan.shard
     edge_index = plan.edge_index
     order = by_destination(plan)
@@ -67,7 +67,7 @@ def make_chunks(plan: Plan, max_rows: int) -> list[Chunk]:
         # The last destination that still fits, but one in any case.
         limit = torch.tensor(first + max_rows, device=ends.device)
         end = max(int(torch.searchsorted(ends, limit, right=True)), start + 1)
-        end = min(end, shard.num_dst)
+        end = min(end, shard.num_dst, start + (max_dst or shard.num_dst))
         last = int(ends[end - 1]) if end else 0
         edges = order[first:last]
         src, dst = edge_index[:, edges]
