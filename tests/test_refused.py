@@ -429,18 +429,6 @@ def test_hooks_of_edge_updates(graph, root):
     assert called == [3, graph.num_edges]
 
 
-def _hooked_before_aggregate(root: str) -> str:
-    data = load_shard(root)
-    conv = SARConv(SAGEConv(6, 4).double())
-    conv.register_aggregate_forward_pre_hook(lambda *_: None)
-    return attempt(conv, data.x, data.edge_index)
-
-
-def test_a_hook_before_aggregate_is_refused(root):
-    outcomes = run_ranks(_hooked_before_aggregate, 3, root, timeout=IMPATIENT)
-    assert_all_raise(outcomes, 'ValueError', "expected no hooks before 'aggregate' of SAGEConv")
-
-
 def test_explaining(root):
     data = load_shard(root)
     plain = SAGEConv(6, 4).double()

@@ -112,6 +112,10 @@ class Binding:
     def aggregate(self, values: dict[str, Any], messages: Tensor) -> Tensor:
         """Runs the conv's aggregation on :meth:`inputs` and the messages."""
         kwargs = self.conv.inspector.collect_param_data('aggregate', values)
+        for hook in self.conv._aggregate_forward_pre_hooks.values():
+            result = hook(self.conv, (kwargs,))
+            if result is not None:
+                kwargs = result[0] if isinstance(result, tuple) else result
         out: Tensor = self.conv.aggregate(messages, **kwargs)
         for hook in self.conv._aggregate_forward_hooks.values():
             result = hook(self.conv, (kwargs,), out)

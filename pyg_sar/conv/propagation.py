@@ -240,7 +240,3 @@ class Propagation:
             raise ValueError(f"expected 'size' to be {own}, the own nodes (got {tuple(size)})")
         if self.conv.explain:
             raise ValueError(f'{type(self.conv).__name__} cannot be explained on a cut graph')
-        if self.conv._aggregate_forward_pre_hooks:
-            raise ValueError(
-                f"expected no hooks before 'aggregate' of {type(self.conv).__name__} on a cut graph"
-            )

@@ -85,7 +85,8 @@ def made_up_row(values: Tensor) -> Tensor:
     return values.new_full((1, *values.shape[1:]), 1 if values.is_floating_point() else 0)
 
 
-NUM_MADE_UP = 2
+NUM_MADE_UP = 9
+"""More than a sampled destination has: what depends on the largest in-degree shows."""
 
 
 def with_made_up_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, Tensor]:

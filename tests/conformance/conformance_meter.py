@@ -17,6 +17,7 @@ from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.swap import ROWS_TAG, Swap
 from pyg_sar.conv.paths import Paths
 from pyg_sar.conv.trace import Trace
+from pyg_sar.shard.shard import Shard
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Meter:
         num_tensors: Most tensors exchanged together.
         together: Most rows of many blocks fetched together, as by the gather path.
         together_numbers: The same where each row is a single number, such as a degree.
+        shards: The shards whose rows were exchanged.
     """
 
     paths: list[str] = field(default_factory=list)
@@ -42,6 +44,7 @@ class Meter:
     num_tensors: int = 0
     together: int = 0
     together_numbers: int = 0
+    shards: list[Shard] = field(default_factory=list)
     _live: dict[int, tuple[Buffers, str, int]] = field(default_factory=dict)
 
     def take(self, buffers: Buffers, kind: str, num_rows: int) -> None:
@@ -122,6 +125,11 @@ def metered() -> Iterator[Meter]:
                 meter.note(path)
             return original(self, path, *args)
 
+        def exchange(original: Any, self: Exchange, shard: Shard, **kwargs: Any) -> None:
+            original(self, shard, **kwargs)
+            meter.shards.append(shard)
+
+        patch(Exchange, '__init__', exchange)
         patch(Swap, '__init__', swap)
         patch(Buffers, 'free', free)
         patch(GradientReturn, 'rows', gradient_rows)

@@ -160,7 +160,7 @@ def _note(meter: Meter, data: Any, result: Result) -> None:
     for name in ('halo', 'gradients', 'num_tensors', 'together', 'together_numbers'):
         setattr(result, name, getattr(meter, name))
     result.num_live = meter.num_live
-    shards = [handle.shard for handle in handles(data)]
+    shards = meter.shards or [handle.shard for handle in handles(data)]
     sizes = [step.recv_rows for shard in shards for step in shard.steps]
     result.largest_block = max(sizes, default=0)
     result.num_halo = max(shard.num_halo for shard in shards)

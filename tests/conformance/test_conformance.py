@@ -10,7 +10,6 @@ import torch_geometric.nn.conv
 from conformance_cases import ALL, CASES, CHECKS
 from conformance_expected import (
     FAILS_TODAY,
-    FAILS_WITHOUT_NODES,
     NOT_YET,
     NOT_YET_GRAPHS,
     REFUSED_BY_DESIGN,
@@ -52,8 +51,6 @@ def test_lists_are_of_cases() -> None:
     assert CASES.keys() >= NOT_YET
     assert CASES.keys() >= FAILS_TODAY.keys()
     assert not NOT_YET & FAILS_TODAY.keys()
-    for names in FAILS_WITHOUT_NODES.values():
-        assert CASES.keys() >= set(names)
 
 
 @pytest.mark.parametrize('name', [c.name for c in ALL if c.conv not in REFUSED_BY_DESIGN])
@@ -84,8 +81,7 @@ def test_conformance(name: str, found: dict[str, Outcome]) -> None:
 
 def test_a_rank_without_nodes(tmp_path: Path) -> None:
     """It takes part in every exchange all the same."""
-    fail = {name for names in FAILS_WITHOUT_NODES.values() for name in names}
-    others = NOT_YET | FAILS_TODAY.keys() | fail
+    others = NOT_YET | FAILS_TODAY.keys()
     names = [
         case.name
         for case in ALL
@@ -96,14 +92,6 @@ def test_a_rank_without_nodes(tmp_path: Path) -> None:
     results = outcomes(tmp_path, names, cuts=NO_NODES)
     wrong = {name: o.reason for name, o in results.items() if o.status != 'exact'}
     assert not wrong, wrong
-
-
-@pytest.mark.parametrize('reason', FAILS_WITHOUT_NODES)
-def test_a_rank_without_nodes_fails_today(tmp_path: Path, reason: str) -> None:
-    name = FAILS_WITHOUT_NODES[reason][0]
-    outcome = outcomes(tmp_path, [name], cuts=NO_NODES, patience=3)[name]
-    assert outcome.status != 'exact', f"take '{reason}' off the list"
-    pytest.xfail(reason)
 
 
 def test_rows_held_at_once(found: dict[str, Outcome]) -> None:
