@@ -6,6 +6,7 @@ from pyg_sar.load import load_shard
 from pyg_sar.loss import global_mean, global_sum
 from pyg_sar.memory import return_freed_memory
 from pyg_sar.partitioner import PartitionSummary, partition_graph
+from pyg_sar.restrict import RestrictedLayer, RestrictedLayers, restrict
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.wrap import wrap
 
@@ -14,12 +15,15 @@ __version__ = '0.1.0'
 __all__ = [
     'DistributedDataParallel',
     'PartitionSummary',
+    'RestrictedLayer',
+    'RestrictedLayers',
     'SARConv',
     'ShardEdgeIndex',
     'global_mean',
     'global_sum',
     'load_shard',
     'partition_graph',
+    'restrict',
     'return_freed_memory',
     'wrap',
 ]

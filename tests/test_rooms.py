@@ -20,6 +20,7 @@ MAY_IMPORT = {
     'loss': {'comm'},
     'memory': set(),
     'load': {'comm', 'shard'},
+    'restrict': {'comm', 'shard'},
     'wrap': {'conv', 'norm'},
     'ddp': {'comm', 'conv', 'memory', 'wrap'},
     'partitioner': {'partitioner', 'shard'},

@@ -11,10 +11,11 @@ from pyg_sar.comm.group import (
     is_distributed,
     raise_together,
 )
-from pyg_sar.comm.reverse import Reversed, reverse
+from pyg_sar.comm.reverse import EdgeMove, Reversed, reverse
 from pyg_sar.comm.sum import max_over_ranks, sum_over_ranks
 
 __all__ = [
+    'EdgeMove',
     'Exchange',
     'GradientReturn',
     'Request',

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pyg_sar.comm.all_to_all import all_to_all, all_to_all_counts
 from pyg_sar.comm.buffers import BufferPool, Buffers, Rows
 from pyg_sar.comm.group import exchange_group
 from pyg_sar.comm.swap import ROWS_TAG, Swap
@@ -149,18 +150,12 @@ class Exchange:
         owners = [torch.bucketize(rows, ends, right=True) for rows in halo]
         counts = [torch.bincount(owner, minlength=world_size) for owner in owners]
         # To every rank: for each fetch the number of its rows, and then which.
-        wanted = torch.stack(counts, dim=1).contiguous()
-        asked = torch.empty_like(wanted)
-        dist.all_to_all_single(asked, wanted, group=self.group)
+        wanted = torch.stack(counts, dim=1)
+        asked = all_to_all_counts(wanted, self.group)
         by_owner = torch.argsort(torch.cat(owners), stable=True)
         offsets = torch.cat([r - starts[o] for r, o in zip(halo, owners, strict=True)])[by_owner]
-        wanted_offsets = offsets.new_empty(int(asked.sum()))
-        dist.all_to_all_single(
-            wanted_offsets,
-            offsets,
-            asked.sum(dim=1).tolist(),
-            wanted.sum(dim=1).tolist(),
-            group=self.group,
+        wanted_offsets = all_to_all(
+            offsets, wanted.sum(dim=1).tolist(), asked.sum(dim=1).tolist(), self.group
         )
         first = torch.tensor([0, *everything.send_counts[:-1]], device=device).cumsum(0)
         lists = torch.split(wanted_offsets, asked.flatten().tolist())
@@ -175,14 +170,15 @@ class Exchange:
 
     def fetch_requested(self, tensors: Sequence[Tensor], request: Request) -> Rows:
         """The halo rows of a request: one all-to-all for each tensor (collective)."""
-        out = []
-        for tensor in tensors:
-            received = tensor.new_empty(sum(request.recv_counts), *tensor.shape[1:])
-            if self.group is not None:
-                sent = tensor.index_select(0, request.send_index)
-                self._all_to_all(received, request.recv_counts, sent, request.send_counts)
-            out.append(received)
-        return out
+        return [
+            all_to_all(
+                tensor.index_select(0, request.send_index) if self.group else tensor[:0],
+                request.send_counts,
+                request.recv_counts,
+                self.group,
+            )
+            for tensor in tensors
+        ]
 
     def return_requested(
         self, gradients: Sequence[Tensor], out: Sequence[Tensor], request: Request
@@ -191,10 +187,7 @@ class Exchange:
         if self.group is None:
             return
         for gradient, rows in zip(gradients, out, strict=True):
-            received = rows.new_empty(request.send_index.numel(), *rows.shape[1:])
-            self._all_to_all(
-                received, request.send_counts, gradient.contiguous(), request.recv_counts
-            )
+            received = all_to_all(gradient, request.recv_counts, request.send_counts, self.group)
             rows.index_add_(0, request.send_index, received)
 
     def rows_sent(self) -> list[Tensor]:
@@ -216,18 +209,4 @@ class Exchange:
             torch.cat(rows),
             [t.numel() for t in rows],
             [b - a for a, b in pairwise(halo_ptr)],
-        )
-
-    def _all_to_all(
-        self, received: Tensor, recv_counts: list[int], sent: Tensor, send_counts: list[int]
-    ) -> None:
-        # As bytes: every dtype goes through every backend.
-        row_bytes = received[:1].numel() and received[0].numel() * received.element_size()
-        row_bytes = row_bytes or (sent[:1].numel() and sent[0].numel() * sent.element_size())
-        dist.all_to_all_single(
-            received.view(-1).view(torch.uint8),
-            sent.view(-1).view(torch.uint8),
-            [n * row_bytes for n in recv_counts],
-            [n * row_bytes for n in send_counts],
-            group=self.group,
         )

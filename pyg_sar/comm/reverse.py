@@ -1,203 +1,166 @@
-"""The edges out of the own nodes: every edge goes to the rank that owns its source.
+"""The edges *out of* own nodes, for messages that go against the direction of the edges.
 
-A rank holds the edges into its own nodes. Messages against the direction of the edges need those
-out of them; these lie with their destinations, on other ranks, and come over once for a graph.
+A shard holds the edges into own nodes. Turned around, an edge belongs to the rank of its old
+source; so every edge moves there once, and edge tensors follow it on the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.all_to_all import all_to_all, all_to_all_counts
+from pyg_sar.comm.derive import all_part_ptr, derive_shard, places
+from pyg_sar.comm.group import exchange_group, raise_together
 from pyg_sar.shard.edge_index import ShardEdgeIndex
-from pyg_sar.shard.shard import Shard, Step
-
-_ID_BITS = 40
+from pyg_sar.shard.shard import Shard
 
 
 @dataclass(frozen=True, eq=False)
-class Reversed:
-    """The edges of a graph, each turned round, with the ranks that own their new destinations.
+class EdgeMove:
+    """Carries edge tensors from an edge_index to its reversed one and back.
+
+    A bijection of the edges of all ranks, so the way back is both inverse and adjoint.
 
     Attributes:
-        edge_index: The turned edges into own nodes, a handle of a shard of its own.
-        local: Edges that stay on the rank: their places before, int64.
-        sent: Edges that go to other ranks, by rank: their places before, int64.
-        send_counts: How many go to each rank.
-        recv_counts: How many come from each rank; they follow the local ones.
-        group: The group of the exchanges; None on one rank.
+        send_perm: The edges by the rank that they go to, int64 ``[E]``.
+        send_counts: Edges that go to each rank.
+        recv_counts: Edges that come from each rank.
+        recv_perm: Of every reversed edge its place among those that came, int64 ``[E_rev]``.
     """
 
-    edge_index: ShardEdgeIndex
-    local: Tensor
-    sent: Tensor
+    send_perm: Tensor
     send_counts: list[int]
     recv_counts: list[int]
-    group: dist.ProcessGroup | None
+    recv_perm: Tensor
 
     def to_reversed(self, values: Tensor) -> Tensor:
-        """Brings one row per edge ``[num_edges, ...]`` to the turned edges (collective)."""
+        """Edge values ``[E, ...]`` in the order of the reversed edges, ``[E_rev, ...]``.
+
+        | forward:  every row goes to the rank of its edge's source
+        | backward: ``grad_values = to_forward(grad_out)``
+
+        Collective: one all-to-all, and one in backward if the values need a gradient; they must
+        need one on all ranks or on none.
+
+        Raises:
+            ValueError: If there is not one row per edge.
+        """
+        _check_rows(values, self.send_perm)
         out: Tensor = _Move.apply(values, self, True)  # type: ignore[no-untyped-call]
         return out
 
     def to_forward(self, values: Tensor) -> Tensor:
-        """The inverse of :meth:`to_reversed` (collective)."""
+        """The inverse of :meth:`to_reversed`: ``[E_rev, ...]`` to ``[E, ...]`` (collective)."""
+        _check_rows(values, self.recv_perm)
         out: Tensor = _Move.apply(values, self, False)  # type: ignore[no-untyped-call]
         return out
 
 
-class _Move(torch.autograd.Function):
-    """Rows of edges to the other end's rank; the adjoint is the way back."""
+@dataclass(frozen=True, eq=False)
+class Reversed:
+    """The edges out of the own nodes of a rank, turned around.
 
+    Attributes:
+        edge_index: int64 ``[2, E_rev]`` in local ids of `shard` and its block order. Row 0: the old
+            destinations, own or in the halo of `shard`. Row 1: the old sources, own.
+        shard: The same own nodes and parts, with a halo of old destinations.
+        edges: Carries edge tensors over.
+    """
+
+    edge_index: ShardEdgeIndex
+    shard: Shard
+    edges: EdgeMove
+
+
+@torch.inference_mode(False)  # it outlives the caller's mode
+def reverse(edge_index: Tensor, shard: Shard) -> Reversed:
+    """Turns every edge of the graph around (collective: a few all-to-alls; keep the result).
+
+    Args:
+        edge_index: int64 ``[2, E]`` in local ids of `shard`: its own edges, or derived from them.
+        shard: The shard.
+
+    Raises:
+        ValueError: On all ranks, if the shard is bipartite or an id is out of range on one of them.
+    """
+    error = _error(edge_index, shard)
+    if shard.world_size > 1:
+        raise_together(error)
+    elif error is not None:
+        raise error
+    src, dst = edge_index.as_subclass(Tensor).unbind()
+    part_ptr = all_part_ptr(shard, shard.own_ptr)
+    src = places(shard, part_ptr, src.device)[src]
+    dst = dst + part_ptr[shard.parts.start]
+
+    group = exchange_group() if shard.world_size > 1 else None
+    ends = torch.tensor(part_ptr[shard.parts_per_rank :: shard.parts_per_rank], device=src.device)
+    owner = torch.searchsorted(ends, src, right=True)
+    send_perm = torch.argsort(owner, stable=True)
+    counts = torch.bincount(owner, minlength=shard.world_size)
+    send_counts, recv_counts = counts.tolist(), all_to_all_counts(counts, group).tolist()
+    edges = torch.stack([src, dst], dim=1)[send_perm]
+    edges = all_to_all(edges, send_counts, recv_counts, group)
+    new_dst, new_src = edges.t().contiguous()
+    new_dst = new_dst - part_ptr[shard.parts.start]
+    handle, recv_perm = derive_shard(shard, part_ptr, new_src, new_dst, name='reversed')
+    move = EdgeMove(send_perm, send_counts, recv_counts, recv_perm)
+    return Reversed(handle, handle.shard, move)
+
+
+def _error(edge_index: Tensor, shard: Shard) -> ValueError | None:
+    if shard.is_bipartite:
+        return ValueError(
+            'expected edges between the nodes of one set to reverse (got a bipartite shard)'
+        )
+    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
+        return ValueError(
+            f"expected an int64 'edge_index' of shape [2, E] (got {edge_index.dtype} of shape "
+            f'{tuple(edge_index.shape)})'
+        )
+    for row, size in zip(edge_index, (shard.num_own + shard.num_halo, shard.num_own), strict=True):
+        if row.numel() and not 0 <= int(row.min()) <= int(row.max()) < size:
+            return ValueError(
+                f"expected local ids in [0, {size}) in an 'edge_index' derived from a shard "
+                f'(got {int(row.min())} to {int(row.max())})'
+            )
+    return None
+
+
+def _check_rows(values: Tensor, edges: Tensor) -> None:
+    if values.dim() == 0 or values.size(0) != edges.numel():
+        raise ValueError(
+            f'expected one row per edge: {edges.numel()} rows (got shape {tuple(values.shape)})'
+        )
+
+
+class _Move(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, edges: Reversed, turn: bool) -> Tensor:
-        ctx.edges, ctx.turn = edges, turn
-        return _turn(values, edges) if turn else _turn_back(values, edges)
+    def forward(ctx: Any, values: Tensor, move: EdgeMove, to_reversed: bool) -> Tensor:
+        ctx.move, ctx.to_reversed = move, to_reversed
+        return _move(values, move, to_reversed)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        back = _turn_back if ctx.turn else _turn
-        return back(grads[0].contiguous(), ctx.edges), None, None
+        return _move(grads[0], ctx.move, not ctx.to_reversed), None, None
 
 
-def _turn(values: Tensor, edges: Reversed) -> Tensor:
-    received = _all_to_all(
-        values.index_select(0, edges.sent), edges.send_counts, edges.recv_counts, edges.group
-    )
-    return torch.cat([values.index_select(0, edges.local), received])
-
-
-def _turn_back(values: Tensor, edges: Reversed) -> Tensor:
-    num_local, num_sent = edges.local.numel(), edges.sent.numel()
-    received = _all_to_all(
-        values[num_local:].contiguous(), edges.recv_counts, edges.send_counts, edges.group
-    )
-    out = values.new_empty(num_local + num_sent, *values.shape[1:])
-    out[edges.local] = values[:num_local]
-    out[edges.sent] = received
-    return out
-
-
-def reverse(edge_index: Tensor, shard: Shard) -> Reversed:
-    """Turns the edges of a graph round (collective: seven all-to-alls).
-
-    Args:
-        edge_index: Edges into own nodes in local ids of `shard`: its own, or derived from it.
-        shard: The shard, of one set of nodes.
-
-    Raises:
-        ValueError: If the edges run between two sets of nodes.
-    """
-    if shard.is_bipartite:
-        raise ValueError('edges between two sets of nodes cannot be passed in reverse')
-    exchange = Exchange(shard)
-    src, dst = edge_index.as_subclass(Tensor)
-    num_own, device = shard.num_own, src.device
-    is_own = src < num_own
-    local = is_own.nonzero().view(-1)
-    sent = (~is_own).nonzero().view(-1)
-    ptr = torch.tensor(shard.halo_ptr[:: shard.parts_per_rank], device=device)
-    halo = src[sent] - num_own
-    owner = torch.bucketize(halo, ptr[1:], right=True)
-    order = torch.argsort(owner, stable=True)
-    sent, halo, owner = sent[order], halo[order], owner[order]
-    send_counts = torch.bincount(owner, minlength=shard.world_size).tolist()
-    recv_counts = _counts(send_counts, exchange.group, device)
-
-    def move(values: Tensor) -> Tensor:
-        return _all_to_all(values, send_counts, recv_counts, exchange.group)
-
-    # What the owner of the source is told: which of the rows that it sends here, and which node of
-    # which part the edge went into.
-    part = torch.bucketize(dst, torch.tensor(shard.own_ptr[1:], device=device), right=True)
-    offset = move(halo - ptr[owner])
-    node = move(((part + shard.parts.start) << _ID_BITS | dst)[sent])
-    rows = exchange.rows_sent()
-    first = torch.tensor([0, *[t.numel() for t in rows][:-1]], device=device).cumsum(0)
-    reader = torch.repeat_interleave(torch.tensor(recv_counts, device=device))
-    new_dst = torch.cat(rows)[first[reader] + offset] if rows else offset
-    nodes, place = torch.unique(node, return_inverse=True)
-    new_shard = _shard_of(nodes, shard, exchange)
-    turned = torch.stack(
-        [torch.cat([dst[local], num_own + place]), torch.cat([src[local], new_dst])]
-    )
-    handle = ShardEdgeIndex.wrap(turned, new_shard, is_whole=False)
-    return Reversed(handle, local, sent, send_counts, recv_counts, exchange.group)
-
-
-def _shard_of(nodes: Tensor, shard: Shard, exchange: Exchange) -> Shard:
-    """The shard of the same own nodes whose halo is `nodes`, ascending by part and node."""
-    part, row = nodes >> _ID_BITS, nodes & ((1 << _ID_BITS) - 1)
-    counts = torch.bincount(part, minlength=shard.num_parts).tolist()
-    ptr = [0, *torch.tensor(counts).cumsum(0).tolist()]
-    # Every owner is told which rows of which of its parts are read here.
-    per_rank = shard.parts_per_rank
-    wanted = [sum(counts[r * per_rank : (r + 1) * per_rank]) for r in range(shard.world_size)]
-    asked = _counts(wanted, exchange.group, nodes.device)
-    by_reader = torch.split(_all_to_all(row, wanted, asked, exchange.group), asked)
-    own_ptr = torch.tensor(shard.own_ptr, device=nodes.device)
-    steps: list[Step] = []
-    for step in shard.steps:
-        # Rows of one reader ascend, so those of one part lie together.
-        i = len(steps) % per_rank
-        rows = by_reader[step.send_rank]
-        is_of_part = (rows >= own_ptr[i]) & (rows < own_ptr[i + 1])
-        recv_rows = ptr[step.part + 1] - ptr[step.part]
-        steps.append(Step(step.part, step.recv_rank, recv_rows, step.send_rank, rows[is_of_part]))
-    return Shard(
-        root=shard.root,
-        fingerprint=f'{shard.fingerprint} reversed',
-        rank=shard.rank,
-        world_size=shard.world_size,
-        num_parts=shard.num_parts,
-        num_nodes=shard.num_nodes,
-        own_ptr=shard.own_ptr,
-        halo_ptr=tuple(ptr),
-        block_ptr=(*[0] * shard.num_parts, shard.num_edges),
-        steps=tuple(steps),
-    )
-
-
-def _counts(
-    counts: Sequence[int], group: dist.ProcessGroup | None, device: torch.device
-) -> list[int]:
-    """How many rows come from each rank, from how many go there (collective)."""
-    if group is None:
-        return list(counts)
-    ours = torch.tensor(counts, device=device)
-    theirs = torch.empty_like(ours)
-    dist.all_to_all_single(theirs, ours, group=group)
-    out: list[int] = theirs.tolist()
-    return out
-
-
-def _all_to_all(
-    values: Tensor,
-    send_counts: Sequence[int],
-    recv_counts: Sequence[int],
-    group: dist.ProcessGroup | None,
-) -> Tensor:
-    """Rows ``[sum of send_counts, ...]``, by rank, to the other ranks (collective)."""
-    if group is None:
-        return values
-    out = values.new_empty(sum(recv_counts), *values.shape[1:])
-    row_bytes = values.element_size()
-    for size in values.shape[1:]:
-        row_bytes *= size
-    # As bytes: every dtype goes through every backend.
-    dist.all_to_all_single(
-        out.view(-1).view(torch.uint8),
-        values.contiguous().view(-1).view(torch.uint8),
-        [n * row_bytes for n in recv_counts],
-        [n * row_bytes for n in send_counts],
-        group=group,
-    )
+def _move(values: Tensor, move: EdgeMove, to_reversed: bool) -> Tensor:
+    world_size = len(move.send_counts)
+    group = exchange_group() if world_size > 1 else None
+    if to_reversed:
+        sent = values.index_select(0, move.send_perm)
+        received = all_to_all(sent, move.send_counts, move.recv_counts, group)
+        return received.index_select(0, move.recv_perm)
+    sent = torch.empty_like(values, memory_format=torch.contiguous_format)
+    sent[move.recv_perm] = values
+    received = all_to_all(sent, move.recv_counts, move.send_counts, group)
+    out = torch.empty_like(received)
+    out[move.send_perm] = received
     return out

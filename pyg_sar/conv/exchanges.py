@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import Exchange, Reversed, agree, reverse
+from pyg_sar.comm import EdgeMove, Exchange, Reversed, agree, reverse
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
 
@@ -65,7 +65,7 @@ class Exchanges:
         if is_flipped == flip:
             return Oriented(into_own, None)
         edges = _reversed(into_own, self.of(into_own).shard)
-        return Oriented(edges.edge_index, edges)
+        return Oriented(edges.edge_index, edges.edges)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Oriented:
     """
 
     edge_index: Tensor
-    edges: Reversed | None
+    edges: EdgeMove | None
 
     def to_oriented(self, values: Tensor) -> Tensor:
         """One row per edge, from the caller's order."""

@@ -1,0 +1,48 @@
+"""Rows of a tensor to every rank at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def all_to_all(
+    rows: Tensor,
+    send_counts: Sequence[int],
+    recv_counts: Sequence[int],
+    group: dist.ProcessGroup | None,
+) -> Tensor:
+    """Sends the first rows to rank 0, the next ones to rank 1, ... (collective).
+
+    Args:
+        rows: ``[sum(send_counts), ...]``, of any dtype.
+        send_counts: Rows for every rank, this one included.
+        recv_counts: Rows from every rank.
+        group: The ranks, or None for one process, whose rows are its own.
+
+    Returns:
+        ``[sum(recv_counts), ...]``, by the rank they came from.
+    """
+    if group is None:
+        return rows
+    received = rows.new_empty(sum(recv_counts), *rows.shape[1:])
+    # As bytes: every dtype goes through every backend.
+    row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
+    dist.all_to_all_single(
+        received.view(-1).view(torch.uint8),
+        rows.contiguous().view(-1).view(torch.uint8),
+        [n * row_bytes for n in recv_counts],
+        [n * row_bytes for n in send_counts],
+        group=group,
+    )
+    return received
+
+
+def all_to_all_counts(counts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """What every rank counts for this one: row r of ``[world_size, ...]`` goes to rank r."""
+    ones = [1] * counts.size(0)
+    return all_to_all(counts, ones, ones, group)

@@ -1,0 +1,201 @@
+"""``restrict``: every layer computes only the nodes that the wanted outputs depend on.
+
+With labels on few nodes most of a full-batch epoch computes rows that no loss reads. What a layer
+must compute follows from the layer after it, backwards from the labels: the nodes wanted and their
+in-neighbours, on whatever rank they are. PyG calls the result message-flow graphs where a sampler
+makes them; here nothing is sampled, so outputs and gradients stay those of the whole graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_sar.comm import Exchange, agree, check_equal, raise_together
+from pyg_sar.comm.derive import all_part_ptr, derive_shard
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.shard import Shard
+
+
+@dataclass(frozen=True, eq=False)
+class RestrictedLayer:
+    """The edges that one layer needs.
+
+    Attributes:
+        edge_index: :class:`~pyg_sar.ShardEdgeIndex`, int64 ``[2, num_edges]``: all edges into the
+            nodes that the layer computes. Its destinations are the first of its own sources.
+        edges: The places of these edges in ``data.edge_index``, int64 ``[num_edges]``:
+            ``data.edge_attr[layer.edges]`` goes with `edge_index`.
+    """
+
+    edge_index: ShardEdgeIndex
+    edges: Tensor
+
+    @property
+    def num_src(self) -> int:
+        """Number of own rows that the layer reads."""
+        return self.edge_index.shard.num_own
+
+    @property
+    def num_dst(self) -> int:
+        """Number of own rows that the layer computes: the first ones of those it reads."""
+        return self.edge_index.shard.num_dst
+
+
+@dataclass(frozen=True, eq=False)
+class RestrictedLayers:
+    """What :func:`restrict` returns: a :class:`RestrictedLayer` for every layer of the model.
+
+    Attributes:
+        input_nodes: Own nodes whose ``x`` the first layer reads, local ids, int64
+            ``[layers[0].num_src]``.
+        output_nodes: Own nodes that the last layer computes, local ids, int64
+            ``[layers[-1].num_dst]``: the nodes asked for; the first ones of `input_nodes`.
+        layers: From the first layer to the last; iterating gives them, too.
+    """
+
+    input_nodes: Tensor
+    output_nodes: Tensor
+    layers: tuple[RestrictedLayer, ...]
+
+    def __iter__(self) -> Iterator[RestrictedLayer]:
+        """The layers, first to last."""
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
+
+    def __getitem__(self, index: int) -> RestrictedLayer:
+        """One layer."""
+        return self.layers[index]
+
+
+@torch.inference_mode(False)  # the layers outlive the caller's mode
+def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
+    """Leaves out of every layer what the outputs of `nodes` do not depend on, exactly.
+
+    .. code-block:: python
+
+        layers = pyg_sar.restrict(data, data.train_mask, num_layers=len(convs))  # once
+        x = data.x[layers.input_nodes]
+        for conv, layer in zip(convs, layers):
+            x = conv((x, x[: layer.num_dst]), layer.edge_index)
+        loss = pyg_sar.global_mean(loss_fn(x, data.y[layers.output_nodes]))
+
+    The convs are SARConvs that take a pair ``(x_src, x_dst)``, as they do with PyG's
+    neighbour loaders; ``conv(x, data.edge_index)`` computes the same for all nodes. All edges into
+    a computed node are there, so an aggregation over in-edges is that of the whole graph. Not so:
+
+    - what a conv derives from *other* edges. ``gcn_norm`` needs the in-degrees of sources:
+      ``GCNConv`` takes no pair and raises a ValueError. Compute the weights once, before
+      partitioning, store them as ``edge_weight``, and use
+      ``SimpleConv('sum')((x, x[: layer.num_dst]), layer.edge_index, edge_weight[layer.edges])``
+      and a linear layer.
+    - self loops that a conv adds by itself (``GATConv(add_self_loops=True)``): refused with a
+      ValueError. Add them before partitioning.
+    - statistics over nodes: a batch norm between the layers sees the restricted rows only, so it
+      is *not* the one of the whole graph.
+
+    Args:
+        data: What :func:`pyg_sar.load_shard` returned.
+        nodes: The own nodes whose final output is wanted: a bool mask ``[num_own]``, or local ids
+            without repetition, int64 (outputs then come in their order). A rank may want none.
+        num_layers: Number of layers, i.e. how far an output looks; equal on all ranks.
+
+    Returns:
+        The layers. Collective: a few all-to-alls of node ids for every layer; call it once.
+
+    Raises:
+        ValueError: On all ranks, if `data`, `nodes` or `num_layers` is not as described on one.
+    """
+    error = _error(data, nodes, num_layers)
+    raise_together(error)
+    check_equal("'num_layers'", num_layers, agree(num_layers))
+    edge_index: ShardEdgeIndex = data.edge_index
+    shard = edge_index.shard
+    exchange = Exchange(shard)
+    src, dst = edge_index.as_subclass(Tensor).unbind()
+
+    reached = output_nodes = (nodes.nonzero().view(-1) if nodes.dtype == torch.bool else nodes).to(
+        src.device, copy=True
+    )
+    # The row of every own node; -1: not reached so far. Nodes reached earlier come first, so the
+    # rows of a layer are the first ones of the layer before it.
+    row = torch.full((shard.num_own,), -1, device=src.device)
+    row[reached] = torch.arange(reached.numel(), device=src.device)
+    layers: list[RestrictedLayer] = []
+    for number in range(num_layers, 0, -1):
+        num_dst = reached.numel()
+        edges = (row[dst] >= 0).nonzero().view(-1)
+        layer_src, layer_dst = src[edges], row[dst[edges]]
+
+        new = (_read_by_any(layer_src, exchange) & (row < 0)).nonzero().view(-1)
+        row[new] = torch.arange(num_dst, num_dst + new.numel(), device=src.device)
+        reached = torch.cat([reached, new])
+
+        part_ptr = all_part_ptr(shard, _cut(reached.numel(), shard.parts_per_rank))
+        place = row + part_ptr[shard.parts.start]
+        place = torch.cat([place, *exchange.fetch_all([place])])
+        handle, order = derive_shard(
+            shard,
+            part_ptr,
+            place[layer_src],
+            layer_dst,
+            name=f'restricted for layer {number} of {num_layers}',
+            dst_rows=num_dst,
+        )
+        layers.insert(0, RestrictedLayer(handle, edges[order]))
+    return RestrictedLayers(reached, output_nodes, tuple(layers))
+
+
+def _read_by_any(src: Tensor, exchange: Exchange) -> Tensor:
+    """Which own nodes are sources of some rank's edges, bool ``[num_own]`` (one all-to-all)."""
+    shard = exchange.shard
+    is_read = torch.zeros(shard.num_own + shard.num_halo, dtype=torch.int32, device=src.device)
+    is_read[src] = 1
+    count = is_read[: shard.num_own].clone()
+    exchange.return_all([is_read[shard.num_own :]], [count])
+    return count > 0
+
+
+def _cut(num_rows: int, num_parts: int) -> list[int]:
+    """Offsets of equal runs of rows.
+
+    The parts of a restricted shard are not the partition's: destinations come first, of all own
+    parts. What matters of a part is that its rows are one range and its size bounds a block's.
+    """
+    return [num_rows * i // num_parts for i in range(num_parts + 1)]
+
+
+def _error(data: Data, nodes: Tensor, num_layers: int) -> ValueError | None:
+    edge_index = getattr(data, 'edge_index', None)
+    if not isinstance(edge_index, ShardEdgeIndex) or edge_index.shard.is_bipartite:
+        return ValueError(
+            "expected the homogeneous 'data' of pyg_sar.load_shard "
+            f"(got {type(edge_index).__name__} as its 'edge_index')"
+        )
+    if type(num_layers) is not int or num_layers < 1:
+        return ValueError(f"'num_layers' must be a positive int (got {num_layers!r})")
+    return _nodes_error(nodes, edge_index.shard)
+
+
+def _nodes_error(nodes: Tensor, shard: Shard) -> ValueError | None:
+    expected = f"expected 'nodes' to be a bool mask or int64 ids of the {shard.num_own} own nodes"
+    if not isinstance(nodes, Tensor):
+        return ValueError(f'{expected} (got {type(nodes).__name__})')
+    is_mask = nodes.dtype == torch.bool and nodes.shape == (shard.num_own,)
+    if not is_mask and (nodes.dtype != torch.int64 or nodes.dim() != 1):
+        return ValueError(f'{expected} (got {nodes.dtype} of shape {tuple(nodes.shape)})')
+    if is_mask or nodes.numel() == 0:
+        return None
+    low, high = (int(v) for v in torch.aminmax(nodes))
+    if low < 0 or high >= shard.num_own:
+        return ValueError(f'{expected} (got {low} to {high})')
+    if torch.unique(nodes).numel() != nodes.numel():
+        return ValueError(f'{expected}, each once (got repeated ones)')
+    return None

@@ -1,0 +1,350 @@
+"""Restricted layers: the outputs and gradients of the whole graph, from the edges that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from small_graphs import (
+    ASSIGNMENTS,
+    assemble,
+    assert_all_raise,
+    assert_close,
+    assign,
+    attempt,
+    cut,
+    small_graph,
+)
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import (
+    GATConv,
+    GCNConv,
+    GraphConv,
+    SAGEConv,
+    SimpleConv,
+    TransformerConv,
+)
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+import pyg_sar
+from pyg_sar import DistributedDataParallel, SARConv, partition_graph, restrict
+from pyg_sar.restrict import RestrictedLayers
+from pyg_sar.shard.plan import plan_of
+
+LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 6), (4, 4), (4, 8)]
+"""World sizes and numbers of parts."""
+
+layouts = pytest.mark.parametrize(
+    ('world_size', 'num_parts'), LAYOUTS, ids=lambda n: str(n) if isinstance(n, int) else None
+)
+
+TOLERANCE = 1e-10
+
+
+def _on_ranks(world_size: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
+    return [fn(*args)] if world_size == 1 else run_ranks(fn, world_size, *args)
+
+
+class GCN(torch.nn.Module):
+    """GCNConv(normalize=False) for pairs: its parts, weights from outside."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.lin = torch.nn.Linear(in_channels, out_channels)
+        self.conv = SimpleConv('sum')
+
+    def forward(self, x: Any, edge_index: Tensor, edge_weight: Tensor) -> Any:
+        return self.lin(self.conv(x, edge_index, edge_weight))
+
+
+CONVS: dict[str, tuple[Callable[[int, int], torch.nn.Module], tuple[str, ...]]] = {
+    'sage': (SAGEConv, ()),
+    'sage max': (lambda i, o: SAGEConv(i, o, aggr='max', project=True), ()),
+    'graph': (GraphConv, ('edge_weight',)),
+    'gat': (lambda i, o: GATConv(i, o, add_self_loops=False, edge_dim=4), ('edge_attr',)),
+    'transformer': (lambda i, o: TransformerConv(i, o, heads=2, concat=False), ()),
+    'gcn': (GCN, ('edge_weight',)),
+}
+"""A conv from its widths, and the edge tensors that it takes."""
+
+WANTED: dict[str, Callable[[Data], Tensor]] = {
+    'train_nodes': lambda data: data.train_mask,
+    'two_nodes': lambda data: torch.isin(torch.arange(data.num_nodes), torch.tensor([7, 30])),
+    'one_part': lambda data: data.part == int(data.part.max()),
+    'all_nodes': lambda data: torch.ones(data.num_nodes, dtype=torch.bool),
+}
+"""Which nodes' outputs are wanted: the name and the making of a mask of the whole graph."""
+
+
+class Net(torch.nn.Module):
+    """Layers of one conv; on a graph or on restricted layers."""
+
+    def __init__(self, name: str, num_layers: int) -> None:
+        super().__init__()
+        make, self.edge_tensors = CONVS[name]
+        widths = [6, *[8] * (num_layers - 1), 3]
+        self.convs = torch.nn.ModuleList(make(*pair) for pair in pairwise(widths))
+
+    def forward(self, x: Tensor, data: Data, layers: RestrictedLayers | None = None) -> Tensor:
+        values = [data[name] for name in self.edge_tensors]
+        for number, conv in enumerate(self.convs):
+            x = torch.tanh(x) if number else x
+            if layers is None:
+                x = conv(x, data.edge_index, *values)
+                continue
+            layer = layers[number]
+            of_layer = [v[layer.edges] for v in values]
+            x = conv((x, x[: layer.num_dst]), layer.edge_index, *of_layer)
+        return x
+
+
+def _data(num_parts: int, kind: str = 'uneven') -> Data:
+    """The small graph with its parts, a mask for every kind of wanted nodes, and fixed targets."""
+    data = small_graph()
+    data.part = assign(data.num_nodes, num_parts, kind)
+    for name, wanted in WANTED.items():
+        data[name] = wanted(data)
+    generator = torch.Generator().manual_seed(9)
+    data.target = torch.randn(data.num_nodes, 3, generator=generator, dtype=torch.float64)
+    return data
+
+
+def _net(name: str, num_layers: int) -> Net:
+    torch.manual_seed(3)
+    return Net(name, num_layers).double()
+
+
+def _loss(out: Tensor, target: Tensor) -> Tensor:
+    return (out - target).square().sum(1)
+
+
+def _trained(root: Path, name: str, num_layers: int, mode: Any) -> dict[str, Any]:
+    data = pyg_sar.load_shard(root)
+    answers = {}
+    for wanted in WANTED:
+        layers = restrict(data, data[wanted], num_layers)
+        net = _net(name, num_layers)
+        parameters = dict(net.named_parameters())
+        model = DistributedDataParallel(net, mode=mode)
+        x = data.x.clone().requires_grad_()
+        out = model(x[layers.input_nodes], data, layers)
+        pyg_sar.global_mean(_loss(out, data.target[layers.output_nodes])).backward()
+        gradients = {key: p.grad for key, p in parameters.items()}
+        ids = data.n_id[layers.output_nodes]
+        answers[wanted] = ids, out.detach(), (data.n_id, x.grad), gradients
+    return answers
+
+
+def _check_exact(root: Path, data: Data, world_size: int, *model: Any) -> None:
+    answers = _on_ranks(world_size, _trained, root, *model)
+    for wanted in WANTED:
+        net = _net(*model[:2])
+        x = data.x.clone().requires_grad_()
+        out = net(x, data)[data[wanted]]
+        _loss(out, data.target[data[wanted]]).mean().backward()
+        place = torch.full((data.num_nodes,), -1)
+        place[data[wanted]] = torch.arange(out.size(0))
+        of_ranks = [answer[wanted] for answer in answers]
+        got = assemble([(place[ids], rows) for ids, rows, _, _ in of_ranks], out.size(0))
+        assert_close(got, out.detach(), tolerance=TOLERANCE)
+        assert x.grad is not None
+        grad_x = assemble([a[2] for a in of_ranks], data.num_nodes)
+        assert_close(grad_x, x.grad, tolerance=TOLERANCE)
+        for *_, gradients in of_ranks:
+            for key, parameter in net.named_parameters():
+                assert parameter.grad is not None
+                assert_close(gradients[key], parameter.grad, tolerance=TOLERANCE)
+
+
+@pytest.mark.parametrize('num_layers', [2, 3])
+@pytest.mark.parametrize('name', CONVS)
+@layouts
+def test_outputs_and_gradients_are_those_of_the_whole_graph(
+    world_size: int, num_parts: int, name: str, num_layers: int, tmp_path: Path
+) -> None:
+    data = _data(num_parts)
+    root = tmp_path / 'parts'
+    partition_graph(data, num_parts, root, method=data.part)
+    _check_exact(root, data, world_size, name, num_layers, 'sequential')
+
+
+@pytest.mark.parametrize('method', ['metis', 'random', 'empty part', 'one reader'])
+@pytest.mark.parametrize('name', ['sage', 'gat'])
+@pytest.mark.parametrize(('world_size', 'num_parts'), [(2, 4), (3, 3)])
+def test_any_partition(
+    world_size: int, num_parts: int, name: str, method: str, tmp_path: Path
+) -> None:
+    data = _data(num_parts, method)
+    chosen = data.part if method in ASSIGNMENTS else method
+    partition_graph(data, num_parts, tmp_path / 'parts', method=chosen)
+    _check_exact(tmp_path / 'parts', data, world_size, name, 3, 'sequential')
+
+
+@pytest.mark.parametrize('mode', ['sequential_no_remat', 'one_shot'])
+@pytest.mark.parametrize('name', ['sage', 'transformer', 'sage max'])
+@pytest.mark.parametrize(('world_size', 'num_parts'), [(1, 3), (3, 6)])
+def test_any_mode(world_size: int, num_parts: int, name: str, mode: str, tmp_path: Path) -> None:
+    data = _data(num_parts)
+    partition_graph(data, num_parts, tmp_path / 'parts', method=data.part)
+    _check_exact(tmp_path / 'parts', data, world_size, name, 2, mode)
+
+
+def _structure(root: Path, wanted: str) -> list[Any]:
+    data = pyg_sar.load_shard(root)
+    layers = restrict(data, data[wanted], 3)
+    assert torch.equal(layers.output_nodes, data[wanted].nonzero().view(-1))
+    assert layers[0].num_src == layers.input_nodes.numel()
+    assert torch.equal(layers.output_nodes, layers.input_nodes[: layers[-1].num_dst])
+    assert len(layers) == len(list(layers)) == 3
+    answer: list[Any] = []
+    for layer, after in zip(layers, [*list(layers)[1:], None], strict=True):
+        handle, shard = layer.edge_index, layer.edge_index.shard
+        assert handle.is_whole
+        assert layer.num_dst == (after.num_src if after else layers.output_nodes.numel())
+        assert shard.is_bipartite
+        src, dst = handle.as_subclass(Tensor)
+        # The destinations are those of the edges in data; every halo row is read.
+        nodes = layers.input_nodes[: layer.num_src]
+        assert torch.equal(nodes[dst], data.edge_index[1][layer.edges])
+        halo = src.unique()
+        assert int((halo >= shard.num_own).sum()) == shard.num_halo
+        # As if its blocks were found by sorting.
+        plan = plan_of(handle, shard)
+        shard.cache.clear()
+        for block, found in zip(
+            plan.blocks, plan_of(handle.as_subclass(Tensor).clone(), shard).blocks, strict=True
+        ):
+            assert torch.equal(block.edge_index, found.edge_index)
+        answer.append((data.e_id[layer.edges], data.n_id[nodes]))
+    return answer
+
+
+@pytest.mark.parametrize('wanted', WANTED)
+@layouts
+def test_a_layer_has_the_edges_into_the_nodes_that_the_next_one_reads(
+    world_size: int, num_parts: int, wanted: str, tmp_path: Path
+) -> None:
+    data = _data(num_parts)
+    root = tmp_path / 'parts'
+    partition_graph(data, num_parts, root, method=data.part)
+    answers = _on_ranks(world_size, _structure, root, wanted)
+    needed = data[wanted]
+    for number in (2, 1, 0):
+        edges = needed[data.edge_index[1]]
+        ids = torch.cat([answer[number][0] for answer in answers])
+        assert ids.sort().values.tolist() == edges.nonzero().view(-1).tolist()
+        needed = needed.clone()
+        needed[data.edge_index[0, edges]] = True
+        nodes = torch.cat([answer[number][1] for answer in answers])
+        assert nodes.sort().values.tolist() == needed.nonzero().view(-1).tolist()
+    if wanted == 'two_nodes':
+        assert int(data[wanted][data.edge_index[1]].sum()) < data.edge_index.size(1) // 4
+
+
+def _by_ids(root: Path) -> None:
+    data = pyg_sar.load_shard(root)
+    ids = torch.arange(data.num_nodes - 1, -1, -3)
+    layers = restrict(data, ids, 2)
+    assert torch.equal(layers.output_nodes, ids)
+    model = pyg_sar.wrap(_net('sage', 2))
+    out = model(data.x[layers.input_nodes], data, layers)
+    assert_close(out, model(data.x, data)[ids], tolerance=TOLERANCE)
+
+
+@pytest.mark.parametrize(('world_size', 'num_parts'), [(1, 2), (3, 3)])
+def test_ids_give_outputs_in_their_order(world_size: int, num_parts: int, tmp_path: Path) -> None:
+    _on_ranks(world_size, _by_ids, cut(_data(num_parts), num_parts, tmp_path / 'parts'))
+
+
+def _restricted_gcn(root: Path) -> tuple[Tensor, Tensor]:
+    data = pyg_sar.load_shard(root)
+    layers = restrict(data, data.train_mask, 2)
+    out = pyg_sar.wrap(_net('gcn', 2))(data.x[layers.input_nodes], data, layers)
+    return data.n_id[layers.output_nodes], out.detach()
+
+
+def test_weights_of_gcn_norm_made_before_partitioning(tmp_path: Path) -> None:
+    """What the docstring tells users of GCNConv to do gives GCNConv's outputs."""
+    plain = small_graph()
+    net = _net('gcn', 2)
+    x = plain.x
+    for number, gcn in enumerate(net.convs):
+        conv = GCNConv(gcn.lin.in_features, gcn.lin.out_features).double()
+        with torch.no_grad():
+            conv.lin.weight.copy_(gcn.lin.weight)
+            conv.bias.copy_(gcn.lin.bias)
+        # The bias of a Linear before the sum would be weighted, too; here it is after it.
+        x = conv(torch.tanh(x) if number else x, plain.edge_index)
+    index, weight = gcn_norm(plain.edge_index, num_nodes=plain.num_nodes, dtype=torch.float64)
+    data = Data(x=plain.x, train_mask=plain.train_mask, edge_index=index, edge_weight=weight)
+    root = cut(data, 3, tmp_path / 'parts')
+    for ids, rows in run_ranks(_restricted_gcn, 3, root):
+        assert_close(rows, x[ids].detach(), tolerance=TOLERANCE)
+
+
+def _refused_convs(root: Path) -> list[str]:
+    data = pyg_sar.load_shard(root)
+    layer = restrict(data, data.train_mask, 1)[0]
+    x = torch.ones(layer.num_src, 6)
+    pair = x, x[: layer.num_dst]
+    return [
+        attempt(SARConv(GCNConv(6, 3)), pair, layer.edge_index),
+        attempt(SARConv(GCNConv(6, 3)), x, layer.edge_index),
+        attempt(SARConv(GCNConv(6, 3, normalize=False)), x, layer.edge_index),
+        attempt(SARConv(GATConv(6, 3)), pair, layer.edge_index),
+    ]
+
+
+@pytest.mark.parametrize('world_size', [1, 2])
+def test_convs_that_read_more_than_the_layer_has_are_refused(
+    world_size: int, tmp_path: Path
+) -> None:
+    answers = _on_ranks(world_size, _refused_convs, cut(small_graph(), 2, tmp_path / 'parts'))
+    gcn_pair, gcn, gcn_plain, gat = zip(*answers, strict=True)
+    assert_all_raise(gcn_pair, 'ValueError', 'GCNConv', 'does not support bipartite')
+    assert_all_raise(gcn, 'ValueError', 'pair (x_src, x_dst)')
+    assert_all_raise(gcn_plain, 'ValueError', 'pair (x_src, x_dst)')
+    assert_all_raise(gat, 'ValueError', 'self loops', 'add_self_loops=False')
+
+
+def _wrong(root: Path) -> list[str]:
+    data = pyg_sar.load_shard(root)
+    shard = data.edge_index.shard
+    is_last = shard.rank == shard.world_size - 1
+    mask, num_own = data.train_mask, shard.num_own
+    plain = Data(edge_index=data.edge_index.as_subclass(Tensor))
+    repeated = torch.zeros(2, dtype=torch.int64)
+    restricted = Data(edge_index=restrict(data, mask, 1)[0].edge_index)
+    return [
+        attempt(restrict, plain if is_last else data, mask, 2),
+        attempt(restrict, restricted, mask, 2),
+        attempt(restrict, data, mask[:-1] if is_last else mask, 2),
+        attempt(restrict, data, torch.tensor([num_own]) if is_last else mask, 2),
+        attempt(restrict, data, repeated if is_last else mask, 2),
+        attempt(restrict, data, mask.double(), 2),
+        attempt(restrict, data, [0], 2),
+        attempt(restrict, data, mask, 0),
+        attempt(restrict, data, mask, 2 + is_last) if shard.world_size > 1 else '',
+    ]
+
+
+@pytest.mark.parametrize('world_size', [1, 2])
+def test_wrong_arguments_raise_on_all_ranks(world_size: int, tmp_path: Path) -> None:
+    answers = _on_ranks(world_size, _wrong, cut(small_graph(), 2, tmp_path / 'parts'))
+    (plain, again, mask, ids, repeated, dtype, a_list, zero, differ) = zip(*answers, strict=True)
+    assert_all_raise(plain, 'ValueError', "'data' of pyg_sar.load_shard", 'got Tensor')
+    assert_all_raise(again, 'ValueError', "homogeneous 'data'")
+    assert_all_raise(mask, 'ValueError', "'nodes' to be a bool mask", 'torch.bool of shape')
+    assert_all_raise(ids, 'ValueError', "'nodes' to be a bool mask", 'to')
+    assert_all_raise(repeated, 'ValueError', 'each once (got repeated ones)')
+    assert_all_raise(dtype, 'ValueError', "'nodes' to be a bool mask", 'torch.float64')
+    assert_all_raise(a_list, 'ValueError', "'nodes' to be a bool mask", 'list')
+    assert_all_raise(zero, 'ValueError', "'num_layers' must be a positive int (got 0)")
+    if world_size > 1:
+        assert_all_raise(differ, 'ValueError', "the same 'num_layers' on all ranks")
