@@ -6,7 +6,7 @@ from pyg_sar.load import load_shard
 from pyg_sar.loss import global_mean, global_sum
 from pyg_sar.memory import return_freed_memory
 from pyg_sar.partitioner import PartitionSummary, partition_graph
-from pyg_sar.restrict import RestrictedLayer, RestrictedLayers, restrict
+from pyg_sar.restrict import RestrictedLayers, restrict
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.wrap import wrap
 
@@ -15,7 +15,6 @@ __version__ = '0.1.0'
 __all__ = [
     'DistributedDataParallel',
     'PartitionSummary',
-    'RestrictedLayer',
     'RestrictedLayers',
     'SARConv',
     'ShardEdgeIndex',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from ranks import run_ranks
 from small_graphs import (
     ASSIGNMENTS,
@@ -286,6 +288,22 @@ def test_weights_of_gcn_norm_made_before_partitioning(tmp_path: Path) -> None:
     root = cut(data, 3, tmp_path / 'parts')
     for ids, rows in run_ranks(_restricted_gcn, 3, root):
         assert_close(rows, x[ids].detach(), tolerance=TOLERANCE)
+
+
+def test_the_example_of_the_readme(tmp_path: Path) -> None:
+    readme = (Path(__file__).parent.parent / 'README.md').read_text(encoding='utf-8')
+    example = re.search(r'<!-- restrict-example -->\n```python\n(.*?)```', readme, re.DOTALL)
+    assert example is not None
+    data = pyg_sar.load_shard(cut(small_graph(), 2, tmp_path / 'parts'))
+    convs = [SARConv(SAGEConv(6, 8).double()), SARConv(SAGEConv(8, 3).double())]
+    scope = {'pyg_sar': pyg_sar, 'F': F, 'data': data, 'convs': convs}
+    exec(example[1], scope)
+    x = data.x
+    for conv in convs:
+        x = conv(x, data.edge_index).relu()
+    values = F.cross_entropy(x, data.y, reduction='none')
+    expected = pyg_sar.global_mean(values, data.train_mask)
+    assert_close(scope['loss'], expected, tolerance=TOLERANCE)
 
 
 def _refused_convs(root: Path) -> list[str]:
