@@ -9,7 +9,7 @@ makes them; here nothing is sampled, so outputs and gradients stay those of the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -149,6 +149,8 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
             name=f'restricted for layer {number} of {num_layers}',
             dst_rows=num_dst,
         )
+        if shard.e_id is not None:
+            handle.shard = replace(handle.shard, e_id=shard.e_id[edges[order]])
         layers.insert(0, RestrictedLayer(handle, edges[order]))
     return RestrictedLayers(reached, output_nodes, tuple(layers))
 

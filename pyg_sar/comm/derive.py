@@ -83,13 +83,14 @@ def derive_shard(
     block_ptr = torch.bincount(part, minlength=base.num_parts).cumsum(0)
     shard = replace(
         base,
-        fingerprint=f'{base.fingerprint}, {name}',
+        fingerprint=f'{base.fingerprint} {name}',
         num_nodes=part_ptr[-1],
         own_ptr=tuple(p - first for p in part_ptr[own.start : own.stop + 1]),
         halo_ptr=tuple(halo_ptr.tolist()),
         block_ptr=(0, *block_ptr.tolist()),
         steps=_make_steps(base, halo, halo_ptr, first),
         dst_rows=dst_rows,
+        e_id=None,
         # The exchanges of both lend each other their buffers.
         cache={key: base.cache[key] for key in ('buffers',) if key in base.cache},
     )

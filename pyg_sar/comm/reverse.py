@@ -6,7 +6,7 @@ source; so every edge moves there once, and edge tensors follow it on the same w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -78,12 +78,13 @@ class Reversed:
 
 
 @torch.inference_mode(False)  # it outlives the caller's mode
-def reverse(edge_index: Tensor, shard: Shard) -> Reversed:
+def reverse(edge_index: Tensor, shard: Shard, e_id: Tensor | None = None) -> Reversed:
     """Turns every edge of the graph around (collective: a few all-to-alls; keep the result).
 
     Args:
         edge_index: int64 ``[2, E]`` in local ids of `shard`: its own edges, or derived from them.
         shard: The shard.
+        e_id: Original ids of the edges, int64 ``[E]``, on all ranks or on none.
 
     Raises:
         ValueError: On all ranks, if the shard is bipartite or an id is out of range on one of them.
@@ -110,6 +111,8 @@ def reverse(edge_index: Tensor, shard: Shard) -> Reversed:
     new_dst = new_dst - part_ptr[shard.parts.start]
     handle, recv_perm = derive_shard(shard, part_ptr, new_src, new_dst, name='reversed')
     move = EdgeMove(send_perm, send_counts, recv_counts, recv_perm)
+    if e_id is not None:
+        handle.shard = replace(handle.shard, e_id=move.to_reversed(e_id))
     return Reversed(handle, handle.shard, move)
 
 

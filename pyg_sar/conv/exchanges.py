@@ -95,8 +95,11 @@ def _reversed(edge_index: Tensor, shard: Shard) -> Reversed:
     plain = edge_index.as_subclass(Tensor)
     found = next((edges for index, edges in known if torch.equal(index, plain)), None)
     # One rank may still know edges that another has forgotten, or has none of.
-    if not all(agree(found is not None)) or found is None:
-        found = reverse(edge_index, shard)
+    is_whole = isinstance(edge_index, ShardEdgeIndex) and edge_index.is_whole
+    answers = agree((found is not None, is_whole and shard.e_id is not None))
+    if found is None or not all(is_known for is_known, _ in answers):
+        has_ids = all(has_ids for _, has_ids in answers)
+        found = reverse(edge_index, shard, shard.e_id if has_ids else None)
         known.append((plain.clone(), found))
         del known[:-_MAX_REVERSED]
     return found

@@ -95,6 +95,11 @@ def run_gather(
         that the last of them are to be set to.
     """
     seen = observe(binding)
+    if seen.is_dense and not (plan.is_whole and plan.shard.e_id is not None):
+        raise ValueError(
+            f'expected the edge_index of the shard itself in {type(binding.conv).__name__}, whose '
+            'aggregation may depend on the order of the edges (got edges derived from it)'
+        )
     dense = DenseBatches(binding.conv, max_in_degree(plan) if seen.is_dense else 0)
 
     def run(
