@@ -61,7 +61,7 @@ class Paths:
             binding = self._with_halo(binding)
             dst = plan.edge_index[1]
             out = binding.call(binding.arguments, plan.edge_index, dst, plan.shard.num_dst)
-            return self.oriented.to_given(out)
+            return self.oriented.to_given(self._with_all_parameters(out, plan))
         if path == 'gather':
             _, outputs, names = run_gather(binding, plan, self.exchange, self._max_rows(plan))
         else:
@@ -117,7 +117,19 @@ class Paths:
         binding = self._with_halo(binding)
         dst = plan.edge_index[1]
         values = binding.inputs(binding.arguments, plan.edge_index, dst, plan.shard.num_dst)
-        return binding.aggregate(values, binding.run(values))
+        out = binding.aggregate(values, binding.run(values))
+        return self._with_all_parameters(out, plan)
+
+    def _with_all_parameters(self, out: Tensor, plan: Plan) -> Tensor:
+        """Where a rank has no edges a conv may skip parameters that other ranks have gradients of.
+
+        DistributedDataParallel would wait for them.
+        """
+        if plan.num_edges or not out.is_floating_point():
+            return out
+        for parameter in self.conv.parameters():
+            out = out + 0 * parameter.sum()
+        return out
 
     def _with_halo(self, binding: Binding) -> Binding:
         src = tuple(with_halo(t, self.exchange) for t in binding.arguments.src)
