@@ -119,7 +119,7 @@ def test_rows_are_counted(found: dict[str, Outcome]) -> None:
 
 def test_checks_can_fail(tmp_path: Path) -> None:
     """A wrong result, a rank that raises alone and one that waits are found; others go on."""
-    results = outcomes(tmp_path, CHECKS, patience=3)
+    results = outcomes(tmp_path, CHECKS, patience=8)
     assert results['Check: wrong'].status == 'wrong'
     for name in ('Check: one rank raises', 'Check: ranks wait'):
         assert results[name].status == 'failed'
