@@ -195,8 +195,10 @@ class Exchange:
         by_rank: list[list[Tensor]] = [[] for _ in range(self.shard.world_size)]
         for step in self.shard.steps:
             by_rank[step.send_rank].append(step.send_index)
-        empty = torch.empty(0, dtype=torch.int64)
-        return [torch.cat(lists) if lists else empty for lists in by_rank]
+        if not self.shard.steps:
+            return []
+        nothing = self.shard.steps[0].send_index[:0]
+        return [torch.cat(lists) if lists else nothing for lists in by_rank]
 
     def _everything(self) -> Request:
         """All halo rows, in the order of the halo."""
