@@ -10,6 +10,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.conv.paths import Mode
 from pyg_sar.conv.sar_conv import SARConv, check_options
 from pyg_sar.conv.support import why_refused
+from pyg_sar.models import make_global
 from pyg_sar.norm import to_global
 
 Model = TypeVar('Model', bound=torch.nn.Module)
@@ -46,6 +47,7 @@ def wrap(
             graph; it is named with the reason, and the model is unchanged.
     """
     wrapped = _plan_wrapping(model, mode, prefetch, max_rows)
+    make_global(model)
     if isinstance(model, MessagePassing) and not isinstance(model, SARConv):
         return wrapped[model]  # type: ignore[return-value]
     _replace_children(model, wrapped)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch_geometric.nn.attention
 from small_graphs import assert_close, cut, small_graph
 from torch import Tensor
 from torch_geometric import nn as pyg
@@ -298,15 +299,20 @@ def _refuses(model: torch.nn.Module, match: str, **kwargs: Any) -> None:
     assert _places(model) == before
 
 
+def _class(name: str) -> type:
+    spaces = (conv, torch_geometric.nn, torch_geometric.nn.models, torch_geometric.nn.attention)
+    return next(getattr(space, name) for space in spaces if hasattr(space, name))
+
+
 def test_every_refused_class_exists():
     for name in REFUSED:
-        assert isinstance(getattr(conv, name), type), name
+        assert isinstance(_class(name), type), name
 
 
 @pytest.mark.parametrize('name', REFUSED)
 def test_refused_classes_by_name(name):
     """Also those whose constructor needs a package that is not here."""
-    cls = getattr(conv, name)
+    cls = _class(name)
     module = cls.__new__(cls)
     torch.nn.Module.__init__(module)
     assert why_refused(module) == REFUSED[name]

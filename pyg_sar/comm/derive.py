@@ -91,6 +91,7 @@ def derive_shard(
         steps=_make_steps(base, halo, halo_ptr, first),
         dst_rows=dst_rows,
         e_id=None,
+        n_id=None,
         # The exchanges of both lend each other their buffers.
         cache={key: base.cache[key] for key in ('buffers',) if key in base.cache},
     )

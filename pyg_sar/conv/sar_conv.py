@@ -17,6 +17,7 @@ from pyg_sar.conv.paths import Mode
 from pyg_sar.conv.propagation import Propagation
 from pyg_sar.conv.special import special_forms
 from pyg_sar.conv.support import why_refused
+from pyg_sar.models import make_global
 from pyg_sar.shard.shard import Shard
 
 _PREFIX = 'conv.'
@@ -79,6 +80,7 @@ class SARConv(MessagePassing):  # type: ignore[misc]
             reason = why_refused(module)
             if reason is not None:
                 raise ValueError(f'{type(module).__name__} cannot be wrapped: {reason}')
+        make_global(conv)
         super().__init__(aggr=None, flow=conv.flow, node_dim=conv.node_dim)
         del self.aggr, self.aggr_module  # the conv's own show through
         # Hooks that are registered here are the conv's.

@@ -9,20 +9,63 @@ from torch_geometric.nn import LayerNorm, MessagePassing, norm
 
 _DYNAMIC = 'it builds its graph in forward from all nodes'
 _CLOSED = 'its message runs inside a closed CUDA kernel'
+_ATTENTION = 'its global attention reads all nodes at once'
+_ENDS = 'it reads node rows by edge itself, and a source may lie on another rank'
+_EVENTS = 'it follows events in time, not one graph'
+_LOSS = 'its losses see the nodes and edges of one rank; wrap its encoder alone'
+_POOLING = 'it selects nodes of the whole graph'
+_POSITIONS = 'it builds its graph from positions'
+_READOUT = 'its readout pools the nodes of one rank'
 _REVERSED = 'it also passes messages against the direction of the edges'
 
 REFUSED: dict[str, str] = {
+    'ARGA': _LOSS,
+    'ARGVA': _LOSS,
+    'ARLinkPredictor': _ENDS,
+    'ASAPooling': _POOLING,
+    'AttentiveFP': _READOUT,
+    'ClusterPooling': _POOLING,
     'CuGraphGATConv': _CLOSED,
     'CuGraphRGCNConv': _CLOSED,
     'CuGraphSAGEConv': _CLOSED,
+    'DeepGraphInfomax': _LOSS,
+    'DimeNet': _POSITIONS,
+    'DimeNetPlusPlus': _POSITIONS,
     'DynamicEdgeConv': _DYNAMIC,
+    'EdgePooling': _POOLING,
     'FusedGATConv': _CLOSED,
-    'GPSConv': 'its global attention reads all nodes at once',
+    'GAE': _LOSS,
+    'GNNFF': _POSITIONS,
+    'GPSE': _READOUT,
+    'GPSConv': _ATTENTION,
+    'GraphUNet': _POOLING,
     'GravNetConv': _DYNAMIC,
     'HypergraphConv': _REVERSED,
+    'InnerProductDecoder': _ENDS,
+    'LPFormer': 'it attends to pairs of nodes of the whole graph',
+    'MemPooling': _POOLING,
     'MeshCNNConv': 'its edges have a fixed order around each face',
+    'MetaLayer': _ENDS,
+    'MetaPath2Vec': 'it samples random walks over the whole graph',
+    'NeuralFingerprint': _READOUT,
+    'Node2Vec': 'it samples random walks over the whole graph',
     'PANConv': 'it multiplies adjacency matrices',
+    'PANPooling': _POOLING,
+    'PerformerAttention': _ATTENTION,
+    'Polynormer': _ATTENTION,
+    'PolynormerAttention': _ATTENTION,
+    'QFormer': _ATTENTION,
+    'RENet': _EVENTS,
+    'SAGPooling': _POOLING,
+    'SGFormer': _ATTENTION,
+    'SGFormerAttention': _ATTENTION,
+    'SchNet': _POSITIONS,
+    'SignedGCN': 'it takes two graphs of one set of nodes',
     'SuperGATConv': 'it samples negative edges from the whole graph in forward',
+    'TGNMemory': _EVENTS,
+    'TopKPooling': _POOLING,
+    'VGAE': _LOSS,
+    'ViSNet': _POSITIONS,
     'WLConv': 'it colours nodes by a dictionary of the whole graph',
     'XConv': _DYNAMIC,
 }

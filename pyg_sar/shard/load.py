@@ -52,7 +52,8 @@ def read_shard(root: str | Path, rank: int, world_size: int) -> Data | HeteroDat
     for edge_key in meta.edges:
         shard, edge_index, perm = join(parts, edge_key, meta, root, rank, world_size)
         values = _edges(parts, edge_key, meta, perm)
-        shard = replace(shard, e_id=values['e_id'])
+        n_id = _cat([part.n_id[meta.edges[edge_key].src] for part in parts])
+        shard = replace(shard, e_id=values['e_id'], n_id=n_id)
         handle = ShardEdgeIndex.wrap(edge_index, shard, is_whole=True)
         _put(data if edge_key is None else data[edge_key], {'edge_index': handle, **values})
     _put(data, meta.graph_attrs)

@@ -57,6 +57,7 @@ class Shard:
         dst_rows: Of a bipartite shard, how many own destinations there are; None where sources and
             destinations are the same nodes.
         e_id: Original ids of the edges, int64 ``[num_edges]``, where they are known.
+        n_id: Ids of the own nodes in the whole graph, int64 ``[num_own]``, where they are known.
         cache: Where other rooms keep what they computed once for this shard.
     """
 
@@ -72,6 +73,7 @@ class Shard:
     steps: tuple[Step, ...]
     dst_rows: int | None = None
     e_id: Tensor | None = field(default=None, repr=False)
+    n_id: Tensor | None = field(default=None, repr=False)
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -127,4 +129,5 @@ class Shard:
             return self
         steps = tuple(replace(s, send_index=s.send_index.to(device)) for s in self.steps)
         e_id = None if self.e_id is None else self.e_id.to(device)
-        return replace(self, steps=steps, e_id=e_id, cache={})
+        n_id = None if self.n_id is None else self.n_id.to(device)
+        return replace(self, steps=steps, e_id=e_id, n_id=n_id, cache={})

@@ -1,0 +1,5 @@
+"""PyG models that look at all nodes beside their convs, made right on a cut graph."""
+
+from pyg_sar.models.convert import make_global
+
+__all__ = ['make_global']

@@ -1,0 +1,33 @@
+"""Which classes of PyG have a version for cut graphs, and how a module becomes one."""
+
+from __future__ import annotations
+
+import torch
+from torch_geometric.nn.models import RECT_L, CorrectAndSmooth, LabelPropagation, LightGCN
+from torch_geometric.nn.models.linkx import SparseLinear
+
+from pyg_sar.models.label_prop import GlobalCorrectAndSmooth, GlobalLabelPropagation
+from pyg_sar.models.rect import GlobalRECT_L
+from pyg_sar.models.whole_graph_rows import GlobalLightGCN, GlobalSparseLinear
+
+_GLOBAL: dict[type, type] = {
+    CorrectAndSmooth: GlobalCorrectAndSmooth,
+    LabelPropagation: GlobalLabelPropagation,
+    LightGCN: GlobalLightGCN,
+    RECT_L: GlobalRECT_L,
+    SparseLinear: GlobalSparseLinear,
+}
+
+
+def make_global(model: torch.nn.Module) -> None:
+    """Gives every module of `model` that has one the class that is right on a cut graph.
+
+    Each is a subclass that overrides methods alone, so the module keeps its attributes, parameters
+    and hooks, and on a plain edge_index does what it did. Your own subclasses stay as they are.
+
+    Args:
+        model: Any module; changed in place.
+    """
+    for module in model.modules():
+        if type(module) in _GLOBAL:
+            module.__class__ = _GLOBAL[type(module)]

@@ -1,0 +1,99 @@
+"""Label propagation, and correct and smooth: what they count over all nodes, over all ranks.
+
+The propagation itself is a conv like any other. Beside it `LabelPropagation` takes the number of
+classes from the labels, and `CorrectAndSmooth` the mean error over all training nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.models import CorrectAndSmooth, LabelPropagation
+from torch_geometric.utils import one_hot
+
+from pyg_sar.comm import agree, all_reduce_sum, sum_over_ranks
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+
+
+class GlobalLabelPropagation(LabelPropagation):  # type: ignore[misc]
+    """``LabelPropagation`` with as many classes as the labels of all ranks have.
+
+    Collective with class labels in `y`: one small all-gather beside the propagations.
+    """
+
+    def forward(
+        self,
+        y: Tensor,
+        edge_index: Any,
+        mask: Tensor | None = None,
+        edge_weight: Tensor | None = None,
+        post_step: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Propagates the rows of own nodes; arguments as in PyG, `mask` over own nodes.
+
+        Raises:
+            ValueError: On all ranks, if a class label is negative on any.
+        """
+        if isinstance(edge_index, ShardEdgeIndex) and _are_classes(y):
+            y = one_hot(y.view(-1), num_classes=num_classes(y))
+        out: Tensor = super().forward(y, edge_index, mask, edge_weight, post_step)
+        return out
+
+
+class GlobalCorrectAndSmooth(CorrectAndSmooth):  # type: ignore[misc]
+    """``CorrectAndSmooth`` whose autoscale takes the mean error of the training nodes of all ranks.
+
+    Collective: with ``autoscale`` one all-reduce of two numbers beside the propagations.
+    """
+
+    def correct(
+        self,
+        y_soft: Tensor,
+        y_true: Tensor,
+        mask: Tensor,
+        edge_index: Any,
+        edge_weight: Tensor | None = None,
+    ) -> Tensor:
+        """Corrects the predictions of own nodes; `y_true` and `mask` are those of own nodes."""
+        if not (self.autoscale and isinstance(edge_index, ShardEdgeIndex)):
+            out: Tensor = super().correct(y_soft, y_true, mask, edge_index, edge_weight)
+            return out
+        if _are_classes(y_true):
+            y_true = one_hot(y_true.view(-1), num_classes=y_soft.size(-1), dtype=y_soft.dtype)
+        error = torch.zeros_like(y_soft)
+        error[mask] = y_true - y_soft[mask]
+        smoothed = self.prop1(
+            error, edge_index, edge_weight=edge_weight, post_step=lambda x: x.clamp_(-1.0, 1.0)
+        )
+        total = sum_over_ranks(error[mask].abs().sum())
+        count = all_reduce_sum(torch.tensor(error[mask].size(0), device=error.device))
+        scale = total / count / smoothed.abs().sum(dim=1, keepdim=True)
+        scale[scale.isinf() | (scale > 1000)] = 1.0
+        corrected: Tensor = y_soft + scale * smoothed
+        return corrected
+
+
+def num_classes(y: Tensor) -> int:
+    """One more than the largest class label of all ranks (collective: one small all-gather).
+
+    Args:
+        y: Class labels of own nodes, int64; may be empty.
+
+    Raises:
+        ValueError: On all ranks, if a label is negative on any.
+    """
+    bounds = agree([int(bound) for bound in torch.aminmax(y)] if y.numel() else [0, -1])
+    smallest = min(low for low, _ in bounds)
+    if smallest < 0:
+        raise ValueError(f"expected class labels of 0 and above in 'y' (got {smallest})")
+    largest: int = max(high for _, high in bounds)
+    return largest + 1
+
+
+def _are_classes(y: Tensor) -> bool:
+    """Whether `y` holds one label per node; the same on a rank without nodes."""
+    return y.dtype == torch.int64 and math.prod(y.shape[1:]) == 1
