@@ -124,10 +124,13 @@ def test_one_process(partitions: Path, name: str, mode: str, parts: str) -> None
 
 
 @pytest.mark.parametrize('name', MODELS)
-@pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize(
-    ('world_size', 'parts'),
-    [(2, 'metis2'), (2, 'random4'), (3, 'metis3'), (3, 'random3'), (3, 'uneven3')],
+    ('world_size', 'parts', 'mode'),
+    [
+        *((2, parts, 'sequential') for parts in ('metis2', 'random4')),
+        *((3, parts, 'sequential') for parts in ('metis3', 'random3')),
+        *((3, 'uneven3', mode) for mode in MODES),
+    ],
 )
 def test_world_sizes(partitions: Path, name: str, mode: str, world_size: int, parts: str) -> None:
     """One part per rank and several; ranks without a node of some type."""

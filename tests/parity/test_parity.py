@@ -128,11 +128,19 @@ def test_three_ranks(partitions: Path, name: str, mode: str, parts: str) -> None
     _check(run_ranks(_differences, 3, name, str(partitions / parts), mode))
 
 
+LAYOUTS = (
+    *((1, 'metis1'), (2, 'metis2'), (2, 'random4')),
+    *((3, 'random6'), (4, 'metis4'), (4, 'random4')),
+)
+
+
 @pytest.mark.parametrize('name', CASES)
-@pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize(
-    ('world_size', 'parts'),
-    [(1, 'metis1'), (2, 'metis2'), (2, 'random4'), (3, 'random6'), (4, 'metis4'), (4, 'random4')],
+    ('world_size', 'parts', 'mode'),
+    [
+        *((*layout, 'sequential') for layout in LAYOUTS),
+        *((*layout, mode) for layout in LAYOUTS[2::2] for mode in MODES[1:]),
+    ],
 )
 def test_world_sizes(partitions: Path, name: str, world_size: int, parts: str, mode: str) -> None:
     """One part per rank and several."""
