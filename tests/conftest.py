@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis
 import pytest
 import torch
-from torch_geometric import seed_everything
+from ranks import seed
 
 hypothesis.settings.register_profile('pyg_sar', deadline=None, derandomize=True, max_examples=30)
 hypothesis.settings.load_profile('pyg_sar')
@@ -13,7 +13,7 @@ hypothesis.settings.load_profile('pyg_sar')
 
 @pytest.fixture(autouse=True)
 def _deterministic() -> None:
-    seed_everything(0)
+    seed()
     torch.set_num_threads(1)
 
 

@@ -28,9 +28,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch_geometric import seed_everything
 
 GRACE = 0.2  # seconds after the first failure in which other ranks may report theirs
 
@@ -38,6 +38,16 @@ _context = multiprocessing.get_context('forkserver')
 # pytest and hypothesis: a rank imports the test module, and perhaps pytest as the main module.
 _context.set_forkserver_preload(['torch_geometric', 'pyg_sar', 'pytest', 'hypothesis'])
 _pools: dict[int, _Pool] = {}
+
+
+def seed() -> None:
+    """Seeds torch and NumPy, and leaves Python's ``random`` alone.
+
+    PyG names the code that it generates for a ``Sequential`` by ``random``. With a seeded one two
+    different models of a process get the same name, and the second runs the code of the first.
+    """
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002 (what PyG draws from)
 
 
 class RankError(AssertionError):
@@ -225,7 +235,7 @@ def _serve(rank: int, world_size: int, folder: str, connection: Connection) -> N
 
 
 def _call(message: bytes) -> Any:
-    seed_everything(0)
+    seed()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)
     filters, fn, args, kwargs = _load(message)
