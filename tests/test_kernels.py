@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from small_graphs import assert_close
 from torch import Tensor
 
-from pyg_sar import kernels
-from pyg_sar.kernels import _bag_sums, _bag_sums_by_index_add, add_bag_sums
+from pyg_sar.kernels import bag_sums
+from pyg_sar.kernels.bag_sums import _bag_sums, _bag_sums_by_index_add, add_bag_sums
 from pyg_sar.shard.bags import Bags, make_bags
 
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-5}
@@ -90,7 +90,7 @@ def test_chunks(monkeypatch, chunk_bytes, num_rows, has_weight, is_zero):
     weight = torch.randn(90, dtype=torch.float64) if has_weight else None
     bags = make_bags(rows, cols, num_rows)
     assert (bags.keys is None) == (num_rows == 7)
-    monkeypatch.setattr(kernels, '_CHUNK_BYTES', chunk_bytes)
+    monkeypatch.setattr(bag_sums, '_CHUNK_BYTES', chunk_bytes)
     before = torch.zeros(num_rows, 5).double() if is_zero else torch.randn(num_rows, 5).double()
     out = add_bag_sums(before.clone(), values, bags, weight, is_zero=is_zero)
     assert_close(out, before + _dense_sum(rows, cols, num_rows, values, weight))

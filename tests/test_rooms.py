@@ -13,7 +13,7 @@ MAY_IMPORT = {
     'shard': {'shard'},
     'comm': {'comm', 'shard'},
     'merge': set(),
-    'kernels': {'shard'},
+    'kernels': {'kernels', 'shard'},
     'aggregate': {'aggregate', 'comm', 'kernels', 'merge', 'shard'},
     'models': {'aggregate', 'comm', 'models', 'shard'},
     'conv': {'aggregate', 'comm', 'conv', 'merge', 'models', 'shard'},

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import Exchange, GradientReturn, Rows
-from pyg_sar.kernels import add_bag_sums
+from pyg_sar.kernels.bag_sums import add_bag_sums
 from pyg_sar.shard.plan import Block, Plan
 
 
