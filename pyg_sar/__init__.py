@@ -8,11 +8,13 @@ from pyg_sar.memory import return_freed_memory
 from pyg_sar.partitioner import PartitionSummary, partition_graph
 from pyg_sar.restrict import RestrictedLayers, restrict
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.transforms import SIGN, save_node_attrs
 from pyg_sar.wrap import wrap
 
 __version__ = '0.1.0'
 
 __all__ = [
+    'SIGN',
     'DistributedDataParallel',
     'PartitionSummary',
     'RestrictedLayers',
@@ -24,5 +26,6 @@ __all__ = [
     'partition_graph',
     'restrict',
     'return_freed_memory',
+    'save_node_attrs',
     'wrap',
 ]

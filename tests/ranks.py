@@ -50,6 +50,11 @@ def seed() -> None:
     np.random.seed(0)  # noqa: NPY002 (what PyG draws from)
 
 
+def heed_interrupts() -> None:
+    """For a ``preexec_fn``: a shell starts what runs in the background with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class RankError(AssertionError):
     """A rank raised or died; the message holds its traceback."""
 

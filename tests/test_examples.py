@@ -86,3 +86,45 @@ def test_train_full_batch_says_what_the_folder_lacks(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert 'got no train_mask' in done.stderr
     assert 'Traceback' not in done.stderr
+
+
+def _lines(*command: object) -> list[tuple[str, list[float]]]:
+    """Words and numbers of every line that the program printed."""
+    done = _run(*command)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    return [(_NUMBER.sub('#', line), [float(n) for n in _NUMBER.findall(line)]) for line in lines]
+
+
+_NUMBER = re.compile(r'\d+\.\d+')
+
+_EPOCHS = ['epoch'] * EPOCHS
+_SHORT: dict[str, tuple[list[object], list[str]]] = {
+    'appnp': (['--dropout', 0, '--hops', 4], _EPOCHS),
+    'correct_and_smooth': (['--layers', 5], [*_EPOCHS, 'predicted', 'corrected', 'smoothed']),
+    'sign': (['--hops', 2, '--save'], _EPOCHS),
+}
+"""Options, and the first word of every line."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', _SHORT)
+def test_example_is_the_same_on_one_and_two_processes(name: str, tmp_path: Path) -> None:
+    options, words = _SHORT[name]
+    found = []
+    for launcher in ([], ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', 2]):
+        root = tmp_path / f'parts{len(found)}'
+        pyg_sar.partition_graph(_graph(), 2, root, method=torch.arange(60) % 3 // 2)
+        command = [*launcher, ROOT / 'examples' / f'{name}.py', root, '--epochs', EPOCHS, *options]
+        found.append(_lines(*command))
+        kept = {key for key in pyg_sar.load_shard(root).keys() if key in ('x1', 'x2')}  # noqa: SIM118
+        assert kept == ({'x1', 'x2'} if name == 'sign' else set())
+    one, two = found
+    assert [line.split()[0] for line, _ in one] == words
+    assert one[EPOCHS - 1][1][0] < one[0][1][0]
+    assert [line for line, _ in two] == [line for line, _ in one]
+    if name == 'sign':  # on one process, from what two have saved
+        two += _lines(*command[len(launcher) :])
+        one *= 2
+    for (_, got), (_, want) in zip(two, one, strict=True):
+        torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-4, atol=1e-4)

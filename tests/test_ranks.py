@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import RankError, run_once, run_ranks
+from ranks import RankError, heed_interrupts, run_once, run_ranks
 from torch import Tensor
 
 PLAIN, CUSTOM = 'plain', 'custom'
@@ -268,6 +268,7 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path, ends_by: i
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
     try:
         files = [tmp_path / f'pid-{rank}' for rank in range(2)]

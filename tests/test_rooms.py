@@ -24,6 +24,7 @@ MAY_IMPORT = {
     'restrict': {'comm', 'shard'},
     'wrap': {'conv', 'models', 'norm'},
     'ddp': {'comm', 'conv', 'memory', 'wrap'},
+    'transforms': {'comm', 'conv', 'shard', 'transforms'},
     'partitioner': {'partitioner', 'shard'},
     'partition': {'partitioner'},
 }

@@ -123,8 +123,23 @@ def write_meta(root: str | Path, meta: Meta, notes: dict[str, Any]) -> None:
     }
     if not meta.is_hetero:
         del ours['type']
-    text = json.dumps({**pyg, 'pyg_sar': ours}, indent=1, sort_keys=True)
-    (Path(root) / META_FILE).write_text(text + '\n', encoding='utf-8')
+    (Path(root) / META_FILE).write_text(_text({**pyg, 'pyg_sar': ours}), encoding='utf-8')
+
+
+def with_node_attrs(root: str | Path, attrs: dict[str, Any]) -> str:
+    """The text of a homogeneous partition's META.json with other node attributes.
+
+    Args:
+        root: The partition folder.
+        attrs: dtype and row shape of every node attribute, by name.
+    """
+    content = json.loads((Path(root) / META_FILE).read_text(encoding='utf-8'))
+    content['pyg_sar']['node_attrs'] = attrs
+    return _text(content)
+
+
+def _text(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=1, sort_keys=True) + '\n'
 
 
 def _field(info: NodeInfo | EdgeInfo, name: str) -> Any:

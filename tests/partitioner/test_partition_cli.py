@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ranks import heed_interrupts
 from torch_geometric.data import Data
 
 COMMAND = [sys.executable, '-m', 'pyg_sar.partition']
@@ -74,6 +75,7 @@ def test_ctrl_c_leaves_nothing(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_interrupts,
     )
     end = time.monotonic() + 60
     while not list(tmp_path.glob('.out.*.tmp/part_3')):

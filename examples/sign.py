@@ -1,0 +1,92 @@
+"""Trains SIGN: features propagated over the whole graph once, then an MLP on every node by itself.
+
+    python -m pyg_sar.partition wordnet-noun parts/ --num-parts 4 --split 0.6/0.2/0.2
+    torchrun --nproc-per-node 4 examples/sign.py parts/ --save    # next time they are only loaded
+    python examples/sign.py parts/    # one process, which owns all the parts
+
+The method is that of Frasca et al., 2020, arXiv 2004.11198.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn.models import MLP
+from train_full_batch import labelled_sets, num_classes
+
+import pyg_sar
+
+
+class Net(torch.nn.Module):
+    """One linear layer per hop, and an MLP on all of them."""
+
+    def __init__(self, in_channels: int, out_channels: int, hops: int, hidden: int) -> None:
+        super().__init__()
+        self.lins = torch.nn.ModuleList(
+            torch.nn.Linear(in_channels, hidden) for _ in range(hops + 1)
+        )
+        self.mlp = MLP([(hops + 1) * hidden, hidden, out_channels], norm=None)
+
+    def forward(self, xs: list[Tensor]) -> Tensor:
+        hidden = [lin(x).relu() for lin, x in zip(self.lins, xs, strict=True)]
+        return self.mlp(torch.cat(hidden, dim=-1))
+
+
+def main() -> None:
+    args = parse()
+    if dist.is_torchelastic_launched():  # by torchrun
+        dist.init_process_group('gloo')
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+
+    data = pyg_sar.load_shard(args.root)
+    sets = labelled_sets(data)
+    names = [f'x{hop}' for hop in range(1, args.hops + 1)]
+    if any(name not in data for name in names):
+        data = pyg_sar.SIGN(args.hops)(data)  # the only step that reads other ranks' rows
+        if args.save:
+            pyg_sar.save_node_attrs(data, names, overwrite=True)
+
+    torch.manual_seed(args.seed)
+    model = Net(data.num_features, num_classes(data), args.hops, args.hidden)
+    if dist.is_initialized():  # no conv is left to wrap: torch's own will do
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+
+    for epoch in range(1, args.epochs + 1):
+        out = model([data.x, *(data[name] for name in names)])
+        values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
+        loss = pyg_sar.global_mean(values, data.train_mask)
+        optimizer.zero_grad()
+        (loss * world_size).backward()  # torch's averages gradients, but shares are to be summed
+        optimizer.step()
+
+        # Of the weights before this step; every rank takes part in every mean.
+        correct = (out.argmax(dim=-1) == data.y).float()
+        means = {name: pyg_sar.global_mean(correct, data[f'{name}_mask']) for name in sets}
+        if rank == 0:
+            accuracies = '  '.join(f'{name} {mean:.4f}' for name, mean in means.items())
+            print(f'epoch {epoch:3d}  loss {loss:.6f}  accuracy: {accuracies}', flush=True)
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('root', help='folder written by python -m pyg_sar.partition')
+    parser.add_argument('--hops', type=int, default=3)
+    parser.add_argument('--hidden', type=int, default=64)
+    parser.add_argument('--epochs', type=int, default=30)
+    parser.add_argument('--lr', type=float, default=0.01)
+    parser.add_argument('--save', action='store_true', help='keep the features in the folder')
+    parser.add_argument('--seed', type=int, default=0, help='of the initial weights')
+    return parser.parse_args()
+
+
+if __name__ == '__main__':
+    main()

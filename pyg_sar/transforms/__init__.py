@@ -1,0 +1,6 @@
+"""What is computed once on the whole graph, before training, and kept with the shards."""
+
+from pyg_sar.transforms.save import save_node_attrs
+from pyg_sar.transforms.sign import SIGN
+
+__all__ = ['SIGN', 'save_node_attrs']

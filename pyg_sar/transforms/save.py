@@ -1,0 +1,160 @@
+"""Node attributes written back into a partition folder, so that later runs load them.
+
+A reader looks only for the attributes that META.json names, and every file is replaced by a rename:
+first every rank writes its own parts' files, then rank 0 names the new attributes. Whenever it all
+ends, the folder is one that loads: without the new attributes, or with all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_sar.comm import agree, check_equal, raise_together
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.format import META_FILE, NODE_ATTRS_FILE, part_dir
+from pyg_sar.shard.meta import read_meta, with_node_attrs
+from pyg_sar.shard.shard import Shard
+
+_LOADED_BY_OTHER_NAMES = ('edge_index', 'n_id', 'e_id', 'num_nodes', 'x')
+
+
+def save_node_attrs(data: Data, names: Sequence[str], *, overwrite: bool = False) -> None:
+    """Writes node attributes of all ranks into the partition folder they were loaded from.
+
+    Afterwards :func:`pyg_sar.load_shard` gives them as it gives ``y``, on any number of ranks. The
+    folder must be one that all ranks see. If a rank fails or the program is killed, the folder
+    stays readable: it then has none of the new attributes (nor, with `overwrite`, the old ones of
+    those names).
+
+    Collective: a few small all-gathers.
+
+    Args:
+        data: What load_shard gave, with the new attributes, each ``[num_own, ...]``, in one row
+            shape and dtype on all ranks.
+        names: Which attributes to write.
+        overwrite: Whether attributes that the folder has already may be replaced.
+
+    Raises:
+        ValueError: On all ranks, if an attribute is missing or does not fit, its name is taken, or
+            the folder holds another partition by now.
+        FileNotFoundError: On all ranks, if the folder or a file of it is missing.
+    """
+    names = list(dict.fromkeys(names))
+    shard = _try_together(lambda: _check_data(data, names))
+    row_types = {name: _row_type(data[name]) for name in names}
+    check_equal('node attributes', row_types, agree(row_types))
+
+    known: dict[str, Any] = _try_together(lambda: _known_attrs(shard, names, overwrite))
+    kept = {name: row_type for name, row_type in known.items() if name not in names}
+    if kept != known:
+        # While parts hold old and new values of an attribute, the folder does not name it.
+        _try_together(lambda: _write_meta(shard, kept))
+    _try_together(lambda: _write_parts(shard, {name: data[name] for name in names}, set(kept)))
+    _try_together(lambda: _write_meta(shard, {**kept, **row_types}))
+
+
+def _try_together(fn: Callable[[], Any]) -> Any:
+    """Runs `fn`; if it fails on any rank, all ranks raise (collective)."""
+    error: Exception | None = None
+    out = None
+    try:
+        out = fn()
+    except (ValueError, FileNotFoundError) as failure:
+        error = failure
+    except Exception as failure:  # whatever it is, the other ranks must not wait for this one
+        error = ValueError(f'could not save node attributes: {failure!r}')
+    raise_together(error)
+    return out
+
+
+def _check_data(data: Data, names: list[str]) -> Shard:
+    if not isinstance(data, Data):
+        raise ValueError(
+            f'expected the Data of a homogeneous graph (got a {type(data).__name__}; attributes of '
+            'typed nodes are written by the partitioner only)'
+        )
+    if not isinstance(data.edge_index, ShardEdgeIndex):
+        raise ValueError(
+            f'expected the data that pyg_sar.load_shard gave (got an edge_index of type '
+            f'{type(data.edge_index).__name__})'
+        )
+    shard = data.edge_index.shard
+    for name in names:
+        if name in _LOADED_BY_OTHER_NAMES:
+            raise ValueError(f"expected the name of a new node attribute (got '{name}')")
+        value = getattr(data, name, None)
+        if not isinstance(value, Tensor) or value.dim() == 0 or value.size(0) != shard.num_own:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"expected one row per own node in '{name}': {shard.num_own} rows (got {got})"
+            )
+    return shard
+
+
+def _known_attrs(shard: Shard, names: list[str], overwrite: bool) -> dict[str, Any]:
+    """The node attributes of the folder, if `names` may join them."""
+    meta = read_meta(shard.root)
+    if meta.fingerprint != shard.fingerprint:
+        raise ValueError(
+            f"expected the partition that the data was loaded from in '{shard.root}' "
+            '(got another one by now)'
+        )
+    known = meta.nodes[None].attrs
+    others = {'edge_attrs': meta.edges[None].attrs, 'graph_attrs': meta.graph_attrs}
+    for name in names:
+        if name in known and not overwrite:
+            raise ValueError(
+                f"expected the name of a new node attribute (got '{name}', which '{shard.root}' "
+                'has already; pass overwrite=True to replace it)'
+            )
+        for kind, attrs in others.items():
+            if name in attrs:
+                raise ValueError(
+                    f"expected the name of a new node attribute (got '{name}', which is in {kind} "
+                    f"of '{shard.root}')"
+                )
+    return known
+
+
+def _write_parts(shard: Shard, values: dict[str, Tensor], keep: set[str]) -> None:
+    """Adds the values to the files of the own parts, beside those named in `keep`."""
+    for i, part in enumerate(shard.parts):
+        path = part_dir(shard.root, part) / NODE_ATTRS_FILE
+        rows = slice(shard.own_ptr[i], shard.own_ptr[i + 1])
+        old = torch.load(path, weights_only=True, mmap=True)
+        content = {name: value for name, value in old.items() if name in keep}
+        for name, value in values.items():
+            content[name] = value[rows].detach().cpu().clone()  # a view would save all its rows
+        with _replacing(path) as new:
+            torch.save(content, new)
+
+
+def _write_meta(shard: Shard, node_attrs: dict[str, Any]) -> None:
+    """Rank 0 alone writes, once all ranks are ready."""
+    if shard.rank == 0:
+        with _replacing(Path(shard.root) / META_FILE) as new:
+            new.write_text(with_node_attrs(shard.root, node_attrs), encoding='utf-8')
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Gives a place for a file of the same name that replaces `path` if the block ends well."""
+    with TemporaryDirectory(prefix='.tmp-', dir=path.parent) as folder:
+        new = Path(folder) / path.name
+        yield new
+        with new.open('rb+') as file:
+            os.fsync(file.fileno())
+        new.replace(path)
+
+
+def _row_type(value: Tensor) -> dict[str, Any]:
+    return {'dtype': str(value.dtype).removeprefix('torch.'), 'shape': list(value.shape[1:])}
