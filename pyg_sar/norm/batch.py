@@ -5,6 +5,7 @@ torch's SyncBatchNorm does the same for CUDA only.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch_geometric.nn import norm
 
 from pyg_sar.comm import all_reduce_sum, is_distributed
 from pyg_sar.norm.base import GlobalNorm
+from pyg_sar.recompute import remember
 
 
 class GlobalBatchNorm(GlobalNorm, torch.nn.BatchNorm1d):
@@ -52,6 +54,7 @@ class GlobalBatchNorm(GlobalNorm, torch.nn.BatchNorm1d):
         out: Tensor = _BatchNorm.apply(  # type: ignore[no-untyped-call]
             rows, self.weight, self.bias, mean, var, count, self.eps
         )
+        remember(out, partial(_normalized, eps=self.eps), rows, self.weight, self.bias, mean, var)
         if input.dim() == 3:
             out = out.view(input.size(0), input.size(2), input.size(1)).transpose(1, 2)
         return out
@@ -165,7 +168,7 @@ class _BatchNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight, mean, var)
         ctx.count, ctx.eps, ctx.has_bias = count, eps, bias is not None
-        return F.batch_norm(x, mean, var, _to(weight, mean), _to(bias, mean), eps=eps)
+        return _normalized(x, weight, bias, mean, var, eps=eps)
 
     @staticmethod
     @once_differentiable
@@ -197,6 +200,12 @@ class _BatchNorm(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _normalized(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, *, eps: float
+) -> Tensor:
+    return F.batch_norm(x, mean, var, _to(weight, mean), _to(bias, mean), eps=eps)
 
 
 def _to(tensor: Tensor | None, like: Tensor) -> Tensor | None:

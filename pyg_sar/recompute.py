@@ -1,0 +1,330 @@
+"""Activations that backward computes again instead of keeping them.
+
+Between two convs a model mostly normalises, clips and drops: each such step keeps a tensor of
+``[num_own, F]`` for backward that follows from the one before it in a few passes over memory. While
+a model runs in :func:`recomputed_activations`, what autograd saves is compared with the results of
+such steps; one of those is packed as a recipe (the step and, again packed, its inputs) and computed
+when backward asks for it. Whatever else is saved, a conv's output for one, stays as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+Step = Callable[..., Tensor]
+
+_STEPS: set[Any] = {
+    *(F.relu, torch.relu, Tensor.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu),
+    *(F.silu, F.mish, F.softplus, F.logsigmoid, F.hardswish, F.hardtanh, F.prelu, F.layer_norm),
+    *(torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.tanh, Tensor.tanh, F.tanh),
+    *(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__),
+    *(torch.sub, Tensor.sub, Tensor.__sub__, Tensor.__rsub__),
+    *(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__),
+    *(torch.div, Tensor.div, Tensor.__truediv__, Tensor.__rtruediv__),
+}
+"""Functions that cost no more than a few passes over the memory of their result."""
+
+_MOST_KEPT = 1.25
+"""What a step may read, as a multiple of its result: or keeping that would save memory."""
+
+
+@contextmanager
+def recomputed_activations() -> Iterator[None]:
+    """While it lasts, activations and norms are saved for backward as what they follow from.
+
+    Values and gradients stay the same bits, dropout included. A tensor that is changed in place
+    between forward and backward is an error, as it is without.
+    """
+    with _Recorder() as recorder, saved_tensors_hooks(recorder.pack, _unpack):
+        yield
+
+
+def recompute_activations_of(module: torch.nn.Module) -> None:
+    """Has every forward of `module` run in :func:`recomputed_activations`."""
+    module.register_forward_pre_hook(_enter)
+    module.register_forward_hook(_leave, always_call=True)
+
+
+_entered = threading.local()
+
+
+def _enter(module: torch.nn.Module, args: Any) -> None:
+    context = recomputed_activations()
+    context.__enter__()
+    vars(_entered).setdefault('contexts', []).append(context)
+
+
+def _leave(module: torch.nn.Module, args: Any, out: Any) -> None:
+    _entered.contexts.pop().__exit__(None, None, None)
+
+
+def remember(out: Tensor, step: Step, *inputs: Tensor | None) -> None:
+    """Notes that ``out`` is ``step(*inputs)``, if activations are recomputed at the moment.
+
+    Args:
+        out: The result, as autograd will save it.
+        step: Gives the same bits again; runs without autograd.
+        *inputs: What it follows from.
+    """
+    recorder = _Recorder.active
+    if recorder is not None and torch.is_grad_enabled() and out.requires_grad:
+        recorder.remember(out, step, inputs)
+
+
+@dataclass(eq=False)
+class _Kept:
+    """A tensor that is kept."""
+
+    tensor: Tensor
+    version: int
+
+    def value(self) -> Tensor:
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                'one of the variables needed for gradient computation has been modified by an '
+                f'inplace operation: a {tuple(self.tensor.shape)} tensor is at version '
+                f'{self.tensor._version}; expected version {self.version}'
+            )
+        return self.tensor
+
+
+@dataclass(eq=False)
+class _Recipe:
+    """A tensor that is computed when it is needed."""
+
+    step: Step
+    inputs: tuple[_Kept | _Recipe | None, ...]
+    num_users: int = 0
+    result: Tensor | None = field(default=None, repr=False)
+
+    def value(self) -> Tensor:
+        if self.result is not None:
+            return self.result
+        with torch.no_grad():
+            value = self.step(*(i and i.value() for i in self.inputs))
+        # Kept until its last use: in most models that is the node before.
+        self.result = value if self.num_users else None
+        return value
+
+
+@dataclass(eq=False)
+class _Saved:
+    """What stands in a node of the autograd graph for a tensor it saved."""
+
+    source: _Kept | _Recipe
+    is_used: bool = False
+
+
+def _unpack(saved: _Saved) -> Tensor:
+    source = saved.source
+    value = source.value()
+    if isinstance(source, _Recipe):
+        if not saved.is_used:
+            saved.is_used = True
+            source.num_users -= 1
+        if not source.num_users:
+            source.result = None
+    return value
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes the steps of a forward, and packs what autograd saves in it."""
+
+    active: _Recorder | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._recipes: dict[int, tuple[weakref.ref[Tensor], int, _Recipe]] = {}
+        self._noted: list[tuple[_Saved, Tensor]] | None = None
+
+    def __enter__(self) -> _Recorder:
+        self._outer, _Recorder.active = _Recorder.active, self
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        _Recorder.active = self._outer
+        super().__exit__(*args)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        if func in (F.dropout, torch.dropout):
+            return self._dropout(func, args, kwargs)
+        if func is F.batch_norm:
+            return self._batch_norm(func, args, kwargs)
+        if func not in _STEPS:
+            return func(*args, **kwargs)
+        with self._noting() as noted:
+            out = func(*args, **kwargs)
+        values, structure = tree_flatten((args, kwargs))
+        places = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
+        inputs = tuple(values[i] for i in places)
+        size = sum(t.numel() for t in inputs)
+        if all(out is not t for t in inputs) and size <= _MOST_KEPT * out.numel():
+            rest = [None if isinstance(value, Tensor) else value for value in values]
+
+            def again(*inputs: Tensor) -> Tensor:
+                full = list(rest)
+                for place, value in zip(places, inputs, strict=True):
+                    full[place] = value
+                args, kwargs = tree_unflatten(full, structure)
+                result: Tensor = func(*args, **kwargs)
+                return result
+
+            self.remember(out, again, inputs, noted)
+        return out
+
+    @contextmanager
+    def _noting(self) -> Iterator[list[tuple[_Saved, Tensor]]]:
+        """Lists what autograd saves meanwhile."""
+        self._noted = []
+        try:
+            yield self._noted
+        finally:
+            self._noted = None
+
+    def _dropout(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        x, p, training, inplace = _dropout_arguments(*args, **kwargs)
+        if inplace or not training or not x.requires_grad or not 0 < p <= 1:
+            out: Tensor = func(*args, **kwargs)
+            return out
+        draw = _Draw(p, x.device)
+        out = _Dropout.apply(x, draw)  # type: ignore[no-untyped-call]
+        self.remember(out, draw, (x,))
+        return out
+
+    def _batch_norm(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        out: Tensor = func(*args, **kwargs)
+        x, mean, var, weight, bias, training, eps = _batch_norm_arguments(*args, **kwargs)
+
+        def again(x: Tensor, *others: Tensor | None) -> Tensor:
+            mean, var, weight, bias = others
+            return F.batch_norm(x, mean, var, weight, bias, training, 0.0, eps)
+
+        if training:  # by the statistics of these rows; the running ones have moved on
+            mean = var = None
+        self.remember(out, again, (x, mean, var, weight, bias))
+        return out
+
+    def remember(
+        self,
+        out: Tensor,
+        step: Step,
+        inputs: tuple[Tensor | None, ...],
+        noted: Sequence[tuple[_Saved, Tensor]] = (),
+    ) -> None:
+        """Notes a recipe, for `noted` too: what the step itself has saved, perhaps its result."""
+        if not isinstance(out, Tensor) or not out.requires_grad or out.layout != torch.strided:
+            return
+        recipe = _Recipe(step, tuple(i if i is None else self._source(i) for i in inputs))
+        for saved, tensor in noted:
+            if isinstance(saved.source, _Kept) and _is_same(tensor, out):
+                saved.source = recipe
+                recipe.num_users += 1
+        self._recipes[out.data_ptr()] = weakref.ref(out), out._version, recipe
+
+    def pack(self, tensor: Tensor) -> _Saved:
+        """Stands in for a tensor that autograd saves."""
+        saved = _Saved(self._source(tensor))
+        if isinstance(saved.source, _Recipe):
+            saved.source.num_users += 1
+        elif self._noted is not None:  # the result of a step, perhaps: it has not returned yet
+            self._noted.append((saved, tensor))
+        return saved
+
+    def _source(self, tensor: Tensor) -> _Kept | _Recipe:
+        found = self._recipes.get(tensor.data_ptr()) if tensor.numel() else None
+        if found is not None:
+            reference, version, recipe = found
+            out = reference()  # while it lives its memory is of no other tensor
+            if out is not None and _is_same(tensor, out) and version == tensor._version:
+                return recipe
+        return _Kept(tensor.detach(), tensor._version)
+
+
+class _Draw:
+    """The mask of one dropout, drawn again from the random state it was drawn from."""
+
+    def __init__(self, p: float, device: torch.device) -> None:
+        self.p = p
+        self.devices = [device] if device.type == 'cuda' else []
+        self.state = torch.cuda.get_rng_state(device) if self.devices else torch.get_rng_state()
+        self.mask: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The rows again; the mask is kept, as its backward comes next."""
+        self.mask = self.draw(x)
+        return x * self.mask
+
+    def draw(self, like: Tensor) -> Tensor:
+        """What the rows were multiplied by."""
+        with torch.random.fork_rng(self.devices):
+            if self.devices:
+                torch.cuda.set_rng_state(self.state, like.device)
+            else:
+                torch.set_rng_state(self.state)
+            return F.dropout(torch.ones_like(like), self.p)
+
+
+class _Dropout(torch.autograd.Function):
+    """``F.dropout`` that keeps the random state and not the mask."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, draw: _Draw) -> Tensor:
+        ctx.draw = draw
+        return F.dropout(x, draw.p)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        mask = ctx.draw.mask
+        ctx.draw.mask = None
+        return grads[0] * (ctx.draw.draw(grads[0]) if mask is None else mask), None
+
+
+def _dropout_arguments(
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    train: bool | None = None,  # torch.dropout's name for it
+) -> tuple[Tensor, float, bool, bool]:
+    return input, p, training if train is None else train, inplace
+
+
+def _batch_norm_arguments(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> tuple[Any, ...]:
+    return input, running_mean, running_var, weight, bias, training, eps
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same numbers in the same memory."""
+    return (
+        a.data_ptr() == b.data_ptr()
+        and a.shape == b.shape
+        and a.stride() == b.stride()
+        and a.dtype == b.dtype
+    )
