@@ -80,20 +80,22 @@ def _sums(
 
 
 @pytest.mark.parametrize('chunk_bytes', [1, 100, 1000])
-@pytest.mark.parametrize('num_rows', [7, 60])
+@pytest.mark.parametrize('num_rows', [7, 60, 300])
 @pytest.mark.parametrize('has_weight', [False, True])
 @pytest.mark.parametrize('is_zero', [False, True])
 def test_chunks(monkeypatch, chunk_bytes, num_rows, has_weight, is_zero):
-    """Bags in chunks of one, of a few and of many; with empty rows (60) and without (7)."""
+    """Bags in chunks of one, of a few and of many; with empty rows: none, a few, most."""
     rows, cols = _edges(num_rows, 11, 90)
     values = torch.randn(11, 5, dtype=torch.float64)
     weight = torch.randn(90, dtype=torch.float64) if has_weight else None
     bags = make_bags(rows, cols, num_rows)
-    assert (bags.keys is None) == (num_rows == 7)
+    assert (bags.keys is None) == (num_rows < 300)
     monkeypatch.setattr(bag_sums, '_CHUNK_BYTES', chunk_bytes)
     before = torch.zeros(num_rows, 5).double() if is_zero else torch.randn(num_rows, 5).double()
     out = add_bag_sums(before.clone(), values, bags, weight, is_zero=is_zero)
-    assert_close(out, before + _dense_sum(rows, cols, num_rows, values, weight))
+    sums = _dense_sum(rows, cols, num_rows, values, weight)
+    assert_close(out, before + sums)
+    assert_close(bag_sums.bag_sums(values, bags, weight), sums)
 
 
 @pytest.mark.parametrize('has_weight', [False, True])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import Exchange, GradientReturn, Rows
-from pyg_sar.kernels.bag_sums import add_bag_sums
+from pyg_sar.kernels.bag_sums import add_bag_sums, bag_sums
 from pyg_sar.shard.plan import Block, Plan
 
 
@@ -68,35 +68,45 @@ class _LinearSum(torch.autograd.Function):
 def _sum_blocks(
     x: Tensor, weight: Tensor | None, plan: Plan, exchange: Exchange, one_shot: bool
 ) -> Tensor:
-    out = x.new_zeros(plan.shard.num_dst, *x.shape[1:])
+    out: Tensor | None = None
     if one_shot:
         (halo,) = exchange.fetch_all([x])
         sources: Iterable[Rows] = ([rows] for rows in _split(x, halo, plan))
     else:
         sources = exchange.fetch([x])
-    is_zero = True
     for block, (rows,) in zip(plan.blocks, sources, strict=True):
-        if block.num_edges:
-            add_bag_sums(out, rows, block.by_dst, _block_weight(block, weight), is_zero=is_zero)
-            is_zero = False
-    return out
+        if block.num_edges == 0:
+            continue
+        block_weight = _block_weight(block, weight)
+        if out is None:
+            out = bag_sums(rows, block.by_dst, block_weight)
+        else:
+            add_bag_sums(out, rows, block.by_dst, block_weight)
+    return x.new_zeros(plan.shard.num_dst, x.size(1)) if out is None else out
 
 
 def _return_blocks(
     grad_out: Tensor, weight: Tensor | None, plan: Plan, exchange: Exchange, one_shot: bool
 ) -> Tensor:
     grad_out = grad_out.contiguous()
-    grad_x = grad_out.new_zeros(plan.shard.num_own, *grad_out.shape[1:])
+    own = plan.blocks[0]
+    is_one_part = plan.shard.parts_per_rank == 1
+    if is_one_part and own.num_edges:
+        grad_x = bag_sums(grad_out, own.by_src, _block_weight(own, weight))
+    else:
+        grad_x = grad_out.new_zeros(plan.shard.num_own, grad_out.size(1))
     if one_shot:
         grad_halo = grad_out.new_empty(plan.shard.num_halo, *grad_out.shape[1:])
         for block, rows in zip(plan.blocks, _split(grad_x, grad_halo, plan), strict=True):
-            _write_gradient(rows, grad_out, weight, block)
+            if not (is_one_part and block is own):
+                _write_gradient(rows, grad_out, weight, block)
         exchange.return_all([grad_halo], [grad_x])
         return grad_x
     returned = GradientReturn(exchange, [grad_x])
     for block in plan.blocks:
         (rows,) = returned.rows()
-        _write_gradient(rows, grad_out, weight, block)
+        if not (is_one_part and block is own):
+            _write_gradient(rows, grad_out, weight, block)
         returned.send()
     returned.finish()
     return grad_x

@@ -19,14 +19,26 @@ _CHUNK_BYTES = 2 << 20
 _BAG_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
+def bag_sums(values: Tensor, bags: Bags, weight: Tensor | None = None) -> Tensor:
+    """The weighted sum of every bag, ``[num_rows, F]``; zeros for rows without entries.
+
+    One pass that writes the result only; otherwise as :func:`add_bag_sums`.
+    """
+    if bags.keys is not None or bags.ptr.numel() == 1:
+        return add_bag_sums(values.new_zeros(bags.num_rows, values.size(1)), values, bags, weight)
+    if weight is not None and bags.perm is not None:
+        weight = weight[bags.perm]
+    return _bag_sums(values, bags, weight, 0, bags.num_rows)
+
+
 def add_bag_sums(
     out: Tensor, values: Tensor, bags: Bags, weight: Tensor | None = None, *, is_zero: bool = False
 ) -> Tensor:
     """Adds the weighted sum of every bag to its row of `out`.
 
     For the edges e of bag b, ``out[keys[b]] += sum of weight[e] * values[columns[e]]``. The sums
-    are made and added in chunks of a few MiB: a temporary that stays in the cache and in the
-    allocator's hands, where one of the size of `out` would cost a page fault for every page.
+    are made and added in chunks of a few MiB per thread: a temporary that stays in the caches and
+    in the allocator's hands, where one of the size of `out` would cost a page fault for every page.
 
     Args:
         out: ``[num_rows, F]``, changed in place.
@@ -44,7 +56,7 @@ def add_bag_sums(
     step = max(num_bags, 1)
     if out.device.type == 'cpu':
         row_bytes = out.element_size() * max(out.size(1), 1)
-        step = max(_CHUNK_BYTES // row_bytes, 1)
+        step = max(_CHUNK_BYTES * torch.get_num_threads() // row_bytes, 1)
     for start in range(0, num_bags, step):
         end = min(start + step, num_bags)
         sums = _bag_sums(values, bags, weight, start, end)

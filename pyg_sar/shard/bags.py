@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 class Bags(NamedTuple):
-    """A sparse 0/1 matrix by rows, empty rows left out.
+    """A sparse 0/1 matrix by rows; empty rows are left out where they are many.
 
     Attributes:
-        keys: The non-empty rows, int64 ``[num_bags]`` ascending; None when no row is empty.
+        keys: The rows, int64 ``[num_bags]`` ascending; None for all rows, empty ones included.
         ptr: int32 ``[num_bags + 1]``: entries of bag b are ``columns[ptr[b]:ptr[b + 1]]``.
         columns: Column of every entry, int32 ``[num_edges]``.
         perm: Edge of every entry, int64 ``[num_edges]``; None when entries are in edge order.
@@ -41,7 +41,7 @@ def make_bags(rows: Tensor, cols: Tensor, num_rows: int, *, is_sorted: bool = Fa
         cols = cols[perm]
     counts = torch.bincount(rows, minlength=num_rows)
     keys = None
-    if num_rows and int(counts.min()) == 0:
+    if 2 * int(counts.count_nonzero()) < num_rows:
         keys = counts.nonzero().view(-1)
         counts = counts[keys]
     ptr = torch.zeros(counts.numel() + 1, dtype=torch.int32, device=rows.device)
