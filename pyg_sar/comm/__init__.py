@@ -5,6 +5,7 @@ from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.group import (
     agree,
+    all_ranks,
     all_reduce_sum,
     check_equal,
     exchange_group,
@@ -22,6 +23,7 @@ __all__ = [
     'Reversed',
     'Rows',
     'agree',
+    'all_ranks',
     'all_reduce_sum',
     'check_equal',
     'exchange_group',

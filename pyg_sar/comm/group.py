@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -83,6 +84,15 @@ def check_equal(what: str, own: object, values: Sequence[object]) -> None:
                 f'expected the same {what} on all ranks: {own} on rank {dist.get_rank()} '
                 f'(got {value} on rank {rank})'
             )
+
+
+def all_ranks(value: bool, device: torch.device, world_size: int) -> bool:
+    """Whether `value` holds on all ranks (collective if there are others: a small all-reduce)."""
+    if world_size == 1:
+        return value
+    flag = torch.tensor([value], dtype=torch.int32, device=device)
+    dist.all_reduce(flag, dist.ReduceOp.MIN, group=exchange_group())
+    return bool(flag)
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
@@ -16,6 +17,7 @@ from pyg_sar.comm import Exchange
 from pyg_sar.conv.binding import Binding
 from pyg_sar.conv.exchanges import Oriented
 from pyg_sar.conv.gathering import run_gather
+from pyg_sar.conv.kept import KeptSums, are_raw, is_plain
 from pyg_sar.conv.reductions import finish, messages_of
 from pyg_sar.conv.sampling import AttributeWatch, edge_rows
 from pyg_sar.conv.support import STATISTICS_MODULES
@@ -77,12 +79,17 @@ class Paths:
             return self._replay(plan, binding)
         assert traced.aggregate is not None
         x = binding.arguments.src[0]
-        weight = None
-        if traced.weight is not None:
-            weight = binding.arguments.edge[traced.weight].view(-1)
-        one_shot = self.mode == 'one_shot'
-        total = linear_sum(x, weight, plan, self.exchange, one_shot=one_shot)
-        return finish(binding, traced.aggregate, [(total,)], traced.out, plan)
+        weight = None if traced.weight is None else binding.arguments.edge[traced.weight]
+        kept = KeptSums(plan, self.conv) if are_raw(x) and is_plain(self.conv) else None
+        out = None if kept is None else kept.find(x, weight)
+        if out is None:
+            one_shot = self.mode == 'one_shot'
+            flat = None if weight is None else weight.view(-1)
+            total = linear_sum(x, flat, plan, self.exchange, one_shot=one_shot)
+            out = finish(binding, traced.aggregate, [(total,)], traced.out, plan)
+            if kept is not None and torch.is_grad_enabled():
+                kept.keep(x, weight, out)
+        return out
 
     def _replay(self, plan: Plan, binding: Binding) -> Tensor:
         traced = trace(binding, STATISTICS_MODULES)
