@@ -179,10 +179,7 @@ class SoftmaxStats:
     @staticmethod
     def empty(num_dst: int, logits: Tensor) -> SoftmaxStats:
         """Of no edges; `logits` of any edges give shape and dtype."""
-        shape = (num_dst, *logits.shape[1:])
-        return SoftmaxStats(
-            num_dst, logits.new_full(shape, float('-inf')), logits.new_zeros(shape)
-        )
+        return SoftmaxStats(num_dst, *_of_no_edges(num_dst, logits))
 
     def spoil_masked(self, in_degree: Tensor) -> None:
         """Where all of a destination's logits are -inf its softmax is not a number, as in PyG."""
@@ -206,9 +203,7 @@ class SoftmaxStats:
             what was weighted with earlier maxima shrinks.
         """
         if self.max is None or self.sum is None:
-            empty = SoftmaxStats.empty(self.num_dst, logits)
-            self.max, self.sum = empty.max, empty.sum
-            assert self.max is not None and self.sum is not None
+            self.max, self.sum = _of_no_edges(self.num_dst, logits)
         old_max, total = self.max[rows], self.sum[rows]
         index = dst.view(-1, *[1] * (logits.dim() - 1)).expand_as(logits)
         new_max = old_max.scatter_reduce(0, index, logits, 'amax')
@@ -226,3 +221,8 @@ class SoftmaxStats:
             return logits.exp()
         weight = (logits - self.max[rows].index_select(0, dst)).exp_()
         return weight.div_((self.sum[rows] + 1e-16).index_select(0, dst))
+
+
+def _of_no_edges(num_dst: int, logits: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (num_dst, *logits.shape[1:])
+    return logits.new_full(shape, float('-inf')), logits.new_zeros(shape)

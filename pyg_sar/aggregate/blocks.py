@@ -166,8 +166,6 @@ def _cut(block: Block, plan: Plan, max_edges: int) -> list[tuple[int, int, int, 
         return []
     device = plan.edge_index.device
     outer = torch.tensor([starts, [end - 1 for end in ends]], device=device)
-    places = (
-        outer + block.edges.start if isinstance(block.edges, slice) else block.edges[outer]
-    )
+    places = outer + block.edges.start if isinstance(block.edges, slice) else block.edges[outer]
     first, last = plan.edge_index[1][places].tolist()
     return list(zip(starts, ends, first, last, strict=True))

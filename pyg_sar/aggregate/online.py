@@ -137,9 +137,7 @@ class _EdgeOutput(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, output: list[Tensor], dst: Tensor, link: Tensor, sums: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, output: list[Tensor], dst: Tensor, link: Tensor, sums: Tensor) -> Tensor:
         ctx.save_for_backward(output[0], dst)
         ctx.shape = sums.shape
         return output[0]
@@ -149,7 +147,7 @@ class _EdgeOutput(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         output, dst = ctx.saved_tensors
         sums = grads[0].new_zeros(ctx.shape)
-        products = _by_weight(output * grads[0], sums).sum(-1)
+        products = _by_weight((output * grads[0]).contiguous(), sums).sum(-1)
         sums.index_add_(0, dst, products.view(dst.numel(), *ctx.shape[1:]))
         return None, None, grads[0], sums
 
@@ -195,7 +193,8 @@ def _correct(
     outputs: Sequence[Tensor], maxima: Tensor, stats: SoftmaxStats, dst: Tensor, step: int
 ) -> None:
     """Makes edge outputs that were weighted with ``exp(l - maxima)`` those of the softmax."""
-    assert stats.max is not None and stats.sum is not None
+    assert stats.max is not None
+    assert stats.sum is not None
     for start in range(0, dst.numel(), step):
         edges = slice(start, start + step)
         index = dst[edges]
@@ -228,7 +227,8 @@ def _row_sum(
         step = max(_STEP_BYTES // (prod(part.shape[1:]) * part.element_size()), 1)
         for start in range(0, part.size(0), step):
             rows = slice(start, start + step)
-            products = _by_weight(part[rows] * grad[rows], total).sum(-1)
+            products = (part[rows] * grad[rows]).contiguous()
+            products = _by_weight(products, total).sum(-1)
             total[rows] += products.view(total[rows].shape)
     total /= stats.sum + _EPSILON
     return total if grad_sums is None else total.add_(grad_sums)
@@ -237,9 +237,9 @@ def _row_sum(
 def _by_weight(values: Tensor, weights: Tensor) -> Tensor:
     """``[n, ...]`` as ``[n, num_weights, k]``: together what the softmax weights alike."""
     num_weights = prod(weights.shape[1:])
-    return values.reshape(values.size(0), num_weights, prod(values.shape[1:]) // num_weights)
+    return values.view(values.size(0), num_weights, prod(values.shape[1:]) // num_weights)
 
 
 def _factor(weights: Tensor, values: Tensor) -> Tensor:
     """``[n, ...]`` of the softmax, to multiply what :func:`_by_weight` gives for `values`."""
-    return weights.reshape(weights.size(0), -1 if weights.numel() else 1, 1).to(values.dtype)
+    return weights.reshape(weights.size(0), prod(weights.shape[1:]), 1).to(values.dtype)

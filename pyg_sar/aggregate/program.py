@@ -40,7 +40,7 @@ class Arguments:
     edge: tuple[Tensor, ...]
     whole: tuple[Tensor, ...]
     learnable: tuple[Tensor, ...] = ()
-    at_edges: bool = False
+    at_edges: bool = field(default=False, kw_only=True)
 
     @property
     def counts(self) -> tuple[int, int, int, int, int]:
