@@ -18,8 +18,11 @@ from pyg_sar.aggregate.program import Arguments, Program, Surroundings
 from pyg_sar.comm import Exchange, Rows
 from pyg_sar.shard.plan import Block, Plan
 
-CHUNK_BYTES = {'cpu': 2 << 20, 'cuda': 256 << 20}
-"""Bytes that the largest tensor of a chunk may take: on a CPU what stays in the cache."""
+CHUNK_BYTES = 4 << 20
+"""Bytes that the largest tensor of a chunk may take on a CPU: what stays in its cache."""
+
+CUDA_CHUNK_BYTES = 256 << 20
+"""The same on a GPU, where small operations take as long as larger ones."""
 
 _MIN_EDGES = 256
 
@@ -143,7 +146,8 @@ def _max_edges(program: Program, arguments: Arguments, device: torch.device) -> 
     sizes = [_row_bytes(t, 0) for t in tensors]
     sizes += [_row_bytes(program.messages[r.message], r.dim) for r in program.reductions]
     largest = max(program.edge_bytes, *sizes, 1)
-    return max(CHUNK_BYTES.get(device.type, CHUNK_BYTES['cuda']) // largest, _MIN_EDGES)
+    num_bytes = CHUNK_BYTES if device.type == 'cpu' else CUDA_CHUNK_BYTES
+    return max(num_bytes // largest, _MIN_EDGES)
 
 
 def _row_bytes(values: Tensor, dim: int) -> int:
