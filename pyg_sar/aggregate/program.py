@@ -189,29 +189,34 @@ def no_autocast_cache() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
-@dataclass
 class Surroundings:
-    """The random state of every chunk and the autocast mode, so that a replay sees them again."""
+    """A random state for every chunk and the autocast mode, so that a replay sees them again.
 
-    uses_rng: bool
-    device: torch.device
-    states: dict[int, Tensor] = field(default_factory=dict)
+    Args:
+        uses_rng: Whether the function draws random numbers. One number is drawn for all of them:
+            noting the state where a chunk is first entered would not do, as a pass that stops at a
+            softmax has not drawn what comes after it.
+        device: The device it draws on.
+    """
 
-    def __post_init__(self) -> None:
-        kind = self.device.type
+    def __init__(self, uses_rng: bool, device: torch.device) -> None:
+        self.uses_rng = uses_rng
+        self.device = device
+        kind = device.type
         self._autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        self._seed = int(torch.randint(2**62, (), device=device)) if uses_rng else 0
 
     def enter(self, place: int) -> None:
-        """At the first run of a block or chunk notes the random state, later brings it back."""
+        """Brings about the random state of a chunk."""
         if not self.uses_rng:
             return
-        if place in self.states:
-            self._set_state(self.states[place])
-        else:
-            self.states[place] = self._get_state()
+        torch.default_generator.manual_seed(self._seed + place)
+        if self.device.type == 'cuda':
+            with torch.cuda.device(self.device):
+                torch.cuda.manual_seed(self._seed + place)
 
-    def replay(self) -> AbstractContextManager[Any]:
-        """For the time of a backward: the caller's random state is left as it was."""
+    def random_states(self) -> AbstractContextManager[Any]:
+        """For the time of a pass over chunks: the caller's random state is left as it was."""
         if not self.uses_rng:
             return nullcontext()
         devices = [self.device] if self.device.type == 'cuda' else []
@@ -223,14 +228,3 @@ class Surroundings:
         if not enabled:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=dtype, cache_enabled=False)
-
-    def _get_state(self) -> Tensor:
-        if self.device.type == 'cuda':
-            return torch.cuda.get_rng_state(self.device)
-        return torch.get_rng_state()
-
-    def _set_state(self, state: Tensor) -> None:
-        if self.device.type == 'cuda':
-            torch.cuda.set_rng_state(state, self.device)
-        else:
-            torch.set_rng_state(state)

@@ -95,7 +95,7 @@ class _Replay(torch.autograd.Function):
         arguments = Arguments.of(counts, tensors)
         blocks = Blocks(program, arguments, plan, exchange, surroundings, kept)
         stats: list[SoftmaxStats] = []
-        with no_autocast_cache():
+        with no_autocast_cache(), surroundings.random_states():
             for _ in range(program.num_softmax):
                 stats.append(_softmax_stats(program, blocks, stats))
             states, edge_outputs = _merge_chunks(program, blocks, stats)
@@ -138,7 +138,7 @@ class _Replay(torch.autograd.Function):
         ]
         blocks = Blocks(ctx.program, arguments, ctx.plan, ctx.exchange, ctx.surroundings, kept)
         run = ChunkGradient(ctx.program, states, grads)
-        with ctx.surroundings.replay(), ctx.surroundings.autocast():
+        with ctx.surroundings.random_states(), ctx.surroundings.autocast():
             sums: list[Tensor | None] = [None] * len(stats)
             for k in reversed(range(len(stats))):
                 sums[k] = softmax_row_sum(run, blocks, stats, sums, k)
@@ -153,6 +153,7 @@ def _softmax_stats(program: Program, blocks: Blocks, done: Sequence[SoftmaxStats
         logits = logits_of(program, arguments, chunk.edge_index, done, chunk.rows)
         if logits is not None:
             stats.step(logits, chunk.dst, chunk.rows)
+        del arguments, logits  # not while those of the next chunk are made
     return stats
 
 
@@ -173,4 +174,5 @@ def _merge_chunks(
         for r, state in zip(program.reductions, states, strict=True):
             rows = tuple(chunk.at_rows(t, r.dim) for t in state)
             r.merge.step(rows, messages[r.message], chunk.dst, r.dim)
+        del arguments, messages, outputs  # not while those of the next chunk are made
     return states, edge_outputs

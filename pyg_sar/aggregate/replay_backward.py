@@ -79,33 +79,40 @@ def softmax_row_sum(
         return None
     total = torch.zeros_like(known)
     for chunk, arguments in blocks.chunks():
-        leaves: list[tuple[Tensor, Tensor]] = []
-        calls = iter(range(len(stats)))
-
-        def softmax(
-            logits: Tensor,
-            dst: Tensor,
-            calls: Iterator[int] = calls,
-            leaves: list[tuple[Tensor, Tensor]] = leaves,
-            rows: slice = chunk.rows,
-        ) -> Tensor:
-            call = next(calls)
-            if call > k:
-                return _softmax_of_chunk(logits, dst, stats[call], sums[call], rows)
-            alpha = stats[call].alpha(logits.detach(), dst, rows)
-            if call < k:
-                return alpha
-            leaves.append((alpha.requires_grad_(), dst))
-            return alpha.clone()
-
-        outputs, gradients = run(chunk, arguments, softmax)
-        if not leaves or not outputs:
-            continue
-        (alpha, dst) = leaves[0]
-        (d_alpha,) = torch.autograd.grad(outputs, [alpha], gradients, allow_unused=True)
-        if d_alpha is not None:
-            total[chunk.rows].index_add_(0, dst, alpha.detach() * d_alpha)
+        terms = _row_terms(run, chunk, arguments, stats, sums, k)
+        if terms is not None:
+            total[chunk.rows].index_add_(0, chunk.dst, terms)
+        del arguments  # not while those of the next chunk are made
     return total
+
+
+def _row_terms(
+    run: ChunkGradient,
+    chunk: Chunk,
+    arguments: Arguments,
+    stats: Sequence[SoftmaxStats],
+    sums: Sequence[Tensor | None],
+    k: int,
+) -> Tensor | None:
+    """``alpha * d_alpha`` of every edge, or None if nothing depends on alpha."""
+    leaves: list[Tensor] = []
+    calls = iter(range(len(stats)))
+
+    def softmax(logits: Tensor, dst: Tensor) -> Tensor:
+        call = next(calls)
+        if call > k:
+            return _softmax_of_chunk(logits, dst, stats[call], sums[call], chunk.rows)
+        alpha = stats[call].alpha(logits.detach(), dst, chunk.rows)
+        if call < k:
+            return alpha
+        leaves.append(alpha.requires_grad_())
+        return alpha.clone()
+
+    outputs, gradients = run(chunk, arguments, softmax)
+    if not leaves or not outputs:
+        return None
+    (d_alpha,) = torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
+    return None if d_alpha is None else leaves[0].detach() * d_alpha
 
 
 def replay_gradients(
@@ -131,6 +138,7 @@ def replay_gradients(
                 targets[i] = rows.zero_()
         for chunk, chunk_arguments in chunks:
             _add_gradients(targets, run, chunk, chunk_arguments.as_leaves(needs), stats, sums)
+            del chunk_arguments  # not while those of the next chunk are made
         if needs_src:
             returned.send()
     returned.finish()
