@@ -210,7 +210,9 @@ def _divided(part: Tensor, stats: SoftmaxStats) -> Tensor:
     """``out_i``."""
     assert stats.sum is not None
     total = stats.sum + _EPSILON
-    return torch.div(_by_weight(part, total), _factor(total, part)).view(part.shape)
+    out = torch.empty_like(part)  # not a view: what a conv does to it in place is its own affair
+    torch.div(_by_weight(part, total), _factor(total, part), out=_by_weight(out, total))
+    return out
 
 
 def _row_sum(

@@ -23,10 +23,9 @@ from pyg_sar.conv.sampling import random_states, restore_random_states, samples_
 
 _aten = torch.ops.aten
 
+_VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})
 _RESHAPES = frozenset(
     {
-        _aten.view.default,
-        _aten._unsafe_view.default,
         _aten.unsqueeze.default,
         _aten.squeeze.default,
         _aten.squeeze.dim,
@@ -133,6 +132,8 @@ class SoftmaxUse(TorchDispatchMode):
     ) -> Tensor | None:
         """The entries that the result is proportional to, or None if it is not."""
         first = self._entries(args[0]) if args else None
+        if func in _VIEWS:
+            return None if first is None else first.reshape(args[1])
         if func in _RESHAPES:
             return None if first is None else func(first, *args[1:])
         if func is _aten._to_copy.default:
