@@ -18,7 +18,6 @@ from torch_geometric.nn import MessagePassing
 import pyg_sar
 from pyg_sar.aggregate import blocks
 
-
 ROW_BYTES = 64  # of x: 8 float64
 
 
