@@ -155,6 +155,9 @@ def _expand(dst: Tensor, messages: Tensor, dim: int) -> Tensor:
     return dst.view(shape).expand_as(messages)
 
 
+_ALL = slice(None)
+
+
 class SoftmaxStats:
     """Running maximum and sum of a softmax over the in-edges of every destination.
 
@@ -173,25 +176,53 @@ class SoftmaxStats:
         self.max = max
         self.sum = sum
 
-    def step(self, logits: Tensor, dst: Tensor) -> None:
-        """Merges the logits ``[num_edges, ...]`` of one block."""
-        shape = (self.num_dst, *logits.shape[1:])
-        if self.max is None or self.sum is None:
-            self.max = logits.new_full(shape, float('-inf'))
-            self.sum = logits.new_zeros(shape)
-        index = dst.view(-1, *[1] * (logits.dim() - 1)).expand_as(logits)
-        new_max = self.max.scatter_reduce(0, index, logits, 'amax')
-        # Where nothing has arrived yet both are -inf, and -inf - -inf is not a number.
-        scale = (self.max - new_max).masked_fill_(self.max == float('-inf'), float('-inf'))
-        self.sum.mul_(scale.exp_())
-        self.max = new_max
-        edge_max = new_max.index_select(0, dst)
-        shifted = (logits - edge_max).masked_fill_(edge_max == float('-inf'), float('-inf'))
-        self.sum.index_add_(0, dst, shifted.exp_())
+    @staticmethod
+    def empty(num_dst: int, logits: Tensor) -> SoftmaxStats:
+        """Of no edges; `logits` of any edges give shape and dtype."""
+        return SoftmaxStats(num_dst, *_of_no_edges(num_dst, logits))
 
-    def alpha(self, logits: Tensor, dst: Tensor) -> Tensor:
-        """The softmax of one block's logits ``[num_edges, ...]``, once all blocks are in."""
+    def spoil_masked(self, in_degree: Tensor) -> None:
+        """Where all of a destination's logits are -inf its softmax is not a number, as in PyG."""
+        if self.max is None or self.sum is None:
+            return
+        is_masked = self.max == float('-inf')
+        if bool(is_masked.any()):
+            has_edges = (in_degree > 0).view(-1, *[1] * (self.max.dim() - 1))
+            self.sum.masked_fill_(is_masked & has_edges, float('nan'))
+
+    def step(self, logits: Tensor, dst: Tensor, rows: slice = _ALL) -> tuple[Tensor, Tensor]:
+        """Merges the logits of some edges.
+
+        Args:
+            logits: ``[num_edges, ...]``.
+            dst: Their destinations, int64 ``[num_edges]``, counted from the first of `rows`.
+            rows: Destinations among which those of the edges are.
+
+        Returns:
+            ``exp(l - m')`` of every edge, and ``exp(m - m')`` of every one of `rows`: by how much
+            what was weighted with earlier maxima shrinks.
+        """
+        if self.max is None or self.sum is None:
+            self.max, self.sum = _of_no_edges(self.num_dst, logits)
+        old_max, total = self.max[rows], self.sum[rows]
+        index = dst.view(-1, *[1] * (logits.dim() - 1)).expand_as(logits)
+        new_max = old_max.scatter_reduce(0, index, logits, 'amax')
+        # Where nothing has arrived yet both are -inf, and -inf - -inf is not a number.
+        scale = (old_max - new_max).masked_fill_(old_max == float('-inf'), float('-inf')).exp_()
+        old_max.copy_(new_max)
+        edge_max = new_max.index_select(0, dst)
+        weight = (logits - edge_max).masked_fill_(edge_max == float('-inf'), float('-inf')).exp_()
+        total.mul_(scale).index_add_(0, dst, weight)
+        return weight, scale
+
+    def alpha(self, logits: Tensor, dst: Tensor, rows: slice = _ALL) -> Tensor:
+        """The softmax of the logits of some edges, once all are in; arguments as for `step`."""
         if self.max is None or self.sum is None:  # no edge at all
             return logits.exp()
-        weight = (logits - self.max.index_select(0, dst)).exp_()
-        return weight.div_(self.sum.index_select(0, dst) + 1e-16)
+        weight = (logits - self.max[rows].index_select(0, dst)).exp_()
+        return weight.div_((self.sum[rows] + 1e-16).index_select(0, dst))
+
+
+def _of_no_edges(num_dst: int, logits: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (num_dst, *logits.shape[1:])
+    return logits.new_full(shape, float('-inf')), logits.new_zeros(shape)

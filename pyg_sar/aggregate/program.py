@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_sar.merge import Merge, SoftmaxStats
+from pyg_sar.merge import Merge, SoftmaxStats, State
 
 SoftmaxFn = Callable[[Tensor, Tensor], Tensor]
-"""The softmax of one block: logits ``[num_edges, ...]``, destinations ``[num_edges]``."""
+"""The softmax of some edges: logits ``[num_edges, ...]``, destinations ``[num_edges]``."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Arguments:
         edge: ``[num_edges, ...]``: one row per edge, sliced per block.
         whole: Any shape: read as they are.
         learnable: Leaf tensors that the function reads by itself, such as the conv's parameters.
+        at_edges: Whether `src` and `dst` have been read: they hold a row for every edge.
     """
 
     src: tuple[Tensor, ...]
@@ -39,6 +40,7 @@ class Arguments:
     edge: tuple[Tensor, ...]
     whole: tuple[Tensor, ...]
     learnable: tuple[Tensor, ...] = ()
+    at_edges: bool = field(default=False, kw_only=True)
 
     @property
     def counts(self) -> tuple[int, int, int, int, int]:
@@ -67,7 +69,8 @@ class Arguments:
             t.detach().requires_grad_(need)
             for t, need in zip(tensors[:num_detached], needs, strict=False)
         ]
-        return Arguments.of(self.counts, leaves + tensors[num_detached:])
+        found = Arguments.of(self.counts, leaves + tensors[num_detached:])
+        return replace(found, at_edges=self.at_edges)
 
     @staticmethod
     def of(counts: Sequence[int], tensors: Sequence[Tensor]) -> Arguments:
@@ -93,18 +96,21 @@ class Reduction:
 
 @dataclass(frozen=True)
 class Program:
-    """A message function over the edges of one block.
+    """A message function over some edges.
 
     Attributes:
         run: ``run(arguments, edge_index, softmax) -> (messages, edge_outputs)``: `arguments` hold
-            the block's source rows and edge rows; `edge_index` is the block's; `softmax` stands in
-            for every softmax over in-edges. `messages` are what is reduced, with one row per edge
-            in the dimension of their reductions; `edge_outputs` are ``[num_edges, ...]``.
+            the edges' source and edge rows, which `edge_index` refers to; `softmax` stands in for
+            every softmax over in-edges. `messages` are what is reduced, with one row per edge in
+            the dimension of their reductions; `edge_outputs` are ``[num_edges, ...]``.
         num_softmax: How many softmaxes over in-edges the function computes.
         messages: Messages of any number of edges, for their shapes and dtypes.
         edge_outputs: Edge outputs of any number of edges, likewise.
         uses_rng: Whether it draws random numbers (dropout).
         reductions: What becomes of the messages.
+        edge_bytes: What the largest tensor that it computes takes per edge.
+        weights: The result of its only softmax, of any number of edges, if every message and edge
+            output is linear in it as :mod:`pyg_sar.aggregate.online` asks; else None.
     """
 
     run: Callable[[Arguments, Tensor, SoftmaxFn], tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]
@@ -113,11 +119,17 @@ class Program:
     edge_outputs: tuple[Tensor, ...]
     uses_rng: bool
     reductions: tuple[Reduction, ...] = ()
+    edge_bytes: int = 0
+    weights: Tensor | None = None
 
     @property
     def merges(self) -> list[Merge]:
         """The merge of every reduction."""
         return [reduction.merge for reduction in self.reductions]
+
+    def init_states(self, num_dst: int) -> list[State]:
+        """The empty state of every reduction."""
+        return [r.merge.init(self.messages[r.message], num_dst, r.dim) for r in self.reductions]
 
 
 class _Reached(Exception):
@@ -129,12 +141,16 @@ class _Reached(Exception):
 
 
 def logits_of(
-    program: Program, arguments: Arguments, edge_index: Tensor, done: Sequence[SoftmaxStats]
+    program: Program,
+    arguments: Arguments,
+    edge_index: Tensor,
+    done: Sequence[SoftmaxStats],
+    rows: slice,
 ) -> Tensor | None:
     """Runs the function up to its first softmax that is not in `done`.
 
     Returns:
-        That softmax's logits, or None if the function did not reach it on this block.
+        That softmax's logits, or None if the function did not reach it on these edges.
     """
     calls = 0
 
@@ -143,7 +159,7 @@ def logits_of(
         calls += 1
         if calls > len(done):
             raise _Reached(logits)
-        return done[calls - 1].alpha(logits, dst)
+        return done[calls - 1].alpha(logits, dst, rows)
 
     try:
         program.run(arguments, edge_index, softmax)
@@ -152,10 +168,10 @@ def logits_of(
     return None
 
 
-def finished_softmax(stats: Sequence[SoftmaxStats]) -> SoftmaxFn:
+def finished_softmax(stats: Sequence[SoftmaxStats], rows: slice) -> SoftmaxFn:
     """The softmax of a forward pass once all statistics are complete."""
     remaining = iter(stats)
-    return lambda logits, dst: next(remaining).alpha(logits, dst)
+    return lambda logits, dst: next(remaining).alpha(logits, dst, rows)
 
 
 @contextmanager
@@ -173,29 +189,34 @@ def no_autocast_cache() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
-@dataclass
 class Surroundings:
-    """The random state of every block and the autocast mode, so that a replay sees them again."""
+    """A random state for every chunk and the autocast mode, so that a replay sees them again.
 
-    uses_rng: bool
-    device: torch.device
-    states: dict[int, Tensor] = field(default_factory=dict)
+    Args:
+        uses_rng: Whether the function draws random numbers. One number is drawn for all of them:
+            noting the state where a chunk is first entered would not do, as a pass that stops at a
+            softmax has not drawn what comes after it.
+        device: The device it draws on.
+    """
 
-    def __post_init__(self) -> None:
-        kind = self.device.type
+    def __init__(self, uses_rng: bool, device: torch.device) -> None:
+        self.uses_rng = uses_rng
+        self.device = device
+        kind = device.type
         self._autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        self._seed = int(torch.randint(2**62, (), device=device)) if uses_rng else 0
 
     def enter(self, place: int) -> None:
-        """At the first run of a block or chunk notes the random state, later brings it back."""
+        """Brings about the random state of a chunk."""
         if not self.uses_rng:
             return
-        if place in self.states:
-            self._set_state(self.states[place])
-        else:
-            self.states[place] = self._get_state()
+        torch.default_generator.manual_seed(self._seed + place)
+        if self.device.type == 'cuda':
+            with torch.cuda.device(self.device):
+                torch.cuda.manual_seed(self._seed + place)
 
-    def replay(self) -> AbstractContextManager[Any]:
-        """For the time of a backward: the caller's random state is left as it was."""
+    def random_states(self) -> AbstractContextManager[Any]:
+        """For the time of a pass over chunks: the caller's random state is left as it was."""
         if not self.uses_rng:
             return nullcontext()
         devices = [self.device] if self.device.type == 'cuda' else []
@@ -207,14 +228,3 @@ class Surroundings:
         if not enabled:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=dtype, cache_enabled=False)
-
-    def _get_state(self) -> Tensor:
-        if self.device.type == 'cuda':
-            return torch.cuda.get_rng_state(self.device)
-        return torch.get_rng_state()
-
-    def _set_state(self, state: Tensor) -> None:
-        if self.device.type == 'cuda':
-            torch.cuda.set_rng_state(state, self.device)
-        else:
-            torch.set_rng_state(state)

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pyg_sar.aggregate.blocks import Blocks
+from pyg_sar.aggregate.online import online
 from pyg_sar.aggregate.program import (
     Arguments,
     Program,
@@ -31,7 +32,7 @@ from pyg_sar.aggregate.program import (
     logits_of,
     no_autocast_cache,
 )
-from pyg_sar.aggregate.replay_backward import BlockGradient, replay_gradients, softmax_row_sum
+from pyg_sar.aggregate.replay_backward import ChunkGradient, replay_gradients, softmax_row_sum
 from pyg_sar.comm import Exchange, Rows
 from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.plan import Plan
@@ -68,6 +69,8 @@ def replay(
     Returns:
         The merge states and the edge outputs.
     """
+    if program.weights is not None:
+        return online(program, arguments, plan, exchange, keep_rows=keep_rows)
     out = _Replay.apply(  # type: ignore[no-untyped-call]
         program, plan, exchange, keep_rows, arguments.counts, *arguments
     )
@@ -89,12 +92,13 @@ class _Replay(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         surroundings = Surroundings(program.uses_rng, plan.edge_index.device)
         kept: list[Rows] | None = [] if keep_rows else None
-        blocks = Blocks(Arguments.of(counts, tensors), plan, exchange, surroundings, kept)
+        arguments = Arguments.of(counts, tensors)
+        blocks = Blocks(program, arguments, plan, exchange, surroundings, kept)
         stats: list[SoftmaxStats] = []
-        with no_autocast_cache():
+        with no_autocast_cache(), surroundings.random_states():
             for _ in range(program.num_softmax):
                 stats.append(_softmax_stats(program, blocks, stats))
-            states, edge_outputs = _merge_blocks(program, blocks, stats)
+            states, edge_outputs = _merge_chunks(program, blocks, stats)
         kept_states = [
             state for m, state in zip(program.merges, states, strict=True) if m.reads_state
         ]
@@ -132,9 +136,9 @@ class _Replay(torch.autograd.Function):
         states = [
             tuple(islice(rest, m.num_tensors if m.reads_state else 0)) for m in ctx.program.merges
         ]
-        blocks = Blocks(arguments, ctx.plan, ctx.exchange, ctx.surroundings, kept)
-        run = BlockGradient(ctx.program, states, grads)
-        with ctx.surroundings.replay(), ctx.surroundings.autocast():
+        blocks = Blocks(ctx.program, arguments, ctx.plan, ctx.exchange, ctx.surroundings, kept)
+        run = ChunkGradient(ctx.program, states, grads)
+        with ctx.surroundings.random_states(), ctx.surroundings.autocast():
             sums: list[Tensor | None] = [None] * len(stats)
             for k in reversed(range(len(stats))):
                 sums[k] = softmax_row_sum(run, blocks, stats, sums, k)
@@ -145,15 +149,15 @@ class _Replay(torch.autograd.Function):
 def _softmax_stats(program: Program, blocks: Blocks, done: Sequence[SoftmaxStats]) -> SoftmaxStats:
     """Maximum and sum of the first softmax that is not in `done`."""
     stats = SoftmaxStats(blocks.plan.shard.num_dst)
-    for block, edge_index, arguments in blocks:
-        if block.num_edges:
-            logits = logits_of(program, arguments, edge_index, done)
-            if logits is not None:
-                stats.step(logits, edge_index[1])
+    for chunk, arguments in blocks.chunks():
+        logits = logits_of(program, arguments, chunk.edge_index, done, chunk.rows)
+        if logits is not None:
+            stats.step(logits, chunk.dst, chunk.rows)
+        del arguments, logits  # not while those of the next chunk are made
     return stats
 
 
-def _merge_blocks(
+def _merge_chunks(
     program: Program,
     blocks: Blocks,
     stats: Sequence[SoftmaxStats],
@@ -161,16 +165,14 @@ def _merge_blocks(
     """The forward pass: merge states and edge outputs."""
     plan = blocks.plan
     edge_outputs = [t.new_zeros(plan.num_edges, *t.shape[1:]) for t in program.edge_outputs]
-    states = [
-        r.merge.init(program.messages[r.message], plan.shard.num_dst, r.dim)
-        for r in program.reductions
-    ]
-    for block, edge_index, arguments in blocks:
-        if block.num_edges == 0:
-            continue
-        messages, outputs = program.run(arguments, edge_index, finished_softmax(stats))
+    states = program.init_states(plan.shard.num_dst)
+    for chunk, arguments in blocks.chunks():
+        softmax = finished_softmax(stats, chunk.rows)
+        messages, outputs = program.run(arguments, chunk.edge_index, softmax)
         for target, output in zip(edge_outputs, outputs, strict=True):
-            block.put(target, output)
+            chunk.put(target, output)
         for r, state in zip(program.reductions, states, strict=True):
-            r.merge.step(state, messages[r.message], edge_index[1], r.dim)
+            rows = tuple(chunk.at_rows(t, r.dim) for t in state)
+            r.merge.step(rows, messages[r.message], chunk.dst, r.dim)
+        del arguments, messages, outputs  # not while those of the next chunk are made
     return states, edge_outputs

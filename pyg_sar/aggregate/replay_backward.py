@@ -1,23 +1,22 @@
-"""The backward pass of the replay path: each block's messages anew, with autograd, and dropped."""
+"""The backward pass of the replay path: each chunk's messages anew, with autograd, and dropped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.blocks import Blocks
+from pyg_sar.aggregate.blocks import Blocks, Chunk
 from pyg_sar.aggregate.program import Arguments, Program, Reduction, SoftmaxFn
 from pyg_sar.comm import GradientReturn
 from pyg_sar.merge import SoftmaxStats, State
-from pyg_sar.shard.plan import Block
 
 
-class BlockGradient:
-    """Runs the function on a block with autograd and takes gradients of what it computed."""
+class ChunkGradient:
+    """Runs the function on a chunk with autograd and takes gradients of what it computed."""
 
     def __init__(
         self,
@@ -35,17 +34,23 @@ class BlockGradient:
         self.grad_edge_outputs = list(rest)
 
     def __call__(
-        self, block: Block, edge_index: Tensor, arguments: Arguments, softmax: SoftmaxFn
+        self, chunk: Chunk, arguments: Arguments, softmax: SoftmaxFn
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The block's outputs that need a gradient, and their gradients."""
+        """The chunk's outputs that need a gradient, and their gradients."""
         with torch.enable_grad():
-            messages, edge_outputs = self.program.run(arguments, edge_index, softmax)
+            messages, edge_outputs = self.program.run(arguments, chunk.edge_index, softmax)
         outputs, gradients = [], []
         for place, message in enumerate(messages):
             if not message.requires_grad:
                 continue
             parts = [
-                r.merge.grad(grad, state, message.detach(), edge_index[1], r.dim)
+                r.merge.grad(
+                    chunk.at_rows(grad, r.dim),
+                    tuple(chunk.at_rows(t, r.dim) for t in state),
+                    message.detach(),
+                    chunk.dst,
+                    r.dim,
+                )
                 for r, state, grad in self.reductions
                 if r.message == place and grad is not None
             ]
@@ -55,12 +60,12 @@ class BlockGradient:
         for output, grad in zip(edge_outputs, self.grad_edge_outputs, strict=True):
             if grad is not None and output.requires_grad:
                 outputs.append(output)
-                gradients.append(block.take(grad))
+                gradients.append(chunk.take(grad))
         return outputs, gradients
 
 
 def softmax_row_sum(
-    run: BlockGradient,
+    run: ChunkGradient,
     blocks: Blocks,
     stats: Sequence[SoftmaxStats],
     sums: Sequence[Tensor | None],
@@ -69,43 +74,49 @@ def softmax_row_sum(
     """``r_i = sum over in-edges of alpha * d_alpha`` of softmax k; later ones are known."""
     known = stats[k].sum
     if known is None:
-        for _ in blocks:  # no edge here, but the other ranks need our rows
+        for _ in blocks.chunks():  # no edge here, but the other ranks need our rows
             pass
         return None
     total = torch.zeros_like(known)
-    for block, edge_index, arguments in blocks:
-        if block.num_edges == 0:
-            continue
-        leaves: list[tuple[Tensor, Tensor]] = []
-        calls = iter(range(len(stats)))
-
-        def softmax(
-            logits: Tensor,
-            dst: Tensor,
-            calls: Iterator[int] = calls,
-            leaves: list[tuple[Tensor, Tensor]] = leaves,
-        ) -> Tensor:
-            call = next(calls)
-            if call > k:
-                return _softmax_of_block(logits, dst, stats[call], sums[call])
-            alpha = stats[call].alpha(logits.detach(), dst)
-            if call < k:
-                return alpha
-            leaves.append((alpha.requires_grad_(), dst))
-            return alpha.clone()
-
-        outputs, gradients = run(block, edge_index, arguments, softmax)
-        if not leaves or not outputs:
-            continue
-        (alpha, dst) = leaves[0]
-        (d_alpha,) = torch.autograd.grad(outputs, [alpha], gradients, allow_unused=True)
-        if d_alpha is not None:
-            total.index_add_(0, dst, alpha.detach() * d_alpha)
+    for chunk, arguments in blocks.chunks():
+        terms = _row_terms(run, chunk, arguments, stats, sums, k)
+        if terms is not None:
+            total[chunk.rows].index_add_(0, chunk.dst, terms)
+        del arguments  # not while those of the next chunk are made
     return total
 
 
+def _row_terms(
+    run: ChunkGradient,
+    chunk: Chunk,
+    arguments: Arguments,
+    stats: Sequence[SoftmaxStats],
+    sums: Sequence[Tensor | None],
+    k: int,
+) -> Tensor | None:
+    """``alpha * d_alpha`` of every edge, or None if nothing depends on alpha."""
+    leaves: list[Tensor] = []
+    calls = iter(range(len(stats)))
+
+    def softmax(logits: Tensor, dst: Tensor) -> Tensor:
+        call = next(calls)
+        if call > k:
+            return _softmax_of_chunk(logits, dst, stats[call], sums[call], chunk.rows)
+        alpha = stats[call].alpha(logits.detach(), dst, chunk.rows)
+        if call < k:
+            return alpha
+        leaves.append(alpha.requires_grad_())
+        return alpha.clone()
+
+    outputs, gradients = run(chunk, arguments, softmax)
+    if not leaves or not outputs:
+        return None
+    (d_alpha,) = torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
+    return None if d_alpha is None else leaves[0].detach() * d_alpha
+
+
 def replay_gradients(
-    run: BlockGradient,
+    run: ChunkGradient,
     blocks: Blocks,
     stats: Sequence[SoftmaxStats],
     sums: Sequence[Tensor | None],
@@ -113,53 +124,67 @@ def replay_gradients(
 ) -> list[Tensor | None]:
     """The gradients of all arguments that need one, in their order."""
     arguments = blocks.arguments
-    num_src, num_dst, num_edge = arguments.counts[:3]
+    num_src = len(arguments.src)
     total = [
         torch.zeros_like(t, memory_format=torch.contiguous_format) if need else None
         for t, need in zip(arguments, needs, strict=True)
     ]
+    targets = list(total)
+    needs_src = [i for i in range(num_src) if needs[i]]
     returned = GradientReturn(blocks.exchange, [t for t in total[:num_src] if t is not None])
-    for block, edge_index, block_arguments in blocks:
-        leaves = block_arguments.as_leaves(needs)
-        found: list[Tensor | None] = [None] * len(total)
-        if block.num_edges:
-            calls = iter(range(len(stats)))
-
-            def softmax(logits: Tensor, dst: Tensor, calls: Iterator[int] = calls) -> Tensor:
-                k = next(calls)
-                return _softmax_of_block(logits, dst, stats[k], sums[k])
-
-            outputs, gradients = run(block, edge_index, leaves, softmax)
-            wanted = [(i, t) for i, t in enumerate(leaves) if needs[i]]
-            if outputs and wanted:
-                results = torch.autograd.grad(
-                    outputs, [t for _, t in wanted], gradients, allow_unused=True
-                )
-                for (i, _), gradient in zip(wanted, results, strict=True):
-                    found[i] = gradient
-            del outputs, gradients
-        if returned.out:
-            returned.put(
-                [
-                    torch.zeros_like(leaf) if gradient is None else gradient
-                    for leaf, gradient, need in zip(leaves.src, found, needs, strict=False)
-                    if need
-                ]
-            )
-        for i in range(num_src, len(total)):
-            result, target = found[i], total[i]
-            if result is None or target is None:
-                continue
-            if num_src + num_dst <= i < num_src + num_dst + num_edge:
-                block.put(target, result)
-            else:
-                target += result
+    for chunks in blocks:
+        if needs_src:
+            for i, rows in zip(needs_src, returned.rows(), strict=True):
+                targets[i] = rows.zero_()
+        for chunk, chunk_arguments in chunks:
+            _add_gradients(targets, run, chunk, chunk_arguments.as_leaves(needs), stats, sums)
+            del chunk_arguments  # not while those of the next chunk are made
+        if needs_src:
+            returned.send()
     returned.finish()
     return total
 
 
-class _SoftmaxOfBlock(torch.autograd.Function):
-    """A block's share of a softmax whose statistics are known.
+def _add_gradients(
+    targets: Sequence[Tensor | None],
+    run: ChunkGradient,
+    chunk: Chunk,
+    leaves: Arguments,
+    stats: Sequence[SoftmaxStats],
+    sums: Sequence[Tensor | None],
+) -> None:
+    """Adds a chunk's gradients: of source rows to those of the block, of others to all of them."""
+    calls = iter(range(len(stats)))
+
+    def softmax(logits: Tensor, dst: Tensor) -> Tensor:
+        k = next(calls)
+        return _softmax_of_chunk(logits, dst, stats[k], sums[k], chunk.rows)
+
+    outputs, gradients = run(chunk, leaves, softmax)
+    num_src, num_dst, num_edge, _, _ = leaves.counts
+    tensors = list(leaves)
+    wanted = [i for i, target in enumerate(targets) if target is not None]
+    if not outputs or not wanted:
+        return
+    results = torch.autograd.grad(
+        outputs, [tensors[i] for i in wanted], gradients, allow_unused=True
+    )
+    for i, gradient in zip(wanted, results, strict=True):
+        target = targets[i]
+        if gradient is None or target is None:
+            continue
+        if i < num_src:
+            target.index_add_(0, chunk.src, gradient)
+        elif i < num_src + num_dst:
+            chunk.at_rows(target).index_add_(0, chunk.dst, gradient)
+        elif i < num_src + num_dst + num_edge:
+            chunk.put(target, gradient)
+        else:
+            target += gradient
+
+
+class _SoftmaxOfChunk(torch.autograd.Function):
+    """A chunk's share of a softmax whose statistics are known.
 
     | forward:  ``alpha = exp(l - max_i) / (sum_i + 1e-16)``
     | backward: ``d_l = alpha * (d_alpha - r_i)``
@@ -167,22 +192,22 @@ class _SoftmaxOfBlock(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, dst: Tensor, stats: SoftmaxStats, row_sum: Tensor
+        ctx: Any, logits: Tensor, dst: Tensor, stats: SoftmaxStats, row_sum: Tensor, rows: slice
     ) -> Tensor:
-        alpha = stats.alpha(logits, dst)
-        ctx.save_for_backward(alpha, dst, row_sum)
+        alpha = stats.alpha(logits, dst, rows)
+        ctx.save_for_backward(alpha, dst, row_sum[rows])
         return alpha
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         alpha, dst, row_sum = ctx.saved_tensors
-        return alpha * (grads[0] - row_sum.index_select(0, dst)), None, None, None
+        return alpha * (grads[0] - row_sum.index_select(0, dst)), None, None, None, None
 
 
-def _softmax_of_block(
-    logits: Tensor, dst: Tensor, stats: SoftmaxStats, row_sum: Tensor | None
+def _softmax_of_chunk(
+    logits: Tensor, dst: Tensor, stats: SoftmaxStats, row_sum: Tensor | None, rows: slice
 ) -> Tensor:
-    out: Tensor = _SoftmaxOfBlock.apply(  # type: ignore[no-untyped-call]
-        logits, dst, stats, row_sum
+    out: Tensor = _SoftmaxOfChunk.apply(  # type: ignore[no-untyped-call]
+        logits, dst, stats, row_sum, rows
     )
     return out

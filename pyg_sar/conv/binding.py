@@ -80,7 +80,8 @@ class Binding:
                 continue
             value = groups[slot.role][slot.place]
             if slot.role in ('src', 'dst'):
-                value = value.index_select(0, edge_index[0 if slot.role == 'src' else 1])
+                if not arguments.at_edges:
+                    value = value.index_select(0, edge_index[0 if slot.role == 'src' else 1])
                 dim = _node_dim(self.conv, value)
                 value = value if dim == 0 else value.movedim(0, dim)
             values[slot.name] = value

@@ -39,6 +39,7 @@ class Paths:
         mode: The mode of the SARConv.
         max_rows: In-edges of a chunk of the gather path; None for what fits into free memory.
         oriented: The edges; results per edge go back to the caller's order.
+        one_pass: Whether the ranks have agreed that one pass computes the softmax.
     """
 
     conv: MessagePassing
@@ -46,6 +47,7 @@ class Paths:
     mode: Mode
     max_rows: int | None
     oriented: Oriented
+    one_pass: bool = False
 
     def aggregate(self, path: Path, plan: Plan, binding: Binding) -> Tensor:
         """The aggregated messages ``[num_dst, ...]`` of a call of ``propagate``."""
@@ -101,7 +103,9 @@ class Paths:
     def _replayed(
         self, plan: Plan, binding: Binding, traced: Trace
     ) -> tuple[list[State], tuple[Tensor, ...]]:
-        program = _program(binding, traced, plan.shard.num_dst)
+        program = program_of(binding, traced, plan.shard.num_dst)
+        if not self.one_pass:
+            program = replace(program, weights=None)
         arguments = replace(binding.arguments, learnable=traced.learnable)
         keep_rows = self.mode == 'sequential_no_remat'
         return replay(program, arguments, plan, self.exchange, keep_rows=keep_rows)
@@ -143,7 +147,8 @@ class Paths:
         return replace(binding, arguments=replace(binding.arguments, src=src))
 
 
-def _program(binding: Binding, traced: Trace, num_dst: int) -> Program:
+def program_of(binding: Binding, traced: Trace, num_dst: int) -> Program:
+    """A conv's message as the aggregate room runs it."""
     conv, aggregate = binding.conv, traced.aggregate
     num_calls = 0 if aggregate is None else len(aggregate.calls)
 
@@ -165,4 +170,6 @@ def _program(binding: Binding, traced: Trace, num_dst: int) -> Program:
         edge_outputs=traced.edge_outputs,
         uses_rng=traced.uses_rng,
         reductions=() if aggregate is None else aggregate.reductions,
+        edge_bytes=traced.edge_bytes,
+        weights=traced.weights,
     )

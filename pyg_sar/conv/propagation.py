@@ -19,7 +19,8 @@ from pyg_sar.conv.independence import (
     check_edges_are_independent,
 )
 from pyg_sar.conv.intercept import MessageError, StatisticsError, UnsupportedMessageError
-from pyg_sar.conv.paths import Mode, Path, Paths
+from pyg_sar.conv.paths import Mode, Path, Paths, program_of
+from pyg_sar.conv.softmax_use import has_gradient_of_use
 from pyg_sar.conv.support import STATISTICS_MODULES
 from pyg_sar.conv.trace import trace
 from pyg_sar.shard.plan import Plan, plan_of
@@ -33,10 +34,12 @@ class Agreement:
     Attributes:
         edge_names: The tensors with one row per edge.
         path: How the call is computed.
+        one_pass: Whether one pass computes its softmax.
     """
 
     edge_names: frozenset[str]
     path: Path
+    one_pass: bool
 
 
 class Propagation:
@@ -95,8 +98,9 @@ class Propagation:
 
     def _propagate(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor:
         oriented, size, kwargs = self._oriented('propagate', edge_index, size, kwargs)
-        exchange, plan, binding, path = self._bind('message', oriented.edge_index, size, kwargs)
-        out = self._paths(exchange, oriented).aggregate(path, plan, binding)
+        exchange, plan, binding, agreed = self._bind('message', oriented.edge_index, size, kwargs)
+        paths = self._paths(exchange, oriented, agreed)
+        out = paths.aggregate(agreed.path, plan, binding)
         num_dst = plan.shard.num_dst
         update_kwargs = self.conv.inspector.collect_param_data(
             'update', {'dim_size': num_dst, 'size_i': num_dst, **kwargs}
@@ -112,17 +116,18 @@ class Propagation:
             if result is not None:
                 edge_index, size, kwargs = result
         oriented, own_size, own_kwargs = self._oriented('edge_updater', edge_index, size, kwargs)
-        exchange, plan, binding, path = self._bind(
+        exchange, plan, binding, agreed = self._bind(
             'edge_update', oriented.edge_index, own_size, own_kwargs
         )
-        out = self._paths(exchange, oriented).edge_update(path, plan, binding)
+        paths = self._paths(exchange, oriented, agreed)
+        out = paths.edge_update(agreed.path, plan, binding)
         for hook in conv._edge_update_forward_hooks.values():
             result = hook(conv, (edge_index, size, kwargs), out)
             out = out if result is None else result
         return out
 
-    def _paths(self, exchange: Exchange, oriented: Oriented) -> Paths:
-        return Paths(self.conv, exchange, self.mode, self.max_rows, oriented)
+    def _paths(self, exchange: Exchange, oriented: Oriented, agreed: Agreement) -> Paths:
+        return Paths(self.conv, exchange, self.mode, self.max_rows, oriented, agreed.one_pass)
 
     def _oriented(
         self, method: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
@@ -163,7 +168,7 @@ class Propagation:
 
     def _bind(
         self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
-    ) -> tuple[Exchange, Plan, Binding, Path]:
+    ) -> tuple[Exchange, Plan, Binding, Agreement]:
         """Binds the arguments of a call; see :meth:`_agree` for its first time."""
         exchange = self.exchanges.of(edge_index)
         shard = exchange.shard
@@ -179,7 +184,7 @@ class Propagation:
         plan = plan_of(edge_index, shard)
         agreed = self.agreed[key]
         binding = bind(self.conv, function, kwargs, plan, agreed.edge_names)
-        return exchange, plan, binding, agreed.path
+        return exchange, plan, binding, agreed
 
     def _agree(
         self, function: str, shard: Shard, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
@@ -193,7 +198,8 @@ class Propagation:
             plan = plan_of(edge_index, shard)
             binding = bind(self.conv, function, kwargs, plan)
             path = self._path(binding)
-            call = Call.of(binding.arguments, binding.rows, plan.num_edges, path)
+            one_pass = path == 'replay' and _one_pass(binding)
+            call = Call.of(binding.arguments, binding.rows, plan.num_edges, path, one_pass)
         except MessageError as unsupported:
             error = ValueError(
                 f"{type(self.conv).__name__}'s '{function}' cannot be computed on a cut graph: "
@@ -202,8 +208,8 @@ class Propagation:
         except Exception as failure:
             error = failure
         name = f'{type(self.conv).__name__}.{function}'
-        edge_names = agree_on_call(name, call, error, shard.world_size)
-        return Agreement(edge_names, path)
+        edge_names, one_pass = agree_on_call(name, call, error, shard.world_size)
+        return Agreement(edge_names, path, one_pass)
 
     def _path(self, binding: Binding) -> Path:
         """How a call is computed: in the cheapest way that is exact for what it does.
@@ -240,3 +246,11 @@ class Propagation:
             raise ValueError(f"expected 'size' to be {own}, the own nodes (got {tuple(size)})")
         if self.conv.explain:
             raise ValueError(f'{type(self.conv).__name__} cannot be explained on a cut graph')
+
+
+def _one_pass(binding: Binding) -> bool:
+    """Whether one pass computes the softmax of a call; see :mod:`pyg_sar.aggregate.online`."""
+    traced = trace(binding, STATISTICS_MODULES)
+    if traced.weights is None:
+        return False
+    return has_gradient_of_use(binding, program_of(binding, traced, num_dst=1))

@@ -35,6 +35,8 @@ from pyg_sar.conv.sampling import (
     restore_random_states,
     samples_of,
 )
+from pyg_sar.conv.softmax_use import SoftmaxUse
+from pyg_sar.merge import Sum
 
 _aten = torch.ops.aten
 
@@ -55,6 +57,8 @@ class Trace:
         is_copy: Whether the messages are its only source tensor, unchanged.
         weight: The place among the edge tensors of the weight that multiplies the only source
             tensor, or None; with `is_copy` False and None the function is not linear.
+        edge_bytes: What the largest tensor that it computes takes per edge.
+        weights: The result of its only softmax for the samples, if all it gives is linear in it.
     """
 
     num_softmax: int
@@ -67,6 +71,8 @@ class Trace:
     uses_rng: bool
     is_copy: bool
     weight: int | None
+    edge_bytes: int = 0
+    weights: Tensor | None = None
 
     @property
     def is_linear(self) -> bool:
@@ -86,11 +92,16 @@ class _Recorder(TorchDispatchMode):
         self.weights = {id(t): (i, t) for i, t in enumerate(edge)}
         self.product: tuple[Tensor, int] | None = None
         self.is_pure = True
+        self.edge_bytes = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.dim() and out.size(0) == NUM_SAMPLES:
+            # A view may have more entries than memory.
+            held = min(out.numel() * out.element_size(), out.untyped_storage().nbytes())
+            self.edge_bytes = max(self.edge_bytes, held // NUM_SAMPLES)
         if func in self._RESHAPES and id(args[0]) in self.weights:
             self.weights[id(out)] = (self.weights[id(args[0])][0], out)
         elif func is _aten.mul.Tensor and self.product is None:
@@ -133,8 +144,11 @@ def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
     def softmax(logits: Tensor, dst: Tensor) -> Tensor:
         nonlocal num_softmax
         num_softmax += 1
-        return torch.softmax(logits, 0)
+        weights = torch.softmax(logits, 0)
+        use.begin(weights)
+        return weights
 
+    use = SoftmaxUse()
     in_message = Intercept(conv, softmax)
     in_aggregate = ReductionRecorder(conv, softmax)
     first_node = node_of_now()
@@ -146,10 +160,10 @@ def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
     aggregate = None
     try:
         with _refusing(conv, statistics_modules):
-            with in_message.in_force(), recorder:
+            with in_message.in_force(), recorder, use:
                 out = binding.run(values)
             if binding.function == 'message':
-                with in_aggregate.in_force():
+                with in_aggregate.in_force(), use:
                     binding.aggregate({**values, 'dim_size': 1, 'size_i': 1}, out)
                 aggregate = in_aggregate.aggregate(out)
         pairs = zip(states, random_states(device), strict=True)
@@ -177,7 +191,22 @@ def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
         uses_rng=uses_rng,
         is_copy=is_pure and out is rows and recorder.product is None,
         weight=_weight_place(binding, recorder, out) if is_pure else None,
+        edge_bytes=recorder.edge_bytes,
+        weights=_linear_weights(use, reduced, edge_outputs, aggregate),
     )
+
+
+def _linear_weights(
+    use: SoftmaxUse,
+    messages: Sequence[Tensor],
+    edge_outputs: Sequence[Tensor],
+    aggregate: Aggregate | None,
+) -> Tensor | None:
+    reductions = () if aggregate is None else aggregate.reductions
+    is_summed = all(isinstance(r.merge, Sum) and r.dim == 0 for r in reductions)
+    if use.weights is None or not is_summed or not use.is_linear([*messages, *edge_outputs]):
+        return None
+    return use.weights.detach()
 
 
 def node_of_now() -> Any:

@@ -1,0 +1,248 @@
+"""One pass for a softmax that only weights: the online softmax, as FlashAttention uses it.
+
+Where every message is linear in the softmax over in-edges, ``message_e = alpha_e * v_e``, neither
+pass has to know the finished softmax. Forward weights with the maxima of the edges seen so far and
+corrects what it has summed when they grow (Milakov and Gimelshein 2018, arXiv 1805.02867):
+
+| ``sum_i  = sum_i  * exp(m_i - m'_i) + sum of exp(l_e - m'_i)``
+| ``part_i = part_i * exp(m_i - m'_i) + sum of exp(l_e - m'_i) * v_e``
+| ``out_i  = part_i / (sum_i + 1e-16)``
+
+Backward needs ``r_i = sum over in-edges of alpha_e * d_alpha_e`` before any edge's gradient. As
+``d_alpha_e = <v_e, d_out_i>``, it is ``r_i = <out_i, d_out_i>`` (Dao et al. 2022, arXiv
+2205.14135), over all that the destination gets, and what its edge outputs add is likewise the sum
+of ``<output_e, d_output_e>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pyg_sar.aggregate.blocks import Blocks
+from pyg_sar.aggregate.program import Arguments, Program, Surroundings, no_autocast_cache
+from pyg_sar.aggregate.replay_backward import ChunkGradient, replay_gradients
+from pyg_sar.comm import Exchange, Rows
+from pyg_sar.merge import SoftmaxStats, State
+from pyg_sar.shard.plan import Plan
+
+_EPSILON = 1e-16  # as in torch_geometric.utils.softmax
+_STEP_BYTES = 2 << 20
+
+
+def online(
+    program: Program,
+    arguments: Arguments,
+    plan: Plan,
+    exchange: Exchange,
+    *,
+    keep_rows: bool = False,
+) -> tuple[list[State], tuple[Tensor, ...]]:
+    """What :func:`~pyg_sar.aggregate.replay.replay` computes, for a program with `weights`.
+
+    Saved for backward: the arguments, maximum and sum of the softmax, and ``part`` of every
+    reduction; never halo rows or messages (with `keep_rows` the rows received).
+
+    Communication: one exchange in forward; one in backward, and one exchange of gradients if a
+    source tensor needs one.
+
+    Returns:
+        The merge states and the edge outputs.
+    """
+    outputs: list[Tensor] = []
+    found = _Online.apply(  # type: ignore[no-untyped-call]
+        program, plan, exchange, keep_rows, outputs, arguments.counts, *arguments
+    )
+    *states, sums = found[: len(program.reductions) + 1]
+    links = found[len(states) + 1 :]
+    edge_outputs = tuple(
+        _EdgeOutput.apply([output], plan.edge_index[1], link, sums)  # type: ignore[no-untyped-call]
+        for output, link in zip(outputs, links, strict=True)
+    )
+    return [(state,) for state in states], edge_outputs
+
+
+class _Online(torch.autograd.Function):
+    """Gives the states, and what takes the gradients of the edge outputs.
+
+    These are zeros without memory: ``[num_dst, ...]`` as the softmax for what the edge outputs add
+    to ``r_i``, and ``[num_edges, ...]`` for the gradient of each.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        program: Program,
+        plan: Plan,
+        exchange: Exchange,
+        keep_rows: bool,
+        outputs: list[Tensor],
+        counts: tuple[int, ...],
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        surroundings = Surroundings(program.uses_rng, plan.edge_index.device)
+        kept: list[Rows] | None = [] if keep_rows else None
+        arguments = Arguments.of(counts, tensors)
+        blocks = Blocks(program, arguments, plan, exchange, surroundings, kept)
+        with no_autocast_cache(), surroundings.random_states():
+            stats, parts, edge_outputs = _forward_pass(program, blocks)
+        outputs += edge_outputs
+        weights = program.weights
+        assert weights is not None
+
+        ctx.program, ctx.plan, ctx.exchange = program, plan, exchange
+        ctx.counts, ctx.surroundings, ctx.keep_rows = counts, surroundings, keep_rows
+        ctx.save_for_backward(
+            *tensors, *parts, stats.max, stats.sum, *(t for rows in kept or () for t in rows)
+        )
+        ctx.set_materialize_grads(False)
+        sums = weights.new_zeros(1).expand(plan.shard.num_dst, *weights.shape[1:])
+        links = [t.new_zeros(1).expand(t.shape) for t in edge_outputs]
+        return (*(_divided(part, stats) for part in parts), sums, *links)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        rest = iter(ctx.saved_tensors)
+        program, plan = ctx.program, ctx.plan
+        arguments = Arguments.of(ctx.counts, list(islice(rest, sum(ctx.counts))))
+        num_reductions = len(program.reductions)
+        parts = list(islice(rest, num_reductions))
+        stats = SoftmaxStats(plan.shard.num_dst, next(rest), next(rest))
+        kept = [[next(rest) for _ in arguments.src] for _ in plan.blocks] if ctx.keep_rows else None
+        grad_states, grad_sums = grads[:num_reductions], grads[num_reductions]
+        grad_links = grads[num_reductions + 1 :]
+        total = _row_sum(parts, grad_states, grad_sums, stats)
+        blocks = Blocks(program, arguments, plan, ctx.exchange, ctx.surroundings, kept)
+        run = ChunkGradient(program, [()] * num_reductions, [*grad_states, *grad_links])
+        with ctx.surroundings.random_states(), ctx.surroundings.autocast():
+            gradients = replay_gradients(run, blocks, [stats], [total], ctx.needs_input_grad[6:])
+        return None, None, None, None, None, None, *gradients
+
+
+class _EdgeOutput(torch.autograd.Function):
+    """Adds what an edge output has to do with ``r_i`` while its values are there anyway.
+
+    | forward:  ``output``
+    | backward: ``d_link = d_output``, ``d_sums_i = sum over in-edges of <output_e, d_output_e>``
+
+    So :class:`_Online` need not save it: convs that keep their weights for the caller drop them
+    when he does not ask.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: list[Tensor], dst: Tensor, link: Tensor, sums: Tensor) -> Tensor:
+        ctx.save_for_backward(output[0], dst)
+        ctx.shape = sums.shape
+        return output[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        output, dst = ctx.saved_tensors
+        sums = grads[0].new_zeros(ctx.shape)
+        products = _by_weight((output * grads[0]).contiguous(), sums).sum(-1)
+        sums.index_add_(0, dst, products.view(dst.numel(), *ctx.shape[1:]))
+        return None, None, grads[0], sums
+
+
+def _forward_pass(
+    program: Program, blocks: Blocks
+) -> tuple[SoftmaxStats, list[Tensor], list[Tensor]]:
+    """Statistics of the softmax, ``part`` of every reduction, and the edge outputs."""
+    plan, num_dst, weights = blocks.plan, blocks.plan.shard.num_dst, program.weights
+    assert weights is not None
+    stats = SoftmaxStats.empty(num_dst, weights)
+    parts = [part for (part,) in program.init_states(num_dst)]
+    outputs = [t.new_zeros(plan.num_edges, *t.shape[1:]) for t in program.edge_outputs]
+    # The maxima that edge outputs were weighted with, to correct them once all edges are in.
+    maxima = weights.new_empty(plan.num_edges if outputs else 0, *weights.shape[1:])
+    for chunk, arguments in blocks.chunks():
+        scales: list[Tensor] = []
+
+        def softmax(
+            logits: Tensor, dst: Tensor, rows: slice = chunk.rows, scales: list[Tensor] = scales
+        ) -> Tensor:
+            weight, scale = stats.step(logits, dst, rows)
+            scales.append(scale)
+            return weight
+
+        messages, edge_outputs = program.run(arguments, chunk.edge_index, softmax)
+        for r, part in zip(program.reductions, parts, strict=True):
+            rows = part[chunk.rows]
+            _by_weight(rows, scales[0]).mul_(_factor(scales[0], rows))
+            r.merge.step((rows,), messages[r.message], chunk.dst, r.dim)
+        for output, values in zip(outputs, edge_outputs, strict=True):
+            chunk.put(output, values)
+        if outputs:
+            assert stats.max is not None
+            chunk.put(maxima, stats.max[chunk.rows].index_select(0, chunk.dst))
+        del arguments, messages, edge_outputs  # not while those of the next chunk are made
+    stats.spoil_masked(plan.in_degree)
+    if outputs:
+        _correct(outputs, maxima, stats, plan.edge_index[1], blocks.max_edges)
+    return stats, parts, outputs
+
+
+def _correct(
+    outputs: Sequence[Tensor], maxima: Tensor, stats: SoftmaxStats, dst: Tensor, step: int
+) -> None:
+    """Makes edge outputs that were weighted with ``exp(l - maxima)`` those of the softmax."""
+    assert stats.max is not None
+    assert stats.sum is not None
+    for start in range(0, dst.numel(), step):
+        edges = slice(start, start + step)
+        index = dst[edges]
+        factor = (maxima[edges] - stats.max.index_select(0, index)).exp_()
+        factor /= stats.sum.index_select(0, index) + _EPSILON
+        for output in outputs:
+            rows = output[edges]
+            _by_weight(rows, factor).mul_(_factor(factor, rows))
+
+
+def _divided(part: Tensor, stats: SoftmaxStats) -> Tensor:
+    """``out_i``."""
+    assert stats.sum is not None
+    total = stats.sum + _EPSILON
+    out = torch.empty_like(part)  # not a view: what a conv does to it in place is its own affair
+    torch.div(_by_weight(part, total), _factor(total, part), out=_by_weight(out, total))
+    return out
+
+
+def _row_sum(
+    parts: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    grad_sums: Tensor | None,
+    stats: SoftmaxStats,
+) -> Tensor:
+    """``r_i``, shaped as the statistics are."""
+    assert stats.sum is not None
+    total = torch.zeros_like(stats.sum)
+    for part, grad in zip(parts, grads, strict=True):
+        if grad is None:
+            continue
+        step = max(_STEP_BYTES // (prod(part.shape[1:]) * part.element_size()), 1)
+        for start in range(0, part.size(0), step):
+            rows = slice(start, start + step)
+            products = (part[rows] * grad[rows]).contiguous()
+            products = _by_weight(products, total).sum(-1)
+            total[rows] += products.view(total[rows].shape)
+    total /= stats.sum + _EPSILON
+    return total if grad_sums is None else total.add_(grad_sums)
+
+
+def _by_weight(values: Tensor, weights: Tensor) -> Tensor:
+    """``[n, ...]`` as ``[n, num_weights, k]``: together what the softmax weights alike."""
+    num_weights = prod(weights.shape[1:])
+    return values.view(values.size(0), num_weights, prod(values.shape[1:]) // num_weights)
+
+
+def _factor(weights: Tensor, values: Tensor) -> Tensor:
+    """``[n, ...]`` of the softmax, to multiply what :func:`_by_weight` gives for `values`."""
+    return weights.reshape(weights.size(0), prod(weights.shape[1:]), 1).to(values.dtype)

@@ -1,0 +1,129 @@
+"""Replay over chunks of a block's edges: as few edges alive as asked for, and nothing changes."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from graphs import awkward_graph
+from ranks import run_ranks
+from test_parity import _check, _differences
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+import pyg_sar
+from pyg_sar.aggregate import blocks
+
+ROW_BYTES = 64  # of x: 8 float64
+
+
+@pytest.fixture(scope='module')
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp('chunks') / 'random3'
+    pyg_sar.partition_graph(awkward_graph(), 3, folder, method='random')
+    return folder
+
+
+def _in_chunks(num_edges: int, *args: Any) -> dict[str, float]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, 'CHUNK_BYTES', 1)
+        patch.setattr(blocks, '_MIN_EDGES', num_edges)
+        return _differences(*args)
+
+
+NAMES = (
+    *('GINE', 'NN', 'DNA', 'Stacked', 'PNA', 'EdgeConv-ties', 'SAGE-max', 'SAGE-mul', 'EG'),
+    *('GAT-edge', 'GATv2', 'Transformer', 'AGNN', 'RGAT', 'PointTransformer', 'GEN-softmax'),
+    *('General-attention', 'SAGE-attentional', 'SAGE-attn', 'TwoSoftmaxes', 'GAT-reversed'),
+)
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('mode', ['sequential', 'sequential_no_remat'])
+def test_chunks_of_few_edges(root: Path, name: str, mode: str) -> None:
+    """One destination's edges, and tied maxima, lie in several chunks."""
+    _check(run_ranks(_in_chunks, 3, 5, name, str(root), mode))
+
+
+@pytest.mark.parametrize('name', ['PNA', 'Transformer', 'TwoSoftmaxes'])
+def test_chunks_of_one_edge(root: Path, name: str) -> None:
+    _check([_in_chunks(1, name, str(root), 'sequential')])
+
+
+class Watched(MessagePassing):
+    """Notes how many edges every message gets, and how many of earlier ones are still alive."""
+
+    def __init__(self, aggr: str) -> None:
+        super().__init__(aggr=aggr)
+        self.lin = torch.nn.Linear(8, 8).double()
+        self.seen: list[int] = []
+        self.alive: list[int] = []
+        self.messages: list[Any] = []
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        self.seen.append(x_j.size(0))
+        self.alive.append(sum(m().size(0) for m in self.messages if m() is not None))
+        out = self.lin(x_i - x_j).tanh()
+        self.messages += [weakref.ref(x_i), weakref.ref(x_j), weakref.ref(out)]
+        return out
+
+
+@pytest.mark.parametrize('aggr', ['sum', 'max', 'softmax', 'std'])
+def test_no_more_edges_are_alive(root: Path, aggr: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, '_MIN_EDGES', 1)
+    monkeypatch.setattr(blocks, 'CHUNK_BYTES', 16 * ROW_BYTES)
+    data = pyg_sar.load_shard(root)
+    conv = Watched(aggr)
+    module = pyg_sar.wrap(conv)
+    x = data.x.requires_grad_()
+    module(x, data.edge_index)  # the ranks agree, on a few edges
+    conv.seen.clear()
+    conv.messages.clear()
+    out = module(x, data.edge_index)
+    assert sum(conv.seen[1:]) == data.edge_index.size(1)  # after the trace
+    conv.seen.clear()
+    conv.alive.clear()
+    out.sum().backward()
+    assert sum(conv.seen) == data.edge_index.size(1)
+    assert max(conv.seen) == 16
+    assert conv.alive == [0] * len(conv.alive)
+
+
+class Dropout(MessagePassing):
+    """Keeps its mask per edge: with a softmax as the aggregation it takes two passes."""
+
+    def __init__(self, aggr: str) -> None:
+        super().__init__(aggr=aggr)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        self.kept = F.dropout(torch.ones_like(x_j), training=self.training)
+        return x_j * self.kept
+
+
+@pytest.mark.parametrize('aggr', ['sum', 'softmax', 'median'])
+def test_every_chunk_draws_its_own(root: Path, aggr: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the caller's random state goes on by the same on every rank, whatever it holds."""
+    monkeypatch.setattr(blocks, '_MIN_EDGES', 32)
+    monkeypatch.setattr(blocks, 'CHUNK_BYTES', 1)
+    data = pyg_sar.load_shard(root)
+    conv = Dropout(aggr)
+    module = pyg_sar.wrap(conv, max_rows=32)
+    module(data.x, data.edge_index)
+    masks = conv.kept[:288].view(9, -1)
+    assert len({tuple(mask.tolist()) for mask in masks}) == len(masks)
+    torch.manual_seed(1)
+    module(data.x, data.edge_index)
+    found = torch.rand(3)
+    torch.manual_seed(1)
+    torch.randint(2**62, ())
+    assert torch.equal(torch.rand(3), found)
