@@ -10,6 +10,7 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import agree, check_equal, raise_together
+from pyg_sar.conv.ends import Ends
 from pyg_sar.conv.exchanges import Exchanges, find_shards
 from pyg_sar.conv.functions import replaced
 from pyg_sar.conv.inputs import check_inputs
@@ -134,7 +135,9 @@ class SARConv(MessagePassing):  # type: ignore[misc]
         """
         agreed = self._agreed.setdefault('normalization', {})
         with ExitStack() as stack:
-            forms = special_forms(exchanges, agreed, args, kwargs)
+            ends = Ends(exchanges)
+            stack.enter_context(ends.in_force())
+            forms = special_forms(exchanges, ends, agreed, args, kwargs)
             stack.enter_context(replaced(self.conv, forms))
             for name, module in self.conv.named_modules():
                 if isinstance(module, MessagePassing):

@@ -23,20 +23,27 @@ from torch_geometric.utils import (
 from torch_geometric.utils.hetero import construct_bipartite_edge_index
 
 from pyg_sar.comm import all_reduce_sum, sum_over_ranks
+from pyg_sar.conv.ends import Ends
 from pyg_sar.conv.exchanges import Exchanges
 from pyg_sar.conv.functions import AnyFn
+from pyg_sar.conv.negatives import Negatives
 from pyg_sar.conv.normalize import Normalizer
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.joint import join_relations
 
 
 def special_forms(
-    exchanges: Exchanges, agreed: dict[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    exchanges: Exchanges,
+    ends: Ends,
+    agreed: dict[Any, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> dict[AnyFn, AnyFn]:
     """The functions and their forms on a cut graph.
 
     Args:
         exchanges: The exchanges of the forward.
+        ends: What the conv reads and reduces at the sources of edges.
         agreed: What the ranks have agreed on; added to.
         args: What the conv is called with.
         kwargs: The same, by name.
@@ -76,6 +83,8 @@ def special_forms(
         get_laplacian: normalizer.get_laplacian,
         construct_bipartite_edge_index: joint_edge_index,
         group: semantic_attention,
+        **ends.forms(),
+        **Negatives(exchanges, ends).forms(),
     }
     if any(shard.is_bipartite for shard in exchanges.shards):
         for function in (add_self_loops, add_remaining_self_loops, remove_self_loops):
