@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.gather import ChunkProgram, chunks_of, gather, max_in_degree
+from pyg_sar.aggregate.gather import ChunkProgram, chunks_of, gather
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
-from pyg_sar.comm import Exchange
+from pyg_sar.comm import Exchange, agree
 from pyg_sar.conv.binding import Binding
-from pyg_sar.conv.dense import DenseBatches
+from pyg_sar.conv.dense import WholeGraphSizes
 from pyg_sar.conv.sampling import (
     NUM_MADE_UP,
     NUM_SAMPLES,
@@ -42,6 +42,7 @@ class Observation:
         learnable: Leaf tensors it reads that are not among its arguments.
         uses_rng: Whether it draws random numbers.
         is_dense: Whether the aggregation makes dense batches of messages.
+        reads_sizes: Whether it asks for sizes of the whole graph.
     """
 
     out: Tensor | None
@@ -50,6 +51,7 @@ class Observation:
     learnable: tuple[Tensor, ...]
     uses_rng: bool
     is_dense: bool
+    reads_sizes: bool
 
 
 @no_autocast_cache()
@@ -63,9 +65,9 @@ def observe(binding: Binding) -> Observation:
     first_node = node_of_now()
     states = random_states(edge_index.device)
     watch = AttributeWatch(binding.conv)
-    dense = DenseBatches(binding.conv, NUM_SAMPLES)
+    sizes = WholeGraphSizes(binding.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
     try:
-        with dense.in_force():
+        with sizes.in_force():
             out, edge_outputs = _run(binding, samples, edge_index, NUM_SAMPLES)
         pairs = zip(states, random_states(edge_index.device), strict=True)
         uses_rng = any(not torch.equal(before, after) for before, after in pairs)
@@ -76,7 +78,9 @@ def observe(binding: Binding) -> Observation:
     edge_outputs = (*edge_outputs, *(changed[name] for name in names))
     outputs = edge_outputs if out is None else (out, *edge_outputs)
     learnable = learnable_leaves(outputs, samples, first_node)
-    return Observation(out, edge_outputs, names, learnable, uses_rng, dense.are_used)
+    return Observation(
+        out, edge_outputs, names, learnable, uses_rng, sizes.is_dense, sizes.are_read
+    )
 
 
 def run_gather(
@@ -100,7 +104,8 @@ def run_gather(
             f'expected the edge_index of the shard itself in {type(binding.conv).__name__}, whose '
             'aggregation may depend on the order of the edges (got edges derived from it)'
         )
-    dense = DenseBatches(binding.conv, max_in_degree(plan) if seen.is_dense else 0)
+    width, num_nodes = _whole_graph(plan) if seen.reads_sizes else (0, 0)
+    sizes = WholeGraphSizes(binding.conv, width, num_nodes)
 
     def run(
         arguments: Arguments, edge_index: Tensor, num_dst: int
@@ -114,7 +119,7 @@ def run_gather(
             return None if out is None else out[1:], edge_outputs
         watch = AttributeWatch(binding.conv)
         try:
-            with dense.in_force():
+            with sizes.in_force():
                 out, edge_outputs = _run(binding, arguments, edge_index, num_dst)
         finally:
             changed = watch.restore()
@@ -125,11 +130,26 @@ def run_gather(
     arguments = replace(binding.arguments, learnable=seen.learnable)
     rows = max_rows if max_rows is not None else _rows_in_memory(arguments, seen, exchange)
     # A dense batch has as many rows for every node as the largest in-degree.
-    max_dst = max(rows // max(dense.width, 1), 1) if seen.is_dense else None
+    max_dst = max(rows // max(sizes.width, 1), 1) if seen.is_dense else None
     chunks = chunks_of(plan, rows, max_dst, exchange)
     out, outputs = gather(program, arguments, plan, chunks, exchange)
     dim = binding.conv.node_dim
     return None if out is None else out.movedim(0, dim), outputs, seen.edge_attributes
+
+
+def _whole_graph(plan: Plan) -> tuple[int, int]:
+    """The largest in-degree and the number of destinations of all ranks.
+
+    Collective at the first time: one small all-gather.
+    """
+    key = 'whole graph'
+    # One rank may still know a plan that another has forgotten.
+    if not all(agree(key in plan.cache)):
+        own = int(plan.in_degree.max()) if plan.in_degree.numel() else 0
+        widths, sizes = zip(*agree((own, plan.shard.num_dst)), strict=True)
+        plan.cache[key] = max(widths), sum(sizes)
+    found: tuple[int, int] = plan.cache[key]
+    return found
 
 
 def _run(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.binding import Binding
-from pyg_sar.conv.dense import DenseBatches
+from pyg_sar.conv.dense import WholeGraphSizes
 from pyg_sar.conv.intercept import UnsupportedMessageError
 from pyg_sar.conv.reductions import messages_of
 from pyg_sar.conv.sampling import (
@@ -108,8 +108,8 @@ def _without_trace(binding: Binding, run: Callable[[], _Values]) -> _Values | No
     states = random_states(device)
     watch = AttributeWatch(binding.conv)
     try:
-        dense = DenseBatches(binding.conv, NUM_SAMPLES)
-        with torch.no_grad(), _evaluating(binding.conv), dense.in_force():
+        sizes = WholeGraphSizes(binding.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
+        with torch.no_grad(), _evaluating(binding.conv), sizes.in_force():
             out = run()
         pairs = zip(states, random_states(device), strict=True)
         uses_rng = any(not torch.equal(before, after) for before, after in pairs)

@@ -14,18 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.nn.conv.han_conv import group
-from torch_geometric.utils import (
-    add_remaining_self_loops,
-    add_self_loops,
-    get_laplacian,
-    remove_self_loops,
-)
+from torch_geometric.utils import get_laplacian
 from torch_geometric.utils.hetero import construct_bipartite_edge_index
 
 from pyg_sar.comm import all_reduce_sum, sum_over_ranks
 from pyg_sar.conv.ends import Ends
 from pyg_sar.conv.exchanges import Exchanges
 from pyg_sar.conv.functions import AnyFn
+from pyg_sar.conv.loops import SelfLoops
 from pyg_sar.conv.negatives import Negatives
 from pyg_sar.conv.normalize import Normalizer
 from pyg_sar.shard.edge_index import ShardEdgeIndex
@@ -78,18 +74,15 @@ def special_forms(
             edge_attrs.append(value)
         return edge_index, torch.cat(edge_attrs)
 
-    forms: dict[AnyFn, AnyFn] = {
+    return {
         gcn_norm: normalizer.gcn_norm,
         get_laplacian: normalizer.get_laplacian,
         construct_bipartite_edge_index: joint_edge_index,
         group: semantic_attention,
         **ends.forms(),
         **Negatives(exchanges, ends).forms(),
+        **SelfLoops(exchanges).forms(),
     }
-    if any(shard.is_bipartite for shard in exchanges.shards):
-        for function in (add_self_loops, add_remaining_self_loops, remove_self_loops):
-            forms[function] = _without_bipartite(function)
-    return forms
 
 
 def semantic_attention(
@@ -114,24 +107,6 @@ def semantic_attention(
     keys = sum_over_ranks(torch.tanh(k_lin(out)).sum(1)) / count
     attention = F.softmax((q * keys).sum(-1), dim=0)
     return (attention.view(len(xs), 1, -1) * out).sum(0), attention
-
-
-def _without_bipartite(function: AnyFn) -> AnyFn:
-    """PyG's function of self loops where it means something: node i of one set is not i of another.
-
-    Raises:
-        ValueError: On the edges between two sets of nodes.
-    """
-
-    def self_loops(edge_index: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(edge_index, ShardEdgeIndex) and edge_index.shard.is_bipartite:
-            raise ValueError(
-                'self loops have no meaning between two sets of nodes (got a conv that adds or '
-                'removes them; give it add_self_loops=False)'
-            )
-        return function(edge_index, *args, **kwargs)
-
-    return self_loops
 
 
 def _rows_by_type(values: list[Any], types: Mapping[Any, int]) -> dict[Any, int]:

@@ -26,12 +26,7 @@ NOT_YET = {
 }
 """Cases that are refused at construction today. One that becomes exact has to leave the list."""
 
-_OTHERS = 'the result of a node depends on the degrees of others; refused in forward only'
-
 FAILS_TODAY = {
-    'EGConv: mean, min, var': 'its self loops are added to halo nodes too',
     'MessagePassing: keeps a number in message': 'only edge values are kept',
-    'SimpleConv: aggr=Equilibrium': _OTHERS,
-    'SimpleConv: aggr=PatchTransformer': _OTHERS,
 }
 """Cases that fail in forward or give a wrong result today. One that is exact has to leave."""
