@@ -44,7 +44,8 @@ class SourceEnds(Tensor):
                 if dim is not None and not isinstance(args[0], cls):
                     values = index[dim].ends.with_sources(args[0], index[dim], dim)
                     return values[tuple(_plain(each) for each in index)]
-            if func in (Tensor.index_select, torch.index_select):
+            # By name, as PyG replaces `torch.index_select` by a function of its own.
+            if getattr(func, '__name__', '') == 'index_select':
                 values, dim, sources = _index_select_arguments(*args, **kwargs)
                 if isinstance(sources, cls):
                     values = sources.ends.with_sources(values, sources, dim)

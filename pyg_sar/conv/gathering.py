@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from pyg_sar.conv.sampling import (
     AttributeWatch,
     edge_attributes_of,
     edge_rows,
+    numbers_of,
     random_states,
     restore_random_states,
     samples_of,
@@ -39,6 +41,7 @@ class Observation:
         out: The aggregation's result with nodes first, or None for ``edge_update``.
         edge_outputs: What the function computes per edge.
         edge_attributes: Attributes of the conv that it sets to a tensor with one row per edge.
+        numbers: Attributes of the conv that it sets to plain numbers, with their values.
         learnable: Leaf tensors it reads that are not among its arguments.
         uses_rng: Whether it draws random numbers.
         is_dense: Whether the aggregation makes dense batches of messages.
@@ -48,6 +51,7 @@ class Observation:
     out: Tensor | None
     edge_outputs: tuple[Tensor, ...]
     edge_attributes: tuple[str, ...]
+    numbers: dict[str, Any]
     learnable: tuple[Tensor, ...]
     uses_rng: bool
     is_dense: bool
@@ -79,13 +83,20 @@ def observe(binding: Binding) -> Observation:
     outputs = edge_outputs if out is None else (out, *edge_outputs)
     learnable = learnable_leaves(outputs, samples, first_node)
     return Observation(
-        out, edge_outputs, names, learnable, uses_rng, sizes.is_dense, sizes.are_read
+        out,
+        edge_outputs,
+        names,
+        numbers_of(changed),
+        learnable,
+        uses_rng,
+        sizes.is_dense,
+        sizes.are_read,
     )
 
 
 def run_gather(
     binding: Binding, plan: Plan, exchange: Exchange, max_rows: int | None
-) -> tuple[Tensor | None, tuple[Tensor, ...], tuple[str, ...]]:
+) -> tuple[Tensor | None, tuple[Tensor, ...], Observation]:
     """Computes a conv's message and aggregation by chunks of destinations.
 
     Args:
@@ -95,8 +106,8 @@ def run_gather(
         max_rows: In-edges of a chunk at most; None for what fits into a share of free memory.
 
     Returns:
-        The aggregation's result in the conv's node dimension, the edge outputs, and the attributes
-        that the last of them are to be set to.
+        The aggregation's result in the conv's node dimension, the edge outputs, and what is to be
+        set on the conv.
     """
     seen = observe(binding)
     if seen.is_dense and not (plan.is_whole and plan.shard.e_id is not None):
@@ -134,7 +145,7 @@ def run_gather(
     chunks = chunks_of(plan, rows, max_dst, exchange)
     out, outputs = gather(program, arguments, plan, chunks, exchange)
     dim = binding.conv.node_dim
-    return None if out is None else out.movedim(0, dim), outputs, seen.edge_attributes
+    return None if out is None else out.movedim(0, dim), outputs, seen
 
 
 def _whole_graph(plan: Plan) -> tuple[int, int]:

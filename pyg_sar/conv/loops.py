@@ -80,7 +80,8 @@ class SelfLoops:
         ids = torch.cat([n_id, *exchange.fetch_all([n_id])])
         ends = torch.cat([ids[src], n_id[dst]])
         largest = max(agree(int(ends.max()) if ends.numel() else -1))
-        return n_id <= largest
+        is_counted: Tensor = n_id <= largest
+        return is_counted
 
 
 def _check(edge_index: Tensor) -> None:
