@@ -15,8 +15,7 @@ from pyg_sar.conv.exchanges import Exchanges, find_shards
 from pyg_sar.conv.functions import replaced
 from pyg_sar.conv.inputs import check_inputs
 from pyg_sar.conv.paths import Mode
-from pyg_sar.conv.propagation import Propagation
-from pyg_sar.conv.special import special_forms
+from pyg_sar.conv.special import propagation_of, special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.models import make_global
 from pyg_sar.shard.shard import Shard
@@ -142,7 +141,8 @@ class SARConv(MessagePassing):  # type: ignore[misc]
             for name, module in self.conv.named_modules():
                 if isinstance(module, MessagePassing):
                     agreed = self._agreed.setdefault(('propagation', name), {})
-                    propagation = Propagation(module, exchanges, self.mode, self.max_rows, agreed)
+                    standing_in = propagation_of(module)
+                    propagation = standing_in(module, exchanges, self.mode, self.max_rows, agreed)
                     for method in ('propagate', 'edge_updater'):
                         stack.enter_context(_override(module, method, getattr(propagation, method)))
             yield

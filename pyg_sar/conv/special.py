@@ -1,7 +1,8 @@
-"""Functions of the whole graph that convs call in their forward, and what they are on a cut one.
+"""What convs need the whole graph for in their forward, and what it is on a cut one.
 
-Each entry stands in for a function of PyG, wherever a conv sees it, for the time of its forward.
-What a function is given decides what it does; no conv is known here by its name.
+Each entry of :func:`special_forms` stands in for a function of PyG, wherever a conv sees it, for
+the time of its forward. What a function is given decides what it does, whichever conv it is. Only
+where a message depends on the place of its edges is the conv itself in a table.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch_geometric.nn import MeshCNNConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.nn.conv.han_conv import group
 from torch_geometric.utils import get_laplacian
@@ -24,6 +26,8 @@ from pyg_sar.conv.functions import AnyFn
 from pyg_sar.conv.loops import SelfLoops
 from pyg_sar.conv.negatives import Negatives
 from pyg_sar.conv.normalize import Normalizer
+from pyg_sar.conv.ordered import OrderedPropagation
+from pyg_sar.conv.propagation import Propagation
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.joint import join_relations
 
@@ -83,6 +87,16 @@ def special_forms(
         **Negatives(exchanges, ends).forms(),
         **SelfLoops(exchanges).forms(),
     }
+
+
+PROPAGATIONS: dict[type, type[Propagation]] = {MeshCNNConv: OrderedPropagation}
+"""Convs whose message no trace can follow, and what stands in for their ``propagate``."""
+
+
+def propagation_of(conv: torch.nn.Module) -> type[Propagation]:
+    """What stands in for a conv's ``propagate`` and ``edge_updater``."""
+    found = (PROPAGATIONS[base] for base in type(conv).__mro__ if base in PROPAGATIONS)
+    return next(found, Propagation)
 
 
 def semantic_attention(

@@ -42,7 +42,6 @@ REFUSED: dict[str, str] = {
     'InnerProductDecoder': _ENDS,
     'LPFormer': 'it attends to pairs of nodes of the whole graph',
     'MemPooling': _POOLING,
-    'MeshCNNConv': 'its edges have a fixed order around each face',
     'MetaLayer': _ENDS,
     'MetaPath2Vec': 'it samples random walks over the whole graph',
     'NeuralFingerprint': _READOUT,
