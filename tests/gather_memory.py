@@ -42,6 +42,9 @@ def main(folder: str, aggr: str, max_rows: str, rank: str, world_size: str, stor
     data = pyg_sar.load_shard(folder)
     conv = pyg_sar.SARConv(CONVS[aggr](), max_rows=int(max_rows))
     x = data.x.requires_grad_()
+    # Libraries load their code when they are first used.
+    ring = torch.stack([torch.arange(20) % 7, torch.arange(20) // 2])
+    conv(torch.randn(10, WIDTH, requires_grad=True), ring).sum().backward()
     if int(world_size) > 1:
         dist.barrier()
     Path('/proc/self/clear_refs').write_text('5', encoding='ascii')
