@@ -75,13 +75,17 @@ class Ends:
     def in_force(self) -> Iterator[None]:
         """While it lasts, row 0 of an edge_index of the forward's shards is a SourceEnds."""
         shards = list(self.exchanges.shards)
+        before = [shard.cache.get(SOURCE_ENDS) for shard in shards]  # of a conv around this one
         try:
             for shard in shards:
                 shard.cache[SOURCE_ENDS] = self.of
             yield
         finally:
-            for shard in shards:
-                shard.cache.pop(SOURCE_ENDS, None)
+            for shard, outer in zip(shards, before, strict=True):
+                if outer is None:
+                    shard.cache.pop(SOURCE_ENDS, None)
+                else:
+                    shard.cache[SOURCE_ENDS] = outer
 
     def of(self, edge_index: ShardEdgeIndex, sources: Tensor) -> SourceEnds:
         """The sources of an edge_index."""
