@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hetero_graphs import WRITES, hetero_graph
 from ranks import run_ranks
 from small_graphs import ASSIGNMENTS, assemble, assert_all_raise, assert_close, attempt, cut
 from small_graphs import small_graph as graph
@@ -233,10 +234,33 @@ def test_wrong_input_raises_on_all_ranks(world_size: int, tmp_path: Path) -> Non
     assert_all_raise(rows, 'ValueError', 'one row per edge')
 
 
-def test_bipartite_is_refused(tmp_path: Path) -> None:
-    data = read_shard(cut(graph(), 1, tmp_path / 'parts'), 0, 1)
-    shard = replace(data.edge_index.shard, dst_rows=3)
-    assert 'bipartite' in attempt(reverse, data.edge_index, shard)
+def _reverse_bipartite(root: Path) -> tuple[Tensor, Tensor]:
+    data = pyg_sar.load_shard(root)
+    edges, authors, papers = data[WRITES], data['author'].n_id, data['paper'].n_id
+    shard = edges.edge_index.shard
+    rev = reverse(edges.edge_index, shard, shard.e_id)
+    assert (rev.shard.num_own, rev.shard.num_dst) == (papers.numel(), authors.numel())
+    ends = rev.edge_index.as_subclass(Tensor)
+    ids = torch.stack([_sources(rev.shard, papers)[ends[0]], authors[ends[1]]])
+    assert torch.equal(rev.edges.to_reversed(shard.e_id), rev.shard.e_id)
+    values = torch.randn(edges.edge_index.size(1), dtype=torch.float64)
+    assert torch.equal(rev.edges.to_forward(rev.edges.to_reversed(values)), values)
+    plan_of(rev.edge_index, rev.shard)
+    twice = reverse(rev.edge_index, rev.shard)
+    moved = twice.edges.to_reversed(rev.shard.e_id)
+    assert torch.equal(moved.sort().values, shard.e_id.sort().values)
+    return ids, rev.shard.e_id
+
+
+@pytest.mark.parametrize(('world_size', 'num_parts'), [(1, 2), (3, 3), (3, 6)])
+def test_bipartite(world_size: int, num_parts: int, tmp_path: Path) -> None:
+    whole, root = hetero_graph(), tmp_path / 'parts'
+    partition_graph(whole, num_parts, root, method='random')
+    ids, e_id = zip(*_on_ranks(world_size, _reverse_bipartite, root), strict=True)
+    edges = torch.cat(e_id)
+    edge_index = whole[WRITES].edge_index
+    assert torch.equal(edges.sort().values, torch.arange(edge_index.size(1)))
+    assert torch.equal(torch.cat(ids, dim=1), edge_index.flip(0)[:, edges])
 
 
 def test_in_inference_mode(tmp_path: Path) -> None:

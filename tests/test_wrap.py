@@ -279,10 +279,7 @@ def test_the_output_of_edge_attributes(graph, shard):
 
 CONSTRUCTIBLE: dict[str, Callable[[], torch.nn.Module]] = {
     'GPSConv': lambda: conv.GPSConv(6, GCNConv(6, 6), norm=None),
-    'HypergraphConv': lambda: conv.HypergraphConv(6, 6),
-    'MeshCNNConv': lambda: conv.MeshCNNConv(6, 6),
     'PANConv': lambda: conv.PANConv(6, 6, 2),
-    'SuperGATConv': lambda: conv.SuperGATConv(6, 6),
     'WLConv': lambda: conv.WLConv(),
 }
 

@@ -71,13 +71,6 @@ def chunks_of(plan: Plan, max_rows: int, max_dst: int | None, exchange: Exchange
     return chunks
 
 
-def max_in_degree(plan: Plan) -> int:
-    """The largest in-degree on any rank (collective: one small all-gather)."""
-    own = int(plan.in_degree.max()) if plan.in_degree.numel() else 0
-    largest: int = max(agree(own))
-    return largest
-
-
 def gather(
     program: ChunkProgram, arguments: Arguments, plan: Plan, chunks: Chunks, exchange: Exchange
 ) -> tuple[Tensor | None, tuple[Tensor, ...]]:

@@ -68,7 +68,8 @@ class Reversed:
     Attributes:
         edge_index: int64 ``[2, E_rev]`` in local ids of `shard` and its block order. Row 0: the old
             destinations, own or in the halo of `shard`. Row 1: the old sources, own.
-        shard: The same own nodes and parts, with a halo of old destinations.
+        shard: The same own nodes and parts, with a halo of old destinations. Of a bipartite shard
+            a bipartite one, from its destinations to its sources, where each rank is one part.
         edges: Carries edge tensors over.
     """
 
@@ -87,7 +88,7 @@ def reverse(edge_index: Tensor, shard: Shard, e_id: Tensor | None = None) -> Rev
         e_id: Original ids of the edges, int64 ``[E]``, on all ranks or on none.
 
     Raises:
-        ValueError: On all ranks, if the shard is bipartite or an id is out of range on one of them.
+        ValueError: On all ranks, if an id is out of range on one of them.
     """
     error = _error(edge_index, shard)
     if shard.world_size > 1:
@@ -97,7 +98,12 @@ def reverse(edge_index: Tensor, shard: Shard, e_id: Tensor | None = None) -> Rev
     src, dst = edge_index.as_subclass(Tensor).unbind()
     part_ptr = all_part_ptr(shard, shard.own_ptr)
     src = places(shard, part_ptr, src.device)[src]
-    dst = dst + part_ptr[shard.parts.start]
+    base, dst_ptr, dst_rows = shard, part_ptr, None
+    if shard.is_bipartite:
+        # Where the destinations of each part start is not known: a rank counts as one part.
+        base = replace(shard, num_parts=shard.world_size, own_ptr=(0, shard.num_dst))
+        dst_ptr, dst_rows = all_part_ptr(base, base.own_ptr), shard.num_own
+    dst = dst + dst_ptr[base.parts.start]
 
     group = exchange_group() if shard.world_size > 1 else None
     ends = torch.tensor(part_ptr[shard.parts_per_rank :: shard.parts_per_rank], device=src.device)
@@ -109,7 +115,9 @@ def reverse(edge_index: Tensor, shard: Shard, e_id: Tensor | None = None) -> Rev
     edges = all_to_all(edges, send_counts, recv_counts, group)
     new_dst, new_src = edges.t().contiguous()
     new_dst = new_dst - part_ptr[shard.parts.start]
-    handle, recv_perm = derive_shard(shard, part_ptr, new_src, new_dst, name='reversed')
+    handle, recv_perm = derive_shard(
+        base, dst_ptr, new_src, new_dst, name='reversed', dst_rows=dst_rows
+    )
     move = EdgeMove(send_perm, send_counts, recv_counts, recv_perm)
     if e_id is not None:
         handle.shard = replace(handle.shard, e_id=move.to_reversed(e_id))
@@ -117,16 +125,12 @@ def reverse(edge_index: Tensor, shard: Shard, e_id: Tensor | None = None) -> Rev
 
 
 def _error(edge_index: Tensor, shard: Shard) -> ValueError | None:
-    if shard.is_bipartite:
-        return ValueError(
-            'expected edges between the nodes of one set to reverse (got a bipartite shard)'
-        )
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
         return ValueError(
             f"expected an int64 'edge_index' of shape [2, E] (got {edge_index.dtype} of shape "
             f'{tuple(edge_index.shape)})'
         )
-    for row, size in zip(edge_index, (shard.num_own + shard.num_halo, shard.num_own), strict=True):
+    for row, size in zip(edge_index, (shard.num_own + shard.num_halo, shard.num_dst), strict=True):
         if row.numel() and not 0 <= int(row.min()) <= int(row.max()) < size:
             return ValueError(
                 f"expected local ids in [0, {size}) in an 'edge_index' derived from a shard "

@@ -19,6 +19,9 @@ _LIBRARY_MODULES = ('torch_geometric.utils', 'torch_geometric.nn.conv.gcn_conv')
 
 AnyFn = Callable[..., Any]
 
+_originals: dict[int, AnyFn] = {}
+"""What the functions that are bound now stand in for, by their id."""
+
 
 @cache
 def _places(classes: frozenset[type], function: AnyFn) -> tuple[tuple[ModuleType, str], ...]:
@@ -30,21 +33,30 @@ def _places(classes: frozenset[type], function: AnyFn) -> tuple[tuple[ModuleType
         for module in modules
         if not module.__name__.startswith('torch.')
         for name, value in vars(module).items()
-        if value is function
+        if value is function or _originals.get(id(value)) is function
     )
 
 
 @contextmanager
 def replaced(module: torch.nn.Module, replacements: dict[AnyFn, AnyFn]) -> Iterator[None]:
-    """Binds each key's places, as far as `module` and its submodules see them, to its value."""
+    """Binds each key's places, as far as `module` and its submodules see them, to its value.
+
+    Inside another one it lasts for its own time, and the outer one's functions come back after it.
+    """
     classes = frozenset(type(m) for m in module.modules())
     undo: list[tuple[ModuleType, str, AnyFn]] = []
+    known: dict[int, AnyFn] = {}
     try:
         for function, replacement in replacements.items():
-            for place, name in _places(classes, function):
-                undo.append((place, name, function))
+            places = _places(classes, function)
+            known[id(replacement)] = replacement
+            _originals[id(replacement)] = function
+            for place, name in places:
+                undo.append((place, name, getattr(place, name)))
                 setattr(place, name, replacement)
         yield
     finally:
-        for place, name, function in undo:
-            setattr(place, name, function)
+        for place, name, before in undo:
+            setattr(place, name, before)
+        for each in known:
+            _originals.pop(each, None)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.gather import ChunkProgram, chunks_of, gather, max_in_degree
+from pyg_sar.aggregate.gather import ChunkProgram, chunks_of, gather
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
-from pyg_sar.comm import Exchange
+from pyg_sar.comm import Exchange, agree
 from pyg_sar.conv.binding import Binding
-from pyg_sar.conv.dense import DenseBatches
+from pyg_sar.conv.dense import WholeGraphSizes
 from pyg_sar.conv.sampling import (
     NUM_MADE_UP,
     NUM_SAMPLES,
     AttributeWatch,
     edge_attributes_of,
     edge_rows,
+    numbers_of,
     random_states,
     restore_random_states,
     samples_of,
@@ -39,17 +41,21 @@ class Observation:
         out: The aggregation's result with nodes first, or None for ``edge_update``.
         edge_outputs: What the function computes per edge.
         edge_attributes: Attributes of the conv that it sets to a tensor with one row per edge.
+        numbers: Attributes of the conv that it sets to plain numbers, with their values.
         learnable: Leaf tensors it reads that are not among its arguments.
         uses_rng: Whether it draws random numbers.
         is_dense: Whether the aggregation makes dense batches of messages.
+        reads_sizes: Whether it asks for sizes of the whole graph.
     """
 
     out: Tensor | None
     edge_outputs: tuple[Tensor, ...]
     edge_attributes: tuple[str, ...]
+    numbers: dict[str, Any]
     learnable: tuple[Tensor, ...]
     uses_rng: bool
     is_dense: bool
+    reads_sizes: bool
 
 
 @no_autocast_cache()
@@ -63,9 +69,9 @@ def observe(binding: Binding) -> Observation:
     first_node = node_of_now()
     states = random_states(edge_index.device)
     watch = AttributeWatch(binding.conv)
-    dense = DenseBatches(binding.conv, NUM_SAMPLES)
+    sizes = WholeGraphSizes(binding.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
     try:
-        with dense.in_force():
+        with sizes.in_force():
             out, edge_outputs = _run(binding, samples, edge_index, NUM_SAMPLES)
         pairs = zip(states, random_states(edge_index.device), strict=True)
         uses_rng = any(not torch.equal(before, after) for before, after in pairs)
@@ -76,12 +82,21 @@ def observe(binding: Binding) -> Observation:
     edge_outputs = (*edge_outputs, *(changed[name] for name in names))
     outputs = edge_outputs if out is None else (out, *edge_outputs)
     learnable = learnable_leaves(outputs, samples, first_node)
-    return Observation(out, edge_outputs, names, learnable, uses_rng, dense.are_used)
+    return Observation(
+        out,
+        edge_outputs,
+        names,
+        numbers_of(changed),
+        learnable,
+        uses_rng,
+        sizes.is_dense,
+        sizes.are_read,
+    )
 
 
 def run_gather(
     binding: Binding, plan: Plan, exchange: Exchange, max_rows: int | None
-) -> tuple[Tensor | None, tuple[Tensor, ...], tuple[str, ...]]:
+) -> tuple[Tensor | None, tuple[Tensor, ...], Observation]:
     """Computes a conv's message and aggregation by chunks of destinations.
 
     Args:
@@ -91,8 +106,8 @@ def run_gather(
         max_rows: In-edges of a chunk at most; None for what fits into a share of free memory.
 
     Returns:
-        The aggregation's result in the conv's node dimension, the edge outputs, and the attributes
-        that the last of them are to be set to.
+        The aggregation's result in the conv's node dimension, the edge outputs, and what is to be
+        set on the conv.
     """
     seen = observe(binding)
     if seen.is_dense and not (plan.is_whole and plan.shard.e_id is not None):
@@ -100,7 +115,8 @@ def run_gather(
             f'expected the edge_index of the shard itself in {type(binding.conv).__name__}, whose '
             'aggregation may depend on the order of the edges (got edges derived from it)'
         )
-    dense = DenseBatches(binding.conv, max_in_degree(plan) if seen.is_dense else 0)
+    width, num_nodes = _whole_graph(plan) if seen.reads_sizes else (0, 0)
+    sizes = WholeGraphSizes(binding.conv, width, num_nodes)
 
     def run(
         arguments: Arguments, edge_index: Tensor, num_dst: int
@@ -114,7 +130,7 @@ def run_gather(
             return None if out is None else out[1:], edge_outputs
         watch = AttributeWatch(binding.conv)
         try:
-            with dense.in_force():
+            with sizes.in_force():
                 out, edge_outputs = _run(binding, arguments, edge_index, num_dst)
         finally:
             changed = watch.restore()
@@ -125,11 +141,26 @@ def run_gather(
     arguments = replace(binding.arguments, learnable=seen.learnable)
     rows = max_rows if max_rows is not None else _rows_in_memory(arguments, seen, exchange)
     # A dense batch has as many rows for every node as the largest in-degree.
-    max_dst = max(rows // max(dense.width, 1), 1) if seen.is_dense else None
+    max_dst = max(rows // max(sizes.width, 1), 1) if seen.is_dense else None
     chunks = chunks_of(plan, rows, max_dst, exchange)
     out, outputs = gather(program, arguments, plan, chunks, exchange)
     dim = binding.conv.node_dim
-    return None if out is None else out.movedim(0, dim), outputs, seen.edge_attributes
+    return None if out is None else out.movedim(0, dim), outputs, seen
+
+
+def _whole_graph(plan: Plan) -> tuple[int, int]:
+    """The largest in-degree and the number of destinations of all ranks.
+
+    Collective at the first time: one small all-gather.
+    """
+    key = 'whole graph'
+    # One rank may still know a plan that another has forgotten.
+    if not all(agree(key in plan.cache)):
+        own = int(plan.in_degree.max()) if plan.in_degree.numel() else 0
+        widths, sizes = zip(*agree((own, plan.shard.num_dst)), strict=True)
+        plan.cache[key] = max(widths), sum(sizes)
+    found: tuple[int, int] = plan.cache[key]
+    return found
 
 
 def _run(

@@ -10,23 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.binding import Binding
-from pyg_sar.conv.dense import DenseBatches
-from pyg_sar.conv.intercept import UnsupportedMessageError
+from pyg_sar.conv.dense import WholeGraphSizes
+from pyg_sar.conv.intercept import MessageError, UnsupportedMessageError
 from pyg_sar.conv.reductions import messages_of
 from pyg_sar.conv.sampling import (
     NUM_MADE_UP,
     NUM_SAMPLES,
     AttributeWatch,
+    numbers_of,
     random_states,
     restore_random_states,
     samples_of,
     with_made_up_edges,
+    with_other_values,
 )
 
 _Values = list[tuple[Tensor, int]]
@@ -40,8 +43,10 @@ def check_destinations_are_independent(binding: Binding) -> None:
     Raises:
         UnsupportedMessageError: If they change with edges into other destinations, or with the
             numbers of the destinations.
+        MessageError: If they set a number on the conv that changes with the edges.
     """
     samples, edge_index = samples_of(binding)
+    _check_numbers(binding, samples, edge_index)
     # The same edge values on all edges: groups made from them would join the destinations.
     alike = replace(samples, edge=tuple(t[:1].expand_as(t) for t in samples.edge))
     for arguments in (samples, alike):
@@ -50,6 +55,22 @@ def check_destinations_are_independent(binding: Binding) -> None:
         _compare(everything, fewer)
         more = _outputs(binding, *with_made_up_edges(arguments, edge_index), NUM_SAMPLES + 1)
         _compare(everything, more, starts=(NUM_MADE_UP, 1))
+
+
+def _check_numbers(binding: Binding, samples: Arguments, edge_index: Tensor) -> None:
+    """Checks that numbers that are left on the conv are the same whatever the edges are."""
+    seen: list[dict[str, Any]] = []
+    _outputs(binding, samples, edge_index, NUM_SAMPLES, numbers=seen)
+    (first,) = seen
+    if not first:
+        return
+    _outputs(binding, with_other_values(samples), edge_index, NUM_SAMPLES, numbers=seen)
+    _outputs(binding, _without_last(samples), edge_index[:, :-1], NUM_SAMPLES, numbers=seen)
+    for name, number in first.items():
+        if any(other.get(name) != number for other in seen):
+            raise MessageError(
+                f"it sets '{name}' on the conv to a number that depends on the edges it sees"
+            )
 
 
 @no_autocast_cache()
@@ -88,9 +109,16 @@ def _of_one_edge(logits: Tensor, _: Tensor) -> Tensor:
 
 
 def _outputs(
-    binding: Binding, arguments: Arguments, edge_index: Tensor, num_dst: int
+    binding: Binding,
+    arguments: Arguments,
+    edge_index: Tensor,
+    num_dst: int,
+    numbers: list[dict[str, Any]] | None = None,
 ) -> _Values | None:
-    """Messages and aggregation, or per-edge results; None if random numbers were drawn."""
+    """Messages and aggregation, or per-edge results; None if random numbers were drawn.
+
+    The numbers that are set on the conv are added to `numbers`.
+    """
 
     def run() -> _Values:
         values = binding.inputs(arguments, edge_index, edge_index[1], num_dst)
@@ -100,21 +128,25 @@ def _outputs(
         dim = binding.conv.node_dim
         return [(out, dim), (binding.aggregate(values, out), dim)]
 
-    return _without_trace(binding, run)
+    return _without_trace(binding, run, numbers)
 
 
-def _without_trace(binding: Binding, run: Callable[[], _Values]) -> _Values | None:
+def _without_trace(
+    binding: Binding, run: Callable[[], _Values], numbers: list[dict[str, Any]] | None = None
+) -> _Values | None:
     device = binding.arguments.device
     states = random_states(device)
     watch = AttributeWatch(binding.conv)
     try:
-        dense = DenseBatches(binding.conv, NUM_SAMPLES)
-        with torch.no_grad(), _evaluating(binding.conv), dense.in_force():
+        sizes = WholeGraphSizes(binding.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
+        with torch.no_grad(), _evaluating(binding.conv), sizes.in_force():
             out = run()
         pairs = zip(states, random_states(device), strict=True)
         uses_rng = any(not torch.equal(before, after) for before, after in pairs)
     finally:
-        watch.restore()
+        changed = watch.restore()
+        if numbers is not None:
+            numbers.append(numbers_of(changed))
         restore_random_states(states, device)
     return None if uses_rng else out
 

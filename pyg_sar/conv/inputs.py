@@ -31,7 +31,8 @@ def check_inputs(
         return  # the conv itself says it best
     handles = [v for v in arguments.values() if isinstance(v, ShardEdgeIndex)]
     x = arguments.get('x')
-    if shard.is_bipartite and isinstance(x, Tensor):
+    # A relation under another name may be an incidence, along which messages go there and back.
+    if shard.is_bipartite and isinstance(x, Tensor) and 'edge_index' in arguments:
         raise ValueError(
             f"expected a pair (x_src, x_dst) for 'x' of {type(conv).__name__}, as its edges run "
             f'between two sets of nodes (got a tensor of shape {tuple(x.shape)})'

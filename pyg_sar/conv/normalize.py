@@ -181,7 +181,8 @@ class Normalizer:
 
 
 def _plain(edge_index: Tensor) -> tuple[Tensor, Tensor]:
-    return edge_index[0], edge_index[1]
+    src, dst = edge_index.as_subclass(Tensor)
+    return src, dst
 
 
 def _inverse_power(degree: Tensor, exponent: float) -> Tensor:

@@ -16,7 +16,7 @@ from pyg_sar.aggregate.replay import replay
 from pyg_sar.comm import Exchange
 from pyg_sar.conv.binding import Binding
 from pyg_sar.conv.exchanges import Oriented
-from pyg_sar.conv.gathering import run_gather
+from pyg_sar.conv.gathering import Observation, run_gather
 from pyg_sar.conv.kept import KeptSums, are_raw, is_plain
 from pyg_sar.conv.reductions import finish, messages_of
 from pyg_sar.conv.sampling import AttributeWatch, edge_rows
@@ -67,12 +67,12 @@ class Paths:
             out = binding.call(binding.arguments, plan.edge_index, dst, plan.shard.num_dst)
             return self.oriented.to_given(self._with_all_parameters(out, plan))
         if path == 'gather':
-            _, outputs, names = run_gather(binding, plan, self.exchange, self._max_rows(plan))
+            _, outputs, seen = run_gather(binding, plan, self.exchange, self._max_rows(plan))
+            self._set_attributes(seen, outputs[1:])
         else:
             traced = trace(binding, STATISTICS_MODULES)
-            names = traced.edge_attributes
             _, outputs = self._replayed(plan, binding, traced)
-        self._set_attributes(names, outputs[1:])
+            self._set_attributes(traced, outputs[1:])
         return self.oriented.to_given(outputs[0])
 
     def _linear(self, plan: Plan, binding: Binding) -> Tensor:
@@ -80,6 +80,7 @@ class Paths:
         if not traced.is_linear:  # a hook was registered since
             return self._replay(plan, binding)
         assert traced.aggregate is not None
+        self._set_attributes(traced, ())
         x = binding.arguments.src[0]
         weight = None if traced.weight is None else binding.arguments.edge[traced.weight]
         kept = KeptSums(plan, self.conv) if are_raw(x) and is_plain(self.conv) else None
@@ -97,7 +98,7 @@ class Paths:
         traced = trace(binding, STATISTICS_MODULES)
         assert traced.aggregate is not None
         states, outputs = self._replayed(plan, binding, traced)
-        self._set_attributes(traced.edge_attributes, outputs)
+        self._set_attributes(traced, outputs)
         return finish(binding, traced.aggregate, states, traced.out, plan)
 
     def _replayed(
@@ -111,16 +112,19 @@ class Paths:
         return replay(program, arguments, plan, self.exchange, keep_rows=keep_rows)
 
     def _gather(self, plan: Plan, binding: Binding) -> Tensor:
-        out, outputs, names = run_gather(binding, plan, self.exchange, self._max_rows(plan))
+        out, outputs, seen = run_gather(binding, plan, self.exchange, self._max_rows(plan))
         assert out is not None
-        self._set_attributes(names, outputs)
+        self._set_attributes(seen, outputs)
         return out
 
     def _max_rows(self, plan: Plan) -> int | None:
         return max(plan.num_edges, 1) if self.mode == 'one_shot' else self.max_rows
 
-    def _set_attributes(self, names: tuple[str, ...], values: tuple[Tensor, ...]) -> None:
-        for name, value in zip(names, values, strict=True):
+    def _set_attributes(self, seen: Trace | Observation, values: tuple[Tensor, ...]) -> None:
+        """Sets on the conv what its function sets: one row per edge, and numbers."""
+        for name, number in seen.numbers.items():
+            setattr(self.conv, name, number)
+        for name, value in zip(seen.edge_attributes, values, strict=True):
             setattr(self.conv, name, self.oriented.to_given(value))
 
     def _one_shot(self, plan: Plan, binding: Binding) -> Tensor:

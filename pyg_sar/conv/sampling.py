@@ -43,6 +43,11 @@ def edge_attributes_of(changed: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def numbers_of(changed: dict[str, Any]) -> dict[str, Any]:
+    """Which of the changed attributes are plain numbers or words, with their values."""
+    return {k: v for k, v in changed.items() if isinstance(v, (bool, int, float, str, type(None)))}
+
+
 def edge_rows(
     conv: torch.nn.Module, changed: dict[str, Any], name: str, edge_index: Tensor
 ) -> Tensor:
@@ -87,6 +92,20 @@ def made_up_row(values: Tensor) -> Tensor:
 
 NUM_MADE_UP = 9
 """More than a sampled destination has: what depends on the largest in-degree shows."""
+
+
+def with_other_values(arguments: Arguments) -> Arguments:
+    """The same rows with other floating values; what lay between 0 and 1 still does."""
+
+    def other(values: Tensor) -> Tensor:
+        return values.detach() * 0.75 if values.is_floating_point() else values
+
+    return replace(
+        arguments,
+        src=tuple(other(t) for t in arguments.src),
+        dst=tuple(other(t) for t in arguments.dst),
+        edge=tuple(other(t) for t in arguments.edge),
+    )
 
 
 def with_made_up_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, Tensor]:

@@ -10,12 +10,12 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import agree, check_equal, raise_together
+from pyg_sar.conv.ends import Ends
 from pyg_sar.conv.exchanges import Exchanges, find_shards
 from pyg_sar.conv.functions import replaced
 from pyg_sar.conv.inputs import check_inputs
 from pyg_sar.conv.paths import Mode
-from pyg_sar.conv.propagation import Propagation
-from pyg_sar.conv.special import special_forms
+from pyg_sar.conv.special import propagation_of, special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.models import make_global
 from pyg_sar.shard.shard import Shard
@@ -134,12 +134,15 @@ class SARConv(MessagePassing):  # type: ignore[misc]
         """
         agreed = self._agreed.setdefault('normalization', {})
         with ExitStack() as stack:
-            forms = special_forms(exchanges, agreed, args, kwargs)
+            ends = Ends(exchanges)
+            stack.enter_context(ends.in_force())
+            forms = special_forms(exchanges, ends, agreed, args, kwargs)
             stack.enter_context(replaced(self.conv, forms))
             for name, module in self.conv.named_modules():
                 if isinstance(module, MessagePassing):
                     agreed = self._agreed.setdefault(('propagation', name), {})
-                    propagation = Propagation(module, exchanges, self.mode, self.max_rows, agreed)
+                    standing_in = propagation_of(module)
+                    propagation = standing_in(module, exchanges, self.mode, self.max_rows, agreed)
                     for method in ('propagate', 'edge_updater'):
                         stack.enter_context(_override(module, method, getattr(propagation, method)))
             yield

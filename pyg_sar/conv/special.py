@@ -1,7 +1,8 @@
-"""Functions of the whole graph that convs call in their forward, and what they are on a cut one.
+"""What convs need the whole graph for in their forward, and what it is on a cut one.
 
-Each entry stands in for a function of PyG, wherever a conv sees it, for the time of its forward.
-What a function is given decides what it does; no conv is known here by its name.
+Each entry of :func:`special_forms` stands in for a function of PyG, wherever a conv sees it, for
+the time of its forward. What a function is given decides what it does, whichever conv it is. Only
+where a message depends on the place of its edges is the conv itself in a table.
 """
 
 from __future__ import annotations
@@ -12,31 +13,37 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch_geometric.nn import MeshCNNConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.nn.conv.han_conv import group
-from torch_geometric.utils import (
-    add_remaining_self_loops,
-    add_self_loops,
-    get_laplacian,
-    remove_self_loops,
-)
+from torch_geometric.utils import get_laplacian
 from torch_geometric.utils.hetero import construct_bipartite_edge_index
 
 from pyg_sar.comm import all_reduce_sum, sum_over_ranks
+from pyg_sar.conv.ends import Ends
 from pyg_sar.conv.exchanges import Exchanges
 from pyg_sar.conv.functions import AnyFn
+from pyg_sar.conv.loops import SelfLoops
+from pyg_sar.conv.negatives import Negatives
 from pyg_sar.conv.normalize import Normalizer
+from pyg_sar.conv.ordered import OrderedPropagation
+from pyg_sar.conv.propagation import Propagation
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.joint import join_relations
 
 
 def special_forms(
-    exchanges: Exchanges, agreed: dict[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    exchanges: Exchanges,
+    ends: Ends,
+    agreed: dict[Any, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> dict[AnyFn, AnyFn]:
     """The functions and their forms on a cut graph.
 
     Args:
         exchanges: The exchanges of the forward.
+        ends: What the conv reads and reduces at the sources of edges.
         agreed: What the ranks have agreed on; added to.
         args: What the conv is called with.
         kwargs: The same, by name.
@@ -71,16 +78,25 @@ def special_forms(
             edge_attrs.append(value)
         return edge_index, torch.cat(edge_attrs)
 
-    forms: dict[AnyFn, AnyFn] = {
+    return {
         gcn_norm: normalizer.gcn_norm,
         get_laplacian: normalizer.get_laplacian,
         construct_bipartite_edge_index: joint_edge_index,
         group: semantic_attention,
+        **ends.forms(),
+        **Negatives(exchanges, ends).forms(),
+        **SelfLoops(exchanges).forms(),
     }
-    if any(shard.is_bipartite for shard in exchanges.shards):
-        for function in (add_self_loops, add_remaining_self_loops, remove_self_loops):
-            forms[function] = _without_bipartite(function)
-    return forms
+
+
+PROPAGATIONS: dict[type, type[Propagation]] = {MeshCNNConv: OrderedPropagation}
+"""Convs whose message no trace can follow, and what stands in for their ``propagate``."""
+
+
+def propagation_of(conv: torch.nn.Module) -> type[Propagation]:
+    """What stands in for a conv's ``propagate`` and ``edge_updater``."""
+    found = (PROPAGATIONS[base] for base in type(conv).__mro__ if base in PROPAGATIONS)
+    return next(found, Propagation)
 
 
 def semantic_attention(
@@ -105,24 +121,6 @@ def semantic_attention(
     keys = sum_over_ranks(torch.tanh(k_lin(out)).sum(1)) / count
     attention = F.softmax((q * keys).sum(-1), dim=0)
     return (attention.view(len(xs), 1, -1) * out).sum(0), attention
-
-
-def _without_bipartite(function: AnyFn) -> AnyFn:
-    """PyG's function of self loops where it means something: node i of one set is not i of another.
-
-    Raises:
-        ValueError: On the edges between two sets of nodes.
-    """
-
-    def self_loops(edge_index: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(edge_index, ShardEdgeIndex) and edge_index.shard.is_bipartite:
-            raise ValueError(
-                'self loops have no meaning between two sets of nodes (got a conv that adds or '
-                'removes them; give it add_self_loops=False)'
-            )
-        return function(edge_index, *args, **kwargs)
-
-    return self_loops
 
 
 def _rows_by_type(values: list[Any], types: Mapping[Any, int]) -> dict[Any, int]:

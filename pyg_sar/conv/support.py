@@ -16,7 +16,6 @@ _LOSS = 'its losses see the nodes and edges of one rank; wrap its encoder alone'
 _POOLING = 'it selects nodes of the whole graph'
 _POSITIONS = 'it builds its graph from positions'
 _READOUT = 'its readout pools the nodes of one rank'
-_REVERSED = 'it also passes messages against the direction of the edges'
 
 REFUSED: dict[str, str] = {
     'ARGA': _LOSS,
@@ -40,11 +39,9 @@ REFUSED: dict[str, str] = {
     'GPSConv': _ATTENTION,
     'GraphUNet': _POOLING,
     'GravNetConv': _DYNAMIC,
-    'HypergraphConv': _REVERSED,
     'InnerProductDecoder': _ENDS,
     'LPFormer': 'it attends to pairs of nodes of the whole graph',
     'MemPooling': _POOLING,
-    'MeshCNNConv': 'its edges have a fixed order around each face',
     'MetaLayer': _ENDS,
     'MetaPath2Vec': 'it samples random walks over the whole graph',
     'NeuralFingerprint': _READOUT,
@@ -61,7 +58,6 @@ REFUSED: dict[str, str] = {
     'SGFormerAttention': _ATTENTION,
     'SchNet': _POSITIONS,
     'SignedGCN': 'it takes two graphs of one set of nodes',
-    'SuperGATConv': 'it samples negative edges from the whole graph in forward',
     'TGNMemory': _EVENTS,
     'TopKPooling': _POOLING,
     'VGAE': _LOSS,

@@ -31,6 +31,7 @@ from pyg_sar.conv.sampling import (
     NUM_SAMPLES,
     AttributeWatch,
     edge_attributes_of,
+    numbers_of,
     random_states,
     restore_random_states,
     samples_of,
@@ -52,6 +53,7 @@ class Trace:
         edge_outputs: What it computes per edge: the attributes, after the result of `edge_update`.
         aggregate: What the conv's aggregation reduces; None for ``edge_update``.
         edge_attributes: Attributes of the conv that it sets to a tensor with one row per edge.
+        numbers: Attributes of the conv that it sets to plain numbers, with their values.
         learnable: Leaf tensors it reads that are not among its arguments.
         uses_rng: Whether it draws random numbers.
         is_copy: Whether the messages are its only source tensor, unchanged.
@@ -67,6 +69,7 @@ class Trace:
     edge_outputs: tuple[Tensor, ...]
     aggregate: Aggregate | None
     edge_attributes: tuple[str, ...]
+    numbers: dict[str, Any]
     learnable: tuple[Tensor, ...]
     uses_rng: bool
     is_copy: bool
@@ -187,6 +190,7 @@ def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
         edge_outputs=tuple(t.detach() for t in edge_outputs),
         aggregate=aggregate,
         edge_attributes=edge_attributes,
+        numbers=numbers_of(changed),
         learnable=learnable,
         uses_rng=uses_rng,
         is_copy=is_pure and out is rows and recorder.product is None,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+from torch_geometric.nn import SuperGATConv
 from torch_geometric.nn.models import RECT_L, CorrectAndSmooth, LabelPropagation, LightGCN
 from torch_geometric.nn.models.linkx import SparseLinear
 
 from pyg_sar.models.label_prop import GlobalCorrectAndSmooth, GlobalLabelPropagation
 from pyg_sar.models.rect import GlobalRECT_L
+from pyg_sar.models.super_gat import GlobalSuperGATConv
 from pyg_sar.models.whole_graph_rows import GlobalLightGCN, GlobalSparseLinear
 
 _GLOBAL: dict[type, type] = {
@@ -16,6 +18,7 @@ _GLOBAL: dict[type, type] = {
     LightGCN: GlobalLightGCN,
     RECT_L: GlobalRECT_L,
     SparseLinear: GlobalSparseLinear,
+    SuperGATConv: GlobalSuperGATConv,
 }
 
 

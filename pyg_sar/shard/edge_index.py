@@ -32,6 +32,10 @@ _PLACE_KEEPING: frozenset[Callable[..., Any]] = frozenset(
 )
 """Operations after which every edge is where it was."""
 
+SOURCE_ENDS = 'source ends'
+"""Under this key a shard's cache holds what makes a row of sources into more than a plain tensor:
+``wrap(edge_index, sources)``."""
+
 
 class ShardEdgeIndex(Tensor):
     """The edges into the own nodes of a rank, int64 ``[2, num_edges]``, in local ids.
@@ -81,6 +85,8 @@ class ShardEdgeIndex(Tensor):
             source = _find([*args, *(kwargs or {}).values()])
             if source is None:
                 return out
+            if SOURCE_ENDS in source.shard.cache and args and type(args[0]) is ShardEdgeIndex:
+                out = _with_source_ends(out, func, args, source)
             is_whole = func in _PLACE_KEEPING and source.is_whole
             is_flipped = source.is_flipped ^ _flips(func, args, kwargs or {})
 
@@ -107,6 +113,19 @@ class ShardEdgeIndex(Tensor):
             'the edge_index of a shard belongs to this rank and cannot be pickled or saved; '
             'load it again with pyg_sar.load_shard'
         )
+
+
+def _with_source_ends(
+    out: Any, func: Callable[..., Any], args: tuple[Any, ...], edge_index: ShardEdgeIndex
+) -> Any:
+    """A row, or both, that was taken out of `edge_index`: the one with the sources is wrapped."""
+    wrap = edge_index.shard.cache[SOURCE_ENDS]
+    place = 1 if edge_index.is_flipped else 0
+    if func is Tensor.__getitem__ and type(args[1]) is int and args[1] in (place, place - 2):
+        return wrap(edge_index, out)
+    if func in (Tensor.unbind, torch.unbind) and out[0].dim() == 1 and len(out) == 2:
+        return tuple(wrap(edge_index, row) if i == place else row for i, row in enumerate(out))
+    return out
 
 
 def _flips(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -17,24 +17,13 @@ REFUSED_BY_DESIGN = {
 """Classes that are refused at construction, for good: graphs made in forward, closed CUDA kernels,
 products of adjacency matrices, colours by a dictionary, attention over all nodes."""
 
-NOT_YET_GRAPHS = {'hypergraph'}
+NOT_YET_GRAPHS: set[str] = set()
 """Graphs whose convs are refused."""
 
 NOT_YET = {
-    'MeshCNNConv: default',
     'MessagePassing: reads edge_index in message',
-    'SuperGATConv: MX',
-    'SuperGATConv: MX, eval',
-    'SuperGATConv: SD, mean, eval',
 }
 """Cases that are refused at construction today. One that becomes exact has to leave the list."""
 
-_OTHERS = 'the result of a node depends on the degrees of others; refused in forward only'
-
-FAILS_TODAY = {
-    'EGConv: mean, min, var': 'its self loops are added to halo nodes too',
-    'MessagePassing: keeps a number in message': 'only edge values are kept',
-    'SimpleConv: aggr=Equilibrium': _OTHERS,
-    'SimpleConv: aggr=PatchTransformer': _OTHERS,
-}
+FAILS_TODAY: dict[str, str] = {}
 """Cases that fail in forward or give a wrong result today. One that is exact has to leave."""

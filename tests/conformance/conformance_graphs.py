@@ -52,6 +52,13 @@ def mesh() -> Data:
     return Data(x=draw.normal(num_nodes, 8), edge_index=edge_index, num_nodes=num_nodes)
 
 
+def mesh_from_each_edge() -> Data:
+    """The same with four out-edges for each node, as PyG's documentation has it."""
+    data = mesh()
+    data.edge_index = data.edge_index.flip(0)
+    return data
+
+
 def bipartite() -> HeteroData:
     """40 sources of 8 features, 25 destinations of 5, and edges from the ones to the others."""
     draw = _Draw(3)
@@ -93,6 +100,7 @@ GRAPHS: dict[str, Callable[[], Data | HeteroData]] = {
     'plain': plain,
     'sorted': in_order,
     'mesh': mesh,
+    'mesh, from each edge': mesh_from_each_edge,
     'bipartite': bipartite,
     'hetero': hetero,
     'hypergraph': hypergraph,

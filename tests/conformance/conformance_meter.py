@@ -15,6 +15,7 @@ from pyg_sar.comm.buffers import Buffers
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.swap import ROWS_TAG, Swap
+from pyg_sar.conv.ordered import OrderedPropagation
 from pyg_sar.conv.paths import Paths
 from pyg_sar.conv.trace import Trace
 from pyg_sar.shard.shard import Shard
@@ -125,6 +126,10 @@ def metered() -> Iterator[Meter]:
                 meter.note(path)
             return original(self, path, *args)
 
+        def ordered(original: Any, self: OrderedPropagation, *args: Any) -> Any:
+            meter.note('one_shot')
+            return original(self, *args)
+
         def exchange(original: Any, self: Exchange, shard: Shard, **kwargs: Any) -> None:
             original(self, shard, **kwargs)
             meter.shards.append(shard)
@@ -134,6 +139,7 @@ def metered() -> Iterator[Meter]:
         patch(Buffers, 'free', free)
         patch(GradientReturn, 'rows', gradient_rows)
         patch(Exchange, 'fetch_requested', fetch_requested)
+        patch(OrderedPropagation, '_aggregate', ordered)
         patch(Paths, '_replayed', replayed)
         patch(Paths, 'aggregate', path_of)
         patch(Paths, 'edge_update', path_of)

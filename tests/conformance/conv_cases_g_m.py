@@ -102,6 +102,20 @@ CASES = [
         graph='mesh',
         during=default_float64,
     ),
+    Case(
+        'MeshCNNConv',
+        'neighbours in row 1',
+        lambda: conv.MeshCNNConv(8, 6),
+        graph='mesh, from each edge',
+        during=default_float64,
+    ),
+    Case(
+        'MeshCNNConv',
+        'own kernels',
+        lambda: conv.MeshCNNConv(8, 6, _kernels()),
+        graph='mesh',
+        during=default_float64,
+    ),
     Case('MixHopConv', 'default', lambda: conv.MixHopConv(8, 6)),
     Case('MixHopConv', 'powers 1 and 3', lambda: conv.MixHopConv(8, 6, [1, 3], False), WEIGHT),
 ]
@@ -111,6 +125,10 @@ def _mlp_with_norm() -> torch.nn.Module:
     return torch.nn.Sequential(
         torch.nn.Linear(8, 7), torch.nn.BatchNorm1d(7), torch.nn.ReLU(), torch.nn.Linear(7, 6)
     )
+
+
+def _kernels() -> torch.nn.ModuleList:
+    return torch.nn.ModuleList(torch.nn.Linear(8, 6, bias=False) for _ in range(5))
 
 
 def _gat(**kwargs: Any) -> torch.nn.Module:

@@ -8,7 +8,12 @@ import torch
 from conformance_case import Edges
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
-from torch_geometric.utils import degree, scatter
+from torch_geometric.utils import (
+    add_remaining_self_loops,
+    add_self_loops,
+    degree,
+    scatter,
+)
 from torch_geometric.utils import softmax as renamed_softmax
 
 
@@ -175,6 +180,84 @@ class SetsNumber(Own):
     def message(self, x_j: Tensor) -> Tensor:
         self.factor = 3.0
         return x_j.tanh()
+
+
+class CountsCalls(Own):
+    """A message that goes on from a number it left before; its messages are copies of x_j."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        out = self.propagate(edge_index, x=x)
+        return self.calls * self.propagate(edge_index, x=out) + self.calls
+
+    def message(self, x_j: Tensor) -> Tensor:
+        self.calls += 1
+        return x_j
+
+
+class ReadsSources(Own):
+    """Weights of edges from both ends, read in forward in all the ways there are."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        row, col = edge_index
+        weight = torch.sigmoid((x[row] * x[col]).sum(-1) / 4)
+        weight = weight + torch.index_select(x, 0, index=edge_index[0])[:, 1]
+        weight = weight * x.t().index_select(1, edge_index[-2])[2].tanh()
+        weight = weight + x.t()[:, row].cos().mean(0) + x[row, 0]
+        turned = edge_index.flip(0)
+        return self.propagate(edge_index, x=x, weight=weight + x[turned[1], 3])
+
+    def message(self, x_j: Tensor, weight: Tensor) -> Tensor:
+        return x_j * weight.view(-1, 1)
+
+
+class ReducesAtSources(Own):
+    """Weights of edges from what all edges out of a node have in common."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, edge_index: Tensor, edge_weight: Tensor
+    ) -> Tensor:
+        row, col = edge_index
+        num_nodes = x.size(0)
+        alpha = renamed_softmax((x[row] * x[col]).cos(), row, num_nodes=num_nodes)
+        largest = scatter(edge_weight, row, 0, num_nodes, reduce='max')
+        total = scatter(edge_weight * x[col].t(), row, dim=-1, dim_size=num_nodes, reduce='mean')
+        out_degree = degree(row, num_nodes, dtype=x.dtype)
+        weight = alpha.mean(-1) / out_degree[row] + edge_weight / largest[row]
+        return self.propagate(edge_index, x=x + total.t(), weight=weight)
+
+    def message(self, x_j: Tensor, weight: Tensor) -> Tensor:
+        return x_j * weight.view(-1, 1)
+
+
+class LoopsUpToLargestId(Own):
+    """Self loops for as many nodes as PyG finds in the edges; ids that no edge names have none."""
+
+    def __init__(self, remaining: bool) -> None:
+        super().__init__()
+        self.remaining = remaining
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, node: Tensor
+    ) -> Tensor:
+        # Edges among the first nodes, and those that every node keeps from them.
+        is_low = (node[edge_index[0]] < 23) & (node[edge_index[1]] < 23)
+        edge_index, edge_attr = edge_index[:, is_low], edge_attr[is_low]
+        if self.remaining:
+            plain, _ = add_remaining_self_loops(edge_index)
+            edge_index, edge_attr = add_remaining_self_loops(edge_index, edge_attr, 2.0)
+        else:
+            plain, _ = add_self_loops(edge_index)
+            edge_index, edge_attr = add_self_loops(edge_index, edge_attr, 'mean')
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr) + self.propagate(
+            plain, x=x, edge_attr=None
+        )
+
+    def message(self, x_j: Tensor, edge_attr: Tensor | None) -> Tensor:
+        return x_j if edge_attr is None else x_j * edge_attr.sum(-1, keepdim=True)
 
 
 class EmbeddingInMessage(Own):

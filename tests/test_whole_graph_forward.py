@@ -1,0 +1,161 @@
+"""What convs need the whole graph for: sizes by chunks, numbers left behind, the order of edges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from graphs import awkward_graph
+from ranks import run_ranks
+from small_graphs import assert_all_raise
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import MeshCNNConv, MessagePassing, SimpleConv, aggr
+
+import pyg_sar
+
+TOLERANCE = 1e-10
+
+AGGREGATIONS = {
+    'Equilibrium': lambda: aggr.EquilibriumAggregation(8, 6, [5], 3),
+    'PatchTransformer': lambda: aggr.PatchTransformerAggregation(8, 6, 3, 4, aggr=['mean', 'max']),
+    'LSTM': lambda: aggr.LSTMAggregation(8, 6),
+}
+
+
+def _graph() -> Data:
+    """Sorted by destination; one destination has far more in-edges than the others."""
+    data = awkward_graph()
+    extra = torch.stack([torch.arange(11), torch.full((11,), 7)])
+    edge_index = torch.cat([data.edge_index, extra], dim=1)
+    edge_index = edge_index[:, edge_index[1].argsort(stable=True)]
+    return Data(x=data.x, edge_index=edge_index, num_nodes=data.num_nodes)
+
+
+def _aggregation(name: str) -> SimpleConv:
+    conv = SimpleConv(AGGREGATIONS[name]()).double()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in conv.parameters():
+            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(values * 0.4)
+    return conv
+
+
+def _train(root: Path, name: str, max_rows: int | None) -> Any:
+    data = pyg_sar.load_shard(root)
+    conv = pyg_sar.SARConv(_aggregation(name), max_rows=max_rows)
+    x = data.x.detach().requires_grad_()
+    out = conv(x, data.edge_index)
+    (out * (data.n_id.view(-1, 1) % 5 - 2) / 4).sum().backward()
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in conv.parameters()]
+    for gradient in gradients:
+        dist.all_reduce(gradient)
+    return data.n_id, out.detach(), x.grad, gradients
+
+
+@pytest.mark.parametrize('name', AGGREGATIONS)
+@pytest.mark.parametrize('max_rows', [1, 30])
+@pytest.mark.parametrize('how', ['metis', 'random', 'no nodes'])
+def test_sizes_of_the_whole_graph(how: str, max_rows: int, name: str, tmp_path: Path) -> None:
+    """However small the chunks are, widths and counts are those of the graph."""
+    graph, conv = _graph(), _aggregation(name)
+    x = graph.x.detach().requires_grad_()
+    want = conv(x, graph.edge_index)
+    nodes = torch.arange(graph.num_nodes)
+    (want * (nodes.view(-1, 1) % 5 - 2) / 4).sum().backward()
+    generator = torch.Generator().manual_seed(0)
+    two_of_three = torch.randint(2, (graph.num_nodes,), generator=generator) * 2
+    method: Any = two_of_three if how == 'no nodes' else how
+    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts', method=method)
+    for n_id, out, grad, gradients in run_ranks(_train, 3, tmp_path / 'parts', name, max_rows):
+        if n_id.numel():
+            assert (out - want[n_id]).abs().max() <= TOLERANCE
+            assert (grad - x.grad[n_id]).abs().max() <= TOLERANCE
+        for own, parameter in zip(gradients, conv.parameters(), strict=True):
+            expected = torch.zeros_like(own) if parameter.grad is None else parameter.grad
+            scale = max(1.0, expected.abs().max().item())
+            assert (own - expected).abs().max() <= TOLERANCE * scale
+
+
+class _LeavesLargest(MessagePassing):
+    def __init__(self) -> None:
+        super().__init__(aggr='add')
+        self.largest = 0.0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x) / self.largest
+
+    def message(self, x_j: Tensor) -> Tensor:
+        self.largest = float(x_j.abs().max())
+        return x_j
+
+
+class _LeavesCount(_LeavesLargest):
+    def message(self, x_j: Tensor) -> Tensor:
+        self.largest = x_j.size(0)
+        return x_j
+
+
+class _ReadsTable(_LeavesLargest):
+    """Reads something that has no row per node at the sources."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        table = torch.ones(3, 8, dtype=x.dtype)
+        return self.propagate(edge_index, x=x) + table[edge_index[0]].sum()
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+def _outcome(root: Path, conv: Any, change: Any) -> str:
+    data = pyg_sar.load_shard(root)
+    try:
+        pyg_sar.SARConv(conv().double())(data.x, change(data.edge_index))
+    except ValueError as error:
+        return f'ValueError: {error}'
+    return 'no error'
+
+
+def _same(edge_index: Tensor) -> Tensor:
+    return edge_index
+
+
+@pytest.mark.parametrize('conv', [_LeavesLargest, _LeavesCount])
+def test_numbers_that_depend_on_the_edges_are_refused(conv: Any, tmp_path: Path) -> None:
+    pyg_sar.partition_graph(awkward_graph(), 3, tmp_path / 'parts')
+    outcomes = run_ranks(_outcome, 3, tmp_path / 'parts', conv, _same)
+    assert_all_raise(outcomes, 'ValueError', "sets 'largest' on the conv")
+
+
+def test_only_node_rows_are_read_at_sources(tmp_path: Path) -> None:
+    pyg_sar.partition_graph(awkward_graph(), 3, tmp_path / 'parts')
+    outcomes = run_ranks(_outcome, 3, tmp_path / 'parts', _ReadsTable, _same)
+    assert_all_raise(outcomes, 'ValueError', 'one row per own node')
+
+
+def _mesh_conv() -> torch.nn.Module:
+    return MeshCNNConv(8, 6)
+
+
+def _without_one(edge_index: Tensor) -> Tensor:
+    return edge_index[:, torch.arange(edge_index.size(1)) != 0]
+
+
+@pytest.mark.parametrize('kind', ['shuffled', 'selected'])
+def test_edges_of_a_mesh_in_another_order(kind: str, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    dst = torch.arange(30).repeat_interleave(4)
+    edge_index = torch.stack([torch.randint(30, dst.shape, generator=generator), dst])
+    if kind == 'shuffled':
+        edge_index = edge_index[:, torch.randperm(dst.numel(), generator=generator)]
+    x = torch.randn(30, 8, dtype=torch.float64, generator=generator)
+    graph = Data(x=x, edge_index=edge_index)
+    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts', method='random')
+    change = _without_one if kind == 'selected' else _same
+    outcomes = run_ranks(_outcome, 3, tmp_path / 'parts', _mesh_conv, change)
+    message = 'edges derived from it' if kind == 'selected' else 'groups of 4'
+    assert_all_raise(outcomes, 'ValueError', message)
