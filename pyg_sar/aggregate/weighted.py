@@ -30,7 +30,7 @@ def weighted_sum(
     keep_rows: bool = False,
     one_shot: bool = False,
 ) -> Tensor:
-    """``out[i, h] = sum of weight[e, h] * x[j, h] over all edges e = (j, i)``, remote ones included.
+    """``out[i, h] = sum of weight[e, h] * x[j, h] over all edges e: j -> i``, remote ones included.
 
     ========  ======================  ==================================================
     tensor    shape                   meaning
@@ -50,6 +50,10 @@ def weighted_sum(
     forward, and one in backward if x needs a gradient).
 
     Args:
+        x: Own rows.
+        weight: The weights.
+        plan: The blocks.
+        exchange: The exchange of the plan's shard.
         keep_rows: Keep the rows that were received instead of receiving them again.
         one_shot: Exchange all halo rows at once; they are kept.
     """

@@ -126,7 +126,7 @@ class ProductRecorder(TorchDispatchMode):
             entry = self._weights.get(id(weight))
             if entry is None or id(rows) not in self._rows or self._product is not None:
                 continue
-            if not out.shape == rows.shape or not out.dtype == rows.dtype == weight.dtype:
+            if out.shape != rows.shape or not out.dtype == rows.dtype == weight.dtype:
                 return False
             is_reshaped = self._is_reshaped
             self._product = Product(entry[0], out, weight.shape, rows.shape, is_reshaped)

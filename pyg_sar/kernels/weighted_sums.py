@@ -39,6 +39,9 @@ _EDGE_BYTES = 1 << 20
 _CHUNK_EDGES = 1 << 16
 """Edges of a chunk whose rows are not gathered."""
 
+_SAMPLED_EDGES = 1 << 20
+"""The same where every chunk costs a copy of all rows: ``sampled_addmm`` makes one."""
+
 _FAST_DTYPES = (torch.float32, torch.float64)
 _MIN_CHANNELS_OF_BAGS = 4
 _MIN_CHANNELS_OF_SAMPLES = 8
@@ -110,17 +113,20 @@ def edge_dots(left: Tensor, right: Tensor, bags: Bags) -> Tensor:
         left.device.type == 'cpu'
         and left.dtype in _FAST_DTYPES
         and channels >= _MIN_CHANNELS_OF_SAMPLES
+        # With repeated edges: sampled_addmm refuses more entries than a matrix has places.
+        and bags.ptr.numel() > 1
+        and int(bags.ptr.diff().max()) <= right.size(0)
     )
     return _dots_by_sampling(left, right, bags) if is_fast else _dots_by_gather(left, right, bags)
 
 
 def _dots_by_sampling(left: Tensor, right: Tensor, bags: Bags) -> Tensor:
-    heads, channels = left.shape[1:]
+    heads = left.size(1)
     out = left.new_empty(bags.columns.numel(), heads)
-    max_bags = _EDGE_BYTES // (left.element_size() * channels)
+    num_bags = bags.ptr.numel() - 1
     for head in range(heads):
         columns_of_product = right[:, head].contiguous().t()
-        for start, end, first, last in _chunks(bags.ptr, max_bags, _CHUNK_EDGES):
+        for start, end, first, last in _chunks(bags.ptr, num_bags, _SAMPLED_EDGES):
             rows = slice(start, end) if bags.keys is None else bags.keys[start:end]
             pattern = _pattern(
                 bags.ptr[start : end + 1] - first,
