@@ -71,7 +71,7 @@ def _sum_blocks(
     out: Tensor | None = None
     if one_shot:
         (halo,) = exchange.fetch_all([x])
-        sources: Iterable[Rows] = ([rows] for rows in _split(x, halo, plan))
+        sources: Iterable[Rows] = ([rows] for rows in split_rows(x, halo, plan))
     else:
         sources = exchange.fetch([x])
     for block, (rows,) in zip(plan.blocks, sources, strict=True):
@@ -97,7 +97,7 @@ def _return_blocks(
         grad_x = grad_out.new_zeros(plan.shard.num_own, grad_out.size(1))
     if one_shot:
         grad_halo = grad_out.new_empty(plan.shard.num_halo, *grad_out.shape[1:])
-        for block, rows in zip(plan.blocks, _split(grad_x, grad_halo, plan), strict=True):
+        for block, rows in zip(plan.blocks, split_rows(grad_x, grad_halo, plan), strict=True):
             if not (is_one_part and block is own):
                 _write_gradient(rows, grad_out, weight, block)
         exchange.return_all([grad_halo], [grad_x])
@@ -124,7 +124,7 @@ def _block_weight(block: Block, weight: Tensor | None) -> Tensor | None:
     return None if weight is None else block.take(weight)
 
 
-def _split(own: Tensor, halo: Tensor, plan: Plan) -> list[Tensor]:
+def split_rows(own: Tensor, halo: Tensor, plan: Plan) -> list[Tensor]:
     """The source rows of every block: views into own and halo rows."""
     num_own = plan.shard.num_own
     rows = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,6 +14,7 @@ from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.aggregate.linear import linear_sum
 from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn
 from pyg_sar.aggregate.replay import replay
+from pyg_sar.aggregate.weighted import weighted_sum
 from pyg_sar.comm import Exchange
 from pyg_sar.conv.binding import Binding
 from pyg_sar.conv.exchanges import Oriented
@@ -26,7 +28,7 @@ from pyg_sar.merge import State
 from pyg_sar.shard.plan import Plan
 
 Mode = Literal['sequential', 'sequential_no_remat', 'one_shot']
-Path = Literal['linear', 'replay', 'gather', 'one_shot']
+Path = Literal['linear', 'weighted', 'replay', 'gather', 'one_shot']
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Paths:
         """The aggregated messages ``[num_dst, ...]`` of a call of ``propagate``."""
         compute = {
             'linear': self._linear,
+            'weighted': self._weighted,
             'replay': self._replay,
             'gather': self._gather,
             'one_shot': self._one_shot,
@@ -93,6 +96,28 @@ class Paths:
             if kept is not None and torch.is_grad_enabled():
                 kept.keep(x, weight, out)
         return out
+
+    def _weighted(self, plan: Plan, binding: Binding) -> Tensor:
+        traced = trace(binding, STATISTICS_MODULES)
+        if not traced.is_weighted:  # a hook was registered since
+            return self._replay(plan, binding)
+        assert traced.aggregate is not None
+        assert traced.weight is not None
+        self._set_attributes(traced, ())
+        x, weight = binding.arguments.src[0], binding.arguments.edge[traced.weight]
+        heads = math.prod(weight.shape[1:])
+        total = weighted_sum(
+            x.reshape(x.size(0), heads, math.prod(x.shape[1:]) // heads),
+            weight.reshape(plan.num_edges, heads),
+            plan,
+            self.exchange,
+            keep_rows=self.mode == 'sequential_no_remat',
+            one_shot=self.mode == 'one_shot',
+        )
+        dim = traced.aggregate.reductions[0].dim % traced.out.dim()
+        row_shape = [size for i, size in enumerate(traced.out.shape) if i != dim]
+        state = total.view(plan.shard.num_dst, *row_shape).movedim(0, dim)
+        return finish(binding, traced.aggregate, [(state,)], traced.out, plan)
 
     def _replay(self, plan: Plan, binding: Binding) -> Tensor:
         traced = trace(binding, STATISTICS_MODULES)

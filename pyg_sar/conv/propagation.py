@@ -199,7 +199,11 @@ class Propagation:
             binding = bind(self.conv, function, kwargs, plan)
             path = self._path(binding)
             one_pass = path == 'replay' and _one_pass(binding)
-            call = Call.of(binding.arguments, binding.rows, plan.num_edges, path, one_pass)
+            takes_gradient = torch.is_grad_enabled() and any(
+                t.requires_grad for t in binding.arguments.edge
+            )
+            told = f'{path}, with gradient' if path == 'weighted' and takes_gradient else path
+            call = Call.of(binding.arguments, binding.rows, plan.num_edges, told, one_pass)
         except MessageError as unsupported:
             error = ValueError(
                 f"{type(self.conv).__name__}'s '{function}' cannot be computed on a cut graph: "
@@ -236,6 +240,8 @@ class Propagation:
         check_destinations_are_independent(binding)
         if traced.is_linear:
             return 'linear'
+        if traced.is_weighted:
+            return 'weighted'
         return 'one_shot' if self.mode == 'one_shot' else 'replay'
 
     def _check(self, shard: Shard, size: Any) -> None:

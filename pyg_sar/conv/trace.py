@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.binding import Binding
@@ -26,6 +25,7 @@ from pyg_sar.conv.intercept import (
     StatisticsError,
     WatchedIndex,
 )
+from pyg_sar.conv.products import ProductRecorder
 from pyg_sar.conv.reductions import Aggregate, ReductionRecorder
 from pyg_sar.conv.sampling import (
     NUM_SAMPLES,
@@ -38,8 +38,6 @@ from pyg_sar.conv.sampling import (
 )
 from pyg_sar.conv.softmax_use import SoftmaxUse
 from pyg_sar.merge import Sum
-
-_aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,8 @@ class Trace:
         uses_rng: Whether it draws random numbers.
         is_copy: Whether the messages are its only source tensor, unchanged.
         weight: The place among the edge tensors of the weight that multiplies the only source
-            tensor, or None; with `is_copy` False and None the function is not linear.
+            tensor, or None: one for every edge, or for every edge and head.
+        is_plain_weight: Whether that weight takes no gradient and multiplies rows of a matrix.
         edge_bytes: What the largest tensor that it computes takes per edge.
         weights: The result of its only softmax for the samples, if all it gives is linear in it.
     """
@@ -74,56 +73,24 @@ class Trace:
     uses_rng: bool
     is_copy: bool
     weight: int | None
+    is_plain_weight: bool
     edge_bytes: int = 0
     weights: Tensor | None = None
 
     @property
     def is_linear(self) -> bool:
         """Whether it sums x_j, or a weight without gradient times x_j, and nothing else."""
-        is_linear = self.is_copy or self.weight is not None
-        return is_linear and self.aggregate is not None and self.aggregate.reduces_message
+        return self._sums_message and (self.is_copy or self.is_plain_weight)
 
+    @property
+    def is_weighted(self) -> bool:
+        """Whether it sums a weight times x_j, in a precision that does not round the products."""
+        is_exact = self.out.dtype in (torch.float32, torch.float64) and self.out.numel() > 0
+        return self._sums_message and self.weight is not None and is_exact
 
-class _Recorder(TorchDispatchMode):
-    """Notes the operations on one source tensor and the edge tensors."""
-
-    _RESHAPES = (_aten.view.default, _aten.unsqueeze.default, _aten._unsafe_view.default)
-
-    def __init__(self, rows: Tensor | None, edge: tuple[Tensor, ...]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.rows = rows
-        self.weights = {id(t): (i, t) for i, t in enumerate(edge)}
-        self.product: tuple[Tensor, int] | None = None
-        self.is_pure = True
-        self.edge_bytes = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.dim() and out.size(0) == NUM_SAMPLES:
-            # A view may have more entries than memory.
-            held = min(out.numel() * out.element_size(), out.untyped_storage().nbytes())
-            self.edge_bytes = max(self.edge_bytes, held // NUM_SAMPLES)
-        if func in self._RESHAPES and id(args[0]) in self.weights:
-            self.weights[id(out)] = (self.weights[id(args[0])][0], out)
-        elif func is _aten.mul.Tensor and self.product is None:
-            pairs = (args, args[::-1])
-            place = next((self._place(w) for w, r in pairs if r is self.rows), None)
-            if place is None:
-                self.is_pure = False
-            else:
-                self.product = out, place
-        else:
-            self.is_pure = False
-        return out
-
-    def _place(self, weight: Any) -> int | None:
-        """The edge tensor behind a ``[num_edges, 1]`` factor."""
-        if not isinstance(weight, Tensor) or weight.shape != (NUM_SAMPLES, 1):
-            return None
-        entry = self.weights.get(id(weight))
-        return None if entry is None else entry[0]
+    @property
+    def _sums_message(self) -> bool:
+        return self.aggregate is not None and self.aggregate.reduces_message
 
 
 @no_autocast_cache()
@@ -159,7 +126,7 @@ def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
     attributes = AttributeWatch(conv)
     values = binding.inputs(samples, edge_index, index, NUM_SAMPLES)
     rows = _only_source(binding, values)
-    recorder = _Recorder(rows, samples.edge)
+    recorder = ProductRecorder(rows, samples.edge)
     aggregate = None
     try:
         with _refusing(conv, statistics_modules):
@@ -183,6 +150,8 @@ def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
         edge_outputs.insert(0, out)
     learnable = learnable_leaves(outputs, samples, first_node)
     is_pure = recorder.is_pure and not edge_attributes and rows is not None
+    weight = _weight_place(binding, recorder, out) if is_pure else None
+    is_matrix = rows is not None and out.dim() == rows.dim() == 2 and conv.node_dim in (0, -2)
     return Trace(
         num_softmax=num_softmax,
         out=out.detach(),
@@ -193,8 +162,9 @@ def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
         numbers=numbers_of(changed),
         learnable=learnable,
         uses_rng=uses_rng,
-        is_copy=is_pure and out is rows and recorder.product is None,
-        weight=_weight_place(binding, recorder, out) if is_pure else None,
+        is_copy=is_pure and out is rows and is_matrix and not recorder.has_product,
+        weight=weight,
+        is_plain_weight=weight is not None and is_matrix and _is_plain(samples.edge[weight]),
         edge_bytes=recorder.edge_bytes,
         weights=_linear_weights(use, reduced, edge_outputs, aggregate),
     )
@@ -219,24 +189,29 @@ def node_of_now() -> Any:
 
 
 def _only_source(binding: Binding, inputs: dict[str, Any]) -> Tensor | None:
-    """x_j, if it is the only node tensor the function reads and a plain matrix."""
+    """x_j, if it is the only node tensor the function reads."""
     nodes = [slot for slot in binding.slots if slot.role in ('src', 'dst')]
     if len(nodes) != 1 or nodes[0].role != 'src':
         return None
     rows: Tensor = inputs[nodes[0].name]
-    if rows.dim() != 2 or rows.size(0) != NUM_SAMPLES or not rows.is_floating_point():
-        return None
-    return rows
+    return rows if rows.is_floating_point() else None
 
 
-def _weight_place(binding: Binding, recorder: _Recorder, out: Tensor) -> int | None:
-    if recorder.product is None or recorder.product[0] is not out:
+def _weight_place(binding: Binding, recorder: ProductRecorder, out: Tensor) -> int | None:
+    product = recorder.product(out)
+    if product is None:
         return None
-    place = recorder.product[1]
-    weight = binding.arguments.edge[place]
-    if weight.requires_grad or weight.dtype != out.dtype or recorder.rows is None:
+    weight, (x,) = binding.arguments.edge[product.place], binding.arguments.src
+    needs_grad = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
+    if out.requires_grad != needs_grad:  # it is cut off from one of them
         return None
-    return place if recorder.rows.dtype == out.dtype else None
+    node_dim = binding.conv.node_dim % len(product.rows_shape)
+    return product.place if product.is_by_head(node_dim) else None
+
+
+def _is_plain(weight: Tensor) -> bool:
+    """Whether a sampled weight is a number without gradient for every edge."""
+    return weight.numel() == NUM_SAMPLES and not weight.requires_grad
 
 
 def learnable_leaves(

@@ -65,7 +65,11 @@ class Block:
 
     def put(self, values: Tensor, rows: Tensor) -> None:
         """Writes the block's rows into an edge tensor ``[E, ...]``."""
-        values[self.edges] = rows
+        if isinstance(self.edges, slice):
+            values[self.edges] = rows
+        else:
+            # Half the time of an assignment.
+            values.index_copy_(0, self.edges, rows.to(values.dtype))
 
     @cached_property
     def by_dst(self) -> Bags:
