@@ -51,12 +51,12 @@ class GradientReturn:
         if step is None:
             return
         self._add_arrived()
-        assert self._filled is not None
-        received = self.exchange.buffers(self.out, step.send_index.numel())
+        form = self.exchange.wire.like(self.out)
+        received = self.exchange.buffers(form, step.send_index.numel())
         swap = Swap(
             received,
             step.send_rank,
-            self._filled,
+            self._packed(form),
             step.recv_rank,
             self.exchange.group,
             GRADIENTS_TAG,
@@ -73,6 +73,18 @@ class GradientReturn:
         """Waits for the last gradients."""
         self._add_arrived()
 
+    def _packed(self, form: Rows) -> Buffers:
+        """What was put into :meth:`rows`, as it travels."""
+        filled = self._filled
+        assert filled is not None
+        if not any(self.exchange.wire.narrows(o) for o in self.out):
+            return filled
+        packed = self.exchange.buffers(form, filled.rows[0].size(0))
+        for sent, rows in zip(packed.rows, filled.rows, strict=True):
+            sent.copy_(rows)
+        filled.free()
+        return packed
+
     def _step(self) -> Step | None:
         shard = self.exchange.shard
         if self._next < shard.parts_per_rank:
@@ -86,6 +98,6 @@ class GradientReturn:
         self._travelling = None
         swap.wait()
         swap.free_sent()
-        for out, rows in zip(self.out, swap.received, strict=True):
-            out.index_add_(0, index, rows)
-        swap.free_received()
+        for out, rows in zip(self.out, swap.received.rows, strict=True):
+            self.exchange.wire.add(out, index, rows)
+        swap.received.free()

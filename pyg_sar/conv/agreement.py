@@ -21,15 +21,23 @@ class Call:
         rows: Rows of every tensor that is not read at a node.
         num_edges: Number of edges on the rank; -1 if the arguments could not be bound.
         path: How the rank is going to compute it.
+        one_shot_bytes: What mode one_shot would hold on the rank, where that decides.
     """
 
     types: tuple[Any, ...] = ()
     rows: dict[str, int] = field(default_factory=dict)
     num_edges: int = -1
     path: str = ''
+    one_shot_bytes: int = 0
 
     @staticmethod
-    def of(arguments: Arguments, rows: dict[str, int], num_edges: int, path: str) -> Call:
+    def of(
+        arguments: Arguments,
+        rows: dict[str, int],
+        num_edges: int,
+        path: str,
+        one_shot_bytes: int = 0,
+    ) -> Call:
         """The call with these arguments."""
         kinds = {'src': arguments.src, 'dst': arguments.dst}
         types = tuple(
@@ -37,7 +45,7 @@ class Call:
             for kind, tensors in kinds.items()
             for t in tensors
         )
-        return Call(types, rows, num_edges, path)
+        return Call(types, rows, num_edges, path, one_shot_bytes)
 
     @property
     def is_bound(self) -> bool:
@@ -57,7 +65,7 @@ def signature(kwargs: dict[str, Any]) -> tuple[Any, ...]:
 
 def agree_on_call(
     name: str, call: Call, error: Exception | None, world_size: int
-) -> frozenset[str]:
+) -> tuple[frozenset[str], int]:
     """Compares a call of a message function between the ranks (collective: one all-gather).
 
     Args:
@@ -67,7 +75,8 @@ def agree_on_call(
         world_size: Number of ranks that hold the graph.
 
     Returns:
-        The names of the tensors with one row per edge.
+        The names of the tensors with one row per edge, and the most bytes that mode one_shot would
+        hold on any rank.
 
     Raises:
         ValueError: On all ranks, if the call is wrong on one of them or differs between them. With
@@ -76,7 +85,8 @@ def agree_on_call(
     if world_size == 1:
         if error is not None:
             raise error
-        return frozenset(n for n, rows in call.rows.items() if rows == call.num_edges)
+        names = frozenset(n for n, rows in call.rows.items() if rows == call.num_edges)
+        return names, call.one_shot_bytes
     answers = agree((call, None if error is None else str(error)))
     calls = [other for other, _ in answers]
     edge_names: frozenset[str] = frozenset()
@@ -90,7 +100,7 @@ def agree_on_call(
             raise ValueError(f'rank {rank}: {other_error}')
     check_equal(f'tensors in {name}', call.types, [other.types for other in calls])
     check_equal(f'path of {name}', call.path, [other.path for other in calls])
-    return edge_names
+    return edge_names, max(other.one_shot_bytes for other in calls)
 
 
 def edge_tensors(rows: dict[str, int], num_edges: int) -> list[str]:

@@ -13,6 +13,7 @@ from pyg_sar.comm import Exchange
 from pyg_sar.conv.agreement import Call, agree_on_call, edge_tensors, signature
 from pyg_sar.conv.binding import Binding, bind
 from pyg_sar.conv.exchanges import Exchanges, Oriented
+from pyg_sar.conv.footprint import one_shot_bytes
 from pyg_sar.conv.gathering import observe
 from pyg_sar.conv.independence import (
     check_destinations_are_independent,
@@ -31,12 +32,19 @@ class Agreement:
     """What the ranks have agreed on for one kind of call.
 
     Attributes:
+        function: The function's name, with its conv's.
         edge_names: The tensors with one row per edge.
         path: How the call is computed.
+        mode: The mode it is computed in; never ``'auto'``.
+        one_shot_bytes: The most that mode one_shot would hold on any rank, in bytes; 0 where it was
+            not asked for.
     """
 
+    function: str
     edge_names: frozenset[str]
     path: Path
+    mode: Mode
+    one_shot_bytes: int
 
 
 class Propagation:
@@ -48,6 +56,7 @@ class Propagation:
         mode: The mode of the SARConv.
         max_rows: In-edges of a chunk of the gather path; None for what fits into free memory.
         agreed: What the ranks have agreed on in earlier forwards; added to.
+        memory_budget: What a call may hold on a rank in mode one_shot, in bytes; of mode auto.
     """
 
     def __init__(
@@ -57,12 +66,14 @@ class Propagation:
         mode: Mode,
         max_rows: int | None,
         agreed: dict[Any, Any],
+        memory_budget: int | None = None,
     ) -> None:
         self.conv = conv
         self.exchanges = exchanges
         self.mode = mode
         self.max_rows = max_rows
         self.agreed = agreed
+        self.memory_budget = memory_budget
         # PyG's own methods read a pair by the flow of the conv; those that it generates for a class
         # always read the first at '_j' and the second at '_i'.
         self.is_generated = {
@@ -95,8 +106,9 @@ class Propagation:
 
     def _propagate(self, edge_index: Tensor, size: Any, kwargs: dict[str, Any]) -> Tensor:
         oriented, size, kwargs = self._oriented('propagate', edge_index, size, kwargs)
-        exchange, plan, binding, path = self._bind('message', oriented.edge_index, size, kwargs)
-        out = self._paths(exchange, oriented).aggregate(path, plan, binding)
+        exchange, plan, binding, agreed = self._bind('message', oriented.edge_index, size, kwargs)
+        paths = self._paths(exchange, oriented, agreed.mode)
+        out = paths.aggregate(agreed.path, plan, binding)
         num_dst = plan.shard.num_dst
         update_kwargs = self.conv.inspector.collect_param_data(
             'update', {'dim_size': num_dst, 'size_i': num_dst, **kwargs}
@@ -112,17 +124,18 @@ class Propagation:
             if result is not None:
                 edge_index, size, kwargs = result
         oriented, own_size, own_kwargs = self._oriented('edge_updater', edge_index, size, kwargs)
-        exchange, plan, binding, path = self._bind(
+        exchange, plan, binding, agreed = self._bind(
             'edge_update', oriented.edge_index, own_size, own_kwargs
         )
-        out = self._paths(exchange, oriented).edge_update(path, plan, binding)
+        paths = self._paths(exchange, oriented, agreed.mode)
+        out = paths.edge_update(agreed.path, plan, binding)
         for hook in conv._edge_update_forward_hooks.values():
             result = hook(conv, (edge_index, size, kwargs), out)
             out = out if result is None else result
         return out
 
-    def _paths(self, exchange: Exchange, oriented: Oriented) -> Paths:
-        return Paths(self.conv, exchange, self.mode, self.max_rows, oriented)
+    def _paths(self, exchange: Exchange, oriented: Oriented, mode: Mode) -> Paths:
+        return Paths(self.conv, exchange, mode, self.max_rows, oriented)
 
     def _oriented(
         self, method: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
@@ -163,9 +176,9 @@ class Propagation:
 
     def _bind(
         self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
-    ) -> tuple[Exchange, Plan, Binding, Path]:
+    ) -> tuple[Exchange, Plan, Binding, Agreement]:
         """Binds the arguments of a call; see :meth:`_agree` for its first time."""
-        exchange = self.exchanges.of(edge_index)
+        exchange = self.exchanges.of_messages(edge_index)
         shard = exchange.shard
         takes_statistics = [
             getattr(m, 'training', True)
@@ -177,9 +190,9 @@ class Propagation:
             self.agreed[key] = self._agree(function, shard, edge_index, size, kwargs)
         self._check(shard, size)
         plan = plan_of(edge_index, shard)
-        agreed = self.agreed[key]
+        agreed: Agreement = self.agreed[key]
         binding = bind(self.conv, function, kwargs, plan, agreed.edge_names)
-        return exchange, plan, binding, agreed.path
+        return exchange, plan, binding, agreed
 
     def _agree(
         self, function: str, shard: Shard, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
@@ -192,8 +205,8 @@ class Propagation:
             self._check(shard, size)
             plan = plan_of(edge_index, shard)
             binding = bind(self.conv, function, kwargs, plan)
-            path = self._path(binding)
-            call = Call.of(binding.arguments, binding.rows, plan.num_edges, path)
+            path, needed = self._path(binding, plan)
+            call = Call.of(binding.arguments, binding.rows, plan.num_edges, path, needed)
         except MessageError as unsupported:
             error = ValueError(
                 f"{type(self.conv).__name__}'s '{function}' cannot be computed on a cut graph: "
@@ -202,35 +215,47 @@ class Propagation:
         except Exception as failure:
             error = failure
         name = f'{type(self.conv).__name__}.{function}'
-        edge_names = agree_on_call(name, call, error, shard.world_size)
-        return Agreement(edge_names, path)
+        edge_names, needed = agree_on_call(name, call, error, shard.world_size)
+        mode = self.mode
+        if mode == 'auto':
+            assert self.memory_budget is not None
+            mode = 'one_shot' if needed <= self.memory_budget else 'sequential'
+            if path == 'replay' and mode == 'one_shot':
+                path = 'one_shot'
+        return Agreement(name, edge_names, path, mode, needed)
 
-    def _path(self, binding: Binding) -> Path:
+    def _path(self, binding: Binding, plan: Plan) -> tuple[Path, int]:
         """How a call is computed: in the cheapest way that is exact for what it does.
+
+        Returns:
+            The path, and in mode auto what mode one_shot would hold, in bytes.
 
         Raises:
             ValueError: If there is none.
         """
+        path: Path
         try:
             traced = trace(binding, STATISTICS_MODULES)
             num_reductions = 0 if traced.aggregate is None else len(traced.aggregate.calls)
             check_edges_are_independent(binding, num_reductions)
         except StatisticsError:
             # The statistics are of all edges: all messages have to be there at once.
-            return 'one_shot'
+            return 'one_shot', 0
         except UnsupportedMessageError:
             observe(binding)
-            check_destinations_are_independent(binding)
-            return 'gather'
+            path = 'gather'
         except MessageError:
             if self.mode != 'one_shot':
                 raise
-            check_destinations_are_independent(binding)
-            return 'one_shot'
+            path = 'one_shot'
+        else:
+            path = 'one_shot' if self.mode == 'one_shot' else 'replay'
+            if traced.is_linear:
+                path = 'linear'
         check_destinations_are_independent(binding)
-        if traced.is_linear:
-            return 'linear'
-        return 'one_shot' if self.mode == 'one_shot' else 'replay'
+        if self.mode != 'auto':
+            return path, 0
+        return path, one_shot_bytes(binding, plan, is_linear=path == 'linear')
 
     def _check(self, shard: Shard, size: Any) -> None:
         own = shard.num_own, shard.num_dst
