@@ -97,30 +97,38 @@ class Exchange:
         pool = None if keep else self._pool
         travelling: deque[Swap] = deque()
 
-        def start_next() -> None:
-            if steps:
-                travelling.append(self._start_fetch(steps.popleft(), tensors, pool))
+        def pack_next() -> Buffers | None:
+            return self._packed(steps[0], tensors, pool) if steps else None
+
+        def start_next(sent: Buffers | None) -> None:
+            if sent is not None:
+                travelling.append(self._start(steps.popleft(), sent, tensors, pool))
 
         for part in self.shard.parts:
             while steps and len(travelling) < self.depth:
-                start_next()
+                start_next(pack_next())
             start, end = self.shard.source_range(part)
             yield [t[start:end] for t in tensors]
         while travelling:
+            packed = pack_next()  # while the rows of this block are still on their way
             swap = travelling.popleft()
             swap.wait()
             swap.free_sent()
-            start_next()
+            start_next(packed)
             rows = self._unpacked(swap.received, tensors, pool)
             yield rows.rows
             rows.free()
 
-    def _start_fetch(self, step: Step, tensors: Rows, pool: BufferPool | None) -> Swap:
+    def _packed(self, step: Step, tensors: Rows, pool: BufferPool | None) -> Buffers:
+        """The own rows that a step sends."""
         form = self.wire.like(tensors)
         sent = Buffers(pool, form, step.send_index.numel(), self._most_rows)
-        received = Buffers(pool, form, step.recv_rows, self._most_rows)
         for rows, tensor in zip(sent.rows, tensors, strict=True):
             self.wire.pack(rows, tensor, step.send_index)
+        return sent
+
+    def _start(self, step: Step, sent: Buffers, tensors: Rows, pool: BufferPool | None) -> Swap:
+        received = Buffers(pool, self.wire.like(tensors), step.recv_rows, self._most_rows)
         return Swap(received, step.recv_rank, sent, step.send_rank, self.group, ROWS_TAG)
 
     def _unpacked(self, received: Buffers, tensors: Rows, pool: BufferPool | None) -> Buffers:

@@ -50,18 +50,20 @@ class GradientReturn:
         self._next += 1
         if step is None:
             return
-        self._add_arrived()
         form = self.exchange.wire.like(self.out)
+        packed = self._packed(form)
+        arrived = self._arrived()
         received = self.exchange.buffers(form, step.send_index.numel())
         swap = Swap(
             received,
             step.send_rank,
-            self._packed(form),
+            packed,
             step.recv_rank,
             self.exchange.group,
             GRADIENTS_TAG,
         )
         self._travelling = swap, step.send_index
+        self._add(arrived)  # while the gradients of this block are on their way
 
     def put(self, gradients: Sequence[Tensor]) -> None:
         """Copies gradients into :meth:`rows` and sends them."""
@@ -71,7 +73,7 @@ class GradientReturn:
 
     def finish(self) -> None:
         """Waits for the last gradients."""
-        self._add_arrived()
+        self._add(self._arrived())
 
     def _packed(self, form: Rows) -> Buffers:
         """What was put into :meth:`rows`, as it travels."""
@@ -91,13 +93,20 @@ class GradientReturn:
             return None
         return shard.steps[self._next - shard.parts_per_rank]
 
-    def _add_arrived(self) -> None:
+    def _arrived(self) -> tuple[Buffers, Tensor] | None:
+        """Waits for the gradients that travel; gives them and the own rows they belong to."""
         if self._travelling is None:
-            return
+            return None
         swap, index = self._travelling
         self._travelling = None
         swap.wait()
         swap.free_sent()
-        for out, rows in zip(self.out, swap.received.rows, strict=True):
+        return swap.received, index
+
+    def _add(self, arrived: tuple[Buffers, Tensor] | None) -> None:
+        if arrived is None:
+            return
+        received, index = arrived
+        for out, rows in zip(self.out, received.rows, strict=True):
             self.exchange.wire.add(out, index, rows)
-        swap.received.free()
+        received.free()

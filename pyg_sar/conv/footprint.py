@@ -3,8 +3,8 @@
 A linear sum holds the rows that travel. Any other message is plain PyG over all edges: it holds all
 local rows, and what message, aggregation and their backward make of them for every edge. No formula
 covers that (an edge network makes a matrix for each edge, the gradient of a maximum takes seven
-times what it is given), so it is measured: the function runs on a few hundred edges, and on twice as
-many; the difference of the peaks is what an edge takes.
+times what it is given), so it is measured: the function runs on a few hundred edges and on twice as
+many, and the difference of the peaks is what an edge takes.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _peak_bytes(binding: Binding, num_edges: int) -> int:
         if binding.function == 'message':
             out = binding.aggregate(values, out)
         del values
-        if out.requires_grad:
-            leaves = [t for t in [*arguments, *learnable] if t.requires_grad]
+        leaves = [t for t in [*arguments, *learnable] if t.requires_grad]
+        if out.requires_grad and leaves:
             torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
     return peak.bytes
 
