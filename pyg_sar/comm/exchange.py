@@ -98,7 +98,7 @@ class Exchange:
         travelling: deque[Swap] = deque()
 
         def pack_next() -> Buffers | None:
-            return self._packed(steps[0], tensors, pool) if steps else None
+            return self._packed(steps[0], tensors) if steps else None
 
         def start_next(sent: Buffers | None) -> None:
             if sent is not None:
@@ -119,10 +119,9 @@ class Exchange:
             yield rows.rows
             rows.free()
 
-    def _packed(self, step: Step, tensors: Rows, pool: BufferPool | None) -> Buffers:
+    def _packed(self, step: Step, tensors: Rows) -> Buffers:
         """The own rows that a step sends."""
-        form = self.wire.like(tensors)
-        sent = Buffers(pool, form, step.send_index.numel(), self._most_rows)
+        sent = self.buffers(self.wire.like(tensors), step.send_index.numel())
         for rows, tensor in zip(sent.rows, tensors, strict=True):
             self.wire.pack(rows, tensor, step.send_index)
         return sent

@@ -46,12 +46,27 @@ class GradientReturn:
 
     def send(self) -> None:
         """Sends what was put into :meth:`rows`."""
+        filled, self._filled = self._filled, None
+        self._send(filled)
+
+    def put(self, gradients: Sequence[Tensor]) -> None:
+        """Sends gradients ``[num_rows, ...]``, which must not be changed afterwards."""
+        if self._step() is not None:
+            self._send(Buffers.around([g.contiguous() for g in gradients]))
+            return
+        for rows, gradient in zip(self.rows(), gradients, strict=True):
+            rows.copy_(gradient)
+        self.send()
+
+    def _send(self, filled: Buffers | None) -> None:
         step = self._step()
         self._next += 1
         if step is None:
             return
+        assert filled is not None
         form = self.exchange.wire.like(self.out)
-        packed = self._packed(form)
+        packed = self._packed(filled, form)
+        del filled
         arrived = self._arrived()
         received = self.exchange.buffers(form, step.send_index.numel())
         swap = Swap(
@@ -65,20 +80,12 @@ class GradientReturn:
         self._travelling = swap, step.send_index
         self._add(arrived)  # while the gradients of this block are on their way
 
-    def put(self, gradients: Sequence[Tensor]) -> None:
-        """Copies gradients into :meth:`rows` and sends them."""
-        for rows, gradient in zip(self.rows(), gradients, strict=True):
-            rows.copy_(gradient)
-        self.send()
-
     def finish(self) -> None:
         """Waits for the last gradients."""
         self._add(self._arrived())
 
-    def _packed(self, form: Rows) -> Buffers:
-        """What was put into :meth:`rows`, as it travels."""
-        filled = self._filled
-        assert filled is not None
+    def _packed(self, filled: Buffers, form: Rows) -> Buffers:
+        """Gradients as they travel."""
         if not any(self.exchange.wire.narrows(o) for o in self.out):
             return filled
         packed = self.exchange.buffers(form, filled.rows[0].size(0))
