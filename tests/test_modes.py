@@ -250,6 +250,51 @@ def test_the_estimate_by_hand(tmp_path):
     assert rows + edges <= num_bytes <= rows + 2.2 * edges
 
 
+def _single(
+    name: str, data: Any, options: dict[str, Any] | None
+) -> tuple[list[Tensor], MessagePassing]:
+    """Output and gradients of one conv: rows of x first, then of parameters."""
+    torch.manual_seed(5)
+    conv = MESSAGES[name]().double()
+    layer = conv if options is None else SARConv(conv, **options)
+    edges = [data.edge_attr] if name in ('GINE', 'NN') else []
+    x = data.x.clone().requires_grad_()
+    out = layer(x, data.edge_index, *edges)
+    out.backward(_grad_out(40)[:, :1][getattr(data, 'n_id', slice(None))].expand_as(out))
+    return [out.detach(), x.grad, *(p.grad for p in conv.parameters())], layer
+
+
+def _single_on_ranks(root: str, name: str, budget: str) -> tuple[list[float], list[str]]:
+    data = load_shard(root)
+    num_bytes = {'none': 1, 'all': 1 << 40}.get(budget, 0)
+    if budget == 'between':
+        _, layer = _single(name, data, {'mode': 'auto', 'memory_budget': 1})
+        sizes = sorted(c.one_shot_bytes for c in layer.chosen_modes())
+        num_bytes = (sizes[0] + sizes[-1]) // 2
+    found, layer = _single(name, data, {'mode': 'auto', 'memory_budget': num_bytes})
+    expected, _ = _single(name, small_graph(), None)
+    for gradient in found[2:]:
+        dist.all_reduce(gradient)
+    expected[:2] = [t[data.n_id] for t in expected[:2]]
+    errors = [(a - b).abs().max().item() for a, b in zip(found, expected, strict=True)]
+    return errors, [c.mode for c in layer.chosen_modes()]
+
+
+@pytest.mark.parametrize(
+    ('name', 'budget', 'modes'),
+    [
+        *((name, 'none', {'sequential'}) for name in ('GAT', 'NN', 'SAGE-median')),
+        *((name, 'all', {'one_shot'}) for name in ('GAT', 'NN', 'SAGE-median')),
+        ('GAT', 'between', {'sequential', 'one_shot'}),  # logits one way, messages the other
+    ],
+)
+def test_auto_on_other_paths(tmp_path, name, budget, modes):
+    root = str(cut(small_graph(), 3, tmp_path / 'parts'))
+    for errors, chosen in run_ranks(_single_on_ranks, 3, root, name, budget):
+        assert max(errors) <= TOLERANCE
+        assert set(chosen) == modes
+
+
 OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({'mode': 'auto'}, "mode 'auto' needs a 'memory_budget' in bytes .got None."),
     ({'memory_budget': 5}, "'memory_budget' has a meaning in mode 'auto' only .got 5 in mode 'seq"),
