@@ -14,7 +14,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -101,23 +102,21 @@ class Training:
         self.bytes_sent += num_bytes
 
 
-class _counting:
-    """Counts the bytes of rows that this rank sends while it lasts."""
+@contextmanager
+def _counting(count: Callable[[int], None]) -> Iterator[None]:
+    """Tells the bytes of rows that this rank sends while it lasts."""
+    exchange = dist.batch_isend_irecv
 
-    def __init__(self, count: Callable[[int], None]) -> None:
-        self.count = count
-        self.batch = dist.batch_isend_irecv
+    def counted(ops: list[dist.P2POp]) -> list[dist.Work]:
+        sent = [op.tensor for op in ops if op.op is dist.isend]
+        count(sum(t.numel() * t.element_size() for t in sent))
+        return exchange(ops)
 
-    def __enter__(self) -> None:
-        def batch(ops: list[dist.P2POp]) -> list[dist.Work]:
-            sent = [op.tensor for op in ops if op.op is dist.isend]
-            self.count(sum(t.numel() * t.element_size() for t in sent))
-            return self.batch(ops)
-
-        dist.batch_isend_irecv = batch
-
-    def __exit__(self, *_: Any) -> None:
-        dist.batch_isend_irecv = self.batch
+    dist.batch_isend_irecv = counted
+    try:
+        yield
+    finally:
+        dist.batch_isend_irecv = exchange
 
 
 def measure(data: Data, args: argparse.Namespace) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class SARConv(MessagePassing):  # type: ignore[misc]
             their gradients on the way back, are rounded to it while they travel, which halves the
             bytes of float32. **The only approximation here**; None, the default, is exact. Own rows
             are never rounded, sums are made in the tensors' own dtype, and degrees and statistics
-            travel as they are. Small gradients vanish in float16.
+            travel as they are. In float16 small gradients vanish and large numbers overflow.
 
     Shapes:
         - **x**: own rows ``[num_own, F]``, or whatever node tensors the conv takes; on the edges
