@@ -35,6 +35,8 @@ class DistributedDataParallel(_TorchDDP):
         mode: The mode of every :class:`SARConv`.
         prefetch: The prefetch depth of every SARConv.
         max_rows: The bound of every SARConv on the rows of a chunk.
+        memory_budget: The memory budget of every SARConv, in bytes, with mode ``'auto'``.
+        exchange_dtype: What every SARConv rounds rows to on their way between ranks.
         return_memory: Have large freed tensors given back to the system at once
             (:func:`pyg_sar.return_freed_memory`).
         **kwargs: Options of torch's DistributedDataParallel. Buffers stay equal by themselves, so
@@ -51,6 +53,8 @@ class DistributedDataParallel(_TorchDDP):
         mode: Mode = 'sequential',
         prefetch: int = 1,
         max_rows: int | None = None,
+        memory_budget: int | None = None,
+        exchange_dtype: torch.dtype | None = None,
         return_memory: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -61,7 +65,14 @@ class DistributedDataParallel(_TorchDDP):
         unknown = kwargs.keys() - inspect.signature(_TorchDDP.__init__).parameters.keys()
         if unknown:
             raise TypeError(f'expected options of {_TorchDDP.__name__} (got {sorted(unknown)})')
-        module = wrap(module, mode=mode, prefetch=prefetch, max_rows=max_rows)
+        module = wrap(
+            module,
+            mode=mode,
+            prefetch=prefetch,
+            max_rows=max_rows,
+            memory_budget=memory_budget,
+            exchange_dtype=exchange_dtype,
+        )
         if return_memory:
             return_freed_memory()
         # torch's needs a process group, and refuses a model that has nothing to learn.

@@ -7,8 +7,9 @@ from typing import TypeVar
 import torch
 from torch_geometric.nn import MessagePassing
 
+from pyg_sar.conv.options import Options
 from pyg_sar.conv.paths import Mode
-from pyg_sar.conv.sar_conv import SARConv, check_options
+from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.conv.support import why_refused
 from pyg_sar.models import make_global
 from pyg_sar.norm import to_global
@@ -22,6 +23,8 @@ def wrap(
     mode: Mode = 'sequential',
     prefetch: int = 1,
     max_rows: int | None = None,
+    memory_budget: int | None = None,
+    exchange_dtype: torch.dtype | None = None,
 ) -> Model:
     """Wraps every conv of a model in a :class:`SARConv` and makes its norms global, in place.
 
@@ -38,6 +41,8 @@ def wrap(
         mode: The mode of every SARConv.
         prefetch: The prefetch depth of every SARConv.
         max_rows: The bound of every SARConv on the rows of a chunk.
+        memory_budget: The memory budget of every SARConv, in bytes, with mode ``'auto'``.
+        exchange_dtype: What every SARConv rounds rows to on their way between ranks.
 
     Returns:
         `model`.
@@ -46,7 +51,8 @@ def wrap(
         ValueError: If the model has no conv, or holds a module that cannot be computed on a cut
             graph; it is named with the reason, and the model is unchanged.
     """
-    wrapped = _plan_wrapping(model, mode, prefetch, max_rows)
+    options = Options(mode, prefetch, max_rows, memory_budget, exchange_dtype)
+    wrapped = _plan_wrapping(model, options)
     make_global(model)
     if isinstance(model, MessagePassing) and not isinstance(model, SARConv):
         return wrapped[model]  # type: ignore[return-value]
@@ -55,10 +61,9 @@ def wrap(
 
 
 def _plan_wrapping(
-    model: torch.nn.Module, mode: Mode, prefetch: int, max_rows: int | None
+    model: torch.nn.Module, options: Options
 ) -> dict[torch.nn.Module, torch.nn.Module]:
     """What every conv and norm is replaced by; raises before anything is changed."""
-    check_options(mode, prefetch, max_rows)
     replacements: dict[torch.nn.Module, torch.nn.Module] = {}
     convs: list[MessagePassing] = []
     num_wrapped = 0
@@ -85,7 +90,7 @@ def _plan_wrapping(
         )
     for conv in convs:
         _replace_children(conv, replacements)
-        replacements[conv] = SARConv(conv, mode=mode, prefetch=prefetch, max_rows=max_rows)
+        replacements[conv] = SARConv(conv, **vars(options))
     return replacements
 
 

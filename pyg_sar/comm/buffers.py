@@ -65,6 +65,13 @@ class Buffers:
             self.lent.append(buffer)
             self.rows.append(buffer[: num_rows * row_bytes].view(tensor.dtype).view(shape))
 
+    @staticmethod
+    def around(rows: Sequence[Tensor]) -> Buffers:
+        """Rows that are there already, in memory of their own."""
+        buffers = Buffers(None, [], 0, 0)
+        buffers.rows = list(rows)
+        return buffers
+
     def free(self) -> None:
         """Gives the memory back to the pool."""
         for buffer in self.lent:

@@ -23,6 +23,7 @@ from pyg_sar.comm.all_to_all import all_to_all, all_to_all_counts
 from pyg_sar.comm.buffers import BufferPool, Buffers, Rows
 from pyg_sar.comm.group import exchange_group
 from pyg_sar.comm.swap import ROWS_TAG, Swap
+from pyg_sar.comm.wire import Wire
 from pyg_sar.shard.shard import Shard, Step
 
 
@@ -47,12 +48,14 @@ class Exchange:
     Args:
         shard: The shard of this rank.
         depth: How many steps travel ahead of the block that is computed.
+        dtype: What floating-point rows and their gradients are rounded to while they travel, if it
+            is narrower than theirs; None to send them as they are.
 
     Raises:
         ValueError: If the shard was loaded for another rank or world size than this process has.
     """
 
-    def __init__(self, shard: Shard, *, depth: int = 1) -> None:
+    def __init__(self, shard: Shard, *, depth: int = 1, dtype: torch.dtype | None = None) -> None:
         if depth < 1:
             raise ValueError(f"'depth' must be at least 1 (got {depth})")
         self.group = exchange_group() if shard.world_size > 1 else None
@@ -66,6 +69,7 @@ class Exchange:
             )
         self.shard = shard
         self.depth = depth
+        self.wire = Wire(dtype)
         self._pool: BufferPool = shard.cache.setdefault('buffers', BufferPool())
         self._most_rows = max(
             (n for s in shard.steps for n in (s.recv_rows, s.send_index.numel())), default=0
@@ -93,29 +97,49 @@ class Exchange:
         pool = None if keep else self._pool
         travelling: deque[Swap] = deque()
 
-        def start_next() -> None:
-            if steps:
-                travelling.append(self._start_fetch(steps.popleft(), tensors, pool))
+        def pack_next() -> Buffers | None:
+            return self._packed(steps[0], tensors) if steps else None
+
+        def start_next(sent: Buffers | None) -> None:
+            if sent is not None:
+                travelling.append(self._start(steps.popleft(), sent, tensors, pool))
 
         for part in self.shard.parts:
             while steps and len(travelling) < self.depth:
-                start_next()
+                start_next(pack_next())
             start, end = self.shard.source_range(part)
             yield [t[start:end] for t in tensors]
         while travelling:
+            packed = pack_next()  # while the rows of this block are still on their way
             swap = travelling.popleft()
             swap.wait()
             swap.free_sent()
-            start_next()
-            yield swap.received
-            swap.free_received()
+            start_next(packed)
+            rows = self._unpacked(swap.received, tensors, pool)
+            yield rows.rows
+            rows.free()
 
-    def _start_fetch(self, step: Step, tensors: Rows, pool: BufferPool | None) -> Swap:
-        sent = Buffers(pool, tensors, step.send_index.numel(), self._most_rows)
-        received = Buffers(pool, tensors, step.recv_rows, self._most_rows)
+    def _packed(self, step: Step, tensors: Rows) -> Buffers:
+        """The own rows that a step sends."""
+        sent = self.buffers(self.wire.like(tensors), step.send_index.numel())
         for rows, tensor in zip(sent.rows, tensors, strict=True):
-            torch.index_select(tensor, 0, step.send_index, out=rows)
+            self.wire.pack(rows, tensor, step.send_index)
+        return sent
+
+    def _start(self, step: Step, sent: Buffers, tensors: Rows, pool: BufferPool | None) -> Swap:
+        received = Buffers(pool, self.wire.like(tensors), step.recv_rows, self._most_rows)
         return Swap(received, step.recv_rank, sent, step.send_rank, self.group, ROWS_TAG)
+
+    def _unpacked(self, received: Buffers, tensors: Rows, pool: BufferPool | None) -> Buffers:
+        """Rows that came in, in the dtypes of the tensors."""
+        if not any(self.wire.narrows(t) for t in tensors):
+            return received
+        num_rows = received.rows[0].size(0)
+        unpacked = Buffers(pool, tensors, num_rows, self._most_rows)
+        for rows, came in zip(unpacked.rows, received.rows, strict=True):
+            rows.copy_(came)
+        received.free()
+        return unpacked
 
     def fetch_all(self, tensors: Sequence[Tensor]) -> Rows:
         """All halo rows at once: one all-to-all for each tensor (collective).
@@ -170,15 +194,15 @@ class Exchange:
 
     def fetch_requested(self, tensors: Sequence[Tensor], request: Request) -> Rows:
         """The halo rows of a request: one all-to-all for each tensor (collective)."""
-        return [
-            all_to_all(
-                tensor.index_select(0, request.send_index) if self.group else tensor[:0],
-                request.send_counts,
-                request.recv_counts,
-                self.group,
-            )
-            for tensor in tensors
-        ]
+        if self.group is None:
+            return [tensor[:0] for tensor in tensors]
+        received = []
+        for tensor, form in zip(tensors, self.wire.like(tensors), strict=True):
+            sent = form.new_empty(request.send_index.numel(), *form.shape[1:])
+            self.wire.pack(sent, tensor, request.send_index)
+            rows = all_to_all(sent, request.send_counts, request.recv_counts, self.group)
+            received.append(rows.to(tensor.dtype))
+        return received
 
     def return_requested(
         self, gradients: Sequence[Tensor], out: Sequence[Tensor], request: Request
@@ -186,9 +210,10 @@ class Exchange:
         """The adjoint of :meth:`fetch_requested`: adds to the owners' rows (collective)."""
         if self.group is None:
             return
-        for gradient, rows in zip(gradients, out, strict=True):
-            received = all_to_all(gradient, request.recv_counts, request.send_counts, self.group)
-            rows.index_add_(0, request.send_index, received)
+        for gradient, rows, form in zip(gradients, out, self.wire.like(out), strict=True):
+            sent = gradient.to(form.dtype)
+            received = all_to_all(sent, request.recv_counts, request.send_counts, self.group)
+            self.wire.add(rows, request.send_index, received)
 
     def rows_sent(self) -> list[Tensor]:
         """Own rows that each rank reads, int64, in the order of its halo."""

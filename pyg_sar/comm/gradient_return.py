@@ -46,32 +46,53 @@ class GradientReturn:
 
     def send(self) -> None:
         """Sends what was put into :meth:`rows`."""
+        filled, self._filled = self._filled, None
+        self._send(filled)
+
+    def put(self, gradients: Sequence[Tensor]) -> None:
+        """Sends gradients ``[num_rows, ...]``, which must not be changed afterwards."""
+        if self._step() is not None:
+            self._send(Buffers.around([g.contiguous() for g in gradients]))
+            return
+        for rows, gradient in zip(self.rows(), gradients, strict=True):
+            rows.copy_(gradient)
+        self.send()
+
+    def _send(self, filled: Buffers | None) -> None:
         step = self._step()
         self._next += 1
         if step is None:
             return
-        self._add_arrived()
-        assert self._filled is not None
-        received = self.exchange.buffers(self.out, step.send_index.numel())
+        assert filled is not None
+        form = self.exchange.wire.like(self.out)
+        packed = self._packed(filled, form)
+        del filled
+        arrived = self._arrived()
+        received = self.exchange.buffers(form, step.send_index.numel())
         swap = Swap(
             received,
             step.send_rank,
-            self._filled,
+            packed,
             step.recv_rank,
             self.exchange.group,
             GRADIENTS_TAG,
         )
         self._travelling = swap, step.send_index
-
-    def put(self, gradients: Sequence[Tensor]) -> None:
-        """Copies gradients into :meth:`rows` and sends them."""
-        for rows, gradient in zip(self.rows(), gradients, strict=True):
-            rows.copy_(gradient)
-        self.send()
+        self._add(arrived)  # while the gradients of this block are on their way
 
     def finish(self) -> None:
         """Waits for the last gradients."""
-        self._add_arrived()
+        self._add(self._arrived())
+
+    def _packed(self, filled: Buffers, form: Rows) -> Buffers:
+        """Gradients as they travel."""
+        if not any(self.exchange.wire.narrows(o) for o in self.out):
+            return filled
+        packed = self.exchange.buffers(form, filled.rows[0].size(0))
+        for sent, rows in zip(packed.rows, filled.rows, strict=True):
+            sent.copy_(rows)
+        filled.free()
+        return packed
 
     def _step(self) -> Step | None:
         shard = self.exchange.shard
@@ -79,13 +100,20 @@ class GradientReturn:
             return None
         return shard.steps[self._next - shard.parts_per_rank]
 
-    def _add_arrived(self) -> None:
+    def _arrived(self) -> tuple[Buffers, Tensor] | None:
+        """Waits for the gradients that travel; gives them and the own rows they belong to."""
         if self._travelling is None:
-            return
+            return None
         swap, index = self._travelling
         self._travelling = None
         swap.wait()
         swap.free_sent()
-        for out, rows in zip(self.out, swap.received, strict=True):
-            out.index_add_(0, index, rows)
-        swap.free_received()
+        return swap.received, index
+
+    def _add(self, arrived: tuple[Buffers, Tensor] | None) -> None:
+        if arrived is None:
+            return
+        received, index = arrived
+        for out, rows in zip(self.out, received.rows, strict=True):
+            self.exchange.wire.add(out, index, rows)
+        received.free()

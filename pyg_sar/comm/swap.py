@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from pyg_sar.comm.buffers import Buffers, Rows
+from pyg_sar.comm.buffers import Buffers
 
 ROWS_TAG, GRADIENTS_TAG = 0, 1
 
@@ -13,6 +13,9 @@ class Swap:
     """One step under way: rows come from one rank and go to another.
 
     Both sides know the counts, so empty messages are not sent at all.
+
+    Attributes:
+        received: The rows that come in; complete after :meth:`wait`.
     """
 
     def __init__(
@@ -24,7 +27,7 @@ class Swap:
         group: dist.ProcessGroup | None,
         tag: int,
     ) -> None:
-        self._received, self._sent = received, sent
+        self.received, self._sent = received, sent
         receives = [
             dist.P2POp(dist.irecv, t, recv_rank, group, tag) for t in received.rows if t.numel()
         ]
@@ -32,11 +35,6 @@ class Swap:
         # A send completes early only if the receive is posted already.
         ops = [*receives, *sends]
         self.works: list[dist.Work] = dist.batch_isend_irecv(ops) if ops else []
-
-    @property
-    def received(self) -> Rows:
-        """The rows that came in; complete after :meth:`wait`."""
-        return self._received.rows
 
     def wait(self) -> None:
         """Returns once both ways are done."""
@@ -46,7 +44,3 @@ class Swap:
     def free_sent(self) -> None:
         """Gives back the memory of the rows that went out."""
         self._sent.free()
-
-    def free_received(self) -> None:
-        """Gives back the memory of the rows that came in."""
-        self._received.free()

@@ -22,6 +22,7 @@ class Call:
         num_edges: Number of edges on the rank; -1 if the arguments could not be bound.
         path: How the rank is going to compute it.
         one_pass: Whether one pass could compute its softmax here.
+        one_shot_bytes: What mode one_shot would hold on the rank, where that decides.
     """
 
     types: tuple[Any, ...] = ()
@@ -29,10 +30,16 @@ class Call:
     num_edges: int = -1
     path: str = ''
     one_pass: bool = False
+    one_shot_bytes: int = 0
 
     @staticmethod
     def of(
-        arguments: Arguments, rows: dict[str, int], num_edges: int, path: str, one_pass: bool
+        arguments: Arguments,
+        rows: dict[str, int],
+        num_edges: int,
+        path: str,
+        one_pass: bool,
+        one_shot_bytes: int = 0,
     ) -> Call:
         """The call with these arguments."""
         kinds = {'src': arguments.src, 'dst': arguments.dst}
@@ -41,7 +48,7 @@ class Call:
             for kind, tensors in kinds.items()
             for t in tensors
         )
-        return Call(types, rows, num_edges, path, one_pass)
+        return Call(types, rows, num_edges, path, one_pass, one_shot_bytes)
 
     @property
     def is_bound(self) -> bool:
@@ -61,7 +68,7 @@ def signature(kwargs: dict[str, Any]) -> tuple[Any, ...]:
 
 def agree_on_call(
     name: str, call: Call, error: Exception | None, world_size: int
-) -> tuple[frozenset[str], bool]:
+) -> tuple[frozenset[str], bool, int]:
     """Compares a call of a message function between the ranks (collective: one all-gather).
 
     Args:
@@ -71,8 +78,8 @@ def agree_on_call(
         world_size: Number of ranks that hold the graph.
 
     Returns:
-        The names of the tensors with one row per edge, and whether one pass can compute the softmax
-        on every rank.
+        The names of the tensors with one row per edge, whether one pass can compute the softmax on
+        every rank, and the most bytes that mode one_shot would hold on any.
 
     Raises:
         ValueError: On all ranks, if the call is wrong on one of them or differs between them. With
@@ -82,7 +89,7 @@ def agree_on_call(
         if error is not None:
             raise error
         names = frozenset(n for n, rows in call.rows.items() if rows == call.num_edges)
-        return names, call.one_pass
+        return names, call.one_pass, call.one_shot_bytes
     answers = agree((call, None if error is None else str(error)))
     calls = [other for other, _ in answers]
     edge_names: frozenset[str] = frozenset()
@@ -96,7 +103,8 @@ def agree_on_call(
             raise ValueError(f'rank {rank}: {other_error}')
     check_equal(f'tensors in {name}', call.types, [other.types for other in calls])
     check_equal(f'path of {name}', call.path, [other.path for other in calls])
-    return edge_names, all(other.one_pass for other in calls)
+    one_pass = all(other.one_pass for other in calls)
+    return edge_names, one_pass, max(other.one_shot_bytes for other in calls)
 
 
 def edge_tensors(rows: dict[str, int], num_edges: int) -> list[str]:

@@ -22,15 +22,18 @@ class Exchanges:
     Args:
         shards: The shards of the conv's arguments.
         depth: The prefetch depth.
+        dtype: What the rows that messages read are rounded to on their way; None for no rounding.
 
     Raises:
         ValueError: If a shard is not this rank's.
     """
 
-    def __init__(self, shards: list[Shard], depth: int) -> None:
+    def __init__(self, shards: list[Shard], depth: int, dtype: torch.dtype | None = None) -> None:
         self.shards = shards
         self.depth = depth
+        self.dtype = dtype
         self._exchanges = {id(shard): Exchange(shard, depth=depth) for shard in shards}
+        self._of_messages: dict[int, Exchange] = {}
 
     def of(self, edge_index: Tensor) -> Exchange:
         """The exchange of an edge_index.
@@ -49,6 +52,19 @@ class Exchanges:
                 f'was given edge indices of {len(self.shards)} shards)'
             )
         return self._exchanges[id(self.shards[0])]
+
+    def of_messages(self, edge_index: Tensor) -> Exchange:
+        """The exchange of the rows that messages along an edge_index read; see :meth:`of`.
+
+        Degrees and other numbers of the whole graph travel by :meth:`of`, which never rounds.
+        """
+        exact = self.of(edge_index)
+        if self.dtype is None:
+            return exact
+        key = id(exact.shard)
+        if key not in self._of_messages:
+            self._of_messages[key] = Exchange(exact.shard, depth=self.depth, dtype=self.dtype)
+        return self._of_messages[key]
 
     def oriented(self, edge_index: Tensor, *, flip: bool = False) -> Oriented:
         """An edge_index as messages pass along it: from row 0 to row 1.

@@ -27,7 +27,7 @@ from pyg_sar.conv.trace import Trace, trace
 from pyg_sar.merge import State
 from pyg_sar.shard.plan import Plan
 
-Mode = Literal['sequential', 'sequential_no_remat', 'one_shot']
+Mode = Literal['sequential', 'sequential_no_remat', 'one_shot', 'auto']
 Path = Literal['linear', 'weighted', 'replay', 'gather', 'one_shot']
 
 
@@ -38,7 +38,7 @@ class Paths:
     Attributes:
         conv: The conv.
         exchange: The exchange of the shard.
-        mode: The mode of the SARConv.
+        mode: The mode of this call; never ``'auto'``.
         max_rows: In-edges of a chunk of the gather path; None for what fits into free memory.
         oriented: The edges; results per edge go back to the caller's order.
         one_pass: Whether the ranks have agreed that one pass computes the softmax.

@@ -13,6 +13,7 @@ from pyg_sar.comm import Exchange
 from pyg_sar.conv.agreement import Call, agree_on_call, edge_tensors, signature
 from pyg_sar.conv.binding import Binding, bind
 from pyg_sar.conv.exchanges import Exchanges, Oriented
+from pyg_sar.conv.footprint import one_shot_bytes
 from pyg_sar.conv.gathering import observe
 from pyg_sar.conv.independence import (
     check_destinations_are_independent,
@@ -32,14 +33,21 @@ class Agreement:
     """What the ranks have agreed on for one kind of call.
 
     Attributes:
+        function: The function's name, with its conv's.
         edge_names: The tensors with one row per edge.
         path: How the call is computed.
         one_pass: Whether one pass computes its softmax.
+        mode: The mode it is computed in; never ``'auto'``.
+        one_shot_bytes: The most that mode one_shot would hold on any rank, in bytes; 0 where it was
+            not asked for.
     """
 
+    function: str
     edge_names: frozenset[str]
     path: Path
     one_pass: bool
+    mode: Mode
+    one_shot_bytes: int
 
 
 class Propagation:
@@ -51,6 +59,7 @@ class Propagation:
         mode: The mode of the SARConv.
         max_rows: In-edges of a chunk of the gather path; None for what fits into free memory.
         agreed: What the ranks have agreed on in earlier forwards; added to.
+        memory_budget: What a call may hold on a rank in mode one_shot, in bytes; of mode auto.
     """
 
     def __init__(
@@ -60,12 +69,14 @@ class Propagation:
         mode: Mode,
         max_rows: int | None,
         agreed: dict[Any, Any],
+        memory_budget: int | None = None,
     ) -> None:
         self.conv = conv
         self.exchanges = exchanges
         self.mode = mode
         self.max_rows = max_rows
         self.agreed = agreed
+        self.memory_budget = memory_budget
         # PyG's own methods read a pair by the flow of the conv; those that it generates for a class
         # always read the first at '_j' and the second at '_i'.
         self.is_generated = {
@@ -127,7 +138,7 @@ class Propagation:
         return out
 
     def _paths(self, exchange: Exchange, oriented: Oriented, agreed: Agreement) -> Paths:
-        return Paths(self.conv, exchange, self.mode, self.max_rows, oriented, agreed.one_pass)
+        return Paths(self.conv, exchange, agreed.mode, self.max_rows, oriented, agreed.one_pass)
 
     def _oriented(
         self, method: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
@@ -170,7 +181,7 @@ class Propagation:
         self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
     ) -> tuple[Exchange, Plan, Binding, Agreement]:
         """Binds the arguments of a call; see :meth:`_agree` for its first time."""
-        exchange = self.exchanges.of(edge_index)
+        exchange = self.exchanges.of_messages(edge_index)
         shard = exchange.shard
         takes_statistics = [
             getattr(m, 'training', True)
@@ -182,7 +193,7 @@ class Propagation:
             self.agreed[key] = self._agree(function, shard, edge_index, size, kwargs)
         self._check(shard, size)
         plan = plan_of(edge_index, shard)
-        agreed = self.agreed[key]
+        agreed: Agreement = self.agreed[key]
         binding = bind(self.conv, function, kwargs, plan, agreed.edge_names)
         return exchange, plan, binding, agreed
 
@@ -197,13 +208,13 @@ class Propagation:
             self._check(shard, size)
             plan = plan_of(edge_index, shard)
             binding = bind(self.conv, function, kwargs, plan)
-            path = self._path(binding)
+            path, needed = self._path(binding, plan)
             one_pass = path == 'replay' and _one_pass(binding)
             takes_gradient = torch.is_grad_enabled() and any(
                 t.requires_grad for t in binding.arguments.edge
             )
             told = f'{path}, with gradient' if path == 'weighted' and takes_gradient else path
-            call = Call.of(binding.arguments, binding.rows, plan.num_edges, told, one_pass)
+            call = Call.of(binding.arguments, binding.rows, plan.num_edges, told, one_pass, needed)
         except MessageError as unsupported:
             error = ValueError(
                 f"{type(self.conv).__name__}'s '{function}' cannot be computed on a cut graph: "
@@ -212,37 +223,50 @@ class Propagation:
         except Exception as failure:
             error = failure
         name = f'{type(self.conv).__name__}.{function}'
-        edge_names, one_pass = agree_on_call(name, call, error, shard.world_size)
-        return Agreement(edge_names, path, one_pass)
+        edge_names, one_pass, needed = agree_on_call(name, call, error, shard.world_size)
+        mode = self.mode
+        if mode == 'auto':
+            assert self.memory_budget is not None
+            mode = 'one_shot' if needed <= self.memory_budget else 'sequential'
+            if path == 'replay' and mode == 'one_shot':
+                path = 'one_shot'
+        return Agreement(name, edge_names, path, one_pass, mode, needed)
 
-    def _path(self, binding: Binding) -> Path:
+    def _path(self, binding: Binding, plan: Plan) -> tuple[Path, int]:
         """How a call is computed: in the cheapest way that is exact for what it does.
+
+        Returns:
+            The path, and in mode auto what mode one_shot would hold, in bytes.
 
         Raises:
             ValueError: If there is none.
         """
+        path: Path
         try:
             traced = trace(binding, STATISTICS_MODULES)
             num_reductions = 0 if traced.aggregate is None else len(traced.aggregate.calls)
             check_edges_are_independent(binding, num_reductions)
         except StatisticsError:
             # The statistics are of all edges: all messages have to be there at once.
-            return 'one_shot'
+            return 'one_shot', 0
         except UnsupportedMessageError:
             observe(binding)
-            check_destinations_are_independent(binding)
-            return 'gather'
+            path = 'gather'
         except MessageError:
             if self.mode != 'one_shot':
                 raise
-            check_destinations_are_independent(binding)
-            return 'one_shot'
+            path = 'one_shot'
+        else:
+            path = 'one_shot' if self.mode == 'one_shot' else 'replay'
+            if traced.is_linear:
+                path = 'linear'
+            elif traced.is_weighted:
+                path = 'weighted'
         check_destinations_are_independent(binding)
-        if traced.is_linear:
-            return 'linear'
-        if traced.is_weighted:
-            return 'weighted'
-        return 'one_shot' if self.mode == 'one_shot' else 'replay'
+        if self.mode != 'auto':
+            return path, 0
+        is_sum = path in ('linear', 'weighted')
+        return path, one_shot_bytes(binding, plan, is_linear=is_sum)
 
     def _check(self, shard: Shard, size: Any) -> None:
         own = shard.num_own, shard.num_dst

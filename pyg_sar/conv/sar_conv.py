@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, get_args
+from typing import Any, NamedTuple
 
 import torch
 from torch_geometric.nn import MessagePassing
@@ -14,7 +14,9 @@ from pyg_sar.conv.ends import Ends
 from pyg_sar.conv.exchanges import Exchanges, find_shards
 from pyg_sar.conv.functions import replaced
 from pyg_sar.conv.inputs import check_inputs
+from pyg_sar.conv.options import Options
 from pyg_sar.conv.paths import Mode
+from pyg_sar.conv.propagation import Agreement
 from pyg_sar.conv.special import propagation_of, special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.models import make_global
@@ -22,6 +24,21 @@ from pyg_sar.shard.shard import Shard
 
 _PREFIX = 'conv.'
 _HOOKED = ('_propagate', '_message', '_aggregate', '_edge_update')
+
+
+class ChosenMode(NamedTuple):
+    """How one kind of call of message passing is computed.
+
+    Attributes:
+        function: ``'GATConv.message'``, ``'GATConv.edge_update'`` ...
+        mode: The mode it is computed in.
+        one_shot_bytes: What mode one_shot would hold, on the rank where that is most; 0 where the
+            memory budget did not decide.
+    """
+
+    function: str
+    mode: Mode
+    one_shot_bytes: int
 
 
 class SARConv(MessagePassing):  # type: ignore[misc]
@@ -45,10 +62,22 @@ class SARConv(MessagePassing):  # type: ignore[misc]
             memory. ``'sequential_no_remat'``: keeps the rows it received: faster backward, memory
             grows with the halo. ``'one_shot'``: one exchange for all halo rows, then plain PyG:
             memory grows with the halo and its messages. A message with batch norm inside is
-            computed so in every mode, as its statistics are of all edges.
-        prefetch: How many remote parts travel ahead of the one that is computed (sequential modes).
+            computed so in every mode, as its statistics are of all edges. ``'auto'``: one_shot for
+            every call of message passing that fits into `memory_budget`, else sequential; see
+            :meth:`chosen_modes`.
+        prefetch: How many remote parts travel ahead of the one that is computed (not in
+            mode one_shot).
         max_rows: In-edges of a chunk of destinations at most (one destination may have more), where
             an aggregation is computed by chunks; None for what fits into a share of free memory.
+        memory_budget: With mode auto, what one call of message passing may hold on a rank in
+            one_shot, in bytes: halo rows and messages, with what is kept for backward. It is
+            estimated from the shapes at the first call, and the largest estimate of all ranks
+            counts. A layer may make several calls (GAT: two).
+        exchange_dtype: ``torch.bfloat16`` or ``torch.float16``: wider floating-point rows, and
+            their gradients on the way back, are rounded to it while they travel, which halves the
+            bytes of float32. **The only approximation here**; None, the default, is exact. Own rows
+            are never rounded, sums are made in the tensors' own dtype, and degrees and statistics
+            travel as they are. In float16 small gradients vanish and large numbers overflow.
 
     Shapes:
         - **x**: own rows ``[num_own, F]``, or whatever node tensors the conv takes; on the edges
@@ -72,10 +101,12 @@ class SARConv(MessagePassing):  # type: ignore[misc]
         mode: Mode = 'sequential',
         prefetch: int = 1,
         max_rows: int | None = None,
+        memory_budget: int | None = None,
+        exchange_dtype: torch.dtype | None = None,
     ) -> None:
         if isinstance(conv, SARConv) or not isinstance(conv, MessagePassing):
             raise ValueError(f'expected a MessagePassing conv to wrap (got {type(conv).__name__})')
-        check_options(mode, prefetch, max_rows)
+        Options(mode, prefetch, max_rows, memory_budget, exchange_dtype)  # checks them
         for module in conv.modules():
             reason = why_refused(module)
             if reason is not None:
@@ -90,6 +121,8 @@ class SARConv(MessagePassing):  # type: ignore[misc]
         self.mode: Mode = mode
         self.prefetch = prefetch
         self.max_rows = max_rows
+        self.memory_budget = memory_budget
+        self.exchange_dtype = exchange_dtype
         self._agreed: dict[Any, dict[Any, Any]] = {}
         self.register_state_dict_post_hook(_strip_prefix)
         self.register_load_state_dict_pre_hook(_add_prefix)
@@ -100,7 +133,7 @@ class SARConv(MessagePassing):  # type: ignore[misc]
         shards = find_shards([*args, *kwargs.values()])
         if not shards:
             return self.conv(*args, **kwargs)
-        exchanges = Exchanges(shards, self.prefetch)
+        exchanges = Exchanges(shards, self.prefetch, self.exchange_dtype)
         self._check_call(shards, args, kwargs)
         with self._on_cut_graph(exchanges, args, kwargs):
             return self.conv(*args, **kwargs)
@@ -117,6 +150,9 @@ class SARConv(MessagePassing):  # type: ignore[misc]
             error = found
         names = ', '.join(shard.fingerprint for shard in shards)
         layer = f'{type(self.conv).__name__}, mode {self.mode!r}, partition {names}'
+        for option in ('memory_budget', 'exchange_dtype'):
+            if getattr(self, option) is not None:
+                layer += f', {option} {getattr(self, option)}'
         if shards[0].world_size > 1 and layer not in self._agreed:
             check_equal('layer', layer, agree(layer))
             raise_together(error)
@@ -142,10 +178,24 @@ class SARConv(MessagePassing):  # type: ignore[misc]
                 if isinstance(module, MessagePassing):
                     agreed = self._agreed.setdefault(('propagation', name), {})
                     standing_in = propagation_of(module)
-                    propagation = standing_in(module, exchanges, self.mode, self.max_rows, agreed)
+                    propagation = standing_in(
+                        module, exchanges, self.mode, self.max_rows, agreed, self.memory_budget
+                    )
                     for method in ('propagate', 'edge_updater'):
                         stack.enter_context(_override(module, method, getattr(propagation, method)))
             yield
+
+    def chosen_modes(self) -> list[ChosenMode]:
+        """The mode of every kind of call of message passing so far, the same on all ranks.
+
+        Calls with and without gradients are two kinds, as they hold more and less.
+        """
+        return [
+            ChosenMode(value.function, value.mode, value.one_shot_bytes)
+            for agreed in self._agreed.values()
+            for value in agreed.values()
+            if isinstance(value, Agreement)
+        ]
 
     def reset_parameters(self) -> None:
         """Resets the conv's parameters."""
@@ -162,18 +212,6 @@ class SARConv(MessagePassing):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.conv}, mode={self.mode!r})'
-
-
-def check_options(mode: str, prefetch: int, max_rows: int | None) -> None:
-    """Raises a ValueError for options that a SARConv does not take."""
-    if mode not in get_args(Mode):
-        raise ValueError(f"'mode' must be one of {get_args(Mode)} (got {mode!r})")
-    if type(prefetch) is not int or prefetch < 1:
-        raise ValueError(f"'prefetch' must be a positive int (got {prefetch!r})")
-    if max_rows is not None and (type(max_rows) is not int or max_rows < 1):
-        raise ValueError(f"'max_rows' must be a positive int or None (got {max_rows!r})")
-    if mode == 'one_shot' and prefetch != 1:
-        raise ValueError(f"'prefetch' has no meaning in mode 'one_shot' (got {prefetch})")
 
 
 @contextmanager

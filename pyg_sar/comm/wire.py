@@ -1,0 +1,69 @@
+"""The form in which rows travel: as they are, or rounded to a narrower floating-point type.
+
+Rounding is the only approximation of this library, and off unless asked for. It happens where rows
+leave for another rank and is undone where they arrive: own rows are never rounded, and sums are
+made in the dtype of the tensor. Rows are rounded in chunks that stay in the cache, so it takes no
+memory besides the narrow rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm.buffers import Rows
+
+_CHUNK_BYTES = 1 << 20
+
+
+class Wire:
+    """Packs rows for the way and unpacks them.
+
+    Args:
+        dtype: What wider floating-point rows are rounded to; None for no rounding.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self.dtype = dtype
+
+    def narrows(self, tensor: Tensor) -> bool:
+        """Whether rows of a tensor are rounded."""
+        return (
+            self.dtype is not None
+            and tensor.is_floating_point()
+            and tensor.element_size() > self.dtype.itemsize
+        )
+
+    def like(self, tensors: Sequence[Tensor]) -> Rows:
+        """Tensors without rows of the shapes and dtypes in which rows of `tensors` travel."""
+        return [
+            t.new_empty((0, *t.shape[1:]), dtype=self.dtype if self.narrows(t) else t.dtype)
+            for t in tensors
+        ]
+
+    def pack(self, out: Tensor, tensor: Tensor, index: Tensor) -> None:
+        """Puts rows of a tensor into `out`, as they travel."""
+        if not self.narrows(tensor):
+            torch.index_select(tensor, 0, index, out=out)
+            return
+        for chunk in _chunks(index.numel(), tensor):
+            out[chunk] = tensor.index_select(0, index[chunk])
+
+    def add(self, out: Tensor, index: Tensor, rows: Tensor) -> None:
+        """Adds rows that came in to rows `index` of `out`, in the dtype of `out`."""
+        if rows.dtype == out.dtype:
+            out.index_add_(0, index, rows)
+            return
+        for chunk in _chunks(rows.size(0), out):
+            out.index_add_(0, index[chunk], rows[chunk].to(out.dtype))
+
+
+def _chunks(num_rows: int, like: Tensor) -> Iterator[slice]:
+    """Runs of rows of about a megabyte."""
+    row_bytes = like.element_size() * math.prod(like.shape[1:])
+    step = max(_CHUNK_BYTES // max(row_bytes, 1), 1)
+    for start in range(0, num_rows, step):
+        yield slice(start, min(start + step, num_rows))

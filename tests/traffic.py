@@ -1,0 +1,118 @@
+"""Counts what a rank sends and receives: messages, rows and bytes, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+from torch import Tensor
+
+from pyg_sar.comm.swap import ROWS_TAG, Swap
+from pyg_sar.comm.wire import Wire
+
+
+@dataclass
+class Traffic:
+    """What a rank sent and received.
+
+    Attributes:
+        point_to_point: Messages received from one rank.
+        all_to_alls: Exchanges with all ranks at once.
+        bytes_sent: Bytes that went to other ranks.
+    """
+
+    point_to_point: int = 0
+    all_to_alls: int = 0
+    bytes_sent: int = 0
+
+
+@contextmanager
+def counted() -> Iterator[Traffic]:
+    """Counts while it lasts."""
+    traffic = Traffic()
+    batch, all_to_all = dist.batch_isend_irecv, dist.all_to_all_single
+
+    def count_batch(ops: list[dist.P2POp]) -> Any:
+        traffic.point_to_point += sum(op.op is dist.irecv for op in ops)
+        sent = [op.tensor for op in ops if op.op is dist.isend]
+        traffic.bytes_sent += sum(t.numel() * t.element_size() for t in sent)
+        return batch(ops)
+
+    def count_all_to_all(
+        received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int], **kwargs: Any
+    ) -> Any:
+        traffic.all_to_alls += 1
+        others = sum(send_sizes) - send_sizes[dist.get_rank()]
+        traffic.bytes_sent += others * sent.element_size()
+        return all_to_all(received, sent, recv_sizes, send_sizes, **kwargs)
+
+    with (
+        mock.patch.object(dist, 'batch_isend_irecv', count_batch),
+        mock.patch.object(dist, 'all_to_all_single', count_all_to_all),
+    ):
+        yield traffic
+
+
+@dataclass
+class Order:
+    """Events in the order they happened.
+
+    Attributes:
+        events: ``'start rows 0'``: rows of step 0 travel from now on; ``'wait gradients 1'``;
+            ``'pack'``: rows to send are put together; ``'add'``: gradients that came are added;
+            and what :meth:`note` is called with.
+        ops: For every batch of messages its operations, ``'irecv'`` and ``'isend'``.
+    """
+
+    events: list[str] = field(default_factory=list)
+    ops: list[list[str]] = field(default_factory=list)
+
+    def note(self, event: str) -> None:
+        """Something else happens now."""
+        self.events.append(event)
+
+
+@contextmanager
+def recorded() -> Iterator[Order]:
+    """Records the order of what the exchange does while it lasts."""
+    order = Order()
+    batch, start, wait = dist.batch_isend_irecv, Swap.__init__, Swap.wait
+    pack, add = Wire.pack, Wire.add
+    names: dict[Swap, str] = {}
+    numbers = {'rows': 0, 'gradients': 0}
+
+    def note_batch(ops: list[dist.P2POp]) -> Any:
+        order.ops.append([op.op.__name__ for op in ops])
+        return batch(ops)
+
+    def note_start(self: Swap, *args: Any) -> None:
+        kind = 'rows' if args[-1] == ROWS_TAG else 'gradients'
+        names[self] = f'{kind} {numbers[kind]}'
+        numbers[kind] += 1
+        order.note(f'start {names[self]}')
+        start(self, *args)
+
+    def note_wait(self: Swap) -> None:
+        order.note(f'wait {names[self]}')
+        wait(self)
+
+    def note_pack(self: Wire, *args: Any) -> None:
+        order.note('pack')
+        pack(self, *args)
+
+    def note_add(self: Wire, *args: Any) -> None:
+        order.note('add')
+        add(self, *args)
+
+    with (
+        mock.patch.object(dist, 'batch_isend_irecv', note_batch),
+        mock.patch.object(Swap, '__init__', note_start),
+        mock.patch.object(Swap, 'wait', note_wait),
+        mock.patch.object(Wire, 'pack', note_pack),
+        mock.patch.object(Wire, 'add', note_add),
+    ):
+        yield order
