@@ -26,6 +26,8 @@ MAY_IMPORT = {
     'ddp': {'comm', 'conv', 'memory', 'wrap'},
     'partitioner': {'partitioner', 'shard'},
     'partition': {'partitioner'},
+    'planner': {'conv', 'loss', 'planner', 'shard', 'wrap'},
+    'plan': {'conv', 'planner'},
 }
 
 
