@@ -11,21 +11,19 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 import torch
 
-from pyg_sar.conv.paths import Mode
 from pyg_sar.planner import Planner, Statistics, by_hand, read_statistics
 from pyg_sar.planner.fit import least_ranks
 from pyg_sar.planner.models import MODELS, make_model
-from pyg_sar.planner.prediction import Prediction
+from pyg_sar.planner.prediction import MODES, Prediction
 from pyg_sar.planner.process import base_bytes
 from pyg_sar.planner.rehearsal import Job
 from pyg_sar.planner.report import NOTE, as_dict, rank_table, table
 from pyg_sar.planner.units import format_bytes, parse_bytes, parse_counts, parse_share
 
-_DTYPES = ('float32', 'float64', 'bfloat16')
+_DTYPES = ('float32', 'float64')
 _OPTIMIZERS = {'adam': torch.optim.Adam, 'sgd': torch.optim.SGD}
 _MOST_RANKS = 1 << 14
 _MOST_LISTED = 64
@@ -172,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     add('--in', type=int, dest='in_channels', metavar='F', help="default: the folder's")
     add('--out', type=int, dest='out_channels', metavar='C', help="default: the folder's")
     add('--heads', type=int, default=4, help='of gat, HIDDEN of all together; default: %(default)s')
-    add('--mode', choices=get_args(Mode), default='sequential', help='default: %(default)s')
+    add('--mode', choices=MODES, default='sequential', help='default: %(default)s')
     add('--norm', choices=('batch', 'none'), default='batch', help='default: %(default)s')
     add('--dropout', type=float, default=0.0, metavar='P', help='default: %(default)s')
     add('--optimizer', choices=sorted(_OPTIMIZERS), default='adam', help='default: %(default)s')

@@ -26,8 +26,8 @@ MAY_IMPORT = {
     'ddp': {'comm', 'conv', 'memory', 'wrap'},
     'partitioner': {'partitioner', 'shard'},
     'partition': {'partitioner'},
-    'planner': {'conv', 'loss', 'planner', 'shard', 'wrap'},
-    'plan': {'conv', 'planner'},
+    'planner': {'comm', 'conv', 'loss', 'planner', 'shard', 'wrap'},
+    'plan': {'planner'},
 }
 
 

@@ -17,6 +17,7 @@ from pyg_sar.planner.statistics import Cut, Statistics
 
 _MAX_NODES, _MAX_EDGES = 1 << 13, 3 << 15
 _MAX_BLOCKS = 32
+MODES: tuple[Mode, ...] = ('sequential', 'sequential_no_remat', 'one_shot')
 OVERHEAD_BYTES = 48 << 20
 """What a process needs beside tensors: code first run in training, and what the C library keeps.
 
@@ -252,6 +253,10 @@ def predict(
     width = statistics.in_channels if in_channels is None else in_channels
     if width is None or width < 1:
         raise ValueError(f"expected 'in_channels', the width of the features (got {width})")
+    if mode not in MODES:
+        raise ValueError(f"'mode' must be one of {MODES} (got {mode!r})")
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise ValueError('expected the plain model (got a DistributedDataParallel around it)')
     if bandwidth <= 0:
         raise ValueError(f"'bandwidth' must be positive (got {bandwidth})")
     if ranks is None:

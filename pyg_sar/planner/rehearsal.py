@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
 
 from pyg_sar.conv.paths import Mode
 from pyg_sar.loss import global_mean
@@ -61,7 +62,7 @@ class Rehearsal:
         peak_bytes: The most bytes of tensors alive at once, beyond features, edges and parameters.
         parameter_bytes: Bytes of parameters that take gradients.
         received_bytes: Bytes received in the last epoch.
-        received_rows: Rows received point to point in the last epoch.
+        received_rows: Rows received in the last epoch.
         seconds: Of the last epoch.
     """
 
@@ -84,7 +85,11 @@ def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2)
     world = World(1 + len(sizes.halo) // len(sizes.own))
     with torch.random.fork_rng(devices=[]), world.in_force():
         torch.manual_seed(0)
-        model = wrap(copy.deepcopy(job.model).to('cpu', job.dtype).train(), mode=job.mode)
+        model = copy.deepcopy(job.model).to('cpu', job.dtype).train()
+        for module in model.modules():
+            if isinstance(module, MessagePassing):  # turned edges are as many, between as many rows
+                module.flow = 'source_to_target'
+        model = wrap(model, mode=job.mode)
         data = make_data(sizes, job)
         optimizer = job.make_optimizer(model.parameters())
         index = data.edge_index.as_subclass(Tensor)
@@ -115,6 +120,11 @@ def _train(
     for _ in range(epochs):
         before, start = (world.received_bytes, world.received_rows), time.perf_counter()
         out = job.forward(model, data)
+        if out.dim() != 2 or out.size(0) != data.num_nodes:
+            raise ValueError(
+                f'expected one row of logits per node of the model (got shape {tuple(out.shape)} '
+                f'for {data.num_nodes} nodes)'
+            )
         values = F.cross_entropy(out, data.y, reduction='none')
         loss = global_mean(values, data.train_mask)
         optimizer.zero_grad()

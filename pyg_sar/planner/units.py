@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+_NUMBER = r'[0-9]+\.?[0-9]*|\.[0-9]+'
 _UNITS = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
 _BINARY = {'Ki': 1 << 10, 'Mi': 1 << 20, 'Gi': 1 << 30, 'Ti': 1 << 40}
 
@@ -14,14 +15,11 @@ def parse_bytes(text: str) -> int:
     Raises:
         ValueError: If the text is not a positive size.
     """
-    found = re.fullmatch(r'\s*([0-9.]+)\s*([KMGT]?i?)B?\s*', text)
+    found = re.fullmatch(rf'\s*({_NUMBER})\s*([KMGT]?i?)B?\s*', text)
     units = {**_UNITS, **_BINARY}
-    try:
-        assert found is not None and found[2] in units
-        size = round(float(found[1]) * units[found[2]])
-        assert size > 0
-    except (AssertionError, ValueError):
-        raise ValueError(f"expected a size such as 64GB or 500MiB (got '{text}')") from None
+    size = round(float(found[1]) * units.get(found[2], 0)) if found else 0
+    if size < 1:
+        raise ValueError(f"expected a size such as 64GB or 500MiB (got '{text}')")
     return size
 
 
@@ -31,14 +29,12 @@ def parse_share(text: str) -> tuple[float, int]:
     Raises:
         ValueError: If the text is not of that form.
     """
-    found = re.fullmatch(r'([0-9.]+)@([0-9]+)', text)
-    try:
-        assert found is not None
-        return float(found[1]), int(found[2])
-    except (AssertionError, ValueError):
+    found = re.fullmatch(rf'({_NUMBER})@([0-9]+)', text)
+    if found is None:
         raise ValueError(
             f"expected NUMBER@RANKS, such as 0.2@64 for a fifth at 64 ranks (got '{text}')"
-        ) from None
+        )
+    return float(found[1]), int(found[2])
 
 
 def parse_counts(text: str) -> list[int]:
@@ -47,12 +43,9 @@ def parse_counts(text: str) -> list[int]:
     Raises:
         ValueError: If an entry is not a positive int.
     """
-    try:
-        counts = [int(entry) for entry in text.split(',')]
-        assert min(counts) > 0
-    except (AssertionError, ValueError):
-        raise ValueError(f"expected numbers of ranks such as 1,2,4 (got '{text}')") from None
-    return counts
+    if re.fullmatch(r'[0-9]+(,[0-9]+)*', text) is None or 0 in map(int, text.split(',')):
+        raise ValueError(f"expected numbers of ranks such as 1,2,4 (got '{text}')")
+    return [int(entry) for entry in text.split(',')]
 
 
 def format_bytes(size: float) -> str:

@@ -17,6 +17,8 @@ from unittest.mock import patch
 import torch.distributed
 from torch import Tensor
 
+from pyg_sar.comm.all_to_all import all_to_all
+
 
 class _Op(NamedTuple):
     op: Any
@@ -49,7 +51,7 @@ class World:
     Attributes:
         received_bytes: Bytes that rank 0 has received from other ranks, of rows and of whatever
             else travels by point-to-point messages or all-to-alls.
-        received_rows: Rows among them.
+        received_rows: Rows that they were.
     """
 
     P2POp = _Op
@@ -69,9 +71,20 @@ class World:
         """While it lasts, pyg_sar takes this process for rank 0 of this world."""
         with ExitStack() as stack:
             for name, module in list(sys.modules.items()):
-                if name.startswith('pyg_sar.') and vars(module).get('dist') is torch.distributed:
+                if not name.startswith('pyg_sar.') or name == __name__:
+                    continue
+                if vars(module).get('dist') is torch.distributed:
                     stack.enter_context(patch.object(module, 'dist', self))
+                if vars(module).get('all_to_all') is all_to_all:
+                    stack.enter_context(patch.object(module, 'all_to_all', self._all_to_all))
             yield self
+
+    def _all_to_all(
+        self, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], group: Any
+    ) -> Tensor:
+        """Counts rows, which travel as bytes from there on."""
+        self.received_rows += sum(recv_counts[1:])
+        return all_to_all(rows, send_counts, recv_counts, group)
 
     def is_available(self) -> bool:
         return True
@@ -118,7 +131,7 @@ class World:
         places = output.split(output_split_sizes or [n * len(output) // self.size for n in even])
         for rank, place in enumerate(places):
             place.copy_(parts[-rank % self.size])
-            self.received_bytes += place.nbytes if rank else 0
+        self.received_bytes += output.nbytes - places[0].nbytes
         return _Done()
 
     def all_reduce(self, tensor: Tensor, op: Any = torch.distributed.ReduceOp.SUM, **_: Any) -> Any:
