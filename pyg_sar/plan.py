@@ -85,11 +85,8 @@ def _statistics(args: argparse.Namespace) -> Statistics:
 
 
 def _job(args: argparse.Namespace, statistics: Statistics) -> Job:
-    width = args.in_channels or statistics.in_channels
-    classes = args.out_channels or statistics.num_classes
-    for name, value in (('--in', width), ('--out', classes)):
-        if value is None:
-            raise ValueError(f"expected '{name}', which the statistics do not tell (got none)")
+    width = _known('--in', args.in_channels, statistics.in_channels)
+    classes = _known('--out', args.out_channels, statistics.num_classes)
     model = make_model(
         args.model,
         width,
@@ -109,6 +106,13 @@ def _job(args: argparse.Namespace, statistics: Statistics) -> Job:
         make_optimizer,
         getattr(torch, args.dtype),
     )
+
+
+def _known(name: str, given: int | None, found: int | None) -> int:
+    value = found if given is None else given
+    if value is None:
+        raise ValueError(f"expected '{name}', which the statistics do not tell (got none)")
+    return value
 
 
 def _counts(statistics: Statistics) -> list[int]:

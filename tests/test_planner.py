@@ -160,7 +160,7 @@ def test_one_shot_holds_the_halo() -> None:
         rehearse(job_of(USER_MODELS['gat'](), 6, mode=mode), sizes).peak_bytes
         for mode in ('one_shot', 'sequential')
     )
-    assert one_shot > 2 * sequential
+    assert one_shot - sequential > sizes.num_halo * 8 * 4  # at least one tensor of halo rows
 
 
 def _measured() -> list[tuple[str, str, str, int]]:
@@ -285,9 +285,9 @@ def test_by_hand_keeps_what_was_given() -> None:
     (rank,) = cut.ranks
     assert cut.how == 'given'
     assert (rank.num_own, len(rank.halo)) == (100, 63)
-    assert rank.num_edges == pytest.approx(1000, rel=0.05)
-    assert sum(rank.halo_edges) == pytest.approx(200, rel=0.3)
-    assert rank.num_halo == pytest.approx(90, rel=0.4)  # every block is at least one row
+    assert rank.num_edges == 1000
+    assert sum(rank.halo_edges) == 200
+    assert rank.num_halo == pytest.approx(90, abs=1)
     assert statistics.at(16).ranks[0].num_halo > rank.num_halo
     assert statistics.at(1).ranks == (RankSizes((6400,), (64000,)),)
 
@@ -391,7 +391,7 @@ def test_errors_say_what_is_expected(change: dict[str, Any], message: str) -> No
     ],
 )
 def test_statistics_and_units_are_checked(make: Any) -> None:
-    with pytest.raises(ValueError, match='expected|must'):
+    with pytest.raises(ValueError, match=r'expected|must'):
         make()
 
 
@@ -430,7 +430,7 @@ def test_command_line_of_a_folder(
     assert found[2]['peak_bytes_max'] == max(rank['peak_bytes'] for rank in ranks)
     assert sum(rank['num_nodes'] for rank in ranks) == 600
     assert found[2]['seconds_per_epoch'] is None
-    rows = [line.split() for line in text.splitlines() if 'folder' in line or 'extrap' in line]
+    rows = [line.split() for line in text.splitlines() if line.endswith(('folder', 'extrapolated'))]
     assert [row[0] for row in rows] == ['1', '2', '4', '8']
 
 

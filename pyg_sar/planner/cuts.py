@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from pyg_sar.planner.sizes import RankSizes
 
@@ -69,10 +70,16 @@ def extrapolate(
     return RankSizes(
         own=(own,),
         own_edges=(round(edges * (1 - share)),),
-        halo=tuple(min(math.ceil(rows * w), own) for w in weights),
-        halo_edges=tuple(math.ceil(edges * share * w) for w in weights),
+        halo=tuple(min(n, own) for n in _dealt(rows, weights)),
+        halo_edges=_dealt(edges * share, weights),
         boundary=math.ceil(rows),
     )
+
+
+def _dealt(total: float, weights: Sequence[float]) -> tuple[int, ...]:
+    """A number in whole shares of given weights, whose sum is right."""
+    ends = [0, *(round(total * w) for w in accumulate(weights))]
+    return tuple(b - a for a, b in pairwise(ends))
 
 
 def _share(points: Sequence[CutPoint], near: CutPoint, num_ranks: int) -> float:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all tensors that are made while it is on, and drops those freed.
 
     It sees every operation below autograd, in forward and backward, so whatever a model and its
@@ -28,7 +28,7 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self, known: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
         self._known = [t.untyped_storage() for t in known]
         self._seen = {storage._cdata for storage in self._known}

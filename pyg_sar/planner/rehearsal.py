@@ -140,13 +140,14 @@ def make_data(sizes: RankSizes, job: Job) -> Data:
     world_size = 1 + len(sizes.halo) // per_rank
     num_parts, num_own = per_rank * world_size, sizes.num_own
     # Step (s, i) reads part i of rank -s and serves rank s; in file order remote parts ascend.
-    halo, halo_edges = [0] * num_parts, [*sizes.own_edges] + [0] * (num_parts - per_rank)
+    halo, halo_edges = [0] * num_parts, [0] * num_parts
+    halo_edges[:per_rank] = sizes.own_edges
     steps = []
     for place, rows in enumerate(sizes.halo):
         s, i = place // per_rank + 1, place % per_rank
         sender = world_size - s
         halo[sender * per_rank + i] = rows
-        halo_edges[sender * per_rank + i] = sizes.halo_edges[place]
+        halo_edges[sender * per_rank + i] = sizes.halo_edges[place] if rows else 0
         start, end = [0, *accumulate(sizes.own)][i : i + 2]
         send_index = start + torch.arange(rows) % max(end - start, 1)
         steps.append(Step(sender * per_rank + i, sender, rows, s % world_size, send_index))

@@ -66,9 +66,7 @@ class RankSizes:
         """The same sums and the same largest remote block, in at most `most` remote blocks."""
         if len(self.halo) <= most or len(self.own) > 1:
             return self
-        return replace(
-            self, halo=_fewer(self.halo, most), halo_edges=_fewer(self.halo_edges, most)
-        )
+        return replace(self, halo=_fewer(self.halo, most), halo_edges=_fewer(self.halo_edges, most))
 
 
 def _fewer(counts: Sequence[int], most: int) -> tuple[int, ...]:

@@ -87,24 +87,31 @@ class World:
         return all_to_all(rows, send_counts, recv_counts, group)
 
     def is_available(self) -> bool:
+        """Yes."""
         return True
 
     def is_initialized(self) -> bool:
+        """Whether there are other ranks."""
         return self.size > 1
 
     def get_rank(self, group: Any = None) -> int:
+        """The one that exists."""
         return 0
 
     def get_world_size(self, group: Any = None) -> int:
+        """All ranks."""
         return self.size
 
     def new_group(self, *_: Any, **__: Any) -> _Group:
+        """All ranks, as every group is."""
         return _Group()
 
     def isend(self, *_: Any, **__: Any) -> None:
+        """Names a direction; exchanges go through :meth:`batch_isend_irecv`."""
         raise NotImplementedError("expected 'isend' in batch_isend_irecv (got a call)")
 
     def irecv(self, *_: Any, **__: Any) -> None:
+        """Names a direction; exchanges go through :meth:`batch_isend_irecv`."""
         raise NotImplementedError("expected 'irecv' in batch_isend_irecv (got a call)")
 
     def batch_isend_irecv(self, ops: Sequence[_Op]) -> list[_Done]:
@@ -126,9 +133,8 @@ class World:
         **_: Any,
     ) -> _Done:
         """What comes from rank r is what goes to rank -r."""
-        even = [1] * self.size
-        parts = input.split(input_split_sizes or [n * len(input) // self.size for n in even])
-        places = output.split(output_split_sizes or [n * len(output) // self.size for n in even])
+        parts = torch.split(input, input_split_sizes or len(input) // self.size)
+        places = torch.split(output, output_split_sizes or len(output) // self.size)
         for rank, place in enumerate(places):
             place.copy_(parts[-rank % self.size])
         self.received_bytes += output.nbytes - places[0].nbytes
@@ -141,10 +147,13 @@ class World:
         return _Done()
 
     def all_gather_object(self, objects: list[Any], value: Any, group: Any = None) -> None:
+        """All ranks hold the same."""
         objects[:] = [value] * self.size
 
     def broadcast(self, *_: Any, **__: Any) -> _Done:
+        """All ranks hold the same."""
         return _Done()
 
     def barrier(self, *_: Any, **__: Any) -> _Done:
+        """Nobody is late."""
         return _Done()
