@@ -28,6 +28,8 @@ MAY_IMPORT = {
     'transforms': {'comm', 'conv', 'shard', 'transforms'},
     'partitioner': {'partitioner', 'shard'},
     'partition': {'partitioner'},
+    'planner': {'comm', 'conv', 'loss', 'planner', 'shard', 'wrap'},
+    'plan': {'planner'},
 }
 
 

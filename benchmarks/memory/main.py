@@ -24,6 +24,7 @@ from tqdm import tqdm
 import pyg_sar
 from pyg_sar.partitioner.sources import load_source
 from pyg_sar.partitioner.split import random_split
+from pyg_sar.shard.meta import read_meta
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -45,11 +46,12 @@ Result = dict[str, Any]
 def main() -> None:
     args = _parse()
     settings = {k: vars(args)[k] for k in ('model', 'hidden', 'layers', 'epochs', 'lr', 'seed')}
-    report: Result = {'environment': _environment(), 'settings': settings, 'results': []}
+    report: Result = {'environment': _environment(), 'settings': settings}
+    report.update(cuts={}, results=[])
     name = '' if args.model == 'sage' else f'_{args.model}'
     out = Path(args.out) if args.out else None
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        for result in measure(args, Path(folder)):
+        for result in measure(args, Path(folder), report['cuts']):
             report['results'].append(result)
             if out is not None:  # after every run: all of them take long
                 path = out / f'results{name}.json'
@@ -59,8 +61,8 @@ def main() -> None:
         plot(report['results'], out / f'memory{name}.png', args.model)
 
 
-def measure(args: argparse.Namespace, folder: Path) -> Iterator[Result]:
-    """Runs every cell of the table, one after another."""
+def measure(args: argparse.Namespace, folder: Path, cuts: Result) -> Iterator[Result]:
+    """Runs every cell of the table, one after another; fills `cuts` with the graphs' blocks."""
     plains = [PLAIN, PLAIN_CSR] if args.model == 'sage' else [PLAIN]
     cells = [(mode, 1) for mode in plains]
     cells += [(mode, processes) for processes in args.processes for mode in args.modes]
@@ -68,6 +70,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[Result]:
     for graph in args.graphs:
         bar.set_description(f'{graph}: partitioning')
         sizes = _prepare(graph, args, folder)
+        cuts[graph] = {str(p): cut_of(folder / f'parts{p}') for p in args.processes}
         plain: Result = {}
         for malloc in args.malloc:
             for mode, processes in cells:
@@ -105,6 +108,17 @@ def _prepare(graph: str, args: argparse.Namespace, folder: Path) -> Result:
         'num_edges': data.num_edges,
         'num_features': data.num_features,
         'num_classes': data.num_classes,
+    }
+
+
+def cut_of(parts: Path) -> Result:
+    """What META.json says of the blocks: from it memory is predicted (`pyg_sar.planner`)."""
+    meta = read_meta(parts)
+    (nodes,), (edges,) = meta.nodes.values(), meta.edges.values()
+    return {
+        'part_num_nodes': nodes.part_num_nodes,
+        'halo_rows': edges.halo_rows,
+        'block_edges': edges.block_edges,
     }
 
 

@@ -1,0 +1,56 @@
+"""How many bytes of tensors are alive, at most."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of all tensors that are made while it is on, and drops those freed.
+
+    It sees every operation below autograd, in forward and backward, so whatever a model and its
+    convs keep or make in passing is counted, not computed from a formula. Scratch memory inside one
+    operation is not seen.
+
+    Args:
+        known: Tensors that were there before; they and their views do not count.
+
+    Attributes:
+        live: Bytes alive now.
+        peak: The most that has been alive at once.
+    """
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self._known = [t.untyped_storage() for t in known]
+        self._seen = {storage._cdata for storage in self._known}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in tree_leaves(out):
+            if isinstance(value, Tensor) and value.layout == torch.strided:
+                self._count(value.untyped_storage())
+        return out
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._free, key, size).atexit = False
+
+    def _free(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self.live -= size

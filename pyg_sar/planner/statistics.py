@@ -1,0 +1,266 @@
+"""What is known of a graph and its cut before anything is loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyg_sar.planner.cuts import CutPoint, extrapolate
+from pyg_sar.planner.sizes import RankSizes
+from pyg_sar.shard.meta import EdgeInfo, Meta, NodeInfo, read_meta
+
+_LABEL_BYTES = 8 + 3  # y as int64 and three masks
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A graph cut for a number of ranks.
+
+    Attributes:
+        num_ranks: Number of ranks.
+        ranks: Every rank; a single one stands for the largest of `num_ranks` alike.
+        how: ``'this folder'``, ``'extrapolated'`` or ``'given'``.
+    """
+
+    num_ranks: int
+    ranks: tuple[RankSizes, ...]
+    how: str
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Counts of a graph and of the cut that is known; made by the functions below.
+
+    Attributes:
+        num_nodes: Nodes of the whole graph.
+        num_edges: Directed edges of the whole graph.
+        points: Known cuts, for extrapolation.
+        node_bytes: Bytes of one node's attributes in a loaded shard; None if features and labels
+            are all there is.
+        edge_bytes: Bytes of one edge's attributes.
+        in_channels: Width of the features, where it is known.
+        num_classes: Number of classes, where it is known.
+        folder: The parts of a partition folder, or None.
+    """
+
+    num_nodes: int
+    num_edges: int
+    points: tuple[CutPoint, ...]
+    node_bytes: int | None = None
+    edge_bytes: int = 0
+    in_channels: int | None = None
+    num_classes: int | None = None
+    folder: Parts | None = None
+
+    def at(self, num_ranks: int) -> Cut:
+        """The cut for `num_ranks` ranks.
+
+        A folder runs on every divisor of its number of parts; other cuts are extrapolated (see
+        :mod:`pyg_sar.planner.cuts`).
+
+        Raises:
+            ValueError: If `num_ranks` is not between 1 and the number of nodes.
+        """
+        if not 1 <= num_ranks <= self.num_nodes:
+            raise ValueError(
+                f'expected 1 to {self.num_nodes} ranks, as many as nodes (got {num_ranks})'
+            )
+        if self.folder is not None and self.folder.num_parts % num_ranks == 0:
+            return Cut(num_ranks, self.folder.ranks(num_ranks), 'this folder')
+        if num_ranks > 1 and not self.points:
+            raise ValueError(
+                f"expected a cut to extrapolate to {num_ranks} ranks from: 'cut', or a folder of "
+                'at least 2 parts (got none)'
+            )
+        sizes = extrapolate(self.num_nodes, self.num_edges, self.points, num_ranks)
+        is_given = num_ranks == 1 or any(p.num_ranks == num_ranks for p in self.points)
+        return Cut(num_ranks, (sizes,), 'given' if is_given else 'extrapolated')
+
+    def shard_bytes(self, sizes: RankSizes, in_channels: int, feature_bytes: int = 4) -> int:
+        """Bytes of a loaded shard: attributes, edge_index, ids and boundary lists."""
+        node_bytes = self.node_bytes
+        if node_bytes is None:
+            node_bytes = in_channels * feature_bytes + _LABEL_BYTES
+        of_nodes = sizes.num_own * (node_bytes + 8)
+        of_edges = sizes.num_edges * (2 * 8 + 8 + self.edge_bytes)
+        return of_nodes + of_edges + 8 * sizes.boundary
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The counts of a partition folder.
+
+    Attributes:
+        num_nodes: Own nodes of every part.
+        halo_rows: ``halo_rows[p][q]`` rows that part p reads from part q.
+        block_edges: ``block_edges[p][q]`` edges from part q into part p.
+    """
+
+    num_nodes: Sequence[int]
+    halo_rows: Sequence[Sequence[int]]
+    block_edges: Sequence[Sequence[int]]
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts."""
+        return len(self.num_nodes)
+
+    def ranks(self, num_ranks: int) -> tuple[RankSizes, ...]:
+        """Every rank, with a contiguous run of parts each."""
+        return tuple(self._rank(rank, num_ranks) for rank in range(num_ranks))
+
+    def _rank(self, rank: int, num_ranks: int) -> RankSizes:
+        k = self.num_parts // num_ranks
+        own = range(rank * k, rank * k + k)
+        senders = [(rank - s) % num_ranks for s in range(1, num_ranks)]
+        remote = [sender * k + i for sender in senders for i in range(k)]
+        readers = [range(r * k, r * k + k) for r in range(num_ranks) if r != rank]
+        return RankSizes(
+            own=tuple(self.num_nodes[q] for q in own),
+            own_edges=tuple(self._edges(own, q) for q in own),
+            halo=tuple(self._rows(own, q) for q in remote),
+            halo_edges=tuple(self._edges(own, q) for q in remote),
+            boundary=sum(self._rows(reader, q) for reader in readers for q in own),
+        )
+
+    def _edges(self, readers: Sequence[int], owner: int) -> int:
+        return sum(self.block_edges[p][owner] for p in readers)
+
+    def _rows(self, readers: Sequence[int], owner: int) -> int:
+        """Rows that any of some parts reads; which of them several read is not known."""
+        rows = self.num_nodes[owner]
+        if len(readers) == 1 or rows == 0:
+            return self.halo_rows[readers[0]][owner]
+        # As if every part chose its rows independently of the others.
+        unread = math.prod(1 - self.halo_rows[p][owner] / rows for p in readers)
+        return round(rows * (1 - unread))
+
+
+def read_statistics(root: str | Path) -> Statistics:
+    """Reads the statistics of a partition folder from its META.json alone.
+
+    Raises:
+        FileNotFoundError: If the folder or its META.json is missing.
+        ValueError: If META.json is not one that this version reads, or the graph has several types.
+    """
+    return from_meta(read_meta(root))
+
+
+def from_meta(meta: Meta) -> Statistics:
+    """The statistics of what META.json says.
+
+    Raises:
+        ValueError: If the graph has several types of nodes or edges.
+    """
+    if meta.is_hetero:
+        raise ValueError(
+            f'expected a graph with one type of nodes and edges (got {len(meta.nodes)} types of '
+            f'nodes and {len(meta.edges)} relations)'
+        )
+    ((_, node_info),) = meta.nodes.items()
+    ((_, edge_info),) = meta.edges.items()
+    shape = node_info.attrs.get('x', {}).get('shape', [])
+    classes = meta.graph_attrs.get('num_classes')
+    return from_counts(
+        node_info.part_num_nodes,
+        edge_info.halo_rows,
+        edge_info.block_edges,
+        node_bytes=_row_bytes(node_info),
+        edge_bytes=_row_bytes(edge_info),
+        in_channels=shape[0] if len(shape) == 1 else None,
+        num_classes=classes if isinstance(classes, int) else None,
+    )
+
+
+def from_counts(
+    part_num_nodes: Sequence[int],
+    halo_rows: Sequence[Sequence[int]],
+    block_edges: Sequence[Sequence[int]],
+    **known: Any,
+) -> Statistics:
+    """The statistics of a cut.
+
+    Args:
+        part_num_nodes: Own nodes of every part.
+        halo_rows: ``halo_rows[p][q]`` rows that part p reads from part q.
+        block_edges: ``block_edges[p][q]`` edges from part q into part p.
+        **known: Attributes of :class:`Statistics`.
+    """
+    parts = Parts(part_num_nodes, halo_rows, block_edges)
+    halves = [parts.num_parts // 2] if parts.num_parts % 2 == 0 else []
+    counts = [n for n in (*halves, parts.num_parts) if n > 1]
+    points = tuple(_point(parts.ranks(n)) for n in counts)
+    num_edges = sum(map(sum, block_edges))
+    return Statistics(sum(part_num_nodes), num_edges, points, folder=parts, **known)
+
+
+def by_hand(
+    num_nodes: int,
+    num_edges: int,
+    cut: Sequence[tuple[float, int]] = (),
+    halo: Sequence[tuple[float, int]] = (),
+    *,
+    imbalance: float = 1.1,
+) -> Statistics:
+    """The statistics of a graph that is known by a few numbers only.
+
+    Args:
+        num_nodes: Nodes of the whole graph.
+        num_edges: Directed edges of the whole graph.
+        cut: Pairs (share of the edges cut, number of ranks); two of them fit the growth with the
+            number of ranks.
+        halo: Pairs (halo rows of a rank over its own nodes, number of ranks), for some of them.
+        imbalance: Edges and halo rows of the largest rank over those of the mean one.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+    if num_nodes < 1 or num_edges < 0:
+        raise ValueError(f'expected nodes and edges (got {num_nodes} and {num_edges})')
+    if imbalance < 1:
+        raise ValueError(f"'imbalance' must be at least 1 (got {imbalance})")
+    rows = {ranks: value * num_nodes for value, ranks in halo}
+    for share, ranks in cut:
+        if ranks < 2 or not 0 <= share <= 1:
+            raise ValueError(
+                f'expected a share between 0 and 1 of edges cut at 2 or more ranks (got {share} '
+                f'at {ranks})'
+            )
+    unknown = rows.keys() - {ranks for _, ranks in cut}
+    if unknown or len({ranks for _, ranks in cut}) < len(cut):
+        raise ValueError(
+            f"expected one 'cut' for each number of ranks, and 'halo' for some of them (got 'cut' "
+            f"at {[ranks for _, ranks in cut]}, 'halo' at {list(rows)})"
+        )
+    points = [CutPoint(ranks, share, rows.get(ranks), imbalance=imbalance) for share, ranks in cut]
+    return Statistics(num_nodes, num_edges, tuple(points))
+
+
+def _point(ranks: Sequence[RankSizes]) -> CutPoint:
+    edges = sum(rank.num_edges for rank in ranks)
+    rows = [rank.num_halo for rank in ranks]
+    cut_edges = sum(sum(rank.halo_edges) for rank in ranks)
+    remote = [n for rank in ranks for n in rank.halo]
+    mean = sum(remote) / len(remote)
+    most_edges = max(rank.num_edges for rank in ranks) * len(ranks) / max(edges, 1)
+    most_rows = max(rows) * len(ranks) / max(sum(rows), 1)
+    return CutPoint(
+        num_ranks=len(ranks),
+        share=cut_edges / max(edges, 1),
+        halo_rows=sum(rows),
+        skew=max(remote) / mean if mean else 1.0,
+        imbalance=max(most_edges, most_rows, 1.0),
+    )
+
+
+def _row_bytes(info: NodeInfo | EdgeInfo) -> int:
+    total = 0
+    for attr in info.attrs.values():
+        dtype = getattr(torch, attr['dtype'])
+        total += math.prod(attr['shape']) * torch.empty(0, dtype=dtype).element_size()
+    return total

@@ -1,0 +1,57 @@
+"""Bytes, rates and cuts as people write them."""
+
+from __future__ import annotations
+
+import re
+
+_NUMBER = r'[0-9]+\.?[0-9]*|\.[0-9]+'
+_UNITS = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
+_BINARY = {'Ki': 1 << 10, 'Mi': 1 << 20, 'Gi': 1 << 30, 'Ti': 1 << 40}
+
+
+def parse_bytes(text: str) -> int:
+    """``'64GB'``, ``'64 GiB'`` or plain bytes.
+
+    Raises:
+        ValueError: If the text is not a positive size.
+    """
+    found = re.fullmatch(rf'\s*({_NUMBER})\s*([KMGT]?i?)B?\s*', text)
+    units = {**_UNITS, **_BINARY}
+    size = round(float(found[1]) * units.get(found[2], 0)) if found else 0
+    if size < 1:
+        raise ValueError(f"expected a size such as 64GB or 500MiB (got '{text}')")
+    return size
+
+
+def parse_share(text: str) -> tuple[float, int]:
+    """``'0.2@64'``: a number at a number of ranks.
+
+    Raises:
+        ValueError: If the text is not of that form.
+    """
+    found = re.fullmatch(rf'({_NUMBER})@([0-9]+)', text)
+    if found is None:
+        raise ValueError(
+            f"expected NUMBER@RANKS, such as 0.2@64 for a fifth at 64 ranks (got '{text}')"
+        )
+    return float(found[1]), int(found[2])
+
+
+def parse_counts(text: str) -> list[int]:
+    """``'1,2,4'``.
+
+    Raises:
+        ValueError: If an entry is not a positive int.
+    """
+    if re.fullmatch(r'[0-9]+(,[0-9]+)*', text) is None or 0 in map(int, text.split(',')):
+        raise ValueError(f"expected numbers of ranks such as 1,2,4 (got '{text}')")
+    return [int(entry) for entry in text.split(',')]
+
+
+def format_bytes(size: float) -> str:
+    """Three to four digits and a decimal unit: ``'1,850 MB'``, ``'24.1 GB'``."""
+    for unit, factor in (('TB', 1e12), ('GB', 1e9), ('MB', 1e6)):
+        if size >= 10 * factor:
+            value = size / factor
+            return f'{value:,.1f} {unit}' if value < 100 else f'{value:,.0f} {unit}'
+    return f'{size / 1e6:.2f} MB'
