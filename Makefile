@@ -8,7 +8,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format convs bench-memory clean
+BENCHMARKS := kernels layers epoch scaling accuracy ogbn
+
+.PHONY: help demo test lint format convs bench bench-memory $(BENCHMARKS:%=bench-%) clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -32,11 +34,18 @@ format: $(INSTALLED)  ## sort imports and format
 convs: $(INSTALLED)  ## run every conv of PyG on ranks and write docs/convs.md
 	@$(BIN)/python tests/conformance/table.py
 
+bench: $(INSTALLED)  ## the short form of all benchmarks of speed, and the tables of their READMEs
+	@for name in $(BENCHMARKS); do echo "benchmarks/$$name"; $(BIN)/python benchmarks/$$name/main.py --quick $(ARGS) || exit 1; done
+
+# bench-kernels, bench-layers ...: one of them in full; see the README.md in its folder
+$(BENCHMARKS:%=bench-%): bench-%: $(INSTALLED)
+	@$(BIN)/python benchmarks/$*/main.py $(ARGS)
+
 bench-memory: $(INSTALLED)  ## measure the memory of a rank against the number of ranks
 	@$(BIN)/python benchmarks/memory/main.py $(ARGS)
 
 clean:  ## remove the environments, caches and build outputs
-	rm -rf $(VENV) $(VENV)-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage
+	rm -rf $(VENV) $(VENV)-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage benchmarks/.cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): requirements.lock pyproject.toml

@@ -110,7 +110,7 @@ def main() -> None:
     if args.graph:
         data = torch.load(args.graph, weights_only=False)
         if args.csr:
-            data.edge_index = _as_csr(data)
+            data.edge_index = as_csr(data)
     else:
         data = pyg_sar.load_shard(args.shards)
     model = make_model(args.model, data.num_features, args.hidden, args.layers, data.num_classes)
@@ -131,7 +131,7 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def _as_csr(data: Data) -> Tensor:
+def as_csr(data: Data) -> Tensor:
     """The transposed adjacency matrix, which PyG's convs take in place of an edge_index."""
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', 'Sparse ')  # in beta; its checks are off

@@ -1,0 +1,178 @@
+"""Full training epochs in all modes against plain PyG, time and peak memory of every process."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import peers  # noqa: E402
+from graphs import ARXIV, TINY, sizes  # noqa: E402
+from plots import bars, panels, save  # noqa: E402
+from report import (  # noqa: E402
+    Benchmark,
+    Row,
+    ratios,
+    show,
+    show_mib,
+    show_size,
+    summary,
+    table,
+)
+from team import Team, slowest, take_turns  # noqa: E402
+from training import (  # noqa: E402
+    MODES,
+    PLAIN,
+    PLAIN_CSR,
+    check_equal,
+    default_hidden,
+    relative_difference,
+    training_team,
+)
+
+SIZES: dict[str, dict[str, Any]] = {
+    'full': {
+        'graph': ARXIV,
+        'models': ['sage', 'gat'],
+        'processes': [1, 2, 4, 8],
+        'modes': list(MODES),
+        'layers': 3,
+        'lr': 0.01,
+        'rounds': 5,
+        'malloc': False,
+    },
+    'quick': {'models': ['sage'], 'processes': [2, 4]},
+    'tiny': {'graph': TINY, 'processes': [1, 2], 'rounds': 2},
+}
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """Of every model and number of ranks: plain PyG and all modes in turn, each with processes
+    of its own."""
+    rows: list[Row] = []
+    size = sizes(args.graph)
+    cells = [
+        (model, threshold, processes)
+        for model in args.models
+        for threshold in ([None, 1 << 20] if args.malloc else [None])
+        for processes in args.processes
+    ]
+    for model, threshold, processes in tqdm(cells, unit='cell'):
+        options = {
+            'model': model,
+            'hidden': default_hidden(model),
+            'layers': args.layers,
+            'lr': args.lr,
+        }
+        with ExitStack() as stack:
+            teams: dict[str, Team] = {}
+            # GATConv takes no sparse matrix.
+            for variant in [PLAIN, *([PLAIN_CSR] if model == 'sage' else []), *args.modes]:
+                teams[variant] = stack.enter_context(
+                    training_team(
+                        args.graph,
+                        variant,
+                        1 if variant in (PLAIN, PLAIN_CSR) else processes,
+                        mmap_threshold=threshold,
+                        **options,
+                    )
+                )
+            for name, make in peers.teams(args.graph, processes, **options).items():
+                teams[name] = stack.enter_context(make())
+            steps = take_turns(teams, args.rounds, progress=f'{model}, {processes} ranks')
+        for variant, found in steps.items():
+            rows.append(
+                {
+                    'graph': args.graph,
+                    **size,
+                    **options,
+                    'mmap_threshold': threshold,
+                    'ranks': processes,
+                    'variant': variant,
+                    'processes': len(found[0]),
+                    **_figures(found, steps[PLAIN], variant in peers.NAMES),
+                }
+            )
+            yield rows[-1]
+    check_equal([row for row in rows if row['variant'] not in peers.NAMES])
+
+
+def _figures(found: list[list[Row]], plain: list[list[Row]], is_peer: bool) -> Row:
+    seconds, of = slowest(found[1:]), slowest(plain[1:])  # the first epoch also makes plans
+    losses, expected = ([step[0]['loss'] for step in steps] for steps in (found, plain))
+    return {
+        'seconds': summary(seconds),
+        'of_plain': ratios(seconds, of),
+        'peak_bytes': [rank['peak_bytes'] for rank in found[-1]],
+        'peak_of_plain': max(r['peak_bytes'] for r in found[-1]) / plain[-1][0]['peak_bytes'],
+        'losses': losses,
+        # Other libraries start from other weights.
+        'loss_difference': None if is_peer else relative_difference(losses, expected),
+    }
+
+
+def render(report: dict[str, Any]) -> dict[str, str]:
+    rows = report['rows']
+    blocks = []
+    for model in dict.fromkeys(r['model'] for r in rows):
+        of = [r for r in rows if r['model'] == model]
+        default = [r for r in of if r['mmap_threshold'] is None]
+        fixed = {(r['ranks'], r['variant']): r for r in of if r['mmap_threshold'] is not None}
+        header = ['ranks', 'variant', 's per epoch', 'of plain', 'peak MiB', 'of plain', 'loss off']
+        lines = []
+        for r in default:
+            line = [
+                r['ranks'] if r['variant'] == PLAIN else '',
+                f'`{r["variant"]}`' if r['variant'] in MODES else r['variant'],
+                show(r['seconds']),
+                show(r['of_plain']),
+                show_mib(r['peak_bytes']),
+                f'{r["peak_of_plain"]:.2f}',
+                '' if r['loss_difference'] is None else f'{r["loss_difference"]:.0e}',
+            ]
+            other = fixed.get((r['ranks'], r['variant']))
+            if fixed:
+                line.append(show_mib(other['peak_bytes']) if other else '')
+            lines.append(line)
+        if fixed:
+            header.append('peak MiB, threshold 1 MiB')
+        r = of[0]
+        name = {'sage': 'GraphSAGE (mean)', 'gat': 'GAT, 4 heads'}[model]
+        blocks.append(
+            f'{r["layers"]}-layer {name}, hidden {r["hidden"]}, on `{r["graph"]}` '
+            f'({show_size(r)}).\n\n{table(header, lines)}'
+        )
+    return {'table': '\n\n'.join(blocks)}
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    rows = [r for r in report['rows'] if r['mmap_threshold'] is None]
+    models = list(dict.fromkeys(r['model'] for r in rows))
+    figure, axes = panels(2 * len(models), 'Training epochs, of plain PyG on one process', 5)
+    for number, model in enumerate(models):
+        of = [r for r in rows if r['model'] == model]
+        ranks = list(dict.fromkeys(r['ranks'] for r in of))
+        variants = [v for v in dict.fromkeys(r['variant'] for r in of) if v != PLAIN]
+        for axis, title, value in (
+            (axes[2 * number], 'time', lambda r: r['of_plain']['median']),
+            (axes[2 * number + 1], 'peak memory', lambda r: r['peak_of_plain']),
+        ):
+            at = {(r['variant'], r['ranks']): value(r) for r in of}
+            series = {v: [at.get((v, count)) for count in ranks] for v in variants}
+            bars(axis, [str(count) for count in ranks], series)
+            axis.axhline(1, color='0.3', linewidth=1, linestyle='--')
+            axis.set_title(f'{model}: {title}', fontsize=10)
+            axis.set_xlabel('ranks')
+    save(figure, path)
+
+
+if __name__ == '__main__':
+    Benchmark(HERE, SIZES, measure, render, draw, doc=__doc__).main()

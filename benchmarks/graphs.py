@@ -1,0 +1,94 @@
+"""The graphs of the benchmarks and their cuts, made once and kept in .cache/ beside this file."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+import pyg_sar
+from pyg_sar.partitioner.sources import load_source
+from pyg_sar.partitioner.split import random_split
+from pyg_sar.partitioner.synthetic import GraphShape, synthetic_graph
+
+CACHE = Path(__file__).resolve().parent / '.cache'
+SEED = 0
+
+ARXIV = 'synthetic:arxiv'
+WORDNET = 'wordnet-noun'
+TINY = 'synthetic:1500,6000'
+"""1,500 nodes and 12,000 directed edges: to see that a benchmark runs."""
+
+
+def graph_file(name: str) -> Path:
+    """A .pt file with the graph as a PyG Data, with masks and num_classes.
+
+    Args:
+        name: What the partitioner takes (``'synthetic:arxiv'``, ``'wordnet-noun'``, a file), or
+            ``'synthetic:N,E'`` for N nodes and E undirected edges, 32 features and 8 classes.
+    """
+    path = _folder(name) / 'graph.pt'
+    if not path.exists():
+        data = _make(name)
+        if 'train_mask' not in data:
+            data.update(random_split(data.y, data.num_nodes, (0.6, 0.2, 0.2), seed=SEED))
+        _save(data, path)
+    return path
+
+
+def load_graph(name: str) -> Data:
+    """The graph itself."""
+    data: Data = torch.load(graph_file(name), weights_only=False)
+    return data
+
+
+def cut(name: str, num_parts: int) -> Path:
+    """A partition folder with the graph cut into `num_parts` by METIS."""
+    folder = _folder(name) / f'parts{num_parts}'
+    if not folder.exists():
+        pyg_sar.partition_graph(load_graph(name), num_parts, folder, seed=SEED)
+    return folder
+
+
+def sizes(name: str) -> dict[str, int]:
+    data = load_graph(name)
+    return {
+        'num_nodes': data.num_nodes,
+        'num_edges': data.num_edges,
+        'num_features': data.num_features,
+        'num_classes': data.num_classes,
+    }
+
+
+def read_all(data: Data) -> None:
+    """Reads a shard's files, which are only mapped: so that loading is not measured later."""
+    for _, value in data:
+        if isinstance(value, Tensor):
+            value.sum()
+
+
+def _make(name: str) -> Data:
+    found = re.fullmatch(r'synthetic:(\d+),(\d+)', name)
+    if found is None:
+        return load_source(name, seed=SEED)
+    num_nodes, num_pairs = map(int, found.groups())
+    return synthetic_graph(GraphShape(num_nodes, num_pairs, 32, 8), seed=SEED)
+
+
+def _folder(name: str) -> Path:
+    folder = CACHE / re.sub(r'\W+', '-', name)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _save(data: Data, path: Path) -> None:
+    """Writes the file as a whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    os.close(handle)
+    torch.save(data, name)
+    Path(name).replace(path)

@@ -1,0 +1,213 @@
+"""What is measured: the jobs of a block, the kernels that do them, and their peers.
+
+A new kernel of :mod:`pyg_sar.kernels` needs one entry in ``JOBS``. Public functions there that no
+entry names are listed as not measured.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from types import FunctionType
+
+import torch
+from torch import Tensor
+
+import pyg_sar.kernels
+from pyg_sar.shard.bags import Bags, make_bags
+
+HEADS = 4
+
+Run = Callable[[], Tensor]
+
+
+@dataclass(eq=False)
+class Work:
+    """One block, and the tensors that its kernels take. Transposed, rows and columns change places.
+
+    Attributes:
+        rows: Row of the result that every edge adds to, int64 ``[num_edges]``.
+        cols: Row of the values that every edge reads, int64 ``[num_edges]``.
+        num_rows: Rows of the result.
+        num_cols: Rows of the values.
+        num_features: Numbers in a row, F.
+        is_sorted: Whether `rows` ascends.
+    """
+
+    rows: Tensor
+    cols: Tensor
+    num_rows: int
+    num_cols: int
+    num_features: int
+    is_sorted: bool
+
+    @cached_property
+    def values(self) -> Tensor:
+        """float32 ``[num_cols, F]``."""
+        return torch.randn(self.num_cols, self.num_features)
+
+    @cached_property
+    def left(self) -> Tensor:
+        """A gradient of the result, float32 ``[num_rows, H, C]``."""
+        return self.heads(torch.randn(self.num_rows, self.num_features))
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """float32 ``[num_edges, H]``, in edge order."""
+        return torch.rand(self.rows.numel(), HEADS)
+
+    @cached_property
+    def bags(self) -> Bags:
+        return make_bags(self.rows, self.cols, self.num_rows, is_sorted=self.is_sorted)
+
+    def heads(self, values: Tensor) -> Tensor:
+        """``[N, F]`` as ``[N, H, C]``."""
+        return values.view(values.size(0), HEADS, -1)
+
+    def csr(self, weight: Tensor | None) -> Tensor:
+        """The block as a sparse matrix ``[num_rows, num_cols]``; `weight` is in edge order."""
+        order = torch.argsort(self.rows, stable=True)
+        ptr = torch.zeros(self.num_rows + 1, dtype=torch.int64)
+        torch.cumsum(torch.bincount(self.rows, minlength=self.num_rows), 0, out=ptr[1:])
+        entries = torch.ones(self.rows.numel()) if weight is None else weight[order]
+        with warnings.catch_warnings():
+            warnings.filterwarnings('ignore', 'Sparse ')  # in beta; its checks are off
+            return torch.sparse_csr_tensor(
+                ptr.int(), self.cols[order].int(), entries, (self.num_rows, self.num_cols)
+            )
+
+    @property
+    def num_bytes(self) -> int:
+        """What has to move: every edge's row and its index, and the result once."""
+        return 4 * (self.rows.numel() * (self.num_features + 1) + self.num_rows * self.num_features)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One thing that a block needs done.
+
+    Attributes:
+        kernel: The function of :mod:`pyg_sar.kernels` that does it.
+        ours: Makes the call to it.
+        peers: Makes the same of others, by name; the first is what ratios are against.
+        has_weight: Whether a weight for every edge and head moves as well.
+        is_transposed: Whether it is measured in both directions.
+    """
+
+    kernel: str
+    ours: Callable[[Work, Callable[..., Tensor]], Run]
+    peers: dict[str, Callable[[Work], Run]]
+    has_weight: bool = False
+    is_transposed: bool = True
+
+    def num_bytes(self, work: Work) -> int:
+        return work.num_bytes + self.has_weight * 4 * HEADS * work.rows.numel()
+
+
+def _sum_by_index_add(work: Work) -> Run:
+    def run() -> Tensor:
+        out = torch.zeros(work.num_rows, work.num_features)
+        return out.index_add_(0, work.rows, work.values.index_select(0, work.cols))
+
+    return run
+
+
+def _sum_by_csr(work: Work) -> Run:
+    matrix = work.csr(None)
+    return lambda: matrix @ work.values
+
+
+def _ours_sum(work: Work, kernel: Callable[..., Tensor]) -> Run:
+    bags, values = work.bags, work.values
+
+    def run() -> Tensor:
+        return kernel(torch.zeros(work.num_rows, work.num_features), values, bags, is_zero=True)
+
+    return run
+
+
+def _heads_by_index_add(work: Work) -> Run:
+    def run() -> Tensor:
+        out = torch.zeros(work.num_rows, work.num_features)
+        messages = work.heads(work.values).index_select(0, work.cols) * work.weight.unsqueeze(-1)
+        return out.index_add_(0, work.rows, messages.flatten(1))
+
+    return run
+
+
+def _heads_by_csr(work: Work) -> Run:
+    matrices = [work.csr(weight) for weight in work.weight.unbind(1)]
+
+    def run() -> Tensor:
+        parts = work.heads(work.values).unbind(1)
+        products = [m @ part.contiguous() for m, part in zip(matrices, parts, strict=True)]
+        return torch.stack(products, dim=1).flatten(1)
+
+    return run
+
+
+def _ours_heads(work: Work, kernel: Callable[..., Tensor]) -> Run:
+    bags, values, weight = work.bags, work.heads(work.values), work.weight
+
+    def run() -> Tensor:
+        out = work.heads(torch.zeros(work.num_rows, work.num_features))
+        return kernel(out, values, bags, weight, is_zero=True).flatten(1)
+
+    return run
+
+
+def _dots_by_gather(work: Work) -> Run:
+    def run() -> Tensor:
+        right = work.heads(work.values).index_select(0, work.cols)
+        return (work.left.index_select(0, work.rows) * right).sum(dim=-1)
+
+    return run
+
+
+def _ours_dots(work: Work, kernel: Callable[..., Tensor]) -> Run:
+    bags, right, left = work.bags, work.heads(work.values), work.left
+    return lambda: kernel(left, right, bags)
+
+
+JOBS = {
+    'sum': Job(
+        'add_bag_sums',
+        _ours_sum,
+        {'index_add': _sum_by_index_add, 'sparse.mm CSR': _sum_by_csr},
+    ),
+    f'weighted sum, {HEADS} heads': Job(
+        'add_weighted_sums',
+        _ours_heads,
+        {'index_add': _heads_by_index_add, 'sparse.mm CSR': _heads_by_csr},
+        has_weight=True,
+    ),
+    f'gradient of the weights, {HEADS} heads': Job(
+        'edge_dots',
+        _ours_dots,
+        {'gather, multiply': _dots_by_gather},
+        has_weight=True,
+        is_transposed=False,
+    ),
+}
+
+
+def kernels() -> dict[str, Callable[..., Tensor]]:
+    """The public functions of :mod:`pyg_sar.kernels`, by name."""
+    found = {}
+    for info in pkgutil.iter_modules(pyg_sar.kernels.__path__):
+        module = importlib.import_module(f'{pyg_sar.kernels.__name__}.{info.name}')
+        for name, value in vars(module).items():
+            is_own = isinstance(value, FunctionType) and value.__module__ == module.__name__
+            if is_own and not name.startswith('_'):
+                found[name] = value
+    return found
+
+
+def directions(job: Job) -> Iterator[str]:
+    yield 'forward'
+    if job.is_transposed:
+        yield 'transposed'

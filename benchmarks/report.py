@@ -1,0 +1,211 @@
+"""What all benchmarks do with their figures: results.json, and the tables of README.md out of it.
+
+A README holds no figure of its own. Between ``<!-- NAME -->`` and ``<!-- /NAME -->`` stands what
+the benchmark renders from results.json, after every run or with ``--render``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from measured_training import num_cores
+
+import pyg_sar
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One question: how it is measured, and how the answer is written down.
+
+    Attributes:
+        folder: Where main.py, README.md and the results lie.
+        sizes: The options of the forms ``full``, ``quick`` and ``tiny``, by name.
+        measure: Gives the rows of results.json, one after another.
+        render: From the report to the tables of README.md, by name.
+        draw: Draws the report into a PNG file; None for no picture.
+        doc: One sentence for ``--help``.
+        name: Name of the results beside each other in one folder: ``results_NAME.json``.
+    """
+
+    folder: Path
+    sizes: dict[str, dict[str, Any]]
+    measure: Callable[[argparse.Namespace], Iterator[Row]]
+    render: Callable[[dict[str, Any]], dict[str, str]]
+    draw: Callable[[dict[str, Any], Path], None] | None
+    doc: str
+
+    def main(self) -> None:
+        """The command line: every option of the sizes is one of the program."""
+        try:
+            self._run(self._parse())
+        except (RuntimeError, ValueError) as error:
+            sys.exit(f'error: {error}')
+        except KeyboardInterrupt:
+            sys.exit('interrupted')
+
+    def _run(self, args: argparse.Namespace) -> None:
+        out = Path(args.out) if args.out else None
+        if args.render:
+            self._write_readme(self._read(out or self.folder), out or self.folder)
+            return
+        # As the README's: tiny figures mean nothing and stay out of it unless asked for.
+        if out is None and args.size != 'tiny':
+            out = self.folder
+        keys = self.sizes['full'].keys()
+        settings = {key: value for key, value in vars(args).items() if key in keys}
+        report = {'size': args.size, 'environment': environment(), 'settings': settings, 'rows': []}
+        for row in self.measure(args):
+            report['rows'].append(row)
+            if out is not None:  # after every row: all of them may take long
+                out.mkdir(parents=True, exist_ok=True)
+                (out / 'results.json').write_text(json.dumps(report, indent=1) + '\n')
+        if not report['rows']:
+            return
+        report['environment']['load_at_end'] = os.getloadavg()[0]
+        if out is None:
+            for block in self.render(report).values():
+                print(f'\n{block}')
+            print(f'\n{_environment_line(report)}')
+            return
+        (out / 'results.json').write_text(json.dumps(report, indent=1) + '\n')
+        self._write_readme(report, out)
+
+    def _read(self, folder: Path) -> dict[str, Any] | None:
+        path = folder / 'results.json'
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def _write_readme(self, report: dict[str, Any] | None, out: Path) -> None:
+        readme = self.folder / 'README.md'
+        text = readme.read_text()
+        names = re.findall(r'<!-- /(\w+) -->', text)
+        if report is None:
+            unmeasured = f'Not measured yet: `make bench-{self.folder.name}` fills this in.'
+            blocks = dict.fromkeys(names, unmeasured)
+        else:
+            blocks = {**self.render(report), 'environment': _environment_line(report)}
+            if self.draw is not None:
+                picture = out / f'{self.folder.name}.png'
+                self.draw(report, picture)
+                blocks['picture'] = f'![{self.doc}]({picture.name})'
+            for name, block in blocks.items():
+                if name != 'picture':
+                    print(f'\n{block}')
+        target = out / 'README.md'
+        target.write_text(fill(text, blocks))
+        print(f'\nwrote {target}')
+
+    def _parse(self) -> argparse.Namespace:
+        parser = argparse.ArgumentParser(
+            description=self.doc, epilog='Defaults: ' + json.dumps(self.sizes['full'])
+        )
+        size = parser.add_mutually_exclusive_group()
+        for name, text in (('quick', 'a short form'), ('tiny', 'to see that it runs')):
+            size.add_argument(f'--{name}', dest='size', action='store_const', const=name, help=text)
+        parser.add_argument('--render', action='store_true', help='only tables, from results.json')
+        parser.add_argument('--out', help='folder of the results, default: beside main.py')
+        for option, default in self.sizes['full'].items():
+            flag = f'--{option.replace("_", "-")}'
+            if isinstance(default, bool):
+                parser.add_argument(flag, action='store_true', default=None)
+            elif isinstance(default, list):
+                parser.add_argument(flag, nargs='+', type=type(default[0]))
+            else:
+                parser.add_argument(flag, type=type(default))
+        args = parser.parse_args()
+        args.size = args.size or 'full'
+        chosen = {**self.sizes['full'], **self.sizes.get(args.size, {})}
+        for option, default in chosen.items():
+            if getattr(args, option) is None:
+                setattr(args, option, default)
+        return args
+
+
+def fill(text: str, blocks: dict[str, str]) -> str:
+    """Replaces what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
+
+    Raises:
+        ValueError: If the text has no such place for one of the blocks.
+    """
+    for name, block in blocks.items():
+        pattern = re.compile(rf'(<!-- {name} -->\n).*?(<!-- /{name} -->)', re.DOTALL)
+        if not pattern.search(text):
+            raise ValueError(f'expected <!-- {name} --> and <!-- /{name} --> in README.md')
+        text = pattern.sub(lambda found, block=block: f'{found[1]}{block}\n{found[2]}', text)
+    return text
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    lines = [list(header), ['---'] * len(header), *([str(cell) for cell in row] for row in rows)]
+    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+
+def summary(values: Iterable[float]) -> dict[str, float]:
+    """Median, smallest, largest and number of values."""
+    values = list(values)
+    return {
+        'median': statistics.median(values),
+        'min': min(values),
+        'max': max(values),
+        'count': len(values),
+    }
+
+
+def ratios(values: Sequence[float], peer: Sequence[float]) -> dict[str, float]:
+    """The summary of the ratios round by round: both of a round saw the same load."""
+    return summary(a / b for a, b in zip(values, peer, strict=True))
+
+
+def show(found: dict[str, float], digits: int = 2, scale: float = 1) -> str:
+    """A summary as text, such as ``0.51 (0.48 to 0.60)``."""
+    low, mid, high = (f'{found[k] * scale:,.{digits}f}' for k in ('min', 'median', 'max'))
+    return f'{mid} ({low} to {high})'
+
+
+def show_size(row: Row) -> str:
+    return f'{row["num_nodes"]:,} nodes, {row["num_edges"]:,} directed edges'
+
+
+def show_mib(values: Sequence[float]) -> str:
+    """The largest of the ranks, and their mean in parentheses."""
+    return f'{max(values) / 2**20:,.0f} ({statistics.mean(values) / 2**20:,.0f})'
+
+
+def environment() -> Row:
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+    return {
+        'cores': num_cores(),
+        'memory_gib': round(memory / 2**30),
+        'machine': platform.machine(),
+        'system': platform.system(),
+        'libc': ' '.join(platform.libc_ver()),
+        'python': platform.python_version(),
+        'torch': torch.__version__,
+        'torch_geometric': version('torch_geometric'),
+        'pyg_sar': pyg_sar.__version__,
+        'load_at_start': os.getloadavg()[0],
+    }
+
+
+def _environment_line(report: dict[str, Any]) -> str:
+    e = report['environment']
+    return (
+        f'{e["cores"]} cores ({e["machine"]}), {e["memory_gib"]} GiB, {e["system"]}, {e["libc"]}, '
+        f'Python {e["python"]}, torch {e["torch"]}, torch_geometric {e["torch_geometric"]}, '
+        f'gloo on loopback. Load of the last minute: {e["load_at_start"]:.1f} before, '
+        f'{e["load_at_end"]:.1f} at the end (the benchmark included). Form: {report["size"]}.'
+    )

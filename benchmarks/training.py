@@ -1,0 +1,128 @@
+"""Full training epochs as a program of a team: plain PyG on the whole graph, or pyg_sar on shards.
+
+Everything but the graph is the same: model, initial weights, loss, optimizer. Peak memory is the
+high-water mark of the process minus what it held with data, model and optimizer loaded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from graphs import cut, graph_file, read_all
+from measured_training import PeakMemory, as_csr, make_model, num_cores
+from team import Team
+from torch import Tensor
+from torch_geometric.data import Data
+
+import pyg_sar
+
+PLAIN, PLAIN_CSR = 'plain PyG', 'plain PyG, CSR'
+MODES = ('sequential', 'sequential_no_remat', 'one_shot')
+
+
+def train(
+    *,
+    source: str,
+    variant: str,
+    model: str,
+    hidden: int,
+    layers: int,
+    lr: float = 0.01,
+    seed: int = 0,
+    has_accuracy: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Yields seconds, loss and peak memory of one epoch after another; first what was loaded.
+
+    Args:
+        source: A .pt file for the plain variants, otherwise a partition folder.
+        variant: PLAIN, PLAIN_CSR or the mode of the convs.
+        model: One of ``measured_training.MODELS``.
+        hidden: Width of the hidden layers, all heads together.
+        layers: Number of layers.
+        lr: Learning rate.
+        seed: Of the initial weights.
+        has_accuracy: Whether to evaluate after every epoch: not part of its seconds.
+    """
+    is_plain = variant in (PLAIN, PLAIN_CSR)
+    if is_plain:
+        data: Data = torch.load(source, weights_only=False)
+        if variant == PLAIN_CSR:
+            data.edge_index = as_csr(data)
+    else:
+        data = pyg_sar.load_shard(source)
+        read_all(data)
+    torch.manual_seed(seed)
+    network = make_model(model, data.num_features, hidden, layers, data.num_classes)
+    if not is_plain:
+        network = pyg_sar.DistributedDataParallel(network, mode=variant)
+    optimizer = torch.optim.Adam(network.parameters(), lr=lr)
+
+    def mean(values: Tensor, mask: Tensor) -> Tensor:
+        return values[mask].mean() if is_plain else pyg_sar.global_mean(values, mask)
+
+    memory = PeakMemory()
+    result: dict[str, Any] = {'before_bytes': memory.before}
+    while True:
+        yield result
+        start = time.perf_counter()
+        network.train()
+        out = network(data.x, data.edge_index)
+        values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
+        loss = mean(values, data.train_mask)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        result = {'loss': loss.item(), 'seconds': time.perf_counter() - start}
+        result['peak_bytes'] = memory.bytes()
+        del out, values, loss
+        if has_accuracy:
+            network.eval()
+            with torch.no_grad():
+                correct = (network(data.x, data.edge_index).argmax(dim=-1) == data.y).float()
+            for name in ('train', 'val', 'test'):
+                result[name] = mean(correct, data[f'{name}_mask']).item()
+
+
+def training_team(
+    graph: str,
+    variant: str,
+    processes: int = 1,
+    *,
+    threads: int | None = None,
+    mmap_threshold: int | None = None,
+    **options: Any,
+) -> Team:
+    """A team that trains; by default with an equal share of the cores for every process."""
+    is_plain = variant in (PLAIN, PLAIN_CSR)
+    source: Path = graph_file(graph) if is_plain else cut(graph, processes)
+    return Team(
+        train,
+        processes,
+        threads=threads or max(1, num_cores() // processes),
+        mmap_threshold=mmap_threshold,
+        source=str(source),
+        variant=variant,
+        **options,
+    )
+
+
+def default_hidden(model: str) -> int:
+    """Of gat 4 heads of 32."""
+    return 128 if model == 'gat' else 256
+
+
+def relative_difference(values: list[float], peer: list[float]) -> float:
+    """The largest over all epochs."""
+    return max(abs(a - b) / abs(b) for a, b in zip(values, peer, strict=True))
+
+
+def check_equal(rows: list[dict[str, Any]]) -> None:
+    """Raises a RuntimeError if a variant's losses are further than 1e-4 from plain PyG's."""
+    for row in rows:
+        if not row['loss_difference'] <= 1e-4:
+            raise RuntimeError(f'expected losses equal to 1e-4 of plain PyG (got {row})')
