@@ -37,6 +37,8 @@ class DistributedDataParallel(_TorchDDP):
         max_rows: The bound of every SARConv on the rows of a chunk.
         memory_budget: The memory budget of every SARConv, in bytes, with mode ``'auto'``.
         exchange_dtype: What every SARConv rounds rows to on their way between ranks.
+        checkpoint_activations: Whether norms, activations and dropouts are computed again in
+            backward instead of kept.
         return_memory: Have large freed tensors given back to the system at once
             (:func:`pyg_sar.return_freed_memory`).
         **kwargs: Options of torch's DistributedDataParallel. Buffers stay equal by themselves, so
@@ -55,6 +57,7 @@ class DistributedDataParallel(_TorchDDP):
         max_rows: int | None = None,
         memory_budget: int | None = None,
         exchange_dtype: torch.dtype | None = None,
+        checkpoint_activations: bool = False,
         return_memory: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -72,6 +75,7 @@ class DistributedDataParallel(_TorchDDP):
             max_rows=max_rows,
             memory_budget=memory_budget,
             exchange_dtype=exchange_dtype,
+            checkpoint_activations=checkpoint_activations,
         )
         if return_memory:
             return_freed_memory()

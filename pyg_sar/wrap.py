@@ -13,6 +13,7 @@ from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.conv.support import why_refused
 from pyg_sar.models import make_global
 from pyg_sar.norm import to_global
+from pyg_sar.recompute import recompute_activations_of
 
 Model = TypeVar('Model', bound=torch.nn.Module)
 
@@ -25,6 +26,7 @@ def wrap(
     max_rows: int | None = None,
     memory_budget: int | None = None,
     exchange_dtype: torch.dtype | None = None,
+    checkpoint_activations: bool = False,
 ) -> Model:
     """Wraps every conv of a model in a :class:`SARConv` and makes its norms global, in place.
 
@@ -43,20 +45,31 @@ def wrap(
         max_rows: The bound of every SARConv on the rows of a chunk.
         memory_budget: The memory budget of every SARConv, in bytes, with mode ``'auto'``.
         exchange_dtype: What every SARConv rounds rows to on their way between ranks.
+        checkpoint_activations: Whether norms, activations and dropouts of the model are computed
+            again in backward instead of kept (:mod:`pyg_sar.recompute`): the same bits, less memory.
 
     Returns:
         `model`.
 
     Raises:
         ValueError: If the model has no conv, or holds a module that cannot be computed on a cut
-            graph; it is named with the reason, and the model is unchanged.
+            graph; it is named with the reason, and the model is unchanged. If activations of a conv
+            by itself are to be recomputed, which has none around it.
     """
+    is_conv = isinstance(model, MessagePassing)
+    if checkpoint_activations and is_conv:
+        raise ValueError(
+            "'checkpoint_activations' has a meaning for the model around the convs only (got a "
+            f'{type(model).__name__})'
+        )
     options = Options(mode, prefetch, max_rows, memory_budget, exchange_dtype)
     wrapped = _plan_wrapping(model, options)
     make_global(model)
-    if isinstance(model, MessagePassing) and not isinstance(model, SARConv):
+    if is_conv and not isinstance(model, SARConv):
         return wrapped[model]  # type: ignore[return-value]
     _replace_children(model, wrapped)
+    if checkpoint_activations:
+        recompute_activations_of(model)
     return model
 
 

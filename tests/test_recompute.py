@@ -214,9 +214,8 @@ _CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
 def _step_on_ranks(root: str, name: str, mode: Any, again: bool) -> list[Tensor]:
     torch.manual_seed(1)
     data = pyg_sar.load_shard(root)
-    model = pyg_sar.wrap(_Net(_CONVS[name]).double(), mode=mode)
-    if again:
-        recompute_activations_of(model)
+    net = _Net(_CONVS[name]).double()
+    model = pyg_sar.DistributedDataParallel(net, mode=mode, checkpoint_activations=again)
     torch.manual_seed(2)
     out = model(data.x, data.edge_index)
     pyg_sar.global_mean(out.square().sum(dim=1)).backward()
@@ -233,3 +232,8 @@ def test_same_bits_on_ranks(name: str, mode: str, tmp_path: Path) -> None:
     again = run_ranks(_step_on_ranks, 3, str(tmp_path / 'parts'), name, mode, True)
     for found, expected in zip(again, plain, strict=True):
         _assert_same_bits(found, expected)
+
+
+def test_a_conv_by_itself_is_refused() -> None:
+    with pytest.raises(ValueError, match="'checkpoint_activations' has a meaning for the model"):
+        pyg_sar.wrap(pyg.SAGEConv(2, 2), checkpoint_activations=True)

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     'memory': set(),
     'load': {'comm', 'shard'},
     'restrict': {'comm', 'shard'},
-    'wrap': {'conv', 'models', 'norm'},
+    'wrap': {'conv', 'models', 'norm', 'recompute'},
     'ddp': {'comm', 'conv', 'memory', 'wrap'},
     'transforms': {'comm', 'conv', 'shard', 'transforms'},
     'partitioner': {'partitioner', 'shard'},
