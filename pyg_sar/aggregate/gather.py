@@ -113,7 +113,7 @@ class _Gather(torch.autograd.Function):
         surroundings = Surroundings(program.uses_rng, plan.edge_index.device)
         arguments = Arguments.of(counts, tensors)
         outputs = _empty_outputs(program, plan)
-        with no_autocast_cache(), surroundings.random_states():
+        with no_autocast_cache():
             for i, (chunk, request) in enumerate(zip(chunks.chunks, chunks.requests, strict=True)):
                 surroundings.enter(i)
                 of_chunk = _arguments_of(arguments, chunk, request, exchange)
@@ -141,7 +141,7 @@ class _Gather(torch.autograd.Function):
             torch.zeros_like(t, memory_format=torch.contiguous_format) if need else None
             for t, need in zip(arguments, needs, strict=True)
         ]
-        with ctx.surroundings.random_states(), ctx.surroundings.autocast():
+        with ctx.surroundings.replay(), ctx.surroundings.autocast():
             for i, (chunk, request) in enumerate(
                 zip(ctx.chunks.chunks, ctx.chunks.requests, strict=True)
             ):

@@ -90,7 +90,7 @@ class _Online(torch.autograd.Function):
         kept: list[Rows] | None = [] if keep_rows else None
         arguments = Arguments.of(counts, tensors)
         blocks = Blocks(program, arguments, plan, exchange, surroundings, kept)
-        with no_autocast_cache(), surroundings.random_states():
+        with no_autocast_cache():
             stats, parts, edge_outputs = _forward_pass(program, blocks)
         outputs += edge_outputs
         weights = program.weights
@@ -121,7 +121,7 @@ class _Online(torch.autograd.Function):
         total = _row_sum(parts, grad_states, grad_sums, stats)
         blocks = Blocks(program, arguments, plan, ctx.exchange, ctx.surroundings, kept)
         run = ChunkGradient(program, [()] * num_reductions, [*grad_states, *grad_links])
-        with ctx.surroundings.random_states(), ctx.surroundings.autocast():
+        with ctx.surroundings.replay(), ctx.surroundings.autocast():
             gradients = replay_gradients(run, blocks, [stats], [total], ctx.needs_input_grad[6:])
         return None, None, None, None, None, None, *gradients
 

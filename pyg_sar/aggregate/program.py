@@ -192,10 +192,12 @@ def no_autocast_cache() -> Iterator[None]:
 class Surroundings:
     """A random state for every chunk and the autocast mode, so that a replay sees them again.
 
+    The first chunk goes on from the caller's state, so what fits into one draws what PyG draws. The
+    others have states of their own that follow from it: noting the state where a chunk is first
+    entered would not do, as a pass that stops at a softmax has not drawn what comes after it.
+
     Args:
-        uses_rng: Whether the function draws random numbers. One number is drawn for all of them:
-            noting the state where a chunk is first entered would not do, as a pass that stops at a
-            softmax has not drawn what comes after it.
+        uses_rng: Whether the function draws random numbers.
         device: The device it draws on.
     """
 
@@ -204,19 +206,25 @@ class Surroundings:
         self.device = device
         kind = device.type
         self._autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        self._seed = int(torch.randint(2**62, (), device=device)) if uses_rng else 0
+        if uses_rng:
+            self._first = self._get_state()
+            with self.replay():
+                self._seed = int(torch.randint(2**62, (), device=device))
 
     def enter(self, place: int) -> None:
         """Brings about the random state of a chunk."""
         if not self.uses_rng:
             return
-        torch.default_generator.manual_seed(self._seed + place)
-        if self.device.type == 'cuda':
+        if place == 0:
+            self._set_state(self._first)
+        elif self.device.type == 'cuda':
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(self._seed + place)
+        else:
+            torch.default_generator.manual_seed(self._seed + place)
 
-    def random_states(self) -> AbstractContextManager[Any]:
-        """For the time of a pass over chunks: the caller's random state is left as it was."""
+    def replay(self) -> AbstractContextManager[Any]:
+        """For the time of a backward: the caller's random state is left as it was."""
         if not self.uses_rng:
             return nullcontext()
         devices = [self.device] if self.device.type == 'cuda' else []
@@ -228,3 +236,14 @@ class Surroundings:
         if not enabled:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=dtype, cache_enabled=False)
+
+    def _get_state(self) -> Tensor:
+        if self.device.type == 'cuda':
+            return torch.cuda.get_rng_state(self.device)
+        return torch.get_rng_state()
+
+    def _set_state(self, state: Tensor) -> None:
+        if self.device.type == 'cuda':
+            torch.cuda.set_rng_state(state, self.device)
+        else:
+            torch.set_rng_state(state)

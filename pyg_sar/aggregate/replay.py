@@ -1,15 +1,16 @@
-"""The replay path: any message function, block by block, recomputed in backward.
+"""The replay path: any message function, chunk by chunk of a block, recomputed in backward.
 
-Forward runs the function on one block after another without autograd and keeps only the merge
-state. Backward fetches every block's rows again, runs the function with autograd on, takes the
-gradient of that block alone with ``torch.autograd.grad``, sends the rows' gradient to their owner
+Forward runs the function on one chunk of edges after another without autograd and keeps only the
+merge state. Backward fetches every block's rows again, runs the function with autograd on, takes
+the gradient of a chunk alone with ``torch.autograd.grad``, sends the rows' gradient to their owner
 and drops everything. (``.backward()`` would accumulate into parameters behind the caller's back.)
 
 A softmax over in-edges spans blocks. With k softmaxes forward makes k passes that stop at the
 softmax and keep its running maximum and sum, then one that uses them. In backward the gradient of
 the logits is ``alpha * (d_alpha - r_i)`` with ``r_i = sum over in-edges of alpha * d_alpha``: again
 one pass per softmax, the last one first, and then the one that takes all gradients. This is exact
-for any use of softmax, nested ones included.
+for any use of softmax, nested ones included; :mod:`pyg_sar.aggregate.online` does with one pass
+what most convs do.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def replay(
     (with `keep_rows` the rows received, so that backward need not fetch them again).
 
     Communication: ``1 + num_softmax`` exchanges in forward; as many in backward, and one exchange
-    of gradients if a source tensor needs one.
+    of gradients if a source tensor needs one. One instead of ``1 + num_softmax`` where the program
+    has `weights`.
 
     Returns:
         The merge states and the edge outputs.
@@ -95,7 +97,7 @@ class _Replay(torch.autograd.Function):
         arguments = Arguments.of(counts, tensors)
         blocks = Blocks(program, arguments, plan, exchange, surroundings, kept)
         stats: list[SoftmaxStats] = []
-        with no_autocast_cache(), surroundings.random_states():
+        with no_autocast_cache():
             for _ in range(program.num_softmax):
                 stats.append(_softmax_stats(program, blocks, stats))
             states, edge_outputs = _merge_chunks(program, blocks, stats)
@@ -138,7 +140,7 @@ class _Replay(torch.autograd.Function):
         ]
         blocks = Blocks(ctx.program, arguments, ctx.plan, ctx.exchange, ctx.surroundings, kept)
         run = ChunkGradient(ctx.program, states, grads)
-        with ctx.surroundings.random_states(), ctx.surroundings.autocast():
+        with ctx.surroundings.replay(), ctx.surroundings.autocast():
             sums: list[Tensor | None] = [None] * len(stats)
             for k in reversed(range(len(stats))):
                 sums[k] = softmax_row_sum(run, blocks, stats, sums, k)

@@ -112,7 +112,7 @@ class Dropout(MessagePassing):
 
 @pytest.mark.parametrize('aggr', ['sum', 'softmax', 'median'])
 def test_every_chunk_draws_its_own(root: Path, aggr: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the caller's random state goes on by the same on every rank, whatever it holds."""
+    """Whether the first pass gets to it or stops at a softmax before."""
     monkeypatch.setattr(blocks, '_MIN_EDGES', 32)
     monkeypatch.setattr(blocks, 'CHUNK_BYTES', 1)
     data = pyg_sar.load_shard(root)
@@ -121,9 +121,3 @@ def test_every_chunk_draws_its_own(root: Path, aggr: str, monkeypatch: pytest.Mo
     module(data.x, data.edge_index)
     masks = conv.kept[:288].view(9, -1)
     assert len({tuple(mask.tolist()) for mask in masks}) == len(masks)
-    torch.manual_seed(1)
-    module(data.x, data.edge_index)
-    found = torch.rand(3)
-    torch.manual_seed(1)
-    torch.randint(2**62, ())
-    assert torch.equal(torch.rand(3), found)

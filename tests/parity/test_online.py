@@ -8,20 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from graphs import awkward_graph
 from parity_cases import CASES, make, run
-from ranks import run_ranks
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GATv2Conv, MessagePassing, TransformerConv
+from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
 import pyg_sar
 from pyg_sar.aggregate import blocks
 from pyg_sar.comm import Exchange, GradientReturn
-from pyg_sar.conv import propagation
 
 TOLERANCE = 1e-10
 INF = float('inf')
@@ -214,136 +211,6 @@ def test_other_reductions(root: Path, aggr: Any, monkeypatch: pytest.MonkeyPatch
     counts = _Counts(monkeypatch)
     _compare(Using(lambda alpha: alpha, aggr), pyg_sar.load_shard(root), awkward_graph())
     assert counts.take() == (4, 1)
-
-
-def _dropped_out(root: str, name: str, general: bool) -> tuple[Tensor, ...]:
-    """Output and gradients of a conv whose weights are dropped out."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, 'CHUNK_BYTES', 1)
-        patch.setattr(blocks, '_MIN_EDGES', 40)
-        if general:
-            patch.setattr(propagation, '_one_pass', lambda _: False)
-        conv = make(name)
-        conv.dropout = 0.4
-        data = pyg_sar.load_shard(root)
-        torch.manual_seed(3)
-        out, inputs = run(name, pyg_sar.wrap(conv), data)
-        out.backward(torch.ones_like(out))
-        gradients = [torch.zeros(1) if p.grad is None else p.grad for p in conv.parameters()]
-        return (out.detach(), *(t.grad for t in inputs.values()), *gradients)
-
-
-@pytest.mark.parametrize('name', ['Transformer', 'GATv2', 'RGAT'])
-@pytest.mark.parametrize('world_size', [1, 3])
-def test_dropout(root: Path, name: str, world_size: int) -> None:
-    """As in the general way, which replays the same masks."""
-    args = world_size, str(root), name
-    found = run_ranks(_dropped_out, *args, False)
-    wanted = run_ranks(_dropped_out, *args, True)
-    kept = make(name)
-    kept.dropout = 0.0
-    for own, other in zip(found, wanted, strict=True):
-        for a, b in zip(own, other, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCE)
-    data = pyg_sar.load_shard(root)
-    if world_size == 1:
-        assert not torch.allclose(run(name, pyg_sar.wrap(kept), data)[0], found[0][0])
-
-
-ATTENTIVE = {
-    'Transformer': lambda: TransformerConv(8, 4, heads=2, edge_dim=4),
-    'GATv2': lambda: GATv2Conv(8, 4, heads=2, edge_dim=4),
-}
-
-
-def _weighted(name: str, data: Data, rank: int) -> tuple[Tensor, ...]:
-    """Output and gradients of a loss of it and the weights of edges into nodes below 30."""
-    torch.manual_seed(0)
-    conv = ATTENTIVE[name]().double()
-    module: Any = conv if rank < 0 else pyg_sar.wrap(conv)
-    x, edge_attr = data.x.clone().requires_grad_(), data.edge_attr.clone().requires_grad_()
-    out, (edge_index, alpha) = module(x, data.edge_index, edge_attr, return_attention_weights=True)
-    is_read = data.node[edge_index[1]] < 30
-    loss = (out * data.node.view(-1, 1).sin()).sum()
-    if bool(is_read.any()):
-        loss = loss + (alpha[is_read] ** 2).sum()
-    loss.backward()
-    gradients = torch.cat([p.grad.flatten() for p in conv.parameters()])
-    if rank >= 0 and dist.is_initialized():
-        dist.all_reduce(gradients)
-    return out.detach(), x.grad, gradients
-
-
-def _weighted_shard(root: str, name: str) -> tuple[Tensor, ...]:
-    data = pyg_sar.load_shard(root)
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    return (data.n_id, *_weighted(name, data, rank))
-
-
-@pytest.mark.parametrize('name', ATTENTIVE)
-def test_gradient_of_the_weights(tmp_path: Path, name: str) -> None:
-    """The weights that a conv gives per edge take a gradient, on some ranks only."""
-    graph = awkward_graph()
-    graph.node = torch.arange(60)
-    assignment = torch.arange(60) // 20  # the third rank reads none of its weights
-    pyg_sar.partition_graph(graph, 3, tmp_path / 'cut', method=assignment)
-    out, grad, gradients = _weighted(name, graph, -1)
-    for n_id, *found in run_ranks(_weighted_shard, 3, str(tmp_path / 'cut'), name):
-        for a, b in zip(found, (out[n_id], grad[n_id], gradients), strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCE)
-
-
-class Masked(MessagePassing):
-    """A given logit for every edge, beside one from x."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__(aggr='add')
-        self.factor = factor
-
-    def forward(self, x: Tensor, edge_index: Tensor, mask: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x, mask=mask)
-
-    def message(self, x_i: Tensor, x_j: Tensor, mask: Tensor, index: Tensor) -> Tensor:
-        logits = (x_i * x_j).sum(-1) * self.factor + mask
-        return x_j * softmax(logits, index).view(-1, 1)
-
-
-def _masked(root: str, factor: float, dtype: torch.dtype, all_of: int | None) -> Any:
-    graph, data = awkward_graph(), pyg_sar.load_shard(root)
-    mask = torch.zeros(graph.num_edges, dtype=dtype)
-    if all_of is not None:
-        mask[::3] = -INF
-        mask[graph.edge_index[1] == all_of] = -INF
-    conv = Masked(factor)
-    plain = graph.x.to(dtype).requires_grad_()
-    own = data.x.to(dtype).requires_grad_()
-    expected = conv(plain, graph.edge_index, mask)
-    out = pyg_sar.wrap(conv)(own, data.edge_index, mask[data.e_id])
-    expected.sum().backward()
-    out.sum().backward()
-    return (out, expected[data.n_id]), (own.grad, plain.grad[data.n_id])
-
-
-@pytest.mark.parametrize('all_of', [-1, 5])
-@pytest.mark.parametrize('world_size', [1, 3])
-def test_masked_edges(root: Path, all_of: int, world_size: int) -> None:
-    """-inf leaves an edge out; a node whose edges all are gets what it gets from PyG."""
-    for pairs in run_ranks(_masked, world_size, str(root), 1.0, torch.float64, all_of):
-        for found, wanted in pairs:
-            torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCE, equal_nan=True)
-
-
-@pytest.mark.parametrize('factor', [30.0, 1e4])
-def test_large_logits(root: Path, factor: float) -> None:
-    """In float32, where exp of any of them overflows."""
-    exact = _masked(str(root), factor, torch.float64, None)
-    rounded = _masked(str(root), factor, torch.float32, None)
-    for (found, plain), (_, wanted) in zip(rounded, exact, strict=True):
-        assert bool(found.isfinite().all())
-        # One process is off as well; and the gradient of a logit, rounded, reaches x many times.
-        error, plain_error = ((t.double() - wanted).abs().max() for t in (found, plain))
-        bound = torch.finfo(torch.float32).eps * (1 + factor) * wanted.abs().max()
-        assert error <= 2 * plain_error + 2 * bound
 
 
 def test_in_place_on_the_result(root: Path) -> None:
