@@ -33,6 +33,8 @@ equal to 1e-10 of a tensor's largest entry.
 
 - *linear*: messages are `x_j`, or a weight without gradient times `x_j`, and they are summed or
   averaged. Backward sends gradients but fetches nothing again.
+- *weighted*: messages are a weight per edge, or per edge and head, times `x_j`, summed or averaged,
+  and the weights take a gradient (or have heads): backward fetches the rows again for it alone.
 - *replay*: any message. Backward fetches the rows of each block again and recomputes its messages.
 - *softmax*: a replay with softmaxes over in-edges, with one more pass over the blocks for each.
 - *gather*: message or aggregation look at all in-edges of a node at once. It runs on chunks of

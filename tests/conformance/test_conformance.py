@@ -17,7 +17,7 @@ from conformance_expected import (
 from conformance_outcome import NO_NODES, Outcome, outcomes
 from conformance_run import reference
 
-IN_BLOCKS = {'linear', 'softmax', 'replay'}
+IN_BLOCKS = {'linear', 'weighted', 'softmax', 'replay'}
 """Paths that hold one block while the next one is on its way."""
 
 
