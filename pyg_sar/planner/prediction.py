@@ -17,6 +17,7 @@ from pyg_sar.planner.statistics import Cut, Statistics
 
 _MAX_NODES, _MAX_EDGES = 1 << 13, 3 << 15
 _MAX_BLOCKS = 32
+_ALIKE = 0.97  # a rank this near in every count need not be rehearsed too
 MODES: tuple[Mode, ...] = ('sequential', 'sequential_no_remat', 'one_shot')
 OVERHEAD_BYTES = 48 << 20
 """What a process needs beside tensors: code first run in training, and what the C library keeps.
@@ -160,15 +161,14 @@ class Planner:
     def _measure_rates(self, sizes: RankSizes) -> tuple[float, float]:
         """Seconds per own node and per edge of this machine, by two rehearsals without counting."""
         few = sizes.with_fewer_blocks(_MAX_BLOCKS)
-        full = few.scaled(_factor(sizes, 2 * _MAX_NODES, 2 * _MAX_EDGES))
+        full = few.scaled(_factor(sizes, 4 * _MAX_NODES, 4 * _MAX_EDGES))
         sparse = full.with_edges(0.5)
-        first, second = (self._fastest(s) for s in (full, sparse))
+        first, second = (
+            rehearse(self.job, s, count=False, epochs=3).seconds for s in (full, sparse)
+        )
         per_edge = max(first - second, 0.0) / max(full.num_edges - sparse.num_edges, 1)
         per_node = max(first - per_edge * full.num_edges, 0.0) / max(full.num_own, 1)
         return per_node, per_edge
-
-    def _fastest(self, sizes: RankSizes) -> float:
-        return min(rehearse(self.job, sizes, count=False).seconds for _ in range(2))
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,12 @@ def _extremes(ranks: Sequence[RankSizes]) -> list[int]:
         lambda r: r.num_halo,
         lambda r: max(r.halo, default=0),
     ]
-    return sorted({max(range(len(ranks)), key=lambda i: key(ranks[i])) for key in keys})
+    chosen: list[int] = []
+    for key in keys:
+        most = max(range(len(ranks)), key=lambda i: key(ranks[i]))
+        if all(any(k(ranks[c]) < _ALIKE * k(ranks[most]) for k in keys) for c in chosen):
+            chosen.append(most)
+    return chosen
 
 
 def _nearest(

@@ -1,0 +1,139 @@
+"""The command line of the planner: python -m pyg_sar.plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from planner_models import cut_small_graph
+from torch_geometric.data import HeteroData
+
+import pyg_sar
+from pyg_sar import plan
+from pyg_sar.planner import Statistics, by_hand, read_statistics
+from pyg_sar.planner.units import format_bytes, parse_bytes, parse_counts, parse_share
+
+SMALL = ['--hidden', '16', '--layers', '2', '--no-time']
+
+
+@pytest.fixture(scope='module')
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cut_small_graph(tmp_path_factory.mktemp('planner') / 'parts')
+
+
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda: by_hand(0, 10),
+        lambda: by_hand(10, 10, [(0.1, 1)]),
+        lambda: by_hand(10, 10, [(1.1, 2)]),
+        lambda: by_hand(10, 10, [(0.1, 2)], [(1.0, 4)]),
+        lambda: by_hand(10, 10, [(0.1, 2)], imbalance=0.5),
+        lambda: by_hand(10, 10).at(2),
+        lambda: parse_bytes('64 XB'),
+        lambda: parse_bytes('0GB'),
+        lambda: parse_share('0.2'),
+        lambda: parse_counts('1,0'),
+        lambda: parse_counts('1;2'),
+    ],
+)
+def test_statistics_and_units_are_checked(make: Any) -> None:
+    with pytest.raises(ValueError, match=r'expected|must'):
+        make()
+
+
+def test_units() -> None:
+    assert parse_bytes('64GB') == 64 * 10**9
+    assert parse_bytes('1.5 GiB') == 3 << 29
+    assert parse_bytes('100') == 100
+    assert parse_share('0.2@64') == (0.2, 64)
+    assert parse_counts('1,2,16') == [1, 2, 16]
+    assert format_bytes(1.85e9) == '1,850 MB'
+    assert format_bytes(24.06e9) == '24.1 GB'
+
+
+# The command line.
+
+
+def test_command_line_of_a_folder(
+    parts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / 'plan.json'
+    argv = [str(parts), *SMALL, '--memory', '1TB', '--ranks', '1,2,4,8', '--json', str(out)]
+    assert plan.main(argv) == 0
+    text = capsys.readouterr().out
+    assert '600 nodes, 4,000 directed edges; sage, 2 layers, hidden 16' in text
+    assert '4 ranks, each of them' in text
+    assert 'least number of ranks with 1,000 GB each: 1' in text
+    report = json.loads(out.read_text())
+    assert report['least_ranks'] == 1
+    found = report['predictions']
+    assert [p['num_ranks'] for p in found] == [1, 2, 4, 8]
+    assert [p['cut'] for p in found] == ['this folder'] * 3 + ['extrapolated']
+    assert [len(p['ranks']) for p in found] == [1, 2, 4, 1]
+    ranks = found[2]['ranks']
+    assert found[2]['peak_bytes_max'] == max(rank['peak_bytes'] for rank in ranks)
+    assert sum(rank['num_nodes'] for rank in ranks) == 600
+    assert found[2]['seconds_per_epoch'] is None
+    rows = [line.split() for line in text.splitlines() if line.endswith(('folder', 'extrapolated'))]
+    assert [row[0] for row in rows] == ['1', '2', '4', '8']
+
+
+@pytest.mark.parametrize('options', [['--model', 'gat', '--mode', 'one_shot', '--dropout', '0.5'],
+                                     ['--model', 'gcn', '--norm', 'none', '--optimizer', 'sgd'],
+                                     ['--model', 'gin', '--dtype', 'float64']])  # fmt: skip
+def test_command_line_takes_models(
+    parts: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan.main([str(parts), *SMALL, *options, '--ranks', '4']) == 0
+    assert options[1] in capsys.readouterr().out
+
+
+def test_command_line_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    graph = ['--nodes', '3000000', '--edges', '30000000', '--cut', '0.2@16']
+    argv = [*graph, '--in', '8', '--out', '3', *SMALL, '--ranks', '16', '--memory', '900MB']
+    assert plan.main(argv) == 0
+    text = capsys.readouterr().out
+    assert 'given' in text
+    assert 'least number of ranks with 900 MB each: ' in text or 'do not suffice' in text
+
+
+@pytest.mark.parametrize(
+    ('argv', 'message'),
+    [
+        ([], 'expected a partition folder'),
+        (['nowhere'], 'expected a partition folder at'),
+        (['nowhere', '--nodes', '5'], 'got both'),
+        (['--nodes', '5', '--edges', '5'], "expected '--in'"),
+        (['--nodes', '5', '--edges', '5', '--in', '3'], "expected '--out'"),
+        (['--nodes', '5', '--edges', '5', '--memory', 'much'], 'expected a size'),
+        (['--nodes', '5', '--edges', '5', '--ranks', 'x'], 'expected numbers of ranks'),
+        (['--nodes', '5', '--edges', '5', '--cut', 'x'], 'expected NUMBER@RANKS'),
+    ],
+)
+def test_command_line_errors_are_one_line(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan.main(argv) == 2
+    text = capsys.readouterr().err
+    assert text.startswith('error: ')
+    assert text.count('\n') == 1
+    assert message in text
+
+
+def test_types_are_refused(tmp_path: Path) -> None:
+    data = HeteroData()
+    data['a'].x, data['b'].x = torch.randn(8, 2), torch.randn(8, 2)
+    data['a', 'to', 'b'].edge_index = torch.randint(8, (2, 20))
+    pyg_sar.partition_graph(data, 2, tmp_path / 'parts', seed=0)
+    with pytest.raises(ValueError, match='one type of nodes and edges'):
+        read_statistics(tmp_path / 'parts')
+
+
+def test_statistics_are_immutable() -> None:
+    assert isinstance(by_hand(10, 10), Statistics)
+    with pytest.raises(AttributeError):
+        by_hand(10, 10).num_nodes = 3  # type: ignore[misc]

@@ -1,0 +1,123 @@
+"""One rank trains on a made-up shard, and what is alive is counted."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from planner_models import USER_MODELS, job_of
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
+from torch_geometric.nn.models import GraphSAGE
+
+import pyg_sar
+from pyg_sar.planner.live_bytes import LiveBytes
+from pyg_sar.planner.prediction import MODES
+from pyg_sar.planner.rehearsal import make_data, rehearse
+from pyg_sar.planner.sizes import RankSizes
+from pyg_sar.planner.world import World
+
+SIZES = RankSizes((7,), (20,), (3, 2, 4), (9, 5, 11), 9)
+
+
+# One rank that stands for all.
+
+
+@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('name', ['gat', 'gcn', 'median'])
+def test_rehearsal_is_what_a_rank_of_equal_ranks_does(name: str, mode: Any) -> None:
+    model = USER_MODELS[name]().double()
+    job = job_of(model, 6, mode=mode, dtype=torch.float64)
+    world = World(4)
+    wrapped = pyg_sar.wrap(copy.deepcopy(model), mode=mode)
+    wrapped.eval(), model.eval()  # no dropout; running statistics
+    with world.in_force():
+        data = make_data(SIZES, job)
+        out = wrapped(data.x, data.edge_index)
+        out.square().sum().backward()
+
+    x, edge_index = _whole_graph(data, world.size)
+    expected = model(x, edge_index)
+    expected.square().sum().backward()
+    assert (out - expected[: data.num_nodes]).abs().max() < 1e-10
+    for own, whole in zip(wrapped.parameters(), model.parameters(), strict=True):
+        assert (own.grad * world.size - whole.grad).abs().max() < 1e-10
+    assert world.received_rows > 0
+
+
+def _whole_graph(data: Data, world_size: int) -> tuple[Tensor, Tensor]:
+    """All ranks beside each other: each reads of the others what others read of it."""
+    shard, n = data.edge_index.shard, data.num_nodes
+    src, dst = data.edge_index.as_subclass(Tensor)
+    edges = []
+    for rank in range(world_size):
+        local = torch.arange(n + shard.num_halo) + rank * n
+        for step in shard.steps:
+            start, end = shard.source_range(step.part)
+            owner = (rank + step.recv_rank) % world_size
+            local[start:end] = owner * n + step.send_index
+        edges.append(torch.stack([local[src], dst + rank * n]))
+    return data.x.repeat(world_size, 1), torch.cat(edges, dim=1)
+
+
+def test_world_is_left_as_it_was() -> None:
+    with World(4).in_force():
+        assert pyg_sar.comm.is_distributed()
+    assert not pyg_sar.comm.is_distributed()
+
+
+def test_model_and_random_numbers_stay_as_they_are() -> None:
+    model = USER_MODELS['gcn']()
+    before = copy.deepcopy(model.state_dict())
+    state = torch.get_rng_state()
+    rehearse(job_of(model, 6), SIZES)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert type(model.first) is GCNConv
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+# Bytes.
+
+
+def test_live_bytes_counts_what_is_alive_at_once() -> None:
+    known = torch.randn(1000, requires_grad=True)
+    with LiveBytes([known]) as live:
+        first = known * 2
+        view = first[:10]
+        del first
+        assert live.live == 4000
+        del view
+        assert live.live == 0
+        known.detach().mul_(1)
+        assert live.live == 0
+        out = known.exp().square()  # both are kept for backward
+        assert live.live == 8000
+        out.sum().backward()
+    assert live.peak >= 12000
+    del out
+    assert live.live == 4000  # the gradient
+
+
+def test_bytes_grow_with_what_training_keeps() -> None:
+    def peak(layers: int, **options: Any) -> int:
+        model = GraphSAGE(6, 16, layers, 3)
+        return rehearse(job_of(model, 6, **options), SIZES.scaled(100)).peak_bytes
+
+    two, three, four = (peak(layers) for layers in (2, 3, 4))
+    assert two < three < four
+    assert four - three == pytest.approx(three - two, rel=0.05)
+    assert peak(3, dtype=torch.float64) == pytest.approx(2 * three, rel=0.25)
+    assert peak(3, make_optimizer=torch.optim.Adam) > three
+
+
+def test_one_shot_holds_the_halo() -> None:
+    sizes = RankSizes((500,), (2000,), (400,) * 7, (500,) * 7, 2800)
+    one_shot, sequential = (
+        rehearse(job_of(USER_MODELS['gat'](), 6, mode=mode), sizes).peak_bytes
+        for mode in ('one_shot', 'sequential')
+    )
+    assert one_shot - sequential > sizes.num_halo * 8 * 4  # at least one tensor of halo rows
