@@ -69,6 +69,8 @@ def train(
     result: dict[str, Any] = {'before_bytes': memory.before}
     while True:
         yield result
+        if has_accuracy:
+            memory.restart()
         start = time.perf_counter()
         network.train()
         out = network(data.x, data.edge_index)
