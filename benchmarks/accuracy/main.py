@@ -17,7 +17,7 @@ from tqdm import tqdm
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from graphs import TINY, WORDNET, graph_file, sizes  # noqa: E402
+from cached_graphs import TINY, WORDNET, graph_file, sizes  # noqa: E402
 from measured_training import PeakMemory, make_model, num_cores  # noqa: E402
 from plots import COLORS, panels, save  # noqa: E402
 from report import Benchmark, Row, show_mib, show_size, table  # noqa: E402
@@ -206,7 +206,7 @@ def render(report: dict[str, Any]) -> dict[str, str]:
         )
     levels = ', '.join(f'{level:.0%}' for level in LEVELS)
     head = (
-        f'`{rows[0]["graph"]}`: {show_size(rows[0])}. The last columns but one: seconds of training '
+        f'`{rows[0]["graph"]}`: {show_size(rows[0])}. Last but one: seconds of training '
         f'to {levels} of the best validation accuracy of all.'
     )
     return {'table': f'{head}\n\n{table([*header, "peak MiB"], lines)}'}

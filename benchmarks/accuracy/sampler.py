@@ -1,4 +1,4 @@
-"""Uniform neighbour sampling in NumPy, for where PyG's NeighborLoader has no pyg-lib or torch_sparse.
+"""Uniform neighbour sampling in NumPy, where NeighborLoader has no pyg-lib or torch_sparse.
 
 The same samples as NeighborLoader with ``replace=False``, ``subgraph_type='directional'``: every
 node's in-neighbours are drawn once, at the hop that reaches it first, and the batch's edges are
@@ -103,8 +103,8 @@ class NeighborSampler:
         offset = np.cumsum(length) - length
         places = np.arange(length.sum()) + np.repeat(start - offset, length)
         dst = np.repeat(nodes[few], length)
-        # The others by Floyd's algorithm (Bentley and Floyd, CACM 1987): for j = d - count ... d - 1
-        # draw t in 0 ... j and take t, or j where t has been taken.
+        # The others by Floyd's algorithm (Bentley and Floyd, CACM 1987): for j in
+        # d - count ... d - 1 draw t in 0 ... j and take t, or j where t has been taken.
         many, degree = nodes[~few], degree[~few]
         taken = np.full((many.size, count), -1, np.int64)
         for i in range(count):
