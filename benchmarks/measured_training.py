@@ -40,8 +40,12 @@ class PeakMemory:
     """The most memory this process holds from now on, beyond what it holds now."""
 
     def __init__(self) -> None:
-        Path('/proc/self/clear_refs').write_text('5')  # proc(5): the peak starts again at RSS
+        self.restart()
         self.before = _status('VmRSS')
+
+    def restart(self) -> None:
+        """Forgets the peak so far, but not what the process held before."""
+        Path('/proc/self/clear_refs').write_text('5')  # proc(5): the peak starts again at RSS
 
     def bytes(self) -> int:
         return _status('VmHWM') - self.before

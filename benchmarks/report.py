@@ -14,7 +14,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ class Benchmark:
         render: From the report to the tables of README.md, by name.
         draw: Draws the report into a PNG file; None for no picture.
         doc: One sentence for ``--help``.
-        name: Name of the results beside each other in one folder: ``results_NAME.json``.
+        static: Tables of README.md that come out of the code, by name.
     """
 
     folder: Path
@@ -47,6 +47,7 @@ class Benchmark:
     render: Callable[[dict[str, Any]], dict[str, str]]
     draw: Callable[[dict[str, Any], Path], None] | None
     doc: str
+    static: dict[str, str] = field(default_factory=dict)
 
     def main(self) -> None:
         """The command line: every option of the sizes is one of the program."""
@@ -94,15 +95,19 @@ class Benchmark:
         names = re.findall(r'<!-- /(\w+) -->', text)
         if report is None:
             unmeasured = f'Not measured yet: `make bench-{self.folder.name}` fills this in.'
-            blocks = dict.fromkeys(names, unmeasured)
+            blocks = {**dict.fromkeys(names, ''), 'table': unmeasured, **self.static}
         else:
-            blocks = {**self.render(report), 'environment': _environment_line(report)}
+            blocks = {
+                **self.static,
+                **self.render(report),
+                'environment': _environment_line(report),
+            }
             if self.draw is not None:
                 picture = out / f'{self.folder.name}.png'
                 self.draw(report, picture)
                 blocks['picture'] = f'![{self.doc}]({picture.name})'
             for name, block in blocks.items():
-                if name != 'picture':
+                if name != 'picture' and name not in self.static:
                     print(f'\n{block}')
         target = out / 'README.md'
         target.write_text(fill(text, blocks))
@@ -144,7 +149,12 @@ def fill(text: str, blocks: dict[str, str]) -> str:
         pattern = re.compile(rf'(<!-- {name} -->\n).*?(<!-- /{name} -->)', re.DOTALL)
         if not pattern.search(text):
             raise ValueError(f'expected <!-- {name} --> and <!-- /{name} --> in README.md')
-        text = pattern.sub(lambda found, block=block: f'{found[1]}{block}\n{found[2]}', text)
+        text = pattern.sub(
+            lambda found, block=block: (
+                f'{found[1]}{block}\n{found[2]}' if block else found[1] + found[2]
+            ),
+            text,
+        )
     return text
 
 

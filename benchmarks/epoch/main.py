@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import peers  # noqa: E402
-from graphs import ARXIV, TINY, sizes  # noqa: E402
+from cached_graphs import ARXIV, TINY, sizes  # noqa: E402
 from plots import bars, panels, save  # noqa: E402
 from report import (  # noqa: E402
     Benchmark,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from graphs import graph_file
+from cached_graphs import graph_file
 from measured_training import PeakMemory, num_cores
 from team import Team
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from graphs import ARXIV, TINY, cut  # noqa: E402
+from cached_graphs import ARXIV, TINY, cut  # noqa: E402
 from plots import bars, panels, save  # noqa: E402
 from registry import JOBS, Job, Run, Work, directions, kernels  # noqa: E402
 from report import Benchmark, Row, ratios, show, summary, table  # noqa: E402

@@ -16,7 +16,7 @@ from tqdm import tqdm
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from graphs import ARXIV, TINY, cut, graph_file, read_all, sizes  # noqa: E402
+from cached_graphs import ARXIV, TINY, cut, graph_file, read_all, sizes  # noqa: E402
 from measured_training import PeakMemory, num_cores  # noqa: E402
 from plots import bars, panels, save  # noqa: E402
 from report import (  # noqa: E402

@@ -12,7 +12,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from graphs import ARXIV, TINY, sizes  # noqa: E402
+from cached_graphs import ARXIV, TINY, sizes  # noqa: E402
 from measured_training import num_cores  # noqa: E402
 from plots import COLORS, panels, save  # noqa: E402
 from report import (  # noqa: E402

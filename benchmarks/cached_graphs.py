@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import pyg_sar
 from pyg_sar.partitioner.sources import load_source
@@ -65,11 +65,12 @@ def sizes(name: str) -> dict[str, int]:
     }
 
 
-def read_all(data: Data) -> None:
+def read_all(data: Data | HeteroData) -> None:
     """Reads a shard's files, which are only mapped: so that loading is not measured later."""
-    for _, value in data:
-        if isinstance(value, Tensor):
-            value.sum()
+    for store in data.stores:
+        for value in store.values():
+            if isinstance(value, Tensor):
+                value.sum()
 
 
 def _make(name: str) -> Data:

@@ -1,0 +1,217 @@
+"""The benchmarks run, compare what they claim to compare, and write their READMEs from results."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn.models import GraphSAGE
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ROOT / 'benchmarks'
+NAMES = ('kernels', 'layers', 'epoch', 'scaling', 'accuracy', 'ogbn')
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch):
+    """Imports a module of the benchmarks, which are programs and no package."""
+
+    def load(folder: str, name: str) -> ModuleType:
+        monkeypatch.syspath_prepend(BENCHMARKS)
+        monkeypatch.syspath_prepend(BENCHMARKS / folder)
+        return import_module(name)
+
+    return load
+
+
+def _run(*command: object, limit: float = 300) -> subprocess.CompletedProcess[str]:
+    """On one core: with two threads on a busy machine, tiny work takes minutes."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
+    core = max(os.sched_getaffinity(0))
+    code = (
+        f'import os, sys; os.sched_setaffinity(0, [{core}]); '
+        'os.execv(sys.executable, [sys.executable, *sys.argv[1:]])'
+    )
+    return subprocess.run(
+        [sys.executable, '-c', code, *map(str, command)],
+        env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': path},
+        capture_output=True,
+        text=True,
+        timeout=limit,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', NAMES)
+def test_runs_and_fills_its_readme(name: str, tmp_path: Path) -> None:
+    done = _run(BENCHMARKS / name / 'main.py', '--tiny', '--out', tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / 'results.json').read_text())
+    assert report['size'] == 'tiny'
+    assert (tmp_path / f'{name}.png').stat().st_size > 0
+    readme = (tmp_path / 'README.md').read_text()
+    assert '![' in readme
+    assert 'Not measured yet' not in readme
+    rows = report['rows']
+    if name == 'epoch':
+        assert {row['variant'] for row in rows} >= {'plain PyG', 'plain PyG, CSR', 'one_shot'}
+        assert all(0 <= row['loss_difference'] <= 1e-4 for row in rows)
+        assert all(len(row['peak_bytes']) == row['processes'] for row in rows)
+    if name == 'ogbn':
+        assert len(rows) == 5
+        assert all(row['processes'] == row['epochs'] == len(row['loss']) == 2 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', NAMES)
+def test_readme_is_what_its_results_say(name: str, tmp_path: Path) -> None:
+    folder = BENCHMARKS / name
+    if (folder / 'results.json').exists():
+        shutil.copy(folder / 'results.json', tmp_path)
+    done = _run(folder / 'main.py', '--render', '--out', tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / 'README.md').read_text() == (folder / 'README.md').read_text()
+
+
+_PROGRAM = """
+import time, sys
+from team import Team, take_turns
+
+def count(*, start, bad):
+    import torch.distributed as dist
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    yield ('ready', start)
+    for number in range(start, start + 3):
+        if number == bad and rank == 1:
+            raise KeyError('broken')
+        yield rank, number
+
+if __name__ == '__main__':
+    with Team(count, 2, start=10, bad=-1) as two, Team(count, start=20, bad=-1) as one:
+        print(two.setup, take_turns({'a': two, 'b': one}, 1))
+    try:
+        with Team(count, 2, start=0, bad=1) as team:
+            team.step()
+            team.step()
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_teams_take_turns_and_tell_of_failures(tmp_path: Path) -> None:
+    program = tmp_path / 'program.py'
+    program.write_text(f'import sys\nsys.path.insert(0, {str(BENCHMARKS)!r})\n{_PROGRAM}')
+    done = _run(program)
+    assert done.returncode == 0, done.stderr
+    setup, failure = done.stdout.split('\n', 1)
+    steps = {'a': [[(0, 10), (1, 10)], [(0, 11), (1, 11)]], 'b': [[(0, 20)], [(0, 21)]]}
+    assert setup == f'{[("ready", 10)] * 2} {steps}'
+    assert failure.startswith('rank 1 of 2 failed:')
+    assert "KeyError: 'broken'" in failure
+
+
+def test_fill_replaces_what_stands_between_the_marks(load) -> None:
+    report = load('.', 'report')
+    text = 'a\n<!-- x -->\nold\n<!-- /x -->\nb\n<!-- y -->\n<!-- /y -->\n'
+    filled = report.fill(text, {'x': r'new \1', 'y': 'two\nlines'})
+    assert filled == 'a\n<!-- x -->\nnew \\1\n<!-- /x -->\nb\n<!-- y -->\ntwo\nlines\n<!-- /y -->\n'
+    assert report.fill(filled, {'x': 'old', 'y': ''}) == text
+    with pytest.raises(ValueError, match=r'expected <!-- z -->'):
+        report.fill(text, {'z': ''})
+
+
+def test_ratios_are_within_rounds(load) -> None:
+    found = load('.', 'report').ratios([2.0, 30.0, 4.0], [1.0, 10.0, 4.0])
+    assert found == {'median': 2.0, 'min': 1.0, 'max': 3.0, 'count': 3}
+
+
+def _graph(num_nodes: int, num_edges: int) -> Tensor:
+    key = torch.randperm(num_nodes**2)[:num_edges]
+    return torch.stack([key // num_nodes, key % num_nodes])
+
+
+def test_samples_are_edges_of_the_graph_without_replacement(load) -> None:
+    num_nodes, fan_outs = 60, [4, 3]
+    edge_index = _graph(num_nodes, 500)
+    sampler = load('accuracy', 'sampler').NeighborSampler(edge_index, num_nodes, fan_outs)
+    in_degree = edge_index[1].bincount(minlength=num_nodes)
+    edges = set(map(tuple, edge_index.T.tolist()))
+    seen = []
+    for batch in sampler.epoch(torch.arange(30), batch_size=8):
+        assert batch.n_id.unique().numel() == batch.n_id.numel() == sum(batch.nodes_per_hop)
+        seen += batch.n_id[: batch.num_seeds].tolist()
+        drawn = list(map(tuple, batch.n_id[batch.edge_index].T.tolist()))
+        assert len(set(drawn)) == len(drawn)
+        assert set(drawn) <= edges
+        first_edge = first_node = 0
+        for hop, fan_out in enumerate(fan_outs):
+            dst = batch.edge_index[1, first_edge : first_edge + batch.edges_per_hop[hop]]
+            nodes = torch.arange(first_node, first_node + batch.nodes_per_hop[hop])
+            expected = in_degree[batch.n_id[nodes]].clamp(max=fan_out)
+            assert torch.equal(dst.bincount(minlength=batch.n_id.numel())[nodes], expected)
+            first_edge += batch.edges_per_hop[hop]
+            first_node += batch.nodes_per_hop[hop]
+    assert sorted(seen) == list(range(30))
+
+
+def test_every_neighbour_is_drawn_equally_often(load) -> None:
+    star = torch.stack([torch.arange(1, 9), torch.zeros(8, dtype=torch.long)])
+    sampler = load('accuracy', 'sampler').NeighborSampler(star, 9, [3], seed=1)
+    seeds = torch.zeros(1, dtype=torch.long).numpy()
+    counts = torch.zeros(9, dtype=torch.long)
+    for _ in range(4000):
+        counts[sampler.sample(seeds).n_id[1:]] += 1
+    # 1,500 expected each, standard deviation 31.
+    assert counts[0] == 0
+    assert (counts[1:] - 1500).abs().max() < 150
+
+
+def test_samples_of_all_neighbours_give_the_output_of_the_whole_graph(load) -> None:
+    num_nodes = 40
+    edge_index = _graph(num_nodes, 160)
+    x = torch.randn(num_nodes, 5, dtype=torch.float64)
+    model = GraphSAGE(5, 8, 3, 4).double()
+    sampler = load('accuracy', 'sampler').NeighborSampler(edge_index, num_nodes, [num_nodes] * 3)
+    expected = model(x, edge_index)
+    for batch in sampler.epoch(torch.arange(num_nodes), batch_size=16):
+        out = model(
+            x[batch.n_id],
+            batch.edge_index,
+            num_sampled_nodes_per_hop=batch.nodes_per_hop,
+            num_sampled_edges_per_hop=batch.edges_per_hop,
+        )[: batch.num_seeds]
+        wanted = expected[batch.n_id[: batch.num_seeds]]
+        torch.testing.assert_close(out, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_roc_auc_counts_pairs(load) -> None:
+    scores = torch.tensor([[0.1, 1.0], [0.4, 1.0], [0.4, 2.0], [0.8, 0.0]])
+    labels = torch.tensor([[0.0, 1.0], [0.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
+    # Pairs of the first task: 0.4 over 0.1, 0.4 level with 0.4, 0.8 over both. The second task has
+    # no negative label and does not count.
+    assert load('ogbn', 'metrics').mean_roc_auc(scores, labels) == 3.5 / 4
+
+
+def test_every_kernel_of_a_job_is_public(load) -> None:
+    registry = load('kernels', 'registry')
+    found = registry.kernels()
+    assert 'add_bag_sums' in found
+    assert all(not re.match('_', name) and callable(fn) for name, fn in found.items())
+
+
+def test_an_unknown_dataset_is_named() -> None:
+    done = _run(BENCHMARKS / 'ogbn' / 'main.py', '--datasets', 'karate')
+    assert done.returncode == 1
+    assert 'expected one of arxiv, products, proteins, mag, papers100M' in done.stderr
+    assert "(got 'karate')" in done.stderr
