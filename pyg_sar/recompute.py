@@ -255,7 +255,7 @@ class _Recorder(TorchFunctionMode):
             out = reference()  # while it lives its memory is of no other tensor
             if out is not None and _is_same(tensor, out) and version == tensor._version:
                 return recipe
-        return _Kept(tensor.detach(), tensor._version)
+        return _Kept(tensor, tensor._version)
 
 
 class _Draw:

@@ -46,7 +46,8 @@ def wrap(
         memory_budget: The memory budget of every SARConv, in bytes, with mode ``'auto'``.
         exchange_dtype: What every SARConv rounds rows to on their way between ranks.
         checkpoint_activations: Whether norms, activations and dropouts of the model are computed
-            again in backward instead of kept (:mod:`pyg_sar.recompute`): the same bits, less memory.
+            again in backward instead of kept: the same bits, less memory
+            (:mod:`pyg_sar.recompute`).
 
     Returns:
         `model`.
