@@ -11,9 +11,9 @@ from pyg_sar.planner.units import format_bytes
 NOTE = (
     'Peak: the most a process holds in training over what it held with its shard loaded; within\n'
     '12 % of the measured peak in every run compared (CPU, GraphSAGE and GAT, 1 to 8 processes).\n'
-    'Extrapolated cuts add the error of the cut: halo rows within 20 % at twice the ranks. Seconds\n'
-    'tell the order of magnitude only: the rate of this machine now, on a graph small enough to\n'
-    'measure in seconds, and no exchange hidden behind computing.'
+    'Extrapolated cuts add the error of the cut: halo rows within 20 % at twice the ranks.\n'
+    'Seconds tell the order of magnitude only: the rate of this machine now, on a graph small\n'
+    'enough to measure in seconds, and no exchange hidden behind computing.'
 )
 
 
