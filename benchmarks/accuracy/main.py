@@ -43,7 +43,7 @@ SIZES: dict[str, dict[str, Any]] = {
         'batch_size': 1024,
         'seconds': 120.0,
     },
-    'quick': {'seconds': 45.0},
+    'quick': {'seconds': 30.0},
     'tiny': {'graph': TINY, 'hidden': 16, 'fan_outs': [4, 3, 2], 'batch_size': 256, 'seconds': 0.5},
 }
 

@@ -156,7 +156,7 @@ def render(report: dict[str, Any]) -> dict[str, str]:
 def draw(report: dict[str, Any], path: Path) -> None:
     rows = [r for r in report['rows'] if r['mmap_threshold'] is None]
     models = list(dict.fromkeys(r['model'] for r in rows))
-    figure, axes = panels(2 * len(models), 'Training epochs, of plain PyG on one process', 5)
+    figure, axes = panels(2 * len(models), 'Training epochs, of plain PyG on one process', 2)
     for number, model in enumerate(models):
         of = [r for r in rows if r['model'] == model]
         ranks = list(dict.fromkeys(r['ranks'] for r in of))

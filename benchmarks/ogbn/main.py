@@ -48,9 +48,9 @@ SIZES: dict[str, dict[str, Any]] = {
     'quick': {
         'datasets': [f'synthetic:{name}' for name in CONFIGS],
         'scale': 0.0,
-        'num_nodes': 3000,
+        'num_nodes': 1500,
         'epochs': 20,
-        'layers': 3,
+        'layers': 2,
     },
     'tiny': {
         'datasets': [f'synthetic:{name}' for name in CONFIGS],

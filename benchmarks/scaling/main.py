@@ -14,7 +14,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from cached_graphs import ARXIV, TINY, sizes  # noqa: E402
 from measured_training import num_cores  # noqa: E402
-from plots import COLORS, panels, save  # noqa: E402
+from plots import COLORS, log_axes, panels, save  # noqa: E402
 from report import (  # noqa: E402
     Benchmark,
     Row,
@@ -138,11 +138,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         (left, f's per epoch (ideal: cores used, of {cores})'),
         (right, 'peak memory of a process, MiB'),
     ):
-        axis.set_xscale('log', base=2)
-        axis.set_yscale('log')
-        axis.set_xticks(ranks, [str(count) for count in ranks])
-        axis.yaxis.set_major_formatter('{x:,.4g}')
-        axis.yaxis.set_minor_formatter('')
+        log_axes(axis, ranks)
         axis.set_xlabel('ranks')
         axis.set_ylabel(text)
         axis.legend(frameon=False, fontsize=8)
