@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/installed
 .DEFAULT_GOAL := help
 BENCHMARKS := kernels layers epoch scaling accuracy ogbn
 
-.PHONY: help demo test lint format convs bench bench-memory $(BENCHMARKS:%=bench-%) clean
+.PHONY: help demo test test-benchmarks lint format convs bench bench-memory $(BENCHMARKS:%=bench-%) clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -19,8 +19,11 @@ help:  ## show this list
 demo: $(INSTALLED)  ## partition a graph and train on it, on this machine
 	@$(BIN)/python examples/demo.py $(ARGS)
 
-test: $(INSTALLED)  ## run all tests
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(INSTALLED)  ## run all tests but those of the benchmarks
+	@$(BIN)/python -m pytest -m 'not bench' $(ARGS)
+
+test-benchmarks: $(INSTALLED)  ## run every benchmark in its smallest form
+	@$(BIN)/python -m pytest -m bench tests/test_benchmarks.py
 
 lint: $(INSTALLED)  ## check style and types
 	@$(BIN)/ruff check .

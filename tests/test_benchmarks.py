@@ -51,7 +51,7 @@ def _run(*command: object, limit: float = 300) -> subprocess.CompletedProcess[st
     )
 
 
-@pytest.mark.slow
+@pytest.mark.bench
 @pytest.mark.parametrize('name', NAMES)
 def test_runs_and_fills_its_readme(name: str, tmp_path: Path) -> None:
     done = _run(BENCHMARKS / name / 'main.py', '--tiny', '--out', tmp_path)
@@ -72,7 +72,7 @@ def test_runs_and_fills_its_readme(name: str, tmp_path: Path) -> None:
         assert all(row['processes'] == row['epochs'] == len(row['loss']) == 2 for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.bench
 @pytest.mark.parametrize('name', NAMES)
 def test_readme_is_what_its_results_say(name: str, tmp_path: Path) -> None:
     folder = BENCHMARKS / name
@@ -108,7 +108,7 @@ if __name__ == '__main__':
 """
 
 
-@pytest.mark.slow
+@pytest.mark.bench
 def test_teams_take_turns_and_tell_of_failures(tmp_path: Path) -> None:
     program = tmp_path / 'program.py'
     program.write_text(f'import sys\nsys.path.insert(0, {str(BENCHMARKS)!r})\n{_PROGRAM}')

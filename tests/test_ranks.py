@@ -54,9 +54,10 @@ class _SlowError(ValueError):
 
 def _fail_first(rank: int) -> None:
     """`rank` fails, and all others a little later."""
+    dist.barrier()
     if dist.get_rank() == rank:
         raise _SlowError
-    time.sleep(0.03)
+    time.sleep(0.1)
     raise KeyError('a consequence')
 
 

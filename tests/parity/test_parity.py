@@ -115,8 +115,13 @@ def _check(differences: list[dict[str, float]], tolerance: float = TOLERANCE) ->
 
 
 @pytest.mark.parametrize('name', CASES)
-@pytest.mark.parametrize('mode', MODES)
-@pytest.mark.parametrize('parts', ['metis1', 'metis3', 'random4'])
+@pytest.mark.parametrize(
+    ('parts', 'mode'),
+    [
+        *(('metis1', 'sequential'), ('metis3', 'sequential')),
+        *(('random4', 'sequential_no_remat'), ('random4', 'one_shot')),
+    ],
+)
 def test_one_process(partitions: Path, name: str, mode: str, parts: str) -> None:
     _check([_differences(name, str(partitions / parts), mode)])
 
