@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.nn.aggr import EquilibriumAggregation, PatchTransformerAggregation
 from torch_geometric.utils import to_dense_batch as pyg_to_dense_batch
 
-from pyg_sar.conv.functions import replaced
+from pyg_sar.conv.functions import overridden, replaced
 
 
 @dataclass
@@ -60,7 +60,7 @@ class WholeGraphSizes:
             for module in self.conv.modules():
                 for kind, name, form in _FORMS:
                     if isinstance(module, kind):
-                        stack.enter_context(_override(module, name, form(module, self)))
+                        stack.enter_context(overridden(module, name, form(module, self)))
             yield
 
 
@@ -95,18 +95,3 @@ _FORMS: tuple[tuple[type, str, _Form], ...] = (
     (EquilibriumAggregation, 'reg', _regularisation),
 )
 """Methods of PyG's aggregations that look at sizes in a way of their own, and what they become."""
-
-
-@contextmanager
-def _override(module: torch.nn.Module, name: str, value: Any) -> Iterator[None]:
-    attributes = vars(module)
-    missing = object()
-    before = attributes.get(name, missing)
-    attributes[name] = value
-    try:
-        yield
-    finally:
-        if before is missing:
-            del attributes[name]
-        else:
-            attributes[name] = before

@@ -60,3 +60,19 @@ def replaced(module: torch.nn.Module, replacements: dict[AnyFn, AnyFn]) -> Itera
             setattr(place, name, before)
         for each in known:
             _originals.pop(each, None)
+
+
+@contextmanager
+def overridden(module: torch.nn.Module, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute of one module, in front of what its class has, while it lasts."""
+    attributes = vars(module)
+    missing = object()
+    before = attributes.get(name, missing)
+    attributes[name] = value
+    try:
+        yield
+    finally:
+        if before is missing:
+            del attributes[name]
+        else:
+            attributes[name] = before

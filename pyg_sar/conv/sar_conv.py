@@ -12,7 +12,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm import agree, check_equal, raise_together
 from pyg_sar.conv.ends import Ends
 from pyg_sar.conv.exchanges import Exchanges, find_shards
-from pyg_sar.conv.functions import replaced
+from pyg_sar.conv.functions import overridden, replaced
 from pyg_sar.conv.inputs import check_inputs
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.paths import Mode
@@ -182,7 +182,9 @@ class SARConv(MessagePassing):  # type: ignore[misc]
                         module, exchanges, self.mode, self.max_rows, agreed, self.memory_budget
                     )
                     for method in ('propagate', 'edge_updater'):
-                        stack.enter_context(_override(module, method, getattr(propagation, method)))
+                        stack.enter_context(
+                            overridden(module, method, getattr(propagation, method))
+                        )
             yield
 
     def chosen_modes(self) -> list[ChosenMode]:
@@ -212,21 +214,6 @@ class SARConv(MessagePassing):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.conv}, mode={self.mode!r})'
-
-
-@contextmanager
-def _override(module: torch.nn.Module, name: str, value: Any) -> Iterator[None]:
-    attributes = vars(module)
-    missing = object()
-    before = attributes.get(name, missing)
-    attributes[name] = value
-    try:
-        yield
-    finally:
-        if before is missing:
-            del attributes[name]
-        else:
-            attributes[name] = before
 
 
 def _strip_prefix(
