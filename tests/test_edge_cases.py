@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from ranks import run_ranks
+from small_graphs import assert_all_raise, assert_close, attempt
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
 
 import pyg_sar
 
@@ -195,3 +196,40 @@ def test_plans_of_changing_edges_do_not_pile_up(tmp_path: Path) -> None:
         conv(shard.x, shard.edge_index[:, kept])
     plans = shard.edge_index.shard.cache['plans']
     assert sum(plan.num_edges for plan in plans) <= 4 * shard.num_edges
+
+
+class _Centred(MessagePassing):  # type: ignore[misc]
+    """A message that reads all nodes, or all rows of a weight."""
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__(aggr='sum')
+        self.weight = torch.nn.Parameter(torch.ones(num_rows, 6))
+
+    def forward(self, x: Tensor, edge_index: Tensor, *, of_nodes: bool) -> Tensor:
+        all_rows = x if of_nodes else self.weight
+        out: Tensor = self.propagate(edge_index, x=x, all_rows=all_rows)
+        return out
+
+    def message(self, x_j: Tensor, all_rows: Tensor) -> Tensor:
+        return x_j - all_rows.mean(dim=0)
+
+
+def _centred(root: str) -> tuple[str, Tensor]:
+    data = pyg_sar.load_shard(root)
+    conv = pyg_sar.SARConv(_Centred(3).double())
+    refused = attempt(conv, data.x, data.edge_index, of_nodes=True)
+    return refused, conv(data.x, data.edge_index, of_nodes=False)
+
+
+@pytest.mark.parametrize('parts', [[0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 0, 0, 1, 1, 2, 2]])
+def test_a_message_that_reads_the_nodes_of_one_rank(tmp_path: Path, parts: list[int]) -> None:
+    """Never silently wrong, also where all ranks have as many nodes; a weight is no such thing."""
+    graph = _data(9, [*RING, *((j, i) for i, j in RING)])
+    root = tmp_path / 'parts'
+    pyg_sar.partition_graph(graph, 3, root, method=torch.tensor(parts))
+    answers = run_ranks(_centred, 3, str(root))
+    words = "tensor that is the same on all ranks in 'all_rows'"
+    assert_all_raise([refused for refused, _ in answers], 'ValueError', words)
+    expected = _Centred(3).double()(graph.x, graph.edge_index, of_nodes=False)
+    n_id = torch.cat([torch.tensor(parts).eq(p).nonzero().view(-1) for p in range(3)])
+    assert_close(torch.cat([out for _, out in answers]).detach(), expected[n_id].detach())

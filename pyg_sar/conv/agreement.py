@@ -20,6 +20,8 @@ class Call:
         types: Kind, dtype, row shape and need of a gradient of every tensor.
         rows: Rows of every tensor that is not read at a node.
         num_edges: Number of edges on the rank; -1 if the arguments could not be bound.
+        num_nodes: Own sources and own destinations of the rank.
+        sums: Of every tensor that is read as it is, the sum of its entries.
         path: How the rank is going to compute it.
         one_pass: Whether one pass could compute its softmax here.
         one_shot_bytes: What mode one_shot would hold on the rank, where that decides.
@@ -28,6 +30,8 @@ class Call:
     types: tuple[Any, ...] = ()
     rows: dict[str, int] = field(default_factory=dict)
     num_edges: int = -1
+    num_nodes: tuple[int, int] = (0, 0)
+    sums: dict[str, float] = field(default_factory=dict)
     path: str = ''
     one_pass: bool = False
     one_shot_bytes: int = 0
@@ -37,6 +41,8 @@ class Call:
         arguments: Arguments,
         rows: dict[str, int],
         num_edges: int,
+        num_nodes: tuple[int, int],
+        sums: dict[str, float],
         path: str,
         one_pass: bool,
         one_shot_bytes: int = 0,
@@ -48,7 +54,7 @@ class Call:
             for kind, tensors in kinds.items()
             for t in tensors
         )
-        return Call(types, rows, num_edges, path, one_pass, one_shot_bytes)
+        return Call(types, rows, num_edges, num_nodes, sums, path, one_pass, one_shot_bytes)
 
     @property
     def is_bound(self) -> bool:
@@ -102,6 +108,8 @@ def agree_on_call(
         if other_error is not None:
             raise ValueError(f'rank {rank}: {other_error}')
     check_equal(f'tensors in {name}', call.types, [other.types for other in calls])
+    for whole in call.rows.keys() - edge_names:
+        _check_whole(whole, name, calls)
     check_equal(f'path of {name}', call.path, [other.path for other in calls])
     one_pass = all(other.one_pass for other in calls)
     return edge_names, one_pass, max(other.one_shot_bytes for other in calls)
@@ -131,6 +139,19 @@ def _is_edge_tensor(name: str, where: str, calls: list[Call]) -> bool:
             f'rank {rank} (got {calls[rank].rows[name]})'
         )
     return False
+
+
+def _check_whole(name: str, where: str, calls: list[Call]) -> None:
+    """Raises for a tensor that a message reads as it is, if it holds the nodes of one rank only."""
+    rows = [call.rows[name] for call in calls]
+    # Parts may have as many nodes each; a weight may have as many rows, but is the same everywhere.
+    is_of_nodes = all(n in call.num_nodes for n, call in zip(rows, calls, strict=True))
+    differs = len({call.sums.get(name) for call in calls}) > 1
+    if len(set(rows)) > 1 or (is_of_nodes and differs):
+        raise ValueError(
+            f"expected a tensor that is the same on all ranks in '{name}' of {where} (got {rows} "
+            f"rows; rows of nodes are read at the ends of edges, as '{name}_j' and '{name}_i')"
+        )
 
 
 def _needs_grad(tensor: Tensor) -> bool:

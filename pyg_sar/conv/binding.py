@@ -49,6 +49,14 @@ class Binding:
     rows: dict[str, int]
     slots: tuple[_Slot, ...]
 
+    def sums_of_whole(self) -> dict[str, float]:
+        """Of every tensor that the function reads as it is, the sum of its entries."""
+        return {
+            slot.name: self.arguments.whole[slot.place].detach().double().sum().item()
+            for slot in self.slots
+            if slot.role == 'whole'
+        }
+
     def inputs(
         self, arguments: Arguments, edge_index: Tensor, dst: Tensor, num_dst: int
     ) -> dict[str, Any]:

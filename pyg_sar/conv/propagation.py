@@ -214,7 +214,16 @@ class Propagation:
                 t.requires_grad for t in binding.arguments.edge
             )
             told = f'{path}, with gradient' if path == 'weighted' and takes_gradient else path
-            call = Call.of(binding.arguments, binding.rows, plan.num_edges, told, one_pass, needed)
+            call = Call.of(
+                binding.arguments,
+                binding.rows,
+                plan.num_edges,
+                (shard.num_own, shard.num_dst),
+                binding.sums_of_whole(),
+                told,
+                one_pass,
+                needed,
+            )
         except MessageError as unsupported:
             error = ValueError(
                 f"{type(self.conv).__name__}'s '{function}' cannot be computed on a cut graph: "
