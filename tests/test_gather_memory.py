@@ -15,7 +15,10 @@ import pyg_sar
 
 NUM_NODES, NUM_EDGES = 3_000, 50_000
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
+pytestmark = [
+    pytest.mark.bench,
+    pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc'),
+]
 
 
 @pytest.fixture(scope='module')
