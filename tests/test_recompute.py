@@ -16,8 +16,7 @@ from torch import Tensor
 from torch_geometric import nn as pyg
 
 import pyg_sar
-from pyg_sar import recompute
-from pyg_sar.recompute import recompute_activations_of, recomputed_activations
+from pyg_sar.recompute import recompute_activations_of, recomputed_activations, recorder
 
 NUM_ROWS, NUM_COLUMNS = 50, 8
 
@@ -95,14 +94,14 @@ def test_same_bits(names: list[str], training: bool) -> None:
 def _kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Collects what is packed."""
     packed: list[Any] = []
-    pack = recompute._Recorder.pack
+    pack = recorder._Recorder.pack
 
     def collect(self: Any, tensor: Tensor) -> Any:
         packed.append(pack(self, tensor))
         return packed[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(recompute._Recorder, 'pack', collect)
+        patch.setattr(recorder._Recorder, 'pack', collect)
         yield packed
 
 
@@ -112,7 +111,7 @@ def _matrices(packed: list[Any]) -> set[int]:
     todo = [saved.source for saved in packed]
     while todo:
         source = todo.pop()
-        if isinstance(source, recompute._Recipe):
+        if isinstance(source, recorder._Recipe):
             todo += [i for i in source.inputs if i is not None]
         elif source.tensor.shape == (NUM_ROWS, NUM_COLUMNS):
             found.add(source.tensor.data_ptr())
@@ -186,7 +185,7 @@ def test_a_forward_that_fails_leaves_nothing() -> None:
     recompute_activations_of(model)
     with pytest.raises(KeyError):
         model(torch.ones(1))
-    assert recompute._Recorder.active is None
+    assert recorder._Recorder.active is None
     y = torch.ones(3, requires_grad=True)
     assert isinstance(y.relu().grad_fn._saved_result, Tensor)  # type: ignore[union-attr]
     assert F.relu(y).grad_fn is not None

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     'aggregate': {'aggregate', 'comm', 'kernels', 'merge', 'shard'},
     'models': {'aggregate', 'comm', 'models', 'shard'},
     'conv': {'aggregate', 'comm', 'conv', 'merge', 'models', 'shard'},
-    'recompute': set(),
+    'recompute': {'recompute'},
     'norm': {'comm', 'norm', 'recompute'},
     'loss': {'comm'},
     'memory': set(),

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +26,8 @@ from pyg_sar.shard.meta import read_meta
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from measured_training import num_cores, run_training  # noqa: E402
+from measured_training import run_training  # noqa: E402
+from report import environment  # noqa: E402
 
 MODES = ('sequential', 'sequential_no_remat', 'one_shot')
 PLAIN, PLAIN_CSR = 'plain PyG', 'plain PyG, CSR'
@@ -259,19 +257,9 @@ def _draw_graph(axis: Any, rows: list[Result]) -> None:
 
 
 def _environment() -> Result:
-    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-    return {
-        'cores': num_cores(),
-        'memory_gib': round(memory / 2**30),
-        'machine': platform.machine(),
-        'system': platform.system(),
-        'libc': ' '.join(platform.libc_ver()),
-        'python': platform.python_version(),
-        'torch': torch.__version__,
-        'torch_geometric': version('torch_geometric'),
-        'pyg_sar': pyg_sar.__version__,
-        'load_average_at_start': os.getloadavg()[0],
-    }
+    found = environment()
+    found['load_average_at_start'] = found.pop('load_at_start')
+    return found
 
 
 def _parse() -> argparse.Namespace:

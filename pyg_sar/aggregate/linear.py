@@ -90,22 +90,23 @@ def _return_blocks(
 ) -> Tensor:
     grad_out = grad_out.contiguous()
     own = plan.blocks[0]
-    is_one_part = plan.shard.parts_per_rank == 1
-    if is_one_part and own.num_edges:
+    # With one part the own block's sum is grad_x itself, made in one pass.
+    is_written = plan.shard.parts_per_rank == 1 and own.num_edges > 0
+    if is_written:
         grad_x = bag_sums(grad_out, own.by_src, _block_weight(own, weight))
     else:
         grad_x = grad_out.new_zeros(plan.shard.num_own, grad_out.size(1))
     if one_shot:
         grad_halo = grad_out.new_empty(plan.shard.num_halo, *grad_out.shape[1:])
         for block, rows in zip(plan.blocks, split_rows(grad_x, grad_halo, plan), strict=True):
-            if not (is_one_part and block is own):
+            if not (is_written and block is own):
                 _write_gradient(rows, grad_out, weight, block)
         exchange.return_all([grad_halo], [grad_x])
         return grad_x
     returned = GradientReturn(exchange, [grad_x])
     for block in plan.blocks:
         (rows,) = returned.rows()
-        if not (is_one_part and block is own):
+        if not (is_written and block is own):
             _write_gradient(rows, grad_out, weight, block)
         returned.send()
     returned.finish()

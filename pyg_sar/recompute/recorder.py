@@ -23,6 +23,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from pyg_sar.recompute.dropout import Draw, Dropout, dropout_arguments
+
 Step = Callable[..., Tensor]
 
 _STEPS: set[Any] = {
@@ -200,12 +202,12 @@ class _Recorder(TorchFunctionMode):
             self._noted = None
 
     def _dropout(self, func: Any, args: Any, kwargs: Any) -> Tensor:
-        x, p, training, inplace = _dropout_arguments(*args, **kwargs)
+        x, p, training, inplace = dropout_arguments(*args, **kwargs)
         if inplace or not training or not x.requires_grad or not 0 < p <= 1:
             out: Tensor = func(*args, **kwargs)
             return out
-        draw = _Draw(p, x.device)
-        out = _Dropout.apply(x, draw)  # type: ignore[no-untyped-call]
+        draw = Draw(p, x.device)
+        out = Dropout.apply(x, draw)  # type: ignore[no-untyped-call]
         self.remember(out, draw, (x,))
         return out
 
@@ -256,55 +258,6 @@ class _Recorder(TorchFunctionMode):
             if out is not None and _is_same(tensor, out) and version == tensor._version:
                 return recipe
         return _Kept(tensor, tensor._version)
-
-
-class _Draw:
-    """The mask of one dropout, drawn again from the random state it was drawn from."""
-
-    def __init__(self, p: float, device: torch.device) -> None:
-        self.p = p
-        self.devices = [device] if device.type == 'cuda' else []
-        self.state = torch.cuda.get_rng_state(device) if self.devices else torch.get_rng_state()
-        self.mask: Tensor | None = None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The rows again; the mask is kept, as its backward comes next."""
-        self.mask = self.draw(x)
-        return x * self.mask
-
-    def draw(self, like: Tensor) -> Tensor:
-        """What the rows were multiplied by."""
-        with torch.random.fork_rng(self.devices):
-            if self.devices:
-                torch.cuda.set_rng_state(self.state, like.device)
-            else:
-                torch.set_rng_state(self.state)
-            return F.dropout(torch.ones_like(like), self.p)
-
-
-class _Dropout(torch.autograd.Function):
-    """``F.dropout`` that keeps the random state and not the mask."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, draw: _Draw) -> Tensor:
-        ctx.draw = draw
-        return F.dropout(x, draw.p)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        mask = ctx.draw.mask
-        ctx.draw.mask = None
-        return grads[0] * (ctx.draw.draw(grads[0]) if mask is None else mask), None
-
-
-def _dropout_arguments(
-    input: Tensor,
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-    train: bool | None = None,  # torch.dropout's name for it
-) -> tuple[Tensor, float, bool, bool]:
-    return input, p, training if train is None else train, inplace
 
 
 def _batch_norm_arguments(

@@ -1,0 +1,9 @@
+"""Activations that backward computes again instead of keeping them."""
+
+from pyg_sar.recompute.recorder import (
+    recompute_activations_of,
+    recomputed_activations,
+    remember,
+)
+
+__all__ = ['recompute_activations_of', 'recomputed_activations', 'remember']

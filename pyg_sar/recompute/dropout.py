@@ -1,0 +1,61 @@
+"""Dropout that keeps its random state and draws the mask again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Draw:
+    """The mask of one dropout, drawn again from the random state it was drawn from."""
+
+    def __init__(self, p: float, device: torch.device) -> None:
+        self.p = p
+        self.devices = [device] if device.type == 'cuda' else []
+        self.state = torch.cuda.get_rng_state(device) if self.devices else torch.get_rng_state()
+        self.mask: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The rows again; the mask is kept, as its backward comes next."""
+        self.mask = self.draw(x)
+        return x * self.mask
+
+    def draw(self, like: Tensor) -> Tensor:
+        """What the rows were multiplied by."""
+        with torch.random.fork_rng(self.devices):
+            if self.devices:
+                torch.cuda.set_rng_state(self.state, like.device)
+            else:
+                torch.set_rng_state(self.state)
+            return F.dropout(torch.ones_like(like), self.p)
+
+
+class Dropout(torch.autograd.Function):
+    """``F.dropout`` that keeps the random state and not the mask."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, draw: Draw) -> Tensor:
+        """The rows, dropped; `draw` has the random state of now."""
+        ctx.draw = draw
+        return F.dropout(x, draw.p)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """The gradient through the same mask."""
+        mask = ctx.draw.mask
+        ctx.draw.mask = None
+        return grads[0] * (ctx.draw.draw(grads[0]) if mask is None else mask), None
+
+
+def dropout_arguments(
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    train: bool | None = None,  # torch.dropout's name for it
+) -> tuple[Tensor, float, bool, bool]:
+    """Input, p, training and inplace of a call of ``F.dropout`` or ``torch.dropout``."""
+    return input, p, training if train is None else train, inplace
