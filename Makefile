@@ -20,7 +20,7 @@ demo: $(INSTALLED)  ## partition a graph and train on it, on this machine
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 test: $(INSTALLED)  ## run all tests but those of the benchmarks
-	@$(BIN)/python -m pytest -m 'not bench' $(ARGS)
+	@$(BIN)/python -m pytest -m 'not bench' -n 2 --dist loadfile $(ARGS)
 
 test-benchmarks: $(INSTALLED)  ## run every benchmark in its smallest form, and measure what is bounded
 	@$(BIN)/python -m pytest -m bench

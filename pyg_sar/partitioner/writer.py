@@ -23,6 +23,7 @@ from pyg_sar.partitioner.layout import (
 from pyg_sar.partitioner.summary import PartitionSummary, summarize
 from pyg_sar.partitioner.typed import TypedGraph
 from pyg_sar.shard import format as fmt
+from pyg_sar.shard.checksums import folder_checksums
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import EdgeInfo, Meta, NodeInfo, write_meta
 
@@ -108,7 +109,7 @@ def write_partition(
         'command': command,
         'versions': {name: _version(name) for name in _VERSIONED},
     }
-    write_meta(folder, meta, notes)
+    write_meta(folder, meta, notes, folder_checksums(folder))
     return summary
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -84,13 +86,16 @@ _EDGE_FIELDS = {
 }
 
 
-def write_meta(root: str | Path, meta: Meta, notes: dict[str, Any]) -> None:
+def write_meta(
+    root: str | Path, meta: Meta, notes: dict[str, Any], checksums: Mapping[str, str]
+) -> None:
     """Writes META.json: PyG's keys, and ours under ``"pyg_sar"``.
 
     Args:
         root: The partition folder.
         meta: What the loader reads.
         notes: More of ours, for people to read.
+        checksums: SHA-256 of every other file, by its path in the folder.
     """
     sizes = [info.num_nodes for info in meta.nodes.values()]
     pyg = {
@@ -120,26 +125,62 @@ def write_meta(root: str | Path, meta: Meta, notes: dict[str, Any]) -> None:
         'format_version': FORMAT_VERSION,
         'fingerprint': meta.fingerprint,
         'graph_attrs': meta.graph_attrs,
+        'checksums': dict(checksums),
     }
     if not meta.is_hetero:
         del ours['type']
     (Path(root) / META_FILE).write_text(_text({**pyg, 'pyg_sar': ours}), encoding='utf-8')
 
 
-def with_node_attrs(root: str | Path, attrs: dict[str, Any]) -> str:
+def with_node_attrs(
+    root: str | Path, attrs: dict[str, Any], checksums: Mapping[str, str | None]
+) -> str:
     """The text of a homogeneous partition's META.json with other node attributes.
 
     Args:
         root: The partition folder.
         attrs: dtype and row shape of every node attribute, by name.
+        checksums: New checksums by path; None where a file has none for now.
     """
-    content = json.loads((Path(root) / META_FILE).read_text(encoding='utf-8'))
-    content['pyg_sar']['node_attrs'] = attrs
+    content = _content(root)
+    ours = content['pyg_sar']
+    ours['node_attrs'] = attrs
+    known = {**ours.get('checksums', {}), **checksums}
+    ours['checksums'] = {name: value for name, value in known.items() if value is not None}
     return _text(content)
 
 
+def read_notes(root: str | Path) -> dict[str, Any]:
+    """What META.json holds for people: how the partition came about, command and versions."""
+    ours = _content(root)['pyg_sar']
+    return {name: ours.get(name) for name in ('partition', 'command', 'versions')}
+
+
+def read_checksums(root: str | Path) -> dict[str, str]:
+    """SHA-256 of every other file, by its path in the folder."""
+    return dict(_content(root)['pyg_sar'].get('checksums', {}))
+
+
+def meta_is_unchanged(root: str | Path) -> bool:
+    """Whether META.json has the checksum of its own that was written into it."""
+    content = _content(root)
+    return bool(content['pyg_sar'].get('checksum') == _checksum(content))
+
+
+def _content(root: str | Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((Path(root) / META_FILE).read_text(encoding='utf-8'))
+    return content
+
+
 def _text(content: dict[str, Any]) -> str:
+    content['pyg_sar']['checksum'] = _checksum(content)
     return json.dumps(content, indent=1, sort_keys=True) + '\n'
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    ours = {name: value for name, value in content['pyg_sar'].items() if name != 'checksum'}
+    text = json.dumps({**content, 'pyg_sar': ours}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _field(info: NodeInfo | EdgeInfo, name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import Meta
 
 Tensors = dict[str, Tensor]
+T = TypeVar('T')
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def read_part(root: Path, part: int, meta: Meta) -> Part:
     """
     folder = format.part_dir(root, part)
     path = folder / format.SAR_FILE
-    sar = _load(path)
+    sar: dict[Any, Any] = load_tensors(path, dict)
     if not meta.is_hetero:
         sar = {'n_id': {None: sar.get('n_id')}, 'edges': {None: sar}}
     n_ids: dict[NodeKey, Any] = {key: _dict_in(path, sar, 'n_id').get(key) for key in meta.nodes}
@@ -54,7 +55,7 @@ def read_part(root: Path, part: int, meta: Meta) -> Part:
     for edge_key, index in indices.items():
         _check_index(path, edge_key, index, part, meta)
     node_files, edge_files = (
-        [_load(folder / name) for name in names]
+        [load_tensors(folder / name, dict) for name in names]
         for names in (
             (format.NODE_FEATS_FILE, format.NODE_ATTRS_FILE),
             (format.EDGE_FEATS_FILE, format.EDGE_ATTRS_FILE),
@@ -138,7 +139,13 @@ def _dict_in(path: Path, content: dict[Any, Any], key: Any) -> dict[Any, Any]:
     return value
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load_tensors(path: Path, kind: type[T]) -> T:
+    """Reads a file of tensors and plain values, memory-mapped; no code of a file is ever run.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it holds anything else, or not one `kind` of thing.
+    """
     if not path.is_file():
         raise FileNotFoundError(
             f"expected a complete partition folder with '{path}' (got no such file)"
@@ -149,8 +156,8 @@ def _load(path: Path) -> dict[str, Any]:
     except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"expected a file of tensors at '{path}' (got {reason})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"expected a dict in '{path}' (got {type(content).__name__})")
+    if not isinstance(content, kind):
+        raise ValueError(f"expected a {kind.__name__} in '{path}' (got {type(content).__name__})")
     return content
 
 

@@ -8,7 +8,7 @@ ends, the folder is one that loads: without the new attributes, or with all of t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_sar.comm import agree, check_equal, raise_together
+from pyg_sar.shard.checksums import file_checksum
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format import META_FILE, NODE_ATTRS_FILE, part_dir
 from pyg_sar.shard.meta import read_meta, with_node_attrs
@@ -55,11 +56,14 @@ def save_node_attrs(data: Data, names: Sequence[str], *, overwrite: bool = False
 
     known: dict[str, Any] = _try_together(lambda: _known_attrs(shard, names, overwrite))
     kept = {name: row_type for name, row_type in known.items() if name not in names}
-    if kept != known:
-        # While parts hold old and new values of an attribute, the folder does not name it.
-        _try_together(lambda: _write_meta(shard, kept))
-    _try_together(lambda: _write_parts(shard, {name: data[name] for name in names}, set(kept)))
-    _try_together(lambda: _write_meta(shard, {**kept, **row_types}))
+    # While parts hold old and new values of an attribute, the folder names neither it nor the
+    # checksums of their files.
+    unknown = {_file_of(part): None for part in range(shard.num_parts)}
+    _try_together(lambda: _write_meta(shard, kept, unknown))
+    values = {name: data[name] for name in names}
+    written = _try_together(lambda: _write_parts(shard, values, set(kept)))
+    checksums = {name: value for own in agree(written) for name, value in own.items()}
+    _try_together(lambda: _write_meta(shard, {**kept, **row_types}, checksums))
 
 
 def _try_together(fn: Callable[[], Any]) -> Any:
@@ -125,10 +129,15 @@ def _known_attrs(shard: Shard, names: list[str], overwrite: bool) -> dict[str, A
     return known
 
 
-def _write_parts(shard: Shard, values: dict[str, Tensor], keep: set[str]) -> None:
-    """Adds the values to the files of the own parts, beside those named in `keep`."""
+def _write_parts(shard: Shard, values: dict[str, Tensor], keep: set[str]) -> dict[str, str]:
+    """Adds the values to the files of the own parts, beside those named in `keep`.
+
+    Returns:
+        The checksums of the files.
+    """
+    checksums = {}
     for i, part in enumerate(shard.parts):
-        path = part_dir(shard.root, part) / NODE_ATTRS_FILE
+        path = Path(shard.root) / _file_of(part)
         rows = slice(shard.own_ptr[i], shard.own_ptr[i + 1])
         old = torch.load(path, weights_only=True, mmap=True)
         content = {name: value for name, value in old.items() if name in keep}
@@ -136,13 +145,21 @@ def _write_parts(shard: Shard, values: dict[str, Tensor], keep: set[str]) -> Non
             content[name] = value[rows].detach().cpu().clone()  # a view would save all its rows
         with _replacing(path) as new:
             torch.save(content, new)
+        checksums[_file_of(part)] = file_checksum(path)
+    return checksums
 
 
-def _write_meta(shard: Shard, node_attrs: dict[str, Any]) -> None:
+def _file_of(part: int) -> str:
+    return (part_dir('', part) / NODE_ATTRS_FILE).as_posix()
+
+
+def _write_meta(
+    shard: Shard, node_attrs: dict[str, Any], checksums: Mapping[str, str | None]
+) -> None:
     """Rank 0 alone writes, once all ranks are ready."""
     if shard.rank == 0:
         with _replacing(Path(shard.root) / META_FILE) as new:
-            new.write_text(with_node_attrs(shard.root, node_attrs), encoding='utf-8')
+            new.write_text(with_node_attrs(shard.root, node_attrs, checksums), encoding='utf-8')
 
 
 @contextmanager

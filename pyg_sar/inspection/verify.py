@@ -1,0 +1,153 @@
+"""Checks every invariant of a partition folder, from the files alone.
+
+``load_shard`` checks what one rank can see of its own parts; here all parts are read side by side
+(memory-mapped, so the memory is that of one part and one number per node and edge).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.shard import format as fmt
+from pyg_sar.shard.checksums import file_checksum, folder_files
+from pyg_sar.shard.format import EdgeKey, NodeKey
+from pyg_sar.shard.meta import Meta, meta_is_unchanged, read_checksums, read_meta
+from pyg_sar.shard.parts import Part, load_tensors, read_part, rows_of
+
+
+def verify_partition(
+    root: str | Path, *, on_part: Callable[[], object] = lambda: None
+) -> list[str]:
+    """Checks that a partition folder is what the partitioner wrote, and consistent in itself.
+
+    - every file has the checksum that META.json names, and no file is missing or foreign
+    - every node and every edge of the graph lies in exactly one part, an edge with its destination
+    - local ids, in ``sar.pt``, and global ids, in PyG's ``graph.pt``, name the same edges
+    - what a part reads from another one (halo) is what that one sends it (boundary), and all of it
+      is used by some edge
+
+    Args:
+        root: The partition folder.
+        on_part: Called after every part.
+
+    Returns:
+        What is wrong, one sentence each; nothing if the folder is whole.
+
+    Raises:
+        FileNotFoundError: If there is no folder, or no META.json in it.
+        ValueError: If META.json is not one that this version reads.
+    """
+    root = Path(root)
+    meta = read_meta(root)
+    problems = list(_wrong_files(root))
+    parts = []
+    for part in range(meta.num_parts):
+        try:
+            parts.append(read_part(root, part, meta))
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
+    if len(parts) < meta.num_parts:
+        return problems  # The rest compares parts.
+    for node_key, node_info in meta.nodes.items():
+        ids = [part.n_id[node_key] for part in parts]
+        path = fmt.node_map_file(root, node_key)
+        problems += _wrong_cover(ids, node_info.num_nodes, path, _name('node', node_key))
+    for edge_key, edge_info in meta.edges.items():
+        ids = [part.index[edge_key]['e_id'] for part in parts]
+        path = fmt.edge_map_file(root, edge_key)
+        problems += _wrong_cover(ids, edge_info.num_edges, path, _name('edge', edge_key))
+    for part in range(meta.num_parts):
+        for edge_key in meta.edges:
+            problems += _wrong_exchange(parts, part, edge_key)
+            problems += _wrong_edges(root, parts, part, edge_key, meta)
+        on_part()
+    return problems
+
+
+def _wrong_files(root: Path) -> Iterator[str]:
+    if not meta_is_unchanged(root):
+        yield f"'{root / fmt.META_FILE}' was changed after it was written"
+    checksums = read_checksums(root)
+    present = folder_files(root)
+    for name in sorted(checksums.keys() - set(present)):
+        yield f"'{root / name}' is missing"
+    for name in present:
+        if name not in checksums:
+            yield f"'{root / name}' is not a file of this partition"
+        elif file_checksum(root / name) != checksums[name]:
+            yield f"'{root / name}' was changed after it was written"
+
+
+def _wrong_cover(ids: list[Tensor], size: int, path: Path, name: str) -> Iterator[str]:
+    """Of ids by part: every one once, and where the map in `path` says."""
+    owner = torch.full((size,), -1)
+    for part, own in enumerate(ids):
+        if own.numel() and (int(own.min()) < 0 or int(own.max()) >= size):
+            yield f'part {part} has {name} ids beyond the {size} of the graph'
+            return
+        owner[own] = part
+    count, missing = sum(own.numel() for own in ids), int((owner < 0).sum())
+    if missing or count > size:
+        # All `size` entries that are covered, counted with repetition, minus the distinct ones.
+        repeated = count - (size - missing)
+        yield f'of {size} {name}s {missing} lie in no part, and {repeated} more than once'
+    try:
+        told = load_tensors(path, Tensor)
+    except (ValueError, OSError) as error:
+        yield str(error)
+        return
+    if not torch.equal(told.long(), owner):
+        yield f"'{path}' tells other parts of {name}s than the parts themselves"
+
+
+def _wrong_exchange(parts: list[Part], part: int, key: EdgeKey) -> Iterator[str]:
+    index = parts[part].index[key]
+    of = '' if key is None else f' of {key}'
+    for other, other_part in enumerate(parts):
+        sent = rows_of(other_part.index[key], 'boundary', part)
+        if not torch.equal(rows_of(index, 'halo', other), sent):
+            yield f'part {part} reads other rows{of} from part {other} than that one sends'
+    own = parts[part].n_id[None if key is None else key[0]].numel()
+    used = torch.zeros(own + index['halo_pos'].numel(), dtype=torch.bool)
+    used[index['src'].long()] = True
+    if not bool(used[own:].all()):
+        yield f'part {part} reads rows{of} that none of its edges starts from'
+
+
+def _wrong_edges(
+    root: Path, parts: list[Part], part: int, key: EdgeKey, meta: Meta
+) -> Iterator[str]:
+    """The edges by local ids against PyG's, by global ids."""
+    path = fmt.part_dir(root, part) / fmt.GRAPH_FILE
+    try:
+        stored: dict[Any, Any] = load_tensors(path, dict)
+        graph = stored if key is None else stored[key]
+        by_id = torch.argsort(graph['edge_id'])
+        expected = [graph[name][by_id] for name in ('edge_id', 'row', 'col')]
+    except (ValueError, OSError, KeyError, TypeError, IndexError) as error:
+        yield f"'{path}' holds no graph of PyG's layout: {error}"
+        return
+    index, info = parts[part].index[key], meta.edges[key]
+    halo = [
+        parts[other].n_id[info.src][rows_of(index, 'halo', other).long()]
+        for other in range(meta.num_parts)
+    ]
+    sources = torch.cat([parts[part].n_id[info.src], *halo])
+    by_id = torch.argsort(index['e_id'])
+    found = [
+        index['e_id'][by_id],
+        sources[index['src'][by_id].long()],
+        parts[part].n_id[info.dst][index['dst'][by_id].long()],
+    ]
+    if not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)):
+        of = '' if key is None else f' of {key}'
+        yield f"the edges{of} of part {part} are others in '{fmt.SAR_FILE}' than in '{path.name}'"
+
+
+def _name(kind: str, key: NodeKey | EdgeKey) -> str:
+    return kind if key is None else f'{kind} of {key}'

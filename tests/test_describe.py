@@ -1,0 +1,135 @@
+"""``python -m pyg_sar.describe``: the report, the picture, and every damage that --verify finds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hetero_graphs import assignment, hetero_graph
+from small_graphs import small_graph
+
+import pyg_sar
+from pyg_sar.describe import main
+from pyg_sar.inspection import verify_partition
+
+NUM_PARTS = 3
+
+
+@pytest.fixture(scope='module')
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp('describe') / 'parts'
+    pyg_sar.partition_graph(small_graph(), NUM_PARTS, root, method='random')
+    return root
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(written, tmp_path / 'parts'))
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = torch.load(path, weights_only=True)
+    change(content)
+    torch.save(content, path)
+
+
+def _set(name: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
+    return lambda content: content.update({name: value(content[name])})
+
+
+def _swap_two(values: torch.Tensor) -> torch.Tensor:
+    return values[torch.tensor([1, 0, *range(2, values.numel())])]
+
+
+def test_a_whole_folder(written: Path) -> None:
+    assert verify_partition(written) == []
+
+
+@pytest.mark.parametrize('method', ['metis', 'uneven'])
+def test_a_whole_heterogeneous_folder(tmp_path: Path, method: str) -> None:
+    given: Any = assignment(NUM_PARTS) if method == 'uneven' else method
+    pyg_sar.partition_graph(hetero_graph(), NUM_PARTS, tmp_path / 'parts', method=given)
+    assert verify_partition(tmp_path / 'parts') == []
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Any], object], str]] = {
+    'a feature': ('part_1/node_feats.pt', lambda c: c['feats']['x'].neg_(), 'was changed'),
+    'a node twice': ('part_0/sar.pt', _set('n_id', lambda t: t + (t == t[0])), 'more than once'),
+    'edge ids': ('part_2/sar.pt', _set('e_id', _swap_two), 'the edges of part 2 are others'),
+    'a source': ('part_1/graph.pt', _set('row', lambda t: t.roll(1)), 'the edges of part 1'),
+    'a halo': (
+        'part_1/sar.pt',
+        _set('halo_pos', lambda t: t.roll(1).clamp(max=5)),
+        'part 1 reads other rows from part',
+    ),
+    'a range': ('part_2/sar.pt', _set('dst', lambda t: t + 100), 'expected ids in'),
+    "PyG's map": ('node_map.pt', lambda c: None, "'{root}/node_map.pt' tells other parts"),
+    "PyG's graph": ('part_0/graph.pt', lambda c: c.pop('col'), 'holds no graph'),
+}
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
+def test_damage_is_found(folder: Path, damage: str) -> None:
+    name, change, sentence = DAMAGES[damage]
+    if name == 'node_map.pt':
+        torch.save(1 - torch.load(folder / name).clamp(max=1), folder / name)
+    else:
+        _edit(folder / name, change)
+    problems = verify_partition(folder)
+    assert any(sentence.format(root=folder) in problem for problem in problems), problems
+    assert f"'{folder / name}' was changed after it was written" in problems
+
+
+def test_an_edge_of_another_graph(folder: Path) -> None:
+    """Found although both files agree."""
+    for name in ('sar.pt', 'graph.pt'):
+        key = 'e_id' if name == 'sar.pt' else 'edge_id'
+        _edit(folder / 'part_0' / name, _set(key, lambda t: torch.where(t == t.max(), 0, t)))
+    assert any('edges 1 lie in no part' in p for p in verify_partition(folder))
+
+
+def test_files_of_the_folder(folder: Path) -> None:
+    (folder / 'part_0' / 'edge_attrs.pt').unlink()
+    (folder / 'notes.txt').write_text('mine')
+    problems = verify_partition(folder)
+    assert f"'{folder}/part_0/edge_attrs.pt' is missing" in problems
+    assert f"'{folder}/notes.txt' is not a file of this partition" in problems
+
+
+def test_meta_is_protected(folder: Path) -> None:
+    path = folder / 'META.json'
+    content = json.loads(path.read_text())
+    content['pyg_sar']['partition']['seed'] = 7
+    path.write_text(json.dumps(content))
+    assert verify_partition(folder) == [f"'{path}' was changed after it was written"]
+
+
+def test_saved_attributes_keep_the_folder_whole(folder: Path) -> None:
+    data = pyg_sar.load_shard(folder)
+    for value, overwrite in ((1.0, False), (2.0, True)):
+        data.extra = torch.full((data.num_nodes, 2), value)
+        pyg_sar.save_node_attrs(data, ['extra'], overwrite=overwrite)
+        assert verify_partition(folder) == []
+
+
+def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = folder.parent / 'parts.png'
+    assert main([str(folder), '--verify', '--plot', str(picture)]) == 0
+    printed = capsys.readouterr().out
+    meta = json.loads((folder / 'META.json').read_text())['pyg_sar']
+    for text in ('in 3 parts (random)', 'seed 0', meta['fingerprint'], 'x (node)', 'verified'):
+        assert text in printed
+    assert picture.read_bytes()[:4] == b'\x89PNG'
+
+    (folder / 'node_map.pt').unlink()
+    assert main([str(folder), '--verify']) == 1
+    assert 'node_map.pt' in capsys.readouterr().err
+    assert main([str(folder / 'part_0')]) == 2
+    assert capsys.readouterr().err.startswith('error: expected a complete partition folder')
+    assert main([str(folder), '--plot', str(folder / 'parts.xyz')]) == 2
+    assert 'xyz' in capsys.readouterr().err
