@@ -64,7 +64,9 @@ def test_imports_go_one_way(room: str) -> None:
         assert own <= MAY_IMPORT[room], path
 
 
-@pytest.mark.parametrize('room', ['shard', 'partitioner', 'partition', 'inspection', 'merge', 'kernels'])
+@pytest.mark.parametrize(
+    'room', ['shard', 'partitioner', 'partition', 'inspection', 'merge', 'kernels']
+)
 def test_only_comm_knows_other_ranks(room: str) -> None:
     for path in _files(room):
         assert not any(name.startswith('torch.distributed') for name in _imports(path)), path
