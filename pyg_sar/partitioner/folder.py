@@ -48,6 +48,11 @@ def target_folder(root: str | os.PathLike[str], *, force: bool) -> Path:
     return path
 
 
+def existing_parent(root: Path) -> Path:
+    """The innermost folder around `root` that exists: on the file system that `root` will be on."""
+    return next(parent for parent in root.parents if parent.exists())
+
+
 @contextmanager
 def replace_folder(root: Path) -> Iterator[Path]:
     """Gives a temporary folder beside `root` that takes its place when the block ends well.

@@ -11,7 +11,8 @@ from tqdm import tqdm
 
 from pyg_sar.partitioner.assignment import Method, assign_nodes, check_method
 from pyg_sar.partitioner.checks import check_no_nan, check_num_parts, check_seed
-from pyg_sar.partitioner.folder import replace_folder, target_folder
+from pyg_sar.partitioner.folder import existing_parent, replace_folder, target_folder
+from pyg_sar.partitioner.mapped import Scratch
 from pyg_sar.partitioner.split import MASKS, parse_split, random_split
 from pyg_sar.partitioner.summary import PartitionSummary
 from pyg_sar.partitioner.typed import TypedGraph, typed_graph
@@ -76,7 +77,7 @@ def partition_graph(
     """
     num_parts, seed = check_num_parts(num_parts), check_seed(seed)
     target = target_folder(root, force=force)
-    graph = typed_graph(data)
+    graph = typed_graph(data, Scratch(existing_parent(target)))
     if num_parts > graph.num_nodes:
         raise ValueError(
             "'num_parts' must not exceed the number of nodes (got "
