@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,11 +34,11 @@ class Buckets:
         """Appends records, each to its bucket.
 
         Args:
-            bucket: int64 [n].
+            bucket: Integer [n].
             fields: One tensor [n] for each column.
         """
-        order = torch.argsort(bucket, stable=True)
-        ordered = [field[order] for field in fields]
+        order = stable_order(bucket, len(self._ends))
+        ordered = [field.index_select(0, order) for field in fields]
         start = 0
         for number, count in enumerate(bucket.bincount(minlength=len(self._ends)).tolist()):
             if count:
@@ -54,6 +55,28 @@ class Buckets:
         found = [column[start:stop].to(torch.int64, copy=True) for column in self.columns]
         release(*(column[start:stop] for column in self.columns))
         return found
+
+
+def stable_order(keys: Tensor, bound: int) -> Tensor:
+    """The stable order of integers [n] in [0, `bound`), int64 [n].
+
+    Numbers are sorted several times as fast as the order of numbers is found, so the position of
+    each is appended to it in binary, where 64 bits suffice.
+    """
+    count = keys.numel()
+    bits = max(count - 1, 0).bit_length()
+    if (bound - 1) << bits >= 1 << 63:
+        return torch.from_numpy(np.argsort(keys.numpy(), kind='stable'))
+    packed = keys.to(torch.int64, copy=True).bitwise_left_shift_(bits)
+    packed.bitwise_or_(torch.arange(count))
+    packed.numpy().sort()
+    return packed.bitwise_and_((1 << bits) - 1)
+
+
+def bucket_of(bounds: Tensor) -> Tensor:
+    """The bucket of every item, int32 [N], from what :func:`bucket_bounds` gives."""
+    numbers = torch.arange(bounds.numel() - 1, dtype=torch.int32)
+    return numbers.repeat_interleave(bounds.diff())
 
 
 def bucket_bounds(ptr: Tensor, within: Tensor) -> Tensor:

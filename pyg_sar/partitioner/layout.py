@@ -23,7 +23,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.buckets import Buckets, bucket_bounds, counts_to_ptr
+from pyg_sar.partitioner.buckets import (
+    Buckets,
+    bucket_bounds,
+    bucket_of,
+    counts_to_ptr,
+    stable_order,
+)
 from pyg_sar.partitioner.mapped import Scratch
 from pyg_sar.partitioner.rows import count_into, edge_chunks
 
@@ -105,16 +111,17 @@ def group_edges(
     """Groups every edge with its destination."""
     degree = torch.zeros(dst.num_nodes, dtype=torch.int64)
     for _, _, col in edge_chunks(edge_index):
-        count_into(degree, dst.place[col])
+        count_into(degree, dst.place.index_select(0, col))
     ptr = counts_to_ptr(degree)
     del degree
     bounds = bucket_bounds(ptr, dst.partptr)
     id_type = _smallest(max(src.num_nodes, dst.num_nodes))
     dtypes = (torch.int64, id_type, id_type)
+    bucket = bucket_of(bounds).index_select(0, dst.place)
     buckets = Buckets(ptr[bounds], dtypes, scratch)
     for start, row, col in edge_chunks(edge_index):
-        bucket = torch.bucketize(dst.place[col], bounds[1:], right=True)
-        buckets.add(bucket, torch.arange(start, start + row.numel()), row, col)
+        e_id = torch.arange(start, start + row.numel())
+        buckets.add(bucket.index_select(0, col), e_id, row, col)
     partptr = torch.searchsorted(bounds, dst.partptr)
     return EdgeGroups(src, dst, edge_index, buckets, partptr, ptr[dst.partptr], bounds)
 
@@ -220,15 +227,17 @@ def _sort_bucket(
     dst = edges.dst.place[col]
     # One number per pair: below 2^63 for up to 3 * 10^9 nodes. Edge ids ascend already.
     key = (dst - int(edges.bounds[bucket])).mul_(edges.src.num_nodes).add_(row)
-    order = torch.argsort(key, stable=True)
+    num_dst = int(edges.bounds[bucket + 1] - edges.bounds[bucket])
+    order = stable_order(key, num_dst * edges.src.num_nodes)
     del key
-    e_id, row, col, dst = e_id[order], row[order], col[order], dst[order]
+    e_id, row, col, dst = (values.index_select(0, order) for values in (e_id, row, col, dst))
     del order
     by_dst.add(torch.zeros_like(e_id), e_id, row, col)
     del col
     # Within a block, ids and places of sources are in the same order.
     dst -= int(edges.dst.partptr[part])
-    by_block.add(edges.src.assignment[row], local[edges.src.place[row]], dst, e_id)
+    block = edges.src.assignment.index_select(0, row)
+    by_block.add(block, local.index_select(0, edges.src.place.index_select(0, row)), dst, e_id)
 
 
 def _position_at_owner(place: Tensor, partptr: Tensor) -> Tensor:

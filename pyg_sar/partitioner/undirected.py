@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.buckets import Buckets, bucket_bounds, counts_to_ptr
+from pyg_sar.partitioner.buckets import Buckets, bucket_bounds, bucket_of, counts_to_ptr
 from pyg_sar.partitioner.mapped import Scratch, release
 from pyg_sar.partitioner.rows import count_into, edge_chunks
 
@@ -44,16 +44,19 @@ def undirected_csr(
     del num_neighbours
     bounds = bucket_bounds(ptr, torch.tensor([0, num_nodes]))
     # An entry is one number, row * N + column: below 2^63 for up to 3 * 10^9 nodes.
+    bucket = bucket_of(bounds)
     buckets = Buckets(ptr[bounds], [torch.int64], scratch or Scratch())
     for _, src, dst in edge_chunks(edge_index):
         kept = src != dst
         src, dst = src[kept], dst[kept]
         for row, column in ((src, dst), (dst, src)):
-            buckets.add(torch.bucketize(row, bounds[1:], right=True), row * num_nodes + column)
+            buckets.add(bucket.index_select(0, row), row * num_nodes + column)
+
+    del bucket
 
     indptr, entries, end = ptr.zero_(), buckets.columns[0], 0
-    for bucket, (start, stop) in enumerate(pairwise(bounds.tolist())):
-        keys = buckets.read(bucket)[0].numpy()
+    for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
+        keys = buckets.read(number)[0].numpy()
         unique = torch.from_numpy(_sorted_unique(keys))
         del keys
         row = unique // num_nodes
