@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from pyg_sar.partitioner.assignment import Method, assign_nodes, check_method
 from pyg_sar.partitioner.checks import check_no_nan, check_num_parts, check_seed
 from pyg_sar.partitioner.folder import existing_parent, replace_folder, target_folder
 from pyg_sar.partitioner.mapped import Scratch
+from pyg_sar.partitioner.rows import aligned
+from pyg_sar.partitioner.sources import read_source
 from pyg_sar.partitioner.split import MASKS, parse_split, random_split
 from pyg_sar.partitioner.summary import PartitionSummary
 from pyg_sar.partitioner.typed import TypedGraph, typed_graph
@@ -20,7 +23,7 @@ from pyg_sar.partitioner.writer import write_partition
 
 
 def partition_graph(
-    data: Data | HeteroData,
+    data: Data | HeteroData | str | os.PathLike[str],
     num_parts: int,
     root: str | os.PathLike[str],
     *,
@@ -48,7 +51,9 @@ def partition_graph(
 
     Args:
         data: The graph: ``edge_index`` integer [2, E], and any attributes; or a HeteroData with at
-            least one relation. A sparse ``x`` is stored dense, one part at a time.
+            least one relation; or a file or the name of a graph, as the command line takes it,
+            which stays on disk (see :mod:`pyg_sar.partitioner.sources`). A sparse ``x`` is
+            stored dense.
         num_parts: Number of parts P, 1 <= P <= N.
         root: Folder to write; it may not exist yet, or be empty.
         method: ``'metis'`` (few cut edges), ``'random'``, ``'file:PATH'`` (.npy, .pt or .txt with
@@ -77,7 +82,13 @@ def partition_graph(
     """
     num_parts, seed = check_num_parts(num_parts), check_seed(seed)
     target = target_folder(root, force=force)
-    graph = typed_graph(data, Scratch(existing_parent(target)))
+    scratch = Scratch(existing_parent(target))
+    if isinstance(data, (str, os.PathLike)):
+        name = os.fspath(data)
+        data, dropped = read_source(name, seed=seed, dense=False, scratch=scratch)
+        if dropped:
+            warnings.warn(f'dropped from {name}: {", ".join(dropped)}', stacklevel=2)
+    graph = typed_graph(data, scratch)
     if num_parts > graph.num_nodes:
         raise ValueError(
             "'num_parts' must not exceed the number of nodes (got "
@@ -131,6 +142,7 @@ def _add_split(graph: TypedGraph, split: str | tuple[float, float, float], seed:
         if present:
             raise ValueError(f"'split' needs a graph without masks (got {', '.join(present)})")
         y = nodes.attrs.get('y')
+        y = None if y is None else aligned(y)
         nodes.attrs.update(random_split(y, nodes.num_nodes, fractions, seed=seed))
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from pyg_sar.partitioner.mapped import Scratch, is_mapped, release
 
-CHUNK_ROWS = 1 << 20
+CHUNK_ROWS = 1 << 18
 """Edges, or node ids, per chunk."""
 
-_CHUNK_BYTES = 1 << 25
+_CHUNK_BYTES = 1 << 24
 """Bytes per chunk of rows, and span of a mapped tensor that rows are picked from at a time."""
 
 
@@ -42,7 +42,7 @@ def chunks(values: Tensor) -> Iterator[Tensor]:
     """The rows of a dense tensor [N, ...] in order, contiguous; memory is given back after each."""
     for start, stop in ranges(values.size(0), _rows_per_chunk(values)):
         rows = values[start:stop]
-        yield _aligned(rows).contiguous()
+        yield aligned(rows).contiguous()
         release(rows)
 
 
@@ -60,7 +60,7 @@ def edge_chunks(edge_index: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """
     for start, stop in ranges(edge_index.size(1), CHUNK_ROWS):
         edges = edge_index[:, start:stop]
-        src, dst = (_aligned(ids).to(torch.int64) for ids in edges)
+        src, dst = (aligned(ids).to(torch.int64) for ids in edges)
         yield start, src, dst
         release(*edges)  # row by row: what lies between them belongs to neither
 
@@ -127,14 +127,14 @@ def _take_mapped(values: Tensor, ids: Tensor, num_rows: int) -> Tensor:
     begin = 0
     for block, count in zip(blocks.tolist(), counts.tolist(), strict=True):
         rows = values[block * num_rows : (block + 1) * num_rows]
-        picked = _aligned(rows).index_select(0, ids[begin : begin + count] - block * num_rows)
+        picked = aligned(rows).index_select(0, ids[begin : begin + count] - block * num_rows)
         taken[order[begin : begin + count]] = picked
         release(rows)
         begin += count
     return taken
 
 
-def _aligned(values: Tensor) -> Tensor:
+def aligned(values: Tensor) -> Tensor:
     """The same numbers at an address that torch may compute with; archives have odd ones."""
     if values.data_ptr() % values.element_size() == 0:
         return values
@@ -143,4 +143,4 @@ def _aligned(values: Tensor) -> Tensor:
 
 def _rows_per_chunk(values: Tensor) -> int:
     row = values.element_size() * int(np.prod(values.shape[1:]))
-    return max(1, min(_CHUNK_BYTES // max(row, 1), CHUNK_ROWS * 4))
+    return max(1, min(_CHUNK_BYTES // max(row, 1), CHUNK_ROWS * 8))
