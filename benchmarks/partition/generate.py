@@ -20,7 +20,7 @@ _CHUNK = 1 << 20
 def generate(
     folder: Path, *, num_nodes: int, num_pairs: int, num_features: int, seed: int = 0
 ) -> None:
-    """Writes edge_index.npy (int32), x.npy (float32), y.npy and train_mask.npy into a new folder."""
+    """Writes edge_index.npy (int32), x.npy (float32), y.npy and train_mask.npy: a new folder."""
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True)
     ids = rng.permutation(num_nodes).astype(np.int32)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch_geometric.data import Data, HeteroData
 from tqdm import tqdm
 
@@ -22,6 +24,22 @@ from pyg_sar.partitioner.typed import TypedGraph, typed_graph
 from pyg_sar.partitioner.writer import write_partition
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Runs torch on one thread.
+
+    The passes are many short operations: threads that wait for each other gain little, and where
+    other programs want the cores they take several times as long.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@_one_thread()
 def partition_graph(
     data: Data | HeteroData | str | os.PathLike[str],
     num_parts: int,
