@@ -38,9 +38,16 @@ class Buckets:
             fields: One tensor [n] for each column.
         """
         order = stable_order(bucket, len(self._ends))
-        ordered = [field.index_select(0, order) for field in fields]
+        counts = bucket.bincount(minlength=len(self._ends)).tolist()
+        self._append(counts, [field.index_select(0, order) for field in fields])
+
+    def extend(self, *fields: Tensor) -> None:
+        """Appends records to the only bucket there is."""
+        self._append([fields[0].numel()], fields)
+
+    def _append(self, counts: Sequence[int], ordered: Sequence[Tensor]) -> None:
         start = 0
-        for number, count in enumerate(bucket.bincount(minlength=len(self._ends)).tolist()):
+        for number, count in enumerate(counts):
             if count:
                 end = self._ends[number]
                 for column, values in zip(self.columns, ordered, strict=True):

@@ -39,7 +39,6 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-@_one_thread()
 def partition_graph(
     data: Data | HeteroData | str | os.PathLike[str],
     num_parts: int,
@@ -100,49 +99,50 @@ def partition_graph(
     """
     num_parts, seed = check_num_parts(num_parts), check_seed(seed)
     target = target_folder(root, force=force)
-    scratch = Scratch(existing_parent(target))
-    if isinstance(data, (str, os.PathLike)):
-        name = os.fspath(data)
-        data, dropped = read_source(name, seed=seed, dense=False, scratch=scratch)
-        if dropped:
-            warnings.warn(f'dropped from {name}: {", ".join(dropped)}', stacklevel=2)
-    graph = typed_graph(data, scratch)
-    if num_parts > graph.num_nodes:
-        raise ValueError(
-            "'num_parts' must not exceed the number of nodes (got "
-            f'{num_parts} and {graph.num_nodes})'
-        )
-    if check_nan:
-        for key, nodes in graph.nodes.items():
-            check_no_nan(nodes.attrs.get('x'), f" of '{key}'" if key is not None else '')
-    if split is not None:
-        _add_split(graph, split, seed)
-    has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
-    check_method(method, backend, balance, has_train_mask=has_train_mask)
+    with _one_thread():
+        scratch = Scratch(existing_parent(target))
+        if isinstance(data, (str, os.PathLike)):
+            name = os.fspath(data)
+            data, dropped = read_source(name, seed=seed, dense=False, scratch=scratch)
+            if dropped:
+                warnings.warn(f'dropped from {name}: {", ".join(dropped)}', stacklevel=2)
+        graph = typed_graph(data, scratch)
+        if num_parts > graph.num_nodes:
+            raise ValueError(
+                "'num_parts' must not exceed the number of nodes (got "
+                f'{num_parts} and {graph.num_nodes})'
+            )
+        if check_nan:
+            for key, nodes in graph.nodes.items():
+                check_no_nan(nodes.attrs.get('x'), f" of '{key}'" if key is not None else '')
+        if split is not None:
+            _add_split(graph, split, seed)
+        has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
+        check_method(method, backend, balance, has_train_mask=has_train_mask)
 
-    with _bar(progress, 'partitioning', 1) as bar:
-        assignment = assign_nodes(
-            method, graph, num_parts, backend=backend, seed=seed, balance=balance
-        )
-        bar.update()
-    name = method if isinstance(method, str) else 'tensor'
-    binding = 'pymetis' if backend == 'auto' else backend
-    provenance = {
-        'method': name,
-        'backend': binding if name == 'metis' else None,
-        'seed': seed,
-        'balance': balance,
-    }
-    with _bar(progress, 'writing parts', num_parts) as bar, replace_folder(target) as folder:
-        return write_partition(
-            folder,
-            graph,
-            assignment,
-            num_parts,
-            provenance=provenance,
-            command=None if command is None else list(command),
-            on_part=bar.update,
-        )
+        with _bar(progress, 'partitioning', 1) as bar:
+            assignment = assign_nodes(
+                method, graph, num_parts, backend=backend, seed=seed, balance=balance
+            )
+            bar.update()
+        name = method if isinstance(method, str) else 'tensor'
+        binding = 'pymetis' if backend == 'auto' else backend
+        provenance = {
+            'method': name,
+            'backend': binding if name == 'metis' else None,
+            'seed': seed,
+            'balance': balance,
+        }
+        with _bar(progress, 'writing parts', num_parts) as bar, replace_folder(target) as folder:
+            return write_partition(
+                folder,
+                graph,
+                assignment,
+                num_parts,
+                provenance=provenance,
+                command=None if command is None else list(command),
+                on_part=bar.update,
+            )
 
 
 def _add_split(graph: TypedGraph, split: str | tuple[float, float, float], seed: int) -> None:

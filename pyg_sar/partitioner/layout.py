@@ -230,12 +230,12 @@ def _sort_bucket(
     num_dst = int(edges.bounds[bucket + 1] - edges.bounds[bucket])
     order = stable_order(key, num_dst * edges.src.num_nodes)
     del key
-    e_id, row, col, dst = (values.index_select(0, order) for values in (e_id, row, col, dst))
+    e_id, row, col = (ids.index_select(0, order) for ids in (e_id, row, col))
+    dst = dst.index_select(0, order).sub_(int(edges.dst.partptr[part]))
     del order
-    by_dst.add(torch.zeros_like(e_id), e_id, row, col)
+    by_dst.extend(e_id, row, col)
     del col
     # Within a block, ids and places of sources are in the same order.
-    dst -= int(edges.dst.partptr[part])
     block = edges.src.assignment.index_select(0, row)
     by_block.add(block, local.index_select(0, edges.src.place.index_select(0, row)), dst, e_id)
 
