@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import pyg_sar
 from pyg_sar.partitioner import graph, metis, writer
 from pyg_sar.partitioner.folder import existing_parent
@@ -84,6 +86,7 @@ def main() -> None:
     seconds = time.perf_counter() - start
     found = phases.end()
     if not csr:  # METIS was not run: the size of its input, made for the measurement alone
+        torch.set_num_threads(1)  # as in partition_graph
         scratch = Scratch(existing_parent(args.out))
         data, _ = read_source(args.source, scratch=scratch)
         metis.undirected_csr(data.edge_index, summary.num_nodes, scratch=scratch)

@@ -14,7 +14,7 @@ from pyg_sar.partitioner.mapped import Scratch, is_mapped, release
 CHUNK_ROWS = 1 << 18
 """Edges, or node ids, per chunk."""
 
-_CHUNK_BYTES = 1 << 24
+_CHUNK_BYTES = 1 << 23
 """Bytes per chunk of rows, and span of a mapped tensor that rows are picked from at a time."""
 
 
