@@ -12,7 +12,7 @@ from torch import Tensor
 from pyg_sar.partitioner.mapped import Scratch, release
 from pyg_sar.partitioner.rows import CHUNK_ROWS
 
-_BUCKETS = 64
+_BUCKETS = 128
 """Buckets that many records are dealt into: what is made of one at a time is then small beside
 all of them."""
 
@@ -87,7 +87,7 @@ def bucket_of(bounds: Tensor) -> Tensor:
 
 
 def bucket_bounds(ptr: Tensor, within: Tensor) -> Tensor:
-    """Cuts a range of items into buckets of a 64th of all records, and those of one item at most.
+    """Cuts a range of items into buckets of a 128th of all records, and those of one item at most.
 
     Args:
         ptr: Item i has the records ``ptr[i]`` to ``ptr[i + 1]``, int64 [N + 1].

@@ -3,7 +3,7 @@
 Everything per node is in memory, everything per edge in scratch space. The passes:
 
 1. :func:`group_nodes` numbers the nodes by part, :func:`group_edges` counts the in-edges of every
-   node and cuts each part into buckets, ranges of destinations with at most a 64th of all edges.
+   node and cuts each part into buckets, ranges of destinations with at most a 128th of all edges.
 2. A second pass over the edges deals each, with its id, into its bucket.
 3. :func:`find_exchange` reads the buckets of every part and marks which nodes they read: its halo.
 4. :func:`part_layout` sorts the buckets of a part one after another. They are ranges of

@@ -41,12 +41,15 @@ def save_rows(content: object, path: Path) -> None:
     leaves: list[Tensor | Rows] = []
     pickled = io.BytesIO()
     _Pickler(pickled, protocol=2).dump(_stand_ins(content, leaves))
-    with zipfile.ZipFile(path, 'w') as archive:
-        _write(archive, 'data.pkl', [pickled.getbuffer()])
-        _write(archive, 'byteorder', [sys.byteorder.encode()])
-        for number, leaf in enumerate(leaves):
-            _write(archive, f'data/{number}', _content(leaf))
-        _write(archive, 'version', [b'3\n'])
+    try:
+        with zipfile.ZipFile(path, 'w') as archive:
+            _write(archive, 'data.pkl', [pickled.getbuffer()])
+            _write(archive, 'byteorder', [sys.byteorder.encode()])
+            for number, leaf in enumerate(leaves):
+                _write(archive, f'data/{number}', _content(leaf))
+            _write(archive, 'version', [b'3\n'])
+    except OSError as error:  # A full disk is reported without the file's name.
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def _stand_ins(content: object, leaves: list[Tensor | Rows]) -> object:

@@ -1,4 +1,4 @@
-"""The graph as METIS wants it, made in three passes that hold a 64th of it in memory.
+"""The graph as METIS wants it, made in three passes that hold a 128th of it in memory.
 
 1. Count the neighbours of every node, duplicates included.
 2. Deal every edge, both ways, into buckets of consecutive rows, in scratch space: 16 bytes an edge.
