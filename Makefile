@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-BENCHMARKS := kernels layers epoch scaling accuracy ogbn
+BENCHMARKS := kernels layers epoch scaling accuracy ogbn partition
 
 .PHONY: help demo test test-benchmarks lint format convs bench bench-memory $(BENCHMARKS:%=bench-%) clean
 

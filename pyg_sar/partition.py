@@ -17,7 +17,8 @@ from tqdm import tqdm
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.assignment import BALANCES
 from pyg_sar.partitioner.checks import check_num_parts, check_seed
-from pyg_sar.partitioner.folder import target_folder
+from pyg_sar.partitioner.folder import existing_parent, target_folder
+from pyg_sar.partitioner.mapped import Scratch
 from pyg_sar.partitioner.metis import BACKENDS
 from pyg_sar.partitioner.sources import BUILT_IN, read_source
 from pyg_sar.partitioner.split import parse_split
@@ -40,11 +41,12 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
         # Before a file that may take minutes to read.
         check_num_parts(args.num_parts)
         check_seed(args.seed)
-        target_folder(args.out, force=args.force)
+        target = target_folder(args.out, force=args.force)
         if args.split is not None:
             parse_split(args.split)
         with tqdm(desc='reading', total=1, disable=args.quiet, delay=0.5) as bar:
-            data, dropped = read_source(args.source, seed=args.seed, dense=False)
+            scratch = Scratch(existing_parent(target))
+            data, dropped = read_source(args.source, seed=args.seed, dense=False, scratch=scratch)
             bar.update()
         if dropped:
             print(f'note: dropped from {args.source}: {", ".join(dropped)}', file=sys.stderr)
@@ -83,8 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         'source',
         metavar='SOURCE',
-        help='a .pt file (PyG Data, HeteroData or dict of tensors), an .npz file, or one of '
-        + ', '.join(sorted(BUILT_IN)),
+        help='a .pt file (PyG Data, HeteroData or dict of tensors), an .npz file, a folder of .npy '
+        'files, a .parquet or .csv file of edges, or one of ' + ', '.join(sorted(BUILT_IN)),
     )
     parser.add_argument('out', metavar='OUT', help='folder to write; must not exist or be empty')
     parser.add_argument('--num-parts', type=int, required=True, metavar='P', help='number of parts')

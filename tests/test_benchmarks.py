@@ -19,7 +19,7 @@ from torch_geometric.nn.models import GraphSAGE
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / 'benchmarks'
-NAMES = ('kernels', 'layers', 'epoch', 'scaling', 'accuracy', 'ogbn')
+NAMES = ('kernels', 'layers', 'epoch', 'scaling', 'accuracy', 'ogbn', 'partition')
 
 
 @pytest.fixture
@@ -215,3 +215,23 @@ def test_an_unknown_dataset_is_named() -> None:
     assert done.returncode == 1
     assert 'expected one of arxiv, products, proteins, mag, papers100M' in done.stderr
     assert "(got 'karate')" in done.stderr
+
+
+@pytest.mark.bench
+def test_partitioning_stays_within_its_memory(tmp_path: Path) -> None:
+    """2 million edges: 1.3 times the int32 CSR and 120 MB for chunks, beside METIS."""
+    program = (
+        f'import sys; sys.path.insert(0, {str(BENCHMARKS / "partition")!r}); '
+        'from pathlib import Path; from generate import generate; '
+        'generate(Path(sys.argv[1]), num_nodes=100_000, num_pairs=1_000_000, num_features=500)'
+    )
+    assert _run('-c', program, tmp_path / 'graph').returncode == 0
+    command = (BENCHMARKS / 'partition' / 'measure.py', tmp_path / 'graph', tmp_path / 'parts')
+    done = _run('-W', 'ignore', *command, '--num-parts=2', '--method=random')
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)
+    # The features alone are 200 MB.
+    limit = 1.3 * row['csr_bytes'] + 120e6
+    for phase, found in row['phases'].items():
+        own = 8 * row['num_neighbours'] if phase == 'undirected graph' else 0
+        assert found['peak_bytes'] - own < limit, phase

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.partitioner.metis import check_backend, fill_empty_parts, metis_assignment
+from pyg_sar.partitioner.rows import in_degrees
 from pyg_sar.partitioner.typed import NodeSet, TypedGraph
 from pyg_sar.shard.format import NodeKey
 
@@ -116,7 +117,13 @@ def _metis(
         if key not in used and weight is not None and used:
             weight[start : start + graph.nodes[key].num_nodes] = 0
     parts = metis_assignment(
-        edge_index, graph.num_nodes, num_parts, backend=backend, seed=seed, node_weight=weight
+        edge_index,
+        graph.num_nodes,
+        num_parts,
+        backend=backend,
+        seed=seed,
+        node_weight=weight,
+        scratch=graph.scratch,
     )
     for key, start in graph.offsets.items():
         count = graph.nodes[key].num_nodes
@@ -140,7 +147,7 @@ def _by_type(method: dict[str, Tensor], graph: TypedGraph, num_parts: int) -> di
 
 def _node_weight(edge_index: Tensor, graph: TypedGraph, balance: str) -> Tensor | None:
     if balance == 'edges':
-        return torch.bincount(edge_index[1], minlength=graph.num_nodes) + 1
+        return in_degrees(edge_index, graph.num_nodes) + 1
     if balance == 'train':
         train = torch.cat([_is_train(nodes) for nodes in graph.nodes.values()])
         num_train = int(train.sum())

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyg_sar.partitioner.rows import smallest_and_largest
+
 _NODE_NAMES = frozenset({'x', 'pos', 'batch', 'node_type', 'train_mask', 'val_mask', 'test_mask'})
 _EDGE_NAMES = frozenset({'edge_attr', 'edge_weight', 'edge_type'})
 _RESERVED = frozenset({'n_id', 'e_id'})
@@ -94,7 +96,7 @@ def sort_attributes(
 def count_nodes(data: Data) -> int:
     """The number of nodes of a homogeneous graph; see :func:`count_rows`."""
     edge_index = data.edge_index
-    return count_rows(data, [] if edge_index is None else [edge_index])
+    return count_rows(data, [] if edge_index is None else edge_index)
 
 
 def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor]) -> int:
@@ -112,7 +114,9 @@ def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor]) -> int:
     for name, value in data.items():
         if name in _NODE_NAMES and isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0:
             return int(value.shape[0])
-    largest = max((int(values.max()) + 1 for values in ids if values.numel()), default=0)
+    largest = max(
+        (smallest_and_largest(values)[1] + 1 for values in ids if values.numel()), default=0
+    )
     y = data.get('y')
     if isinstance(y, (Tensor, np.ndarray)) and y.ndim > 0 and y.shape[0] > largest:
         return int(y.shape[0])

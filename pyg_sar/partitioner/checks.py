@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyg_sar.partitioner.rows import chunks, smallest_and_largest
+
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -27,7 +29,7 @@ def check_seed(seed: object) -> int:
 
 
 def checked_edge_index(data: Data | Mapping[str, Any], relation: str = '') -> Tensor:
-    """The plain ``edge_index`` of `data`, int64 [2, E] in main memory.
+    """The plain ``edge_index`` of `data`, of its own integer type [2, E], in main memory or mapped.
 
     Args:
         data: A homogeneous graph, or what a HeteroData holds of one relation.
@@ -56,14 +58,14 @@ def checked_edge_index(data: Data | Mapping[str, Any], relation: str = '') -> Te
         )
     if edge_index.dtype not in _INTEGERS:
         raise ValueError(f"'edge_index'{of} must hold integers (got {edge_index.dtype})")
-    return edge_index.to('cpu', torch.int64).contiguous()
+    return edge_index.cpu()
 
 
 def check_ids(edge_index: Tensor, num_nodes: tuple[int, int], relation: str = '') -> None:
     """Raises ValueError unless the ids are in range.
 
     Args:
-        edge_index: int64 [2, E].
+        edge_index: Integer [2, E].
         num_nodes: Number of nodes that edges may start from, and end in.
         relation: The relation, for messages.
     """
@@ -71,7 +73,7 @@ def check_ids(edge_index: Tensor, num_nodes: tuple[int, int], relation: str = ''
         return
     of = f' of {relation}' if relation else ''
     for ids, count in zip(edge_index, num_nodes, strict=True):
-        low, high = (int(bound) for bound in ids.aminmax())
+        low, high = smallest_and_largest(ids)
         if low < 0:
             raise ValueError(f"'edge_index'{of} must hold ids >= 0 (got {low})")
         if high >= count:
@@ -85,13 +87,6 @@ def check_no_nan(x: Tensor | None, where: str = '') -> None:
     if x is None or not (x.is_floating_point() or x.is_complex()):
         return
     values = x if x.layout is torch.strided else x.values()
-    count = sum(
-        int(values[start : start + _CHECKED_ROWS].isnan().sum())
-        for start in range(0, values.size(0), _CHECKED_ROWS)
-    )
+    count = sum(int(rows.isnan().sum()) for rows in chunks(values))
     if count:
         raise ValueError(f"expected no NaN in 'x'{where} (got {count:,} NaN values)")
-
-
-_CHECKED_ROWS = 65536
-"""Rows checked at a time, so that the check needs no mask as large as the features."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import os
 import shutil
 import uuid
@@ -48,20 +50,31 @@ def target_folder(root: str | os.PathLike[str], *, force: bool) -> Path:
     return path
 
 
+def existing_parent(root: Path) -> Path:
+    """The innermost folder around `root` that exists: on the file system that `root` will be on."""
+    return next(parent for parent in root.parents if parent.exists())
+
+
 @contextmanager
 def replace_folder(root: Path) -> Iterator[Path]:
     """Gives a temporary folder beside `root` that takes its place when the block ends well.
 
     On any exception, KeyboardInterrupt too, the temporary folder is removed and `root` is as it
-    was.
+    was. A process that is killed leaves its temporary folder, which nothing reads; the next one
+    that writes to `root` removes it.
     """
     # Beside the target, since only a rename within one file system is atomic.
     new = root.with_name(f'.{root.name}.{uuid.uuid4().hex[:8]}.tmp')
     created = [parent for parent in new.parents if not parent.exists()]
     try:
+        for left in _siblings(root, 'tmp'):
+            with _lock(left) as is_ours:
+                if is_ours:  # Its process has ended: the system has given up its lock.
+                    shutil.rmtree(left, ignore_errors=True)
         new.mkdir(parents=True)
-        yield new
-        _swap(new, root)
+        with _lock(new):
+            yield new
+            _swap(new, root)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         for parent in created:
@@ -80,4 +93,29 @@ def _swap(new: Path, root: Path) -> None:
         if old.exists() and not root.exists():
             old.rename(root)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    for left in _siblings(root, 'old'):  # of this swap, or of one that was killed in between
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _siblings(root: Path, suffix: str) -> list[Path]:
+    """What runs that wrote to `root` have named so."""
+    return list(root.parent.glob(f'.{glob.escape(root.name)}.*.{suffix}'))
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[bool]:
+    """Whether the folder could be locked, for as long as the block lasts."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = True
+        except OSError:
+            is_ours = False
+        yield is_ours
+    finally:
+        os.close(handle)

@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch_geometric.data import Data, HeteroData
 from tqdm import tqdm
 
 from pyg_sar.partitioner.assignment import Method, assign_nodes, check_method
 from pyg_sar.partitioner.checks import check_no_nan, check_num_parts, check_seed
-from pyg_sar.partitioner.folder import replace_folder, target_folder
+from pyg_sar.partitioner.folder import existing_parent, replace_folder, target_folder
+from pyg_sar.partitioner.mapped import Scratch
+from pyg_sar.partitioner.rows import aligned
+from pyg_sar.partitioner.sources import read_source
 from pyg_sar.partitioner.split import MASKS, parse_split, random_split
 from pyg_sar.partitioner.summary import PartitionSummary
 from pyg_sar.partitioner.typed import TypedGraph, typed_graph
 from pyg_sar.partitioner.writer import write_partition
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Runs torch on one thread.
+
+    The passes are many short operations: threads that wait for each other gain little, and where
+    other programs want the cores they take several times as long.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
 def partition_graph(
-    data: Data | HeteroData,
+    data: Data | HeteroData | str | os.PathLike[str],
     num_parts: int,
     root: str | os.PathLike[str],
     *,
@@ -47,7 +68,9 @@ def partition_graph(
 
     Args:
         data: The graph: ``edge_index`` integer [2, E], and any attributes; or a HeteroData with at
-            least one relation. A sparse ``x`` is stored dense, one part at a time.
+            least one relation; or a file or the name of a graph, as the command line takes it,
+            which stays on disk (see :mod:`pyg_sar.partitioner.sources`). A sparse ``x`` is
+            stored dense.
         num_parts: Number of parts P, 1 <= P <= N.
         root: Folder to write; it may not exist yet, or be empty.
         method: ``'metis'`` (few cut edges), ``'random'``, ``'file:PATH'`` (.npy, .pt or .txt with
@@ -76,43 +99,50 @@ def partition_graph(
     """
     num_parts, seed = check_num_parts(num_parts), check_seed(seed)
     target = target_folder(root, force=force)
-    graph = typed_graph(data)
-    if num_parts > graph.num_nodes:
-        raise ValueError(
-            "'num_parts' must not exceed the number of nodes (got "
-            f'{num_parts} and {graph.num_nodes})'
-        )
-    if check_nan:
-        for key, nodes in graph.nodes.items():
-            check_no_nan(nodes.attrs.get('x'), f" of '{key}'" if key is not None else '')
-    if split is not None:
-        _add_split(graph, split, seed)
-    has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
-    check_method(method, backend, balance, has_train_mask=has_train_mask)
+    with _one_thread():
+        scratch = Scratch(existing_parent(target))
+        if isinstance(data, (str, os.PathLike)):
+            name = os.fspath(data)
+            data, dropped = read_source(name, seed=seed, dense=False, scratch=scratch)
+            if dropped:
+                warnings.warn(f'dropped from {name}: {", ".join(dropped)}', stacklevel=2)
+        graph = typed_graph(data, scratch)
+        if num_parts > graph.num_nodes:
+            raise ValueError(
+                "'num_parts' must not exceed the number of nodes (got "
+                f'{num_parts} and {graph.num_nodes})'
+            )
+        if check_nan:
+            for key, nodes in graph.nodes.items():
+                check_no_nan(nodes.attrs.get('x'), f" of '{key}'" if key is not None else '')
+        if split is not None:
+            _add_split(graph, split, seed)
+        has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
+        check_method(method, backend, balance, has_train_mask=has_train_mask)
 
-    with _bar(progress, 'partitioning', 1) as bar:
-        assignment = assign_nodes(
-            method, graph, num_parts, backend=backend, seed=seed, balance=balance
-        )
-        bar.update()
-    name = method if isinstance(method, str) else 'tensor'
-    binding = 'pymetis' if backend == 'auto' else backend
-    provenance = {
-        'method': name,
-        'backend': binding if name == 'metis' else None,
-        'seed': seed,
-        'balance': balance,
-    }
-    with _bar(progress, 'writing parts', num_parts) as bar, replace_folder(target) as folder:
-        return write_partition(
-            folder,
-            graph,
-            assignment,
-            num_parts,
-            provenance=provenance,
-            command=None if command is None else list(command),
-            on_part=bar.update,
-        )
+        with _bar(progress, 'partitioning', 1) as bar:
+            assignment = assign_nodes(
+                method, graph, num_parts, backend=backend, seed=seed, balance=balance
+            )
+            bar.update()
+        name = method if isinstance(method, str) else 'tensor'
+        binding = 'pymetis' if backend == 'auto' else backend
+        provenance = {
+            'method': name,
+            'backend': binding if name == 'metis' else None,
+            'seed': seed,
+            'balance': balance,
+        }
+        with _bar(progress, 'writing parts', num_parts) as bar, replace_folder(target) as folder:
+            return write_partition(
+                folder,
+                graph,
+                assignment,
+                num_parts,
+                provenance=provenance,
+                command=None if command is None else list(command),
+                on_part=bar.update,
+            )
 
 
 def _add_split(graph: TypedGraph, split: str | tuple[float, float, float], seed: int) -> None:
@@ -130,6 +160,7 @@ def _add_split(graph: TypedGraph, split: str | tuple[float, float, float], seed:
         if present:
             raise ValueError(f"'split' needs a graph without masks (got {', '.join(present)})")
         y = nodes.attrs.get('y')
+        y = None if y is None else aligned(y)
         nodes.attrs.update(random_split(y, nodes.num_nodes, fractions, seed=seed))
 
 

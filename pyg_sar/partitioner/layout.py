@@ -1,5 +1,15 @@
 """Which part holds what: the index tensors of every part, from the part of every node.
 
+Everything per node is in memory, everything per edge in scratch space. The passes:
+
+1. :func:`group_nodes` numbers the nodes by part, :func:`group_edges` counts the in-edges of every
+   node and cuts each part into buckets, ranges of destinations with at most a 128th of all edges.
+2. A second pass over the edges deals each, with its id, into its bucket.
+3. :func:`find_exchange` reads the buckets of every part and marks which nodes they read: its halo.
+4. :func:`part_layout` sorts the buckets of a part one after another. They are ranges of
+   destinations, so what is sorted by destination is complete with them, and what is sorted by
+   block, then destination, grows in every block at once.
+
 Everything rests on one numbering, the *place* of a node: nodes ordered by (part, global id).
 Places of one part are contiguous, so "ascending place" means "grouped by owner, ascending at the
 owner", and that is how halos, boundaries and blocks are all ordered. In a heterogeneous graph every
@@ -12,6 +22,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from pyg_sar.partitioner.buckets import (
+    Buckets,
+    bucket_bounds,
+    bucket_of,
+    counts_to_ptr,
+    stable_order,
+)
+from pyg_sar.partitioner.mapped import Scratch
+from pyg_sar.partitioner.rows import count_into, edge_chunks
 
 
 @dataclass(frozen=True)
@@ -42,12 +62,13 @@ class NodeGroups:
 
     def n_id(self, part: int) -> Tensor:
         """The nodes of one part, int64 ascending."""
-        return _slice(self.node_perm, self.partptr, part).clone()
+        return self.node_perm[int(self.partptr[part]) : int(self.partptr[part + 1])].clone()
 
 
 def group_nodes(assignment: Tensor, num_parts: int) -> NodeGroups:
     """Groups nodes by part."""
-    node_perm, partptr = _sort_by_part(assignment, num_parts)
+    node_perm = torch.argsort(assignment, stable=True)
+    partptr = counts_to_ptr(torch.bincount(assignment, minlength=num_parts))
     place = torch.empty_like(node_perm)
     place[node_perm] = torch.arange(node_perm.numel())
     return NodeGroups(assignment, node_perm, partptr, place)
@@ -60,59 +81,90 @@ class EdgeGroups:
     Attributes:
         src: The nodes that edges start from.
         dst: The nodes that edges end in.
+        buckets: Records of global edge id, source and destination, by ranges of the
+            destination's place; edge ids ascend within a bucket.
 
     Shapes:
-        - **edge_index** int64 [2, E]: global ids of source and destination
-        - **edge_part** int64 [E]: part of every edge, that of its destination
-        - **edge_perm** int64 [E]: global edge ids, by part, ascending within a part
-        - **edgeptr** int64 [P + 1]: the same for `edge_perm`
+        - **edge_index** integer [2, E]: global ids of source and destination
+        - **partptr** int64 [P + 1]: part p has the buckets ``partptr[p]`` to ``partptr[p + 1]``
+        - **edgeptr** int64 [P + 1]: the same for its edges
+        - **bounds** int64 [B + 1]: bucket b has the destinations of places ``bounds[b]`` to
+          ``bounds[b + 1]``
     """
 
     src: NodeGroups
     dst: NodeGroups
     edge_index: Tensor
-    edge_part: Tensor
-    edge_perm: Tensor
+    buckets: Buckets
+    partptr: Tensor
     edgeptr: Tensor
+    bounds: Tensor
+
+    def of_part(self, part: int) -> range:
+        """The buckets of one part."""
+        return range(int(self.partptr[part]), int(self.partptr[part + 1]))
 
 
-def group_edges(edge_index: Tensor, src: NodeGroups, dst: NodeGroups) -> EdgeGroups:
+def group_edges(
+    edge_index: Tensor, src: NodeGroups, dst: NodeGroups, scratch: Scratch
+) -> EdgeGroups:
     """Groups every edge with its destination."""
-    edge_part = dst.assignment[edge_index[1]]
-    edge_perm, edgeptr = _sort_by_part(edge_part, dst.num_parts)
-    return EdgeGroups(src, dst, edge_index, edge_part, edge_perm, edgeptr)
+    degree = torch.zeros(dst.num_nodes, dtype=torch.int64)
+    for _, _, col in edge_chunks(edge_index):
+        count_into(degree, dst.place.index_select(0, col))
+    ptr = counts_to_ptr(degree)
+    del degree
+    bounds = bucket_bounds(ptr, dst.partptr)
+    id_type = _smallest(max(src.num_nodes, dst.num_nodes))
+    dtypes = (torch.int64, id_type, id_type)
+    bucket = bucket_of(bounds).index_select(0, dst.place)
+    buckets = Buckets(ptr[bounds], dtypes, scratch)
+    for start, row, col in edge_chunks(edge_index):
+        e_id = torch.arange(start, start + row.numel())
+        buckets.add(bucket.index_select(0, col), e_id, row, col)
+    partptr = torch.searchsorted(bounds, dst.partptr)
+    return EdgeGroups(src, dst, edge_index, buckets, partptr, ptr[dst.partptr], bounds)
 
 
 @dataclass(frozen=True)
 class Exchange:
     """Which rows every part reads from every other one.
 
+    Attributes:
+        halos: Places that each part reads, ascending and so by owner; int32 where it suffices.
+
     Shapes:
-        - **halo** int64 [H]: places read, by (reader, place)
         - **halo_rows** int64 [P, P]: ``[p, q]`` rows that part p reads from part q
-        - **boundary** int64 [H]: the same places, by (owner, reader, place)
+        - **block_edges** int64 [P, P]: ``[p, q]`` edges from part q into part p
     """
 
-    halo: Tensor
+    halos: list[Tensor]
     halo_rows: Tensor
-    boundary: Tensor
+    block_edges: Tensor
+
+    def boundary(self, part: int) -> Tensor:
+        """Places of a part that others read, int64 by (reader, place)."""
+        ends = self.halo_rows.cumsum(1)[:, part].tolist()
+        counts = self.halo_rows[:, part].tolist()
+        return torch.cat(
+            [h[e - n : e].long() for h, e, n in zip(self.halos, ends, counts, strict=True)]
+        )
 
 
 def find_exchange(edges: EdgeGroups) -> Exchange:
-    """Finds the halo of every part, and the same rows as seen by their owners."""
-    src_nodes, num_parts = edges.src, edges.src.num_parts
-    halos = []
+    """Finds the halo of every part, and how many edges come from where."""
+    nodes, num_parts = edges.src, edges.src.num_parts
+    halos, block_edges = [], torch.zeros(num_parts, num_parts, dtype=torch.int64)
     for part in range(num_parts):
-        e_id = _slice(edges.edge_perm, edges.edgeptr, part)
-        src = edges.edge_index[0].index_select(0, e_id)
-        remote = src[src_nodes.assignment.index_select(0, src) != part]
-        halos.append(torch.unique(src_nodes.place.index_select(0, remote)))
-    halo = torch.cat(halos)
-    reader = torch.arange(num_parts).repeat_interleave(torch.tensor([h.numel() for h in halos]))
-    owner = torch.bucketize(halo, src_nodes.partptr[1:], right=True)
-    halo_rows = torch.bincount(reader * num_parts + owner, minlength=num_parts**2)
-    boundary = halo[torch.argsort(owner, stable=True)]
-    return Exchange(halo, halo_rows.view(num_parts, num_parts), boundary)
+        is_read = torch.zeros(nodes.num_nodes, dtype=torch.bool)
+        for bucket in edges.of_part(part):
+            _, row, _ = edges.buckets.read(bucket)
+            is_read[nodes.place[row]] = True
+            block_edges[part] += torch.bincount(nodes.assignment[row], minlength=num_parts)
+        is_read[nodes.partptr[part] : nodes.partptr[part + 1]] = False
+        halos.append(is_read.nonzero().view(-1).to(_smallest(nodes.num_nodes)))
+    ends = [torch.searchsorted(halo, nodes.partptr.to(halo.dtype)) for halo in halos]
+    return Exchange(halos, torch.stack(ends).diff(dim=1), block_edges)
 
 
 @dataclass(frozen=True)
@@ -129,45 +181,63 @@ class PartLayout:
     graph: dict[str, Tensor | tuple[int, int]]
 
 
-def part_layout(edges: EdgeGroups, exchange: Exchange, part: int) -> PartLayout:
-    """The layout of one part; made one at a time to hold only one in memory."""
-    halo_counts, boundary_counts = exchange.halo_rows[part], exchange.halo_rows[:, part]
-    halo = _slice(exchange.halo, _ptr(exchange.halo_rows.sum(dim=1)), part)
-    boundary = _slice(exchange.boundary, _ptr(exchange.halo_rows.sum(dim=0)), part)
-    src_nodes, dst_nodes, num_parts = edges.src, edges.dst, edges.src.num_parts
+def part_layout(edges: EdgeGroups, exchange: Exchange, part: int, scratch: Scratch) -> PartLayout:
+    """The layout of one part; what has a row per edge lies in scratch space."""
+    src_nodes, dst_nodes = edges.src, edges.dst
     src_start, src_end = src_nodes.partptr[part : part + 2].tolist()
-    dst_start, dst_end = dst_nodes.partptr[part : part + 2].tolist()
+    halo, boundary = exchange.halos[part].long(), exchange.boundary(part)
+    local = torch.empty(src_nodes.num_nodes, dtype=torch.int32)  # by place
+    num_own = src_end - src_start
+    local[src_start:src_end] = torch.arange(num_own, dtype=torch.int32)
+    local[halo] = torch.arange(num_own, num_own + halo.numel(), dtype=torch.int32)
 
-    e_id = _slice(edges.edge_perm, edges.edgeptr, part)
-    row, col = (ids.index_select(0, e_id) for ids in edges.edge_index)
-    src_place = src_nodes.place.index_select(0, row)
-    src_part = src_nodes.assignment.index_select(0, row)
-    dst = dst_nodes.place.index_select(0, col) - dst_start
-
-    # Edge ids ascend already, so two stable sorts leave (block, dst, src, e_id); one sort of a
-    # combined key could overflow 64 bits.
-    perm = _lexsort(src_place, src_part * (dst_end - dst_start) + dst)
-    halo_src = src_end - src_start + torch.searchsorted(halo, src_place)
-    src = torch.where(src_part == part, src_place - src_start, halo_src)
-    by_col = _lexsort(row, col)
+    block_ptr = counts_to_ptr(exchange.block_edges[part])
+    by_block = Buckets(block_ptr, (torch.int32, torch.int32, torch.int64), scratch)
+    whole = block_ptr[[0, -1]]
+    by_dst = Buckets(whole, (torch.int64, torch.int64, torch.int64), scratch)
+    for bucket in edges.of_part(part):
+        _sort_bucket(edges, bucket, part, local, by_block, by_dst)
+    src, dst, e_id = by_block.columns
+    edge_id, row, col = by_dst.columns
     return PartLayout(
         sar={
-            'halo_ptr': _ptr(halo_counts),
+            'halo_ptr': counts_to_ptr(exchange.halo_rows[part]),
             'halo_pos': _position_at_owner(halo, src_nodes.partptr).to(torch.int32),
-            'boundary_ptr': _ptr(boundary_counts),
+            'boundary_ptr': counts_to_ptr(exchange.halo_rows[:, part]),
             'boundary_pos': (boundary - src_start).to(torch.int32),
-            'block_ptr': _ptr(torch.bincount(src_part, minlength=num_parts)),
-            'src': src[perm].to(torch.int32),
-            'dst': dst[perm].to(torch.int32),
-            'e_id': e_id[perm],
+            'block_ptr': block_ptr,
+            'src': src,
+            'dst': dst,
+            'e_id': e_id,
         },
         graph={
-            'edge_id': e_id[by_col],
-            'row': row[by_col],
-            'col': col[by_col],
+            'edge_id': edge_id,
+            'row': row,
+            'col': col,
             'size': (src_nodes.num_nodes, dst_nodes.num_nodes),
         },
     )
+
+
+def _sort_bucket(
+    edges: EdgeGroups, bucket: int, part: int, local: Tensor, by_block: Buckets, by_dst: Buckets
+) -> None:
+    """Appends the edges of a bucket by (destination, source, id), and block by block as well."""
+    e_id, row, col = edges.buckets.read(bucket)
+    dst = edges.dst.place[col]
+    # One number per pair: below 2^63 for up to 3 * 10^9 nodes. Edge ids ascend already.
+    key = (dst - int(edges.bounds[bucket])).mul_(edges.src.num_nodes).add_(row)
+    num_dst = int(edges.bounds[bucket + 1] - edges.bounds[bucket])
+    order = stable_order(key, num_dst * edges.src.num_nodes)
+    del key
+    e_id, row, col = (ids.index_select(0, order) for ids in (e_id, row, col))
+    dst = dst.index_select(0, order).sub_(int(edges.dst.partptr[part]))
+    del order
+    by_dst.extend(e_id, row, col)
+    del col
+    # Within a block, ids and places of sources are in the same order.
+    block = edges.src.assignment.index_select(0, row)
+    by_block.add(block, local.index_select(0, edges.src.place.index_select(0, row)), dst, e_id)
 
 
 def _position_at_owner(place: Tensor, partptr: Tensor) -> Tensor:
@@ -175,19 +245,6 @@ def _position_at_owner(place: Tensor, partptr: Tensor) -> Tensor:
     return place - partptr[owner]
 
 
-def _sort_by_part(part: Tensor, num_parts: int) -> tuple[Tensor, Tensor]:
-    return torch.argsort(part, stable=True), _ptr(torch.bincount(part, minlength=num_parts))
-
-
-def _lexsort(minor: Tensor, major: Tensor) -> Tensor:
-    """The stable order by (`major`, `minor`)."""
-    perm = torch.argsort(minor, stable=True)
-    return perm[torch.argsort(major[perm], stable=True)]
-
-
-def _ptr(counts: Tensor) -> Tensor:
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-
-
-def _slice(values: Tensor, ptr: Tensor, part: int) -> Tensor:
-    return values[int(ptr[part]) : int(ptr[part + 1])]
+def _smallest(count: int) -> torch.dtype:
+    """The type for ids below `count`."""
+    return torch.int32 if count <= torch.iinfo(torch.int32).max else torch.int64

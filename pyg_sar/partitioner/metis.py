@@ -10,6 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pyg_sar.partitioner.mapped import Scratch
+from pyg_sar.partitioner.undirected import undirected_csr
+
 BACKENDS = ('auto', 'pymetis', 'pyg-lib', 'torch-sparse')
 
 Int64Array = npt.NDArray[np.int64]
@@ -43,24 +46,26 @@ def metis_assignment(
     backend: str = 'auto',
     seed: int = 0,
     node_weight: Tensor | None = None,
+    scratch: Scratch | None = None,
 ) -> Tensor:
     """Assigns nodes to parts so that few edges are cut and the parts weigh the same.
 
     METIS sees the graph undirected, without duplicate edges and self loops.
 
     Args:
-        edge_index: int64 [2, E], any directed graph.
+        edge_index: Integer [2, E], any directed graph.
         num_nodes: Number of nodes N, at least `num_parts`.
         num_parts: Number of parts P.
         backend: One of :data:`BACKENDS`; ``'auto'`` is pymetis.
         seed: METIS's seed. pyg-lib and torch-sparse offer none and always use METIS's own.
         node_weight: int64 [N] >= 0, what is balanced; the number of nodes if None.
+        scratch: Where METIS's input is prepared; in memory if None.
 
     Returns:
         The part of every node, int64 [N]; no part is empty.
     """
     module = check_backend(backend)
-    indptr, index = undirected_csr(edge_index, num_nodes)
+    indptr, index = undirected_csr(edge_index, num_nodes, scratch=scratch)
     if num_parts == 1:
         return torch.zeros(num_nodes, dtype=torch.int64)
     if index.size == 0:  # Nothing to cut.
@@ -78,24 +83,6 @@ def metis_assignment(
     else:
         assignment = _pymetis(module, indptr, index, num_parts, seed, node_weight)
     return fill_empty_parts(assignment.to(torch.int64), num_parts)
-
-
-def undirected_csr(edge_index: Tensor, num_nodes: int) -> tuple[Int64Array, Int64Array]:
-    """The graph as METIS wants it: symmetric, without duplicates and self loops.
-
-    Returns:
-        indptr int64 [N + 1] and index int64, the neighbours of every node in ascending order.
-    """
-    src, dst = edge_index.numpy()
-    low, high = np.minimum(src, dst), np.maximum(src, dst)
-    loop_free = low != high
-    pairs = _sorted_unique(low[loop_free] * num_nodes + high[loop_free])
-    low, high = np.divmod(pairs, num_nodes)
-    both = np.sort(np.concatenate([pairs, high * num_nodes + low]))
-    row, index = np.divmod(both, num_nodes)
-    indptr = np.zeros(num_nodes + 1, dtype=np.int64)
-    np.cumsum(np.bincount(row, minlength=num_nodes), out=indptr[1:])
-    return indptr, index
 
 
 def fill_empty_parts(assignment: Tensor, num_parts: int) -> Tensor:
@@ -154,10 +141,3 @@ def _deal(node_weight: Tensor | None, num_nodes: int, num_parts: int) -> Tensor:
     middle = weight.cumsum(0) - weight / 2
     assignment = (middle * num_parts / max(int(weight.sum()), 1)).long().clamp(max=num_parts - 1)
     return fill_empty_parts(assignment, num_parts)
-
-
-def _sorted_unique(keys: Int64Array) -> Int64Array:
-    keys.sort()
-    keep = np.ones(keys.shape, dtype=bool)
-    np.not_equal(keys[1:], keys[:-1], out=keep[1:])
-    return keys[keep]

@@ -1,8 +1,11 @@
-"""Reading a graph from an .npz file of plain arrays."""
+"""A graph from plain arrays, such as those of an .npz file."""
 
 from __future__ import annotations
 
+import warnings
+import zipfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -12,17 +15,51 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partitioner.attributes import count_nodes
 from pyg_sar.partitioner.checks import checked_edge_index
+from pyg_sar.partitioner.mapped import Array, map_array
+from pyg_sar.partitioner.rows import aligned
 from pyg_sar.partitioner.split import MASKS
 
 _CSR = ('x_data', 'x_indices', 'x_indptr', 'x_shape')
 _INDICES = {'train_idx': 'train_mask', 'val_idx': 'val_mask', 'test_idx': 'test_mask'}
 _NUMPY_KINDS = 'biufc'
+_WORTH_MAPPING = 1 << 26
 
 
 def read_npz(
-    file: IO[bytes], name: str, *, dense: bool = True
+    file: IO[bytes] | Path, name: str, *, dense: bool = True, is_mapped: bool = False
 ) -> tuple[Data | HeteroData, list[str]]:
-    """Reads a graph from arrays; no pickled object is ever loaded.
+    """Reads a graph from the arrays of an .npz file; see :func:`graph_of_arrays`.
+
+    No pickled object is ever loaded.
+
+    Args:
+        file: The open file, or its path.
+        name: Its name, for error messages.
+        dense: Whether a CSR ``x`` becomes a dense tensor; else it becomes a sparse one.
+        is_mapped: Whether uncompressed arrays are mapped and not read; takes a path.
+
+    Returns:
+        The graph, and a description of every array that is not in it.
+
+    Raises:
+        ValueError: If the file is no .npz file, holds pickled objects, or its arrays do not fit
+            together.
+    """
+    try:
+        arrays = _map_members(file) if isinstance(file, Path) and is_mapped else _load(file)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # Damaged archives: errors of numpy, zipfile, zlib, ...
+        raise ValueError(
+            f"expected an .npz file of plain arrays in '{name}' (got {error})"
+        ) from error
+    return graph_of_arrays(arrays, name, dense=dense)
+
+
+def graph_of_arrays(
+    arrays: dict[str, Array], name: str, *, dense: bool = True
+) -> tuple[Data | HeteroData, list[str]]:
+    """A graph from arrays by name.
 
     The arrays are ``edge_index`` [2, E]; optionally ``x`` [N, ...] or the parts of a CSR matrix,
     ``x_data``, ``x_indices``, ``x_indptr`` and ``x_shape``; ``y``; masks, or ``train_idx``,
@@ -35,28 +72,16 @@ def read_npz(
     ``x|TYPE_data`` and so on.
 
     Args:
-        file: The open file.
-        name: Its name, for error messages.
-        dense: Whether a CSR ``x`` becomes a dense tensor; else it becomes a sparse one.
+        arrays: The arrays, in memory or mapped; emptied of what is used.
+        name: Where they come from, for error messages.
+        dense: See :func:`read_npz`.
 
     Returns:
         The graph, and a description of every array that is not in it.
 
     Raises:
-        ValueError: If the file is no .npz file, holds pickled objects, or its arrays do not fit
-            together.
+        ValueError: If the arrays do not fit together.
     """
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            if not isinstance(archive, Mapping):
-                raise ValueError('a single array')
-            arrays = {key: archive[key] for key in archive}
-    except MemoryError:
-        raise
-    except Exception as error:  # Damaged archives: errors of numpy, zipfile, zlib, ...
-        raise ValueError(
-            f"expected an .npz file of plain arrays in '{name}' (got {error})"
-        ) from error
     if any(key.startswith('edge|') for key in arrays):
         return _hetero_data(arrays, name, dense=dense)
     if 'edge_index' not in arrays:
@@ -88,6 +113,31 @@ def read_npz(
         else:
             dropped.append(f'{key} ({array.dtype} {list(array.shape)})')
     return data, dropped
+
+
+def _load(file: IO[bytes] | Path) -> dict[str, Array]:
+    with np.load(file, allow_pickle=False) as archive:
+        if not isinstance(archive, Mapping):
+            raise ValueError('a single array')
+        return {key: archive[key] for key in archive}
+
+
+def _map_members(path: Path) -> dict[str, Array]:
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    arrays = {info.filename.removesuffix('.npy'): info for info in members}
+    compressed = [
+        key
+        for key, info in arrays.items()
+        if info.compress_type != zipfile.ZIP_STORED and info.file_size > _WORTH_MAPPING
+    ]
+    if compressed:
+        warnings.warn(
+            f"read into memory as a whole, since compressed in '{path}': {', '.join(compressed)} "
+            '(np.savez and a folder of .npy files leave arrays on disk)',
+            stacklevel=4,
+        )
+    return {key: map_array(path, info.filename) for key, info in arrays.items()}
 
 
 def _hetero_data(arrays: dict[str, Any], name: str, *, dense: bool) -> tuple[HeteroData, list[str]]:
@@ -154,7 +204,7 @@ def _csr_features(arrays: dict[str, Any], name: str, *, dense: bool) -> Tensor:
 def _index_to_mask(index: Any, num_nodes: int, key: str, name: str) -> Tensor:
     if not isinstance(index, Tensor) or index.dim() != 1 or index.is_floating_point():
         raise ValueError(f"expected a list of node ids in '{key}' of '{name}'")
-    index = index.long()
+    index = aligned(index).long()
     if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < num_nodes:
         raise ValueError(
             f"'{key}' of '{name}' must hold node ids in [0, {num_nodes}) "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,8 @@ from torch_geometric.data.storage import (
     GlobalStorage,
     NodeStorage,
 )
+
+from pyg_sar.partitioner.mapped import register
 
 
 def _plain_dict(*_: object) -> dict[Any, Any]:
@@ -59,11 +62,15 @@ _ALLOWED: list[Any] = [
 ]
 
 
-def read_saved(path: Path) -> Data | HeteroData:
+def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:
     """Reads a graph that torch.save wrote.
 
     It may be a PyG Data or HeteroData, a dict of tensors, or the ``processed/data.pt`` of a PyG
     dataset of one graph.
+
+    Args:
+        path: The file.
+        is_mapped: Whether tensors are mapped and not read, where the file allows it.
 
     Raises:
         ValueError: If the file holds anything else, or needs classes beyond PyG's own.
@@ -74,7 +81,9 @@ def read_saved(path: Path) -> Data | HeteroData:
     try:
         with _only_pyg_classes(), warnings.catch_warnings():
             warnings.filterwarnings('ignore', 'Sparse (CSR|CSC) tensor support is in beta')
-            content = torch.load(path, map_location='cpu', weights_only=True)
+            # Files of torch before 1.6 are no zip archives, and cannot be mapped.
+            is_mapped = is_mapped and zipfile.is_zipfile(path)
+            content = torch.load(path, map_location='cpu', weights_only=True, mmap=is_mapped)
     except pickle.UnpicklingError as error:
         found = re.search(r'GLOBAL (\S+)', str(error))
         reason = f"a pickle that needs '{found[1]}'" if found else 'a pickle that is not plain data'
@@ -95,6 +104,12 @@ def read_saved(path: Path) -> Data | HeteroData:
         content = content.to_dict()
     if not isinstance(content, dict):
         raise ValueError(expected.format(path, f'a {type(content).__name__}'))
+    if is_mapped:
+        for store in content.values():
+            for value in store.values() if isinstance(store, dict) else [store]:
+                if type(value) is Tensor and value.layout is torch.strided:
+                    storage = value.untyped_storage()
+                    register(storage.data_ptr(), storage.nbytes(), value)
     if any(isinstance(key, tuple) for key in content):
         try:
             return HeteroData.from_dict(content)

@@ -8,11 +8,15 @@ from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partitioner.npz import read_npz
+from pyg_sar.partitioner.mapped import Array, Scratch, map_array
+from pyg_sar.partitioner.npz import graph_of_arrays, read_npz
 from pyg_sar.partitioner.saved import read_saved
 from pyg_sar.partitioner.synthetic import ARXIV, synthetic_graph
+from pyg_sar.partitioner.tables import TABLES, read_table
 
 
 def load_source(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> Data | HeteroData:
@@ -20,12 +24,14 @@ def load_source(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> Data 
 
     Args:
         name_or_path: ``'wordnet-noun'`` and ``'wordnet-hetero'`` (shipped), ``'synthetic:arxiv'``
-            (drawn), a .pt file (a PyG Data or HeteroData, or a dict of tensors) or an .npz file
-            (plain arrays).
+            (drawn), a .pt file (a PyG Data or HeteroData, or a dict of tensors), an .npz file
+            (plain arrays), a folder of .npy files (the same arrays, a file each; or a file
+            ``edges.parquet`` or ``edges.csv`` in place of ``edge_index.npy``), or a .parquet or
+            .csv file (a row per edge).
         seed: Seed of a synthetic graph.
 
     Returns:
-        The graph, its features dense.
+        The graph in memory, its features dense.
 
     Raises:
         ValueError: If there is no such source, or it holds no graph.
@@ -37,30 +43,64 @@ def load_source(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> Data 
 
 
 def read_source(
-    name_or_path: str | os.PathLike[str], *, seed: int = 0, dense: bool = True
+    name_or_path: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    dense: bool = True,
+    scratch: Scratch | None = None,
 ) -> tuple[Data | HeteroData, list[str]]:
-    """As :func:`load_source`, but returns what was dropped instead of warning of it.
+    """As :func:`load_source`, but may leave the graph on disk.
 
     Args:
         name_or_path: See :func:`load_source`.
         seed: See :func:`load_source`.
-        dense: Whether sparse features of an .npz file become dense.
+        dense: Whether sparse features of plain arrays become dense.
+        scratch: If given, tensors are mapped into memory and not read: those of .pt files, .npy
+            files and uncompressed .npz files where they lie, those of tables in scratch space.
+
+    Returns:
+        The graph, and a description of what was dropped.
     """
     name = os.fspath(name_or_path)
     if name in BUILT_IN:
         return BUILT_IN[name](seed, dense), []
     path = Path(name)
-    if not path.is_file():
-        raise ValueError(
-            f'expected a .pt or .npz file or one of {", ".join(sorted(BUILT_IN))} '
-            f"(got '{name}', {'a folder' if path.is_dir() else 'no such file'})"
-        )
-    if path.suffix == '.pt':
-        return read_saved(path), []
-    if path.suffix == '.npz':
-        with path.open('rb') as file:
-            return read_npz(file, name, dense=dense)
-    raise ValueError(f"expected a .pt or .npz file (got '{name}')")
+    if path.suffix == '.pt' and path.is_file():
+        return read_saved(path, is_mapped=scratch is not None), []
+    if path.suffix == '.npz' and path.is_file():
+        found = read_npz(path, name, dense=dense, is_mapped=scratch is not None)
+    else:
+        arrays = _read_arrays(path, scratch or Scratch())
+        if arrays is None:
+            what = 'a folder' if path.is_dir() else 'a file' if path.exists() else 'no such file'
+            raise ValueError(
+                'expected a .pt, .npz, .parquet or .csv file, a folder with edge_index.npy, or one '
+                f"of {', '.join(sorted(BUILT_IN))} (got '{name}', {what})"
+            )
+        if scratch is None:
+            arrays = {key: np.array(array) for key, array in arrays.items()}
+        found = graph_of_arrays(arrays, name, dense=dense)
+    if scratch is None:
+        for store in found[0].edge_stores:
+            store['edge_index'] = store['edge_index'].to(torch.int64)
+    return found
+
+
+def _read_arrays(path: Path, scratch: Scratch) -> dict[str, Array] | None:
+    """The arrays of a table or of a folder; None if `path` is neither."""
+    if path.suffix in TABLES and path.is_file():
+        return read_table(path, scratch)
+    tables = [path / f'edges{suffix}' for suffix in TABLES]
+    edges = [file for file in (path / 'edge_index.npy', *tables) if file.is_file()]
+    typed = sorted(path.glob('edge|*.npy')) if path.is_dir() else []
+    if len(edges) > 1:
+        raise ValueError(f"expected one file of edges in '{path}' (got {[e.name for e in edges]})")
+    if not edges and not typed:
+        return None
+    arrays = {file.stem: map_array(file) for file in sorted(path.glob('*.npy'))}
+    if edges and edges[0].suffix in TABLES:
+        arrays.update(read_table(edges[0], scratch))
+    return arrays
 
 
 def _wordnet_noun(seed: int, dense: bool) -> Data | HeteroData:
@@ -80,7 +120,10 @@ def _wordnet_hetero(seed: int, dense: bool) -> Data | HeteroData:
 def _shipped(name: str, dense: bool) -> Data | HeteroData:
     file = resources.files('pyg_sar') / 'datasets' / name
     with file.open('rb') as stream:
-        return read_npz(stream, name, dense=dense)[0]
+        data = read_npz(stream, name, dense=dense)[0]
+    for store in data.edge_stores:
+        store['edge_index'] = store['edge_index'].to(torch.int64)
+    return data
 
 
 def _synthetic_arxiv(seed: int, dense: bool) -> Data | HeteroData:

@@ -14,6 +14,8 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partitioner.attributes import count_rows, sort_attributes
 from pyg_sar.partitioner.checks import check_ids, checked_edge_index
+from pyg_sar.partitioner.mapped import Scratch
+from pyg_sar.partitioner.rows import join_edges
 from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
 
 
@@ -39,7 +41,8 @@ class Relation:
     Attributes:
         src: Type of the sources.
         dst: Type of the destinations.
-        edge_index: Ids of source and destination within their types, int64 [2, E].
+        edge_index: Ids of source and destination within their types, of any integer type [2, E];
+            in memory or mapped.
         attrs: Tensors [E, ...], by name.
         extra: Values that belong to the relation and not to an edge, by name.
     """
@@ -60,12 +63,14 @@ class TypedGraph:
         relations: The edges of every relation.
         attrs: Values that belong to the graph, by name.
         is_hetero: Whether types have names.
+        scratch: Where temporary arrays with a row per edge lie.
     """
 
     nodes: dict[NodeKey, NodeSet]
     relations: dict[EdgeKey, Relation]
     attrs: dict[str, Any]
     is_hetero: bool
+    scratch: Scratch
 
     @property
     def num_nodes(self) -> int:
@@ -87,18 +92,12 @@ class TypedGraph:
         return offsets
 
     def homogeneous_edge_index(self) -> Tensor:
-        """All edges in one numbering of all nodes, that of :attr:`offsets`; int64 [2, E]."""
+        """All edges in one numbering of all nodes, that of :attr:`offsets`; integer [2, E]."""
         offsets = self.offsets
-        edges = []
-        for relation in self.relations.values():
-            shift = offsets[relation.src], offsets[relation.dst]
-            is_shifted = any(shift)
-            edges.append(
-                relation.edge_index + torch.tensor(shift).view(2, 1)
-                if is_shifted
-                else relation.edge_index
-            )
-        return edges[0] if len(edges) == 1 else torch.cat(edges, dim=1)
+        parts = [(r.edge_index, offsets[r.src], offsets[r.dst]) for r in self.relations.values()]
+        if len(parts) == 1 and not any(parts[0][1:]):
+            return parts[0][0]
+        return join_edges(parts, self.scratch)
 
     def by_type(self, values: Tensor) -> dict[NodeKey, Tensor]:
         """Rows in the numbering of :attr:`offsets`, by type."""
@@ -106,20 +105,24 @@ class TypedGraph:
         return dict(zip(self.nodes, torch.split(values, sizes), strict=True))
 
 
-def typed_graph(data: Data | HeteroData) -> TypedGraph:
+def typed_graph(data: Data | HeteroData, scratch: Scratch) -> TypedGraph:
     """Checks a PyG graph and sorts what it holds.
+
+    Args:
+        data: The graph.
+        scratch: Where temporary arrays with a row per edge will lie.
 
     Raises:
         ValueError: If `data` is no graph, or something in it is not as it must be.
     """
     if isinstance(data, HeteroData):
-        return _hetero_graph(data)
+        return _hetero_graph(data, scratch)
     if not isinstance(data, Data):
         raise ValueError(
             f"'data' must be a torch_geometric.data.Data or HeteroData (got {type(data).__name__})"
         )
     edge_index = checked_edge_index(data)
-    num_nodes = count_rows(data, [edge_index])
+    num_nodes = count_rows(data, edge_index)
     check_ids(edge_index, (num_nodes, num_nodes))
     attributes = sort_attributes(data, num_nodes, edge_index.size(1))
     return TypedGraph(
@@ -127,10 +130,11 @@ def typed_graph(data: Data | HeteroData) -> TypedGraph:
         relations={None: Relation(None, None, edge_index, attributes.edge, {})},
         attrs=attributes.graph,
         is_hetero=False,
+        scratch=scratch,
     )
 
 
-def _hetero_graph(data: HeteroData) -> TypedGraph:
+def _hetero_graph(data: HeteroData, scratch: Scratch) -> TypedGraph:
     stores = data.to_dict()
     whole = stores.pop('_global_store')
     node_stores = {key: store for key, store in stores.items() if isinstance(key, str)}
@@ -163,7 +167,7 @@ def _hetero_graph(data: HeteroData) -> TypedGraph:
         attributes = sort_attributes(store, None, edge_index.size(1), where=f' of {key}')
         relations[key] = Relation(key[0], key[2], edge_index, attributes.edge, attributes.graph)
     attrs = sort_attributes(whole, None, None, where=' of the whole graph').graph
-    return TypedGraph(nodes, relations, attrs, is_hetero=True)
+    return TypedGraph(nodes, relations, attrs, is_hetero=True, scratch=scratch)
 
 
 def _check_names(keys: list[Any]) -> None:

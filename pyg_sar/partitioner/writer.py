@@ -20,14 +20,14 @@ from pyg_sar.partitioner.layout import (
     group_nodes,
     part_layout,
 )
+from pyg_sar.partitioner.pt_file import save_rows
+from pyg_sar.partitioner.rows import Rows, chunks, edge_chunks, take_rows
 from pyg_sar.partitioner.summary import PartitionSummary, summarize
 from pyg_sar.partitioner.typed import TypedGraph
 from pyg_sar.shard import format as fmt
 from pyg_sar.shard.checksums import folder_checksums
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import EdgeInfo, Meta, NodeInfo, write_meta
-
-Tensors = dict[str, Tensor]
 
 
 def write_partition(
@@ -53,22 +53,19 @@ def write_partition(
     """
     nodes = {key: group_nodes(parts, num_parts) for key, parts in assignment.items()}
     edges = {
-        key: group_edges(relation.edge_index, nodes[relation.src], nodes[relation.dst])
-        for key, relation in graph.relations.items()
+        key: group_edges(r.edge_index, nodes[r.src], nodes[r.dst], graph.scratch)
+        for key, r in graph.relations.items()
     }
     exchanges = {key: find_exchange(groups) for key, groups in edges.items()}
     for key, exchange in exchanges.items():
         _check_part_sizes(edges[key], exchange)
-    block_edges: dict[EdgeKey, list[list[int]]] = {key: [] for key in edges}
     for part in range(num_parts):
-        blocks = _write_part(fmt.part_dir(folder, part), part, graph, nodes, edges, exchanges)
-        for key, counts in blocks.items():
-            block_edges[key].append(counts)
+        _write_part(fmt.part_dir(folder, part), part, graph, nodes, edges, exchanges)
         on_part()
     for node_key, groups in nodes.items():
-        _save(groups.assignment.clone(), fmt.node_map_file(folder, node_key))
+        save_rows(groups.assignment, fmt.node_map_file(folder, node_key))
     for edge_key, edge_groups in edges.items():
-        _save(edge_groups.edge_part, fmt.edge_map_file(folder, edge_key))
+        save_rows(_edge_part(edge_groups), fmt.edge_map_file(folder, edge_key))
 
     meta = Meta(
         num_parts=num_parts,
@@ -87,10 +84,10 @@ def write_partition(
             key: EdgeInfo(
                 src=graph.relations[key].src,
                 dst=graph.relations[key].dst,
-                num_edges=groups.edge_part.numel(),
+                num_edges=groups.edge_index.size(1),
                 part_num_edges=groups.edgeptr.diff().tolist(),
                 halo_rows=exchanges[key].halo_rows.tolist(),
-                block_edges=block_edges[key],
+                block_edges=exchanges[key].block_edges.tolist(),
                 attrs={n: _row_type(value) for n, value in graph.relations[key].attrs.items()},
                 extra=graph.relations[key].extra,
             )
@@ -129,12 +126,12 @@ def _write_part(
     nodes: dict[NodeKey, NodeGroups],
     edges: dict[EdgeKey, EdgeGroups],
     exchanges: dict[EdgeKey, Exchange],
-) -> dict[EdgeKey, list[int]]:
-    """Writes the files of one part; returns the edges of its blocks by relation."""
+) -> None:
+    """Writes the files of one part."""
     node_feats, node_attrs, n_ids = {}, {}, {}
     for node_key, node_groups in nodes.items():
         n_id = n_ids[node_key] = node_groups.n_id(part)
-        attrs = {n: _rows(v, n_id) for n, v in graph.nodes[node_key].attrs.items()}
+        attrs = {n: take_rows(v, n_id) for n, v in graph.nodes[node_key].attrs.items()}
         node_attrs[node_key] = attrs
         # PyG's store cannot read a type without rows; its features, no rows, lie with ours then.
         if n_id.numel() or not graph.is_hetero:
@@ -142,13 +139,12 @@ def _write_part(
             # PyG's own partitions number the nodes of all types together here, which its lookups,
             # by ids within the type, do not expect.
             node_feats[node_key] = {'global_id': n_id, 'feats': x}
-    edge_feats, edge_attrs, indices, pyg_graph, block_edges = {}, {}, {}, {}, {}
+    edge_feats, edge_attrs, indices, pyg_graph = {}, {}, {}, {}
     for edge_key, edge_groups in edges.items():
-        layout = part_layout(edge_groups, exchanges[edge_key], part)
+        layout = part_layout(edge_groups, exchanges[edge_key], part, graph.scratch)
         pyg_graph[edge_key], indices[edge_key] = layout.graph, layout.sar
-        block_edges[edge_key] = layout.sar['block_ptr'].diff().tolist()
         e_id = layout.sar['e_id']
-        attrs = {n: _rows(v, e_id) for n, v in graph.relations[edge_key].attrs.items()}
+        attrs = {n: take_rows(v, e_id) for n, v in graph.relations[edge_key].attrs.items()}
         edge_attrs[edge_key] = attrs
         if 'edge_attr' in attrs and (e_id.numel() or not graph.is_hetero):
             feats = {'edge_attr': attrs.pop('edge_attr')}
@@ -167,22 +163,16 @@ def _write_part(
     if not graph.is_hetero:
         content = {name: by_type.get(None, {}) for name, by_type in content.items()}
     for name in fmt.PART_FILES:
-        _save({**content, fmt.SAR_FILE: sar}[name], folder / name)
-    return block_edges
+        save_rows({**content, fmt.SAR_FILE: sar}[name], folder / name)
 
 
-def _save(content: object, path: Path) -> None:
-    path.parent.mkdir(exist_ok=True)
-    try:
-        torch.save(content, path)
-    except RuntimeError as error:  # torch reports a full disk as one, after lines of its own.
-        raise OSError(f"could not write '{path}': {str(error).splitlines()[0]}") from error
-
-
-def _rows(value: Tensor, index: Tensor) -> Tensor:
-    """The rows `index` of `value`, dense and in memory of their own."""
-    rows = value.index_select(0, index)
-    return rows if rows.layout is torch.strided else rows.to_dense()
+def _edge_part(edges: EdgeGroups) -> Rows:
+    """The part of every edge, int64 [E]."""
+    return Rows(
+        torch.int64,
+        (edges.edge_index.size(1),),
+        lambda: (edges.dst.assignment[dst] for _, _, dst in edge_chunks(edges.edge_index)),
+    )
 
 
 def _fingerprint(graph: TypedGraph, assignment: dict[NodeKey, Tensor]) -> str:
@@ -192,9 +182,10 @@ def _fingerprint(graph: TypedGraph, assignment: dict[NodeKey, Tensor]) -> str:
         sizes = [(key, nodes.num_nodes) for key, nodes in graph.nodes.items()]
         counts = [(key, r.edge_index.size(1)) for key, r in graph.relations.items()]
         digest.update(f' {sizes} {counts}'.encode())
-    tensors = [*assignment.values(), *(r.edge_index for r in graph.relations.values())]
-    for tensor in tensors:
-        digest.update(tensor.contiguous().numpy().data)
+    ends = (ids for r in graph.relations.values() for ids in r.edge_index)
+    for tensor in [*assignment.values(), *ends]:
+        for part in chunks(tensor):
+            digest.update(part.to(torch.int64).numpy().data)
     return digest.hexdigest()
 
 

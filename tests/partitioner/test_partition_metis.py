@@ -11,8 +11,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_sar.partitioner import partition_graph
-from pyg_sar.partitioner.metis import fill_empty_parts, metis_assignment, undirected_csr
+from pyg_sar.partitioner.metis import fill_empty_parts, metis_assignment
 from pyg_sar.partitioner.synthetic import GraphShape, synthetic_graph
+from pyg_sar.partitioner.undirected import undirected_csr
 
 
 @pytest.fixture(scope='module')

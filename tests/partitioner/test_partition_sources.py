@@ -259,11 +259,11 @@ def test_files_that_are_no_archive(tmp_path):
 
 
 def test_unknown_names(tmp_path):
-    (tmp_path / 'a.csv').touch()
+    (tmp_path / 'a.txt').touch()
     for name, message in (
         ('cora', "or one of synthetic:arxiv, wordnet-hetero, wordnet-noun (got 'cora'"),
         (str(tmp_path), 'a folder'),
-        (str(tmp_path / 'a.csv'), 'expected a .pt or .npz file (got'),
+        (str(tmp_path / 'a.txt'), 'expected a .pt, .npz, .parquet or .csv file, a folder'),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             load_source(name)

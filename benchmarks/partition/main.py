@@ -1,0 +1,203 @@
+"""Memory and time of partitioning a graph on disk, by phase, against its number of edges."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from cached_graphs import CACHE  # noqa: E402
+from generate import generate  # noqa: E402
+from plots import COLORS, panels, save  # noqa: E402
+from report import Benchmark, Row, table  # noqa: E402
+
+SIZES: dict[str, dict[str, Any]] = {
+    'full': {'graphs': ['arxiv', 'medium', 'products', 'large'], 'folder': str(CACHE)},
+    'quick': {'graphs': ['arxiv', 'medium']},
+    'tiny': {'graphs': ['tiny']},
+}
+
+
+@dataclass(frozen=True)
+class _Graph:
+    num_nodes: int
+    num_pairs: int
+    num_features: int
+    num_parts: int
+    method: str = 'metis'
+
+
+GRAPHS = {
+    'tiny': _Graph(2_000, 8_000, 16, 2),
+    'arxiv': _Graph(169_343, 1_157_799, 128, 4),
+    'medium': _Graph(1_000_000, 15_000_000, 100, 8),
+    'products': _Graph(2_449_029, 61_859_140, 100, 8),
+    'large': _Graph(6_000_000, 150_000_000, 32, 8, 'random'),
+}
+PAPERS = {'num_nodes': 111_059_956, 'num_edges': 3_228_124_712, 'num_features': 128}
+"""ogbn-papers100M made undirected."""
+
+METIS = 'METIS'
+PHASES = ('check', 'undirected graph', METIS, 'edges by part', 'write')
+GB = 1e9
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """Each graph in turn, drawn on first use and then kept in `folder`."""
+    for name in (bar := tqdm(args.graphs, unit='graph')):
+        shape = GRAPHS[name]
+        source = Path(args.folder) / f'partition-{name}'
+        if not source.exists():
+            bar.set_description(f'{name}: drawing')
+            drawn = source.with_suffix('.tmp')
+            shutil.rmtree(drawn, ignore_errors=True)
+            generate(
+                drawn,
+                num_nodes=shape.num_nodes,
+                num_pairs=shape.num_pairs,
+                num_features=shape.num_features,
+            )
+            drawn.rename(source)
+        bar.set_description(f'{name}: partitioning')
+        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+            command = [sys.executable, '-W', 'ignore', str(HERE / 'measure.py')]
+            command += [str(source), f'{folder}/parts', f'--num-parts={shape.num_parts}']
+            done = subprocess.run(
+                [*command, f'--method={shape.method}'], capture_output=True, text=True
+            )
+        if done.returncode:
+            raise RuntimeError(f'partitioning {name} failed:\n{done.stderr}')
+        found = json.loads(done.stdout)
+        yield {'graph': name, 'num_features': shape.num_features, **found, **_bounds(found)}
+
+
+def _bounds(row: Row) -> Row:
+    """The peaks, in bytes above what the process held: of our passes, and of METIS."""
+    peaks = {phase: found['peak_bytes'] for phase, found in row['phases'].items()}
+    metis = peaks.pop(METIS, 0)
+    # What this phase gives, 64-bit, is METIS's own array: METIS reads it without a copy.
+    peaks['undirected graph'] -= 8 * row['num_neighbours']
+    passes = max(peaks.values())
+    return {'metis_bytes': metis, 'passes_bytes': passes}
+
+
+def render(report: Row) -> dict[str, str]:
+    rows = report['rows']
+    header = ['graph', 'nodes', 'edges', 'features', 'parts', 'seconds', 'METIS GB']
+    header += ['B per edge', 'passes GB', 'of int32 CSR', 'process GB']
+    sizes = [
+        (
+            r['graph'],
+            f'{r["num_nodes"]:,}',
+            f'{r["num_edges"]:,}',
+            r['num_features'],
+            f'{r["num_parts"]} ({r["method"]})',
+            f'{r["seconds"]:.1f}',
+            f'{r["metis_bytes"] / GB:.2f}' if r['metis_bytes'] else '',
+            f'{r["metis_bytes"] / r["num_neighbours"]:.0f}' if r['metis_bytes'] else '',
+            f'{r["passes_bytes"] / GB:.3f}',
+            f'{r["passes_bytes"] / r["csr_bytes"]:.2f}',
+            f'{(r["held_bytes"] + max(r["metis_bytes"], r["passes_bytes"])) / GB:.2f}',
+        )
+        for r in rows
+    ]
+    phases = [
+        (
+            r['graph'],
+            *(
+                f'{found["seconds"]:.1f} s, {found["peak_bytes"] / GB:.2f} GB'
+                if (found := r['phases'].get(phase))
+                else ''
+                for phase in PHASES
+            ),
+        )
+        for r in rows
+    ]
+    return {
+        'table': table(header, sizes),
+        'phases': table(['graph', *PHASES], phases),
+        'papers': _papers(rows),
+    }
+
+
+def _papers(rows: list[Row]) -> str:
+    """What ogbn-papers100M needs: bytes and seconds per edge of the largest graphs, multiplied."""
+    largest = max(rows, key=lambda r: r['num_edges'])
+    cut = max((r for r in rows if r['metis_bytes']), key=lambda r: r['num_edges'], default=None)
+    if cut is None:
+        return ''
+    edges, nodes = PAPERS['num_edges'], PAPERS['num_nodes']
+    csr = 4 * (edges + nodes + 1)
+    ratio = largest['passes_bytes'] / largest['csr_bytes']
+    ours = sum(found['seconds'] for phase, found in largest['phases'].items() if phase != METIS)
+    metis_seconds = cut['phases'][METIS]['seconds']
+    # 40 bytes an edge in the parts and 8 in the edge map; of a node features, label, mask, ids.
+    shards = 48 * edges + nodes * (4 * PAPERS['num_features'] + 40)
+    lines = [
+        ('METIS', f'{cut["metis_bytes"] / cut["num_neighbours"] * edges / GB:,.0f} GB', 'memory'),
+        ('our passes', f'{ratio * csr / GB:,.0f} GB', 'memory'),
+        ('scratch space', f'{16 * edges / GB:,.0f} GB', 'disk'),
+        ('shards', f'{shards / GB:,.0f} GB', 'disk'),
+        ('METIS', f'{metis_seconds / cut["num_edges"] * edges / 3600:.1f} h', 'time'),
+        ('our passes', f'{ours / largest["num_edges"] * edges / 3600:.1f} h', 'time'),
+    ]
+    return table(['of', 'needs', ''], lines)
+
+
+def draw(report: Row, path: Path) -> None:
+    rows = sorted(report['rows'], key=lambda r: r['num_edges'])
+    figure, (memory, seconds) = panels(2, 'Partitioning a graph on disk')
+    edges = [r['num_edges'] for r in rows]
+    cut = [r for r in rows if r['metis_bytes']]
+    for label, of, key in (
+        ('METIS', cut, 'metis_bytes'),
+        ('our passes', rows, 'passes_bytes'),
+        ('1.3 int32 CSR', rows, 'csr_bytes'),
+    ):
+        factor = 1.3 if key == 'csr_bytes' else 1.0
+        memory.plot(
+            [r['num_edges'] for r in of],
+            [factor * r[key] / GB for r in of],
+            marker='o',
+            label=label,
+            linestyle=':' if key == 'csr_bytes' else '-',
+            color={'metis_bytes': COLORS[1], 'passes_bytes': COLORS[0]}.get(key, '0.5'),
+        )
+    memory.set_ylabel('peak memory above what the process held, GB')
+    for number, phase in enumerate(PHASES):
+        of = [r for r in rows if phase in r['phases']]
+        found = [max(r['phases'][phase]['seconds'], 1e-3) for r in of]
+        seconds.plot(
+            [r['num_edges'] for r in of], found, marker='o', label=phase, color=COLORS[number]
+        )
+    seconds.set_ylabel('seconds')
+    for axis in (memory, seconds):
+        axis.set_xscale('log')
+        axis.set_yscale('log')
+        axis.set_xlabel('directed edges')
+        axis.set_xlim(min(edges) / 1.3, max(edges) * 1.3)
+        axis.legend(frameon=False, fontsize=8)
+    save(figure, path)
+
+
+if __name__ == '__main__':
+    Benchmark(
+        folder=HERE,
+        sizes=SIZES,
+        measure=measure,
+        render=render,
+        draw=draw,
+        doc='Memory and time of partitioning graphs on disk, against their edges.',
+    ).main()

@@ -1,0 +1,171 @@
+"""Arrays that stay on disk: files mapped into memory, and scratch space that is a mapped file.
+
+To everything else they are ordinary arrays and tensors. What has been read of them counts as memory
+of the process until it is given back with :func:`release`, which whoever passes over one does after
+every chunk; the system's page cache may keep the pages, a second pass need not read the disk again.
+
+Maps are private: a write into one changes neither the file nor anything else, and may be forgotten
+at the next :func:`release`. Scratch space keeps what is written into it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+import sys
+import tempfile
+import weakref
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array = np.ndarray[Any, Any]
+
+_IN_MEMORY = 1 << 20
+"""Bytes up to which scratch space is ordinary memory."""
+
+_MAPS: dict[int, int] = {}
+"""First and last address of all that is mapped, as long as it is."""
+
+
+def map_array(path: str | os.PathLike[str], member: str | None = None) -> Array:
+    """Maps an array of a file into memory.
+
+    A compressed member of an archive is read instead; :func:`is_mapped` tells.
+
+    Args:
+        path: A .npy file, or with `member` an .npz file.
+        member: The name of an array in the archive, with or without ``.npy``.
+
+    Returns:
+        The array, of any shape and memory order; possibly at an odd address, as archives do not
+        align their members.
+
+    Raises:
+        ValueError: If there is no such array, or it holds objects.
+        OSError: If the file cannot be read.
+    """
+    with Path(path).open('rb') as file:
+        if member is not None:
+            with zipfile.ZipFile(file) as archive:
+                info = _find_member(archive, member, path)
+                if info.compress_type != zipfile.ZIP_STORED:
+                    with archive.open(info) as stream:
+                        array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+                    return array
+            file.seek(info.header_offset + 26)
+            lengths = file.read(4)  # of the name and of the extra field, which end the header
+            file.seek(int.from_bytes(lengths[:2], 'little'), os.SEEK_CUR)
+            file.seek(int.from_bytes(lengths[2:], 'little'), os.SEEK_CUR)
+        return _map_npy(file, path)
+
+
+def map_raw(file: IO[bytes], dtype: Any, shape: Sequence[int], *, offset: int = 0) -> Array:
+    """Maps plain numbers, such as OGB's and our own, from `offset` bytes on."""
+    dtype, count = np.dtype(dtype), math.prod(shape)
+    if count == 0:
+        return np.empty(shape, dtype)
+    content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    array: Array = np.ndarray(shape, dtype, content, offset)
+    register(array.ctypes.data - offset, len(content), content)
+    return array
+
+
+def register(address: int, num_bytes: int, owner: object) -> None:
+    """Notes that memory is a private map, for :func:`release`, as long as `owner` lives."""
+    _MAPS[address] = address + num_bytes
+    weakref.finalize(owner, _MAPS.pop, address, None)
+
+
+def is_mapped(values: Tensor | Array) -> bool:
+    """Whether these numbers lie in a file and not in memory."""
+    return _map_of(_address(values)) is not None
+
+
+def release(*tensors: Tensor) -> None:
+    """Gives back the memory of what has been read or written of mapped tensors.
+
+    Does nothing to tensors in ordinary memory.
+    """
+    for tensor in tensors:
+        found = _map_of(tensor.data_ptr()) if tensor.numel() else None
+        if found is None or sys.platform != 'linux':
+            continue
+        start, end = found
+        last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        page = mmap.PAGESIZE
+        first = max(tensor.data_ptr() // page * page, -(-start // page) * page)
+        stop = min(tensor.data_ptr() + last * tensor.element_size(), end)
+        if stop > first:
+            _LIBC.madvise(ctypes.c_void_p(first), ctypes.c_size_t(stop - first), mmap.MADV_DONTNEED)
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Space for temporary arrays, of which nothing is left when the process ends in any way.
+
+    Attributes:
+        folder: Where files are made, without a name; None keeps everything in memory.
+    """
+
+    folder: Path | None = None
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A tensor with arbitrary content.
+
+        Raises:
+            OSError: If the disk has no space for it: that is known now, and no write fails later.
+        """
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if self.folder is None or num_bytes <= _IN_MEMORY:
+            return torch.empty(shape, dtype=dtype)
+        with tempfile.TemporaryFile(dir=self.folder) as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+            content = mmap.mmap(file.fileno(), num_bytes)
+        tensor = torch.frombuffer(content, dtype=dtype).view(*shape)
+        register(tensor.data_ptr(), num_bytes, content)
+        return tensor
+
+
+def _find_member(
+    archive: zipfile.ZipFile, member: str, path: str | os.PathLike[str]
+) -> zipfile.ZipInfo:
+    names = archive.namelist()
+    for name in (member, f'{member}.npy'):
+        if name in names:
+            return archive.getinfo(name)
+    raise ValueError(f"expected the array '{member}' in '{os.fspath(path)}' (got {names})")
+
+
+def _map_npy(file: IO[bytes], path: str | os.PathLike[str]) -> Array:
+    version = np.lib.format.read_magic(file)
+    header = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(version)
+    if header is None:
+        raise ValueError(f"expected numpy's format 1.0 or 2.0 in '{path}' (got {version})")
+    shape, is_fortran, dtype = header(file)
+    if dtype.hasobject:
+        raise ValueError(f"expected plain numbers in '{os.fspath(path)}' (got objects)")
+    array = map_raw(file, dtype, shape[::-1] if is_fortran else shape, offset=file.tell())
+    return array.T if is_fortran else array
+
+
+def _address(values: Tensor | Array) -> int:
+    return values.data_ptr() if isinstance(values, Tensor) else int(values.ctypes.data)
+
+
+def _map_of(address: int) -> tuple[int, int] | None:
+    return next((found for found in _MAPS.items() if found[0] <= address < found[1]), None)
+
+
+_LIBC = ctypes.CDLL(None)
