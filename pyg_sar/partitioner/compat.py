@@ -67,9 +67,7 @@ class Partitioner:
             if num_parts <= graph.num_nodes:
                 parts = assign_nodes(method, graph, num_parts)
                 method = {str(key): part for key, part in _spread(graph, parts, num_parts).items()}
-        return partition_graph(
-            self.data, num_parts, self.root, method=method, force=is_partition
-        )
+        return partition_graph(self.data, num_parts, self.root, method=method, force=is_partition)
 
 
 def _spread(
@@ -83,7 +81,7 @@ def _spread(
     spread = {}
     for key, part in parts.items():
         part = part.clone()
-        into = [r.edge_index[1].unique() for r in graph.relations.values() if r.dst == key]
+        into = [torch.unique(r.edge_index[1]) for r in graph.relations.values() if r.dst == key]
         for nodes in [*into, torch.arange(part.numel())]:
             if nodes.numel() >= num_parts:
                 part[nodes] = fill_empty_parts(part[nodes], num_parts)

@@ -92,7 +92,7 @@ def shape_of(text: str) -> GraphShape:
     if found is None:
         names = ', '.join(f'synthetic:{name}' for name in SHAPES)
         raise ValueError(
-            f"expected one of {names}, or synthetic:N,E for N nodes and E undirected edges, such "
+            f'expected one of {names}, or synthetic:N,E for N nodes and E undirected edges, such '
             f"as synthetic:1500,6000 (got 'synthetic:{text}')"
         )
     return GraphShape(int(found[1]), int(found[2]), num_features=32, num_classes=8)

@@ -1,8 +1,8 @@
 """Time stamps as torch_geometric.distributed's temporal samplers expect them.
 
-They read the ``time`` of all nodes in every part, and the times of a part's edges by position: edges
-are sorted by (destination, time), and everything in ``edge_feats.pt`` lies in that order. Our own
-loader reads both from our own files, as it does every other attribute.
+They read the ``time`` of all nodes in every part, and the times of a part's edges by position:
+edges are sorted by (destination, time), and everything in ``edge_feats.pt`` lies in that order. Our
+own loader reads both from our own files, as it does every other attribute.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ def edge_time(relation: Relation) -> Tensor | None:
     return relation.attrs.get('edge_time', relation.attrs.get('time'))
 
 
-def sort_by_time(
-    graph: dict[str, Any], relation: Relation, src_nodes: NodeSet
-) -> dict[str, Any]:
+def sort_by_time(graph: dict[str, Any], relation: Relation, src_nodes: NodeSet) -> dict[str, Any]:
     """What ``graph.pt`` holds of a relation, sorted by (destination, time).
 
     The time is that of the edge, or else of its source, as in PyG; without either the order stays.
