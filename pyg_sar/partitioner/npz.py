@@ -57,6 +57,25 @@ def read_npz(
         raise ValueError(
             f"expected an .npz file of plain arrays in '{name}' (got {error})"
         ) from error
+    return graph_of_arrays(arrays, name, dense=dense)
+
+
+def graph_of_arrays(
+    arrays: dict[str, Any], name: str, *, dense: bool = True
+) -> tuple[Data | HeteroData, list[str]]:
+    """The graph that arrays with the names of :func:`read_npz` describe.
+
+    Args:
+        arrays: The arrays by name.
+        name: Where they come from, for error messages.
+        dense: Whether a CSR ``x`` becomes a dense tensor; else it becomes a sparse one.
+
+    Returns:
+        The graph, and a description of every array that is not in it.
+
+    Raises:
+        ValueError: If the arrays do not fit together.
+    """
     if any(key.startswith('edge|') for key in arrays):
         return _hetero_data(arrays, name, dense=dense)
     if 'edge_index' not in arrays:

@@ -10,19 +10,30 @@ from pathlib import Path
 
 from torch_geometric.data import Data, HeteroData
 
+from pyg_sar.partitioner.datasets import is_dataset, load_dataset
+from pyg_sar.partitioner.folders import read_folder
 from pyg_sar.partitioner.npz import read_npz
+from pyg_sar.partitioner.ogb import OGB
 from pyg_sar.partitioner.saved import read_saved
-from pyg_sar.partitioner.synthetic import ARXIV, synthetic_graph
+from pyg_sar.partitioner.synthetic import SHAPES
+from pyg_sar.shard.extra import Attrs
 
 
-def load_source(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> Data | HeteroData:
+def load_source(
+    name_or_path: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    root: str | os.PathLike[str] | None = None,
+) -> Data | HeteroData:
     """Loads a graph by name or from a file.
 
     Args:
-        name_or_path: ``'wordnet-noun'`` and ``'wordnet-hetero'`` (shipped), ``'synthetic:arxiv'``
-            (drawn), a .pt file (a PyG Data or HeteroData, or a dict of tensors) or an .npz file
-            (plain arrays).
+        name_or_path: ``'wordnet-noun'`` and ``'wordnet-hetero'`` (shipped); a dataset by name, see
+            :func:`~pyg_sar.partitioner.datasets.load_dataset`; a .pt file (a PyG Data or
+            HeteroData, or a dict of tensors), an .npz file or a folder of .npy files (plain
+            arrays), or a folder of torch_geometric.distributed's own Partitioner.
         seed: Seed of a synthetic graph.
+        root: The folder with datasets.
 
     Returns:
         The graph, its features dense.
@@ -30,14 +41,19 @@ def load_source(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> Data 
     Raises:
         ValueError: If there is no such source, or it holds no graph.
     """
-    data, dropped = read_source(name_or_path, seed=seed)
+    data, dropped = read_source(name_or_path, seed=seed, root=root)
     if dropped:
         warnings.warn(f'dropped from {name_or_path}: {", ".join(dropped)}', stacklevel=2)
     return data
 
 
 def read_source(
-    name_or_path: str | os.PathLike[str], *, seed: int = 0, dense: bool = True
+    name_or_path: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    dense: bool = True,
+    root: str | os.PathLike[str] | None = None,
+    attrs: Attrs | None = None,
 ) -> tuple[Data | HeteroData, list[str]]:
     """As :func:`load_source`, but returns what was dropped instead of warning of it.
 
@@ -45,15 +61,25 @@ def read_source(
         name_or_path: See :func:`load_source`.
         seed: See :func:`load_source`.
         dense: Whether sparse features of an .npz file become dense.
+        root: See :func:`load_source`.
+        attrs: What PyG's own Partitioner left out of its folder.
     """
     name = os.fspath(name_or_path)
+    path = Path(name)
+    if path.is_dir() and name not in BUILT_IN:
+        return read_folder(path, dense=dense, attrs=attrs)
+    if attrs is not None:
+        raise ValueError(
+            f"'attrs' applies to folders of torch_geometric.distributed alone (got '{name}')"
+        )
     if name in BUILT_IN:
         return BUILT_IN[name](seed, dense), []
-    path = Path(name)
+    if is_dataset(name) and not path.is_file():
+        return load_dataset(name, root=root, seed=seed), []
     if not path.is_file():
         raise ValueError(
-            f'expected a .pt or .npz file or one of {", ".join(sorted(BUILT_IN))} '
-            f"(got '{name}', {'a folder' if path.is_dir() else 'no such file'})"
+            f'expected a .pt or .npz file, a folder of .npy files, or one of {", ".join(NAMES)} '
+            f"(got '{name}', no such file)"
         )
     if path.suffix == '.pt':
         return read_saved(path), []
@@ -83,13 +109,17 @@ def _shipped(name: str, dense: bool) -> Data | HeteroData:
         return read_npz(stream, name, dense=dense)[0]
 
 
-def _synthetic_arxiv(seed: int, dense: bool) -> Data | HeteroData:
-    return synthetic_graph(ARXIV, seed=seed)
-
-
 BUILT_IN: dict[str, Callable[[int, bool], Data | HeteroData]] = {
     'wordnet-hetero': _wordnet_hetero,
     'wordnet-noun': _wordnet_noun,
-    'synthetic:arxiv': _synthetic_arxiv,
 }
-"""Graphs that need no file, by name."""
+"""Graphs that are shipped, by name."""
+
+NAMES = (
+    *BUILT_IN,
+    *(f'synthetic:{name}' for name in SHAPES),
+    'synthetic:N,E',
+    *OGB,
+    'a dataset class such as torch_geometric.datasets.Planetoid(name=Cora)',
+)
+"""What stands for a graph beside files and folders."""

@@ -2,7 +2,7 @@
 
 They hold the edges of every part and the part of every node, but neither halos nor boundaries. A
 rank finds its halos in its own edges, and its boundaries in the sources of all other parts' edges,
-one part after another: so it holds the node maps (8 bytes a node) and one part's edges at a time,
+one part after another: so it holds the node maps (16 bytes a node) and its own edges,
 but reads all edges once. Partitioning anew, with ``python -m pyg_sar.partition FOLDER OUT``, saves
 that.
 """
@@ -89,6 +89,7 @@ class ForeignFolder:
         self.edge_types: list[EdgeKey] = [None]
         if self.is_hetero:
             self.edge_types = [(src, name, dst) for src, name, dst in content['edge_types']]
+        self._graphs: dict[int, dict[EdgeKey, dict[str, Any]]] = {}
         self.places = {key: self._places(key) for key in self.node_types}
         self.num_edges = {
             key: int(_load(format.edge_map_file(root, key), Tensor).numel())
@@ -145,6 +146,12 @@ class ForeignFolder:
         return Part(n_id, index, node_attrs, edge_attrs)
 
     def _graph(self, part: int) -> dict[EdgeKey, dict[str, Any]]:
+        """The edges of a part, mapped from its file."""
+        if part not in self._graphs:
+            self._graphs[part] = self._checked_graph(part)
+        return self._graphs[part]
+
+    def _checked_graph(self, part: int) -> dict[EdgeKey, dict[str, Any]]:
         path = format.part_dir(self.root, part) / format.GRAPH_FILE
         content = _load(path, dict)
         graph = content if self.is_hetero else {None: content}
@@ -193,7 +200,7 @@ class ForeignFolder:
         places = self.places[_ends(key)[0]]
         if reader == part:
             return torch.empty(0, dtype=torch.int64)
-        row = self._graph(reader)[key]['row']
+        row: Tensor = self._graph(reader)[key]['row']
         return torch.unique(places.position(row[places.owner[row] == part]))
 
     def _node_attrs(self, path: Path, n_ids: dict[NodeKey, Tensor]) -> dict[NodeKey, Tensors]:
@@ -240,7 +247,8 @@ def _rows(values: Tensor, ids: Tensor, wanted: Tensor, path: Path) -> Tensor:
         raise ValueError(
             f"expected a row for each of {wanted.numel()} ids in '{path}' (got others)"
         )
-    return values.index_select(0, order[place])
+    rows: Tensor = values.index_select(0, order[place])
+    return rows
 
 
 def _ends(key: EdgeKey) -> tuple[NodeKey, NodeKey]:
