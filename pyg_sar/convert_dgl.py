@@ -7,9 +7,9 @@ or older), and needs dgl and numpy alone, so this file may be copied there::
     python -m pyg_sar.partition ARRAYS OUT                     # with pyg_sar
 
 Every array of the graph becomes one .npy file, written part by part: memory holds one part at a
-time. Python 3.8 is enough. Ids are those DGL gave the nodes when it partitioned them, by type. ``feat`` and ``features``
+time. Ids are those DGL gave the nodes when it partitioned them, by type. ``feat`` and ``features``
 become ``x``, ``label`` and ``labels`` ``y``, and ``feat`` of edges ``edge_attr``; other names stay.
-Masks, which DGL stores as numbers, become booleans.
+Masks, which DGL stores as numbers, become booleans. Python 3.8 is enough.
 """
 
 from __future__ import annotations

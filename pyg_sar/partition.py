@@ -86,7 +86,9 @@ def _parts(args: argparse.Namespace) -> tuple[Method, int]:
     own = own_parts(args.source) if args.method is None else None
     if own is None:
         if args.num_parts is None:
-            raise ValueError(f"'--num-parts' is needed (got '{args.source}', without parts)")
+            raise ValueError(
+                'the following arguments are required: --num-parts (got a source without parts)'
+            )
         return args.method or 'metis', args.num_parts
     method, num_parts = own
     if args.num_parts not in (None, num_parts):

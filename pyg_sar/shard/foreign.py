@@ -201,7 +201,8 @@ class ForeignFolder:
         if reader == part:
             return torch.empty(0, dtype=torch.int64)
         row: Tensor = self._graph(reader)[key]['row']
-        return torch.unique(places.position(row[places.owner[row] == part]))
+        read: Tensor = torch.unique(places.position(row[places.owner[row] == part]))
+        return read
 
     def _node_attrs(self, path: Path, n_ids: dict[NodeKey, Tensor]) -> dict[NodeKey, Tensors]:
         content = _load(path, dict)

@@ -55,10 +55,10 @@ def read_shard(
         meta = read_meta(root)
         parts = [read_part(root, part, meta) for part in own]
     else:
-        if attrs is None and rank == 0:
-            warnings.warn(_DROPPED.format(root), stacklevel=3)
         parts = [folder.read_part(part) for part in own]
         meta = folder.meta(parts)
+        if attrs is None and rank == 0:
+            warnings.warn(_DROPPED.format(root), stacklevel=3)
 
     data = HeteroData() if meta.is_hetero else Data()
     for node_key in meta.nodes:

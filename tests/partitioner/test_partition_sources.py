@@ -261,8 +261,10 @@ def test_files_that_are_no_archive(tmp_path):
 def test_unknown_names(tmp_path):
     (tmp_path / 'a.csv').touch()
     for name, message in (
-        ('cora', "or one of synthetic:arxiv, wordnet-hetero, wordnet-noun (got 'cora'"),
-        (str(tmp_path), 'a folder'),
+        ('cora', 'or one of wordnet-hetero, wordnet-noun, synthetic:arxiv, synthetic:products'),
+        ('cora', "(got 'cora', no such file)"),
+        ('no/graph.csv', "(got 'no/graph.csv', no such file)"),
+        (str(tmp_path), 'a folder of neither'),
         (str(tmp_path / 'a.csv'), 'expected a .pt or .npz file (got'),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
