@@ -7,9 +7,11 @@ ogb's readers; ogbn-papers100M is too large for these and is mapped from its arr
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import shutil
+import sys
 import zipfile
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -87,8 +89,7 @@ def load_ogb(name: str, root: Path) -> Data | HeteroData:
         raise ValueError(
             f"'{name}' is read by the package ogb (got no such package): pip install 'pyg_sar[ogb]'"
         )
-    from ogb.io import read_graph_raw
-
+    read_graph_raw = _ogb_readers()
     raw, split = str(folder / 'raw'), folder / 'split' / dataset.split
     files = [] if dataset.node_file is None else [dataset.node_file]
     with contextlib.redirect_stdout(io.StringIO()):  # ogb tells of every step
@@ -100,12 +101,12 @@ def load_ogb(name: str, root: Path) -> Data | HeteroData:
         graph = read_graph_raw.read_csv_graph_raw(
             raw, add_inverse_edge=dataset.add_inverse_edge, additional_node_files=files
         )[0]
-    data = Data(edge_index=torch.from_numpy(graph['edge_index']), num_nodes=int(graph['num_nodes']))
+    data = Data(edge_index=_tensor(graph['edge_index']), num_nodes=int(graph['num_nodes']))
     for ours, theirs in (('x', 'node_feat'), ('edge_attr', 'edge_feat')):
         if graph[theirs] is not None:
-            data[ours] = torch.from_numpy(graph[theirs])
+            data[ours] = _tensor(graph[theirs])
     for file in files:
-        data[file] = torch.from_numpy(graph[file])
+        data[file] = _tensor(graph[file])
     import pandas
 
     labels = pandas.read_csv(folder / 'raw' / 'node-label.csv.gz', header=None).to_numpy()
@@ -113,6 +114,18 @@ def load_ogb(name: str, root: Path) -> Data | HeteroData:
     data.update(_masks(_read_split(split), int(graph['num_nodes'])))
     data.num_classes = dataset.num_classes
     return data
+
+
+def _ogb_readers() -> Any:
+    """The readers of ogb, imported without its look on the internet for a newer version."""
+    is_known = 'outdated' in sys.modules
+    if not is_known:
+        sys.modules['outdated'] = None  # type: ignore[assignment]
+    try:
+        return importlib.import_module('ogb.io.read_graph_raw')
+    finally:
+        if not is_known:
+            del sys.modules['outdated']
 
 
 def _folder(name: str, dataset: OgbDataset, root: Path) -> Path:
@@ -136,10 +149,10 @@ def _hetero(
     for key, count in graph['num_nodes_dict'].items():
         data[key].num_nodes = int(count)
     for key, edge_index in graph['edge_index_dict'].items():
-        data[key].edge_index = torch.from_numpy(np.ascontiguousarray(edge_index))
+        data[key].edge_index = _tensor(edge_index)
     for ours, theirs in (('x', 'node_feat_dict'), ('node_year', 'node_year')):
         for key, values in (graph[theirs] or {}).items():
-            data[key][ours] = torch.from_numpy(values)
+            data[key][ours] = _tensor(values)
     for key, values in labels.items():
         data[key].y = _labels(values)
         data[key].num_classes = dataset.num_classes
@@ -182,13 +195,18 @@ def _map_member(path: Path, name: str) -> Any:
     return map_array(unpacked)
 
 
+def _tensor(values: Any) -> Tensor:
+    """An array as a tensor; what pandas gives may be read-only or of another memory order."""
+    return torch.from_numpy(np.require(values, requirements=['C', 'W']))
+
+
 def _labels(values: Any) -> Tensor:
     """One label per node as int64 [N], -1 where there is none; several as they are."""
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.dtype.kind == 'f' and values.ndim == 1:
         values = np.where(np.isnan(values), np.float32(-1), values)
-    return torch.from_numpy(np.ascontiguousarray(values)).long()
+    return _tensor(values).long()
 
 
 def _read_split(folder: Path) -> list[Any]:
@@ -205,5 +223,5 @@ def _masks(parts: list[Any], num_nodes: int) -> dict[str, Tensor]:
     masks = {}
     for name, ids in zip(('train_mask', 'val_mask', 'test_mask'), parts, strict=True):
         masks[name] = torch.zeros(num_nodes, dtype=torch.bool)
-        masks[name][torch.from_numpy(np.ascontiguousarray(ids))] = True
+        masks[name][_tensor(ids)] = True
     return masks
