@@ -66,7 +66,7 @@ def read_source(
     """
     name = os.fspath(name_or_path)
     path = Path(name)
-    if path.is_dir() and name not in BUILT_IN:
+    if path.is_dir() and name not in NAMES:
         return read_folder(path, dense=dense, attrs=attrs)
     if attrs is not None:
         raise ValueError(
