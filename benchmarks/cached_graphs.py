@@ -14,7 +14,6 @@ from torch_geometric.data import Data, HeteroData
 import pyg_sar
 from pyg_sar.partitioner.sources import load_source
 from pyg_sar.partitioner.split import random_split
-from pyg_sar.partitioner.synthetic import GraphShape, synthetic_graph
 
 CACHE = Path(__file__).resolve().parent / '.cache'
 SEED = 0
@@ -74,11 +73,7 @@ def read_all(data: Data | HeteroData) -> None:
 
 
 def _make(name: str) -> Data:
-    found = re.fullmatch(r'synthetic:(\d+),(\d+)', name)
-    if found is None:
-        return load_source(name, seed=SEED)
-    num_nodes, num_pairs = map(int, found.groups())
-    return synthetic_graph(GraphShape(num_nodes, num_pairs, 32, 8), seed=SEED)
+    return load_source(name, seed=SEED)
 
 
 def _folder(name: str) -> Path:

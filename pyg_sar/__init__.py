@@ -5,7 +5,7 @@ from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.load import load_shard
 from pyg_sar.loss import global_mean, global_sum
 from pyg_sar.memory import return_freed_memory
-from pyg_sar.partitioner import PartitionSummary, partition_graph
+from pyg_sar.partitioner import Partitioner, PartitionSummary, partition_graph
 from pyg_sar.restrict import RestrictedLayers, restrict
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.transforms import SIGN, save_node_attrs
@@ -17,6 +17,7 @@ __all__ = [
     'SIGN',
     'DistributedDataParallel',
     'PartitionSummary',
+    'Partitioner',
     'RestrictedLayers',
     'SARConv',
     'ShardEdgeIndex',

@@ -9,11 +9,15 @@ import torch.distributed as dist
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import agree, is_distributed, raise_together
+from pyg_sar.shard.extra import Attrs
+from pyg_sar.shard.foreign import ForeignFolder, is_foreign
 from pyg_sar.shard.load import read_shard
 from pyg_sar.shard.meta import read_meta
 
 
-def load_shard(root: str | Path, rank: int | None = None) -> Data | HeteroData:
+def load_shard(
+    root: str | Path, rank: int | None = None, *, attrs: Attrs | None = None
+) -> Data | HeteroData:
     """Loads this rank's part of a partitioned graph as an ordinary PyG ``Data`` or ``HeteroData``.
 
     The parts of the folder are dealt out in contiguous runs: with 8 parts on 2 ranks, rank 0 owns
@@ -36,6 +40,11 @@ def load_shard(root: str | Path, rank: int | None = None) -> Data | HeteroData:
     its destination type: so reverse relations are added before the graph is partitioned, with
     ``T.ToUndirected``. ``x_dict``, ``edge_index_dict`` and ``metadata()`` are PyG's own.
 
+    A folder that ``torch_geometric.distributed.Partitioner`` wrote loads too. PyG keeps ``x``,
+    ``edge_attr`` and times alone, as a warning says; `attrs` brings the rest. Its halos are found
+    anew at every load, from the edges of all parts: to spare that, write it once with
+    ``python -m pyg_sar.partition FOLDER OUT``, which keeps PyG's parts.
+
     Collective if ``torch.distributed`` is initialised: one small all-gather, so that all ranks
     raise if one of them does.
 
@@ -43,6 +52,10 @@ def load_shard(root: str | Path, rank: int | None = None) -> Data | HeteroData:
         root: The folder that ``python -m pyg_sar.partition`` wrote.
         rank: Whose parts to load; the own rank by default. Without ``torch.distributed``, part
             `rank` alone is loaded, for inspection.
+        attrs: Attributes to add that the folder lacks: tensors by name with one row per node of the
+            whole graph, or one per edge if ``edge`` is in the name, in the order of the original
+            ids; of a heterogeneous graph a dict of them by type of nodes or relation. Or a .pt file
+            of such a dict, of which only own rows are read.
 
     Raises:
         FileNotFoundError: If the folder or one of its files is missing.
@@ -57,13 +70,13 @@ def load_shard(root: str | Path, rank: int | None = None) -> Data | HeteroData:
                 f"{launched} processes (call torch.distributed.init_process_group('gloo') first)"
             )
         if rank is None:
-            return read_shard(root, 0, 1)
-        return read_shard(root, rank, _num_parts(root))
+            return read_shard(root, 0, 1, attrs=attrs)
+        return read_shard(root, rank, _num_parts(root), attrs=attrs)
     data: Data | HeteroData | None = None
     error: FileNotFoundError | ValueError | None = None
     try:
         own = dist.get_rank() if rank is None else rank
-        data = read_shard(root, own, dist.get_world_size())
+        data = read_shard(root, own, dist.get_world_size(), attrs=attrs)
     except (FileNotFoundError, ValueError) as failure:
         error = failure
     except Exception as failure:  # whatever it is, the other ranks must not wait for this one
@@ -75,7 +88,7 @@ def load_shard(root: str | Path, rank: int | None = None) -> Data | HeteroData:
 
 
 def _num_parts(root: str | Path) -> int:
-    return read_meta(root).num_parts
+    return (ForeignFolder(Path(root)) if is_foreign(root) else read_meta(root)).num_parts
 
 
 def _check_same_partition(data: Data | HeteroData) -> None:

@@ -15,12 +15,14 @@ from collections.abc import Sequence
 from tqdm import tqdm
 
 from pyg_sar.partitioner import partition_graph
-from pyg_sar.partitioner.assignment import BALANCES
+from pyg_sar.partitioner.assignment import BALANCES, Method
 from pyg_sar.partitioner.checks import check_num_parts, check_seed
+from pyg_sar.partitioner.datasets import add_reverse_edges
 from pyg_sar.partitioner.folder import existing_parent, target_folder
+from pyg_sar.partitioner.folders import own_parts
 from pyg_sar.partitioner.mapped import Scratch
 from pyg_sar.partitioner.metis import BACKENDS
-from pyg_sar.partitioner.sources import BUILT_IN, read_source
+from pyg_sar.partitioner.sources import NAMES, read_source
 from pyg_sar.partitioner.split import parse_split
 
 
@@ -39,22 +41,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     try:
         # Before a file that may take minutes to read.
-        check_num_parts(args.num_parts)
+        method, num_parts = _parts(args)
+        check_num_parts(num_parts)
         check_seed(args.seed)
         target = target_folder(args.out, force=args.force)
         if args.split is not None:
             parse_split(args.split)
         with tqdm(desc='reading', total=1, disable=args.quiet, delay=0.5) as bar:
-            scratch = Scratch(existing_parent(target))
-            data, dropped = read_source(args.source, seed=args.seed, dense=False, scratch=scratch)
+            data, dropped = read_source(
+                args.source,
+                seed=args.seed,
+                dense=False,
+                root=args.root,
+                attrs=args.attrs,
+                scratch=Scratch(existing_parent(target)),
+            )
+            if args.undirected:
+                data = add_reverse_edges(data)
             bar.update()
         if dropped:
             print(f'note: dropped from {args.source}: {", ".join(dropped)}', file=sys.stderr)
         summary = partition_graph(
             data,
-            args.num_parts,
+            num_parts,
             args.out,
-            method=args.method,
+            method=method,
             backend=args.backend,
             seed=args.seed,
             balance=args.balance,
@@ -76,6 +87,24 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     return 0
 
 
+def _parts(args: argparse.Namespace) -> tuple[Method, int]:
+    """How nodes are assigned, and the number of parts: as asked for, or as the source has it."""
+    own = own_parts(args.source) if args.method is None else None
+    if own is None:
+        if args.num_parts is None:
+            raise ValueError(
+                'the following arguments are required: --num-parts (got a source without parts)'
+            )
+        return args.method or 'metis', args.num_parts
+    method, num_parts = own
+    if args.num_parts not in (None, num_parts):
+        raise ValueError(
+            f"'--num-parts' must be {num_parts}, as '{args.source}' has so many parts, unless "
+            f"'--method metis' cuts it anew (got {args.num_parts})"
+        )
+    return method, num_parts
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog='python -m pyg_sar.partition',
@@ -86,15 +115,35 @@ def _parser() -> argparse.ArgumentParser:
         'source',
         metavar='SOURCE',
         help='a .pt file (PyG Data, HeteroData or dict of tensors), an .npz file, a folder of .npy '
-        'files, a .parquet or .csv file of edges, or one of ' + ', '.join(sorted(BUILT_IN)),
+        'files or of torch_geometric.distributed, a .parquet or .csv file of edges, or one of '
+        + ', '.join(NAMES),
     )
     parser.add_argument('out', metavar='OUT', help='folder to write; must not exist or be empty')
-    parser.add_argument('--num-parts', type=int, required=True, metavar='P', help='number of parts')
+    parser.add_argument(
+        '--num-parts',
+        type=int,
+        metavar='P',
+        help='number of parts; not needed where SOURCE comes with its own',
+    )
     parser.add_argument(
         '--method',
-        default='metis',
         help='metis, random, or file:PATH (.npy, .pt or .txt with one part id per node); '
-        'default: %(default)s',
+        "default: SOURCE's own parts where it has some, else metis",
+    )
+    parser.add_argument(
+        '--root',
+        metavar='DIR',
+        help='folder with datasets; default: $PYG_SAR_DATA, or else dataset',
+    )
+    parser.add_argument(
+        '--undirected',
+        action='store_true',
+        help='add the reverse of every edge, as T.ToUndirected does',
+    )
+    parser.add_argument(
+        '--attrs',
+        metavar='FILE',
+        help='.pt file of node attributes, for a folder of torch_geometric.distributed',
     )
     parser.add_argument(
         '--backend', default='auto', choices=BACKENDS, help="METIS's binding; default: %(default)s"

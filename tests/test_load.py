@@ -252,7 +252,9 @@ BROKEN_META = {
     'no JSON': lambda root: (root / 'META.json').write_text('{"num_parts": 3'),
     'no text': lambda root: (root / 'META.json').write_bytes(b'\xff\xfe\x00\x81'),
     'a list': lambda root: (root / 'META.json').write_text('[]'),
-    "another program's": _edit_meta(lambda meta: meta.pop('pyg_sar')),
+    "another program's": _edit_meta(
+        lambda meta: [meta.pop(key) for key in ('pyg_sar', 'is_hetero')]
+    ),
     'version 2': _edit_meta(lambda meta: meta['pyg_sar'].update(format_version=2)),
     'no version': _edit_meta(lambda meta: meta['pyg_sar'].pop('format_version')),
     'no parts': _edit_meta(lambda meta: meta.update(num_parts=0)),

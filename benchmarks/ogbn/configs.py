@@ -18,7 +18,6 @@ class Config:
         num_pairs: Undirected edges after reverse edges are added.
         num_features: Features of a node.
         num_outputs: Classes, or tasks where there are several labels.
-        download_gb: About how much ogb fetches.
         model: ``sage``, ``rsage`` or ``gen``.
         layers: Number of layers.
         hidden: Width of the hidden layers.
@@ -35,7 +34,6 @@ class Config:
     num_pairs: int
     num_features: int
     num_outputs: int
-    download_gb: float
     model: str
     layers: int
     hidden: int
@@ -54,7 +52,6 @@ CONFIGS = {
         num_pairs=1_157_799,
         num_features=128,
         num_outputs=40,
-        download_gb=0.1,
         model='sage',
         layers=3,
         hidden=256,
@@ -71,7 +68,6 @@ CONFIGS = {
         num_pairs=61_859_140,
         num_features=100,
         num_outputs=47,
-        download_gb=1.4,
         model='sage',
         layers=3,
         hidden=256,
@@ -88,7 +84,6 @@ CONFIGS = {
         num_pairs=39_561_252,
         num_features=8,
         num_outputs=112,
-        download_gb=0.3,
         model='gen',
         layers=28,
         hidden=64,
@@ -105,7 +100,6 @@ CONFIGS = {
         num_pairs=0,
         num_features=128,
         num_outputs=349,
-        download_gb=0.4,
         model='rsage',
         layers=2,
         hidden=64,
@@ -125,7 +119,6 @@ CONFIGS = {
         num_pairs=1_615_685_872,
         num_features=128,
         num_outputs=172,
-        download_gb=57,
         model='sage',
         layers=3,
         hidden=256,

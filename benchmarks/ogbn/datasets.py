@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
-from typing import Any
-
 import torch
 from configs import CONFIGS, MAG_EDGES, MAG_NODES, Config
 from torch import Tensor
@@ -13,6 +9,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import ToUndirected
 from torch_geometric.utils import scatter, to_undirected
 
+from pyg_sar.partitioner.datasets import load_dataset
 from pyg_sar.partitioner.split import random_split
 from pyg_sar.partitioner.synthetic import GraphShape, synthetic_graph
 
@@ -22,19 +19,19 @@ def load(name: str, root: str, *, scale: float, seed: int) -> Data | HeteroData:
 
     Args:
         name: One of ``CONFIGS``, or ``synthetic:NAME`` for a graph of its shape.
-        root: Where ogb keeps its files.
+        root: The folder with OGB's datasets.
         scale: Share of the nodes and edges of a synthetic graph.
         seed: Of a synthetic graph.
 
     Raises:
-        ValueError: If there is no such dataset, or ogb is not installed.
+        ValueError: If there is no such dataset, its files are not there, or ogb is not installed.
     """
     kind, _, short = name.rpartition(':')
     short = short.removeprefix('ogbn-')
     if short not in CONFIGS or kind not in ('', 'synthetic'):
         raise ValueError(f"expected one of {', '.join(CONFIGS)}, or synthetic:NAME (got '{name}')")
     config = CONFIGS[short]
-    data = _synthetic(short, config, scale, seed) if kind else _download(short, config, root)
+    data = _synthetic(short, config, scale, seed) if kind else _read(short, config, root)
     if short == 'mag':
         data = ToUndirected()(data)
         data['paper'].num_classes = config.num_outputs
@@ -52,41 +49,12 @@ def check_name(name: str) -> None:
         raise ValueError(f"expected one of {', '.join(CONFIGS)}, or synthetic:NAME (got '{name}')")
 
 
-def _download(name: str, config: Config, root: str) -> Data | HeteroData:
-    if find_spec('ogb') is None:
-        raise ValueError(
-            f'ogbn-{name} needs the ogb package, which then downloads about '
-            f"{config.download_gb:g} GB into {root} (got no module 'ogb'): pip install ogb. "
-            f'Without it: --datasets synthetic:{name} --scale 0.01'
-        )
-    # ogb reads its own pickles with torch.load, which refuses them from torch 2.6 on otherwise.
-    os.environ.setdefault('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', '1')
-    from ogb.nodeproppred import PygNodePropPredDataset
-
-    dataset = PygNodePropPredDataset(f'ogbn-{name}', root=root)
-    raw, split = dataset[0], dataset.get_idx_split()
-    if name == 'mag':
-        data = HeteroData()
-        for key, count in raw.num_nodes_dict.items():
-            data[key].num_nodes = count
-        for key, edge_index in raw.edge_index_dict.items():
-            data[key].edge_index = edge_index
-        nodes: Any = data['paper']
-        nodes.x, nodes.y = raw.x_dict['paper'], raw.y_dict['paper'].view(-1)
-        split = {key: part['paper'] for key, part in split.items()}
-    else:
-        data = nodes = Data(edge_index=raw.edge_index, num_nodes=raw.num_nodes)
-        if name == 'proteins':
-            data.edge_attr, data.y = raw.edge_attr, raw.y.float()
-        else:
-            data.x = raw.x
-            data.y = raw.y.view(-1).nan_to_num(-1).long()  # papers100M: most are unlabelled
-        if config.is_directed:
-            data.edge_index = to_undirected(raw.edge_index, num_nodes=raw.num_nodes)
-    for key, index in (('train', 'train'), ('val', 'valid'), ('test', 'test')):
-        mask = torch.zeros(int(nodes.num_nodes), dtype=torch.bool)
-        mask[split[index]] = True
-        nodes[f'{key}_mask'] = mask
+def _read(name: str, config: Config, root: str) -> Data | HeteroData:
+    data = load_dataset(f'ogbn-{name}', root=root)
+    if name == 'proteins':
+        data.y = data.y.float()
+    elif config.is_directed and name != 'mag':
+        data.edge_index = to_undirected(data.edge_index, num_nodes=data.num_nodes)
     return data
 
 

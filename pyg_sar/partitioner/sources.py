@@ -12,23 +12,35 @@ import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
 
+from pyg_sar.partitioner.datasets import is_dataset, load_dataset
+from pyg_sar.partitioner.folders import array_files, read_foreign
 from pyg_sar.partitioner.mapped import Array, Scratch, map_array
 from pyg_sar.partitioner.npz import graph_of_arrays, read_npz
+from pyg_sar.partitioner.ogb import OGB
 from pyg_sar.partitioner.saved import read_saved
-from pyg_sar.partitioner.synthetic import ARXIV, synthetic_graph
+from pyg_sar.partitioner.synthetic import SHAPES
 from pyg_sar.partitioner.tables import TABLES, read_table
+from pyg_sar.shard.extra import Attrs
+from pyg_sar.shard.foreign import is_foreign
 
 
-def load_source(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> Data | HeteroData:
+def load_source(
+    name_or_path: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    root: str | os.PathLike[str] | None = None,
+) -> Data | HeteroData:
     """Loads a graph by name or from a file.
 
     Args:
-        name_or_path: ``'wordnet-noun'`` and ``'wordnet-hetero'`` (shipped), ``'synthetic:arxiv'``
-            (drawn), a .pt file (a PyG Data or HeteroData, or a dict of tensors), an .npz file
-            (plain arrays), a folder of .npy files (the same arrays, a file each; or a file
-            ``edges.parquet`` or ``edges.csv`` in place of ``edge_index.npy``), or a .parquet or
-            .csv file (a row per edge).
+        name_or_path: ``'wordnet-noun'`` and ``'wordnet-hetero'`` (shipped); a dataset by name, see
+            :func:`~pyg_sar.partitioner.datasets.load_dataset`; a .pt file (a PyG Data or
+            HeteroData, or a dict of tensors), an .npz file (plain arrays), a folder of .npy files
+            (the same arrays, a file each; or a file ``edges.parquet`` or ``edges.csv`` in place of
+            ``edge_index.npy``), a .parquet or .csv file (a row per edge), or a folder of
+            torch_geometric.distributed's own Partitioner.
         seed: Seed of a synthetic graph.
+        root: The folder with datasets.
 
     Returns:
         The graph in memory, its features dense.
@@ -36,7 +48,7 @@ def load_source(name_or_path: str | os.PathLike[str], *, seed: int = 0) -> Data 
     Raises:
         ValueError: If there is no such source, or it holds no graph.
     """
-    data, dropped = read_source(name_or_path, seed=seed)
+    data, dropped = read_source(name_or_path, seed=seed, root=root)
     if dropped:
         warnings.warn(f'dropped from {name_or_path}: {", ".join(dropped)}', stacklevel=2)
     return data
@@ -48,6 +60,8 @@ def read_source(
     seed: int = 0,
     dense: bool = True,
     scratch: Scratch | None = None,
+    root: str | os.PathLike[str] | None = None,
+    attrs: Attrs | None = None,
 ) -> tuple[Data | HeteroData, list[str]]:
     """As :func:`load_source`, but may leave the graph on disk.
 
@@ -57,16 +71,26 @@ def read_source(
         dense: Whether sparse features of plain arrays become dense.
         scratch: If given, tensors are mapped into memory and not read: those of .pt files, .npy
             files and uncompressed .npz files where they lie, those of tables in scratch space.
+        root: See :func:`load_source`.
+        attrs: What PyG's own Partitioner left out of its folder.
 
     Returns:
         The graph, and a description of what was dropped.
     """
     name = os.fspath(name_or_path)
+    path = Path(name)
+    if path.is_dir() and name not in NAMES and is_foreign(path):
+        return read_foreign(path, attrs), []
+    if attrs is not None:
+        raise ValueError(
+            f"'attrs' applies to folders of torch_geometric.distributed alone (got '{name}')"
+        )
     if name in BUILT_IN:
         return BUILT_IN[name](seed, dense), []
-    path = Path(name)
     if path.suffix == '.pt' and path.is_file():
         return read_saved(path, is_mapped=scratch is not None), []
+    if is_dataset(name) and not path.exists():
+        return load_dataset(name, root=root, seed=seed), []
     if path.suffix == '.npz' and path.is_file():
         found = read_npz(path, name, dense=dense, is_mapped=scratch is not None)
     else:
@@ -74,8 +98,8 @@ def read_source(
         if arrays is None:
             what = 'a folder' if path.is_dir() else 'a file' if path.exists() else 'no such file'
             raise ValueError(
-                'expected a .pt, .npz, .parquet or .csv file, a folder with edge_index.npy, or one '
-                f"of {', '.join(sorted(BUILT_IN))} (got '{name}', {what})"
+                'expected a .pt, .npz, .parquet or .csv file, a folder with edge_index.npy or of '
+                f"torch_geometric.distributed, or one of {', '.join(NAMES)} (got '{name}', {what})"
             )
         if scratch is None:
             arrays = {key: np.array(array) for key, array in arrays.items()}
@@ -92,12 +116,12 @@ def _read_arrays(path: Path, scratch: Scratch) -> dict[str, Array] | None:
         return read_table(path, scratch)
     tables = [path / f'edges{suffix}' for suffix in TABLES]
     edges = [file for file in (path / 'edge_index.npy', *tables) if file.is_file()]
-    typed = sorted(path.glob('edge|*.npy')) if path.is_dir() else []
+    files = array_files(path)
     if len(edges) > 1:
         raise ValueError(f"expected one file of edges in '{path}' (got {[e.name for e in edges]})")
-    if not edges and not typed:
+    if not edges and not any(name.startswith('edge|') for name in files):
         return None
-    arrays = {file.stem: map_array(file) for file in sorted(path.glob('*.npy'))}
+    arrays = {name: map_array(file) for name, file in files.items()}
     if edges and edges[0].suffix in TABLES:
         arrays.update(read_table(edges[0], scratch))
     return arrays
@@ -126,13 +150,17 @@ def _shipped(name: str, dense: bool) -> Data | HeteroData:
     return data
 
 
-def _synthetic_arxiv(seed: int, dense: bool) -> Data | HeteroData:
-    return synthetic_graph(ARXIV, seed=seed)
-
-
 BUILT_IN: dict[str, Callable[[int, bool], Data | HeteroData]] = {
     'wordnet-hetero': _wordnet_hetero,
     'wordnet-noun': _wordnet_noun,
-    'synthetic:arxiv': _synthetic_arxiv,
 }
-"""Graphs that need no file, by name."""
+"""Graphs that are shipped, by name."""
+
+NAMES = (
+    *BUILT_IN,
+    *(f'synthetic:{name}' for name in SHAPES),
+    'synthetic:N,E',
+    *OGB,
+    'a dataset class such as torch_geometric.datasets.Planetoid(name=Cora)',
+)
+"""What stands for a graph beside files and folders."""

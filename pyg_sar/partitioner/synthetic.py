@@ -8,6 +8,7 @@ again, and every edge is stored in both directions.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,9 @@ from pyg_sar.partitioner.split import masks_of_runs
 
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
+
+_DRAWN_PAIRS = 1 << 22
+"""Pairs drawn at a time: a pair takes about 100 bytes while it is drawn, and 8 afterwards."""
 
 _FEATURE_ROWS = 16384
 """Rows of noise drawn at a time: the generator draws float64, twice the size of the result."""
@@ -62,8 +66,36 @@ class GraphShape:
 ARXIV = GraphShape(num_nodes=169_343, num_pairs=1_157_799, num_features=128, num_classes=40)
 """The sizes of ogbn-arxiv made undirected, without self loops."""
 
+PRODUCTS = GraphShape(num_nodes=2_449_029, num_pairs=61_859_140, num_features=100, num_classes=47)
+"""The sizes of ogbn-products, which is undirected."""
+
+SHAPES = {'arxiv': ARXIV, 'products': PRODUCTS}
+"""The shapes that have names."""
+
 SPLIT = (0.54, 0.18)
 """Shares of training and validation nodes; the rest is for testing."""
+
+
+def shape_of(text: str) -> GraphShape:
+    """The shape that the part of a name after ``synthetic:`` stands for.
+
+    Args:
+        text: ``'arxiv'``, ``'products'``, or ``'N,E'``: N nodes, E undirected edges, 32 features
+            and 8 classes.
+
+    Raises:
+        ValueError: If it stands for none.
+    """
+    if text in SHAPES:
+        return SHAPES[text]
+    found = re.fullmatch(r'(\d+),(\d+)', text)
+    if found is None:
+        names = ', '.join(f'synthetic:{name}' for name in SHAPES)
+        raise ValueError(
+            f'expected one of {names}, or synthetic:N,E for N nodes and E undirected edges, such '
+            f"as synthetic:1500,6000 (got 'synthetic:{text}')"
+        )
+    return GraphShape(int(found[1]), int(found[2]), num_features=32, num_classes=8)
 
 
 def synthetic_graph(shape: GraphShape, *, seed: int = 0) -> Data:
@@ -147,29 +179,44 @@ def _draw_edges(shape: GraphShape, groups: _Groups, rng: np.random.Generator) ->
     while pairs.size < shape.num_pairs:
         # Some draws are duplicates or self loops: draw more than are missing.
         count = int((shape.num_pairs - pairs.size) * 1.15) + 1000
-        everywhere = np.zeros(count, np.int64), np.full(count, num_nodes, np.int64)
-        src = groups.draw_nodes(*everywhere, rng)
-        scope = rng.random(count)
-        in_community = scope < shape.p_community
-        in_class = scope < shape.p_community + shape.p_class
-        community, label = groups.community[src], groups.label[src]
-        first, last = (
-            np.where(
-                in_community,
-                groups.community_ptr[community + end],
-                np.where(in_class, groups.class_ptr[label + end], everywhere[end]),
-            )
-            for end in (0, 1)
-        )
-        dst = groups.draw_nodes(first, last, rng)
-        low, high = np.minimum(src, dst), np.maximum(src, dst)
-        drawn = np.unique((low * num_nodes + high)[low != high])
-        fresh = np.setdiff1d(drawn, pairs, assume_unique=True)
+        sizes = [min(_DRAWN_PAIRS, count - i) for i in range(0, count, _DRAWN_PAIRS)]
+        drawn = np.concatenate([_draw_pairs(size, shape, groups, rng) for size in sizes])
+        drawn.sort()
+        fresh = drawn[np.diff(drawn, prepend=-1) > 0]
+        if pairs.size:
+            fresh = np.setdiff1d(fresh, pairs, assume_unique=True)
         rng.shuffle(fresh)  # Sorted, a cut at num_pairs would prefer small ids.
         pairs = np.concatenate([pairs, fresh[: shape.num_pairs - pairs.size]])
-    low, high = np.divmod(pairs, num_nodes)
-    keys = np.sort(np.concatenate([pairs, high * num_nodes + low]))
-    return np.stack(np.divmod(keys, num_nodes))
+    keys = np.concatenate([pairs, pairs % num_nodes * num_nodes + pairs // num_nodes])
+    keys.sort()
+    edge_index = np.empty((2, keys.size), np.int64)
+    np.divmod(keys, num_nodes, edge_index[0], edge_index[1])
+    return edge_index
+
+
+def _draw_pairs(
+    count: int, shape: GraphShape, groups: _Groups, rng: np.random.Generator
+) -> Int64Array:
+    """Pairs as ``low * num_nodes + high``, without self loops: `count` or fewer."""
+    num_nodes = shape.num_nodes
+    everywhere = np.zeros(count, np.int64), np.full(count, num_nodes, np.int64)
+    src = groups.draw_nodes(*everywhere, rng)
+    scope = rng.random(count)
+    in_community = scope < shape.p_community
+    in_class = scope < shape.p_community + shape.p_class
+    community, label = groups.community[src], groups.label[src]
+    first, last = (
+        np.where(
+            in_community,
+            groups.community_ptr[community + end],
+            np.where(in_class, groups.class_ptr[label + end], everywhere[end]),
+        )
+        for end in (0, 1)
+    )
+    dst = groups.draw_nodes(first, last, rng)
+    low, high = np.minimum(src, dst), np.maximum(src, dst)
+    pairs: Int64Array = (low * num_nodes + high)[low != high]
+    return pairs
 
 
 def _draw_features(shape: GraphShape, groups: _Groups, rng: np.random.Generator) -> Float32Array:

@@ -23,6 +23,7 @@ from pyg_sar.partitioner.layout import (
 from pyg_sar.partitioner.pt_file import save_rows
 from pyg_sar.partitioner.rows import Rows, chunks, edge_chunks, take_rows
 from pyg_sar.partitioner.summary import PartitionSummary, summarize
+from pyg_sar.partitioner.temporal import edge_time, node_time, sort_by_time
 from pyg_sar.partitioner.typed import TypedGraph
 from pyg_sar.shard import format as fmt
 from pyg_sar.shard.checksums import folder_checksums
@@ -139,14 +140,29 @@ def _write_part(
             # PyG's own partitions number the nodes of all types together here, which its lookups,
             # by ids within the type, do not expect.
             node_feats[node_key] = {'global_id': n_id, 'feats': x}
-    edge_feats, edge_attrs, indices, pyg_graph = {}, {}, {}, {}
+            time = node_time(graph.nodes[node_key])
+            if time is not None:  # PyG's samplers look up the times of all nodes.
+                node_feats[node_key]['time'] = time
+    edge_feats, edge_attrs, indices = {}, {}, {}
+    pyg_graph: dict[EdgeKey, dict[str, Any]] = {}
     for edge_key, edge_groups in edges.items():
         layout = part_layout(edge_groups, exchanges[edge_key], part, graph.scratch)
-        pyg_graph[edge_key], indices[edge_key] = layout.graph, layout.sar
+        relation = graph.relations[edge_key]
+        pyg_graph[edge_key] = sort_by_time(layout.graph, relation, graph.nodes[relation.src])
+        indices[edge_key] = layout.sar
         e_id = layout.sar['e_id']
-        attrs = {n: take_rows(v, e_id) for n, v in graph.relations[edge_key].attrs.items()}
+        attrs = {n: take_rows(v, e_id) for n, v in relation.attrs.items()}
         edge_attrs[edge_key] = attrs
-        if 'edge_attr' in attrs and (e_id.numel() or not graph.is_hetero):
+        time = edge_time(relation)
+        if time is not None and (e_id.numel() or not graph.is_hetero):
+            # By position, in the order of PyG's edges: ours stay with the other attributes.
+            in_order = pyg_graph[edge_key]['edge_id']
+            feats = {
+                n: take_rows(relation.attrs[n], in_order) for n in ('edge_attr',) if n in attrs
+            }
+            edge_feats[edge_key] = {'global_id': in_order, 'feats': feats}
+            edge_feats[edge_key]['edge_time'] = take_rows(time, in_order)
+        elif 'edge_attr' in attrs and (e_id.numel() or not graph.is_hetero):
             feats = {'edge_attr': attrs.pop('edge_attr')}
             edge_feats[edge_key] = {'global_id': e_id, 'feats': feats}
     if graph.is_hetero:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,24 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.extra import Attrs, add_attrs
+from pyg_sar.shard.foreign import ForeignFolder, is_foreign
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.join import join
 from pyg_sar.shard.meta import Meta, read_meta
 from pyg_sar.shard.parts import Part, read_part
 
 
-def read_shard(root: str | Path, rank: int, world_size: int) -> Data | HeteroData:
+def read_shard(
+    root: str | Path, rank: int, world_size: int, *, attrs: Attrs | None = None
+) -> Data | HeteroData:
     """Reads the parts of one rank into a PyG ``Data``; see :func:`pyg_sar.load_shard`.
 
     Args:
         root: The partition folder.
         rank: Which rank's parts.
         world_size: Number of ranks; divides the number of parts.
+        attrs: Attributes of the whole graph to add.
 
     Returns:
         A ``HeteroData`` if the folder holds a heterogeneous graph.
@@ -34,17 +40,25 @@ def read_shard(root: str | Path, rank: int, world_size: int) -> Data | HeteroDat
             what META.json says.
     """
     root = Path(root)
-    meta = read_meta(root)
-    if meta.num_parts % world_size:
+    folder = ForeignFolder(root) if is_foreign(root) else None
+    num_parts = (folder or read_meta(root)).num_parts
+    if num_parts % world_size:
         raise ValueError(
-            f"'num_parts' must be a multiple of the world size (got {meta.num_parts} parts in "
+            f"'num_parts' must be a multiple of the world size (got {num_parts} parts in "
             f"'{root}' and {world_size} ranks)"
         )
     if not 0 <= rank < world_size:
         raise ValueError(f"'rank' must lie in [0, {world_size}) (got {rank})")
-    per_rank = meta.num_parts // world_size
+    per_rank = num_parts // world_size
     own = range(rank * per_rank, (rank + 1) * per_rank)
-    parts = [read_part(root, part, meta) for part in own]
+    if folder is None:
+        meta = read_meta(root)
+        parts = [read_part(root, part, meta) for part in own]
+    else:
+        parts = [folder.read_part(part) for part in own]
+        meta = folder.meta(parts)
+        if attrs is None and rank == 0:
+            warnings.warn(_DROPPED.format(root), stacklevel=3)
 
     data = HeteroData() if meta.is_hetero else Data()
     for node_key in meta.nodes:
@@ -57,7 +71,18 @@ def read_shard(root: str | Path, rank: int, world_size: int) -> Data | HeteroDat
         handle = ShardEdgeIndex.wrap(edge_index, shard, is_whole=True)
         _put(data if edge_key is None else data[edge_key], {'edge_index': handle, **values})
     _put(data, meta.graph_attrs)
+    if attrs is not None:
+        add_attrs(data, attrs, meta)
     return data
+
+
+_DROPPED = (
+    "'{}' was written by torch_geometric.distributed.Partitioner, which stores 'x', 'edge_attr' "
+    'and times alone: labels, masks, edge weights and all other attributes are not there (of a '
+    'heterogeneous graph, nor features that differ in width between types). Give them as '
+    "load_shard(root, attrs={{'y': y, 'train_mask': train_mask}}), with one row per node of the "
+    'whole graph, or write the folder with pyg_sar.Partitioner, which keeps them'
+)
 
 
 def _nodes(parts: list[Part], key: NodeKey, meta: Meta) -> dict[str, Any]:

@@ -261,7 +261,9 @@ def test_files_that_are_no_archive(tmp_path):
 def test_unknown_names(tmp_path):
     (tmp_path / 'a.txt').touch()
     for name, message in (
-        ('cora', "or one of synthetic:arxiv, wordnet-hetero, wordnet-noun (got 'cora'"),
+        ('cora', 'or one of wordnet-hetero, wordnet-noun, synthetic:arxiv, synthetic:products'),
+        ('cora', "(got 'cora', no such file)"),
+        ('no/graph.csv', "(got 'no/graph.csv', no such file)"),
         (str(tmp_path), 'a folder'),
         (str(tmp_path / 'a.txt'), 'expected a .pt, .npz, .parquet or .csv file, a folder'),
     ):

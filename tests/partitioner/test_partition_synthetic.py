@@ -7,7 +7,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_sar.partitioner.sources import load_source
-from pyg_sar.partitioner.synthetic import ARXIV, GraphShape, synthetic_graph
+from pyg_sar.partitioner.synthetic import ARXIV, SHAPES, GraphShape, synthetic_graph
 
 SHAPE = GraphShape(5000, 30_000, 8, 10, community_size=100)
 
@@ -76,7 +76,7 @@ def test_arxiv_sizes(monkeypatch):
     assert (ARXIV.num_nodes, 2 * ARXIV.num_pairs) == (169_343, 2_315_598)
     assert (ARXIV.num_features, ARXIV.num_classes) == (128, 40)
     small = GraphShape(500, 1000, 3, 4, community_size=50)
-    monkeypatch.setattr('pyg_sar.partitioner.sources.ARXIV', small)
+    monkeypatch.setitem(SHAPES, 'arxiv', small)
     a, b = load_source('synthetic:arxiv', seed=3), synthetic_graph(small, seed=3)
     assert torch.equal(a.edge_index, b.edge_index)
 

@@ -1,0 +1,79 @@
+"""Attributes of the whole graph, of which a rank takes its own rows."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_sar.shard.meta import Meta
+
+Attrs = Mapping[Any, Any] | str | os.PathLike[str]
+"""Tensors by name, of a heterogeneous graph by type and name, or a .pt file of them."""
+
+
+def add_attrs(data: Data | HeteroData, attrs: Attrs, meta: Meta) -> None:
+    """Adds this rank's rows of attributes of the whole graph; see :func:`pyg_sar.load_shard`.
+
+    Args:
+        data: What the rank loaded.
+        attrs: Tensors [N, ...] or, if ``edge`` is in their names, [E, ...].
+        meta: What the partition folder says.
+
+    Raises:
+        ValueError: If an attribute is there already, is no tensor, or has another number of rows.
+    """
+    values = attrs if isinstance(attrs, Mapping) else _read(Path(attrs))
+    if not meta.is_hetero:
+        assert isinstance(data, Data)
+        of_edges = {name: value for name, value in values.items() if 'edge' in str(name)}
+        of_nodes = {name: value for name, value in values.items() if name not in of_edges}
+        _add(data, of_nodes, data.n_id, meta.nodes[None].num_nodes, 'nodes')
+        _add(data, of_edges, data.e_id, meta.edges[None].num_edges, 'edges')
+        return
+    known = [*meta.nodes, *meta.edges]
+    for key, by_name in values.items():
+        if not isinstance(by_name, Mapping) or key not in known:
+            raise ValueError(
+                f'expected dicts by type of nodes {list(meta.nodes)} or relation '
+                f"{list(meta.edges)} in 'attrs' (got {key!r})"
+            )
+        if isinstance(key, str):
+            _add(data[key], by_name, data[key].n_id, meta.nodes[key].num_nodes, f"'{key}' nodes")
+        else:
+            _add(data[key], by_name, data[key].e_id, meta.edges[key].num_edges, f'{key} edges')
+
+
+def _add(store: Any, values: Mapping[Any, Any], ids: Tensor, count: int, what: str) -> None:
+    for name, value in values.items():
+        if not isinstance(name, str) or name in store:
+            raise ValueError(
+                f"expected names in 'attrs' that the partition has not (got {name!r}, which "
+                f'{what} have)'
+            )
+        if not isinstance(value, Tensor) or value.dim() == 0 or value.size(0) != count:
+            got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f'expected a tensor with one row for each of the {count} {what} of the whole graph '
+                f"in '{name}' of 'attrs' (got {got})"
+            )
+        store[name] = value[ids.to(value.device)]
+
+
+def _read(path: Path) -> Mapping[Any, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"expected a .pt file of tensors at '{path}' (got no such file)")
+    try:
+        content = torch.load(path, weights_only=True, mmap=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"expected a file of tensors at '{path}' (got {reason})") from error
+    if not isinstance(content, Mapping):
+        raise ValueError(f"expected a dict in '{path}' (got {type(content).__name__})")
+    return content

@@ -1,0 +1,200 @@
+"""What PyG promises of ``Partitioner(...).generate_partition()`` holds of ours."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.datasets import FakeDataset, FakeHeteroDataset
+
+import pyg_sar
+from pyg_sar import Partitioner
+
+with warnings.catch_warnings():
+    warnings.simplefilter('ignore', DeprecationWarning)  # PyG announces the module's end.
+    from torch_geometric.distributed import LocalFeatureStore, LocalGraphStore
+
+PARTS = (0, 1)
+KINDS = ('homo', 'hetero')
+TIMES = (None, 'time', 'edge_time')
+
+
+@pytest.fixture(scope='module', params=[(k, t) for k in KINDS for t in TIMES], ids=str)
+def written(request, tmp_path_factory) -> tuple[Data | HeteroData, Path, str | None]:
+    kind, time = request.param
+    torch.manual_seed(3)
+    options = {'num_graphs': 1, 'edge_dim': 2}
+    data = FakeDataset(avg_num_nodes=90, **options)[0] if kind == 'homo' else None
+    if data is None:
+        data = FakeHeteroDataset(avg_num_nodes=60, avg_degree=4, **options)[0]
+    for store in _stores(data, time):
+        count = store.num_nodes if time == 'time' else store.num_edges
+        store[time] = torch.randint(10, (count,))
+    root = tmp_path_factory.mktemp('partition') / 'parts'
+    Partitioner(data, 2, root).generate_partition()
+    return data, root, time
+
+
+def _stores(data: Data | HeteroData, time: str | None) -> list[Any]:
+    if time is None:
+        return []
+    if isinstance(data, Data):
+        return [data]
+    return data.node_stores if time == 'time' else data.edge_stores
+
+
+def _keys(data: Data | HeteroData, *, nodes: bool) -> list[Any]:
+    if isinstance(data, Data):
+        return [None]
+    return data.node_types if nodes else data.edge_types
+
+
+def _of(content: Any, key: Any) -> Any:
+    return content if key is None else content[key]
+
+
+def _load(root: Path, name: str) -> list[Any]:
+    return [torch.load(root / f'part_{part}' / name, weights_only=True) for part in PARTS]
+
+
+def test_maps_name_a_part_for_every_node_and_edge(written):
+    data, root, _ = written
+    for key in _keys(data, nodes=True):
+        path = root / ('node_map.pt' if key is None else f'node_map/{key}.pt')
+        parts = torch.load(path)
+        assert parts.numel() == _of(data, key).num_nodes
+        assert parts.unique().tolist() == [0, 1]
+    for key in _keys(data, nodes=False):
+        name = 'edge_map.pt' if key is None else f'edge_map/{"__".join(key)}.pt'
+        assert torch.load(root / name).numel() == _of(data, key).num_edges
+
+
+def test_features_by_global_id(written):
+    data, root, _ = written
+    feats = _load(root, 'node_feats.pt')
+    for key in _keys(data, nodes=True):
+        ids = [_of(content, key)['global_id'] for content in feats]
+        assert torch.cat(ids).sort()[0].tolist() == list(range(_of(data, key).num_nodes))
+        for content, n_id in zip(feats, ids, strict=True):
+            assert torch.equal(_of(content, key)['feats']['x'], _of(data, key).x[n_id])
+
+
+def test_graph_is_sorted_by_destination_and_time(written):
+    data, root, time = written
+    graphs = _load(root, 'graph.pt')
+    for key in _keys(data, nodes=False):
+        seen = []
+        for graph in graphs:
+            edges = _of(graph, key)
+            assert {*edges} == {'edge_id', 'row', 'col', 'size'}
+            ends = torch.stack([edges['row'], edges['col']])
+            assert torch.equal(ends, _of(data, key).edge_index[:, edges['edge_id']])
+            times = torch.zeros(ends.size(1), dtype=torch.int64)
+            if time == 'time':
+                times = (data if key is None else data[key[0]]).time[edges['row']]
+            elif time == 'edge_time':
+                times = _of(data, key).edge_time[edges['edge_id']]
+            order = edges['col'] * 100 + times
+            assert (order.diff() >= 0).all()
+            seen.append(edges['edge_id'])
+        assert torch.cat(seen).sort()[0].tolist() == list(range(_of(data, key).num_edges))
+
+
+def test_times_in_the_files(written):
+    """Of all nodes in every part, and of its own edges, in the order of graph.pt."""
+    data, root, time = written
+    nodes, edges, graphs = (_load(root, f'{n}.pt') for n in ('node_feats', 'edge_feats', 'graph'))
+    for part in PARTS:
+        for key in _keys(data, nodes=True):
+            feats = _of(nodes[part], key)
+            assert ('time' in feats) == (time == 'time')
+            if time == 'time':
+                assert torch.equal(feats['time'], _of(data, key).time)
+        for key in _keys(data, nodes=False):
+            feats = _of(edges[part], key)
+            ids = feats['global_id']
+            assert torch.equal(feats['feats']['edge_attr'], _of(data, key).edge_attr[ids])
+            assert ('edge_time' in feats) == (time == 'edge_time')
+            if time == 'edge_time':
+                assert torch.equal(feats['edge_time'], _of(data, key).edge_time[ids])
+                assert torch.equal(ids, _of(graphs[part], key)['edge_id'])
+
+
+def test_stores(written):
+    data, root, time = written
+    graphs = [LocalGraphStore.from_partition(str(root), part) for part in PARTS]
+    feats = [LocalFeatureStore.from_partition(str(root), part) for part in PARTS]
+    for store in graphs:
+        types = {attr.edge_type for attr in store.get_all_edge_attrs()}
+        assert types == {*_keys(data, nodes=False)}
+    for key in _keys(data, nodes=False):
+        group = (None, None) if key is None else key
+        rows = 0
+        for store in feats:
+            ids = store.get_global_id(group)
+            edge_attr = store.get_tensor(group_name=group, attr_name='edge_attr', index=None)
+            assert torch.equal(edge_attr, _of(data, key).edge_attr[ids])
+            if time == 'edge_time':
+                times = store.get_tensor(group_name=group, attr_name='edge_time', index=None)
+                assert torch.equal(times, _of(data, key).edge_time[ids])
+            rows += ids.numel()
+        assert rows == _of(data, key).num_edges
+    for key in _keys(data, nodes=True):
+        for store in feats:
+            x = store.get_tensor(group_name=key, attr_name='x', index=None)
+            assert torch.equal(x, _of(data, key).x[store.get_global_id(key)])
+            if time == 'time':
+                times = store.get_tensor(group_name=key, attr_name='time', index=None)
+                assert torch.equal(times, _of(data, key).time)
+
+
+def test_our_own_loader_keeps_every_row(written):
+    """Also where PyG's files hold edges in the order of time."""
+    data, root, time = written
+    for part in PARTS:
+        loaded = pyg_sar.load_shard(root, part)
+        for key in _keys(data, nodes=True):
+            store, whole = _of(loaded, key), _of(data, key)
+            for name in ('x', 'y', 'time'):
+                if name in whole:
+                    assert torch.equal(store[name], whole[name][store.n_id])
+        for key in _keys(data, nodes=False):
+            store, whole = _of(loaded, key), _of(data, key)
+            assert torch.equal(store.edge_attr, whole.edge_attr[store.e_id])
+            dst = loaded.n_id if key is None else loaded[key[2]].n_id
+            ends = dst[store.edge_index.as_subclass(torch.Tensor)[1]]
+            assert torch.equal(ends, whole.edge_index[1][store.e_id])
+            if time == 'edge_time':
+                assert torch.equal(store.edge_time, whole.edge_time[store.e_id])
+
+
+def test_every_type_in_every_part(tmp_path):
+    """Two types that no edge joins: METIS would keep each in one part."""
+    data = HeteroData()
+    for key in ('a', 'b'):
+        data[key].x = torch.randn(20, 2)
+        data[key, 'to', key].edge_index = torch.stack([torch.arange(20), torch.arange(20).flip(0)])
+        data[key, 'to', key].edge_index = data[key, 'to', key].edge_index.repeat(1, 3)
+    Partitioner(data, 2, tmp_path / 'parts').generate_partition()
+    for part in PARTS:
+        loaded = pyg_sar.load_shard(tmp_path / 'parts', part)
+        assert all(store.num_nodes > 0 for store in loaded.node_stores)
+        assert all(store.num_edges > 0 for store in loaded.edge_stores)
+        LocalFeatureStore.from_partition(str(tmp_path / 'parts'), part)
+
+
+def test_replaces_partitions_and_nothing_else(graph, tmp_path):
+    for num_parts in (2, 3):
+        summary = Partitioner(graph, num_parts, str(tmp_path / 'parts')).generate_partition()
+        assert summary.num_parts == num_parts
+    assert len([*(tmp_path / 'parts').glob('part_*')]) == 3
+    (tmp_path / 'notes').mkdir()
+    (tmp_path / 'notes' / 'a.txt').touch()
+    with pytest.raises(ValueError, match='which is not empty'):
+        Partitioner(graph, 2, tmp_path / 'notes').generate_partition()
+    with pytest.raises(ValueError, match="'num_parts' must be an int >= 1"):
+        Partitioner(graph, 0, tmp_path / 'other').generate_partition()
