@@ -24,6 +24,9 @@ _KWAY_FROM = 9
 _KWAY_GAIN = 0.98
 """What k-way must leave of the cut to be taken: it balances less well."""
 
+_METIS_SEED = 4321
+"""METIS's own default: seed 0 gives what METIS gives when nobody asks for a seed."""
+
 
 def assign_nodes(
     graph: TypedGraph, num_parts: int, options: MethodOptions
@@ -111,7 +114,7 @@ def _cut(graph: TypedGraph, num_parts: int, options: MethodOptions) -> Tensor:
             found = [_deal(balance.weights.sum(axis=1), num_parts)]
         else:
             found = _candidates(indptr, index, balance, num_parts, options)
-    if not balance.is_single:
+    if options.method in STREAMING or not balance.is_single:
         found = [_evened(indptr, index, parts, balance, num_parts) for parts in found]
     parts = _least(found, graph, options.objective)
     for key, start in graph.offsets.items():
@@ -148,7 +151,7 @@ def _candidates(
             index,
             num_parts,
             backend=options.backend,
-            seed=seed,
+            seed=_METIS_SEED + seed,
             weights=weights,
             recursive=recursive,
             volume=volume,
