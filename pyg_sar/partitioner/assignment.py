@@ -133,7 +133,7 @@ def _candidates(
 ) -> list[Tensor]:
     """What the method finds; more than one attempt where none is always the best."""
     volume, seed = options.objective == 'volume', options.seed
-    weight = balance.weights[:, 0]
+    weight = np.maximum(balance.weights[:, 0], 1)  # Neither package promises to bear zeros.
     if options.method == 'kahip':
         return [kahip_assignment(indptr, index, weight, num_parts, seed=seed)]
     if options.method == 'mtkahypar':
@@ -143,7 +143,7 @@ def _candidates(
             for goal in goals
         ]
     # A graph of equal weights is given to METIS as one without any.
-    weights = None if options.balance == ('nodes',) and weight.all() else balance.for_metis
+    weights = None if options.balance == ('nodes',) and balance.weights.all() else balance.for_metis
 
     def metis(recursive: bool, volume: bool = False) -> Tensor:
         return metis_assignment(

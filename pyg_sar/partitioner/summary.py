@@ -10,7 +10,7 @@ from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
 from pyg_sar.shard.meta import Meta
 
 _SHOWN = 4
-"""Types of nodes and relations printed, the least even ones."""
+"""Types of nodes and relations printed: those with most above the mean."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,14 @@ def summarize(meta: Meta, method: str) -> PartitionSummary:
 
 
 def _worst(sizes: Mapping[Any, tuple[int, ...]]) -> list[tuple[float, str]]:
-    """Imbalance and name of the least even types; none of a homogeneous graph."""
-    ratios = [(_imbalance(s), type_name(key)) for key, s in sizes.items() if key is not None]
-    return sorted(ratios, reverse=True)[:_SHOWN]
+    """Imbalance and name of the types with most above the mean; none of a homogeneous graph."""
+    named = {key: counts for key, counts in sizes.items() if key is not None}
+
+    def excess(key: Any) -> float:
+        return max(named[key]) - sum(named[key]) / len(named[key])
+
+    worst = sorted(named, key=excess, reverse=True)[:_SHOWN]
+    return [(_imbalance(named[key]), type_name(key)) for key in worst]
 
 
 def _imbalance(sizes: tuple[int, ...]) -> float:
