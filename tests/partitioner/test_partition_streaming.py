@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_sar.partitioner import csr
+from pyg_sar.partitioner import csr, streaming
 from pyg_sar.partitioner.balance import Balance
 from pyg_sar.partitioner.csr import neighbours_by_part, symmetric_csr
-from pyg_sar.partitioner.streaming import STREAMING, batch_size, stream_assignment
+from pyg_sar.partitioner.streaming import STREAMING, _start, batch_size, stream_assignment
 from pyg_sar.partitioner.synthetic import GraphShape, synthetic_graph
 
 
@@ -98,6 +98,27 @@ def test_passes_help_and_caps_hold(power_law, method):
             assert np.bincount(parts.numpy(), weight, 6).max() <= cap
         cuts.append(_cut(power_law, parts))
     assert cuts[1] < 0.9 * cuts[0] < 0.9 * 0.8 * 5 / 6  # Random parts cut five in six.
+
+
+@pytest.mark.parametrize('method', STREAMING)
+def test_runs_of_ids_are_the_start_where_they_cut_little(power_law, method, monkeypatch):
+    """Sorted by class they help the first pass; in random order they say nothing."""
+    order = torch.argsort(power_law.y, stable=True)
+    place = torch.empty(3000, dtype=torch.int64)
+    place[order] = torch.arange(3000)
+    data = Data(edge_index=place[power_law.edge_index], num_nodes=3000)
+    indptr, index = symmetric_csr(data.edge_index, 3000)
+    assert _start(indptr, index, 4).tolist() == [4 * node // 3000 for node in range(3000)]
+    assert set(_start(*symmetric_csr(power_law.edge_index, 3000), 4)) == {-1}
+
+    def cut() -> float:
+        balance = _balance(np.ones(3000))
+        return _cut(data, stream_assignment(indptr, index, balance, 4, method=method, passes=1))
+
+    informed = cut()
+    nothing = np.full(3000, -1)
+    monkeypatch.setattr(streaming, '_start', lambda *_: nothing.copy())
+    assert informed < cut()
 
 
 def test_a_memory_map_and_64_bit_ids_are_read_alike(tmp_path, power_law):
