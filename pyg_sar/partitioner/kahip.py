@@ -65,6 +65,8 @@ def mtkahypar_assignment(
 
     Communication volume is exactly what it calls km1 (connectivity minus one) of the hypergraph
     with one net per node, the node and its neighbours.
+    On sparse graphs that saves a quarter of the volume; on a power-law graph of 1.2 M edges it took
+    hundreds of times METIS's time and saved 1 %.
 
     Args:
         indptr: int64 [N + 1], of a symmetric graph without duplicates and self loops.
