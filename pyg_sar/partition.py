@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from tqdm import tqdm
 
 from pyg_sar.partitioner import partition_graph
-from pyg_sar.partitioner.assignment import BALANCES, Method
 from pyg_sar.partitioner.checks import check_num_parts, check_seed
 from pyg_sar.partitioner.datasets import add_reverse_edges
 from pyg_sar.partitioner.folder import existing_parent, target_folder
 from pyg_sar.partitioner.folders import own_parts
 from pyg_sar.partitioner.mapped import Scratch
+from pyg_sar.partitioner.methods import OBJECTIVES, Method
 from pyg_sar.partitioner.metis import BACKENDS
 from pyg_sar.partitioner.sources import NAMES, read_source
 from pyg_sar.partitioner.split import parse_split
@@ -68,7 +68,9 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
             method=method,
             backend=args.backend,
             seed=args.seed,
+            objective=args.objective,
             balance=args.balance,
+            passes=args.passes,
             split=args.split,
             check_nan=args.check_nan,
             force=args.force,
@@ -127,7 +129,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         '--method',
-        help='metis, random, or file:PATH (.npy, .pt or .txt with one part id per node); '
+        help='metis; ldg or fennel (streaming, for graphs beyond METIS); kahip or mtkahypar (if '
+        'installed); random; range; or file:PATH (.npy, .pt or .txt with one part id per node); '
         "default: SOURCE's own parts where it has some, else metis",
     )
     parser.add_argument(
@@ -150,10 +153,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
     parser.add_argument(
+        '--objective',
+        default='cut',
+        choices=OBJECTIVES,
+        help='few edges between parts, or few rows exchanged per layer; default: %(default)s',
+    )
+    parser.add_argument(
         '--balance',
-        default='nodes',
-        choices=BALANCES,
-        help='what METIS balances: nodes, in-edges or training nodes; default: %(default)s',
+        metavar='LIST',
+        help='what every part shares evenly: some of nodes,edges,train,types; default: types of '
+        'a heterogeneous graph, else nodes',
+    )
+    parser.add_argument(
+        '--passes', type=int, metavar='N', help='passes of ldg and fennel; default: 10'
     )
     parser.add_argument(
         '--split',

@@ -1,4 +1,4 @@
-"""The part of every node: by METIS, at random, or as the caller says."""
+"""The part of every node: by a partitioner, at random, or as the caller says."""
 
 from __future__ import annotations
 
@@ -8,76 +8,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.metis import check_backend, fill_empty_parts, metis_assignment
-from pyg_sar.partitioner.rows import in_degrees
-from pyg_sar.partitioner.typed import NodeSet, TypedGraph
+from pyg_sar.partitioner.balance import Balance, BoolArray, balance_weights
+from pyg_sar.partitioner.csr import IndexArray, symmetric_csr
+from pyg_sar.partitioner.kahip import kahip_assignment, mtkahypar_assignment
+from pyg_sar.partitioner.methods import MethodOptions
+from pyg_sar.partitioner.metis import metis_assignment
+from pyg_sar.partitioner.rebalance import rebalance, refine
+from pyg_sar.partitioner.rows import edge_chunks
+from pyg_sar.partitioner.streaming import STREAMING, stream_assignment
+from pyg_sar.partitioner.typed import TypedGraph
+from pyg_sar.partitioner.undirected import undirected_csr
 from pyg_sar.shard.format import NodeKey
 
-METHODS = ('metis', 'random', 'file:PATH')
-BALANCES = ('nodes', 'edges', 'train')
+_KWAY_FROM = 9
+"""Parts from which METIS's k-way is tried beside recursive bisection, as pymetis does."""
 
-Method = str | Tensor | dict[str, Tensor]
+_KWAY_GAIN = 0.98
+"""What k-way must leave of the cut to be taken: it balances less well."""
 
-TRAIN_SHARE = 0.95
-"""Share of the total weight that lies on training nodes with ``balance='train'``.
-
-METIS balances one weight. With a share s on training nodes, a part of mean weight has at most
-1 / s = 1.05 times the mean number of them; the rest of the weight keeps the number of nodes from
-drifting freely.
-"""
-
-
-def check_method(method: Method, backend: str, balance: str, *, has_train_mask: bool) -> None:
-    """Checks that the options of an assignment fit together.
-
-    Raises:
-        ValueError: If an option is unknown, lacks what it needs, or would be ignored.
-    """
-    if balance not in BALANCES:
-        raise ValueError(f"'balance' must be one of {list(BALANCES)} (got {balance!r})")
-    if isinstance(method, str) and method == 'metis':
-        check_backend(backend)
-        if balance == 'train' and not has_train_mask:
-            raise ValueError(
-                "balance='train' needs training nodes (got a graph without 'train_mask'; "
-                "pass 'split' to make one)"
-            )
-        return
-    known = isinstance(method, str) and (method == 'random' or method.startswith('file:'))
-    if not known and not isinstance(method, (Tensor, dict)):
-        raise ValueError(f"'method' must be one of {list(METHODS)} (got {method!r})")
-    if backend != 'auto':
-        raise ValueError(f"'backend' applies to method='metis' alone (got {backend!r})")
-    if balance != 'nodes':
-        raise ValueError(f"'balance' applies to method='metis' alone (got {balance!r})")
+_METIS_SEED = 4321
+"""METIS's own default: seed 0 gives what METIS gives when nobody asks for a seed."""
 
 
 def assign_nodes(
-    method: Method,
-    graph: TypedGraph,
-    num_parts: int,
-    *,
-    backend: str = 'auto',
-    seed: int = 0,
-    balance: str = 'nodes',
+    graph: TypedGraph, num_parts: int, options: MethodOptions
 ) -> dict[NodeKey, Tensor]:
     """Assigns every node to a part.
 
-    METIS sees the nodes of all types in one graph, and balances one weight over all of them: the
-    parts have equally many nodes, not equally many of every type. Weights that make a rare type
-    count as much as a common one do not change that, but where the rare nodes are hubs (venues,
-    topics) they cut far more edges (30 instead of 18 % in a graph of papers and authors), so they
-    are not used; the summary tells how evenly each type lies. A type without edges is dealt out
-    evenly.
+    A partitioner sees the nodes of all types in one graph, undirected. A type without edges is
+    dealt out evenly.
 
     Args:
-        method: ``'metis'``, ``'random'``, ``'file:PATH'`` or the parts themselves: [N], the types
-            one after another, or by type.
         graph: The graph.
         num_parts: Number of parts P.
-        backend: METIS's binding.
-        seed: Seed of METIS or of the random order.
-        balance: What METIS balances.
+        options: The method and its options.
 
     Returns:
         The part of every node, int64 [N], by type.
@@ -85,6 +49,7 @@ def assign_nodes(
     Raises:
         ValueError: If the parts given are not N integers in [0, P).
     """
+    method = options.method
     if isinstance(method, dict):
         return _by_type(method, graph, num_parts)
     if isinstance(method, Tensor):
@@ -93,43 +58,176 @@ def assign_nodes(
         path = Path(method.removeprefix('file:'))
         parts = _checked(_read(path), graph.num_nodes, num_parts, f"'{path}'")
     elif method == 'random':
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(options.seed)
         # Every type is dealt out evenly, from the part on where the one before it ended.
         return {
             key: (torch.randperm(nodes.num_nodes, generator=generator) + graph.offsets[key])
             % num_parts
             for key, nodes in graph.nodes.items()
         }
+    elif method == 'range':
+        ranges = {key: _ranges(nodes.num_nodes, num_parts) for key, nodes in graph.nodes.items()}
+        parts = fill_empty_parts(torch.cat(list(ranges.values())), num_parts)
     else:
-        return _metis(graph, num_parts, backend, seed, balance)
+        parts = _cut(graph, num_parts, options)
     return graph.by_type(parts)
 
 
-def _metis(
-    graph: TypedGraph, num_parts: int, backend: str, seed: int, balance: str
-) -> dict[NodeKey, Tensor]:
+def fill_empty_parts(assignment: Tensor, num_parts: int) -> Tensor:
+    """Moves single nodes from the largest parts to empty ones.
+
+    METIS leaves parts empty on graphs of a few nodes per part.
+    """
+    sizes = torch.bincount(assignment, minlength=num_parts)
+    empty = (sizes == 0).nonzero().view(-1).tolist()
+    if empty:
+        assignment = assignment.clone()
+    for part in empty:
+        largest = int(sizes.argmax())
+        node = int((assignment == largest).nonzero()[-1])
+        assignment[node] = part
+        sizes[largest] -= 1
+        sizes[part] += 1
+    return assignment
+
+
+def _cut(graph: TypedGraph, num_parts: int, options: MethodOptions) -> Tensor:
+    """By a partitioner, the types one after another, int64 [N]."""
+    if num_parts == 1:
+        return torch.zeros(graph.num_nodes, dtype=torch.int64)
+    connected = _connected(graph)
+    balance = balance_weights(graph, options.balance, connected)
     edge_index = graph.homogeneous_edge_index()
-    weight = _node_weight(edge_index, graph, balance)
-    used = {end for r in graph.relations.values() if r.edge_index.numel() for end in (r.src, r.dst)}
-    if weight is None and len(used) < len(graph.nodes):
-        weight = torch.ones(graph.num_nodes, dtype=torch.int64)
+    if options.method in STREAMING:
+        indptr, index = symmetric_csr(edge_index, graph.num_nodes)
+        streamed = stream_assignment(
+            indptr,
+            index,
+            balance,
+            num_parts,
+            method=options.name,
+            passes=options.passes,
+            seed=options.seed,
+        )
+        found = [streamed]
+    else:
+        indptr, index = undirected_csr(edge_index, graph.num_nodes, scratch=graph.scratch)
+        if index.size == 0:  # Nothing to cut.
+            found = [_deal(balance.weights.sum(axis=1), num_parts)]
+        else:
+            found = _candidates(indptr, index, balance, num_parts, options)
+    if options.method in STREAMING or not balance.is_single:
+        found = [_evened(indptr, index, parts, balance, num_parts) for parts in found]
+    parts = _least(found, graph, options.objective)
     for key, start in graph.offsets.items():
-        if key not in used and weight is not None and used:
-            weight[start : start + graph.nodes[key].num_nodes] = 0
-    parts = metis_assignment(
-        edge_index,
-        graph.num_nodes,
-        num_parts,
-        backend=backend,
-        seed=seed,
-        node_weight=weight,
-        scratch=graph.scratch,
+        nodes = slice(start, start + graph.nodes[key].num_nodes)
+        if graph.is_hetero and not connected[nodes].any():
+            parts[nodes] = _ranges(graph.nodes[key].num_nodes, num_parts)
+    return fill_empty_parts(parts, num_parts)
+
+
+def _candidates(
+    indptr: IndexArray,
+    index: IndexArray,
+    balance: Balance,
+    num_parts: int,
+    options: MethodOptions,
+) -> list[Tensor]:
+    """What the method finds; more than one attempt where none is always the best."""
+    volume, seed = options.objective == 'volume', options.seed
+    weight = np.maximum(balance.weights[:, 0], 1)  # Neither package promises to bear zeros.
+    if options.method == 'kahip':
+        return [kahip_assignment(indptr, index, weight, num_parts, seed=seed)]
+    if options.method == 'mtkahypar':
+        goals = (False, True) if volume else (False,)
+        return [
+            mtkahypar_assignment(indptr, index, weight, num_parts, seed=seed, volume=goal)
+            for goal in goals
+        ]
+    # A graph of equal weights is given to METIS as one without any.
+    weights = None if options.balance == ('nodes',) and balance.weights.all() else balance.for_metis
+
+    def metis(recursive: bool, volume: bool = False) -> Tensor:
+        return metis_assignment(
+            indptr,
+            index,
+            num_parts,
+            backend=options.backend,
+            seed=_METIS_SEED + seed,
+            weights=weights,
+            recursive=recursive,
+            volume=volume,
+        )
+
+    found = [metis(True)]
+    if options.backend in ('auto', 'pymetis'):
+        if volume:
+            # METIS's volume objective is at times worse in volume than its cut objective.
+            found.append(metis(False, volume=True))
+        elif num_parts >= _KWAY_FROM and balance.is_single:
+            found.append(metis(False))
+    return found
+
+
+def _evened(
+    indptr: IndexArray, index: IndexArray, parts: Tensor, balance: Balance, num_parts: int
+) -> Tensor:
+    """No part above its caps, then as few cut edges as single moves within them can reach."""
+    moved = rebalance(indptr, index, parts.numpy(), balance, num_parts)
+    return torch.from_numpy(refine(indptr, index, moved, balance, num_parts))
+
+
+def _least(found: list[Tensor], graph: TypedGraph, objective: str) -> Tensor:
+    """The first of some assignments, unless a later one is better by the objective."""
+    if len(found) == 1:
+        return found[0]
+    if objective == 'volume':
+        return min(found, key=lambda parts: _communication_volume(graph, parts))
+    cuts = [_edge_cut(graph, parts) for parts in found]
+    return found[1] if cuts[1] < _KWAY_GAIN * cuts[0] else found[0]
+
+
+def _edge_cut(graph: TypedGraph, parts: Tensor) -> int:
+    """Directed edges between parts."""
+    by_type = graph.by_type(parts)
+    return sum(
+        int((by_type[relation.src][src] != by_type[relation.dst][dst]).sum())
+        for relation in graph.relations.values()
+        for _, src, dst in edge_chunks(relation.edge_index)
     )
-    for key, start in graph.offsets.items():
-        count = graph.nodes[key].num_nodes
-        if key not in used and graph.is_hetero:
-            parts[start : start + count] = torch.arange(count) * num_parts // max(count, 1)
-    return graph.by_type(fill_empty_parts(parts, num_parts))
+
+
+def _communication_volume(graph: TypedGraph, parts: Tensor) -> int:
+    """Rows exchanged per layer: a node's row goes once to every other part, per relation."""
+    by_type, volume = graph.by_type(parts), 0
+    num_parts = int(parts.max()) + 1
+    for relation in graph.relations.values():
+        of_src, of_dst = by_type[relation.src], by_type[relation.dst]
+        is_read = torch.zeros(of_src.numel(), num_parts, dtype=torch.bool)
+        for _, src, dst in edge_chunks(relation.edge_index):
+            is_read[src, of_dst[dst]] = True
+        is_read[torch.arange(of_src.numel()), of_src] = False
+        volume += int(is_read.sum())
+    return volume
+
+
+def _connected(graph: TypedGraph) -> BoolArray:
+    """The nodes of types with edges, bool [N]; all nodes if no type has any."""
+    used = {end for r in graph.relations.values() if r.edge_index.numel() for end in (r.src, r.dst)}
+    sizes = [nodes.num_nodes for nodes in graph.nodes.values()]
+    return np.repeat([key in used or not used for key in graph.nodes], sizes)
+
+
+def _ranges(num_nodes: int, num_parts: int) -> Tensor:
+    """Contiguous runs of nodes, equally many in every part."""
+    return torch.arange(num_nodes) * num_parts // max(num_nodes, 1)
+
+
+def _deal(weight: IndexArray, num_parts: int) -> Tensor:
+    """Contiguous runs of nodes of about equal weight."""
+    middle = np.cumsum(weight) - weight / 2
+    parts = (middle * num_parts / max(int(weight.sum()), 1)).astype(np.int64)
+    return torch.from_numpy(parts.clip(max=num_parts - 1))
 
 
 def _by_type(method: dict[str, Tensor], graph: TypedGraph, num_parts: int) -> dict[NodeKey, Tensor]:
@@ -143,25 +241,6 @@ def _by_type(method: dict[str, Tensor], graph: TypedGraph, num_parts: int) -> di
         )
         for key, nodes in graph.nodes.items()
     }
-
-
-def _node_weight(edge_index: Tensor, graph: TypedGraph, balance: str) -> Tensor | None:
-    if balance == 'edges':
-        return in_degrees(edge_index, graph.num_nodes) + 1
-    if balance == 'train':
-        train = torch.cat([_is_train(nodes) for nodes in graph.nodes.values()])
-        num_train = int(train.sum())
-        rest = graph.num_nodes - num_train
-        heavy = round(TRAIN_SHARE / (1 - TRAIN_SHARE) * max(rest, 1) / max(num_train, 1))
-        return torch.where(train, max(heavy, 1), 1)
-    return None
-
-
-def _is_train(nodes: NodeSet) -> Tensor:
-    mask = nodes.attrs.get('train_mask')
-    if mask is None:
-        return torch.zeros(nodes.num_nodes, dtype=torch.bool)
-    return mask.reshape(nodes.num_nodes, -1).any(dim=1)
 
 
 def _read(path: Path) -> Tensor:

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partitioner.assignment import assign_nodes
+from pyg_sar.partitioner.assignment import assign_nodes, fill_empty_parts
 from pyg_sar.partitioner.checks import check_num_parts
 from pyg_sar.partitioner.graph import partition_graph
-from pyg_sar.partitioner.mapped import Scratch
-from pyg_sar.partitioner.metis import fill_empty_parts
+from pyg_sar.partitioner.methods import Method, method_options
 from pyg_sar.partitioner.summary import PartitionSummary
 from pyg_sar.partitioner.typed import TypedGraph, typed_graph
 from pyg_sar.shard.format import META_FILE, NodeKey
@@ -59,14 +58,15 @@ class Partitioner:
                 partitions; nothing is written then.
         """
         is_partition = (Path(self.root) / META_FILE).is_file()
-        method: str | dict[str, Tensor] = 'metis'
+        method: Method = 'metis'
         num_parts = check_num_parts(self.num_parts)
         if isinstance(self.data, HeteroData):
             with warnings.catch_warnings():
                 warnings.simplefilter('ignore', UserWarning)  # partition_graph gives them again
-                graph = typed_graph(self.data, Scratch())
+                graph = typed_graph(self.data)
             if num_parts <= graph.num_nodes:
-                parts = assign_nodes(method, graph, num_parts)
+                options = method_options(method, is_hetero=True)
+                parts = assign_nodes(graph, num_parts, options)
                 method = {str(key): part for key, part in _spread(graph, parts, num_parts).items()}
         return partition_graph(self.data, num_parts, self.root, method=method, force=is_partition)
 

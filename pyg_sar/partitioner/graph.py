@@ -12,10 +12,11 @@ import torch
 from torch_geometric.data import Data, HeteroData
 from tqdm import tqdm
 
-from pyg_sar.partitioner.assignment import Method, assign_nodes, check_method
+from pyg_sar.partitioner.assignment import assign_nodes
 from pyg_sar.partitioner.checks import check_no_nan, check_num_parts, check_seed
 from pyg_sar.partitioner.folder import existing_parent, replace_folder, target_folder
 from pyg_sar.partitioner.mapped import Scratch
+from pyg_sar.partitioner.methods import Method, method_options
 from pyg_sar.partitioner.rows import aligned
 from pyg_sar.partitioner.sources import read_source
 from pyg_sar.partitioner.split import MASKS, parse_split, random_split
@@ -47,7 +48,9 @@ def partition_graph(
     method: Method = 'metis',
     backend: str = 'auto',
     seed: int = 0,
-    balance: str = 'nodes',
+    objective: str = 'cut',
+    balance: str | Sequence[str] | None = None,
+    passes: int | None = None,
     split: str | tuple[float, float, float] | None = None,
     check_nan: bool = False,
     force: bool = False,
@@ -62,9 +65,8 @@ def partition_graph(
     warning that names it. The folder appears complete or not at all, and `data` is not changed.
 
     Of a heterogeneous graph every relation is stored so: each edge with its destination, and types
-    of nodes without features or without edges, and relations without edges, as they are. METIS
-    sees all types as one graph and balances the number of all nodes together; the summary tells how
-    evenly each type lies.
+    of nodes without features or without edges, and relations without edges, as they are. A
+    partitioner sees all types as one graph and, unless told otherwise, balances every type.
 
     Args:
         data: The graph: ``edge_index`` integer [2, E], and any attributes; or a HeteroData with at
@@ -73,16 +75,23 @@ def partition_graph(
             stored dense.
         num_parts: Number of parts P, 1 <= P <= N.
         root: Folder to write; it may not exist yet, or be empty.
-        method: ``'metis'`` (few cut edges), ``'random'``, ``'file:PATH'`` (.npy, .pt or .txt with
-            one part id per node) or an integer tensor [N] of part ids; of a HeteroData the types
-            one after another, or a dict with a tensor for every type. Parts given by the caller
-            may be empty.
+        method: ``'metis'`` (few cut edges); ``'ldg'`` or ``'fennel'`` (streaming, for graphs beyond
+            METIS's memory); ``'kahip'`` or ``'mtkahypar'`` (optional packages); ``'random'``;
+            ``'range'`` (equal runs of ids); ``'file:PATH'`` (.npy, .pt or .txt with one part id per
+            node); or an integer tensor [N] of part ids; of a HeteroData the types one after
+            another, or a dict with a tensor for every type. Parts given by the caller may be empty.
         backend: METIS's binding: ``'pymetis'``, ``'pyg-lib'``, ``'torch-sparse'``, or ``'auto'``
             (pymetis).
-        seed: Seed of METIS or of the random order, and of the split. Of the three bindings only
-            pymetis takes one.
-        balance: What METIS balances: ``'nodes'``, ``'edges'`` (in-edges plus one) or ``'train'``
-            (training nodes).
+        seed: Seed of the method and of the split; the same seed gives the same parts. pyg-lib and
+            torch-sparse take none.
+        objective: ``'cut'`` (edges between parts) or ``'volume'`` (rows exchanged per layer: METIS
+            is run for both and the better kept; Mt-KaHyPar minimises it directly).
+        balance: What every part shall have an equal share of, within 5 %, some of ``'nodes'``,
+            ``'edges'`` (in-edges; alone, plus one per node), ``'train'`` (training nodes) and
+            ``'types'`` (nodes of every type), as ``'nodes,edges'`` or a list. By default the types
+            of a HeteroData, else nodes. With pyg-lib, torch-sparse, KaHIP and Mt-KaHyPar one of
+            ``'nodes'`` (their default) and ``'edges'``.
+        passes: Passes of ``'ldg'`` and ``'fennel'`` over the nodes; 10 by default.
         split: Fractions such as ``'0.6/0.2/0.2'``: writes random ``train_mask``, ``val_mask`` and
             ``test_mask`` over the labelled nodes (integer y >= 0; float y not NaN; all without y).
             Of a HeteroData, in every type that has ``y``.
@@ -118,28 +127,26 @@ def partition_graph(
         if split is not None:
             _add_split(graph, split, seed)
         has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
-        check_method(method, backend, balance, has_train_mask=has_train_mask)
-
+        options = method_options(
+            method,
+            backend=backend,
+            seed=seed,
+            objective=objective,
+            balance=balance,
+            passes=passes,
+            is_hetero=graph.is_hetero,
+            has_train_mask=has_train_mask,
+        )
         with _bar(progress, 'partitioning', 1) as bar:
-            assignment = assign_nodes(
-                method, graph, num_parts, backend=backend, seed=seed, balance=balance
-            )
+            assignment = assign_nodes(graph, num_parts, options)
             bar.update()
-        name = method if isinstance(method, str) else 'tensor'
-        binding = 'pymetis' if backend == 'auto' else backend
-        provenance = {
-            'method': name,
-            'backend': binding if name == 'metis' else None,
-            'seed': seed,
-            'balance': balance,
-        }
         with _bar(progress, 'writing parts', num_parts) as bar, replace_folder(target) as folder:
             return write_partition(
                 folder,
                 graph,
                 assignment,
                 num_parts,
-                provenance=provenance,
+                provenance=options.provenance(),
                 command=None if command is None else list(command),
                 on_part=bar.update,
             )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
 from pyg_sar.shard.meta import Meta
+
+_SHOWN = 4
+"""Types of nodes and relations printed: those with most above the mean."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,9 @@ class PartitionSummary:
         boundary_rows: Rows that every part sends, per layer, summed over its readers.
         edge_cut: Directed edges whose two ends lie in different parts.
         communication_volume: Rows exchanged per layer, the sum of all halo rows.
+        largest_block_rows: Most rows of one relation that a part reads from another: what a rank
+            receives at a time.
+        largest_block_edges: Edges of the largest block of one relation, own blocks too.
         type_num_nodes: Own nodes of every part, by type of nodes (None in a homogeneous graph).
         type_num_edges: Edges of every part, by relation.
 
@@ -39,6 +47,8 @@ class PartitionSummary:
     boundary_rows: tuple[int, ...]
     edge_cut: int
     communication_volume: int
+    largest_block_rows: int = 0
+    largest_block_edges: int = 0
     type_num_nodes: dict[NodeKey, tuple[int, ...]] = field(default_factory=dict, hash=False)
     type_num_edges: dict[EdgeKey, tuple[int, ...]] = field(default_factory=dict, hash=False)
 
@@ -51,6 +61,13 @@ class PartitionSummary:
     def edge_imbalance(self) -> float:
         """Edges of the largest part over those of the mean part; 1.0 is perfect."""
         return _imbalance(self.part_num_edges)
+
+    @property
+    def work_imbalance(self) -> float:
+        """Edges plus own nodes of the part with most over those of the mean part."""
+        return _imbalance(
+            tuple(map(sum, zip(self.part_num_nodes, self.part_num_edges, strict=True)))
+        )
 
     def __str__(self) -> str:
         header = ('part', 'nodes', 'edges', 'halo rows', 'boundary rows')
@@ -74,10 +91,12 @@ class PartitionSummary:
         cut = self.edge_cut / max(self.num_edges, 1)
         rows_per_node = self.communication_volume / max(self.num_nodes, 1)
         types = [
-            f'{kind} {type_name(key)}: {sum(sizes):,}, imbalance {_imbalance(sizes):.3f}'
-            for kind, by_type in (('nodes', self.type_num_nodes), ('edges', self.type_num_edges))
-            for key, sizes in by_type.items()
-            if key is not None
+            f'  {kind:<20}' + ', '.join(f'{name} {ratio:.3f}' for ratio, name in ratios)
+            for kind, ratios in (
+                ('node types', _worst(self.type_num_nodes)),
+                ('relations', _worst(self.type_num_edges)),
+            )
+            if ratios
         ]
         return '\n'.join(
             [
@@ -87,8 +106,10 @@ class PartitionSummary:
                 f'edge cut              {self.edge_cut:,} ({cut:.1%} of the edges)',
                 f'communication volume  {self.communication_volume:,} rows per layer '
                 f'({rows_per_node:.2f} per node)',
+                f'largest block         {self.largest_block_rows:,} rows received, '
+                f'{self.largest_block_edges:,} edges',
                 f'imbalance (max/mean)  nodes {self.node_imbalance:.3f}, '
-                f'edges {self.edge_imbalance:.3f}',
+                f'edges {self.edge_imbalance:.3f}, work (both) {self.work_imbalance:.3f}',
                 *types,
             ]
         )
@@ -117,9 +138,22 @@ def summarize(meta: Meta, method: str) -> PartitionSummary:
         boundary_rows=tuple(sum(row[q] for row in halo_rows) for q in parts),
         edge_cut=sum(part_num_edges) - own_edges,
         communication_volume=sum(map(sum, halo_rows)),
+        largest_block_rows=max((max(map(max, info.halo_rows)) for info in relations), default=0),
+        largest_block_edges=max((max(map(max, info.block_edges)) for info in relations), default=0),
         type_num_nodes={key: tuple(info.part_num_nodes) for key, info in meta.nodes.items()},
         type_num_edges={key: tuple(info.part_num_edges) for key, info in meta.edges.items()},
     )
+
+
+def _worst(sizes: Mapping[Any, tuple[int, ...]]) -> list[tuple[float, str]]:
+    """Imbalance and name of the types with most above the mean; none of a homogeneous graph."""
+    named = {key: counts for key, counts in sizes.items() if key is not None}
+
+    def excess(key: Any) -> float:
+        return max(named[key]) - sum(named[key]) / len(named[key])
+
+    worst = sorted(named, key=excess, reverse=True)[:_SHOWN]
+    return [(_imbalance(named[key]), type_name(key)) for key in worst]
 
 
 def _imbalance(sizes: tuple[int, ...]) -> float:

@@ -105,16 +105,17 @@ class TypedGraph:
         return dict(zip(self.nodes, torch.split(values, sizes), strict=True))
 
 
-def typed_graph(data: Data | HeteroData, scratch: Scratch) -> TypedGraph:
+def typed_graph(data: Data | HeteroData, scratch: Scratch | None = None) -> TypedGraph:
     """Checks a PyG graph and sorts what it holds.
 
     Args:
         data: The graph.
-        scratch: Where temporary arrays with a row per edge will lie.
+        scratch: Where temporary arrays with a row per edge will lie; in memory if None.
 
     Raises:
         ValueError: If `data` is no graph, or something in it is not as it must be.
     """
+    scratch = scratch or Scratch()
     if isinstance(data, HeteroData):
         return _hetero_graph(data, scratch)
     if not isinstance(data, Data):

@@ -209,7 +209,7 @@ def _row_type(value: Tensor) -> dict[str, Any]:
     return {'dtype': str(value.dtype).removeprefix('torch.'), 'shape': list(value.shape[1:])}
 
 
-_VERSIONED = ('pyg_sar', 'torch', 'torch_geometric', 'pymetis')
+_VERSIONED = ('pyg_sar', 'torch', 'torch_geometric', 'pymetis', 'kahip', 'mtkahypar')
 
 
 def _version(package: str) -> str | None:

@@ -65,8 +65,9 @@ CASES = {
         '(got 1 and 0)',
     ),
     'method': (
-        {'method': 'kahip'},
-        "'method' must be one of ['metis', 'random', 'file:PATH'] (got 'kahip')",
+        {'method': 'scotch'},
+        "'method' must be one of ['metis', 'ldg', 'fennel', 'kahip', 'mtkahypar', 'random', "
+        "'range', 'file:PATH'] (got 'scotch')",
     ),
     'method of another type': ({'method': np.zeros(4)}, "'method' must be one of"),
     'backend': ({'backend': 'scotch'}, "'backend' must be one of"),
@@ -74,15 +75,26 @@ CASES = {
         {'method': 'random', 'backend': 'pymetis'},
         "'backend' applies to method='metis' alone (got 'pymetis')",
     ),
-    'balance': ({'balance': 'memory'}, "'balance' must be one of ['nodes', 'edges', 'train']"),
+    'balance': ({'balance': 'memory'}, "'balance' must be some of ['nodes', 'edges', 'train"),
     'ignored balance': (
         {'method': torch.zeros(4).long(), 'balance': 'edges'},
-        "'balance' applies to method='metis' alone (got 'edges')",
+        "'balance' does not apply to method='tensor' (got 'edges')",
     ),
     'balance without training nodes': (
         {'balance': 'train'},
         "balance='train' needs training nodes (got a graph without 'train_mask'",
     ),
+    'balance twice': ({'balance': 'nodes,nodes'}, "(got 'nodes,nodes')"),
+    'no balance': ({'balance': []}, "'balance' must be some of"),
+    'types of one type': ({'balance': 'types'}, "balance='types' needs a HeteroData"),
+    'objective': ({'objective': 'time'}, "'objective' must be one of ['cut', 'volume'] (got 'time"),
+    'ignored objective': (
+        {'method': 'ldg', 'objective': 'volume'},
+        "objective='volume' applies to method='metis' with pymetis and to 'mtkahypar' alone (got "
+        "method='ldg'",
+    ),
+    'ignored passes': ({'passes': 3}, "'passes' applies to ['ldg', 'fennel'] alone (got method='m"),
+    'passes': ({'method': 'ldg', 'passes': 0}, "'passes' must be an int >= 1 (got 0)"),
     'negative seed': ({'seed': -1}, "'seed' must be an int in [0, 2**31) (got -1)"),
     'part ids of another length': (
         {'method': torch.zeros(3).long()},

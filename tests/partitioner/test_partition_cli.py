@@ -100,10 +100,10 @@ def test_options_arrive(graph, tmp_path, check_partition, capfd):
     del graph.train_mask
     torch.save(graph, tmp_path / 'data.pt')
     arguments = (tmp_path / 'data.pt', tmp_path / 'out', '--num-parts', 4, '--quiet')
-    options = ('--backend', 'pymetis', '--balance', 'train', '--split', '0.5/0.2/0.3')
+    options = ('--backend', 'pymetis', '--balance', 'train,edges', '--split', '0.5/0.2/0.3')
     assert _main(*arguments, *options, '--seed', 9, '--check-nan') == 0
     meta = json.loads((tmp_path / 'out' / 'META.json').read_text())['pyg_sar']
-    expected = {'method': 'metis', 'backend': 'pymetis', 'seed': 9, 'balance': 'train'}
+    expected = {'method': 'metis', 'backend': 'pymetis', 'seed': 9, 'balance': 'train,edges'}
     assert expected.items() <= meta['partition'].items()
     masks = torch.load(tmp_path / 'out' / 'part_0' / 'node_attrs.pt')
     assert {'train_mask', 'val_mask', 'test_mask'} <= set(masks)
@@ -141,7 +141,7 @@ def test_dropped_arrays_are_noted(tmp_path, capfd):
         (['no.pt', 'OUT', '--num-parts', '2'], "(got 'no.pt', no such file)"),
         (['SOURCE', 'OUT', '--num-parts', '2', '--method', 'best'], "'method' must be one of"),
         (['SOURCE', 'OUT', '--num-parts', '2', '--backend', 'x'], 'argument --backend: invalid'),
-        (['SOURCE', 'OUT', '--num-parts', '2', '--balance', 'x'], 'argument --balance: invalid'),
+        (['SOURCE', 'OUT', '--num-parts', '2', '--balance', 'x'], "'balance' must be some of"),
         (['SOURCE', 'OUT', '--num-parts', '2', '--seed', '-1'], "'seed' must be an int in"),
         (['SOURCE', 'OUT', '--num-parts', '2', '--split', '1'], "'split' must be three fractions"),
         (['SOURCE', 'OUT', '--num-parts', '2', '--split', '1/0/0'], 'a graph without masks'),

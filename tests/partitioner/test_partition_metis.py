@@ -11,14 +11,21 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_sar.partitioner import partition_graph
-from pyg_sar.partitioner.metis import fill_empty_parts, metis_assignment
+from pyg_sar.partitioner.assignment import assign_nodes, fill_empty_parts
+from pyg_sar.partitioner.methods import MethodOptions
+from pyg_sar.partitioner.metis import metis_assignment
 from pyg_sar.partitioner.synthetic import GraphShape, synthetic_graph
+from pyg_sar.partitioner.typed import typed_graph
 from pyg_sar.partitioner.undirected import undirected_csr
 
 
 @pytest.fixture(scope='module')
 def power_law() -> Data:
     return synthetic_graph(GraphShape(3000, 12_000, 4, 6, community_size=100), seed=0)
+
+
+def _assign(data: Data, num_parts: int, **options) -> Tensor:
+    return assign_nodes(typed_graph(data), num_parts, MethodOptions(**options))[None]
 
 
 def test_undirected_csr_against_sets(any_graph):
@@ -78,7 +85,7 @@ def test_balances_training_nodes(tmp_path, power_law):
 
 def test_seed_reaches_metis(power_law):
     def assign(seed: int) -> list[int]:
-        return metis_assignment(power_law.edge_index, power_law.num_nodes, 4, seed=seed).tolist()
+        return _assign(power_law, 4, seed=seed).tolist()
 
     assert assign(3) == assign(3)
     assert assign(3) != assign(4)
@@ -93,16 +100,15 @@ def test_isolated_and_disconnected_nodes(tmp_path, check_partition, num_parts):
 
 
 def test_no_edges_balances_weights():
-    edges = torch.empty(2, 0, dtype=torch.int64)
-    weight = torch.tensor([6, 1, 1, 1, 1, 1, 1])
-    assignment = metis_assignment(edges, 7, 2, node_weight=weight)
-    assert assignment.tolist() == [0, 1, 1, 1, 1, 1, 1]
-    assert metis_assignment(edges, 7, 3).bincount().tolist() == [2, 3, 2]
+    loops = torch.zeros(2, 5, dtype=torch.int64)
+    data = Data(edge_index=loops, num_nodes=7)
+    assert _assign(data, 2, balance=('edges',)).tolist() == [0, 1, 1, 1, 1, 1, 1]
+    assert _assign(data, 3).bincount().tolist() == [2, 3, 2]
 
 
 def test_only_self_loops():
-    loops = torch.arange(6).repeat(2, 1)
-    assert metis_assignment(loops, 6, 3).bincount().tolist() == [2, 2, 2]
+    loops = Data(edge_index=torch.arange(6).repeat(2, 1), num_nodes=6)
+    assert _assign(loops, 3).bincount().tolist() == [2, 2, 2]
 
 
 def test_fill_empty_parts():
@@ -143,16 +149,17 @@ def test_pyg_lib_is_called_as_it_wants(monkeypatch, power_law):
     ) -> Tensor:
         assert rowptr.tolist() == indptr.tolist()
         assert col.tolist() == index.tolist()
-        assert node_weight is weight
+        assert torch.equal(node_weight, weight)
         assert edge_weight is None
         return torch.arange(rowptr.numel() - 1) % num_partitions
 
     edges, num_nodes = power_law.edge_index, power_law.num_nodes
     indptr, index = undirected_csr(edges, num_nodes)
-    weight = torch.ones(num_nodes, dtype=torch.int64)
+    weight = torch.arange(num_nodes)
     package = SimpleNamespace(partition=SimpleNamespace(metis=metis))
     monkeypatch.setitem(sys.modules, 'pyg_lib', package)
-    parts = metis_assignment(edges, num_nodes, 4, backend='pyg-lib', node_weight=weight)
+    weights = weight.view(-1, 1).numpy()
+    parts = metis_assignment(indptr, index, 4, backend='pyg-lib', weights=weights)
     assert parts.tolist() == [node % 4 for node in range(num_nodes)]
 
 
@@ -160,7 +167,7 @@ def test_pyg_lib_is_called_as_it_wants(monkeypatch, power_law):
     ('backend', 'package'),
     [('pymetis', 'pymetis'), ('pyg-lib', 'pyg_lib'), ('torch-sparse', 'torch_sparse')],
 )
-@pytest.mark.parametrize('balance', ['nodes', 'edges', 'train'])
+@pytest.mark.parametrize('balance', ['nodes', 'edges'])
 def test_backends(tmp_path, power_law, check_partition, make_graph, backend, package, balance):
     pytest.importorskip(package)
     summary = partition_graph(power_law, 4, tmp_path / 'a', backend=backend, balance=balance)

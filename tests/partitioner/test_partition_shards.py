@@ -145,6 +145,8 @@ def test_summary_counts(tmp_path):
     assert summary.communication_volume == 1
     assert summary.node_imbalance == 1.0
     assert summary.edge_imbalance == 1.5
+    assert summary.work_imbalance == 1.25  # 3 and 5.
+    assert (summary.largest_block_rows, summary.largest_block_edges) == (1, 2)
     text = str(summary)
     assert '4 nodes and 4 edges in 2 parts (tensor)' in text
     assert '2 (50.0% of the edges)' in text
@@ -162,7 +164,9 @@ def test_command_and_versions_are_noted(graph, tmp_path):
         'method': 'metis',
         'backend': 'pymetis',
         'seed': 0,
+        'objective': 'cut',
         'balance': 'nodes',
+        'passes': None,
         'edge_cut': 0,
         'communication_volume': 0,
     }
