@@ -22,8 +22,10 @@ from pyg_sar.conv.independence import (
 from pyg_sar.conv.intercept import MessageError, StatisticsError, UnsupportedMessageError
 from pyg_sar.conv.paths import Mode, Path, Paths, program_of
 from pyg_sar.conv.softmax_use import has_gradient_of_use
+from pyg_sar.conv.stand_ins import plain
 from pyg_sar.conv.support import STATISTICS_MODULES
 from pyg_sar.conv.trace import trace
+from pyg_sar.conv.uses import Uses
 from pyg_sar.shard.plan import Plan, plan_of
 from pyg_sar.shard.shard import Shard
 
@@ -59,6 +61,7 @@ class Propagation:
         mode: The mode of the SARConv.
         max_rows: In-edges of a chunk of the gather path; None for what fits into free memory.
         agreed: What the ranks have agreed on in earlier forwards; added to.
+        uses: The sums of the forward whose uses are seen.
         memory_budget: What a call may hold on a rank in mode one_shot, in bytes; of mode auto.
     """
 
@@ -69,6 +72,7 @@ class Propagation:
         mode: Mode,
         max_rows: int | None,
         agreed: dict[Any, Any],
+        uses: Uses,
         memory_budget: int | None = None,
     ) -> None:
         self.conv = conv
@@ -76,6 +80,7 @@ class Propagation:
         self.mode = mode
         self.max_rows = max_rows
         self.agreed = agreed
+        self.uses = uses
         self.memory_budget = memory_budget
         # PyG's own methods read a pair by the flow of the conv; those that it generates for a class
         # always read the first at '_j' and the second at '_i'.
@@ -86,7 +91,7 @@ class Propagation:
 
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included."""
-        conv = self.conv
+        conv, kwargs = self.conv, plain(kwargs)
         for hook in conv._propagate_forward_pre_hooks.values():
             result = hook(conv, (edge_index, size, kwargs))
             if result is not None:
@@ -121,7 +126,7 @@ class Propagation:
 
     def edge_updater(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``: one row per edge of `edge_index`, in its order."""
-        conv = self.conv
+        conv, kwargs = self.conv, plain(kwargs)
         for hook in conv._edge_update_forward_pre_hooks.values():
             result = hook(conv, (edge_index, size, kwargs))
             if result is not None:
@@ -138,7 +143,9 @@ class Propagation:
         return out
 
     def _paths(self, exchange: Exchange, oriented: Oriented, agreed: Agreement) -> Paths:
-        return Paths(self.conv, exchange, agreed.mode, self.max_rows, oriented, agreed.one_pass)
+        place = self.uses.place(self.conv, exchange.shard, self.agreed)
+        options = self.max_rows, oriented, place, agreed.one_pass
+        return Paths(self.conv, exchange, agreed.mode, *options)
 
     def _oriented(
         self, method: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
