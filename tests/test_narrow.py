@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from ranks import run_ranks
-from small_graphs import assert_close, attempt, cut, small_graph
+from small_graphs import assert_close, cut, small_graph
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
@@ -154,6 +153,16 @@ def _later(conv: Own, out: Tensor, x: Tensor) -> Tensor:
     return first(out) if conv.num_forwards < 3 else first(out) + out[:, :OUT]
 
 
+def _later_a_function(conv: Own, out: Tensor, x: Tensor) -> Tensor:
+    result = conv.narrow(out)
+    return result if conv.num_forwards == 1 else result + _Square.apply(out)[:, :OUT]
+
+
+def _later_returned(conv: Own, out: Tensor, x: Tensor) -> Any:
+    result = conv.narrow(out)
+    return result if conv.num_forwards == 1 else (result, out)
+
+
 def _layer_twice(conv: Own, out: Tensor, x: Tensor) -> Tensor:
     result = conv.narrow(out).relu_()
     return result if conv.num_forwards == 1 else result + conv.narrow(out)
@@ -200,6 +209,7 @@ CONVS: dict[str, tuple[Callable[[], torch.nn.Module], Columns]] = {
     'SAGE-wider': (lambda: SAGEConv(IN, 20), ALWAYS_WIDE),
     'SAGE-reversed': (lambda: SAGEConv(IN, OUT, flow='target_to_source'), None),
     'GraphConv': (lambda: GraphConv(IN, OUT), THEN_NARROW),
+    'GraphConv-mean': (lambda: GraphConv(IN, OUT, aggr='mean'), THEN_NARROW),
     'ClusterGCN': (lambda: ClusterGCNConv(IN, OUT), None),
     'SG': (lambda: SGConv(IN, OUT, K=2), None),
     'update': (UpdateLayer, THEN_NARROW),
@@ -224,20 +234,20 @@ CONVS['unused'] = functools.partial(Own, _unused), [(IN, 0)] * ROUNDS
 CONVS['other_modes'] = functools.partial(Own, _other_modes), [(IN, 0)] * ROUNDS
 # What turns out otherwise is computed after all, and not tried again.
 CONVS['later'] = functools.partial(Own, _later), [(IN, IN), (OUT + IN, IN), (IN, IN)]
-CONVS['layer_twice'] = (
-    functools.partial(Own, _layer_twice),
-    [(IN, IN), *[(IN + OUT,) * 2, (IN, IN)]],
-)
-WEIGHTED = ('GraphConv',)
+BOTH = [(IN, IN), (OUT + IN, OUT + IN), (IN, IN)]
+CONVS['layer_twice'] = functools.partial(Own, _layer_twice), BOTH
+CONVS['later_returned'] = functools.partial(Own, _later_returned), BOTH
+CONVS['later_a_function'] = functools.partial(Own, _later_a_function), None
+WEIGHTED = ('GraphConv', 'GraphConv-mean')
 
 
 @pytest.fixture(scope='module')
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     root = tmp_path_factory.mktemp('narrow')
 
-    @functools.cache
     def folder(num_parts: int, kind: str = 'uneven') -> str:
-        return str(cut(small_graph(), num_parts, root / f'{num_parts} {kind}', kind))
+        path = root / f'{num_parts} {kind}'
+        return str(path if path.exists() else cut(small_graph(), num_parts, path, kind))
 
     return folder
 
@@ -314,3 +324,149 @@ def test_results_and_columns(
                 assert_close(a, b, tolerance=1e-10)
             if expected is not None and world_size > 1 and kind == 'uneven':
                 assert columns == expected, name
+
+
+def _steps(conv: torch.nn.Module, x: Tensor, data: Data, num_steps: int, call: Any) -> list[Tensor]:
+    """Outputs of some training steps, then the gradients of all of them together."""
+    outs = [call(conv, x * 2, data.edge_index) for _ in range(num_steps)]
+    sum(out.square().sum() for out in outs).backward()
+    shares = [p.grad.clone() for p in conv.parameters()]
+    for share in shares:
+        dist.all_reduce(share)
+    return [*(o.detach() for o in outs), x.grad.clone(), *shares]
+
+
+def _called(conv: torch.nn.Module, *args: Any) -> Tensor:
+    return conv(*args)
+
+
+def _checkpointed(conv: torch.nn.Module, *args: Any) -> Tensor:
+    return checkpoint(conv, *args, use_reentrant=False)
+
+
+def _changed_afterwards(conv: torch.nn.Module, x: Tensor, edge_index: Tensor) -> Tensor:
+    out = conv(x, edge_index)
+    x.mul_(3)
+    return out
+
+
+def _hooked_on_rank_1(conv: torch.nn.Module, *args: Any) -> Tensor:
+    """A hook that looks at what goes into the layer; on other ranks there is none."""
+    seen: list[Tensor] = []
+    if dist.get_rank() == 1:
+        handle = conv.lin_l.register_forward_pre_hook(lambda _, given: seen.append(given[0].sum()))
+    out = conv(*args)
+    if dist.get_rank() == 1:
+        handle.remove()
+        assert len(seen) == 1
+    return out
+
+
+def _copied(conv: torch.nn.Module, *args: Any) -> Tensor:
+    return copy.deepcopy(conv)(*args) * 0 + conv(*args)
+
+
+def _in_many_ways(root: str) -> list[list[Tensor]]:
+    data, found = pyg_sar.load_shard(root), []
+    for call in (_called, _checkpointed, _hooked_on_rank_1, _changed_afterwards, _copied):
+        torch.manual_seed(3)
+        conv = pyg_sar.wrap(SAGEConv(IN, OUT, root_weight=False).double())
+        x = torch.ones(data.num_nodes, IN, dtype=torch.float64).cumsum(0).sin().requires_grad_()
+        _steps(conv, x, data, 1, call)  # the layer is not known yet
+        found.append(_steps(conv, x, data, 2, _called) + _steps(conv, x, data, 2, call))
+    return found
+
+
+def test_called_in_other_ways(parts: Callable[..., str]) -> None:
+    """Checkpointed, with a hook on one rank, with rows changed before backward, as a copy."""
+    for plainly, *others in run_ranks(_in_many_ways, 3, parts(3)):
+        for found in others:
+            for a, b in zip(found, plainly, strict=True):
+                assert_close(a, b)
+
+
+def _evaluations(root: str) -> list[Any]:
+    """Raw features: sums that nothing learns from are not kept, so they may be narrow."""
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(3)
+    conv = pyg_sar.wrap(SAGEConv(6, 2).double())
+    sends = sum(step.send_index.numel() for step in data.edge_index.shard.steps)
+    found: list[Any] = [data.n_id]
+    for mode in (torch.no_grad, torch.inference_mode, torch.no_grad, torch.enable_grad):
+        with mode(), counted() as traffic:
+            found.append(conv(data.x, data.edge_index).clone())
+        found.append(traffic.bytes_sent / 8 / sends)
+    conv, x = conv.float(), data.x.float().requires_grad_()
+    for _ in range(2):
+        conv(x, data.edge_index)
+    with torch.autocast('cpu', dtype=torch.bfloat16), counted() as traffic:
+        conv(x, data.edge_index)
+    return [*found, traffic.bytes_sent / 4 / sends]
+
+
+def test_evaluations(parts: Callable[..., str]) -> None:
+    graph = small_graph()
+    torch.manual_seed(3)
+    expected = SAGEConv(6, 2).double()(graph.x, graph.edge_index)
+    for n_id, *found, under_autocast in run_ranks(_evaluations, 3, parts(3)):
+        assert found[1::2] == [6, 2, 2, 6]
+        assert under_autocast == 6
+        for out in found[::2]:
+            assert_close(out, expected[n_id], tolerance=1e-10)
+
+
+def _recomputing(root: str, recompute: bool) -> list[Any]:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(3)
+    model = GraphSAGE(6, 8, 3, 2, norm='batch_norm').double()
+    model = pyg_sar.wrap(model, checkpoint_activations=recompute)
+    found: list[Any] = []
+    for _ in range(3):
+        with counted() as traffic:
+            model(data.x, data.edge_index).square().sum().backward()
+        found.append(traffic.bytes_sent)
+    return [*found, *(p.grad for p in model.parameters())]
+
+
+def test_with_recomputed_activations(parts: Callable[..., str]) -> None:
+    """Rows travel as narrow, and the bits stay the same."""
+    for plain, own in zip(
+        *(run_ranks(_recomputing, 3, parts(3), flag) for flag in (False, True)), strict=True
+    ):
+        assert plain[:3] == own[:3]
+        assert plain[0] > plain[1] == plain[2]
+        for a, b in zip(plain[3:], own[3:], strict=True):
+            assert torch.equal(a, b)
+
+
+def _pair(root: str) -> tuple[Any, ...]:
+    """Restricted to the edges into some nodes: a pair of sources and destinations."""
+    data = pyg_sar.load_shard(root)
+    (layer,) = layers = pyg_sar.restrict(data, data.train_mask, num_layers=1)
+    torch.manual_seed(3)
+    conv = pyg_sar.wrap(SAGEConv(6, 2).double())
+    x = data.x.requires_grad_()
+    sends = sum(step.send_index.numel() for step in layer.edge_index.shard.steps)
+    for _ in range(2):
+        pair = x[layers.input_nodes]
+        with counted() as traffic:
+            out = conv((pair, pair[: layer.num_dst]), layer.edge_index)
+    out.square().sum().backward()
+    weight = conv.lin_l.weight.grad
+    dist.all_reduce(weight)
+    columns = traffic.bytes_sent / 8 / sends
+    return data.n_id, data.n_id[layers.output_nodes], out.detach(), x.grad, weight, columns
+
+
+def test_a_pair(parts: Callable[..., str]) -> None:
+    graph = small_graph()
+    torch.manual_seed(3)
+    conv = SAGEConv(6, 2).double()
+    x = graph.x.requires_grad_()
+    expected = conv(x, graph.edge_index)
+    expected[graph.train_mask].square().sum().backward()
+    for n_id, outputs, out, grad, weight, columns in run_ranks(_pair, 3, parts(3)):
+        assert columns == 2
+        assert_close(out, expected[outputs].detach(), tolerance=1e-10)
+        assert_close(grad, x.grad[n_id], tolerance=1e-10)
+        assert_close(weight, conv.lin_l.weight.grad, tolerance=1e-10)

@@ -70,14 +70,9 @@ class _LinearSum(torch.autograd.Function):
         grad_x = None
         if ctx.needs_input_grad[0]:
             (weight,) = ctx.saved_tensors
-            grad, factor = grads[0], None
-            if ctx.mean:
-                divisor = _divisor(ctx.plan, grad)
-                if grad.dtype in (torch.float32, torch.float64):
-                    factor = divisor.reciprocal()
-                else:
-                    grad = grad / divisor.view(-1, 1)
-            gradients = _Gradients(grad.contiguous(), weight, factor)
+            grad = grads[0].contiguous()
+            factor = _divisor(ctx.plan, grad).reciprocal() if ctx.mean else None
+            gradients = _Gradients(grad, weight, factor)
             grad_x = _return_blocks(gradients, ctx.plan, ctx.exchange, ctx.one_shot)
         return grad_x, None, None, None, None, None
 

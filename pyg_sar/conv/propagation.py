@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import Exchange
-from pyg_sar.conv.agreement import Call, agree_on_call, edge_tensors, signature
+from pyg_sar.conv.agreement import Agreement, Call, agree_on_call, edge_tensors, signature
 from pyg_sar.conv.binding import Binding, bind
 from pyg_sar.conv.exchanges import Exchanges, Oriented
 from pyg_sar.conv.footprint import one_shot_bytes
@@ -21,6 +20,7 @@ from pyg_sar.conv.independence import (
 )
 from pyg_sar.conv.intercept import MessageError, StatisticsError, UnsupportedMessageError
 from pyg_sar.conv.paths import Mode, Path, Paths, program_of
+from pyg_sar.conv.sampling import not_saved
 from pyg_sar.conv.softmax_use import has_gradient_of_use
 from pyg_sar.conv.stand_ins import plain
 from pyg_sar.conv.support import STATISTICS_MODULES
@@ -28,28 +28,6 @@ from pyg_sar.conv.trace import trace
 from pyg_sar.conv.uses import Uses
 from pyg_sar.shard.plan import Plan, plan_of
 from pyg_sar.shard.shard import Shard
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """What the ranks have agreed on for one kind of call.
-
-    Attributes:
-        function: The function's name, with its conv's.
-        edge_names: The tensors with one row per edge.
-        path: How the call is computed.
-        one_pass: Whether one pass computes its softmax.
-        mode: The mode it is computed in; never ``'auto'``.
-        one_shot_bytes: The most that mode one_shot would hold on any rank, in bytes; 0 where it was
-            not asked for.
-    """
-
-    function: str
-    edge_names: frozenset[str]
-    path: Path
-    one_pass: bool
-    mode: Mode
-    one_shot_bytes: int
 
 
 class Propagation:
@@ -197,7 +175,8 @@ class Propagation:
         ]
         key = (function, shard.fingerprint, *signature(kwargs), any(takes_statistics))
         if key not in self.agreed:
-            self.agreed[key] = self._agree(function, shard, edge_index, size, kwargs)
+            with not_saved():
+                self.agreed[key] = self._agree(function, shard, edge_index, size, kwargs)
         self._check(shard, size)
         plan = plan_of(edge_index, shard)
         agreed: Agreement = self.agreed[key]

@@ -10,13 +10,13 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import agree, check_equal, raise_together
+from pyg_sar.conv.agreement import Agreement
 from pyg_sar.conv.ends import Ends
 from pyg_sar.conv.exchanges import Exchanges, find_shards
 from pyg_sar.conv.functions import overridden, replaced
 from pyg_sar.conv.inputs import check_inputs
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.paths import Mode
-from pyg_sar.conv.propagation import Agreement
 from pyg_sar.conv.special import propagation_of, special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.conv.uses import Uses

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils._pytree import tree_map_only
 
-LayerFn = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+SumFn = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -122,11 +124,12 @@ class NarrowSum(StandIn):
         weight: The weight of the layer ``[K, F]``.
         narrow: The sum of ``F.linear(x, weight)``, ``[num_dst, K]``.
         sum_of: Gives the sum of own rows.
+        modes: Those in force where the sum was asked for.
     """
 
     @staticmethod
     def __new__(
-        cls, x: Tensor, weight: Tensor, narrow: Tensor, sum_of: Callable[[Tensor], Tensor]
+        cls, x: Tensor, weight: Tensor, narrow: Tensor, sum_of: SumFn, modes: Modes
     ) -> NarrowSum:
         """A tensor without memory."""
         self: NarrowSum = Tensor._make_wrapper_subclass(
@@ -135,13 +138,13 @@ class NarrowSum(StandIn):
         return self
 
     def __init__(
-        self, x: Tensor, weight: Tensor, narrow: Tensor, sum_of: Callable[[Tensor], Tensor]
+        self, x: Tensor, weight: Tensor, narrow: Tensor, sum_of: SumFn, modes: Modes
     ) -> None:
         self.seen = Seen()
         self._x, self._weight, self._sum_of = x, weight, sum_of
         self._versions = _version(x), _version(weight)
         self._narrow: Tensor | None = narrow
-        self._modes = Modes.now(x.device)
+        self._modes = modes
         self._total: Tensor | None = None
 
     def layer(self, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -176,14 +179,47 @@ class NarrowSum(StandIn):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        # Only what does not ask __torch_function__ comes here, and could not give a gradient.
-        raise RuntimeError(_OTHER_USE)
+        # What does not ask __torch_function__ has the values, and _Deferred the gradient.
+        args, kwargs = tree_map_only(cls, lambda t: t.total().detach(), (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class _Deferred(torch.autograd.Function):
+    """What `make` gives, with the gradient of the sum of `x`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, make: Callable[[], NarrowSum], sum_of: SumFn) -> NarrowSum:
+        ctx.like, ctx.sum_of = x.detach(), sum_of
+        return make()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.enable_grad():
+            x = torch.zeros_like(ctx.like).requires_grad_()  # of a linear map it is the same at 0
+            out = ctx.sum_of(x)
+        (grad,) = torch.autograd.grad(out, x, plain(grads[0]))
+        return grad, None, None
+
+
+def narrow_sum(x: Tensor, weight: Tensor, sum_of: SumFn) -> NarrowSum:
+    """A stand-in for the sum of `x` that has the sum of a linear layer of `x` (collective).
+
+    Args:
+        x: Own rows ``[num_own, F]``.
+        weight: The weight of the layer ``[K, F]``.
+        sum_of: Gives the sum of own rows of any width.
+    """
+    modes, narrow = Modes.now(x.device), sum_of(F.linear(x, weight))
+    out: NarrowSum = _Deferred.apply(  # type: ignore[no-untyped-call]
+        x, lambda: NarrowSum(x, weight, narrow, sum_of, modes), sum_of
+    )
+    return out
 
 
 _OTHER_USE = (
     'expected a conv that uses what propagate gives it in the same way in every forward: a linear '
-    'layer at first (got another use, by code that torch functions do not see, or after the '
-    'features were changed in place)'
+    'layer at first (got another use after the features were changed in place)'
 )
 
 

@@ -10,22 +10,18 @@ narrow sum, the same on all ranks whatever follows, and gives it to the layer.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import MessagePassing, aggr
 
 from pyg_sar.comm import agree, all_ranks
 from pyg_sar.conv.kept import copy_on_write
-from pyg_sar.conv.stand_ins import Modes, NarrowSum, Seen, StandIn, WatchedSum, plain
+from pyg_sar.conv.stand_ins import Modes, Seen, StandIn, SumFn, WatchedSum, narrow_sum, plain
 from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.shard import Shard
-
-SumFn = Callable[[Tensor], Tensor]
 
 _NEVER = ''
 
@@ -140,9 +136,9 @@ class Place:
         elif name not in weights:
             return sum_of(x)
         else:
-            # What is changed in place afterwards must not show: unlike a sum, a layer keeps its rows.
+            # Unlike a sum, a layer keeps its rows: what changes them in place must not show.
             x, weight = x if _saving_hooks() else copy_on_write(x), weights[name]
-            out = NarrowSum(x, weight, sum_of(F.linear(x, weight)), sum_of)
+            out = narrow_sum(x, weight, sum_of)
         self.uses.note(out, self, plan, is_first=name is None)
         return out
 
