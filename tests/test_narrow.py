@@ -122,6 +122,17 @@ def _attribute(conv: Own, out: Tensor, x: Tensor) -> Tensor:
     return conv.narrow(out)
 
 
+def _listed(conv: Own, out: Tensor, x: Tensor) -> Tensor:
+    vars(conv).setdefault('all', []).append(out)
+    return conv.narrow(out)
+
+
+def _later_an_attribute(conv: Own, out: Tensor, x: Tensor) -> Tensor:
+    if conv.num_forwards > 1:
+        conv.last = out
+    return conv.narrow(out)
+
+
 def _other_modes(conv: Own, out: Tensor, x: Tensor) -> Tensor:
     with torch.no_grad():
         scale = conv.narrow(out)
@@ -222,7 +233,7 @@ for _after in (_plain_layer, _keywords, _questions):
     CONVS[_after.__name__[1:]] = functools.partial(Own, _after), THEN_NARROW
 for _after in (
     *(_history, _twice, _two_layers, _wider_too, _indexed, _in_place, _view_in_place),
-    *(_returned, _attribute, _function),
+    *(_returned, _attribute, _listed, _function),
 ):
     CONVS[_after.__name__[1:]] = functools.partial(Own, _after), ALWAYS_WIDE
 CONVS['changed_source'] = functools.partial(Own, _changed_source), THEN_NARROW
@@ -236,6 +247,7 @@ CONVS['other_modes'] = functools.partial(Own, _other_modes), [(IN, 0)] * ROUNDS
 CONVS['later'] = functools.partial(Own, _later), [(IN, IN), (OUT + IN, IN), (IN, IN)]
 BOTH = [(IN, IN), (OUT + IN, OUT + IN), (IN, IN)]
 CONVS['layer_twice'] = functools.partial(Own, _layer_twice), BOTH
+CONVS['later_an_attribute'] = functools.partial(Own, _later_an_attribute), BOTH
 CONVS['later_returned'] = functools.partial(Own, _later_returned), BOTH
 CONVS['later_a_function'] = functools.partial(Own, _later_a_function), None
 WEIGHTED = ('GraphConv', 'GraphConv-mean')

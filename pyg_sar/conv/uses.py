@@ -64,7 +64,7 @@ class Uses:
         return Place(self, conv, ('use', self._num_calls, shard.fingerprint), agreed)
 
     def settle(self, out: Any, conv: torch.nn.Module) -> Any:
-        """What a conv's forward returned, without stand-ins; those kept elsewhere are computed too.
+        """What a conv's forward returned, without stand-ins; nor are attributes any.
 
         Collective where a use was seen for the first time (one small all-gather).
 
@@ -75,14 +75,10 @@ class Uses:
         if not self._noted:
             return out
         out = plain(out)
-        alive = [total for noted in self._noted if (total := noted.stand_in()) is not None]
-        for total in alive:
-            total.total()
-        if alive:
-            for module in conv.modules():
-                for name, value in vars(module).items():
-                    if isinstance(value, StandIn):
-                        vars(module)[name] = value.total()
+        for module in conv.modules():
+            for name, value in vars(module).items():
+                if isinstance(value, StandIn):
+                    vars(module)[name] = value.total()
         watched = [noted for noted in self._noted if noted.is_first]
         if watched:
             _agree(watched)
@@ -153,10 +149,14 @@ class _Noted:
 
     @property
     def layer(self) -> str:
-        """The name of the weight of the only layer that was applied; ``''`` for any other use."""
+        """The name of the weight of the only layer that was applied; ``''`` for any other use.
+
+        Whoever still has the stand-in may use it later.
+        """
+        if self.seen.other_uses or self.stand_in() is not None:
+            return _NEVER
         weights = self.place.conv.named_parameters()
-        names = (name for name, weight in weights if weight is self.seen.weight)
-        return _NEVER if self.seen.other_uses else next(names, _NEVER)
+        return next((name for name, weight in weights if weight is self.seen.weight), _NEVER)
 
 
 def _agree(watched: list[_Noted]) -> None:
