@@ -210,3 +210,39 @@ def test_other_weights_and_other_aggregations(graph: Data, root: str) -> None:
         conv = pyg_sar.SARConv(copy.deepcopy(plain))
         for _ in range(2):
             assert_close(conv(data.x, data.edge_index)[order], plain(graph.x, graph.edge_index))
+
+
+def test_an_output_is_nobody_elses(root: str) -> None:
+    """Writing into one leaves what is kept, and what others were given, alone."""
+    data = pyg_sar.load_shard(root)
+    conv = pyg_sar.SARConv(pyg.SimpleConv('sum'))
+    first = conv(data.x, data.edge_index)
+    before = first.clone()
+    second = conv(data.x, data.edge_index)
+    second.mul_(3)
+    assert torch.equal(first, before)
+    first.zero_()
+    assert torch.equal(second, 3 * before)
+    with _Counted() as counted:
+        assert torch.equal(conv(data.x, data.edge_index), before)
+    assert counted.count == 0
+
+
+def _hook_on_one_rank(root: str) -> tuple[list[Tensor], list[int]]:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(1)
+    model = pyg_sar.wrap(CONVS['SAGE mean']().double())
+    outs, counts = [], []
+    for epoch in range(3):
+        if epoch == 1 and dist.get_rank() == 1:
+            model.register_aggregate_forward_hook(lambda *_: None)
+        with _Counted() as counted:
+            outs.append(model(data.x, data.edge_index).detach())
+        counts.append(counted.count)
+    return outs, counts
+
+
+def test_a_hook_on_one_rank_sees_the_aggregation(root: str) -> None:
+    for outs, counts in run_ranks(_hook_on_one_rank, 3, root):
+        assert all(torch.equal(out, outs[0]) for out in outs)
+        assert counts == [1, 1, 1]

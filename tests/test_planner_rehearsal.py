@@ -104,7 +104,7 @@ def test_live_bytes_counts_what_is_alive_at_once() -> None:
 
 def test_bytes_grow_with_what_training_keeps() -> None:
     def peak(layers: int, **options: Any) -> int:
-        model = GraphSAGE(6, 16, layers, 3)
+        model = GraphSAGE(6, 16, layers)
         return rehearse(job_of(model, 6, **options), SIZES.scaled(100)).peak_bytes
 
     two, three, four = (peak(layers) for layers in (2, 3, 4))

@@ -7,6 +7,7 @@ the output gradient, which the destination's rank holds.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +19,13 @@ from pyg_sar.shard.plan import Block, Plan
 
 
 def linear_sum(
-    x: Tensor, weight: Tensor | None, plan: Plan, exchange: Exchange, *, one_shot: bool = False
+    x: Tensor,
+    weight: Tensor | None,
+    plan: Plan,
+    exchange: Exchange,
+    *,
+    one_shot: bool = False,
+    mean: bool = False,
 ) -> Tensor:
     """``out[i] = sum of w_ij * x[j] over all edges (j, i)``, remote ones included.
 
@@ -27,7 +34,7 @@ def linear_sum(
     ========  ======================  ==================================================
     x         ``[num_own, F]``        own rows; floating point
     weight    ``[num_edges]`` / None  one weight per edge of `plan`; takes no gradient
-    out       ``[num_dst, F]``        sums over all in-edges
+    out       ``[num_dst, F]``        sums over all in-edges; with ``mean`` divided by their number
     ========  ======================  ==================================================
 
     | forward:  receive the rows of block q; ``out += A_q @ rows_q``
@@ -37,7 +44,7 @@ def linear_sum(
     one per step in backward if x needs a gradient (with ``one_shot`` one all-to-all each).
     """
     out: Tensor = _LinearSum.apply(  # type: ignore[no-untyped-call]
-        x, weight, plan, exchange, one_shot
+        x, weight, plan, exchange, one_shot, mean
     )
     return out
 
@@ -51,18 +58,28 @@ class _LinearSum(torch.autograd.Function):
         plan: Plan,
         exchange: Exchange,
         one_shot: bool,
+        mean: bool,
     ) -> Tensor:
         ctx.save_for_backward(weight)
-        ctx.plan, ctx.exchange, ctx.one_shot = plan, exchange, one_shot
-        return _sum_blocks(x, weight, plan, exchange, one_shot)
+        ctx.plan, ctx.exchange, ctx.one_shot, ctx.mean = plan, exchange, one_shot, mean
+        out = _sum_blocks(x, weight, plan, exchange, one_shot)
+        return out.div_(_divisor(plan, out).view(-1, 1)) if mean else out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_x = None
         if ctx.needs_input_grad[0]:
             (weight,) = ctx.saved_tensors
-            grad_x = _return_blocks(grads[0], weight, ctx.plan, ctx.exchange, ctx.one_shot)
-        return grad_x, None, None, None, None
+            grad = grads[0].contiguous()
+            factor = _divisor(ctx.plan, grad).reciprocal() if ctx.mean else None
+            gradients = _Gradients(grad, weight, factor)
+            grad_x = _return_blocks(gradients, ctx.plan, ctx.exchange, ctx.one_shot)
+        return grad_x, None, None, None, None, None
+
+
+def _divisor(plan: Plan, like: Tensor) -> Tensor:
+    """What a sum over in-edges is divided by for their mean, ``[num_dst]``."""
+    return plan.in_degree.clamp(min=1).to(like.dtype)
 
 
 def _sum_blocks(
@@ -85,40 +102,62 @@ def _sum_blocks(
     return x.new_zeros(plan.shard.num_dst, x.size(1)) if out is None else out
 
 
-def _return_blocks(
-    grad_out: Tensor, weight: Tensor | None, plan: Plan, exchange: Exchange, one_shot: bool
-) -> Tensor:
-    grad_out = grad_out.contiguous()
-    own = plan.blocks[0]
+@dataclass(frozen=True)
+class _Gradients:
+    """What the gradients of source rows are made of.
+
+    Attributes:
+        grad_out: The gradient of the sums ``[num_dst, F]``.
+        weight: One weight per edge, or None.
+        factor: What rows of `grad_out` are multiplied by, or None.
+    """
+
+    grad_out: Tensor
+    weight: Tensor | None
+    factor: Tensor | None
+
+    def of(self, block: Block) -> Tensor:
+        """The gradient of the block's source rows."""
+        weight = _block_weight(block, self.weight)
+        return bag_sums(self.grad_out, block.by_src, weight, factor=self.factor)
+
+    def write(self, rows: Tensor, block: Block) -> None:
+        """Overwrites `rows` by the gradient of the block's source rows."""
+        if block.num_edges == 0 or block.by_src.keys is not None:
+            rows.zero_()
+        if block.num_edges:
+            weight, factor = _block_weight(block, self.weight), self.factor
+            add_bag_sums(rows, self.grad_out, block.by_src, weight, factor=factor, is_zero=True)
+
+
+def _return_blocks(gradients: _Gradients, plan: Plan, exchange: Exchange, one_shot: bool) -> Tensor:
+    own, grad_out = plan.blocks[0], gradients.grad_out
     # With one part the own block's sum is grad_x itself, made in one pass.
-    is_written = plan.shard.parts_per_rank == 1 and own.num_edges > 0
-    if is_written:
-        grad_x = bag_sums(grad_out, own.by_src, _block_weight(own, weight))
+    is_made = plan.shard.parts_per_rank == 1 and own.num_edges > 0
+    if is_made and not one_shot:
+        returned = GradientReturn(exchange, [grad_out], own=lambda: [gradients.of(own)])
+        blocks = plan.blocks[1:]
     else:
-        grad_x = grad_out.new_zeros(plan.shard.num_own, grad_out.size(1))
-    if one_shot:
-        grad_halo = grad_out.new_empty(plan.shard.num_halo, *grad_out.shape[1:])
-        for block, rows in zip(plan.blocks, split_rows(grad_x, grad_halo, plan), strict=True):
-            if not (is_written and block is own):
-                _write_gradient(rows, grad_out, weight, block)
-        exchange.return_all([grad_halo], [grad_x])
-        return grad_x
-    returned = GradientReturn(exchange, [grad_x])
-    for block in plan.blocks:
+        grad_x = (
+            gradients.of(own)
+            if is_made
+            else grad_out.new_zeros(plan.shard.num_own, grad_out.size(1))
+        )
+        if one_shot:
+            grad_halo = grad_out.new_empty(plan.shard.num_halo, *grad_out.shape[1:])
+            for block, rows in zip(plan.blocks, split_rows(grad_x, grad_halo, plan), strict=True):
+                if not (is_made and block is own):
+                    gradients.write(rows, block)
+            exchange.return_all([grad_halo], [grad_x])
+            return grad_x
+        returned = GradientReturn(exchange, [grad_x])
+        blocks = plan.blocks
+    for block in blocks:
         (rows,) = returned.rows()
-        if not (is_written and block is own):
-            _write_gradient(rows, grad_out, weight, block)
+        gradients.write(rows, block)
         returned.send()
-    returned.finish()
+    (grad_x,) = returned.finish()
     return grad_x
-
-
-def _write_gradient(rows: Tensor, grad_out: Tensor, weight: Tensor | None, block: Block) -> None:
-    """Overwrites `rows` by the gradient of the block's source rows."""
-    if block.num_edges == 0 or block.by_src.keys is not None:
-        rows.zero_()
-    if block.num_edges:
-        add_bag_sums(rows, grad_out, block.by_src, _block_weight(block, weight), is_zero=True)
 
 
 def _block_weight(block: Block, weight: Tensor | None) -> Tensor | None:

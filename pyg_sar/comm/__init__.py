@@ -10,6 +10,7 @@ from pyg_sar.comm.group import (
     check_equal,
     exchange_group,
     is_distributed,
+    least_of_ranks,
     raise_together,
 )
 from pyg_sar.comm.reverse import EdgeMove, Reversed, reverse
@@ -28,6 +29,7 @@ __all__ = [
     'check_equal',
     'exchange_group',
     'is_distributed',
+    'least_of_ranks',
     'max_over_ranks',
     'raise_together',
     'reverse',

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -22,12 +22,17 @@ class GradientReturn:
     Args:
         exchange: The exchange whose adjoint it is.
         out: ``[num_own, ...]`` of each tensor, filled with zeros; gradients are added in place.
+        own: Makes what own blocks give, in the place of `out`, whose rows tell shapes and dtypes
+            only: once the first gradients are on their way. Own blocks do not come then.
     """
 
-    def __init__(self, exchange: Exchange, out: Sequence[Tensor]) -> None:
+    def __init__(
+        self, exchange: Exchange, out: Sequence[Tensor], *, own: Callable[[], Rows] | None = None
+    ) -> None:
         self.exchange = exchange
         self.out = list(out)
-        self._next = 0
+        self._own = own
+        self._next = 0 if own is None else exchange.shard.parts_per_rank
         self._filled: Buffers | None = None
         self._travelling: tuple[Swap, Tensor] | None = None
 
@@ -78,11 +83,18 @@ class GradientReturn:
             GRADIENTS_TAG,
         )
         self._travelling = swap, step.send_index
+        self._make_own()
         self._add(arrived)  # while the gradients of this block are on their way
 
-    def finish(self) -> None:
-        """Waits for the last gradients."""
+    def finish(self) -> Rows:
+        """Waits for the last gradients; returns what they were added to."""
+        self._make_own()
         self._add(self._arrived())
+        return self.out
+
+    def _make_own(self) -> None:
+        if self._own is not None:
+            self.out, self._own = self._own(), None
 
     def _packed(self, filled: Buffers, form: Rows) -> Buffers:
         """Gradients as they travel."""

@@ -88,11 +88,16 @@ def check_equal(what: str, own: object, values: Sequence[object]) -> None:
 
 def all_ranks(value: bool, device: torch.device, world_size: int) -> bool:
     """Whether `value` holds on all ranks (collective if there are others: a small all-reduce)."""
+    return bool(least_of_ranks(int(value), device, world_size))
+
+
+def least_of_ranks(value: int, device: torch.device, world_size: int) -> int:
+    """The smallest `value` of all ranks (collective if there are others: a small all-reduce)."""
     if world_size == 1:
         return value
-    flag = torch.tensor([value], dtype=torch.int32, device=device)
-    dist.all_reduce(flag, dist.ReduceOp.MIN, group=exchange_group())
-    return bool(flag)
+    number = torch.tensor([value], dtype=torch.int32, device=device)
+    dist.all_reduce(number, dist.ReduceOp.MIN, group=exchange_group())
+    return int(number)
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:

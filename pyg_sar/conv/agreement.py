@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.comm import agree, check_equal
+from pyg_sar.conv.paths import Mode, Path
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,28 @@ class Call:
     def is_bound(self) -> bool:
         """Whether the arguments could be sorted into their roles."""
         return self.num_edges >= 0
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What the ranks have agreed on for one kind of call.
+
+    Attributes:
+        function: The function's name, with its conv's.
+        edge_names: The tensors with one row per edge.
+        path: How the call is computed.
+        one_pass: Whether one pass computes its softmax.
+        mode: The mode it is computed in; never ``'auto'``.
+        one_shot_bytes: The most that mode one_shot would hold on any rank, in bytes; 0 where it was
+            not asked for.
+    """
+
+    function: str
+    edge_names: frozenset[str]
+    path: Path
+    one_pass: bool
+    mode: Mode
+    one_shot_bytes: int
 
 
 def signature(kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -9,21 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
-from torch_geometric.nn import MessagePassing, aggr
+from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm import all_ranks
+from pyg_sar.comm import least_of_ranks
 from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.shard import Shard
 
-
-def is_plain(conv: MessagePassing) -> bool:
-    """Whether the conv's aggregation is a sum or a mean and nothing beside."""
-    hooks = (conv._aggregate_forward_pre_hooks, conv._aggregate_forward_hooks)
-    return (
-        type(conv).aggregate is MessagePassing.aggregate
-        and type(conv.aggr_module) in (aggr.SumAggregation, aggr.MeanAggregation)
-        and not any(hooks)
-    )
+_NOTHING, _KEEPS, _HAS = range(3)
+"""What a rank does with a result: computes it, keeps it as well, or has kept it."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +27,10 @@ class _Kept:
     weight: weakref.ref[Tensor] | None
     weight_version: int
     out: Tensor
-    out_version: int
 
     def is_of(self, x: Tensor, weight: Tensor | None) -> bool:
         """Whether nothing has changed since."""
-        if self.x_version != x._version or self.out_version != self.out._version:
+        if self.x_version != x._version:
             return False
         if self.weight is None or weight is None:
             return self.weight is None and weight is None
@@ -50,10 +42,14 @@ class KeptSums:
 
     A tensor is known by identity and version, so features that a dropout has made anew, or that
     were written to, are aggregated again; what was kept is freed with the tensor it came from.
+    Every caller has a copy of its own, which takes memory once it is written to.
 
     Args:
         plan: The edges.
-        conv: Whose aggregation it is; :func:`is_plain`.
+        conv: Whose aggregation it is; :func:`pyg_sar.conv.uses.is_sum`.
+
+    Attributes:
+        keeps: Whether all ranks are going to keep what they compute now; after :meth:`find`.
     """
 
     def __init__(self, plan: Plan, conv: MessagePassing) -> None:
@@ -61,29 +57,45 @@ class KeptSums:
         self._kept: Any = plan.cache.setdefault('kept sums', WeakIdKeyDictionary())
         self._reduce = type(conv.aggr_module)
         self._shard: Shard = plan.shard
+        self.keeps = False
 
-    def find(self, x: Tensor, weight: Tensor | None) -> Tensor | None:
-        """The kept result, if all ranks have theirs (collective: an all-reduce of one number)."""
-        kept: _Kept | None = None
-        if not x.is_inference():
+    def find(self, x: Tensor, weight: Tensor | None, *, is_hooked: bool) -> Tensor | None:
+        """The kept result, if all ranks have theirs (collective: an all-reduce of one number).
+
+        Args:
+            x: The features.
+            weight: The weights of the edges, or None.
+            is_hooked: Whether the aggregation has to run, as somebody looks on.
+        """
+        state, kept = _NOTHING, None
+        if not is_hooked and not any(t.is_inference() for t in (x, weight) if t is not None):
             kept = self._kept.get(x, {}).get(self._reduce)
-        has = kept is not None and kept.is_of(x, weight)
-        if not all_ranks(has, x.device, self._shard.world_size):
-            return None
-        assert kept is not None
-        return kept.out.detach()
+            if kept is not None and kept.is_of(x, weight):
+                state = _HAS
+            elif torch.is_grad_enabled():  # nothing is kept where nothing is learned
+                state = _KEEPS
+        state = least_of_ranks(state, x.device, self._shard.world_size)
+        self.keeps = state == _KEEPS
+        return copy_on_write(kept.out) if state == _HAS and kept is not None else None
 
-    def keep(self, x: Tensor, weight: Tensor | None, out: Tensor) -> None:
-        """Keeps a result while `x` lives."""
-        if x.is_inference() or out.is_inference() or (weight is not None and weight.is_inference()):
-            return
+    def keep(self, x: Tensor, weight: Tensor | None, out: Tensor) -> Tensor:
+        """Keeps a result while `x` lives; returns what the caller may write to."""
         self._kept.setdefault(x, {})[self._reduce] = _Kept(
             x._version,
             None if weight is None else weakref.ref(weight),
             0 if weight is None else weight._version,
             out.detach(),
-            out._version,
         )
+        return copy_on_write(out)
+
+
+def copy_on_write(tensor: Tensor) -> Tensor:
+    """A copy whose memory is the original's until one of them is changed in place."""
+    try:
+        copy: Tensor = torch._lazy_clone(tensor)
+    except (AttributeError, RuntimeError):  # memory that torch did not allocate
+        copy = tensor.clone()
+    return copy
 
 
 def are_raw(x: Tensor) -> bool:

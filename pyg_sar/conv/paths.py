@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
@@ -19,11 +18,12 @@ from pyg_sar.comm import Exchange
 from pyg_sar.conv.binding import Binding
 from pyg_sar.conv.exchanges import Oriented
 from pyg_sar.conv.gathering import Observation, run_gather
-from pyg_sar.conv.kept import KeptSums, are_raw, is_plain
+from pyg_sar.conv.kept import KeptSums, are_raw
 from pyg_sar.conv.reductions import finish, messages_of
 from pyg_sar.conv.sampling import AttributeWatch, edge_rows
 from pyg_sar.conv.support import STATISTICS_MODULES
 from pyg_sar.conv.trace import Trace, trace
+from pyg_sar.conv.uses import Place, is_hooked, is_sum
 from pyg_sar.merge import State
 from pyg_sar.shard.plan import Plan
 
@@ -41,6 +41,7 @@ class Paths:
         mode: The mode of this call; never ``'auto'``.
         max_rows: In-edges of a chunk of the gather path; None for what fits into free memory.
         oriented: The edges; results per edge go back to the caller's order.
+        place: Which call of the conv's forward it is.
         one_pass: Whether the ranks have agreed that one pass computes the softmax.
     """
 
@@ -49,6 +50,7 @@ class Paths:
     mode: Mode
     max_rows: int | None
     oriented: Oriented
+    place: Place
     one_pass: bool = False
 
     def aggregate(self, path: Path, plan: Plan, binding: Binding) -> Tensor:
@@ -86,16 +88,30 @@ class Paths:
         self._set_attributes(traced, ())
         x = binding.arguments.src[0]
         weight = None if traced.weight is None else binding.arguments.edge[traced.weight]
-        kept = KeptSums(plan, self.conv) if are_raw(x) and is_plain(self.conv) else None
-        out = None if kept is None else kept.find(x, weight)
-        if out is None:
-            one_shot = self.mode == 'one_shot'
-            flat = None if weight is None else weight.view(-1)
-            total = linear_sum(x, flat, plan, self.exchange, one_shot=one_shot)
-            out = finish(binding, traced.aggregate, [(total,)], traced.out, plan)
-            if kept is not None and torch.is_grad_enabled():
-                kept.keep(x, weight, out)
-        return out
+
+        def sum_of(rows: Tensor) -> Tensor:
+            return self._linear_sum(rows, weight, plan, binding, traced)
+
+        if not is_sum(self.conv):
+            return sum_of(x)
+        if are_raw(x):
+            kept = KeptSums(plan, self.conv)
+            out = kept.find(x, weight, is_hooked=is_hooked(self.conv))
+            if out is not None:
+                return out
+            if kept.keeps:
+                return kept.keep(x, weight, sum_of(x))
+        return self.place.sum(x, plan, sum_of)
+
+    def _linear_sum(
+        self, x: Tensor, weight: Tensor | None, plan: Plan, binding: Binding, traced: Trace
+    ) -> Tensor:
+        assert traced.aggregate is not None
+        mean = [kind for _, kind in traced.aggregate.calls] == ['mean']
+        flat = None if weight is None else weight.view(-1)
+        one_shot = self.mode == 'one_shot'
+        total = linear_sum(x, flat, plan, self.exchange, one_shot=one_shot, mean=mean)
+        return finish(binding, traced.aggregate, [(total,)], traced.out, plan, is_mean=mean)
 
     def _weighted(self, plan: Plan, binding: Binding) -> Tensor:
         traced = trace(binding, STATISTICS_MODULES)

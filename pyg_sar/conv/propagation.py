@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import Exchange
-from pyg_sar.conv.agreement import Call, agree_on_call, edge_tensors, signature
+from pyg_sar.conv.agreement import Agreement, Call, agree_on_call, edge_tensors, signature
 from pyg_sar.conv.binding import Binding, bind
 from pyg_sar.conv.exchanges import Exchanges, Oriented
 from pyg_sar.conv.footprint import one_shot_bytes
@@ -21,33 +20,14 @@ from pyg_sar.conv.independence import (
 )
 from pyg_sar.conv.intercept import MessageError, StatisticsError, UnsupportedMessageError
 from pyg_sar.conv.paths import Mode, Path, Paths, program_of
+from pyg_sar.conv.sampling import not_saved
 from pyg_sar.conv.softmax_use import has_gradient_of_use
+from pyg_sar.conv.stand_ins import plain
 from pyg_sar.conv.support import STATISTICS_MODULES
 from pyg_sar.conv.trace import trace
+from pyg_sar.conv.uses import Uses
 from pyg_sar.shard.plan import Plan, plan_of
 from pyg_sar.shard.shard import Shard
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """What the ranks have agreed on for one kind of call.
-
-    Attributes:
-        function: The function's name, with its conv's.
-        edge_names: The tensors with one row per edge.
-        path: How the call is computed.
-        one_pass: Whether one pass computes its softmax.
-        mode: The mode it is computed in; never ``'auto'``.
-        one_shot_bytes: The most that mode one_shot would hold on any rank, in bytes; 0 where it was
-            not asked for.
-    """
-
-    function: str
-    edge_names: frozenset[str]
-    path: Path
-    one_pass: bool
-    mode: Mode
-    one_shot_bytes: int
 
 
 class Propagation:
@@ -59,6 +39,7 @@ class Propagation:
         mode: The mode of the SARConv.
         max_rows: In-edges of a chunk of the gather path; None for what fits into free memory.
         agreed: What the ranks have agreed on in earlier forwards; added to.
+        uses: The sums of the forward whose uses are seen.
         memory_budget: What a call may hold on a rank in mode one_shot, in bytes; of mode auto.
     """
 
@@ -69,6 +50,7 @@ class Propagation:
         mode: Mode,
         max_rows: int | None,
         agreed: dict[Any, Any],
+        uses: Uses,
         memory_budget: int | None = None,
     ) -> None:
         self.conv = conv
@@ -76,6 +58,7 @@ class Propagation:
         self.mode = mode
         self.max_rows = max_rows
         self.agreed = agreed
+        self.uses = uses
         self.memory_budget = memory_budget
         # PyG's own methods read a pair by the flow of the conv; those that it generates for a class
         # always read the first at '_j' and the second at '_i'.
@@ -86,7 +69,7 @@ class Propagation:
 
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included."""
-        conv = self.conv
+        conv, kwargs = self.conv, plain(kwargs)
         for hook in conv._propagate_forward_pre_hooks.values():
             result = hook(conv, (edge_index, size, kwargs))
             if result is not None:
@@ -121,7 +104,7 @@ class Propagation:
 
     def edge_updater(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``: one row per edge of `edge_index`, in its order."""
-        conv = self.conv
+        conv, kwargs = self.conv, plain(kwargs)
         for hook in conv._edge_update_forward_pre_hooks.values():
             result = hook(conv, (edge_index, size, kwargs))
             if result is not None:
@@ -138,7 +121,9 @@ class Propagation:
         return out
 
     def _paths(self, exchange: Exchange, oriented: Oriented, agreed: Agreement) -> Paths:
-        return Paths(self.conv, exchange, agreed.mode, self.max_rows, oriented, agreed.one_pass)
+        place = self.uses.place(self.conv, exchange.shard, self.agreed)
+        options = self.max_rows, oriented, place, agreed.one_pass
+        return Paths(self.conv, exchange, agreed.mode, *options)
 
     def _oriented(
         self, method: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
@@ -190,7 +175,8 @@ class Propagation:
         ]
         key = (function, shard.fingerprint, *signature(kwargs), any(takes_statistics))
         if key not in self.agreed:
-            self.agreed[key] = self._agree(function, shard, edge_index, size, kwargs)
+            with not_saved():
+                self.agreed[key] = self._agree(function, shard, edge_index, size, kwargs)
         self._check(shard, size)
         plan = plan_of(edge_index, shard)
         agreed: Agreement = self.agreed[key]

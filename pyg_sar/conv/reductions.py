@@ -162,9 +162,15 @@ class _Finisher(Intercept):
     """Gives the merged results to an aggregation that runs on no edges."""
 
     def __init__(
-        self, conv: torch.nn.Module, aggregate: Aggregate, states: list[State], plan: Plan
+        self,
+        conv: torch.nn.Module,
+        aggregate: Aggregate,
+        states: list[State],
+        plan: Plan,
+        is_mean: bool,
     ) -> None:
         super().__init__(conv, lambda logits, _: logits)
+        self.is_mean = is_mean
         self.calls = iter(aggregate.calls)
         self.reductions = aggregate.reductions
         self.states = states
@@ -177,7 +183,7 @@ class _Finisher(Intercept):
         place, expected = next(self.calls)
         assert reduce == expected
         state, dim = self.states[place], self.reductions[place].dim
-        if reduce == 'mean':
+        if reduce == 'mean' and not self.is_mean:
             shape = [1] * state[0].dim()
             shape[dim] = -1
             count = self.plan.in_degree.clamp(min=1).to(state[0].dtype).view(shape)
@@ -196,7 +202,13 @@ class _Finisher(Intercept):
 
 
 def finish(
-    binding: Binding, aggregate: Aggregate, states: list[State], message: Tensor, plan: Plan
+    binding: Binding,
+    aggregate: Aggregate,
+    states: list[State],
+    message: Tensor,
+    plan: Plan,
+    *,
+    is_mean: bool = False,
 ) -> Tensor:
     """The aggregation's result from the merged states.
 
@@ -206,9 +218,10 @@ def finish(
         states: The finished state of each, ``num_dst`` rows.
         message: A message of any number of edges, for shape and dtype.
         plan: The blocks the messages came from.
+        is_mean: Whether sums of a mean are divided by the number of in-edges already.
     """
     conv, num_dst = binding.conv, plan.shard.num_dst
     no_message = message.detach().narrow(conv.node_dim, 0, 0)
     no_dst = block_index(plan.edge_index[1][:0])
-    with _Finisher(conv, aggregate, states, plan).in_force():
+    with _Finisher(conv, aggregate, states, plan, is_mean).in_force():
         return binding.aggregate(binding.no_inputs(no_dst, num_dst), no_message)

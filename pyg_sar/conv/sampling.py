@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.conv.binding import Binding
@@ -135,3 +137,17 @@ def restore_random_states(states: list[Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[0])
     if device.type == 'cuda':
         torch.cuda.set_rng_state(states[1], device)
+
+
+def not_saved() -> AbstractContextManager[None]:
+    """While it lasts, hooks on what autograd saves see nothing.
+
+    A checkpoint compares what a forward saves with what the same forward saves in backward, when
+    the ranks have agreed on the call already.
+    """
+    hooks: AbstractContextManager[None] = saved_tensors_hooks(_same, _same)
+    return hooks
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor

@@ -10,15 +10,16 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import agree, check_equal, raise_together
+from pyg_sar.conv.agreement import Agreement
 from pyg_sar.conv.ends import Ends
 from pyg_sar.conv.exchanges import Exchanges, find_shards
 from pyg_sar.conv.functions import overridden, replaced
 from pyg_sar.conv.inputs import check_inputs
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.paths import Mode
-from pyg_sar.conv.propagation import Agreement
 from pyg_sar.conv.special import propagation_of, special_forms
 from pyg_sar.conv.support import why_refused
+from pyg_sar.conv.uses import Uses
 from pyg_sar.models import make_global
 from pyg_sar.shard.shard import Shard
 
@@ -135,8 +136,9 @@ class SARConv(MessagePassing):  # type: ignore[misc]
             return self.conv(*args, **kwargs)
         exchanges = Exchanges(shards, self.prefetch, self.exchange_dtype)
         self._check_call(shards, args, kwargs)
-        with self._on_cut_graph(exchanges, args, kwargs):
-            return self.conv(*args, **kwargs)
+        uses = Uses()
+        with self._on_cut_graph(exchanges, uses, args, kwargs):
+            return uses.settle(self.conv(*args, **kwargs), self.conv)
 
     def _check_call(
         self, shards: list[Shard], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -162,7 +164,7 @@ class SARConv(MessagePassing):  # type: ignore[misc]
 
     @contextmanager
     def _on_cut_graph(
-        self, exchanges: Exchanges, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, exchanges: Exchanges, uses: Uses, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[None]:
         """Overrides message passing of the conv and all convs inside it while it lasts.
 
@@ -178,9 +180,8 @@ class SARConv(MessagePassing):  # type: ignore[misc]
                 if isinstance(module, MessagePassing):
                     agreed = self._agreed.setdefault(('propagation', name), {})
                     standing_in = propagation_of(module)
-                    propagation = standing_in(
-                        module, exchanges, self.mode, self.max_rows, agreed, self.memory_budget
-                    )
+                    options = self.mode, self.max_rows, agreed, uses, self.memory_budget
+                    propagation = standing_in(module, exchanges, *options)
                     for method in ('propagate', 'edge_updater'):
                         stack.enter_context(
                             overridden(module, method, getattr(propagation, method))

@@ -19,20 +19,28 @@ _CHUNK_BYTES = 2 << 20
 _BAG_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-def bag_sums(values: Tensor, bags: Bags, weight: Tensor | None = None) -> Tensor:
+def bag_sums(
+    values: Tensor, bags: Bags, weight: Tensor | None = None, *, factor: Tensor | None = None
+) -> Tensor:
     """The weighted sum of every bag, ``[num_rows, F]``; zeros for rows without entries.
 
     One pass that writes the result only; otherwise as :func:`add_bag_sums`.
     """
     if bags.keys is not None or bags.ptr.numel() == 1:
-        return add_bag_sums(values.new_zeros(bags.num_rows, values.size(1)), values, bags, weight)
-    if weight is not None and bags.perm is not None:
-        weight = weight[bags.perm]
+        out = values.new_zeros(bags.num_rows, values.size(1))
+        return add_bag_sums(out, values, bags, weight, factor=factor)
+    weight = _entry_weights(bags, weight, factor)
     return _bag_sums(values, bags, weight, 0, bags.num_rows)
 
 
 def add_bag_sums(
-    out: Tensor, values: Tensor, bags: Bags, weight: Tensor | None = None, *, is_zero: bool = False
+    out: Tensor,
+    values: Tensor,
+    bags: Bags,
+    weight: Tensor | None = None,
+    *,
+    factor: Tensor | None = None,
+    is_zero: bool = False,
 ) -> Tensor:
     """Adds the weighted sum of every bag to its row of `out`.
 
@@ -45,14 +53,15 @@ def add_bag_sums(
         values: ``[num_cols, F]`` of the same dtype.
         bags: The edges, grouped.
         weight: ``[num_edges]`` in edge order, or None for ones.
+        factor: ``[num_cols]``: what rows of `values` are multiplied by, or None. It takes no pass
+            over them.
         is_zero: Whether `out` is known to be zero.
 
     Returns:
         `out`.
     """
     num_bags = bags.ptr.numel() - 1
-    if weight is not None and bags.perm is not None:
-        weight = weight[bags.perm]
+    weight = _entry_weights(bags, weight, factor)
     step = max(num_bags, 1)
     if out.device.type == 'cpu':
         row_bytes = out.element_size() * max(out.size(1), 1)
@@ -69,6 +78,16 @@ def add_bag_sums(
     return out
 
 
+def _entry_weights(bags: Bags, weight: Tensor | None, factor: Tensor | None) -> Tensor | None:
+    """The weight of every entry of the bags."""
+    if weight is not None and bags.perm is not None:
+        weight = weight.index_select(0, bags.perm)
+    if factor is None:
+        return weight
+    factor = factor.index_select(0, bags.columns)
+    return factor if weight is None else factor.mul_(weight)
+
+
 def _bag_sums(values: Tensor, bags: Bags, weight: Tensor | None, start: int, end: int) -> Tensor:
     """The sums of bags `start` to `end`, ``[end - start, F]``."""
     ptr, columns = bags.ptr, bags.columns
@@ -81,7 +100,7 @@ def _bag_sums(values: Tensor, bags: Bags, weight: Tensor | None, start: int, end
         return _bag_sums_by_index_add(values, ptr, columns, weight)
     return embedding_bag(
         columns,
-        values,
+        values.detach(),  # what its own backward would need is not made
         ptr,
         mode='sum',
         per_sample_weights=None if weight is None else weight.to(values.dtype),

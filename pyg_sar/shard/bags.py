@@ -15,7 +15,7 @@ class Bags(NamedTuple):
         keys: The rows, int64 ``[num_bags]`` ascending; None for all rows, empty ones included.
         ptr: int32 ``[num_bags + 1]``: entries of bag b are ``columns[ptr[b]:ptr[b + 1]]``.
         columns: Column of every entry, int32 ``[num_edges]``.
-        perm: Edge of every entry, int64 ``[num_edges]``; None when entries are in edge order.
+        perm: Edge of every entry, int32 ``[num_edges]``; None when entries are in edge order.
         num_rows: Number of rows, empty ones included.
     """
 
@@ -39,6 +39,7 @@ def make_bags(rows: Tensor, cols: Tensor, num_rows: int, *, is_sorted: bool = Fa
     if not is_sorted:
         perm = torch.argsort(rows, stable=True)
         cols = cols[perm]
+        perm = perm.int()
     counts = torch.bincount(rows, minlength=num_rows)
     keys = None
     if 2 * int(counts.count_nonzero()) < num_rows:
