@@ -59,7 +59,8 @@ def _train(name: str, data: HeteroData, *, plain: bool) -> tuple[list[float], li
     if not plain:
         # Of to_hetero's last layer only the relations into papers are read.
         model = DistributedDataParallel(model, find_unused_parameters=name == 'to_hetero')
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    # Adam divides by the gradient's size: with torch's eps, rounding would decide where it is 0.
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02, eps=1e-4)
     x, edge = inputs_of(data)
     losses = []
     y, mask = data['paper'].y, data['paper'].train_mask
@@ -89,7 +90,7 @@ def test_training_equals_one_process(tmp_path: Path, name: str, world_size: int)
     for found, weights in results:
         assert found == pytest.approx(losses, abs=1e-10, rel=0)
         for a, b in zip(parameters, weights, strict=True):
-            assert (a - b).abs().max() <= 1e-9  # Adam divides by the gradient's size
+            assert (a - b).abs().max() <= 1e-10
 
 
 class RGCN(torch.nn.Module):
