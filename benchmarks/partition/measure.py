@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import pyg_sar
-from pyg_sar.partitioner import graph, metis, writer
+from pyg_sar.partitioner import assignment, graph, writer
 from pyg_sar.partitioner.folder import existing_parent
 from pyg_sar.partitioner.mapped import Scratch
 from pyg_sar.partitioner.sources import read_source
@@ -66,17 +66,17 @@ def main() -> None:
     args = parser.parse_args()
     phases = Phases()
     csr: dict[str, int] = {}
-    undirected_csr = metis.undirected_csr
+    undirected_csr = assignment.undirected_csr
 
     def sized(*arguments: Any, **options: Any) -> Any:
         indptr, index = undirected_csr(*arguments, **options)
         csr.update(num_nodes=indptr.size - 1, num_neighbours=index.size)
         return indptr, index
 
-    metis.undirected_csr = sized
+    assignment.undirected_csr = sized
     phases.watch(graph, 'read_source', 'read')
     phases.watch(graph, 'typed_graph', 'check')
-    phases.watch(metis, 'undirected_csr', 'undirected graph')
+    phases.watch(assignment, 'undirected_csr', 'undirected graph')
     phases.watch(graph, 'assign_nodes', 'METIS' if args.method == 'metis' else args.method)
     for function in ('group_nodes', 'group_edges', 'find_exchange'):
         phases.watch(writer, function, 'edges by part')
@@ -89,7 +89,7 @@ def main() -> None:
         torch.set_num_threads(1)  # as in partition_graph
         scratch = Scratch(existing_parent(args.out))
         data, _ = read_source(args.source, scratch=scratch)
-        metis.undirected_csr(data.edge_index, summary.num_nodes, scratch=scratch)
+        assignment.undirected_csr(data.edge_index, summary.num_nodes, scratch=scratch)
         found = phases.end()
     json.dump(
         {
