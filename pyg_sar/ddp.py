@@ -101,8 +101,9 @@ class DistributedDataParallel(_TorchDDP):
         ranks add it up, so training that goes on from a checkpoint, and begins with the first
         layout, would differ in the last bits from training that was never interrupted.
         """
-        sparse = any(getattr(module, 'sparse', False) for module in self.module.modules())
-        if self.find_unused_parameters or self.static_graph or sparse:
+        embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        is_sparse = any(isinstance(m, embeddings) and m.sparse for m in self.module.modules())
+        if self.find_unused_parameters or self.static_graph or is_sparse:
             return
         parameters = [p for p in self.module.parameters() if p.requires_grad]
         gradients = [p.grad for p in parameters]
@@ -111,7 +112,7 @@ class DistributedDataParallel(_TorchDDP):
         module, self.module = self.module, _Zeros(parameters)
         try:
             with torch.enable_grad():
-                torch.autograd.backward(super().forward())
+                torch.autograd.backward(super().forward())  # type: ignore[no-untyped-call]
         finally:
             self.module = module
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -134,14 +135,15 @@ class DistributedDataParallel(_TorchDDP):
 
 
 class _Zeros(torch.nn.Module):
-    """Zeros that depend on every parameter, the last one's gradient being the first that is ready."""
+    """A zero for every parameter; the last one's gradient is the first to be ready."""
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         super().__init__()
-        self.read = lambda: [parameter.sum() * 0 for parameter in parameters]
+        for number, parameter in enumerate(parameters):
+            self.register_parameter(str(number), parameter)
 
     def forward(self) -> list[Tensor]:
-        return self.read()
+        return [parameter.sum() * 0 for parameter in self.parameters()]
 
 
 def _sum_gradients(
