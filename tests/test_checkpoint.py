@@ -53,14 +53,13 @@ def _interrupted(parts: str, root: str, stop: int, num_epochs: int, dropout: flo
 
 
 @pytest.mark.parametrize('world_size', [1, 3])
-@pytest.mark.parametrize('stop', [1, 3])
-def test_resumed_training_is_the_same_to_the_bit(graph, tmp_path, world_size, stop):
+def test_resumed_training_is_the_same_to_the_bit(graph, tmp_path, world_size):
     """With dropout; on three ranks, where the order of a sum over ranks matters."""
     parts, root = _parts(graph, tmp_path, world_size), str(tmp_path / 'run')
-    want = run_ranks(losses, world_size, parts, 9, dropout=0.3)
-    found = run_ranks(_interrupted, world_size, parts, root, stop, 9, 0.3)
+    want = run_ranks(losses, world_size, parts, 7, dropout=0.3)
+    found = run_ranks(_interrupted, world_size, parts, root, 2, 7, 0.3)
     assert found == want
-    assert sorted(os.listdir(root)) == ['epoch-000008', 'epoch-000009']
+    assert sorted(os.listdir(root)) == ['epoch-000006', 'epoch-000007']
 
 
 def _gradients_at_the_same_weights(root: str) -> list[bool]:
