@@ -7,7 +7,7 @@
 Several processes on one machine share its cores: set OMP_NUM_THREADS to cores / processes. With
 --checkpoint DIR training goes on from the newest one there, after a failure by itself:
 
-    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --max-restarts 3 --nproc-per-node 4 ...
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --max-restarts 3 ...
 """
 
 from __future__ import annotations

@@ -326,6 +326,23 @@ def test_nothing_in_a_folder_is_run(tmp_path, where):
     assert trap.path.exists()
 
 
+def test_a_damaged_folder_is_refused(tmp_path):
+    model = Net()
+    folder = save_checkpoint(tmp_path, model, torch.optim.Adam(model.parameters()), epoch=1)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    metadata = (folder / '.metadata').read_bytes()
+    (folder / '__0_0.distcp').write_bytes(b'')
+    with pytest.raises(ValueError, match='expected tensors and plain values'):
+        load_checkpoint(tmp_path, model)
+    (folder / '.metadata').write_bytes(metadata[:-100])
+    with pytest.raises(ValueError, match='metadata cannot be read'):
+        load_checkpoint(tmp_path, model)
+    (folder / '.metadata').unlink()
+    with pytest.raises(FileNotFoundError):
+        load_checkpoint(tmp_path, model)
+    assert all(torch.equal(value, weights[k]) for k, value in model.state_dict().items())
+
+
 def test_nothing_outside_a_folder_is_read(tmp_path):
     model = Net()
     folder = save_checkpoint(tmp_path, model, torch.optim.Adam(model.parameters()), epoch=1)

@@ -128,7 +128,7 @@ def test_torchrun_restarts_the_example_from_its_last_checkpoint(tmp_path):
 
     program = tmp_path / 'killed_once.py'
     program.write_text(_KILLED_ONCE)
-    # In the store that all attempts share otherwise, torch 2.13 leaves the addresses of dead workers.
+    # All attempts share a store otherwise, where gloo (torch 2.13) finds addresses of dead workers.
     found = _lines(
         *torchrun,
         '--max-restarts',

@@ -28,7 +28,6 @@ _ALLOWED = {
     ('torch.distributed.checkpoint.filesystem', '_StorageInfo'),
     ('torch.serialization', '_get_layout'),
     ('torch', 'Size'),
-    ('collections', 'OrderedDict'),
     *((module, 'PosixPath') for module in ('pathlib', 'pathlib._local')),
     *(
         ('torch', str(value).removeprefix('torch.'))
@@ -36,7 +35,7 @@ _ALLOWED = {
         if isinstance(value, torch.dtype)
     ),
 }
-"""Module and name of all that torch 2.4 to 2.13 write into ``.metadata``."""
+"""Module and name of all that torch writes into ``.metadata``."""
 
 
 class _MetadataUnpickler(pickle.Unpickler):
