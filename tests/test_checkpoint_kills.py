@@ -31,7 +31,9 @@ def _life(parts: str, root: str, num_epochs: int, life: str) -> list[float]:
     return resumed(parts, root, num_epochs, dropout=0.2, beats=f'{life}.beats')
 
 
-def _kill(life: Path, num_beats: int, fraction: float, done: threading.Event) -> None:
+def _kill(
+    life: Path, num_beats: int, fraction: float, done: threading.Event, killed: list[Path]
+) -> None:
     """Kills all ranks at `fraction` of the epoch, with its checkpoint, after `num_beats` beats."""
     beats = life.with_suffix('.beats')
     times = [time.monotonic()]
@@ -41,6 +43,7 @@ def _kill(life: Path, num_beats: int, fraction: float, done: threading.Event) ->
     # The first stretch is starting up; the last one tells how long an epoch takes.
     epoch = times[-1] - times[-2] if num_beats > 1 else 0.1
     if not done.wait(fraction * epoch):
+        killed.append(life)
         for path in life.parent.glob(f'{life.name}.pid.*'):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(path.read_text()), signal.SIGKILL)
@@ -52,10 +55,10 @@ def _survives(tmp_path: Path, world_size: int, num_kills: int) -> int:
     num_epochs = 3 * num_kills + 2  # A life sees at most three.
     want = run_ranks(losses, world_size, parts, num_epochs, dropout=0.2, timeout=300)[0]
     draw = random.Random(3)
-    half_written = 0
+    half_written, killed = 0, []
     for number in range(num_kills):
         life, done = tmp_path / f'life {number}', threading.Event()
-        args = (life, draw.randint(1, 3), draw.random(), done)
+        args = (life, draw.randint(1, 3), draw.random(), done, killed)
         killer = threading.Thread(target=_kill, args=args)
         killer.start()
         try:
@@ -68,7 +71,8 @@ def _survives(tmp_path: Path, world_size: int, num_kills: int) -> int:
         finally:
             done.set()
             killer.join()
-        assert None in found, f'life {number} reached its end'
+        assert len(killed) == number + 1, f'life {number} ended by itself'
+        assert None in found
         half_written += any(root.glob('.tmp-epoch-*'))
     last = str(tmp_path / 'last')
     found = run_once(_life, world_size, parts, str(root), num_epochs, last, timeout=300)
