@@ -4,7 +4,10 @@
     torchrun --nproc-per-node 4 examples/train_full_batch.py parts/
     python examples/train_full_batch.py parts/    # one process, which owns all the parts
 
-Several processes on one machine share its cores: set OMP_NUM_THREADS to cores / processes.
+Several processes on one machine share its cores: set OMP_NUM_THREADS to cores / processes. With
+--checkpoint DIR training goes on from the newest one there, after a failure by itself:
+
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --max-restarts 3 ...
 """
 
 from __future__ import annotations
@@ -32,18 +35,14 @@ def main() -> None:
     data = pyg_sar.load_shard(args.root)  # a PyG Data: x, y, masks, edge_index of THIS rank's part
     sets = labelled_sets(data)
     torch.manual_seed(args.seed)
-    model = MODELS[args.model](
-        data.num_features,
-        args.hidden,
-        args.layers,
-        num_classes(data),
-        norm='batch_norm',
-        **({'heads': 4} if args.model == 'gat' else {}),
-    )
+    sizes = (data.num_features, args.hidden, args.layers, num_classes(data))
+    heads = {'heads': 4} if args.model == 'gat' else {}
+    model = MODELS[args.model](*sizes, norm='batch_norm', **heads)
     model = pyg_sar.DistributedDataParallel(model, mode=args.mode)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 
-    for epoch in range(1, args.epochs + 1):
+    last = pyg_sar.load_checkpoint(args.checkpoint, model, optimizer) if args.checkpoint else None
+    for epoch in range(last.epoch + 1 if last else 1, args.epochs + 1):
         out = model(data.x, data.edge_index)  # rows of the own nodes
         values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
         loss = pyg_sar.global_mean(values, data.train_mask)
@@ -57,6 +56,8 @@ def main() -> None:
         if rank == 0:
             accuracies = '  '.join(f'{name} {mean:.4f}' for name, mean in means.items())
             print(f'epoch {epoch:3d}  loss {loss:.6f}  accuracy: {accuracies}', flush=True)
+        if args.checkpoint:
+            pyg_sar.save_checkpoint(args.checkpoint, model, optimizer, epoch=epoch)
 
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -89,6 +90,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument('--epochs', type=int, default=30)
     parser.add_argument('--lr', type=float, default=0.01)
     parser.add_argument('--mode', default='sequential', help='or sequential_no_remat, one_shot')
+    parser.add_argument('--checkpoint', metavar='DIR', help='save there, and go on from there')
     parser.add_argument('--seed', type=int, default=0, help='of the initial weights')
     return parser.parse_args()
 

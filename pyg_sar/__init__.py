@@ -1,5 +1,6 @@
 """Distributed full-batch training of PyTorch Geometric models, exactly, on a partitioned graph."""
 
+from pyg_sar.checkpoint import load_checkpoint, save_checkpoint
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.load import load_shard
@@ -23,10 +24,12 @@ __all__ = [
     'ShardEdgeIndex',
     'global_mean',
     'global_sum',
+    'load_checkpoint',
     'load_shard',
     'partition_graph',
     'restrict',
     'return_freed_memory',
+    'save_checkpoint',
     'save_node_attrs',
     'wrap',
 ]

@@ -91,6 +91,32 @@ class DistributedDataParallel(_TorchDDP):
         self.broadcast_buffers = False
         self.is_single = False
         self.register_comm_hook(self.process_group, _sum_gradients)
+        self._fix_buckets()
+
+    def _fix_buckets(self) -> None:
+        """Runs one backward of zeros, so that torch lays out its buckets before training starts.
+
+        torch lays them out anew after the first backward that it sees, in the order in which
+        gradients got ready. Where in a bucket a number lies decides in which order three or more
+        ranks add it up, so training that goes on from a checkpoint, and begins with the first
+        layout, would differ in the last bits from training that was never interrupted.
+        """
+        embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+        is_sparse = any(isinstance(m, embeddings) and m.sparse for m in self.module.modules())
+        if self.find_unused_parameters or self.static_graph or is_sparse:
+            return
+        parameters = [p for p in self.module.parameters() if p.requires_grad]
+        gradients = [p.grad for p in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        module, self.module = self.module, _Zeros(parameters)
+        try:
+            with torch.enable_grad():
+                torch.autograd.backward(super().forward())  # type: ignore[no-untyped-call]
+        finally:
+            self.module = module
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the wrapped model; the arguments are the model's own."""
@@ -106,6 +132,18 @@ class DistributedDataParallel(_TorchDDP):
         else:
             with super().no_sync():
                 yield
+
+
+class _Zeros(torch.nn.Module):
+    """A zero for every parameter; the last one's gradient is the first to be ready."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        super().__init__()
+        for number, parameter in enumerate(parameters):
+            self.register_parameter(str(number), parameter)
+
+    def forward(self) -> list[Tensor]:
+        return [parameter.sum() * 0 for parameter in self.parameters()]
 
 
 def _sum_gradients(

@@ -25,6 +25,7 @@ MAY_IMPORT = {
     'restrict': {'comm', 'shard'},
     'wrap': {'conv', 'models', 'norm', 'recompute'},
     'ddp': {'comm', 'conv', 'memory', 'wrap'},
+    'checkpoint': {'checkpoint', 'comm'},
     'transforms': {'comm', 'conv', 'shard', 'transforms'},
     'partitioner': {'partitioner', 'shard'},
     'partition': {'partitioner'},

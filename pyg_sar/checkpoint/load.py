@@ -1,0 +1,119 @@
+"""Reads a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from pyg_sar.checkpoint.folders import complete
+from pyg_sar.checkpoint.random_states import set_random_states
+from pyg_sar.checkpoint.reader import PlainPlanner, PlainReader
+from pyg_sar.checkpoint.states import (
+    TRAINING,
+    check_model,
+    set_model_state,
+    set_optimizer_state,
+    template,
+)
+from pyg_sar.checkpoint.together import errors_of_torch, on_rank_0, rank, together
+from pyg_sar.comm import exchange_group
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds beside the states that :func:`load_checkpoint` has set.
+
+    Attributes:
+        path: Its folder.
+        epoch: As given to :func:`save_checkpoint`.
+        extra: As given to :func:`save_checkpoint` on rank 0.
+        num_ranks: How many ranks wrote it. With as many, random states were set, too.
+    """
+
+    path: Path
+    epoch: int
+    extra: dict[str, Any]
+    num_ranks: int
+
+
+def load_checkpoint(
+    root: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: Optimizer | None = None,
+    scheduler: LRScheduler | None = None,
+) -> Checkpoint | None:
+    """Sets model, optimizer, scheduler and random states to those of the newest checkpoint.
+
+    Collective. Training then goes on as if it had never stopped: with the number of ranks and parts
+    of before to the last bit (on one thread), with another one up to rounding, apart from what is
+    drawn at random: a rank's random states (torch, NumPy, Python's) are set only if as many ranks
+    wrote the checkpoint, else dropout draws other masks.
+
+    All ranks load the same checkpoint, the newest complete one that rank 0 sees. Nothing in the
+    folder is run: what is no tensor or plain value raises an error. The model may be a plain one,
+    as in evaluation on one machine.
+
+    Args:
+        root: The folder given to :func:`save_checkpoint`, visible to all ranks.
+        model: A model, or DistributedDataParallel around it.
+        optimizer: None to leave optimizer and scheduler alone, and the random states, too.
+        scheduler: Of the optimizer.
+
+    Returns:
+        What else is in it, or None on all ranks if there is no checkpoint.
+
+    Raises:
+        ValueError: On all ranks, if the checkpoint is of another model or optimizer (with the first
+            difference; nothing has been changed then), has no state of a scheduler, or
+            holds other than tensors and plain values.
+        OSError: On all ranks, if one of them cannot read it.
+    """
+    if scheduler is not None and optimizer is None:
+        raise ValueError("'scheduler' needs 'optimizer', whose learning rates it sets (got None)")
+    root = Path(root)
+    name = on_rank_0(lambda: next((path.name for path in reversed(complete(root))), None))
+    if name is None:
+        return None
+    reader = PlainReader(root / name)
+    saved: dict[str, Any] = {}
+
+    def prepare() -> None:
+        metadata = reader.read_metadata()
+        try:
+            check_model(model, metadata)
+            saved.update(template(metadata, with_optimizer=optimizer is not None))
+            if TRAINING not in saved:
+                raise ValueError(f"expected '{TRAINING}' in it (got {sorted(saved)[:3]} ...)")
+        except ValueError as error:
+            raise ValueError(f'{root / name} is not of this run: {error}') from error
+
+    together(prepare)
+    with errors_of_torch():
+        load(
+            saved,
+            storage_reader=reader,
+            planner=PlainPlanner(),
+            process_group=exchange_group(),
+        )
+    training = saved[TRAINING]
+
+    def apply() -> None:
+        if optimizer is not None:
+            if scheduler is not None and training['scheduler'] is None:
+                raise ValueError(f"expected the state of 'scheduler' in {root / name} (got none)")
+            set_optimizer_state(optimizer, saved, training['optimizer'])
+            if scheduler is not None:
+                scheduler.load_state_dict(training['scheduler'])
+        set_model_state(model, saved)
+
+    num_ranks = len(together(apply))
+    if optimizer is not None and num_ranks == len(training['random']):
+        set_random_states(training['random'][rank()])
+    return Checkpoint(root / name, training['epoch'], training['extra'], len(training['random']))

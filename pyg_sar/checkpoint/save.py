@@ -1,0 +1,122 @@
+"""Writes a checkpoint."""
+
+from __future__ import annotations
+
+import io
+import operator
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from pyg_sar.checkpoint.folders import begin, publish
+from pyg_sar.checkpoint.random_states import random_states
+from pyg_sar.checkpoint.reader import load_plain
+from pyg_sar.checkpoint.states import TRAINING, model_state, optimizer_state
+from pyg_sar.checkpoint.together import errors_of_torch, on_rank_0, rank, together
+from pyg_sar.comm import check_equal, exchange_group
+
+
+def save_checkpoint(
+    root: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: Optimizer,
+    *,
+    epoch: int,
+    scheduler: LRScheduler | None = None,
+    extra: dict[str, Any] | None = None,
+    keep: int = 2,
+) -> Path:
+    """Writes model, optimizer, scheduler and random states, so that training can go on from there.
+
+    Collective. The checkpoint appears in `root` as ``epoch-000012``, all at once, when its files
+    are on the disk; a run that is killed meanwhile leaves the ones before as they were. What it has
+    left half written is removed by the next call.
+
+    It is a folder of ``torch.distributed.checkpoint``: the ranks share the writing. The model's
+    keys are those of the plain PyG model, after ``model.``. :func:`load_checkpoint` reads it with
+    any number of ranks and parts, or into the plain model on one machine.
+
+    Args:
+        root: A folder that all ranks see; made if missing.
+        model: A model, or DistributedDataParallel around it.
+        optimizer: Of the model's parameters.
+        epoch: How many epochs (or steps) are behind; larger than that of any checkpoint in `root`.
+        scheduler: Of the optimizer.
+        extra: Plain values (numbers, strings, None, tensors, and lists, tuples and dicts of them)
+            to be given back by :func:`load_checkpoint`; rank 0's are kept.
+        keep: How many checkpoints stay in `root`, with the new one; older ones are removed after it
+            is on the disk.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        ValueError: On all ranks, if `epoch` is not larger than the newest one's or differs between
+            ranks, if `keep` is less than 1, or if `extra` or a state holds other than plain values.
+        OSError: On all ranks, if one of them cannot write.
+    """
+    root = Path(root)
+    state: dict[str, Any] = {}
+    training: dict[str, Any] = {'epoch': epoch, 'extra': {} if extra is None else extra}
+
+    def collect() -> tuple[int, dict[str, Any]]:
+        if operator.index(epoch) < 0:
+            raise ValueError(f"'epoch' must not be negative (got {epoch})")
+        if operator.index(keep) < 1:
+            raise ValueError(f"'keep' must be at least 1 (got {keep})")
+        tensors, training['optimizer'] = optimizer_state(optimizer)
+        training['scheduler'] = None if scheduler is None else scheduler.state_dict()
+        for name, value in training.items():
+            _check_plain(name, value)
+        state.update(model_state(model) | tensors)
+        return operator.index(epoch), random_states()
+
+    of_ranks = together(collect)
+    check_equal('epoch', epoch, [number for number, _ in of_ranks])
+    if rank() == 0:
+        training['random'] = [states for _, states in of_ranks]
+        state[TRAINING] = training
+
+    made = on_rank_0(lambda: begin(root, epoch))
+    assert made is not None
+    folder = root / made.name
+    together(lambda: _check_visible(folder))
+    try:
+        with errors_of_torch():
+            save(
+                state,
+                storage_writer=FileSystemWriter(folder, sync_files=True),
+                planner=DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                process_group=exchange_group(),
+            )
+        published = on_rank_0(lambda: publish(folder, keep=keep))
+    except Exception:
+        if rank() == 0:
+            shutil.rmtree(folder, ignore_errors=True)  # The disk may be full.
+        raise
+    assert published is not None
+    return root / published.name
+
+
+def _check_plain(name: str, value: object) -> None:
+    """Whether it can be read again: that must not turn out when it is needed."""
+    content = io.BytesIO()
+    try:
+        torch.save(value, content)
+        content.seek(0)
+        load_plain(content)
+    except Exception as error:
+        raise ValueError(f"'{name}' cannot be saved: {error}") from error
+
+
+def _check_visible(folder: Path) -> None:
+    if not folder.is_dir():
+        raise FileNotFoundError(f'expected a folder that all ranks see (got none at {folder})')

@@ -1,0 +1,67 @@
+"""Steps that all ranks take, and errors that all ranks raise."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from pyg_sar.comm import agree, is_distributed
+
+T = TypeVar('T')
+
+
+def rank() -> int:
+    """Of this process; 0 if it is the only one."""
+    return dist.get_rank() if is_distributed() else 0
+
+
+def together(step: Callable[[], T]) -> list[T]:
+    """What `step` gives on every rank, in rank order (collective: one all-gather).
+
+    Raises:
+        Exception: If `step` raised anywhere, the error of the first such rank, on all ranks alike.
+    """
+    result, error = None, None
+    try:
+        result = step()
+    except Exception as caught:
+        error = caught
+    answers = agree((result, None if error is None else (_kind(error), str(error))))
+    for number, (_, failure) in enumerate(answers):
+        if failure is not None:
+            raise _error(number, *failure) from (error if number == rank() else None)
+    return [answer for answer, _ in answers]
+
+
+def on_rank_0(step: Callable[[], T]) -> T | None:
+    """What `step` gives on rank 0, which alone takes it (collective: one all-gather)."""
+    return together(lambda: step() if rank() == 0 else None)[0]
+
+
+@contextmanager
+def errors_of_torch() -> Iterator[None]:
+    """Around save and load of torch.distributed.checkpoint, which raise alike on all ranks.
+
+    A failure is a ``BaseException`` there; and a process by itself is told so in a warning.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings('ignore', 'torch.distributed is', UserWarning)
+            yield
+    except CheckpointException as failed:
+        number, (cause, _) = min(failed.failures.items(), key=lambda item: item[0])
+        raise _error(number, _kind(cause), str(cause)) from failed
+
+
+def _kind(error: BaseException) -> type[Exception]:
+    kinds = (FileNotFoundError, OSError, TypeError, ValueError)
+    return next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)
+
+
+def _error(number: int, kind: type[Exception], text: str) -> Exception:
+    return kind(f'rank {number}: {text}' if is_distributed() else text)

@@ -1,0 +1,165 @@
+"""Runs that are killed, and go on from their last checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_runs import losses, resumed
+from ranks import RankError, run_once, run_ranks
+from small_graphs import cut, small_graph
+from torch_geometric.data import Data
+
+import pyg_sar
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def _life(parts: str, root: str, num_epochs: int, life: str) -> list[float]:
+    """From the last checkpoint on, in a process that can be killed."""
+    Path(f'{life}.pid.{torch.distributed.get_rank()}').write_text(str(os.getpid()))
+    return resumed(parts, root, num_epochs, dropout=0.2, beats=f'{life}.beats')
+
+
+def _kill(
+    life: Path, num_beats: int, fraction: float, done: threading.Event, killed: list[Path]
+) -> None:
+    """Kills all ranks at `fraction` of the epoch, with its checkpoint, after `num_beats` beats."""
+    beats = life.with_suffix('.beats')
+    times = [time.monotonic()]
+    while len(times) <= num_beats and not done.wait(0.0005):
+        if beats.exists() and beats.stat().st_size >= len(times):
+            times.append(time.monotonic())
+    # The first stretch is starting up; the last one tells how long an epoch takes.
+    epoch = times[-1] - times[-2] if num_beats > 1 else 0.1
+    if not done.wait(fraction * epoch):
+        killed.append(life)
+        for path in life.parent.glob(f'{life.name}.pid.*'):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+def _survives(tmp_path: Path, world_size: int, num_kills: int) -> int:
+    """Kills a run `num_kills` times and compares; returns how many kills hit a save."""
+    parts, root = str(cut(small_graph(), world_size, tmp_path / 'parts')), tmp_path / 'run'
+    num_epochs = 3 * num_kills + 2  # A life sees at most three.
+    want = run_ranks(losses, world_size, parts, num_epochs, dropout=0.2, timeout=300)[0]
+    draw = random.Random(3)
+    half_written, killed = 0, []
+    for number in range(num_kills):
+        life, done = tmp_path / f'life {number}', threading.Event()
+        args = (life, draw.randint(1, 3), draw.random(), done, killed)
+        killer = threading.Thread(target=_kill, args=args)
+        killer.start()
+        try:
+            everyone = range(world_size)
+            found = run_once(
+                _life, world_size, parts, str(root), num_epochs, str(life), may_die=everyone
+            )
+        except RankError:  # One that outlived another by a moment.
+            found = [None]
+        finally:
+            done.set()
+            killer.join()
+        assert len(killed) == number + 1, f'life {number} ended by itself'
+        assert None in found
+        half_written += any(root.glob('.tmp-epoch-*'))
+    last = str(tmp_path / 'last')
+    found = run_once(_life, world_size, parts, str(root), num_epochs, last, timeout=300)
+    assert found == [want] * world_size
+    assert not any(root.glob('.tmp-*'))
+    return half_written
+
+
+def test_a_run_killed_three_times_is_the_same(tmp_path):
+    _survives(tmp_path, 2, 3)
+
+
+@pytest.mark.bench
+def test_a_run_killed_fifty_times_is_the_same(tmp_path):
+    half_written = _survives(tmp_path, 3, 50)
+    print(f'{half_written} of 50 kills hit a checkpoint that was being written')
+    assert half_written > 0
+
+
+_KILLED_ONCE = """
+import os, runpy, signal, sys
+import torch.distributed as dist
+import pyg_sar
+
+save = pyg_sar.save_checkpoint
+mark = __file__ + '.died'
+
+def save_and_die(root, *args, epoch, **kwargs):
+    save(root, *args, epoch=epoch, **kwargs)
+    if epoch == 2 and dist.get_rank() == 1 and not os.path.exists(mark):
+        open(mark, 'w').close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+pyg_sar.save_checkpoint = save_and_die
+sys.argv[1:], example = sys.argv[2:], sys.argv[1]
+runpy.run_path(example, run_name='__main__')
+"""
+"""The example as it is, but one worker dies once, after its second epoch."""
+
+
+@pytest.mark.bench
+def test_torchrun_restarts_the_example_from_its_last_checkpoint(tmp_path):
+    generator = torch.Generator().manual_seed(5)
+    data = Data(
+        x=torch.randn(60, 6, generator=generator),
+        edge_index=torch.randint(0, 60, (2, 300), generator=generator),
+        y=torch.arange(60) % 3,
+        train_mask=torch.arange(60) % 2 == 0,
+    )
+    parts = tmp_path / 'parts'
+    pyg_sar.partition_graph(data, 2, parts, method=torch.arange(60) % 3 // 2)
+    example = ROOT / 'examples' / 'train_full_batch.py'
+    options = [parts, '--hidden', 8, '--epochs', 5]
+    torchrun = ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', 2]
+    want = _lines(*torchrun, example, *options)
+    assert [int(line.split()[1]) for line in want] == [1, 2, 3, 4, 5]
+
+    program = tmp_path / 'killed_once.py'
+    program.write_text(_KILLED_ONCE)
+    # All attempts share a store otherwise, where gloo (torch 2.13) finds addresses of dead workers.
+    found = _lines(
+        *torchrun,
+        '--max-restarts',
+        1,
+        program,
+        example,
+        *options,
+        '--checkpoint',
+        tmp_path / 'run',
+        TORCH_DISABLE_SHARE_RDZV_TCP_STORE='1',
+    )
+    assert (tmp_path / 'killed_once.py.died').exists()
+    assert found == want
+    # One process goes on where two have stopped.
+    options[-1] = 6
+    (line,) = _lines(example, *options, '--checkpoint', tmp_path / 'run')
+    assert line.startswith('epoch   6')
+
+
+def _lines(*command: object, **variables: str) -> list[str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': path, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return re.findall(r'^epoch .*$', done.stdout, re.MULTILINE)
