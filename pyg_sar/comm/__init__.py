@@ -1,6 +1,8 @@
 """What moves between ranks: the only room that communicates features."""
 
 from pyg_sar.comm.buffers import Rows
+from pyg_sar.comm.connection import communicates, exchange_group, left_by, lost_rank, set_timeout
+from pyg_sar.comm.errors import ExchangeError, in_layer
 from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.group import (
@@ -8,7 +10,6 @@ from pyg_sar.comm.group import (
     all_ranks,
     all_reduce_sum,
     check_equal,
-    exchange_group,
     is_distributed,
     least_of_ranks,
     raise_together,
@@ -19,6 +20,7 @@ from pyg_sar.comm.sum import max_over_ranks, sum_over_ranks
 __all__ = [
     'EdgeMove',
     'Exchange',
+    'ExchangeError',
     'GradientReturn',
     'Request',
     'Reversed',
@@ -27,11 +29,16 @@ __all__ = [
     'all_ranks',
     'all_reduce_sum',
     'check_equal',
+    'communicates',
     'exchange_group',
+    'in_layer',
     'is_distributed',
     'least_of_ranks',
+    'left_by',
+    'lost_rank',
     'max_over_ranks',
     'raise_together',
     'reverse',
+    'set_timeout',
     'sum_over_ranks',
 ]

@@ -1,0 +1,283 @@
+"""The process group of the exchanges, and how it ends when a rank fails.
+
+A rank that fails ends its own connections: the others' operations then fail at once instead of
+waiting for what will never come, and they learn from the reports whose fault it was.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from pyg_sar.comm.errors import ExchangeError, collective, place
+from pyg_sar.comm.reports import Cause, Reports
+
+_SIGNS = ('gloo', 'Connection closed', 'Application timeout', 'NCCL')
+
+GRACE = 2.0  # seconds in which all ranks may raise alike before the one that raised ends the group
+
+
+class Connection:
+    """The exchange group of a default group, and its state.
+
+    Attributes:
+        timeout: How long a silent rank is waited for; None for what the default group has.
+        error: Why it has ended, or None.
+        travelling: Transfers that are under way.
+    """
+
+    def __init__(self, number: int, timeout: timedelta | None) -> None:
+        self.number, self.timeout = number, timeout
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.error: ExchangeError | None = None
+        self.travelling: dict[int, Any] = {}
+        self.num_operations = self.num_open = self.num_raised = 0
+        self._verdict: threading.Thread | None = None
+        default = dist.group.WORLD
+        if torch.device('cpu') in getattr(default, '_device_types', ()):
+            # Its ranks are connected: one that has ended is seen here. In new_group it is not.
+            with _Guard(self, 'connecting the ranks', None):
+                dist.barrier()
+        self.group: dist.ProcessGroup | None = None
+        with _Guard(self, 'connecting the ranks', None):
+            self.group = dist.new_group(timeout=timeout)
+
+    def reports(self) -> Reports | None:
+        """What the ranks tell of failures; None where there is no store."""
+        try:
+            store = dist.distributed_c10d._get_default_store()
+        except (AttributeError, ValueError):
+            return None
+        return Reports(store, f'pyg_sar/{self.number}', self.rank, self.world_size)
+
+    def check(self, operation: str) -> None:
+        """Raises if the group has ended; waits where that is not decided yet."""
+        if self._verdict is not None:
+            self._verdict.join()
+            self._verdict = None
+        if self.error is not None:
+            first = self.error
+            reason = f'exchanges ended before, when {first}'
+            raise ExchangeError(self.rank, first.peer, operation, place(), reason)
+
+    def lost(self, error: Exception, operation: str, peer: int | None) -> ExchangeError:
+        """Ends the group after an operation failed, and gives the error that says so."""
+        reports = self.reports()
+        cause = Cause(peer, None) if reports is None else reports.first_cause(peer)
+        found = ExchangeError(self.rank, cause.peer, operation, place(), _reason(cause, error))
+        self.end(found, cause)
+        return found
+
+    def left_by(self, error: BaseException) -> None:
+        """Ends the group after an exception left this rank's program, unless all ranks raised it.
+
+        With transfers under way at once; else once the others had time to raise as well.
+        """
+        if isinstance(error, ExchangeError) or '_pyg_sar_left' in vars(error):
+            return
+        vars(error)['_pyg_sar_left'] = self.number  # layers inside others see it, too
+        if self._verdict is not None:
+            self._verdict.join()
+        if self.error is not None:
+            return
+        text = f'{type(error).__name__}: {error}'
+        if len(text) > 300:
+            text = text[:300] + ' ...'
+        where = f' in {place()}' if place() else ''
+        cause = Cause(None, text + where)
+        found = ExchangeError(self.rank, self.rank, 'an exception', place(), text)
+        if self.travelling or self.num_open:
+            self.end(found, cause)
+            return
+        reports = self.reports()
+        if reports is None:
+            return
+        reports.write(cause)  # now: this process may be about to end
+        self.num_raised += 1
+        at = f'{self.num_operations}/{self.num_raised}'
+
+        def judge() -> None:
+            if reports.all_raised(at, GRACE):
+                reports.write(None)
+            else:
+                self.end(found, cause)
+
+        self._verdict = threading.Thread(target=judge, daemon=True)
+        self._verdict.start()
+
+    def end(self, error: ExchangeError, cause: Cause) -> None:
+        """Closes the connections to all ranks, after saying why."""
+        self.error = error
+        reports = self.reports()
+        if reports is not None:
+            reports.write(cause)
+        for swap in self.travelling.values():
+            swap.works = []  # they keep connections open
+        self.travelling.clear()
+        group, self.group = self.group, None
+        if group is None:
+            return
+        try:
+            if dist.get_backend(group) != 'gloo':
+                group.abort()
+            dist.destroy_process_group(group)
+        except (RuntimeError, ValueError, AssertionError):
+            return  # with the default group it has gone already
+
+
+class _Guard:
+    """An operation with other ranks: its errors come out as :class:`ExchangeError`."""
+
+    __slots__ = ('connection', 'operation', 'peer')
+
+    def __init__(self, connection: Connection | None, operation: str, peer: int | None) -> None:
+        self.connection, self.operation, self.peer = connection, operation, peer
+
+    def __enter__(self) -> None:
+        if self.connection is not None:
+            self.connection.check(self.operation)
+            self.connection.num_open += 1
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.connection is None:
+            return
+        if error is None:
+            self.connection.num_open -= 1
+        elif isinstance(error, RuntimeError) and not isinstance(error, ExchangeError):
+            found = self.connection.lost(error, self.operation, self.peer)
+            # Without its frames, which keep the group and so its connections.
+            raise found from error.with_traceback(None)
+
+
+_connections: WeakKeyDictionary[dist.ProcessGroup, Connection] = WeakKeyDictionary()
+_num_connections = 0
+
+
+def _connection() -> Connection | None:
+    default = dist.group.WORLD
+    return None if default is None else _connections.get(default)
+
+
+def guard(operation: str, peer: int | None = None, *, is_wait: bool = False) -> _Guard:
+    """For the time of an operation in the exchange group.
+
+    Args:
+        operation: What is done, for messages.
+        peer: The rank it is done with; None for all.
+        is_wait: Whether this is the end of one that began before. All ranks begin as many.
+
+    Raises:
+        ExchangeError: In place of the error of the operation.
+    """
+    connection = _connection()
+    if connection is not None and not is_wait:
+        connection.num_operations += 1
+    return _Guard(connection, operation, peer)
+
+
+def lost_rank(error: RuntimeError, operation: str) -> ExchangeError | None:
+    """What to raise in place of an error of torch's, if it is that of a lost rank."""
+    connection = _connection()
+    is_lost = isinstance(error, dist.DistError) or any(t in str(error) for t in _SIGNS)
+    if connection is None or not is_lost or isinstance(error, ExchangeError):
+        return None
+    return connection.lost(error, operation, None)
+
+
+def travels(swap: Any) -> None:
+    """Notes a transfer that is under way; its `works` are dropped if the group ends."""
+    connection = _connection()
+    if connection is not None:
+        connection.travelling[id(swap)] = swap
+
+
+def arrived(swap: Any) -> None:
+    """The transfer is done."""
+    connection = _connection()
+    if connection is not None:
+        connection.travelling.pop(id(swap), None)
+
+
+def left_by(error: BaseException) -> None:
+    """To be told of every exception that leaves a layer, a model or the backward of a layer.
+
+    If it is this rank's alone the others would wait for it: the exchange group ends, at once if
+    something is under way, else two seconds later unless all ranks have raised at the same point.
+    Then they may go on.
+    """
+    connection = _connection() if dist.is_available() and dist.is_initialized() else None
+    if connection is not None:
+        connection.left_by(error)
+
+
+communicates = collective(left_by)
+
+
+def exchange_group() -> dist.ProcessGroup | None:
+    """The group of the exchanges: all ranks, made once beside the default group (collective).
+
+    Returns:
+        The group, or None when ``torch.distributed`` is not initialised.
+
+    Raises:
+        ExchangeError: If it has ended.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    connection = _connection()
+    if connection is None:
+        connection = _connect(None)
+    if connection.error is not None or connection._verdict is not None:
+        connection.check('an exchange')
+    return connection.group
+
+
+def set_timeout(timeout: timedelta | None) -> None:
+    """How long exchanges wait for a silent rank from now on (collective if it is another time)."""
+    if timeout is None or not (dist.is_available() and dist.is_initialized()):
+        return
+    before = _connection()
+    if before is not None and before.timeout == timeout and before.error is None:
+        return
+    exchange_group()  # raises if it has ended
+    before = _connection()
+    _connect(timeout)
+    if before is not None and before.group is not None:
+        dist.destroy_process_group(before.group)
+
+
+def _connect(timeout: timedelta | None) -> Connection:
+    global _num_connections
+    _num_connections += 1
+    default = dist.group.WORLD
+    assert default is not None
+    connection = _connections[default] = Connection(_num_connections, timeout)
+    atexit.unregister(_let_go)
+    atexit.register(_let_go)
+    return connection
+
+
+def _reason(cause: Cause, error: Exception) -> str:
+    text = str(error).split('. This is typically')[0]
+    who = 'a rank that is not known' if cause.peer is None else f'rank {cause.peer}'
+    if cause.failure is not None:
+        return f'{who} failed with {cause.failure}'
+    if 'imed out' in text or 'timeout' in text:
+        return f'{who} was silent for too long ({text})'
+    return f'{who} has ended or is cut off ({text})'
+
+
+def _let_go() -> None:
+    """Gives the threads of gloo time to let go of the last tensors before the interpreter ends.
+
+    A thread that frees a tensor while the interpreter shuts down kills the process with "terminate
+    called without an active exception" (torch 2.13, with or without ``destroy_process_group``).
+    """
+    time.sleep(0.2)
