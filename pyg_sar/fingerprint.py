@@ -53,8 +53,9 @@ def _describe(model: torch.nn.Module, options: dict[str, object]) -> list[str]:
         found = {n: vars(module)[n] for n in names if isinstance(vars(module)[n], _PLAIN)}
         if isinstance(module, SARConv):
             found |= {n: getattr(module, n) for n in _OPTIONS if hasattr(module, n)}
-        settings = ', '.join(f'{name}={value}' for name, value in sorted(found.items()))
-        lines.append(f"'{path}': {kind}({settings})")
+        name = f"'{path}'" if path else 'the model'
+        lines.append(f'{name}: {kind}')
+        lines += [f'{name}: {option}={value}' for option, value in sorted(found.items())]
     for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
         is_set = not torch.nn.parameter.is_lazy(tensor)
         shape = tuple(tensor.shape) if is_set else 'not known yet'

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.connection import guard
+from pyg_sar.comm.connection import exchange_group, guard
 
 
 def all_to_all(
@@ -31,6 +31,7 @@ def all_to_all(
     """
     if group is None:
         return rows
+    del group  # frames that hold it would keep its connections when it has to end
     received = rows.new_empty(sum(recv_counts), *rows.shape[1:])
     # As bytes: every dtype goes through every backend.
     row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
@@ -40,7 +41,7 @@ def all_to_all(
             rows.contiguous().view(-1).view(torch.uint8),
             [n * row_bytes for n in recv_counts],
             [n * row_bytes for n in send_counts],
-            group=group,
+            group=exchange_group(),
         )
     return received
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+import traceback
 from datetime import timedelta
+from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -40,14 +42,14 @@ class Connection:
         self.travelling: dict[int, Any] = {}
         self.num_operations = self.num_open = self.num_raised = 0
         self._verdict: threading.Thread | None = None
+        self.group: dist.ProcessGroup | None = None
         default = dist.group.WORLD
         if torch.device('cpu') in getattr(default, '_device_types', ()):
             # Its ranks are connected: one that has ended is seen here. In new_group it is not.
             with _Guard(self, 'connecting the ranks', None):
                 dist.barrier()
-        self.group: dist.ProcessGroup | None = None
         with _Guard(self, 'connecting the ranks', None):
-            self.group = dist.new_group(timeout=timeout)
+            self.group = dist.new_group(timeout=timeout or _timeout_of(default))
 
     def reports(self) -> Reports | None:
         """What the ranks tell of failures; None where there is no store."""
@@ -69,11 +71,14 @@ class Connection:
 
     def lost(self, error: Exception, operation: str, peer: int | None) -> ExchangeError:
         """Ends the group after an operation failed, and gives the error that says so."""
-        reports = self.reports()
-        cause = Cause(peer, None) if reports is None else reports.first_cause(peer)
-        found = ExchangeError(self.rank, cause.peer, operation, place(), _reason(cause, error))
-        self.end(found, cause)
-        return found
+        reports, cause = self.reports(), Cause(peer, None)
+        # First, so that those who wait for this rank wake up and report as well.
+        self.end(ExchangeError(self.rank, peer, operation, place(), _reason(cause, error)), cause)
+        if reports is not None:
+            cause = reports.first_cause(peer)
+            reports.write(Cause(cause.peer, None))
+        self.error = ExchangeError(self.rank, cause.peer, operation, place(), _reason(cause, error))
+        return self.error
 
     def left_by(self, error: BaseException) -> None:
         """Ends the group after an exception left this rank's program, unless all ranks raised it.
@@ -145,15 +150,20 @@ class _Guard:
             self.connection.check(self.operation)
             self.connection.num_open += 1
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.connection is None:
             return
         if error is None:
             self.connection.num_open -= 1
         elif isinstance(error, RuntimeError) and not isinstance(error, ExchangeError):
+            # Frames that hold the group would keep its connections.
+            traceback.clear_frames(trace)
             found = self.connection.lost(error, self.operation, self.peer)
-            # Without its frames, which keep the group and so its connections.
             raise found from error.with_traceback(None)
+        else:  # interrupted
+            self.connection.left_by(error)
 
 
 _connections: WeakKeyDictionary[dist.ProcessGroup, Connection] = WeakKeyDictionary()
@@ -177,6 +187,9 @@ def guard(operation: str, peer: int | None = None, *, is_wait: bool = False) -> 
         ExchangeError: In place of the error of the operation.
     """
     connection = _connection()
+    if connection is None and dist.is_initialized():
+        exchange_group()
+        connection = _connection()
     if connection is not None and not is_wait:
         connection.num_operations += 1
     return _Guard(connection, operation, peer)
@@ -262,6 +275,16 @@ def _connect(timeout: timedelta | None) -> Connection:
     atexit.unregister(_let_go)
     atexit.register(_let_go)
     return connection
+
+
+def _timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
+    """The timeout of a group, which torch does not hand on to new ones; None if unknown."""
+    try:
+        backend = group._get_backend(torch.device('cpu'))  # type: ignore[union-attr]
+        found = backend.options._timeout
+    except (AttributeError, RuntimeError):
+        return None
+    return found if isinstance(found, timedelta) else None
 
 
 def _reason(cause: Cause, error: Exception) -> str:

@@ -41,9 +41,8 @@ def agree(value: Any) -> list[Any]:
     if not is_distributed():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
-    group = exchange_group()
     with guard('a comparison of all ranks'):
-        dist.all_gather_object(values, value, group=group)
+        dist.all_gather_object(values, value, group=exchange_group())
     return values
 
 
@@ -67,16 +66,14 @@ def least_of_ranks(value: int, device: torch.device, world_size: int) -> int:
     if world_size == 1:
         return value
     number = torch.tensor([value], dtype=torch.int32, device=device)
-    group = exchange_group()
     with guard('a decision of all ranks'):
-        dist.all_reduce(number, dist.ReduceOp.MIN, group=group)
+        dist.all_reduce(number, dist.ReduceOp.MIN, group=exchange_group())
     return int(number)
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
     """Sums `tensor` over the ranks in place (collective) and returns it."""
     if is_distributed():
-        group = exchange_group()
         with guard('a sum over all ranks'):
-            dist.all_reduce(tensor, group=group)
+            dist.all_reduce(tensor, group=exchange_group())
     return tensor

@@ -71,10 +71,11 @@ class Reports:
     def first_cause(self, lost: int | None) -> Cause:
         """Follows who lost whom, from the rank that this one has lost to the first.
 
+        This rank has reported already, and its connections are closed.
+
         Args:
             lost: That rank; None if it is not known.
         """
-        self.write(Cause(lost, None))
         found = bounded(lambda: self._follow(lost), 2 * PATIENCE + 1)
         return Cause(lost, None) if found is None else found
 
