@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm import is_distributed, left_by, lost_rank, raise_together, set_timeout
+from pyg_sar.comm import is_distributed, left_by, lost_rank, raise_together, set_debug, set_timeout
 from pyg_sar.conv.paths import Mode
 from pyg_sar.fingerprint import check_same_model
 from pyg_sar.memory import return_freed_memory
@@ -44,6 +44,7 @@ class DistributedDataParallel(_TorchDDP):
         timeout: How long the exchanges, and the sum of the gradients unless ``process_group`` is
             given, wait for a rank that says nothing: seconds or a timedelta; None for the timeout
             of the default group.
+        debug: Whether the ranks compare what they do before every exchange (:func:`pyg_sar.wrap`).
         return_memory: Have large freed tensors given back to the system at once
             (:func:`pyg_sar.return_freed_memory`).
         **kwargs: Options of torch's DistributedDataParallel. Buffers stay equal by themselves, so
@@ -66,6 +67,7 @@ class DistributedDataParallel(_TorchDDP):
         exchange_dtype: torch.dtype | None = None,
         checkpoint_activations: bool = False,
         timeout: float | timedelta | None = None,
+        debug: bool | None = None,
         return_memory: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -92,8 +94,9 @@ class DistributedDataParallel(_TorchDDP):
             error = found
         raise_together(error)
         plain = {k: v for k, v in kwargs.items() if isinstance(v, (bool, int, float))}
-        check_same_model(module, {'timeout': timeout, **plain})
+        check_same_model(module, {'timeout': timeout, 'debug': debug, **plain})
         set_timeout(limit)
+        set_debug(debug)
         if return_memory:
             return_freed_memory()
         # torch's needs a process group, and refuses a model that has nothing to learn.

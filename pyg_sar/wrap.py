@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm import set_timeout
+from pyg_sar.comm import set_debug, set_timeout
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.paths import Mode
 from pyg_sar.conv.sar_conv import SARConv
@@ -30,6 +30,7 @@ def wrap(
     exchange_dtype: torch.dtype | None = None,
     checkpoint_activations: bool = False,
     timeout: float | timedelta | None = None,
+    debug: bool | None = None,
 ) -> Model:
     """Wraps every conv of a model in a :class:`SARConv` and makes its norms global, in place.
 
@@ -54,6 +55,9 @@ def wrap(
         timeout: How long exchanges wait for a rank that says nothing, in seconds or as a timedelta;
             None for the timeout of the default group. It holds for all models of the process
             (collective if it is given).
+        debug: Whether the ranks compare what they do (operation, layer, forward or backward) before
+            every exchange, so that a rank that skips a layer is an error and not a wrong number.
+            Slow. It holds for all models of the process; None leaves it as it is (off at first).
 
     Returns:
         `model`.
@@ -75,6 +79,7 @@ def wrap(
     wrapped = _plan_wrapping(model, options)
     make_global(model)
     set_timeout(limit)
+    set_debug(debug)
     if is_conv and not isinstance(model, SARConv):
         return wrapped[model]  # type: ignore[return-value]
     _replace_children(model, wrapped)

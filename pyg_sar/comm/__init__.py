@@ -1,7 +1,14 @@
 """What moves between ranks: the only room that communicates features."""
 
 from pyg_sar.comm.buffers import Rows
-from pyg_sar.comm.connection import communicates, exchange_group, left_by, lost_rank, set_timeout
+from pyg_sar.comm.connection import (
+    communicates,
+    exchange_group,
+    left_by,
+    lost_rank,
+    set_debug,
+    set_timeout,
+)
 from pyg_sar.comm.errors import ExchangeError, in_layer
 from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.gradient_return import GradientReturn
@@ -39,6 +46,7 @@ __all__ = [
     'max_over_ranks',
     'raise_together',
     'reverse',
+    'set_debug',
     'set_timeout',
     'sum_over_ranks',
 ]

@@ -32,6 +32,7 @@ class Connection:
     Attributes:
         timeout: How long a silent rank is waited for; None for what the default group has.
         error: Why it has ended, or None.
+        debug: Whether the ranks compare what they do before every operation.
         travelling: Transfers that are under way.
     """
 
@@ -39,6 +40,7 @@ class Connection:
         self.number, self.timeout = number, timeout
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.error: ExchangeError | None = None
+        self.debug = False
         self.travelling: dict[int, Any] = {}
         self.num_operations = self.num_open = self.num_raised = 0
         self._verdict: threading.Thread | None = None
@@ -68,6 +70,22 @@ class Connection:
             first = self.error
             reason = f'exchanges ended before, when {first}'
             raise ExchangeError(self.rank, first.peer, operation, place(), reason)
+
+    def compare(self, operation: str) -> None:
+        """Raises on all ranks if their next operations are not the same one."""
+        own = (operation, place(), self.num_operations)
+        found: list[Any] = [own] * self.world_size
+        with _Guard(self, f'comparing programs before {operation}', None):
+            dist.all_gather_object(found, own, group=self.group)
+        for rank, (what, where, _) in enumerate(found):
+            if (what, where) != found[0][:2]:
+                first, other = (
+                    f'{a} in {b or "no layer"}' for a, b in (found[0][:2], (what, where))
+                )
+                raise ValueError(
+                    f'expected the same program on all ranks: operation {own[2]} is {first} on '
+                    f'rank 0 (got {other} on rank {rank})'
+                )
 
     def lost(self, error: Exception, operation: str, peer: int | None) -> ExchangeError:
         """Ends the group after an operation failed, and gives the error that says so."""
@@ -175,16 +193,20 @@ def _connection() -> Connection | None:
     return None if default is None else _connections.get(default)
 
 
-def guard(operation: str, peer: int | None = None, *, is_wait: bool = False) -> _Guard:
+def guard(
+    operation: str, peer: int | None = None, *, is_wait: bool = False, alike: str | None = None
+) -> _Guard:
     """For the time of an operation in the exchange group.
 
     Args:
         operation: What is done, for messages.
         peer: The rank it is done with; None for all.
         is_wait: Whether this is the end of one that began before. All ranks begin as many.
+        alike: What must be the same on all ranks, to compare; None for `operation`.
 
     Raises:
         ExchangeError: In place of the error of the operation.
+        ValueError: On all ranks, if debugging finds that they differ.
     """
     connection = _connection()
     if connection is None and dist.is_initialized():
@@ -192,6 +214,9 @@ def guard(operation: str, peer: int | None = None, *, is_wait: bool = False) -> 
         connection = _connection()
     if connection is not None and not is_wait:
         connection.num_operations += 1
+        if connection.debug:
+            connection.check(operation)
+            connection.compare(alike or operation)
     return _Guard(connection, operation, peer)
 
 
@@ -266,12 +291,22 @@ def set_timeout(timeout: timedelta | None) -> None:
         dist.destroy_process_group(before.group)
 
 
+def set_debug(debug: bool | None) -> None:
+    """Whether ranks compare their programs before every operation from now on; None: as it is."""
+    if debug is not None and exchange_group() is not None:
+        connection = _connection()
+        assert connection is not None
+        connection.debug = debug
+
+
 def _connect(timeout: timedelta | None) -> Connection:
     global _num_connections
     _num_connections += 1
     default = dist.group.WORLD
     assert default is not None
-    connection = _connections[default] = Connection(_num_connections, timeout)
+    before, connection = _connection(), Connection(_num_connections, timeout)
+    connection.debug = before is not None and before.debug
+    _connections[default] = connection
     atexit.unregister(_let_go)
     atexit.register(_let_go)
     return connection

@@ -38,9 +38,10 @@ class Swap:
         ops = [*receives, *sends]
         self._num_receives = len(receives)
         self._ranks, self._tag, self._part = (recv_rank, send_rank), tag, part
-        travels(self)
-        with guard(*self._operation(0)):
+        kind = 'rows' if tag == ROWS_TAG else 'gradients'
+        with guard(*self._operation(0), alike=f'a step of {kind}'):
             self.works: list[dist.Work] = dist.batch_isend_irecv(ops) if ops else []
+        travels(self)
 
     def wait(self) -> None:
         """Returns once both ways are done.
