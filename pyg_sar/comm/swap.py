@@ -59,7 +59,11 @@ class Swap:
         comes = i < self._num_receives
         rank = self._ranks[not comes]
         if self._tag == ROWS_TAG:
-            return (f'receiving the rows of part {self._part}' if comes else 'sending rows'), rank
+            return (
+                f'receiving the rows of part {self._part}'
+                if comes
+                else f'sending rows to rank {rank}'
+            ), rank
         if comes:
             return 'receiving gradients of own rows', rank
         return f'sending the gradients of the rows of part {self._part}', rank

@@ -30,8 +30,8 @@ A cell tells the seconds from the fault to the last exception of the others. It 
 forward or backward, and the operation with its block. All others end with an exit code that is not
 0, and no process is left. **Bold** marks what took longer than it should have, or said less.
 
-- A process that **ends** (killed, an exception that nobody catches, out of memory) or is **cut off**
-  breaks its connections: the others end within 5 s.
+- A process that **ends** (killed, an exception that nobody catches, out of memory) or is **cut
+  off** breaks its connections: the others end within 5 s.
 - A process that is **stopped** is silent: the others end at the timeout.
 - **raises, lives on**: an exception leaves the model and is caught. In forward the rank ends its
   exchanges itself, after 2 s in which the others may raise as well: what all raise at the same
