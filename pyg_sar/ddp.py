@@ -12,7 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm import is_distributed, left_by, lost_rank, raise_together, set_debug, set_timeout
+from pyg_sar.comm import (
+    guard,
+    is_distributed,
+    left_by,
+    lost_rank,
+    raise_together,
+    set_debug,
+    set_timeout,
+)
 from pyg_sar.conv.paths import Mode
 from pyg_sar.fingerprint import check_same_model
 from pyg_sar.memory import return_freed_memory
@@ -109,7 +117,8 @@ class DistributedDataParallel(_TorchDDP):
             return
         if limit is not None and kwargs.get('process_group') is None:
             # The sum of the gradients waits no longer than the exchanges do.
-            kwargs['process_group'] = dist.new_group(timeout=limit)
+            with guard('connecting the ranks'):
+                kwargs['process_group'] = dist.new_group(timeout=limit)
         try:
             super().__init__(module, **kwargs)
         except RuntimeError as failure:

@@ -1,14 +1,6 @@
 """What moves between ranks: the only room that communicates features."""
 
 from pyg_sar.comm.buffers import Rows
-from pyg_sar.comm.connection import (
-    communicates,
-    exchange_group,
-    left_by,
-    lost_rank,
-    set_debug,
-    set_timeout,
-)
 from pyg_sar.comm.errors import ExchangeError, in_layer
 from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.gradient_return import GradientReturn
@@ -20,6 +12,15 @@ from pyg_sar.comm.group import (
     is_distributed,
     least_of_ranks,
     raise_together,
+)
+from pyg_sar.comm.guarded import (
+    communicates,
+    exchange_group,
+    guard,
+    left_by,
+    lost_rank,
+    set_debug,
+    set_timeout,
 )
 from pyg_sar.comm.reverse import EdgeMove, Reversed, reverse
 from pyg_sar.comm.sum import max_over_ranks, sum_over_ranks
@@ -38,6 +39,7 @@ __all__ = [
     'check_equal',
     'communicates',
     'exchange_group',
+    'guard',
     'in_layer',
     'is_distributed',
     'least_of_ranks',

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.connection import exchange_group, guard
+from pyg_sar.comm.guarded import exchange_group, guard
 
 
 def all_to_all(

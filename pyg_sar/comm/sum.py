@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.connection import communicates
 from pyg_sar.comm.group import agree, all_reduce_sum
+from pyg_sar.comm.guarded import communicates
 
 
 def sum_over_ranks(local: Tensor) -> Tensor:

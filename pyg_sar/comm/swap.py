@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from pyg_sar.comm.buffers import Buffers
-from pyg_sar.comm.connection import arrived, guard, travels
+from pyg_sar.comm.guarded import arrived, guard, travels
 
 ROWS_TAG, GRADIENTS_TAG = 0, 1
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ranks  # noqa: F401 (what its fork server imports)
 import torch
 from fault_program import FAULTS, FAULTY, GROUP_TIMEOUT, PHASES, WORLD_SIZE, default_convs, run
 from small_graphs import cut, small_graph
@@ -70,23 +71,23 @@ def outcomes(cells: list[Cell], folder: Path, *, at_once: int = 3) -> dict[Cell,
 
 def _outcome(cell: Cell, folder: Path) -> Outcome:
     folder.mkdir()
-    ranks = [
+    processes = [
         CONTEXT.Process(
             target=run,
             args=(rank, str(folder), cell.fault, cell.phase, cell.convs, cell.mode, sys.path),
         )
         for rank in range(WORLD_SIZE)
     ]
-    for rank in ranks:
+    for rank in processes:
         rank.start()
     try:
-        others = [rank for i, rank in enumerate(ranks) if i != FAULTY]
+        others = [rank for i, rank in enumerate(processes) if i != FAULTY]
         end = time.monotonic() + LIMIT
         for rank in others:
             rank.join(max(end - time.monotonic(), 0))
         exit_codes = [rank.exitcode for rank in others]
     finally:
-        for rank in ranks:
+        for rank in processes:
             rank.kill()
             rank.join()
     ends = []
