@@ -53,10 +53,9 @@ def render(found: dict[Cell, Outcome]) -> str:
         lines.append(f'| {fault} | ' + ' | '.join(cells) + ' |')
     lines += ['', '## What they say', '']
     for cell, outcome in found.items():
-        if cell.phase in ('forward', 'load'):
+        if cell.phase in ('forward', 'backward'):
             text = ' '.join(outcome.ends[0].get('text', '').split('[')[0].split())
-            text = text.split(' (got RuntimeError')[0].split(": '/")[0]
-            lines.append(f'- {cell.fault}, {cell.phase}: `{text.rstrip(" (")}`')
+            lines.append(f'- {cell.fault}, {cell.phase}: `{text.rstrip(" (:")}`')
     return intro + '\n'.join(lines) + '\n'
 
 
