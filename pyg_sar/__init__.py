@@ -1,6 +1,7 @@
 """Distributed full-batch training of PyTorch Geometric models, exactly, on a partitioned graph."""
 
 from pyg_sar.checkpoint import load_checkpoint, save_checkpoint
+from pyg_sar.comm import ExchangeError
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.load import load_shard
@@ -17,6 +18,7 @@ __version__ = '0.1.0'
 __all__ = [
     'SIGN',
     'DistributedDataParallel',
+    'ExchangeError',
     'PartitionSummary',
     'Partitioner',
     'RestrictedLayers',

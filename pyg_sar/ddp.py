@@ -5,16 +5,26 @@
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm import is_distributed
+from pyg_sar.comm import (
+    guard,
+    is_distributed,
+    left_by,
+    lost_rank,
+    raise_together,
+    set_debug,
+    set_timeout,
+)
 from pyg_sar.conv.paths import Mode
+from pyg_sar.fingerprint import check_same_model
 from pyg_sar.memory import return_freed_memory
-from pyg_sar.wrap import wrap
+from pyg_sar.wrap import as_timedelta, wrap
 
 _TorchDDP = torch.nn.parallel.DistributedDataParallel
 
@@ -39,13 +49,19 @@ class DistributedDataParallel(_TorchDDP):
         exchange_dtype: What every SARConv rounds rows to on their way between ranks.
         checkpoint_activations: Whether norms, activations and dropouts are computed again in
             backward instead of kept.
+        timeout: How long the exchanges, and the sum of the gradients unless ``process_group`` is
+            given, wait for a rank that says nothing: seconds or a timedelta; None for the timeout
+            of the default group.
+        debug: Whether the ranks compare what they do before every exchange (:func:`pyg_sar.wrap`).
         return_memory: Have large freed tensors given back to the system at once
             (:func:`pyg_sar.return_freed_memory`).
         **kwargs: Options of torch's DistributedDataParallel. Buffers stay equal by themselves, so
             ``broadcast_buffers`` is False.
 
     Raises:
-        ValueError: As :func:`pyg_sar.wrap` does; if ``broadcast_buffers`` is asked for.
+        ValueError: On all ranks, as :func:`pyg_sar.wrap` does; if the ranks' models differ; if
+            ``broadcast_buffers`` is asked for.
+        ExchangeError: If another rank has ended or is silent.
     """
 
     def __init__(
@@ -58,6 +74,8 @@ class DistributedDataParallel(_TorchDDP):
         memory_budget: int | None = None,
         exchange_dtype: torch.dtype | None = None,
         checkpoint_activations: bool = False,
+        timeout: float | timedelta | None = None,
+        debug: bool | None = None,
         return_memory: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -68,15 +86,25 @@ class DistributedDataParallel(_TorchDDP):
         unknown = kwargs.keys() - inspect.signature(_TorchDDP.__init__).parameters.keys()
         if unknown:
             raise TypeError(f'expected options of {_TorchDDP.__name__} (got {sorted(unknown)})')
-        module = wrap(
-            module,
-            mode=mode,
-            prefetch=prefetch,
-            max_rows=max_rows,
-            memory_budget=memory_budget,
-            exchange_dtype=exchange_dtype,
-            checkpoint_activations=checkpoint_activations,
-        )
+        error: Exception | None = None
+        try:
+            module = wrap(
+                module,
+                mode=mode,
+                prefetch=prefetch,
+                max_rows=max_rows,
+                memory_budget=memory_budget,
+                exchange_dtype=exchange_dtype,
+                checkpoint_activations=checkpoint_activations,
+            )
+            limit = as_timedelta(timeout)
+        except Exception as found:  # whatever it is, the other ranks must not wait for this one
+            error = found
+        raise_together(error)
+        plain = {k: v for k, v in kwargs.items() if isinstance(v, (bool, int, float))}
+        check_same_model(module, {'timeout': timeout, 'debug': debug, **plain})
+        set_timeout(limit)
+        set_debug(debug)
         if return_memory:
             return_freed_memory()
         # torch's needs a process group, and refuses a model that has nothing to learn.
@@ -87,7 +115,14 @@ class DistributedDataParallel(_TorchDDP):
                 for tensor in module.state_dict().values():
                     dist.broadcast(tensor, src=0, group=kwargs.get('process_group'))
             return
-        super().__init__(module, **kwargs)
+        if limit is not None and kwargs.get('process_group') is None:
+            # The sum of the gradients waits no longer than the exchanges do.
+            with guard('connecting the ranks'):
+                kwargs['process_group'] = dist.new_group(timeout=limit)
+        try:
+            super().__init__(module, **kwargs)
+        except RuntimeError as failure:
+            raise (lost_rank(failure, 'sending parameters to all ranks') or failure) from None
         self.broadcast_buffers = False
         self.is_single = False
         self.register_comm_hook(self.process_group, _sum_gradients)
@@ -120,9 +155,13 @@ class DistributedDataParallel(_TorchDDP):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the wrapped model; the arguments are the model's own."""
-        if self.is_single:
-            return self.module(*inputs, **kwargs)
-        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        try:
+            if self.is_single:
+                return self.module(*inputs, **kwargs)
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        except BaseException as error:
+            left_by(error)
+            raise
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -153,5 +192,12 @@ def _sum_gradients(
     work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     assert work is not None
     future = work.get_future()
-    summed: torch.futures.Future[Tensor] = future.then(lambda done: done.value()[0])
+    summed: torch.futures.Future[Tensor] = future.then(_value)
     return summed
+
+
+def _value(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+    try:
+        return done.value()[0]
+    except RuntimeError as error:
+        raise (lost_rank(error, 'the sum of the gradients of parameters') or error) from None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
 from torch_geometric.nn import MessagePassing
 
+from pyg_sar.comm import set_debug, set_timeout
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.paths import Mode
 from pyg_sar.conv.sar_conv import SARConv
@@ -27,6 +29,8 @@ def wrap(
     memory_budget: int | None = None,
     exchange_dtype: torch.dtype | None = None,
     checkpoint_activations: bool = False,
+    timeout: float | timedelta | None = None,
+    debug: bool | None = None,
 ) -> Model:
     """Wraps every conv of a model in a :class:`SARConv` and makes its norms global, in place.
 
@@ -48,15 +52,23 @@ def wrap(
         checkpoint_activations: Whether norms, activations and dropouts of the model are computed
             again in backward instead of kept: the same bits, less memory
             (:mod:`pyg_sar.recompute`).
+        timeout: How long exchanges wait for a rank that says nothing, in seconds or as a timedelta;
+            None for the timeout of the default group. It holds for all models of the process
+            (collective if it is given).
+        debug: Whether the ranks compare what they do (operation, layer, forward or backward) before
+            every exchange, so that a rank that skips a layer is an error and not a wrong number.
+            Slow. It holds for all models of the process; None leaves it as it is (off at first).
 
     Returns:
         `model`.
 
     Raises:
-        ValueError: If the model has no conv, or holds a module that cannot be computed on a cut
-            graph; it is named with the reason, and the model is unchanged. If activations of a conv
-            by itself are to be recomputed, which has none around it.
+        ValueError: If `timeout` is not positive; if the model has no conv, or holds a module that
+            cannot be computed on a cut graph; it is named with the reason, and the model is
+            unchanged. If activations of a conv by itself are to be recomputed, which has none
+            around it.
     """
+    limit = as_timedelta(timeout)
     is_conv = isinstance(model, MessagePassing)
     if checkpoint_activations and is_conv:
         raise ValueError(
@@ -66,12 +78,30 @@ def wrap(
     options = Options(mode, prefetch, max_rows, memory_budget, exchange_dtype)
     wrapped = _plan_wrapping(model, options)
     make_global(model)
+    set_timeout(limit)
+    set_debug(debug)
     if is_conv and not isinstance(model, SARConv):
         return wrapped[model]  # type: ignore[return-value]
     _replace_children(model, wrapped)
+    for name, module in model.named_modules():
+        if isinstance(module, SARConv):
+            module._path = name
     if checkpoint_activations:
         recompute_activations_of(model)
     return model
+
+
+def as_timedelta(timeout: float | timedelta | None) -> timedelta | None:
+    """A timeout in seconds, checked."""
+    if timeout is None:
+        return None
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not (is_number or isinstance(timeout, timedelta)):
+        raise ValueError(f"'timeout' must be seconds or a timedelta (got {timeout!r})")
+    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    if limit < timedelta(milliseconds=1):
+        raise ValueError(f"'timeout' must be positive (got {timeout!r})")
+    return limit
 
 
 def _plan_wrapping(

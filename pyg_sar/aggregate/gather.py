@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pyg_sar.aggregate.program import Arguments, Surroundings, no_autocast_cache
-from pyg_sar.comm import Exchange, Request, agree
+from pyg_sar.comm import Exchange, Request, agree, communicates
 from pyg_sar.shard.chunks import Chunk, make_chunks, no_chunk
 from pyg_sar.shard.plan import Plan
 
@@ -99,6 +99,7 @@ def gather(
     return out[0], tuple(out[1:])
 
 
+@communicates
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(

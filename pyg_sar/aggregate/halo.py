@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pyg_sar.comm import Exchange
+from pyg_sar.comm import Exchange, communicates
 
 
 def with_halo(x: Tensor, exchange: Exchange) -> Tensor:
@@ -34,6 +34,7 @@ def with_halo(x: Tensor, exchange: Exchange) -> Tensor:
     return out
 
 
+@communicates
 class _WithHalo(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
@@ -77,6 +78,7 @@ def from_halo(values: Tensor, exchange: Exchange) -> Tensor:
     return out
 
 
+@communicates
 class _FromHalo(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, exchange: Exchange) -> Tensor:

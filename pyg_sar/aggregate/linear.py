@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import Exchange, GradientReturn, Rows
+from pyg_sar.comm import Exchange, GradientReturn, Rows, communicates
 from pyg_sar.kernels.bag_sums import add_bag_sums, bag_sums
 from pyg_sar.shard.plan import Block, Plan
 
@@ -49,6 +49,7 @@ def linear_sum(
     return out
 
 
+@communicates
 class _LinearSum(torch.autograd.Function):
     @staticmethod
     def forward(

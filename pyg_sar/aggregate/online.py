@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from pyg_sar.aggregate.blocks import Blocks
 from pyg_sar.aggregate.program import Arguments, Program, Surroundings, no_autocast_cache
 from pyg_sar.aggregate.replay_backward import ChunkGradient, replay_gradients
-from pyg_sar.comm import Exchange, Rows
+from pyg_sar.comm import Exchange, Rows, communicates
 from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.plan import Plan
 
@@ -68,6 +68,7 @@ def online(
     return [(state,) for state in states], edge_outputs
 
 
+@communicates
 class _Online(torch.autograd.Function):
     """Gives the states, and what takes the gradients of the edge outputs.
 

@@ -34,7 +34,7 @@ from pyg_sar.aggregate.program import (
     no_autocast_cache,
 )
 from pyg_sar.aggregate.replay_backward import ChunkGradient, replay_gradients, softmax_row_sum
-from pyg_sar.comm import Exchange, Rows
+from pyg_sar.comm import Exchange, Rows, communicates
 from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.plan import Plan
 
@@ -81,6 +81,7 @@ def replay(
     return states, tuple(tensors)
 
 
+@communicates
 class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pyg_sar.aggregate.linear import split_rows
-from pyg_sar.comm import Exchange, GradientReturn
+from pyg_sar.comm import Exchange, GradientReturn, communicates
 from pyg_sar.kernels.weighted_sums import add_weighted_sums, edge_dots
 from pyg_sar.shard.plan import Block, Plan
 
@@ -65,6 +65,7 @@ def weighted_sum(
     return out
 
 
+@communicates
 class _WeightedSum(torch.autograd.Function):
     @staticmethod
     def forward(

@@ -1,6 +1,7 @@
 """What moves between ranks: the only room that communicates features."""
 
 from pyg_sar.comm.buffers import Rows
+from pyg_sar.comm.errors import ExchangeError, in_layer
 from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.group import (
@@ -8,10 +9,18 @@ from pyg_sar.comm.group import (
     all_ranks,
     all_reduce_sum,
     check_equal,
-    exchange_group,
     is_distributed,
     least_of_ranks,
     raise_together,
+)
+from pyg_sar.comm.guarded import (
+    communicates,
+    exchange_group,
+    guard,
+    left_by,
+    lost_rank,
+    set_debug,
+    set_timeout,
 )
 from pyg_sar.comm.reverse import EdgeMove, Reversed, reverse
 from pyg_sar.comm.sum import max_over_ranks, sum_over_ranks
@@ -19,6 +28,7 @@ from pyg_sar.comm.sum import max_over_ranks, sum_over_ranks
 __all__ = [
     'EdgeMove',
     'Exchange',
+    'ExchangeError',
     'GradientReturn',
     'Request',
     'Reversed',
@@ -27,11 +37,18 @@ __all__ = [
     'all_ranks',
     'all_reduce_sum',
     'check_equal',
+    'communicates',
     'exchange_group',
+    'guard',
+    'in_layer',
     'is_distributed',
     'least_of_ranks',
+    'left_by',
+    'lost_rank',
     'max_over_ranks',
     'raise_together',
     'reverse',
+    'set_debug',
+    'set_timeout',
     'sum_over_ranks',
 ]

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pyg_sar.comm.guarded import exchange_group, guard
+
 
 def all_to_all(
     rows: Tensor,
@@ -29,16 +31,18 @@ def all_to_all(
     """
     if group is None:
         return rows
+    del group  # frames that hold it would keep its connections when it has to end
     received = rows.new_empty(sum(recv_counts), *rows.shape[1:])
     # As bytes: every dtype goes through every backend.
     row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
-    dist.all_to_all_single(
-        received.view(-1).view(torch.uint8),
-        rows.contiguous().view(-1).view(torch.uint8),
-        [n * row_bytes for n in recv_counts],
-        [n * row_bytes for n in send_counts],
-        group=group,
-    )
+    with guard('an exchange of rows with all ranks at once'):
+        dist.all_to_all_single(
+            received.view(-1).view(torch.uint8),
+            rows.contiguous().view(-1).view(torch.uint8),
+            [n * row_bytes for n in recv_counts],
+            [n * row_bytes for n in send_counts],
+            group=exchange_group(),
+        )
     return received
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from pyg_sar.comm.all_to_all import all_to_all, all_to_all_counts
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.group import agree, exchange_group
+from pyg_sar.comm.group import agree
+from pyg_sar.comm.guarded import exchange_group
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard, Step
 

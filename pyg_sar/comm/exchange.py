@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pyg_sar.comm.all_to_all import all_to_all, all_to_all_counts
 from pyg_sar.comm.buffers import BufferPool, Buffers, Rows
-from pyg_sar.comm.group import exchange_group
+from pyg_sar.comm.guarded import exchange_group
 from pyg_sar.comm.swap import ROWS_TAG, Swap
 from pyg_sar.comm.wire import Wire
 from pyg_sar.shard.shard import Shard, Step
@@ -58,10 +58,10 @@ class Exchange:
     def __init__(self, shard: Shard, *, depth: int = 1, dtype: torch.dtype | None = None) -> None:
         if depth < 1:
             raise ValueError(f"'depth' must be at least 1 (got {depth})")
-        self.group = exchange_group() if shard.world_size > 1 else None
+        group = exchange_group() if shard.world_size > 1 else None
         rank, world_size = 0, 1
-        if self.group is not None:
-            rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        if group is not None:
+            rank, world_size = dist.get_rank(group), dist.get_world_size(group)
         if (shard.rank, shard.world_size) != (rank, world_size):
             raise ValueError(
                 f'expected a shard of rank {rank} of {world_size}, as this process is '
@@ -74,6 +74,11 @@ class Exchange:
         self._most_rows = max(
             (n for s in shard.steps for n in (s.recv_rows, s.send_index.numel())), default=0
         )
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The process group; None for one process. Not held here, as it may have to end."""
+        return exchange_group() if self.shard.world_size > 1 else None
 
     def buffers(self, tensors: Sequence[Tensor], num_rows: int) -> Buffers:
         """Reused memory for `num_rows` rows like those of each of `tensors`."""
@@ -128,7 +133,7 @@ class Exchange:
 
     def _start(self, step: Step, sent: Buffers, tensors: Rows, pool: BufferPool | None) -> Swap:
         received = Buffers(pool, self.wire.like(tensors), step.recv_rows, self._most_rows)
-        return Swap(received, step.recv_rank, sent, step.send_rank, self.group, ROWS_TAG)
+        return Swap(received, step.recv_rank, sent, step.send_rank, self.group, step.part, ROWS_TAG)
 
     def _unpacked(self, received: Buffers, tensors: Rows, pool: BufferPool | None) -> Buffers:
         """Rows that came in, in the dtypes of the tensors."""

@@ -80,6 +80,7 @@ class GradientReturn:
             packed,
             step.recv_rank,
             self.exchange.group,
+            step.part,
             GRADIENTS_TAG,
         )
         self._travelling = swap, step.send_index

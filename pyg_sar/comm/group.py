@@ -1,51 +1,20 @@
-"""The process group of the exchanges, and the few small collectives beside them."""
+"""The few small collectives beside the exchanges."""
 
 from __future__ import annotations
 
-import atexit
-import time
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pyg_sar.comm.guarded import exchange_group, guard
+
 
 def is_distributed() -> bool:
     """Whether this process is one of several (``torch.distributed`` is initialised)."""
     return dist.is_available() and dist.is_initialized()
-
-
-_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
-
-
-def exchange_group() -> dist.ProcessGroup | None:
-    """The group of the exchanges: all ranks, made once beside the default group (collective).
-
-    Returns:
-        The group, or None when ``torch.distributed`` is not initialised.
-    """
-    if not is_distributed():
-        return None
-    default = dist.group.WORLD
-    assert default is not None
-    group = _groups.get(default)
-    if group is None:
-        group = _groups[default] = dist.new_group()
-        atexit.unregister(_let_go)
-        atexit.register(_let_go)
-    return group
-
-
-def _let_go() -> None:
-    """Gives the threads of gloo time to let go of the last tensors before the interpreter ends.
-
-    A thread that frees a tensor while the interpreter shuts down kills the process with "terminate
-    called without an active exception" (torch 2.13, with or without ``destroy_process_group``).
-    """
-    time.sleep(0.2)
 
 
 def raise_together(error: Exception | None) -> None:
@@ -72,7 +41,8 @@ def agree(value: Any) -> list[Any]:
     if not is_distributed():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value, group=exchange_group())
+    with guard('a comparison of all ranks'):
+        dist.all_gather_object(values, value, group=exchange_group())
     return values
 
 
@@ -96,12 +66,14 @@ def least_of_ranks(value: int, device: torch.device, world_size: int) -> int:
     if world_size == 1:
         return value
     number = torch.tensor([value], dtype=torch.int32, device=device)
-    dist.all_reduce(number, dist.ReduceOp.MIN, group=exchange_group())
+    with guard('a decision of all ranks'):
+        dist.all_reduce(number, dist.ReduceOp.MIN, group=exchange_group())
     return int(number)
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
     """Sums `tensor` over the ranks in place (collective) and returns it."""
     if is_distributed():
-        dist.all_reduce(tensor, group=exchange_group())
+        with guard('a sum over all ranks'):
+            dist.all_reduce(tensor, group=exchange_group())
     return tensor

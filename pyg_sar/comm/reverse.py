@@ -15,7 +15,8 @@ from torch.autograd.function import once_differentiable
 
 from pyg_sar.comm.all_to_all import all_to_all, all_to_all_counts
 from pyg_sar.comm.derive import all_part_ptr, derive_shard, places
-from pyg_sar.comm.group import exchange_group, raise_together
+from pyg_sar.comm.group import raise_together
+from pyg_sar.comm.guarded import communicates, exchange_group
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
 
@@ -146,6 +147,7 @@ def _check_rows(values: Tensor, edges: Tensor) -> None:
         )
 
 
+@communicates
 class _Move(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, move: EdgeMove, to_reversed: bool) -> Tensor:

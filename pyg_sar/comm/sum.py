@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.group import agree, all_reduce_sum
+from pyg_sar.comm.guarded import communicates
 
 
 def sum_over_ranks(local: Tensor) -> Tensor:
@@ -23,6 +24,7 @@ def sum_over_ranks(local: Tensor) -> Tensor:
     return out
 
 
+@communicates
 class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: Tensor) -> Tensor:
@@ -44,6 +46,7 @@ def max_over_ranks(values: Tensor) -> Tensor:
     return out
 
 
+@communicates
 class _MaxOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from pyg_sar.comm.buffers import Buffers
+from pyg_sar.comm.guarded import arrived, guard, travels
 
 ROWS_TAG, GRADIENTS_TAG = 0, 1
 
@@ -25,6 +26,7 @@ class Swap:
         sent: Buffers,
         send_rank: int,
         group: dist.ProcessGroup | None,
+        part: int,
         tag: int,
     ) -> None:
         self.received, self._sent = received, sent
@@ -34,12 +36,37 @@ class Swap:
         sends = [dist.P2POp(dist.isend, t, send_rank, group, tag) for t in sent.rows if t.numel()]
         # A send completes early only if the receive is posted already.
         ops = [*receives, *sends]
-        self.works: list[dist.Work] = dist.batch_isend_irecv(ops) if ops else []
+        self._num_receives = len(receives)
+        self._ranks, self._tag, self._part = (recv_rank, send_rank), tag, part
+        kind = 'rows' if tag == ROWS_TAG else 'gradients'
+        with guard(*self._operation(0), alike=f'a step of {kind}'):
+            self.works: list[dist.Work] = dist.batch_isend_irecv(ops) if ops else []
+        travels(self)
 
     def wait(self) -> None:
-        """Returns once both ways are done."""
-        for work in self.works:
-            work.wait()
+        """Returns once both ways are done.
+
+        Raises:
+            ExchangeError: If the other rank has ended or is silent.
+        """
+        for i, work in enumerate(self.works):
+            with guard(*self._operation(i), is_wait=True):
+                work.wait()
+        arrived(self)
+
+    def _operation(self, i: int) -> tuple[str, int]:
+        """What the transfer number i does, and with which rank."""
+        comes = i < self._num_receives
+        rank = self._ranks[not comes]
+        if self._tag == ROWS_TAG:
+            return (
+                f'receiving the rows of part {self._part}'
+                if comes
+                else f'sending rows to rank {rank}'
+            ), rank
+        if comes:
+            return 'receiving gradients of own rows', rank
+        return f'sending the gradients of the rows of part {self._part}', rank
 
     def free_sent(self) -> None:
         """Gives back the memory of the rows that went out."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm import agree, check_equal, raise_together
+from pyg_sar.comm import agree, check_equal, in_layer, left_by, raise_together
 from pyg_sar.conv.agreement import Agreement
 from pyg_sar.conv.ends import Ends
 from pyg_sar.conv.exchanges import Exchanges, find_shards
@@ -93,7 +93,12 @@ class SARConv(MessagePassing):  # type: ignore[misc]
         ValueError: If the conv cannot be computed on a cut graph, with the reason; at the first
             forward, on all ranks, if a rank's tensors do not fit its shard or the ranks' layers or
             partitions differ.
+        ExchangeError: In forward or backward, if another rank has ended, is silent or has failed by
+            itself, with that rank, this layer and the block.
     """
+
+    _path = ''
+    """The path of the module in the model that :func:`pyg_sar.wrap` was given."""
 
     def __init__(
         self,
@@ -134,6 +139,20 @@ class SARConv(MessagePassing):  # type: ignore[misc]
         shards = find_shards([*args, *kwargs.values()])
         if not shards:
             return self.conv(*args, **kwargs)
+        with in_layer(self.place):
+            try:
+                return self._forward(shards, args, kwargs)
+            except BaseException as error:
+                left_by(error)
+                raise
+
+    @property
+    def place(self) -> str:
+        """What errors call this layer: its path in the model, as far as that is known."""
+        name = type(self.conv).__name__
+        return f"layer '{self._path}' ({name})" if self._path else f'layer SARConv({name})'
+
+    def _forward(self, shards: list[Shard], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         exchanges = Exchanges(shards, self.prefetch, self.exchange_dtype)
         self._check_call(shards, args, kwargs)
         uses = Uses()

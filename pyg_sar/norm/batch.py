@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch_geometric.nn import norm
 
-from pyg_sar.comm import all_reduce_sum, is_distributed
+from pyg_sar.comm import all_reduce_sum, communicates, is_distributed
 from pyg_sar.norm.base import GlobalNorm
 from pyg_sar.recompute import remember
 
@@ -169,6 +169,7 @@ def _local_moments(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return mean, ((variances + (means - mean).square()) * counts).sum(0)
 
 
+@communicates
 class _BatchNorm(torch.autograd.Function):
     """Normalisation by statistics of all ranks.
 

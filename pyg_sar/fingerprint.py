@@ -1,0 +1,72 @@
+"""What the ranks compare of their models before they train together."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+
+import torch
+
+from pyg_sar.comm import agree
+from pyg_sar.conv.sar_conv import SARConv
+
+_OPTIONS = ('mode', 'prefetch', 'max_rows', 'memory_budget', 'exchange_dtype', 'debug')
+_PLAIN = (bool, int, float, str, type(None), torch.dtype)
+
+
+def check_same_model(model: torch.nn.Module, options: dict[str, object]) -> None:
+    """Compares the ranks' models: classes, settings, parameters, options (collective).
+
+    One small all-gather of a checksum; if they differ another one of what they are made of.
+
+    Args:
+        model: A model whose convs are wrapped.
+        options: What else must be equal.
+
+    Raises:
+        ValueError: On all ranks, with the first thing that differs from rank 0's.
+    """
+    own = _describe(model, options)
+    digest = hashlib.sha256('\n'.join(own).encode()).hexdigest()
+    if len(set(agree(digest))) == 1:
+        return
+    first, *others = agree(own)
+    for rank, lines in enumerate(others, 1):
+        if lines == first:
+            continue
+        longest = max(len(first), len(lines))
+        ours, theirs = (x + ['nothing more'] * (longest - len(x)) for x in (first, lines))
+        a, b = next((a, b) for a, b in zip(ours, theirs, strict=True) if a != b)
+        raise ValueError(
+            f'expected the same model on all ranks: {a} on rank 0 (got {b} on rank {rank})'
+        )
+
+
+def _describe(model: torch.nn.Module, options: dict[str, object]) -> list[str]:
+    """One line for everything that the ranks must have alike."""
+    lines = [f'option {name}={value!r}' for name, value in options.items()]
+    for path, module in model.named_modules():
+        kind = _class_of(module)
+        names = []
+        if kind.startswith('torch'):  # a class of the user's may well hold its rank
+            names = [n for n in vars(module) if not n.startswith('_') and n != 'training']
+        found = {n: vars(module)[n] for n in names if isinstance(vars(module)[n], _PLAIN)}
+        if isinstance(module, SARConv):
+            found |= {n: getattr(module, n) for n in _OPTIONS if hasattr(module, n)}
+        name = f"'{path}'" if path else 'the model'
+        lines.append(f'{name}: {kind}')
+        lines += [f'{name}: {option}={value}' for option, value in sorted(found.items())]
+    for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        is_set = not torch.nn.parameter.is_lazy(tensor)
+        shape = tuple(tensor.shape) if is_set else 'not known yet'
+        needs = ', with gradient' if tensor.requires_grad else ''
+        lines.append(f"'{path}': {tensor.dtype} of shape {shape}{needs}")
+    return lines
+
+
+def _class_of(module: torch.nn.Module) -> str:
+    """The first of its classes that has its name for good: PyG generates some with random names."""
+    for cls in type(module).__mro__:
+        if getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is cls:
+            return f'{cls.__module__}.{cls.__qualname__}'
+    return type(module).__qualname__

@@ -1,0 +1,102 @@
+"""Runs cells of the fault matrix: a fault in a phase, on three ranks, and how the others end."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ranks  # noqa: F401 (what its fork server imports)
+import torch
+from fault_program import FAULTS, FAULTY, GROUP_TIMEOUT, PHASES, WORLD_SIZE, default_convs, run
+from small_graphs import cut, small_graph
+
+CONTEXT = multiprocessing.get_context('forkserver')
+LIMIT = 40.0  # seconds until a cell counts as hanging
+SLACK = 2.0  # for telling each other who was lost, on a busy machine
+
+
+class Cell(NamedTuple):
+    """A fault in a phase of a program."""
+
+    fault: str
+    phase: str
+    convs: Callable[[], list[torch.nn.Module]] = default_convs
+    mode: str = 'sequential'
+
+
+NOT_DEFINED = {('shape', phase) for phase in ('backward', 'optimizer', 'checkpoint')}
+CELLS = [Cell(f, p) for f in FAULTS for p in PHASES if (f, p) not in NOT_DEFINED]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a cell ended.
+
+    Attributes:
+        ends: What each of the others raised: type, text, peer, layer.
+        seconds: From the fault to the last of their exceptions.
+        exit_codes: Of the others; None for one that did not end by itself.
+    """
+
+    ends: list[dict[str, Any]]
+    seconds: float
+    exit_codes: list[int | None]
+
+
+def bound(cell: Cell) -> float:
+    """Seconds within which the others have to end."""
+    # What a rank does outside of its model nobody sees: as long as its process lives it is silent.
+    is_outside = cell.phase in ('load', 'construction', 'optimizer', 'checkpoint')
+    is_silent = cell.fault == 'stopped' or (cell.fault == 'raises, lives on' and is_outside)
+    in_backward = cell.fault == 'raises, lives on' and cell.phase == 'backward'
+    return GROUP_TIMEOUT + SLACK if is_silent or in_backward else 5.0
+
+
+def outcomes(cells: list[Cell], folder: Path, *, at_once: int = 3) -> dict[Cell, Outcome]:
+    """Runs cells, some of them at the same time."""
+    data = small_graph()
+    cut(data, WORLD_SIZE, folder / 'parts')
+    cut(small_graph(seed=1), WORLD_SIZE, folder / 'others', 'empty part')
+    with ThreadPoolExecutor(at_once) as pool:
+        found = pool.map(lambda c: _outcome(c[1], folder / f'cell-{c[0]}'), enumerate(cells))
+        return dict(zip(cells, found, strict=True))
+
+
+def _outcome(cell: Cell, folder: Path) -> Outcome:
+    folder.mkdir()
+    processes = [
+        CONTEXT.Process(
+            target=run,
+            args=(rank, str(folder), cell.fault, cell.phase, cell.convs, cell.mode, sys.path),
+        )
+        for rank in range(WORLD_SIZE)
+    ]
+    for rank in processes:
+        rank.start()
+    try:
+        others = [rank for i, rank in enumerate(processes) if i != FAULTY]
+        end = time.monotonic() + LIMIT
+        for rank in others:
+            rank.join(max(end - time.monotonic(), 0))
+        exit_codes = [rank.exitcode for rank in others]
+    finally:
+        for rank in processes:
+            rank.kill()
+            rank.join()
+    ends = []
+    for i in range(WORLD_SIZE):
+        file = folder / f'end-{i}'
+        if i != FAULTY:
+            ends.append(json.loads(file.read_text()) if file.exists() else {})
+    start = folder / 'fault'
+    if start.exists():
+        last = max(e.get('time', float('inf')) for e in ends)
+        return Outcome(ends, last - float(start.read_text()), exit_codes)
+    return Outcome(ends, 0.0, exit_codes)  # found by comparing, before anything was awaited

@@ -1,0 +1,162 @@
+"""A training program of three ranks, one of which fails at a chosen point."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+
+import pyg_sar
+import pyg_sar.load
+
+WORLD_SIZE, FAULTY = 3, 2
+TIMEOUT = 3.0  # of the exchanges, in seconds
+GROUP_TIMEOUT = 4.0  # of the default group
+FAULTS = ('killed', 'stopped', 'raises', 'raises, lives on', 'cut off', 'out of memory', 'shape')
+PHASES = ('load', 'construction', 'forward', 'backward', 'optimizer', 'checkpoint')
+
+
+class Net(torch.nn.Module):
+    """Three convs; the fault happens between the second and the third, each way."""
+
+    def __init__(self, convs: list[torch.nn.Module], at: Callable[[str], None]) -> None:
+        super().__init__()
+        self.convs = torch.nn.ModuleList(convs)
+        self.at = at
+
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        x = self.convs[0](x, *args).relu()
+        x = self.convs[1](x, *args)
+        self.at('forward')
+        if x.requires_grad:
+            x.register_hook(lambda _: self.at('backward'))
+        return self.convs[2](x, *args)
+
+
+def default_convs() -> list[torch.nn.Module]:
+    return [SAGEConv(6, 8), GATConv(8, 4, heads=2), GCNConv(8, 3)]
+
+
+def gat_convs() -> list[torch.nn.Module]:
+    return [GATConv(6, 8), GATConv(8, 8), GATConv(8, 3)]
+
+
+def max_convs() -> list[torch.nn.Module]:
+    return [SAGEConv(6, 8, aggr='max'), SAGEConv(8, 8, aggr='max'), SAGEConv(8, 3, aggr='max')]
+
+
+def median_convs() -> list[torch.nn.Module]:
+    return [SAGEConv(i, o, aggr='median') for i, o in ((6, 8), (8, 8), (8, 3))]
+
+
+def run(rank: int, folder: str, fault: str, phase: str, convs: Any, mode: str, path: Any) -> None:
+    """What a rank does: trains, and notes in a file what it ends with."""
+    sys.path[:] = path
+    torch.set_num_threads(1)
+    os.environ['GLOO_SOCKET_IFNAME'] = 'lo'
+    fails = rank == FAULTY
+    place = Path(folder)
+
+    def at(now: str) -> None:
+        if fails and now == phase and at.armed:  # type: ignore[attr-defined]
+            (place / 'fault').write_text(str(time.monotonic()))
+            _fail(fault)
+
+    at.armed = True  # type: ignore[attr-defined]
+    try:
+        _train(rank, place, at, convs, mode, fault if fails else '', phase)
+    except BaseException as error:
+        found = {
+            'time': time.monotonic(),
+            'type': type(error).__name__,
+            'text': str(error),
+            'peer': getattr(error, 'peer', None),
+            'layer': getattr(error, 'layer', ''),
+        }
+        (place / f'end-{rank}').write_text(json.dumps(found))
+        if fails and fault == 'raises, lives on':
+            time.sleep(60)
+        raise
+
+
+def _train(rank: int, place: Path, at: Any, convs: Any, mode: str, fault: str, phase: str) -> None:
+    dist.init_process_group(
+        'gloo',
+        init_method=f'file://{place}/store',
+        rank=rank,
+        world_size=WORLD_SIZE,
+        timeout=timedelta(seconds=GROUP_TIMEOUT),
+    )
+    read = pyg_sar.load.read_shard
+
+    def reading(*args: Any, **kwargs: Any) -> Any:
+        at('load')
+        return read(*args, **kwargs)
+
+    shape = phase if fault == 'shape' else ''
+    parts = 'others' if shape == 'load' else 'parts'
+    with mock.patch.object(pyg_sar.load, 'read_shard', reading):
+        data = pyg_sar.load_shard(place.parent / parts)
+    torch.manual_seed(0)
+    layers = convs()
+    if shape == 'construction':
+        layers[2] = GCNConv(8, 4)
+    net = Net(layers, at).double()
+    dist.barrier()  # all have come as far as this
+    at('construction')
+    model = pyg_sar.DistributedDataParallel(net, mode=mode, timeout=TIMEOUT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    at.armed = False
+    for epoch in range(5):
+        at.armed = epoch == 2
+        x = data.x
+        if at.armed and shape == 'forward':
+            (place / 'fault').write_text(str(time.monotonic()))
+            x = torch.cat([x, x])
+        out = model(x, data.edge_index)
+        loss = F.cross_entropy(out, data.y, reduction='none')
+        loss = pyg_sar.global_mean(loss, data.train_mask)
+        optimizer.zero_grad()
+        loss.backward()
+        at('optimizer')
+        optimizer.step()
+        at('checkpoint')
+        torch.save(model.state_dict(), place / f'checkpoint-{rank}.pt')
+
+
+def _fail(fault: str) -> None:
+    if fault in ('killed', 'stopped'):
+        os.kill(os.getpid(), signal.SIGKILL if fault == 'killed' else signal.SIGSTOP)
+    elif fault == 'out of memory':
+        torch.empty(1 << 60, dtype=torch.uint8)
+    elif fault == 'cut off':
+        _cut_connections()
+    elif fault != 'shape':
+        raise ValueError('the model cannot go on')
+
+
+def _cut_connections() -> None:
+    """Every TCP connection of this process breaks."""
+    for file in Path('/proc/self/fd').iterdir():
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.stat(int(file.name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(file.name))) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    connection.shutdown(socket.SHUT_RDWR)
