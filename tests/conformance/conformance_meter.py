@@ -89,7 +89,7 @@ def metered() -> Iterator[Meter]:
 
         def swap(original: Any, self: Swap, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            received, _, sent, _, _, tag = args
+            received, sent, tag = args[0], args[2], args[-1]
             is_rows = tag == ROWS_TAG
             meter.take(received, 'halo' if is_rows else 'gradients_received', count(received))
             meter.take(sent, 'halo_sent' if is_rows else 'gradients', count(sent))
