@@ -22,7 +22,7 @@ demo: $(INSTALLED)  ## partition a graph and train on it, on this machine
 test: $(INSTALLED)  ## run all tests but those of the benchmarks
 	@$(BIN)/python -m pytest -m 'not bench' -n 2 --dist loadfile $(ARGS)
 
-test-benchmarks: $(INSTALLED)  ## run every benchmark in its smallest form, and measure what is bounded
+test-benchmarks: $(INSTALLED)  ## run every benchmark in its smallest form, measure what is bounded, and what takes long
 	@$(BIN)/python -m pytest -m bench
 
 lint: $(INSTALLED)  ## check style and types
