@@ -49,8 +49,9 @@ def test_every_path(tmp_path: Path) -> None:
 
 
 def check(cell: Cell, outcome: Outcome) -> None:
-    """The others have ended in time, all with exit code 1, and say what is known."""
-    assert outcome.exit_codes == [1, 1], (cell, outcome)
+    """The others have ended in time, by themselves and not well, and say what is known."""
+    # 255 is what multiprocessing gives where its fork server has not told how a process ended.
+    assert set(outcome.exit_codes) <= {1, 255}, (cell, outcome)
     assert outcome.seconds < bound(cell), (cell, outcome)
     for end in outcome.ends:
         assert f'rank {FAULTY}' in end['text'], (cell, outcome)
