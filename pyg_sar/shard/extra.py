@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.shard.meta import Meta
+from pyg_sar.shard.parts import load_tensors
 
 Attrs = Mapping[Any, Any] | str | os.PathLike[str]
 """Tensors by name, of a heterogeneous graph by type and name, or a .pt file of them."""
@@ -69,11 +68,5 @@ def _add(store: Any, values: Mapping[Any, Any], ids: Tensor, count: int, what: s
 def _read(path: Path) -> Mapping[Any, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"expected a .pt file of tensors at '{path}' (got no such file)")
-    try:
-        content = torch.load(path, weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"expected a file of tensors at '{path}' (got {reason})") from error
-    if not isinstance(content, Mapping):
-        raise ValueError(f"expected a dict in '{path}' (got {type(content).__name__})")
+    content: dict[Any, Any] = load_tensors(path, dict)
     return content
