@@ -10,7 +10,8 @@ import torch
 
 from pyg_sar.partitioner.summary import summarize
 from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
-from pyg_sar.shard.meta import Meta, read_meta, read_notes
+from pyg_sar.shard.meta import Meta, read_meta
+from pyg_sar.shard.meta_text import read_notes
 
 
 def report(root: str | Path) -> str:

@@ -16,7 +16,8 @@ from torch import Tensor
 from pyg_sar.shard import format as fmt
 from pyg_sar.shard.checksums import file_checksum, folder_files
 from pyg_sar.shard.format import EdgeKey, NodeKey
-from pyg_sar.shard.meta import Meta, meta_is_unchanged, read_checksums, read_meta
+from pyg_sar.shard.meta import Meta, read_meta
+from pyg_sar.shard.meta_text import meta_is_unchanged, read_checksums
 from pyg_sar.shard.parts import Part, load_tensors, read_part, rows_of
 
 

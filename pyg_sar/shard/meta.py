@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pyg_sar.shard.format import FORMAT_VERSION, META_FILE, EdgeKey, NodeKey
+from pyg_sar.shard.meta_text import as_text, read_content
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def write_meta(
     }
     if not meta.is_hetero:
         del ours['type']
-    (Path(root) / META_FILE).write_text(_text({**pyg, 'pyg_sar': ours}), encoding='utf-8')
+    (Path(root) / META_FILE).write_text(as_text({**pyg, 'pyg_sar': ours}), encoding='utf-8')
 
 
 def with_node_attrs(
@@ -142,45 +142,12 @@ def with_node_attrs(
         attrs: dtype and row shape of every node attribute, by name.
         checksums: New checksums by path; None where a file has none for now.
     """
-    content = _content(root)
+    content = read_content(root)
     ours = content['pyg_sar']
     ours['node_attrs'] = attrs
     known = {**ours.get('checksums', {}), **checksums}
     ours['checksums'] = {name: value for name, value in known.items() if value is not None}
-    return _text(content)
-
-
-def read_notes(root: str | Path) -> dict[str, Any]:
-    """What META.json holds for people: how the partition came about, command and versions."""
-    ours = _content(root)['pyg_sar']
-    return {name: ours.get(name) for name in ('partition', 'command', 'versions')}
-
-
-def read_checksums(root: str | Path) -> dict[str, str]:
-    """SHA-256 of every other file, by its path in the folder."""
-    return dict(_content(root)['pyg_sar'].get('checksums', {}))
-
-
-def meta_is_unchanged(root: str | Path) -> bool:
-    """Whether META.json has the checksum of its own that was written into it."""
-    content = _content(root)
-    return bool(content['pyg_sar'].get('checksum') == _checksum(content))
-
-
-def _content(root: str | Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((Path(root) / META_FILE).read_text(encoding='utf-8'))
-    return content
-
-
-def _text(content: dict[str, Any]) -> str:
-    content['pyg_sar']['checksum'] = _checksum(content)
-    return json.dumps(content, indent=1, sort_keys=True) + '\n'
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    ours = {name: value for name, value in content['pyg_sar'].items() if name != 'checksum'}
-    text = json.dumps({**content, 'pyg_sar': ours}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return as_text(content)
 
 
 def _field(info: NodeInfo | EdgeInfo, name: str) -> Any:
