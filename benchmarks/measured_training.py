@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from process_memory import PeakMemory
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
@@ -34,28 +35,6 @@ from tqdm import tqdm
 import pyg_sar
 
 MODELS = {'sage': GraphSAGE, 'gcn': GCN, 'gat': GAT}
-
-
-class PeakMemory:
-    """The most memory this process holds from now on, beyond what it holds now."""
-
-    def __init__(self) -> None:
-        self.restart()
-        self.before = _status('VmRSS')
-
-    def restart(self) -> None:
-        """Forgets the peak so far, but not what the process held before."""
-        Path('/proc/self/clear_refs').write_text('5')  # proc(5): the peak starts again at RSS
-
-    def bytes(self) -> int:
-        return _status('VmHWM') - self.before
-
-
-def _status(key: str) -> int:
-    for line in Path('/proc/self/status').read_text().splitlines():
-        if line.startswith(f'{key}:'):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f'expected {key} in /proc/self/status (got none)')
 
 
 def make_model(name: str, num_features: int, hidden: int, num_layers: int, num_classes: int) -> Any:

@@ -17,16 +17,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from process_memory import read_libraries
 from tqdm import tqdm
 
 Program = Callable[..., Iterator[Any]]
 
 _context = multiprocessing.get_context('forkserver')
 _context.set_forkserver_preload(['torch_geometric', 'pyg_sar'])  # imported once, for all
+
+
+class Steps(Protocol):
+    """What takes turns with others."""
+
+    def step(self) -> list[Any]: ...
 
 
 class Team(AbstractContextManager['Team']):
@@ -106,7 +113,7 @@ class Team(AbstractContextManager['Team']):
 
 
 def take_turns(
-    teams: Mapping[str, Team], rounds: int, *, warmup: int = 1, progress: str = ''
+    teams: Mapping[str, Steps], rounds: int, *, warmup: int = 1, progress: str = ''
 ) -> dict[str, list[list[Any]]]:
     """Steps all teams in turn, `warmup` + `rounds` times.
 
@@ -139,7 +146,7 @@ def _work(
             os.environ['MALLOC_MMAP_THRESHOLD_'] = str(mmap_threshold)  # read at start; pyg_sar's
             ctypes.CDLL(None).mallopt(-3, ctypes.c_int(mmap_threshold))  # M_MMAP_THRESHOLD
         torch.set_num_threads(threads)
-        _read_libraries()
+        read_libraries()
         if world_size > 1:
             if Path('/sys/class/net/lo').exists():
                 os.environ['GLOO_SOCKET_IFNAME'] = 'lo'  # the host's name need not resolve
@@ -152,18 +159,3 @@ def _work(
         pass  # the caller has gone
     except BaseException:
         connection.send((False, traceback.format_exc()))
-
-
-def _read_libraries() -> None:
-    """Reads the code of all loaded libraries, so that it counts as held before.
-
-    A forked process has none of its parent's file pages mapped; the first steps would seem to need
-    tens of MiB of memory that is torch's code.
-    """
-    libc = ctypes.CDLL(None)
-    for line in Path('/proc/self/maps').read_text().splitlines():
-        place, access, *_, name = line.split(maxsplit=5)
-        if access.startswith('r') and access[1] == '-' and name.startswith('/'):
-            start, end = (int(address, 16) for address in place.split('-'))
-            populate_read = 22  # madvise(2), Linux 5.14; refused before, which only costs accuracy
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), populate_read)

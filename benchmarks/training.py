@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from cached_graphs import cut, graph_file, read_all
-from measured_training import PeakMemory, as_csr, make_model, num_cores
+from measured_training import as_csr, make_model, num_cores
+from process_memory import PeakMemory
 from team import Team
 from torch import Tensor
 from torch_geometric.data import Data

@@ -121,6 +121,21 @@ def test_teams_take_turns_and_tell_of_failures(tmp_path: Path) -> None:
     assert "KeyError: 'broken'" in failure
 
 
+def test_programs_step_as_teams_and_tell_of_failures(load) -> None:
+    team_type = load('.', 'program_team').ProgramTeam
+    code = (
+        'import sys; rank = int(sys.argv[1]); print(\'"ready"\', flush=True)\n'
+        'for number, _ in enumerate(sys.stdin):\n'
+        '    print([rank, number] if number < 2 or rank == 0 else 1 / 0, flush=True)'
+    )
+    commands = [[sys.executable, '-c', code, str(rank)] for rank in range(2)]
+    with team_type(commands) as team:
+        assert team.setup == ['ready', 'ready']
+        assert [team.step(), team.step()] == [[[0, 0], [1, 0]], [[0, 1], [1, 1]]]
+        with pytest.raises(RuntimeError, match=r'rank 1 of 2 failed:\n[^$]*ZeroDivisionError'):
+            team.step()
+
+
 def test_fill_replaces_what_stands_between_the_marks(load) -> None:
     report = load('.', 'report')
     text = 'a\n<!-- x -->\nold\n<!-- /x -->\nb\n<!-- y -->\n<!-- /y -->\n'

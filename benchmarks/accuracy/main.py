@@ -18,8 +18,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from cached_graphs import TINY, WORDNET, graph_file, sizes  # noqa: E402
-from measured_training import PeakMemory, make_model, num_cores  # noqa: E402
+from measured_training import make_model, num_cores  # noqa: E402
 from plots import COLORS, panels, save  # noqa: E402
+from process_memory import PeakMemory  # noqa: E402
 from report import Benchmark, Row, show_mib, show_size, table  # noqa: E402
 from sampler import Batch, NeighborSampler  # noqa: E402
 from team import Team  # noqa: E402

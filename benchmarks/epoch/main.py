@@ -27,7 +27,7 @@ from report import (  # noqa: E402
     summary,
     table,
 )
-from team import Team, slowest, take_turns  # noqa: E402
+from team import Steps, slowest, take_turns  # noqa: E402
 from training import (  # noqa: E402
     MODES,
     PLAIN,
@@ -73,7 +73,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             'lr': args.lr,
         }
         with ExitStack() as stack:
-            teams: dict[str, Team] = {}
+            teams: dict[str, Steps] = {}
             # GATConv takes no sparse matrix.
             for variant in [PLAIN, *([PLAIN_CSR] if model == 'sage' else []), *args.modes]:
                 teams[variant] = stack.enter_context(
@@ -85,7 +85,10 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
                         **options,
                     )
                 )
-            for name, make in peers.teams(args.graph, processes, **options).items():
+            found_peers = peers.teams(
+                args.graph, processes, args.modes, mmap_threshold=threshold, **options
+            )
+            for name, make in found_peers.items():
                 teams[name] = stack.enter_context(make())
             steps = take_turns(teams, args.rounds, progress=f'{model}, {processes} ranks')
         for variant, found in steps.items():
@@ -98,14 +101,14 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
                     'ranks': processes,
                     'variant': variant,
                     'processes': len(found[0]),
-                    **_figures(found, steps[PLAIN], variant in peers.NAMES),
+                    **_figures(found, steps[PLAIN]),
                 }
             )
             yield rows[-1]
-    check_equal([row for row in rows if row['variant'] not in peers.NAMES])
+    check_equal([row for row in rows if not peers.is_peer(row['variant'])])
 
 
-def _figures(found: list[list[Row]], plain: list[list[Row]], is_peer: bool) -> Row:
+def _figures(found: list[list[Row]], plain: list[list[Row]]) -> Row:
     seconds, of = slowest(found[1:]), slowest(plain[1:])  # the first epoch also makes plans
     losses, expected = ([step[0]['loss'] for step in steps] for steps in (found, plain))
     return {
@@ -114,8 +117,7 @@ def _figures(found: list[list[Row]], plain: list[list[Row]], is_peer: bool) -> R
         'peak_bytes': [rank['peak_bytes'] for rank in found[-1]],
         'peak_of_plain': max(r['peak_bytes'] for r in found[-1]) / plain[-1][0]['peak_bytes'],
         'losses': losses,
-        # Other libraries start from other weights.
-        'loss_difference': None if is_peer else relative_difference(losses, expected),
+        'loss_difference': relative_difference(losses, expected),
     }
 
 
@@ -136,7 +138,7 @@ def render(report: dict[str, Any]) -> dict[str, str]:
                 show(r['of_plain']),
                 show_mib(r['peak_bytes']),
                 f'{r["peak_of_plain"]:.2f}',
-                '' if r['loss_difference'] is None else f'{r["loss_difference"]:.0e}',
+                f'{r["loss_difference"]:.0e}',
             ]
             other = fixed.get((r['ranks'], r['variant']))
             if fixed:

@@ -17,8 +17,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from cached_graphs import ARXIV, TINY, cut, graph_file, read_all, sizes  # noqa: E402
-from measured_training import PeakMemory, num_cores  # noqa: E402
+from measured_training import num_cores  # noqa: E402
 from plots import bars, panels, save  # noqa: E402
+from process_memory import PeakMemory  # noqa: E402
 from report import (  # noqa: E402
     Benchmark,
     Row,

@@ -22,10 +22,11 @@ sys.path.insert(0, str(HERE.parent))
 from cached_graphs import CACHE, read_all  # noqa: E402
 from configs import CONFIGS, Config  # noqa: E402
 from datasets import check_name, load  # noqa: E402
-from measured_training import PeakMemory, num_cores  # noqa: E402
+from measured_training import num_cores  # noqa: E402
 from metrics import mean_roc_auc  # noqa: E402
 from models import inputs, make_model  # noqa: E402
 from plots import COLORS, panels, save  # noqa: E402
+from process_memory import PeakMemory  # noqa: E402
 from report import Benchmark, Row, show_mib, show_size, summary, table  # noqa: E402
 from team import Team, slowest  # noqa: E402
 from torch_geometric.data import HeteroData  # noqa: E402
