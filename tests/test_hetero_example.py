@@ -92,7 +92,7 @@ def _run(*command: object) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.bench
 def test_as_a_program_on_one_and_two_processes(tmp_path: Path) -> None:
     data = _graph()
     for store in data.node_stores:

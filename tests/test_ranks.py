@@ -243,7 +243,7 @@ def test_run_once_with_a_rank_that_dies() -> None:
         run_once(_die, 3, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.bench
 @pytest.mark.parametrize('ends_by', [signal.SIGINT, signal.SIGKILL])
 def test_ranks_end_with_the_process_that_started_them(tmp_path: Path, ends_by: int) -> None:
     """In the middle of a call; SIGINT reaches the ranks too, as from a terminal."""

@@ -120,6 +120,7 @@ def test_rows_are_counted(found: dict[str, Outcome]) -> None:
             assert result.gradients == result.halo
 
 
+@pytest.mark.bench  # as it waits for ranks that wait
 def test_checks_can_fail(tmp_path: Path) -> None:
     """A wrong result, a rank that raises alone and one that waits are found; others go on."""
     results = outcomes(tmp_path, CHECKS, patience=5)
