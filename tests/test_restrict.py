@@ -298,9 +298,9 @@ def test_weights_of_gcn_norm_made_before_partitioning(tmp_path: Path) -> None:
         assert_close(rows, x[ids].detach(), tolerance=TOLERANCE)
 
 
-def test_the_example_of_the_readme(tmp_path: Path) -> None:
-    readme = (Path(__file__).parent.parent / 'README.md').read_text(encoding='utf-8')
-    example = re.search(r'<!-- restrict-example -->\n```python\n(.*?)```', readme, re.DOTALL)
+def test_the_example_of_the_docs(tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / 'docs/models.md').read_text(encoding='utf-8')
+    example = re.search(r'<!-- restrict-example -->\n```python\n(.*?)```', page, re.DOTALL)
     assert example is not None
     data = pyg_sar.load_shard(cut(small_graph(), 2, tmp_path / 'parts'))
     convs = [SARConv(SAGEConv(6, 8).double()), SARConv(SAGEConv(8, 3).double())]
