@@ -10,8 +10,9 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / 'pyg_sar'
 
 MAY_IMPORT = {
+    'monitor': {'monitor'},
     'shard': {'shard'},
-    'comm': {'comm', 'shard'},
+    'comm': {'comm', 'monitor', 'shard'},
     'merge': set(),
     'kernels': {'kernels', 'shard'},
     'aggregate': {'aggregate', 'comm', 'kernels', 'merge', 'shard'},
@@ -21,11 +22,12 @@ MAY_IMPORT = {
     'norm': {'comm', 'norm', 'recompute'},
     'loss': {'comm'},
     'memory': set(),
-    'load': {'comm', 'shard'},
+    'load': {'comm', 'monitor', 'shard'},
     'restrict': {'comm', 'shard'},
     'fingerprint': {'comm', 'conv'},
-    'wrap': {'comm', 'conv', 'models', 'norm', 'recompute'},
-    'ddp': {'comm', 'conv', 'fingerprint', 'memory', 'wrap'},
+    'wrap': {'comm', 'conv', 'models', 'monitor', 'norm', 'recompute'},
+    'ddp': {'comm', 'conv', 'fingerprint', 'memory', 'monitor', 'wrap'},
+    'profiling': {'comm', 'conv', 'monitor', 'profiling'},
     'checkpoint': {'checkpoint', 'comm'},
     'transforms': {'comm', 'conv', 'shard', 'transforms'},
     'partitioner': {'partitioner', 'shard'},

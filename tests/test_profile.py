@@ -1,0 +1,396 @@
+"""``pyg_sar.profile``: its counts follow from the shard, and nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from small_graphs import assert_all_raise, attempt, cut, small_graph
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, MedianAggregation, SAGEConv
+from traffic import counted
+
+import pyg_sar
+from pyg_sar.monitor import hook
+
+WIDTH = 6
+
+
+class Net(torch.nn.Module):
+    """Layers whose rows are as wide as their inputs; a norm between them waits for other ranks."""
+
+    def __init__(self, make: Callable[[], torch.nn.Module], num_layers: int = 2) -> None:
+        super().__init__()
+        self.convs = torch.nn.ModuleList([make() for _ in range(num_layers)])
+        self.norm = torch.nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = conv(self.norm(x), edge_index).relu()
+        return x
+
+
+def _sage() -> torch.nn.Module:
+    return SAGEConv(WIDTH, WIDTH)
+
+
+def _gat() -> torch.nn.Module:
+    return GATConv(WIDTH, WIDTH, add_self_loops=False)
+
+
+def _median() -> torch.nn.Module:
+    return SAGEConv(WIDTH, WIDTH, aggr=MedianAggregation())
+
+
+def _model(make: Callable[[], torch.nn.Module] = _sage, **options: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return pyg_sar.wrap(Net(make).double(), **options)
+
+
+def _step(model: torch.nn.Module, data: Data) -> list[Tensor]:
+    model.zero_grad()
+    out = model(data.x, data.edge_index)
+    out.square().sum().backward()
+    return [out.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Callable[[int], str]:
+    return lambda num_parts: str(cut(small_graph(), num_parts, tmp_path / 'parts'))
+
+
+def _counts(passes: Any) -> tuple[int, ...]:
+    return passes.rows_received, passes.rows_sent, passes.bytes_received, passes.bytes_sent
+
+
+def _expected(data: Data, *, reverse: bool = False, times: int = 1, width: int = 8) -> Any:
+    """What travels when every halo row does, `times` times, from the shard's own numbers."""
+    shard = data.edge_index.shard
+    sent = sum(step.send_index.numel() for step in shard.steps)
+    rows = (sent, shard.num_halo) if reverse else (shard.num_halo, sent)
+    return tuple(times * n for n in (*rows, *(n * WIDTH * width for n in rows)))
+
+
+def _profiled(root: str, mode: str, kind: str) -> list[Any]:
+    data = pyg_sar.load_shard(root)
+    dtype = torch.bfloat16 if kind == 'bfloat16' else None
+    model = _model(_gat if kind == 'gat' else _sage, mode=mode, exchange_dtype=dtype)
+    _step(model, data)  # plans
+    with pyg_sar.profile(model) as prof:
+        _step(model, data)
+        _step(model, data)
+    layers = prof.summary.layers
+    assert [(layer.path, layer.conv) for layer in layers] == [
+        (f'convs.{i}', 'GATConv' if kind == 'gat' else 'SAGEConv') for i in range(2)
+    ]
+    assert all(layer.mode == mode for layer in layers)
+    assert all(layer.forward.calls == layer.backward.calls == 2 for layer in layers)
+    sizes = {'width': 2} if dtype else {}
+    found = [(_counts(layer.forward), _counts(layer.backward)) for layer in layers]
+    halo = _expected(data, times=2, **sizes)
+    back = _expected(data, times=2, reverse=True, **sizes)
+    return [found, halo, back, layers[0].paths]
+
+
+@pytest.mark.parametrize('kind', ['float64', 'bfloat16'])
+@pytest.mark.parametrize('mode', ['sequential', 'sequential_no_remat', 'one_shot'])
+@pytest.mark.parametrize('world_size', [1, 3])
+def test_rows_and_bytes_of_sums(root, world_size, mode, kind):
+    """A sum sends every halo row once in forward, and its gradient once in backward."""
+    for found, halo, back, paths in run_ranks(_profiled, world_size, root(3), mode, kind):
+        assert found == [(halo, back)] * 2
+        assert paths == ('linear',)
+        assert (halo[0] > 0) == (world_size > 1)
+
+
+@pytest.mark.parametrize('mode', ['sequential', 'sequential_no_remat'])
+def test_rows_of_attention(root, mode):
+    """Logits and features travel; only without rows kept are they received again in backward."""
+    for found, halo, back, paths in run_ranks(_profiled, 3, root(3), mode, 'gat'):
+        assert 'weighted' in paths
+        for forward, backward in found:
+            assert forward[0] == 2 * halo[0]  # a row of logits and one of features
+            logits = halo[2] // WIDTH
+            assert forward[2] == halo[2] + logits
+            again = halo[2] if mode == 'sequential' else 0
+            assert backward[2] >= back[2] + again
+            assert (backward[2] == back[2] + back[2] // WIDTH) == (mode != 'sequential')
+
+
+def _against_messages(root: str, make: Callable[[], torch.nn.Module], **options: Any) -> None:
+    data = pyg_sar.load_shard(root)
+    model = _model(make, **options)
+    with pyg_sar.profile(model) as prof, counted() as traffic:
+        for _ in range(2):
+            _step(model, data)
+    s = prof.summary
+    passes = [p for layer in s.layers for p in (layer.forward, layer.backward)]
+    assert sum(p.bytes_sent for p in passes) + s.outside.bytes_sent == traffic.bytes_sent > 0
+
+
+@pytest.mark.parametrize(
+    ('make', 'options'),
+    [
+        (_sage, {'checkpoint_activations': True}),
+        (_gat, {'mode': 'one_shot'}),
+        (_gat, {'prefetch': 2}),
+        (_median, {'max_rows': 20}),
+    ],
+)
+def test_bytes_are_those_of_the_messages(root, make, options):
+    """Also plans and requests of the first epoch."""
+    run_ranks(_against_messages, 3, root(3), make, **options)
+
+
+def _kept(root: str) -> list[tuple[float, ...]]:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(0)
+    model = pyg_sar.wrap(_sage().double())
+    _step(model, data)
+    with pyg_sar.profile(model) as prof:
+        _step(model, data)
+    (layer,) = prof.summary.layers
+    assert layer.forward.calls == layer.backward.calls == 1
+    assert layer.path == ''
+    return [_counts(layer.forward), _counts(layer.backward)]
+
+
+def test_kept_sums_move_no_rows(root):
+    for found in run_ranks(_kept, 3, root(3)):
+        assert found == [(0, 0, 0, 0)] * 2
+
+
+def _same_bits(root: str, options: dict[str, Any], trace: bool) -> None:
+    data = pyg_sar.load_shard(root)
+    answers = []
+    for is_profiled in (False, True):
+        model = pyg_sar.DistributedDataParallel(_model(_gat), **options)
+        with pyg_sar.profile(model, trace=trace) if is_profiled else nullcontext():
+            answers.append([_step(model, data) for _ in range(2)])
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.module.convs)
+    for plain, profiled in zip(*answers, strict=True):
+        for a, b in zip(plain, profiled, strict=True):
+            assert torch.equal(a, b)
+    assert hook.watchers == ()
+
+
+@pytest.mark.parametrize('trace', [False, True])
+@pytest.mark.parametrize('world_size', [1, 3])
+def test_same_bits(root, world_size, trace):
+    options = {'checkpoint_activations': True} if trace else {}
+    run_ranks(_same_bits, world_size, root(3), options, trace)
+
+
+def _times(root: str) -> Any:
+    data = pyg_sar.load_shard(root)
+    model = _model(_gat)
+    before = time.perf_counter()
+    with pyg_sar.profile(model) as prof:
+        _step(model, data)
+        with torch.no_grad():
+            model(data.x, data.edge_index)
+    wall = time.perf_counter() - before
+    s = prof.summary
+    assert s.seconds <= wall
+    assert (s.rank, s.world_size) == (dist.get_rank(), dist.get_world_size())
+    passes = [p for layer in s.layers for p in (layer.forward, layer.backward)]
+    spent = sum(p.waiting + p.computing for p in passes)
+    assert all(p.waiting >= 0 and p.computing > 0 for p in passes)
+    assert all(p.waiting > 0 for p in (*passes, s.outside))  # the norm waits outside
+    assert 0 < spent + s.outside.waiting + s.outside.computing <= s.seconds * (1 + 1e-9)
+    assert 0 <= s.outside_share <= 1
+    assert [(layer.forward.calls, layer.backward.calls) for layer in s.layers] == [(2, 1)] * 2
+    for layer in s.layers:
+        assert layer.peak_bytes is None or layer.peak_bytes > 1 << 20
+    found = json.loads(json.dumps(prof.as_dict()))
+    assert found['layers'][1]['path'] == 'convs.1'
+    assert found['layers'][1]['forward']['rows_received'] == s.layers[1].forward.rows_received
+    spread = prof.all_ranks()
+    return prof.summary, spread, prof.table(), prof.table(all_ranks=True), str(prof)
+
+
+def test_times_and_tables(root):
+    results = run_ranks(_times, 3, root(3))
+    rows = [s.layers[1].forward.rows_received for s, *_ in results]
+    assert len(set(rows)) > 1
+    for rank, (_summary, spread, table, all_ranks, text) in enumerate(results):
+        of_layer = [
+            each.layers[1].forward.rows_received for each in (spread.least, spread.mean, spread.most)
+        ]
+        assert of_layer == [min(rows), pytest.approx(sum(rows) / 3), max(rows)]
+        assert text == table
+        assert table.startswith(f'rank {rank} of 3: ')
+        for line in ('convs.0', 'convs.1', 'all layers', 'outside of layers'):
+            assert sum(found.startswith(line) for found in table.splitlines()) == 1
+        assert f'{rows[rank]:,}' in table
+        assert all_ranks.count('least') == all_ranks.count('most') == 7
+        assert all_ranks == results[0][3]
+
+
+def _trace(root: str, folder: str) -> list[str]:
+    data = pyg_sar.load_shard(root)
+    model = _model()
+    with pyg_sar.profile(model, trace=True) as prof:
+        _step(model, data)
+    path = Path(folder) / f'{dist.get_rank()}.json'
+    prof.export_chrome_trace(path)
+    events = json.loads(path.read_text())['traceEvents']
+    return [event['name'] for event in events if event['name'].startswith('pyg_sar::')]
+
+
+def test_trace(root, tmp_path):
+    for rank, names in enumerate(run_ranks(_trace, 2, root(2), str(tmp_path))):
+        part = 1 - rank
+        for i in range(2):
+            place = f"layer 'convs.{i}' (SAGEConv)"
+            assert f'pyg_sar::{place}, forward' in names
+            assert f'pyg_sar::{place}, backward' in names
+            assert f'pyg_sar::wait: receiving the rows of part {part} ({place}, forward)' in names
+            assert f'pyg_sar::wait: receiving gradients of own rows ({place}, backward)' in names
+        assert 'pyg_sar::a sum over all ranks (outside of layers)' in names
+
+
+def _other_profiler(root: str) -> list[bool]:
+    """A profiler of the user's own sees the ranges while ours is active."""
+    data = pyg_sar.load_shard(root)
+    model = _model()
+    found = []
+    for is_profiled in (False, True):
+        with (
+            pyg_sar.profile(model) if is_profiled else nullcontext(),
+            torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler,
+        ):
+            _step(model, data)
+        found.append(any(e.name.startswith('pyg_sar::') for e in profiler.events()))
+    return found
+
+
+def test_ranges_in_a_profiler_of_the_user(root):
+    assert run_ranks(_other_profiler, 2, root(2)) == [[False, True]] * 2
+
+
+def _fails(root: str) -> None:
+    """An exception in a layer and one in backward: what came before counts, nothing is left."""
+    data = pyg_sar.load_shard(root)
+    model = _model()
+    prof = pyg_sar.profile(model)
+    with pytest.raises(ValueError, match='rows'), prof:
+        model(data.x, data.edge_index)
+        model(data.x[:-1], data.edge_index)
+    assert prof.summary.layers[0].forward.calls == 2
+    assert prof.summary.layers[1].forward.calls == 1
+    assert hook.watchers == ()
+
+    def fail(grad: Tensor) -> None:
+        raise ArithmeticError
+
+    with pyg_sar.profile(model) as prof:
+        out = model(data.x, data.edge_index)
+        out.register_hook(fail)
+        with pytest.raises(ArithmeticError):
+            out.sum().backward()
+        _step(model, data)
+    (first, _) = prof.summary.layers
+    assert (first.forward.calls, first.backward.calls) == (2, 1)
+
+
+def test_exceptions(root):
+    run_ranks(_fails, 1, root(3))
+
+
+def test_without_a_process_group(root):
+    """All parts on one process, a plain edge_index, two models, a copy, profiles within others."""
+    data = pyg_sar.load_shard(root(3))
+    graph = small_graph()
+    first, second = _model(), _model()
+    late = first(data.x, data.edge_index).sum()
+    with pyg_sar.profile(first) as outer, pyg_sar.profile(torch.nn.ModuleList([second])) as inner:
+        late.backward()  # of a forward before: not a layer's
+        _step(first, data)
+        _step(copy.deepcopy(first), data)
+        second(graph.x, graph.edge_index)
+        left = second(graph.x, graph.edge_index).sum()
+    left.backward()
+    assert [layer.path for layer in inner.summary.layers] == ['0.convs.0', '0.convs.1']
+    for prof, calls, paths in ((outer, (1, 1), ('linear',)), (inner, (2, 0), ())):
+        for layer in prof.summary.layers:
+            assert (layer.forward.calls, layer.backward.calls) == calls
+            assert layer.paths == paths
+            assert _counts(layer.forward) == _counts(layer.backward) == (0, 0, 0, 0)
+    assert outer.all_ranks().most == outer.all_ranks().least
+    assert outer.table(all_ranks=True).startswith('1 ranks')
+
+
+def test_backward_counts_linear_layers():
+    """A layer's backward is all of its steps of autograd, and none of those around it."""
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            steps.append(hook.watchers[-1]._here.frames[-1].layer)
+            return grad
+
+    class Conv(SAGEConv):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return Slow.apply(super().forward(x, edge_index))
+
+    steps: list[Any] = []
+    graph = small_graph()
+    model = pyg_sar.wrap(Conv(WIDTH, WIDTH).double())
+    with pyg_sar.profile(model) as prof:
+        Slow.apply(model(Slow.apply(graph.x.requires_grad_()), graph.edge_index)).sum().backward()
+    assert steps == [None, prof.summary.layers[0], None]
+
+
+def _differ(root: str) -> str:
+    num_layers = 1 + dist.get_rank()
+    model = pyg_sar.wrap(Net(_sage, num_layers))
+    with pyg_sar.profile(model) as prof:
+        pass
+    return attempt(prof.table, all_ranks=True)
+
+
+def test_refused(root):
+    with pytest.raises(ValueError, match='wrapped'):
+        pyg_sar.profile(torch.nn.Linear(1, 1))
+    prof = pyg_sar.profile(_model())
+    with pytest.raises(ValueError, match='end of the profile'):
+        prof.table()
+    with prof:
+        pass
+    with pytest.raises(ValueError, match='entered before'), prof:
+        pass
+    with pytest.raises(ValueError, match='trace=True'):
+        prof.export_chrome_trace('trace.json')
+    with (
+        pyg_sar.profile(_model(), trace=True),
+        pytest.raises(ValueError, match='at a time'),
+        pyg_sar.profile(_model(), trace=True),
+    ):
+        pass
+    assert hook.watchers == ()
+    assert_all_raise(run_ranks(_differ, 2, root(2)), 'ValueError', 'number of profiled layers')
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(root):
+    data = pyg_sar.load_shard(root(2)).to('cuda')
+    model = _model().cuda()
+    with pyg_sar.profile(model) as prof:
+        _step(model, data)
+    assert prof.summary.memory == 'CUDA allocated'
+    assert all(layer.backward.calls == 1 and layer.peak_bytes for layer in prof.summary.layers)
