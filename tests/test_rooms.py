@@ -17,7 +17,7 @@ MAY_IMPORT = {
     'kernels': {'kernels', 'shard'},
     'aggregate': {'aggregate', 'comm', 'kernels', 'merge', 'shard'},
     'models': {'aggregate', 'comm', 'models', 'shard'},
-    'conv': {'aggregate', 'comm', 'conv', 'merge', 'models', 'shard'},
+    'conv': {'aggregate', 'comm', 'conv', 'merge', 'models', 'monitor', 'shard'},
     'recompute': {'recompute'},
     'norm': {'comm', 'norm', 'recompute'},
     'loss': {'comm'},
