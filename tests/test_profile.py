@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from traffic import counted
 
 import pyg_sar
 from pyg_sar.monitor import hook
+from pyg_sar.profiling.recording import Recording
 
 WIDTH = 6
 
@@ -137,15 +138,19 @@ def test_rows_of_attention(root, mode):
             assert (backward[2] == back[2] + back[2] // WIDTH) == (mode != 'sequential')
 
 
-def _against_messages(root: str, make: Callable[[], torch.nn.Module], **options: Any) -> None:
+def _against_messages(
+    root: str, make: Callable[[], torch.nn.Module], **options: Any
+) -> tuple[int, ...]:
     data = pyg_sar.load_shard(root)
     model = _model(make, **options)
     with pyg_sar.profile(model) as prof, counted() as traffic:
         for _ in range(2):
             _step(model, data)
     s = prof.summary
-    passes = [p for layer in s.layers for p in (layer.forward, layer.backward)]
-    assert sum(p.bytes_sent for p in passes) + s.outside.bytes_sent == traffic.bytes_sent > 0
+    passes = [s.outside, *(p for layer in s.layers for p in (layer.forward, layer.backward))]
+    assert sum(p.bytes_sent for p in passes) == traffic.bytes_sent > 0
+    rows = sum(p.rows_received for p in passes), sum(p.rows_sent for p in passes)
+    return *rows, sum(p.bytes_received for p in passes), traffic.bytes_sent
 
 
 @pytest.mark.parametrize(
@@ -159,7 +164,10 @@ def _against_messages(root: str, make: Callable[[], torch.nn.Module], **options:
 )
 def test_bytes_are_those_of_the_messages(root, make, options):
     """Also plans and requests of the first epoch."""
-    run_ranks(_against_messages, 3, root(3), make, **options)
+    found = run_ranks(_against_messages, 3, root(3), make, **options)
+    rows_received, rows_sent, bytes_received, bytes_sent = map(sum, zip(*found, strict=True))
+    assert rows_received == rows_sent > 0
+    assert bytes_received == bytes_sent
 
 
 def _kept(root: str) -> list[tuple[float, ...]]:
@@ -371,29 +379,57 @@ def test_without_a_process_group(root):
     assert outer.table(all_ranks=True).startswith('1 ranks')
 
 
-def test_backward_counts_linear_layers():
+class _Notes(torch.autograd.Function):
+    """Notes which layer is running when its backward does, and then may fail."""
+
+    layers: ClassVar[list[Any]] = []
+    error: ClassVar[Exception | None] = None
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        _Notes.note()
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        _Notes.note()
+        if _Notes.error is not None:
+            raise _Notes.error
+        return grad
+
+    @staticmethod
+    def note() -> None:
+        (recording,) = (w for w in hook.watchers if isinstance(w, Recording))
+        _Notes.layers.append(recording._here.frames[-1].layer)
+
+
+class _NotingConv(SAGEConv):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return _Notes.apply(super().forward(x, edge_index))
+
+
+def test_which_layer_is_running(monkeypatch):
     """A layer's backward is all of its steps of autograd, and none of those around it."""
-
-    class Slow(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
-            steps.append(hook.watchers[-1]._here.frames[-1].layer)
-            return grad
-
-    class Conv(SAGEConv):
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return Slow.apply(super().forward(x, edge_index))
-
-    steps: list[Any] = []
+    layers: list[Any] = []
+    monkeypatch.setattr(_Notes, 'layers', layers)
     graph = small_graph()
-    model = pyg_sar.wrap(Conv(WIDTH, WIDTH).double())
+    graph.x.requires_grad_()
+    model = pyg_sar.wrap(_NotingConv(WIDTH, WIDTH).double())
     with pyg_sar.profile(model) as prof:
-        Slow.apply(model(Slow.apply(graph.x.requires_grad_()), graph.edge_index)).sum().backward()
-    assert steps == [None, prof.summary.layers[0], None]
+        (layer,) = prof._recording.layers
+        _Notes.apply(model(_Notes.apply(graph.x), graph.edge_index)).sum().backward()
+        assert layers == [None, layer, None, None, layer, None]
+        layers.clear()
+
+        loss = model(graph.x, graph.edge_index).sum()
+        monkeypatch.setattr(_Notes, 'error', ArithmeticError())
+        with pytest.raises(ArithmeticError):
+            loss.backward()
+        monkeypatch.setattr(_Notes, 'error', None)
+        loss = _Notes.apply(model(graph.x, graph.edge_index)).sum()
+        assert layers == [layer, layer, layer, None]
+        loss.backward()
+    assert (layer.forward.calls, layer.backward.calls) == (3, 3)
 
 
 def _differ(root: str) -> str:
