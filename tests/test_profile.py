@@ -27,6 +27,7 @@ from pyg_sar.monitor import hook
 from pyg_sar.profiling.recording import Recording
 
 WIDTH = 6
+_REDUCED = 'least', 'mean', 'most'
 
 
 class Net(torch.nn.Module):
@@ -234,26 +235,27 @@ def _times(root: str) -> Any:
     found = json.loads(json.dumps(prof.as_dict()))
     assert found['layers'][1]['path'] == 'convs.1'
     assert found['layers'][1]['forward']['rows_received'] == s.layers[1].forward.rows_received
-    spread = prof.all_ranks()
-    return prof.summary, spread, prof.table(), prof.table(all_ranks=True), str(prof)
+    return prof.summary, prof.all_ranks(), prof.table(), prof.table(all_ranks=True), str(prof)
 
 
 def test_times_and_tables(root):
     results = run_ranks(_times, 3, root(3))
     rows = [s.layers[1].forward.rows_received for s, *_ in results]
     assert len(set(rows)) > 1
-    for rank, (_summary, spread, table, all_ranks, text) in enumerate(results):
-        of_layer = [
-            each.layers[1].forward.rows_received
-            for each in (spread.least, spread.mean, spread.most)
-        ]
-        assert of_layer == [min(rows), pytest.approx(sum(rows) / 3), max(rows)]
+    for rank, (_, of_ranks, table, all_ranks, text) in enumerate(results):
+        assert of_ranks == [summary for summary, *_ in results]
+        assert all_ranks.startswith('3 ranks: ')
+        lines = [line.split() for line in all_ranks.splitlines()]
+        start = next(i for i, line in enumerate(lines) if line[0] == 'convs.1')
+        for i, number in enumerate((min(rows), sum(rows) / 3, max(rows))):
+            line = lines[start + i]
+            assert line[line.index(_REDUCED[i]) + 2] == f'{number:,.0f}'
         assert text == table
         assert table.startswith(f'rank {rank} of 3: ')
         for line in ('convs.0', 'convs.1', 'all layers', 'outside of layers'):
             assert sum(found.startswith(line) for found in table.splitlines()) == 1
         assert f'{rows[rank]:,}' in table
-        assert all_ranks.count('least') == all_ranks.count('most') == 7
+        assert all_ranks.count(' least ') == all_ranks.count(' most ') == 7
         assert all_ranks == results[0][3]
 
 
@@ -375,7 +377,7 @@ def test_without_a_process_group(root):
             assert (layer.forward.calls, layer.backward.calls) == calls
             assert layer.paths == paths
             assert _counts(layer.forward) == _counts(layer.backward) == (0, 0, 0, 0)
-    assert outer.all_ranks().most == outer.all_ranks().least
+    assert outer.all_ranks() == [outer.summary]
     assert outer.table(all_ranks=True).startswith('1 ranks')
 
 

@@ -1,9 +1,9 @@
-"""The counts of all ranks, as floating-point numbers, and what lies between them."""
+"""The counts of all ranks, which travel as floating-point numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import torch
 import torch.distributed as dist
@@ -14,34 +14,19 @@ from pyg_sar.comm.all_to_all import all_to_all
 from pyg_sar.profiling.records import PassProfile, Summary
 
 
-@dataclass
-class Spread:
-    """The least, the mean and the most of every count, each by itself, over all ranks.
-
-    Attributes:
-        least: Of every count the smallest that a rank has; not the counts of one rank.
-        mean: Of every count the mean.
-        most: Of every count the largest.
-    """
-
-    least: Summary
-    mean: Summary
-    most: Summary
-
-
-def gather(summary: Summary, device: torch.device) -> Spread:
-    """Compares the ranks' counts (collective: two all-to-alls of float64).
+def gather(summary: Summary, device: torch.device) -> list[Summary]:
+    """The summaries of all ranks, by rank (collective: two all-to-alls of float64).
 
     Raises:
         ValueError: On all ranks, if they do not have the same number of layers.
     """
-    numbers = torch.tensor(list(_numbers(summary)), dtype=torch.float64)
     num_layers = _of_all(torch.tensor([float(len(summary.layers))], device=device))
     each = [int(number) for number in num_layers.flatten()]
     check_equal('number of profiled layers', len(summary.layers), each)
-    table = _of_all(numbers.to(device)).cpu()
-    found = table.amin(0), table.mean(0), table.amax(0)
-    return Spread(*(_summary(summary, row.tolist()) for row in found))
+    # Exact: float64 holds whole numbers up to 2^53.
+    numbers = torch.tensor(list(_numbers(summary)), dtype=torch.float64, device=device)
+    rows = _of_all(numbers).tolist()
+    return [_summary(replace(summary, rank=rank), row) for rank, row in enumerate(rows)]
 
 
 def _of_all(own: Tensor) -> Tensor:
@@ -54,7 +39,7 @@ def _of_all(own: Tensor) -> Tensor:
 
 
 def _numbers(summary: Summary) -> Iterator[float]:
-    """All counts, in one order."""
+    """All counts, in one order; memory that is not known is NaN."""
     yield summary.seconds
     yield _or_nan(summary.start_bytes)
     yield from _of_pass(summary.outside)
@@ -69,7 +54,7 @@ def _of_pass(passes: PassProfile) -> Iterator[float]:
         yield float(getattr(passes, field.name))
 
 
-def _or_nan(number: float | None) -> float:
+def _or_nan(number: int | None) -> float:
     return float('nan') if number is None else float(number)
 
 
@@ -77,16 +62,20 @@ def _summary(like: Summary, numbers: list[float]) -> Summary:
     """The reverse of :func:`_numbers`."""
     rest = iter(numbers)
 
-    def number() -> float | None:
+    def num_bytes() -> int | None:
         value = next(rest)
-        return None if value != value else value
+        return None if value != value else int(value)
 
     def passes() -> PassProfile:
-        return PassProfile(*(next(rest) for _ in fields(PassProfile)))
+        found = PassProfile()
+        for field in fields(found):
+            kind = type(getattr(found, field.name))  # int or float
+            setattr(found, field.name, kind(next(rest)))
+        return found
 
-    seconds, start_bytes, outside = next(rest), number(), passes()
+    seconds, start_bytes, outside = next(rest), num_bytes(), passes()
     layers = [
-        replace(layer, peak_bytes=number(), forward=passes(), backward=passes())
+        replace(layer, peak_bytes=num_bytes(), forward=passes(), backward=passes())
         for layer in like.layers
     ]
     return replace(like, seconds=seconds, start_bytes=start_bytes, outside=outside, layers=layers)

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from pyg_sar.comm import is_distributed
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.monitor import Ranges
-from pyg_sar.profiling.gather import Spread, gather
+from pyg_sar.profiling.gather import gather
 from pyg_sar.profiling.recording import Recording
 from pyg_sar.profiling.records import Summary
-from pyg_sar.profiling.table import spread_table, summary_table
+from pyg_sar.profiling.table import table_of_all, table_of_one
 
 _TracerType = torch.profiler.profile
 
@@ -37,7 +37,8 @@ def profile(model: torch.nn.Module, *, trace: bool = False) -> Profile:
       message, waiting for rows or for one's own to be taken, sums and decisions of all ranks.
     - **computing** is all other time between the beginning and the end of a pass. A layer's
       backward is the sum of its steps of autograd, its linear layers included. Backward of a
-      forward before the profile is outside of layers.
+      forward before the profile is outside of layers. So is the wait of DistributedDataParallel for
+      the sums of gradients, which torch does not tell apart: it counts as computing there.
     - **rows and bytes** are counted when a message is complete. With exchanges of all ranks at once
       (mode one_shot, the gather path, plans made in the first epoch) everything that travels counts
       as rows, without what a rank sends to itself.
@@ -132,8 +133,8 @@ class Profile:
             raise ValueError("expected the end of the profile's 'with' block first")
         return self._summary
 
-    def all_ranks(self) -> Spread:
-        """The least, the mean and the most of every count over the ranks.
+    def all_ranks(self) -> list[Summary]:
+        """The counts of all ranks, by rank.
 
         Collective: two all-to-alls of numbers; every rank has to profile its model.
 
@@ -149,7 +150,7 @@ class Profile:
             all_ranks: Whether to show the least, the mean and the most over all ranks instead of
                 this rank's own; collective, see :meth:`all_ranks`.
         """
-        return spread_table(self.all_ranks()) if all_ranks else summary_table(self.summary)
+        return table_of_all(self.all_ranks()) if all_ranks else table_of_one(self.summary)
 
     def as_dict(self) -> dict[str, Any]:
         """This rank's counts as numbers, strings, lists and dicts, for JSON."""

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class PassProfile:
-    """All forward passes of a layer, or all backward passes. A mean of ranks has fractions.
+    """All forward passes of a layer, or all backward passes.
 
     Attributes:
         calls: How many there were.
@@ -20,11 +20,11 @@ class PassProfile:
         computing: All other seconds.
     """
 
-    calls: float = 0
-    rows_received: float = 0
-    rows_sent: float = 0
-    bytes_received: float = 0
-    bytes_sent: float = 0
+    calls: int = 0
+    rows_received: int = 0
+    rows_sent: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
     waiting: float = 0.0
     computing: float = 0.0
 
@@ -50,7 +50,7 @@ class LayerProfile:
     mode: str = ''
     forward: PassProfile = field(default_factory=PassProfile)
     backward: PassProfile = field(default_factory=PassProfile)
-    peak_bytes: float | None = None
+    peak_bytes: int | None = None
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Summary:
     seconds: float
     layers: list[LayerProfile]
     outside: PassProfile
-    start_bytes: float | None
+    start_bytes: int | None
     memory: str
 
     @property
