@@ -24,6 +24,7 @@ from pyg_sar.comm import (
 from pyg_sar.conv.paths import Mode
 from pyg_sar.fingerprint import check_same_model
 from pyg_sar.memory import return_freed_memory
+from pyg_sar.monitor import LogLevel
 from pyg_sar.wrap import as_timedelta, wrap
 
 _TorchDDP = torch.nn.parallel.DistributedDataParallel
@@ -53,6 +54,7 @@ class DistributedDataParallel(_TorchDDP):
             given, wait for a rank that says nothing: seconds or a timedelta; None for the timeout
             of the default group.
         debug: Whether the ranks compare what they do before every exchange (:func:`pyg_sar.wrap`).
+        log: What this process tells: ``'info'``, ``'debug'`` or ``'off'`` (:func:`pyg_sar.wrap`).
         return_memory: Have large freed tensors given back to the system at once
             (:func:`pyg_sar.return_freed_memory`).
         **kwargs: Options of torch's DistributedDataParallel. Buffers stay equal by themselves, so
@@ -76,6 +78,7 @@ class DistributedDataParallel(_TorchDDP):
         checkpoint_activations: bool = False,
         timeout: float | timedelta | None = None,
         debug: bool | None = None,
+        log: LogLevel | None = None,
         return_memory: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -96,6 +99,7 @@ class DistributedDataParallel(_TorchDDP):
                 memory_budget=memory_budget,
                 exchange_dtype=exchange_dtype,
                 checkpoint_activations=checkpoint_activations,
+                log=log,
             )
             limit = as_timedelta(timeout)
         except Exception as found:  # whatever it is, the other ranks must not wait for this one

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 import torch.distributed as dist
+from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import agree, is_distributed, raise_together
+from pyg_sar.monitor import bytes_text, say
 from pyg_sar.shard.extra import Attrs
 from pyg_sar.shard.foreign import ForeignFolder, is_foreign
 from pyg_sar.shard.load import read_shard
 from pyg_sar.shard.meta import read_meta
+
+_COUNTS = 'num_edges', 'num_halo'
+
+_logger = logging.getLogger(__name__)
 
 
 def load_shard(
@@ -70,8 +77,8 @@ def load_shard(
                 f"{launched} processes (call torch.distributed.init_process_group('gloo') first)"
             )
         if rank is None:
-            return read_shard(root, 0, 1, attrs=attrs)
-        return read_shard(root, rank, _num_parts(root), attrs=attrs)
+            return _told(read_shard(root, 0, 1, attrs=attrs))
+        return _told(read_shard(root, rank, _num_parts(root), attrs=attrs))
     data: Data | HeteroData | None = None
     error: FileNotFoundError | ValueError | None = None
     try:
@@ -84,6 +91,26 @@ def load_shard(
     raise_together(error)
     assert data is not None
     _check_same_partition(data)
+    return _told(data)
+
+
+def _told(data: Data | HeteroData) -> Data | HeteroData:
+    """Logs what was loaded, and gives it back."""
+    if not _logger.isEnabledFor(logging.INFO):
+        return data
+    shards = [s.edge_index.shard for s in data.edge_stores if 'edge_index' in s]
+    if shards:
+        parts = shards[0].parts
+        num_edges, num_halo = (sum(getattr(s, n) for s in shards) for n in _COUNTS)
+        tensors = [v for s in data.stores for v in s.values() if isinstance(v, Tensor)]
+        num_bytes = bytes_text(sum(t.nbytes for t in tensors))
+        say(
+            _logger,
+            logging.INFO,
+            f'loaded parts {parts.start} to {parts.stop - 1} of {shards[0].num_parts} from '
+            f"'{shards[0].root}': {data.num_nodes} own nodes, {num_edges} edges, {num_halo} halo "
+            f'rows, {num_bytes}',
+        )
     return data
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import TypeVar
 
@@ -14,8 +15,11 @@ from pyg_sar.conv.paths import Mode
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.conv.support import why_refused
 from pyg_sar.models import make_global
+from pyg_sar.monitor import LogLevel, check_log, say, set_log
 from pyg_sar.norm import to_global
 from pyg_sar.recompute import recompute_activations_of
+
+_logger = logging.getLogger(__name__)
 
 Model = TypeVar('Model', bound=torch.nn.Module)
 
@@ -31,6 +35,7 @@ def wrap(
     checkpoint_activations: bool = False,
     timeout: float | timedelta | None = None,
     debug: bool | None = None,
+    log: LogLevel | None = None,
 ) -> Model:
     """Wraps every conv of a model in a :class:`SARConv` and makes its norms global, in place.
 
@@ -58,17 +63,21 @@ def wrap(
         debug: Whether the ranks compare what they do (operation, layer, forward or backward) before
             every exchange, so that a rank that skips a layer is an error and not a wrong number.
             Slow. It holds for all models of the process; None leaves it as it is (off at first).
+        log: ``'info'`` or ``'debug'``: what this process tells on stderr, or to handlers of the
+            logger ``pyg_sar``, about layers, blocks and times (docs/profiling.md); ``'off'``; None
+            leaves it as it is, which is what PYG_SAR_LOG in the environment says. Ranks may differ.
 
     Returns:
         `model`.
 
     Raises:
-        ValueError: If `timeout` is not positive; if the model has no conv, or holds a module that
-            cannot be computed on a cut graph; it is named with the reason, and the model is
-            unchanged. If activations of a conv by itself are to be recomputed, which has none
-            around it.
+        ValueError: If `timeout` is not positive or `log` no level; if the model has no conv, or
+            holds a module that cannot be computed on a cut graph; it is named with the reason, and
+            the model is unchanged. If activations of a conv by itself are to be recomputed, which
+            has none around it.
     """
     limit = as_timedelta(timeout)
+    check_log(log)
     is_conv = isinstance(model, MessagePassing)
     if checkpoint_activations and is_conv:
         raise ValueError(
@@ -80,7 +89,9 @@ def wrap(
     make_global(model)
     set_timeout(limit)
     set_debug(debug)
+    set_log(log)
     if is_conv and not isinstance(model, SARConv):
+        _tell(wrapped[model])
         return wrapped[model]  # type: ignore[return-value]
     _replace_children(model, wrapped)
     for name, module in model.named_modules():
@@ -88,7 +99,18 @@ def wrap(
             module._path = name
     if checkpoint_activations:
         recompute_activations_of(model)
+    _tell(model)
     return model
+
+
+def _tell(model: torch.nn.Module) -> None:
+    if not _logger.isEnabledFor(logging.INFO):
+        return
+    layers = [module for module in model.modules() if isinstance(module, SARConv)]
+    of_layers = '; '.join(f'{layer.place}, mode {layer.mode!r}' for layer in layers)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    text = f'wrapped {type(model).__name__}, {num_parameters} parameters, {len(layers)} layers'
+    say(_logger, logging.INFO, f'{text}: {of_layers}')
 
 
 def as_timedelta(timeout: float | timedelta | None) -> timedelta | None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_sar.comm.guarded import exchange_group, guard
+from pyg_sar.monitor import hook
 
 
 def all_to_all(
@@ -43,6 +44,12 @@ def all_to_all(
             [n * row_bytes for n in send_counts],
             group=exchange_group(),
         )
+        if hook.watchers:
+            own = dist.get_rank()  # its rows stay here
+            came = sum(recv_counts) - recv_counts[own]
+            went = sum(send_counts) - send_counts[own]
+            moved = came, went, came * row_bytes, went * row_bytes
+            hook.moved(hook.Transfer('all ranks', 'rows', *moved))
     return received
 
 

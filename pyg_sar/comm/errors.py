@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from pyg_sar.monitor import hook
+
 Function = TypeVar('Function', bound=type)
 
 
@@ -55,9 +57,14 @@ def in_layer(layer: str, phase: str = 'forward') -> Iterator[None]:
     """Names the layer that is computed while it lasts; the innermost counts."""
     before = _place.layer, _place.phase
     _place.layer, _place.phase = layer, phase
+    watchers = hook.watchers
+    for watcher in watchers:
+        watcher.enter_layer(layer, phase)
     try:
         yield
     finally:
+        for watcher in reversed(watchers):
+            watcher.leave_layer()
         _place.layer, _place.phase = before
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from pyg_sar.comm.connection import Connection, Guard
 from pyg_sar.comm.errors import ExchangeError, collective
+from pyg_sar.monitor import hook
 
 _SIGNS = ('gloo', 'Connection closed', 'Application timeout', 'NCCL')
 
@@ -26,7 +27,7 @@ def _connection() -> Connection | None:
 
 def guard(
     operation: str, peer: int | None = None, *, is_wait: bool = False, alike: str | None = None
-) -> Guard:
+) -> Guard | hook.Watched:
     """For the time of an operation in the exchange group.
 
     Args:
@@ -48,7 +49,8 @@ def guard(
         if connection.debug:
             connection.check(operation)
             connection.compare(alike or operation)
-    return Guard(connection, operation, peer)
+    guarded = Guard(connection, operation, peer)
+    return hook.Watched(guarded, operation, peer, is_wait) if hook.watchers else guarded
 
 
 def lost_rank(error: RuntimeError, operation: str) -> ExchangeError | None:

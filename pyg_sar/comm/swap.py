@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from pyg_sar.comm.buffers import Buffers
 from pyg_sar.comm.guarded import arrived, guard, travels
+from pyg_sar.monitor import hook
 
 ROWS_TAG, GRADIENTS_TAG = 0, 1
 
@@ -30,6 +31,7 @@ class Swap:
         tag: int,
     ) -> None:
         self.received, self._sent = received, sent
+        self._kind = 'rows' if tag == ROWS_TAG else 'gradients'
         receives = [
             dist.P2POp(dist.irecv, t, recv_rank, group, tag) for t in received.rows if t.numel()
         ]
@@ -38,8 +40,7 @@ class Swap:
         ops = [*receives, *sends]
         self._num_receives = len(receives)
         self._ranks, self._tag, self._part = (recv_rank, send_rank), tag, part
-        kind = 'rows' if tag == ROWS_TAG else 'gradients'
-        with guard(*self._operation(0), alike=f'a step of {kind}'):
+        with guard(*self._operation(0), alike=f'a step of {self._kind}'):
             self.works: list[dist.Work] = dist.batch_isend_irecv(ops) if ops else []
         travels(self)
 
@@ -53,6 +54,19 @@ class Swap:
             with guard(*self._operation(i), is_wait=True):
                 work.wait()
         arrived(self)
+        if hook.watchers:
+            hook.moved(self._transfer())
+
+    def _transfer(self) -> hook.Transfer:
+        received, sent = self.received.rows, self._sent.rows
+        return hook.Transfer(
+            f'part {self._part}',
+            self._kind,
+            sum(t.size(0) for t in received),
+            sum(t.size(0) for t in sent),
+            sum(t.nbytes for t in received),
+            sum(t.nbytes for t in sent),
+        )
 
     def _operation(self, i: int) -> tuple[str, int]:
         """What the transfer number i does, and with which rank."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import Exchange
+from pyg_sar.comm.errors import place
 from pyg_sar.conv.agreement import Agreement, Call, agree_on_call, edge_tensors, signature
 from pyg_sar.conv.binding import Binding, bind
 from pyg_sar.conv.exchanges import Exchanges, Oriented
@@ -26,8 +28,11 @@ from pyg_sar.conv.stand_ins import plain
 from pyg_sar.conv.support import STATISTICS_MODULES
 from pyg_sar.conv.trace import trace
 from pyg_sar.conv.uses import Uses
+from pyg_sar.monitor import say
 from pyg_sar.shard.plan import Plan, plan_of
 from pyg_sar.shard.shard import Shard
+
+_logger = logging.getLogger(__name__)
 
 
 class Propagation:
@@ -177,6 +182,9 @@ class Propagation:
         if key not in self.agreed:
             with not_saved():
                 self.agreed[key] = self._agree(function, shard, edge_index, size, kwargs)
+            found: Agreement = self.agreed[key]
+            text = f'{place()}: {found.function}, path {found.path}, mode {found.mode!r}'
+            say(_logger, logging.INFO, text)
         self._check(shard, size)
         plan = plan_of(edge_index, shard)
         agreed: Agreement = self.agreed[key]

@@ -16,7 +16,7 @@ from pyg_sar.conv.exchanges import Exchanges, find_shards
 from pyg_sar.conv.functions import overridden, replaced
 from pyg_sar.conv.inputs import check_inputs
 from pyg_sar.conv.options import Options
-from pyg_sar.conv.paths import Mode
+from pyg_sar.conv.paths import Mode, Path
 from pyg_sar.conv.special import propagation_of, special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.conv.uses import Uses
@@ -218,6 +218,13 @@ class SARConv(MessagePassing):  # type: ignore[misc]
             for value in agreed.values()
             if isinstance(value, Agreement)
         ]
+
+    def chosen_paths(self) -> list[Path]:
+        """How message passing has been computed so far, the same on all ranks: each path once."""
+        found = [
+            v.path for a in self._agreed.values() for v in a.values() if isinstance(v, Agreement)
+        ]
+        return list(dict.fromkeys(found))
 
     def reset_parameters(self) -> None:
         """Resets the conv's parameters."""

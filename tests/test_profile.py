@@ -1,0 +1,474 @@
+"""``pyg_sar.profile``: its counts follow from the shard, and nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stderr
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_once, run_ranks
+from small_graphs import assert_all_raise, attempt, cut, small_graph
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, MedianAggregation, SAGEConv
+from traffic import counted
+
+import pyg_sar
+from pyg_sar.monitor import hook
+from pyg_sar.profiling.recording import Recording
+
+WIDTH = 6
+_REDUCED = 'least', 'mean', 'most'
+
+
+class Net(torch.nn.Module):
+    """Layers whose rows are as wide as their inputs; a norm between them waits for other ranks."""
+
+    def __init__(self, make: Callable[[], torch.nn.Module], num_layers: int = 2) -> None:
+        super().__init__()
+        self.convs = torch.nn.ModuleList([make() for _ in range(num_layers)])
+        self.norm = torch.nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = conv(self.norm(x), edge_index).relu()
+        return x
+
+
+def _sage() -> torch.nn.Module:
+    return SAGEConv(WIDTH, WIDTH)
+
+
+def _gat() -> torch.nn.Module:
+    return GATConv(WIDTH, WIDTH, add_self_loops=False)
+
+
+def _median() -> torch.nn.Module:
+    return SAGEConv(WIDTH, WIDTH, aggr=MedianAggregation())
+
+
+def _model(make: Callable[[], torch.nn.Module] = _sage, **options: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return pyg_sar.wrap(Net(make).double(), **options)
+
+
+def _step(model: torch.nn.Module, data: Data) -> list[Tensor]:
+    model.zero_grad()
+    out = model(data.x, data.edge_index)
+    out.square().sum().backward()
+    return [out.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Callable[[int], str]:
+    return lambda num_parts: str(cut(small_graph(), num_parts, tmp_path / 'parts'))
+
+
+def _counts(passes: Any) -> tuple[int, ...]:
+    return passes.rows_received, passes.rows_sent, passes.bytes_received, passes.bytes_sent
+
+
+def _expected(data: Data, *, reverse: bool = False, times: int = 1, width: int = 8) -> Any:
+    """What travels when every halo row does, `times` times, from the shard's own numbers."""
+    shard = data.edge_index.shard
+    sent = sum(step.send_index.numel() for step in shard.steps)
+    rows = (sent, shard.num_halo) if reverse else (shard.num_halo, sent)
+    return tuple(times * n for n in (*rows, *(n * WIDTH * width for n in rows)))
+
+
+def _profiled(root: str, mode: str, kind: str) -> list[Any]:
+    data = pyg_sar.load_shard(root)
+    dtype = torch.bfloat16 if kind == 'bfloat16' else None
+    model = _model(_gat if kind == 'gat' else _sage, mode=mode, exchange_dtype=dtype)
+    _step(model, data)  # plans
+    with pyg_sar.profile(model) as prof:
+        _step(model, data)
+        _step(model, data)
+    layers = prof.summary.layers
+    assert [(layer.path, layer.conv) for layer in layers] == [
+        (f'convs.{i}', 'GATConv' if kind == 'gat' else 'SAGEConv') for i in range(2)
+    ]
+    assert all(layer.mode == mode for layer in layers)
+    assert all(layer.forward.calls == layer.backward.calls == 2 for layer in layers)
+    sizes = {'width': 2} if dtype else {}
+    found = [(_counts(layer.forward), _counts(layer.backward)) for layer in layers]
+    halo = _expected(data, times=2, **sizes)
+    back = _expected(data, times=2, reverse=True, **sizes)
+    return [found, halo, back, layers[0].paths]
+
+
+@pytest.mark.parametrize(
+    ('world_size', 'mode', 'kind'),
+    [
+        (1, 'sequential', 'float64'),
+        (3, 'sequential', 'float64'),
+        (3, 'sequential_no_remat', 'float64'),
+        (3, 'one_shot', 'float64'),
+        (3, 'sequential', 'bfloat16'),
+        (3, 'one_shot', 'bfloat16'),
+    ],
+)
+def test_rows_and_bytes_of_sums(root, world_size, mode, kind):
+    """A sum sends every halo row once in forward, and its gradient once in backward."""
+    for found, halo, back, paths in run_ranks(_profiled, world_size, root(3), mode, kind):
+        assert found == [(halo, back)] * 2
+        assert paths == ('linear',)
+        assert (halo[0] > 0) == (world_size > 1)
+
+
+@pytest.mark.parametrize('mode', ['sequential', 'sequential_no_remat'])
+def test_rows_of_attention(root, mode):
+    """Logits and features travel; only without rows kept are they received again in backward."""
+    for found, halo, back, paths in run_ranks(_profiled, 3, root(3), mode, 'gat'):
+        assert 'weighted' in paths
+        for forward, backward in found:
+            assert forward[0] == 2 * halo[0]  # a row of logits and one of features
+            logits = halo[2] // WIDTH
+            assert forward[2] == halo[2] + logits
+            again = halo[2] if mode == 'sequential' else 0
+            assert backward[2] >= back[2] + again
+            assert (backward[2] == back[2] + back[2] // WIDTH) == (mode != 'sequential')
+
+
+def _against_messages(
+    root: str, make: Callable[[], torch.nn.Module], **options: Any
+) -> tuple[int, ...]:
+    data = pyg_sar.load_shard(root)
+    model = _model(make, **options)
+    with pyg_sar.profile(model) as prof, counted() as traffic:
+        for _ in range(2):
+            _step(model, data)
+    s = prof.summary
+    passes = [s.outside, *(p for layer in s.layers for p in (layer.forward, layer.backward))]
+    assert sum(p.bytes_sent for p in passes) == traffic.bytes_sent > 0
+    rows = sum(p.rows_received for p in passes), sum(p.rows_sent for p in passes)
+    return *rows, sum(p.bytes_received for p in passes), traffic.bytes_sent
+
+
+@pytest.mark.parametrize(
+    ('make', 'options'),
+    [
+        (_sage, {'checkpoint_activations': True}),
+        (_gat, {'mode': 'one_shot'}),
+        (_gat, {'prefetch': 2}),
+        (_median, {'max_rows': 20}),
+    ],
+)
+def test_bytes_are_those_of_the_messages(root, make, options):
+    """Also plans and requests of the first epoch."""
+    found = run_ranks(_against_messages, 3, root(3), make, **options)
+    rows_received, rows_sent, bytes_received, bytes_sent = map(sum, zip(*found, strict=True))
+    assert rows_received == rows_sent > 0
+    assert bytes_received == bytes_sent
+
+
+def _kept(root: str) -> list[tuple[float, ...]]:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(0)
+    model = pyg_sar.wrap(_sage().double())
+    _step(model, data)
+    with pyg_sar.profile(model) as prof:
+        _step(model, data)
+    (layer,) = prof.summary.layers
+    assert layer.forward.calls == layer.backward.calls == 1
+    assert layer.path == ''
+    return [_counts(layer.forward), _counts(layer.backward)]
+
+
+def test_kept_sums_move_no_rows(root):
+    for found in run_ranks(_kept, 3, root(3)):
+        assert found == [(0, 0, 0, 0)] * 2
+
+
+def _same_bits(root: str, options: dict[str, Any], trace: bool) -> None:
+    data = pyg_sar.load_shard(root)
+    answers = []
+    for is_profiled in (False, True):
+        model = pyg_sar.DistributedDataParallel(_model(_gat), **options)
+        with pyg_sar.profile(model, trace=trace) if is_profiled else nullcontext():
+            answers.append([_step(model, data) for _ in range(2)])
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.module.convs)
+    for plain, profiled in zip(*answers, strict=True):
+        for a, b in zip(plain, profiled, strict=True):
+            assert torch.equal(a, b)
+    assert hook.watchers == ()
+
+
+@pytest.mark.parametrize('trace', [False, True])
+@pytest.mark.parametrize('world_size', [1, 3])
+def test_same_bits(root, world_size, trace):
+    options = {'checkpoint_activations': True} if trace else {}
+    run_ranks(_same_bits, world_size, root(3), options, trace)
+
+
+def _times(root: str) -> Any:
+    data = pyg_sar.load_shard(root)
+    model = _model(_gat)
+    before = time.perf_counter()
+    with pyg_sar.profile(model) as prof:
+        _step(model, data)
+        with torch.no_grad():
+            model(data.x, data.edge_index)
+    wall = time.perf_counter() - before
+    s = prof.summary
+    assert s.seconds <= wall
+    assert (s.rank, s.world_size) == (dist.get_rank(), dist.get_world_size())
+    passes = [p for layer in s.layers for p in (layer.forward, layer.backward)]
+    spent = sum(p.waiting + p.computing for p in passes)
+    assert all(p.waiting >= 0 and p.computing > 0 for p in passes)
+    assert all(p.waiting > 0 for p in (*passes, s.outside))  # the norm waits outside
+    assert 0 < spent + s.outside.waiting <= s.seconds * (1 + 1e-9)
+    assert spent + s.outside.waiting + s.outside.computing == pytest.approx(s.seconds)
+    assert 0 <= s.outside_share <= 1
+    assert [(layer.forward.calls, layer.backward.calls) for layer in s.layers] == [(2, 1)] * 2
+    for layer in s.layers:
+        assert layer.peak_bytes is None or layer.peak_bytes > 1 << 20
+    found = json.loads(json.dumps(prof.as_dict()))
+    assert found['layers'][1]['path'] == 'convs.1'
+    assert found['layers'][1]['forward']['rows_received'] == s.layers[1].forward.rows_received
+    return prof.summary, prof.all_ranks(), prof.table(), prof.table(all_ranks=True), str(prof)
+
+
+def test_times_and_tables(root):
+    results = run_ranks(_times, 3, root(3))
+    rows = [s.layers[1].forward.rows_received for s, *_ in results]
+    assert len(set(rows)) > 1
+    for rank, (_, of_ranks, table, all_ranks, text) in enumerate(results):
+        assert of_ranks == [summary for summary, *_ in results]
+        assert all_ranks.startswith('3 ranks: ')
+        lines = [line.split() for line in all_ranks.splitlines()]
+        start = next(i for i, line in enumerate(lines) if line[0] == 'convs.1')
+        for i, number in enumerate((min(rows), sum(rows) / 3, max(rows))):
+            line = lines[start + i]
+            assert line[line.index(_REDUCED[i]) + 2] == f'{number:,.0f}'
+        assert text == table
+        assert table.startswith(f'rank {rank} of 3: ')
+        for line in ('convs.0', 'convs.1', 'all layers', 'outside of layers'):
+            assert sum(found.startswith(line) for found in table.splitlines()) == 1
+        assert f'{rows[rank]:,}' in table
+        assert all_ranks.count(' least ') == all_ranks.count(' most ') == 7
+        assert all_ranks == results[0][3]
+
+
+def _trace(root: str, folder: str) -> list[str]:
+    data = pyg_sar.load_shard(root)
+    model = _model()
+    with pyg_sar.profile(model, trace=True) as prof:
+        _step(model, data)
+    path = Path(folder) / f'{dist.get_rank()}.json'
+    prof.export_chrome_trace(path)
+    events = json.loads(path.read_text())['traceEvents']
+    return [event['name'] for event in events if event['name'].startswith('pyg_sar::')]
+
+
+def test_trace(root, tmp_path):
+    for rank, names in enumerate(run_ranks(_trace, 2, root(2), str(tmp_path))):
+        part = 1 - rank
+        for i in range(2):
+            place = f"layer 'convs.{i}' (SAGEConv)"
+            assert f'pyg_sar::{place}, forward' in names
+            assert f'pyg_sar::{place}, backward' in names
+            assert f'pyg_sar::wait: receiving the rows of part {part} ({place}, forward)' in names
+            assert f'pyg_sar::wait: receiving gradients of own rows ({place}, backward)' in names
+        assert 'pyg_sar::a sum over all ranks (outside of layers)' in names
+
+
+def _other_profiler(root: str) -> list[bool]:
+    """A profiler of the user's own sees the ranges while ours is active."""
+    data = pyg_sar.load_shard(root)
+    model = _model()
+    found = []
+    for is_profiled in (False, True):
+        with (
+            pyg_sar.profile(model) if is_profiled else nullcontext(),
+            torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler,
+        ):
+            _step(model, data)
+        found.append(any(e.name.startswith('pyg_sar::') for e in profiler.events()))
+    return found
+
+
+def test_ranges_in_a_profiler_of_the_user(root):
+    assert run_ranks(_other_profiler, 2, root(2)) == [[False, True]] * 2
+
+
+def _fail_halfway(model: torch.nn.Module, data: Data) -> None:
+    model(data.x, data.edge_index)
+    model(data.x[:-1], data.edge_index)
+
+
+def _fails(root: str) -> None:
+    """An exception in a layer and one in backward: what came before counts, nothing is left."""
+    data = pyg_sar.load_shard(root)
+    model = _model()
+    prof = pyg_sar.profile(model)
+    model(data.x, data.edge_index)
+    with pytest.raises(ValueError, match='rows'), prof:
+        _fail_halfway(model, data)
+    assert prof.summary.layers[0].forward.calls == 2
+    assert prof.summary.layers[1].forward.calls == 1
+    assert hook.watchers == ()
+
+    def fail(grad: Tensor) -> None:
+        raise ArithmeticError
+
+    with pyg_sar.profile(model) as prof:
+        out = model(data.x, data.edge_index)
+        out.register_hook(fail)
+        with pytest.raises(ArithmeticError):
+            out.sum().backward()
+        _step(model, data)
+    (first, _) = prof.summary.layers
+    assert (first.forward.calls, first.backward.calls) == (2, 1)
+
+
+def test_exceptions(root):
+    run_ranks(_fails, 1, root(3))
+
+
+def _rank_ends(root: str) -> str:
+    data = pyg_sar.load_shard(root)
+    model = _model(log='debug')
+    error: Exception | None = None
+    with redirect_stderr(io.StringIO()), pyg_sar.profile(model) as prof:
+        _step(model, data)
+        if dist.get_rank() == 1:
+            os._exit(0)
+        try:
+            _step(model, data)
+        except pyg_sar.ExchangeError as lost:
+            error = lost
+    assert prof.summary.layers[0].forward.calls >= 1
+    return str(error)
+
+
+@pytest.mark.bench
+def test_a_lost_rank_is_known_at_once(root):
+    """Whoever looks on keeps no connection open."""
+    for rank, text in enumerate(run_once(_rank_ends, 3, root(3), may_die=[1], timeout=60)):
+        assert rank == 1 or 'rank 1' in text
+
+
+def test_without_a_process_group(root):
+    """All parts on one process, a plain edge_index, two models, a copy, profiles within others."""
+    data = pyg_sar.load_shard(root(3))
+    graph = small_graph()
+    first, second = _model(), _model()
+    late = first(data.x, data.edge_index).sum()
+    with pyg_sar.profile(first) as outer, pyg_sar.profile(torch.nn.ModuleList([second])) as inner:
+        late.backward()  # of a forward before: not a layer's
+        _step(first, data)
+        _step(copy.deepcopy(first), data)
+        second(graph.x, graph.edge_index)
+        left = second(graph.x, graph.edge_index).sum()
+    left.backward()
+    assert [layer.path for layer in inner.summary.layers] == ['0.convs.0', '0.convs.1']
+    for prof, calls, paths in ((outer, (1, 1), ('linear',)), (inner, (2, 0), ())):
+        for layer in prof.summary.layers:
+            assert (layer.forward.calls, layer.backward.calls) == calls
+            assert layer.paths == paths
+            assert _counts(layer.forward) == _counts(layer.backward) == (0, 0, 0, 0)
+    assert outer.all_ranks() == [outer.summary]
+    assert outer.table(all_ranks=True).startswith('1 ranks')
+
+
+class _Notes(torch.autograd.Function):
+    """Notes which layer is running when its backward does, and then may fail."""
+
+    layers: ClassVar[list[Any]] = []
+    error: ClassVar[Exception | None] = None
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        _Notes.note()
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        _Notes.note()
+        if _Notes.error is not None:
+            raise _Notes.error
+        return grad
+
+    @staticmethod
+    def note() -> None:
+        (recording,) = (w for w in hook.watchers if isinstance(w, Recording))
+        _Notes.layers.append(recording._here.frames[-1].layer)
+
+
+class _NotingConv(SAGEConv):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return _Notes.apply(super().forward(x, edge_index))
+
+
+def test_which_layer_is_running(monkeypatch):
+    """A layer's backward is all of its steps of autograd, and none of those around it."""
+    layers: list[Any] = []
+    monkeypatch.setattr(_Notes, 'layers', layers)
+    graph = small_graph()
+    graph.x.requires_grad_()
+    model = pyg_sar.wrap(_NotingConv(WIDTH, WIDTH).double())
+    with pyg_sar.profile(model) as prof:
+        (layer,) = prof._recording.layers
+        _Notes.apply(model(_Notes.apply(graph.x), graph.edge_index)).sum().backward()
+        assert layers == [None, layer, None, None, layer, None]
+        layers.clear()
+
+        loss = model(graph.x, graph.edge_index).sum()
+        monkeypatch.setattr(_Notes, 'error', ArithmeticError())
+        with pytest.raises(ArithmeticError):
+            loss.backward()
+        monkeypatch.setattr(_Notes, 'error', None)
+        loss = _Notes.apply(model(graph.x, graph.edge_index)).sum()
+        assert layers == [layer, layer, layer, None]
+        loss.backward()
+    assert (layer.forward.calls, layer.backward.calls) == (3, 3)
+
+
+def _differ(root: str) -> str:
+    num_layers = 1 + dist.get_rank()
+    model = pyg_sar.wrap(Net(_sage, num_layers))
+    with pyg_sar.profile(model) as prof:
+        pass
+    return attempt(prof.table, all_ranks=True)
+
+
+def test_refused(root):
+    with pytest.raises(ValueError, match='wrapped'):
+        pyg_sar.profile(torch.nn.Linear(1, 1))
+    prof = pyg_sar.profile(_model())
+    with pytest.raises(ValueError, match='end of the profile'):
+        prof.table()
+    with prof:
+        pass
+    with pytest.raises(ValueError, match='entered before'), prof:
+        pass
+    with pytest.raises(ValueError, match='trace=True'):
+        prof.export_chrome_trace('trace.json')
+    with (
+        pyg_sar.profile(_model(), trace=True),
+        pytest.raises(ValueError, match='at a time'),
+        pyg_sar.profile(_model(), trace=True),
+    ):
+        pass
+    assert hook.watchers == ()
+    assert_all_raise(run_ranks(_differ, 2, root(2)), 'ValueError', 'number of profiled layers')
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(root):
+    data = pyg_sar.load_shard(root(2)).to('cuda')
+    model = _model().cuda()
+    with pyg_sar.profile(model) as prof:
+        _step(model, data)
+    assert prof.summary.memory == 'CUDA allocated'
+    assert all(layer.backward.calls == 1 and layer.peak_bytes for layer in prof.summary.layers)
