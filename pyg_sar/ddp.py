@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_sar.comm import (
+    for_operations,
     guard,
+    in_background,
     is_distributed,
     left_by,
     lost_rank,
@@ -118,7 +120,7 @@ class DistributedDataParallel(_TorchDDP):
         if limit is not None and kwargs.get('process_group') is None:
             # The sum of the gradients waits no longer than the exchanges do.
             with guard('connecting the ranks'):
-                kwargs['process_group'] = dist.new_group(timeout=limit)
+                kwargs['process_group'] = dist.new_group(timeout=for_operations(limit))
         try:
             super().__init__(module, **kwargs)
         except RuntimeError as failure:
@@ -190,6 +192,7 @@ def _sum_gradients(
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[Tensor]:
     work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    in_background(1)
     assert work is not None
     future = work.get_future()
     summed: torch.futures.Future[Tensor] = future.then(_value)
@@ -197,6 +200,7 @@ def _sum_gradients(
 
 
 def _value(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+    in_background(-1)
     try:
         return done.value()[0]
     except RuntimeError as error:

@@ -17,6 +17,7 @@ from pyg_sar.comm.guarded import (
     communicates,
     exchange_group,
     guard,
+    in_background,
     left_by,
     lost_rank,
     set_debug,
@@ -24,6 +25,7 @@ from pyg_sar.comm.guarded import (
 )
 from pyg_sar.comm.reverse import EdgeMove, Reversed, reverse
 from pyg_sar.comm.sum import max_over_ranks, sum_over_ranks
+from pyg_sar.comm.timeouts import for_operations
 
 __all__ = [
     'EdgeMove',
@@ -39,7 +41,9 @@ __all__ = [
     'check_equal',
     'communicates',
     'exchange_group',
+    'for_operations',
     'guard',
+    'in_background',
     'in_layer',
     'is_distributed',
     'least_of_ranks',

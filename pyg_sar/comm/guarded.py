@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import time
 from datetime import timedelta
 from typing import Any
@@ -76,6 +77,14 @@ def arrived(swap: Any) -> None:
             connection.check('the end of a transfer')
 
 
+def in_background(change: int) -> None:
+    """Notes sums of gradients that begin or end, in which this rank may wait for others."""
+    connection = _connection()
+    if connection is not None:
+        connection.notes('', None)
+        connection.in_background += change
+
+
 def left_by(error: BaseException) -> None:
     """To be told of every exception that leaves a layer, a model or the backward of a layer.
 
@@ -137,7 +146,8 @@ def _connect(timeout: timedelta | None) -> Connection:
     _num_connections += 1
     default = dist.group.WORLD
     assert default is not None
-    before, connection = _connection(), Connection(_num_connections, timeout)
+    before = _connection()
+    connection = Connection(_num_connections, timeout, before)
     connection.debug = before is not None and before.debug
     _connections[default] = connection
     atexit.unregister(_let_go)
@@ -146,9 +156,14 @@ def _connect(timeout: timedelta | None) -> Connection:
 
 
 def _let_go() -> None:
-    """Gives the threads of gloo time to let go of the last tensors before the interpreter ends.
+    """Says what exception the process ends with, if nobody has caught it, and lets gloo go.
 
-    A thread that frees a tensor while the interpreter shuts down kills the process with "terminate
-    called without an active exception" (torch 2.13, with or without ``destroy_process_group``).
+    A thread of gloo's that frees a tensor while the interpreter shuts down kills the process with
+    "terminate called without an active exception" (torch 2.13, with or without
+    ``destroy_process_group``): they get time to let go of the last ones.
     """
+    connection = _connection() if dist.is_initialized() else None
+    error = getattr(sys, 'last_value', None)
+    if connection is not None and error is not None and not hasattr(sys, 'ps1'):
+        connection.ends_with(error)
     time.sleep(0.2)
