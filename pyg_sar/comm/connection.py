@@ -139,7 +139,9 @@ class Connection:
 
         With transfers under way at once; else once the others had time to raise as well.
         """
-        if isinstance(error, ExchangeError) or '_pyg_sar_left' in vars(error):
+        # torch.utils.checkpoint ends what it computes again by an exception, on all ranks alike.
+        is_stop = type(error).__name__ == '_StopRecomputationError'
+        if is_stop or isinstance(error, ExchangeError) or '_pyg_sar_left' in vars(error):
             return
         vars(error)['_pyg_sar_left'] = self.number  # layers inside others see it, too
         if self._verdict is not None:
