@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pyg_sar.comm.compared import Step, difference
 from pyg_sar.comm.errors import ExchangeError, place
 from pyg_sar.comm.reports import Cause, Reports
 from pyg_sar.comm.timeouts import PATIENCE, for_operations, for_reports, is_timeout, timeout_of
@@ -48,6 +49,7 @@ class Connection:
         self.travelling: dict[int, Any] = {}
         self.num_operations = self.num_open = self.num_raised = 0
         self._verdict: threading.Thread | None = None
+        self._last_backward = -1
         self.group: dist.ProcessGroup | None = None
         self.doing: tuple[float, str, int | None, str] = time.monotonic(), '', None, ''
         self.in_background = 0
@@ -100,21 +102,30 @@ class Connection:
             reason = f'exchanges ended before, when {first}'
             raise ExchangeError(self.rank, first.peer, operation, place(), reason)
 
-    def compare(self, operation: str) -> None:
+    def compare(self, step: Step) -> None:
         """Raises on all ranks if their next operations are not the same one."""
-        own = (operation, place(), self.num_operations)
+        own = step._replace(layer=place())
         found: list[Any] = [own] * self.world_size
-        with Guard(self, f'comparing programs before {operation}', None):
-            dist.all_gather_object(found, own, group=self.group)
-        for rank, (what, where, _) in enumerate(found):
-            if (what, where) != found[0][:2]:
-                first, other = (
-                    f'{a} in {b or "no layer"}' for a, b in (found[0][:2], (what, where))
-                )
-                raise ValueError(
-                    f'expected the same program on all ranks: operation {own[2]} is {first} on '
-                    f'rank 0 (got {other} on rank {rank})'
-                )
+        with Guard(self, f'comparing programs before {step.operation}', None):
+            dist.all_gather_object(found, tuple(own), group=self.group)
+        differs = difference([Step(*each) for each in found])
+        if differs is not None:
+            raise ValueError(
+                'expected the same program on all ranks: '
+                f'operation {self.num_operations} is {differs}'
+            )
+
+    def compare_the_end_of_backward(self) -> None:
+        """Once in every backward: a rank that skips a layer in it comes to its end too early."""
+        task = torch._C._current_graph_task_id()
+        if task in (-1, self._last_backward):
+            return
+        self._last_backward = task
+        torch.autograd.Variable._execution_engine.queue_callback(self._at_the_end_of_backward)
+
+    def _at_the_end_of_backward(self) -> None:
+        if self.error is None:
+            self.compare(Step('the end of backward'))
 
     def lost(self, error: Exception, operation: str, peer: int | None) -> ExchangeError:
         """Ends the group after an operation failed, and gives the error that says so."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from pyg_sar.comm.compared import Step
 from pyg_sar.comm.connection import Connection, Guard
 from pyg_sar.comm.errors import ExchangeError, collective
 
@@ -26,7 +28,11 @@ def _connection() -> Connection | None:
 
 
 def guard(
-    operation: str, peer: int | None = None, *, is_wait: bool = False, alike: str | None = None
+    operation: str,
+    peer: int | None = None,
+    *,
+    is_wait: bool = False,
+    alike: Callable[[], Step] | None = None,
 ) -> Guard:
     """For the time of an operation in the exchange group.
 
@@ -34,7 +40,7 @@ def guard(
         operation: What is done, for messages.
         peer: The rank it is done with; None for all.
         is_wait: Whether this is the end of one that began before. All ranks begin as many.
-        alike: What must be the same on all ranks, to compare; None for `operation`.
+        alike: Gives what must fit on all ranks, to compare; None for `operation` alone.
 
     Raises:
         ExchangeError: In place of the error of the operation.
@@ -48,7 +54,8 @@ def guard(
         connection.num_operations += 1
         if connection.debug:
             connection.check(operation)
-            connection.compare(alike or operation)
+            connection.compare(Step(operation) if alike is None else alike())
+            connection.compare_the_end_of_backward()
     return Guard(connection, operation, peer)
 
 
