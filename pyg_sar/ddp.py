@@ -16,6 +16,7 @@ from pyg_sar.comm import (
     for_operations,
     guard,
     in_background,
+    in_call,
     is_distributed,
     left_by,
     lost_rank,
@@ -66,6 +67,7 @@ class DistributedDataParallel(_TorchDDP):
         ExchangeError: If another rank has ended or is silent.
     """
 
+    @in_call('DistributedDataParallel')
     def __init__(
         self,
         module: torch.nn.Module,

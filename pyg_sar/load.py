@@ -8,13 +8,14 @@ from pathlib import Path
 import torch.distributed as dist
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm import agree, is_distributed, raise_together
+from pyg_sar.comm import agree, in_call, is_distributed, raise_together
 from pyg_sar.shard.extra import Attrs
 from pyg_sar.shard.foreign import ForeignFolder, is_foreign
 from pyg_sar.shard.load import read_shard
 from pyg_sar.shard.meta import read_meta
 
 
+@in_call('load_shard')
 def load_shard(
     root: str | Path, rank: int | None = None, *, attrs: Attrs | None = None
 ) -> Data | HeteroData:

@@ -14,7 +14,7 @@ from pyg_sar.conv.paths import Mode
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.conv.support import why_refused
 from pyg_sar.models import make_global
-from pyg_sar.norm import to_global
+from pyg_sar.norm import GlobalNorm, to_global
 from pyg_sar.recompute import recompute_activations_of
 
 Model = TypeVar('Model', bound=torch.nn.Module)
@@ -83,8 +83,12 @@ def wrap(
     if is_conv and not isinstance(model, SARConv):
         return wrapped[model]  # type: ignore[return-value]
     _replace_children(model, wrapped)
+    in_convs: set[torch.nn.Module] = set()
     for name, module in model.named_modules():
         if isinstance(module, SARConv):
+            module._path = name
+            in_convs.update(module.modules())
+        elif module not in in_convs and isinstance(module, GlobalNorm):
             module._path = name
     if checkpoint_activations:
         recompute_activations_of(model)

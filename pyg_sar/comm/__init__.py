@@ -1,7 +1,7 @@
 """What moves between ranks: the only room that communicates features."""
 
 from pyg_sar.comm.buffers import Rows
-from pyg_sar.comm.errors import ExchangeError, in_layer
+from pyg_sar.comm.errors import ExchangeError, in_call, in_layer
 from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.group import (
@@ -17,6 +17,7 @@ from pyg_sar.comm.guarded import (
     communicates,
     exchange_group,
     guard,
+    guard_of_torch,
     in_background,
     left_by,
     lost_rank,
@@ -43,7 +44,9 @@ __all__ = [
     'exchange_group',
     'for_operations',
     'guard',
+    'guard_of_torch',
     'in_background',
+    'in_call',
     'in_layer',
     'is_distributed',
     'least_of_ranks',

@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -65,6 +67,7 @@ def lost_rank(error: RuntimeError, operation: str) -> ExchangeError | None:
     is_lost = isinstance(error, dist.DistError) or any(t in str(error) for t in _SIGNS)
     if connection is None or not is_lost or isinstance(error, ExchangeError):
         return None
+    traceback.clear_frames(error.__traceback__)  # they may hold the group
     return connection.lost(error, operation, None)
 
 
@@ -82,6 +85,29 @@ def arrived(swap: Any) -> None:
         connection.travelling.pop(id(swap), None)
         if connection.error is not None:  # nothing has arrived
             connection.check('the end of a transfer')
+
+
+@contextmanager
+def guard_of_torch(operation: str) -> Iterator[None]:
+    """For collectives that torch makes by itself in the exchange group.
+
+    Raises:
+        ExchangeError: In place of the error of a lost rank.
+    """
+    connection = _connection()
+    if connection is None:
+        yield
+        return
+    connection.notes(operation, None)
+    try:
+        yield
+    except RuntimeError as error:
+        lost = lost_rank(error, operation)
+        if lost is None:
+            raise
+        raise lost from error
+    finally:
+        connection.notes('', None)
 
 
 def in_background(change: int) -> None:
