@@ -15,7 +15,6 @@ from torch import Tensor
 from pyg_sar.comm import (
     for_operations,
     guard,
-    in_background,
     in_call,
     is_distributed,
     left_by,
@@ -194,16 +193,30 @@ def _sum_gradients(
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[Tensor]:
     work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-    in_background(1)
     assert work is not None
+    # At the end of backward torch waits for the sums, and tells an error as text. This comes first.
+    task = torch._C._current_graph_task_id()
+    if task not in _under_way:
+        _under_way.clear()
+        _under_way[task] = []
+        torch.autograd.Variable._execution_engine.queue_callback(_wait_for_sums)
+    _under_way[task].append(work)
     future = work.get_future()
     summed: torch.futures.Future[Tensor] = future.then(_value)
     return summed
 
 
+_under_way: dict[int, list[dist.Work]] = {}
+"""The sums of the backward that runs, by its number."""
+
+
+def _wait_for_sums() -> None:
+    works = [work for of_task in _under_way.values() for work in of_task]
+    _under_way.clear()
+    for work in works:
+        with guard('the sum of the gradients of parameters', is_wait=True):
+            work.wait()
+
+
 def _value(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-    in_background(-1)
-    try:
-        return done.value()[0]
-    except RuntimeError as error:
-        raise (lost_rank(error, 'the sum of the gradients of parameters') or error) from None
+    return done.value()[0]

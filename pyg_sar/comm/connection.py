@@ -35,7 +35,6 @@ class Connection:
         travelling: Transfers that are under way.
         doing: Since when the rank is in an operation, which, the rank it is done with, and the
             layer; the operation is empty outside of all.
-        in_background: How many sums of gradients are under way.
         seconds: The timeout that is in force.
     """
 
@@ -52,7 +51,6 @@ class Connection:
         self._last_backward = -1
         self.group: dist.ProcessGroup | None = None
         self.doing: tuple[float, str, int | None, str] = time.monotonic(), '', None, ''
-        self.in_background = 0
         default = dist.group.WORLD
         limit = timeout or timeout_of(default)
         self.seconds = limit.total_seconds() if limit is not None else float('inf')
@@ -79,8 +77,6 @@ class Connection:
     def state(self) -> tuple[float, Cause]:
         """What this rank is doing, and since when."""
         since, operation, peer, layer = self.doing
-        if not operation and self.in_background:
-            operation = 'the sum of the gradients of parameters'
         where = f' in {layer}' if layer else ''
         return since, Cause(peer, None, True, True, operation + where)
 

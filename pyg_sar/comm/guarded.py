@@ -110,14 +110,6 @@ def guard_of_torch(operation: str) -> Iterator[None]:
         connection.notes('', None)
 
 
-def in_background(change: int) -> None:
-    """Notes sums of gradients that begin or end, in which this rank may wait for others."""
-    connection = _connection()
-    if connection is not None:
-        connection.notes('', None)
-        connection.in_background += change
-
-
 def left_by(error: BaseException) -> None:
     """To be told of every exception that leaves a layer, a model or the backward of a layer.
 
