@@ -131,12 +131,13 @@ class Connection:
         seconds = for_reports(self.seconds) if own.silent else PATIENCE
         end = time.monotonic() + seconds
         # First, so that those who wait for this rank wake up and report as well.
-        self.end(ExchangeError(self.rank, peer, operation, place(), _reason(own, own, error)), own)
+        found = ExchangeError(self.rank, peer, operation, place(), _reason(own, own, error))
+        self.end(found, own, seconds=seconds / 2 if own.silent else 1)
         cause = own
         if reports is not None:
-            cause = reports.first_cause(own, end - time.monotonic())
+            cause = reports.first_cause(own, max(end - time.monotonic(), 0.1))
             if peer is None:
-                reports.write(Cause(cause.peer, None, cause.silent))
+                reports.write(Cause(cause.peer, None, cause.silent), seconds=0.2)
         reason = _reason(cause, own, error)
         self.error = ExchangeError(self.rank, cause.peer, operation, place(), reason)
         return self.error
@@ -188,13 +189,12 @@ class Connection:
         found = ExchangeError(self.rank, self.rank, 'an exception', place(), text)
         return found, Cause(None, text + where)
 
-    def end(self, error: ExchangeError, cause: Cause) -> None:
-        """Closes the connections to all ranks, after saying why."""
+    def end(self, error: ExchangeError, cause: Cause, *, seconds: float = 1) -> None:
+        """Closes the connections to all ranks, after saying why, for which `seconds` are given."""
         self.error = error
         reports = self.reports()
         if reports is not None:
-            reports.write(cause)
-            reports.ask()
+            reports.write(cause, asks=True, seconds=seconds)
         for swap in self.travelling.values():
             swap.works = []  # they keep connections open
         self.travelling.clear()

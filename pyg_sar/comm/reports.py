@@ -52,14 +52,22 @@ class Reports:
         self.store, self.name, self.rank = store, name, rank
         self.others = [r for r in range(world_size) if r != rank]
 
-    def write(self, cause: Cause | None) -> None:
-        """Says why this rank ends; None takes that back."""
-        text = '' if cause is None else json.dumps(cause)
-        bounded(lambda: self.store.set(f'{self.name}/ended/{self.rank}', text))
+    def write(self, cause: Cause | None, *, asks: bool = False, seconds: float = 1) -> None:
+        """Says why this rank ends; None takes that back.
 
-    def ask(self) -> None:
-        """Asks those who are alive what they are waiting for."""
-        bounded(lambda: self.store.set(f'{self.name}/asked', ''))
+        Args:
+            cause: Why.
+            asks: Whether those who are alive shall say what they are waiting for.
+            seconds: How long the store may take.
+        """
+        text = '' if cause is None else json.dumps(cause)
+
+        def write() -> None:
+            self.store.set(f'{self.name}/ended/{self.rank}', text)
+            if asks:
+                self.store.set(f'{self.name}/asked', '')
+
+        bounded(write, seconds)
 
     def answer(self, state: Cause) -> None:
         """Says what this rank is doing, if another one has asked; raises what the store raises."""

@@ -146,7 +146,10 @@ OTHERS: dict[str, tuple[Callable[..., Step], str]] = {
     'restrict': (_calls(lambda data: pyg_sar.restrict(data, data.train_mask, 2)), 'restrict'),
     'global_mean': (_calls(lambda data: pyg_sar.global_mean(data.x[:, 0])), 'global_mean'),
     'global_sum': (_calls(lambda data: pyg_sar.global_sum(data.x.sum(0))), 'global_sum'),
-    'SIGN': (_calls(lambda data: pyg_sar.SIGN(2)(data.clone())), 'SIGN'),
+    'SIGN': (
+        _calls(lambda data: pyg_sar.SIGN(2)(data.clone())),
+        'layer SARConv(_NormalizedSum)',
+    ),
 }
 """The program, and what errors call the place where it communicates."""
 

@@ -69,8 +69,7 @@ def _first_cause(own: Cause, said: dict[int, Cause], world_size: int = 4) -> Cau
     """What rank 0 concludes."""
     store: Any = _Store()
     reports = [Reports(store, '', rank, world_size) for rank in range(world_size)]
-    reports[0].write(own)
-    reports[0].ask()
+    reports[0].write(own, asks=True)
     for rank, cause in said.items():
         (reports[rank].answer if cause.alive else reports[rank].write)(cause)
     return reports[0].first_cause(own, 0.05)
