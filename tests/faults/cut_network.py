@@ -57,8 +57,9 @@ def _cut(root: Path, number: int, how: str, store: str, faulty: int) -> dict[str
     try:
         for i, rank in enumerate(ranks):
             _wait_for(folder / f'started-{i}')
-            _ip(f'link add v{i} type veth peer name eth0 netns {rank.pid}')
-            _ip(f'link set v{i} master br0 up')
+            # A name of its own: the last case's go with its processes, when the kernel gets to it.
+            _ip(f'link add v{number}-{i} type veth peer name eth0 netns {rank.pid}')
+            _ip(f'link set v{number}-{i} master br0 up')
             address = f'addr add 10.7.0.{i + 1}/24 dev eth0'
             for line in (address, 'link set eth0 up', 'link set lo up'):
                 _run(f'nsenter -t {rank.pid} -n ip {line}')
@@ -66,7 +67,7 @@ def _cut(root: Path, number: int, how: str, store: str, faulty: int) -> dict[str
         _wait_for(folder / 'cut me off')
         start = time.monotonic()
         if how == 'silently':
-            _ip(f'link set v{faulty} down')
+            _ip(f'link set v{number}-{faulty} down')
         else:
             _run(f'nsenter -t {ranks[faulty].pid} -n ss --kill -t')
         (folder / 'cut off').touch()
@@ -74,10 +75,9 @@ def _cut(root: Path, number: int, how: str, store: str, faulty: int) -> dict[str
             rank.join(60)
         codes = [rank.exitcode for rank in ranks]
     finally:
-        for i, rank in enumerate(ranks):
+        for rank in ranks:
             rank.kill()
             rank.join()
-            _ip(f'link del v{i}')
     ends = [json.loads((folder / f'end-{i}').read_text()) for i in range(WORLD_SIZE)]
     for end in ends:
         end['seconds'] = end.pop('time') - start

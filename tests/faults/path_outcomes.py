@@ -26,8 +26,9 @@ SLACK = 3.0  # seconds, on a busy machine
 NUM_GROUPS = 3
 
 
-def outcomes(cells: list[PathCell], folder: Path) -> dict[PathCell, list[End]]:
+def path_outcomes(cells: list[PathCell], folder: Path) -> dict[PathCell, list[End]]:
     """How ranks 0 and 1 end in every cell."""
+    folder.mkdir(exist_ok=True)
     root = cut(small_graph(), 3, folder / 'parts')
 
     def of_group(group: int) -> list[tuple[PathCell, list[End]]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from path_cells import SUM, PathCell
-from path_outcomes import CELLS, MOMENTS, check, outcomes
+from path_outcomes import CELLS, MOMENTS, check, path_outcomes
 
 QUICK = [
     PathCell('batch norm', 'sequential', 'backward', 'killed', 0),
@@ -20,11 +20,11 @@ ONE_OF_EACH = [
 
 
 def test_some(tmp_path: Path) -> None:
-    for cell, ends in outcomes(QUICK, tmp_path).items():
+    for cell, ends in path_outcomes(QUICK, tmp_path).items():
         check(cell, ends)
 
 
 @pytest.mark.bench
 def test_every_path_and_function(tmp_path: Path) -> None:
-    for cell, ends in outcomes(ONE_OF_EACH, tmp_path).items():
+    for cell, ends in path_outcomes(ONE_OF_EACH, tmp_path).items():
         check(cell, ends)

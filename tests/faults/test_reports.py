@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -133,3 +135,39 @@ def test_operations_leave_time_to_ask(seconds: float, left: float) -> None:
     assert found is not None
     assert found.total_seconds() == pytest.approx(left)
     assert for_operations(None) is None
+
+
+_SCRIPT = """
+import os, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+import pyg_sar
+os.environ['GLOO_SOCKET_IFNAME'] = 'lo'
+rank, store = int(sys.argv[1]), sys.argv[2]
+limit = timedelta(seconds=60)
+dist.init_process_group(
+    'gloo', init_method=f'file://{store}', rank=rank, world_size=2, timeout=limit
+)
+pyg_sar.global_sum(torch.ones(1))
+if rank == 1:
+    raise KeyError('outside of all layers')
+pyg_sar.global_sum(torch.ones(1))
+"""
+
+
+@pytest.mark.bench
+def test_the_exception_that_ends_a_script_is_told(tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, '-c', _SCRIPT, str(rank), str(tmp_path / 'store')],
+            env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    first, second = (rank.communicate(timeout=120)[1] for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert 'outside of all layers' in second
+    assert 'stopped at a sum over all ranks in global_sum' in first
+    assert "rank 1 failed with KeyError: 'outside of all layers'" in first
