@@ -52,11 +52,13 @@ def wrap(
         checkpoint_activations: Whether norms, activations and dropouts of the model are computed
             again in backward instead of kept: the same bits, less memory
             (:mod:`pyg_sar.recompute`).
-        timeout: How long exchanges wait for a rank that says nothing, in seconds or as a timedelta;
-            None for the timeout of the default group. It holds for all models of the process
-            (collective if it is given).
-        debug: Whether the ranks compare what they do (operation, layer, forward or backward) before
-            every exchange, so that a rank that skips a layer is an error and not a wrong number.
+        timeout: After how long at most all end that wait for a rank that says nothing, in seconds
+            or as a timedelta; None for the timeout of the default group. The last fifth of it, 5 s
+            at most, goes into finding out which rank that is. It holds for all models of the
+            process (collective if it is given).
+        debug: Whether the ranks compare what they do (operation, layer, forward or backward, and
+            dtype, width and number of the rows) before every exchange, and at the end of backward,
+            so that a rank that skips a layer is an error and not a wrong number.
             Slow. It holds for all models of the process; None leaves it as it is (off at first).
 
     Returns:
