@@ -106,15 +106,16 @@ class Reports:
         Returns:
             The rank that was lost first, what it failed with, or how it was lost.
         """
+        soon = time.monotonic() + (seconds if own.silent else min(PATIENCE, seconds))
         end = time.monotonic() + seconds
-        found = bounded(lambda: self._follow(own, end), seconds + 0.1)
+        found = bounded(lambda: self._follow(own, soon, end), seconds + 0.1)
         return own if found is None else found
 
-    def _follow(self, own: Cause, end: float) -> Cause:
+    def _follow(self, own: Cause, soon: float, end: float) -> Cause:
         found, seen = own, {self.rank}
         while found.peer is not None:
             seen.add(found.peer)
-            said = self._awaited(found, end)
+            said = self._awaited(found, soon)
             if said is None:
                 return self._with_way(found)
             if said.failure is not None:
@@ -123,9 +124,9 @@ class Reports:
             if is_last:  # it has not come to the operation that is waited for
                 return Cause(found.peer, None, found.silent, True, said.doing)
             if said.peer in seen:  # two that lost each other
-                return self._with_way(self._most_lost(end) or own)
+                return self._with_way(self._most_lost(soon) or own)
             found = said._replace(alive=False, doing='')
-        return self._of_all(own, end) or own
+        return self._of_all(own, soon, end) or own
 
     def _awaited(self, lost: Cause, end: float) -> Cause | None:
         """What a lost rank says, or None if it says nothing."""
@@ -137,9 +138,9 @@ class Reports:
                 return said
             time.sleep(0.01)
 
-    def _of_all(self, own: Cause, end: float) -> Cause | None:
+    def _of_all(self, own: Cause, soon: float, end: float) -> Cause | None:
         """The cause, where it is not known which rank was lost."""
-        said = self._said_by_all(end)
+        said = self._said_by_all(soon, end)
         for rank, cause in said.items():
             if cause.failure is not None:
                 return Cause(rank, cause.failure)
@@ -152,22 +153,26 @@ class Reports:
         silent = own.silent or any(c.silent and not c.alive for c in said.values())
         return Cause(suspects.pop(), None, silent, silent and not missing)
 
-    def _most_lost(self, end: float) -> Cause | None:
+    def _most_lost(self, soon: float) -> Cause | None:
         """The rank that most of the others have lost."""
-        said = self._said_by_all(end)
+        said = self._said_by_all(soon, soon)
         votes = Counter(c.peer for c in said.values() if c.peer is not None and not c.alive)
         first = votes.most_common(2)
         if not first or first[0][0] == self.rank or len({n for _, n in first}) < len(first):
             return None
         return Cause(first[0][0], None)
 
-    def _said_by_all(self, end: float) -> dict[int, Cause]:
-        """What the others say, once all have said something, one has failed, or at the end."""
+    def _said_by_all(self, soon: float, end: float) -> dict[int, Cause]:
+        """What the others say, once all have said something or one has failed.
+
+        After `soon` without what one of them may have said still, after `end` whatever is missing.
+        """
         while True:
             said = {rank: self._read(rank, alive=True) for rank in self.others}
             known = {rank: cause for rank, cause in said.items() if cause is not None}
-            is_enough = len(known) == len(said) or any(c.failure for c in known.values())
-            if is_enough or time.monotonic() > end:
+            num_missing, now = len(said) - len(known), time.monotonic()
+            is_enough = not num_missing or any(c.failure for c in known.values())
+            if is_enough or now > end or (now > soon and num_missing == 1):
                 return known
             time.sleep(0.01)
 
