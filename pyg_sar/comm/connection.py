@@ -128,7 +128,7 @@ class Connection:
         if self.error is not None:
             return ExchangeError(self.rank, self.error.peer, operation, place(), self.error.reason)
         reports, own = self.reports(), Cause(peer, None, is_timeout(error))
-        seconds = for_reports(self.seconds) if own.silent else 3 * PATIENCE
+        seconds = for_reports(self.seconds) if own.silent else PATIENCE
         end = time.monotonic() + seconds
         # First, so that those who wait for this rank wake up and report as well.
         found = ExchangeError(self.rank, peer, operation, place(), _reason(own, own, error))

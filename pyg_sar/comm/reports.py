@@ -101,14 +101,15 @@ class Reports:
 
         Args:
             own: What this rank knows; its `peer` is None if the lost rank is not known.
-            seconds: How long the others may take to answer.
+            seconds: How long the others may take to answer; a second longer where two have not,
+                as it is not known then which is the lost one.
 
         Returns:
             The rank that was lost first, what it failed with, or how it was lost.
         """
-        soon = time.monotonic() + (seconds if own.silent else min(PATIENCE, seconds))
-        end = time.monotonic() + seconds
-        found = bounded(lambda: self._follow(own, soon, end), seconds + 0.1)
+        soon = time.monotonic() + seconds
+        end = soon + 2 * PATIENCE
+        found = bounded(lambda: self._follow(own, soon, end), seconds + 2 * PATIENCE + 0.1)
         return own if found is None else found
 
     def _follow(self, own: Cause, soon: float, end: float) -> Cause:

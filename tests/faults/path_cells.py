@@ -27,7 +27,7 @@ from pyg_sar.comm.errors import place
 from pyg_sar.conv.paths import Mode
 
 FAULTY = 2
-TIMEOUT = 2.0
+TIMEOUT = 3.0
 SUM = 'the sum of gradients'
 _PR_SET_PDEATHSIG = 1
 

@@ -23,7 +23,7 @@ PLACES = [
 ]
 CELLS = [PathCell(*place, *moment) for place in PLACES for moment in MOMENTS]
 SLACK = 3.0  # seconds, on a busy machine
-NUM_GROUPS = 3
+NUM_GROUPS = 4
 
 
 def path_outcomes(cells: list[PathCell], folder: Path) -> dict[PathCell, list[End]]:
