@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_sar.comm import (
+    for_operations,
     guard,
+    in_call,
     is_distributed,
     left_by,
     lost_rank,
@@ -66,6 +68,7 @@ class DistributedDataParallel(_TorchDDP):
         ExchangeError: If another rank has ended or is silent.
     """
 
+    @in_call('DistributedDataParallel')
     def __init__(
         self,
         module: torch.nn.Module,
@@ -122,7 +125,7 @@ class DistributedDataParallel(_TorchDDP):
         if limit is not None and kwargs.get('process_group') is None:
             # The sum of the gradients waits no longer than the exchanges do.
             with guard('connecting the ranks'):
-                kwargs['process_group'] = dist.new_group(timeout=limit)
+                kwargs['process_group'] = dist.new_group(timeout=for_operations(limit))
         try:
             super().__init__(module, **kwargs)
         except RuntimeError as failure:
@@ -195,13 +198,29 @@ def _sum_gradients(
 ) -> torch.futures.Future[Tensor]:
     work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     assert work is not None
+    # At the end of backward torch waits for the sums, and tells an error as text. This comes first.
+    task = torch._C._current_graph_task_id()
+    if task not in _under_way:
+        _under_way.clear()
+        _under_way[task] = []
+        torch.autograd.Variable._execution_engine.queue_callback(_wait_for_sums)
+    _under_way[task].append(work)
     future = work.get_future()
     summed: torch.futures.Future[Tensor] = future.then(_value)
     return summed
 
 
+_under_way: dict[int, list[dist.Work]] = {}
+"""The sums of the backward that runs, by its number."""
+
+
+def _wait_for_sums() -> None:
+    works = [work for of_task in _under_way.values() for work in of_task]
+    _under_way.clear()
+    for work in works:
+        with guard('the sum of the gradients of parameters', is_wait=True):
+            work.wait()
+
+
 def _value(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-    try:
-        return done.value()[0]
-    except RuntimeError as error:
-        raise (lost_rank(error, 'the sum of the gradients of parameters') or error) from None
+    return done.value()[0]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm import agree, is_distributed, raise_together
+from pyg_sar.comm import agree, in_call, is_distributed, raise_together
 from pyg_sar.monitor import bytes_text, say
 from pyg_sar.shard.extra import Attrs
 from pyg_sar.shard.foreign import ForeignFolder, is_foreign
@@ -22,6 +22,7 @@ _COUNTS = 'num_edges', 'num_halo'
 _logger = logging.getLogger(__name__)
 
 
+@in_call('load_shard')
 def load_shard(
     root: str | Path, rank: int | None = None, *, attrs: Attrs | None = None
 ) -> Data | HeteroData:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import all_reduce_sum
+from pyg_sar.comm import all_reduce_sum, in_call
 
 
+@in_call('global_mean')
 def global_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
     """The mean over all nodes of all ranks, for a loss or a metric.
 
@@ -56,6 +57,7 @@ def global_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
     return mean.to(values.dtype)
 
 
+@in_call('global_sum')
 def global_sum(values: Tensor) -> Tensor:
     """Sums a tensor over the ranks, elementwise; no gradient.
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar.comm import Exchange, agree, check_equal, raise_together
+from pyg_sar.comm import Exchange, agree, check_equal, in_call, raise_together
 from pyg_sar.comm.derive import all_part_ptr, derive_shard
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
@@ -75,6 +75,7 @@ class RestrictedLayers:
         return self.layers[index]
 
 
+@in_call('restrict')
 @torch.inference_mode(False)  # the layers outlive the caller's mode
 def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     """Leaves out of every layer what the outputs of `nodes` do not depend on, exactly.

@@ -16,7 +16,7 @@ from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.conv.support import why_refused
 from pyg_sar.models import make_global
 from pyg_sar.monitor import LogLevel, check_log, say, set_log
-from pyg_sar.norm import to_global
+from pyg_sar.norm import GlobalNorm, to_global
 from pyg_sar.recompute import recompute_activations_of
 
 _logger = logging.getLogger(__name__)
@@ -57,11 +57,13 @@ def wrap(
         checkpoint_activations: Whether norms, activations and dropouts of the model are computed
             again in backward instead of kept: the same bits, less memory
             (:mod:`pyg_sar.recompute`).
-        timeout: How long exchanges wait for a rank that says nothing, in seconds or as a timedelta;
-            None for the timeout of the default group. It holds for all models of the process
-            (collective if it is given).
-        debug: Whether the ranks compare what they do (operation, layer, forward or backward) before
-            every exchange, so that a rank that skips a layer is an error and not a wrong number.
+        timeout: After how long at most all end that wait for a rank that says nothing, in seconds
+            or as a timedelta; None for the timeout of the default group. The last fifth of it, 5 s
+            at most, goes into finding out which rank that is. It holds for all models of the
+            process (collective if it is given).
+        debug: Whether the ranks compare what they do (operation, layer, forward or backward, and
+            dtype, width and number of the rows) before every exchange, and at the end of backward,
+            so that a rank that skips a layer is an error and not a wrong number.
             Slow. It holds for all models of the process; None leaves it as it is (off at first).
         log: ``'info'`` or ``'debug'``: what this process tells on stderr, or to handlers of the
             logger ``pyg_sar``, about layers, blocks and times (docs/profiling.md); ``'off'``; None
@@ -94,8 +96,12 @@ def wrap(
         _tell(wrapped[model])
         return wrapped[model]  # type: ignore[return-value]
     _replace_children(model, wrapped)
+    in_convs: set[torch.nn.Module] = set()
     for name, module in model.named_modules():
         if isinstance(module, SARConv):
+            module._path = name
+            in_convs.update(module.modules())
+        elif module not in in_convs and isinstance(module, GlobalNorm):
             module._path = name
     if checkpoint_activations:
         recompute_activations_of(model)

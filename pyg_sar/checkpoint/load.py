@@ -23,7 +23,7 @@ from pyg_sar.checkpoint.states import (
     template,
 )
 from pyg_sar.checkpoint.together import errors_of_torch, on_rank_0, rank, together
-from pyg_sar.comm import exchange_group
+from pyg_sar.comm import exchange_group, in_call
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Checkpoint:
     num_ranks: int
 
 
+@in_call('load_checkpoint')
 def load_checkpoint(
     root: str | os.PathLike[str],
     model: torch.nn.Module,

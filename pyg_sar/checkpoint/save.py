@@ -21,9 +21,10 @@ from pyg_sar.checkpoint.random_states import random_states
 from pyg_sar.checkpoint.reader import load_plain
 from pyg_sar.checkpoint.states import TRAINING, model_state, optimizer_state
 from pyg_sar.checkpoint.together import errors_of_torch, on_rank_0, rank, together
-from pyg_sar.comm import check_equal, exchange_group
+from pyg_sar.comm import check_equal, exchange_group, in_call
 
 
+@in_call('save_checkpoint')
 def save_checkpoint(
     root: str | os.PathLike[str],
     model: torch.nn.Module,

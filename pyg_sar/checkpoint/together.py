@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from pyg_sar.comm import agree, is_distributed
+from pyg_sar.comm import agree, guard_of_torch, is_distributed
 
 T = TypeVar('T')
 
@@ -50,7 +50,7 @@ def errors_of_torch() -> Iterator[None]:
     A failure is a ``BaseException`` there; and a process by itself is told so in a warning.
     """
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), guard_of_torch('a checkpoint of all ranks'):
             warnings.filterwarnings('ignore', 'torch.distributed is', UserWarning)
             yield
     except CheckpointException as failed:

@@ -1,7 +1,7 @@
 """What moves between ranks: the only room that communicates features."""
 
 from pyg_sar.comm.buffers import Rows
-from pyg_sar.comm.errors import ExchangeError, in_layer
+from pyg_sar.comm.errors import ExchangeError, in_call, in_layer
 from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.group import (
@@ -17,6 +17,7 @@ from pyg_sar.comm.guarded import (
     communicates,
     exchange_group,
     guard,
+    guard_of_torch,
     left_by,
     lost_rank,
     set_debug,
@@ -24,6 +25,7 @@ from pyg_sar.comm.guarded import (
 )
 from pyg_sar.comm.reverse import EdgeMove, Reversed, reverse
 from pyg_sar.comm.sum import max_over_ranks, sum_over_ranks
+from pyg_sar.comm.timeouts import for_operations
 
 __all__ = [
     'EdgeMove',
@@ -39,7 +41,10 @@ __all__ = [
     'check_equal',
     'communicates',
     'exchange_group',
+    'for_operations',
     'guard',
+    'guard_of_torch',
+    'in_call',
     'in_layer',
     'is_distributed',
     'least_of_ranks',

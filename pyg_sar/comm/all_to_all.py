@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pyg_sar.comm.compared import Step
 from pyg_sar.comm.guarded import exchange_group, guard
 from pyg_sar.monitor import hook
 
@@ -36,7 +37,8 @@ def all_to_all(
     received = rows.new_empty(sum(recv_counts), *rows.shape[1:])
     # As bytes: every dtype goes through every backend.
     row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
-    with guard('an exchange of rows with all ranks at once'):
+    what = 'an exchange of rows with all ranks at once'
+    with guard(what, alike=lambda: Step.of_rows(what, [rows], send_counts, recv_counts)):
         dist.all_to_all_single(
             received.view(-1).view(torch.uint8),
             rows.contiguous().view(-1).view(torch.uint8),

@@ -48,8 +48,8 @@ _place = _Place()
 
 
 def place() -> str:
-    """The layer that this thread is computing, for messages; empty outside of layers."""
-    return f'{_place.layer}, {_place.phase}' if _place.layer else ''
+    """The layer or function that this thread is in, for messages; empty outside of them."""
+    return f'{_place.layer}, {_place.phase}' if _place.phase else _place.layer
 
 
 @contextmanager
@@ -66,6 +66,13 @@ def in_layer(layer: str, phase: str = 'forward') -> Iterator[None]:
         for watcher in reversed(watchers):
             watcher.leave_layer()
         _place.layer, _place.phase = before
+
+
+@contextmanager
+def in_call(function: str) -> Iterator[None]:
+    """Names a function of this library in the place of a layer; a decorator as well."""
+    with in_layer(function, ''):
+        yield
 
 
 def collective(on_error: Callable[[BaseException], None]) -> Callable[[Function], Function]:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pyg_sar.comm.compared import Step
 from pyg_sar.comm.guarded import exchange_group, guard
 
 
@@ -74,6 +75,7 @@ def least_of_ranks(value: int, device: torch.device, world_size: int) -> int:
 def all_reduce_sum(tensor: Tensor) -> Tensor:
     """Sums `tensor` over the ranks in place (collective) and returns it."""
     if is_distributed():
-        with guard('a sum over all ranks'):
+        what = 'a sum over all ranks'
+        with guard(what, alike=lambda: Step.of_whole(what, tensor)):
             dist.all_reduce(tensor, group=exchange_group())
     return tensor

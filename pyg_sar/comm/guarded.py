@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from pyg_sar.comm.compared import Step
 from pyg_sar.comm.connection import Connection, Guard
 from pyg_sar.comm.errors import ExchangeError, collective
 from pyg_sar.monitor import hook
@@ -26,7 +31,11 @@ def _connection() -> Connection | None:
 
 
 def guard(
-    operation: str, peer: int | None = None, *, is_wait: bool = False, alike: str | None = None
+    operation: str,
+    peer: int | None = None,
+    *,
+    is_wait: bool = False,
+    alike: Callable[[], Step] | None = None,
 ) -> Guard | hook.Watched:
     """For the time of an operation in the exchange group.
 
@@ -34,7 +43,7 @@ def guard(
         operation: What is done, for messages.
         peer: The rank it is done with; None for all.
         is_wait: Whether this is the end of one that began before. All ranks begin as many.
-        alike: What must be the same on all ranks, to compare; None for `operation`.
+        alike: Gives what must fit on all ranks, to compare; None for `operation` alone.
 
     Raises:
         ExchangeError: In place of the error of the operation.
@@ -48,7 +57,8 @@ def guard(
         connection.num_operations += 1
         if connection.debug:
             connection.check(operation)
-            connection.compare(alike or operation)
+            connection.compare(Step(operation) if alike is None else alike())
+            connection.compare_the_end_of_backward()
     guarded = Guard(connection, operation, peer)
     return hook.Watched(guarded, operation, peer, is_wait) if hook.watchers else guarded
 
@@ -59,6 +69,7 @@ def lost_rank(error: RuntimeError, operation: str) -> ExchangeError | None:
     is_lost = isinstance(error, dist.DistError) or any(t in str(error) for t in _SIGNS)
     if connection is None or not is_lost or isinstance(error, ExchangeError):
         return None
+    traceback.clear_frames(error.__traceback__)  # they may hold the group
     return connection.lost(error, operation, None)
 
 
@@ -76,6 +87,29 @@ def arrived(swap: Any) -> None:
         connection.travelling.pop(id(swap), None)
         if connection.error is not None:  # nothing has arrived
             connection.check('the end of a transfer')
+
+
+@contextmanager
+def guard_of_torch(operation: str) -> Iterator[None]:
+    """For collectives that torch makes by itself in the exchange group.
+
+    Raises:
+        ExchangeError: In place of the error of a lost rank.
+    """
+    connection = _connection()
+    if connection is None:
+        yield
+        return
+    connection.notes(operation, None)
+    try:
+        yield
+    except RuntimeError as error:
+        lost = lost_rank(error, operation)
+        if lost is None:
+            raise
+        raise lost from error
+    finally:
+        connection.notes('', None)
 
 
 def left_by(error: BaseException) -> None:
@@ -139,7 +173,8 @@ def _connect(timeout: timedelta | None) -> Connection:
     _num_connections += 1
     default = dist.group.WORLD
     assert default is not None
-    before, connection = _connection(), Connection(_num_connections, timeout)
+    before = _connection()
+    connection = Connection(_num_connections, timeout, before)
     connection.debug = before is not None and before.debug
     _connections[default] = connection
     atexit.unregister(_let_go)
@@ -148,9 +183,14 @@ def _connect(timeout: timedelta | None) -> Connection:
 
 
 def _let_go() -> None:
-    """Gives the threads of gloo time to let go of the last tensors before the interpreter ends.
+    """Says what exception the process ends with, if nobody has caught it, and lets gloo go.
 
-    A thread that frees a tensor while the interpreter shuts down kills the process with "terminate
-    called without an active exception" (torch 2.13, with or without ``destroy_process_group``).
+    A thread of gloo's that frees a tensor while the interpreter shuts down kills the process with
+    "terminate called without an active exception" (torch 2.13, with or without
+    ``destroy_process_group``): they get time to let go of the last ones.
     """
+    connection = _connection() if dist.is_initialized() else None
+    error = getattr(sys, 'last_value', None)
+    if connection is not None and error is not None and not hasattr(sys, 'ps1'):
+        connection.ends_with(error)
     time.sleep(0.2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from pyg_sar.comm.buffers import Buffers
+from pyg_sar.comm.compared import Step
 from pyg_sar.comm.guarded import arrived, guard, travels
 from pyg_sar.monitor import hook
 
@@ -40,7 +41,14 @@ class Swap:
         ops = [*receives, *sends]
         self._num_receives = len(receives)
         self._ranks, self._tag, self._part = (recv_rank, send_rank), tag, part
-        with guard(*self._operation(0), alike=f'a step of {self._kind}'):
+
+        def alike() -> Step:
+            ranks = range(dist.get_world_size())
+            counts = (sent.rows[0].size(0), send_rank), (received.rows[0].size(0), recv_rank)
+            sends, expects = ([n if r == rank else 0 for r in ranks] for n, rank in counts)
+            return Step.of_rows(f'a step of {self._kind}', sent.rows, sends, expects)
+
+        with guard(*self._operation(0), alike=alike):
             self.works: list[dist.Work] = dist.batch_isend_irecv(ops) if ops else []
         travels(self)
 

@@ -31,6 +31,7 @@ from pyg_sar.conv.sampling import (
     NUM_SAMPLES,
     AttributeWatch,
     edge_attributes_of,
+    not_saved,
     numbers_of,
     random_states,
     restore_random_states,
@@ -93,9 +94,11 @@ class Trace:
         return self.aggregate is not None and self.aggregate.reduces_message
 
 
-@no_autocast_cache()
 def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
     """Runs a message function, and the aggregation, on a few sampled edges; notes what they do.
+
+    A checkpoint around the conv does not see what autograd saves here: it is needed no more, and
+    need not come again where backward runs the conv once more.
 
     Args:
         binding: The function with its arguments.
@@ -104,6 +107,11 @@ def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
     Raises:
         UnsupportedMessageError: If it cannot be computed block by block; the message says why.
     """
+    with no_autocast_cache(), not_saved():
+        return _trace(binding, statistics_modules)
+
+
+def _trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
     conv = binding.conv
     samples, edge_index = samples_of(binding)
     edge_index[1] = 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+
+from pyg_sar.comm import in_layer
 
 Norm = TypeVar('Norm', bound='GlobalNorm')
 
@@ -18,6 +20,16 @@ class GlobalNorm:
     """
 
     is_global = True
+    _path = ''
+    """The path of the module in the model that :func:`pyg_sar.wrap` was given."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The norm; errors of lost ranks name it."""
+        call = super().__call__  # type: ignore[misc]
+        if not self._path:
+            return call(*args, **kwargs)
+        with in_layer(f"layer '{self._path}' ({type(self).__name__.removeprefix('Global')})"):
+            return call(*args, **kwargs)
 
     @classmethod
     def convert(cls: type[Norm], module: torch.nn.Module) -> Norm:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar.comm import agree, check_equal, raise_together
+from pyg_sar.comm import agree, check_equal, in_call, raise_together
 from pyg_sar.shard.checksums import file_checksum
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format import META_FILE, NODE_ATTRS_FILE, part_dir
@@ -28,6 +28,7 @@ from pyg_sar.shard.shard import Shard
 _LOADED_BY_OTHER_NAMES = ('edge_index', 'n_id', 'e_id', 'num_nodes', 'x')
 
 
+@in_call('save_node_attrs')
 def save_node_attrs(data: Data, names: Sequence[str], *, overwrite: bool = False) -> None:
     """Writes node attributes of all ranks into the partition folder they were loaded from.
 

@@ -103,6 +103,7 @@ def _train(rank: int, place: Path, at: Any, convs: Any, mode: str, fault: str, p
         world_size=WORLD_SIZE,
         timeout=timedelta(seconds=GROUP_TIMEOUT),
     )
+    dist.barrier()  # a rank that ends while others connect is torch's affair
     read = pyg_sar.load.read_shard
 
     def reading(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Writes docs/faults.md: what the other ranks see of every fault in every phase, from a run.
+"""Writes docs/faults.md: what the other ranks see of every fault, from a run.
 
 python tests/faults/table.py
 """
@@ -8,58 +8,51 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 if __name__ == '__main__':
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
+import cut_network
+import path_cells
 from fault_cells import CELLS, Cell, Outcome, bound, outcomes
 from fault_program import FAULTS, FAULTY, GROUP_TIMEOUT, PHASES, TIMEOUT, WORLD_SIZE
+from network_cells import network_outcomes, why_no_networks
+from path_cells import End, PathCell
+from path_outcomes import CELLS as PATH_CELLS
+from path_outcomes import MOMENTS, PLACES, check, path_outcomes
 
 PATH = Path(__file__).parents[2] / 'docs' / 'faults.md'
-
-_INTRO = """\
-# When a rank fails
-
-What the other ranks see when one of them fails. `make faults` wrote this page: {world} ranks (gloo)
-train three layers; rank {faulty} fails in the phase of the column, and the two others are watched.
-The exchanges have `timeout={timeout:g}`, the default group {group:g} s, which holds until the model
-is constructed.
-
-A cell tells the seconds from the fault to the last exception of the others. It is
-`pyg_sar.ExchangeError` unless the cell says *ValueError*, and it names the lost rank, the layer,
-forward or backward, and the operation with its block. All others end with an exit code that is not
-0, and no process is left. **Bold** marks what took longer than it should have, or said less.
-
-- A process that **ends** (killed, an exception that nobody catches, out of memory) or is **cut
-  off** breaks its connections: the others end within 5 s.
-- A process that is **stopped** is silent: the others end at the timeout.
-- **raises, lives on**: an exception leaves the model and is caught. In forward the rank ends its
-  exchanges itself, after 2 s in which the others may raise as well: what all raise at the same
-  point leaves them able to go on. Outside of forward and of the backward of layers (an optimizer, a
-  hook) nobody sees it, so the rank is silent as long as it lives.
-- **cut off**: every connection of the process is shut down. A cable that is pulled without a word
-  is the silence of a stopped process.
-- **shape**: it loads another partition, has another model, or gets too many rows.
-
-"""
+TEXT = Path(__file__).parent / 'page.md'
 
 
-def render(found: dict[Cell, Outcome]) -> str:
+def render(
+    phases: dict[Cell, Outcome], paths: dict[PathCell, list[End]], networks: list[dict[str, Any]]
+) -> str:
     """The page."""
-    intro = _INTRO.format(world=WORLD_SIZE, faulty=FAULTY, timeout=TIMEOUT, group=GROUP_TIMEOUT)
+    return TEXT.read_text(encoding='utf-8').format(
+        world=WORLD_SIZE,
+        faulty=FAULTY,
+        timeout=TIMEOUT,
+        group=GROUP_TIMEOUT,
+        short=path_cells.TIMEOUT,
+        cut=cut_network.TIMEOUT,
+        phases='\n'.join(_phase_rows(phases)),
+        texts='\n'.join(_texts(phases)),
+        paths='\n'.join(_path_rows(paths)),
+        networks='\n'.join(_network_rows(networks)) or f'Not run: {why_no_networks()}.',
+    )
+
+
+def _phase_rows(found: dict[Cell, Outcome]) -> list[str]:
     lines = ['| fault | ' + ' | '.join(PHASES) + ' |', '|---' * (len(PHASES) + 1) + '|']
     for fault in FAULTS:
-        cells = [_cell(Cell(fault, phase), found.get(Cell(fault, phase))) for phase in PHASES]
+        cells = [_phase(Cell(fault, phase), found.get(Cell(fault, phase))) for phase in PHASES]
         lines.append(f'| {fault} | ' + ' | '.join(cells) + ' |')
-    lines += ['', '## What they say', '']
-    for cell, outcome in found.items():
-        if cell.phase in ('forward', 'backward'):
-            text = ' '.join(outcome.ends[0].get('text', '').split('[')[0].split())
-            lines.append(f'- {cell.fault}, {cell.phase}: `{text.rstrip(" (:")}`')
-    return intro + '\n'.join(lines) + '\n'
+    return lines
 
 
-def _cell(cell: Cell, outcome: Outcome | None) -> str:
+def _phase(cell: Cell, outcome: Outcome | None) -> str:
     if outcome is None:
         return ''
     kinds = {end.get('type', 'no error') for end in outcome.ends} - {'ExchangeError'}
@@ -69,11 +62,56 @@ def _cell(cell: Cell, outcome: Outcome | None) -> str:
     return text if is_right else f'**{text}**'
 
 
+def _texts(found: dict[Cell, Outcome]) -> list[str]:
+    lines = []
+    for cell, outcome in found.items():
+        if cell.phase in ('forward', 'backward'):
+            text = ' '.join(outcome.ends[0].get('text', '').split('[')[0].split())
+            lines.append(f'- {cell.fault}, {cell.phase}: `{text.rstrip(" (:")}`')
+    return lines
+
+
+def _path_rows(found: dict[PathCell, list[End]]) -> list[str]:
+    heads = ('killed at the first', 'killed at the last', 'stopped in the middle')
+    lines = [f'| what communicates | mode | phase | {" | ".join(heads)} |', '|---' * 6 + '|']
+    for place in PLACES:
+        name, mode, phase = place
+        cells = [PathCell(*place, *moment) for moment in MOMENTS]
+        texts = [_path(cell, found[cell]) for cell in cells]
+        lines.append(f'| {name} | {mode} | {phase or "call"} | {" | ".join(texts)} |')
+    return lines
+
+
+def _path(cell: PathCell, ends: list[End]) -> str:
+    text = f'{max(end.seconds for end in ends):.1f}'
+    try:
+        check(cell, ends)
+    except AssertionError:
+        return f'**{text}**'
+    return text
+
+
+def _network_rows(found: list[dict[str, Any]]) -> list[str]:
+    if not found:
+        return []
+    lines = ['| cut off | met by | rank | the others end after | with |', '|---' * 5 + '|']
+    for (how, store, faulty), outcome in zip(cut_network.CASES, found, strict=True):
+        others = [end for rank, end in enumerate(outcome['ends']) if rank != faulty]
+        seconds, text = max(end['seconds'] for end in others), others[0]['text'].split(' (/')[0]
+        said = ' '.join(text.split('[')[0].split()).rstrip(' (:')
+        lines.append(f'| {how} | {store} | {faulty} | {seconds:.1f} | `{said}` |')
+    return lines
+
+
 def main() -> None:
     """Runs all cells and writes the page."""
     with tempfile.TemporaryDirectory() as folder:
-        found = outcomes(CELLS, Path(folder), at_once=6)
-    PATH.write_text(render(found), encoding='utf-8')
+        phases = Path(folder) / 'phases'
+        phases.mkdir()
+        found = outcomes(CELLS, phases, at_once=4)
+        of_paths = path_outcomes(PATH_CELLS, Path(folder) / 'paths')
+        of_networks = [] if why_no_networks() else network_outcomes(Path(folder) / 'networks')
+    PATH.write_text(render(found, of_paths, of_networks), encoding='utf-8')
     print(f'wrote {PATH}')
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel, ExchangeError, global_mean, load_shard, wrap
+from pyg_sar.comm import Exchange
 
 
 class Net(torch.nn.Module):
@@ -150,13 +152,10 @@ def _skip(root: str, layer: int, phase: str) -> str:
 @pytest.mark.parametrize(('layer', 'phase'), [(1, 'forward'), (1, 'backward')])
 def test_a_rank_that_skips_a_layer(root: str, layer: int, phase: str) -> None:
     outcomes = run_once(_skip, 3, root, layer, phase)
-    if phase == 'forward':
-        layers = "layer 'convs.1' (GATConv)", "layer 'convs.2' (GCNConv)"
-        assert_all_raise(outcomes, 'ValueError', 'expected the same program', 'rank 2', *layers)
-    else:
-        # Rank 2 has no more to do in backward, so it is silent.
-        place = "layer 'convs.1' (GATConv), backward"
-        assert_all_raise(outcomes[:2], 'ExchangeError', place, 'rank 2 was silent')
+    layers = "layer 'convs.1' (GATConv)", "layer 'convs.2' (GCNConv)"
+    if phase == 'backward':  # rank 2 has no more to do in it
+        layers = "layer 'convs.1' (GATConv), backward", 'the end of backward in no layer on rank 2'
+    assert_all_raise(outcomes, 'ValueError', 'expected the same program', 'rank 2', *layers)
 
 
 def _epochs(root: str) -> str:
@@ -179,3 +178,45 @@ def test_unequal_epochs_end_at_the_timeout(root: str) -> None:
 def test_timeouts_that_are_none(timeout: Any) -> None:
     with pytest.raises(ValueError, match="'timeout' must be"):
         wrap(_net(), timeout=timeout)
+
+
+def _other_rows(root: str, kind: str) -> list[str]:
+    data = load_shard(root)
+    rank = data.edge_index.shard.rank
+    model = DistributedDataParallel(_net(), debug=True)
+    _train(model, data)
+    exchange = Exchange(data.edge_index.shard)
+    x = data.x
+    if rank == 1 and kind == 'width':
+        x = x[:, :5]
+    elif rank == 1 and kind == 'dtype':
+        x = x.float()
+    elif rank == 1 and kind == 'count':
+        first, *rest = data.edge_index.shard.steps
+        steps = replace(first, send_index=first.send_index[1:]), *rest
+        exchange.shard = replace(exchange.shard, steps=steps)
+    found = [attempt(lambda: list(exchange.fetch([x]))), attempt(exchange.fetch_all, [x])]
+    if kind == 'width':
+        found.append(attempt(pyg_sar.global_sum, x[0]))
+    return [*found, attempt(_train, model, data)]
+
+
+@pytest.mark.parametrize(
+    ('kind', 'words'),
+    [
+        ('width', ('rows of torch.float64 of shape (6,)', '(got ', 'of shape (5,) on rank 1)')),
+        ('dtype', ('rows of torch.float64 of shape (6,)', 'torch.float32 of shape (6,) on rank 1')),
+        ('count', ('rows from rank 1 on rank ', 'rows that rank 1 sends)')),
+    ],
+)
+def test_other_rows_are_found_before_they_move(
+    root: str, kind: str, words: tuple[str, ...]
+) -> None:
+    outcomes = run_once(_other_rows, 3, root, kind)
+    *exchanges, last = zip(*outcomes, strict=True)
+    assert last == ('no error',) * 3  # nothing has moved, so all go on
+    for found in exchanges[:2]:
+        assert_all_raise(found, 'ValueError', *words)
+    for found in exchanges[2:]:
+        words = 'torch.float64 of shape (6,)', 'got a sum', 'of shape (5,) on rank 1)'
+        assert_all_raise(found, 'ValueError', *words)

@@ -1,0 +1,140 @@
+"""Three ranks in network namespaces of their own, one of which is cut off.
+
+unshare -Urn python tests/faults/cut_network.py FOLDER
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fault_program import Net, default_convs
+
+import pyg_sar
+
+WORLD_SIZE = 3
+TIMEOUT = 3.0
+CASES = [
+    ('silently', 'file', 2),
+    ('silently', 'tcp', 2),
+    ('silently', 'tcp', 0),  # who holds the store
+    ('by a reset', 'file', 2),
+]
+"""How a rank is cut off, what the ranks meet by, and which it is."""
+
+_CONTEXT = multiprocessing.get_context('fork')
+_CLONE_NEWNET = 0x40000000
+
+
+def main(folder: Path) -> None:
+    """Builds the network and prints how the ranks end in every case."""
+    torch.set_num_threads(1)
+    _ip('link set lo up')
+    _ip('link add br0 type bridge')
+    _ip('link set br0 up')
+    print(json.dumps([_cut(folder, i, *case) for i, case in enumerate(CASES)]))
+
+
+def _cut(root: Path, number: int, how: str, store: str, faulty: int) -> dict[str, Any]:
+    folder = root / f'case-{number}'
+    folder.mkdir()
+    ranks = [
+        _CONTEXT.Process(target=_run_rank, args=(i, root / 'parts', folder, store, faulty))
+        for i in range(WORLD_SIZE)
+    ]
+    for rank in ranks:
+        rank.start()
+    try:
+        for i, rank in enumerate(ranks):
+            _wait_for(folder / f'started-{i}')
+            # A name of its own: the last case's go with its processes, when the kernel gets to it.
+            _ip(f'link add v{number}-{i} type veth peer name eth0 netns {rank.pid}')
+            _ip(f'link set v{number}-{i} master br0 up')
+            address = f'addr add 10.7.0.{i + 1}/24 dev eth0'
+            for line in (address, 'link set eth0 up', 'link set lo up'):
+                _run(f'nsenter -t {rank.pid} -n ip {line}')
+        (folder / 'ready').touch()
+        _wait_for(folder / 'cut me off')
+        start = time.monotonic()
+        if how == 'silently':
+            _ip(f'link set v{number}-{faulty} down')
+        else:
+            _run(f'nsenter -t {ranks[faulty].pid} -n ss --kill -t')
+        (folder / 'cut off').touch()
+        for rank in ranks:
+            rank.join(60)
+        codes = [rank.exitcode for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+    ends = [json.loads((folder / f'end-{i}').read_text()) for i in range(WORLD_SIZE)]
+    for end in ends:
+        end['seconds'] = end.pop('time') - start
+    return {'ends': ends, 'codes': codes}
+
+
+def _run(command: str) -> None:
+    subprocess.run(command.split(), check=True, capture_output=True)
+
+
+def _ip(arguments: str) -> None:
+    _run(f'ip {arguments}')
+
+
+def _wait_for(file: Path) -> None:
+    end = time.monotonic() + 60
+    while not file.exists():
+        if time.monotonic() > end:
+            raise TimeoutError(f'{file} did not appear')
+        time.sleep(0.02)
+
+
+def _run_rank(rank: int, parts: Path, folder: Path, store: str, faulty: int) -> None:
+    """What a rank does: trains, and notes in a file what it ends with."""
+    ctypes.CDLL(None).unshare(_CLONE_NEWNET)
+    (folder / f'started-{rank}').touch()
+    _wait_for(folder / 'ready')
+    os.environ['GLOO_SOCKET_IFNAME'] = 'eth0'
+
+    epochs: list[int] = []
+
+    def at(phase: str) -> None:
+        if phase == 'forward' and rank == faulty and len(epochs) == 3:
+            (folder / 'cut me off').touch()
+            _wait_for(folder / 'cut off')
+
+    where = f'file://{folder}/store' if store == 'file' else 'tcp://10.7.0.1:29500'
+    limit = timedelta(seconds=30)
+    found: dict[str, Any] = {}
+    try:
+        dist.init_process_group(
+            'gloo', init_method=where, rank=rank, world_size=WORLD_SIZE, timeout=limit
+        )
+        data = pyg_sar.load_shard(parts)
+        torch.manual_seed(0)
+        net = Net(default_convs(), at).double()
+        model = pyg_sar.DistributedDataParallel(net, timeout=TIMEOUT)
+        for epoch in range(4):
+            epochs.append(epoch)
+            pyg_sar.global_mean(model(data.x, data.edge_index).sum(1)).backward()
+    except Exception as error:
+        found = {'type': type(error).__name__, 'text': str(error)}
+        found['peer'] = getattr(error, 'peer', None)
+        raise
+    finally:
+        (folder / f'end-{rank}').write_text(json.dumps({**found, 'time': time.monotonic()}))
+
+
+if __name__ == '__main__':
+    main(Path(sys.argv[1]))

@@ -1,0 +1,59 @@
+"""The cells of all paths and functions, and how they have to end."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from path_cells import FAULTY, SUM, TIMEOUT, End, PathCell, run_cells
+from path_programs import CONVS, MODES, OTHERS, program
+from ranks import run_once
+from small_graphs import cut, small_graph
+
+PHASES = ('forward', 'backward')
+MOMENTS = (('killed', 0.0), ('killed', 1.0), ('stopped', 0.5))
+NORMS = ('batch norm', 'graph norm')
+PLACES = [
+    *((name, mode, phase) for name in CONVS for mode in MODES for phase in PHASES),
+    *((name, MODES[0], phase) for name in NORMS for phase in PHASES),
+    *((name, MODES[0], 'forward') for name in ('first forward', 'kept sum', 'SIGN')),
+    ('linear', MODES[0], SUM),
+    *((name, MODES[0], '') for name, (_, where) in OTHERS.items() if 'layer' not in where),
+]
+CELLS = [PathCell(*place, *moment) for place in PLACES for moment in MOMENTS]
+SLACK = 3.0  # seconds, on a busy machine
+NUM_GROUPS = 4
+
+
+def path_outcomes(cells: list[PathCell], folder: Path) -> dict[PathCell, list[End]]:
+    """How ranks 0 and 1 end in every cell."""
+    folder.mkdir(exist_ok=True)
+    root = cut(small_graph(), 3, folder / 'parts')
+
+    def of_group(group: int) -> list[tuple[PathCell, list[End]]]:
+        own = folder / f'group-{group}'
+        shutil.copytree(root, own / 'parts')
+        mine = cells[group::NUM_GROUPS]
+        first, second, _ = run_once(run_cells, 3, str(own / 'parts'), mine, timeout=300)
+        return list(zip(mine, zip(first, second, strict=True), strict=True))
+
+    with ThreadPoolExecutor(NUM_GROUPS) as pool:
+        return {
+            cell: list(ends)
+            for found in pool.map(of_group, range(NUM_GROUPS))
+            for cell, ends in found
+        }
+
+
+def check(cell: PathCell, ends: list[End]) -> None:
+    where = program(cell.program)[1]
+    for end in ends:
+        assert end.kind == 'ExchangeError', (cell, end)
+        assert end.peer == FAULTY, (cell, end)
+        assert end.seconds < (5 if cell.fault == 'killed' else TIMEOUT + SLACK), (cell, end)
+        how = 'was silent for too long' if cell.fault == 'stopped' else 'has ended or is cut off'
+        assert f'rank {FAULTY} {how}' in end.text, (cell, end)
+        assert end.operation, (cell, end)
+        if cell.when == 0 and cell.phase != SUM:  # later ones may be the last that others need
+            assert end.layer == (f'{where}, {cell.phase}' if cell.phase else where), (cell, end)

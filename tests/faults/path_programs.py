@@ -1,0 +1,161 @@
+"""One small program for every way in which ranks communicate, to lose a rank in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import (
+    GATConv,
+    GCNConv,
+    GINEConv,
+    GraphNorm,
+    SAGEConv,
+    TransformerConv,
+)
+
+import pyg_sar
+from pyg_sar.conv.paths import Mode
+
+MODES: tuple[Mode, ...] = get_args(Mode)[:3]
+AGAINST = 'target_to_source'
+
+Step = Callable[[int], object]
+
+CONVS: dict[str, Callable[[], torch.nn.Module]] = {
+    'linear': lambda: SAGEConv(8, 8),
+    'linear, narrower': lambda: SAGEConv(8, 3),
+    'linear with weights': lambda: GCNConv(8, 8),
+    'weighted': lambda: GATConv(8, 4, heads=2),
+    'replay': lambda: SAGEConv(8, 8, aggr='max'),
+    'softmax': lambda: TransformerConv(8, 8),
+    'gather': lambda: SAGEConv(8, 8, aggr='median'),
+    'reversed': lambda: GATConv(8, 8, flow=AGAINST),
+    'reversed, edge features': lambda: GINEConv(torch.nn.Linear(8, 8), edge_dim=4, flow=AGAINST),
+}
+
+
+class Net(torch.nn.Module):
+    """A layer of every node by itself, then one that communicates."""
+
+    def __init__(self, conv: torch.nn.Module, norm: torch.nn.Module | None = None) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(6, 8)
+        self.norm = norm
+        self.conv = conv
+        self.edges = torch.nn.Linear(4, 4)
+
+    def forward(self, data: Data) -> Tensor:
+        x = self.first(data.x)
+        if self.norm is not None:
+            x = self.norm(x)
+        if isinstance(self.conv.conv, GINEConv):  # type: ignore[union-attr]
+            return self.conv(x, data.edge_index, self.edges(data.edge_attr))
+        return self.conv(x, data.edge_index)
+
+
+def _training(data: Data, net: Net, mode: Mode, timeout: float) -> Step:
+    if not isinstance(net.conv, GINEConv):
+        net.edges.requires_grad_(False)
+    model = pyg_sar.DistributedDataParallel(net.double(), mode=mode, timeout=timeout)
+
+    def step(epoch: int) -> None:
+        out = model(data)
+        loss = F.cross_entropy(out, data.y, reduction='none')
+        pyg_sar.global_mean(loss, data.train_mask).backward()
+
+    return step
+
+
+def _of_conv(conv: Callable[[], torch.nn.Module]) -> Callable[..., Step]:
+    return lambda data, mode, timeout, folder: _training(data, Net(conv()), mode, timeout)
+
+
+def _of_norm(norm: Callable[[], torch.nn.Module]) -> Callable[..., Step]:
+    return lambda data, mode, timeout, folder: _training(
+        data, Net(SAGEConv(8, 8), norm()), mode, timeout
+    )
+
+
+def _first_forward(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
+    """The ranks agree on a layer, and turn edges round, in its first forward only."""
+    pyg_sar.wrap(Net(SAGEConv(8, 8)), timeout=timeout)
+
+    def step(epoch: int) -> None:
+        conv = torch.nn.ModuleDict({'conv': GATConv(6, 8, flow=AGAINST)})
+        again = pyg_sar.load_shard(data.edge_index.shard.root)
+        pyg_sar.wrap(conv.double())['conv'](again.x, again.edge_index)
+
+    return step
+
+
+def _kept_sum(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
+    """The sum over raw features is made once; then the ranks only agree that all have it."""
+    model = torch.nn.ModuleDict({'conv': SAGEConv(6, 8)})
+    pyg_sar.wrap(model.double(), timeout=timeout)
+    return lambda epoch: model['conv'](data.x, data.edge_index)
+
+
+def _checkpoint(data: Data, timeout: float, folder: Path) -> tuple[Any, Any]:
+    model = pyg_sar.DistributedDataParallel(Net(SAGEConv(8, 8)).double(), timeout=timeout)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def _save_checkpoint(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
+    states = _checkpoint(data, timeout, folder)
+    return lambda epoch: pyg_sar.save_checkpoint(folder / 'saved', *states, epoch=epoch)
+
+
+def _load_checkpoint(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
+    states = _checkpoint(data, timeout, folder)
+    pyg_sar.save_checkpoint(folder / 'saved', *states, epoch=0)
+    return lambda epoch: pyg_sar.load_checkpoint(folder / 'saved', *states)
+
+
+def _save_attrs(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
+    pyg_sar.wrap(Net(SAGEConv(8, 8)), timeout=timeout)
+    data.more = data.x * 2
+    return lambda epoch: pyg_sar.save_node_attrs(data, ['more'], overwrite=True)
+
+
+def _calls(make: Callable[[Data], object]) -> Callable[..., Step]:
+    def build(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
+        pyg_sar.wrap(Net(SAGEConv(8, 8)), timeout=timeout)
+        return lambda epoch: make(data)
+
+    return build
+
+
+OTHERS: dict[str, tuple[Callable[..., Step], str]] = {
+    'batch norm': (_of_norm(lambda: torch.nn.BatchNorm1d(8)), "layer 'norm' (BatchNorm)"),
+    'graph norm': (_of_norm(lambda: GraphNorm(8)), "layer 'norm' (GraphNorm)"),
+    'first forward': (_first_forward, "layer 'conv' (GATConv)"),
+    'kept sum': (_kept_sum, "layer 'conv' (SAGEConv)"),
+    'save_checkpoint': (_save_checkpoint, 'save_checkpoint'),
+    'load_checkpoint': (_load_checkpoint, 'load_checkpoint'),
+    'save_node_attrs': (_save_attrs, 'save_node_attrs'),
+    'load_shard': (
+        _calls(lambda data: pyg_sar.load_shard(data.edge_index.shard.root)),
+        'load_shard',
+    ),
+    'restrict': (_calls(lambda data: pyg_sar.restrict(data, data.train_mask, 2)), 'restrict'),
+    'global_mean': (_calls(lambda data: pyg_sar.global_mean(data.x[:, 0])), 'global_mean'),
+    'global_sum': (_calls(lambda data: pyg_sar.global_sum(data.x.sum(0))), 'global_sum'),
+    'SIGN': (
+        _calls(lambda data: pyg_sar.SIGN(2)(data.clone())),
+        'layer SARConv(_NormalizedSum)',
+    ),
+}
+"""The program, and what errors call the place where it communicates."""
+
+
+def program(name: str) -> tuple[Callable[..., Step], str]:
+    """What builds a program from data, mode, timeout and folder; and the place."""
+    if name in CONVS:
+        return _of_conv(CONVS[name]), f"layer 'conv' ({type(CONVS[name]()).__name__})"
+    return OTHERS[name]

@@ -1,0 +1,173 @@
+"""Who is named when ranks wait for each other and come to their timeouts at different times."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_once
+from small_graphs import assert_all_raise, attempt
+
+from pyg_sar.comm import agree, exchange_group, for_operations, guard, set_timeout
+from pyg_sar.comm.reports import Cause, Reports
+
+TIMEOUT = timedelta(seconds=4)
+
+
+def _wait_for(rank: int) -> None:
+    with guard('receiving a number', rank):
+        dist.recv(torch.zeros(1), rank, group=exchange_group())
+
+
+def _chain(kind: str, folder: str) -> str:
+    """Rank 0 waits for 1, which begins a second later to wait for 2, which never comes."""
+    rank = dist.get_rank()
+    set_timeout(TIMEOUT)
+    *_, last = agree(os.getpid())
+    files = [Path(folder) / str(r) for r in (0, 1)]
+    found = ''
+    if rank < 2:
+        time.sleep(rank)
+        found = attempt(_wait_for, rank + 1)
+        files[rank].write_text(found)
+    elif kind == 'stopped':
+        os.kill(last, signal.SIGSTOP)
+    while rank != 1 and not all(file.exists() for file in files):
+        time.sleep(0.05)
+    if rank == 0 and kind == 'stopped':
+        os.kill(last, signal.SIGKILL)
+    return found
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize('kind', ['stopped', 'busy'])
+def test_the_silent_rank_is_named_and_not_one_that_waits_for_it(kind: str, tmp_path: Path) -> None:
+    *others, _ = run_once(_chain, 3, kind, str(tmp_path), may_die=(2,))
+    words = 'rank 2 was silent for too long'
+    assert_all_raise(others, 'ExchangeError', 'stopped at receiving a number', words)
+    for found in others:
+        assert ('it runs, but exchanges nothing' in found) == (kind == 'busy')
+
+
+class _Store(dict[str, str]):
+    """As much of a store as reports need."""
+
+    set = dict.__setitem__
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+
+def _first_cause(own: Cause, said: dict[int, Cause], world_size: int = 4) -> Cause:
+    """What rank 0 concludes."""
+    store: Any = _Store()
+    reports = [Reports(store, '', rank, world_size) for rank in range(world_size)]
+    reports[0].write(own, asks=True)
+    for rank, cause in said.items():
+        (reports[rank].answer if cause.alive else reports[rank].write)(cause)
+    return reports[0].first_cause(own, 0.05)
+
+
+def _lost(peer: int | None, *, silent: bool = False) -> Cause:
+    return Cause(peer, None, silent)
+
+
+def _waits(peer: int | None, doing: str = 'a sum') -> Cause:
+    return Cause(peer, None, True, True, doing)
+
+
+SILENT, CLOSED, FAILED = _lost(3, silent=True), _lost(3), Cause(3, 'ValueError: no')
+
+
+@pytest.mark.parametrize(
+    ('own', 'said', 'found'),
+    [
+        # Rank 1 says nothing.
+        (_lost(1), {}, _lost(1)),
+        (_lost(1, silent=True), {}, _lost(1, silent=True)),
+        # Rank 1 has lost another one, or waits for it.
+        (_lost(1), {1: _lost(3)}, CLOSED),
+        (_lost(1), {1: _lost(3, silent=True)}, SILENT),
+        (_lost(1), {1: _lost(2), 2: _lost(3, silent=True)}, SILENT),
+        (_lost(1), {1: _lost(3), 2: _lost(3, silent=True)}, SILENT),
+        (_lost(1), {1: _lost(3), 3: Cause(None, 'ValueError: no')}, FAILED),
+        (_lost(1, silent=True), {1: _waits(3)}, SILENT),
+        (_lost(1, silent=True), {1: _waits(2), 2: _waits(3)}, SILENT),
+        # It waits for this one: two that do not do the same.
+        (_lost(1, silent=True), {1: _waits(0)}, Cause(1, None, True, True, 'a sum')),
+        # It lives, but the connection to it is cut.
+        (_lost(1), {1: _waits(3)}, _lost(1)),
+        # It lives outside of exchanges.
+        (_lost(1, silent=True), {1: _waits(None, '')}, Cause(1, None, True, True)),
+        # Rank 3 is cut off, and has lost others for its part.
+        (_lost(3), {1: _lost(3), 2: _lost(3), 3: _lost(1)}, CLOSED),
+        # It is not known whom this rank has lost.
+        (_lost(None), {1: _lost(3), 2: _lost(1)}, CLOSED),
+        (_lost(None), {1: _lost(2), 2: _lost(1)}, CLOSED),
+        (_lost(None, silent=True), {1: _waits(None), 2: _waits(3)}, SILENT),
+        (
+            _lost(None, silent=True),
+            {1: _waits(None), 2: _waits(3), 3: _waits(None, '')},
+            Cause(3, None, True, True),
+        ),
+        (_lost(None), {3: Cause(None, 'ValueError: no')}, FAILED),
+        (_lost(None), {}, _lost(None)),
+    ],
+)
+def test_first_cause(own: Cause, said: dict[int, Cause], found: Cause) -> None:
+    assert _first_cause(own, said) == found
+
+
+@pytest.mark.parametrize(
+    ('seconds', 'left'), [(0.4, 0.2), (1, 0.5), (2, 1.5), (3, 2.4), (20, 16), (1800, 1795)]
+)
+def test_operations_leave_time_to_ask(seconds: float, left: float) -> None:
+    found = for_operations(timedelta(seconds=seconds))
+    assert found is not None
+    assert found.total_seconds() == pytest.approx(left)
+    assert for_operations(None) is None
+
+
+_SCRIPT = """
+import os, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+import pyg_sar
+os.environ['GLOO_SOCKET_IFNAME'] = 'lo'
+rank, store = int(sys.argv[1]), sys.argv[2]
+limit = timedelta(seconds=60)
+dist.init_process_group(
+    'gloo', init_method=f'file://{store}', rank=rank, world_size=2, timeout=limit
+)
+pyg_sar.global_sum(torch.ones(1))
+if rank == 1:
+    raise KeyError('outside of all layers')
+pyg_sar.global_sum(torch.ones(1))
+"""
+
+
+@pytest.mark.bench
+def test_the_exception_that_ends_a_script_is_told(tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, '-c', _SCRIPT, str(rank), str(tmp_path / 'store')],
+            env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    first, second = (rank.communicate(timeout=120)[1] for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert 'outside of all layers' in second
+    assert 'stopped at a sum over all ranks in global_sum' in first
+    assert "rank 1 failed with KeyError: 'outside of all layers'" in first

@@ -1,0 +1,118 @@
+"""torch.utils.checkpoint around wrapped convs: backward runs them, and their exchange, again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from ranks import run_ranks
+from small_graphs import assert_close, cut, small_graph
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.data import Data
+from torch_geometric.nn import EdgeConv, GATConv, GCNConv, SAGEConv, TransformerConv
+
+from pyg_sar import DistributedDataParallel, SARConv, global_sum, load_shard
+from pyg_sar.comm import guarded
+from pyg_sar.conv.paths import Mode
+
+
+def _convs() -> dict[str, torch.nn.Module]:
+    """One for each path."""
+    torch.manual_seed(0)
+    return {
+        'linear': SAGEConv(6, 4),
+        'linear with weights': GCNConv(6, 4),
+        'weighted': GATConv(6, 4, heads=2),
+        'replay': EdgeConv(torch.nn.Linear(12, 4), aggr='max'),
+        'softmax': TransformerConv(6, 4),
+        'gather': SAGEConv(6, 4, aggr='median'),
+    }
+
+
+def _gradients(
+    model: torch.nn.Module, x: Tensor, forward: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
+    model.zero_grad()
+    x = x.clone().requires_grad_()
+    out = forward(x)
+    out.square().sum().backward()
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    assert x.grad is not None
+    return [out.detach(), x.grad, *map(global_sum, found)]
+
+
+def _compare(name: str, mode: Mode, reentrant: bool, data: Data) -> None:
+    plain, conv = (SARConv(_convs()[name].double(), mode=mode) for _ in range(2))
+    want = _gradients(plain, data.x, lambda x: plain(x, data.edge_index))
+
+    def forward(x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(conv, x, data.edge_index, use_reentrant=reentrant)
+        return out
+
+    for _ in range(2):  # the first one agrees with the other ranks
+        got = _gradients(conv, data.x, forward)
+        assert len(got) == len(want), name
+        for a, b in zip(got, want, strict=True):
+            assert_close(a, b)
+
+
+def _num_raised() -> int:
+    connection = guarded._connection()
+    return 0 if connection is None else connection.num_raised
+
+
+def _checkpointed(root: str, mode: Mode, reentrant: bool) -> int:
+    data, before = load_shard(root), _num_raised()
+    for name in _convs():
+        _compare(name, mode, reentrant, data)
+    return _num_raised() - before
+
+
+_CASES = [(mode, reentrant) for mode in get_args(Mode)[:3] for reentrant in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ('mode', 'reentrant'),
+    [_CASES[0], *(pytest.param(*case, marks=pytest.mark.bench) for case in _CASES[1:])],
+)
+def test_every_path(tmp_path: Path, mode: Mode, reentrant: bool) -> None:
+    root = cut(small_graph(), 3, tmp_path / 'parts', 'empty part')
+    # torch ends what it computes again by an exception: that is no failure.
+    assert run_ranks(_checkpointed, 3, str(root), mode, reentrant) == [0, 0, 0]
+
+
+class _Net(torch.nn.Module):
+    def __init__(self, is_checkpointed: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convs = torch.nn.ModuleList([GATConv(6, 8), GATConv(8, 8), GATConv(8, 3)])
+        self.is_checkpointed = is_checkpointed
+
+    def both(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.convs[1](self.convs[0](x, edge_index).relu(), edge_index).relu()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        if self.is_checkpointed:
+            x = checkpoint(self.both, x, edge_index, use_reentrant=False)
+        else:
+            x = self.both(x, edge_index)
+        return self.convs[2](x, edge_index)
+
+
+def _trained(root: str) -> None:
+    data = load_shard(root)
+    plain, model = (DistributedDataParallel(_Net(flag).double()) for flag in (False, True))
+    for _ in range(2):
+        want, got = (
+            _gradients(m, data.x, lambda x, m=m: m(x, data.edge_index)) for m in (plain, model)
+        )
+        for a, b in zip(got, want, strict=True):
+            assert_close(a, b)
+
+
+def test_several_convs_of_a_model(tmp_path: Path) -> None:
+    run_ranks(_trained, 3, str(cut(small_graph(), 3, tmp_path / 'parts')))
