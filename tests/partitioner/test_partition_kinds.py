@@ -1,0 +1,52 @@
+"""Kinds of tensors and values that were once lost, misread or met with an error from inside torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_sar import load_shard, partition_graph
+from pyg_sar.inspection import verify_partition
+
+EDGES = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
+PARTS = torch.tensor([1, 0, 1, 0])
+
+
+def _data(**attrs: object) -> Data:
+    return Data(**{'edge_index': EDGES, 'num_nodes': 4, **attrs})
+
+
+def _loaded(data: Data, root: Path) -> Data:
+    """All of it, from two parts."""
+    partition_graph(data, 2, root, method=PARTS)
+    assert verify_partition(root) == []
+    return load_shard(root)
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.contiguous().view(torch.uint8)
+
+
+@pytest.mark.parametrize('dtype', [torch.uint16, torch.uint32, torch.uint64])
+def test_unsigned_vectors(tmp_path, dtype):
+    """torch has no index_select for vectors of these types; labels read from files have them."""
+    y, code = (torch.arange(n).sub(1).to(dtype) for n in (4, 5))
+    found = _loaded(_data(y=y, edge_code=code), tmp_path / 'parts')
+    for got, ids, want in ((found.y, found.n_id, y), (found.edge_code, found.e_id, code)):
+        assert got.dtype == dtype
+        assert torch.equal(_bits(got), _bits(want[ids]))
+
+
+def test_unsigned_rows_from_a_file(tmp_path):
+    x = np.arange(8, dtype=np.uint16).reshape(4, 2)
+    np.savez(tmp_path / 'graph.npz', edge_index=EDGES.numpy(), x=x)
+    np.save(tmp_path / 'parts.npy', PARTS.numpy())
+    method = f'file:{tmp_path / "parts.npy"}'
+    partition_graph(tmp_path / 'graph.npz', 2, tmp_path / 'parts', method=method)
+    found = load_shard(tmp_path / 'parts')
+    assert np.array_equal(found.x.numpy(), x[found.n_id.numpy()])
