@@ -126,11 +126,11 @@ def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor]) -> int:
 def _owner(
     name: str, value: Tensor, num_nodes: int | None, num_edges: int | None, where: str
 ) -> str | None:
-    if value.dim() == 0 or name == 'face' or (value.dim() > 1 and 'index' in name):
+    if name == 'face' or (value.dim() > 1 and 'index' in name):
         return None
     if value.layout is not torch.strided and name != 'x':
         return None  # An adjacency matrix has one row per node, but is no attribute of it.
-    rows = value.size(0)
+    rows = value.size(0) if value.dim() else None
     for names, what, count in ((_NODE_NAMES, 'node', num_nodes), (_EDGE_NAMES, 'edge', num_edges)):
         if name in names and count is not None:
             if rows != count:
@@ -139,6 +139,8 @@ def _owner(
                     f'{list(value.shape)})'
                 )
             return what
+    if rows is None:
+        return None
     if num_nodes == num_edges == rows:
         return 'edge' if 'edge' in name else 'node'
     if rows == num_nodes:

@@ -50,3 +50,11 @@ def test_unsigned_rows_from_a_file(tmp_path):
     partition_graph(tmp_path / 'graph.npz', 2, tmp_path / 'parts', method=method)
     found = load_shard(tmp_path / 'parts')
     assert np.array_equal(found.x.numpy(), x[found.n_id.numpy()])
+
+
+@pytest.mark.parametrize(('name', 'what'), [('x', 'node, 4'), ('edge_weight', 'edge, 5')])
+def test_a_number_is_no_row(tmp_path, name, what):
+    """It became an attribute of the graph, a Python float, under a name that models read."""
+    message = rf"'{name}' must have one row per {what} \(got shape \[\]\)"
+    with pytest.raises(ValueError, match=message):
+        partition_graph(_data(**{name: torch.tensor(3.0)}), 2, tmp_path / 'parts')
