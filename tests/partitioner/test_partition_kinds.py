@@ -58,3 +58,30 @@ def test_a_number_is_no_row(tmp_path, name, what):
     message = rf"'{name}' must have one row per {what} \(got shape \[\]\)"
     with pytest.raises(ValueError, match=message):
         partition_graph(_data(**{name: torch.tensor(3.0)}), 2, tmp_path / 'parts')
+
+
+TIMES = {
+    'a column': torch.rand(5, 1),
+    'a pair': torch.rand(5, 2),
+    'complex': torch.randn(5, dtype=torch.complex64),
+    'float8': torch.rand(5).to(torch.float8_e5m2),
+}
+
+
+@pytest.mark.parametrize('name', ['time', 'edge_time'])
+@pytest.mark.parametrize('kind', TIMES)
+def test_what_edges_cannot_be_sorted_by_is_no_time(tmp_path, name, kind):
+    """A column [N, 1] was sorted by its first number, which broke PyG's graph.pt."""
+    values = TIMES[kind] if name == 'edge_time' else TIMES[kind][:4]
+    found = _loaded(_data(**{name: values}), tmp_path / 'parts')
+    ids = found.e_id if name == 'edge_time' else found.n_id
+    assert torch.equal(_bits(found[name]), _bits(values[ids]))
+
+
+def test_a_time_beside_one_that_is_none(tmp_path):
+    when = torch.tensor([4, 3, 2, 1, 0])
+    _loaded(_data(edge_time=torch.rand(5, 2), time=when), tmp_path / 'parts')
+    for part in range(2):
+        graph = torch.load(tmp_path / f'parts/part_{part}/graph.pt')
+        by_time = sorted(zip(graph['col'], when[graph['edge_id']], strict=True))
+        assert list(zip(graph['col'], when[graph['edge_id']], strict=True)) == by_time
