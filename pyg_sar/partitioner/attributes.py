@@ -17,6 +17,15 @@ from pyg_sar.partitioner.rows import smallest_and_largest
 _NODE_NAMES = frozenset({'x', 'pos', 'batch', 'node_type', 'train_mask', 'val_mask', 'test_mask'})
 _EDGE_NAMES = frozenset({'edge_attr', 'edge_weight', 'edge_type'})
 _RESERVED = frozenset({'n_id', 'e_id'})
+_MAY_BE_SPARSE = _NODE_NAMES | _EDGE_NAMES | {'y'}
+_SPARSE_TYPES = frozenset(
+    {
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.complex64, torch.complex128),
+    }
+)
+"""Of what torch makes a sparse tensor dense."""
 _NUMPY_KINDS = 'biufc'
 
 
@@ -48,7 +57,8 @@ def sort_attributes(
     node, to the edges if it has one row per edge. Where both numbers are the same, a name with
     ``edge`` in it belongs to the edges, any other to the nodes. Tensors of two or more dimensions
     with ``index`` in their names hold ids, not rows (``edge_label_index``), and ``face`` does
-    too. What belongs to neither and is no scalar, string or list is dropped with a warning.
+    too. What belongs to neither and is no scalar, string or list is dropped with a warning, and so
+    is a sparse tensor, unless its name is `y` or a well-known one: then it is stored dense.
 
     Args:
         data: A graph, or what a HeteroData holds of one type.
@@ -71,6 +81,8 @@ def sort_attributes(
                 f"delete the attribute (got '{name}'{where})"
             )
         tensor = _as_tensor(value)
+        if tensor is not None and tensor.layout is not torch.strided:
+            tensor = _from_sparse(name, tensor, where)
         if tensor is None and name in _NODE_NAMES | _EDGE_NAMES:
             raise ValueError(f"'{name}'{where} must be a tensor (got {_describe(value)})")
         owner = None if tensor is None else _owner(name, tensor, num_nodes, num_edges, where)
@@ -128,8 +140,6 @@ def _owner(
 ) -> str | None:
     if name == 'face' or (value.dim() > 1 and 'index' in name):
         return None
-    if value.layout is not torch.strided and name != 'x':
-        return None  # An adjacency matrix has one row per node, but is no attribute of it.
     rows = value.size(0) if value.dim() else None
     for names, what, count in ((_NODE_NAMES, 'node', num_nodes), (_EDGE_NAMES, 'edge', num_edges)):
         if name in names and count is not None:
@@ -156,8 +166,21 @@ def _as_tensor(value: Any) -> Tensor | None:
         return None
     tensor = value.detach().cpu()
     if tensor.layout is not torch.strided:
-        return tensor.to_sparse().coalesce()
+        return tensor
     return tensor.as_subclass(Tensor)  # Of an EdgeIndex, an Index or a Parameter.
+
+
+def _from_sparse(name: str, value: Tensor, where: str) -> Tensor | None:
+    """What is cut into rows: `x` as it is, as it may be large, other well-known names dense."""
+    if name not in _MAY_BE_SPARSE:
+        return None  # An adjacency matrix has one row per node, but is no attribute of it.
+    if value.dtype not in _SPARSE_TYPES:
+        raise ValueError(
+            f"'{name}'{where} must be dense, as torch cannot make it so (got a sparse tensor of "
+            f'{value.dtype})'
+        )
+    value = value.to_sparse().coalesce()
+    return value if name == 'x' else value.to_dense()
 
 
 def _is_graph_value(value: Any, num_nodes: int | None, num_edges: int | None) -> bool:
@@ -173,5 +196,6 @@ def _is_graph_value(value: Any, num_nodes: int | None, num_edges: int | None) ->
 
 def _describe(value: Any) -> str:
     if isinstance(value, (Tensor, np.ndarray)):
-        return f'{value.dtype} {list(value.shape)}'
+        is_sparse = isinstance(value, Tensor) and value.layout is not torch.strided
+        return f'{"sparse " if is_sparse else ""}{value.dtype} {list(value.shape)}'
     return type(value).__name__

@@ -71,8 +71,8 @@ def partition_graph(
     Args:
         data: The graph: ``edge_index`` integer [2, E], and any attributes; or a HeteroData with at
             least one relation; or a file or the name of a graph, as the command line takes it,
-            which stays on disk (see :mod:`pyg_sar.partitioner.sources`). A sparse ``x`` is
-            stored dense.
+            which stays on disk (see :mod:`pyg_sar.partitioner.sources`). Sparse ``x``, ``y``
+            and other attributes of well-known names are stored dense.
         num_parts: Number of parts P, 1 <= P <= N.
         root: Folder to write; it may not exist yet, or be empty.
         method: ``'metis'`` (few cut edges); ``'ldg'`` or ``'fennel'`` (streaming, for graphs beyond

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -85,3 +86,23 @@ def test_a_time_beside_one_that_is_none(tmp_path):
         graph = torch.load(tmp_path / f'parts/part_{part}/graph.pt')
         by_time = sorted(zip(graph['col'], when[graph['edge_id']], strict=True))
         assert list(zip(graph['col'], when[graph['edge_id']], strict=True)) == by_time
+
+
+@pytest.mark.parametrize('name', ['pos', 'y', 'edge_attr'])
+def test_sparse_attributes_are_stored_dense(tmp_path, name):
+    """They were dropped, with a warning; only `x` was kept."""
+    dense = torch.rand(5 if name == 'edge_attr' else 4, 3)
+    dense = dense * (dense > 0.5)
+    found = _loaded(_data(**{name: dense.to_sparse()}), tmp_path / 'parts')
+    assert torch.equal(found[name], dense[found.e_id if name == 'edge_attr' else found.n_id])
+
+
+UNCHECKED = {'check_invariants': False}  # without which torch warns
+
+
+@pytest.mark.parametrize('name', ['x', 'edge_weight'])
+def test_sparse_tensors_that_torch_cannot_make_dense(tmp_path, name):
+    index = torch.tensor([[0, 1, 3], [1, 0, 1]])
+    value = torch.sparse_coo_tensor(index, torch.arange(3).to(torch.uint16), (4, 2), **UNCHECKED)
+    with pytest.raises(ValueError, match=rf"'{name}' must be dense.*sparse tensor of torch.uint16"):
+        partition_graph(_data(**{name: value}), 2, tmp_path / 'parts')
