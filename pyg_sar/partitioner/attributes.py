@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyg_sar.partitioner.checks import odd_kind
 from pyg_sar.partitioner.rows import smallest_and_largest
 
 _NODE_NAMES = frozenset({'x', 'pos', 'batch', 'node_type', 'train_mask', 'val_mask', 'test_mask'})
@@ -159,10 +160,10 @@ def _owner(
 
 
 def _as_tensor(value: Any) -> Tensor | None:
-    """`value` as a plain tensor in main memory, or None if it is none."""
+    """`value` as a plain tensor in main memory, dense or sparse, or None if it is none."""
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _NUMPY_KINDS:
         value = torch.from_numpy(np.require(value, requirements=['C', 'W']))
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor) or odd_kind(value) is not None:
         return None
     tensor = value.detach().cpu()
     if tensor.layout is not torch.strided:
@@ -195,6 +196,8 @@ def _is_graph_value(value: Any, num_nodes: int | None, num_edges: int | None) ->
 
 
 def _describe(value: Any) -> str:
+    if isinstance(value, Tensor) and (kind := odd_kind(value)) is not None:
+        return f'a {kind} tensor'
     if isinstance(value, (Tensor, np.ndarray)):
         is_sparse = isinstance(value, Tensor) and value.layout is not torch.strided
         return f'{"sparse " if is_sparse else ""}{value.dtype} {list(value.shape)}'

@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from pyg_sar.partitioner.rows import chunks, smallest_and_largest
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch hardly computes with these
 
 
 def check_num_parts(num_parts: object) -> int:
@@ -26,6 +27,17 @@ def check_seed(seed: object) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
         raise ValueError(f"'seed' must be an int in [0, 2**31) (got {seed!r})")
     return seed
+
+
+def odd_kind(value: Tensor) -> str | None:
+    """What kind of tensor this is, if it is none of plain numbers, dense or sparse."""
+    kinds = {
+        'nested': value.is_nested,
+        'quantized': value.is_quantized,
+        'MKL-DNN': value.is_mkldnn,
+        'meta': value.is_meta,
+    }
+    return next((kind for kind, is_so in kinds.items() if is_so), None)
 
 
 def checked_edge_index(data: Data | Mapping[str, Any], relation: str = '') -> Tensor:
@@ -50,14 +62,16 @@ def checked_edge_index(data: Data | Mapping[str, Any], relation: str = '') -> Te
         raise ValueError(
             f"expected a tensor 'edge_index' in {where} (got {type(edge_index).__name__})"
         )
+    kind = odd_kind(edge_index)
+    if kind is None and edge_index.layout is not torch.strided:
+        kind = 'sparse'
+    got = f'a {kind} tensor' if kind else f'shape {list(edge_index.shape)}'
+    if kind or edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise ValueError(f"'edge_index'{of} must be a dense tensor of shape [2, E] (got {got})")
     edge_index = edge_index.detach().as_subclass(Tensor)
-    if edge_index.layout is not torch.strided or edge_index.dim() != 2 or edge_index.size(0) != 2:
-        raise ValueError(
-            f"'edge_index'{of} must be a dense tensor of shape [2, E] (got shape "
-            f'{list(edge_index.shape)})'
-        )
     if edge_index.dtype not in _INTEGERS:
-        raise ValueError(f"'edge_index'{of} must hold integers (got {edge_index.dtype})")
+        hint = '; convert it with .long()' if edge_index.dtype in _UNSIGNED else ''
+        raise ValueError(f"'edge_index'{of} must hold integers (got {edge_index.dtype}{hint})")
     return edge_index.cpu()
 
 

@@ -1,4 +1,4 @@
-"""Kinds of tensors and values that were once lost, misread or met with an error from inside torch."""
+"""Tensors and values that were once lost, misread or met with an error from inside torch."""
 
 from __future__ import annotations
 
@@ -97,12 +97,44 @@ def test_sparse_attributes_are_stored_dense(tmp_path, name):
     assert torch.equal(found[name], dense[found.e_id if name == 'edge_attr' else found.n_id])
 
 
-UNCHECKED = {'check_invariants': False}  # without which torch warns
-
-
 @pytest.mark.parametrize('name', ['x', 'edge_weight'])
 def test_sparse_tensors_that_torch_cannot_make_dense(tmp_path, name):
     index = torch.tensor([[0, 1, 3], [1, 0, 1]])
-    value = torch.sparse_coo_tensor(index, torch.arange(3).to(torch.uint16), (4, 2), **UNCHECKED)
+    values = torch.arange(3).to(torch.uint16)
+    value = torch.sparse_coo_tensor(index, values, (4, 2), check_invariants=False)
     with pytest.raises(ValueError, match=rf"'{name}' must be dense.*sparse tensor of torch.uint16"):
         partition_graph(_data(**{name: value}), 2, tmp_path / 'parts')
+
+
+ODD = {
+    'nested': lambda: torch.nested.nested_tensor([torch.ones(2)] * 4),
+    'jagged nested': lambda: torch.nested.nested_tensor([torch.ones(2)] * 4, layout=torch.jagged),
+    'quantized': lambda: torch.quantize_per_tensor(torch.ones(4, 2), 0.1, 0, torch.qint8),
+    'MKL-DNN': lambda: torch.ones(4, 2).to_mkldnn(),
+    'meta': lambda: torch.ones(4, 2, device='meta'),
+}
+
+
+@pytest.mark.filterwarnings('ignore::UserWarning')  # torch's, of nested and quantized tensors
+@pytest.mark.parametrize('kind', ODD)
+def test_tensors_of_other_kinds(tmp_path, kind):
+    told = f'a {kind.split()[-1]} tensor'
+    with pytest.raises(ValueError, match=rf"'x' must be a tensor.* \(got {told}\)"):
+        partition_graph(_data(x=ODD[kind]()), 2, tmp_path / 'parts')
+    with pytest.warns(UserWarning, match=rf'dropped .*other \({told}\)'):
+        partition_graph(_data(other=ODD[kind]()), 2, tmp_path / 'parts')
+
+
+@pytest.mark.filterwarnings('ignore::UserWarning')
+@pytest.mark.parametrize(
+    ('edge_index', 'got'),
+    [
+        (lambda: EDGES.to_sparse(), 'a sparse tensor'),
+        (lambda: EDGES.to('meta'), 'a meta tensor'),
+        (lambda: torch.nested.nested_tensor([*EDGES]), 'a nested tensor'),
+        (lambda: EDGES.to(torch.uint32), 'torch.uint32; convert it with .long()'),
+    ],
+)
+def test_edges_of_other_kinds(tmp_path, edge_index, got):
+    with pytest.raises(ValueError, match=re.escape(f'(got {got})')):
+        partition_graph(_data(edge_index=edge_index()), 2, tmp_path / 'parts')
