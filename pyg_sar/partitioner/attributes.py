@@ -162,7 +162,11 @@ def _owner(
 def _as_tensor(value: Any) -> Tensor | None:
     """`value` as a plain tensor in main memory, dense or sparse, or None if it is none."""
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _NUMPY_KINDS:
-        value = torch.from_numpy(np.require(value, requirements=['C', 'W']))
+        native = value.dtype.newbyteorder('=')
+        try:
+            value = torch.from_numpy(np.require(value, native, ['C', 'W']))
+        except TypeError:  # of numbers that torch has not, such as np.longdouble
+            return None
     if not isinstance(value, Tensor) or odd_kind(value) is not None:
         return None
     tensor = value.detach().cpu()

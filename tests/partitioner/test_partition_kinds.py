@@ -138,3 +138,26 @@ def test_tensors_of_other_kinds(tmp_path, kind):
 def test_edges_of_other_kinds(tmp_path, edge_index, got):
     with pytest.raises(ValueError, match=re.escape(f'(got {got})')):
         partition_graph(_data(edge_index=edge_index()), 2, tmp_path / 'parts')
+
+
+def test_numbers_of_the_other_byte_order(tmp_path):
+    x = np.arange(8.0).reshape(4, 2)
+    found = _loaded(_data(x=x.astype('>f8')), tmp_path / 'memory')
+    assert torch.equal(found.x, torch.from_numpy(x)[found.n_id])
+    np.savez(tmp_path / 'graph.npz', edge_index=EDGES.numpy().astype('>i4'), x=x.astype('>f8'))
+    partition_graph(tmp_path / 'graph.npz', 2, tmp_path / 'file')
+    found = load_shard(tmp_path / 'file')
+    assert torch.equal(found.x, torch.from_numpy(x)[found.n_id])
+
+
+def test_numbers_that_torch_has_not(tmp_path):
+    wide = np.ones((4, 2), dtype=np.longdouble)
+    if wide.itemsize == 8:
+        pytest.skip('a long double is a double here')
+    with pytest.raises(ValueError, match=rf"'x' must be a tensor \(got {wide.dtype} \[4, 2\]\)"):
+        partition_graph(_data(x=wide), 2, tmp_path / 'parts')
+    with pytest.warns(UserWarning, match=rf'dropped .*other \({wide.dtype} \[4, 2\]\)'):
+        partition_graph(_data(other=wide), 2, tmp_path / 'parts')
+    np.savez(tmp_path / 'graph.npz', edge_index=EDGES.numpy(), x=wide)
+    with pytest.raises(ValueError, match=rf"expected numbers that torch has in 'x'.*{wide.dtype}"):
+        partition_graph(tmp_path / 'graph.npz', 2, tmp_path / 'other')
