@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from pyg_sar.partitioner.checks import odd_kind
@@ -112,28 +113,51 @@ def count_nodes(data: Data) -> int:
     return count_rows(data, [] if edge_index is None else edge_index)
 
 
-def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor]) -> int:
+def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor], where: str = '') -> int:
     """The number of nodes of `data`.
 
     ``num_nodes`` where it was set; else the rows of the first node attribute with a well-known
-    name; else those of `y`; else the largest id that an edge has in it plus one.
+    name; else the size that PyG's EdgeIndex knows; else those of `y` or of an attribute with
+    ``node`` in its name; else the largest id that an edge has in it plus one.
 
     Args:
         data: A graph, or what a HeteroData holds of one type of nodes.
         ids: Ids of its nodes at which edges start or end.
+        where: Whose nodes they are, for messages.
+
+    Raises:
+        ValueError: If ``num_nodes`` is no number of nodes.
     """
     if 'num_nodes' in data and data['num_nodes'] is not None:
-        return int(data['num_nodes'])
-    for name, value in data.items():
-        if name in _NODE_NAMES and isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0:
-            return int(value.shape[0])
+        return _checked_count(data['num_nodes'], where)
+    arrays = {
+        name: int(value.shape[0])
+        for name, value in data.items()
+        if (isinstance(value, np.ndarray) or (isinstance(value, Tensor) and not odd_kind(value)))
+        and value.ndim > 0
+    }
+    for name, rows in arrays.items():
+        if name in _NODE_NAMES or name == 'feat':
+            return rows
+    edge_index = data.get('edge_index')
+    if isinstance(edge_index, EdgeIndex):
+        for size in edge_index.sparse_size():
+            if size is not None:
+                return int(size)
     largest = max(
         (smallest_and_largest(values)[1] + 1 for values in ids if values.numel()), default=0
     )
-    y = data.get('y')
-    if isinstance(y, (Tensor, np.ndarray)) and y.ndim > 0 and y.shape[0] > largest:
-        return int(y.shape[0])
-    return largest
+    # One value of the whole graph, or a list of some nodes, may have such a name too.
+    names = ('y', *(name for name in arrays if 'node' in name and 'index' not in name))
+    return next((arrays[name] for name in names if arrays.get(name, 0) > largest), largest)
+
+
+def _checked_count(value: Any, where: str) -> int:
+    if isinstance(value, Tensor) and not odd_kind(value) and value.dim() == 0:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise ValueError(f"'num_nodes'{where} must be an int >= 0 (got {value!r})")
+    return int(value)
 
 
 def _owner(

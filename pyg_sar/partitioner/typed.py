@@ -158,7 +158,7 @@ def _hetero_graph(data: HeteroData, scratch: Scratch) -> TypedGraph:
     nodes: dict[NodeKey, NodeSet] = {}
     for name, store in node_stores.items():
         ids = [e[i] for k, e in edge_indices.items() for i in (0, 1) if k[2 * i] == name]
-        num_nodes = count_rows(store, ids)
+        num_nodes = count_rows(store, ids, f" of '{name}'")
         attributes = sort_attributes(store, num_nodes, None, where=f" of '{name}'")
         nodes[name] = NodeSet(num_nodes, attributes.node, attributes.graph)
     relations: dict[EdgeKey, Relation] = {}

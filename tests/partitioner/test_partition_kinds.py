@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data, HeteroData
 
 from pyg_sar import load_shard, partition_graph
 from pyg_sar.inspection import verify_partition
@@ -161,3 +162,46 @@ def test_numbers_that_torch_has_not(tmp_path):
     np.savez(tmp_path / 'graph.npz', edge_index=EDGES.numpy(), x=wide)
     with pytest.raises(ValueError, match=rf"expected numbers that torch has in 'x'.*{wide.dtype}"):
         partition_graph(tmp_path / 'graph.npz', 2, tmp_path / 'other')
+
+
+@pytest.mark.parametrize('count', [-1, 4.0, 3.7, '4', True, float('nan'), torch.tensor([4])])
+def test_numbers_of_nodes_that_are_none(tmp_path, count):
+    """3.7 was 3, '4' was 4, and -1 was told as a mistake in edge_index."""
+    with pytest.raises(ValueError, match=r"'num_nodes' must be an int >= 0 \(got "):
+        partition_graph(_data(num_nodes=count), 2, tmp_path / 'parts')
+    hetero = HeteroData()
+    hetero['a'].num_nodes = count
+    hetero['a', 'to', 'a'].edge_index = EDGES
+    with pytest.raises(ValueError, match=r"'num_nodes' of 'a' must be an int >= 0 \(got "):
+        partition_graph(hetero, 2, tmp_path / 'parts')
+
+
+@pytest.mark.parametrize('count', [4, np.int64(4), torch.tensor(4)])
+def test_numbers_of_nodes(tmp_path, count):
+    assert _loaded(_data(num_nodes=count), tmp_path / 'parts').num_nodes == 4
+
+
+@pytest.mark.parametrize(
+    'attrs',
+    [
+        {'feat': torch.rand(9, 2)},
+        {'node_species': torch.rand(9)},
+        {'edge_index': EdgeIndex(EDGES, sparse_size=(9, 9))},
+    ],
+)
+def test_isolated_nodes_at_the_end(tmp_path, attrs):
+    """PyG counts them by these attributes; they were lost, and so was the attribute."""
+    data = Data(**{'edge_index': EDGES, **attrs})
+    assert data.num_nodes == 9
+    partition_graph(data, 2, tmp_path / 'parts')
+    found = load_shard(tmp_path / 'parts')
+    assert found.num_nodes == 9
+    for name in {*attrs} - {'edge_index'}:
+        assert torch.equal(found[name], attrs[name][found.n_id])
+
+
+def test_a_list_of_some_nodes_is_no_number_of_nodes(tmp_path):
+    data = Data(edge_index=EDGES, node_subset=torch.tensor([1, 2]))
+    with pytest.warns(UserWarning, match='dropped .*node_subset'):
+        partition_graph(data, 2, tmp_path / 'parts')
+    assert load_shard(tmp_path / 'parts').num_nodes == 4
