@@ -53,10 +53,10 @@ def checked_edge_index(data: Data | Mapping[str, Any], relation: str = '') -> Te
     of, where = (f' of {relation}', relation) if relation else ('', "'data'")
     edge_index = data.get('edge_index')
     if edge_index is None and ('adj_t' in data or 'adj' in data):
+        matrix = 'data.adj_t.t()' if 'adj_t' in data else 'data.adj'
         raise ValueError(
-            f"expected 'edge_index' in {where} (got a sparse adjacency matrix; "
-            "convert it, for 'adj_t': row, col, _ = data.adj_t.t().coo(); "
-            'data.edge_index = torch.stack([row, col]))'
+            f"expected 'edge_index' in {where} (got a sparse adjacency matrix; convert it: "
+            f'data.edge_index, data.edge_weight = torch_geometric.utils.to_edge_index({matrix}))'
         )
     if not isinstance(edge_index, Tensor):
         raise ValueError(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch_geometric
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
@@ -205,3 +206,22 @@ def test_a_list_of_some_nodes_is_no_number_of_nodes(tmp_path):
     with pytest.warns(UserWarning, match='dropped .*node_subset'):
         partition_graph(data, 2, tmp_path / 'parts')
     assert load_shard(tmp_path / 'parts').num_nodes == 4
+
+
+@pytest.mark.filterwarnings('ignore:Sparse CSR tensor support is in beta')
+@pytest.mark.parametrize('layout', [torch.sparse_csr, torch.sparse_coo])
+@pytest.mark.parametrize('name', ['adj_t', 'adj'])
+def test_an_adjacency_matrix_is_converted_as_the_message_says(tmp_path, name, layout):
+    """It named a method that only torch_sparse's matrices have."""
+    weight = torch.tensor([[0, 1, 0, 2], [0, 3, 4, 0], [0, 0, 0, 5], [6, 0, 0, 0]]).float()
+    matrix = weight.t() if name == 'adj_t' else weight
+    data = Data(num_nodes=4, **{name: matrix.contiguous().to_sparse(layout=layout)})
+    with pytest.raises(ValueError, match=r'\(got a sparse adjacency matrix') as caught:
+        partition_graph(data, 2, tmp_path / 'parts')
+    line = re.search(r'convert it: (.*)\)$', str(caught.value))
+    assert line is not None
+    exec(line[1], {'data': data, 'torch_geometric': torch_geometric})
+    del data[name]
+    _loaded(data, tmp_path / 'parts')
+    dense = torch.zeros(4, 4).index_put(tuple(data.edge_index), data.edge_weight)
+    assert torch.equal(dense, weight)
