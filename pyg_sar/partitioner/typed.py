@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.hypergraph_data import HyperGraphData
 
 from pyg_sar.partitioner.attributes import count_rows, sort_attributes
 from pyg_sar.partitioner.checks import check_ids, checked_edge_index
@@ -121,6 +122,11 @@ def typed_graph(data: Data | HeteroData, scratch: Scratch | None = None) -> Type
     if not isinstance(data, Data):
         raise ValueError(
             f"'data' must be a torch_geometric.data.Data or HeteroData (got {type(data).__name__})"
+        )
+    if isinstance(data, HyperGraphData):
+        raise ValueError(
+            "'data' must have edges between nodes (got a HyperGraphData; give its incidence as a "
+            "relation of a HeteroData: hetero['node', 'in', 'hyperedge'].edge_index)"
         )
     edge_index = checked_edge_index(data)
     num_nodes = count_rows(data, edge_index)

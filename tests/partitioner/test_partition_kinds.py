@@ -12,6 +12,7 @@ import torch_geometric
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.hypergraph_data import HyperGraphData
 
 from pyg_sar import load_shard, partition_graph
 from pyg_sar.inspection import verify_partition
@@ -225,3 +226,10 @@ def test_an_adjacency_matrix_is_converted_as_the_message_says(tmp_path, name, la
     _loaded(data, tmp_path / 'parts')
     dense = torch.zeros(4, 4).index_put(tuple(data.edge_index), data.edge_weight)
     assert torch.equal(dense, weight)
+
+
+def test_a_hypergraph_is_no_graph(tmp_path):
+    """Its hyperedges were taken for nodes."""
+    data = HyperGraphData(x=torch.rand(4, 2), edge_index=torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]]))
+    with pytest.raises(ValueError, match="got a HyperGraphData; give its incidence as a relation"):
+        partition_graph(data, 2, tmp_path / 'parts')
