@@ -231,5 +231,5 @@ def test_an_adjacency_matrix_is_converted_as_the_message_says(tmp_path, name, la
 def test_a_hypergraph_is_no_graph(tmp_path):
     """Its hyperedges were taken for nodes."""
     data = HyperGraphData(x=torch.rand(4, 2), edge_index=torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]]))
-    with pytest.raises(ValueError, match="got a HyperGraphData; give its incidence as a relation"):
+    with pytest.raises(ValueError, match='got a HyperGraphData; give its incidence as a relation'):
         partition_graph(data, 2, tmp_path / 'parts')

@@ -29,7 +29,7 @@ def write(drawn: Drawn, root: Path) -> None:
     """Partitions the graph into the folder `root`."""
     method: Any = drawn.method
     if method == 'given':
-        method = drawn.parts[None] if None in drawn.parts else drawn.parts
+        method = drawn.parts.get(None, drawn.parts)
     if method == 'file':
         file = root.parent / f'{root.name}.npy'
         np.save(file, torch.cat(list(drawn.parts.values())).to(torch.uint8).numpy())

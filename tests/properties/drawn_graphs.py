@@ -72,16 +72,19 @@ class Drawn:
 
 
 @st.composite
-def graphs(draw: st.DrawFn, *, tame: bool = False) -> Drawn:
+def graphs(draw: st.DrawFn) -> Drawn:
     """A homogeneous or heterogeneous graph, and a way to cut it."""
-    return draw(st.one_of(homogeneous(tame=tame), heterogeneous(tame=tame)))
+    return draw(st.one_of(homogeneous(), heterogeneous()))
 
 
 @st.composite
-def homogeneous(draw: st.DrawFn, *, tame: bool = False) -> Drawn:
-    """Directed or not, with loops, parallel edges and isolated nodes; down to one node, no edge."""
+def homogeneous(draw: st.DrawFn, *, tame: bool = False, ranks: int = 1) -> Drawn:
+    """Directed or not, with loops, parallel edges and isolated nodes; down to one node, no edge.
+
+    With `tame` models can compute with it; the number of parts is a multiple of `ranks`.
+    """
     drawn = Drawn(Data())
-    num_nodes = draw(st.integers(1, 9))
+    num_nodes = draw(st.integers(ranks, 9))
     edges = draw(_edges(num_nodes, num_nodes))
     if draw(st.booleans()):
         edges = torch.cat([edges, edges.flip(0)], dim=1)
@@ -93,17 +96,17 @@ def homogeneous(draw: st.DrawFn, *, tame: bool = False) -> Drawn:
         drawn.data.num_nodes = num_nodes
     if not tame:
         draw(_graph_values(drawn, '', (num_nodes, edges.size(1))))
-    draw(_cut(drawn))
+    draw(_cut(drawn, ranks))
     return drawn
 
 
 @st.composite
-def heterogeneous(draw: st.DrawFn, *, tame: bool = False) -> Drawn:
+def heterogeneous(draw: st.DrawFn, *, tame: bool = False, ranks: int = 1) -> Drawn:
     """Up to three types and four relations; some types without nodes, relations without edges."""
     drawn = Drawn(HeteroData())
     names = 'abc'[: draw(st.integers(1, 3))]
     for i, name in enumerate(names):
-        count = draw(st.integers(1 if i == 0 else 0, 6))
+        count = draw(st.integers(ranks if i == 0 else 0, 6))
         drawn.num_nodes[name] = drawn.data[name].num_nodes = count
         draw(_attributes(drawn, name, count, NODE_NAMES, drawn.node_attrs, tame=tame))
         if not tame:
@@ -119,7 +122,7 @@ def heterogeneous(draw: st.DrawFn, *, tame: bool = False) -> Drawn:
             draw(_graph_values(drawn, key, (edges.size(1),) * 2))
     if not tame:
         draw(_graph_values(drawn, '', (-1, -1)))
-    draw(_cut(drawn))
+    draw(_cut(drawn, ranks))
     return drawn
 
 
@@ -175,9 +178,9 @@ def _graph_values(draw: st.DrawFn, drawn: Drawn, key: Any, lengths: tuple[int, i
 
 
 @st.composite
-def _cut(draw: st.DrawFn, drawn: Drawn) -> None:
+def _cut(draw: st.DrawFn, drawn: Drawn, ranks: int) -> None:
     total = sum(drawn.num_nodes.values())
-    drawn.num_parts = draw(st.integers(1, min(5, total)))
+    drawn.num_parts = ranks * draw(st.integers(1, min(5, total) // ranks))
     drawn.method = draw(st.sampled_from(METHODS))
     few = draw(st.integers(1, drawn.num_parts))  # of the parts have nodes
     for i, (key, count) in enumerate(drawn.num_nodes.items()):

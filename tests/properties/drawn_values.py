@@ -29,7 +29,9 @@ GRAPH_VALUES: st.SearchStrategy[Any] = st.one_of(
     st.integers(),
     st.floats(allow_nan=False),
     st.text(max_size=5),
-    st.lists(st.one_of(st.integers(), st.text(max_size=3), st.floats(allow_nan=False)), max_size=40),
+    st.lists(
+        st.one_of(st.integers(), st.text(max_size=3), st.floats(allow_nan=False)), max_size=40
+    ),
     st.sampled_from([torch.tensor(3), torch.tensor(2.5, dtype=torch.float64), torch.tensor(True)]),
 )
 """What belongs to a graph and not to its nodes or edges."""
@@ -82,8 +84,8 @@ def _inference(values: Tensor) -> Tensor:
 
 DENSE = {
     'contiguous': lambda v: v.clone(),
-    'reversed in memory': lambda v: v.clone().permute(*range(v.dim())[::-1]).contiguous().permute(
-        *range(v.dim())[::-1]
+    'reversed in memory': lambda v: (
+        v.clone().permute(*range(v.dim())[::-1]).contiguous().permute(*range(v.dim())[::-1])
     ),
     'every other row': _steps,
     'at an offset': lambda v: torch.cat([v[:1], v])[min(1, v.size(0)) :],
@@ -99,9 +101,11 @@ FLOATING = {
 
 SPARSE = {
     'coo': lambda v: v.to_sparse(),
-    'uncoalesced': lambda v: torch.cat([v.to_sparse(), v.to_sparse() * 0], dim=0)
-    .coalesce()
-    .index_select(0, torch.arange(v.size(0))),
+    'uncoalesced': lambda v: (
+        torch.cat([v.to_sparse(), v.to_sparse() * 0], dim=0)
+        .coalesce()
+        .index_select(0, torch.arange(v.size(0)))
+    ),
     'csr': lambda v: v.to_sparse_csr(),
     'csc': lambda v: v.to_sparse_csc(),
 }

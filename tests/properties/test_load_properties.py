@@ -41,7 +41,7 @@ def _check_attributes(drawn: Drawn, data: Any) -> None:
         assert found.keys() == {*attrs, *extra}
         assert {name: found[name] for name in extra} == extra
     else:
-        extra = dict.fromkeys(['', *drawn.num_nodes, *drawn.edges], {}) | drawn.extra
+        extra = {key: {} for key in ('', *drawn.num_nodes, *drawn.edges)} | drawn.extra
         for key, values in extra.items():
             found = _loaded(drawn, data, key)
             attrs = {**drawn.node_attrs, **drawn.edge_attrs, '': {}}[key]

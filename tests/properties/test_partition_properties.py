@@ -71,9 +71,10 @@ def _check_edges(root: Path, drawn: Drawn, part_of: dict[Any, Tensor]) -> None:
             remote = src[part_of[src_key][src] != part].unique()
             assert torch.equal(torch.cat(halo).sort().values, remote)
             blocks = part_of[src_key][src]
-            assert index['block_ptr'].diff().tolist() == blocks.bincount(
-                minlength=drawn.num_parts
-            ).tolist()
+            assert (
+                index['block_ptr'].diff().tolist()
+                == blocks.bincount(minlength=drawn.num_parts).tolist()
+            )
             order = list(zip(*(t.tolist() for t in (blocks, dst, src, e_id)), strict=True))
             assert order == sorted(order)  # parallel edges in the order of the graph
 
