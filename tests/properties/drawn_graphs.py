@@ -84,7 +84,7 @@ def homogeneous(draw: st.DrawFn, *, tame: bool = False, ranks: int = 1) -> Drawn
     With `tame` models can compute with it; the number of parts is a multiple of `ranks`.
     """
     drawn = Drawn(Data())
-    num_nodes = draw(st.integers(ranks, 9))
+    num_nodes = draw(st.sampled_from([n for n in (5, 2, 7, 3, 1, 9, 4, 8, 6) if n >= ranks]))
     edges = draw(_edges(num_nodes, num_nodes))
     if draw(st.booleans()):
         edges = torch.cat([edges, edges.flip(0)], dim=1)
@@ -106,7 +106,7 @@ def heterogeneous(draw: st.DrawFn, *, tame: bool = False, ranks: int = 1) -> Dra
     drawn = Drawn(HeteroData())
     names = 'abc'[: draw(st.integers(1, 3))]
     for i, name in enumerate(names):
-        count = draw(st.integers(ranks if i == 0 else 0, 6))
+        count = draw(st.sampled_from([n for n in (4, 2, 5, 0, 1, 3, 6) if i or n >= ranks]))
         drawn.num_nodes[name] = drawn.data[name].num_nodes = count
         draw(_attributes(drawn, name, count, NODE_NAMES, drawn.node_attrs, tame=tame))
         if not tame:
@@ -128,9 +128,9 @@ def heterogeneous(draw: st.DrawFn, *, tame: bool = False, ranks: int = 1) -> Dra
 
 @st.composite
 def _edges(draw: st.DrawFn, num_src: int, num_dst: int) -> Tensor:
-    limit = 16 if num_src and num_dst else 0
+    least, most = draw(st.sampled_from([(6, 16), (0, 3)])) if num_src and num_dst else (0, 0)
     ends = st.tuples(st.integers(0, max(num_src - 1, 0)), st.integers(0, max(num_dst - 1, 0)))
-    pairs = draw(st.lists(ends, max_size=limit))
+    pairs = draw(st.lists(ends, min_size=least, max_size=most))
     edges = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t().contiguous()
     return torch.cat([edges, edges[:, ::2]], dim=1) if draw(st.booleans()) else edges
 
@@ -155,7 +155,9 @@ def _attributes(
     tame: bool,
 ) -> None:
     wanted[key] = {}
-    for name in draw(st.lists(st.sampled_from(names), unique=True, max_size=3)):
+    first = names[: draw(st.integers(0, 2))]  # what models read comes first
+    others = draw(st.lists(st.sampled_from(names[2:]), unique=True, max_size=2))
+    for name in (*first, *others):
         if name in ('x', 'y', 'edge_attr') and not tame and draw(st.integers(0, 3)) == 0:
             value, wanted[key][name] = draw(sparse(count))
         else:
@@ -180,7 +182,8 @@ def _graph_values(draw: st.DrawFn, drawn: Drawn, key: Any, lengths: tuple[int, i
 @st.composite
 def _cut(draw: st.DrawFn, drawn: Drawn, ranks: int) -> None:
     total = sum(drawn.num_nodes.values())
-    drawn.num_parts = ranks * draw(st.integers(1, min(5, total) // ranks))
+    possible = [n for n in (2, 3, 4, 1, 5) if n % ranks == 0 and n <= total]
+    drawn.num_parts = draw(st.sampled_from(possible))
     drawn.method = draw(st.sampled_from(METHODS))
     few = draw(st.integers(1, drawn.num_parts))  # of the parts have nodes
     for i, (key, count) in enumerate(drawn.num_nodes.items()):
