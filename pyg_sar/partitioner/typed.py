@@ -20,6 +20,10 @@ from pyg_sar.partitioner.rows import join_edges
 from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
 
 
+_LONGEST_NAME = 250
+"""Bytes; files may have 255, of which the suffix takes some."""
+
+
 @dataclass(frozen=True)
 class NodeSet:
     """The nodes of one type.
@@ -182,10 +186,18 @@ def _check_names(keys: list[Any]) -> None:
     relations: dict[str, Any] = {}
     for key in keys:
         name = type_name(key)
-        if any(char in name for char in '/\\\0') or name in ('', '.', '..'):
+        if any(char in name for char in '/\\\0') or name in ('', '.', '..') or _is_long(name):
             raise ValueError(f'expected names of types that a file may have (got {key!r})')
         if isinstance(key, tuple) and relations.setdefault(name, key) != key:
             raise ValueError(
                 f'expected names of relations that differ (got {relations[name]} and {key}, both '
                 f"'{name}')"
             )
+
+
+def _is_long(name: str) -> bool:
+    """Whether a file system of the usual kind has no place for the name, or no way to write it."""
+    try:
+        return len(name.encode()) > _LONGEST_NAME
+    except UnicodeEncodeError:
+        return True

@@ -233,3 +233,23 @@ def test_a_hypergraph_is_no_graph(tmp_path):
     data = HyperGraphData(x=torch.rand(4, 2), edge_index=torch.tensor([[0, 1, 2, 3], [0, 0, 1, 1]]))
     with pytest.raises(ValueError, match='got a HyperGraphData; give its incidence as a relation'):
         partition_graph(data, 2, tmp_path / 'parts')
+
+
+@pytest.mark.parametrize('dtype', [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_a_split_of_unsigned_labels(tmp_path, dtype):
+    """torch does not compare most of them with 0; all are labels."""
+    data = _data(y=torch.arange(4).to(dtype))
+    partition_graph(data, 2, tmp_path / 'parts', split='0.5/0.25/0.25')
+    found = load_shard(tmp_path / 'parts')
+    assert bool((found.train_mask | found.val_mask | found.test_mask).all())
+
+
+@pytest.mark.parametrize('name', ['n' * 260, 'ä' * 130, '\ud800'])
+def test_names_of_types_that_no_file_may_have(tmp_path, name):
+    """The file system's own error came after METIS had run."""
+    hetero = HeteroData()
+    hetero[name].num_nodes = 4
+    hetero[name, 'to', name].edge_index = EDGES
+    with pytest.raises(ValueError, match='expected names of types that a file may have'):
+        partition_graph(hetero, 2, tmp_path / 'parts')
+    assert list(tmp_path.iterdir()) == []
