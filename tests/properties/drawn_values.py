@@ -57,6 +57,7 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, seed: int, *, tame: bool)
         return (numbers > 1 if dtype is torch.bool else numbers).to(dtype)
     count = math.prod(shape) * dtype.itemsize
     raw = torch.randint(0, 256, (count,), generator=generator, dtype=torch.uint8)
+    raw[: dtype.itemsize] = 255  # a NaN, and one of no usual bits
     raw = raw % 2 if dtype is torch.bool else raw
     return raw.view(dtype).view(shape)
 

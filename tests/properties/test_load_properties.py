@@ -131,14 +131,14 @@ def _check_whole(root: Path, drawn: Drawn) -> None:
     assert data.collect('x', allow_empty=True).keys() == with_x
 
 
-@examples(30)
+@examples(18)
 @given(graphs())
 def test_ranks_hold_rows_of_the_graph(drawn):
     _check_loading(drawn)
 
 
 @pytest.mark.bench
-@examples(150)
+@examples(80)
 @given(graphs())
 def test_ranks_hold_rows_of_the_graph_many(drawn):
     _check_loading(drawn)

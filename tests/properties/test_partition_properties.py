@@ -120,27 +120,27 @@ def _check_bytes(drawn: Drawn) -> None:
         assert first == _content(folder / 'c')
 
 
-@examples(50)
+@examples(30)
 @given(graphs())
 def test_parts_together_are_the_graph(drawn):
     _check_parts(drawn)
 
 
-@examples(12)
+@examples(8)
 @given(graphs())
 def test_same_seed_same_bytes(drawn):
     _check_bytes(drawn)
 
 
 @pytest.mark.bench
-@examples(300)
+@examples(120)
 @given(graphs())
 def test_parts_together_are_the_graph_many(drawn):
     _check_parts(drawn)
 
 
 @pytest.mark.bench
-@examples(100)
+@examples(40)
 @given(graphs())
 def test_same_seed_same_bytes_many(drawn):
     _check_bytes(drawn)

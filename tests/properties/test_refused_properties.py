@@ -170,7 +170,7 @@ def test_what_is_wrong_is_named(broken):
 
 
 @pytest.mark.bench
-@examples(1000)
+@examples(400)
 @given(_broken())
 def test_what_is_wrong_is_named_many(broken):
     _check_refused(*broken)
