@@ -19,7 +19,6 @@ from pyg_sar.partitioner.mapped import Scratch
 from pyg_sar.partitioner.rows import join_edges
 from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
 
-
 _LONGEST_NAME = 250
 """Bytes; files may have 255, of which the suffix takes some."""
 

@@ -1,6 +1,6 @@
 """Whatever the graph: what ``load_shard`` gives is rows of it, under the same names and types.
 
-How to draw more than the few examples of every run: see drawn_graphs.py.
+With PYG_SAR_EXAMPLES=2000 in the environment that many are drawn, others in every run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whatever the graph: the parts together are the graph, and each knows what the others read.
 
-How to draw more than the few examples of every run: see drawn_graphs.py.
+With PYG_SAR_EXAMPLES=2000 in the environment that many are drawn, others in every run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whatever the graph: one thing wrong in it is an error that names it, and nothing is written.
 
-How to draw more than the few examples of every run: see drawn_graphs.py.
+With PYG_SAR_EXAMPLES=2000 in the environment that many are drawn, others in every run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whatever the graph: a step of training on several ranks is that of plain PyG on one process.
 
-Graphs are drawn first and sent to the ranks together, as a call of the ranks costs. How to draw
-more than the few examples of every run: see drawn_graphs.py.
+Graphs are drawn first and sent to the ranks together, as a call of the ranks costs. With
+PYG_SAR_EXAMPLES=200 in the environment that many are drawn, others in every run.
 """
 
 from __future__ import annotations
