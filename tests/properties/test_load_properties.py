@@ -131,14 +131,14 @@ def _check_whole(root: Path, drawn: Drawn) -> None:
     assert data.collect('x', allow_empty=True).keys() == with_x
 
 
-@examples(18)
+@examples(15)
 @given(graphs())
 def test_ranks_hold_rows_of_the_graph(drawn):
     _check_loading(drawn)
 
 
 @pytest.mark.bench
-@examples(80)
+@examples(35)
 @given(graphs())
 def test_ranks_hold_rows_of_the_graph_many(drawn):
     _check_loading(drawn)

@@ -120,7 +120,7 @@ def _check_bytes(drawn: Drawn) -> None:
         assert first == _content(folder / 'c')
 
 
-@examples(30)
+@examples(25)
 @given(graphs())
 def test_parts_together_are_the_graph(drawn):
     _check_parts(drawn)
@@ -133,14 +133,14 @@ def test_same_seed_same_bytes(drawn):
 
 
 @pytest.mark.bench
-@examples(120)
+@examples(50)
 @given(graphs())
 def test_parts_together_are_the_graph_many(drawn):
     _check_parts(drawn)
 
 
 @pytest.mark.bench
-@examples(40)
+@examples(15)
 @given(graphs())
 def test_same_seed_same_bytes_many(drawn):
     _check_bytes(drawn)

@@ -163,14 +163,14 @@ def _check_refused(drawn: Drawn, told: list[str], options: dict[str, Any]) -> No
         assert list(Path(folder).iterdir()) == []
 
 
-@examples(60)
+@examples(50)
 @given(_broken())
 def test_what_is_wrong_is_named(broken):
     _check_refused(*broken)
 
 
 @pytest.mark.bench
-@examples(400)
+@examples(200)
 @given(_broken())
 def test_what_is_wrong_is_named_many(broken):
     _check_refused(*broken)

@@ -91,4 +91,4 @@ def test_a_step_on_a_heterogeneous_graph(tmp_path, world_size):
 @pytest.mark.parametrize('world_size', [2, 3])
 @pytest.mark.parametrize('graphs', [homogeneous, heterogeneous])
 def test_a_step_on_many_graphs(tmp_path, graphs, world_size):
-    _check_training(graphs(tame=True, ranks=world_size), world_size, 25, tmp_path)
+    _check_training(graphs(tame=True, ranks=world_size), world_size, 12, tmp_path)
