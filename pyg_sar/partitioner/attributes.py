@@ -10,13 +10,24 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
+from pyg_sar.partitioner.checks import odd_kind
 from pyg_sar.partitioner.rows import smallest_and_largest
 
 _NODE_NAMES = frozenset({'x', 'pos', 'batch', 'node_type', 'train_mask', 'val_mask', 'test_mask'})
 _EDGE_NAMES = frozenset({'edge_attr', 'edge_weight', 'edge_type'})
 _RESERVED = frozenset({'n_id', 'e_id'})
+_MAY_BE_SPARSE = _NODE_NAMES | _EDGE_NAMES | {'y'}
+_SPARSE_TYPES = frozenset(
+    {
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.complex64, torch.complex128),
+    }
+)
+"""Of what torch makes a sparse tensor dense."""
 _NUMPY_KINDS = 'biufc'
 
 
@@ -48,7 +59,8 @@ def sort_attributes(
     node, to the edges if it has one row per edge. Where both numbers are the same, a name with
     ``edge`` in it belongs to the edges, any other to the nodes. Tensors of two or more dimensions
     with ``index`` in their names hold ids, not rows (``edge_label_index``), and ``face`` does
-    too. What belongs to neither and is no scalar, string or list is dropped with a warning.
+    too. What belongs to neither and is no scalar, string or list is dropped with a warning, and so
+    is a sparse tensor, unless its name is `y` or a well-known one: then it is stored dense.
 
     Args:
         data: A graph, or what a HeteroData holds of one type.
@@ -71,6 +83,8 @@ def sort_attributes(
                 f"delete the attribute (got '{name}'{where})"
             )
         tensor = _as_tensor(value)
+        if tensor is not None and tensor.layout is not torch.strided:
+            tensor = _from_sparse(name, tensor, where)
         if tensor is None and name in _NODE_NAMES | _EDGE_NAMES:
             raise ValueError(f"'{name}'{where} must be a tensor (got {_describe(value)})")
         owner = None if tensor is None else _owner(name, tensor, num_nodes, num_edges, where)
@@ -99,38 +113,59 @@ def count_nodes(data: Data) -> int:
     return count_rows(data, [] if edge_index is None else edge_index)
 
 
-def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor]) -> int:
+def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor], where: str = '') -> int:
     """The number of nodes of `data`.
 
     ``num_nodes`` where it was set; else the rows of the first node attribute with a well-known
-    name; else those of `y`; else the largest id that an edge has in it plus one.
+    name; else the size that PyG's EdgeIndex knows; else those of `y` or of an attribute with
+    ``node`` in its name; else the largest id that an edge has in it plus one.
 
     Args:
         data: A graph, or what a HeteroData holds of one type of nodes.
         ids: Ids of its nodes at which edges start or end.
+        where: Whose nodes they are, for messages.
+
+    Raises:
+        ValueError: If ``num_nodes`` is no number of nodes.
     """
     if 'num_nodes' in data and data['num_nodes'] is not None:
-        return int(data['num_nodes'])
-    for name, value in data.items():
-        if name in _NODE_NAMES and isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0:
-            return int(value.shape[0])
+        return _checked_count(data['num_nodes'], where)
+    arrays = {
+        name: int(value.shape[0])
+        for name, value in data.items()
+        if (isinstance(value, np.ndarray) or (isinstance(value, Tensor) and not odd_kind(value)))
+        and value.ndim > 0
+    }
+    for name, rows in arrays.items():
+        if name in _NODE_NAMES or name == 'feat':
+            return rows
+    edge_index = data.get('edge_index')
+    if isinstance(edge_index, EdgeIndex):
+        for size in edge_index.sparse_size():
+            if size is not None:
+                return int(size)
     largest = max(
         (smallest_and_largest(values)[1] + 1 for values in ids if values.numel()), default=0
     )
-    y = data.get('y')
-    if isinstance(y, (Tensor, np.ndarray)) and y.ndim > 0 and y.shape[0] > largest:
-        return int(y.shape[0])
-    return largest
+    # One value of the whole graph, or a list of some nodes, may have such a name too.
+    names = ('y', *(name for name in arrays if 'node' in name and 'index' not in name))
+    return next((arrays[name] for name in names if arrays.get(name, 0) > largest), largest)
+
+
+def _checked_count(value: Any, where: str) -> int:
+    if isinstance(value, Tensor) and not odd_kind(value) and value.dim() == 0:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise ValueError(f"'num_nodes'{where} must be an int >= 0 (got {value!r})")
+    return int(value)
 
 
 def _owner(
     name: str, value: Tensor, num_nodes: int | None, num_edges: int | None, where: str
 ) -> str | None:
-    if value.dim() == 0 or name == 'face' or (value.dim() > 1 and 'index' in name):
+    if name == 'face' or (value.dim() > 1 and 'index' in name):
         return None
-    if value.layout is not torch.strided and name != 'x':
-        return None  # An adjacency matrix has one row per node, but is no attribute of it.
-    rows = value.size(0)
+    rows = value.size(0) if value.dim() else None
     for names, what, count in ((_NODE_NAMES, 'node', num_nodes), (_EDGE_NAMES, 'edge', num_edges)):
         if name in names and count is not None:
             if rows != count:
@@ -139,6 +174,8 @@ def _owner(
                     f'{list(value.shape)})'
                 )
             return what
+    if rows is None:
+        return None
     if num_nodes == num_edges == rows:
         return 'edge' if 'edge' in name else 'node'
     if rows == num_nodes:
@@ -147,15 +184,32 @@ def _owner(
 
 
 def _as_tensor(value: Any) -> Tensor | None:
-    """`value` as a plain tensor in main memory, or None if it is none."""
+    """`value` as a plain tensor in main memory, dense or sparse, or None if it is none."""
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _NUMPY_KINDS:
-        value = torch.from_numpy(np.require(value, requirements=['C', 'W']))
-    if not isinstance(value, Tensor):
+        native = value.dtype.newbyteorder('=')
+        try:
+            value = torch.from_numpy(np.require(value, native, ['C', 'W']))
+        except TypeError:  # of numbers that torch has not, such as np.longdouble
+            return None
+    if not isinstance(value, Tensor) or odd_kind(value) is not None:
         return None
     tensor = value.detach().cpu()
     if tensor.layout is not torch.strided:
-        return tensor.to_sparse().coalesce()
+        return tensor
     return tensor.as_subclass(Tensor)  # Of an EdgeIndex, an Index or a Parameter.
+
+
+def _from_sparse(name: str, value: Tensor, where: str) -> Tensor | None:
+    """What is cut into rows: `x` as it is, as it may be large, other well-known names dense."""
+    if name not in _MAY_BE_SPARSE:
+        return None  # An adjacency matrix has one row per node, but is no attribute of it.
+    if value.dtype not in _SPARSE_TYPES:
+        raise ValueError(
+            f"'{name}'{where} must be dense, as torch cannot make it so (got a sparse tensor of "
+            f'{value.dtype})'
+        )
+    value = value.to_sparse().coalesce()
+    return value if name == 'x' else value.to_dense()
 
 
 def _is_graph_value(value: Any, num_nodes: int | None, num_edges: int | None) -> bool:
@@ -170,6 +224,9 @@ def _is_graph_value(value: Any, num_nodes: int | None, num_edges: int | None) ->
 
 
 def _describe(value: Any) -> str:
+    if isinstance(value, Tensor) and (kind := odd_kind(value)) is not None:
+        return f'a {kind} tensor'
     if isinstance(value, (Tensor, np.ndarray)):
-        return f'{value.dtype} {list(value.shape)}'
+        is_sparse = isinstance(value, Tensor) and value.layout is not torch.strided
+        return f'{"sparse " if is_sparse else ""}{value.dtype} {list(value.shape)}'
     return type(value).__name__

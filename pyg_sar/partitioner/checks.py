@@ -12,6 +12,7 @@ from torch_geometric.data import Data
 from pyg_sar.partitioner.rows import chunks, smallest_and_largest
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch hardly computes with these
 
 
 def check_num_parts(num_parts: object) -> int:
@@ -28,6 +29,17 @@ def check_seed(seed: object) -> int:
     return seed
 
 
+def odd_kind(value: Tensor) -> str | None:
+    """What kind of tensor this is, if it is none of plain numbers, dense or sparse."""
+    kinds = {
+        'nested': value.is_nested,
+        'quantized': value.is_quantized,
+        'MKL-DNN': value.is_mkldnn,
+        'meta': value.is_meta,
+    }
+    return next((kind for kind, is_so in kinds.items() if is_so), None)
+
+
 def checked_edge_index(data: Data | Mapping[str, Any], relation: str = '') -> Tensor:
     """The plain ``edge_index`` of `data`, of its own integer type [2, E], in main memory or mapped.
 
@@ -41,23 +53,25 @@ def checked_edge_index(data: Data | Mapping[str, Any], relation: str = '') -> Te
     of, where = (f' of {relation}', relation) if relation else ('', "'data'")
     edge_index = data.get('edge_index')
     if edge_index is None and ('adj_t' in data or 'adj' in data):
+        matrix = 'data.adj_t.t()' if 'adj_t' in data else 'data.adj'
         raise ValueError(
-            f"expected 'edge_index' in {where} (got a sparse adjacency matrix; "
-            "convert it, for 'adj_t': row, col, _ = data.adj_t.t().coo(); "
-            'data.edge_index = torch.stack([row, col]))'
+            f"expected 'edge_index' in {where} (got a sparse adjacency matrix; convert it: "
+            f'data.edge_index, data.edge_weight = torch_geometric.utils.to_edge_index({matrix}))'
         )
     if not isinstance(edge_index, Tensor):
         raise ValueError(
             f"expected a tensor 'edge_index' in {where} (got {type(edge_index).__name__})"
         )
+    kind = odd_kind(edge_index)
+    if kind is None and edge_index.layout is not torch.strided:
+        kind = 'sparse'
+    got = f'a {kind} tensor' if kind else f'shape {list(edge_index.shape)}'
+    if kind or edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise ValueError(f"'edge_index'{of} must be a dense tensor of shape [2, E] (got {got})")
     edge_index = edge_index.detach().as_subclass(Tensor)
-    if edge_index.layout is not torch.strided or edge_index.dim() != 2 or edge_index.size(0) != 2:
-        raise ValueError(
-            f"'edge_index'{of} must be a dense tensor of shape [2, E] (got shape "
-            f'{list(edge_index.shape)})'
-        )
     if edge_index.dtype not in _INTEGERS:
-        raise ValueError(f"'edge_index'{of} must hold integers (got {edge_index.dtype})")
+        hint = '; convert it with .long()' if edge_index.dtype in _UNSIGNED else ''
+        raise ValueError(f"'edge_index'{of} must hold integers (got {edge_index.dtype}{hint})")
     return edge_index.cpu()
 
 

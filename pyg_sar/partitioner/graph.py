@@ -61,8 +61,9 @@ def partition_graph(
 
     Every edge is stored once, with the part of its destination; duplicate edges and self loops
     are kept. Every attribute with one row per node or per edge goes with its node or edge;
-    scalars, strings and short lists of the graph go to META.json; anything else is dropped with a
-    warning that names it. The folder appears complete or not at all, and `data` is not changed.
+    scalars, strings and short lists of the graph go to META.json, from which a tuple comes back as
+    a list and a tensor of one number as that number; anything else is dropped with a warning that
+    names it. The folder appears complete or not at all, and `data` is not changed.
 
     Of a heterogeneous graph every relation is stored so: each edge with its destination, and types
     of nodes without features or without edges, and relations without edges, as they are. A
@@ -71,8 +72,8 @@ def partition_graph(
     Args:
         data: The graph: ``edge_index`` integer [2, E], and any attributes; or a HeteroData with at
             least one relation; or a file or the name of a graph, as the command line takes it,
-            which stays on disk (see :mod:`pyg_sar.partitioner.sources`). A sparse ``x`` is
-            stored dense.
+            which stays on disk (see :mod:`pyg_sar.partitioner.sources`). Sparse ``x``, ``y``
+            and other attributes of well-known names are stored dense.
         num_parts: Number of parts P, 1 <= P <= N.
         root: Folder to write; it may not exist yet, or be empty.
         method: ``'metis'`` (few cut edges); ``'ldg'`` or ``'fennel'`` (streaming, for graphs beyond

@@ -169,7 +169,14 @@ def _hetero_data(arrays: dict[str, Any], name: str, *, dense: bool) -> tuple[Het
 def _value(array: np.ndarray[Any, Any], key: str, name: str) -> Any:
     if array.dtype.kind not in _NUMPY_KINDS:
         raise ValueError(f"expected numbers in '{key}' of '{name}' (got {array.dtype})")
-    return array.item() if array.ndim == 0 else torch.from_numpy(array)
+    if array.ndim == 0:
+        return array.item()
+    try:
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder('='), copy=False))
+    except TypeError as error:  # of numbers that torch has not, such as np.longdouble
+        raise ValueError(
+            f"expected numbers that torch has in '{key}' of '{name}' (got {array.dtype})"
+        ) from error
 
 
 def _csr_features(arrays: dict[str, Any], name: str, *, dense: bool) -> Tensor:

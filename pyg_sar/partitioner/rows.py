@@ -18,6 +18,13 @@ _CHUNK_BYTES = 1 << 23
 """Bytes per chunk of rows, and span of a mapped tensor that rows are picked from at a time."""
 
 
+_AS_SIGNED = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+
+
 @dataclass(frozen=True)
 class Rows:
     """A tensor that is never in memory as a whole.
@@ -85,6 +92,9 @@ def take_rows(values: Tensor, index: Tensor) -> Rows:
         values: [N, ...], dense or sparse COO, in memory or mapped.
         index: int64 [n], in memory or mapped; reads least where it ascends.
     """
+    dtype = values.dtype
+    if dtype in _AS_SIGNED:  # types that torch stores, but picks no rows of
+        values = values.view(_AS_SIGNED[dtype])
 
     def pick() -> Iterator[Tensor]:
         num_rows = _rows_per_chunk(values)
@@ -98,7 +108,7 @@ def take_rows(values: Tensor, index: Tensor) -> Rows:
                 yield values.index_select(0, ids)
             release(ids)
 
-    return Rows(values.dtype, (index.numel(), *values.shape[1:]), pick)
+    return Rows(dtype, (index.numel(), *values.shape[1:]), pick)
 
 
 def join_edges(parts: list[tuple[Tensor, int, int]], scratch: Scratch) -> Tensor:

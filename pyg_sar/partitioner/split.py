@@ -75,7 +75,7 @@ def masks_of_runs(order: Tensor, sizes: list[int], num_nodes: int) -> dict[str, 
 
 
 def _labelled(y: Tensor | None, num_nodes: int) -> Tensor:
-    if y is None or y.dtype is torch.bool:
+    if y is None or not (y.dtype.is_signed or y.is_complex()):  # bool and unsigned integers
         return torch.ones(num_nodes, dtype=torch.bool)
     if y.is_floating_point() or y.is_complex():
         return (~y.isnan()).reshape(num_nodes, -1).any(dim=1)

@@ -17,12 +17,23 @@ from pyg_sar.partitioner.typed import NodeSet, Relation
 
 def node_time(nodes: NodeSet) -> Tensor | None:
     """The time of every node, [N]."""
-    return nodes.attrs.get('time')
+    return _time(nodes.attrs, 'time')
 
 
 def edge_time(relation: Relation) -> Tensor | None:
     """The time of every edge, [E], under either of the names that PyG takes."""
-    return relation.attrs.get('edge_time', relation.attrs.get('time'))
+    return _time(relation.attrs, 'edge_time', 'time')
+
+
+def _time(attrs: dict[str, Tensor], *names: str) -> Tensor | None:
+    """The first of these attributes that can be sorted by; one of another kind is no time."""
+    for name in names:
+        values = attrs.get(name)
+        if values is None or values.dim() != 1 or values.is_complex():
+            continue
+        if not values.is_floating_point() or values.element_size() > 1:  # float8 has no order
+            return values
+    return None
 
 
 def sort_by_time(graph: dict[str, Any], relation: Relation, src_nodes: NodeSet) -> dict[str, Any]:

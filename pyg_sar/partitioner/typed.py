@@ -11,12 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.hypergraph_data import HyperGraphData
 
 from pyg_sar.partitioner.attributes import count_rows, sort_attributes
 from pyg_sar.partitioner.checks import check_ids, checked_edge_index
 from pyg_sar.partitioner.mapped import Scratch
 from pyg_sar.partitioner.rows import join_edges
 from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
+
+_LONGEST_NAME = 250
+"""Bytes; files may have 255, of which the suffix takes some."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,11 @@ def typed_graph(data: Data | HeteroData, scratch: Scratch | None = None) -> Type
         raise ValueError(
             f"'data' must be a torch_geometric.data.Data or HeteroData (got {type(data).__name__})"
         )
+    if isinstance(data, HyperGraphData):
+        raise ValueError(
+            "'data' must have edges between nodes (got a HyperGraphData; give its incidence as a "
+            "relation of a HeteroData: hetero['node', 'in', 'hyperedge'].edge_index)"
+        )
     edge_index = checked_edge_index(data)
     num_nodes = count_rows(data, edge_index)
     check_ids(edge_index, (num_nodes, num_nodes))
@@ -158,7 +167,7 @@ def _hetero_graph(data: HeteroData, scratch: Scratch) -> TypedGraph:
     nodes: dict[NodeKey, NodeSet] = {}
     for name, store in node_stores.items():
         ids = [e[i] for k, e in edge_indices.items() for i in (0, 1) if k[2 * i] == name]
-        num_nodes = count_rows(store, ids)
+        num_nodes = count_rows(store, ids, f" of '{name}'")
         attributes = sort_attributes(store, num_nodes, None, where=f" of '{name}'")
         nodes[name] = NodeSet(num_nodes, attributes.node, attributes.graph)
     relations: dict[EdgeKey, Relation] = {}
@@ -176,10 +185,18 @@ def _check_names(keys: list[Any]) -> None:
     relations: dict[str, Any] = {}
     for key in keys:
         name = type_name(key)
-        if any(char in name for char in '/\\\0') or name in ('', '.', '..'):
+        if any(char in name for char in '/\\\0') or name in ('', '.', '..') or _is_long(name):
             raise ValueError(f'expected names of types that a file may have (got {key!r})')
         if isinstance(key, tuple) and relations.setdefault(name, key) != key:
             raise ValueError(
                 f'expected names of relations that differ (got {relations[name]} and {key}, both '
                 f"'{name}')"
             )
+
+
+def _is_long(name: str) -> bool:
+    """Whether a file system of the usual kind has no place for the name, or no way to write it."""
+    try:
+        return len(name.encode()) > _LONGEST_NAME
+    except UnicodeEncodeError:
+        return True
