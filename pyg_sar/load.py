@@ -16,7 +16,11 @@ from pyg_sar.shard.meta import read_meta
 
 
 def load_shard(
-    root: str | Path, rank: int | None = None, *, attrs: Attrs | None = None
+    root: str | Path,
+    rank: int | None = None,
+    *,
+    attrs: Attrs | None = None,
+    verify: bool = True,
 ) -> Data | HeteroData:
     """Loads this rank's part of a partitioned graph as an ordinary PyG ``Data`` or ``HeteroData``.
 
@@ -56,11 +60,15 @@ def load_shard(
             whole graph, or one per edge if ``edge`` is in the name, in the order of the original
             ids; of a heterogeneous graph a dict of them by type of nodes or relation. Or a .pt file
             of such a dict, of which only own rows are read.
+        verify: Whether every file that is read is compared with its checksum in META.json, about a
+            second a GB. Without, files are mapped and read when they are needed; that they fit
+            together is checked in any case.
 
     Raises:
         FileNotFoundError: If the folder or one of its files is missing.
         ValueError: If the number of parts is not a multiple of the number of ranks, a file does not
-            hold what META.json says, or the ranks' folders hold different partitions.
+            hold what META.json says or was changed, or the ranks' folders hold different
+            partitions.
     """
     if not is_distributed():
         launched = int(os.environ.get('WORLD_SIZE', '1'))
@@ -70,13 +78,13 @@ def load_shard(
                 f"{launched} processes (call torch.distributed.init_process_group('gloo') first)"
             )
         if rank is None:
-            return read_shard(root, 0, 1, attrs=attrs)
-        return read_shard(root, rank, _num_parts(root), attrs=attrs)
+            return read_shard(root, 0, 1, attrs=attrs, verify=verify)
+        return read_shard(root, rank, _num_parts(root), attrs=attrs, verify=verify)
     data: Data | HeteroData | None = None
     error: FileNotFoundError | ValueError | None = None
     try:
         own = dist.get_rank() if rank is None else rank
-        data = read_shard(root, own, dist.get_world_size(), attrs=attrs)
+        data = read_shard(root, own, dist.get_world_size(), attrs=attrs, verify=verify)
     except (FileNotFoundError, ValueError) as failure:
         error = failure
     except Exception as failure:  # whatever it is, the other ranks must not wait for this one

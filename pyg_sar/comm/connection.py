@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from pyg_sar.comm.errors import ExchangeError, place
+from pyg_sar.comm.plain import gather_plain
 from pyg_sar.comm.reports import Cause, Reports
 
 GRACE = 2.0  # seconds in which all ranks may raise alike before the one that raised ends the group
@@ -69,9 +70,8 @@ class Connection:
     def compare(self, operation: str) -> None:
         """Raises on all ranks if their next operations are not the same one."""
         own = (operation, place(), self.num_operations)
-        found: list[Any] = [own] * self.world_size
         with Guard(self, f'comparing programs before {operation}', None):
-            dist.all_gather_object(found, own, group=self.group)
+            found = gather_plain(own, self.group)
         for rank, (what, where, _) in enumerate(found):
             if (what, where) != found[0][:2]:
                 first, other = (

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_sar.shard.archive import load_tensors
 from pyg_sar.shard.meta import Meta
-from pyg_sar.shard.parts import load_tensors
 
 Attrs = Mapping[Any, Any] | str | os.PathLike[str]
 """Tensors by name, of a heterogeneous graph by type and name, or a .pt file of them."""
