@@ -26,7 +26,7 @@ MAY_IMPORT = {
     'fingerprint': {'comm', 'conv'},
     'wrap': {'comm', 'conv', 'models', 'norm', 'recompute'},
     'ddp': {'comm', 'conv', 'fingerprint', 'memory', 'wrap'},
-    'checkpoint': {'checkpoint', 'comm'},
+    'checkpoint': {'checkpoint', 'comm', 'shard'},
     'transforms': {'comm', 'conv', 'shard', 'transforms'},
     'partitioner': {'partitioner', 'shard'},
     'partition': {'partitioner'},

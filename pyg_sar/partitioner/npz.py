@@ -18,6 +18,7 @@ from pyg_sar.partitioner.checks import checked_edge_index
 from pyg_sar.partitioner.mapped import Array, map_array
 from pyg_sar.partitioner.rows import aligned
 from pyg_sar.partitioner.split import MASKS
+from pyg_sar.shard.files import ordinary_file
 
 _CSR = ('x_data', 'x_indices', 'x_indptr', 'x_shape')
 _INDICES = {'train_idx': 'train_mask', 'val_idx': 'val_mask', 'test_idx': 'test_mask'}
@@ -45,13 +46,15 @@ def read_npz(
         ValueError: If the file is no .npz file, holds pickled objects, or its arrays do not fit
             together.
     """
+    if isinstance(file, Path):
+        ordinary_file(file)
     try:
         arrays = _map_members(file) if isinstance(file, Path) and is_mapped else _load(file)
-    except (OSError, MemoryError):
-        raise
     except Exception as error:  # Damaged archives: errors of numpy, zipfile, zlib, ...
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
         raise ValueError(
-            f"expected an .npz file of plain arrays in '{name}' (got {error})"
+            f"expected an .npz file of plain arrays in '{name}' (got {error!r})"
         ) from error
     return graph_of_arrays(arrays, name, dense=dense)
 

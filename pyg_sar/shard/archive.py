@@ -7,11 +7,13 @@ stride of zero, functions that allocate. The files of a partition need none of t
 
 from __future__ import annotations
 
+import io
 import pickletools
 import zipfile
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from pyg_sar.shard.files import ordinary_file, own_file
 
 T = TypeVar('T')
 
+_OLD_PICKLES = 5  # magic number, protocol, system, content, keys of the numbers
 _REBUILD = {'_rebuild_tensor_v2', '_rebuild_tensor_v3'}
 _DTYPES = {
     str(value).removeprefix('torch.')
@@ -51,7 +54,7 @@ def load_tensors(
         ) from error
     try:
         content = _load(path, list(stand_ins))
-        _check_tensors(content)
+        check_tensors(content)
     # The unpickler meets damaged bytes with errors of any kind. Never a fallback: a file that needs
     # more than tensors is not ours.
     except Exception as error:
@@ -78,15 +81,43 @@ def _load(path: Path, stand_ins: list[Any]) -> Any:
         torch.serialization.add_safe_globals(allowed)
 
 
-def check_stored(path: Path) -> None:
+def check_plain(source: Path | io.BytesIO) -> None:
+    """Checks what torch.save has written before torch.load reads it with ``weights_only``.
+
+    Raises:
+        ValueError: If records are compressed, or the pickle calls what only allocates.
+    """
+    if not zipfile.is_zipfile(source):  # of torch before 1.6: a few pickles, then the numbers
+        with source.open('rb') if isinstance(source, Path) else nullcontext(source) as file:
+            file.seek(0)
+            for _ in range(_OLD_PICKLES):
+                _check_calls(file)
+    else:
+        check_stored(source)
+        if not isinstance(source, Path):
+            source.seek(0)
+        name = str(source) if isinstance(source, Path) else source
+        _check_calls(io.BytesIO(torch._C.PyTorchFileReader(name).get_record('data.pkl')))
+    if not isinstance(source, Path):
+        source.seek(0)
+
+
+def _check_calls(pickled: IO[bytes]) -> None:
+    for operation, name, _ in pickletools.genops(pickled):
+        # Of all that torch admits it alone fills what it allocates.
+        if operation.name == 'GLOBAL' and str(name).endswith(' bytearray'):
+            raise ValueError(f"a pickle that needs '{str(name).replace(' ', '.')}'")
+
+
+def check_stored(source: Path | io.BytesIO) -> None:
     """Checks that the records of an archive lie in it as they are.
 
     Raises:
         ValueError: If one is compressed or larger than the file.
         zipfile.BadZipFile: If it is no archive.
     """
-    with zipfile.ZipFile(path) as archive:
-        size = path.stat().st_size
+    with zipfile.ZipFile(source) as archive:
+        size = source.stat().st_size if isinstance(source, Path) else len(source.getbuffer())
         for record in archive.infolist():
             if record.compress_type != zipfile.ZIP_STORED or record.file_size > size:
                 raise ValueError(f'the compressed record {record.filename!r}')
@@ -110,18 +141,28 @@ def _check_names(pickled: bytes, more: set[str]) -> None:
             raise ValueError(f"a pickle that needs '{module}.{what}'")
 
 
-def _check_tensors(content: Any) -> None:
-    """Checks that every tensor is an ordinary one, and as large as its bytes in the file."""
+def check_tensors(content: Any, *, are_ordinary: bool = True) -> None:
+    """Checks that every tensor in a file is as large as its bytes there.
+
+    Args:
+        content: What the file holds.
+        are_ordinary: Whether they must be dense and on the CPU, without a class or gradient.
+
+    Raises:
+        ValueError: If one is not.
+    """
     seen: set[int] = set()
     left = [content]
     while left:
         value = left.pop()
         if isinstance(value, Tensor):
-            if type(value) is not Tensor or value.layout != torch.strided:
-                raise ValueError(f'a {type(value).__name__} with layout {value.layout}')
-            if value.device.type != 'cpu' or value.requires_grad:
-                raise ValueError(f'a tensor on {value.device} or with gradient')
-            if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            if are_ordinary and (
+                type(value) is not Tensor or value.layout != torch.strided or value.requires_grad
+            ):
+                raise ValueError(f'a {type(value).__name__}, {value.layout}, or with gradient')
+            if are_ordinary and value.device.type != 'cpu':
+                raise ValueError(f'a tensor on {value.device}')
+            if value.layout == torch.strided and value.nbytes > value.untyped_storage().nbytes():
                 raise ValueError(f'a tensor of shape {tuple(value.shape)}, more than its bytes')
         elif isinstance(value, (dict, list, tuple, set)) and id(value) not in seen:
             seen.add(id(value))

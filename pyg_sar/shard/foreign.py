@@ -111,7 +111,17 @@ class ForeignFolder:
         return _Places(owner, place, _ptr(torch.bincount(owner, minlength=self.num_parts)))
 
     def meta(self, parts: list[Part]) -> Meta:
-        """What META.json would say, as far as the loader asks; attributes as in `parts`."""
+        """What META.json would say, as far as the loader asks; attributes as in `parts`.
+
+        Raises:
+            ValueError: If the parts have different ones.
+        """
+        names = [
+            [[*attrs] for by_type in (p.node_attrs, p.edge_attrs) for attrs in by_type.values()]
+            for p in parts
+        ]
+        if any(other != names[0] for other in names):
+            raise ValueError(f"expected the same attributes in all parts of '{self.root}'")
         digest = hashlib.sha256(repr([*self.num_edges.items()]).encode())
         for places in self.places.values():
             digest.update(places.owner.numpy().data)
