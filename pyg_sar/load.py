@@ -100,13 +100,32 @@ def _num_parts(root: str | Path) -> int:
 
 
 def _check_same_partition(data: Data | HeteroData) -> None:
+    """Compares the ranks' partitions, and what each will send with what the other expects."""
+    shards = [store.edge_index.shard for store in data.edge_stores]
+    shard = shards[0]
+    steps = [
+        [(s.recv_rank, s.recv_rows, s.send_rank, s.send_index.numel()) for s in each.steps]
+        for each in shards
+    ]
     # The name of every relation's shard holds that of the whole partition.
-    store = data if isinstance(data, Data) else data.edge_stores[0]
-    shard = store.edge_index.shard
-    fingerprints = agree((shard.fingerprint, shard.root))
-    for rank, other in enumerate(fingerprints):
-        if other[0] != shard.fingerprint:
+    found = agree((shard.fingerprint, shard.root, steps))
+    for rank, (fingerprint, root, _) in enumerate(found):
+        if fingerprint != shard.fingerprint:
             raise ValueError(
                 f"expected the same partition on all ranks: '{shard.root}' on rank {shard.rank} "
-                f"(got another one, '{other[1]}', on rank {rank})"
+                f"(got another one, '{root}', on rank {rank})"
+            )
+    # By relation, sender and receiver; the same on all ranks, so that all raise.
+    sent: dict[tuple[int, int, int], list[int]] = {}
+    expected: dict[tuple[int, int, int], list[int]] = {}
+    for rank, (_, _, relations) in enumerate(found):
+        for number, each in enumerate(relations):
+            for recv_rank, recv_rows, send_rank, send_rows in each:
+                sent.setdefault((number, rank, send_rank), []).append(send_rows)
+                expected.setdefault((number, recv_rank, rank), []).append(recv_rows)
+    for (number, sender, receiver), rows in sent.items():
+        if expected.get((number, sender, receiver)) != rows:
+            raise ValueError(
+                f"expected the same partition on all ranks: of '{found[sender][1]}' rank {sender} "
+                f"sends {rows} rows to rank {receiver} (got others in '{found[receiver][1]}')"
             )

@@ -97,7 +97,7 @@ def graph_of_arrays(
     for key in known:
         if key in arrays:
             data[key] = _value(arrays.pop(key), key, name)
-    data.edge_index = checked_edge_index(data)
+    data.edge_index = checked_edge_index(data, f"'{name}'")
     num_nodes, num_edges = count_nodes(data), data.edge_index.size(1)
     data.num_nodes = num_nodes
     for key, mask in _INDICES.items():
@@ -185,6 +185,8 @@ def _csr_features(arrays: dict[str, Any], name: str, *, dense: bool) -> Tensor:
             f"expected a CSR matrix in {list(_CSR)} of '{name}' (got shapes {list(data.shape)}, "
             f'{list(indices.shape)}, {list(indptr.shape)} and the shape {shape.tolist()})'
         )
+    if any(array.dtype.kind not in 'iu' for array in (indices, indptr, shape)):
+        raise ValueError(f"expected integers in {list(_CSR[1:])} of '{name}' (got other numbers)")
     num_rows, num_columns = (int(size) for size in shape)
     counts = np.diff(indptr)
     if indptr[0] != 0 or indptr[-1] != data.size or (counts < 0).any():

@@ -21,7 +21,7 @@ from pyg_sar.shard import format
 from pyg_sar.shard.foreign_files import check_ids, check_rows, clear_errors, load_foreign
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import EdgeInfo, Meta, NodeInfo
-from pyg_sar.shard.meta_checks import check_types
+from pyg_sar.shard.meta_checks import check_attr_names, check_types
 from pyg_sar.shard.meta_text import read_json
 from pyg_sar.shard.parts import Part, Tensors
 
@@ -117,9 +117,11 @@ class ForeignFolder:
             ValueError: If the parts have different ones.
         """
         names = [
-            [[*attrs] for by_type in (p.node_attrs, p.edge_attrs) for attrs in by_type.values()]
+            [_row_types(attrs) for kind in (p.node_attrs, p.edge_attrs) for attrs in kind.values()]
             for p in parts
         ]
+        for of_type in names[0]:
+            check_attr_names(self.root, [name for name, *_ in of_type])
         if any(other != names[0] for other in names):
             raise ValueError(f"expected the same attributes in all parts of '{self.root}'")
         digest = hashlib.sha256(repr([*self.num_edges.items()]).encode())
@@ -276,6 +278,10 @@ def _rows(values: Tensor, ids: Tensor, wanted: Tensor, path: Path) -> Tensor:
         )
     rows: Tensor = values.index_select(0, order[place])
     return rows
+
+
+def _row_types(attrs: Tensors) -> list[tuple[str, torch.dtype, torch.Size]]:
+    return [(name, value.dtype, value.shape[1:]) for name, value in attrs.items()]
 
 
 def _ends(key: EdgeKey) -> tuple[NodeKey, NodeKey]:

@@ -165,7 +165,10 @@ def _write_meta(
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Gives a place for a file of the same name that replaces `path` if the block ends well."""
+    """Gives a place for a file of the same name that replaces `path` if the block ends well.
+
+    A symbolic link by that name is replaced, and not what it leads to.
+    """
     with TemporaryDirectory(prefix='.tmp-', dir=path.parent) as folder:
         new = Path(folder) / path.name
         yield new

@@ -67,7 +67,6 @@ class Fuzzer:
         names, weights = [*self.targets], [t.weight for t in self.targets.values()]
         target = self.targets[rng.choices(names, weights)[0]]
         is_forged = self._damage(rng, target)
-        torch.manual_seed(0)
         try:
             with _limited():
                 found = target.load(rng)
@@ -172,6 +171,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument('--out', type=Path, help='where the damaged folder is left')
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))  # if the worst happens
     work = Path(tempfile.mkdtemp(prefix='fuzz-')) if args.out is None else args.out / 'fuzz'
     fuzzer = Fuzzer(work, args.seed)
     started, num_defects = time.monotonic(), 0

@@ -160,7 +160,7 @@ def _places(value: Any, depth: int = 0) -> list[tuple[Any, Any]]:
 
 
 def _other_tensor(rng: random.Random, old: Any) -> Any:
-    if not isinstance(old, Tensor) or rng.random() < 0.1:
+    if not isinstance(old, Tensor) or old.numel() > 1 << 20 or rng.random() < 0.1:
         return rng.choice((*NUMBERS[:-1], *ODD))
     what = rng.randrange(9)
     if what < 4 and old.numel():
@@ -220,15 +220,22 @@ def hostile(rng: random.Random, content: bytes, marker: Path) -> bytes:
     pickled = pickle.dumps(rng.choice((call, {'x': call}, [call])), protocol=2)
     if not zipfile.is_zipfile(io.BytesIO(content)) or rng.random() < 0.3:
         return pickled
+    try:
+        return _with_pickle(rng, content, pickled)
+    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, RuntimeError, OSError):
+        return pickled  # what was damaged before is no archive any more
+
+
+def _with_pickle(rng: random.Random, content: bytes, pickled: bytes) -> bytes:
     out = io.BytesIO()
-    bomb = rng.random() < 0.3
+    bomb = rng.random() < 0.2
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(out, 'w') as new:
         for info in old.infolist():
             data = old.read(info)
             if info.filename.endswith('.pkl') and not bomb:
                 data = pickled
             elif info.filename.endswith(('.pkl', '.npy')) and bomb:
-                data = data + b'\0' * (1 << 26)
+                data = data + b'\0' * (1 << 22)
             kind = zipfile.ZIP_DEFLATED if bomb else zipfile.ZIP_STORED
             new.writestr(info.filename, data, compress_type=kind)
     return out.getvalue()

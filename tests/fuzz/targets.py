@@ -23,6 +23,7 @@ import pyg_sar
 from pyg_sar.inspection import verify_partition
 from pyg_sar.partitioner.npz import read_npz
 from pyg_sar.partitioner.saved import read_saved
+from pyg_sar.shard.archive import load_tensors
 from pyg_sar.shard.checksums import folder_checksums
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.load import read_shard
@@ -30,8 +31,8 @@ from pyg_sar.shard.meta_text import as_text
 from pyg_sar.shard.plan import plan_of
 
 PYG = Path(__file__).parent.parent / 'data' / 'pyg_partitions.zip'
-LAYOUTS = ((0, 2), (1, 2), (0, 1))
-"""Ranks and numbers of ranks."""
+LAYOUTS = ((0, 2), (1, 2), (0, 2), (1, 2), (0, 1))
+"""Ranks and numbers of ranks, as often as they are drawn."""
 
 
 class Target:
@@ -80,7 +81,7 @@ class Shards(Target):
         self.expected = [_comparable(read_shard(root, *layout)) for layout in LAYOUTS]
 
     def load(self, rng: random.Random) -> Any:
-        if rng.random() < 0.03:
+        if rng.random() < 0.01:
             verify_partition(self.root)
         layout = rng.choice(LAYOUTS)
         return LAYOUTS.index(layout), read_shard(self.root, *layout)
@@ -106,11 +107,12 @@ class Shards(Target):
 
 
 class Homogeneous(Shards):
-    name, weight = 'shard', 5.0
+    name, weight = 'shard', 4.0
 
     @staticmethod
     def make(root: Path) -> Homogeneous:
         graph = small_graph()
+        del graph.pos, graph.edge_type, graph.edge_attr
         files = []
         for number, kind in enumerate(('uneven', 'one reader')):
             made = root.with_name(f'homo-{number}')
@@ -121,7 +123,7 @@ class Homogeneous(Shards):
 
 
 class Heterogeneous(Shards):
-    name, weight = 'hetero shard', 2.0
+    name, weight = 'hetero shard', 1.0
 
     @staticmethod
     def make(root: Path) -> Heterogeneous:
@@ -133,6 +135,28 @@ class Heterogeneous(Shards):
             pyg_sar.partition_graph(graph, 2, made, method=method)
             files.append(_files(made))
         return Heterogeneous(root, *files)
+
+
+class OneFile(Target):
+    """One file of a part: its reader has more cases of bytes, as they take less time."""
+
+    name, weight = 'file', 6.0
+
+    @staticmethod
+    def make(root: Path) -> OneFile:
+        graph = small_graph()
+        made = root.with_name('one')
+        pyg_sar.partition_graph(graph, 2, made, method='range')
+        files = _files(made)
+        return OneFile(root, *({'sar.pt': files[f'part_{i}/sar.pt']} for i in range(2)))
+
+    def load(self, rng: random.Random) -> Any:
+        return load_tensors(self.root / 'sar.pt', dict, root=self.root)
+
+    def use(self, found: Any, rng: random.Random) -> None:
+        for value in found.values():
+            if isinstance(value, Tensor):
+                value.sum()
 
 
 class Foreign(Target):
@@ -318,6 +342,7 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     for cls in (
         Homogeneous,
         Heterogeneous,
+        OneFile,
         Foreign,
         HeteroForeign,
         Attrs,
