@@ -108,8 +108,8 @@ def _check_same_partition(data: Data | HeteroData) -> None:
         for each in shards
     ]
     # The name of every relation's shard holds that of the whole partition.
-    found = agree((shard.fingerprint, shard.root, steps))
-    for rank, (fingerprint, root, _) in enumerate(found):
+    found = agree((shard.fingerprint, shard.root, shard.rank, steps))
+    for rank, (fingerprint, root, _, _) in enumerate(found):
         if fingerprint != shard.fingerprint:
             raise ValueError(
                 f"expected the same partition on all ranks: '{shard.root}' on rank {shard.rank} "
@@ -118,14 +118,14 @@ def _check_same_partition(data: Data | HeteroData) -> None:
     # By relation, sender and receiver; the same on all ranks, so that all raise.
     sent: dict[tuple[int, int, int], list[int]] = {}
     expected: dict[tuple[int, int, int], list[int]] = {}
-    for rank, (_, _, relations) in enumerate(found):
+    for rank, relations in {rank: relations for _, _, rank, relations in found}.items():
         for number, each in enumerate(relations):
             for recv_rank, recv_rows, send_rank, send_rows in each:
                 sent.setdefault((number, rank, send_rank), []).append(send_rows)
                 expected.setdefault((number, recv_rank, rank), []).append(recv_rows)
-    for (number, sender, receiver), rows in sent.items():
-        if expected.get((number, sender, receiver)) != rows:
+    for key in sent.keys() & expected.keys():  # of ranks whose parts somebody has loaded
+        if sent[key] != expected[key]:
             raise ValueError(
-                f"expected the same partition on all ranks: of '{found[sender][1]}' rank {sender} "
-                f"sends {rows} rows to rank {receiver} (got others in '{found[receiver][1]}')"
+                f"expected the same partition on all ranks: in '{shard.root}' rank {key[1]} "
+                f'sends {sent[key]} rows to rank {key[2]}, which expects {expected[key]}'
             )

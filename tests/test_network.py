@@ -106,7 +106,7 @@ def _as_in_the_page(rank: int, port: int, pipe: Any) -> None:
 
 def test_the_program_of_the_page() -> None:
     """Store and gloo together listen on loopback alone."""
-    context = multiprocessing.get_context('spawn')
+    context = multiprocessing.get_context('forkserver')
     with socket.create_server(('127.0.0.1', 0)) as free:
         port = free.getsockname()[1]
     pipes, processes = [], []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import numbers
 from typing import Any
 
 import torch
@@ -91,6 +92,10 @@ def _tagged(value: Any) -> Any:
         return {
             'tensor': [_tagged(value.dtype), [*value.shape], base64.b64encode(content).decode()]
         }
+    if isinstance(value, (numbers.Integral, numbers.Real)):  # of NumPy
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    if isinstance(value, str):
+        return str(value)
     raise TypeError(f'expected plain values to send to other ranks (got a {type(value).__name__})')
 
 
