@@ -32,9 +32,10 @@ def is_foreign(root: str | Path) -> bool:
         meta = read_json(root)
     except (OSError, ValueError):
         return False
-    return (
-        isinstance(meta, dict) and 'pyg_sar' not in meta and {'num_parts', 'is_hetero'} <= {*meta}
-    )
+    if not isinstance(meta, dict) or not {'num_parts', 'is_hetero'} <= {*meta}:
+        return False
+    # Ours with a damaged META.json would else load as PyG's, without labels and checksums.
+    return 'pyg_sar' not in meta and not any(Path(root).glob(f'part_*/{format.SAR_FILE}'))
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,14 @@ def test_a_changed_number_in_the_metadata(folder: Path) -> None:
     _refused(folder, 'as it was written')
 
 
+def test_metadata_that_no_longer_says_whose_it_is(folder: Path) -> None:
+    """It was read as PyG's own folder, without labels and checksums."""
+    content = (folder / 'META.json').read_text()
+    (folder / 'META.json').write_text(content.replace('"pyg_sar":', '"pyg_sap":'))
+    assert not is_foreign(folder)
+    _refused(folder, "expected the key 'pyg_sar'")
+
+
 def test_a_halo_out_of_order(folder: Path) -> None:
     """Looked up by bisection, it gave sources beyond the halo, which kernels read."""
     _edit(folder / 'part_1' / 'sar.pt', halo_pos=lambda t: t.flip(0))
