@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/installed
 .DEFAULT_GOAL := help
 BENCHMARKS := kernels layers epoch scaling accuracy ogbn partition
 
-.PHONY: help demo test test-benchmarks lint format convs faults bench bench-memory $(BENCHMARKS:%=bench-%) clean
+.PHONY: help demo test test-benchmarks lint format convs faults fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -39,6 +39,9 @@ convs: $(INSTALLED)  ## run every conv of PyG on ranks and write docs/convs.md
 
 faults: $(INSTALLED)  ## end ranks in every way and phase, and write docs/faults.md
 	@$(BIN)/python tests/faults/table.py
+
+fuzz: $(INSTALLED)  ## load damaged files and folders: 100,000, or ARGS='CASES --seed SEED'
+	@$(BIN)/python tests/fuzz/fuzzer.py $(ARGS)
 
 bench: $(INSTALLED)  ## the short form of all benchmarks of speed, and the tables of their READMEs
 	@for name in $(BENCHMARKS); do echo "benchmarks/$$name"; $(BIN)/python benchmarks/$$name/main.py --quick $(ARGS) || exit 1; done

@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -64,10 +64,7 @@ def run_training(
     """
     if not Path('/proc/self/clear_refs').exists():
         raise RuntimeError('expected Linux, where /proc tells the peak memory of a process')
-    command = [sys.executable]
-    if processes > 1:
-        command += ['-m', 'torch.distributed.run', '--standalone', f'--nproc-per-node={processes}']
-    command.append(__file__)
+    command = [sys.executable, __file__]
     for name, value in options.items():
         if value is not None:
             command.append(f'--{name.replace("_", "-")}={value}')
@@ -75,8 +72,13 @@ def run_training(
     env = {**os.environ, 'OMP_NUM_THREADS': threads, **(environment or {})}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / 'result.json'
+        command.append(f'--out={out}')
+        if processes > 1:
+            # Not torchrun, whose store listens on all interfaces.
+            env.update(WORLD_SIZE=str(processes), GLOO_SOCKET_IFNAME='lo')
+            command.append(f'--store={Path(folder) / "store"}')
         with (Path(folder) / 'log.txt').open('w+') as log:
-            code = subprocess.run([*command, f'--out={out}'], env=env, stdout=log).returncode
+            code = _run_ranks(command, processes, env, log)
             if code:
                 log.seek(0)
                 raise RuntimeError(f'{" ".join(command)} ended with code {code}\n{log.read()}')
@@ -84,11 +86,30 @@ def run_training(
     return {**result, 'threads': int(threads)}
 
 
+def _run_ranks(command: list[str], processes: int, env: dict[str, str], log: TextIO) -> int:
+    """The first exit code that is not 0; then the other ranks are ended."""
+    ranks = [
+        subprocess.Popen(command, env={**env, 'RANK': str(rank)}, stdout=log)
+        for rank in range(processes)
+    ]
+    try:
+        while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
+            time.sleep(0.05)
+        return next((code for code in codes if code), 0)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
 def main() -> None:
     args = _parse()
-    is_distributed = 'RANK' in os.environ
+    is_distributed = args.store is not None
     if is_distributed:
-        dist.init_process_group('gloo')
+        rank, world_size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
+        dist.init_process_group(
+            'gloo', init_method=f'file://{args.store}', rank=rank, world_size=world_size
+        )
     torch.manual_seed(args.seed)
     if args.graph:
         data = torch.load(args.graph, weights_only=False)
@@ -175,6 +196,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument('--weights', help='a state_dict to start from')
     parser.add_argument('--accuracy', type=int, default=0, help='1: measure accuracies too')
     parser.add_argument('--progress', default='', help='what the progress bar is called')
+    parser.add_argument('--store', help='the file by which ranks meet')
     parser.add_argument('--out', required=True, help='JSON file to write')
     return parser.parse_args()
 

@@ -24,7 +24,11 @@ _logger = logging.getLogger(__name__)
 
 @in_call('load_shard')
 def load_shard(
-    root: str | Path, rank: int | None = None, *, attrs: Attrs | None = None
+    root: str | Path,
+    rank: int | None = None,
+    *,
+    attrs: Attrs | None = None,
+    verify: bool = True,
 ) -> Data | HeteroData:
     """Loads this rank's part of a partitioned graph as an ordinary PyG ``Data`` or ``HeteroData``.
 
@@ -64,11 +68,15 @@ def load_shard(
             whole graph, or one per edge if ``edge`` is in the name, in the order of the original
             ids; of a heterogeneous graph a dict of them by type of nodes or relation. Or a .pt file
             of such a dict, of which only own rows are read.
+        verify: Whether every file that is read is compared with its checksum in META.json, about a
+            second a GB. Without, files are mapped and read when they are needed; that they fit
+            together is checked in any case.
 
     Raises:
         FileNotFoundError: If the folder or one of its files is missing.
         ValueError: If the number of parts is not a multiple of the number of ranks, a file does not
-            hold what META.json says, or the ranks' folders hold different partitions.
+            hold what META.json says or was changed, or the ranks' folders hold different
+            partitions.
     """
     if not is_distributed():
         launched = int(os.environ.get('WORLD_SIZE', '1'))
@@ -78,13 +86,13 @@ def load_shard(
                 f"{launched} processes (call torch.distributed.init_process_group('gloo') first)"
             )
         if rank is None:
-            return _told(read_shard(root, 0, 1, attrs=attrs))
-        return _told(read_shard(root, rank, _num_parts(root), attrs=attrs))
+            return _told(read_shard(root, 0, 1, attrs=attrs, verify=verify))
+        return _told(read_shard(root, rank, _num_parts(root), attrs=attrs, verify=verify))
     data: Data | HeteroData | None = None
     error: FileNotFoundError | ValueError | None = None
     try:
         own = dist.get_rank() if rank is None else rank
-        data = read_shard(root, own, dist.get_world_size(), attrs=attrs)
+        data = read_shard(root, own, dist.get_world_size(), attrs=attrs, verify=verify)
     except (FileNotFoundError, ValueError) as failure:
         error = failure
     except Exception as failure:  # whatever it is, the other ranks must not wait for this one
@@ -120,13 +128,32 @@ def _num_parts(root: str | Path) -> int:
 
 
 def _check_same_partition(data: Data | HeteroData) -> None:
+    """Compares the ranks' partitions, and what each will send with what the other expects."""
+    shards = [store.edge_index.shard for store in data.edge_stores]
+    shard = shards[0]
+    steps = [
+        [(s.recv_rank, s.recv_rows, s.send_rank, s.send_index.numel()) for s in each.steps]
+        for each in shards
+    ]
     # The name of every relation's shard holds that of the whole partition.
-    store = data if isinstance(data, Data) else data.edge_stores[0]
-    shard = store.edge_index.shard
-    fingerprints = agree((shard.fingerprint, shard.root))
-    for rank, other in enumerate(fingerprints):
-        if other[0] != shard.fingerprint:
+    found = agree((shard.fingerprint, shard.root, shard.rank, steps))
+    for rank, (fingerprint, root, _, _) in enumerate(found):
+        if fingerprint != shard.fingerprint:
             raise ValueError(
                 f"expected the same partition on all ranks: '{shard.root}' on rank {shard.rank} "
-                f"(got another one, '{other[1]}', on rank {rank})"
+                f"(got another one, '{root}', on rank {rank})"
+            )
+    # By relation, sender and receiver; the same on all ranks, so that all raise.
+    sent: dict[tuple[int, int, int], list[int]] = {}
+    expected: dict[tuple[int, int, int], list[int]] = {}
+    for rank, relations in {rank: relations for _, _, rank, relations in found}.items():
+        for number, each in enumerate(relations):
+            for recv_rank, recv_rows, send_rank, send_rows in each:
+                sent.setdefault((number, rank, send_rank), []).append(send_rows)
+                expected.setdefault((number, recv_rank, rank), []).append(recv_rows)
+    for key in sent.keys() & expected.keys():  # of ranks whose parts somebody has loaded
+        if sent[key] != expected[key]:
+            raise ValueError(
+                f"expected the same partition on all ranks: in '{shard.root}' rank {key[1]} "
+                f'sends {sent[key]} rows to rank {key[2]}, which expects {expected[key]}'
             )

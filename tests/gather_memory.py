@@ -6,6 +6,7 @@ figure, as the C library keeps what earlier work freed.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def main(folder: str, aggr: str, max_rows: str, rank: str, world_size: str, stor
     torch.set_num_threads(1)
     return_freed_memory()
     if int(world_size) > 1:
+        if sys.platform == 'linux':
+            os.environ['GLOO_SOCKET_IFNAME'] = 'lo'
         dist.init_process_group(
             'gloo', init_method=f'file://{store}', rank=int(rank), world_size=int(world_size)
         )

@@ -332,7 +332,7 @@ def test_a_damaged_folder_is_refused(tmp_path):
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     metadata = (folder / '.metadata').read_bytes()
     (folder / '__0_0.distcp').write_bytes(b'')
-    with pytest.raises(ValueError, match='expected tensors and plain values'):
+    with pytest.raises(ValueError, match=r'cannot be read: expected .* bytes'):
         load_checkpoint(tmp_path, model)
     (folder / '.metadata').write_bytes(metadata[:-100])
     with pytest.raises(ValueError, match='metadata cannot be read'):

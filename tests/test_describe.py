@@ -12,6 +12,7 @@ import pytest
 import torch
 from hetero_graphs import assignment, hetero_graph
 from small_graphs import small_graph
+from torch import Tensor
 
 import pyg_sar
 from pyg_sar.describe import main
@@ -57,6 +58,12 @@ def test_a_whole_heterogeneous_folder(tmp_path: Path, method: str) -> None:
     assert verify_partition(tmp_path / 'parts') == []
 
 
+def _other_row(rows: Tensor) -> Tensor:
+    """The row after one of these in its place, in the same order."""
+    place = int((rows.diff() > 1).nonzero()[0])
+    return torch.cat([rows[:place], rows[place : place + 1] + 1, rows[place + 1 :]])
+
+
 DAMAGES: dict[str, tuple[str, Callable[[Any], object], str]] = {
     'a feature': ('part_1/node_feats.pt', lambda c: c['feats']['x'].neg_(), 'was changed'),
     'a node twice': ('part_0/sar.pt', _set('n_id', lambda t: t + (t == t[0])), 'more than once'),
@@ -64,8 +71,13 @@ DAMAGES: dict[str, tuple[str, Callable[[Any], object], str]] = {
     'a source': ('part_1/graph.pt', _set('row', lambda t: t.roll(1)), 'the edges of part 1'),
     'a halo': (
         'part_1/sar.pt',
-        _set('halo_pos', lambda t: t.roll(1).clamp(max=5)),
+        _set('halo_pos', lambda t: _other_row(t)),
         'part 1 reads other rows from part',
+    ),
+    'a halo out of order': (
+        'part_1/sar.pt',
+        _set('halo_pos', lambda t: t.roll(1).clamp(max=5)),
+        "expected ascending 'halo_pos'",
     ),
     'a range': ('part_2/sar.pt', _set('dst', lambda t: t + 100), 'expected ids in'),
     "PyG's map": ('node_map.pt', lambda c: None, "'{root}/node_map.pt' tells other parts"),

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     'wrap': {'comm', 'conv', 'models', 'monitor', 'norm', 'recompute'},
     'ddp': {'comm', 'conv', 'fingerprint', 'memory', 'monitor', 'wrap'},
     'profiling': {'comm', 'conv', 'monitor', 'profiling'},
-    'checkpoint': {'checkpoint', 'comm'},
+    'checkpoint': {'checkpoint', 'comm', 'shard'},
     'transforms': {'comm', 'conv', 'shard', 'transforms'},
     'partitioner': {'partitioner', 'shard'},
     'partition': {'partitioner'},

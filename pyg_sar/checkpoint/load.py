@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pyg_sar.checkpoint.folders import complete
 from pyg_sar.checkpoint.random_states import set_random_states
-from pyg_sar.checkpoint.reader import PlainPlanner, PlainReader
+from pyg_sar.checkpoint.reader import PlainReader
 from pyg_sar.checkpoint.states import (
     TRAINING,
     check_model,
@@ -22,8 +21,11 @@ from pyg_sar.checkpoint.states import (
     set_optimizer_state,
     template,
 )
-from pyg_sar.checkpoint.together import errors_of_torch, on_rank_0, rank, together
-from pyg_sar.comm import exchange_group, in_call
+from pyg_sar.checkpoint.together import on_rank_0, rank, together
+from pyg_sar.comm import in_call
+
+# What is no state of training, but of plain values, fails in any way.
+_UNEXPECTED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def load_checkpoint(
     name = on_rank_0(lambda: next((path.name for path in reversed(complete(root))), None))
     if name is None:
         return None
-    reader = PlainReader(root / name)
+    reader = PlainReader(root / name, root)
     saved: dict[str, Any] = {}
 
     def prepare() -> None:
@@ -92,20 +94,23 @@ def load_checkpoint(
             saved.update(template(metadata, with_optimizer=optimizer is not None))
             if TRAINING not in saved:
                 raise ValueError(f"expected '{TRAINING}' in it (got {sorted(saved)[:3]} ...)")
-        except ValueError as error:
+        except _UNEXPECTED as error:
             raise ValueError(f'{root / name} is not of this run: {error}') from error
+        reader.read_into(saved, metadata)
 
-    together(prepare)
-    with errors_of_torch():
-        load(
-            saved,
-            storage_reader=reader,
-            planner=PlainPlanner(),
-            process_group=exchange_group(),
-        )
-    training = saved[TRAINING]
+    num_ranks = len(together(prepare))
+    found: list[Any] = []
+    training: dict[str, Any] = saved[TRAINING]
 
     def apply() -> None:
+        try:
+            set_states()
+        except _UNEXPECTED as error:
+            if str(root) in str(error):
+                raise
+            raise ValueError(f'{root / name} is not of this run: {error}') from error
+
+    def set_states() -> None:
         if optimizer is not None:
             if scheduler is not None and training['scheduler'] is None:
                 raise ValueError(f"expected the state of 'scheduler' in {root / name} (got none)")
@@ -113,8 +118,9 @@ def load_checkpoint(
             if scheduler is not None:
                 scheduler.load_state_dict(training['scheduler'])
         set_model_state(model, saved)
+        if optimizer is not None and num_ranks == len(training['random']):
+            set_random_states(training['random'][rank()])
+        found.extend((training['epoch'], training['extra'], len(training['random'])))
 
-    num_ranks = len(together(apply))
-    if optimizer is not None and num_ranks == len(training['random']):
-        set_random_states(training['random'][rank()])
-    return Checkpoint(root / name, training['epoch'], training['extra'], len(training['random']))
+    together(apply)
+    return Checkpoint(root / name, *found)

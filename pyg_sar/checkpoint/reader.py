@@ -8,16 +8,21 @@ may name only the few classes that torch writes into it, and all else is read wi
 from __future__ import annotations
 
 import io
+import math
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
+
+from pyg_sar.shard.archive import check_plain, check_tensors
+from pyg_sar.shard.files import own_file
 
 _METADATA = 'torch.distributed.checkpoint.metadata'
 _ALLOWED = {
@@ -48,21 +53,62 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 class PlainReader(FileSystemReader):
-    """Reads tensors and plain values; anything else raises a ValueError and is not run."""
+    """Reads tensors and plain values; anything else raises a ValueError and is not run.
+
+    Args:
+        folder: The checkpoint.
+        root: The folder that it must lie in.
+    """
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        super().__init__(folder)
+        self.folder, self.root = folder, root
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """What the checkpoint holds, and where."""
-        path = Path(self.path) / '.metadata'
+        path = own_file(self.root, self.folder / '.metadata')
         try:
-            with path.open('rb') as file:
-                metadata = _MetadataUnpickler(file).load()
+            content = path.read_bytes()
+            _check_memo(content)
+            metadata = _MetadataUnpickler(io.BytesIO(content)).load()
+            if not isinstance(metadata, Metadata):
+                raise ValueError(f'expected Metadata (got {type(metadata).__name__})')
+            self._check_sizes(metadata)
         except OSError:
             raise
         except Exception as error:  # Bytes that are no pickle may raise anything.
-            raise ValueError(f'{path} cannot be read: {error}') from error
-        if not isinstance(metadata, Metadata):
-            raise ValueError(f'expected Metadata in {path} (got {type(metadata).__name__})')
+            raise ValueError(f'{path} cannot be read: {error!r}') from error
         return metadata
+
+    def _check_sizes(self, metadata: Metadata) -> None:
+        """Checks that tensors, for which memory is made, are no larger than the files."""
+        needed = 0
+        for found in metadata.state_dict_metadata.values():
+            if isinstance(found, TensorStorageMetadata):
+                needed += math.prod(found.size) * found.properties.dtype.itemsize
+        present = sum(path.lstat().st_size for path in self.folder.iterdir())
+        if needed > present:
+            raise ValueError(f'expected tensors of {needed} bytes in files of that size')
+
+    def read_into(self, state: dict[str, Any], metadata: Metadata) -> None:
+        """Fills a state dict, in this process alone.
+
+        Not by ``torch.distributed.checkpoint.load``: its ranks send each other pickles.
+
+        Args:
+            state: Tensors, and None for what is no tensor.
+            metadata: What :meth:`read_metadata` has told.
+        """
+        planner = PlainPlanner()
+        try:
+            planner.set_up_planner(state, metadata, is_coordinator=True)
+            self.set_up_storage_reader(metadata, is_coordinator=True)
+            plan = self.prepare_local_plan(planner.create_local_plan())
+            self.read_data(planner.finish_plan(plan), planner).wait()
+        except OSError:
+            raise
+        except Exception as error:  # what was unpickled may be anything
+            raise ValueError(f'{self.folder} cannot be read: {error}') from error
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads what the planner asks for, every tensor as a whole."""
@@ -77,7 +123,7 @@ class PlainReader(FileSystemReader):
             if tensor.shape != target.shape:
                 raise ValueError(
                     f"expected '{item.dest_index.fqn}' of shape {list(target.shape)} in "
-                    f'{self.path} (got {list(tensor.shape)})'
+                    f'{self.folder} (got {list(tensor.shape)})'
                 )
             target.copy_(tensor)
             planner.commit_tensor(item, target)
@@ -86,9 +132,12 @@ class PlainReader(FileSystemReader):
         return future
 
     def _content(self, name: str, offset: int, length: int) -> bytes:
+        path = own_file(self.root, self.folder / name)
         if Path(name).name != name:
-            raise ValueError(f'expected a file inside {self.path} (got {name!r})')
-        with (Path(self.path) / name).open('rb') as file:
+            raise ValueError(f'expected a file inside {self.folder} (got {name!r})')
+        if not 0 <= offset <= offset + length <= path.stat().st_size:
+            raise ValueError(f'expected {length} bytes from {offset} on in {path} (got fewer)')
+        with path.open('rb') as file:
             file.seek(offset)
             return file.read(length)
 
@@ -111,7 +160,17 @@ def load_plain(content: io.BytesIO) -> Any:
         ValueError: If there is anything else.
     """
     try:
-        return torch.load(content, map_location='cpu', weights_only=True)
+        check_plain(content)
+        found = torch.load(content, map_location='cpu', weights_only=True)
+        check_tensors(found, are_ordinary=False)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f'expected tensors and plain values (got: {reason})') from error
+    return found
+
+
+def _check_memo(pickled: bytes) -> None:
+    """Python's unpickler makes room for as many notes as the largest number among them says."""
+    for operation, number, _ in pickletools.genops(pickled):
+        if operation.name in ('PUT', 'LONG_BINPUT') and int(number or 0) > len(pickled):
+            raise ValueError(f'expected no more notes than bytes (got number {number})')

@@ -86,9 +86,9 @@ def save_checkpoint(
         training['random'] = [states for _, states in of_ranks]
         state[TRAINING] = training
 
-    made = on_rank_0(lambda: begin(root, epoch))
+    made = on_rank_0(lambda: begin(root, epoch).name)
     assert made is not None
-    folder = root / made.name
+    folder = root / made
     together(lambda: _check_visible(folder))
     try:
         with errors_of_torch():
@@ -98,13 +98,13 @@ def save_checkpoint(
                 planner=DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
                 process_group=exchange_group(),
             )
-        published = on_rank_0(lambda: publish(folder, keep=keep))
+        published = on_rank_0(lambda: publish(folder, keep=keep).name)
     except Exception:
         if rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)  # The disk may be full.
         raise
     assert published is not None
-    return root / published.name
+    return root / published
 
 
 def _check_plain(name: str, value: object) -> None:

@@ -23,6 +23,9 @@ def rank() -> int:
 def together(step: Callable[[], T]) -> list[T]:
     """What `step` gives on every rank, in rank order (collective: one all-gather).
 
+    Args:
+        step: Gives plain values, as :func:`pyg_sar.comm.agree` sends them.
+
     Raises:
         Exception: If `step` raised anywhere, the error of the first such rank, on all ranks alike.
     """
@@ -58,10 +61,15 @@ def errors_of_torch() -> Iterator[None]:
         raise _error(number, _kind(cause), str(cause)) from failed
 
 
-def _kind(error: BaseException) -> type[Exception]:
-    kinds = (FileNotFoundError, OSError, TypeError, ValueError)
-    return next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)
+_KINDS: dict[str, type[Exception]] = {
+    kind.__name__: kind for kind in (FileNotFoundError, OSError, TypeError, ValueError)
+}
 
 
-def _error(number: int, kind: type[Exception], text: str) -> Exception:
-    return kind(f'rank {number}: {text}' if is_distributed() else text)
+def _kind(error: BaseException) -> str:
+    return next((name for name, kind in _KINDS.items() if isinstance(error, kind)), '')
+
+
+def _error(number: int, kind: str, text: str) -> Exception:
+    error = _KINDS.get(kind, RuntimeError)
+    return error(f'rank {number}: {text}' if is_distributed() else text)

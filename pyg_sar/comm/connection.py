@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from pyg_sar.comm.compared import Step, difference
 from pyg_sar.comm.errors import ExchangeError, place
+from pyg_sar.comm.plain import gather_plain
 from pyg_sar.comm.reports import Cause, Reports
 from pyg_sar.comm.timeouts import PATIENCE, for_operations, for_reports, is_timeout, timeout_of
 from pyg_sar.comm.watch import watch
@@ -101,9 +102,8 @@ class Connection:
     def compare(self, step: Step) -> None:
         """Raises on all ranks if their next operations are not the same one."""
         own = step._replace(layer=place())
-        found: list[Any] = [own] * self.world_size
         with Guard(self, f'comparing programs before {step.operation}', None):
-            dist.all_gather_object(found, tuple(own), group=self.group)
+            found = gather_plain(tuple(own), self.group)
         differs = difference([Step(*each) for each in found])
         if differs is not None:
             raise ValueError(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyg_sar.comm.compared import Step
 from pyg_sar.comm.guarded import exchange_group, guard
+from pyg_sar.comm.plain import gather_plain
 
 
 def is_distributed() -> bool:
@@ -38,13 +39,16 @@ def raise_together(error: Exception | None) -> None:
 
 
 def agree(value: Any) -> list[Any]:
-    """The values of all ranks in rank order (collective: one small all-gather)."""
+    """The values of all ranks in rank order (collective: one small all-gather).
+
+    Args:
+        value: Plain: None, bool, int, float, str, torch.dtype, a dense tensor, or lists, tuples,
+            sets and dicts of them. It comes back equal and of the same type.
+    """
     if not is_distributed():
         return [value]
-    values: list[Any] = [None] * dist.get_world_size()
     with guard('a comparison of all ranks'):
-        dist.all_gather_object(values, value, group=exchange_group())
-    return values
+        return gather_plain(value, exchange_group())
 
 
 def check_equal(what: str, own: object, values: Sequence[object]) -> None:

@@ -119,8 +119,8 @@ def agree_on_call(
             raise error
         names = frozenset(n for n, rows in call.rows.items() if rows == call.num_edges)
         return names, call.one_pass, call.one_shot_bytes
-    answers = agree((call, None if error is None else str(error)))
-    calls = [other for other, _ in answers]
+    answers = agree((vars(call), None if error is None else str(error)))
+    calls = [Call(**other) for other, _ in answers]
     edge_names: frozenset[str] = frozenset()
     if all(other.is_bound for other in calls):
         check_equal(f'arguments of {name}', sorted(call.rows), [sorted(c.rows) for c in calls])

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from pyg_sar.shard import format as fmt
+from pyg_sar.shard.archive import load_tensors
 from pyg_sar.shard.checksums import file_checksum, folder_files
+from pyg_sar.shard.files import own_file
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import Meta, read_meta
 from pyg_sar.shard.meta_text import meta_is_unchanged, read_checksums
-from pyg_sar.shard.parts import Part, load_tensors, read_part, rows_of
+from pyg_sar.shard.parts import Part, read_part, rows_of
 
 
 def verify_partition(
@@ -57,11 +59,13 @@ def verify_partition(
     for node_key, node_info in meta.nodes.items():
         ids = [part.n_id[node_key] for part in parts]
         path = fmt.node_map_file(root, node_key)
-        problems += _wrong_cover(ids, node_info.num_nodes, path, _name('node', node_key))
+        name = _name('node', node_key)
+        problems += _wrong_cover(ids, node_info.num_nodes, path, name, root)
     for edge_key, edge_info in meta.edges.items():
         ids = [part.index[edge_key]['e_id'] for part in parts]
         path = fmt.edge_map_file(root, edge_key)
-        problems += _wrong_cover(ids, edge_info.num_edges, path, _name('edge', edge_key))
+        name = _name('edge', edge_key)
+        problems += _wrong_cover(ids, edge_info.num_edges, path, name, root)
     for part in range(meta.num_parts):
         for edge_key in meta.edges:
             problems += _wrong_exchange(parts, part, edge_key)
@@ -80,11 +84,15 @@ def _wrong_files(root: Path) -> Iterator[str]:
     for name in present:
         if name not in checksums:
             yield f"'{root / name}' is not a file of this partition"
-        elif file_checksum(root / name) != checksums[name]:
-            yield f"'{root / name}' was changed after it was written"
+        else:
+            try:
+                if file_checksum(own_file(root, root / name)) != checksums[name]:
+                    yield f"'{root / name}' was changed after it was written"
+            except (ValueError, OSError) as error:
+                yield str(error)
 
 
-def _wrong_cover(ids: list[Tensor], size: int, path: Path, name: str) -> Iterator[str]:
+def _wrong_cover(ids: list[Tensor], size: int, path: Path, name: str, root: Path) -> Iterator[str]:
     """Of ids by part: every one once, and where the map in `path` says."""
     owner = torch.full((size,), -1)
     for part, own in enumerate(ids):
@@ -98,7 +106,7 @@ def _wrong_cover(ids: list[Tensor], size: int, path: Path, name: str) -> Iterato
         repeated = count - (size - missing)
         yield f'of {size} {name}s {missing} lie in no part, and {repeated} more than once'
     try:
-        told = load_tensors(path, Tensor)
+        told = load_tensors(path, Tensor, root=root)
     except (ValueError, OSError) as error:
         yield str(error)
         return
@@ -126,11 +134,11 @@ def _wrong_edges(
     """The edges by local ids against PyG's, by global ids."""
     path = fmt.part_dir(root, part) / fmt.GRAPH_FILE
     try:
-        stored: dict[Any, Any] = load_tensors(path, dict)
+        stored: dict[Any, Any] = load_tensors(path, dict, root=root)
         graph = stored if key is None else stored[key]
         by_id = torch.argsort(graph['edge_id'])
         expected = [graph[name][by_id] for name in ('edge_id', 'row', 'col')]
-    except (ValueError, OSError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, OSError, LookupError, TypeError, RuntimeError) as error:
         yield f"'{path}' holds no graph of PyG's layout: {error}"
         return
     index, info = parts[part].index[key], meta.edges[key]

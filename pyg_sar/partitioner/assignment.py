@@ -18,6 +18,7 @@ from pyg_sar.partitioner.rows import edge_chunks
 from pyg_sar.partitioner.streaming import STREAMING, stream_assignment
 from pyg_sar.partitioner.typed import TypedGraph
 from pyg_sar.partitioner.undirected import undirected_csr
+from pyg_sar.shard.archive import check_plain
 from pyg_sar.shard.format import NodeKey
 
 _KWAY_FROM = 9
@@ -250,7 +251,8 @@ def _read(path: Path) -> Tensor:
         if path.suffix == '.npy':
             return torch.from_numpy(np.load(path, allow_pickle=False))
         if path.suffix == '.pt':
-            parts = torch.load(path, weights_only=True)
+            check_plain(path)
+            parts = torch.load(path, map_location='cpu', weights_only=True)
             if not isinstance(parts, Tensor):
                 raise ValueError(f'a {type(parts).__name__}')
             return parts

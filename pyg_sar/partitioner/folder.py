@@ -106,7 +106,7 @@ def _siblings(root: Path, suffix: str) -> list[Path]:
 def _lock(folder: Path) -> Iterator[bool]:
     """Whether the folder could be locked, for as long as the block lasts."""
     try:
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         yield False
         return

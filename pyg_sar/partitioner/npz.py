@@ -18,6 +18,7 @@ from pyg_sar.partitioner.checks import checked_edge_index
 from pyg_sar.partitioner.mapped import Array, map_array
 from pyg_sar.partitioner.rows import aligned
 from pyg_sar.partitioner.split import MASKS
+from pyg_sar.shard.files import ordinary_file
 
 _CSR = ('x_data', 'x_indices', 'x_indptr', 'x_shape')
 _INDICES = {'train_idx': 'train_mask', 'val_idx': 'val_mask', 'test_idx': 'test_mask'}
@@ -45,13 +46,15 @@ def read_npz(
         ValueError: If the file is no .npz file, holds pickled objects, or its arrays do not fit
             together.
     """
+    if isinstance(file, Path):
+        ordinary_file(file)
     try:
         arrays = _map_members(file) if isinstance(file, Path) and is_mapped else _load(file)
-    except (OSError, MemoryError):
-        raise
     except Exception as error:  # Damaged archives: errors of numpy, zipfile, zlib, ...
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
         raise ValueError(
-            f"expected an .npz file of plain arrays in '{name}' (got {error})"
+            f"expected an .npz file of plain arrays in '{name}' (got {error!r})"
         ) from error
     return graph_of_arrays(arrays, name, dense=dense)
 
@@ -94,7 +97,7 @@ def graph_of_arrays(
     for key in known:
         if key in arrays:
             data[key] = _value(arrays.pop(key), key, name)
-    data.edge_index = checked_edge_index(data)
+    data.edge_index = checked_edge_index(data, f"'{name}'")
     num_nodes, num_edges = count_nodes(data), data.edge_index.size(1)
     data.num_nodes = num_nodes
     for key, mask in _INDICES.items():
@@ -189,6 +192,8 @@ def _csr_features(arrays: dict[str, Any], name: str, *, dense: bool) -> Tensor:
             f"expected a CSR matrix in {list(_CSR)} of '{name}' (got shapes {list(data.shape)}, "
             f'{list(indices.shape)}, {list(indptr.shape)} and the shape {shape.tolist()})'
         )
+    if any(array.dtype.kind not in 'iu' for array in (indices, indptr, shape)):
+        raise ValueError(f"expected integers in {list(_CSR[1:])} of '{name}' (got other numbers)")
     num_rows, num_columns = (int(size) for size in shape)
     counts = np.diff(indptr)
     if indptr[0] != 0 or indptr[-1] != data.size or (counts < 0).any():

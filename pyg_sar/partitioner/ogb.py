@@ -163,14 +163,14 @@ def _hetero(
 def _mapped(folder: Path, dataset: OgbDataset) -> Data:
     """ogbn-papers100M: its arrays stay on disk, but for the labels."""
     path = folder / 'raw' / dataset.key_file
-    with np.load(path) as archive:
+    with np.load(path, allow_pickle=False) as archive:
         names = archive.files
         num_nodes = int(archive['num_nodes_list'][0])
     data = Data(num_nodes=num_nodes)
     for ours, theirs in (('edge_index', 'edge_index'), ('x', 'node_feat'), ('node_year',) * 2):
         if theirs in names:
             data[ours] = torch.from_numpy(_map_member(path, theirs))
-    with np.load(folder / 'raw' / 'node-label.npz') as archive:
+    with np.load(folder / 'raw' / 'node-label.npz', allow_pickle=False) as archive:
         data.y = _labels(archive['node_label'])
     data.update(_masks(_read_split(folder / 'split' / dataset.split), num_nodes))
     data.num_classes = dataset.num_classes

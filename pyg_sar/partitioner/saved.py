@@ -28,6 +28,8 @@ from torch_geometric.data.storage import (
 )
 
 from pyg_sar.partitioner.mapped import register
+from pyg_sar.shard.archive import check_plain
+from pyg_sar.shard.files import ordinary_file
 
 
 def _plain_dict(*_: object) -> dict[Any, Any]:
@@ -78,7 +80,9 @@ def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:
     expected = (
         "expected a torch_geometric.data.Data, HeteroData or dict of tensors in '{}' (got {})"
     )
+    ordinary_file(path)
     try:
+        check_plain(path)
         with _only_pyg_classes(), warnings.catch_warnings():
             warnings.filterwarnings('ignore', 'Sparse (CSR|CSC) tensor support is in beta')
             # Files of torch before 1.6 are no zip archives, and cannot be mapped.
@@ -88,9 +92,9 @@ def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:
         found = re.search(r'GLOBAL (\S+)', str(error))
         reason = f"a pickle that needs '{found[1]}'" if found else 'a pickle that is not plain data'
         raise ValueError(expected.format(path, reason)) from error
-    except (OSError, MemoryError):
-        raise
     except Exception as error:  # The unpickler meets damaged files with errors of any kind.
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         reason = f'no file written by torch.save: {first_line}'
         raise ValueError(expected.format(path, reason)) from error

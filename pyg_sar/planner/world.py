@@ -146,9 +146,10 @@ class World:
             tensor *= self.size
         return _Done()
 
-    def all_gather_object(self, objects: list[Any], value: Any, group: Any = None) -> None:
+    def all_gather(self, tensors: list[Tensor], tensor: Tensor, group: Any = None) -> None:
         """All ranks hold the same."""
-        objects[:] = [value] * self.size
+        for each in tensors:
+            each.copy_(tensor)
 
     def broadcast(self, *_: Any, **__: Any) -> _Done:
         """All ranks hold the same."""

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_sar.shard.archive import load_tensors
 from pyg_sar.shard.meta import Meta
-from pyg_sar.shard.parts import load_tensors
 
 Attrs = Mapping[Any, Any] | str | os.PathLike[str]
 """Tensors by name, of a heterogeneous graph by type and name, or a .pt file of them."""
@@ -29,38 +29,42 @@ def add_attrs(data: Data | HeteroData, attrs: Attrs, meta: Meta) -> None:
         ValueError: If an attribute is there already, is no tensor, or has another number of rows.
     """
     values = attrs if isinstance(attrs, Mapping) else _read(Path(attrs))
+    where = "'attrs'" if isinstance(attrs, Mapping) else f"'{attrs}'"
     if not meta.is_hetero:
         assert isinstance(data, Data)
         of_edges = {name: value for name, value in values.items() if 'edge' in str(name)}
         of_nodes = {name: value for name, value in values.items() if name not in of_edges}
-        _add(data, of_nodes, data.n_id, meta.nodes[None].num_nodes, 'nodes')
-        _add(data, of_edges, data.e_id, meta.edges[None].num_edges, 'edges')
+        _add(data, of_nodes, data.n_id, meta.nodes[None].num_nodes, 'nodes', where)
+        _add(data, of_edges, data.e_id, meta.edges[None].num_edges, 'edges', where)
         return
     known = [*meta.nodes, *meta.edges]
     for key, by_name in values.items():
         if not isinstance(by_name, Mapping) or key not in known:
             raise ValueError(
                 f'expected dicts by type of nodes {list(meta.nodes)} or relation '
-                f"{list(meta.edges)} in 'attrs' (got {key!r})"
+                f'{list(meta.edges)} in {where} (got {key!r})'
             )
         if isinstance(key, str):
-            _add(data[key], by_name, data[key].n_id, meta.nodes[key].num_nodes, f"'{key}' nodes")
+            ids, count, what = data[key].n_id, meta.nodes[key].num_nodes, f"'{key}' nodes"
         else:
-            _add(data[key], by_name, data[key].e_id, meta.edges[key].num_edges, f'{key} edges')
+            ids, count, what = data[key].e_id, meta.edges[key].num_edges, f'{key} edges'
+        _add(data[key], by_name, ids, count, what, where)
 
 
-def _add(store: Any, values: Mapping[Any, Any], ids: Tensor, count: int, what: str) -> None:
+def _add(
+    store: Any, values: Mapping[Any, Any], ids: Tensor, count: int, what: str, where: str
+) -> None:
     for name, value in values.items():
-        if not isinstance(name, str) or name in store:
+        if not isinstance(name, str) or name in store or name.startswith('_'):
             raise ValueError(
-                f"expected names in 'attrs' that the partition has not (got {name!r}, which "
+                f'expected names in {where} that the partition has not (got {name!r}, which '
                 f'{what} have)'
             )
         if not isinstance(value, Tensor) or value.dim() == 0 or value.size(0) != count:
             got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
                 f'expected a tensor with one row for each of the {count} {what} of the whole graph '
-                f"in '{name}' of 'attrs' (got {got})"
+                f"in '{name}' of {where} (got {got})"
             )
         store[name] = value[ids.to(value.device)]
 

@@ -10,8 +10,6 @@ that.
 from __future__ import annotations
 
 import hashlib
-import json
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,29 +18,24 @@ import torch
 from torch import Tensor
 
 from pyg_sar.shard import format
+from pyg_sar.shard.foreign_files import check_ids, check_rows, clear_errors, load_foreign
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import EdgeInfo, Meta, NodeInfo
+from pyg_sar.shard.meta_checks import check_attr_names, check_types
+from pyg_sar.shard.meta_text import read_json
 from pyg_sar.shard.parts import Part, Tensors
-
-
-def _plain_dict(*_: object) -> dict[Any, Any]:
-    return {}
-
-
-# PyG saves a defaultdict, which torch's restricted unpickler does not fill; a dict takes its place.
-_plain_dict.__module__ = 'collections'
-_plain_dict.__name__ = _plain_dict.__qualname__ = 'defaultdict'
 
 
 def is_foreign(root: str | Path) -> bool:
     """Whether a folder was written by PyG's own Partitioner."""
     try:
-        meta = json.loads((Path(root) / format.META_FILE).read_text(encoding='utf-8'))
+        meta = read_json(root)
     except (OSError, ValueError):
         return False
-    return (
-        isinstance(meta, dict) and 'pyg_sar' not in meta and {'num_parts', 'is_hetero'} <= {*meta}
-    )
+    if not isinstance(meta, dict) or not {'num_parts', 'is_hetero'} <= {*meta}:
+        return False
+    # Ours with a damaged META.json would else load as PyG's, without labels and checksums.
+    return 'pyg_sar' not in meta and not any(Path(root).glob(f'part_*/{format.SAR_FILE}'))
 
 
 @dataclass(frozen=True)
@@ -77,28 +70,38 @@ class ForeignFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        path = root / format.META_FILE
-        content = json.loads(path.read_text(encoding='utf-8'))
+        with clear_errors(root):
+            self._read_meta()
+
+    def _read_meta(self) -> None:
+        root, path = self.root, self.root / format.META_FILE
+        content = read_json(root)
         self.num_parts = content['num_parts']
         self.is_hetero = bool(content['is_hetero'])
         if type(self.num_parts) is not int or self.num_parts < 1:
             raise ValueError(
                 f"expected a positive int 'num_parts' in '{path}' (got {self.num_parts!r})"
             )
+        last = format.part_dir(root, self.num_parts - 1)
+        if not last.is_dir():  # the number may be any
+            raise FileNotFoundError(f"expected the last part in '{last}' (got no such folder)")
         self.node_types: list[NodeKey] = content['node_types'] if self.is_hetero else [None]
         self.edge_types: list[EdgeKey] = [None]
         if self.is_hetero:
             self.edge_types = [(src, name, dst) for src, name, dst in content['edge_types']]
+            check_types(
+                path, [*content['node_types'], *(n for t in self.edge_types if t for n in t)]
+            )
         self._graphs: dict[int, dict[EdgeKey, dict[str, Any]]] = {}
         self.places = {key: self._places(key) for key in self.node_types}
         self.num_edges = {
-            key: int(_load(format.edge_map_file(root, key), Tensor).numel())
+            key: int(load_foreign(format.edge_map_file(root, key), Tensor, root).numel())
             for key in self.edge_types
         }
 
     def _places(self, key: NodeKey) -> _Places:
         path = format.node_map_file(self.root, key)
-        owner = _load(path, Tensor).long()
+        owner = load_foreign(path, Tensor, self.root).long()
         if owner.dim() != 1 or (
             owner.numel() and not 0 <= int(owner.min()) <= int(owner.max()) < self.num_parts
         ):
@@ -109,7 +112,19 @@ class ForeignFolder:
         return _Places(owner, place, _ptr(torch.bincount(owner, minlength=self.num_parts)))
 
     def meta(self, parts: list[Part]) -> Meta:
-        """What META.json would say, as far as the loader asks; attributes as in `parts`."""
+        """What META.json would say, as far as the loader asks; attributes as in `parts`.
+
+        Raises:
+            ValueError: If the parts have different ones.
+        """
+        names = [
+            [_row_types(attrs) for kind in (p.node_attrs, p.edge_attrs) for attrs in kind.values()]
+            for p in parts
+        ]
+        for of_type in names[0]:
+            check_attr_names(self.root, [name for name, *_ in of_type])
+        if any(other != names[0] for other in names):
+            raise ValueError(f"expected the same attributes in all parts of '{self.root}'")
         digest = hashlib.sha256(repr([*self.num_edges.items()]).encode())
         for places in self.places.values():
             digest.update(places.owner.numpy().data)
@@ -132,6 +147,10 @@ class ForeignFolder:
 
     def read_part(self, part: int) -> Part:
         """What our own files of a part would hold."""
+        with clear_errors(self.root):
+            return self._read_part(part)
+
+    def _read_part(self, part: int) -> Part:
         graph = self._graph(part)
         n_id = {
             key: (places.owner == part).nonzero().view(-1) for key, places in self.places.items()
@@ -153,8 +172,9 @@ class ForeignFolder:
 
     def _checked_graph(self, part: int) -> dict[EdgeKey, dict[str, Any]]:
         path = format.part_dir(self.root, part) / format.GRAPH_FILE
-        content = _load(path, dict)
+        content = load_foreign(path, dict, self.root)
         graph = content if self.is_hetero else {None: content}
+        first = 0
         for key in self.edge_types:
             edges = graph.get(key)
             names = ('row', 'col', 'edge_id')
@@ -162,7 +182,14 @@ class ForeignFolder:
                 isinstance(edges.get(name), Tensor) for name in names
             ):
                 raise ValueError(f"expected the tensors {names} of {key} in '{path}'")
-            if bool((self.places[_ends(key)[1]].owner[edges['col']] != part).any()):
+            src, dst = (self.places[end] for end in _ends(key))
+            check_ids(path, 'row', edges['row'], 0, src.owner.numel())
+            check_ids(path, 'col', edges['col'], 0, dst.owner.numel())
+            check_ids(path, 'edge_id', edges['edge_id'], first, self.num_edges[key])
+            first += self.num_edges[key]
+            if len({edges[name].numel() for name in names}) > 1:
+                raise ValueError(f"expected as many {names} in '{path}' (got others)")
+            if bool((dst.owner[edges['col']] != part).any()):
                 raise ValueError(
                     f"expected edges into nodes of part {part} in '{path}' (got others: it was "
                     'written by a version of PyG that deals edges out in another way)'
@@ -205,7 +232,7 @@ class ForeignFolder:
         return read
 
     def _node_attrs(self, path: Path, n_ids: dict[NodeKey, Tensor]) -> dict[NodeKey, Tensors]:
-        content = _load(path, dict)
+        content = load_foreign(path, dict, self.root)
         content = content if self.is_hetero else {None: content}
         attrs = {}
         for key, n_id in n_ids.items():
@@ -218,13 +245,14 @@ class ForeignFolder:
                 if value is not None
             }
             if 'time' in stored:  # that of all nodes
+                check_rows(path, 'time', stored['time'], self.places[key].owner.numel())
                 attrs[key]['time'] = stored['time'][n_id]
         return attrs
 
     def _edge_attrs(
         self, path: Path, index: dict[EdgeKey, Tensors], graph: dict[EdgeKey, dict[str, Any]]
     ) -> dict[EdgeKey, Tensors]:
-        content = _load(path, dict)
+        content = load_foreign(path, dict, self.root)
         content = content if self.is_hetero else {None: content}
         attrs, first = {}, 0
         for key in self.edge_types:
@@ -242,14 +270,19 @@ class ForeignFolder:
 
 def _rows(values: Tensor, ids: Tensor, wanted: Tensor, path: Path) -> Tensor:
     """The rows of `wanted` ids, where `values` has those of `ids`."""
+    check_rows(path, 'feats', values, ids.numel())
     order = torch.argsort(ids)
     place = torch.searchsorted(ids[order], wanted).clamp(max=max(ids.numel() - 1, 0))
-    if values.size(0) != ids.numel() or not torch.equal(ids[order][place], wanted):
+    if not torch.equal(ids[order][place], wanted):
         raise ValueError(
             f"expected a row for each of {wanted.numel()} ids in '{path}' (got others)"
         )
     rows: Tensor = values.index_select(0, order[place])
     return rows
+
+
+def _row_types(attrs: Tensors) -> list[tuple[str, torch.dtype, torch.Size]]:
+    return [(name, value.dtype, value.shape[1:]) for name, value in attrs.items()]
 
 
 def _ends(key: EdgeKey) -> tuple[NodeKey, NodeKey]:
@@ -258,25 +291,3 @@ def _ends(key: EdgeKey) -> tuple[NodeKey, NodeKey]:
 
 def _ptr(counts: Tensor) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-
-
-def _load(path: Path, kind: type) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"expected a complete folder of torch_geometric.distributed with '{path}' (got no such "
-            'file)'
-        )
-    allowed = torch.serialization.get_safe_globals()
-    try:
-        torch.serialization.clear_safe_globals()  # PyG allows the real defaultdict by the same name
-        torch.serialization.add_safe_globals([_plain_dict, dict])
-        content = torch.load(path, weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"expected a file of tensors at '{path}' (got {reason})") from error
-    finally:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(allowed)
-    if not isinstance(content, kind):
-        raise ValueError(f"expected a {kind.__name__} in '{path}' (got {type(content).__name__})")
-    return content

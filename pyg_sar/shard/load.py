@@ -11,17 +11,23 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_sar.shard.checksums import check_files
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.extra import Attrs, add_attrs
 from pyg_sar.shard.foreign import ForeignFolder, is_foreign
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.join import join
 from pyg_sar.shard.meta import Meta, read_meta
-from pyg_sar.shard.parts import Part, read_part
+from pyg_sar.shard.parts import READ_FILES, Part, read_part
 
 
 def read_shard(
-    root: str | Path, rank: int, world_size: int, *, attrs: Attrs | None = None
+    root: str | Path,
+    rank: int,
+    world_size: int,
+    *,
+    attrs: Attrs | None = None,
+    verify: bool = True,
 ) -> Data | HeteroData:
     """Reads the parts of one rank into a PyG ``Data``; see :func:`pyg_sar.load_shard`.
 
@@ -30,6 +36,7 @@ def read_shard(
         rank: Which rank's parts.
         world_size: Number of ranks; divides the number of parts.
         attrs: Attributes of the whole graph to add.
+        verify: Whether files are compared with their checksums.
 
     Returns:
         A ``HeteroData`` if the folder holds a heterogeneous graph.
@@ -41,7 +48,8 @@ def read_shard(
     """
     root = Path(root)
     folder = ForeignFolder(root) if is_foreign(root) else None
-    num_parts = (folder or read_meta(root)).num_parts
+    known = folder or read_meta(root)
+    num_parts = known.num_parts
     if num_parts % world_size:
         raise ValueError(
             f"'num_parts' must be a multiple of the world size (got {num_parts} parts in "
@@ -51,12 +59,14 @@ def read_shard(
         raise ValueError(f"'rank' must lie in [0, {world_size}) (got {rank})")
     per_rank = num_parts // world_size
     own = range(rank * per_rank, (rank + 1) * per_rank)
-    if folder is None:
-        meta = read_meta(root)
+    if isinstance(known, Meta):
+        meta = known
         parts = [read_part(root, part, meta) for part in own]
+        if verify:  # last, as other errors say more
+            check_files(root, [f'part_{part}/{name}' for part in own for name in READ_FILES])
     else:
-        parts = [folder.read_part(part) for part in own]
-        meta = folder.meta(parts)
+        parts = [known.read_part(part) for part in own]
+        meta = known.meta(parts)
         if attrs is None and rank == 0:
             warnings.warn(_DROPPED.format(root), stacklevel=3)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyg_sar.shard.format import FORMAT_VERSION, META_FILE, EdgeKey, NodeKey
+from pyg_sar.shard.meta_checks import check_attr_names, check_entry, check_fields, check_types
 from pyg_sar.shard.meta_text import as_text, read_content
 
 
@@ -169,22 +169,7 @@ def read_meta(root: str | Path) -> Meta:
     """
     root = Path(root)
     path = root / META_FILE
-    if not root.is_dir():
-        raise FileNotFoundError(f"expected a partition folder at '{root}' (got no folder)")
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"expected a complete partition folder at '{root}' (got one without {META_FILE}: "
-            'it was not written by pyg_sar.partition, or only in part)'
-        )
-    try:
-        meta = json.loads(path.read_text(encoding='utf-8'))
-    except ValueError as error:
-        raise ValueError(f"expected JSON in '{path}' (got {error})") from error
-    if not isinstance(meta, dict) or not isinstance(meta.get('pyg_sar'), dict):
-        raise ValueError(
-            f"expected the key 'pyg_sar' in '{path}' (got a folder of another program; "
-            'partition the graph with `python -m pyg_sar.partition`)'
-        )
+    meta = read_content(root)
     ours = meta['pyg_sar']
     if ours.get('format_version') != FORMAT_VERSION:
         raise ValueError(
@@ -194,9 +179,9 @@ def read_meta(root: str | Path) -> Meta:
     num_parts, is_hetero = meta.get('num_parts'), bool(meta.get('is_hetero'))
     if type(num_parts) is not int or num_parts < 1:
         raise ValueError(f"expected a positive int 'num_parts' in '{path}' (got {num_parts!r})")
-    _check_fields(path, ours, {'fingerprint': str, 'graph_attrs': dict})
+    check_fields(path, ours, {'fingerprint': str, 'graph_attrs': dict})
     if is_hetero:
-        _check_fields(path, ours, {'nodes': list, 'edges': list})
+        check_fields(path, ours, {'nodes': list, 'edges': list})
     nodes = _read_nodes(path, ours['nodes'] if is_hetero else [ours], num_parts, is_hetero)
     edges = _read_edges(path, ours['edges'] if is_hetero else [ours], num_parts, is_hetero)
     for edge_info in edges.values():
@@ -205,7 +190,29 @@ def read_meta(root: str | Path) -> Meta:
                 f"expected relations between node types {list(nodes)} in '{path}' "
                 f'(got {list(edges)})'
             )
+    _check_names(path, nodes, edges, ours['graph_attrs'])
     return Meta(num_parts, is_hetero, ours['fingerprint'], nodes, edges, ours['graph_attrs'])
+
+
+def _check_names(
+    path: Path,
+    nodes: dict[NodeKey, NodeInfo],
+    edges: dict[EdgeKey, EdgeInfo],
+    graph_attrs: dict[str, Any],
+) -> None:
+    """Checks that names are names, and that no attribute takes the place of another."""
+    check_types(path, [name for key in edges if key is not None for name in key])
+    check_types(path, [key for key in nodes if key is not None])
+    infos: list[NodeInfo | EdgeInfo] = [*nodes.values(), *edges.values()]
+    by_type = [[*info.attrs, *info.extra] for info in infos]
+    if None in nodes:  # they are those of one Data
+        check_attr_names(path, [*graph_attrs, *(name for names in by_type for name in names)])
+        return
+    for names in by_type:
+        check_attr_names(path, names)
+    check_attr_names(path, [*graph_attrs])
+    if nodes.keys() & graph_attrs.keys():
+        raise ValueError(f"expected no 'graph_attrs' named as a type in '{path}' (got such)")
 
 
 def _read_nodes(
@@ -213,11 +220,13 @@ def _read_nodes(
 ) -> dict[NodeKey, NodeInfo]:
     found: dict[NodeKey, NodeInfo] = {}
     for entry in entries:
-        _check_entry(path, entry, _NODE_FIELDS, num_parts)
+        check_entry(path, entry, _NODE_FIELDS, num_parts)
         key, extra = None, {}
         if is_hetero:
-            _check_fields(path, entry, {'type': str, 'graph_attrs': dict})
+            check_fields(path, entry, {'type': str, 'graph_attrs': dict})
             key, extra = entry['type'], entry['graph_attrs']
+        if key in found:
+            raise ValueError(f"expected every type once in '{path}' (got '{key}' again)")
         found[key] = NodeInfo(
             entry['num_nodes'], entry['part_num_nodes'], entry['node_attrs'], extra
         )
@@ -229,16 +238,18 @@ def _read_edges(
 ) -> dict[EdgeKey, EdgeInfo]:
     found: dict[EdgeKey, EdgeInfo] = {}
     for entry in entries:
-        _check_entry(path, entry, _EDGE_FIELDS, num_parts)
+        check_entry(path, entry, _EDGE_FIELDS, num_parts)
         key: EdgeKey = None
         src, dst, extra = None, None, {}
         if is_hetero:
-            _check_fields(path, entry, {'type': list, 'graph_attrs': dict})
+            check_fields(path, entry, {'type': list, 'graph_attrs': dict})
             names = entry['type']
             if len(names) != 3 or not all(isinstance(name, str) for name in names):
                 raise ValueError(f"expected three names of a relation in '{path}' (got {names})")
             src, relation, dst = names
             key, extra = (src, relation, dst), entry['graph_attrs']
+        if key in found:
+            raise ValueError(f"expected every relation once in '{path}' (got {key} again)")
         found[key] = EdgeInfo(
             src,
             dst,
@@ -250,33 +261,3 @@ def _read_edges(
             extra,
         )
     return found
-
-
-def _check_entry(path: Path, entry: Any, fields: dict[str, type], num_parts: int) -> None:
-    _check_fields(path, entry, fields)
-    for key in (name for name, kind in fields.items() if kind is list):
-        if len(entry[key]) != num_parts:
-            raise ValueError(
-                f"expected {num_parts} entries in '{key}' of '{path}' (got {len(entry[key])})"
-            )
-        if key.startswith('part_'):
-            _check_ints(path, key, entry[key])
-            continue
-        for row in entry[key]:
-            if not isinstance(row, list) or len(row) != num_parts:
-                raise ValueError(
-                    f"expected rows of {num_parts} counts for '{key}' in '{path}' (got {row!r})"
-                )
-            _check_ints(path, key, row)
-
-
-def _check_fields(path: Path, entry: Any, fields: dict[str, type]) -> None:
-    for key, kind in fields.items():
-        value = entry.get(key) if isinstance(entry, dict) else None
-        if not isinstance(value, kind):
-            raise ValueError(f"expected {kind.__name__} for '{key}' in '{path}' (got {value!r})")
-
-
-def _check_ints(path: Path, key: str, values: list[Any]) -> None:
-    if any(type(value) is not int or value < 0 for value in values):
-        raise ValueError(f"expected counts for '{key}' in '{path}' (got {values!r})")

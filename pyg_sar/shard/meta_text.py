@@ -7,7 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pyg_sar.shard.files import own_file
 from pyg_sar.shard.format import META_FILE
+
+_MOST_BYTES = 1 << 28  # as much as some 4,000 parts need
 
 
 def read_notes(root: str | Path) -> dict[str, Any]:
@@ -18,7 +21,10 @@ def read_notes(root: str | Path) -> dict[str, Any]:
 
 def read_checksums(root: str | Path) -> dict[str, str]:
     """SHA-256 of every other file, by its path in the folder."""
-    return dict(read_content(root)['pyg_sar'].get('checksums', {}))
+    checksums = read_content(root)['pyg_sar'].get('checksums', {})
+    if not isinstance(checksums, dict):
+        raise ValueError(f"expected a dict 'checksums' in '{Path(root) / META_FILE}' (got others)")
+    return checksums
 
 
 def meta_is_unchanged(root: str | Path) -> bool:
@@ -28,9 +34,45 @@ def meta_is_unchanged(root: str | Path) -> bool:
 
 
 def read_content(root: str | Path) -> dict[str, Any]:
-    """All that META.json holds, unchecked."""
-    content: dict[str, Any] = json.loads((Path(root) / META_FILE).read_text(encoding='utf-8'))
+    """All that META.json holds, unchecked but for a dict ``'pyg_sar'`` in it.
+
+    Raises:
+        FileNotFoundError: If the folder or its META.json is missing.
+        ValueError: If it is not one of ours.
+    """
+    content = read_json(root)
+    if not isinstance(content, dict) or not isinstance(content.get('pyg_sar'), dict):
+        raise ValueError(
+            f"expected the key 'pyg_sar' in '{Path(root) / META_FILE}' (got a folder of another "
+            'program; partition the graph with `python -m pyg_sar.partition`)'
+        )
     return content
+
+
+def read_json(root: str | Path) -> Any:
+    """All that META.json holds, of whatever program it is.
+
+    Raises:
+        FileNotFoundError: If the folder or its META.json is missing.
+        ValueError: If it is no JSON, or no file of the folder.
+    """
+    root = Path(root)
+    path = root / META_FILE
+    if not root.is_dir():
+        raise FileNotFoundError(f"expected a partition folder at '{root}' (got no folder)")
+    try:
+        own_file(root, path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"expected a complete partition folder at '{root}' (got one without {META_FILE}: "
+            'it was not written by pyg_sar.partition, or only in part)'
+        ) from error
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"expected less than {_MOST_BYTES} bytes in '{path}' (got more)")
+    try:
+        return json.loads(path.read_text(encoding='utf-8'))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"expected JSON in '{path}' (got {error})") from error
 
 
 def as_text(content: dict[str, Any]) -> str:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_sar.shard import format
+from pyg_sar.shard.archive import load_tensors
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import Meta
 
 Tensors = dict[str, Tensor]
-T = TypeVar('T')
+
+READ_FILES = tuple(name for name in format.PART_FILES if name != format.GRAPH_FILE)
+"""The files of a part that :func:`read_part` reads."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +46,20 @@ def read_part(root: Path, part: int, meta: Meta) -> Part:
     """
     folder = format.part_dir(root, part)
     path = folder / format.SAR_FILE
-    sar: dict[Any, Any] = load_tensors(path, dict)
+    sar: dict[Any, Any] = load_tensors(path, dict, root=root)
     if not meta.is_hetero:
         sar = {'n_id': {None: sar.get('n_id')}, 'edges': {None: sar}}
     n_ids: dict[NodeKey, Any] = {key: _dict_in(path, sar, 'n_id').get(key) for key in meta.nodes}
     indices = {key: _dict_in(path, _dict_in(path, sar, 'edges'), key) for key in meta.edges}
     for node_key, node_info in meta.nodes.items():
         count = node_info.part_num_nodes[part]
-        _check(path, _of('n_id', node_key), n_ids[node_key], count, torch.int64)
+        name = _of('n_id', node_key)
+        _check(path, name, n_ids[node_key], count, torch.int64)
+        _check_range(path, name, n_ids[node_key], 0, node_info.num_nodes)
     for edge_key, index in indices.items():
         _check_index(path, edge_key, index, part, meta)
     node_files, edge_files = (
-        [load_tensors(folder / name, dict) for name in names]
+        [load_tensors(folder / name, dict, root=root) for name in names]
         for names in (
             (format.NODE_FEATS_FILE, format.NODE_ATTRS_FILE),
             (format.EDGE_FEATS_FILE, format.EDGE_ATTRS_FILE),
@@ -86,6 +90,7 @@ def _attrs(
     attrs = {**_dict_in(folder, {'feats': {}, **pyg}, 'feats'), **ours}
     for name in names:
         _check(folder, _of(name, key), attrs.get(name), count)
+        _check_row_type(folder, _of(name, key), attrs[name], names[name])
     return {name: attrs[name] for name in names}
 
 
@@ -107,6 +112,7 @@ def _check_index(path: Path, key: EdgeKey, index: Tensors, part: int, meta: Meta
     }
     for name, (dtype, size) in expected.items():
         _check(path, _of(name, key), index.get(name), size, dtype)
+    _check_range(path, 'e_id', index['e_id'], 0, info.num_edges)
     _check_counts(path, 'halo_ptr', index, info.halo_rows[part])
     _check_counts(path, 'boundary_ptr', index, boundary_counts)
     _check_counts(path, 'block_ptr', index, info.block_edges[part])
@@ -118,8 +124,11 @@ def _check_index(path: Path, key: EdgeKey, index: Tensors, part: int, meta: Meta
         _check_range(path, 'dst', index['dst'][edges], 0, num_dst)
         if bool((index['dst'][edges].diff() < 0).any()):
             raise ValueError(f"expected ascending 'dst' in block {q} of '{path}' (got others)")
-        _check_range(path, 'halo_pos', rows_of(index, 'halo', q), 0, src_counts[q])
-        _check_range(path, 'boundary_pos', rows_of(index, 'boundary', q), 0, num_src)
+        for kind, num_rows in (('halo', src_counts[q]), ('boundary', num_src)):
+            rows = rows_of(index, kind, q)
+            _check_range(path, f'{kind}_pos', rows, 0, num_rows)
+            if bool((rows.diff() <= 0).any()):  # they are looked up by bisection
+                raise ValueError(f"expected ascending '{kind}_pos' in '{path}' (got others)")
 
 
 def rows_of(index: Tensors, kind: str, other: int) -> Tensor:
@@ -139,28 +148,6 @@ def _dict_in(path: Path, content: dict[Any, Any], key: Any) -> dict[Any, Any]:
     return value
 
 
-def load_tensors(path: Path, kind: type[T]) -> T:
-    """Reads a file of tensors and plain values, memory-mapped; no code of a file is ever run.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it holds anything else, or not one `kind` of thing.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"expected a complete partition folder with '{path}' (got no such file)"
-        )
-    try:
-        # Never a fallback: a file that needs more than tensors is not ours.
-        content = torch.load(path, weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"expected a file of tensors at '{path}' (got {reason})") from error
-    if not isinstance(content, kind):
-        raise ValueError(f"expected a {kind.__name__} in '{path}' (got {type(content).__name__})")
-    return content
-
-
 def _check(path: Path, name: str, value: Any, size: int, dtype: torch.dtype | None = None) -> None:
     if not isinstance(value, Tensor) or value.dim() == 0 or value.size(0) != size:
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -170,6 +157,12 @@ def _check(path: Path, name: str, value: Any, size: int, dtype: torch.dtype | No
             f"expected a vector of {dtype} in '{name}' of '{path}' "
             f'(got {value.dtype} in {value.dim()} dimensions)'
         )
+
+
+def _check_row_type(path: Path, name: str, value: Tensor, row_type: dict[str, Any]) -> None:
+    got = {'dtype': str(value.dtype).removeprefix('torch.'), 'shape': list(value.shape[1:])}
+    if got != row_type:
+        raise ValueError(f"expected rows of {row_type} in '{name}' of '{path}' (got {got})")
 
 
 def _check_counts(path: Path, name: str, sar: Tensors, counts: list[int]) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_sar.comm import agree, check_equal, in_call, raise_together
+from pyg_sar.shard.archive import load_tensors
 from pyg_sar.shard.checksums import file_checksum
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format import META_FILE, NODE_ATTRS_FILE, part_dir
@@ -140,7 +141,7 @@ def _write_parts(shard: Shard, values: dict[str, Tensor], keep: set[str]) -> dic
     for i, part in enumerate(shard.parts):
         path = Path(shard.root) / _file_of(part)
         rows = slice(shard.own_ptr[i], shard.own_ptr[i + 1])
-        old = torch.load(path, weights_only=True, mmap=True)
+        old: dict[str, Any] = load_tensors(path, dict, root=Path(shard.root))
         content = {name: value for name, value in old.items() if name in keep}
         for name, value in values.items():
             content[name] = value[rows].detach().cpu().clone()  # a view would save all its rows
@@ -165,7 +166,10 @@ def _write_meta(
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Gives a place for a file of the same name that replaces `path` if the block ends well."""
+    """Gives a place for a file of the same name that replaces `path` if the block ends well.
+
+    A symbolic link by that name is replaced, and not what it leads to.
+    """
     with TemporaryDirectory(prefix='.tmp-', dir=path.parent) as folder:
         new = Path(folder) / path.name
         yield new

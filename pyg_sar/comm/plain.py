@@ -1,0 +1,123 @@
+"""Plain values of all ranks, as JSON: what comes from the network is never unpickled.
+
+The object collectives of ``torch.distributed`` unpickle what they receive, which may run any code
+of whoever sent it. The values that ranks compare are few and plain, so they travel as text.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import numbers
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_SCALARS = (str, int, float, bool, type(None))
+_SEQUENCES: dict[str, Any] = {'list': list, 'tuple': tuple, 'set': set, 'frozenset': frozenset}
+
+
+def encode(value: Any) -> bytes:
+    """JSON that :func:`decode` makes equal values of the same types from.
+
+    Args:
+        value: None, bool, int, float, str, torch.dtype, a dense tensor, or lists, tuples, sets and
+            dicts of them.
+
+    Raises:
+        TypeError: If there is anything else in it.
+    """
+    return json.dumps(_tagged(value)).encode()
+
+
+def decode(text: bytes) -> Any:
+    """The value that was encoded.
+
+    Raises:
+        ValueError: If it is no such text.
+    """
+    try:
+        return _untagged(json.loads(text))
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f'expected plain values as JSON (got {error!r})') from error
+
+
+def gather_plain(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """The plain values of all ranks in rank order (collective: two small all-gathers).
+
+    Args:
+        value: See :func:`encode`.
+        group: All ranks.
+    """
+    device = _device(group)
+    own = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8).to(device)
+    size = torch.tensor([own.numel()], device=device)
+    sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, size, group=group)
+    counts = [int(size) for size in sizes]
+    texts = [own.new_zeros(max(counts)) for _ in counts]
+    dist.all_gather(texts, torch.nn.functional.pad(own, (0, max(counts) - len(own))), group=group)
+    return [
+        decode(bytes(text[:count].cpu().numpy())) for text, count in zip(texts, counts, strict=True)
+    ]
+
+
+def _device(group: dist.ProcessGroup | None) -> torch.device:
+    """Where the group's tensors must be: on the CPU, if it has connections for that."""
+    types = getattr(group, '_device_types', ())
+    if not types or torch.device('cpu') in types:
+        return torch.device('cpu')
+    if torch.device('cuda') in types:
+        return torch.device('cuda', torch.cuda.current_device())
+    return torch.device(types[0])
+
+
+def _tagged(value: Any) -> Any:
+    """`value` in JSON's own types: a list is a list, anything else that is no scalar a dict."""
+    if type(value) in _SCALARS:
+        return value
+    if type(value) is list:
+        return [_tagged(item) for item in value]
+    kind = type(value).__name__
+    if type(value) is _SEQUENCES.get(kind):
+        return {kind: [_tagged(item) for item in value]}
+    if type(value) is dict:
+        return {kind: [[_tagged(key), _tagged(item)] for key, item in value.items()]}
+    if isinstance(value, torch.dtype):
+        return {'dtype': str(value).removeprefix('torch.')}
+    if type(value) is Tensor:
+        content = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        return {
+            'tensor': [_tagged(value.dtype), [*value.shape], base64.b64encode(content).decode()]
+        }
+    if isinstance(value, (numbers.Integral, numbers.Real)):  # of NumPy
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    if isinstance(value, str):
+        return str(value)
+    raise TypeError(f'expected plain values to send to other ranks (got a {type(value).__name__})')
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_untagged(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind](_untagged(item) for item in content)
+    if kind == 'dict':
+        return {_untagged(key): _untagged(item) for key, item in content}
+    if kind == 'dtype':
+        dtype = getattr(torch, content)
+        if isinstance(dtype, torch.dtype):
+            return dtype
+    if kind == 'tensor':
+        dtype, shape, text = content
+        return (
+            torch.frombuffer(bytearray(base64.b64decode(text)), dtype=_untagged(dtype)).view(shape)
+            if text
+            else torch.empty(shape, dtype=_untagged(dtype))
+        )
+    raise ValueError(f"an unknown kind of value, '{kind}'")

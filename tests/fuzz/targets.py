@@ -1,0 +1,353 @@
+"""What is damaged: partitions, files of graphs and checkpoints, each with its reader."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hetero_graphs import assignment, hetero_graph
+from mutations import Folder
+from small_graphs import assign, small_graph
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import SAGEConv
+
+import pyg_sar
+from pyg_sar.inspection import verify_partition
+from pyg_sar.partitioner.npz import read_npz
+from pyg_sar.partitioner.saved import read_saved
+from pyg_sar.shard.archive import load_tensors
+from pyg_sar.shard.checksums import folder_checksums
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.load import read_shard
+from pyg_sar.shard.meta_text import as_text
+from pyg_sar.shard.plan import plan_of
+
+PYG = Path(__file__).parent.parent / 'data' / 'pyg_partitions.zip'
+LAYOUTS = ((0, 2), (1, 2), (0, 2), (1, 2), (0, 1))
+"""Ranks and numbers of ranks, as often as they are drawn."""
+
+
+class Target:
+    """A folder and what reads it.
+
+    Attributes:
+        name: For messages.
+        weight: Its share of the cases.
+        expected: What a reader gives, in comparable form; None if nothing guards its content.
+        odd_names: The files that may be replaced by what is no file.
+    """
+
+    name = ''
+    weight = 1.0
+    expected: Any = None
+
+    def __init__(self, root: Path, files: dict[str, bytes], other: dict[str, bytes]) -> None:
+        self.root = root
+        self.folder = Folder(root, files, other)
+        self.names = sorted(files)
+        self.odd_names = self.names
+
+    def load(self, rng: random.Random) -> Any:
+        """Reads it."""
+        raise NotImplementedError
+
+    def is_right(self, found: Any) -> bool:
+        """Whether that is what was written."""
+        raise NotImplementedError
+
+    def use(self, found: Any, rng: random.Random) -> None:
+        """Works with what was loaded, as training does."""
+
+    def forge(self, folder: Folder) -> None:
+        """Makes checksums right again."""
+
+
+class Shards(Target):
+    """A partition of ours."""
+
+    def __init__(self, root: Path, files: dict[str, bytes], other: dict[str, bytes]) -> None:
+        super().__init__(root, files, other)
+        # Files that training never opens are few of the cases.
+        read = [n for n in self.names if 'map' not in n and 'graph.pt' not in n]
+        self.names = read * 6 + self.names + ['META.json'] * 12
+        self.expected = [_comparable(read_shard(root, *layout)) for layout in LAYOUTS]
+
+    def load(self, rng: random.Random) -> Any:
+        if rng.random() < 0.01:
+            verify_partition(self.root)
+        layout = rng.choice(LAYOUTS)
+        return LAYOUTS.index(layout), read_shard(self.root, *layout)
+
+    def is_right(self, found: Any) -> bool:
+        number, data = found
+        return _same(_comparable(data), self.expected[number])
+
+    def use(self, found: Any, rng: random.Random) -> None:
+        _use(found[1], rng)
+
+    def forge(self, folder: Folder) -> None:
+        try:
+            content = json.loads(folder.read('META.json'))
+            if any(not (folder.root / name).is_file() for name in folder.touched):
+                return
+            if any((folder.root / name).stat().st_size > 1 << 24 for name in folder.touched):
+                return
+            content['pyg_sar']['checksums'] = folder_checksums(folder.root)
+            folder.write('META.json', as_text(content).encode())
+        except (ValueError, TypeError, KeyError, RecursionError, OSError):
+            return
+
+
+class Homogeneous(Shards):
+    name, weight = 'shard', 4.0
+
+    @staticmethod
+    def make(root: Path) -> Homogeneous:
+        graph = small_graph()
+        del graph.pos, graph.edge_type, graph.edge_attr
+        files = []
+        for number, kind in enumerate(('uneven', 'one reader')):
+            made = root.with_name(f'homo-{number}')
+            method = assign(graph.num_nodes, 2, kind)
+            pyg_sar.partition_graph(graph, 2, made, method=method)
+            files.append(_files(made))
+        return Homogeneous(root, *files)
+
+
+class Heterogeneous(Shards):
+    name, weight = 'hetero shard', 1.0
+
+    @staticmethod
+    def make(root: Path) -> Heterogeneous:
+        graph = hetero_graph()
+        files = []
+        for number in range(2):
+            made = root.with_name(f'hetero-{number}')
+            method = {key: (part + number) % 2 for key, part in assignment(2).items()}
+            pyg_sar.partition_graph(graph, 2, made, method=method)
+            files.append(_files(made))
+        return Heterogeneous(root, *files)
+
+
+class OneFile(Target):
+    """One file of a part: its reader has more cases of bytes, as they take less time."""
+
+    name, weight = 'file', 6.0
+
+    @staticmethod
+    def make(root: Path) -> OneFile:
+        graph = small_graph()
+        made = root.with_name('one')
+        pyg_sar.partition_graph(graph, 2, made, method='range')
+        files = _files(made)
+        return OneFile(root, *({'sar.pt': files[f'part_{i}/sar.pt']} for i in range(2)))
+
+    def load(self, rng: random.Random) -> Any:
+        return load_tensors(self.root / 'sar.pt', dict, root=self.root)
+
+    def use(self, found: Any, rng: random.Random) -> None:
+        for value in found.values():
+            if isinstance(value, Tensor):
+                value.sum()
+
+
+class Foreign(Target):
+    """A folder of PyG's own Partitioner, which has no checksums."""
+
+    name, weight = "PyG's folder", 1.0
+
+    @staticmethod
+    def make(root: Path) -> Foreign:
+        with zipfile.ZipFile(PYG) as archive:
+            names = [n for n in archive.namelist() if n.startswith('homo/') and n[-1] != '/']
+            files = {name.removeprefix('homo/'): archive.read(name) for name in names}
+        return Foreign(root, files, files)
+
+    def load(self, rng: random.Random) -> Any:
+        return read_shard(self.root, *rng.choice(LAYOUTS))
+
+    def use(self, found: Any, rng: random.Random) -> None:
+        _use(found, rng)
+
+
+class HeteroForeign(Foreign):
+    name, weight = "PyG's hetero folder", 0.5
+
+    @staticmethod
+    def make(root: Path) -> HeteroForeign:
+        with zipfile.ZipFile(PYG) as archive:
+            names = [n for n in archive.namelist() if n.startswith('hetero/') and n[-1] != '/']
+            files = {name.removeprefix('hetero/'): archive.read(name) for name in names}
+        return HeteroForeign(root, files, files)
+
+
+class Attrs(Target):
+    """A file of attributes of the whole graph."""
+
+    name, weight = 'attrs', 0.5
+
+    @staticmethod
+    def make(root: Path) -> Attrs:
+        graph = small_graph()
+        pyg_sar.partition_graph(graph, 2, root.with_name('whole'), method='range')
+        content = {'label': graph.y, 'edge_more': graph.edge_attr}
+        return Attrs(root, {'attrs.pt': _saved(content)}, {'attrs.pt': _saved([graph.y])})
+
+    def load(self, rng: random.Random) -> Any:
+        whole = self.root.with_name('whole')
+        return read_shard(whole, 0, 2, attrs=self.root / 'attrs.pt', verify=False)
+
+
+class Saved(Target):
+    """A .pt file that is to be partitioned."""
+
+    name, weight = 'saved graph', 1.0
+
+    @staticmethod
+    def make(root: Path) -> Saved:
+        graph = small_graph()
+        return Saved(root, {'graph.pt': _saved(graph)}, {'graph.pt': _saved(graph.to_dict())})
+
+    def load(self, rng: random.Random) -> Any:
+        return read_saved(self.root / 'graph.pt', is_mapped=rng.random() < 0.5)
+
+
+class Arrays(Target):
+    """An .npz file that is to be partitioned."""
+
+    name, weight = 'arrays', 1.0
+
+    @staticmethod
+    def make(root: Path) -> Arrays:
+        graph = small_graph()
+        arrays = {
+            'edge_index': graph.edge_index.numpy(),
+            'x_data': np.ones(3, np.float32),
+            'x_indices': np.array([0, 1, 2]),
+            'x_indptr': np.array([0, 3] + [3] * 39),
+            'x_shape': np.array([40, 5]),
+            'y': graph.y.numpy(),
+            'train_idx': np.arange(9),
+        }
+        out, packed = io.BytesIO(), io.BytesIO()
+        np.savez(out, **arrays)
+        np.savez_compressed(packed, **arrays)
+        return Arrays(root, {'graph.npz': out.getvalue()}, {'graph.npz': packed.getvalue()})
+
+    def load(self, rng: random.Random) -> Any:
+        path = self.root / 'graph.npz'
+        return read_npz(path, str(path), is_mapped=rng.random() < 0.5)
+
+
+class Checkpoints(Target):
+    """A folder of checkpoints."""
+
+    name, weight = 'checkpoint', 0.5
+
+    @staticmethod
+    def make(root: Path) -> Checkpoints:
+        made = []
+        for number in range(2):
+            model, optimizer = _model(number + 2)
+            folder = root.with_name(f'checkpoints-{number}')
+            pyg_sar.save_checkpoint(folder, model, optimizer, epoch=1)
+            made.append(_files(folder))
+        return Checkpoints(root, *made)
+
+    def load(self, rng: random.Random) -> Any:
+        return pyg_sar.load_checkpoint(self.root, *_model(2))
+
+
+def _model(hidden: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Linear(3, hidden)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def _files(root: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted(root.rglob('*'))
+        if path.is_file()
+    }
+
+
+def _saved(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def _comparable(data: Data | HeteroData) -> Any:
+    out = []
+    for store in data.stores:
+        for name, value in store.items():
+            if isinstance(value, ShardEdgeIndex):
+                steps = [(s.recv_rows, s.send_index.clone()) for s in value.shard.steps]
+                out += [(name, value.as_subclass(Tensor).clone()), (name, value.shard.halo_ptr)]
+                out += [(name, *step) for step in steps]
+            else:
+                out.append((name, value.clone() if isinstance(value, Tensor) else value))
+    return out
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, (list, tuple)) and type(a) is type(b):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return type(a) is type(b) and a == b
+
+
+def _use(data: Data | HeteroData, rng: random.Random) -> None:
+    """What convs do with it: kernels over every block, with rows as they would be received."""
+    for store in data.stores:
+        if 'edge_index' not in store:
+            continue
+        plan = plan_of(store.edge_index, store.edge_index.shard)
+        for block in plan.blocks:
+            rows = torch.ones(block.num_rows, 2)
+            by_dst, by_src = block.by_dst, block.by_src
+            _sum(rows, by_dst)
+            _sum(torch.ones(block.num_dst, 2), by_src)
+        for step in plan.shard.steps:
+            torch.ones(plan.shard.num_own, 2)[step.send_index]
+        assert store['e_id'].dtype == torch.int64
+    if isinstance(data, Data) and data.edge_index.shard.world_size == 1 and rng.random() < 0.2:
+        conv = pyg_sar.SARConv(SAGEConv(3, 2))
+        conv(torch.ones(data.edge_index.shard.num_own, 3), data.edge_index).sum().backward()
+
+
+def _sum(rows: Tensor, bags: Any) -> None:
+    """Out of range entries are errors, and in kernels that do not look reads of other memory."""
+    columns = bags.columns.long()
+    if columns.numel():
+        low, high = (int(value) for value in columns.aminmax())
+        if low < 0 or high >= rows.size(0) or int(bags.ptr[-1]) != columns.numel():
+            raise AssertionError(f'columns {low} to {high} of {rows.size(0)} rows')
+
+
+TARGETS: dict[str, Callable[[Path], Target]] = {
+    cls.__name__.lower(): cls.make
+    for cls in (
+        Homogeneous,
+        Heterogeneous,
+        OneFile,
+        Foreign,
+        HeteroForeign,
+        Attrs,
+        Saved,
+        Arrays,
+        Checkpoints,
+    )
+}

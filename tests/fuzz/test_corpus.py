@@ -1,0 +1,406 @@
+"""Every defect that fuzzing and looking for harm have found in what reads files."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ranks import run_ranks
+from small_graphs import assert_all_raise, attempt, cut, small_graph
+from torch import Tensor
+
+import pyg_sar
+from pyg_sar.inspection import verify_partition
+from pyg_sar.partitioner.folder import replace_folder
+from pyg_sar.partitioner.npz import read_npz
+from pyg_sar.partitioner.saved import read_saved
+from pyg_sar.shard.checksums import folder_checksums
+from pyg_sar.shard.foreign import is_foreign
+from pyg_sar.shard.load import read_shard
+from pyg_sar.shard.meta_text import as_text, read_content
+
+PYG = Path(__file__).parent.parent / 'data' / 'pyg_partitions.zip'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return cut(small_graph(), 2, tmp_path / 'parts')
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    with zipfile.ZipFile(PYG) as archive:
+        archive.extractall(tmp_path)
+    return tmp_path / 'homo'
+
+
+def _edit(path: Path, **changes: Any) -> None:
+    content = torch.load(path, weights_only=True)
+    for name, change in changes.items():
+        content[name] = change(content[name].clone())
+    torch.save(content, path)
+
+
+def _edit_meta(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    content = read_content(folder)
+    change(content['pyg_sar'])
+    _forge(folder, content)
+
+
+def _forge(folder: Path, content: dict[str, Any] | None = None) -> None:
+    content = read_content(folder) if content is None else content
+    content['pyg_sar']['checksums'] = folder_checksums(folder)
+    (folder / 'META.json').write_text(as_text(content))
+
+
+def _refused(folder: Path, match: str = 'expected') -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=match) as caught:
+        read_shard(folder, 1, 2)
+    assert str(folder) in str(caught.value)
+
+
+def test_a_flipped_bit_of_a_feature(folder: Path) -> None:
+    """It was loaded as if nothing were."""
+    path = folder / 'part_1' / 'node_feats.pt'
+    content = bytearray(path.read_bytes())
+    x = read_shard(folder, 1, 2).x.clone()
+    place = bytes(content).index(x[0].numpy().tobytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    _refused(folder, 'as it was written')
+    assert not torch.equal(read_shard(folder, 1, 2, verify=False).x, x)
+    _forge(folder)
+    assert not torch.equal(read_shard(folder, 1, 2).x, x)
+
+
+def test_a_changed_number_in_the_metadata(folder: Path) -> None:
+    content = json.loads((folder / 'META.json').read_text())
+    content['pyg_sar']['graph_attrs']['num_classes'] = 4
+    (folder / 'META.json').write_text(json.dumps(content))
+    _refused(folder, 'as it was written')
+
+
+def test_metadata_that_no_longer_says_whose_it_is(folder: Path) -> None:
+    """It was read as PyG's own folder, without labels and checksums."""
+    content = (folder / 'META.json').read_text()
+    (folder / 'META.json').write_text(content.replace('"pyg_sar":', '"pyg_sap":'))
+    assert not is_foreign(folder)
+    _refused(folder, "expected the key 'pyg_sar'")
+
+
+def test_a_halo_out_of_order(folder: Path) -> None:
+    """Looked up by bisection, it gave sources beyond the halo, which kernels read."""
+    _edit(folder / 'part_1' / 'sar.pt', halo_pos=lambda t: t.flip(0))
+    _forge(folder)
+    _refused(folder, "ascending 'halo_pos'")
+
+
+@pytest.mark.parametrize('name', ['n_id', 'e_id'])
+def test_ids_beyond_the_graph(folder: Path, name: str) -> None:
+    _edit(folder / 'part_1' / 'sar.pt', **{name: lambda t: t + 10**6})
+    _forge(folder)
+    _refused(folder, 'expected ids in')
+
+
+@pytest.mark.parametrize('shape', [(10**12,), (18, 10**12)], ids=['more rows', 'more columns'])
+def test_a_tensor_larger_than_its_file(folder: Path, shape: tuple[int, ...]) -> None:
+    """A stride of zero makes a few bytes into any number."""
+    path = folder / 'part_1' / 'node_feats.pt'
+    content = torch.load(path, weights_only=True)
+    content['feats']['x'] = torch.zeros((), dtype=torch.float64).expand(shape)
+    torch.save(content, path)
+    _forge(folder)
+    _refused(folder, 'more than its bytes')
+
+
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda t: t.to_sparse(),
+        lambda t: torch.nn.Parameter(t),
+        lambda t: torch.empty(t.shape, dtype=t.dtype, device='meta'),
+    ],
+    ids=['sparse', 'parameter', 'no memory'],
+)
+def test_tensors_of_other_kinds(folder: Path, make: Callable[[Tensor], Tensor]) -> None:
+    path = folder / 'part_1' / 'node_feats.pt'
+    content = torch.load(path, weights_only=True)
+    content['feats']['x'] = make(content['feats']['x'])
+    torch.save(content, path)
+    _forge(folder)
+    _refused(folder)
+
+
+class _Call:
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self.call = function, args
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize('name', ['part_1/sar.pt', 'META.json'])
+@pytest.mark.parametrize('is_archive', [True, False])
+def test_code(folder: Path, tmp_path: Path, name: str, is_archive: bool) -> None:
+    call = _Call(os.mkdir, str(tmp_path / 'made'))
+    torch.save({'n_id': call}, folder / name, _use_new_zipfile_serialization=is_archive)
+    _refused(folder)
+    assert not (tmp_path / 'made').exists()
+
+
+@pytest.mark.parametrize('function', [bytearray, torch.Tensor], ids=['bytearray', 'Tensor'])
+def test_calls_that_allocate(folder: Path, tmp_path: Path, function: Callable[..., Any]) -> None:
+    """torch admits them to what it reads with weights_only."""
+    torch.save({'n_id': _Call(function, 1 << 40)}, folder / 'part_1' / 'sar.pt')
+    _refused(folder, f'needs .*{function.__name__}')
+
+
+@pytest.mark.parametrize('is_archive', [True, False])
+def test_a_graph_file_that_allocates(tmp_path: Path, is_archive: bool) -> None:
+    path = tmp_path / 'graph.pt'
+    content = {'edge_index': _Call(bytearray, 1 << 40)}
+    torch.save(content, path, _use_new_zipfile_serialization=is_archive)
+    with pytest.raises(ValueError, match='bytearray'):
+        read_saved(path)
+
+
+def test_compressed_records(folder: Path) -> None:
+    """A megabyte may become a gigabyte."""
+    path = folder / 'part_1' / 'sar.pt'
+    with zipfile.ZipFile(path) as old:
+        records = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as new:
+        for name, content in records.items():
+            new.writestr(name, content + b'\0' * (1 << 20))
+    _forge(folder)
+    _refused(folder, 'compressed')
+
+
+NOT_FILES: dict[str, Callable[[Path, Path], object]] = {
+    'pipe': lambda path, outside: os.mkfifo(path),
+    'device': lambda path, outside: path.symlink_to('/dev/zero'),
+    'link outside': lambda path, outside: path.symlink_to(outside),
+    'link to itself': lambda path, outside: path.symlink_to(path.name),
+    'folder': lambda path, outside: path.mkdir(),
+    'huge and empty': lambda path, outside: (path.touch(), os.truncate(path, 1 << 40)),
+}
+
+
+@pytest.mark.parametrize('kind', NOT_FILES)
+@pytest.mark.parametrize('name', ['META.json', 'part_1/sar.pt', 'part_1/node_attrs.pt'])
+def test_what_is_no_file(folder: Path, tmp_path: Path, name: str, kind: str) -> None:
+    """A pipe as META.json was waited for without end, a device read without end."""
+    outside = tmp_path / 'outside'
+    (folder / name).rename(outside)
+    NOT_FILES[kind](folder / name, outside)
+    assert not is_foreign(folder)
+    _refused(folder)
+
+
+def test_a_folder_that_is_a_link(folder: Path, tmp_path: Path) -> None:
+    """What it holds may lie in another place as a whole, but not in part."""
+    (tmp_path / 'link').symlink_to(folder)
+    assert read_shard(tmp_path / 'link', 1, 2).num_nodes == read_shard(folder, 1, 2).num_nodes
+    (folder / 'part_1' / 'sar.pt').rename(folder / 'elsewhere.pt')
+    (folder / 'part_1' / 'sar.pt').symlink_to('../elsewhere.pt')
+    assert read_shard(tmp_path / 'link', 1, 2).num_nodes == read_shard(folder, 1, 2).num_nodes
+    shutil.move(folder / 'part_1', tmp_path / 'part_1')
+    (folder / 'part_1').symlink_to(tmp_path / 'part_1')
+    _refused(folder, 'inside the folder')
+
+
+def test_verification_reads_nothing_outside(folder: Path, tmp_path: Path) -> None:
+    (folder / 'node_map.pt').unlink()
+    (folder / 'node_map.pt').symlink_to('/etc/passwd')
+    os.mkfifo(folder / 'part_0' / 'pipe')
+    problems = verify_partition(folder)
+    assert sum('inside the folder' in problem for problem in problems) == 2  # checksum, content
+    assert any("pipe' is not a file of this partition" in problem for problem in problems)
+
+
+def test_metadata_without_end(folder: Path) -> None:
+    (folder / 'META.json').write_text('[' * 100_000)
+    _refused(folder, 'expected JSON')
+
+
+METAS: dict[str, Callable[[dict[str, Any]], object]] = {
+    'an attribute for the edges': lambda meta: meta['graph_attrs'].update(edge_index=1),
+    'an attribute of PyG': lambda meta: meta['graph_attrs'].update(_mapping=1),
+    'an attribute twice': lambda meta: meta['graph_attrs'].update(x=1),
+    'more nodes': lambda meta: meta.update(num_nodes=10**12),
+    'other blocks': lambda meta: meta['block_edges'][1].reverse(),
+    'another row shape': lambda meta: meta['node_attrs']['x'].update(shape=[7]),
+    'another dtype': lambda meta: meta['node_attrs']['x'].update(dtype='int8'),
+    'no row shape': lambda meta: meta['node_attrs'].update(x=3),
+}
+
+
+@pytest.mark.parametrize('change', METAS)
+def test_metadata_made_to_mislead(folder: Path, change: str) -> None:
+    _edit_meta(folder, METAS[change])
+    _refused(folder)
+
+
+def test_types_that_name_files_elsewhere(tmp_path: Path) -> None:
+    with zipfile.ZipFile(PYG) as archive:
+        archive.extractall(tmp_path)
+    root = tmp_path / 'hetero'
+    content = json.loads((root / 'META.json').read_text())
+    content['node_types'][0] = '../../secret'
+    (root / 'META.json').write_text(json.dumps(content))
+    _refused(root, 'can name files')
+
+
+def test_number_of_parts_of_others(foreign: Path) -> None:
+    """Memory was made for all of them."""
+    content = json.loads((foreign / 'META.json').read_text())
+    content['num_parts'] = 10**12
+    (foreign / 'META.json').write_text(json.dumps(content))
+    _refused(foreign, 'the last part')
+
+
+@pytest.mark.filterwarnings('ignore:.*torch_geometric.distributed.Partitioner')
+def test_attributes_of_others(foreign: Path) -> None:
+    """One took the place of the edges; parts with different ones raised a KeyError."""
+    path = foreign / 'part_1' / 'node_feats.pt'
+    content = torch.load(path, weights_only=True)
+    x = content['feats'].pop('x')
+    content['feats']['edge_index'] = x
+    torch.save(content, path)
+    _refused(foreign, 'names of attributes')
+    with pytest.raises(ValueError, match='same attributes in all parts'):
+        read_shard(foreign, 0, 1)
+
+
+def test_edges_of_others_beyond_the_graph(foreign: Path) -> None:
+    path = foreign / 'part_1' / 'graph.pt'
+    _edit(path, row=lambda t: t + 10**6)
+    _refused(foreign, 'expected ids in')
+
+
+def test_attributes_name_their_file(folder: Path, tmp_path: Path) -> None:
+    torch.save({'label': torch.zeros(3)}, tmp_path / 'more.pt')
+    with pytest.raises(ValueError, match=str(tmp_path / 'more.pt')):
+        read_shard(folder, 1, 2, attrs=tmp_path / 'more.pt')
+
+
+def _npz(path: Path, **arrays: Any) -> Path:
+    content = {'edge_index': np.zeros((2, 3), np.int64), 'num_nodes': np.array(4)}
+    np.savez(path, **{**content, **arrays})
+    return path
+
+
+@pytest.mark.parametrize('is_mapped', [True, False])
+def test_arrays(tmp_path: Path, is_mapped: bool) -> None:
+    path = _npz(tmp_path / 'graph.npz', x=np.array([{}], dtype=object))
+    with pytest.raises(ValueError, match=str(path)):
+        read_npz(path, str(path), is_mapped=is_mapped)
+    _npz(path)
+    content = path.read_bytes().replace(b'(2, 3), }           ', b'(2, 99999999999), } ')
+    assert content != path.read_bytes()
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=str(path)):
+        read_npz(path, str(path), is_mapped=is_mapped)
+    _npz(path, edge_index=np.zeros((3, 2), np.int64))
+    with pytest.raises(ValueError, match=str(path)):
+        read_npz(path, str(path), is_mapped=is_mapped)
+
+
+def test_offsets_that_are_no_integers(tmp_path: Path) -> None:
+    csr = {'x_data': np.ones(1), 'x_indices': np.zeros(1), 'x_indptr': np.array([0.0, 1, 1, 1, 1])}
+    path = _npz(tmp_path / 'graph.npz', **csr, x_shape=np.array([4, 2]))
+    with pytest.raises(ValueError, match='expected integers'):
+        read_npz(path, str(path))
+
+
+def test_pipes_beside_a_partition(tmp_path: Path) -> None:
+    """One by the name of what a killed run leaves was waited for without end."""
+    os.mkfifo(tmp_path / '.parts.0.tmp')
+    with replace_folder(tmp_path / 'parts') as new:
+        (new / 'file').touch()
+    assert (tmp_path / 'parts' / 'file').exists()
+
+
+def _save_outside(root: str) -> str:
+    data = pyg_sar.load_shard(root, verify=False)
+    data.more = torch.ones(data.num_nodes)
+    part = Path(root) / 'part_0'
+    if not part.is_symlink():
+        part.rename(Path(root).parent / 'outside')
+        part.symlink_to(Path(root).parent / 'outside')
+    return attempt(pyg_sar.save_node_attrs, data, ['more'])
+
+
+def test_nothing_is_written_outside(folder: Path) -> None:
+    answer = _save_outside(str(folder))
+    assert 'inside the folder' in answer
+    assert 'more' not in torch.load(folder.parent / 'outside' / 'node_attrs.pt', weights_only=True)
+
+
+def _model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Linear(3, 2)
+    return model, torch.optim.Adam(model.parameters())
+
+
+def _checkpoint(root: Path) -> Path:
+    model, optimizer = _model()
+    return pyg_sar.save_checkpoint(root, model, optimizer, epoch=1)
+
+
+@pytest.mark.parametrize('kind', ['pipe', 'device', 'link outside', 'huge and empty'])
+@pytest.mark.parametrize('name', ['.metadata', '__0_0.distcp'])
+def test_checkpoints_of_what_is_no_file(tmp_path: Path, name: str, kind: str) -> None:
+    path = _checkpoint(tmp_path / 'root') / name
+    path.rename(tmp_path / 'outside')
+    NOT_FILES[kind](path, tmp_path / 'outside')
+    with pytest.raises(ValueError, match=str(tmp_path / 'root')):
+        pyg_sar.load_checkpoint(tmp_path / 'root', *_model())
+
+
+def test_a_checkpoint_that_is_a_link(tmp_path: Path) -> None:
+    _checkpoint(tmp_path / 'root').rename(tmp_path / 'outside')
+    (tmp_path / 'root' / 'epoch-000001').symlink_to(tmp_path / 'outside')
+    with pytest.raises(ValueError, match='inside the folder'):
+        pyg_sar.load_checkpoint(tmp_path / 'root', *_model())
+
+
+def test_checkpoint_metadata_that_allocates(tmp_path: Path) -> None:
+    """Python's unpickler made room for 2^32 notes."""
+    path = _checkpoint(tmp_path) / '.metadata'
+    path.write_bytes(b'\x80\x02N' + b'r' + (2**32 - 1).to_bytes(4, 'little') + b'.')
+    with pytest.raises(ValueError, match='notes'):
+        pyg_sar.load_checkpoint(tmp_path, *_model())
+
+
+def test_a_checkpoint_larger_than_its_files(tmp_path: Path) -> None:
+    path = _checkpoint(tmp_path) / '.metadata'
+    metadata = pickle.loads(path.read_bytes())
+    found = next(iter(metadata.state_dict_metadata.values()))
+    found.size = torch.Size([1 << 40])
+    metadata.state_dict_metadata['optimizer.0.more'] = found
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ValueError, match='in files of that size'):
+        pyg_sar.load_checkpoint(tmp_path, *_model())
+
+
+def _load_own(roots: list[str]) -> str:
+    return attempt(pyg_sar.load_shard, roots[torch.distributed.get_rank()])
+
+
+def test_ranks_with_other_rows_for_each_other(tmp_path: Path) -> None:
+    """Folders of one name that do not belong together; the exchange would not have ended well."""
+    ours = cut(small_graph(), 2, tmp_path / 'ours')
+    theirs = cut(small_graph(), 2, tmp_path / 'theirs', 'one reader')
+    fingerprint = read_content(ours)['pyg_sar']['fingerprint']
+    _edit_meta(theirs, lambda meta: meta.update(fingerprint=fingerprint))
+    outcomes = run_ranks(_load_own, 2, [str(ours), str(theirs)])
+    assert_all_raise(outcomes, 'ValueError', 'expected the same partition on all ranks', 'sends')
