@@ -111,6 +111,8 @@ class Program:
         edge_bytes: What the largest tensor that it computes takes per edge.
         weights: The result of its only softmax, of any number of edges, if every message and edge
             output is linear in it as :mod:`pyg_sar.aggregate.online` asks; else None.
+        as_in_forward: Brings about, for the time of a backward, what `run` read in forward beside
+            its arguments.
     """
 
     run: Callable[[Arguments, Tensor, SoftmaxFn], tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]
@@ -121,6 +123,7 @@ class Program:
     reductions: tuple[Reduction, ...] = ()
     edge_bytes: int = 0
     weights: Tensor | None = None
+    as_in_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
     def merges(self) -> list[Merge]:
@@ -187,6 +190,23 @@ def no_autocast_cache() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+
+
+@contextmanager
+def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """While it lasts, hooks on the gradients of these leaves do not run.
+
+    A gradient of a few edges is none that a hook asked for; autograd gives it the sum afterwards.
+    """
+    hooks = [t._backward_hooks for t in leaves]
+    found = [(now, dict(now)) for now in hooks if now]
+    for now, _ in found:
+        now.clear()
+    try:
+        yield
+    finally:
+        for now, before in found:
+            now.update(before)
 
 
 class Surroundings:

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch_geometric.nn import norm
 
-from pyg_sar.comm import all_reduce_sum, communicates, is_distributed
+from pyg_sar.comm import all_reduce_sum, communicates, is_distributed, once_differentiable
 from pyg_sar.norm.base import GlobalNorm
 from pyg_sar.recompute import remember
 
