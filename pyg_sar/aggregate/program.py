@@ -251,11 +251,9 @@ class Surroundings:
         return torch.random.fork_rng(devices=devices)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The autocast mode of forward."""
+        """The autocast mode of forward, whichever backward is called in."""
         enabled, dtype = self._autocast
-        if not enabled:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=dtype, cache_enabled=False)
+        return torch.autocast(self.device.type, dtype, enabled, cache_enabled=False)
 
     def _get_state(self) -> Tensor:
         if self.device.type == 'cuda':

@@ -7,22 +7,22 @@ a cut graph may be twice that of plain PyG.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from ranks import run_ranks
-from small_graphs import attempt
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import conv, norm
+from torch_geometric.nn import MessagePassing, conv, norm
 from torch_geometric.utils import stochastic_blockmodel_graph
 
 import pyg_sar
+from pyg_sar.norm import GlobalBatchNorm
 
 NUM_FEATURES, NUM_EDGE_FEATURES, HIDDEN, NUM_CLASSES = 16, 4, 16, 4
 
@@ -193,3 +193,120 @@ def _compare(root: str, name: str, dtype: torch.dtype, kind: str, mode: str) -> 
         # A bias before a norm has no gradient: there is rounding only, of the other gradients.
         scale = e.norm() if e.norm() > 1e-6 * largest else largest
         assert error <= 2 * of_plain + allowed * scale, (key, error, of_plain, scale)
+
+
+def _cancelled(rank: int, half: bool) -> Tensor:
+    """The gradients of all rows, summed: zero but for rounding."""
+    generator = torch.Generator().manual_seed(9)
+    x, grad = (torch.randn(4000, 32, generator=generator) for _ in range(2))
+    x, grad = 2 * x + 5, grad + 1
+    rows = slice(None) if rank < 0 else slice(rank * 1500, 1500 + rank * 2500)
+    norm_ = torch.nn.BatchNorm1d(32)
+    if rank >= 0:
+        norm_ = GlobalBatchNorm.convert(norm_)
+    x = (x.bfloat16() if half else x)[rows].requires_grad_()
+    norm_(x).backward((grad.bfloat16() if half else grad)[rows])
+    return x.grad.double().sum(0)
+
+
+def _cancelled_on_rank(half: bool) -> Tensor:
+    return _cancelled(dist.get_rank(), half)
+
+
+def test_batch_norm_rounds_once() -> None:
+    """What the statistics add to a gradient is the same for all rows: its rounding adds up."""
+    plain = _cancelled(-1, True).norm()
+    found = sum(run_ranks(_cancelled_on_rank, 2, True)).norm()
+    assert 0 < found <= 2 * plain
+
+
+def _train(model: torch.nn.Module, data: Data, rows: Any, edges: Any, *, cut: bool) -> list[float]:
+    whole = half_graph()
+    x, y, mask = whole.x[rows], whole.y[rows], whole.train_mask[rows]
+    edge = whole[model.edge][edges] if model.edge else None
+    trained = pyg_sar.DistributedDataParallel(model) if cut else model
+    optimizer = torch.optim.Adam(trained.parameters(), lr=0.01)
+    losses = []
+    for _ in range(40):
+        with torch.autocast('cpu', torch.bfloat16):
+            out = trained(data, x, edge)
+            each = F.cross_entropy(out, y, reduction='none')
+        loss = pyg_sar.global_mean(each, mask) if cut else each[mask].mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in trained.parameters())
+    return losses
+
+
+def _train_on_rank(name: str, root: str) -> list[float]:
+    data = pyg_sar.load_shard(root)
+    return _train(_model(name), data, data.n_id, data.e_id, cut=True)
+
+
+@pytest.mark.parametrize('name', ['linear', 'attention', 'edge features'])
+def test_autocast_trains_alike(root: str, name: str) -> None:
+    expected = _train(_model(name), half_graph(), slice(None), slice(None), cut=False)
+    for losses in run_ranks(_train_on_rank, 2, name, root):
+        print(losses, expected)
+        assert losses[-1] < 0.3 * losses[0]
+        assert losses == pytest.approx(expected, rel=0.05, abs=0.02)
+
+
+ACTIVATIONS = {
+    'relu': torch.nn.ReLU,
+    'prelu': torch.nn.PReLU,
+    'gelu': torch.nn.GELU,
+    'softplus': torch.nn.Softplus,
+    'layer norm': lambda: torch.nn.LayerNorm(HIDDEN),
+    'linear between': lambda: torch.nn.Sequential(
+        torch.nn.ReLU(), torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Tanh(), torch.nn.Dropout()
+    ),
+}
+
+
+def _recomputed(root: str, name: str, checkpoint: bool) -> list[Tensor]:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(0)
+    between = torch.nn.Sequential(torch.nn.BatchNorm1d(HIDDEN), ACTIVATIONS[name]())
+    layers = TwoLayers(conv.SAGEConv, between, '')
+    model = pyg_sar.wrap(layers, checkpoint_activations=checkpoint)
+    x = half_graph().x[data.n_id].requires_grad_()
+    with torch.autocast('cpu', torch.bfloat16):
+        out = model(data, x, None)
+    out.float().square().sum().backward()
+    return [out.detach(), x.grad, *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize('name', ACTIVATIONS)
+def test_recomputed_activations_under_autocast(root: str, name: str) -> None:
+    """The same bits."""
+    expected = _recomputed(root, name, False)
+    torch.testing.assert_close(_recomputed(root, name, True), expected, rtol=0, atol=0)
+
+
+def test_a_message_is_replayed_in_the_mode_of_forward(root: str) -> None:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(3)
+    model = pyg_sar.wrap(OwnMessage())
+    model(data.x, data.edge_index).square().sum().backward()
+    expected, model.weight.grad = model.weight.grad, None
+    loss = model(data.x, data.edge_index).square().sum()
+    with torch.autocast('cpu', torch.bfloat16):
+        loss.backward()
+    torch.testing.assert_close(model.weight.grad, expected, rtol=0, atol=0)
+
+
+class OwnMessage(MessagePassing):
+    """A learnable map of every message, not of every node."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr='sum')
+        self.weight = torch.nn.Parameter(torch.randn(NUM_FEATURES, 4))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return (x_j @ self.weight).tanh()
