@@ -145,7 +145,8 @@ def not_saved() -> AbstractContextManager[None]:
     A checkpoint compares what a forward saves with what the same forward saves in backward, when
     the ranks have agreed on the call already.
     """
-    hooks: AbstractContextManager[None] = saved_tensors_hooks(_same, _same)
+    # A node that keeps its own result, with its history, would never be freed; see recompute.
+    hooks: AbstractContextManager[None] = saved_tensors_hooks(Tensor.detach, _same)
     return hooks
 
 

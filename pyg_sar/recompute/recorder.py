@@ -259,7 +259,10 @@ class _Recorder(TorchFunctionMode):
             out = reference()  # while it lives its memory is of no other tensor
             if out is not None and _is_same(tensor, out) and version == tensor._version:
                 return recipe
-        return _Kept(tensor, tensor._version)
+        # The result of a node comes with its history, which is the node that keeps it: a circle
+        # that the garbage collector does not see. Autograd gives the history back by itself.
+        is_plain = type(tensor) in (Tensor, torch.nn.Parameter)
+        return _Kept(tensor.detach() if is_plain else tensor, tensor._version)
 
 
 def _autocast_of_now(device: str) -> torch.autocast:
