@@ -1,6 +1,6 @@
 """A training run as a process of its own: prints losses and a checksum of all parameters.
 
-Started anew for every run (``python deterministic.py ROOT FOLDER RANK WORLD_SIZE MODEL MODE
+Started anew for every run (``python deterministic.py ROOT FOLDER RANK WORLD_SIZE MODELS MODES
 THREADS``), so that nothing is shared between two.
 """
 
@@ -64,11 +64,11 @@ def train(root: str, name: str, mode: str) -> list[str]:
 
 
 if __name__ == '__main__':
-    root, folder, rank, world_size, modes, threads = sys.argv[1:]
+    root, folder, rank, world_size, models, modes, threads = sys.argv[1:]
     torch.set_num_threads(int(threads))
     dist.init_process_group(
         'gloo', init_method=f'file://{folder}/store', rank=int(rank), world_size=int(world_size)
     )
-    for each in MODELS:
+    for each in models.split(','):
         for mode in modes.split(','):
             print(each, mode, *train(root, each, mode), flush=True)
