@@ -14,6 +14,14 @@ import pyg_sar
 
 TOLERANCE = 1e-10
 
+ALWAYS = [
+    *('narrow', 'weighted', 'attention with edge features', 'softmax in one pass', 'max'),
+    *('median', 'batch norm', 'std at once'),
+]
+"""One of every path; the others run with what takes long."""
+
+EACH = [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.bench) for name in LAYERS]
+
 
 @pytest.fixture(scope='module')
 def root(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -38,14 +46,14 @@ def _value_and_gradients(function: Replicated) -> tuple[Tensor, ...]:
     return value.detach(), *torch.autograd.grad(value, function.inputs)
 
 
-@pytest.mark.parametrize('name', LAYERS)
+@pytest.mark.parametrize('name', EACH)
 def test_gradcheck(root: str, name: str) -> None:
     """Along random directions of all inputs at once; and the gradient is one-process PyG's."""
     _check_and_compare(root, name, fast_mode=True)
 
 
 @pytest.mark.bench
-@pytest.mark.parametrize('name', LAYERS)
+@pytest.mark.parametrize('name', ['edge features', 'attention', 'several', 'graph norm'])
 def test_gradcheck_of_every_entry(root: str, name: str) -> None:
     _check_and_compare(root, name, fast_mode=False)
 
@@ -74,7 +82,7 @@ def _second(name: str, root: str | None) -> str | list[Tensor]:
 NOT_TWICE = 'RuntimeError: expected first derivatives only (got a gradient of a gradient'
 
 
-@pytest.mark.parametrize('name', LAYERS)
+@pytest.mark.parametrize('name', EACH)
 def test_second_derivatives(root: str, name: str) -> None:
     """They are not supported: an error, never other numbers."""
     expected = _second(name, None)

@@ -84,7 +84,11 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
         lambda i, o: conv.SAGEConv(i, o, aggr='median'), torch.nn.BatchNorm1d(HIDDEN), ''
     ),
 }
-MODES = ['sequential', 'sequential_no_remat', 'one_shot']
+MODES = [
+    'sequential',
+    pytest.param('sequential_no_remat', marks=pytest.mark.bench),
+    pytest.param('one_shot', marks=pytest.mark.bench),
+]
 
 
 def half_graph() -> Data:
@@ -172,7 +176,9 @@ def test_autocast(root: str, name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize('name', MODELS)
-@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    'dtype', [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.bench)]
+)
 def test_half_precision_models(root: str, name: str, dtype: torch.dtype) -> None:
     _compare(root, name, dtype, 'model', 'sequential')
 
@@ -245,11 +251,11 @@ def _train_on_rank(name: str, root: str) -> list[float]:
     return _train(_model(name), data, data.n_id, data.e_id, cut=True)
 
 
+@pytest.mark.bench
 @pytest.mark.parametrize('name', ['linear', 'attention', 'edge features'])
 def test_autocast_trains_alike(root: str, name: str) -> None:
     expected = _train(_model(name), half_graph(), slice(None), slice(None), cut=False)
     for losses in run_ranks(_train_on_rank, 2, name, root):
-        print(losses, expected)
         assert losses[-1] < 0.3 * losses[0]
         assert losses == pytest.approx(expected, rel=0.05, abs=0.02)
 
