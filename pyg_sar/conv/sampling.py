@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.conv.binding import Binding
@@ -146,8 +147,13 @@ def not_saved() -> AbstractContextManager[None]:
     the ranks have agreed on the call already.
     """
     # A node that keeps its own result, with its history, would never be freed; see recompute.
-    hooks: AbstractContextManager[None] = saved_tensors_hooks(Tensor.detach, _same)
+    hooks: AbstractContextManager[None] = saved_tensors_hooks(_detached, _same)
     return hooks
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunction(), _disable_current_modes():  # they count operations
+        return tensor.detach()
 
 
 def _same(tensor: Tensor) -> Tensor:

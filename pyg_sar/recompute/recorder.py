@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_sar.recompute.dropout import Draw, Dropout, dropout_arguments
@@ -262,7 +263,12 @@ class _Recorder(TorchFunctionMode):
         # The result of a node comes with its history, which is the node that keeps it: a circle
         # that the garbage collector does not see. Autograd gives the history back by itself.
         is_plain = type(tensor) in (Tensor, torch.nn.Parameter)
-        return _Kept(tensor.detach() if is_plain else tensor, tensor._version)
+        return _Kept(_detached(tensor) if is_plain else tensor, tensor._version)
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunction(), _disable_current_modes():  # they count operations
+        return tensor.detach()
 
 
 def _autocast_of_now(device: str) -> torch.autocast:
