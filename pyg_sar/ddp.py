@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -124,8 +125,7 @@ class DistributedDataParallel(_TorchDDP):
             return
         if limit is not None and kwargs.get('process_group') is None:
             # The sum of the gradients waits no longer than the exchanges do.
-            with guard('connecting the ranks'):
-                kwargs['process_group'] = dist.new_group(timeout=for_operations(limit))
+            kwargs['process_group'] = _group_with(limit)
         try:
             super().__init__(module, **kwargs)
         except RuntimeError as failure:
@@ -178,6 +178,26 @@ class DistributedDataParallel(_TorchDDP):
         else:
             with super().no_sync():
                 yield
+
+
+_groups: WeakKeyDictionary[dist.ProcessGroup, dict[timedelta, dist.ProcessGroup]] = (
+    WeakKeyDictionary()
+)
+"""Of every default group those beside it: torch keeps a group, its threads and its connections
+until it is destroyed, so models share them."""
+
+
+def _group_with(timeout: timedelta) -> dist.ProcessGroup:
+    """A group of all ranks with this timeout (collective where it is the first)."""
+    default = dist.group.WORLD
+    assert default is not None
+    groups = _groups.setdefault(default, {})
+    if timeout not in groups:
+        with guard('connecting the ranks'):
+            group = dist.new_group(timeout=for_operations(timeout))
+        assert group is not None
+        groups[timeout] = group
+    return groups[timeout]
 
 
 class _Zeros(torch.nn.Module):

@@ -9,15 +9,15 @@ drops it. Rows may travel once for every chunk that reads them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from pyg_sar.aggregate.program import Arguments, Surroundings, no_autocast_cache
-from pyg_sar.comm import Exchange, Request, agree, communicates
+from pyg_sar.aggregate.program import Arguments, Surroundings, no_autocast_cache, without_hooks
+from pyg_sar.comm import Exchange, Request, agree, communicates, once_differentiable
 from pyg_sar.shard.chunks import Chunk, make_chunks, no_chunk
 from pyg_sar.shard.plan import Plan
 
@@ -34,12 +34,15 @@ class ChunkProgram:
         out: A tensor like `out` with any number of rows, or None.
         edge_outputs: Tensors like the edge outputs.
         uses_rng: Whether it draws random numbers.
+        as_in_forward: Brings about, for the time of a backward, what `run` read in forward beside
+            its arguments.
     """
 
     run: Callable[[Arguments, Tensor, int], tuple[Tensor | None, tuple[Tensor, ...]]]
     out: Tensor | None
     edge_outputs: tuple[Tensor, ...]
     uses_rng: bool
+    as_in_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 class Chunks:
@@ -142,7 +145,13 @@ class _Gather(torch.autograd.Function):
             torch.zeros_like(t, memory_format=torch.contiguous_format) if need else None
             for t, need in zip(arguments, needs, strict=True)
         ]
-        with ctx.surroundings.replay(), ctx.surroundings.autocast():
+        surroundings = ctx.surroundings
+        with (
+            surroundings.replay(),
+            surroundings.autocast(),
+            ctx.program.as_in_forward(),
+            without_hooks(arguments.learnable),
+        ):
             for i, (chunk, request) in enumerate(
                 zip(ctx.chunks.chunks, ctx.chunks.requests, strict=True)
             ):

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from pyg_sar.comm import Exchange, communicates
+from pyg_sar.comm import Exchange, communicates, once_differentiable
 
 
 def with_halo(x: Tensor, exchange: Exchange) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import Exchange, GradientReturn, Rows, communicates
+from pyg_sar.comm import Exchange, GradientReturn, Rows, communicates, once_differentiable
 from pyg_sar.kernels.bag_sums import add_bag_sums, bag_sums
 from pyg_sar.shard.plan import Block, Plan
 
@@ -67,6 +67,7 @@ class _LinearSum(torch.autograd.Function):
         return out.div_(_divisor(plan, out).view(-1, 1)) if mean else out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_x = None
         if ctx.needs_input_grad[0]:

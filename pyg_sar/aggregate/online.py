@@ -23,12 +23,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pyg_sar.aggregate.blocks import Blocks
-from pyg_sar.aggregate.program import Arguments, Program, Surroundings, no_autocast_cache
+from pyg_sar.aggregate.program import (
+    Arguments,
+    Program,
+    Surroundings,
+    no_autocast_cache,
+    without_hooks,
+)
 from pyg_sar.aggregate.replay_backward import ChunkGradient, replay_gradients
-from pyg_sar.comm import Exchange, Rows, communicates
+from pyg_sar.comm import Exchange, Rows, communicates, once_differentiable
 from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.plan import Plan
 
@@ -122,7 +127,13 @@ class _Online(torch.autograd.Function):
         total = _row_sum(parts, grad_states, grad_sums, stats)
         blocks = Blocks(program, arguments, plan, ctx.exchange, ctx.surroundings, kept)
         run = ChunkGradient(program, [()] * num_reductions, [*grad_states, *grad_links])
-        with ctx.surroundings.replay(), ctx.surroundings.autocast():
+        surroundings = ctx.surroundings
+        with (
+            surroundings.replay(),
+            surroundings.autocast(),
+            ctx.program.as_in_forward(),
+            without_hooks(arguments.learnable),
+        ):
             gradients = replay_gradients(run, blocks, [stats], [total], ctx.needs_input_grad[6:])
         return None, None, None, None, None, None, *gradients
 

@@ -111,6 +111,8 @@ class Program:
         edge_bytes: What the largest tensor that it computes takes per edge.
         weights: The result of its only softmax, of any number of edges, if every message and edge
             output is linear in it as :mod:`pyg_sar.aggregate.online` asks; else None.
+        as_in_forward: Brings about, for the time of a backward, what `run` read in forward beside
+            its arguments.
     """
 
     run: Callable[[Arguments, Tensor, SoftmaxFn], tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]
@@ -121,6 +123,7 @@ class Program:
     reductions: tuple[Reduction, ...] = ()
     edge_bytes: int = 0
     weights: Tensor | None = None
+    as_in_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
     def merges(self) -> list[Merge]:
@@ -189,6 +192,23 @@ def no_autocast_cache() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
+@contextmanager
+def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """While it lasts, hooks on the gradients of these leaves do not run.
+
+    A gradient of a few edges is none that a hook asked for; autograd gives it the sum afterwards.
+    """
+    hooks = [t._backward_hooks for t in leaves]
+    found = [(now, dict(now)) for now in hooks if now]
+    for now, _ in found:
+        now.clear()
+    try:
+        yield
+    finally:
+        for now, before in found:
+            now.update(before)
+
+
 class Surroundings:
     """A random state for every chunk and the autocast mode, so that a replay sees them again.
 
@@ -231,11 +251,9 @@ class Surroundings:
         return torch.random.fork_rng(devices=devices)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The autocast mode of forward."""
+        """The autocast mode of forward, whichever backward is called in."""
         enabled, dtype = self._autocast
-        if not enabled:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=dtype, cache_enabled=False)
+        return torch.autocast(self.device.type, dtype, enabled, cache_enabled=False)
 
     def _get_state(self) -> Tensor:
         if self.device.type == 'cuda':

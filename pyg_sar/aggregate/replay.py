@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pyg_sar.aggregate.blocks import Blocks
 from pyg_sar.aggregate.online import online
@@ -32,9 +31,10 @@ from pyg_sar.aggregate.program import (
     finished_softmax,
     logits_of,
     no_autocast_cache,
+    without_hooks,
 )
 from pyg_sar.aggregate.replay_backward import ChunkGradient, replay_gradients, softmax_row_sum
-from pyg_sar.comm import Exchange, Rows, communicates
+from pyg_sar.comm import Exchange, Rows, communicates, once_differentiable
 from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.plan import Plan
 
@@ -141,7 +141,13 @@ class _Replay(torch.autograd.Function):
         ]
         blocks = Blocks(ctx.program, arguments, ctx.plan, ctx.exchange, ctx.surroundings, kept)
         run = ChunkGradient(ctx.program, states, grads)
-        with ctx.surroundings.replay(), ctx.surroundings.autocast():
+        surroundings = ctx.surroundings
+        with (
+            surroundings.replay(),
+            surroundings.autocast(),
+            ctx.program.as_in_forward(),
+            without_hooks(arguments.learnable),
+        ):
             sums: list[Tensor | None] = [None] * len(stats)
             for k in reversed(range(len(stats))):
                 sums[k] = softmax_row_sum(run, blocks, stats, sums, k)

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pyg_sar.aggregate.linear import split_rows
-from pyg_sar.comm import Exchange, GradientReturn, communicates
+from pyg_sar.comm import Exchange, GradientReturn, communicates, once_differentiable
 from pyg_sar.kernels.weighted_sums import add_weighted_sums, edge_dots
 from pyg_sar.shard.plan import Block, Plan
 

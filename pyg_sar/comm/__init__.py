@@ -23,6 +23,7 @@ from pyg_sar.comm.guarded import (
     set_debug,
     set_timeout,
 )
+from pyg_sar.comm.once import once_differentiable
 from pyg_sar.comm.reverse import EdgeMove, Reversed, reverse
 from pyg_sar.comm.sum import max_over_ranks, sum_over_ranks
 from pyg_sar.comm.timeouts import for_operations
@@ -51,6 +52,7 @@ __all__ = [
     'left_by',
     'lost_rank',
     'max_over_ranks',
+    'once_differentiable',
     'raise_together',
     'reverse',
     'set_debug',

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pyg_sar.comm.all_to_all import all_to_all, all_to_all_counts
 from pyg_sar.comm.derive import all_part_ptr, derive_shard, places
 from pyg_sar.comm.group import raise_together
 from pyg_sar.comm.guarded import communicates, exchange_group
+from pyg_sar.comm.once import once_differentiable
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyg_sar.comm.group import agree, all_reduce_sum
 from pyg_sar.comm.guarded import communicates
+from pyg_sar.comm.once import once_differentiable
 
 
 def sum_over_ranks(local: Tensor) -> Tensor:
@@ -56,6 +57,7 @@ class _MaxOverRanks(torch.autograd.Function):
         return largest
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         values, largest = ctx.saved_tensors
         is_largest = values == largest

@@ -14,6 +14,7 @@ from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.comm import Exchange, agree
 from pyg_sar.conv.binding import Binding
 from pyg_sar.conv.dense import WholeGraphSizes
+from pyg_sar.conv.module_state import state_of
 from pyg_sar.conv.sampling import (
     NUM_MADE_UP,
     NUM_SAMPLES,
@@ -137,7 +138,7 @@ def run_gather(
         rows = [edge_rows(binding.conv, changed, name, edge_index) for name in seen.edge_attributes]
         return out, (*edge_outputs, *rows)
 
-    program = ChunkProgram(run, seen.out, seen.edge_outputs, seen.uses_rng)
+    program = ChunkProgram(run, seen.out, seen.edge_outputs, seen.uses_rng, state_of(binding.conv))
     arguments = replace(binding.arguments, learnable=seen.learnable)
     rows = max_rows if max_rows is not None else _rows_in_memory(arguments, seen, exchange)
     # A dense batch has as many rows for every node as the largest in-degree.

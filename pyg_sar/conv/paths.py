@@ -19,6 +19,7 @@ from pyg_sar.conv.binding import Binding
 from pyg_sar.conv.exchanges import Oriented
 from pyg_sar.conv.gathering import Observation, run_gather
 from pyg_sar.conv.kept import KeptSums, are_raw
+from pyg_sar.conv.module_state import state_of
 from pyg_sar.conv.reductions import finish, messages_of
 from pyg_sar.conv.sampling import AttributeWatch, edge_rows
 from pyg_sar.conv.support import STATISTICS_MODULES
@@ -217,4 +218,5 @@ def program_of(binding: Binding, traced: Trace, num_dst: int) -> Program:
         reductions=() if aggregate is None else aggregate.reductions,
         edge_bytes=traced.edge_bytes,
         weights=traced.weights,
+        as_in_forward=state_of(conv),
     )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.conv.binding import Binding
@@ -145,8 +146,14 @@ def not_saved() -> AbstractContextManager[None]:
     A checkpoint compares what a forward saves with what the same forward saves in backward, when
     the ranks have agreed on the call already.
     """
-    hooks: AbstractContextManager[None] = saved_tensors_hooks(_same, _same)
+    # A node that keeps its own result, with its history, would never be freed; see recompute.
+    hooks: AbstractContextManager[None] = saved_tensors_hooks(_detached, _same)
     return hooks
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunction(), _disable_current_modes():  # they count operations
+        return tensor.detach()
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_map_only
+
+from pyg_sar.comm import once_differentiable
 
 SumFn = Callable[[Tensor], Tensor]
 

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch_geometric.nn import norm
 
-from pyg_sar.comm import all_reduce_sum, communicates, is_distributed
+from pyg_sar.comm import all_reduce_sum, communicates, is_distributed, once_differentiable
 from pyg_sar.norm.base import GlobalNorm
 from pyg_sar.recompute import remember
 
@@ -200,11 +199,14 @@ class _BatchNorm(torch.autograd.Function):
         wide = _to(weight, mean)
         # With fixed statistics: weight * invstd * g, sum of g * xhat, sum of g.
         if x.size(0):
+            # Half precision is rounded once, at the end: what the statistics add is the same for
+            # all rows, and so would its rounding be.
+            grad, rows = grads[0].to(mean.dtype).contiguous(), x.to(mean.dtype)
             grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-                grads[0].contiguous(), x, wide, mean, var, None, None, False, ctx.eps, [True] * 3
+                grad, rows, wide, mean, var, None, None, False, ctx.eps, [True] * 3
             )
         else:
-            grad_x = torch.zeros_like(x)  # not x itself: it is changed in place below
+            rows, grad_x = x, torch.zeros_like(x)  # not x itself: it is changed in place below
             grad_weight, grad_bias = torch.zeros_like(mean), torch.zeros_like(mean)
         if ctx.needs_input_grad[0]:
             sums = torch.stack([grad_weight, grad_bias])
@@ -213,7 +215,8 @@ class _BatchNorm(torch.autograd.Function):
             scale = invstd if wide is None else invstd * wide
             slope = scale * invstd * sums[0] / ctx.count
             offset = scale * sums[1] / ctx.count - slope * mean
-            grad_x = grad_x.addcmul_(x, slope.to(x.dtype), value=-1).sub_(offset.to(x.dtype))
+            grad_x = grad_x.addcmul_(rows, slope.to(rows.dtype), value=-1)
+            grad_x = grad_x.sub_(offset.to(rows.dtype)).to(x.dtype)
         return (
             grad_x if ctx.needs_input_grad[0] else None,
             _to(grad_weight, weight) if weight is not None else None,

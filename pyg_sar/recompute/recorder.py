@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_sar.recompute.dropout import Draw, Dropout, dropout_arguments
@@ -108,13 +109,14 @@ class _Recipe:
 
     step: Step
     inputs: tuple[_Kept | _Recipe | None, ...]
+    autocast: torch.autocast
     num_users: int = 0
     result: Tensor | None = field(default=None, repr=False)
 
     def value(self) -> Tensor:
         if self.result is not None:
             return self.result
-        with torch.no_grad():
+        with torch.no_grad(), self.autocast:
             value = self.step(*(i and i.value() for i in self.inputs))
         # Kept until its last use: in most models that is the node before.
         self.result = value if self.num_users else None
@@ -234,7 +236,8 @@ class _Recorder(TorchFunctionMode):
         """Notes a recipe, for `noted` too: what the step itself has saved, perhaps its result."""
         if not isinstance(out, Tensor) or not out.requires_grad or out.layout != torch.strided:
             return
-        recipe = _Recipe(step, tuple(i if i is None else self._source(i) for i in inputs))
+        sources = tuple(i if i is None else self._source(i) for i in inputs)
+        recipe = _Recipe(step, sources, _autocast_of_now(out.device.type))
         for saved, tensor in noted:
             if isinstance(saved.source, _Kept) and _is_same(tensor, out):
                 saved.source = recipe
@@ -257,7 +260,21 @@ class _Recorder(TorchFunctionMode):
             out = reference()  # while it lives its memory is of no other tensor
             if out is not None and _is_same(tensor, out) and version == tensor._version:
                 return recipe
-        return _Kept(tensor, tensor._version)
+        # The result of a node comes with its history, which is the node that keeps it: a circle
+        # that the garbage collector does not see. Autograd gives the history back by itself.
+        is_plain = type(tensor) in (Tensor, torch.nn.Parameter)
+        return _Kept(_detached(tensor) if is_plain else tensor, tensor._version)
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunction(), _disable_current_modes():  # they count operations
+        return tensor.detach()
+
+
+def _autocast_of_now(device: str) -> torch.autocast:
+    """The autocast mode, to bring it about later."""
+    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    return torch.autocast(device, dtype, enabled, cache_enabled=False)
 
 
 def _batch_norm_arguments(

@@ -1,0 +1,64 @@
+"""What a conv was in forward, for the time of a backward that runs its message again.
+
+Between forward and backward a model may change: ``model.eval()`` for a metric, other parameters by
+``torch.func.functional_call`` or ``load_state_dict(assign=True)``. Autograd keeps what forward
+read, so messages that are computed again must read it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]]:
+    """Notes parameters, buffers and plain attributes of a conv and all modules in it.
+
+    Plain attributes are numbers and words: ``training``, ``dropout``. Tensors are known by
+    identity; one that was changed in place is for autograd to find.
+
+    Returns:
+        Brings them about for the time of a context.
+    """
+    noted = [(table, then) for module in conv.modules() for table, then in _tables(module)]
+    lists = [(each, list(each)) for each in _flat_weights(conv)]
+
+    @contextmanager
+    def as_in_forward() -> Iterator[None]:
+        changed = []
+        others = [list(now) for now, _ in lists]
+        for flat, then_flat in lists:
+            flat[:] = then_flat
+        for now, then in noted:
+            other = {k: now[k] for k, v in then.items() if k in now and now[k] is not v}
+            if other:
+                changed.append((now, other))
+                now.update({key: then[key] for key in other})
+        try:
+            yield
+        finally:
+            for now, other in changed:
+                now.update(other)
+            for (flat, _), other_flat in zip(lists, others, strict=True):
+                flat[:] = other_flat
+
+    return as_in_forward
+
+
+def _tables(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The dicts that hold what a module reads, each with what it holds of that now."""
+    for table in (module._parameters, module._buffers):
+        if table:
+            yield table, dict(table)
+    own = vars(module)
+    yield own, {key: value for key, value in own.items() if isinstance(value, _PLAIN)}
+
+
+def _flat_weights(conv: torch.nn.Module) -> list[list[Any]]:
+    """The lists from which recurrent modules read their parameters."""
+    return [vars(m)['_flat_weights'] for m in conv.modules() if isinstance(m, torch.nn.RNNBase)]

@@ -1,0 +1,318 @@
+"""Half precision: what autocast and half-precision models give on a cut graph and in plain PyG.
+
+Rounding differs where sums are made block by block, so both are held against float64: the error on
+a cut graph may be twice that of plain PyG.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from ranks import run_ranks
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing, conv, norm
+from torch_geometric.utils import stochastic_blockmodel_graph
+
+import pyg_sar
+from pyg_sar.norm import GlobalBatchNorm
+
+NUM_FEATURES, NUM_EDGE_FEATURES, HIDDEN, NUM_CLASSES = 16, 4, 16, 4
+
+
+class TwoLayers(torch.nn.Module):
+    """A conv, a norm, an activation without kinks, a conv of fewer columns."""
+
+    def __init__(
+        self, make: Callable[[int, int], torch.nn.Module], between: torch.nn.Module, edge: str
+    ) -> None:
+        super().__init__()
+        self.first, self.second = make(NUM_FEATURES, HIDDEN), make(HIDDEN, NUM_CLASSES)
+        self.norm, self.edge = between, edge
+
+    def forward(self, data: Data, x: Tensor, edge: Tensor | None) -> Tensor:
+        kwargs = {} if edge is None else {self.edge: edge}
+        x = self.norm(self.first(x, data.edge_index, **kwargs)).tanh()
+        return self.second(x, data.edge_index, **kwargs)
+
+
+def _mlp(num_in: int, num_out: int) -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Linear(num_in, 8), torch.nn.Tanh(), torch.nn.Linear(8, num_out)
+    )
+
+
+E = NUM_EDGE_FEATURES
+MODELS: dict[str, Callable[[], torch.nn.Module]] = {
+    'linear': lambda: TwoLayers(conv.SAGEConv, torch.nn.BatchNorm1d(HIDDEN), ''),
+    'normalised': lambda: TwoLayers(conv.GCNConv, norm.GraphNorm(HIDDEN), ''),
+    'weighted': lambda: TwoLayers(conv.GCNConv, norm.BatchNorm(HIDDEN), 'edge_weight'),
+    'attention': lambda: TwoLayers(
+        lambda i, o: conv.GATConv(i, o // 4, heads=4, edge_dim=E),
+        norm.LayerNorm(HIDDEN),
+        'edge_attr',
+    ),
+    'attention v2': lambda: TwoLayers(
+        lambda i, o: conv.GATv2Conv(i, o, edge_dim=E), norm.PairNorm(), 'edge_attr'
+    ),
+    'softmax in one pass': lambda: TwoLayers(
+        lambda i, o: conv.TransformerConv(i, o, edge_dim=E), norm.InstanceNorm(HIDDEN), 'edge_attr'
+    ),
+    'edge network': lambda: TwoLayers(
+        lambda i, o: conv.NNConv(i, o, _mlp(E, i * o), aggr='mean'),
+        norm.MeanSubtractionNorm(),
+        'edge_attr',
+    ),
+    'edge features': lambda: TwoLayers(
+        lambda i, o: conv.GINEConv(_mlp(i, o), edge_dim=E),
+        norm.DiffGroupNorm(HIDDEN, 2),
+        'edge_attr',
+    ),
+    'several': lambda: TwoLayers(
+        lambda i, o: conv.SAGEConv(i, o, aggr=['max', 'mean', 'std']),
+        torch.nn.BatchNorm1d(HIDDEN),
+        '',
+    ),
+    'median': lambda: TwoLayers(
+        lambda i, o: conv.SAGEConv(i, o, aggr='median'), torch.nn.BatchNorm1d(HIDDEN), ''
+    ),
+}
+MODES = [
+    'sequential',
+    pytest.param('sequential_no_remat', marks=pytest.mark.bench),
+    pytest.param('one_shot', marks=pytest.mark.bench),
+]
+
+
+def half_graph() -> Data:
+    """96 nodes in four communities that carry the labels."""
+    generator = torch.Generator().manual_seed(1)
+    torch.manual_seed(1)
+    probabilities = torch.full((4, 4), 0.02) + 0.3 * torch.eye(4)
+    edge_index = stochastic_blockmodel_graph([24] * 4, probabilities, directed=False)
+    y = torch.arange(96) // 24
+    num_edges = edge_index.size(1)
+    edge_index = edge_index[:, torch.argsort(edge_index[1] * 96 + edge_index[0])]
+    return Data(
+        x=torch.randn(96, NUM_FEATURES, generator=generator) + 0.7 * F.one_hot(y, NUM_FEATURES),
+        edge_index=edge_index,
+        edge_attr=torch.randn(num_edges, E, generator=generator),
+        edge_weight=torch.rand(num_edges, generator=generator) + 0.5,
+        y=y,
+        train_mask=torch.rand(96, generator=generator) < 0.5,
+    )
+
+
+@pytest.fixture(scope='module')
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder: Path = tmp_path_factory.mktemp('half') / 'parts'
+    pyg_sar.partition_graph(half_graph(), 2, folder)
+    return str(folder)
+
+
+def _model(name: str) -> torch.nn.Module:
+    torch.manual_seed(3)
+    return MODELS[name]()
+
+
+def _in(dtype: torch.dtype, kind: str) -> Any:
+    is_cast = kind == 'autocast' and dtype != torch.float64
+    return torch.autocast('cpu', dtype) if is_cast else contextlib.nullcontext()
+
+
+def _pass(
+    model: torch.nn.Module, data: Data, dtype: torch.dtype, kind: str, rows: Any, edges: Any
+) -> dict[str, Tensor]:
+    """Output and gradients; under autocast parameters and inputs are float32."""
+    of_model = torch.float32 if kind == 'autocast' and dtype != torch.float64 else dtype
+    model, whole = model.to(of_model), half_graph()
+    x = whole.x[rows].to(of_model).requires_grad_()
+    edge = None
+    if model.edge:
+        edge = whole[model.edge][edges].to(of_model).requires_grad_()
+    with _in(dtype, kind):
+        out = model(data, x, edge)
+    factors = torch.randn(96, NUM_CLASSES, generator=torch.Generator().manual_seed(5))
+    out.backward(factors[rows].to(out.dtype))
+    found = {'out': out.detach(), 'x': x.grad}
+    if edge is not None:
+        found['edge'] = edge.grad
+    names = [key.replace('.conv.', '.') for key, _ in model.named_parameters()]
+    return found | dict(zip(names, [p.grad for p in model.parameters()], strict=True))
+
+
+def _on_rank(name: str, root: str, dtype: torch.dtype, kind: str, mode: str) -> Any:
+    data = pyg_sar.load_shard(root)
+    model = pyg_sar.wrap(_model(name), mode=mode)
+    found = _pass(model, data, dtype, kind, data.n_id, data.e_id)
+    return data.n_id, data.e_id, found
+
+
+def _assembled(answers: list[Any], like: dict[str, Tensor]) -> dict[str, Tensor]:
+    out = {}
+    for key, whole in like.items():
+        values = [found[key] for _, _, found in answers]
+        if key in ('out', 'x', 'edge'):
+            out[key] = torch.empty_like(whole, dtype=values[0].dtype)
+            for (n_id, e_id, _), value in zip(answers, values, strict=True):
+                out[key][e_id if key == 'edge' else n_id] = value
+        else:
+            out[key] = sum(v.double() for v in values).to(values[0].dtype)
+    return out
+
+
+@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('name', MODELS)
+def test_autocast(root: str, name: str, mode: str) -> None:
+    """Parameters and their gradients are float32."""
+    _compare(root, name, torch.bfloat16, 'autocast', mode)
+
+
+@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize(
+    'dtype', [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.bench)]
+)
+def test_half_precision_models(root: str, name: str, dtype: torch.dtype) -> None:
+    _compare(root, name, dtype, 'model', 'sequential')
+
+
+def _compare(root: str, name: str, dtype: torch.dtype, kind: str, mode: str) -> None:
+    exact, plain = (
+        _pass(_model(name), half_graph(), d, kind, slice(None), slice(None))
+        for d in (torch.float64, dtype)
+    )
+    answers = run_ranks(_on_rank, 2, name, root, dtype, kind, mode)
+    found = _assembled(answers, plain)
+    assert {k: v.dtype for k, v in found.items()} == {k: v.dtype for k, v in plain.items()}
+    allowed, largest = torch.finfo(dtype).eps, max(e.norm() for e in exact.values())
+    if name == 'median':  # of other rows where rounding changes which is in the middle
+        exact = {'out': exact['out']}
+    for key, e in exact.items():
+        error, of_plain = ((t[key].double() - e).norm() for t in (found, plain))
+        # A bias before a norm has no gradient: there is rounding only, of the other gradients.
+        scale = e.norm() if e.norm() > 1e-6 * largest else largest
+        assert error <= 2 * of_plain + allowed * scale, (key, error, of_plain, scale)
+
+
+def _cancelled(rank: int, half: bool) -> Tensor:
+    """The gradients of all rows, summed: zero but for rounding."""
+    generator = torch.Generator().manual_seed(9)
+    x, grad = (torch.randn(4000, 32, generator=generator) for _ in range(2))
+    x, grad = 2 * x + 5, grad + 1
+    rows = slice(None) if rank < 0 else slice(rank * 1500, 1500 + rank * 2500)
+    norm_ = torch.nn.BatchNorm1d(32)
+    if rank >= 0:
+        norm_ = GlobalBatchNorm.convert(norm_)
+    x = (x.bfloat16() if half else x)[rows].requires_grad_()
+    norm_(x).backward((grad.bfloat16() if half else grad)[rows])
+    return x.grad.double().sum(0)
+
+
+def _cancelled_on_rank(half: bool) -> Tensor:
+    return _cancelled(dist.get_rank(), half)
+
+
+def test_batch_norm_rounds_once() -> None:
+    """What the statistics add to a gradient is the same for all rows: its rounding adds up."""
+    plain = _cancelled(-1, True).norm()
+    found = sum(run_ranks(_cancelled_on_rank, 2, True)).norm()
+    assert 0 < found <= 2 * plain
+
+
+def _train(model: torch.nn.Module, data: Data, rows: Any, edges: Any, *, cut: bool) -> list[float]:
+    whole = half_graph()
+    x, y, mask = whole.x[rows], whole.y[rows], whole.train_mask[rows]
+    edge = whole[model.edge][edges] if model.edge else None
+    trained = pyg_sar.DistributedDataParallel(model) if cut else model
+    optimizer = torch.optim.Adam(trained.parameters(), lr=0.01)
+    losses = []
+    for _ in range(40):
+        with torch.autocast('cpu', torch.bfloat16):
+            out = trained(data, x, edge)
+            each = F.cross_entropy(out, y, reduction='none')
+        loss = pyg_sar.global_mean(each, mask) if cut else each[mask].mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in trained.parameters())
+    return losses
+
+
+def _train_on_rank(name: str, root: str) -> list[float]:
+    data = pyg_sar.load_shard(root)
+    return _train(_model(name), data, data.n_id, data.e_id, cut=True)
+
+
+@pytest.mark.bench
+@pytest.mark.parametrize('name', ['linear', 'attention', 'edge features'])
+def test_autocast_trains_alike(root: str, name: str) -> None:
+    expected = _train(_model(name), half_graph(), slice(None), slice(None), cut=False)
+    for losses in run_ranks(_train_on_rank, 2, name, root):
+        assert losses[-1] < 0.3 * losses[0]
+        assert losses == pytest.approx(expected, rel=0.05, abs=0.02)
+
+
+ACTIVATIONS = {
+    'relu': torch.nn.ReLU,
+    'prelu': torch.nn.PReLU,
+    'gelu': torch.nn.GELU,
+    'softplus': torch.nn.Softplus,
+    'layer norm': lambda: torch.nn.LayerNorm(HIDDEN),
+    'linear between': lambda: torch.nn.Sequential(
+        torch.nn.ReLU(), torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.Tanh(), torch.nn.Dropout()
+    ),
+}
+
+
+def _recomputed(root: str, name: str, checkpoint: bool) -> list[Tensor]:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(0)
+    between = torch.nn.Sequential(torch.nn.BatchNorm1d(HIDDEN), ACTIVATIONS[name]())
+    layers = TwoLayers(conv.SAGEConv, between, '')
+    model = pyg_sar.wrap(layers, checkpoint_activations=checkpoint)
+    x = half_graph().x[data.n_id].requires_grad_()
+    with torch.autocast('cpu', torch.bfloat16):
+        out = model(data, x, None)
+    out.float().square().sum().backward()
+    return [out.detach(), x.grad, *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize('name', ACTIVATIONS)
+def test_recomputed_activations_under_autocast(root: str, name: str) -> None:
+    """The same bits."""
+    expected = _recomputed(root, name, False)
+    torch.testing.assert_close(_recomputed(root, name, True), expected, rtol=0, atol=0)
+
+
+def test_a_message_is_replayed_in_the_mode_of_forward(root: str) -> None:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(3)
+    model = pyg_sar.wrap(OwnMessage())
+    model(data.x, data.edge_index).square().sum().backward()
+    expected, model.weight.grad = model.weight.grad, None
+    loss = model(data.x, data.edge_index).square().sum()
+    with torch.autocast('cpu', torch.bfloat16):
+        loss.backward()
+    torch.testing.assert_close(model.weight.grad, expected, rtol=0, atol=0)
+
+
+class OwnMessage(MessagePassing):
+    """A learnable map of every message, not of every node."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr='sum')
+        self.weight = torch.nn.Parameter(torch.randn(NUM_FEATURES, 4))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return (x_j @ self.weight).tanh()
