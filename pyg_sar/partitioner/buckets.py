@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from pyg_sar.partitioner.mapped import Scratch, release
-from pyg_sar.partitioner.rows import CHUNK_ROWS
+from pyg_sar.partitioner.rows import CHUNK_ROWS, SHARE, count_into
 
-_BUCKETS = 128
-"""Buckets that many records are dealt into: what is made of one at a time is then small beside
-all of them."""
+_WRITTEN = 1 << 20
+"""Bytes after which memory is given back: every time pages must be mapped anew."""
 
 
 class Buckets:
@@ -28,7 +27,9 @@ class Buckets:
     def __init__(self, ptr: Tensor, dtypes: Sequence[torch.dtype], scratch: Scratch) -> None:
         self.ptr = ptr
         self.columns = [scratch.empty((int(ptr[-1]),), dtype) for dtype in dtypes]
+        self._arrays = [column.numpy() for column in self.columns]
         self._ends: list[int] = ptr[:-1].tolist()
+        self._written = 0
 
     def add(self, bucket: Tensor, *fields: Tensor) -> None:
         """Appends records, each to its bucket.
@@ -39,28 +40,35 @@ class Buckets:
         """
         order = stable_order(bucket, len(self._ends))
         counts = bucket.bincount(minlength=len(self._ends)).tolist()
-        self._append(counts, [field.index_select(0, order) for field in fields])
+        self._append(counts, (field.index_select(0, order) for field in fields))
 
     def extend(self, *fields: Tensor) -> None:
         """Appends records to the only bucket there is."""
         self._append([fields[0].numel()], fields)
 
-    def _append(self, counts: Sequence[int], ordered: Sequence[Tensor]) -> None:
-        start = 0
-        for number, count in enumerate(counts):
-            if count:
-                end = self._ends[number]
-                for column, values in zip(self.columns, ordered, strict=True):
-                    column[end : end + count] = values[start : start + count]
-                self._ends[number] += count
-                start += count
-        release(*self.columns)
+    def _append(self, counts: Sequence[int], ordered: Iterable[Tensor]) -> None:
+        for array, field in zip(self._arrays, ordered, strict=True):
+            values, start = field.numpy(), 0
+            for end, count in zip(self._ends, counts, strict=True):
+                if count:
+                    array[end : end + count] = values[start : start + count]
+                    start += count
+        self._ends = [end + count for end, count in zip(self._ends, counts, strict=True)]
+        self._written += sum(array.itemsize for array in self._arrays) * sum(counts)
+        if self._written >= _WRITTEN:
+            release(*self.columns)
+            self._written = 0
 
     def read(self, bucket: int) -> list[Tensor]:
         """The records of one bucket in memory, field by field, integers as int64."""
+        return [self.read_field(bucket, number) for number in range(len(self.columns))]
+
+    def read_field(self, bucket: int, number: int) -> Tensor:
+        """One field of them, int64."""
         start, stop = self.ptr[bucket : bucket + 2].tolist()
-        found = [column[start:stop].to(torch.int64, copy=True) for column in self.columns]
-        release(*(column[start:stop] for column in self.columns))
+        place = self.columns[number][start:stop]
+        found = place.to(torch.int64, copy=True)
+        release(place)
         return found
 
 
@@ -74,8 +82,7 @@ def stable_order(keys: Tensor, bound: int) -> Tensor:
     bits = max(count - 1, 0).bit_length()
     if (bound - 1) << bits >= 1 << 63:
         return torch.from_numpy(np.argsort(keys.numpy(), kind='stable'))
-    packed = keys.to(torch.int64, copy=True).bitwise_left_shift_(bits)
-    packed.bitwise_or_(torch.arange(count))
+    packed = torch.arange(count).add_(keys, alpha=1 << bits)
     packed.numpy().sort()
     return packed.bitwise_and_((1 << bits) - 1)
 
@@ -96,7 +103,7 @@ def bucket_bounds(ptr: Tensor, within: Tensor) -> Tensor:
     Returns:
         The first item of every bucket and N at the end, int64 ascending.
     """
-    most = max(CHUNK_ROWS, int(ptr[-1]) // _BUCKETS)
+    most = max(CHUNK_ROWS, int(ptr[-1]) // SHARE)
     cuts = [within]
     for start, stop in pairwise(within.tolist()):
         first, last = int(ptr[start]), int(ptr[stop])
@@ -104,6 +111,19 @@ def bucket_bounds(ptr: Tensor, within: Tensor) -> Tensor:
         cuts.append(torch.searchsorted(ptr[: stop + 1], targets, right=True) - 1)
     bounds: Tensor = torch.unique(torch.cat(cuts))
     return bounds
+
+
+def count_to_ptr(ids: Iterable[Tensor], bound: int) -> Tensor:
+    """Where the records of every item begin and end, int64 [`bound` + 1].
+
+    Args:
+        ids: The item of every record, integers in [0, `bound`), by chunks.
+        bound: Number of items.
+    """
+    ptr = torch.zeros(bound + 1, dtype=torch.int64)
+    for part in ids:
+        count_into(ptr[1:], part)
+    return ptr.cumsum_(0)
 
 
 def counts_to_ptr(counts: Tensor) -> Tensor:

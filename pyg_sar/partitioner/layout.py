@@ -27,11 +27,12 @@ from pyg_sar.partitioner.buckets import (
     Buckets,
     bucket_bounds,
     bucket_of,
+    count_to_ptr,
     counts_to_ptr,
     stable_order,
 )
-from pyg_sar.partitioner.mapped import Scratch
-from pyg_sar.partitioner.rows import count_into, edge_chunks
+from pyg_sar.partitioner.mapped import Scratch, trim
+from pyg_sar.partitioner.rows import edge_chunks
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,10 @@ class NodeGroups:
     """The nodes of one type grouped by the part that holds them.
 
     Shapes:
-        - **assignment** int64 [N]: part of every node
-        - **node_perm** int64 [N]: global node ids, by part, ascending within a part
+        - **assignment** integer [N]: part of every node
+        - **node_perm** [N]: global node ids, by part, ascending within a part; int32 if it suffices
         - **partptr** int64 [P + 1]: part p is ``node_perm[partptr[p]:partptr[p + 1]]``
-        - **place** int64 [N]: position of every node in `node_perm`
+        - **place** [N]: position of every node in `node_perm`, of the same type
     """
 
     assignment: Tensor
@@ -62,15 +63,20 @@ class NodeGroups:
 
     def n_id(self, part: int) -> Tensor:
         """The nodes of one part, int64 ascending."""
-        return self.node_perm[int(self.partptr[part]) : int(self.partptr[part + 1])].clone()
+        own = self.node_perm[int(self.partptr[part]) : int(self.partptr[part + 1])]
+        return own.to(torch.int64, copy=True)
 
 
 def group_nodes(assignment: Tensor, num_parts: int) -> NodeGroups:
     """Groups nodes by part."""
-    node_perm = torch.argsort(assignment, stable=True)
+    id_type = _smallest(assignment.numel())
+    order = stable_order(assignment, num_parts)
     partptr = counts_to_ptr(torch.bincount(assignment, minlength=num_parts))
-    place = torch.empty_like(node_perm)
-    place[node_perm] = torch.arange(node_perm.numel())
+    place = torch.empty(order.shape, dtype=id_type)
+    place[order] = torch.arange(order.numel(), dtype=id_type)
+    node_perm = order.to(id_type)
+    del order
+    trim()
     return NodeGroups(assignment, node_perm, partptr, place)
 
 
@@ -109,21 +115,21 @@ def group_edges(
     edge_index: Tensor, src: NodeGroups, dst: NodeGroups, scratch: Scratch
 ) -> EdgeGroups:
     """Groups every edge with its destination."""
-    degree = torch.zeros(dst.num_nodes, dtype=torch.int64)
-    for _, _, col in edge_chunks(edge_index):
-        count_into(degree, dst.place.index_select(0, col))
-    ptr = counts_to_ptr(degree)
-    del degree
+    places = (dst.place.index_select(0, col) for _, _, col in edge_chunks(edge_index))
+    ptr = count_to_ptr(places, dst.num_nodes)
     bounds = bucket_bounds(ptr, dst.partptr)
+    bucketptr, edgeptr = ptr[bounds], ptr[dst.partptr]
+    del ptr
     id_type = _smallest(max(src.num_nodes, dst.num_nodes))
-    dtypes = (torch.int64, id_type, id_type)
+    buckets = Buckets(bucketptr, (torch.int64, id_type, id_type), scratch)
     bucket = bucket_of(bounds).index_select(0, dst.place)
-    buckets = Buckets(ptr[bounds], dtypes, scratch)
     for start, row, col in edge_chunks(edge_index):
         e_id = torch.arange(start, start + row.numel())
         buckets.add(bucket.index_select(0, col), e_id, row, col)
+    del bucket
+    trim()
     partptr = torch.searchsorted(bounds, dst.partptr)
-    return EdgeGroups(src, dst, edge_index, buckets, partptr, ptr[dst.partptr], bounds)
+    return EdgeGroups(src, dst, edge_index, buckets, partptr, edgeptr, bounds)
 
 
 @dataclass(frozen=True)
@@ -158,11 +164,14 @@ def find_exchange(edges: EdgeGroups) -> Exchange:
     for part in range(num_parts):
         is_read = torch.zeros(nodes.num_nodes, dtype=torch.bool)
         for bucket in edges.of_part(part):
-            _, row, _ = edges.buckets.read(bucket)
-            is_read[nodes.place[row]] = True
-            block_edges[part] += torch.bincount(nodes.assignment[row], minlength=num_parts)
+            row = edges.buckets.read_field(bucket, 1)
+            is_read[nodes.place.index_select(0, row).long()] = True
+            of_src = nodes.assignment.index_select(0, row)
+            block_edges[part] += torch.bincount(of_src, minlength=num_parts)
         is_read[nodes.partptr[part] : nodes.partptr[part + 1]] = False
         halos.append(is_read.nonzero().view(-1).to(_smallest(nodes.num_nodes)))
+        del is_read
+    trim()
     ends = [torch.searchsorted(halo, nodes.partptr.to(halo.dtype)) for halo in halos]
     return Exchange(halos, torch.stack(ends).diff(dim=1), block_edges)
 
@@ -197,6 +206,8 @@ def part_layout(edges: EdgeGroups, exchange: Exchange, part: int, scratch: Scrat
     by_dst = Buckets(whole, (torch.int64, torch.int64, torch.int64), scratch)
     for bucket in edges.of_part(part):
         _sort_bucket(edges, bucket, part, local, by_block, by_dst)
+    del local
+    trim()
     src, dst, e_id = by_block.columns
     edge_id, row, col = by_dst.columns
     return PartLayout(
@@ -223,17 +234,18 @@ def _sort_bucket(
     edges: EdgeGroups, bucket: int, part: int, local: Tensor, by_block: Buckets, by_dst: Buckets
 ) -> None:
     """Appends the edges of a bucket by (destination, source, id), and block by block as well."""
-    e_id, row, col = edges.buckets.read(bucket)
-    dst = edges.dst.place[col]
+    row, col = (edges.buckets.read_field(bucket, number) for number in (1, 2))
     # One number per pair: below 2^63 for up to 3 * 10^9 nodes. Edge ids ascend already.
-    key = (dst - int(edges.bounds[bucket])).mul_(edges.src.num_nodes).add_(row)
+    key = edges.dst.place.index_select(0, col).long().sub_(int(edges.bounds[bucket]))
+    key.mul_(edges.src.num_nodes).add_(row)
     num_dst = int(edges.bounds[bucket + 1] - edges.bounds[bucket])
     order = stable_order(key, num_dst * edges.src.num_nodes)
     del key
-    e_id, row, col = (ids.index_select(0, order) for ids in (e_id, row, col))
-    dst = dst.index_select(0, order).sub_(int(edges.dst.partptr[part]))
+    row, col = row.index_select(0, order), col.index_select(0, order)
+    e_id = edges.buckets.read_field(bucket, 0).index_select(0, order)
     del order
     by_dst.extend(e_id, row, col)
+    dst = edges.dst.place.index_select(0, col).sub_(int(edges.dst.partptr[part]))
     del col
     # Within a block, ids and places of sources are in the same order.
     block = edges.src.assignment.index_select(0, row)

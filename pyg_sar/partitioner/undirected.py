@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.buckets import Buckets, bucket_bounds, bucket_of, counts_to_ptr
-from pyg_sar.partitioner.mapped import Scratch, release
-from pyg_sar.partitioner.rows import count_into, edge_chunks
+from pyg_sar.partitioner.buckets import Buckets, bucket_bounds, bucket_of, count_to_ptr
+from pyg_sar.partitioner.mapped import Scratch, release, trim
+from pyg_sar.partitioner.rows import chunk_rows, edge_chunks, ranges
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -35,17 +35,18 @@ def undirected_csr(
         indptr int64 [N + 1] and index int64, the neighbours of every node in ascending order;
         64-bit, as METIS takes nothing else without a copy.
     """
-    num_neighbours = torch.zeros(num_nodes, dtype=torch.int64)
-    for _, src, dst in edge_chunks(edge_index):
-        kept = src != dst
-        count_into(num_neighbours, src[kept])
-        count_into(num_neighbours, dst[kept])
-    ptr = counts_to_ptr(num_neighbours)
-    del num_neighbours
+    indptr, columns = _neighbours(edge_index, num_nodes, scratch or Scratch())
+    return indptr.numpy(), _in_memory(columns)
+
+
+def _neighbours(edge_index: Tensor, num_nodes: int, scratch: Scratch) -> tuple[Tensor, Tensor]:
+    """The same with the neighbours in scratch space."""
+    ends = (end[src != dst] for _, src, dst in edge_chunks(edge_index) for end in (src, dst))
+    ptr = count_to_ptr(ends, num_nodes)
     bounds = bucket_bounds(ptr, torch.tensor([0, num_nodes]))
     # An entry is one number, row * N + column: below 2^63 for up to 3 * 10^9 nodes.
     bucket = bucket_of(bounds)
-    buckets = Buckets(ptr[bounds], [torch.int64], scratch or Scratch())
+    buckets = Buckets(ptr[bounds], [torch.int64], scratch)
     for _, src, dst in edge_chunks(edge_index):
         kept = src != dst
         src, dst = src[kept], dst[kept]
@@ -56,30 +57,33 @@ def undirected_csr(
 
     indptr, entries, end = ptr.zero_(), buckets.columns[0], 0
     for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
-        keys = buckets.read(number)[0].numpy()
-        unique = torch.from_numpy(_sorted_unique(keys))
-        del keys
-        row = unique // num_nodes
-        indptr[start + 1 : stop + 1] = (row - start).bincount(minlength=stop - start)
-        place = entries[end : end + unique.numel()]
-        torch.sub(unique, row.mul_(num_nodes), out=place)
+        row, column = _rows_and_columns(buckets.read_field(number, 0), num_nodes)
+        indptr[start + 1 : stop + 1] = row.sub_(start).bincount(minlength=stop - start)
+        place = entries[end : end + column.numel()]
+        place[:] = column
         release(place)
-        end += unique.numel()
-    torch.cumsum(indptr, 0, out=indptr)
-    index = np.empty(end, dtype=np.int64)
-    for start in range(0, end, _COPIED):
-        part = entries[start : min(start + _COPIED, end)]
-        index[start : start + part.numel()] = part.numpy()
+        end += column.numel()
+        del row, column
+    indptr.cumsum_(0)
+    trim()
+    return indptr, entries[:end]
+
+
+def _in_memory(columns: Tensor) -> Int64Array:
+    index = np.empty(columns.numel(), dtype=np.int64)
+    for start, stop in ranges(index.size, chunk_rows(index.size)):
+        part = columns[start:stop]
+        index[start:stop] = part.numpy()
         release(part)
-    return indptr.numpy(), index
+    return index
 
 
-_COPIED = 1 << 22
-"""Entries copied at a time."""
-
-
-def _sorted_unique(keys: Int64Array) -> Int64Array:
+def _rows_and_columns(entries: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    """Of ``row * num_nodes + column`` in any order, without duplicates, sorted."""
+    keys: Int64Array = entries.numpy()
     keys.sort()
     keep = np.ones(keys.shape, dtype=bool)
     np.not_equal(keys[1:], keys[:-1], out=keep[1:])
-    return keys[keep]
+    unique = torch.from_numpy(keys[keep])
+    row = unique // num_nodes
+    return row, unique.sub_(row, alpha=num_nodes)
