@@ -166,6 +166,8 @@ def _candidates(
             volume=volume,
         )
 
+    if options.recursive is not None:
+        return [metis(options.recursive)]
     found = [metis(True)]
     if options.backend in ('auto', 'pymetis'):
         if volume:

@@ -1,22 +1,19 @@
-"""The graph as METIS wants it, made in three passes that hold a 128th of it in memory.
+"""The graph as METIS wants it, made in passes that hold a 128th of it in memory.
 
-1. Count the neighbours of every node, duplicates included.
-2. Deal every edge, both ways, into buckets of consecutive rows, in scratch space: 16 bytes an edge.
-3. Sort each bucket, drop duplicates, and write its columns back to where they begin.
+Every edge is dealt, both ways, into buckets of rows; then each bucket is sorted, duplicates are
+dropped, and its columns are written back to where they begin.
 """
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.buckets import Buckets, bucket_bounds, bucket_of, count_to_ptr
+from pyg_sar.partitioner.both_ways import BothWays
 from pyg_sar.partitioner.mapped import Scratch, release, trim
-from pyg_sar.partitioner.rows import chunk_rows, edge_chunks, ranges
+from pyg_sar.partitioner.rows import chunk_rows, ranges
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -41,32 +38,20 @@ def undirected_csr(
 
 def _neighbours(edge_index: Tensor, num_nodes: int, scratch: Scratch) -> tuple[Tensor, Tensor]:
     """The same with the neighbours in scratch space."""
-    ends = (end[src != dst] for _, src, dst in edge_chunks(edge_index) for end in (src, dst))
-    ptr = count_to_ptr(ends, num_nodes)
-    bounds = bucket_bounds(ptr, torch.tensor([0, num_nodes]))
-    # An entry is one number, row * N + column: below 2^63 for up to 3 * 10^9 nodes.
-    bucket = bucket_of(bounds)
-    buckets = Buckets(ptr[bounds], [torch.int64], scratch)
-    for _, src, dst in edge_chunks(edge_index):
-        kept = src != dst
-        src, dst = src[kept], dst[kept]
-        for row, column in ((src, dst), (dst, src)):
-            buckets.add(bucket.index_select(0, row), row * num_nodes + column)
-
-    del bucket
-
-    indptr, entries, end = ptr.zero_(), buckets.columns[0], 0
-    for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
-        row, column = _rows_and_columns(buckets.read_field(number, 0), num_nodes)
+    edges = BothWays(edge_index, num_nodes, scratch)
+    indptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
+    columns, end = edges.buckets.columns[0], 0
+    for bucket, start, stop in edges.rows():
+        row, column = _rows_and_columns(edges.buckets.read_field(bucket, 0), num_nodes)
         indptr[start + 1 : stop + 1] = row.sub_(start).bincount(minlength=stop - start)
-        place = entries[end : end + column.numel()]
+        place = columns[end : end + column.numel()]
         place[:] = column
         release(place)
         end += column.numel()
         del row, column
     indptr.cumsum_(0)
     trim()
-    return indptr, entries[:end]
+    return indptr, columns[:end]
 
 
 def _in_memory(columns: Tensor) -> Int64Array:

@@ -27,6 +27,7 @@ from pyg_sar.partitioner.summary import PartitionSummary, summarize
 from pyg_sar.partitioner.temporal import edge_time, node_time, sort_by_time
 from pyg_sar.partitioner.typed import TypedGraph
 from pyg_sar.shard import format as fmt
+from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.checksums import folder_checksums
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import EdgeInfo, Meta, NodeInfo, write_meta
@@ -52,7 +53,13 @@ def write_partition(
         provenance: How the assignment came about, for META.json.
         command: The command line, for META.json.
         on_part: Called after every part.
+
+    Raises:
+        ValueError: If a part or a block is too large for 32-bit ids.
     """
+    if num_parts == 1:  # Known before any pass.
+        for relation in graph.relations.values():
+            check_block_edges(relation.edge_index.size(1))
     nodes = {key: group_nodes(parts, num_parts) for key, parts in assignment.items()}
     edges = {
         key: group_edges(r.edge_index, nodes[r.src], nodes[r.dst], graph.scratch)
@@ -120,6 +127,7 @@ def _check_part_sizes(edges: EdgeGroups, exchange: Exchange) -> None:
             f"'num_parts' must be larger: local ids are 32-bit (got a part of {largest} own and "
             'halo rows)'
         )
+    check_block_edges(int(exchange.block_edges.max()))
 
 
 def _write_part(
