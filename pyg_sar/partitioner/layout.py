@@ -32,7 +32,7 @@ from pyg_sar.partitioner.buckets import (
     stable_order,
 )
 from pyg_sar.partitioner.mapped import Scratch, trim
-from pyg_sar.partitioner.rows import edge_chunks
+from pyg_sar.partitioner.rows import chunk_rows, edge_chunks, ranges
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,11 @@ class Exchange:
     block_edges: Tensor
 
     def boundary(self, part: int) -> Tensor:
-        """Places of a part that others read, int64 by (reader, place)."""
+        """Places of a part that others read, by (reader, place); of the halos' type."""
         ends = self.halo_rows.cumsum(1)[:, part].tolist()
         counts = self.halo_rows[:, part].tolist()
         return torch.cat(
-            [h[e - n : e].long() for h, e, n in zip(self.halos, ends, counts, strict=True)]
+            [h[e - n : e] for h, e, n in zip(self.halos, ends, counts, strict=True)]
         )
 
 
@@ -194,11 +194,13 @@ def part_layout(edges: EdgeGroups, exchange: Exchange, part: int, scratch: Scrat
     """The layout of one part; what has a row per edge lies in scratch space."""
     src_nodes, dst_nodes = edges.src, edges.dst
     src_start, src_end = src_nodes.partptr[part : part + 2].tolist()
-    halo, boundary = exchange.halos[part].long(), exchange.boundary(part)
+    halo = exchange.halos[part]
     local = torch.empty(src_nodes.num_nodes, dtype=torch.int32)  # by place
     num_own = src_end - src_start
     local[src_start:src_end] = torch.arange(num_own, dtype=torch.int32)
-    local[halo] = torch.arange(num_own, num_own + halo.numel(), dtype=torch.int32)
+    for start, stop in ranges(halo.numel(), chunk_rows(halo.numel())):
+        places = halo[start:stop].long()
+        local[places] = torch.arange(num_own + start, num_own + stop, dtype=torch.int32)
 
     block_ptr = counts_to_ptr(exchange.block_edges[part])
     by_block = Buckets(block_ptr, (torch.int32, torch.int32, torch.int64), scratch)
@@ -213,9 +215,9 @@ def part_layout(edges: EdgeGroups, exchange: Exchange, part: int, scratch: Scrat
     return PartLayout(
         sar={
             'halo_ptr': counts_to_ptr(exchange.halo_rows[part]),
-            'halo_pos': _position_at_owner(halo, src_nodes.partptr).to(torch.int32),
+            'halo_pos': _position_at_owner(halo, exchange.halo_rows[part], src_nodes.partptr),
             'boundary_ptr': counts_to_ptr(exchange.halo_rows[:, part]),
-            'boundary_pos': (boundary - src_start).to(torch.int32),
+            'boundary_pos': exchange.boundary(part).sub_(src_start).to(torch.int32),
             'block_ptr': block_ptr,
             'src': src,
             'dst': dst,
@@ -252,9 +254,10 @@ def _sort_bucket(
     by_block.add(block, local.index_select(0, edges.src.place.index_select(0, row)), dst, e_id)
 
 
-def _position_at_owner(place: Tensor, partptr: Tensor) -> Tensor:
-    owner = torch.bucketize(place, partptr[1:], right=True)
-    return place - partptr[owner]
+def _position_at_owner(halo: Tensor, counts: Tensor, partptr: Tensor) -> Tensor:
+    """int32; a part has `counts` of the halo's places from every owner, one after another."""
+    owners = zip(halo.split(counts.tolist()), partptr.tolist(), strict=False)
+    return torch.cat([(places - start).to(torch.int32) for places, start in owners])
 
 
 def _smallest(count: int) -> torch.dtype:
