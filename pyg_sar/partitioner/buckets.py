@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -11,9 +12,6 @@ from torch import Tensor
 
 from pyg_sar.partitioner.mapped import Scratch, release
 from pyg_sar.partitioner.rows import CHUNK_ROWS, SHARE, count_into
-
-_WRITTEN = 1 << 20
-"""Bytes after which memory is given back: every time pages must be mapped anew."""
 
 
 class Buckets:
@@ -26,10 +24,11 @@ class Buckets:
 
     def __init__(self, ptr: Tensor, dtypes: Sequence[torch.dtype], scratch: Scratch) -> None:
         self.ptr = ptr
-        self.columns = [scratch.empty((int(ptr[-1]),), dtype) for dtype in dtypes]
-        self._arrays = [column.numpy() for column in self.columns]
+        opened = [scratch.open((int(ptr[-1]),), dtype) for dtype in dtypes]
+        self.columns = [column for column, _ in opened]
+        self._files = [file for _, file in opened]
         self._ends: list[int] = ptr[:-1].tolist()
-        self._written = 0
+        self._missing = int(ptr[-1])
 
     def add(self, bucket: Tensor, *fields: Tensor) -> None:
         """Appends records, each to its bucket.
@@ -47,17 +46,20 @@ class Buckets:
         self._append([fields[0].numel()], fields)
 
     def _append(self, counts: Sequence[int], ordered: Iterable[Tensor]) -> None:
-        for array, field in zip(self._arrays, ordered, strict=True):
-            values, start = field.numpy(), 0
+        for column, file, field in zip(self.columns, self._files, ordered, strict=True):
+            values, start = field.to(column.dtype).numpy(), 0
             for end, count in zip(self._ends, counts, strict=True):
-                if count:
-                    array[end : end + count] = values[start : start + count]
-                    start += count
+                if count and file is None:
+                    column[end : end + count] = torch.from_numpy(values[start : start + count])
+                elif count and file is not None:
+                    _write(file.fileno(), values[start : start + count].data, end * values.itemsize)
+                start += count
         self._ends = [end + count for end, count in zip(self._ends, counts, strict=True)]
-        self._written += sum(array.itemsize for array in self._arrays) * sum(counts)
-        if self._written >= _WRITTEN:
-            release(*self.columns)
-            self._written = 0
+        self._missing -= sum(counts)
+        if self._missing == 0:  # Open files are few.
+            for file in self._files:
+                if file is not None:
+                    file.close()
 
     def read(self, bucket: int) -> list[Tensor]:
         """The records of one bucket in memory, field by field, integers as int64."""
@@ -70,6 +72,13 @@ class Buckets:
         found = place.to(torch.int64, copy=True)
         release(place)
         return found
+
+
+def _write(file: int, content: memoryview, offset: int) -> None:
+    content = content.cast('B')
+    while content:
+        done = os.pwrite(file, content, offset)
+        content, offset = content[done:], offset + done
 
 
 def stable_order(keys: Tensor, bound: int) -> Tensor:
@@ -103,7 +112,7 @@ def bucket_bounds(ptr: Tensor, within: Tensor) -> Tensor:
     Returns:
         The first item of every bucket and N at the end, int64 ascending.
     """
-    most = max(CHUNK_ROWS, int(ptr[-1]) // SHARE)
+    most = max(4 * CHUNK_ROWS, int(ptr[-1]) // SHARE)  # few buckets take fewer writes
     cuts = [within]
     for start, stop in pairwise(within.tolist()):
         first, last = int(ptr[start]), int(ptr[stop])

@@ -152,9 +152,7 @@ class Exchange:
         """Places of a part that others read, by (reader, place); of the halos' type."""
         ends = self.halo_rows.cumsum(1)[:, part].tolist()
         counts = self.halo_rows[:, part].tolist()
-        return torch.cat(
-            [h[e - n : e] for h, e, n in zip(self.halos, ends, counts, strict=True)]
-        )
+        return torch.cat([h[e - n : e] for h, e, n in zip(self.halos, ends, counts, strict=True)])
 
 
 def find_exchange(edges: EdgeGroups) -> Exchange:
@@ -256,7 +254,7 @@ def _sort_bucket(
 
 def _position_at_owner(halo: Tensor, counts: Tensor, partptr: Tensor) -> Tensor:
     """int32; a part has `counts` of the halo's places from every owner, one after another."""
-    owners = zip(halo.split(counts.tolist()), partptr.tolist(), strict=False)
+    owners = zip(torch.split(halo, counts.tolist()), partptr.tolist(), strict=False)
     return torch.cat([(places - start).to(torch.int32) for places, start in owners])
 
 

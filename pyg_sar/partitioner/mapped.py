@@ -135,15 +135,26 @@ class Scratch:
         Raises:
             OSError: If the disk has no space for it: that is known now, and no write fails later.
         """
+        tensor, file = self.open(shape, dtype)
+        if file is not None:
+            file.close()
+        return tensor
+
+    def open(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, IO[bytes] | None]:
+        """The same with its file, if it has one: what is written there needs no memory at all."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if self.folder is None or num_bytes <= _IN_MEMORY:
-            return torch.empty(shape, dtype=dtype)
-        with tempfile.TemporaryFile(dir=self.folder) as file:
+            return torch.empty(shape, dtype=dtype), None
+        file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115
+        try:
             os.posix_fallocate(file.fileno(), 0, num_bytes)
             content = mmap.mmap(file.fileno(), num_bytes)
+        except BaseException:
+            file.close()
+            raise
         tensor = torch.frombuffer(content, dtype=dtype).view(*shape)
         register(tensor.data_ptr(), num_bytes, content)
-        return tensor
+        return tensor, file
 
 
 def _find_member(
