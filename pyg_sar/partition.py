@@ -16,12 +16,12 @@ from tqdm import tqdm
 
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.checks import check_num_parts, check_seed
-from pyg_sar.partitioner.datasets import add_reverse_edges
 from pyg_sar.partitioner.folder import existing_parent, target_folder
 from pyg_sar.partitioner.folders import own_parts
 from pyg_sar.partitioner.mapped import Scratch
 from pyg_sar.partitioner.methods import OBJECTIVES, Method
 from pyg_sar.partitioner.metis import BACKENDS
+from pyg_sar.partitioner.reverse import add_reverse_edges
 from pyg_sar.partitioner.sources import NAMES, read_source
 from pyg_sar.partitioner.split import parse_split
 
@@ -47,6 +47,7 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
         target = target_folder(args.out, force=args.force)
         if args.split is not None:
             parse_split(args.split)
+        scratch = Scratch(existing_parent(target))
         with tqdm(desc='reading', total=1, disable=args.quiet, delay=0.5) as bar:
             data, dropped = read_source(
                 args.source,
@@ -54,10 +55,10 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
                 dense=False,
                 root=args.root,
                 attrs=args.attrs,
-                scratch=Scratch(existing_parent(target)),
+                scratch=scratch,
             )
             if args.undirected:
-                data = add_reverse_edges(data)
+                data = add_reverse_edges(data, scratch)
             bar.update()
         if dropped:
             print(f'note: dropped from {args.source}: {", ".join(dropped)}', file=sys.stderr)
@@ -75,6 +76,7 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
             check_nan=args.check_nan,
             force=args.force,
             progress=not args.quiet,
+            scratch=scratch,
             command=['python', '-m', 'pyg_sar.partition', *arguments],
         )
     except (ValueError, OSError) as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -11,16 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from generate import generate
 
 import pyg_sar
-from pyg_sar.partitioner import assignment, graph, writer
+from pyg_sar.partitioner import assignment, graph, undirected, writer
 from pyg_sar.partitioner.folder import existing_parent
-from pyg_sar.partitioner.mapped import Scratch
+from pyg_sar.partitioner.mapped import Scratch, trim
 from pyg_sar.partitioner.sources import read_source
+
+METIS = 'METIS'
+ASSIGN = 'assign'
 
 
 class Phases:
-    """Seconds and peak memory of functions, what they call of each other not counted twice."""
+    """Seconds and peak memory of functions, what they call of each other not counted twice.
+
+    Peaks are above what the process held when this was made. *Beside* METIS's own arrays is a peak
+    minus those that there are at the time; while METIS runs, what is held when it begins minus its
+    input, as all that comes after is METIS's.
+    """
 
     def __init__(self) -> None:
         self.found: dict[str, dict[str, float]] = {}
@@ -29,17 +40,31 @@ class Phases:
         self._since = time.perf_counter()
         Path('/proc/self/clear_refs').write_text('5')
 
-    def watch(self, module: Any, function: str, phase: str) -> None:
-        """From now on every call of this function is one of this phase."""
+    def watch(
+        self, module: Any, function: str, phase: str, own: Callable[[Any, Any], int] | None = None
+    ) -> None:
+        """From now on every call of this function is one of this phase.
+
+        Args:
+            module: Where it is looked up.
+            function: Its name.
+            phase: The phase.
+            own: From its first two arguments the bytes of METIS's arrays in it.
+        """
         wrapped: Callable[..., Any] = getattr(module, function)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             self._turn()
             self._open.append(phase)
+            own_bytes = own(args[0], args[1] if len(args) > 1 else None) if own else 0
+            known = self.found.setdefault(phase, _nothing())
+            if phase == METIS:
+                beside = _status('VmRSS') - self.held - own_bytes
+                known['beside_bytes'] = max(known['beside_bytes'], beside)
             try:
                 return wrapped(*args, **kwargs)
             finally:
-                self._turn()
+                self._turn(own_bytes)
                 self._open.pop()
 
         setattr(module, function, watched)
@@ -48,11 +73,14 @@ class Phases:
         self._turn()
         return self.found
 
-    def _turn(self) -> None:
-        now, peak = time.perf_counter(), _status('VmHWM')
-        known = self.found.setdefault(self._open[-1], {'seconds': 0.0, 'peak_bytes': 0})
+    def _turn(self, own_bytes: int = 0) -> None:
+        now, peak = time.perf_counter(), _status('VmHWM') - self.held
+        phase = self._open[-1]
+        known = self.found.setdefault(phase, _nothing())
         known['seconds'] += now - self._since
-        known['peak_bytes'] = max(known['peak_bytes'], peak - self.held)
+        known['peak_bytes'] = max(known['peak_bytes'], peak)
+        if phase != METIS:
+            known['beside_bytes'] = max(known['beside_bytes'], peak - own_bytes)
         Path('/proc/self/clear_refs').write_text('5')
         self._since = now
 
@@ -64,6 +92,7 @@ def main() -> None:
     parser.add_argument('--num-parts', type=int, required=True)
     parser.add_argument('--method', required=True)
     args = parser.parse_args()
+    _first(args.out.with_name('first'), args.num_parts, args.method)
     phases = Phases()
     csr: dict[str, int] = {}
     undirected_csr = assignment.undirected_csr
@@ -76,21 +105,26 @@ def main() -> None:
     assignment.undirected_csr = sized
     phases.watch(graph, 'read_source', 'read')
     phases.watch(graph, 'typed_graph', 'check')
-    phases.watch(assignment, 'undirected_csr', 'undirected graph')
-    phases.watch(graph, 'assign_nodes', 'METIS' if args.method == 'metis' else args.method)
+    phases.watch(undirected, '_neighbours', 'undirected graph')
+    phases.watch(undirected, '_in_memory', "METIS's input", lambda columns, _: columns.nbytes)
+    phases.watch(
+        assignment, 'metis_assignment', METIS, lambda indptr, index: indptr.nbytes + index.nbytes
+    )
+    phases.watch(graph, 'assign_nodes', ASSIGN)
     for function in ('group_nodes', 'group_edges', 'find_exchange'):
         phases.watch(writer, function, 'edges by part')
     phases.watch(graph, 'write_partition', 'write')
     start = time.perf_counter()
     summary = pyg_sar.partition_graph(args.source, args.num_parts, args.out, method=args.method)
     seconds = time.perf_counter() - start
-    found = phases.end()
     if not csr:  # METIS was not run: the size of its input, made for the measurement alone
         torch.set_num_threads(1)  # as in partition_graph
         scratch = Scratch(existing_parent(args.out))
         data, _ = read_source(args.source, scratch=scratch)
         assignment.undirected_csr(data.edge_index, summary.num_nodes, scratch=scratch)
-        found = phases.end()
+    found = phases.end()
+    # Between these phases next to nothing happens, but METIS's arrays are there.
+    beside = [of['beside_bytes'] for phase, of in found.items() if phase not in ('other', ASSIGN)]
     json.dump(
         {
             'num_nodes': summary.num_nodes,
@@ -103,9 +137,26 @@ def main() -> None:
             'seconds': seconds,
             'held_bytes': phases.held,
             'phases': found,
+            'metis_bytes': found.get(METIS, _nothing())['peak_bytes'],
+            'passes_bytes': max(beside),
         },
         sys.stdout,
     )
+
+
+def _first(folder: Path, num_parts: int, method: str) -> None:
+    """A partition of 2,000 nodes: what it loads of the libraries is not the graph's."""
+    source = folder.with_name('tiny')
+    generate(source, num_nodes=2000, num_pairs=8000, num_features=8)
+    pyg_sar.partition_graph(source, num_parts, folder, method=method)
+    shutil.rmtree(source)
+    shutil.rmtree(folder)
+    gc.collect()
+    trim()
+
+
+def _nothing() -> dict[str, float]:
+    return {'seconds': 0.0, 'peak_bytes': 0, 'beside_bytes': 0}
 
 
 def _status(name: str) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from pyg_sar.partitioner.balance import Balance, BoolArray, balance_weights
 from pyg_sar.partitioner.csr import IndexArray, symmetric_csr
 from pyg_sar.partitioner.kahip import kahip_assignment, mtkahypar_assignment
+from pyg_sar.partitioner.mapped import trim
 from pyg_sar.partitioner.methods import MethodOptions
 from pyg_sar.partitioner.metis import metis_assignment
 from pyg_sar.partitioner.rebalance import rebalance, refine
@@ -45,11 +46,17 @@ def assign_nodes(
         options: The method and its options.
 
     Returns:
-        The part of every node, int64 [N], by type.
+        The part of every node, int32 [N], by type.
 
     Raises:
         ValueError: If the parts given are not N integers in [0, P).
     """
+    parts = _assign(graph, num_parts, options)
+    trim()  # What is left of METIS would else be held while shards are written.
+    return {key: of_type.to(torch.int32) for key, of_type in parts.items()}
+
+
+def _assign(graph: TypedGraph, num_parts: int, options: MethodOptions) -> dict[NodeKey, Tensor]:
     method = options.method
     if isinstance(method, dict):
         return _by_type(method, graph, num_parts)
@@ -146,7 +153,7 @@ def _candidates(
             for goal in goals
         ]
     # A graph of equal weights is given to METIS as one without any.
-    weights = None if options.balance == ('nodes',) and balance.weights.all() else balance.for_metis
+    weights = None if balance.is_equal else balance.for_metis
 
     def metis(recursive: bool, volume: bool = False) -> Tensor:
         return metis_assignment(
@@ -160,6 +167,8 @@ def _candidates(
             volume=volume,
         )
 
+    if options.recursive is not None:
+        return [metis(options.recursive)]
     found = [metis(True)]
     if options.backend in ('auto', 'pymetis'):
         if volume:

@@ -43,6 +43,11 @@ class Balance:
     for_metis: Int64Array
 
     @property
+    def is_equal(self) -> bool:
+        """Whether every node weighs the same."""
+        return self.is_single and self.weights.strides[0] == 0
+
+    @property
     def is_single(self) -> bool:
         """Whether it is one weight only."""
         return bool(self.weights.shape[1] == 1)
@@ -89,6 +94,9 @@ def balance_weights(graph: TypedGraph, names: Sequence[str], connected: BoolArra
         names: What is balanced, some of :data:`BALANCES`.
         connected: bool [N], the nodes that count at all.
     """
+    if tuple(names) == ('nodes',) and connected.all():
+        ones = np.broadcast_to(np.int64(1), (graph.num_nodes, 1))  # one number, not N
+        return Balance(ones, ones)
     count = connected.astype(np.int64)
     degree = np.zeros(graph.num_nodes, dtype=np.int64)
     if 'edges' in names:

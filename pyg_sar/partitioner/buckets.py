@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -10,11 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.partitioner.mapped import Scratch, release
-from pyg_sar.partitioner.rows import CHUNK_ROWS
-
-_BUCKETS = 128
-"""Buckets that many records are dealt into: what is made of one at a time is then small beside
-all of them."""
+from pyg_sar.partitioner.rows import CHUNK_ROWS, SHARE, count_into
 
 
 class Buckets:
@@ -27,8 +24,11 @@ class Buckets:
 
     def __init__(self, ptr: Tensor, dtypes: Sequence[torch.dtype], scratch: Scratch) -> None:
         self.ptr = ptr
-        self.columns = [scratch.empty((int(ptr[-1]),), dtype) for dtype in dtypes]
+        opened = [scratch.open((int(ptr[-1]),), dtype) for dtype in dtypes]
+        self.columns = [column for column, _ in opened]
+        self._files = [file for _, file in opened]
         self._ends: list[int] = ptr[:-1].tolist()
+        self._missing = int(ptr[-1])
 
     def add(self, bucket: Tensor, *fields: Tensor) -> None:
         """Appends records, each to its bucket.
@@ -39,29 +39,46 @@ class Buckets:
         """
         order = stable_order(bucket, len(self._ends))
         counts = bucket.bincount(minlength=len(self._ends)).tolist()
-        self._append(counts, [field.index_select(0, order) for field in fields])
+        self._append(counts, (field.index_select(0, order) for field in fields))
 
     def extend(self, *fields: Tensor) -> None:
         """Appends records to the only bucket there is."""
         self._append([fields[0].numel()], fields)
 
-    def _append(self, counts: Sequence[int], ordered: Sequence[Tensor]) -> None:
-        start = 0
-        for number, count in enumerate(counts):
-            if count:
-                end = self._ends[number]
-                for column, values in zip(self.columns, ordered, strict=True):
-                    column[end : end + count] = values[start : start + count]
-                self._ends[number] += count
+    def _append(self, counts: Sequence[int], ordered: Iterable[Tensor]) -> None:
+        for column, file, field in zip(self.columns, self._files, ordered, strict=True):
+            values, start = field.to(column.dtype).numpy(), 0
+            for end, count in zip(self._ends, counts, strict=True):
+                if count and file is None:
+                    column[end : end + count] = torch.from_numpy(values[start : start + count])
+                elif count and file is not None:
+                    _write(file.fileno(), values[start : start + count].data, end * values.itemsize)
                 start += count
-        release(*self.columns)
+        self._ends = [end + count for end, count in zip(self._ends, counts, strict=True)]
+        self._missing -= sum(counts)
+        if self._missing == 0:  # Open files are few.
+            for file in self._files:
+                if file is not None:
+                    file.close()
 
     def read(self, bucket: int) -> list[Tensor]:
         """The records of one bucket in memory, field by field, integers as int64."""
+        return [self.read_field(bucket, number) for number in range(len(self.columns))]
+
+    def read_field(self, bucket: int, number: int) -> Tensor:
+        """One field of them, int64."""
         start, stop = self.ptr[bucket : bucket + 2].tolist()
-        found = [column[start:stop].to(torch.int64, copy=True) for column in self.columns]
-        release(*(column[start:stop] for column in self.columns))
+        place = self.columns[number][start:stop]
+        found = place.to(torch.int64, copy=True)
+        release(place)
         return found
+
+
+def _write(file: int, content: memoryview, offset: int) -> None:
+    content = content.cast('B')
+    while content:
+        done = os.pwrite(file, content, offset)
+        content, offset = content[done:], offset + done
 
 
 def stable_order(keys: Tensor, bound: int) -> Tensor:
@@ -74,8 +91,7 @@ def stable_order(keys: Tensor, bound: int) -> Tensor:
     bits = max(count - 1, 0).bit_length()
     if (bound - 1) << bits >= 1 << 63:
         return torch.from_numpy(np.argsort(keys.numpy(), kind='stable'))
-    packed = keys.to(torch.int64, copy=True).bitwise_left_shift_(bits)
-    packed.bitwise_or_(torch.arange(count))
+    packed = torch.arange(count).add_(keys, alpha=1 << bits)
     packed.numpy().sort()
     return packed.bitwise_and_((1 << bits) - 1)
 
@@ -96,7 +112,7 @@ def bucket_bounds(ptr: Tensor, within: Tensor) -> Tensor:
     Returns:
         The first item of every bucket and N at the end, int64 ascending.
     """
-    most = max(CHUNK_ROWS, int(ptr[-1]) // _BUCKETS)
+    most = max(4 * CHUNK_ROWS, int(ptr[-1]) // SHARE)  # few buckets take fewer writes
     cuts = [within]
     for start, stop in pairwise(within.tolist()):
         first, last = int(ptr[start]), int(ptr[stop])
@@ -104,6 +120,19 @@ def bucket_bounds(ptr: Tensor, within: Tensor) -> Tensor:
         cuts.append(torch.searchsorted(ptr[: stop + 1], targets, right=True) - 1)
     bounds: Tensor = torch.unique(torch.cat(cuts))
     return bounds
+
+
+def count_to_ptr(ids: Iterable[Tensor], bound: int) -> Tensor:
+    """Where the records of every item begin and end, int64 [`bound` + 1].
+
+    Args:
+        ids: The item of every record, integers in [0, `bound`), by chunks.
+        bound: Number of items.
+    """
+    ptr = torch.zeros(bound + 1, dtype=torch.int64)
+    for part in ids:
+        count_into(ptr[1:], part)
+    return ptr.cumsum_(0)
 
 
 def counts_to_ptr(counts: Tensor) -> Tensor:

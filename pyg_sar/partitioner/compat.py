@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -31,8 +32,9 @@ class Partitioner:
         data: The graph, homogeneous or heterogeneous, with any attributes.
         num_parts: Number of parts, at least 1.
         root: Folder to write.
-        recursive: Accepted for the sake of PyG's signature. METIS always bisects recursively here,
-            which cuts no more than its k-way form.
+        recursive: Whether METIS bisects recursively (True) or cuts k-way (False). By default, other
+            than PyG's, as in :func:`~pyg_sar.partition_graph`: recursively, which balances better,
+            but from 9 parts on k-way where that cuts clearly less.
 
     Raises:
         ValueError: If `num_parts` or the graph is not as described.
@@ -43,7 +45,7 @@ class Partitioner:
         data: Data | HeteroData,
         num_parts: int,
         root: str | os.PathLike[str],
-        recursive: bool = False,
+        recursive: bool | None = None,
     ) -> None:
         self.data = data
         self.num_parts = num_parts
@@ -60,14 +62,20 @@ class Partitioner:
         is_partition = (Path(self.root) / META_FILE).is_file()
         method: Method = 'metis'
         num_parts = check_num_parts(self.num_parts)
-        if isinstance(self.data, HeteroData):
+        is_hetero = isinstance(self.data, HeteroData)
+        if is_hetero or self.recursive is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter('ignore', UserWarning)  # partition_graph gives them again
                 graph = typed_graph(self.data)
             if num_parts <= graph.num_nodes:
-                options = method_options(method, is_hetero=True)
+                options = method_options(method, is_hetero=is_hetero)
+                options = replace(options, recursive=self.recursive)
                 parts = assign_nodes(graph, num_parts, options)
-                method = {str(key): part for key, part in _spread(graph, parts, num_parts).items()}
+                if is_hetero:
+                    spread = _spread(graph, parts, num_parts)
+                    method = {str(key): part for key, part in spread.items()}
+                else:
+                    method = parts[None]
         return partition_graph(self.data, num_parts, self.root, method=method, force=is_partition)
 
 

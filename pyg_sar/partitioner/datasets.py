@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch_geometric.data import Data, Dataset, HeteroData, TemporalData
-from torch_geometric.transforms import ToUndirected
 
 from pyg_sar.partitioner.ogb import OGB, load_ogb
 from pyg_sar.partitioner.synthetic import shape_of, synthetic_graph
@@ -53,16 +52,6 @@ def load_dataset(
             raise ValueError(f"expected one of {', '.join(OGB)} (got '{name}')")
         return load_ogb(name, data_root(root))
     return _load_pyg(name, data_root(root))
-
-
-def add_reverse_edges(data: Data | HeteroData) -> Data | HeteroData:
-    """The graph with every edge in both directions, by PyG's ToUndirected.
-
-    Duplicates are merged and their attributes added up; a relation between two types of nodes gets
-    a relation of its own for the way back, ``rev_...``.
-    """
-    undirected: Data | HeteroData = ToUndirected()(data)
-    return undirected
 
 
 def _load_pyg(name: str, root: Path) -> Data | HeteroData:

@@ -56,6 +56,7 @@ def partition_graph(
     force: bool = False,
     progress: bool = False,
     command: Sequence[str] | None = None,
+    scratch: Scratch | None = None,
 ) -> PartitionSummary:
     """Cuts a graph into parts and writes one shard per part.
 
@@ -100,6 +101,7 @@ def partition_graph(
         force: Whether to replace an earlier partition in `root`, once the new one is complete.
         progress: Whether to show progress bars on stderr.
         command: The command line, noted in META.json.
+        scratch: Where temporary arrays lie; by default in files without a name beside `root`.
 
     Returns:
         The sizes of the parts, the edge cut and the rows exchanged per layer.
@@ -110,7 +112,7 @@ def partition_graph(
     num_parts, seed = check_num_parts(num_parts), check_seed(seed)
     target = target_folder(root, force=force)
     with _one_thread():
-        scratch = Scratch(existing_parent(target))
+        scratch = scratch or Scratch(existing_parent(target))
         if isinstance(data, (str, os.PathLike)):
             name = os.fspath(data)
             data, dropped = read_source(name, seed=seed, dense=False, scratch=scratch)

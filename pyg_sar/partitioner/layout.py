@@ -27,11 +27,12 @@ from pyg_sar.partitioner.buckets import (
     Buckets,
     bucket_bounds,
     bucket_of,
+    count_to_ptr,
     counts_to_ptr,
     stable_order,
 )
-from pyg_sar.partitioner.mapped import Scratch
-from pyg_sar.partitioner.rows import count_into, edge_chunks
+from pyg_sar.partitioner.mapped import Scratch, trim
+from pyg_sar.partitioner.rows import chunk_rows, edge_chunks, ranges
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,10 @@ class NodeGroups:
     """The nodes of one type grouped by the part that holds them.
 
     Shapes:
-        - **assignment** int64 [N]: part of every node
-        - **node_perm** int64 [N]: global node ids, by part, ascending within a part
+        - **assignment** integer [N]: part of every node
+        - **node_perm** [N]: global node ids, by part, ascending within a part; int32 if it suffices
         - **partptr** int64 [P + 1]: part p is ``node_perm[partptr[p]:partptr[p + 1]]``
-        - **place** int64 [N]: position of every node in `node_perm`
+        - **place** [N]: position of every node in `node_perm`, of the same type
     """
 
     assignment: Tensor
@@ -62,15 +63,20 @@ class NodeGroups:
 
     def n_id(self, part: int) -> Tensor:
         """The nodes of one part, int64 ascending."""
-        return self.node_perm[int(self.partptr[part]) : int(self.partptr[part + 1])].clone()
+        own = self.node_perm[int(self.partptr[part]) : int(self.partptr[part + 1])]
+        return own.to(torch.int64, copy=True)
 
 
 def group_nodes(assignment: Tensor, num_parts: int) -> NodeGroups:
     """Groups nodes by part."""
-    node_perm = torch.argsort(assignment, stable=True)
+    id_type = _smallest(assignment.numel())
+    order = stable_order(assignment, num_parts)
     partptr = counts_to_ptr(torch.bincount(assignment, minlength=num_parts))
-    place = torch.empty_like(node_perm)
-    place[node_perm] = torch.arange(node_perm.numel())
+    place = torch.empty(order.shape, dtype=id_type)
+    place[order] = torch.arange(order.numel(), dtype=id_type)
+    node_perm = order.to(id_type)
+    del order
+    trim()
     return NodeGroups(assignment, node_perm, partptr, place)
 
 
@@ -109,21 +115,21 @@ def group_edges(
     edge_index: Tensor, src: NodeGroups, dst: NodeGroups, scratch: Scratch
 ) -> EdgeGroups:
     """Groups every edge with its destination."""
-    degree = torch.zeros(dst.num_nodes, dtype=torch.int64)
-    for _, _, col in edge_chunks(edge_index):
-        count_into(degree, dst.place.index_select(0, col))
-    ptr = counts_to_ptr(degree)
-    del degree
+    places = (dst.place.index_select(0, col) for _, _, col in edge_chunks(edge_index))
+    ptr = count_to_ptr(places, dst.num_nodes)
     bounds = bucket_bounds(ptr, dst.partptr)
+    bucketptr, edgeptr = ptr[bounds], ptr[dst.partptr]
+    del ptr
     id_type = _smallest(max(src.num_nodes, dst.num_nodes))
-    dtypes = (torch.int64, id_type, id_type)
+    buckets = Buckets(bucketptr, (torch.int64, id_type, id_type), scratch)
     bucket = bucket_of(bounds).index_select(0, dst.place)
-    buckets = Buckets(ptr[bounds], dtypes, scratch)
     for start, row, col in edge_chunks(edge_index):
         e_id = torch.arange(start, start + row.numel())
         buckets.add(bucket.index_select(0, col), e_id, row, col)
+    del bucket
+    trim()
     partptr = torch.searchsorted(bounds, dst.partptr)
-    return EdgeGroups(src, dst, edge_index, buckets, partptr, ptr[dst.partptr], bounds)
+    return EdgeGroups(src, dst, edge_index, buckets, partptr, edgeptr, bounds)
 
 
 @dataclass(frozen=True)
@@ -143,12 +149,10 @@ class Exchange:
     block_edges: Tensor
 
     def boundary(self, part: int) -> Tensor:
-        """Places of a part that others read, int64 by (reader, place)."""
+        """Places of a part that others read, by (reader, place); of the halos' type."""
         ends = self.halo_rows.cumsum(1)[:, part].tolist()
         counts = self.halo_rows[:, part].tolist()
-        return torch.cat(
-            [h[e - n : e].long() for h, e, n in zip(self.halos, ends, counts, strict=True)]
-        )
+        return torch.cat([h[e - n : e] for h, e, n in zip(self.halos, ends, counts, strict=True)])
 
 
 def find_exchange(edges: EdgeGroups) -> Exchange:
@@ -158,11 +162,14 @@ def find_exchange(edges: EdgeGroups) -> Exchange:
     for part in range(num_parts):
         is_read = torch.zeros(nodes.num_nodes, dtype=torch.bool)
         for bucket in edges.of_part(part):
-            _, row, _ = edges.buckets.read(bucket)
-            is_read[nodes.place[row]] = True
-            block_edges[part] += torch.bincount(nodes.assignment[row], minlength=num_parts)
+            row = edges.buckets.read_field(bucket, 1)
+            is_read[nodes.place.index_select(0, row).long()] = True
+            of_src = nodes.assignment.index_select(0, row)
+            block_edges[part] += torch.bincount(of_src, minlength=num_parts)
         is_read[nodes.partptr[part] : nodes.partptr[part + 1]] = False
         halos.append(is_read.nonzero().view(-1).to(_smallest(nodes.num_nodes)))
+        del is_read
+    trim()
     ends = [torch.searchsorted(halo, nodes.partptr.to(halo.dtype)) for halo in halos]
     return Exchange(halos, torch.stack(ends).diff(dim=1), block_edges)
 
@@ -185,11 +192,13 @@ def part_layout(edges: EdgeGroups, exchange: Exchange, part: int, scratch: Scrat
     """The layout of one part; what has a row per edge lies in scratch space."""
     src_nodes, dst_nodes = edges.src, edges.dst
     src_start, src_end = src_nodes.partptr[part : part + 2].tolist()
-    halo, boundary = exchange.halos[part].long(), exchange.boundary(part)
+    halo = exchange.halos[part]
     local = torch.empty(src_nodes.num_nodes, dtype=torch.int32)  # by place
     num_own = src_end - src_start
     local[src_start:src_end] = torch.arange(num_own, dtype=torch.int32)
-    local[halo] = torch.arange(num_own, num_own + halo.numel(), dtype=torch.int32)
+    for start, stop in ranges(halo.numel(), chunk_rows(halo.numel())):
+        places = halo[start:stop].long()
+        local[places] = torch.arange(num_own + start, num_own + stop, dtype=torch.int32)
 
     block_ptr = counts_to_ptr(exchange.block_edges[part])
     by_block = Buckets(block_ptr, (torch.int32, torch.int32, torch.int64), scratch)
@@ -197,14 +206,16 @@ def part_layout(edges: EdgeGroups, exchange: Exchange, part: int, scratch: Scrat
     by_dst = Buckets(whole, (torch.int64, torch.int64, torch.int64), scratch)
     for bucket in edges.of_part(part):
         _sort_bucket(edges, bucket, part, local, by_block, by_dst)
+    del local
+    trim()
     src, dst, e_id = by_block.columns
     edge_id, row, col = by_dst.columns
     return PartLayout(
         sar={
             'halo_ptr': counts_to_ptr(exchange.halo_rows[part]),
-            'halo_pos': _position_at_owner(halo, src_nodes.partptr).to(torch.int32),
+            'halo_pos': _position_at_owner(halo, exchange.halo_rows[part], src_nodes.partptr),
             'boundary_ptr': counts_to_ptr(exchange.halo_rows[:, part]),
-            'boundary_pos': (boundary - src_start).to(torch.int32),
+            'boundary_pos': exchange.boundary(part).sub_(src_start).to(torch.int32),
             'block_ptr': block_ptr,
             'src': src,
             'dst': dst,
@@ -223,26 +234,28 @@ def _sort_bucket(
     edges: EdgeGroups, bucket: int, part: int, local: Tensor, by_block: Buckets, by_dst: Buckets
 ) -> None:
     """Appends the edges of a bucket by (destination, source, id), and block by block as well."""
-    e_id, row, col = edges.buckets.read(bucket)
-    dst = edges.dst.place[col]
+    row, col = (edges.buckets.read_field(bucket, number) for number in (1, 2))
     # One number per pair: below 2^63 for up to 3 * 10^9 nodes. Edge ids ascend already.
-    key = (dst - int(edges.bounds[bucket])).mul_(edges.src.num_nodes).add_(row)
+    key = edges.dst.place.index_select(0, col).long().sub_(int(edges.bounds[bucket]))
+    key.mul_(edges.src.num_nodes).add_(row)
     num_dst = int(edges.bounds[bucket + 1] - edges.bounds[bucket])
     order = stable_order(key, num_dst * edges.src.num_nodes)
     del key
-    e_id, row, col = (ids.index_select(0, order) for ids in (e_id, row, col))
-    dst = dst.index_select(0, order).sub_(int(edges.dst.partptr[part]))
+    row, col = row.index_select(0, order), col.index_select(0, order)
+    e_id = edges.buckets.read_field(bucket, 0).index_select(0, order)
     del order
     by_dst.extend(e_id, row, col)
+    dst = edges.dst.place.index_select(0, col).sub_(int(edges.dst.partptr[part]))
     del col
     # Within a block, ids and places of sources are in the same order.
     block = edges.src.assignment.index_select(0, row)
     by_block.add(block, local.index_select(0, edges.src.place.index_select(0, row)), dst, e_id)
 
 
-def _position_at_owner(place: Tensor, partptr: Tensor) -> Tensor:
-    owner = torch.bucketize(place, partptr[1:], right=True)
-    return place - partptr[owner]
+def _position_at_owner(halo: Tensor, counts: Tensor, partptr: Tensor) -> Tensor:
+    """int32; a part has `counts` of the halo's places from every owner, one after another."""
+    owners = zip(torch.split(halo, counts.tolist()), partptr.tolist(), strict=False)
+    return torch.cat([(places - start).to(torch.int32) for places, start in owners])
 
 
 def _smallest(count: int) -> torch.dtype:

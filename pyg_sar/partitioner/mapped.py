@@ -32,6 +32,10 @@ Array = np.ndarray[Any, Any]
 _IN_MEMORY = 1 << 20
 """Bytes up to which scratch space is ordinary memory."""
 
+_AROUND = 1 << 21
+"""Linux maps more than the page that is read: what the page cache has near it, up to so many bytes.
+Some of it belongs to the chunk before and would stay."""
+
 _MAPS: dict[int, int] = {}
 """First and last address of all that is mapped, as long as it is."""
 
@@ -102,10 +106,17 @@ def release(*tensors: Tensor) -> None:
         start, end = found
         last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
         page = mmap.PAGESIZE
-        first = max(tensor.data_ptr() // page * page, -(-start // page) * page)
-        stop = min(tensor.data_ptr() + last * tensor.element_size(), end)
+        first = max(tensor.data_ptr() // _AROUND * _AROUND, -(-start // page) * page)
+        stop = tensor.data_ptr() + last * tensor.element_size()
+        stop = min(-(-stop // _AROUND) * _AROUND, end)
         if stop > first:
             _LIBC.madvise(ctypes.c_void_p(first), ctypes.c_size_t(stop - first), mmap.MADV_DONTNEED)
+
+
+def trim() -> None:
+    """Gives back what the C library has kept of freed memory, where it can: glibc."""
+    if hasattr(_LIBC, 'malloc_trim'):
+        _LIBC.malloc_trim(0)
 
 
 @dataclass(frozen=True)
@@ -124,15 +135,26 @@ class Scratch:
         Raises:
             OSError: If the disk has no space for it: that is known now, and no write fails later.
         """
+        tensor, file = self.open(shape, dtype)
+        if file is not None:
+            file.close()
+        return tensor
+
+    def open(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, IO[bytes] | None]:
+        """The same with its file, if it has one: what is written there needs no memory at all."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if self.folder is None or num_bytes <= _IN_MEMORY:
-            return torch.empty(shape, dtype=dtype)
-        with tempfile.TemporaryFile(dir=self.folder) as file:
+            return torch.empty(shape, dtype=dtype), None
+        file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115
+        try:
             os.posix_fallocate(file.fileno(), 0, num_bytes)
             content = mmap.mmap(file.fileno(), num_bytes)
+        except BaseException:
+            file.close()
+            raise
         tensor = torch.frombuffer(content, dtype=dtype).view(*shape)
         register(tensor.data_ptr(), num_bytes, content)
-        return tensor
+        return tensor, file
 
 
 def _find_member(

@@ -33,6 +33,7 @@ class MethodOptions:
         objective: What is made small: ``'cut'`` or ``'volume'``.
         balance: What the parts share evenly, some of ``BALANCES``; none if the method has no say.
         passes: Passes of a streaming method.
+        recursive: Whether METIS bisects recursively or cuts k-way; None for what serves best.
     """
 
     method: Method = 'metis'
@@ -41,6 +42,7 @@ class MethodOptions:
     objective: str = 'cut'
     balance: tuple[str, ...] = ('nodes',)
     passes: int = _PASSES
+    recursive: bool | None = None
 
     @property
     def name(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,11 +12,21 @@ from torch import Tensor
 
 from pyg_sar.partitioner.mapped import Scratch, is_mapped, release
 
-CHUNK_ROWS = 1 << 18
-"""Edges, or node ids, per chunk."""
+CHUNK_ROWS = 1 << 14
+"""Edges, or node ids, per chunk, at least; fewer take more time than they save memory."""
 
-_CHUNK_BYTES = 1 << 23
-"""Bytes per chunk of rows, and span of a mapped tensor that rows are picked from at a time."""
+_MOST_ROWS = 1 << 17
+"""The same at most: more save no time."""
+
+_CHUNK_BYTES = 1 << 19
+"""Bytes per chunk of rows, and span of a mapped tensor that rows are picked from at a time; at
+least, as above."""
+
+_MOST_BYTES = 1 << 23
+
+SHARE = 128
+"""In between a chunk is this part of all edges, or of all rows, as the memory for it shall be a
+small part of theirs."""
 
 
 _AS_SIGNED = {
@@ -38,6 +49,11 @@ class Rows:
     dtype: torch.dtype
     shape: tuple[int, ...]
     chunks: Callable[[], Iterator[Tensor]]
+
+
+def chunk_rows(count: int) -> int:
+    """Edges per chunk of so many."""
+    return max(CHUNK_ROWS, min(count // SHARE, _MOST_ROWS))
 
 
 def ranges(count: int, size: int) -> Iterator[tuple[int, int]]:
@@ -65,7 +81,7 @@ def edge_chunks(edge_index: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     Args:
         edge_index: [2, E], of any integer type.
     """
-    for start, stop in ranges(edge_index.size(1), CHUNK_ROWS):
+    for start, stop in ranges(edge_index.size(1), chunk_rows(edge_index.size(1))):
         edges = edge_index[:, start:stop]
         src, dst = (aligned(ids).to(torch.int64) for ids in edges)
         yield start, src, dst
@@ -82,7 +98,7 @@ def in_degrees(edge_index: Tensor, num_nodes: int) -> Tensor:
 
 def count_into(counts: Tensor, index: Tensor) -> None:
     """Adds to `counts` how often every entry occurs in `index`."""
-    counts.index_add_(0, index, torch.ones_like(index))
+    counts.index_add_(0, index, counts.new_ones(1).expand(index.numel()))
 
 
 def take_rows(values: Tensor, index: Tensor) -> Rows:
@@ -152,5 +168,6 @@ def aligned(values: Tensor) -> Tensor:
 
 
 def _rows_per_chunk(values: Tensor) -> int:
-    row = values.element_size() * int(np.prod(values.shape[1:]))
-    return max(1, min(_CHUNK_BYTES // max(row, 1), CHUNK_ROWS * 8))
+    row = max(1, values.element_size() * math.prod(values.shape[1:]))
+    num_bytes = max(_CHUNK_BYTES, min(values.size(0) * row // SHARE, _MOST_BYTES))
+    return max(1, min(num_bytes // row, max(8 * CHUNK_ROWS, _MOST_BYTES // 8)))

@@ -1,22 +1,19 @@
-"""The graph as METIS wants it, made in three passes that hold a 128th of it in memory.
+"""The graph as METIS wants it, made in passes that hold a 128th of it in memory.
 
-1. Count the neighbours of every node, duplicates included.
-2. Deal every edge, both ways, into buckets of consecutive rows, in scratch space: 16 bytes an edge.
-3. Sort each bucket, drop duplicates, and write its columns back to where they begin.
+Every edge is dealt, both ways, into buckets of rows; then each bucket is sorted, duplicates are
+dropped, and its columns are written back to where they begin.
 """
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.buckets import Buckets, bucket_bounds, bucket_of, counts_to_ptr
-from pyg_sar.partitioner.mapped import Scratch, release
-from pyg_sar.partitioner.rows import count_into, edge_chunks
+from pyg_sar.partitioner.both_ways import BothWays
+from pyg_sar.partitioner.mapped import Scratch, release, trim
+from pyg_sar.partitioner.rows import chunk_rows, ranges
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -35,51 +32,43 @@ def undirected_csr(
         indptr int64 [N + 1] and index int64, the neighbours of every node in ascending order;
         64-bit, as METIS takes nothing else without a copy.
     """
-    num_neighbours = torch.zeros(num_nodes, dtype=torch.int64)
-    for _, src, dst in edge_chunks(edge_index):
-        kept = src != dst
-        count_into(num_neighbours, src[kept])
-        count_into(num_neighbours, dst[kept])
-    ptr = counts_to_ptr(num_neighbours)
-    del num_neighbours
-    bounds = bucket_bounds(ptr, torch.tensor([0, num_nodes]))
-    # An entry is one number, row * N + column: below 2^63 for up to 3 * 10^9 nodes.
-    bucket = bucket_of(bounds)
-    buckets = Buckets(ptr[bounds], [torch.int64], scratch or Scratch())
-    for _, src, dst in edge_chunks(edge_index):
-        kept = src != dst
-        src, dst = src[kept], dst[kept]
-        for row, column in ((src, dst), (dst, src)):
-            buckets.add(bucket.index_select(0, row), row * num_nodes + column)
+    indptr, columns = _neighbours(edge_index, num_nodes, scratch or Scratch())
+    return indptr.numpy(), _in_memory(columns)
 
-    del bucket
 
-    indptr, entries, end = ptr.zero_(), buckets.columns[0], 0
-    for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
-        keys = buckets.read(number)[0].numpy()
-        unique = torch.from_numpy(_sorted_unique(keys))
-        del keys
-        row = unique // num_nodes
-        indptr[start + 1 : stop + 1] = (row - start).bincount(minlength=stop - start)
-        place = entries[end : end + unique.numel()]
-        torch.sub(unique, row.mul_(num_nodes), out=place)
+def _neighbours(edge_index: Tensor, num_nodes: int, scratch: Scratch) -> tuple[Tensor, Tensor]:
+    """The same with the neighbours in scratch space."""
+    edges = BothWays(edge_index, num_nodes, scratch)
+    indptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
+    columns, end = edges.buckets.columns[0], 0
+    for bucket, start, stop in edges.rows():
+        row, column = _rows_and_columns(edges.buckets.read_field(bucket, 0), num_nodes)
+        indptr[start + 1 : stop + 1] = row.sub_(start).bincount(minlength=stop - start)
+        place = columns[end : end + column.numel()]
+        place[:] = column
         release(place)
-        end += unique.numel()
-    torch.cumsum(indptr, 0, out=indptr)
-    index = np.empty(end, dtype=np.int64)
-    for start in range(0, end, _COPIED):
-        part = entries[start : min(start + _COPIED, end)]
-        index[start : start + part.numel()] = part.numpy()
+        end += column.numel()
+        del row, column
+    indptr.cumsum_(0)
+    trim()
+    return indptr, columns[:end]
+
+
+def _in_memory(columns: Tensor) -> Int64Array:
+    index = np.empty(columns.numel(), dtype=np.int64)
+    for start, stop in ranges(index.size, chunk_rows(index.size)):
+        part = columns[start:stop]
+        index[start:stop] = part.numpy()
         release(part)
-    return indptr.numpy(), index
+    return index
 
 
-_COPIED = 1 << 22
-"""Entries copied at a time."""
-
-
-def _sorted_unique(keys: Int64Array) -> Int64Array:
+def _rows_and_columns(entries: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    """Of ``row * num_nodes + column`` in any order, without duplicates, sorted."""
+    keys: Int64Array = entries.numpy()
     keys.sort()
     keep = np.ones(keys.shape, dtype=bool)
     np.not_equal(keys[1:], keys[:-1], out=keep[1:])
-    return keys[keep]
+    unique = torch.from_numpy(keys[keep])
+    row = unique // num_nodes
+    return row, unique.sub_(row, alpha=num_nodes)

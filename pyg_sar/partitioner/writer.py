@@ -20,12 +20,14 @@ from pyg_sar.partitioner.layout import (
     group_nodes,
     part_layout,
 )
+from pyg_sar.partitioner.mapped import trim
 from pyg_sar.partitioner.pt_file import save_rows
 from pyg_sar.partitioner.rows import Rows, chunks, edge_chunks, take_rows
 from pyg_sar.partitioner.summary import PartitionSummary, summarize
 from pyg_sar.partitioner.temporal import edge_time, node_time, sort_by_time
 from pyg_sar.partitioner.typed import TypedGraph
 from pyg_sar.shard import format as fmt
+from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.checksums import folder_checksums
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import EdgeInfo, Meta, NodeInfo, write_meta
@@ -46,12 +48,18 @@ def write_partition(
     Args:
         folder: An existing, empty folder.
         graph: The graph.
-        assignment: Part of every node, int64 [N], by type.
+        assignment: Part of every node, integer [N], by type.
         num_parts: The number of parts P; parts may be empty.
         provenance: How the assignment came about, for META.json.
         command: The command line, for META.json.
         on_part: Called after every part.
+
+    Raises:
+        ValueError: If a part or a block is too large for 32-bit ids.
     """
+    if num_parts == 1:  # Known before any pass.
+        for relation in graph.relations.values():
+            check_block_edges(relation.edge_index.size(1))
     nodes = {key: group_nodes(parts, num_parts) for key, parts in assignment.items()}
     edges = {
         key: group_edges(r.edge_index, nodes[r.src], nodes[r.dst], graph.scratch)
@@ -63,8 +71,9 @@ def write_partition(
     for part in range(num_parts):
         _write_part(fmt.part_dir(folder, part), part, graph, nodes, edges, exchanges)
         on_part()
+        trim()
     for node_key, groups in nodes.items():
-        save_rows(groups.assignment, fmt.node_map_file(folder, node_key))
+        save_rows(_node_part(groups), fmt.node_map_file(folder, node_key))
     for edge_key, edge_groups in edges.items():
         save_rows(_edge_part(edge_groups), fmt.edge_map_file(folder, edge_key))
 
@@ -118,6 +127,7 @@ def _check_part_sizes(edges: EdgeGroups, exchange: Exchange) -> None:
             f"'num_parts' must be larger: local ids are 32-bit (got a part of {largest} own and "
             'halo rows)'
         )
+    check_block_edges(int(exchange.block_edges.max()))
 
 
 def _write_part(
@@ -182,12 +192,22 @@ def _write_part(
         save_rows({**content, fmt.SAR_FILE: sar}[name], folder / name)
 
 
+def _node_part(nodes: NodeGroups) -> Rows:
+    """The part of every node, int64 [N]."""
+    return Rows(
+        torch.int64,
+        (nodes.num_nodes,),
+        lambda: (parts.to(torch.int64) for parts in chunks(nodes.assignment)),
+    )
+
+
 def _edge_part(edges: EdgeGroups) -> Rows:
     """The part of every edge, int64 [E]."""
+    part = edges.dst.assignment
     return Rows(
         torch.int64,
         (edges.edge_index.size(1),),
-        lambda: (edges.dst.assignment[dst] for _, _, dst in edge_chunks(edges.edge_index)),
+        lambda: (part[dst].to(torch.int64) for _, _, dst in edge_chunks(edges.edge_index)),
     )
 
 

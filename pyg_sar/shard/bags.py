@@ -7,6 +7,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+MAX_EDGES = torch.iinfo(torch.int32).max
+"""Edges of a block at most: they are counted with 32 bits, as the kernels do."""
+
+
+def check_block_edges(num_edges: int) -> None:
+    """Raises ValueError if a block has more edges than 32 bits can count."""
+    if num_edges > MAX_EDGES:
+        raise ValueError(
+            f'expected at most {MAX_EDGES} edges from the nodes of one part into those of one rank '
+            f'(got {num_edges}); use more parts'
+        )
+
 
 class Bags(NamedTuple):
     """A sparse 0/1 matrix by rows; empty rows are left out where they are many.
@@ -34,7 +46,11 @@ def make_bags(rows: Tensor, cols: Tensor, num_rows: int, *, is_sorted: bool = Fa
         cols: Column of every edge, int64 ``[num_edges]``.
         num_rows: Number of rows.
         is_sorted: Whether `rows` ascends already.
+
+    Raises:
+        ValueError: If there are more than 2^31 - 1 edges.
     """
+    check_block_edges(rows.numel())
     perm = None
     if not is_sorted:
         perm = torch.argsort(rows, stable=True)

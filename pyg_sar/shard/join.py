@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.format import EdgeKey, type_name
 from pyg_sar.shard.meta import Meta
 from pyg_sar.shard.parts import Part, Tensors, rows_of
@@ -35,6 +36,9 @@ def join(
     Returns:
         The shard, its edge_index, and the place of every edge among the parts' edges one after
         another (None where that is their order already).
+
+    Raises:
+        ValueError: If a block has more than 2^31 - 1 edges.
     """
     num_parts, info = meta.num_parts, meta.edges[key]
     per_rank = num_parts // world_size
@@ -53,6 +57,7 @@ def join(
     src, dst, place, block_ptr = [], [], [], [0]
     edge_start = ptr_of([p['e_id'].numel() for p in indices])
     for q in range(num_parts):
+        check_block_edges(sum(int(p['block_ptr'][q : q + 2].diff()) for p in indices))
         for i, p in enumerate(indices):
             start, end = p['block_ptr'][q : q + 2].tolist()
             src_q = p['src'][start:end].long()
