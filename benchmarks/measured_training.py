@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -64,21 +65,23 @@ def run_training(
     """
     if not Path('/proc/self/clear_refs').exists():
         raise RuntimeError('expected Linux, where /proc tells the peak memory of a process')
-    command = [sys.executable, __file__]
+    command = [sys.executable]
+    env = dict(os.environ)
+    if processes > 1:
+        # Without a rendezvous: its store would hold pickles.
+        command += ['-m', 'torch.distributed.run', f'--nproc-per-node={processes}']
+        command += ['--master-addr=127.0.0.1', f'--master-port={_free_port()}']
+        env['GLOO_SOCKET_IFNAME'] = 'lo'
+    command.append(__file__)
     for name, value in options.items():
         if value is not None:
             command.append(f'--{name.replace("_", "-")}={value}')
     threads = str(max(1, num_cores() // processes))
-    env = {**os.environ, 'OMP_NUM_THREADS': threads, **(environment or {})}
+    env |= {'OMP_NUM_THREADS': threads, **(environment or {})}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / 'result.json'
-        command.append(f'--out={out}')
-        if processes > 1:
-            # Not torchrun, whose store listens on all interfaces.
-            env.update(WORLD_SIZE=str(processes), GLOO_SOCKET_IFNAME='lo')
-            command.append(f'--store={Path(folder) / "store"}')
         with (Path(folder) / 'log.txt').open('w+') as log:
-            code = _run_ranks(command, processes, env, log)
+            code = subprocess.run([*command, f'--out={out}'], env=env, stdout=log).returncode
             if code:
                 log.seek(0)
                 raise RuntimeError(f'{" ".join(command)} ended with code {code}\n{log.read()}')
@@ -86,30 +89,17 @@ def run_training(
     return {**result, 'threads': int(threads)}
 
 
-def _run_ranks(command: list[str], processes: int, env: dict[str, str], log: TextIO) -> int:
-    """The first exit code that is not 0; then the other ranks are ended."""
-    ranks = [
-        subprocess.Popen(command, env={**env, 'RANK': str(rank)}, stdout=log)
-        for rank in range(processes)
-    ]
-    try:
-        while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
-            time.sleep(0.05)
-        return next((code for code in codes if code), 0)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+def _free_port() -> int:
+    with socket.create_server(('127.0.0.1', 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
 
 
 def main() -> None:
     args = _parse()
-    is_distributed = args.store is not None
+    is_distributed = 'RANK' in os.environ
     if is_distributed:
-        rank, world_size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
-        dist.init_process_group(
-            'gloo', init_method=f'file://{args.store}', rank=rank, world_size=world_size
-        )
+        dist.init_process_group('gloo')
     torch.manual_seed(args.seed)
     if args.graph:
         data = torch.load(args.graph, weights_only=False)
@@ -196,7 +186,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument('--weights', help='a state_dict to start from')
     parser.add_argument('--accuracy', type=int, default=0, help='1: measure accuracies too')
     parser.add_argument('--progress', default='', help='what the progress bar is called')
-    parser.add_argument('--store', help='the file by which ranks meet')
     parser.add_argument('--out', required=True, help='JSON file to write')
     return parser.parse_args()
 

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -20,8 +17,9 @@ from pyg_sar.checkpoint.folders import begin, publish
 from pyg_sar.checkpoint.random_states import random_states
 from pyg_sar.checkpoint.reader import load_plain
 from pyg_sar.checkpoint.states import TRAINING, model_state, optimizer_state
-from pyg_sar.checkpoint.together import errors_of_torch, on_rank_0, rank, together
-from pyg_sar.comm import check_equal, exchange_group, in_call
+from pyg_sar.checkpoint.together import on_rank_0, rank, together
+from pyg_sar.checkpoint.writer import write
+from pyg_sar.comm import check_equal, in_call
 
 
 @in_call('save_checkpoint')
@@ -82,22 +80,15 @@ def save_checkpoint(
 
     of_ranks = together(collect)
     check_equal('epoch', epoch, [number for number, _ in of_ranks])
-    if rank() == 0:
-        training['random'] = [states for _, states in of_ranks]
-        state[TRAINING] = training
+    training['random'] = [states for _, states in of_ranks]
+    state[TRAINING] = training
 
     made = on_rank_0(lambda: begin(root, epoch).name)
     assert made is not None
     folder = root / made
     together(lambda: _check_visible(folder))
     try:
-        with errors_of_torch():
-            save(
-                state,
-                storage_writer=FileSystemWriter(folder, sync_files=True),
-                planner=DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-                process_group=exchange_group(),
-            )
+        write(state, folder)
         published = on_rank_0(lambda: publish(folder, keep=keep).name)
     except Exception:
         if rank() == 0:

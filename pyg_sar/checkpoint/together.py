@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 
-from pyg_sar.comm import agree, guard_of_torch, is_distributed
+from pyg_sar.comm import agree, is_distributed
 
 T = TypeVar('T')
 
@@ -18,6 +15,11 @@ T = TypeVar('T')
 def rank() -> int:
     """Of this process; 0 if it is the only one."""
     return dist.get_rank() if is_distributed() else 0
+
+
+def num_ranks() -> int:
+    """How many there are."""
+    return dist.get_world_size() if is_distributed() else 1
 
 
 def together(step: Callable[[], T]) -> list[T]:
@@ -44,21 +46,6 @@ def together(step: Callable[[], T]) -> list[T]:
 def on_rank_0(step: Callable[[], T]) -> T | None:
     """What `step` gives on rank 0, which alone takes it (collective: one all-gather)."""
     return together(lambda: step() if rank() == 0 else None)[0]
-
-
-@contextmanager
-def errors_of_torch() -> Iterator[None]:
-    """Around save and load of torch.distributed.checkpoint, which raise alike on all ranks.
-
-    A failure is a ``BaseException`` there; and a process by itself is told so in a warning.
-    """
-    try:
-        with warnings.catch_warnings(), guard_of_torch('a checkpoint of all ranks'):
-            warnings.filterwarnings('ignore', 'torch.distributed is', UserWarning)
-            yield
-    except CheckpointException as failed:
-        number, (cause, _) = min(failed.failures.items(), key=lambda item: item[0])
-        raise _error(number, _kind(cause), str(cause)) from failed
 
 
 _KINDS: dict[str, type[Exception]] = {

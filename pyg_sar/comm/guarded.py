@@ -6,8 +6,7 @@ import atexit
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -87,29 +86,6 @@ def arrived(swap: Any) -> None:
         connection.travelling.pop(id(swap), None)
         if connection.error is not None:  # nothing has arrived
             connection.check('the end of a transfer')
-
-
-@contextmanager
-def guard_of_torch(operation: str) -> Iterator[None]:
-    """For collectives that torch makes by itself in the exchange group.
-
-    Raises:
-        ExchangeError: In place of the error of a lost rank.
-    """
-    connection = _connection()
-    if connection is None:
-        yield
-        return
-    connection.notes(operation, None)
-    try:
-        yield
-    except RuntimeError as error:
-        lost = lost_rank(error, operation)
-        if lost is None:
-            raise
-        raise lost from error
-    finally:
-        connection.notes('', None)
 
 
 def left_by(error: BaseException) -> None:
