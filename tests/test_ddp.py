@@ -12,15 +12,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from ranks import run_ranks
-from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
+from small_graphs import assert_close, attempt, cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, LGConv, SAGEConv
-from torch_geometric.nn.models import GIN
 
-import pyg_sar
-from pyg_sar import DistributedDataParallel, SARConv, global_mean, load_shard, wrap
-from pyg_sar.norm import GlobalBatchNorm
+from pyg_sar import DistributedDataParallel, SARConv, global_mean, load_shard
 
 
 class Net(torch.nn.Module):
@@ -325,70 +322,6 @@ def test_one_process_without_init(graph, tmp_path):
     assert not module.training
 
 
-def _built(kwargs: dict[str, Any], make: str) -> str:
-    return attempt(DistributedDataParallel, MAKES[make](), **kwargs)
-
-
-MAKES: dict[str, Callable[[], torch.nn.Module]] = {
-    'net': _model,
-    'no convs': lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()),
-    'instance norm': lambda: GIN(6, 8, 2, 3, norm=torch.nn.InstanceNorm1d(8)),
-}
-
-
-@pytest.mark.parametrize('world_size', [None, 2])
-@pytest.mark.parametrize(
-    ('make', 'kwargs', 'words'),
-    [
-        ('net', {'broadcast_buffers': True}, "'broadcast_buffers' must be False (got True)"),
-        ('net', {'mode': 'parallel'}, "'mode' must be one of"),
-        ('net', {'prefetch': 0}, "'prefetch' must be a positive int (got 0)"),
-        ('no convs', {}, 'expected a model with at least one message-passing conv'),
-        ('instance norm', {}, 'statistics over the rows of one rank'),
-    ],
-)
-def test_refused_on_all_ranks(make, kwargs, words, world_size):
-    if world_size is None:
-        outcomes = [_built(kwargs, make)]
-    else:
-        outcomes = run_ranks(_built, world_size, kwargs, make)
-    assert_all_raise(outcomes, 'ValueError', words)
-
-
-def test_an_unknown_option_is_an_error():
-    outcomes = run_ranks(_built, 2, {'overlap': True}, 'net')
-    assert_all_raise(outcomes, 'TypeError', 'overlap')
-
-
-def test_an_unknown_option_is_an_error_in_one_process():
-    """The same script must not fail only once it is launched on several ranks."""
-    with pytest.raises(TypeError, match='overlap'):
-        DistributedDataParallel(_model(), overlap=True)
-
-
-def test_broadcast_buffers_false_is_allowed(graph, tmp_path):
-    assert run_ranks(_built, 2, {'broadcast_buffers': False}, 'net') == ['no error'] * 2
-
-
-def _wrapped_before() -> tuple[list[str], list[str]]:
-    model = wrap(_model(), mode='one_shot')
-    ours = DistributedDataParallel(model)
-    return [m.mode for m in ours.modules() if isinstance(m, SARConv)], [
-        type(m).__name__ for m in ours.modules() if isinstance(m, torch.nn.BatchNorm1d)
-    ]
-
-
-def test_a_wrapped_model():
-    assert run_ranks(_wrapped_before, 2) == [(['one_shot'] * 2, ['GlobalBatchNorm'])] * 2
-
-
-def test_modes_reach_the_convs():
-    model = DistributedDataParallel(_model(), mode='sequential_no_remat', prefetch=3)
-    convs = [module for module in model.modules() if isinstance(module, SARConv)]
-    assert [(conv.mode, conv.prefetch) for conv in convs] == [('sequential_no_remat', 3)] * 2
-    assert isinstance(model.module.norm, GlobalBatchNorm)
-
-
 class TwoGraphs(torch.nn.Module):
     """The same conv on two edge_indices, and a layer used twice."""
 
@@ -416,7 +349,3 @@ def test_a_layer_used_twice(graph, tmp_path):
     _plain_loss(model, graph).backward()
     for gradients in run_ranks(_reused, 2, _root(graph, tmp_path, 2)):
         _assert_same(gradients, _grads(model))
-
-
-def test_public_name():
-    assert issubclass(pyg_sar.DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)

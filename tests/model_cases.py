@@ -1,0 +1,283 @@
+"""Every class of torch_geometric.nn.models: how it is made and called, or why it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from graphs import NUM_CLASSES, NUM_EDGE_FEATURES, NUM_FEATURES, awkward_graph
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import APPNP, GCNConv, GENConv, GINEConv, RGCNConv, SAGEConv, Sequential
+from torch_geometric.nn import models as M
+from torch_geometric.utils import add_self_loops
+
+TOLERANCE = 1e-10
+NUM_NODES = 60
+F, H, C = NUM_FEATURES, 6, NUM_CLASSES
+
+Call = Callable[[Any, Data], Tensor]
+
+
+def _xe(model: Any, data: Data) -> Tensor:
+    return model(data.x, data.edge_index)
+
+
+def _weighted(model: Any, data: Data) -> Tensor:
+    return model(data.x, data.edge_index, data.edge_weight)
+
+
+def _attributed(model: Any, data: Data) -> Tensor:
+    return model(data.x, data.edge_index, edge_attr=data.edge_attr)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and how it is called; its output has one row per node, or per entry of `rows`."""
+
+    make: Callable[[], nn.Module]
+    call: Call = _xe
+    rows: str = 'n_id'
+    train: bool = True
+
+
+def _gnn(cls: Any, **kwargs: Any) -> Case:
+    call = kwargs.pop('call', _xe)
+    return Case(lambda: cls(F, H, 3, C, **kwargs), call)
+
+
+def _deep_gcn(block: str) -> nn.Module:
+    """Two deep layers that recompute their conv in backward."""
+
+    def layer(channels: int) -> M.DeepGCNLayer:
+        conv = GENConv(channels, H, aggr='sum')
+        return M.DeepGCNLayer(
+            conv,
+            nn.BatchNorm1d(channels if block == 'res+' else H),
+            nn.ReLU(),
+            block=block,
+            ckpt_grad=True,
+        )
+
+    return Sequential(
+        'x, edge_index',
+        [
+            (nn.Linear(F, H), 'x -> x'),
+            (layer(H), 'x, edge_index -> x'),
+            (layer(2 * H if block == 'dense' else H), 'x, edge_index -> x'),
+        ],
+    )
+
+
+class _JumpingStack(nn.Module):
+    """A model of one's own: convs of several kinds and a JumpingKnowledge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = RGCNConv(F, H, num_relations=3)
+        self.second = SAGEConv(H, H, aggr='max')
+        self.norm = nn.BatchNorm1d(H)
+        self.jump = M.JumpingKnowledge('max')
+        self.propagate = APPNP(4, 0.2)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
+        first = self.first(x, edge_index, edge_type).relu()
+        second = self.norm(self.second(first, edge_index)).relu()
+        return self.propagate(self.jump([first, second]), edge_index)
+
+
+class _MaskedLabels(nn.Module):
+    """UniMP: labels of the training nodes among the features."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.mask_label = M.MaskLabel(C, F, method=method)
+        self.conv = GCNConv(F if method == 'add' else 2 * F, H)
+
+    def forward(self, data: Data) -> Tensor:
+        x = self.mask_label(data.x, data.y, data.train_mask)
+        return self.conv(x, data.edge_index)
+
+
+class _CorrectAndSmooth(nn.Module):
+    """Corrects the predictions of a linear layer, so that a gradient has somewhere to go."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__()
+        self.lin = nn.Linear(F, C)
+        self.post = M.CorrectAndSmooth(4, 0.8, 3, 0.7, **kwargs)
+
+    def forward(self, data: Data, *, with_weight: bool = False) -> Tensor:
+        weight = data.edge_weight.detach() if with_weight else None
+        y_soft = self.lin(data.x).softmax(dim=-1)
+        mask = data.train_mask
+        return self.post(y_soft, data.y[mask], mask, data.edge_index, weight)
+
+    def correct(self, data: Data) -> Tensor:
+        """With an error at every node: where there is none, PyG's gradient is not a number."""
+        y_soft = self.lin(data.x).softmax(dim=-1)
+        everywhere = torch.ones_like(data.train_mask)
+        edge_index, _ = add_self_loops(data.edge_index, num_nodes=data.num_nodes)
+        return self.post.correct(y_soft, data.y, everywhere, edge_index)
+
+
+def _reversible() -> nn.Module:
+    return Sequential(
+        'x, edge_index',
+        [
+            (nn.Linear(F, 8), 'x -> x'),
+            (M.GroupAddRev(SAGEConv(4, 4), num_groups=2), 'x, edge_index -> x'),
+            (M.GroupAddRev(GCNConv(4, 4), num_groups=2), 'x, edge_index -> x'),
+        ],
+    )
+
+
+def _labels(model: Any, data: Data) -> Tensor:
+    return model(data.y, data.edge_index, mask=data.train_mask)
+
+
+def _semantic(model: Any, data: Data) -> Tensor:
+    return model.get_semantic_labels(data.x, data.y, torch.ones_like(data.train_mask))
+
+
+def _ranking(model: Any, data: Data) -> Tensor:
+    return model(data.edge_index, edge_weight=data.edge_weight)
+
+
+def _some_rankings(model: Any, data: Data) -> Tensor:
+    """Of some edges: zero for the others, so that one row per edge comes out."""
+    chosen = data.edge_type == 1
+    out = data.edge_weight.new_zeros(data.num_edges)
+    return out.masked_scatter(chosen, model(data.edge_index, data.edge_index[:, chosen]))
+
+
+def _gin_with_edges() -> nn.Module:
+    def conv(channels: int) -> GINEConv:
+        return GINEConv(M.MLP([channels, H, H]), edge_dim=NUM_EDGE_FEATURES)
+
+    return Sequential(
+        'x, edge_index, edge_attr',
+        [
+            (conv(F), 'x, edge_index, edge_attr -> x'),
+            (conv(H), 'x, edge_index, edge_attr -> x'),
+        ],
+    )
+
+
+_DEGREES = torch.bincount(torch.bincount(awkward_graph(NUM_NODES).edge_index[1]))
+_PNA = {'aggregators': ['mean', 'max', 'min', 'std'], 'scalers': ['identity', 'amplification']}
+
+CASES: dict[str, Case] = {
+    'GCN': _gnn(M.GCN),
+    'GCN-weighted': _gnn(M.GCN, call=_weighted, act='elu', act_first=True, norm='batch_norm'),
+    'GCN-jk-lstm': _gnn(M.GCN, jk='lstm'),
+    'GraphSAGE': _gnn(M.GraphSAGE, norm='batch_norm'),
+    'GraphSAGE-jk-cat': _gnn(M.GraphSAGE, jk='cat', act='gelu', project=True),
+    'GIN': _gnn(M.GIN, norm='batch_norm'),
+    'GIN-jk-max': _gnn(M.GIN, jk='max', train_eps=True),
+    'GAT': _gnn(M.GAT, heads=2, norm='batch_norm'),
+    'GAT-v2-jk-cat': _gnn(
+        M.GAT, call=_attributed, v2=True, heads=2, edge_dim=NUM_EDGE_FEATURES, jk='cat'
+    ),
+    'PNA': _gnn(M.PNA, deg=_DEGREES, norm='batch_norm', **_PNA),
+    'EdgeCNN': _gnn(M.EdgeCNN, act='leaky_relu'),
+    'GraphSAGE-layer-norm': _gnn(M.GraphSAGE, norm='layer_norm', norm_kwargs={'mode': 'node'}),
+    'GINE-stack': Case(
+        _gin_with_edges, lambda model, data: model(data.x, data.edge_index, data.edge_attr)
+    ),
+    'RGCN-JumpingKnowledge-APPNP': Case(
+        _JumpingStack, lambda model, data: model(data.x, data.edge_index, data.edge_type)
+    ),
+    **{
+        f'DeepGCNLayer-{block}': Case(partial(_deep_gcn, block))
+        for block in ('res+', 'res', 'dense', 'plain')
+    },
+    'GroupAddRev': Case(_reversible),
+    'MaskLabel-add': Case(lambda: _MaskedLabels('add'), lambda model, data: model(data)),
+    'MaskLabel-concat': Case(lambda: _MaskedLabels('concat'), lambda model, data: model(data)),
+    'PMLP': Case(lambda: M.PMLP(F, H, C, 3), _xe, train=False),
+    'RECT_L': Case(lambda: M.RECT_L(F, H), _weighted),
+    'RECT_L-semantic-labels': Case(lambda: M.RECT_L(F, H), _semantic),
+    'LINKX': Case(lambda: M.LINKX(NUM_NODES, F, H, C, 2, num_edge_layers=2), _weighted),
+    'LINKX-no-features': Case(
+        lambda: M.LINKX(NUM_NODES, F, H, C, 1), lambda model, data: model(None, data.edge_index)
+    ),
+    'LightGCN': Case(
+        lambda: M.LightGCN(NUM_NODES, H, 3),
+        lambda model, data: model.get_embedding(data.edge_index),
+    ),
+    'LightGCN-ranking': Case(lambda: M.LightGCN(NUM_NODES, H, 2), _ranking, 'e_id'),
+    'LightGCN-some-rankings': Case(lambda: M.LightGCN(NUM_NODES, H, 2), _some_rankings, 'e_id'),
+    'LabelPropagation': Case(lambda: M.LabelPropagation(5, 0.9), _labels),
+    'LabelPropagation-weighted': Case(
+        lambda: M.LabelPropagation(3, 0.6),
+        lambda model, data: model(
+            data.x.detach(), data.edge_index, None, data.edge_weight.detach(), torch.tanh
+        ),
+    ),
+    'CorrectAndSmooth': Case(_CorrectAndSmooth, lambda model, data: model(data)),
+    'CorrectAndSmooth-correct': Case(_CorrectAndSmooth, lambda model, data: model.correct(data)),
+    'CorrectAndSmooth-weighted': Case(
+        lambda: _CorrectAndSmooth(autoscale=False, scale=1.5),
+        lambda model, data: model(data, with_weight=True),
+    ),
+}
+
+_CONV = partial(GCNConv, F, F)
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    'ARGA': (lambda: M.ARGA(_CONV(), nn.Linear(F, 1)), 'wrap its encoder'),
+    'ARGVA': (lambda: M.ARGVA(_CONV(), nn.Linear(F, 1)), 'wrap its encoder'),
+    'ARLinkPredictor': (lambda: M.ARLinkPredictor(F, H), 'reads node rows by edge'),
+    'AttentiveFP': (lambda: M.AttentiveFP(F, H, C, NUM_EDGE_FEATURES, 2, 2), 'readout'),
+    'DeepGraphInfomax': (
+        lambda: M.DeepGraphInfomax(F, _CONV(), torch.mean, torch.flip),
+        'wrap its encoder',
+    ),
+    'DimeNet': (lambda: M.DimeNet(8, 1, 1, 2, 2, 2), 'positions'),
+    'DimeNetPlusPlus': (lambda: M.DimeNetPlusPlus(8, 1, 1, 4, 4, 8, 2, 2), 'positions'),
+    'GAE': (lambda: M.GAE(_CONV()), 'wrap its encoder'),
+    'GNNFF': (lambda: M.GNNFF(8, 8, 1), 'positions'),
+    'GPSE': (lambda: M.GPSE(), 'readout'),
+    'GraphUNet': (lambda: M.GraphUNet(F, H, C, 2), 'selects nodes of the whole graph'),
+    'InnerProductDecoder': (lambda: M.InnerProductDecoder(), 'reads node rows by edge'),
+    'LPFormer': (lambda: M.LPFormer(F, H), 'pairs of nodes'),
+    'MetaLayer': (lambda: M.MetaLayer(node_model=nn.Linear(F, F)), 'reads node rows by edge'),
+    'MetaPath2Vec': (
+        lambda: M.MetaPath2Vec(
+            {('a', 'to', 'a'): torch.tensor([[0, 1], [1, 0]])}, H, [('a', 'to', 'a')] * 2, 2, 2
+        ),
+        'random walks',
+    ),
+    'NeuralFingerprint': (lambda: M.NeuralFingerprint(F, H, C, 2), 'readout'),
+    'Node2Vec': (lambda: _node2vec(), 'random walks'),
+    'Polynormer': (lambda: M.Polynormer(F, H, C), 'attention'),
+    'RENet': (lambda: M.RENet(4, 2, H, 2), 'events'),
+    'SGFormer': (lambda: M.SGFormer(F, H, C), 'attention'),
+    'SchNet': (lambda: M.SchNet(8, 8, 1), 'positions'),
+    'SignedGCN': (lambda: M.SignedGCN(F, H, 2), 'two graphs'),
+    'TGNMemory': (lambda: _tgn_memory(), 'events'),
+    'VGAE': (lambda: M.VGAE(_CONV()), 'wrap its encoder'),
+    'ViSNet': (lambda: M.ViSNet(hidden_channels=16, num_heads=2, num_layers=1), 'positions'),
+}
+"""How to make it, and words of the reason."""
+
+ROWWISE = {'MLP', 'HeteroJumpingKnowledge', 'GPSENodeEncoder'}
+"""No conv and no look at other nodes: right inside any model as they are."""
+
+FUNCTIONS = {'to_captum_model', 'to_captum_input', 'captum_output_to_dicts'}
+
+
+def _tgn_memory() -> nn.Module:
+    from torch_geometric.nn.models.tgn import IdentityMessage, LastAggregator
+
+    return M.TGNMemory(4, 2, 3, 3, IdentityMessage(2, 3, 3), LastAggregator())
+
+
+def _node2vec() -> nn.Module:
+    model = M.Node2Vec.__new__(M.Node2Vec)  # its constructor wants pyg-lib or torch_cluster
+    nn.Module.__init__(model)
+    return model

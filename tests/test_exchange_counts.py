@@ -1,0 +1,267 @@
+"""How many messages and rows travel, by path, mode and pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from small_graphs import ASSIGNMENTS, cut, small_graph
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv, TransformerConv
+
+from pyg_sar import SARConv, load_shard, partition_graph
+from pyg_sar.aggregate.linear import linear_sum
+from pyg_sar.comm import Exchange, GradientReturn
+from pyg_sar.shard.plan import plan_of
+
+LAYOUTS = [(1, 1), (1, 4), (2, 2), (2, 6), (3, 3), (3, 6), (4, 4)]
+"""World sizes and numbers of parts."""
+
+
+@pytest.fixture(params=ASSIGNMENTS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def _graph_without_cut_edges() -> Data:
+    """Two triangles that never meet."""
+    src = torch.tensor([0, 1, 2, 3, 4, 5])
+    dst = torch.tensor([1, 2, 0, 4, 5, 3])
+    return Data(edge_index=torch.stack([src, dst]), num_nodes=6)
+
+
+@dataclass
+class Traffic:
+    """Point-to-point messages as (peer, rows), all-to-alls as rows received."""
+
+    receives: list[tuple[int, int]] = field(default_factory=list)
+    sends: list[tuple[int, int]] = field(default_factory=list)
+    all_to_alls: int = 0
+    others: int = 0
+
+
+@contextmanager
+def _counted() -> Iterator[Traffic]:
+    """Counts what this rank sends and receives while it lasts."""
+    traffic = Traffic()
+    batch = dist.batch_isend_irecv
+    counted = {
+        name: getattr(dist, name)
+        for name in ('all_reduce', 'all_gather_object', 'all_gather', 'broadcast', 'send', 'recv')
+    }
+    all_to_all = dist.all_to_all_single
+
+    def count_batch(ops: list[dist.P2POp]) -> Any:
+        for op in ops:
+            kind = traffic.receives if op.op is dist.irecv else traffic.sends
+            kind.append((op.peer, op.tensor.size(0)))
+        return batch(ops)
+
+    def count_all_to_all(*args: Any, **kwargs: Any) -> Any:
+        traffic.all_to_alls += 1
+        return all_to_all(*args, **kwargs)
+
+    def count(name: str) -> Callable[..., Any]:
+        def counter(*args: Any, **kwargs: Any) -> Any:
+            traffic.others += 1
+            return counted[name](*args, **kwargs)
+
+        return counter
+
+    dist.batch_isend_irecv = count_batch
+    dist.all_to_all_single = count_all_to_all
+    for name in counted:
+        setattr(dist, name, count(name))
+    try:
+        yield traffic
+    finally:
+        dist.batch_isend_irecv = batch
+        dist.all_to_all_single = all_to_all
+        for name, function in counted.items():
+            setattr(dist, name, function)
+
+
+def _fetch_traffic(root: str) -> tuple[Traffic, Traffic]:
+    exchange = Exchange(load_shard(root).edge_index.shard)
+    x = torch.randn(exchange.shard.num_own, 3)
+    with _counted() as forward:
+        for _ in exchange.fetch([x]):
+            pass
+    with _counted() as backward:
+        returned = GradientReturn(exchange, [torch.zeros_like(x)])
+        for part in [*exchange.shard.parts, *(step.part for step in exchange.shard.steps)]:
+            start, end = exchange.shard.source_range(part)
+            returned.put([torch.ones(end - start, 3)])
+        returned.finish()
+    return forward, backward
+
+
+def _halo_rows(data: Data, parts: Tensor, world_size: int, num_parts: int) -> list[list[int]]:
+    """Rows that rank r reads of part q, from the graph alone; 0 for own parts."""
+    per_rank = num_parts // world_size
+    src, dst = data.edge_index
+    rank_of_dst = parts[dst] // per_rank
+    return [
+        [
+            src[(rank_of_dst == rank) & (parts[src] == q)].unique().numel()
+            if q // per_rank != rank
+            else 0
+            for q in range(num_parts)
+        ]
+        for rank in range(world_size)
+    ]
+
+
+def _expected_receives(
+    rows: list[list[int]], rank: int, world_size: int, num_parts: int
+) -> list[tuple[int, int]]:
+    """Sender and rows of every non-empty step, in the order of the steps."""
+    per_rank = num_parts // world_size
+    order = [
+        ((rank - s) % world_size, (rank - s) % world_size * per_rank + i)
+        for s in range(1, world_size)
+        for i in range(per_rank)
+    ]
+    return [(sender, rows[rank][q]) for sender, q in order if rows[rank][q]]
+
+
+@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
+def test_one_message_per_step(tmp_path, world_size, num_parts, kind):
+    """Exactly one receive per non-empty step, of exactly the rows that are read."""
+    graph = small_graph()
+    root = cut(graph, num_parts, tmp_path / 'parts', kind)
+    parts = torch.load(root / 'node_map.pt', weights_only=True)
+    rows = _halo_rows(graph, parts, world_size, num_parts)
+    if world_size == num_parts:
+        assert json.loads((root / 'META.json').read_text())['pyg_sar']['halo_rows'] == rows
+    all_traffic = run_ranks(_fetch_traffic, world_size, str(root))
+    for rank, (forward, backward) in enumerate(all_traffic):
+        expected = _expected_receives(rows, rank, world_size, num_parts)
+        assert forward.receives == expected
+        # The gradients of these very rows go back to where they came from.
+        assert backward.sends == expected
+        assert sorted(backward.receives) == sorted(forward.sends)
+        sent = [
+            (reader, count)
+            for reader in range(world_size)
+            for sender, count in _expected_receives(rows, reader, world_size, num_parts)
+            if sender == rank
+        ]
+        assert sorted(forward.sends) == sorted(sent)
+        for traffic in (forward, backward):
+            assert (traffic.all_to_alls, traffic.others) == (0, 0)
+
+
+def _linear_traffic(root: str, needs_grad: bool, one_shot: bool) -> tuple[Traffic, Traffic]:
+    data = load_shard(root)
+    exchange = Exchange(data.edge_index.shard)
+    plan = plan_of(data.edge_index, exchange.shard)
+    x = torch.randn(exchange.shard.num_own, 3, requires_grad=needs_grad)
+    scale = torch.ones((), requires_grad=True)
+    with _counted() as forward:
+        out = linear_sum(x, None, plan, exchange, one_shot=one_shot)
+    with _counted() as backward:
+        (out * scale).sum().backward()
+    assert (x.grad is not None) == needs_grad
+    return forward, backward
+
+
+def _num_steps(graph: Data, root: Path, world_size: int, num_parts: int) -> list[int]:
+    """Non-empty steps of every rank."""
+    parts = torch.load(root / 'node_map.pt', weights_only=True)
+    rows = _halo_rows(graph, parts, world_size, num_parts)
+    return [sum(count > 0 for count in rows[rank]) for rank in range(world_size)]
+
+
+@pytest.mark.parametrize('needs_grad', [False, True])
+@pytest.mark.parametrize(('world_size', 'num_parts'), [(2, 2), (3, 3), (2, 4)])
+def test_linear_path(tmp_path, world_size, num_parts, needs_grad):
+    """One exchange in forward, one in backward if x needs a gradient, else none."""
+    graph = small_graph()
+    root = cut(graph, num_parts, tmp_path / 'parts')
+    steps = _num_steps(graph, root, world_size, num_parts)
+    results = run_ranks(_linear_traffic, world_size, str(root), needs_grad, False)
+    for (forward, backward), num_steps in zip(results, steps, strict=True):
+        assert num_steps > 0
+        assert len(forward.receives) == num_steps
+        assert len(backward.sends) == (num_steps if needs_grad else 0)
+        assert len(backward.receives) == (len(forward.sends) if needs_grad else 0)
+        assert forward.all_to_alls == backward.all_to_alls == 0
+        assert forward.others == backward.others == 0
+
+
+def test_no_message_where_nothing_is_cut(tmp_path):
+    parts = torch.tensor([0, 0, 0, 1, 1, 1])
+    partition_graph(_graph_without_cut_edges(), 2, tmp_path / 'parts', method=parts)
+    counts = run_ranks(_linear_traffic, 2, str(tmp_path / 'parts'), True, False)
+    assert all(not c.receives and not c.sends for pair in counts for c in pair)
+
+
+@pytest.mark.parametrize('needs_grad', [False, True])
+def test_linear_path_one_shot(tmp_path, needs_grad):
+    root = cut(small_graph(), 3, tmp_path / 'parts')
+    for forward, backward in run_ranks(_linear_traffic, 3, str(root), needs_grad, True):
+        assert (forward.all_to_alls, backward.all_to_alls) == (1, int(needs_grad))
+        assert not forward.receives
+        assert not backward.receives
+
+
+CONVS = {
+    'SAGE': lambda: SAGEConv(6, 4),
+    'GCN': lambda: GCNConv(6, 4),
+    'Transformer': lambda: TransformerConv(6, 4),
+    'GAT': lambda: GATConv(6, 4),
+}
+
+
+# Tensors times exchanges of rows in forward and backward, and of gradients in backward.
+# Transformer: keys and values, in one pass each way. GAT: one pass for edge_updater with its
+# logits, and one for the messages with its values.
+EXCHANGES = {
+    ('SAGE', 'sequential'): (1, 0, 1),
+    ('GCN', 'sequential'): (1, 0, 1),
+    ('Transformer', 'sequential'): (2, 2, 2),
+    ('Transformer', 'sequential_no_remat'): (2, 0, 2),
+    ('GAT', 'sequential'): (2, 2, 2),
+    ('GAT', 'sequential_no_remat'): (2, 0, 2),
+}
+
+
+def _layer_traffic(root: str, name: str, mode: str) -> tuple[Traffic, Traffic]:
+    """Of a layer in its second forward, whose input needs a gradient."""
+    data = load_shard(root)
+    conv = SARConv(CONVS[name]().double(), mode=mode)
+    x = data.x.clone().requires_grad_()
+    conv(x, data.edge_index)
+    with _counted() as forward:
+        out = conv(x, data.edge_index)
+    with _counted() as backward:
+        out.sum().backward()
+    return forward, backward
+
+
+@pytest.mark.parametrize(('name', 'mode'), EXCHANGES)
+def test_exchanges_of_a_layer(tmp_path, name, mode):
+    graph = small_graph()
+    root = cut(graph, 3, tmp_path / 'parts')
+    steps = _num_steps(graph, root, 3, 3)
+    rows_forward, rows_backward, gradients = EXCHANGES[name, mode]
+    for (forward, backward), num_steps in zip(
+        run_ranks(_layer_traffic, 3, str(root), name, mode), steps, strict=True
+    ):
+        assert len(forward.receives) == rows_forward * num_steps
+        num_sent = len(forward.sends) // rows_forward
+        assert len(backward.receives) == rows_backward * num_steps + gradients * num_sent
+        assert len(backward.sends) == rows_backward * num_sent + gradients * num_steps
+        # A narrower layer follows: no rank may have hooks that look on.
+        assert (forward.all_to_alls, forward.others) == (0, int(name == 'SAGE'))
+        assert (backward.all_to_alls, backward.others) == (0, 0)

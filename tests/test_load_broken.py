@@ -1,0 +1,246 @@
+"""Missing, broken and tampered partition folders are clear errors, on all ranks."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from small_graphs import assert_all_raise, attempt, cut, small_graph
+from torch import Tensor
+
+from pyg_sar import load_shard
+from pyg_sar.shard.load import read_shard
+
+
+def _edit_meta(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def edit(root: Path) -> None:
+        meta = json.loads((root / 'META.json').read_text())
+        change(meta)
+        (root / 'META.json').write_text(json.dumps(meta))
+
+    return edit
+
+
+def _edit_file(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def edit(root: Path) -> None:
+        path = root / 'part_1' / name
+        content = torch.load(path, weights_only=True)
+        change(content)
+        torch.save(content, path)
+
+    return edit
+
+
+def _edit_tensor(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Path], None]:
+    return _edit_file('sar.pt', lambda sar: sar.__setitem__(name, change(sar[name])))
+
+
+def _truncate(name: str, keep: float) -> Callable[[Path], None]:
+    def edit(root: Path) -> None:
+        path = root / 'part_1' / name
+        content = path.read_bytes()
+        path.write_bytes(content[: int(len(content) * keep)])
+
+    return edit
+
+
+def _last_plus(amount: int) -> Callable[[Tensor], Tensor]:
+    def change(values: Tensor) -> Tensor:
+        values[-1] += amount
+        return values
+
+    return change
+
+
+def _second_plus_one(values: Tensor) -> Tensor:
+    values[1] += 1
+    return values
+
+
+MISSING = {
+    'the folder': shutil.rmtree,
+    'META.json': lambda root: (root / 'META.json').unlink(),
+    'a part': lambda root: shutil.rmtree(root / 'part_1'),
+    **{
+        f'part_1/{name}': lambda root, name=name: (root / 'part_1' / name).unlink()
+        for name in ('sar.pt', 'node_feats.pt', 'edge_feats.pt', 'node_attrs.pt', 'edge_attrs.pt')
+    },
+}
+
+
+BROKEN_META = {
+    'no JSON': lambda root: (root / 'META.json').write_text('{"num_parts": 3'),
+    'no text': lambda root: (root / 'META.json').write_bytes(b'\xff\xfe\x00\x81'),
+    'a list': lambda root: (root / 'META.json').write_text('[]'),
+    "another program's": _edit_meta(
+        lambda meta: [meta.pop(key) for key in ('pyg_sar', 'is_hetero')]
+    ),
+    'version 2': _edit_meta(lambda meta: meta['pyg_sar'].update(format_version=2)),
+    'no version': _edit_meta(lambda meta: meta['pyg_sar'].pop('format_version')),
+    'no parts': _edit_meta(lambda meta: meta.update(num_parts=0)),
+    'parts as text': _edit_meta(lambda meta: meta.update(num_parts='3')),
+    'one part more': _edit_meta(lambda meta: meta.update(num_parts=4)),
+    'no fingerprint': _edit_meta(lambda meta: meta['pyg_sar'].pop('fingerprint')),
+    'halo rows of one part missing': _edit_meta(lambda meta: meta['pyg_sar']['halo_rows'].pop()),
+    'one halo count missing': _edit_meta(lambda meta: meta['pyg_sar']['halo_rows'][1].pop()),
+    'halo rows as numbers': _edit_meta(lambda meta: meta['pyg_sar'].update(halo_rows=[1, 2, 3])),
+    'counts as text': _edit_meta(
+        lambda meta: meta['pyg_sar'].update(part_num_nodes=['1', '2', '3'])
+    ),
+    'node counts': _edit_meta(lambda meta: meta['pyg_sar']['part_num_nodes'].__setitem__(1, 99)),
+    'edge counts': _edit_meta(lambda meta: meta['pyg_sar']['part_num_edges'].__setitem__(1, 99)),
+    'an attribute nobody stored': _edit_meta(
+        lambda meta: meta['pyg_sar']['node_attrs'].update(z={'dtype': 'float32', 'shape': []})
+    ),
+}
+
+
+BROKEN_FILES = {
+    **{
+        f'{name} cut at {keep}': _truncate(name, keep)
+        for name in ('sar.pt', 'node_feats.pt', 'edge_attrs.pt')
+        for keep in (0, 0.3, 0.95)
+    },
+    'sar.pt is text': lambda root: (root / 'part_1' / 'sar.pt').write_text('hello'),
+    'sar.pt is a list': lambda root: torch.save([1, 2], root / 'part_1' / 'sar.pt'),
+    'sar.pt of another part': lambda root: shutil.copy(
+        root / 'part_2' / 'sar.pt', root / 'part_1' / 'sar.pt'
+    ),
+    'rows of x missing': _edit_file(
+        'node_feats.pt', lambda c: c['feats'].update(x=c['feats']['x'][:-1].clone())
+    ),
+    'x missing': _edit_file('node_feats.pt', lambda c: c['feats'].clear()),
+    'x is no tensor': _edit_file('node_feats.pt', lambda c: c['feats'].update(x=[1.0])),
+    'feats is a list': _edit_file('node_feats.pt', lambda c: c.update(feats=[1])),
+    'y missing': _edit_file('node_attrs.pt', lambda c: c.pop('y')),
+    'rows of edge_weight missing': _edit_file(
+        'edge_attrs.pt', lambda c: c.update(edge_weight=c['edge_weight'][1:].clone())
+    ),
+    'rows of edge_attr missing': _edit_file(
+        'edge_feats.pt', lambda c: c['feats'].update(edge_attr=c['feats']['edge_attr'][1:].clone())
+    ),
+}
+
+
+TAMPERED = {
+    'no src': _edit_file('sar.pt', lambda sar: sar.pop('src')),
+    'src too large': _edit_tensor('src', _last_plus(10**6)),
+    'src negative': _edit_tensor('src', _last_plus(-(10**6))),
+    'src of another block': _edit_tensor('src', lambda src: src.flip(0)),
+    'src as int64': _edit_tensor('src', lambda src: src.long()),
+    'src as a matrix': _edit_tensor('src', lambda src: src.view(-1, 1)),
+    'src short': _edit_tensor('src', lambda src: src[1:].clone()),
+    'dst too large': _edit_tensor('dst', _last_plus(10**6)),
+    'dst negative': _edit_tensor('dst', _last_plus(-(10**6))),
+    'dst unsorted': _edit_tensor('dst', lambda dst: dst.flip(0)),
+    'boundary too large': _edit_tensor('boundary_pos', _last_plus(10**6)),
+    'boundary negative': _edit_tensor('boundary_pos', _last_plus(-(10**6))),
+    'halo too large': _edit_tensor('halo_pos', _last_plus(10**6)),
+    'halo negative': _edit_tensor('halo_pos', _last_plus(-(10**6))),
+    'halo short': _edit_tensor('halo_pos', lambda pos: pos[1:].clone()),
+    'halo_ptr': _edit_tensor('halo_ptr', _second_plus_one),
+    'halo_ptr from one on': _edit_tensor('halo_ptr', lambda ptr: ptr + 1),
+    'boundary_ptr': _edit_tensor('boundary_ptr', _second_plus_one),
+    'boundary_ptr from one on': _edit_tensor('boundary_ptr', lambda ptr: ptr + 1),
+    'block_ptr': _edit_tensor('block_ptr', _second_plus_one),
+    'block_ptr from one on': _edit_tensor('block_ptr', lambda ptr: ptr + 1),
+    'block_ptr too long': _edit_tensor('block_ptr', _last_plus(5)),
+    'n_id short': _edit_tensor('n_id', lambda ids: ids[1:].clone()),
+    'n_id as floats': _edit_tensor('n_id', lambda ids: ids.double()),
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return cut(small_graph(), 3, tmp_path / 'parts')
+
+
+@pytest.mark.parametrize('what', MISSING)
+def test_missing(root, what):
+    MISSING[what](root)
+    with pytest.raises(FileNotFoundError, match=r'expected .*parts.*\(got '):
+        load_shard(root)
+
+
+@pytest.mark.parametrize('what', BROKEN_META)
+def test_broken_meta(root, what):
+    BROKEN_META[what](root)
+    with pytest.raises(ValueError, match='expected'):
+        load_shard(root)
+
+
+@pytest.mark.parametrize('what', BROKEN_FILES)
+def test_broken_file(root, what):
+    BROKEN_FILES[what](root)
+    with pytest.raises(ValueError, match=r'expected.*part_1.*\(got '):
+        load_shard(root)
+
+
+@pytest.mark.parametrize('what', TAMPERED)
+def test_tampered_shard(root, what):
+    """All parts in one process, and the part alone as a rank loads it."""
+    TAMPERED[what](root)
+    with pytest.raises(ValueError, match=r'expected.*part_1.*\(got '):
+        load_shard(root)
+    with pytest.raises(ValueError, match=r'expected.*part_1.*\(got '):
+        read_shard(root, 1, 3)
+
+
+class _Hostile:
+    def __reduce__(self) -> Any:
+        return Path.write_text, (Path('hostile-file-was-run'), 'run')
+
+
+@pytest.mark.parametrize('name', ['sar.pt', 'node_attrs.pt', 'edge_feats.pt'])
+@pytest.mark.parametrize('is_zip', [False, True])
+def test_a_hostile_file_is_never_run(root, tmp_path, monkeypatch, name, is_zip):
+    monkeypatch.chdir(tmp_path)
+    path = root / 'part_1' / name
+    if is_zip:
+        torch.save({'src': _Hostile()}, path)
+    else:
+        path.write_bytes(pickle.dumps({'src': _Hostile()}))
+    with pytest.raises(ValueError, match='expected a file of tensors'):
+        load_shard(root)
+    assert not Path('hostile-file-was-run').exists()
+
+
+def _load(root_of_rank: list[str], rank: int | None = None) -> str:
+    own = torch.distributed.get_rank()
+    return attempt(load_shard, root_of_rank[own], rank)
+
+
+BROKEN_ON_RANKS = {
+    **{f'missing {what}': (change, FileNotFoundError) for what, change in MISSING.items()},
+    **{
+        what: (BROKEN_META[what], ValueError)
+        for what in ('no JSON', 'version 2', 'halo rows as numbers', 'counts as text')
+    },
+    **{
+        what: (BROKEN_FILES[what], ValueError)
+        for what in ('sar.pt cut at 0.3', 'sar.pt is text', 'feats is a list', 'y missing')
+    },
+    **{what: (TAMPERED[what], ValueError) for what in ('src too large', 'halo_ptr', 'block_ptr')},
+}
+
+
+@pytest.mark.parametrize('what', BROKEN_ON_RANKS)
+def test_broken_on_one_rank_raises_on_all(root, tmp_path, what):
+    """Rank 1 reads a broken copy; the others name it."""
+    change, kind = BROKEN_ON_RANKS[what]
+    broken = tmp_path / 'parts of rank 1'
+    shutil.copytree(root, broken)
+    change(broken)
+    roots = [str(root), str(broken), str(root)]
+    outcomes = run_ranks(_load, 3, roots, timeout=10)
+    assert_all_raise(outcomes, kind.__name__, 'expected', 'parts of rank 1')
+    assert outcomes[0].startswith(f'{kind.__name__}: rank 1: ')
+    assert outcomes[2].startswith(f'{kind.__name__}: rank 1: ')
+    assert 'rank 1: ' not in outcomes[1].split('parts of rank 1')[0]

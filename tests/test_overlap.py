@@ -1,0 +1,201 @@
+"""How many rows are held at once, and what travels while what is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from ranks import run_ranks
+from small_graphs import cut, small_graph
+from torch import Tensor
+from torch_geometric.nn import (
+    EdgeConv,
+    GATConv,
+    GINEConv,
+    MessagePassing,
+    NNConv,
+    SAGEConv,
+    TransformerConv,
+)
+from traffic import recorded
+
+from pyg_sar import SARConv, load_shard
+from pyg_sar.comm import Exchange, GradientReturn
+from pyg_sar.comm.swap import ROWS_TAG, Swap
+
+MESSAGES: dict[str, Callable[[], MessagePassing]] = {
+    'GINE': lambda: GINEConv(torch.nn.Linear(6, 4), edge_dim=4),
+    'EdgeConv': lambda: EdgeConv(torch.nn.Sequential(torch.nn.Linear(12, 50), torch.nn.ReLU())),
+    'NN': lambda: NNConv(6, 4, torch.nn.Linear(4, 24)),
+    'SAGE-median': lambda: SAGEConv(6, 4, aggr='median'),
+    'SAGE-lstm': lambda: SAGEConv(6, 4, aggr='lstm'),
+    'Transformer': lambda: TransformerConv(6, 4),
+    'GAT': lambda: GATConv(6, 4),
+}
+
+
+@contextmanager
+def _rows_held() -> Iterator[list[int]]:
+    """Rows of other ranks in receive buffers, whenever that changes."""
+    held, total = [0], {}
+    start = Swap.__init__
+
+    def count(self: Swap, received: Any, *args: Any) -> None:
+        start(self, received, *args)
+        if args[-1] != ROWS_TAG:
+            return
+        total[id(received)] = sum(t.size(0) for t in received.rows)
+        held.append(sum(total.values()))
+        free = received.free
+
+        def freed() -> None:
+            free()
+            total.pop(id(received), None)
+            held.append(sum(total.values()))
+
+        received.free = freed
+
+    with mock.patch.object(Swap, '__init__', count):
+        yield held
+
+
+def _layer(root: str, name: str, prefetch: int) -> tuple[list[Tensor], int, list[int]]:
+    """Output and gradients of a layer, most rows held, and rows of every step."""
+    data = load_shard(root)
+    torch.manual_seed(3)
+    conv = SARConv(MESSAGES[name]().double(), prefetch=prefetch)
+    edges = [data.edge_attr] if name == 'GINE' else []
+    x = data.x.clone().requires_grad_()
+    with _rows_held() as held:
+        out = conv(x, data.edge_index, *edges)
+        out.backward(torch.ones_like(out))
+    assert held[-1] == 0
+    found = [out.detach(), x.grad, *(p.grad for p in conv.parameters())]
+    return found, max(held), [step.recv_rows for step in data.edge_index.shard.steps]
+
+
+@pytest.mark.parametrize('name', ['GINE', 'GAT'])
+@pytest.mark.parametrize('num_parts', [4, 8])
+def test_prefetch(tmp_path, name, num_parts):
+    """The same bits, and one block beside those that travel ahead."""
+    root = str(cut(small_graph(80, 700), num_parts, tmp_path / 'parts'))
+    plain = run_ranks(_layer, 4, root, name, 1)
+    for prefetch in (2, 3):
+        for (found, held, steps), (expected, held_by_one, _) in zip(
+            run_ranks(_layer, 4, root, name, prefetch), plain, strict=True
+        ):
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            assert held_by_one == _largest_window(steps, 2)
+            assert held == _largest_window(steps, 1 + prefetch)
+
+
+def _largest_window(steps: list[int], width: int) -> int:
+    """Most rows of `width` steps in a row."""
+    starts = range(max(len(steps) - width, 0) + 1)
+    return max(sum(steps[start : start + width]) for start in starts)
+
+
+def _order_of_comm(root: str, depth: int) -> tuple[list[str], list[str], list[list[str]]]:
+    """The events of a fetch and of a return of gradients, and all batches of messages."""
+    exchange = Exchange(load_shard(root).edge_index.shard, depth=depth)
+    shard = exchange.shard
+    x = torch.randn(shard.num_own, 3)
+    with recorded() as forward:
+        for number, _ in enumerate(exchange.fetch([x])):
+            forward.note(f'compute {number}')
+    with recorded() as backward:
+        returned = GradientReturn(exchange, [torch.zeros_like(x)])
+        for number in range(1 + len(shard.steps)):
+            for rows in returned.rows():
+                rows.fill_(1.0)
+            backward.note(f'compute {number}')
+            returned.send()
+        returned.finish()
+    return forward.events, backward.events, [*forward.ops, *backward.ops]
+
+
+FORWARD = """
+pack; start rows 0; compute 0
+pack; wait rows 0; start rows 1; compute 1
+pack; wait rows 1; start rows 2; compute 2
+wait rows 2; compute 3
+"""
+
+
+FORWARD_DEPTH_2 = """
+pack; start rows 0; pack; start rows 1; compute 0
+pack; wait rows 0; start rows 2; compute 1
+wait rows 1; compute 2
+wait rows 2; compute 3
+"""
+
+
+BACKWARD = """
+compute 0; compute 1; start gradients 0
+compute 2; wait gradients 0; start gradients 1; add
+compute 3; wait gradients 1; start gradients 2; add
+wait gradients 2; add
+"""
+
+
+def _lines(events: str) -> list[str]:
+    return [event.strip() for line in events.strip().splitlines() for event in line.split(';')]
+
+
+@pytest.mark.parametrize(('depth', 'forward'), [(1, FORWARD), (2, FORWARD_DEPTH_2)])
+def test_the_next_block_travels_while_one_is_computed(tmp_path, depth, forward):
+    """Own block first while the first remote one travels; receives are posted before sends."""
+    root = str(cut(small_graph(80, 700), 4, tmp_path / 'parts'))
+    for of_fetch, of_return, ops in run_ranks(_order_of_comm, 4, root, depth):
+        assert of_fetch == _lines(forward)
+        assert of_return == _lines(BACKWARD)
+        assert len(ops) == 6
+        for batch in ops:
+            assert batch == ['irecv', 'isend']
+
+
+class _Noted(MessagePassing):
+    """A message that tells when it is computed."""
+
+    note: Callable[[str], None] | None = None
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        if _Noted.note is not None and x_j.size(0) > 3:  # not the sampled edges
+            _Noted.note('compute')
+        return x_j.tanh()
+
+
+def _order_of_replay(root: str) -> list[str]:
+    """The events of the backward pass of a replayed layer."""
+    data = load_shard(root)
+    conv = SARConv(_Noted())
+    x = data.x.clone().requires_grad_()
+    out = conv(x, data.edge_index)
+    with recorded() as backward:
+        _Noted.note = backward.note
+        try:
+            out.sum().backward()
+        finally:
+            _Noted.note = None
+    return backward.events
+
+
+REPLAY_BACKWARD = """
+pack; start rows 0; compute
+pack; wait rows 0; start rows 1; compute; start gradients 0
+wait rows 1; compute; wait gradients 0; start gradients 1; add
+wait gradients 1; add
+"""
+
+
+def test_gradients_travel_while_the_next_block_is_recomputed(tmp_path):
+    root = str(cut(small_graph(80, 700), 3, tmp_path / 'parts'))
+    for events in run_ranks(_order_of_replay, 3, root):
+        assert events == _lines(REPLAY_BACKWARD)

@@ -1,0 +1,150 @@
+"""Sums and dot products over a block with a weight per edge and head, against dense matrices."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from small_graphs import assert_close
+from torch import Tensor
+
+from pyg_sar.kernels import weighted_sums
+from pyg_sar.kernels.weighted_sums import (
+    _add_by_index_add,
+    _dots_by_gather,
+    _dots_by_sampling,
+    add_weighted_sums,
+    edge_dots,
+)
+from pyg_sar.shard.bags import make_bags
+
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-5}
+
+
+SHAPES = [(1, 1), (1, 3), (1, 16), (3, 1), (3, 5), (2, 16)]
+"""Heads and channels: on both sides of every bound in the choice of the form."""
+
+
+BLOCKS = {
+    'every row taken': (4, 30, 60),
+    'more edges than pairs': (4, 7, 60),
+    'empty rows': (50, 7, 20),
+    'one edge': (5, 5, 1),
+    'no edges': (5, 3, 0),
+    'no rows': (0, 3, 0),
+}
+
+
+def _edges(num_rows: int, num_cols: int, num_edges: int) -> tuple[Tensor, Tensor]:
+    if not num_edges:
+        return (torch.empty(0, dtype=torch.int64),) * 2
+    return torch.randint(num_rows, (num_edges,)), torch.randint(num_cols, (num_edges,))
+
+
+def _dense_sums(rows: Tensor, cols: Tensor, num_rows: int, values: Tensor, w: Tensor) -> Tensor:
+    """Matrix products in float64, one for every head."""
+    out = torch.zeros(num_rows, *values.shape[1:], dtype=torch.float64)
+    for head in range(values.size(1)):
+        matrix = torch.zeros(num_rows, values.size(0), dtype=torch.float64)
+        matrix.index_put_((rows, cols), w[:, head].double(), accumulate=True)
+        out[:, head] = matrix @ values[:, head].double()
+    return out
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('shape', SHAPES)
+@pytest.mark.parametrize('block', BLOCKS)
+def test_sums_and_dots_are_dense_products(block, shape, dtype):
+    num_rows, num_cols, num_edges = BLOCKS[block]
+    rows, cols = _edges(*BLOCKS[block])
+    values = torch.randn(num_cols, *shape, dtype=dtype)
+    weight = torch.randn(num_edges, shape[0], dtype=dtype)
+    want = _dense_sums(rows, cols, num_rows, values, weight).to(dtype)
+    bags = make_bags(rows, cols, num_rows)
+    for add in (add_weighted_sums, _add_by_index_add):
+        before = torch.randn(num_rows, *shape, dtype=dtype)
+        out = add(before.clone(), values, bags, weight)
+        assert_close(out, before + want, tolerance=TOLERANCE[dtype])
+    out = torch.zeros(num_rows, *shape, dtype=dtype)
+    assert add_weighted_sums(out, values, bags, weight, is_zero=True) is out
+    assert_close(out, want, tolerance=TOLERANCE[dtype])
+
+    rows, order = rows.sort(stable=True)
+    cols = cols[order]
+    left = torch.randn(num_rows, *shape, dtype=dtype)
+    want = torch.einsum('rhc,nhc->rnh', left.double(), values.double())[rows, cols].to(dtype)
+    bags = make_bags(rows, cols, num_rows, is_sorted=True)
+    forms = [edge_dots, _dots_by_gather]
+    if block != 'more edges than pairs':
+        forms.append(_dots_by_sampling)
+    for dots in forms:
+        assert_close(dots(left, values, bags), want, tolerance=TOLERANCE[dtype])
+
+
+@given(st.data())
+def test_any_block(data):
+    num_rows, num_cols = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
+    heads, channels = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9))
+    pairs = st.tuples(st.integers(0, num_rows - 1), st.integers(0, num_cols - 1))
+    edges = data.draw(st.lists(pairs, max_size=25))
+    rows = torch.tensor([r for r, _ in edges], dtype=torch.int64)
+    cols = torch.tensor([c for _, c in edges], dtype=torch.int64)
+    values = torch.randn(num_cols, heads, channels, dtype=torch.float64)
+    weight = torch.randn(len(edges), heads, dtype=torch.float64)
+    bags = make_bags(rows, cols, num_rows)
+    limits = {
+        '_BAG_BYTES': data.draw(st.sampled_from([1, 100, 1 << 20])),
+        '_EDGE_BYTES': data.draw(st.sampled_from([1, 100, 1 << 20])),
+        '_CHUNK_EDGES': data.draw(st.integers(1, 30)),
+        '_SAMPLED_EDGES': data.draw(st.integers(1, 30)),
+    }
+    with mock.patch.multiple(weighted_sums, **limits):
+        out = torch.zeros(num_rows, heads, channels, dtype=torch.float64)
+        add_weighted_sums(out, values, bags, weight)
+        assert_close(out, _dense_sums(rows, cols, num_rows, values, weight))
+        # The adjoint: <out, left> = <weight, dots>, edge by edge.
+        left = torch.randn_like(out)
+        rows, order = rows.sort(stable=True)
+        cols = cols[order]
+        bags = make_bags(rows, cols, num_rows, is_sorted=True)
+        want = (left[rows] * values[cols]).sum(-1)
+        assert_close(edge_dots(left, values, bags), want)
+
+
+def test_chunks_cover_every_bag_once():
+    ptr = torch.tensor([0, 3, 3, 10, 11, 11], dtype=torch.int32)
+    chunks = list(weighted_sums._chunks(ptr, 2, 5))
+    assert chunks == [(0, 2, 0, 3), (2, 3, 3, 10), (3, 5, 10, 11)]
+
+
+def test_the_choice_of_the_form(monkeypatch):
+    """From a few channels on no rows of edges are gathered."""
+    gathered = []
+    monkeypatch.setattr(
+        weighted_sums, '_edge_chunks', lambda *args: gathered.append(args) or iter(())
+    )
+    rows, cols = _edges(4, 70, 60)
+    bags = make_bags(rows.sort().values, cols, 4, is_sorted=True)
+    for shape, count in [((4, 32), 0), ((1, 128), 0), ((8, 8), 0), ((1, 1), 1), ((8, 1), 2)]:
+        gathered.clear()
+        values = torch.randn(70, *shape)
+        add_weighted_sums(torch.zeros(4, *shape), values, bags, torch.rand(60, shape[0]))
+        edge_dots(torch.randn(4, *shape), values, bags)
+        assert len(gathered) == count, shape
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_half_precision_takes_the_fallback(dtype):
+    """Small integers, whose sums are exact in 8 bits of mantissa."""
+    rows, cols = _edges(9, 4, 30)
+    values = torch.randint(-2, 3, (4, 2, 8)).to(dtype)
+    weight = torch.randint(1, 3, (30, 2)).to(dtype)
+    out = torch.zeros(9, 2, 8, dtype=dtype)
+    add_weighted_sums(out, values, make_bags(rows, cols, 9), weight)
+    assert torch.equal(out.double(), _dense_sums(rows, cols, 9, values, weight))
+    rows = rows.sort().values
+    dots = edge_dots(out, values, make_bags(rows, cols, 9, is_sorted=True))
+    assert torch.equal(dots, (out[rows] * values[cols]).sum(-1))
