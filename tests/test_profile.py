@@ -279,7 +279,7 @@ def test_trace(root, tmp_path):
             assert f'pyg_sar::{place}, backward' in names
             assert f'pyg_sar::wait: receiving the rows of part {part} ({place}, forward)' in names
             assert f'pyg_sar::wait: receiving gradients of own rows ({place}, backward)' in names
-        assert 'pyg_sar::a sum over all ranks (outside of layers)' in names
+        assert "pyg_sar::a sum over all ranks (layer 'norm' (BatchNorm), forward)" in names
 
 
 def _other_profiler(root: str) -> list[bool]:

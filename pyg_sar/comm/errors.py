@@ -55,24 +55,32 @@ def place() -> str:
 @contextmanager
 def in_layer(layer: str, phase: str = 'forward') -> Iterator[None]:
     """Names the layer that is computed while it lasts; the innermost counts."""
-    before = _place.layer, _place.phase
-    _place.layer, _place.phase = layer, phase
     watchers = hook.watchers
     for watcher in watchers:
         watcher.enter_layer(layer, phase)
     try:
-        yield
+        with _in_place(layer, phase):
+            yield
     finally:
         for watcher in reversed(watchers):
             watcher.leave_layer()
-        _place.layer, _place.phase = before
 
 
 @contextmanager
 def in_call(function: str) -> Iterator[None]:
     """Names a function of this library in the place of a layer; a decorator as well."""
-    with in_layer(function, ''):
+    with _in_place(function, ''):
         yield
+
+
+@contextmanager
+def _in_place(layer: str, phase: str) -> Iterator[None]:
+    before = _place.layer, _place.phase
+    _place.layer, _place.phase = layer, phase
+    try:
+        yield
+    finally:
+        _place.layer, _place.phase = before
 
 
 def collective(on_error: Callable[[BaseException], None]) -> Callable[[Function], Function]:

@@ -39,7 +39,7 @@ class Watcher:
         """A layer's forward, or the backward of a step of it that communicates, begins.
 
         Args:
-            layer: ``"layer 'convs.0' (SAGEConv)"``; empty for what is outside of convs, as a norm.
+            layer: ``"layer 'convs.0' (SAGEConv)"``; empty outside of convs and norms, as in a loss.
             phase: ``'forward'`` or ``'backward'``.
         """
 

@@ -175,7 +175,7 @@ class Log(Watcher):
         """Tells what the pass took, all together."""
         span, now = self._here.stack.pop(), _clock()
         self._here.stack[-1].inner += now - span.start
-        if span.place == _OUTSIDE:  # a norm: its operations have their own lines
+        if span.place == _OUTSIDE:  # a loss: its operations have their own lines
             return
         is_first = span.place not in self._seen
         self._seen.add(span.place)
