@@ -133,6 +133,8 @@ def _broken(draw: st.DrawFn) -> tuple[Drawn, list[str], dict[str, Any]]:
         assume(count)
         x = torch.zeros(count, 2)
         x[draw(st.integers(0, count - 1)), 1] = torch.nan
+        for key in drawn.num_nodes:  # whose own NaNs shall not be the reason
+            _store(drawn, key).pop('x', None)
         _store(drawn, node_key).x = x.to_sparse() if draw(st.booleans()) else x
         return drawn, _quoted('x', node_key), {**options, 'check_nan': True}
     elif kind == 'parts':
