@@ -11,35 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from ddp_model import make_model
 from ranks import run_ranks
 from small_graphs import assert_close, attempt, cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GCNConv, LGConv, SAGEConv
+from torch_geometric.nn import GCNConv, LGConv
 
 from pyg_sar import DistributedDataParallel, SARConv, global_mean, load_shard
-
-
-class Net(torch.nn.Module):
-    """Convs, a norm, a linear layer that is no part of message passing, and one never used."""
-
-    def __init__(self, *, has_unused: bool = False) -> None:
-        super().__init__()
-        self.first = SAGEConv(6, 8)
-        self.norm = torch.nn.BatchNorm1d(8)
-        self.second = GATConv(8, 4, heads=2)
-        self.head = torch.nn.Linear(8, 3)
-        if has_unused:
-            self.unused = torch.nn.Linear(2, 2)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        h = self.norm(self.first(x, edge_index)).relu()
-        return self.head(self.second(h, edge_index).tanh())
-
-
-def _model(seed: int = 0, **kwargs: Any) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    return Net(**kwargs).double()
 
 
 def _plain_loss(model: torch.nn.Module, data: Data) -> Tensor:
@@ -79,7 +58,7 @@ def _root(graph: Data, tmp_path: Path, num_parts: int, kind: str = 'uneven') -> 
 
 def _gradients(root: str, mode: str) -> tuple[Tensor, dict[str, Tensor]]:
     data = load_shard(root)
-    model = DistributedDataParallel(_model(), mode=mode)
+    model = DistributedDataParallel(make_model(), mode=mode)
     loss = _loss(model, data)
     loss.backward()
     return loss.detach(), _grads(model.module)
@@ -88,7 +67,7 @@ def _gradients(root: str, mode: str) -> tuple[Tensor, dict[str, Tensor]]:
 @pytest.mark.parametrize('mode', ['sequential', 'sequential_no_remat', 'one_shot'])
 @pytest.mark.parametrize('world_size', [1, 2, 3, 4])
 def test_gradients_are_summed(graph, tmp_path, world_size, mode):
-    model = _model()
+    model = make_model()
     loss = _plain_loss(model, graph)
     loss.backward()
     results = run_ranks(_gradients, world_size, _root(graph, tmp_path, world_size), mode)
@@ -101,7 +80,7 @@ def test_gradients_are_summed(graph, tmp_path, world_size, mode):
 
 def test_an_empty_rank(graph, tmp_path):
     """Rank 0 owns no node."""
-    model = _model()
+    model = make_model()
     _plain_loss(model, graph).backward()
     root = _root(graph, tmp_path, 3, 'empty part')
     for _, gradients in run_ranks(_gradients, 3, root, 'sequential'):
@@ -110,7 +89,7 @@ def test_an_empty_rank(graph, tmp_path):
 
 def _accumulated(root: str) -> list[dict[str, Tensor]]:
     data = load_shard(root)
-    model = DistributedDataParallel(_model())
+    model = DistributedDataParallel(make_model())
     model.eval()
     steps = []
     with model.no_sync():
@@ -124,7 +103,7 @@ def _accumulated(root: str) -> list[dict[str, Tensor]]:
 
 def test_no_sync_accumulates(graph, tmp_path):
     """Inside no_sync gradients are a rank's own; the next backward sums all that gathered."""
-    model = _model().eval()
+    model = make_model().eval()
     _plain_loss(model, graph).backward()
     one = _grads(model)
     results = run_ranks(_accumulated, 3, _root(graph, tmp_path, 3))
@@ -139,14 +118,14 @@ def test_no_sync_accumulates(graph, tmp_path):
 
 def _clipped(root: str) -> tuple[Tensor, dict[str, Tensor]]:
     data = load_shard(root)
-    model = DistributedDataParallel(_model())
+    model = DistributedDataParallel(make_model())
     _loss(model, data).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
     return norm, _grads(model.module)
 
 
 def test_clipping_by_norm(graph, tmp_path):
-    model = _model()
+    model = make_model()
     _plain_loss(model, graph).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
     results = run_ranks(_clipped, 3, _root(graph, tmp_path, 3))
@@ -165,7 +144,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 def _trained(root: str, name: str, seed_of_rank: list[int]) -> dict[str, Tensor]:
     data = load_shard(root)
-    model = DistributedDataParallel(_model(seed_of_rank[dist.get_rank()]))
+    model = DistributedDataParallel(make_model(seed_of_rank[dist.get_rank()]))
     optimizer = OPTIMIZERS[name](model.parameters())
     for _ in range(5):
         optimizer.zero_grad()
@@ -177,7 +156,7 @@ def _trained(root: str, name: str, seed_of_rank: list[int]) -> dict[str, Tensor]
 @pytest.mark.parametrize('optimizer', OPTIMIZERS)
 def test_optimizers(graph, tmp_path, optimizer):
     """Five steps; the ranks begin with weights of their own, and rank 0's count."""
-    model = _model(4)
+    model = make_model(4)
     steps = OPTIMIZERS[optimizer](model.parameters())
     for _ in range(5):
         steps.zero_grad()
@@ -193,13 +172,13 @@ def test_optimizers(graph, tmp_path, optimizer):
 
 def _started() -> dict[str, Tensor]:
     rank = dist.get_rank()
-    model = _model(rank)
+    model = make_model(rank)
     model.norm.running_mean.fill_(rank + 1)
     return DistributedDataParallel(model).module.state_dict()
 
 
 def test_parameters_and_buffers_of_rank_0():
-    want = _model(0).state_dict()
+    want = make_model(0).state_dict()
     want['norm.running_mean'].fill_(1)
     for state in run_ranks(_started, 3):
         assert list(state) == list(want)
@@ -208,7 +187,7 @@ def test_parameters_and_buffers_of_rank_0():
 
 def _with_unused(root: str, find: bool) -> tuple[str, dict[str, Tensor]]:
     data = load_shard(root)
-    model = DistributedDataParallel(_model(has_unused=True), find_unused_parameters=find)
+    model = DistributedDataParallel(make_model(has_unused=True), find_unused_parameters=find)
 
     def step() -> None:
         for _ in range(2):
@@ -219,7 +198,7 @@ def _with_unused(root: str, find: bool) -> tuple[str, dict[str, Tensor]]:
 
 
 def test_find_unused_parameters(graph, tmp_path):
-    model = _model(has_unused=True)
+    model = make_model(has_unused=True)
     for _ in range(2):
         model.zero_grad()
         _plain_loss(model, graph).backward()
@@ -268,7 +247,7 @@ def test_without_learnable_parameters(graph, tmp_path):
 
 def _frozen_in_part(root: str) -> dict[str, Tensor]:
     data = load_shard(root)
-    model = _model()
+    model = make_model()
     model.first.requires_grad_(False)
     model = DistributedDataParallel(model)
     _loss(model, data).backward()
@@ -276,7 +255,7 @@ def _frozen_in_part(root: str) -> dict[str, Tensor]:
 
 
 def test_frozen_layer(graph, tmp_path):
-    model = _model()
+    model = make_model()
     model.first.requires_grad_(False)
     _plain_loss(model, graph).backward()
     for gradients in run_ranks(_frozen_in_part, 3, _root(graph, tmp_path, 3)):
@@ -287,7 +266,10 @@ def _with_buckets(root: str) -> dict[str, Tensor]:
     """Many small buckets, gradients as views into them, a process group of the user's."""
     data = load_shard(root)
     model = DistributedDataParallel(
-        _model(), bucket_cap_mb=0.0001, gradient_as_bucket_view=True, process_group=dist.new_group()
+        make_model(),
+        bucket_cap_mb=0.0001,
+        gradient_as_bucket_view=True,
+        process_group=dist.new_group(),
     )
     for _ in range(2):
         model.zero_grad()
@@ -296,7 +278,7 @@ def _with_buckets(root: str) -> dict[str, Tensor]:
 
 
 def test_other_options_pass_through(graph, tmp_path):
-    model = _model()
+    model = make_model()
     for _ in range(2):
         model.zero_grad()
         _plain_loss(model, graph).backward()
@@ -306,7 +288,7 @@ def test_other_options_pass_through(graph, tmp_path):
 
 def test_one_process_without_init(graph, tmp_path):
     data = load_shard(_root(graph, tmp_path, 3))
-    plain, module = _model(), _model()
+    plain, module = make_model(), make_model()
     model = DistributedDataParallel(module)
     assert model.module is module
     assert isinstance(module.first, SARConv)

@@ -7,38 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from ddp_model import make_model
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt, small_graph
-from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, SAGEConv
 from torch_geometric.nn.models import GIN
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel, SARConv, wrap
 from pyg_sar.norm import GlobalBatchNorm
-
-
-class Net(torch.nn.Module):
-    """Convs, a norm, a linear layer that is no part of message passing, and one never used."""
-
-    def __init__(self, *, has_unused: bool = False) -> None:
-        super().__init__()
-        self.first = SAGEConv(6, 8)
-        self.norm = torch.nn.BatchNorm1d(8)
-        self.second = GATConv(8, 4, heads=2)
-        self.head = torch.nn.Linear(8, 3)
-        if has_unused:
-            self.unused = torch.nn.Linear(2, 2)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        h = self.norm(self.first(x, edge_index)).relu()
-        return self.head(self.second(h, edge_index).tanh())
-
-
-def _model(seed: int = 0, **kwargs: Any) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    return Net(**kwargs).double()
 
 
 @pytest.fixture
@@ -51,7 +28,7 @@ def _built(kwargs: dict[str, Any], make: str) -> str:
 
 
 MAKES: dict[str, Callable[[], torch.nn.Module]] = {
-    'net': _model,
+    'net': make_model,
     'no convs': lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()),
     'instance norm': lambda: GIN(6, 8, 2, 3, norm=torch.nn.InstanceNorm1d(8)),
 }
@@ -84,7 +61,7 @@ def test_an_unknown_option_is_an_error():
 def test_an_unknown_option_is_an_error_in_one_process():
     """The same script must not fail only once it is launched on several ranks."""
     with pytest.raises(TypeError, match='overlap'):
-        DistributedDataParallel(_model(), overlap=True)
+        DistributedDataParallel(make_model(), overlap=True)
 
 
 def test_broadcast_buffers_false_is_allowed(graph, tmp_path):
@@ -92,19 +69,19 @@ def test_broadcast_buffers_false_is_allowed(graph, tmp_path):
 
 
 def _wrapped_before() -> tuple[list[str], list[str]]:
-    model = wrap(_model(), mode='one_shot')
+    model = wrap(make_model(), mode='one_shot')
     ours = DistributedDataParallel(model)
     return [m.mode for m in ours.modules() if isinstance(m, SARConv)], [
         type(m).__name__ for m in ours.modules() if isinstance(m, torch.nn.BatchNorm1d)
     ]
 
 
-def test_a_wrapped_model():
+def test_a_wrappedmake_model():
     assert run_ranks(_wrapped_before, 2) == [(['one_shot'] * 2, ['GlobalBatchNorm'])] * 2
 
 
 def test_modes_reach_the_convs():
-    model = DistributedDataParallel(_model(), mode='sequential_no_remat', prefetch=3)
+    model = DistributedDataParallel(make_model(), mode='sequential_no_remat', prefetch=3)
     convs = [module for module in model.modules() if isinstance(module, SARConv)]
     assert [(conv.mode, conv.prefetch) for conv in convs] == [('sequential_no_remat', 3)] * 2
     assert isinstance(model.module.norm, GlobalBatchNorm)

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from ranks import run_ranks
 from small_graphs import assemble, assert_close, attempt, cut, small_graph
+from sum_conv import IMPATIENT, SumConv
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import (
-    MessagePassing,
-)
 
 from pyg_sar import load_shard, wrap
-
-IMPATIENT = 6
-"""Seconds after which ranks that wait for one another are given up."""
 
 
 @pytest.fixture
@@ -31,17 +25,7 @@ def root(graph: Data, tmp_path: Path) -> str:
     return str(cut(graph, 3, tmp_path / 'parts'))
 
 
-class _Sum(MessagePassing):
-    """Sums messages of 6 features."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{'aggr': 'add', **kwargs})
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
-
-
-class NormInMessage(_Sum):
+class NormInMessage(SumConv):
     def __init__(self) -> None:
         super().__init__()
         self.norm = torch.nn.BatchNorm1d(6)

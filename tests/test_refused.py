@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from ranks import run_ranks
 from small_graphs import assemble, assert_all_raise, assert_close, attempt, cut, small_graph
+from sum_conv import IMPATIENT, SumConv
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import (
-    MessagePassing,
-)
+from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import degree, scatter, softmax
 
 from pyg_sar import SARConv, load_shard, wrap
-
-IMPATIENT = 6
-"""Seconds after which ranks that wait for one another are given up."""
 
 
 @pytest.fixture
@@ -34,64 +29,54 @@ def root(graph: Data, tmp_path: Path) -> str:
     return str(cut(graph, 3, tmp_path / 'parts'))
 
 
-class _Sum(MessagePassing):
-    """Sums messages of 6 features."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{'aggr': 'add', **kwargs})
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
-
-
-class DividesByDegree(_Sum):
+class DividesByDegree(SumConv):
     def message(self, x_j: Tensor, index: Tensor, size_i: int) -> Tensor:
         return x_j / degree(index, size_i)[index].view(-1, 1)
 
 
-class TakesMaximum(_Sum):
+class TakesMaximum(SumConv):
     def message(self, x_j: Tensor, index: Tensor, dim_size: int) -> Tensor:
         return x_j - scatter(x_j, index, 0, dim_size, reduce='max')[index]
 
 
-class OwnSoftmax(_Sum):
+class OwnSoftmax(SumConv):
     def message(self, x_j: Tensor, index: Tensor, size_i: int) -> Tensor:
         weight = x_j.exp()
         total = weight.new_zeros(size_i, x_j.size(1)).index_add(0, index, weight)
         return weight / total[index]
 
 
-class CountsEdges(_Sum):
+class CountsEdges(SumConv):
     def message(self, x_j: Tensor, index: Tensor) -> Tensor:
         return x_j / torch.bincount(index)[index].view(-1, 1)
 
 
-class ReadsIdsAsNumbers(_Sum):
+class ReadsIdsAsNumbers(SumConv):
     def message(self, x_j: Tensor, index: Tensor) -> Tensor:
         return x_j * index.view(-1, 1)
 
 
-class ReadsIdsAsList(_Sum):
+class ReadsIdsAsList(SumConv):
     def message(self, x_j: Tensor, index: Tensor) -> Tensor:
         return x_j * (1 + len(set(index.tolist())))
 
 
-class ReadsLargestId(_Sum):
+class ReadsLargestId(SumConv):
     def message(self, x_j: Tensor, index: Tensor) -> Tensor:
         return x_j * float(index.max())
 
 
-class ReadsDestinationsByTheirOtherName(_Sum):
+class ReadsDestinationsByTheirOtherName(SumConv):
     def message(self, x_j: Tensor, edge_index_i: Tensor) -> Tensor:
         return x_j / degree(edge_index_i)[edge_index_i].view(-1, 1)
 
 
-class SoftmaxOfTheLastDimension(_Sum):
+class SoftmaxOfTheLastDimension(SumConv):
     def message(self, x_j: Tensor, index: Tensor) -> Tensor:
         return softmax(x_j.t(), index, dim=1).t()
 
 
-class SoftmaxOverOtherGroups(_Sum):
+class SoftmaxOverOtherGroups(SumConv):
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         group = torch.arange(edge_index.size(1)) % 3
         return self.propagate(edge_index, x=x, group=group)
@@ -100,32 +85,32 @@ class SoftmaxOverOtherGroups(_Sum):
         return softmax(x_j, group, num_nodes=3)
 
 
-class CountsMessages(_Sum):
+class CountsMessages(SumConv):
     def message(self, x_j: Tensor, index: Tensor) -> Tensor:
         return x_j / index.numel()
 
 
-class SubtractsMean(_Sum):
+class SubtractsMean(SumConv):
     def message(self, x_j: Tensor) -> Tensor:
         return x_j - x_j.mean(0)
 
 
-class SoftmaxOfAllEdges(_Sum):
+class SoftmaxOfAllEdges(SumConv):
     def message(self, x_j: Tensor) -> Tensor:
         return x_j.softmax(dim=0)
 
 
-class FunctionalBatchNorm(_Sum):
+class FunctionalBatchNorm(SumConv):
     def message(self, x_j: Tensor) -> Tensor:
         return F.batch_norm(x_j, None, None, training=True)
 
 
-class NumbersEdges(_Sum):
+class NumbersEdges(SumConv):
     def message(self, x_j: Tensor) -> Tensor:
         return x_j * torch.arange(x_j.size(0)).view(-1, 1)
 
 
-class KeepsTensor(_Sum):
+class KeepsTensor(SumConv):
     """Its gradient would never reach the linear layer."""
 
     def __init__(self) -> None:
@@ -140,7 +125,7 @@ class KeepsTensor(_Sum):
         return x_j * self.scale
 
 
-class KeepsEdgeTensor(_Sum):
+class KeepsEdgeTensor(SumConv):
     """One row per edge of the whole, where a message sees one block."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -151,7 +136,7 @@ class KeepsEdgeTensor(_Sum):
         return x_j * self.weight
 
 
-class ReadsSources(_Sum):
+class ReadsSources(SumConv):
     def message(self, x_j: Tensor, edge_index_j: Tensor) -> Tensor:
         return x_j * edge_index_j.view(-1, 1)
 
@@ -251,32 +236,32 @@ def test_one_shot_is_not_silently_wrong(graph, root, name):
         assert_all_raise(outcomes, 'ValueError', name)
 
 
-class ReadsEdges(_Sum):
+class ReadsEdges(SumConv):
     def message(self, x_j: Tensor, edge_index: Tensor) -> Tensor:
         return x_j * edge_index[0].view(-1, 1)
 
 
-class ReadsSize(_Sum):
+class ReadsSize(SumConv):
     def message(self, x_j: Tensor, size_j: int) -> Tensor:
         return x_j / size_j
 
 
-class UpdatesFromEdges(_Sum):
+class UpdatesFromEdges(SumConv):
     def update(self, inputs: Tensor, x_j: Tensor) -> Tensor:
         return inputs + x_j.sum()
 
 
-class OwnPropagate(_Sum):
+class OwnPropagate(SumConv):
     def propagate(self, edge_index: Tensor, x: Tensor) -> Tensor:  # type: ignore[override]
         return x[edge_index[0]].sum(0)
 
 
-class OwnEdgeUpdater(_Sum):
+class OwnEdgeUpdater(SumConv):
     def edge_updater(self, edge_index: Tensor) -> Tensor:  # type: ignore[override]
         return edge_index
 
 
-class OwnAggregate(_Sum):
+class OwnAggregate(SumConv):
     def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
         return scatter(inputs, index, self.node_dim, dim_size, reduce='max')
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
+from sum_conv import IMPATIENT, SumConv
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import (
@@ -28,9 +29,6 @@ from torch_geometric.nn import (
 
 from pyg_sar import SARConv, load_shard
 
-IMPATIENT = 6
-"""Seconds after which ranks that wait for one another are given up."""
-
 
 @pytest.fixture
 def graph() -> Data:
@@ -40,16 +38,6 @@ def graph() -> Data:
 @pytest.fixture
 def root(graph: Data, tmp_path: Path) -> str:
     return str(cut(graph, 3, tmp_path / 'parts'))
-
-
-class _Sum(MessagePassing):
-    """Sums messages of 6 features."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{'aggr': 'add', **kwargs})
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
 
 
 CONVS: dict[str, Callable[[], MessagePassing]] = {
@@ -152,7 +140,7 @@ def test_a_gradient_wanted_on_one_rank(root, name):
         assert_all_raise(outcomes, 'ValueError', 'expected', '(got')
 
 
-class WithSize(_Sum):
+class WithSize(SumConv):
     """Passes on the size it is given; None stands for no argument."""
 
     def forward(self, x: Tensor, edge_index: Tensor, size: Any) -> Tensor:  # type: ignore[override]
@@ -204,7 +192,7 @@ def test_a_ranks_handle_in_one_process(root):
         SARConv(SAGEConv(6, 4).double())(data.x, data.edge_index)
 
 
-class TwoGraphs(_Sum):
+class TwoGraphs(SumConv):
     def forward(  # type: ignore[override]
         self, x: Tensor, edge_index: Tensor, other: Any = None
     ) -> Tensor:
