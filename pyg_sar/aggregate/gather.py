@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.program import Arguments, Surroundings, no_autocast_cache, without_hooks
+from pyg_sar.aggregate.program import Arguments, Surroundings, as_in_forward, no_autocast_cache
 from pyg_sar.comm import Exchange, Request, agree, communicates, once_differentiable
 from pyg_sar.shard.chunks import Chunk, make_chunks, no_chunk
 from pyg_sar.shard.plan import Plan
@@ -145,13 +145,7 @@ class _Gather(torch.autograd.Function):
             torch.zeros_like(t, memory_format=torch.contiguous_format) if need else None
             for t, need in zip(arguments, needs, strict=True)
         ]
-        surroundings = ctx.surroundings
-        with (
-            surroundings.replay(),
-            surroundings.autocast(),
-            ctx.program.as_in_forward(),
-            without_hooks(arguments.learnable),
-        ):
+        with as_in_forward(ctx.surroundings, ctx.program, arguments.learnable):
             for i, (chunk, request) in enumerate(
                 zip(ctx.chunks.chunks, ctx.chunks.requests, strict=True)
             ):

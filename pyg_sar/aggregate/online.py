@@ -29,8 +29,8 @@ from pyg_sar.aggregate.program import (
     Arguments,
     Program,
     Surroundings,
+    as_in_forward,
     no_autocast_cache,
-    without_hooks,
 )
 from pyg_sar.aggregate.replay_backward import ChunkGradient, replay_gradients
 from pyg_sar.comm import Exchange, Rows, communicates, once_differentiable
@@ -127,13 +127,7 @@ class _Online(torch.autograd.Function):
         total = _row_sum(parts, grad_states, grad_sums, stats)
         blocks = Blocks(program, arguments, plan, ctx.exchange, ctx.surroundings, kept)
         run = ChunkGradient(program, [()] * num_reductions, [*grad_states, *grad_links])
-        surroundings = ctx.surroundings
-        with (
-            surroundings.replay(),
-            surroundings.autocast(),
-            ctx.program.as_in_forward(),
-            without_hooks(arguments.learnable),
-        ):
+        with as_in_forward(ctx.surroundings, ctx.program, arguments.learnable):
             gradients = replay_gradients(run, blocks, [stats], [total], ctx.needs_input_grad[6:])
         return None, None, None, None, None, None, *gradients
 

@@ -265,3 +265,17 @@ class Surroundings:
             torch.cuda.set_rng_state(state, self.device)
         else:
             torch.set_rng_state(state)
+
+
+@contextmanager
+def as_in_forward(
+    surroundings: Surroundings, program: Program, learnable: Sequence[Tensor]
+) -> Iterator[None]:
+    """For a backward that runs messages again: with what forward read, drew and cast."""
+    with (
+        surroundings.replay(),
+        surroundings.autocast(),
+        program.as_in_forward(),
+        without_hooks(learnable),
+    ):
+        yield

@@ -28,10 +28,10 @@ from pyg_sar.aggregate.program import (
     Arguments,
     Program,
     Surroundings,
+    as_in_forward,
     finished_softmax,
     logits_of,
     no_autocast_cache,
-    without_hooks,
 )
 from pyg_sar.aggregate.replay_backward import ChunkGradient, replay_gradients, softmax_row_sum
 from pyg_sar.comm import Exchange, Rows, communicates, once_differentiable
@@ -141,13 +141,7 @@ class _Replay(torch.autograd.Function):
         ]
         blocks = Blocks(ctx.program, arguments, ctx.plan, ctx.exchange, ctx.surroundings, kept)
         run = ChunkGradient(ctx.program, states, grads)
-        surroundings = ctx.surroundings
-        with (
-            surroundings.replay(),
-            surroundings.autocast(),
-            ctx.program.as_in_forward(),
-            without_hooks(arguments.learnable),
-        ):
+        with as_in_forward(ctx.surroundings, ctx.program, arguments.learnable):
             sums: list[Tensor | None] = [None] * len(stats)
             for k in reversed(range(len(stats))):
                 sums[k] = softmax_row_sum(run, blocks, stats, sums, k)
