@@ -40,7 +40,7 @@ class Swap:
         # A send completes early only if the receive is posted already.
         ops = [*receives, *sends]
         self._num_receives = len(receives)
-        self._ranks, self._tag, self._part = (recv_rank, send_rank), tag, part
+        self._ranks, self._part = (recv_rank, send_rank), part
 
         def alike() -> Step:
             ranks = range(dist.get_world_size())
@@ -80,7 +80,7 @@ class Swap:
         """What the transfer number i does, and with which rank."""
         comes = i < self._num_receives
         rank = self._ranks[not comes]
-        if self._tag == ROWS_TAG:
+        if self._kind == 'rows':
             return (
                 f'receiving the rows of part {self._part}'
                 if comes

@@ -19,7 +19,7 @@ from pyg_sar.shard.checksums import file_checksum, folder_files
 from pyg_sar.shard.files import own_file
 from pyg_sar.shard.format import EdgeKey, NodeKey
 from pyg_sar.shard.meta import Meta, read_meta
-from pyg_sar.shard.meta_text import meta_is_unchanged, read_checksums
+from pyg_sar.shard.meta_text import read_checksums
 from pyg_sar.shard.parts import Part, read_part, rows_of
 
 
@@ -75,9 +75,9 @@ def verify_partition(
 
 
 def _wrong_files(root: Path) -> Iterator[str]:
-    if not meta_is_unchanged(root):
+    is_unchanged, checksums = read_checksums(root)
+    if not is_unchanged:
         yield f"'{root / fmt.META_FILE}' was changed after it was written"
-    checksums = read_checksums(root)
     present = folder_files(root)
     for name in sorted(checksums.keys() - set(present)):
         yield f"'{root / name}' is missing"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyg_sar.shard.files import ordinary_file, own_file
 from pyg_sar.shard.format import META_FILE
-from pyg_sar.shard.meta_text import meta_is_unchanged, read_checksums
+from pyg_sar.shard.meta_text import read_checksums
 
 _CHUNK = 1 << 20
 
@@ -35,7 +35,7 @@ def folder_checksums(root: str | Path) -> dict[str, str]:
 
 
 def check_files(root: Path, names: Iterable[str]) -> None:
-    """Compares META.json and some files with their checksums, where META.json has any.
+    """Compares META.json, and those of some files that it lists, with their checksums.
 
     Args:
         root: The partition folder.
@@ -45,9 +45,9 @@ def check_files(root: Path, names: Iterable[str]) -> None:
         FileNotFoundError: If a file is missing.
         ValueError: If one was changed, by accident or without giving it a new checksum.
     """
-    if not meta_is_unchanged(root):
+    is_unchanged, checksums = read_checksums(root)
+    if not is_unchanged:
         raise ValueError(f"expected '{root / META_FILE}' as it was written (got another checksum)")
-    checksums = read_checksums(root)
     for name in names:
         path = own_file(root, root / name)
         if name in checksums and file_checksum(path) != checksums[name]:

@@ -19,18 +19,22 @@ def read_notes(root: str | Path) -> dict[str, Any]:
     return {name: ours.get(name) for name in ('partition', 'command', 'versions')}
 
 
-def read_checksums(root: str | Path) -> dict[str, str]:
-    """SHA-256 of every other file, by its path in the folder."""
-    checksums = read_content(root)['pyg_sar'].get('checksums', {})
+def read_checksums(root: str | Path) -> tuple[bool, dict[str, str]]:
+    """What META.json tells of what was written.
+
+    Returns:
+        Whether it has the checksum of its own that was written into it, and the SHA-256 of every
+        other file, by its path in the folder.
+
+    Raises:
+        FileNotFoundError: If the folder or its META.json is missing.
+        ValueError: If it is not one of ours.
+    """
+    content = read_content(root)
+    checksums = content['pyg_sar'].get('checksums', {})
     if not isinstance(checksums, dict):
         raise ValueError(f"expected a dict 'checksums' in '{Path(root) / META_FILE}' (got others)")
-    return checksums
-
-
-def meta_is_unchanged(root: str | Path) -> bool:
-    """Whether META.json has the checksum of its own that was written into it."""
-    content = read_content(root)
-    return bool(content['pyg_sar'].get('checksum') == _checksum(content))
+    return content['pyg_sar'].get('checksum') == _checksum(content), checksums
 
 
 def read_content(root: str | Path) -> dict[str, Any]:
