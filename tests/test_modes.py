@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from message_convs import MESSAGES
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
 from torch_geometric.nn import (
-    EdgeConv,
-    GATConv,
     GCNConv,
     GINEConv,
     MessagePassing,
-    NNConv,
     SAGEConv,
-    TransformerConv,
 )
 from traffic import Traffic, counted
 
@@ -173,17 +169,6 @@ def test_the_largest_estimate_of_all_ranks_counts(tmp_path):
         for _, chosen, num_bytes in run_ranks(_linear_choice, 3, root, budget):
             assert chosen == mode
             assert num_bytes == max(by_hand)
-
-
-MESSAGES: dict[str, Callable[[], MessagePassing]] = {
-    'GINE': lambda: GINEConv(torch.nn.Linear(6, 4), edge_dim=4),
-    'EdgeConv': lambda: EdgeConv(torch.nn.Sequential(torch.nn.Linear(12, 50), torch.nn.ReLU())),
-    'NN': lambda: NNConv(6, 4, torch.nn.Linear(4, 24)),
-    'SAGE-median': lambda: SAGEConv(6, 4, aggr='median'),
-    'SAGE-lstm': lambda: SAGEConv(6, 4, aggr='lstm'),
-    'Transformer': lambda: TransformerConv(6, 4),
-    'GAT': lambda: GATConv(6, 4),
-}
 
 
 def _estimates(root: str, name: str) -> tuple[list[Any], list[Any]]:

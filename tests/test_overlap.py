@@ -9,33 +9,18 @@ from unittest import mock
 
 import pytest
 import torch
+from message_convs import MESSAGES
 from ranks import run_ranks
 from small_graphs import cut, small_graph
 from torch import Tensor
 from torch_geometric.nn import (
-    EdgeConv,
-    GATConv,
-    GINEConv,
     MessagePassing,
-    NNConv,
-    SAGEConv,
-    TransformerConv,
 )
 from traffic import recorded
 
 from pyg_sar import SARConv, load_shard
 from pyg_sar.comm import Exchange, GradientReturn
 from pyg_sar.comm.swap import ROWS_TAG, Swap
-
-MESSAGES: dict[str, Callable[[], MessagePassing]] = {
-    'GINE': lambda: GINEConv(torch.nn.Linear(6, 4), edge_dim=4),
-    'EdgeConv': lambda: EdgeConv(torch.nn.Sequential(torch.nn.Linear(12, 50), torch.nn.ReLU())),
-    'NN': lambda: NNConv(6, 4, torch.nn.Linear(4, 24)),
-    'SAGE-median': lambda: SAGEConv(6, 4, aggr='median'),
-    'SAGE-lstm': lambda: SAGEConv(6, 4, aggr='lstm'),
-    'Transformer': lambda: TransformerConv(6, 4),
-    'GAT': lambda: GATConv(6, 4),
-}
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What tests of refused layers share: a conv to change, and how long ranks may wait in vain."""
+"""What these tests share: a conv to change, and how long ranks may wait in vain."""
 
 from __future__ import annotations
 

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from ranks import run_ranks
-from small_graphs import assemble, assert_close, attempt, cut, small_graph
+from small_graphs import assemble, assert_close, attempt, cut
 from sum_conv import IMPATIENT, SumConv
 from torch import Tensor
-from torch_geometric.data import Data
 
 from pyg_sar import load_shard, wrap
-
-
-@pytest.fixture
-def graph() -> Data:
-    return small_graph()
-
-
-@pytest.fixture
-def root(graph: Data, tmp_path: Path) -> str:
-    return str(cut(graph, 3, tmp_path / 'parts'))
 
 
 class NormInMessage(SumConv):

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from ranks import run_ranks
-from small_graphs import assemble, assert_all_raise, assert_close, attempt, cut, small_graph
+from small_graphs import assemble, assert_all_raise, assert_close, attempt, cut
 from sum_conv import IMPATIENT, SumConv
 from torch import Tensor
-from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import degree, scatter, softmax
 
 from pyg_sar import SARConv, load_shard, wrap
-
-
-@pytest.fixture
-def graph() -> Data:
-    return small_graph()
-
-
-@pytest.fixture
-def root(graph: Data, tmp_path: Path) -> str:
-    return str(cut(graph, 3, tmp_path / 'parts'))
 
 
 class DividesByDegree(SumConv):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
-from small_graphs import assert_all_raise, attempt, cut, small_graph
+from small_graphs import assert_all_raise, attempt, cut
 from sum_conv import IMPATIENT, SumConv
 from torch import Tensor
-from torch_geometric.data import Data
 from torch_geometric.nn import (
     GATConv,
     GATv2Conv,
@@ -28,17 +26,6 @@ from torch_geometric.nn import (
 )
 
 from pyg_sar import SARConv, load_shard
-
-
-@pytest.fixture
-def graph() -> Data:
-    return small_graph()
-
-
-@pytest.fixture
-def root(graph: Data, tmp_path: Path) -> str:
-    return str(cut(graph, 3, tmp_path / 'parts'))
-
 
 CONVS: dict[str, Callable[[], MessagePassing]] = {
     'SAGE': lambda: SAGEConv(6, 4),

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from ranks import run_ranks
-from small_graphs import assemble, assert_close, cut, small_graph
+from small_graphs import assemble, assert_close
 from torch import Tensor
-from torch_geometric.data import Data
 from torch_geometric.nn import (
     GATConv,
     SAGEConv,
 )
 
 from pyg_sar import SARConv, load_shard
-
-
-@pytest.fixture
-def graph() -> Data:
-    return small_graph()
-
-
-@pytest.fixture
-def root(graph: Data, tmp_path: Path) -> str:
-    return str(cut(graph, 3, tmp_path / 'parts'))
 
 
 def _hook(kind: str) -> Callable[..., Any]:
