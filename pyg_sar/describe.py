@@ -14,9 +14,9 @@ from tqdm import tqdm
 from pyg_sar.inspection import verify_partition
 from pyg_sar.inspection.picture import draw_partition
 from pyg_sar.inspection.report import report
-from pyg_sar.partitioner.summary import summarize
-from pyg_sar.shard.meta import read_meta
-from pyg_sar.shard.meta_text import read_notes
+from pyg_sar.partitioner.write.summary import summarize
+from pyg_sar.shard.format.meta import read_meta
+from pyg_sar.shard.format.meta_text import read_notes
 
 
 def main(argv: Sequence[str] | None = None) -> int:

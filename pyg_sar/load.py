@@ -12,10 +12,10 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import agree, in_call, is_distributed, raise_together
 from pyg_sar.monitor import bytes_text, say
-from pyg_sar.shard.extra import Attrs
-from pyg_sar.shard.foreign import ForeignFolder, is_foreign
-from pyg_sar.shard.load import read_shard
-from pyg_sar.shard.meta import read_meta
+from pyg_sar.shard.format.meta import read_meta
+from pyg_sar.shard.read.foreign import ForeignFolder, is_foreign
+from pyg_sar.shard.read.read_shard import read_shard
+from pyg_sar.shard.read.whole_graph_attrs import Attrs
 
 _COUNTS = 'num_edges', 'num_halo'
 

@@ -16,14 +16,14 @@ from tqdm import tqdm
 
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.checks import check_num_parts, check_seed
-from pyg_sar.partitioner.folder import existing_parent, target_folder
-from pyg_sar.partitioner.folders import own_parts
-from pyg_sar.partitioner.mapped import Scratch
-from pyg_sar.partitioner.methods import OBJECTIVES, Method
-from pyg_sar.partitioner.metis import BACKENDS
-from pyg_sar.partitioner.reverse import add_reverse_edges
-from pyg_sar.partitioner.sources import NAMES, read_source
+from pyg_sar.partitioner.methods.metis import BACKENDS
+from pyg_sar.partitioner.methods.options import OBJECTIVES, Method
+from pyg_sar.partitioner.on_disk.mapped import Scratch
+from pyg_sar.partitioner.sources.add_reverse_edges import add_reverse_edges
+from pyg_sar.partitioner.sources.pyg_folder import own_parts
+from pyg_sar.partitioner.sources.sources import NAMES, read_source
 from pyg_sar.partitioner.split import parse_split
+from pyg_sar.partitioner.write.atomic_folder import existing_parent, target_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_sar.comm import Exchange, agree, check_equal, in_call, raise_together
-from pyg_sar.comm.derive import all_part_ptr, derive_shard
+from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
 

@@ -10,8 +10,8 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import set_debug, set_timeout
+from pyg_sar.conv.call.paths import Mode
 from pyg_sar.conv.options import Options
-from pyg_sar.conv.paths import Mode
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.conv.support import why_refused
 from pyg_sar.models import make_global

@@ -16,8 +16,8 @@ from torch_geometric.data import Data
 from pyg_sar import load_shard, partition_graph
 from pyg_sar.aggregate.halo import from_halo, with_halo
 from pyg_sar.comm import Exchange, GradientReturn, agree, all_reduce_sum, raise_together
-from pyg_sar.shard.load import read_shard
 from pyg_sar.shard.plan import plan_of
+from pyg_sar.shard.read.read_shard import read_shard
 
 LAYOUTS = [(1, 1), (1, 4), (2, 2), (2, 6), (3, 3), (3, 6), (4, 4)]
 """World sizes and numbers of parts."""

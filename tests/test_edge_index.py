@@ -22,8 +22,8 @@ from torch_geometric.utils import (
 )
 
 from pyg_sar import SARConv, ShardEdgeIndex, load_shard
-from pyg_sar.shard.load import read_shard
 from pyg_sar.shard.plan import plan_of
+from pyg_sar.shard.read.read_shard import read_shard
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch_geometric.nn import SAGEConv
 
 import pyg_sar
 from pyg_sar.partition import main
-from pyg_sar.partitioner.sources import load_source
+from pyg_sar.partitioner.sources.sources import load_source
 
 RECORDED = Path(__file__).parent / 'data' / 'pyg_partitions.zip'
 NAMES = ('homo', 'bare', 'hetero')

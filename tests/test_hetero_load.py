@@ -20,7 +20,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from pyg_sar import ShardEdgeIndex, load_shard, partition_graph
-from pyg_sar.shard.load import read_shard
+from pyg_sar.shard.read.read_shard import read_shard
 
 LAYOUTS = [(1, 1), (1, 3), (2, 2), (2, 6), (3, 3), (4, 4)]
 """World sizes and numbers of parts."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_sar import ShardEdgeIndex, load_shard
-from pyg_sar.shard.load import read_shard
+from pyg_sar.shard.read.read_shard import read_shard
 
 NODE_ATTRS = ('x', 'y', 'train_mask', 'pos')
 

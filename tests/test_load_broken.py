@@ -16,7 +16,7 @@ from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
 
 from pyg_sar import load_shard
-from pyg_sar.shard.load import read_shard
+from pyg_sar.shard.read.read_shard import read_shard
 
 
 def _edit_meta(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:

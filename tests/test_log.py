@@ -136,7 +136,7 @@ def test_handlers_of_the_program(root, caplog, capfd):
         set_log('off')
     assert capfd.readouterr() == ('', '')
     assert [record.levelname for record in caplog.records] == ['INFO'] * 3
-    names = ['pyg_sar.wrap', 'pyg_sar.conv.propagation', 'pyg_sar.monitor.log']
+    names = ['pyg_sar.wrap', 'pyg_sar.conv.call.propagation', 'pyg_sar.monitor.log']
     assert [record.name for record in caplog.records] == names
     assert all(text.startswith('[rank 0/1] ') for text in caplog.messages)
 

@@ -21,7 +21,7 @@ from torch_geometric.nn.models import GraphSAGE
 from traffic import counted
 
 import pyg_sar
-from pyg_sar.conv.stand_ins import StandIn
+from pyg_sar.conv.reuse.deferred_sum import StandIn
 
 
 @pytest.fixture(scope='module')

@@ -18,8 +18,8 @@ from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remo
 
 from pyg_sar.shard.bags import Bags
 from pyg_sar.shard.edge_index import ShardEdgeIndex
-from pyg_sar.shard.load import read_shard
 from pyg_sar.shard.plan import Block, Plan, plan_of
+from pyg_sar.shard.read.read_shard import read_shard
 
 LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 4), (2, 6), (4, 4)]
 """World sizes and numbers of parts."""

@@ -15,7 +15,7 @@ from pyg_sar.planner import Planner, by_hand, from_counts, predict, read_statist
 from pyg_sar.planner.fit import least_ranks
 from pyg_sar.planner.prediction import MODES
 from pyg_sar.planner.sizes import RankSizes
-from pyg_sar.shard.load import read_shard
+from pyg_sar.shard.read.read_shard import read_shard
 
 
 @pytest.fixture(scope='module')

@@ -21,9 +21,9 @@ import pyg_sar
 from pyg_sar import partition_graph
 from pyg_sar.aggregate.linear import linear_sum
 from pyg_sar.comm import Exchange
-from pyg_sar.comm.reverse import Reversed, reverse
-from pyg_sar.shard.load import read_shard
+from pyg_sar.comm.reshard.reverse_edges import Reversed, reverse
 from pyg_sar.shard.plan import plan_of
+from pyg_sar.shard.read.read_shard import read_shard
 
 LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 6), (4, 4), (4, 8)]
 """World sizes and numbers of parts."""

@@ -34,7 +34,6 @@ MAY_IMPORT = {
     'partition': {'partitioner'},
     'inspection': {'inspection', 'partitioner', 'shard'},
     'describe': {'inspection', 'partitioner', 'shard'},
-    'convert_dgl': set(),  # runs where pyg_sar is not
     'planner': {'comm', 'conv', 'loss', 'planner', 'shard', 'wrap'},
     'plan': {'planner'},
 }

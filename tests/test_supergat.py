@@ -64,7 +64,7 @@ def _train(root: Path, mode: Any, kwargs: dict[str, Any]) -> Any:
     drawn = src, position[negatives[1][is_own]]
     conv = pyg_sar.SARConv(_conv(**kwargs), mode=mode)
     x = data.x.detach().requires_grad_()
-    with mock.patch('pyg_sar.conv.negatives.draw_negatives', return_value=drawn):
+    with mock.patch('pyg_sar.conv.around.negative_sampling.draw_negatives', return_value=drawn):
         out = conv(x, data.edge_index)
     attention_loss = conv.get_attention_loss()
     share = _loss(out, data.n_id) + attention_loss

@@ -16,8 +16,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import EdgeConv, GATConv, GCNConv, SAGEConv, TransformerConv
 
 from pyg_sar import DistributedDataParallel, SARConv, global_sum, load_shard
-from pyg_sar.comm import guarded
-from pyg_sar.conv.paths import Mode
+from pyg_sar.comm.faults import guarded
+from pyg_sar.conv.call.paths import Mode
 
 
 def _convs() -> dict[str, torch.nn.Module]:

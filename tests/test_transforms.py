@@ -18,7 +18,7 @@ from torch_geometric import transforms as T
 from torch_geometric.data import Data, HeteroData
 
 import pyg_sar
-from pyg_sar.shard.meta_text import as_text, read_content
+from pyg_sar.shard.format.meta_text import as_text, read_content
 from pyg_sar.transforms import save
 
 # PyG's own transform makes a sparse tensor.

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, MessagePassing
 
 from pyg_sar import load_shard, wrap
-from pyg_sar.conv.paths import Paths
+from pyg_sar.conv.call.paths import Paths
 
 MODES = ('sequential', 'sequential_no_remat', 'one_shot')
 

@@ -11,8 +11,8 @@ from unittest import mock
 import torch.distributed as dist
 from torch import Tensor
 
+from pyg_sar.comm.rounding import Wire
 from pyg_sar.comm.swap import ROWS_TAG, Swap
-from pyg_sar.comm.wire import Wire
 
 
 @dataclass

@@ -16,10 +16,13 @@ import torch
 from generate import generate
 
 import pyg_sar
-from pyg_sar.partitioner import assignment, graph, undirected, writer
-from pyg_sar.partitioner.folder import existing_parent
-from pyg_sar.partitioner.mapped import Scratch, trim
-from pyg_sar.partitioner.sources import read_source
+from pyg_sar.partitioner import cut_graph
+from pyg_sar.partitioner.methods import assignment
+from pyg_sar.partitioner.on_disk import undirected
+from pyg_sar.partitioner.on_disk.mapped import Scratch, trim
+from pyg_sar.partitioner.sources.sources import read_source
+from pyg_sar.partitioner.write import writer
+from pyg_sar.partitioner.write.atomic_folder import existing_parent
 
 METIS = 'METIS'
 ASSIGN = 'assign'
@@ -103,17 +106,17 @@ def main() -> None:
         return indptr, index
 
     assignment.undirected_csr = sized
-    phases.watch(graph, 'read_source', 'read')
-    phases.watch(graph, 'typed_graph', 'check')
+    phases.watch(cut_graph, 'read_source', 'read')
+    phases.watch(cut_graph, 'typed_graph', 'check')
     phases.watch(undirected, '_neighbours', 'undirected graph')
     phases.watch(undirected, '_in_memory', "METIS's input", lambda columns, _: columns.nbytes)
     phases.watch(
         assignment, 'metis_assignment', METIS, lambda indptr, index: indptr.nbytes + index.nbytes
     )
-    phases.watch(graph, 'assign_nodes', ASSIGN)
+    phases.watch(cut_graph, 'assign_nodes', ASSIGN)
     for function in ('group_nodes', 'group_edges', 'find_exchange'):
         phases.watch(writer, function, 'edges by part')
-    phases.watch(graph, 'write_partition', 'write')
+    phases.watch(cut_graph, 'write_partition', 'write')
     start = time.perf_counter()
     summary = pyg_sar.partition_graph(args.source, args.num_parts, args.out, method=args.method)
     seconds = time.perf_counter() - start

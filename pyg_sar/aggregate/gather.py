@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyg_sar.aggregate.program import Arguments, Surroundings, as_in_forward, no_autocast_cache
 from pyg_sar.comm import Exchange, Request, agree, communicates, once_differentiable
-from pyg_sar.shard.chunks import Chunk, make_chunks, no_chunk
+from pyg_sar.shard.destination_chunks import Chunk, make_chunks, no_chunk
 from pyg_sar.shard.plan import Plan
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from pyg_sar.checkpoint.all_or_none import on_rank_0, rank, together
 from pyg_sar.checkpoint.folders import complete
 from pyg_sar.checkpoint.random_states import set_random_states
 from pyg_sar.checkpoint.reader import PlainReader
@@ -21,7 +22,6 @@ from pyg_sar.checkpoint.states import (
     set_optimizer_state,
     template,
 )
-from pyg_sar.checkpoint.together import on_rank_0, rank, together
 from pyg_sar.comm import in_call
 
 # What is no state of training, but of plain values, fails in any way.

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from pyg_sar.shard.archive import check_plain, check_tensors
-from pyg_sar.shard.files import own_file
+from pyg_sar.shard.format.files import own_file
+from pyg_sar.shard.format.tensor_file import check_plain, check_tensors
 
 _METADATA = 'torch.distributed.checkpoint.metadata'
 _ALLOWED = {

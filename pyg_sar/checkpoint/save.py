@@ -13,11 +13,11 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from pyg_sar.checkpoint.all_or_none import on_rank_0, rank, together
 from pyg_sar.checkpoint.folders import begin, publish
 from pyg_sar.checkpoint.random_states import random_states
 from pyg_sar.checkpoint.reader import load_plain
 from pyg_sar.checkpoint.states import TRAINING, model_state, optimizer_state
-from pyg_sar.checkpoint.together import on_rank_0, rank, together
 from pyg_sar.checkpoint.writer import write
 from pyg_sar.comm import check_equal, in_call
 

@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageIn
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
+from pyg_sar.checkpoint.all_or_none import num_ranks, on_rank_0, rank, together
 from pyg_sar.checkpoint.states import TRAINING
-from pyg_sar.checkpoint.together import num_ranks, on_rank_0, rank, together
 
 
 def write(state: dict[str, Any], folder: Path) -> None:

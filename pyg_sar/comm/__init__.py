@@ -1,8 +1,19 @@
 """What moves between ranks: the only room that communicates features."""
 
 from pyg_sar.comm.buffers import Rows
-from pyg_sar.comm.errors import ExchangeError, in_call, in_layer
 from pyg_sar.comm.exchange import Exchange, Request
+from pyg_sar.comm.faults.errors import ExchangeError, in_call, in_layer
+from pyg_sar.comm.faults.guarded import (
+    communicates,
+    exchange_group,
+    guard,
+    left_by,
+    lost_rank,
+    set_debug,
+    set_timeout,
+)
+from pyg_sar.comm.faults.timeouts import for_operations
+from pyg_sar.comm.first_derivative_only import once_differentiable
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.group import (
     agree,
@@ -13,19 +24,8 @@ from pyg_sar.comm.group import (
     least_of_ranks,
     raise_together,
 )
-from pyg_sar.comm.guarded import (
-    communicates,
-    exchange_group,
-    guard,
-    left_by,
-    lost_rank,
-    set_debug,
-    set_timeout,
-)
-from pyg_sar.comm.once import once_differentiable
-from pyg_sar.comm.reverse import EdgeMove, Reversed, reverse
+from pyg_sar.comm.reshard.reverse_edges import EdgeMove, Reversed, reverse
 from pyg_sar.comm.sum import max_over_ranks, sum_over_ranks
-from pyg_sar.comm.timeouts import for_operations
 
 __all__ = [
     'EdgeMove',

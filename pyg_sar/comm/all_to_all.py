@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.compared import Step
-from pyg_sar.comm.guarded import exchange_group, guard
+from pyg_sar.comm.faults.guarded import exchange_group, guard
+from pyg_sar.comm.faults.program_check import Step
 from pyg_sar.monitor import hook
 
 

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.compared import Step
-from pyg_sar.comm.guarded import exchange_group, guard
-from pyg_sar.comm.plain import gather_plain
+from pyg_sar.comm.faults.guarded import exchange_group, guard
+from pyg_sar.comm.faults.program_check import Step
+from pyg_sar.comm.json_values import gather_plain
 
 
 def is_distributed() -> bool:

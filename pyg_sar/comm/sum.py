@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.comm.faults.guarded import communicates
+from pyg_sar.comm.first_derivative_only import once_differentiable
 from pyg_sar.comm.group import agree, all_reduce_sum
-from pyg_sar.comm.guarded import communicates
-from pyg_sar.comm.once import once_differentiable
 
 
 def sum_over_ranks(local: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from pyg_sar.comm.buffers import Buffers
-from pyg_sar.comm.compared import Step
-from pyg_sar.comm.guarded import arrived, guard, travels
+from pyg_sar.comm.faults.guarded import arrived, guard, travels
+from pyg_sar.comm.faults.program_check import Step
 from pyg_sar.monitor import hook
 
 ROWS_TAG, GRADIENTS_TAG = 0, 1

@@ -74,7 +74,7 @@ class Exchanges:
             flip: Whether messages pass from row 1 to row 0.
 
         Collective where edges are turned round: one small all-gather, see also
-        :func:`pyg_sar.comm.reverse`.
+        :func:`pyg_sar.comm.reshard.reverse_edges`.
         """
         is_flipped = isinstance(edge_index, ShardEdgeIndex) and edge_index.is_flipped
         into_own = edge_index.flip(0) if is_flipped else edge_index

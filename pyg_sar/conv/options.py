@@ -7,7 +7,7 @@ from typing import get_args
 
 import torch
 
-from pyg_sar.conv.paths import Mode
+from pyg_sar.conv.call.paths import Mode
 
 EXCHANGE_DTYPES = (torch.bfloat16, torch.float16)
 

@@ -10,16 +10,16 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import agree, check_equal, in_layer, left_by, raise_together
-from pyg_sar.conv.agreement import Agreement
-from pyg_sar.conv.ends import Ends
+from pyg_sar.conv.around.patching import overridden, replaced
+from pyg_sar.conv.around.source_rows import Ends
+from pyg_sar.conv.call.agreement import Agreement
+from pyg_sar.conv.call.paths import Mode, Path
 from pyg_sar.conv.exchanges import Exchanges, find_shards
-from pyg_sar.conv.functions import overridden, replaced
 from pyg_sar.conv.inputs import check_inputs
 from pyg_sar.conv.options import Options
-from pyg_sar.conv.paths import Mode, Path
-from pyg_sar.conv.special import propagation_of, special_forms
+from pyg_sar.conv.reuse.narrow_exchange import Uses
+from pyg_sar.conv.substitutes import propagation_of, special_forms
 from pyg_sar.conv.support import why_refused
-from pyg_sar.conv.uses import Uses
 from pyg_sar.models import make_global
 from pyg_sar.shard.shard import Shard
 

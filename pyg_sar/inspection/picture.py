@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from pyg_sar.partitioner.summary import PartitionSummary
+from pyg_sar.partitioner.write.summary import PartitionSummary
 
 _MOST_NUMBERS = 12  # parts, up to which every cell of the heat map has its number
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from pyg_sar.partitioner.summary import summarize
-from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
-from pyg_sar.shard.meta import Meta, read_meta
-from pyg_sar.shard.meta_text import read_notes
+from pyg_sar.partitioner.write.summary import summarize
+from pyg_sar.shard.format.file_names import EdgeKey, NodeKey, type_name
+from pyg_sar.shard.format.meta import Meta, read_meta
+from pyg_sar.shard.format.meta_text import read_notes
 
 
 def report(root: str | Path) -> str:

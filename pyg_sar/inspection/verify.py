@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.shard import format as fmt
-from pyg_sar.shard.archive import load_tensors
-from pyg_sar.shard.checksums import file_checksum, folder_files
-from pyg_sar.shard.files import own_file
-from pyg_sar.shard.format import EdgeKey, NodeKey
-from pyg_sar.shard.meta import Meta, read_meta
-from pyg_sar.shard.meta_text import read_checksums
-from pyg_sar.shard.parts import Part, read_part, rows_of
+from pyg_sar.shard.format import file_names
+from pyg_sar.shard.format.checksums import file_checksum, folder_files
+from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
+from pyg_sar.shard.format.files import own_file
+from pyg_sar.shard.format.meta import Meta, read_meta
+from pyg_sar.shard.format.meta_text import read_checksums
+from pyg_sar.shard.format.tensor_file import load_tensors
+from pyg_sar.shard.read.parts import Part, read_part, rows_of
 
 
 def verify_partition(
@@ -58,12 +58,12 @@ def verify_partition(
         return problems  # The rest compares parts.
     for node_key, node_info in meta.nodes.items():
         ids = [part.n_id[node_key] for part in parts]
-        path = fmt.node_map_file(root, node_key)
+        path = file_names.node_map_file(root, node_key)
         name = _name('node', node_key)
         problems += _wrong_cover(ids, node_info.num_nodes, path, name, root)
     for edge_key, edge_info in meta.edges.items():
         ids = [part.index[edge_key]['e_id'] for part in parts]
-        path = fmt.edge_map_file(root, edge_key)
+        path = file_names.edge_map_file(root, edge_key)
         name = _name('edge', edge_key)
         problems += _wrong_cover(ids, edge_info.num_edges, path, name, root)
     for part in range(meta.num_parts):
@@ -77,7 +77,7 @@ def verify_partition(
 def _wrong_files(root: Path) -> Iterator[str]:
     is_unchanged, checksums = read_checksums(root)
     if not is_unchanged:
-        yield f"'{root / fmt.META_FILE}' was changed after it was written"
+        yield f"'{root / file_names.META_FILE}' was changed after it was written"
     present = folder_files(root)
     for name in sorted(checksums.keys() - set(present)):
         yield f"'{root / name}' is missing"
@@ -132,7 +132,7 @@ def _wrong_edges(
     root: Path, parts: list[Part], part: int, key: EdgeKey, meta: Meta
 ) -> Iterator[str]:
     """The edges by local ids against PyG's, by global ids."""
-    path = fmt.part_dir(root, part) / fmt.GRAPH_FILE
+    path = file_names.part_dir(root, part) / file_names.GRAPH_FILE
     try:
         stored: dict[Any, Any] = load_tensors(path, dict, root=root)
         graph = stored if key is None else stored[key]
@@ -155,7 +155,8 @@ def _wrong_edges(
     ]
     if not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)):
         of = '' if key is None else f' of {key}'
-        yield f"the edges{of} of part {part} are others in '{fmt.SAR_FILE}' than in '{path.name}'"
+        sar = file_names.SAR_FILE
+        yield f"the edges{of} of part {part} are others in '{sar}' than in '{path.name}'"
 
 
 def _name(kind: str, key: NodeKey | EdgeKey) -> str:

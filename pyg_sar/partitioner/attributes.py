@@ -14,7 +14,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from pyg_sar.partitioner.checks import odd_kind
-from pyg_sar.partitioner.rows import smallest_and_largest
+from pyg_sar.partitioner.on_disk.rows import smallest_and_largest
 
 _NODE_NAMES = frozenset({'x', 'pos', 'batch', 'node_type', 'train_mask', 'val_mask', 'test_mask'})
 _EDGE_NAMES = frozenset({'edge_attr', 'edge_weight', 'edge_type'})

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar.partitioner.rows import chunks, smallest_and_largest
+from pyg_sar.partitioner.on_disk.rows import chunks, smallest_and_largest
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch hardly computes with these

@@ -15,9 +15,9 @@ from torch_geometric.data.hypergraph_data import HyperGraphData
 
 from pyg_sar.partitioner.attributes import count_rows, sort_attributes
 from pyg_sar.partitioner.checks import check_ids, checked_edge_index
-from pyg_sar.partitioner.mapped import Scratch
-from pyg_sar.partitioner.rows import join_edges
-from pyg_sar.shard.format import EdgeKey, NodeKey, type_name
+from pyg_sar.partitioner.on_disk.mapped import Scratch
+from pyg_sar.partitioner.on_disk.rows import join_edges
+from pyg_sar.shard.format.file_names import EdgeKey, NodeKey, type_name
 
 _LONGEST_NAME = 250
 """Bytes; files may have 255, of which the suffix takes some."""

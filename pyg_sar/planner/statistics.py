@@ -12,7 +12,7 @@ import torch
 
 from pyg_sar.planner.cuts import CutPoint, extrapolate
 from pyg_sar.planner.sizes import RankSizes
-from pyg_sar.shard.meta import EdgeInfo, Meta, NodeInfo, read_meta
+from pyg_sar.shard.format.meta import EdgeInfo, Meta, NodeInfo, read_meta
 
 _LABEL_BYTES = 8 + 3  # y as int64 and three masks
 

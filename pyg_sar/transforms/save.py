@@ -19,11 +19,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_sar.comm import agree, check_equal, in_call, raise_together
-from pyg_sar.shard.archive import load_tensors
-from pyg_sar.shard.checksums import file_checksum
 from pyg_sar.shard.edge_index import ShardEdgeIndex
-from pyg_sar.shard.format import META_FILE, NODE_ATTRS_FILE, part_dir
-from pyg_sar.shard.meta import read_meta, with_node_attrs
+from pyg_sar.shard.format.checksums import file_checksum
+from pyg_sar.shard.format.file_names import META_FILE, NODE_ATTRS_FILE, part_dir
+from pyg_sar.shard.format.meta import read_meta, with_node_attrs
+from pyg_sar.shard.format.tensor_file import load_tensors
 from pyg_sar.shard.shard import Shard
 
 _LOADED_BY_OTHER_NAMES = ('edge_index', 'n_id', 'e_id', 'num_nodes', 'x')

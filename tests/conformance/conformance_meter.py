@@ -15,9 +15,9 @@ from pyg_sar.comm.buffers import Buffers
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.swap import ROWS_TAG, Swap
-from pyg_sar.conv.ordered import OrderedPropagation
-from pyg_sar.conv.paths import Paths
-from pyg_sar.conv.trace import Trace
+from pyg_sar.conv.call.ordered import OrderedPropagation
+from pyg_sar.conv.call.paths import Paths
+from pyg_sar.conv.inspect.trace import Trace
 from pyg_sar.shard.shard import Shard
 
 

@@ -21,10 +21,10 @@ import torch.distributed as dist
 from path_programs import program
 
 import pyg_sar
-from pyg_sar.comm import guarded
-from pyg_sar.comm.connection import Connection
-from pyg_sar.comm.errors import place
-from pyg_sar.conv.paths import Mode
+from pyg_sar.comm.faults import guarded
+from pyg_sar.comm.faults.connection import Connection
+from pyg_sar.comm.faults.errors import place
+from pyg_sar.conv.call.paths import Mode
 
 FAULTY = 2
 TIMEOUT = 3.0

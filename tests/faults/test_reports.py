@@ -18,7 +18,7 @@ from ranks import run_once
 from small_graphs import assert_all_raise, attempt
 
 from pyg_sar.comm import agree, exchange_group, for_operations, guard, set_timeout
-from pyg_sar.comm.reports import Cause, Reports
+from pyg_sar.comm.faults.reports import Cause, Reports
 
 TIMEOUT = timedelta(seconds=4)
 

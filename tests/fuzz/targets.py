@@ -21,14 +21,14 @@ from torch_geometric.nn import SAGEConv
 
 import pyg_sar
 from pyg_sar.inspection import verify_partition
-from pyg_sar.partitioner.npz import read_npz
-from pyg_sar.partitioner.saved import read_saved
-from pyg_sar.shard.archive import load_tensors
-from pyg_sar.shard.checksums import folder_checksums
+from pyg_sar.partitioner.sources.npz import read_npz
+from pyg_sar.partitioner.sources.saved import read_saved
 from pyg_sar.shard.edge_index import ShardEdgeIndex
-from pyg_sar.shard.load import read_shard
-from pyg_sar.shard.meta_text import as_text
+from pyg_sar.shard.format.checksums import folder_checksums
+from pyg_sar.shard.format.meta_text import as_text
+from pyg_sar.shard.format.tensor_file import load_tensors
 from pyg_sar.shard.plan import plan_of
+from pyg_sar.shard.read.read_shard import read_shard
 
 PYG = Path(__file__).parent.parent / 'data' / 'pyg_partitions.zip'
 LAYOUTS = ((0, 2), (1, 2), (0, 2), (1, 2), (0, 1))

@@ -20,13 +20,13 @@ from torch import Tensor
 
 import pyg_sar
 from pyg_sar.inspection import verify_partition
-from pyg_sar.partitioner.folder import replace_folder
-from pyg_sar.partitioner.npz import read_npz
-from pyg_sar.partitioner.saved import read_saved
-from pyg_sar.shard.checksums import folder_checksums
-from pyg_sar.shard.foreign import is_foreign
-from pyg_sar.shard.load import read_shard
-from pyg_sar.shard.meta_text import as_text, read_content
+from pyg_sar.partitioner.sources.npz import read_npz
+from pyg_sar.partitioner.sources.saved import read_saved
+from pyg_sar.partitioner.write.atomic_folder import replace_folder
+from pyg_sar.shard.format.checksums import folder_checksums
+from pyg_sar.shard.format.meta_text import as_text, read_content
+from pyg_sar.shard.read.foreign import is_foreign
+from pyg_sar.shard.read.read_shard import read_shard
 
 PYG = Path(__file__).parent.parent / 'data' / 'pyg_partitions.zip'
 

@@ -20,7 +20,7 @@ from torch_geometric.utils import softmax
 
 import pyg_sar
 from pyg_sar.aggregate import blocks
-from pyg_sar.conv import propagation
+from pyg_sar.conv.call import propagation
 
 TOLERANCE = 1e-10
 INF = float('inf')

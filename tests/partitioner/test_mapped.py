@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from pyg_sar.partitioner import mapped, partition_graph, rows
-from pyg_sar.partitioner.mapped import Scratch, is_mapped, map_array, release
-from pyg_sar.partitioner.pt_file import save_rows
-from pyg_sar.partitioner.rows import Rows, chunks, take_rows
-from pyg_sar.partitioner.sources import load_source
+from pyg_sar.partitioner import partition_graph
+from pyg_sar.partitioner.on_disk import mapped, rows
+from pyg_sar.partitioner.on_disk.mapped import Scratch, is_mapped, map_array, release
+from pyg_sar.partitioner.on_disk.rows import Rows, chunks, take_rows
+from pyg_sar.partitioner.on_disk.torch_archive import save_rows
+from pyg_sar.partitioner.sources.sources import load_source
 
 ARRAYS = {
     'first': np.arange(7, dtype=np.int64),
@@ -190,7 +191,7 @@ def test_disk_full_leaves_nothing(tmp_path, graph, monkeypatch):
 _KILLED = """
 import sys, time
 from pathlib import Path
-from pyg_sar.partitioner.folder import replace_folder
+from pyg_sar.partitioner.write.atomic_folder import replace_folder
 with replace_folder(Path(sys.argv[1])) as folder:
     (folder / 'half').write_text('a')
     print('ready', flush=True)
@@ -225,7 +226,7 @@ def test_table_without_pyarrow(tmp_path, monkeypatch):
 @pytest.mark.parametrize('suffix', ['.csv', '.parquet'])
 def test_tables(tmp_path, monkeypatch, suffix):
     pyarrow = pytest.importorskip('pyarrow')
-    from pyg_sar.partitioner import tables
+    from pyg_sar.partitioner.sources import tables
 
     monkeypatch.setattr(tables, '_BATCH', 3)
     columns = {'weight': [0.5, 1, 2, 4, 8], 'dst': [1, 2, 3, 0, 1], 'src': [0, 0, 2, 3, 3]}

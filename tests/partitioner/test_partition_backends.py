@@ -12,13 +12,13 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar import partition_graph
-from pyg_sar.partitioner import metis_library
-from pyg_sar.partitioner.assignment import assign_nodes
-from pyg_sar.partitioner.kahip import _initialized
-from pyg_sar.partitioner.methods import method_options
-from pyg_sar.partitioner.synthetic import GraphShape, synthetic_graph
+from pyg_sar.partitioner.methods import metis_library
+from pyg_sar.partitioner.methods.assignment import assign_nodes
+from pyg_sar.partitioner.methods.kahip import _initialized
+from pyg_sar.partitioner.methods.options import method_options
+from pyg_sar.partitioner.on_disk.undirected import undirected_csr
+from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
 from pyg_sar.partitioner.typed import typed_graph
-from pyg_sar.partitioner.undirected import undirected_csr
 
 
 @pytest.fixture(scope='module')

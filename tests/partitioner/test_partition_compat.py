@@ -203,7 +203,7 @@ def test_replaces_partitions_and_nothing_else(graph, tmp_path):
 @pytest.mark.parametrize('kind', KINDS)
 def test_recursive_is_metis_own(tmp_path, monkeypatch, kind):
     """True bisects, False cuts k-way; the default is what partition_graph takes."""
-    from pyg_sar.partitioner import assignment
+    from pyg_sar.partitioner.methods import assignment
 
     data = FakeDataset(1, avg_num_nodes=90)[0] if kind == 'homo' else None
     data = data or FakeHeteroDataset(1, avg_num_nodes=60, avg_degree=4)[0]

@@ -12,9 +12,15 @@ from torch_geometric.datasets import FakeDataset, KarateClub
 
 import pyg_sar
 from pyg_sar.partition import main
-from pyg_sar.partitioner.datasets import load_dataset
-from pyg_sar.partitioner.sources import load_source
-from pyg_sar.partitioner.synthetic import ARXIV, PRODUCTS, GraphShape, shape_of, synthetic_graph
+from pyg_sar.partitioner.sources.datasets import load_dataset
+from pyg_sar.partitioner.sources.sources import load_source
+from pyg_sar.partitioner.sources.synthetic import (
+    ARXIV,
+    PRODUCTS,
+    GraphShape,
+    shape_of,
+    synthetic_graph,
+)
 
 MODULE = 'torch_geometric.datasets'
 
@@ -180,7 +186,7 @@ def test_tail_and_labels(shape):
 
 
 def test_draws_in_several_pieces(monkeypatch):
-    monkeypatch.setattr('pyg_sar.partitioner.synthetic._DRAWN_PAIRS', 1000)
+    monkeypatch.setattr('pyg_sar.partitioner.sources.synthetic._DRAWN_PAIRS', 1000)
     data = load_source('synthetic:1500,6000')
     src, dst = data.edge_index
     keys = src * 1500 + dst

@@ -8,16 +8,16 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import convert_dgl
 import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar import convert_dgl
 from pyg_sar.partition import main
-from pyg_sar.partitioner.folders import own_parts
-from pyg_sar.partitioner.sources import load_source
+from pyg_sar.partitioner.sources.pyg_folder import own_parts
+from pyg_sar.partitioner.sources.sources import load_source
 
 RECORDED = Path(__file__).parents[1] / 'data' / 'dgl_partitions.npz'
 NAMES = ('homo', 'hetero')

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pyg_sar.partitioner import partition_graph, pt_file
+from pyg_sar.partitioner import partition_graph
+from pyg_sar.partitioner.on_disk import torch_archive
 
 
 def _tree(folder: Path) -> dict[str, bytes]:
@@ -20,7 +21,7 @@ ERRORS = [KeyboardInterrupt, OSError, RuntimeError]
 
 def _fail_late(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
     """Makes writing fail in the middle of a file of the second part."""
-    saved, write = [], pt_file._write
+    saved, write = [], torch_archive._write
 
     def fail_late(archive, name, content):
         saved.append(name)
@@ -28,7 +29,7 @@ def _fail_late(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> N
             raise error('the disk is full')
         write(archive, name, content)
 
-    monkeypatch.setattr(pt_file, '_write', fail_late)
+    monkeypatch.setattr(torch_archive, '_write', fail_late)
 
 
 @pytest.mark.parametrize('error', ERRORS)

@@ -15,7 +15,7 @@ from torch_geometric.data import HeteroData
 
 from pyg_sar import load_shard, partition_graph
 from pyg_sar.partition import main
-from pyg_sar.partitioner.sources import load_source
+from pyg_sar.partitioner.sources.sources import load_source
 
 PARTS = 3
 

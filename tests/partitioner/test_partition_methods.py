@@ -12,15 +12,15 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar import partition_graph
-from pyg_sar.partitioner.assignment import assign_nodes
-from pyg_sar.partitioner.balance import Balance
-from pyg_sar.partitioner.csr import symmetric_csr
-from pyg_sar.partitioner.methods import method_options
-from pyg_sar.partitioner.rebalance import rebalance, refine
-from pyg_sar.partitioner.streaming import STREAMING
-from pyg_sar.partitioner.synthetic import GraphShape, synthetic_graph
+from pyg_sar.partitioner.methods.assignment import assign_nodes
+from pyg_sar.partitioner.methods.balance import Balance
+from pyg_sar.partitioner.methods.options import method_options
+from pyg_sar.partitioner.methods.rebalance import rebalance, refine
+from pyg_sar.partitioner.methods.streaming import STREAMING
+from pyg_sar.partitioner.on_disk.csr import symmetric_csr
+from pyg_sar.partitioner.on_disk.undirected import undirected_csr
+from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
 from pyg_sar.partitioner.typed import typed_graph
-from pyg_sar.partitioner.undirected import undirected_csr
 
 
 @pytest.fixture(scope='module')

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_sar.partitioner import partition_graph
-from pyg_sar.partitioner.assignment import assign_nodes, fill_empty_parts
-from pyg_sar.partitioner.methods import MethodOptions
-from pyg_sar.partitioner.metis import metis_assignment
-from pyg_sar.partitioner.synthetic import GraphShape, synthetic_graph
+from pyg_sar.partitioner.methods.assignment import assign_nodes, fill_empty_parts
+from pyg_sar.partitioner.methods.metis import metis_assignment
+from pyg_sar.partitioner.methods.options import MethodOptions
+from pyg_sar.partitioner.on_disk.undirected import undirected_csr
+from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
 from pyg_sar.partitioner.typed import typed_graph
-from pyg_sar.partitioner.undirected import undirected_csr
 
 
 @pytest.fixture(scope='module')

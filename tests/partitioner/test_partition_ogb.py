@@ -14,9 +14,9 @@ import torch
 
 import pyg_sar
 from pyg_sar.partition import main
-from pyg_sar.partitioner.mapped import is_mapped
-from pyg_sar.partitioner.ogb import OGB
-from pyg_sar.partitioner.sources import load_source
+from pyg_sar.partitioner.on_disk.mapped import is_mapped
+from pyg_sar.partitioner.sources.ogb import OGB
+from pyg_sar.partitioner.sources.sources import load_source
 
 # Not pytest.importorskip: ogb's import asks the internet for a newer version.
 needs_ogb = pytest.mark.skipif(find_spec('ogb') is None, reason='the package ogb is not installed')
@@ -106,7 +106,7 @@ def test_papers100m_stays_on_disk(save, tmp_path):
 
 
 def test_names_the_package(tmp_path, monkeypatch):
-    monkeypatch.setattr('pyg_sar.partitioner.ogb.find_spec', lambda name: None)
+    monkeypatch.setattr('pyg_sar.partitioner.sources.ogb.find_spec', lambda name: None)
     _homogeneous(tmp_path / 'ogbn_arxiv', 'time')
     with pytest.raises(
         ValueError, match=r"read by the package ogb .*: pip install 'pyg_sar\[ogb\]'"

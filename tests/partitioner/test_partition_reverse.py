@@ -11,10 +11,11 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import ToUndirected
 
 from pyg_sar.partition import main
-from pyg_sar.partitioner import buckets, mapped, partition_graph, rows
-from pyg_sar.partitioner.mapped import Scratch
-from pyg_sar.partitioner.reverse import add_reverse_edges
-from pyg_sar.partitioner.sources import load_source
+from pyg_sar.partitioner import partition_graph
+from pyg_sar.partitioner.on_disk import buckets, mapped, rows
+from pyg_sar.partitioner.on_disk.mapped import Scratch
+from pyg_sar.partitioner.sources.add_reverse_edges import add_reverse_edges
+from pyg_sar.partitioner.sources.sources import load_source
 
 
 @pytest.fixture(autouse=True)

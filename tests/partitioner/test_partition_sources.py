@@ -15,7 +15,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from pyg_sar.partitioner import partition_graph
-from pyg_sar.partitioner.sources import load_source, read_source
+from pyg_sar.partitioner.sources.sources import load_source, read_source
 
 EDGES = np.array([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
 X = np.array([[1.0, 0, 0], [0, 0, 2], [0, 0, 0], [3, 4, 0]], dtype=np.float32)

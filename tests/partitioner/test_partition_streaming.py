@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_sar.partitioner import rows, streaming
-from pyg_sar.partitioner.balance import Balance
-from pyg_sar.partitioner.csr import neighbours_by_part, symmetric_csr
-from pyg_sar.partitioner.streaming import STREAMING, _start, batch_size, stream_assignment
-from pyg_sar.partitioner.synthetic import GraphShape, synthetic_graph
+from pyg_sar.partitioner.methods import streaming
+from pyg_sar.partitioner.methods.balance import Balance
+from pyg_sar.partitioner.methods.streaming import STREAMING, _start, batch_size, stream_assignment
+from pyg_sar.partitioner.on_disk import rows
+from pyg_sar.partitioner.on_disk.csr import neighbours_by_part, symmetric_csr
+from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
 
 
 @pytest.fixture(scope='module')

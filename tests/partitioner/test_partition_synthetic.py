@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_sar.partitioner.sources import load_source
-from pyg_sar.partitioner.synthetic import ARXIV, SHAPES, GraphShape, synthetic_graph
+from pyg_sar.partitioner.sources.sources import load_source
+from pyg_sar.partitioner.sources.synthetic import ARXIV, SHAPES, GraphShape, synthetic_graph
 
 SHAPE = GraphShape(5000, 30_000, 8, 10, community_size=100)
 

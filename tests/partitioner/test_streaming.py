@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partitioner import buckets, graph, layout, mapped, partition_graph, rows
-from pyg_sar.partitioner.mapped import Scratch
-from pyg_sar.partitioner.sources import load_source
-from pyg_sar.partitioner.undirected import undirected_csr
+from pyg_sar.partitioner import cut_graph, partition_graph
+from pyg_sar.partitioner.on_disk import buckets, mapped, rows
+from pyg_sar.partitioner.on_disk.mapped import Scratch
+from pyg_sar.partitioner.on_disk.undirected import undirected_csr
+from pyg_sar.partitioner.sources.sources import load_source
+from pyg_sar.partitioner.write import layout
 
 
 @pytest.fixture
@@ -158,14 +160,14 @@ def test_shards_of_files_are_those_of_memory(tmp_path, monkeypatch, request, kin
     partition_graph(data, 3, tmp_path / 'memory', method=method, seed=3)
     request.getfixturevalue('tiny')
     maps: list[int] = []
-    typed_graph = graph.typed_graph
+    typed_graph = cut_graph.typed_graph
 
     def count_maps(found, scratch):
         values = [value for store in found.stores for value in store.values()]
         maps.append(sum(mapped.is_mapped(v) for v in values if isinstance(v, torch.Tensor)))
         return typed_graph(found, scratch)
 
-    monkeypatch.setattr(graph, 'typed_graph', count_maps)
+    monkeypatch.setattr(cut_graph, 'typed_graph', count_maps)
     partition_graph(source, 3, tmp_path / 'disk', method=method, seed=3)
     num_tensors = sum(isinstance(v, torch.Tensor) for s in data.stores for v in s.values())
     num_empty = 0 if isinstance(data, Data) else 1
@@ -174,7 +176,7 @@ def test_shards_of_files_are_those_of_memory(tmp_path, monkeypatch, request, kin
 
 
 def test_note_of_compressed_arrays(tmp_path, monkeypatch):
-    from pyg_sar.partitioner import npz
+    from pyg_sar.partitioner.sources import npz
 
     monkeypatch.setattr(npz, '_WORTH_MAPPING', 100)
     np.savez_compressed(tmp_path / 'g.npz', **_arrays(_homogeneous()))

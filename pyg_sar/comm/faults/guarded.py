@@ -1,0 +1,172 @@
+"""The process group of the exchanges, and what guards its operations."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from pyg_sar.comm.faults.connection import Connection, Guard
+from pyg_sar.comm.faults.errors import ExchangeError, collective
+from pyg_sar.comm.faults.program_check import Step
+from pyg_sar.monitor import hook
+
+_SIGNS = ('gloo', 'Connection closed', 'Application timeout', 'NCCL')
+
+_connections: WeakKeyDictionary[dist.ProcessGroup, Connection] = WeakKeyDictionary()
+_num_connections = 0
+
+
+def _connection() -> Connection | None:
+    default = dist.group.WORLD
+    return None if default is None else _connections.get(default)
+
+
+def guard(
+    operation: str,
+    peer: int | None = None,
+    *,
+    is_wait: bool = False,
+    alike: Callable[[], Step] | None = None,
+) -> Guard | hook.Watched:
+    """For the time of an operation in the exchange group.
+
+    Args:
+        operation: What is done, for messages.
+        peer: The rank it is done with; None for all.
+        is_wait: Whether this is the end of one that began before. All ranks begin as many.
+        alike: Gives what must fit on all ranks, to compare; None for `operation` alone.
+
+    Raises:
+        ExchangeError: In place of the error of the operation.
+        ValueError: On all ranks, if debugging finds that they differ.
+    """
+    connection = _connection()
+    if connection is None and dist.is_initialized():
+        exchange_group()
+        connection = _connection()
+    if connection is not None and not is_wait:
+        connection.num_operations += 1
+        if connection.debug:
+            connection.check(operation)
+            connection.compare(Step(operation) if alike is None else alike())
+            connection.compare_the_end_of_backward()
+    guarded = Guard(connection, operation, peer)
+    return hook.Watched(guarded, operation, peer, is_wait) if hook.watchers else guarded
+
+
+def lost_rank(error: RuntimeError, operation: str) -> ExchangeError | None:
+    """What to raise in place of an error of torch's, if it is that of a lost rank."""
+    connection = _connection()
+    is_lost = isinstance(error, dist.DistError) or any(t in str(error) for t in _SIGNS)
+    if connection is None or not is_lost or isinstance(error, ExchangeError):
+        return None
+    traceback.clear_frames(error.__traceback__)  # they may hold the group
+    return connection.lost(error, operation, None)
+
+
+def travels(swap: Any) -> None:
+    """Notes a transfer that is under way; its `works` are dropped if the group ends."""
+    connection = _connection()
+    if connection is not None:
+        connection.travelling[id(swap)] = swap
+
+
+def arrived(swap: Any) -> None:
+    """The transfer is done, unless the group has ended."""
+    connection = _connection()
+    if connection is not None:
+        connection.travelling.pop(id(swap), None)
+        if connection.error is not None:  # nothing has arrived
+            connection.check('the end of a transfer')
+
+
+def left_by(error: BaseException) -> None:
+    """To be told of every exception that leaves a layer, a model or the backward of a layer.
+
+    If it is this rank's alone the others would wait for it: the exchange group ends, at once if
+    something is under way, else two seconds later unless all ranks have raised at the same point.
+    Then they may go on.
+    """
+    connection = _connection() if dist.is_available() and dist.is_initialized() else None
+    if connection is not None:
+        connection.left_by(error)
+
+
+communicates = collective(left_by)
+
+
+def exchange_group() -> dist.ProcessGroup | None:
+    """The group of the exchanges: all ranks, made once beside the default group (collective).
+
+    Returns:
+        The group, or None when ``torch.distributed`` is not initialised.
+
+    Raises:
+        ExchangeError: If it has ended.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    connection = _connection()
+    if connection is None:
+        connection = _connect(None)
+    if connection.error is not None or connection._verdict is not None:
+        connection.check('an exchange')
+    return connection.group
+
+
+def set_timeout(timeout: timedelta | None) -> None:
+    """How long exchanges wait for a silent rank from now on (collective if it is another time)."""
+    if timeout is None or not (dist.is_available() and dist.is_initialized()):
+        return
+    before = _connection()
+    if before is not None and before.timeout == timeout and before.error is None:
+        return
+    exchange_group()  # raises if it has ended
+    before = _connection()
+    _connect(timeout)
+    if before is not None and before.group is not None:
+        dist.destroy_process_group(before.group)
+
+
+def set_debug(debug: bool | None) -> None:
+    """Whether ranks compare their programs before every operation from now on; None: as it is."""
+    if debug is not None and exchange_group() is not None:
+        connection = _connection()
+        assert connection is not None
+        connection.debug = debug
+
+
+def _connect(timeout: timedelta | None) -> Connection:
+    global _num_connections
+    _num_connections += 1
+    default = dist.group.WORLD
+    assert default is not None
+    before = _connection()
+    connection = Connection(_num_connections, timeout, before)
+    connection.debug = before is not None and before.debug
+    _connections[default] = connection
+    atexit.unregister(_let_go)
+    atexit.register(_let_go)
+    return connection
+
+
+def _let_go() -> None:
+    """Says what exception the process ends with, if nobody has caught it, and lets gloo go.
+
+    A thread of gloo's that frees a tensor while the interpreter shuts down kills the process with
+    "terminate called without an active exception" (torch 2.13, with or without
+    ``destroy_process_group``): they get time to let go of the last ones.
+    """
+    connection = _connection() if dist.is_initialized() else None
+    error = getattr(sys, 'last_value', None)
+    if connection is not None and error is not None and not hasattr(sys, 'ps1'):
+        connection.ends_with(error)
+    time.sleep(0.2)

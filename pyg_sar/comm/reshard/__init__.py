@@ -1,0 +1,1 @@
+"""Shards made from other shards: derived and reversed edges."""

@@ -1,0 +1,125 @@
+"""A shard made from another one: other edges between the nodes of the same ranks.
+
+While it is made, rows go by their *place*: the rows of part 0, then those of part 1, and so on, one
+numbering for all ranks. So a place tells the part, and ascending places are the order of a halo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm.all_to_all import all_to_all, all_to_all_counts
+from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.faults.guarded import exchange_group
+from pyg_sar.comm.group import agree
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.shard import Shard, Step
+
+
+def all_part_ptr(shard: Shard, own_ptr: Sequence[int]) -> list[int]:
+    """The place of every part's first row (collective: one small all-gather).
+
+    Args:
+        shard: Tells how many ranks there are.
+        own_ptr: ``parts_per_rank + 1`` offsets of the own parts' rows.
+
+    Returns:
+        ``num_parts + 1`` offsets.
+    """
+    part_ptr = [0]
+    for ptr in agree(tuple(own_ptr)) if shard.world_size > 1 else [own_ptr]:
+        start = part_ptr[-1]
+        part_ptr.extend(start + n for n in ptr[1:])
+    return part_ptr
+
+
+def places(shard: Shard, part_ptr: Sequence[int], device: torch.device) -> Tensor:
+    """The place of every local source id, int64 ``[num_own + num_halo]`` (one all-to-all)."""
+    first = part_ptr[shard.parts.start]
+    own = torch.arange(first, first + shard.num_own, device=device)
+    (halo,) = Exchange(shard).fetch_all([own])
+    return torch.cat([own, halo])
+
+
+@torch.inference_mode(False)  # a shard outlives the caller's mode
+def derive_shard(
+    base: Shard,
+    part_ptr: Sequence[int],
+    src: Tensor,
+    dst: Tensor,
+    *,
+    name: str,
+    dst_rows: int | None = None,
+) -> tuple[ShardEdgeIndex, Tensor]:
+    """Makes a shard for given edges into own nodes (collective: two all-to-alls).
+
+    Args:
+        base: The shard it is made from: ranks and number of parts are the same.
+        part_ptr: ``num_parts + 1`` places of every part's first row; equal on all ranks.
+        src: Place of every edge's source, int64 ``[num_edges]``.
+        dst: Own destination of every edge, int64 ``[num_edges]``.
+        name: What is added to the fingerprint; equal on all ranks.
+        dst_rows: Number of own destinations if the shard is to be bipartite.
+
+    Returns:
+        The edges in local ids and block order, with their shard; and the place of each of them
+        among the given ones, int64 ``[num_edges]``.
+    """
+    own = base.parts
+    first, end = part_ptr[own.start], part_ptr[own.stop]
+    num_own = end - first
+    num_dst = num_own if dst_rows is None else dst_rows
+    starts = torch.tensor(part_ptr, device=src.device)
+
+    is_own = (src >= first) & (src < end)
+    halo = torch.unique(src[~is_own])
+    halo_ptr = torch.searchsorted(halo, starts)
+    local = torch.where(is_own, src - first, torch.searchsorted(halo, src) + num_own)
+    part = torch.searchsorted(starts[1:], src, right=True)
+    order = torch.argsort(part * max(num_dst, 1) + dst, stable=True)
+    block_ptr = torch.bincount(part, minlength=base.num_parts).cumsum(0)
+    shard = replace(
+        base,
+        fingerprint=f'{base.fingerprint} {name}',
+        num_nodes=part_ptr[-1],
+        own_ptr=tuple(p - first for p in part_ptr[own.start : own.stop + 1]),
+        halo_ptr=tuple(halo_ptr.tolist()),
+        block_ptr=(0, *block_ptr.tolist()),
+        steps=_make_steps(base, halo, halo_ptr, first),
+        dst_rows=dst_rows,
+        e_id=None,
+        n_id=None,
+        # The exchanges of both lend each other their buffers.
+        cache={key: base.cache[key] for key in ('buffers',) if key in base.cache},
+    )
+    edge_index = torch.stack([local[order], dst[order]])
+    return ShardEdgeIndex.wrap(edge_index, shard, is_whole=True), order
+
+
+def _make_steps(base: Shard, halo: Tensor, halo_ptr: Tensor, first: int) -> tuple[Step, ...]:
+    """The exchange of the halo: every rank tells the owners which of their rows it reads."""
+    if base.world_size == 1:
+        return ()
+    group = exchange_group()
+    read = halo_ptr.diff().view(base.world_size, base.parts_per_rank)
+    sent = all_to_all_counts(read, group)
+    rows = all_to_all(halo, read.sum(1).tolist(), sent.sum(1).tolist(), group)
+    send_index = torch.split(rows - first, sent.view(-1).tolist())
+    steps = []
+    for s in range(1, base.world_size):
+        sender, reader = (base.rank - s) % base.world_size, (base.rank + s) % base.world_size
+        for i in range(base.parts_per_rank):
+            steps.append(
+                Step(
+                    part=sender * base.parts_per_rank + i,
+                    recv_rank=sender,
+                    recv_rows=int(read[sender, i]),
+                    send_rank=reader,
+                    send_index=send_index[reader * base.parts_per_rank + i],
+                )
+            )
+    return tuple(steps)

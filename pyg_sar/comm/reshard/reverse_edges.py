@@ -1,0 +1,175 @@
+"""The edges *out of* own nodes, for messages that go against the direction of the edges.
+
+A shard holds the edges into own nodes. Turned around, an edge belongs to the rank of its old
+source; so every edge moves there once, and edge tensors follow it on the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm.all_to_all import all_to_all, all_to_all_counts
+from pyg_sar.comm.faults.guarded import communicates, exchange_group
+from pyg_sar.comm.first_derivative_only import once_differentiable
+from pyg_sar.comm.group import raise_together
+from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard, places
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.shard import Shard
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeMove:
+    """Carries edge tensors from an edge_index to its reversed one and back.
+
+    A bijection of the edges of all ranks, so the way back is both inverse and adjoint.
+
+    Attributes:
+        send_perm: The edges by the rank that they go to, int64 ``[E]``.
+        send_counts: Edges that go to each rank.
+        recv_counts: Edges that come from each rank.
+        recv_perm: Of every reversed edge its place among those that came, int64 ``[E_rev]``.
+    """
+
+    send_perm: Tensor
+    send_counts: list[int]
+    recv_counts: list[int]
+    recv_perm: Tensor
+
+    def to_reversed(self, values: Tensor) -> Tensor:
+        """Edge values ``[E, ...]`` in the order of the reversed edges, ``[E_rev, ...]``.
+
+        | forward:  every row goes to the rank of its edge's source
+        | backward: ``grad_values = to_forward(grad_out)``
+
+        Collective: one all-to-all, and one in backward if the values need a gradient; they must
+        need one on all ranks or on none.
+
+        Raises:
+            ValueError: If there is not one row per edge.
+        """
+        _check_rows(values, self.send_perm)
+        out: Tensor = _Move.apply(values, self, True)  # type: ignore[no-untyped-call]
+        return out
+
+    def to_forward(self, values: Tensor) -> Tensor:
+        """The inverse of :meth:`to_reversed`: ``[E_rev, ...]`` to ``[E, ...]`` (collective)."""
+        _check_rows(values, self.recv_perm)
+        out: Tensor = _Move.apply(values, self, False)  # type: ignore[no-untyped-call]
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Reversed:
+    """The edges out of the own nodes of a rank, turned around.
+
+    Attributes:
+        edge_index: int64 ``[2, E_rev]`` in local ids of `shard` and its block order. Row 0: the old
+            destinations, own or in the halo of `shard`. Row 1: the old sources, own.
+        shard: The same own nodes and parts, with a halo of old destinations. Of a bipartite shard
+            a bipartite one, from its destinations to its sources, where each rank is one part.
+        edges: Carries edge tensors over.
+    """
+
+    edge_index: ShardEdgeIndex
+    shard: Shard
+    edges: EdgeMove
+
+
+@torch.inference_mode(False)  # it outlives the caller's mode
+def reverse(edge_index: Tensor, shard: Shard, e_id: Tensor | None = None) -> Reversed:
+    """Turns every edge of the graph around (collective: a few all-to-alls; keep the result).
+
+    Args:
+        edge_index: int64 ``[2, E]`` in local ids of `shard`: its own edges, or derived from them.
+        shard: The shard.
+        e_id: Original ids of the edges, int64 ``[E]``, on all ranks or on none.
+
+    Raises:
+        ValueError: On all ranks, if an id is out of range on one of them.
+    """
+    error = _error(edge_index, shard)
+    if shard.world_size > 1:
+        raise_together(error)
+    elif error is not None:
+        raise error
+    src, dst = edge_index.as_subclass(Tensor).unbind()
+    part_ptr = all_part_ptr(shard, shard.own_ptr)
+    src = places(shard, part_ptr, src.device)[src]
+    base, dst_ptr, dst_rows = shard, part_ptr, None
+    if shard.is_bipartite:
+        # Where the destinations of each part start is not known: a rank counts as one part.
+        base = replace(shard, num_parts=shard.world_size, own_ptr=(0, shard.num_dst))
+        dst_ptr, dst_rows = all_part_ptr(base, base.own_ptr), shard.num_own
+    dst = dst + dst_ptr[base.parts.start]
+
+    group = exchange_group() if shard.world_size > 1 else None
+    ends = torch.tensor(part_ptr[shard.parts_per_rank :: shard.parts_per_rank], device=src.device)
+    owner = torch.searchsorted(ends, src, right=True)
+    send_perm = torch.argsort(owner, stable=True)
+    counts = torch.bincount(owner, minlength=shard.world_size)
+    send_counts, recv_counts = counts.tolist(), all_to_all_counts(counts, group).tolist()
+    edges = torch.stack([src, dst], dim=1)[send_perm]
+    edges = all_to_all(edges, send_counts, recv_counts, group)
+    new_dst, new_src = edges.t().contiguous()
+    new_dst = new_dst - part_ptr[shard.parts.start]
+    handle, recv_perm = derive_shard(
+        base, dst_ptr, new_src, new_dst, name='reversed', dst_rows=dst_rows
+    )
+    move = EdgeMove(send_perm, send_counts, recv_counts, recv_perm)
+    if e_id is not None:
+        handle.shard = replace(handle.shard, e_id=move.to_reversed(e_id))
+    return Reversed(handle, handle.shard, move)
+
+
+def _error(edge_index: Tensor, shard: Shard) -> ValueError | None:
+    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
+        return ValueError(
+            f"expected an int64 'edge_index' of shape [2, E] (got {edge_index.dtype} of shape "
+            f'{tuple(edge_index.shape)})'
+        )
+    for row, size in zip(edge_index, (shard.num_own + shard.num_halo, shard.num_dst), strict=True):
+        if row.numel() and not 0 <= int(row.min()) <= int(row.max()) < size:
+            return ValueError(
+                f"expected local ids in [0, {size}) in an 'edge_index' derived from a shard "
+                f'(got {int(row.min())} to {int(row.max())})'
+            )
+    return None
+
+
+def _check_rows(values: Tensor, edges: Tensor) -> None:
+    if values.dim() == 0 or values.size(0) != edges.numel():
+        raise ValueError(
+            f'expected one row per edge: {edges.numel()} rows (got shape {tuple(values.shape)})'
+        )
+
+
+@communicates
+class _Move(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, move: EdgeMove, to_reversed: bool) -> Tensor:
+        ctx.move, ctx.to_reversed = move, to_reversed
+        return _move(values, move, to_reversed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _move(grads[0], ctx.move, not ctx.to_reversed), None, None
+
+
+def _move(values: Tensor, move: EdgeMove, to_reversed: bool) -> Tensor:
+    world_size = len(move.send_counts)
+    group = exchange_group() if world_size > 1 else None
+    if to_reversed:
+        sent = values.index_select(0, move.send_perm)
+        received = all_to_all(sent, move.send_counts, move.recv_counts, group)
+        return received.index_select(0, move.recv_perm)
+    sent = torch.empty_like(values, memory_format=torch.contiguous_format)
+    sent[move.recv_perm] = values
+    received = all_to_all(sent, move.recv_counts, move.send_counts, group)
+    out = torch.empty_like(received)
+    out[move.send_perm] = received
+    return out

@@ -1,0 +1,1 @@
+"""What a conv's own forward does beside messages."""

@@ -1,0 +1,93 @@
+"""Self loops on a cut graph, where they mean something and for the nodes that get one.
+
+Own nodes come first in local ids, so PyG's functions are right as they are when they are told the
+number of own nodes. Left to find it out they count to the largest id that an edge names, and that
+is a question to the whole graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
+
+from pyg_sar.comm import agree
+from pyg_sar.conv.around.patching import AnyFn
+from pyg_sar.conv.exchanges import Exchanges
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+
+
+class SelfLoops:
+    """PyG's functions of self loops on the shards of a forward.
+
+    Args:
+        exchanges: The exchanges of the forward.
+    """
+
+    def __init__(self, exchanges: Exchanges) -> None:
+        self.exchanges = exchanges
+
+    def forms(self) -> dict[AnyFn, AnyFn]:
+        """The functions and their forms on a cut graph."""
+        return {
+            add_self_loops: self._adding(add_self_loops),
+            add_remaining_self_loops: self._adding(add_remaining_self_loops),
+            remove_self_loops: self._removing(remove_self_loops),
+        }
+
+    def _removing(self, function: AnyFn) -> AnyFn:
+        def removed(edge_index: Tensor, *args: Any, **kwargs: Any) -> Any:
+            _check(edge_index)
+            return function(edge_index, *args, **kwargs)
+
+        return removed
+
+    def _adding(self, function: AnyFn) -> AnyFn:
+        """Collective without `num_nodes`: one all-to-all and one small all-gather."""
+
+        def added(
+            edge_index: Tensor,
+            edge_attr: Tensor | None = None,
+            fill_value: Any = None,
+            num_nodes: Any = None,
+        ) -> Any:
+            _check(edge_index)
+            if not isinstance(edge_index, ShardEdgeIndex) or num_nodes is not None:
+                return function(edge_index, edge_attr, fill_value, num_nodes)
+            has_loop = self._is_counted(edge_index)
+            edge_index, edge_attr = function(edge_index, edge_attr, fill_value, has_loop.numel())
+            # The loops are the last edges.
+            is_kept = has_loop.new_ones(edge_index.size(1))
+            is_kept[is_kept.numel() - has_loop.numel() :] = has_loop
+            return edge_index[:, is_kept], None if edge_attr is None else edge_attr[is_kept]
+
+        return added
+
+    def _is_counted(self, edge_index: ShardEdgeIndex) -> Tensor:
+        """Own nodes whose id is not above all ids that edges name, bool ``[num_own]``."""
+        exchange = self.exchanges.of(edge_index)
+        n_id = exchange.shard.n_id
+        if n_id is None:
+            raise ValueError(
+                "expected 'num_nodes' for the self loops of edges that are not of load_shard "
+                '(got none)'
+            )
+        src, dst = edge_index.as_subclass(Tensor)
+        if edge_index.is_flipped:
+            src, dst = dst, src
+        ids = torch.cat([n_id, *exchange.fetch_all([n_id])])
+        ends = torch.cat([ids[src], n_id[dst]])
+        largest = max(agree(int(ends.max()) if ends.numel() else -1))
+        is_counted: Tensor = n_id <= largest
+        return is_counted
+
+
+def _check(edge_index: Tensor) -> None:
+    """Raises a ValueError on edges between two sets: node i of one is not i of the other."""
+    if isinstance(edge_index, ShardEdgeIndex) and edge_index.shard.is_bipartite:
+        raise ValueError(
+            'self loops have no meaning between two sets of nodes (got a conv that adds or '
+            'removes them; give it add_self_loops=False)'
+        )

@@ -1,0 +1,1 @@
+"""One call of ``propagate`` or ``edge_updater`` on a cut graph."""

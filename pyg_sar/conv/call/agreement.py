@@ -1,0 +1,181 @@
+"""What the ranks compare before the first exchange of a layer, so that no one waits in vain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.aggregate.program import Arguments
+from pyg_sar.comm import agree, check_equal
+from pyg_sar.conv.call.paths import Mode, Path
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the ranks tell each other of a call.
+
+    Attributes:
+        types: Kind, dtype, row shape and need of a gradient of every tensor.
+        rows: Rows of every tensor that is not read at a node.
+        num_edges: Number of edges on the rank; -1 if the arguments could not be bound.
+        num_nodes: Own sources and own destinations of the rank.
+        sums: Of every tensor that is read as it is, the sum of its entries.
+        path: How the rank is going to compute it.
+        one_pass: Whether one pass could compute its softmax here.
+        one_shot_bytes: What mode one_shot would hold on the rank, where that decides.
+    """
+
+    types: tuple[Any, ...] = ()
+    rows: dict[str, int] = field(default_factory=dict)
+    num_edges: int = -1
+    num_nodes: tuple[int, int] = (0, 0)
+    sums: dict[str, float] = field(default_factory=dict)
+    path: str = ''
+    one_pass: bool = False
+    one_shot_bytes: int = 0
+
+    @staticmethod
+    def of(
+        arguments: Arguments,
+        rows: dict[str, int],
+        num_edges: int,
+        num_nodes: tuple[int, int],
+        sums: dict[str, float],
+        path: str,
+        one_pass: bool,
+        one_shot_bytes: int = 0,
+    ) -> Call:
+        """The call with these arguments."""
+        kinds = {'src': arguments.src, 'dst': arguments.dst}
+        types = tuple(
+            (kind, str(t.dtype), tuple(t.shape[1:]), _needs_grad(t))
+            for kind, tensors in kinds.items()
+            for t in tensors
+        )
+        return Call(types, rows, num_edges, num_nodes, sums, path, one_pass, one_shot_bytes)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the arguments could be sorted into their roles."""
+        return self.num_edges >= 0
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What the ranks have agreed on for one kind of call.
+
+    Attributes:
+        function: The function's name, with its conv's.
+        edge_names: The tensors with one row per edge.
+        path: How the call is computed.
+        one_pass: Whether one pass computes its softmax.
+        mode: The mode it is computed in; never ``'auto'``.
+        one_shot_bytes: The most that mode one_shot would hold on any rank, in bytes; 0 where it was
+            not asked for.
+    """
+
+    function: str
+    edge_names: frozenset[str]
+    path: Path
+    one_pass: bool
+    mode: Mode
+    one_shot_bytes: int
+
+
+def signature(kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells one kind of call from another, on this rank."""
+    found = []
+    for name, value in sorted(kwargs.items()):
+        for tensor in value if isinstance(value, (tuple, list)) else [value]:
+            if isinstance(tensor, Tensor):
+                found.append((name, tensor.dim(), tensor.dtype, _needs_grad(tensor)))
+    return tuple(found)
+
+
+def agree_on_call(
+    name: str, call: Call, error: Exception | None, world_size: int
+) -> tuple[frozenset[str], bool, int]:
+    """Compares a call of a message function between the ranks (collective: one all-gather).
+
+    Args:
+        name: The function, for messages.
+        call: This rank's call.
+        error: What is wrong with it, or None.
+        world_size: Number of ranks that hold the graph.
+
+    Returns:
+        The names of the tensors with one row per edge, whether one pass can compute the softmax on
+        every rank, and the most bytes that mode one_shot would hold on any.
+
+    Raises:
+        ValueError: On all ranks, if the call is wrong on one of them or differs between them. With
+            one rank `error` itself is raised.
+    """
+    if world_size == 1:
+        if error is not None:
+            raise error
+        names = frozenset(n for n, rows in call.rows.items() if rows == call.num_edges)
+        return names, call.one_pass, call.one_shot_bytes
+    answers = agree((vars(call), None if error is None else str(error)))
+    calls = [Call(**other) for other, _ in answers]
+    edge_names: frozenset[str] = frozenset()
+    if all(other.is_bound for other in calls):
+        check_equal(f'arguments of {name}', sorted(call.rows), [sorted(c.rows) for c in calls])
+        edge_names = frozenset(n for n in call.rows if _is_edge_tensor(n, name, calls))
+    if error is not None:
+        raise ValueError(str(error)) from error
+    for rank, (_, other_error) in enumerate(answers):
+        if other_error is not None:
+            raise ValueError(f'rank {rank}: {other_error}')
+    check_equal(f'tensors in {name}', call.types, [other.types for other in calls])
+    for whole in call.rows.keys() - edge_names:
+        _check_whole(whole, name, calls)
+    check_equal(f'path of {name}', call.path, [other.path for other in calls])
+    one_pass = all(other.one_pass for other in calls)
+    return edge_names, one_pass, max(other.one_shot_bytes for other in calls)
+
+
+def edge_tensors(rows: dict[str, int], num_edges: int) -> list[str]:
+    """The names of the tensors that have one row per edge on every rank (collective).
+
+    Args:
+        rows: Rows of every tensor, by name.
+        num_edges: Number of edges on this rank.
+    """
+    answers = agree({name for name, count in rows.items() if count == num_edges})
+    return sorted(set.intersection(*answers))
+
+
+def _is_edge_tensor(name: str, where: str, calls: list[Call]) -> bool:
+    """Whether a tensor has one row per edge on every rank."""
+    has_edge_rows = [call.rows[name] == call.num_edges for call in calls]
+    if all(has_edge_rows):
+        return True
+    # On one rank a tensor of another kind may happen to have as many rows as there are edges.
+    if any(has_edge_rows) and len({call.rows[name] for call in calls}) > 1:
+        rank = has_edge_rows.index(False)
+        raise ValueError(
+            f"expected one row per edge in '{name}' of {where}: {calls[rank].num_edges} rows on "
+            f'rank {rank} (got {calls[rank].rows[name]})'
+        )
+    return False
+
+
+def _check_whole(name: str, where: str, calls: list[Call]) -> None:
+    """Raises for a tensor that a message reads as it is, if it holds the nodes of one rank only."""
+    rows = [call.rows[name] for call in calls]
+    # Parts may have as many nodes each; a weight may have as many rows, but is the same everywhere.
+    is_of_nodes = all(n in call.num_nodes for n, call in zip(rows, calls, strict=True))
+    differs = len({call.sums.get(name) for call in calls}) > 1
+    if len(set(rows)) > 1 or (is_of_nodes and differs):
+        raise ValueError(
+            f"expected a tensor that is the same on all ranks in '{name}' of {where} (got {rows} "
+            f"rows; rows of nodes are read at the ends of edges, as '{name}_j' and '{name}_i')"
+        )
+
+
+def _needs_grad(tensor: Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()

@@ -1,0 +1,199 @@
+"""Message and aggregation of a conv as the gather path runs them: on all in-edges of some nodes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.aggregate.gather import ChunkProgram, chunks_of, gather
+from pyg_sar.aggregate.program import Arguments, no_autocast_cache
+from pyg_sar.comm import Exchange, agree
+from pyg_sar.conv.inspect.trace import learnable_leaves, node_of_now
+from pyg_sar.conv.message.arguments import Binding
+from pyg_sar.conv.message.forward_state import state_of
+from pyg_sar.conv.message.sample_edges import (
+    NUM_MADE_UP,
+    NUM_SAMPLES,
+    AttributeWatch,
+    edge_attributes_of,
+    edge_rows,
+    numbers_of,
+    random_states,
+    restore_random_states,
+    samples_of,
+    with_made_up_edges,
+)
+from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
+from pyg_sar.shard.plan import Plan
+
+_MEMORY_SHARE = 16
+_MIN_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What message and aggregation give for a few edges.
+
+    Attributes:
+        out: The aggregation's result with nodes first, or None for ``edge_update``.
+        edge_outputs: What the function computes per edge.
+        edge_attributes: Attributes of the conv that it sets to a tensor with one row per edge.
+        numbers: Attributes of the conv that it sets to plain numbers, with their values.
+        learnable: Leaf tensors it reads that are not among its arguments.
+        uses_rng: Whether it draws random numbers.
+        is_dense: Whether the aggregation makes dense batches of messages.
+        reads_sizes: Whether it asks for sizes of the whole graph.
+    """
+
+    out: Tensor | None
+    edge_outputs: tuple[Tensor, ...]
+    edge_attributes: tuple[str, ...]
+    numbers: dict[str, Any]
+    learnable: tuple[Tensor, ...]
+    uses_rng: bool
+    is_dense: bool
+    reads_sizes: bool
+
+
+@no_autocast_cache()
+def observe(binding: Binding) -> Observation:
+    """Runs message and aggregation on a few edges, each into a destination of its own.
+
+    Raises:
+        ValueError: If they read a tensor with a history that is not among their arguments.
+    """
+    samples, edge_index = samples_of(binding)
+    first_node = node_of_now()
+    states = random_states(edge_index.device)
+    watch = AttributeWatch(binding.conv)
+    sizes = WholeGraphSizes(binding.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
+    try:
+        with sizes.in_force():
+            out, edge_outputs = _run(binding, samples, edge_index, NUM_SAMPLES)
+        pairs = zip(states, random_states(edge_index.device), strict=True)
+        uses_rng = any(not torch.equal(before, after) for before, after in pairs)
+    finally:
+        changed = watch.restore()
+        restore_random_states(states, edge_index.device)
+    names = edge_attributes_of(changed)
+    edge_outputs = (*edge_outputs, *(changed[name] for name in names))
+    outputs = edge_outputs if out is None else (out, *edge_outputs)
+    learnable = learnable_leaves(outputs, samples, first_node)
+    return Observation(
+        out,
+        edge_outputs,
+        names,
+        numbers_of(changed),
+        learnable,
+        uses_rng,
+        sizes.is_dense,
+        sizes.are_read,
+    )
+
+
+def run_gather(
+    binding: Binding, plan: Plan, exchange: Exchange, max_rows: int | None
+) -> tuple[Tensor | None, tuple[Tensor, ...], Observation]:
+    """Computes a conv's message and aggregation by chunks of destinations.
+
+    Args:
+        binding: The function with its arguments.
+        plan: The blocks of the edge_index.
+        exchange: The exchange of the shard.
+        max_rows: In-edges of a chunk at most; None for what fits into a share of free memory.
+
+    Returns:
+        The aggregation's result in the conv's node dimension, the edge outputs, and what is to be
+        set on the conv.
+    """
+    seen = observe(binding)
+    if seen.is_dense and not (plan.is_whole and plan.shard.e_id is not None):
+        raise ValueError(
+            f'expected the edge_index of the shard itself in {type(binding.conv).__name__}, whose '
+            'aggregation may depend on the order of the edges (got edges derived from it)'
+        )
+    width, num_nodes = _whole_graph(plan) if seen.reads_sizes else (0, 0)
+    sizes = WholeGraphSizes(binding.conv, width, num_nodes)
+
+    def run(
+        arguments: Arguments, edge_index: Tensor, num_dst: int
+    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        is_first_empty = edge_index.size(1) == 0 or int(edge_index[1, 0]) > 0
+        if num_dst and is_first_empty:
+            # Not every aggregation takes no messages, or none for the first node (quantiles).
+            arguments, edge_index = with_made_up_edges(arguments, edge_index)
+            out, edge_outputs = run(arguments, edge_index, num_dst + 1)
+            edge_outputs = tuple(o[NUM_MADE_UP:] for o in edge_outputs)
+            return None if out is None else out[1:], edge_outputs
+        watch = AttributeWatch(binding.conv)
+        try:
+            with sizes.in_force():
+                out, edge_outputs = _run(binding, arguments, edge_index, num_dst)
+        finally:
+            changed = watch.restore()
+        rows = [edge_rows(binding.conv, changed, name, edge_index) for name in seen.edge_attributes]
+        return out, (*edge_outputs, *rows)
+
+    program = ChunkProgram(run, seen.out, seen.edge_outputs, seen.uses_rng, state_of(binding.conv))
+    arguments = replace(binding.arguments, learnable=seen.learnable)
+    rows = max_rows if max_rows is not None else _rows_in_memory(arguments, seen, exchange)
+    # A dense batch has as many rows for every node as the largest in-degree.
+    max_dst = max(rows // max(sizes.width, 1), 1) if seen.is_dense else None
+    chunks = chunks_of(plan, rows, max_dst, exchange)
+    out, outputs = gather(program, arguments, plan, chunks, exchange)
+    dim = binding.conv.node_dim
+    return None if out is None else out.movedim(0, dim), outputs, seen
+
+
+def _whole_graph(plan: Plan) -> tuple[int, int]:
+    """The largest in-degree and the number of destinations of all ranks.
+
+    Collective at the first time: one small all-gather.
+    """
+    key = 'whole graph'
+    # One rank may still know a plan that another has forgotten.
+    if not all(agree(key in plan.cache)):
+        own = int(plan.in_degree.max()) if plan.in_degree.numel() else 0
+        widths, sizes = zip(*agree((own, plan.shard.num_dst)), strict=True)
+        plan.cache[key] = max(widths), sum(sizes)
+    found: tuple[int, int] = plan.cache[key]
+    return found
+
+
+def _run(
+    binding: Binding, arguments: Arguments, edge_index: Tensor, num_dst: int
+) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+    values = binding.inputs(arguments, edge_index, edge_index[1], num_dst)
+    message = binding.run(values)
+    if binding.function != 'message':
+        return None, (message,)
+    return binding.aggregate(values, message).movedim(binding.conv.node_dim, 0), ()
+
+
+def _rows_in_memory(arguments: Arguments, seen: Observation, exchange: Exchange) -> int:
+    """In-edges whose rows, with what is computed from them, take a share of the free memory."""
+    tensors = [*arguments.src, *arguments.dst, *arguments.edge, *seen.edge_outputs]
+    if seen.out is not None:
+        tensors.append(seen.out)
+    # Several tensors of that size live at once: rows, messages, their gradients.
+    row_bytes = 4 * sum(_row_bytes(t) for t in tensors)
+    free = _free_memory(tensors[0].device if tensors else torch.device('cpu'))
+    share = free // (_MEMORY_SHARE * exchange.shard.world_size)
+    return max(share // max(row_bytes, 1), _MIN_ROWS)
+
+
+def _row_bytes(values: Tensor) -> int:
+    return values[:1].numel() * values.element_size()
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == 'cuda':
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        return os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+    except (ValueError, OSError, AttributeError):  # not on this system
+        return 4 << 30

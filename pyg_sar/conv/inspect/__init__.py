@@ -1,0 +1,1 @@
+"""Finds out what a message does before it runs on the graph."""

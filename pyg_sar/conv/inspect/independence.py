@@ -1,0 +1,184 @@
+"""Checks that what is computed for a destination depends on its own in-edges only.
+
+A function may look at other edges in ways that no index shows (a mean over all rows it is given).
+So it is run on a few edges, each into a destination of its own, and again with one of them left
+out, or with the destinations numbered differently: the others must not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.aggregate.program import Arguments, no_autocast_cache
+from pyg_sar.conv.message.arguments import Binding
+from pyg_sar.conv.message.intercept import MessageError, UnsupportedMessageError
+from pyg_sar.conv.message.reductions import messages_of
+from pyg_sar.conv.message.sample_edges import (
+    NUM_MADE_UP,
+    NUM_SAMPLES,
+    AttributeWatch,
+    numbers_of,
+    random_states,
+    restore_random_states,
+    samples_of,
+    with_made_up_edges,
+    with_other_values,
+)
+from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
+
+_Values = list[tuple[Tensor, int]]
+"""Tensors with their edge or node dimension."""
+
+
+@no_autocast_cache()
+def check_destinations_are_independent(binding: Binding) -> None:
+    """Checks that messages and their aggregation depend on in-edges of one destination only.
+
+    Raises:
+        UnsupportedMessageError: If they change with edges into other destinations, or with the
+            numbers of the destinations.
+        MessageError: If they set a number on the conv that changes with the edges.
+    """
+    samples, edge_index = samples_of(binding)
+    _check_numbers(binding, samples, edge_index)
+    # The same edge values on all edges: groups made from them would join the destinations.
+    alike = replace(samples, edge=tuple(t[:1].expand_as(t) for t in samples.edge))
+    for arguments in (samples, alike):
+        everything = _outputs(binding, arguments, edge_index, NUM_SAMPLES)
+        fewer = _outputs(binding, _without_last(arguments), edge_index[:, :-1], NUM_SAMPLES)
+        _compare(everything, fewer)
+        more = _outputs(binding, *with_made_up_edges(arguments, edge_index), NUM_SAMPLES + 1)
+        _compare(everything, more, starts=(NUM_MADE_UP, 1))
+
+
+def _check_numbers(binding: Binding, samples: Arguments, edge_index: Tensor) -> None:
+    """Checks that numbers that are left on the conv are the same whatever the edges are."""
+    seen: list[dict[str, Any]] = []
+    _outputs(binding, samples, edge_index, NUM_SAMPLES, numbers=seen)
+    (first,) = seen
+    if not first:
+        return
+    _outputs(binding, with_other_values(samples), edge_index, NUM_SAMPLES, numbers=seen)
+    _outputs(binding, _without_last(samples), edge_index[:, :-1], NUM_SAMPLES, numbers=seen)
+    for name, number in first.items():
+        if any(other.get(name) != number for other in seen):
+            raise MessageError(
+                f"it sets '{name}' on the conv to a number that depends on the edges it sees"
+            )
+
+
+@no_autocast_cache()
+def check_edges_are_independent(binding: Binding, num_reductions: int) -> None:
+    """Checks that a message, up to the reductions, depends on its own edge only.
+
+    Args:
+        binding: The function with its arguments.
+        num_reductions: How many reductions the aggregation makes.
+
+    Raises:
+        UnsupportedMessageError: If it changes with the other edges.
+    """
+    samples, edge_index = samples_of(binding)
+    edge_index[1] = 0
+
+    def reduced(arguments: Arguments, edges: Tensor) -> _Values | None:
+        def run() -> _Values:
+            messages = messages_of(
+                binding, num_reductions, arguments, edges, NUM_SAMPLES, _of_one_edge
+            )
+            dim = binding.conv.node_dim if binding.function == 'message' else 0
+            return [(message, dim) for message in messages]
+
+        return _without_trace(binding, run)
+
+    _compare(reduced(samples, edge_index), reduced(_without_last(samples), edge_index[:, :-1]))
+
+
+def _without_last(arguments: Arguments) -> Arguments:
+    return replace(arguments, edge=tuple(t[:-1] for t in arguments.edge))
+
+
+def _of_one_edge(logits: Tensor, _: Tensor) -> Tensor:
+    return logits.sigmoid()
+
+
+def _outputs(
+    binding: Binding,
+    arguments: Arguments,
+    edge_index: Tensor,
+    num_dst: int,
+    numbers: list[dict[str, Any]] | None = None,
+) -> _Values | None:
+    """Messages and aggregation, or per-edge results; None if random numbers were drawn.
+
+    The numbers that are set on the conv are added to `numbers`.
+    """
+
+    def run() -> _Values:
+        values = binding.inputs(arguments, edge_index, edge_index[1], num_dst)
+        out = binding.run(values)
+        if binding.function != 'message':
+            return [(out, 0)]
+        dim = binding.conv.node_dim
+        return [(out, dim), (binding.aggregate(values, out), dim)]
+
+    return _without_trace(binding, run, numbers)
+
+
+def _without_trace(
+    binding: Binding, run: Callable[[], _Values], numbers: list[dict[str, Any]] | None = None
+) -> _Values | None:
+    device = binding.arguments.device
+    states = random_states(device)
+    watch = AttributeWatch(binding.conv)
+    try:
+        sizes = WholeGraphSizes(binding.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
+        with torch.no_grad(), _evaluating(binding.conv), sizes.in_force():
+            out = run()
+        pairs = zip(states, random_states(device), strict=True)
+        uses_rng = any(not torch.equal(before, after) for before, after in pairs)
+    finally:
+        changed = watch.restore()
+        if numbers is not None:
+            numbers.append(numbers_of(changed))
+        restore_random_states(states, device)
+    return None if uses_rng else out
+
+
+def _compare(
+    expected: _Values | None, found: _Values | None, starts: Sequence[int] | None = None
+) -> None:
+    """Compares the first rows of `expected` with those from `starts` of `found`."""
+    if expected is None or found is None:
+        return
+    num_rows = NUM_SAMPLES - 1
+    for i, ((a, dim), (b, _)) in enumerate(zip(expected, found, strict=True)):
+        start = 0 if starts is None else starts[i]
+        if min(a.size(dim), b.size(dim) - start) < num_rows:
+            raise UnsupportedMessageError('it does not give one row per edge, or per destination')
+        rows = a.narrow(dim, 0, num_rows), b.narrow(dim, start, num_rows)
+        if rows[0].shape != rows[1].shape or not torch.allclose(
+            rows[0].double(), rows[1].double(), rtol=1e-3, atol=1e-6, equal_nan=True
+        ):
+            raise UnsupportedMessageError(
+                'a message depends on the other edges it is computed with, or on their ids'
+            )
+
+
+@contextmanager
+def _evaluating(conv: torch.nn.Module) -> Iterator[None]:
+    """While it lasts, global norms use their running statistics and leave them alone."""
+    norms = [m for m in conv.modules() if getattr(m, 'is_global', False) and m.training]
+    for module in norms:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in norms:
+            module.training = True

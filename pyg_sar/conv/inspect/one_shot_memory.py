@@ -1,0 +1,123 @@
+"""What mode one_shot would hold for one call of message passing.
+
+A linear sum holds the rows that travel. Any other message is plain PyG over all edges: it holds all
+local rows, and what message, aggregation and their backward make of them for every edge. No formula
+covers that (an edge network makes a matrix for each edge, the gradient of a maximum takes seven
+times what it is given), so it is measured: the function runs on a few hundred edges and on twice as
+many, and the difference of the peaks is what an edge takes.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pyg_sar.aggregate.program import Arguments, no_autocast_cache
+from pyg_sar.conv.message.arguments import Binding
+from pyg_sar.conv.message.sample_edges import (
+    NUM_SAMPLES,
+    AttributeWatch,
+    random_states,
+    restore_random_states,
+    samples_of,
+)
+from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
+from pyg_sar.shard.plan import Plan
+
+_NUM_EDGES = 300
+_MARGIN = 1.4
+"""For what kernels allocate inside. Peaks of a process on 200,000 edges were 0.6 to 1.4 times what
+is counted here, for 12 convs and aggregations with gradients and without."""
+
+
+def one_shot_bytes(binding: Binding, plan: Plan, *, is_linear: bool) -> int:
+    """Bytes that this rank would hold at once beside its own nodes' tensors, an estimate.
+
+    Args:
+        binding: The function with its arguments.
+        plan: The blocks of the edge_index.
+        is_linear: Whether it is a sum of weighted rows.
+    """
+    shard = plan.shard
+    num_rows = shard.num_halo + sum(step.send_index.numel() for step in shard.steps)
+    row_bytes = sum(math.prod(t.shape[1:]) * t.element_size() for t in binding.arguments.src)
+    if is_linear:
+        return num_rows * row_bytes
+    # The halo rows are put beside a copy of the own ones.
+    num_rows += shard.num_own + shard.num_halo
+    of_edges = _MARGIN * plan.num_edges * _bytes_per_edge(binding)
+    return num_rows * row_bytes + math.ceil(of_edges)
+
+
+@no_autocast_cache()
+def _bytes_per_edge(binding: Binding) -> float:
+    device = binding.arguments.device
+    states = random_states(device)
+    watch = AttributeWatch(binding.conv)
+    try:
+        few, many = (_peak_bytes(binding, n) for n in (_NUM_EDGES, 2 * _NUM_EDGES))
+    finally:
+        watch.restore()
+        restore_random_states(states, device)
+    return max(many - few, 0) / _NUM_EDGES
+
+
+def _peak_bytes(binding: Binding, num_edges: int) -> int:
+    """What forward and backward hold at once on some edges between sampled nodes."""
+    samples, _ = samples_of(binding)
+    nodes = torch.arange(num_edges, device=samples.device) % NUM_SAMPLES
+    edge_index = torch.stack([nodes, nodes.sort().values])
+    edge = tuple(t.detach()[nodes].requires_grad_(t.requires_grad) for t in samples.edge)
+    arguments = Arguments(samples.src, samples.dst, edge, samples.whole)
+    learnable = [p for p in binding.conv.parameters() if p.requires_grad]
+    given = [*arguments, *binding.conv.parameters(), *binding.conv.buffers(), edge_index]
+    peak = _Peak(given)
+    sizes = WholeGraphSizes(binding.conv, num_edges // NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
+    with sizes.in_force(), peak:
+        values = binding.inputs(arguments, edge_index, edge_index[1], NUM_SAMPLES)
+        out = binding.run(values)
+        if binding.function == 'message':
+            out = binding.aggregate(values, out)
+        del values
+        leaves = [t for t in [*arguments, *learnable] if t.requires_grad]
+        if out.requires_grad and leaves:
+            torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
+    return peak.bytes
+
+
+class _Peak(TorchDispatchMode):
+    """The most bytes that operations hold at once, beside tensors that were there before."""
+
+    def __init__(self, given: list[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+        self._held = 0
+        self._given = [t.untyped_storage() for t in given]  # alive, so that ids stay theirs
+        self._known = {id(storage) for storage in self._given}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
+                self._take(tensor.untyped_storage())
+        return out
+
+    def _take(self, storage: torch.UntypedStorage) -> None:
+        if id(storage) in self._known:
+            return
+        self._known.add(id(storage))
+        self._held += storage.nbytes()
+        self.bytes = max(self.bytes, self._held)
+        weakref.finalize(storage, self._give, id(storage), storage.nbytes())
+
+    def _give(self, key: int, num_bytes: int) -> None:
+        self._known.discard(key)
+        self._held -= num_bytes

@@ -1,0 +1,142 @@
+"""Recognises messages that are a weight times x_j, by the operations that make them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pyg_sar.conv.message.sample_edges import NUM_SAMPLES
+
+_aten = torch.ops.aten
+
+_RESHAPES = {
+    _aten.view.default,
+    _aten._unsafe_view.default,
+    _aten.unsqueeze.default,
+    _aten.squeeze.default,
+    _aten.squeeze.dim,
+    _aten.squeeze.dims,
+    _aten.select.int,
+    _aten.slice.Tensor,
+    _aten.alias.default,
+}
+"""Views that keep the order of the elements where they keep all of them, in one piece."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A weight times the rows that messages read.
+
+    Attributes:
+        place: The weight's place among the edge tensors.
+        out: The product, or a reshaped one.
+        weight_shape: The weight's shape where it was multiplied.
+        rows_shape: The rows' shape there.
+        is_reshaped: Whether rows or product have other shapes than x_j.
+    """
+
+    place: int
+    out: Tensor
+    weight_shape: torch.Size
+    rows_shape: torch.Size
+    is_reshaped: bool
+
+    def is_by_head(self, node_dim: int) -> bool:
+        """Whether the weight is one for every edge, or for every edge and head.
+
+        The heads are dimensions of x_j right behind that of the edges: then the message is
+        ``weight[e, h] * x_j[e, h]`` with all of `x_j` flattened to ``[num_edges, H, C]``.
+
+        Args:
+            node_dim: The dimension of the edges, not negative.
+        """
+        num_edges = self.rows_shape[node_dim]
+        weight = (1,) * (len(self.rows_shape) - len(self.weight_shape)) + self.weight_shape
+        if len(weight) != len(self.rows_shape) or weight[node_dim] != num_edges:
+            return False
+        if weight.count(1) == len(weight) - 1:
+            return node_dim == 0 or not self.is_reshaped
+        if node_dim != 0:
+            return False
+        heads = list(weight[1:])
+        while heads and heads[-1] == 1:
+            heads.pop()
+        return heads == list(self.rows_shape[1 : 1 + len(heads)])
+
+
+class ProductRecorder(TorchDispatchMode):
+    """Notes the operations on one source tensor and the edge tensors.
+
+    Args:
+        rows: The source tensor as the message gets it; None if there is not exactly one.
+        edge: The edge tensors as the message gets them.
+
+    Attributes:
+        is_pure: Whether there was nothing but reshapes and at most one product.
+        edge_bytes: What the largest tensor with a row per edge takes for each.
+    """
+
+    def __init__(self, rows: Tensor | None, edge: tuple[Tensor, ...]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_pure = True
+        self.edge_bytes = 0
+        # The tensors are kept, so that no other gets the id of one.
+        self._rows = {} if rows is None else {id(rows): rows}
+        self._weights = {id(t): (i, t) for i, t in enumerate(edge)}
+        self._product: Product | None = None
+        self._is_reshaped = False
+
+    def product(self, out: Tensor) -> Product | None:
+        """The product that the messages `out` are, if that is all they are."""
+        is_product = self._product is not None and self._product.out is out
+        return self._product if self.is_pure and is_product else None
+
+    @property
+    def has_product(self) -> bool:
+        """Whether there was one."""
+        return self._product is not None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.dim() and out.size(0) == NUM_SAMPLES:
+            # A view may have more entries than memory.
+            held = min(out.numel() * out.element_size(), out.untyped_storage().nbytes())
+            self.edge_bytes = max(self.edge_bytes, held // NUM_SAMPLES)
+        is_known = (func in _RESHAPES and self._reshape(args[0], out)) or (
+            func is _aten.mul.Tensor and self._multiply(args[0], args[1], out)
+        )
+        self.is_pure = self.is_pure and is_known
+        return out
+
+    def _reshape(self, before: Tensor, out: Tensor) -> bool:
+        if out.numel() != before.numel() or not before.is_contiguous() or not out.is_contiguous():
+            return False
+        if id(before) in self._weights:
+            self._weights[id(out)] = self._weights[id(before)][0], out
+        elif id(before) in self._rows:
+            self._rows[id(out)] = out
+            self._is_reshaped = True
+        elif self._product is not None and before is self._product.out:
+            p = self._product
+            self._product = Product(p.place, out, p.weight_shape, p.rows_shape, True)
+        else:
+            return False
+        return True
+
+    def _multiply(self, a: Any, b: Any, out: Tensor) -> bool:
+        for weight, rows in ((a, b), (b, a)):
+            entry = self._weights.get(id(weight))
+            if entry is None or id(rows) not in self._rows or self._product is not None:
+                continue
+            if out.shape != rows.shape or not out.dtype == rows.dtype == weight.dtype:
+                return False
+            is_reshaped = self._is_reshaped
+            self._product = Product(entry[0], out, weight.shape, rows.shape, is_reshaped)
+            return True
+        return False

@@ -1,0 +1,240 @@
+"""Finds out whether a conv only weights by its softmax, so that one pass computes it.
+
+The operations on the result of the softmax are followed below autograd. Beside every tensor that is
+linear in it goes one of the same shape that says which entry of the softmax each entry is
+proportional to: reshaping does the same to both, products with tensors that do not depend on the
+softmax leave it, sums must agree on it. Anything else, and the general way is taken. Operations are
+not all: a detached tensor or a hook changes the gradient alone, so that is compared once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pyg_sar.aggregate.program import Program, no_autocast_cache
+from pyg_sar.conv.message.arguments import Binding
+from pyg_sar.conv.message.sample_edges import random_states, restore_random_states, samples_of
+
+_aten = torch.ops.aten
+
+_VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})
+_RESHAPES = frozenset(
+    {
+        _aten.unsqueeze.default,
+        _aten.squeeze.default,
+        _aten.squeeze.dim,
+        _aten.squeeze.dims,
+        _aten.expand.default,
+        _aten.permute.default,
+        _aten.transpose.int,
+        _aten.t.default,
+        _aten.alias.default,
+        _aten.clone.default,
+    }
+)
+_PRODUCTS = frozenset({_aten.mul.Tensor, _aten.mul.Scalar, _aten.mul_.Tensor, _aten.mul_.Scalar})
+_QUOTIENTS = frozenset({_aten.div.Tensor, _aten.div.Scalar, _aten.div_.Tensor, _aten.div_.Scalar})
+_SUMS = frozenset({_aten.add.Tensor, _aten.sub.Tensor})
+_UNREAD = frozenset(
+    {
+        _aten.empty_like.default,
+        _aten.zeros_like.default,
+        _aten.ones_like.default,
+        _aten.rand_like.default,
+        _aten.new_empty.default,
+        _aten.new_zeros.default,
+        _aten.new_ones.default,
+    }
+)
+_RELATIVE = 1e-3
+"""In float32 the two gradients are the same to rounding; a part detached is far more."""
+
+
+class SoftmaxUse(TorchDispatchMode):
+    """Follows what is computed from the result of a softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.weights: Tensor | None = None
+        # By id; the tensors are kept, or their ids and memory would be used again.
+        self._linear: dict[int, tuple[Tensor, Tensor]] = {}
+        self._memory: set[int] = set()
+        self._spoiled: set[int] = set()
+        self._kept: list[Tensor] = []
+        self._is_lost = False
+
+    def begin(self, weights: Tensor) -> None:
+        """Follows the result ``[num_edges, ...]`` of the only softmax; a second one is too many."""
+        if self.weights is not None:
+            self._is_lost = True
+            return
+        self.weights = weights
+        self._note(weights, torch.arange(weights.numel()).view(weights.shape))
+
+    def is_linear(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether all are linear in the softmax: every row alike, in groups of its entries.
+
+        That is, with the weights flattened to ``[num_edges, W]``, they are ``[num_edges, W, k]``
+        flattened, and row e and group w are proportional to the weight of e and w.
+        """
+        if self.weights is None or self._is_lost or self.weights.numel() == 0:
+            return False
+        num_edges, num_weights = self.weights.size(0), prod(self.weights.shape[1:])
+        entries = torch.arange(self.weights.numel()).view(num_edges, num_weights, 1)
+        for tensor in tensors:
+            found = self._entries(tensor)
+            if found is None or tensor.size(0) != num_edges or tensor.dtype == torch.float16:
+                return False  # sums of weights up to 1 may overflow in float16
+            if found.numel() == 0 or found[0].numel() % num_weights:
+                return False
+            if not bool((found.reshape(num_edges, num_weights, -1) == entries).all()):
+                return False
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if self.weights is not None and any(
+            self._depends(t) for t in _tensors((*args, *kwargs.values()))
+        ):
+            self._follow(func, args, kwargs, out)
+        return out
+
+    def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        if func in _UNREAD:
+            return
+        entries = self._result(func, args, kwargs, out)
+        if entries is not None:
+            result = out[0] if isinstance(out, tuple) else out
+            self._note(result, entries.expand(result.shape))
+            return
+        outputs = list(_tensors((out,)))
+        # A number, or what may leave torch, came out of it.
+        self._is_lost |= not outputs or func is _aten.detach.default
+        written = list(_tensors(_written(func, args, kwargs)))
+        for tensor in outputs:
+            # What shares memory is told by not having been noted.
+            if _memory_of(tensor) not in self._memory:
+                written.append(tensor)
+        self._kept += written
+        self._spoiled.update(_memory_of(t) for t in written)
+
+    def _result(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> Tensor | None:
+        """The entries that the result is proportional to, or None if it is not."""
+        first = self._entries(args[0]) if args else None
+        if func in _VIEWS:
+            return None if first is None else first.reshape(args[1])
+        if func in _RESHAPES:
+            return None if first is None else func(first, *args[1:])
+        if func is _aten._to_copy.default:
+            return first if out.is_floating_point() else None
+        if func is _aten.neg.default:
+            return first
+        if func is _aten.native_dropout.default:
+            return first
+        if func in _PRODUCTS or func in _QUOTIENTS:
+            other = args[1]
+            if first is not None and not self._depends(other):
+                return first
+            is_in_place = func._schema.is_mutable
+            if func in _QUOTIENTS or is_in_place or self._depends(args[0]):
+                return None
+            return self._entries(other)
+        if func in _SUMS:
+            second = self._entries(args[1])
+            if first is None or second is None:
+                return None
+            first, second = first.expand(out.shape), second.expand(out.shape)
+            return first if torch.equal(first, second) else None
+        return None
+
+    def _note(self, tensor: Tensor, entries: Tensor) -> None:
+        self._linear[id(tensor)] = tensor, entries
+        self._memory.add(_memory_of(tensor))
+
+    def _entries(self, value: Any) -> Tensor | None:
+        if not isinstance(value, Tensor) or _memory_of(value) in self._spoiled:
+            return None
+        noted = self._linear.get(id(value))
+        return None if noted is None else noted[1]
+
+    def _depends(self, value: Any) -> bool:
+        if not isinstance(value, Tensor):
+            return False
+        memory = _memory_of(value)
+        return memory in self._memory or memory in self._spoiled
+
+
+def _memory_of(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments that an operation changes."""
+    if not func._schema.is_mutable:
+        return []
+    places = {a.name: i for i, a in enumerate(func._schema.arguments)}
+    written = {a.name for a in func._schema.arguments if a.is_write}
+    found = [args[places[name]] for name in written if places[name] < len(args)]
+    return found + [value for name, value in kwargs.items() if name in written]
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+@no_autocast_cache()
+def has_gradient_of_use(binding: Binding, program: Program) -> bool:
+    """Whether autograd agrees that everything is linear in the softmax.
+
+    Then ``alpha * d_alpha`` is the sum of ``t * d_t`` over what is proportional to alpha.
+
+    Args:
+        binding: The conv's message with its arguments.
+        program: The same as a program, with `weights`.
+    """
+    samples, edge_index = samples_of(binding)
+    edge_index[1] = 0
+    states = random_states(edge_index.device)
+    leaves: list[Tensor] = []
+
+    def softmax(logits: Tensor, _: Tensor) -> Tensor:
+        leaves.append(torch.softmax(logits.detach(), 0).requires_grad_())
+        return leaves[0].clone()
+
+    try:
+        with torch.enable_grad():
+            messages, edge_outputs = program.run(samples, edge_index, softmax)
+    finally:
+        restore_random_states(states, edge_index.device)
+    outputs = [*messages, *edge_outputs]
+    if len(leaves) != 1 or not all(t.requires_grad for t in outputs):
+        return False
+    alpha = leaves[0]
+    for output in outputs:
+        # Any gradient would do; one that is not the same everywhere.
+        gradient = torch.linspace(0.5, 1.5, output.numel()).to(output).view(output.shape)
+        (found,) = torch.autograd.grad(
+            output, alpha, gradient, retain_graph=True, allow_unused=True
+        )
+        if found is None:
+            return False
+        terms = (output.detach() * gradient).reshape(alpha.numel(), -1).double()
+        difference = (alpha.detach() * found).double().flatten() - terms.sum(1)
+        if not bool((difference.abs() <= _RELATIVE * terms.abs().sum(1)).all()):
+            return False
+    return True

@@ -1,0 +1,279 @@
+"""Finds out what a message function does, by running it once on a few edges.
+
+Paths are chosen by what a function computes, not by the conv's name. A trace notes the operations
+on the messages (a copy or a weighting of x_j takes the linear path), the softmaxes over in-edges,
+the learnable tensors the function reads by itself, and random numbers. It also refuses what block
+by block would be silently wrong: other uses of the destination index, batch statistics inside a
+message, and tensors with a history that did not come in as an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.aggregate.program import Arguments, no_autocast_cache
+from pyg_sar.conv.inspect.products import ProductRecorder
+from pyg_sar.conv.inspect.softmax_is_linear import SoftmaxUse
+from pyg_sar.conv.message.arguments import Binding
+from pyg_sar.conv.message.intercept import (
+    Intercept,
+    MessageError,
+    StatisticsError,
+    WatchedIndex,
+)
+from pyg_sar.conv.message.reductions import Aggregate, ReductionRecorder
+from pyg_sar.conv.message.sample_edges import (
+    NUM_SAMPLES,
+    AttributeWatch,
+    edge_attributes_of,
+    not_saved,
+    numbers_of,
+    random_states,
+    restore_random_states,
+    samples_of,
+)
+from pyg_sar.merge import Sum
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a message function does.
+
+    Attributes:
+        num_softmax: Softmaxes over in-edges.
+        out: What it gives for the samples.
+        messages: What of it the conv's aggregation reduces.
+        edge_outputs: What it computes per edge: the attributes, after the result of `edge_update`.
+        aggregate: What the conv's aggregation reduces; None for ``edge_update``.
+        edge_attributes: Attributes of the conv that it sets to a tensor with one row per edge.
+        numbers: Attributes of the conv that it sets to plain numbers, with their values.
+        learnable: Leaf tensors it reads that are not among its arguments.
+        uses_rng: Whether it draws random numbers.
+        is_copy: Whether the messages are its only source tensor, unchanged.
+        weight: The place among the edge tensors of the weight that multiplies the only source
+            tensor, or None: one for every edge, or for every edge and head.
+        is_plain_weight: Whether that weight takes no gradient and multiplies rows of a matrix.
+        edge_bytes: What the largest tensor that it computes takes per edge.
+        weights: The result of its only softmax for the samples, if all it gives is linear in it.
+    """
+
+    num_softmax: int
+    out: Tensor
+    messages: tuple[Tensor, ...]
+    edge_outputs: tuple[Tensor, ...]
+    aggregate: Aggregate | None
+    edge_attributes: tuple[str, ...]
+    numbers: dict[str, Any]
+    learnable: tuple[Tensor, ...]
+    uses_rng: bool
+    is_copy: bool
+    weight: int | None
+    is_plain_weight: bool
+    edge_bytes: int = 0
+    weights: Tensor | None = None
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it sums x_j, or a weight without gradient times x_j, and nothing else."""
+        return self._sums_message and (self.is_copy or self.is_plain_weight)
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether it sums a weight times x_j, in a precision that does not round the products."""
+        is_exact = self.out.dtype in (torch.float32, torch.float64) and self.out.numel() > 0
+        return self._sums_message and self.weight is not None and is_exact
+
+    @property
+    def _sums_message(self) -> bool:
+        return self.aggregate is not None and self.aggregate.reduces_message
+
+
+def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
+    """Runs a message function, and the aggregation, on a few sampled edges; notes what they do.
+
+    A checkpoint around the conv does not see what autograd saves here: it is needed no more, and
+    need not come again where backward runs the conv once more.
+
+    Args:
+        binding: The function with its arguments.
+        statistics_modules: Types of modules whose result depends on all rows they are given.
+
+    Raises:
+        UnsupportedMessageError: If it cannot be computed block by block; the message says why.
+    """
+    with no_autocast_cache(), not_saved():
+        return _trace(binding, statistics_modules)
+
+
+def _trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
+    conv = binding.conv
+    samples, edge_index = samples_of(binding)
+    edge_index[1] = 0
+    device = edge_index.device
+    index = edge_index[1].as_subclass(WatchedIndex)
+    num_softmax = 0
+
+    def softmax(logits: Tensor, dst: Tensor) -> Tensor:
+        nonlocal num_softmax
+        num_softmax += 1
+        weights = torch.softmax(logits, 0)
+        use.begin(weights)
+        return weights
+
+    use = SoftmaxUse()
+    in_message = Intercept(conv, softmax)
+    in_aggregate = ReductionRecorder(conv, softmax)
+    first_node = node_of_now()
+    states = random_states(device)
+    attributes = AttributeWatch(conv)
+    values = binding.inputs(samples, edge_index, index, NUM_SAMPLES)
+    rows = _only_source(binding, values)
+    recorder = ProductRecorder(rows, samples.edge)
+    aggregate = None
+    try:
+        with _refusing(conv, statistics_modules):
+            with in_message.in_force(), recorder, use:
+                out = binding.run(values)
+            if binding.function == 'message':
+                with in_aggregate.in_force(), use:
+                    binding.aggregate({**values, 'dim_size': 1, 'size_i': 1}, out)
+                aggregate = in_aggregate.aggregate(out)
+        pairs = zip(states, random_states(device), strict=True)
+        uses_rng = any(not torch.equal(before, after) for before, after in pairs)
+    finally:
+        changed = attributes.restore()
+        restore_random_states(states, device)
+
+    edge_attributes = edge_attributes_of(changed)
+    reduced = in_aggregate.messages.tensors
+    edge_outputs = [changed[name] for name in edge_attributes]
+    outputs = [out, *reduced, *edge_outputs]
+    if aggregate is None:
+        edge_outputs.insert(0, out)
+    learnable = learnable_leaves(outputs, samples, first_node)
+    is_pure = recorder.is_pure and not edge_attributes and rows is not None
+    weight = _weight_place(binding, recorder, out) if is_pure else None
+    is_matrix = rows is not None and out.dim() == rows.dim() == 2 and conv.node_dim in (0, -2)
+    return Trace(
+        num_softmax=num_softmax,
+        out=out.detach(),
+        messages=tuple(t.detach() for t in reduced),
+        edge_outputs=tuple(t.detach() for t in edge_outputs),
+        aggregate=aggregate,
+        edge_attributes=edge_attributes,
+        numbers=numbers_of(changed),
+        learnable=learnable,
+        uses_rng=uses_rng,
+        is_copy=is_pure and out is rows and is_matrix and not recorder.has_product,
+        weight=weight,
+        is_plain_weight=weight is not None and is_matrix and _is_plain(samples.edge[weight]),
+        edge_bytes=recorder.edge_bytes,
+        weights=_linear_weights(use, reduced, edge_outputs, aggregate),
+    )
+
+
+def _linear_weights(
+    use: SoftmaxUse,
+    messages: Sequence[Tensor],
+    edge_outputs: Sequence[Tensor],
+    aggregate: Aggregate | None,
+) -> Tensor | None:
+    reductions = () if aggregate is None else aggregate.reductions
+    is_summed = all(isinstance(r.merge, Sum) and r.dim == 0 for r in reductions)
+    if use.weights is None or not is_summed or not use.is_linear([*messages, *edge_outputs]):
+        return None
+    return use.weights.detach()
+
+
+def node_of_now() -> Any:
+    """A node of the autograd history that is younger than all others; None without gradients."""
+    return torch.ones(1, requires_grad=torch.is_grad_enabled()).exp().grad_fn
+
+
+def _only_source(binding: Binding, inputs: dict[str, Any]) -> Tensor | None:
+    """x_j, if it is the only node tensor the function reads."""
+    nodes = [slot for slot in binding.slots if slot.role in ('src', 'dst')]
+    if len(nodes) != 1 or nodes[0].role != 'src':
+        return None
+    rows: Tensor = inputs[nodes[0].name]
+    return rows if rows.is_floating_point() else None
+
+
+def _weight_place(binding: Binding, recorder: ProductRecorder, out: Tensor) -> int | None:
+    product = recorder.product(out)
+    if product is None:
+        return None
+    weight, (x,) = binding.arguments.edge[product.place], binding.arguments.src
+    needs_grad = torch.is_grad_enabled() and (weight.requires_grad or x.requires_grad)
+    if out.requires_grad != needs_grad:  # it is cut off from one of them
+        return None
+    node_dim = binding.conv.node_dim % len(product.rows_shape)
+    return product.place if product.is_by_head(node_dim) else None
+
+
+def _is_plain(weight: Tensor) -> bool:
+    """Whether a sampled weight is a number without gradient for every edge."""
+    return weight.numel() == NUM_SAMPLES and not weight.requires_grad
+
+
+def learnable_leaves(
+    outputs: Sequence[Tensor], samples: Arguments, first_node: Any
+) -> tuple[Tensor, ...]:
+    """Leaves of the outputs' history that are not arguments.
+
+    Args:
+        outputs: What a function computed from `samples`.
+        samples: Its arguments.
+        first_node: A node of the history that was made just before the function ran.
+
+    Raises:
+        MessageError: If the history goes on before `first_node`.
+    """
+    known = {id(t) for t in samples}
+    found: dict[int, Tensor] = {}
+    seen: set[Any] = set()
+    todo = [t.grad_fn for t in outputs if t.grad_fn is not None]
+    for output in outputs:
+        if output.requires_grad and output.grad_fn is None and id(output) not in known:
+            found[id(output)] = output
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, 'variable', None)
+        if variable is not None:
+            if id(variable) not in known:
+                found[id(variable)] = variable
+            continue
+        if node._sequence_nr() < first_node._sequence_nr():
+            raise MessageError(
+                'it reads a tensor that forward computed and kept on the conv; '
+                'pass that tensor to propagate instead'
+            )
+        todo += [parent for parent, _ in node.next_functions if parent is not None]
+    return tuple(found.values())
+
+
+@contextmanager
+def _refusing(conv: torch.nn.Module, types: tuple[type, ...]) -> Iterator[None]:
+    """While it lasts, a module that takes statistics over its rows refuses to run."""
+
+    def refuse(module: torch.nn.Module, _: Any) -> None:
+        if module.training or getattr(module, 'running_mean', None) is None:
+            raise StatisticsError(
+                f'{type(module).__name__} runs inside it and would see one block of edges only'
+            )
+
+    handles = [m.register_forward_pre_hook(refuse) for m in conv.modules() if isinstance(m, types)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,1 @@
+"""PyG's message and aggregation code, run on pieces of the graph."""

@@ -1,0 +1,227 @@
+"""Reads a conv's message and aggregation: which of its arguments a block gets, and from where.
+
+PyG fixes the roles by name: an argument ``name_j`` is read at an edge's source (exchanged), a
+``name_i`` at its destination (local); of the others, a tensor with one row per edge is sliced per
+block, and everything else is passed as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from pyg_sar.aggregate.program import Arguments
+from pyg_sar.conv.message.intercept import SourceIndex
+from pyg_sar.shard.plan import Plan
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where one argument of the function comes from."""
+
+    name: str
+    role: str  # 'src' | 'dst' | 'edge' | 'whole' | 'constant'
+    place: int = 0
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A conv's ``message`` or ``edge_update`` bound to the arguments of one call.
+
+    With ``message`` goes ``aggregate``; both see the hooks that are registered on them.
+
+    Attributes:
+        conv: The conv.
+        function: ``'message'`` or ``'edge_update'``.
+        arguments: The tensors, with nodes or edges in their first dimension.
+        rows: Rows of every tensor that is not read at a node, by name. It is an edge tensor if that
+            is the number of edges on every rank.
+    """
+
+    conv: MessagePassing
+    function: str
+    arguments: Arguments
+    rows: dict[str, int]
+    slots: tuple[_Slot, ...]
+
+    def sums_of_whole(self) -> dict[str, float]:
+        """Of every tensor that the function reads as it is, the sum of its entries."""
+        return {
+            slot.name: self.arguments.whole[slot.place].detach().double().sum().item()
+            for slot in self.slots
+            if slot.role == 'whole'
+        }
+
+    def inputs(
+        self, arguments: Arguments, edge_index: Tensor, dst: Tensor, num_dst: int
+    ) -> dict[str, Any]:
+        """What the function may be called with on some edges.
+
+        Args:
+            arguments: Its tensors; source and edge rows are those `edge_index` refers to.
+            edge_index: ``[2, num_edges]``.
+            dst: What the function receives as ``index``: ``edge_index[1]``, or a stand-in.
+            num_dst: What it receives as ``dim_size``.
+        """
+        values: dict[str, Any] = {
+            'index': dst,
+            'edge_index_i': dst,
+            'edge_index_j': edge_index[0].as_subclass(SourceIndex),
+            'ptr': None,
+            'size_i': num_dst,
+            'dim_size': num_dst,
+        }
+        groups = {
+            'src': arguments.src,
+            'dst': arguments.dst,
+            'edge': arguments.edge,
+            'whole': arguments.whole,
+        }
+        for slot in self.slots:
+            if slot.role == 'constant':
+                values[slot.name] = slot.value
+                continue
+            value = groups[slot.role][slot.place]
+            if slot.role in ('src', 'dst'):
+                if not arguments.at_edges:
+                    value = value.index_select(0, edge_index[0 if slot.role == 'src' else 1])
+                dim = _node_dim(self.conv, value)
+                value = value if dim == 0 else value.movedim(0, dim)
+            values[slot.name] = value
+        return values
+
+    def no_inputs(self, dst: Tensor, num_dst: int) -> dict[str, Any]:
+        """The same for no edges: `dst` is empty, and every edge tensor has no rows."""
+        a = self.arguments
+        nothing = Arguments(a.src, a.dst, tuple(t[:0] for t in a.edge), a.whole)
+        no_edges = torch.empty(2, 0, dtype=torch.int64, device=dst.device)
+        return self.inputs(nothing, no_edges, dst, num_dst)
+
+    def run(self, values: dict[str, Any]) -> Tensor:
+        """Runs the function on :meth:`inputs`."""
+        conv = self.conv
+        kwargs = conv.inspector.collect_param_data(self.function, values)
+        if self.function == 'message':
+            for hook in conv._message_forward_pre_hooks.values():
+                result = hook(conv, (kwargs,))
+                if result is not None:
+                    kwargs = result[0] if isinstance(result, tuple) else result
+        out: Tensor = getattr(conv, self.function)(**kwargs)
+        if self.function == 'message':
+            for hook in conv._message_forward_hooks.values():
+                result = hook(conv, (kwargs,), out)
+                out = out if result is None else result
+        return out
+
+    def aggregate(self, values: dict[str, Any], messages: Tensor) -> Tensor:
+        """Runs the conv's aggregation on :meth:`inputs` and the messages."""
+        kwargs = self.conv.inspector.collect_param_data('aggregate', values)
+        for hook in self.conv._aggregate_forward_pre_hooks.values():
+            result = hook(self.conv, (kwargs,))
+            if result is not None:
+                kwargs = result[0] if isinstance(result, tuple) else result
+        out: Tensor = self.conv.aggregate(messages, **kwargs)
+        for hook in self.conv._aggregate_forward_hooks.values():
+            result = hook(self.conv, (kwargs,), out)
+            out = out if result is None else result
+        return out
+
+    def call(self, arguments: Arguments, edge_index: Tensor, dst: Tensor, num_dst: int) -> Tensor:
+        """Runs the function; arguments as for :meth:`inputs`."""
+        return self.run(self.inputs(arguments, edge_index, dst, num_dst))
+
+
+def bind(
+    conv: MessagePassing,
+    function: str,
+    kwargs: dict[str, Any],
+    plan: Plan,
+    edge_names: frozenset[str] | None = None,
+) -> Binding:
+    """Sorts the arguments of one call of ``propagate`` or ``edge_updater`` into their roles.
+
+    Args:
+        conv: The conv.
+        function: ``'message'`` or ``'edge_update'``.
+        kwargs: The keyword arguments of the call.
+        plan: The blocks of the edge_index of the call.
+        edge_names: Which tensors have one row per edge; None takes all that
+            could have here.
+
+    Raises:
+        ValueError: If a node tensor does not have one row per own node, or an argument named in
+            `edge_names` does not have one row per edge.
+    """
+    groups: dict[str, list[Tensor]] = {'src': [], 'dst': [], 'edge': [], 'whole': []}
+    slots = []
+    rows: dict[str, int] = {}
+    functions = ['message', 'aggregate'] if function == 'message' else [function]
+    names = dict.fromkeys(
+        name
+        for each in functions
+        for name in conv.inspector.get_param_names(each, exclude=conv.special_args)
+    )
+    for name in names:
+        base, suffix = (name[:-2], name[-2:]) if name[-2:] in ('_i', '_j') else (name, '')
+        if base not in kwargs:
+            continue  # `collect_param_data` knows the default, or complains as PyG does
+        value = kwargs[base]
+        if suffix and isinstance(value, (tuple, list)):
+            if len(value) != 2:
+                raise ValueError(f"expected a pair for '{base}' (got {len(value)} entries)")
+            value = value[0 if suffix == '_j' else 1]
+        if not isinstance(value, Tensor):
+            slots.append(_Slot(name, 'constant', value=value))
+            continue
+        if suffix:
+            role = 'src' if suffix == '_j' else 'dst'
+            num_rows = plan.shard.num_own if suffix == '_j' else plan.shard.num_dst
+            value = _own_rows(conv, base, value, num_rows)
+        else:
+            rows[name] = value.size(0) if value.dim() else -1
+            has_edge_rows = rows[name] == plan.num_edges
+            is_edge = has_edge_rows if edge_names is None else name in edge_names
+            if is_edge and not has_edge_rows:
+                raise ValueError(
+                    f"expected one row per edge in '{name}' of {type(conv).__name__}: "
+                    f'{plan.num_edges} rows (got shape {tuple(value.shape)})'
+                )
+            role = 'edge' if is_edge else 'whole'
+        slots.append(_Slot(name, role, _place_of(value, groups[role])))
+    arguments = Arguments(*(tuple(groups[role]) for role in ('src', 'dst', 'edge', 'whole')))
+    return Binding(conv, function, arguments, rows, tuple(slots))
+
+
+def _own_rows(conv: MessagePassing, name: str, value: Tensor, num_own: int) -> Tensor:
+    dim = _node_dim(conv, value)
+    if value.dim() == 0 or value.size(dim) != num_own:
+        raise ValueError(
+            f"expected one row per own node in '{name}' of {type(conv).__name__}: {num_own} rows "
+            f'in dimension {dim} (got shape {tuple(value.shape)})'
+        )
+    return value if dim == 0 else value.movedim(dim, 0)
+
+
+def _node_dim(conv: MessagePassing, value: Tensor) -> int:
+    dim = int(conv.node_dim)
+    return dim + value.dim() if dim < 0 else dim
+
+
+def _place_of(value: Tensor, group: list[Tensor]) -> int:
+    """The place of a tensor in its group; the same tensor is exchanged only once."""
+    for i, other in enumerate(group):
+        if other is value or (
+            value._base is not None
+            and other._base is value._base
+            and other.shape == value.shape
+            and other.stride() == value.stride()
+            and other.storage_offset() == value.storage_offset()
+        ):
+            return i
+    group.append(value)
+    return len(group) - 1

@@ -1,0 +1,178 @@
+"""PyG's functions over in-edges, handed over while a message function runs on some of the edges.
+
+A message function and an aggregation look across the in-edges of a node through three functions of
+PyG: ``softmax``, ``scatter`` and ``degree``. While an :class:`Intercept` is in force these are its
+methods, wherever the conv sees them; so PyG's own code runs unchanged on one block of edges. Any
+other use of the destination index is noticed, and such a conv takes another path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.aggr import MultiAggregation
+from torch_geometric.utils import degree as pyg_degree
+from torch_geometric.utils import scatter as pyg_scatter
+from torch_geometric.utils import softmax as pyg_softmax
+
+from pyg_sar.aggregate.program import SoftmaxFn
+from pyg_sar.conv.around.patching import AnyFn, replaced
+
+
+class MessageError(ValueError):
+    """A message function cannot be computed on a cut graph; the end of a sentence that says so."""
+
+
+class UnsupportedMessageError(MessageError):
+    """A message function cannot be computed block by block."""
+
+
+class StatisticsError(UnsupportedMessageError):
+    """A module inside a message takes statistics over all edges."""
+
+
+class WatchedIndex(Tensor):
+    """The destinations of the sampled edges; only the intercepted functions may look at them."""
+
+    _PROPERTIES: tuple[Any, ...] = (Tensor.shape, Tensor.device, Tensor.dtype)
+    _ALLOWED = frozenset(
+        {
+            Tensor.numel,
+            Tensor.size,
+            Tensor.dim,
+            Tensor.__len__,
+            *(getter.__get__ for getter in _PROPERTIES),
+        }
+    )
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in cls._ALLOWED:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        cls.refuse(getattr(func, '__name__', str(func)))
+
+    @classmethod
+    def refuse(cls, function: str) -> NoReturn:
+        """Raises: `function` is not one that may look."""
+        raise UnsupportedMessageError(
+            f"it uses the destination index in '{function}', which would see one block's edges only"
+        )
+
+
+class SourceIndex(WatchedIndex):
+    """The sources of some edges: ids that mean nothing on a cut graph, so nothing may read them."""
+
+    @classmethod
+    def refuse(cls, function: str) -> NoReturn:
+        """Raises: there is no way to compute with the ids."""
+        raise MessageError(
+            f"it uses the source ids 'edge_index_j' in '{function}', which are local on a cut "
+            'graph; pass the ids as a node tensor instead (such as n_id)'
+        )
+
+
+class _BlockIndex(Tensor):
+    """The destinations of a block's edges, as a message function receives them."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+
+def block_index(dst: Tensor) -> Tensor:
+    """The ``index`` argument of a block: ``[num_edges]``, known to an :class:`Intercept`."""
+    return dst.as_subclass(_BlockIndex)
+
+
+class Intercept:
+    """What stands in for PyG's functions over in-edges; what is not overridden refuses.
+
+    Args:
+        conv: The conv whose functions they are.
+        softmax: The softmax of logits ``[num_edges, ...]`` over the in-edges of the destinations
+            ``[num_edges]``.
+    """
+
+    def __init__(self, conv: torch.nn.Module, softmax: SoftmaxFn) -> None:
+        self.conv = conv
+        self.softmax = softmax
+
+    def scatter(self, src: Tensor, dst: Tensor, dim: int, reduce: str) -> Tensor:
+        """A reduction of ``[num_edges, ...]`` over the in-edges of every destination."""
+        raise UnsupportedMessageError('it reduces over in-edges inside the message')
+
+    def degree(self, dst: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """The number of in-edges of every destination."""
+        raise UnsupportedMessageError('it counts in-edges inside the message')
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """While it lasts, the conv and its aggregation see these functions."""
+
+        def softmax(
+            src: Tensor,
+            index: Tensor | None = None,
+            ptr: Tensor | None = None,
+            num_nodes: int | None = None,
+            dim: int = 0,
+        ) -> Tensor:
+            dst = _destinations(index, 'a softmax')
+            if dim not in (0, -src.dim()):
+                raise UnsupportedMessageError(f'it computes a softmax in dimension {dim}')
+            return self.softmax(src, dst)
+
+        def scatter(
+            src: Tensor,
+            index: Tensor,
+            dim: int = 0,
+            dim_size: int | None = None,
+            reduce: str = 'sum',
+        ) -> Tensor:
+            dst = _destinations(index, 'a reduction')
+            return self.scatter(src, dst, dim if dim >= 0 else dim + src.dim(), reduce)
+
+        def degree(
+            index: Tensor, num_nodes: int | None = None, dtype: torch.dtype | None = None
+        ) -> Tensor:
+            return self.degree(_destinations(index, 'degrees'), dtype)
+
+        functions: dict[AnyFn, AnyFn] = {
+            pyg_softmax: softmax,
+            pyg_scatter: scatter,
+            pyg_degree: degree,
+        }
+        with ExitStack() as stack:
+            stack.enter_context(replaced(self.conv, functions))
+            for module in self.conv.modules():
+                if isinstance(module, MultiAggregation):
+                    stack.enter_context(_unfused(module))
+            yield
+
+
+def _destinations(index: Tensor | None, what: str) -> Tensor:
+    if index is None or not isinstance(index, (WatchedIndex, _BlockIndex)):
+        raise UnsupportedMessageError(f'it computes {what} over other groups than in-edges')
+    return index.as_subclass(Tensor)
+
+
+@contextmanager
+def _unfused(aggregation: MultiAggregation) -> Iterator[None]:
+    """While it lasts, the aggregations run one by one; fused ones use the index by themselves."""
+    modules = aggregation._modules
+    fused = modules.get('fused_aggr')
+    if fused is not None:
+        modules['fused_aggr'] = None
+    try:
+        yield
+    finally:
+        if fused is not None:
+            modules['fused_aggr'] = fused

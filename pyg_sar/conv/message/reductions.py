@@ -1,0 +1,227 @@
+"""An aggregation, read as reductions: what is merged block by block, and the steps around it.
+
+PyG's aggregations, and a conv's own ``aggregate``, are made of reductions over in-edges (PyG's
+``scatter``) and of steps before and after them. The steps before run on every block, and what
+reaches the reductions is merged; the steps after run once, on the merged results. Both are PyG's
+own code: it runs on a block up to its last reduction, and at the end on no edges at all, where
+every reduction gives what has been merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch_geometric.utils import scatter as pyg_scatter
+
+from pyg_sar.aggregate.program import Arguments, Reduction, SoftmaxFn
+from pyg_sar.conv.message.arguments import Binding
+from pyg_sar.conv.message.intercept import Intercept, UnsupportedMessageError, block_index
+from pyg_sar.merge import Extremum, Merge, Product, State, Sum
+from pyg_sar.shard.plan import Plan
+
+_MERGES: dict[str, Callable[[], Merge]] = {
+    'sum': Sum,
+    'mul': Product,
+    'max': lambda: Extremum('amax'),
+    'min': lambda: Extremum('amin'),
+}
+_MERGED_AS = {'add': 'sum', 'sum': 'sum', 'mean': 'sum', 'mul': 'mul', 'max': 'max', 'min': 'min'}
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """The reductions of a conv's aggregation.
+
+    Attributes:
+        reductions: What is merged, each once.
+        calls: Reductions in the order of the calls: the place in `reductions`, and the kind.
+        num_messages: How many different tensors are reduced.
+        reduces_message: Whether only the message itself is, in sums.
+    """
+
+    reductions: tuple[Reduction, ...]
+    calls: tuple[tuple[int, str], ...]
+    num_messages: int
+    reduces_message: bool
+
+
+@dataclass
+class _Messages:
+    """The different tensors that reach reductions, in order."""
+
+    tensors: list[Tensor] = field(default_factory=list)
+
+    def place(self, tensor: Tensor) -> int:
+        for i, other in enumerate(self.tensors):
+            if other is tensor:
+                return i
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+
+class ReductionRecorder(Intercept):
+    """Notes the reductions of an aggregation that runs on the sampled edges."""
+
+    def __init__(self, conv: torch.nn.Module, softmax: SoftmaxFn) -> None:
+        super().__init__(conv, softmax)
+        self.messages = _Messages()
+        self.calls: list[tuple[int, str, int]] = []
+
+    def scatter(self, src: Tensor, dst: Tensor, dim: int, reduce: str) -> Tensor:
+        """The reduction over the samples, which all have one destination."""
+        if reduce not in _MERGED_AS:
+            raise UnsupportedMessageError(f"it reduces by '{reduce}'")
+        if src.size(dim) != dst.numel():
+            raise UnsupportedMessageError('it reduces other rows than those of the edges')
+        self.calls.append((self.messages.place(src), reduce, dim))
+        out: Tensor = pyg_scatter(src, torch.zeros_like(dst), dim, 1, reduce)
+        return out
+
+    def degree(self, dst: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """The number of samples."""
+        return torch.tensor([dst.numel()], dtype=dtype or torch.float, device=dst.device)
+
+    def aggregate(self, message: Tensor) -> Aggregate:
+        """What was noted."""
+        if not self.calls:
+            raise UnsupportedMessageError('its aggregation reduces nothing over in-edges')
+        kinds = list(dict.fromkeys((m, _MERGED_AS[r], dim) for m, r, dim in self.calls))
+        reductions = tuple(Reduction(m, _MERGES[kind](), dim) for m, kind, dim in kinds)
+        calls = tuple((kinds.index((m, _MERGED_AS[r], dim)), r) for m, r, dim in self.calls)
+        tensors = self.messages.tensors
+        only_message = len(tensors) == 1 and tensors[0] is message
+        only_sums = all(kind == 'sum' for _, kind, _ in kinds)
+        return Aggregate(reductions, calls, len(tensors), only_message and only_sums)
+
+
+class _Done(Exception):
+    """The last reduction of a block was reached."""
+
+
+class _Collector(Intercept):
+    """Runs message and aggregation on one block, up to the last reduction."""
+
+    def __init__(self, conv: torch.nn.Module, softmax: SoftmaxFn, num_calls: int) -> None:
+        super().__init__(conv, softmax)
+        self.num_calls = num_calls
+        self.messages = _Messages()
+        self.is_aggregating = False
+
+    def scatter(self, src: Tensor, dst: Tensor, dim: int, reduce: str) -> Tensor:
+        """Collects; nothing can be known of the result yet, so it has no rows."""
+        if not self.is_aggregating:
+            return super().scatter(src, dst, dim, reduce)
+        self.messages.place(src)
+        self.num_calls -= 1
+        if self.num_calls == 0:
+            raise _Done
+        return src.detach().narrow(dim, 0, 0)
+
+    def degree(self, dst: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """No rows, as the results of reductions have."""
+        if not self.is_aggregating:
+            return super().degree(dst, dtype)
+        return torch.empty(0, dtype=dtype or torch.float, device=dst.device)
+
+
+def messages_of(
+    binding: Binding,
+    num_calls: int,
+    arguments: Arguments,
+    edge_index: Tensor,
+    num_dst: int,
+    softmax: SoftmaxFn,
+) -> tuple[Tensor, ...]:
+    """What message and aggregation of a conv reduce on some edges.
+
+    Args:
+        binding: The conv's message with its arguments.
+        num_calls: How many reductions the aggregation makes.
+        arguments: Source and edge rows are those of `edge_index`.
+        edge_index: ``[2, num_edges]``.
+        num_dst: Number of destinations.
+        softmax: Stands in for softmaxes over in-edges.
+    """
+    collector = _Collector(binding.conv, softmax, num_calls)
+    values = binding.inputs(arguments, edge_index, block_index(edge_index[1]), num_dst)
+    with collector.in_force():
+        message = binding.run(values)
+        if binding.function != 'message':
+            return (message,)
+        collector.is_aggregating = True
+        with suppress(_Done):
+            binding.aggregate({**values, 'dim_size': 0, 'size_i': 0}, message)
+    return tuple(collector.messages.tensors)
+
+
+class _Finisher(Intercept):
+    """Gives the merged results to an aggregation that runs on no edges."""
+
+    def __init__(
+        self,
+        conv: torch.nn.Module,
+        aggregate: Aggregate,
+        states: list[State],
+        plan: Plan,
+        is_mean: bool,
+    ) -> None:
+        super().__init__(conv, lambda logits, _: logits)
+        self.is_mean = is_mean
+        self.calls = iter(aggregate.calls)
+        self.reductions = aggregate.reductions
+        self.states = states
+        self.plan = plan
+        # Where nothing else reads the sums they become the mean; a row of every node is dear.
+        self.may_overwrite = len(aggregate.calls) == 1
+
+    def scatter(self, src: Tensor, dst: Tensor, dim: int, reduce: str) -> Tensor:
+        """The merged result of the next reduction."""
+        place, expected = next(self.calls)
+        assert reduce == expected
+        state, dim = self.states[place], self.reductions[place].dim
+        if reduce == 'mean' and not self.is_mean:
+            shape = [1] * state[0].dim()
+            shape[dim] = -1
+            count = self.plan.in_degree.clamp(min=1).to(state[0].dtype).view(shape)
+            if self.may_overwrite and state[0].is_floating_point():
+                return state[0].div_(count)
+            return state[0] / count if state[0].is_floating_point() else state[0] // count
+        if reduce in ('max', 'min'):
+            return state[0].masked_fill(state[1] == 0, 0)
+        if reduce == 'mul':
+            return state[0].masked_fill(state[1] > 0, 0)
+        return state[0]
+
+    def degree(self, dst: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """Number of in-edges of every own node."""
+        return self.plan.in_degree.to(dtype or torch.float)
+
+
+def finish(
+    binding: Binding,
+    aggregate: Aggregate,
+    states: list[State],
+    message: Tensor,
+    plan: Plan,
+    *,
+    is_mean: bool = False,
+) -> Tensor:
+    """The aggregation's result from the merged states.
+
+    Args:
+        binding: The conv's message with its arguments.
+        aggregate: Its reductions.
+        states: The finished state of each, ``num_dst`` rows.
+        message: A message of any number of edges, for shape and dtype.
+        plan: The blocks the messages came from.
+        is_mean: Whether sums of a mean are divided by the number of in-edges already.
+    """
+    conv, num_dst = binding.conv, plan.shard.num_dst
+    no_message = message.detach().narrow(conv.node_dim, 0, 0)
+    no_dst = block_index(plan.edge_index[1][:0])
+    with _Finisher(conv, aggregate, states, plan, is_mean).in_force():
+        return binding.aggregate(binding.no_inputs(no_dst, num_dst), no_message)

@@ -1,0 +1,103 @@
+"""Sums over raw features, which are the same in every epoch and so are computed once."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+from torch_geometric.nn import MessagePassing
+
+from pyg_sar.comm import least_of_ranks
+from pyg_sar.shard.plan import Plan
+from pyg_sar.shard.shard import Shard
+
+_NOTHING, _KEEPS, _HAS = range(3)
+"""What a rank does with a result: computes it, keeps it as well, or has kept it."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A result, and what it was computed from."""
+
+    x_version: int
+    weight: weakref.ref[Tensor] | None
+    weight_version: int
+    out: Tensor
+
+    def is_of(self, x: Tensor, weight: Tensor | None) -> bool:
+        """Whether nothing has changed since."""
+        if self.x_version != x._version:
+            return False
+        if self.weight is None or weight is None:
+            return self.weight is None and weight is None
+        return self.weight() is weight and self.weight_version == weight._version
+
+
+class KeptSums:
+    """The aggregated raw features of one plan, at most one result for each tensor and aggregation.
+
+    A tensor is known by identity and version, so features that a dropout has made anew, or that
+    were written to, are aggregated again; what was kept is freed with the tensor it came from.
+    Every caller has a copy of its own, which takes memory once it is written to.
+
+    Args:
+        plan: The edges.
+        conv: Whose aggregation it is; :func:`pyg_sar.conv.reuse.narrow_exchange.is_sum`.
+
+    Attributes:
+        keeps: Whether all ranks are going to keep what they compute now; after :meth:`find`.
+    """
+
+    def __init__(self, plan: Plan, conv: MessagePassing) -> None:
+        # By tensor, then by aggregation.
+        self._kept: Any = plan.cache.setdefault('kept sums', WeakIdKeyDictionary())
+        self._reduce = type(conv.aggr_module)
+        self._shard: Shard = plan.shard
+        self.keeps = False
+
+    def find(self, x: Tensor, weight: Tensor | None, *, is_hooked: bool) -> Tensor | None:
+        """The kept result, if all ranks have theirs (collective: an all-reduce of one number).
+
+        Args:
+            x: The features.
+            weight: The weights of the edges, or None.
+            is_hooked: Whether the aggregation has to run, as somebody looks on.
+        """
+        state, kept = _NOTHING, None
+        if not is_hooked and not any(t.is_inference() for t in (x, weight) if t is not None):
+            kept = self._kept.get(x, {}).get(self._reduce)
+            if kept is not None and kept.is_of(x, weight):
+                state = _HAS
+            elif torch.is_grad_enabled():  # nothing is kept where nothing is learned
+                state = _KEEPS
+        state = least_of_ranks(state, x.device, self._shard.world_size)
+        self.keeps = state == _KEEPS
+        return copy_on_write(kept.out) if state == _HAS and kept is not None else None
+
+    def keep(self, x: Tensor, weight: Tensor | None, out: Tensor) -> Tensor:
+        """Keeps a result while `x` lives; returns what the caller may write to."""
+        self._kept.setdefault(x, {})[self._reduce] = _Kept(
+            x._version,
+            None if weight is None else weakref.ref(weight),
+            0 if weight is None else weight._version,
+            out.detach(),
+        )
+        return copy_on_write(out)
+
+
+def copy_on_write(tensor: Tensor) -> Tensor:
+    """A copy whose memory is the original's until one of them is changed in place."""
+    try:
+        copy: Tensor = torch._lazy_clone(tensor)
+    except (AttributeError, RuntimeError):  # memory that torch did not allocate
+        copy = tensor.clone()
+    return copy
+
+
+def are_raw(x: Tensor) -> bool:
+    """Whether rows take no gradient now; agreed between the ranks like every need of a gradient."""
+    return not (x.requires_grad and torch.is_grad_enabled())

@@ -1,0 +1,133 @@
+"""What convs need the whole graph for in their forward, and what it is on a cut one.
+
+Each entry of :func:`special_forms` stands in for a function of PyG, wherever a conv sees it, for
+the time of its forward. What a function is given decides what it does, whichever conv it is. Only
+where a message depends on the place of its edges is the conv itself in a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import MeshCNNConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.nn.conv.han_conv import group
+from torch_geometric.utils import get_laplacian
+from torch_geometric.utils.hetero import construct_bipartite_edge_index
+
+from pyg_sar.comm import all_reduce_sum, sum_over_ranks
+from pyg_sar.conv.around.gcn_norm import Normalizer
+from pyg_sar.conv.around.negative_sampling import Negatives
+from pyg_sar.conv.around.patching import AnyFn
+from pyg_sar.conv.around.self_loops import SelfLoops
+from pyg_sar.conv.around.source_rows import Ends
+from pyg_sar.conv.call.ordered import OrderedPropagation
+from pyg_sar.conv.call.propagation import Propagation
+from pyg_sar.conv.exchanges import Exchanges
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.join_relations import join_relations
+
+
+def special_forms(
+    exchanges: Exchanges,
+    ends: Ends,
+    agreed: dict[Any, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> dict[AnyFn, AnyFn]:
+    """The functions and their forms on a cut graph.
+
+    Args:
+        exchanges: The exchanges of the forward.
+        ends: What the conv reads and reduces at the sources of edges.
+        agreed: What the ranks have agreed on; added to.
+        args: What the conv is called with.
+        kwargs: The same, by name.
+    """
+    normalizer = Normalizer(exchanges, agreed)
+
+    def joint_edge_index(
+        edge_index_dict: Mapping[Any, Tensor],
+        src_offset_dict: Mapping[Any, int],
+        dst_offset_dict: Mapping[Any, int],
+        edge_attr_dict: Mapping[Any, Tensor] | None = None,
+        num_nodes: int | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """``torch_geometric.utils.hetero.construct_bipartite_edge_index`` on a cut graph."""
+        rows = _rows_by_type([*args, *kwargs.values()], dst_offset_dict)
+        relations = list(src_offset_dict)
+        edge_indices = [edge_index_dict[relation] for relation in relations]
+        edge_index = join_relations(
+            [e for e in edge_indices if isinstance(e, ShardEdgeIndex)],
+            list(src_offset_dict.values()),
+            [dst_offset_dict[relation[-1]] for relation in relations],
+            sum(rows.values()),
+        )
+        if edge_attr_dict is None:
+            return edge_index, None
+        edge_attrs = []
+        for relation, each in zip(relations, edge_indices, strict=True):
+            is_named = isinstance(edge_attr_dict, torch.nn.ParameterDict)
+            value = edge_attr_dict['__'.join(relation) if is_named else relation]
+            if value.size(0) != each.size(1):
+                value = value.expand(each.size(1), -1)
+            edge_attrs.append(value)
+        return edge_index, torch.cat(edge_attrs)
+
+    return {
+        gcn_norm: normalizer.gcn_norm,
+        get_laplacian: normalizer.get_laplacian,
+        construct_bipartite_edge_index: joint_edge_index,
+        group: semantic_attention,
+        **ends.forms(),
+        **Negatives(exchanges, ends).forms(),
+        **SelfLoops(exchanges).forms(),
+    }
+
+
+PROPAGATIONS: dict[type, type[Propagation]] = {MeshCNNConv: OrderedPropagation}
+"""Convs whose message no trace can follow, and what stands in for their ``propagate``."""
+
+
+def propagation_of(conv: torch.nn.Module) -> type[Propagation]:
+    """What stands in for a conv's ``propagate`` and ``edge_updater``."""
+    found = (PROPAGATIONS[base] for base in type(conv).__mro__ if base in PROPAGATIONS)
+    return next(found, Propagation)
+
+
+def semantic_attention(
+    xs: list[Tensor], q: Tensor, k_lin: torch.nn.Module
+) -> tuple[Tensor | None, Tensor | None]:
+    """HAN's attention over relations, whose scores are means over the nodes of all ranks.
+
+    Args:
+        xs: Own rows ``[num_own, F]`` for every relation.
+        q: The query ``[1, F]``.
+        k_lin: The projection of the keys.
+
+    Returns:
+        The weighted sum ``[num_own, F]`` and the weights ``[num_relations]`` (collective).
+    """
+    if not xs:
+        return None, None
+    out = torch.stack(xs)
+    count = all_reduce_sum(torch.tensor([out.size(1)], device=out.device))
+    if int(count) == 0:
+        return out.view(0, out.size(-1)), None
+    keys = sum_over_ranks(torch.tanh(k_lin(out)).sum(1)) / count
+    attention = F.softmax((q * keys).sum(-1), dim=0)
+    return (attention.view(len(xs), 1, -1) * out).sum(0), attention
+
+
+def _rows_by_type(values: list[Any], types: Mapping[Any, int]) -> dict[Any, int]:
+    """Own rows of every node type, from the first dict of node tensors."""
+    for value in values:
+        if isinstance(value, Mapping) and value.keys() >= types.keys():
+            tensors = [value[t] for t in types]
+            if all(isinstance(t, Tensor) for t in tensors):
+                return {t: value[t].size(0) for t in types}
+    raise ValueError(f'expected a dict of the rows of node types {sorted(types)} (got none)')

@@ -1,0 +1,178 @@
+"""partition_graph: from a PyG Data or HeteroData to a partition folder."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch_geometric.data import Data, HeteroData
+from tqdm import tqdm
+
+from pyg_sar.partitioner.checks import check_no_nan, check_num_parts, check_seed
+from pyg_sar.partitioner.methods.assignment import assign_nodes
+from pyg_sar.partitioner.methods.options import Method, method_options
+from pyg_sar.partitioner.on_disk.mapped import Scratch
+from pyg_sar.partitioner.on_disk.rows import aligned
+from pyg_sar.partitioner.sources.sources import read_source
+from pyg_sar.partitioner.split import MASKS, parse_split, random_split
+from pyg_sar.partitioner.typed import TypedGraph, typed_graph
+from pyg_sar.partitioner.write.atomic_folder import existing_parent, replace_folder, target_folder
+from pyg_sar.partitioner.write.summary import PartitionSummary
+from pyg_sar.partitioner.write.writer import write_partition
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Runs torch on one thread.
+
+    The passes are many short operations: threads that wait for each other gain little, and where
+    other programs want the cores they take several times as long.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def partition_graph(
+    data: Data | HeteroData | str | os.PathLike[str],
+    num_parts: int,
+    root: str | os.PathLike[str],
+    *,
+    method: Method = 'metis',
+    backend: str = 'auto',
+    seed: int = 0,
+    objective: str = 'cut',
+    balance: str | Sequence[str] | None = None,
+    passes: int | None = None,
+    split: str | tuple[float, float, float] | None = None,
+    check_nan: bool = False,
+    force: bool = False,
+    progress: bool = False,
+    command: Sequence[str] | None = None,
+    scratch: Scratch | None = None,
+) -> PartitionSummary:
+    """Cuts a graph into parts and writes one shard per part.
+
+    Every edge is stored once, with the part of its destination; duplicate edges and self loops
+    are kept. Every attribute with one row per node or per edge goes with its node or edge;
+    scalars, strings and short lists of the graph go to META.json, from which a tuple comes back as
+    a list and a tensor of one number as that number; anything else is dropped with a warning that
+    names it. The folder appears complete or not at all, and `data` is not changed.
+
+    Of a heterogeneous graph every relation is stored so: each edge with its destination, and types
+    of nodes without features or without edges, and relations without edges, as they are. A
+    partitioner sees all types as one graph and, unless told otherwise, balances every type.
+
+    Args:
+        data: The graph: ``edge_index`` integer [2, E], and any attributes; or a HeteroData with at
+            least one relation; or a file or the name of a graph, as the command line takes it,
+            which stays on disk (see :mod:`pyg_sar.partitioner.sources.sources`). Sparse ``x``,
+            ``y`` and other attributes of well-known names are stored dense.
+        num_parts: Number of parts P, 1 <= P <= N.
+        root: Folder to write; it may not exist yet, or be empty.
+        method: ``'metis'`` (few cut edges); ``'ldg'`` or ``'fennel'`` (streaming, for graphs beyond
+            METIS's memory); ``'kahip'`` or ``'mtkahypar'`` (optional packages); ``'random'``;
+            ``'range'`` (equal runs of ids); ``'file:PATH'`` (.npy, .pt or .txt with one part id per
+            node); or an integer tensor [N] of part ids; of a HeteroData the types one after
+            another, or a dict with a tensor for every type. Parts given by the caller may be empty.
+        backend: METIS's binding: ``'pymetis'``, ``'pyg-lib'``, ``'torch-sparse'``, or ``'auto'``
+            (pymetis).
+        seed: Seed of the method and of the split; the same seed gives the same parts. pyg-lib and
+            torch-sparse take none.
+        objective: ``'cut'`` (edges between parts) or ``'volume'`` (rows exchanged per layer: METIS
+            is run for both and the better kept; Mt-KaHyPar minimises it directly).
+        balance: What every part shall have an equal share of, within 5 %, some of ``'nodes'``,
+            ``'edges'`` (in-edges; alone, plus one per node), ``'train'`` (training nodes) and
+            ``'types'`` (nodes of every type), as ``'nodes,edges'`` or a list. By default the types
+            of a HeteroData, else nodes. With pyg-lib, torch-sparse, KaHIP and Mt-KaHyPar one of
+            ``'nodes'`` (their default) and ``'edges'``.
+        passes: Passes of ``'ldg'`` and ``'fennel'`` over the nodes; 10 by default.
+        split: Fractions such as ``'0.6/0.2/0.2'``: writes random ``train_mask``, ``val_mask`` and
+            ``test_mask`` over the labelled nodes (integer y >= 0; float y not NaN; all without y).
+            Of a HeteroData, in every type that has ``y``.
+        check_nan: Whether to refuse NaN in ``x``.
+        force: Whether to replace an earlier partition in `root`, once the new one is complete.
+        progress: Whether to show progress bars on stderr.
+        command: The command line, noted in META.json.
+        scratch: Where temporary arrays lie; by default in files without a name beside `root`.
+
+    Returns:
+        The sizes of the parts, the edge cut and the rows exchanged per layer.
+
+    Raises:
+        ValueError: If the graph or an option is not as described; nothing is written.
+    """
+    num_parts, seed = check_num_parts(num_parts), check_seed(seed)
+    target = target_folder(root, force=force)
+    with _one_thread():
+        scratch = scratch or Scratch(existing_parent(target))
+        if isinstance(data, (str, os.PathLike)):
+            name = os.fspath(data)
+            data, dropped = read_source(name, seed=seed, dense=False, scratch=scratch)
+            if dropped:
+                warnings.warn(f'dropped from {name}: {", ".join(dropped)}', stacklevel=2)
+        graph = typed_graph(data, scratch)
+        if num_parts > graph.num_nodes:
+            raise ValueError(
+                "'num_parts' must not exceed the number of nodes (got "
+                f'{num_parts} and {graph.num_nodes})'
+            )
+        if check_nan:
+            for key, nodes in graph.nodes.items():
+                check_no_nan(nodes.attrs.get('x'), f" of '{key}'" if key is not None else '')
+        if split is not None:
+            _add_split(graph, split, seed)
+        has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
+        options = method_options(
+            method,
+            backend=backend,
+            seed=seed,
+            objective=objective,
+            balance=balance,
+            passes=passes,
+            is_hetero=graph.is_hetero,
+            has_train_mask=has_train_mask,
+        )
+        with _bar(progress, 'partitioning', 1) as bar:
+            assignment = assign_nodes(graph, num_parts, options)
+            bar.update()
+        with _bar(progress, 'writing parts', num_parts) as bar, replace_folder(target) as folder:
+            return write_partition(
+                folder,
+                graph,
+                assignment,
+                num_parts,
+                provenance=options.provenance(),
+                command=None if command is None else list(command),
+                on_part=bar.update,
+            )
+
+
+def _add_split(graph: TypedGraph, split: str | tuple[float, float, float], seed: int) -> None:
+    """Adds masks to the nodes of the graph; of a heterogeneous one, to the types with labels."""
+    fractions = parse_split(split)
+    labelled = [
+        nodes for nodes in graph.nodes.values() if 'y' in nodes.attrs or not graph.is_hetero
+    ]
+    if not labelled:
+        raise ValueError(
+            f"'split' needs a node type with labels 'y' (got none in {list(graph.nodes)})"
+        )
+    for nodes in labelled:
+        present = [name for name in MASKS if name in nodes.attrs]
+        if present:
+            raise ValueError(f"'split' needs a graph without masks (got {', '.join(present)})")
+        y = nodes.attrs.get('y')
+        y = None if y is None else aligned(y)
+        nodes.attrs.update(random_split(y, nodes.num_nodes, fractions, seed=seed))
+
+
+def _bar(progress: bool, description: str, total: int) -> Any:
+    return tqdm(desc=description, total=total, disable=not progress)

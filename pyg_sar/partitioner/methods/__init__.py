@@ -1,0 +1,1 @@
+"""Which part every node goes to."""

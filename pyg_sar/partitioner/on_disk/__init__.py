@@ -1,0 +1,1 @@
+"""Arrays on disk, read and sorted in passes."""

@@ -1,0 +1,173 @@
+"""Reading tensors of any size by chunks, each of ordinary memory and a bounded number of bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_sar.partitioner.on_disk.mapped import Scratch, is_mapped, release
+
+CHUNK_ROWS = 1 << 14
+"""Edges, or node ids, per chunk, at least; fewer take more time than they save memory."""
+
+_MOST_ROWS = 1 << 17
+"""The same at most: more save no time."""
+
+_CHUNK_BYTES = 1 << 19
+"""Bytes per chunk of rows, and span of a mapped tensor that rows are picked from at a time; at
+least, as above."""
+
+_MOST_BYTES = 1 << 23
+
+SHARE = 128
+"""In between a chunk is this part of all edges, or of all rows, as the memory for it shall be a
+small part of theirs."""
+
+
+_AS_SIGNED = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tensor that is never in memory as a whole.
+
+    Attributes:
+        dtype: Its type.
+        shape: Its shape.
+        chunks: Gives its rows, in order, a chunk at a time; may be called again.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    chunks: Callable[[], Iterator[Tensor]]
+
+
+def chunk_rows(count: int) -> int:
+    """Edges per chunk of so many."""
+    return max(CHUNK_ROWS, min(count // SHARE, _MOST_ROWS))
+
+
+def ranges(count: int, size: int) -> Iterator[tuple[int, int]]:
+    """First and last of chunks of at most `size`."""
+    return ((start, min(start + size, count)) for start in range(0, count, size))
+
+
+def chunks(values: Tensor) -> Iterator[Tensor]:
+    """The rows of a dense tensor [N, ...] in order, contiguous; memory is given back after each."""
+    for start, stop in ranges(values.size(0), _rows_per_chunk(values)):
+        rows = values[start:stop]
+        yield aligned(rows).contiguous()
+        release(rows)
+
+
+def smallest_and_largest(ids: Tensor) -> tuple[int, int]:
+    """Of integers [N], at least one."""
+    bounds = [part.aminmax() for part in chunks(ids)]
+    return min(int(low) for low, _ in bounds), max(int(high) for _, high in bounds)
+
+
+def edge_chunks(edge_index: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Edges in order: number of the first one, sources and destinations, int64.
+
+    Args:
+        edge_index: [2, E], of any integer type.
+    """
+    for start, stop in ranges(edge_index.size(1), chunk_rows(edge_index.size(1))):
+        edges = edge_index[:, start:stop]
+        src, dst = (aligned(ids).to(torch.int64) for ids in edges)
+        yield start, src, dst
+        release(*edges)  # row by row: what lies between them belongs to neither
+
+
+def in_degrees(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """In-edges of every node, int64 [N]."""
+    degree = torch.zeros(num_nodes, dtype=torch.int64)
+    for _, _, dst in edge_chunks(edge_index):
+        count_into(degree, dst)
+    return degree
+
+
+def count_into(counts: Tensor, index: Tensor) -> None:
+    """Adds to `counts` how often every entry occurs in `index`."""
+    counts.index_add_(0, index, counts.new_ones(1).expand(index.numel()))
+
+
+def take_rows(values: Tensor, index: Tensor) -> Rows:
+    """The rows `index` of `values`, dense.
+
+    Args:
+        values: [N, ...], dense or sparse COO, in memory or mapped.
+        index: int64 [n], in memory or mapped; reads least where it ascends.
+    """
+    dtype = values.dtype
+    if dtype in _AS_SIGNED:  # types that torch stores, but picks no rows of
+        values = values.view(_AS_SIGNED[dtype])
+
+    def pick() -> Iterator[Tensor]:
+        num_rows = _rows_per_chunk(values)
+        for start, stop in ranges(index.numel(), num_rows):
+            ids = index[start:stop]
+            if values.layout is not torch.strided:
+                yield values.index_select(0, ids).to_dense()
+            elif is_mapped(values):
+                yield _take_mapped(values, ids, num_rows)
+            else:
+                yield values.index_select(0, ids)
+            release(ids)
+
+    return Rows(dtype, (index.numel(), *values.shape[1:]), pick)
+
+
+def join_edges(parts: list[tuple[Tensor, int, int]], scratch: Scratch) -> Tensor:
+    """Edges of several relations one after another, ids shifted; int64 [2, E].
+
+    Args:
+        parts: ``edge_index`` of each relation, and what is added to sources and destinations.
+        scratch: Where the result lies.
+    """
+    joined = scratch.empty((2, sum(edges.size(1) for edges, _, _ in parts)), torch.int64)
+    end = 0
+    for edges, add_src, add_dst in parts:
+        for _, src, dst in edge_chunks(edges):
+            place = joined[:, end : end + src.numel()]
+            place[0], place[1] = src + add_src, dst + add_dst
+            release(*place)
+            end += src.numel()
+    return joined
+
+
+def _take_mapped(values: Tensor, ids: Tensor, num_rows: int) -> Tensor:
+    """As index_select; touches at most `num_rows` consecutive rows of a file at a time."""
+    ids, order = ids.sort()
+    taken = torch.empty((ids.numel(), *values.shape[1:]), dtype=values.dtype)
+    blocks, counts = torch.unique_consecutive(ids // num_rows, return_counts=True)
+    begin = 0
+    for block, count in zip(blocks.tolist(), counts.tolist(), strict=True):
+        rows = values[block * num_rows : (block + 1) * num_rows]
+        picked = aligned(rows).index_select(0, ids[begin : begin + count] - block * num_rows)
+        taken[order[begin : begin + count]] = picked
+        release(rows)
+        begin += count
+    return taken
+
+
+def aligned(values: Tensor) -> Tensor:
+    """The same numbers at an address that torch may compute with; archives have odd ones."""
+    if values.data_ptr() % values.element_size() == 0:
+        return values
+    return torch.from_numpy(np.array(values.numpy()))
+
+
+def _rows_per_chunk(values: Tensor) -> int:
+    row = max(1, values.element_size() * math.prod(values.shape[1:]))
+    num_bytes = max(_CHUNK_BYTES, min(values.size(0) * row // SHARE, _MOST_BYTES))
+    return max(1, min(num_bytes // row, max(8 * CHUNK_ROWS, _MOST_BYTES // 8)))

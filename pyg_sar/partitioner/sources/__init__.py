@@ -1,0 +1,1 @@
+"""Graphs in memory, in files and drawn, as arrays that partitioning reads."""

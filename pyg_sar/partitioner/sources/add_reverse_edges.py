@@ -1,0 +1,123 @@
+"""The reverse of every edge added, as PyG's ToUndirected does, for graphs larger than memory."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_sar.partitioner.checks import check_ids, checked_edge_index
+from pyg_sar.partitioner.on_disk.mapped import Scratch, release, trim
+from pyg_sar.partitioner.on_disk.neighbours import BothWays
+from pyg_sar.partitioner.on_disk.rows import edge_chunks, smallest_and_largest, take_rows
+
+
+def add_reverse_edges(data: Data | HeteroData, scratch: Scratch | None = None) -> Data | HeteroData:
+    """The graph with every edge in both directions.
+
+    Edges come sorted by (source, destination); duplicates are merged and their attributes added up,
+    in the order of the edges. A relation between two types of nodes gets a relation of its own for
+    the way back, ``rev_...``, and stays as it is.
+
+    Args:
+        data: The graph; it is not changed.
+        scratch: Where the new edges and their attributes lie; in memory if None.
+
+    Raises:
+        ValueError: If edges are not as they must be, or what belongs to them is no tensor.
+    """
+    scratch = scratch or Scratch()
+    data = copy.copy(data)
+    for store in data.edge_stores:
+        if 'edge_index' not in store:
+            continue
+        name = '' if isinstance(data, Data) else f'{store._key}'
+        edge_index = checked_edge_index(store, name)
+        if isinstance(data, HeteroData) and store.is_bipartite():
+            src, relation, dst = store._key
+            back = data[dst, f'rev_{relation}', src]
+            back.edge_index = _flipped(edge_index, scratch)
+            for key, value in store.items():
+                is_row = isinstance(value, Tensor) and value.dim() > 0
+                if key != 'edge_index' and is_row and value.size(0) == edge_index.size(1):
+                    back[key] = value
+            continue
+        attrs = {
+            key: _tensor(key, value)
+            for key, value in store.items()
+            if key != 'edge_index' and store.is_edge_attr(key)
+        }
+        both, merged = _both_ways(edge_index, attrs, scratch, name)
+        store['edge_index'] = both
+        for key, value in merged.items():
+            store[key] = value
+    return data
+
+
+def _tensor(key: str, value: Any) -> Tensor:
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value)
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        raise ValueError(
+            f"expected a dense tensor in '{key}', as edges are merged (got {type(value).__name__})"
+        )
+    return value.detach().cpu().as_subclass(Tensor)
+
+
+def _flipped(edge_index: Tensor, scratch: Scratch) -> Tensor:
+    flipped = scratch.empty(edge_index.shape, edge_index.dtype)
+    for start, src, dst in edge_chunks(edge_index):
+        place = flipped[:, start : start + src.numel()]
+        place[0], place[1] = dst, src
+        release(*place)
+    return flipped
+
+
+def _both_ways(
+    edge_index: Tensor, attrs: dict[str, Tensor], scratch: Scratch, relation: str
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Edges both ways by (source, destination) without duplicates, and the sums of attributes."""
+    num_edges = edge_index.size(1)
+    bound = max((smallest_and_largest(ids)[1] + 1 for ids in edge_index if num_edges), default=0)
+    check_ids(edge_index, (bound, bound), relation)
+    edges = BothWays(edge_index, bound, scratch, has_loops=True, has_numbers=bool(attrs))
+    both = scratch.empty((2, 2 * num_edges), edge_index.dtype)
+    merged = {
+        key: scratch.empty((2 * num_edges, *value.shape[1:]), value.dtype)
+        for key, value in attrs.items()
+    }
+    end = 0
+    for bucket, _, _ in edges.rows():
+        entries, *numbers = edges.buckets.read(bucket)
+        order = torch.argsort(entries, stable=True)
+        unique, place = torch.unique_consecutive(entries[order], return_inverse=True)
+        stop = end + unique.numel()
+        src = unique // max(bound, 1)
+        both[0, end:stop] = src
+        both[1, end:stop] = unique.sub_(src, alpha=bound)
+        release(both[0, end:stop], both[1, end:stop])
+        for key, values in attrs.items():
+            ids = numbers[0].index_select(0, order) % num_edges
+            _add_up(merged[key][end:stop], place, values, ids)
+        end = stop
+    trim()
+    return both[:, :end], {key: value[:end] for key, value in merged.items()}
+
+
+def _add_up(sums: Tensor, place: Tensor, values: Tensor, ids: Tensor) -> None:
+    """``sums[place[i]] += values[ids[i]]``, in this order, for ascending `place` from zero on."""
+    start, written = 0, 0
+    for rows in take_rows(values, ids).chunks():
+        at = place[start : start + rows.size(0)]
+        first, last = int(at[0]), int(at[-1]) + 1
+        found = torch.zeros((last - first, *rows.shape[1:]), dtype=rows.dtype)
+        if first < written:  # begun in the chunk before
+            found[0] = sums[first]
+        found.index_add_(0, at - first, rows)
+        sums[first:last] = found
+        release(sums[first:last])
+        start, written = start + rows.size(0), last

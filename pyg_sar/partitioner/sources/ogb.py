@@ -1,0 +1,227 @@
+"""The node datasets of the Open Graph Benchmark, from a folder that holds them.
+
+Nothing is downloaded and nothing asked: ogb's own dataset classes do both. The files are read by
+ogb's readers; ogbn-papers100M is too large for these and is mapped from its arrays instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import shutil
+import sys
+import zipfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_sar.partitioner.on_disk.mapped import map_array
+
+URL = 'http://snap.stanford.edu/ogb/data/nodeproppred'
+
+
+@dataclass(frozen=True)
+class OgbDataset:
+    """What there is to know of a dataset beside its files.
+
+    Attributes:
+        archive: Name of the archive and of the folder in it.
+        download: Size of the archive.
+        split: Name of the split.
+        num_classes: Classes, or tasks with several labels per node.
+        key_file: A file in ``raw/`` that is there if the dataset is.
+        node_file: Name of a node attribute beside features and labels.
+        add_inverse_edge: Whether the files hold one direction of every edge.
+    """
+
+    archive: str
+    download: str
+    split: str
+    num_classes: int
+    key_file: str = 'edge.csv.gz'
+    node_file: str | None = None
+    add_inverse_edge: bool = False
+
+
+OGB = {
+    'ogbn-arxiv': OgbDataset('arxiv', '80 MB', 'time', 40, node_file='node_year'),
+    'ogbn-mag': OgbDataset(
+        'mag', '400 MB', 'time', 349, 'triplet-type-list.csv.gz', node_file='node_year'
+    ),
+    'ogbn-papers100M': OgbDataset('papers100M-bin', '56 GB', 'time', 172, 'data.npz'),
+    'ogbn-products': OgbDataset('products', '1.4 GB', 'sales_ranking', 47, add_inverse_edge=True),
+    'ogbn-proteins': OgbDataset(
+        'proteins', '220 MB', 'species', 112, node_file='node_species', add_inverse_edge=True
+    ),
+}
+"""The datasets by name."""
+
+
+def load_ogb(name: str, root: Path) -> Data | HeteroData:
+    """Loads a dataset of OGB.
+
+    Args:
+        name: A name in :data:`OGB`.
+        root: The folder with OGB's datasets.
+
+    Returns:
+        ``x``, ``edge_index``, ``edge_attr``, ``y`` and the further node attribute as ogb's own
+        PygNodePropPredDataset gives them, except that one label per node is int64 [N], -1 where
+        there is none; ``train_mask``, ``val_mask`` and ``test_mask`` of the dataset's split, and
+        ``num_classes``. Edges as the dataset has them: arxiv, papers100M and mag are directed.
+
+    Raises:
+        ValueError: If the files are not there, or the ogb package is missing.
+    """
+    dataset = OGB[name]
+    folder = _folder(name, dataset, root)
+    if name == 'ogbn-papers100M':
+        return _mapped(folder, dataset)
+    if find_spec('ogb') is None:
+        raise ValueError(
+            f"'{name}' is read by the package ogb (got no such package): pip install 'pyg_sar[ogb]'"
+        )
+    read_graph_raw = _ogb_readers()
+    raw, split = str(folder / 'raw'), folder / 'split' / dataset.split
+    files = [] if dataset.node_file is None else [dataset.node_file]
+    with contextlib.redirect_stdout(io.StringIO()):  # ogb tells of every step
+        if name == 'ogbn-mag':
+            graph = read_graph_raw.read_csv_heterograph_raw(raw, additional_node_files=files)[0]
+            labels = read_graph_raw.read_node_label_hetero(raw)
+            index = read_graph_raw.read_nodesplitidx_split_hetero(str(split))
+            return _hetero(graph, labels, index, dataset)
+        graph = read_graph_raw.read_csv_graph_raw(
+            raw, add_inverse_edge=dataset.add_inverse_edge, additional_node_files=files
+        )[0]
+    data = Data(edge_index=_tensor(graph['edge_index']), num_nodes=int(graph['num_nodes']))
+    for ours, theirs in (('x', 'node_feat'), ('edge_attr', 'edge_feat')):
+        if graph[theirs] is not None:
+            data[ours] = _tensor(graph[theirs])
+    for file in files:
+        data[file] = _tensor(graph[file])
+    import pandas
+
+    labels = pandas.read_csv(folder / 'raw' / 'node-label.csv.gz', header=None).to_numpy()
+    data.y = _labels(labels)
+    data.update(_masks(_read_split(split), int(graph['num_nodes'])))
+    data.num_classes = dataset.num_classes
+    return data
+
+
+def _ogb_readers() -> Any:
+    """The readers of ogb, imported without its look on the internet for a newer version."""
+    is_known = 'outdated' in sys.modules
+    if not is_known:
+        sys.modules['outdated'] = None  # type: ignore[assignment]
+    try:
+        return importlib.import_module('ogb.io.read_graph_raw')
+    finally:
+        if not is_known:
+            del sys.modules['outdated']
+
+
+def _folder(name: str, dataset: OgbDataset, root: Path) -> Path:
+    """Where a dataset lies: as ogb names the folder, or as its archive does."""
+    folders = [root / name.replace('-', '_'), root / dataset.archive]
+    for folder in folders:
+        if (folder / 'raw' / dataset.key_file).is_file():
+            return folder
+    raise ValueError(
+        f"expected the files of {name} in '{folders[0]}' (got no "
+        f"'{folders[0] / 'raw' / dataset.key_file}'). Fetch {URL}/{dataset.archive}.zip "
+        f"({dataset.download}), unzip it in '{root}' and name its folder '{folders[0].name}', or "
+        'say with --root or PYG_SAR_DATA where it is'
+    )
+
+
+def _hetero(
+    graph: dict[str, Any], labels: dict[str, Any], index: Any, dataset: OgbDataset
+) -> HeteroData:
+    data = HeteroData()
+    for key, count in graph['num_nodes_dict'].items():
+        data[key].num_nodes = int(count)
+    for key, edge_index in graph['edge_index_dict'].items():
+        data[key].edge_index = _tensor(edge_index)
+    for ours, theirs in (('x', 'node_feat_dict'), ('node_year', 'node_year')):
+        for key, values in (graph[theirs] or {}).items():
+            data[key][ours] = _tensor(values)
+    for key, values in labels.items():
+        data[key].y = _labels(values)
+        data[key].num_classes = dataset.num_classes
+        data[key].update(_masks([part[key] for part in index], data[key].num_nodes))
+    return data
+
+
+def _mapped(folder: Path, dataset: OgbDataset) -> Data:
+    """ogbn-papers100M: its arrays stay on disk, but for the labels."""
+    path = folder / 'raw' / dataset.key_file
+    with np.load(path, allow_pickle=False) as archive:
+        names = archive.files
+        num_nodes = int(archive['num_nodes_list'][0])
+    data = Data(num_nodes=num_nodes)
+    for ours, theirs in (('edge_index', 'edge_index'), ('x', 'node_feat'), ('node_year',) * 2):
+        if theirs in names:
+            data[ours] = torch.from_numpy(_map_member(path, theirs))
+    with np.load(folder / 'raw' / 'node-label.npz', allow_pickle=False) as archive:
+        data.y = _labels(archive['node_label'])
+    data.update(_masks(_read_split(folder / 'split' / dataset.split), num_nodes))
+    data.num_classes = dataset.num_classes
+    return data
+
+
+def _map_member(path: Path, name: str) -> Any:
+    """An array of an archive; one that is compressed is unpacked beside it, once."""
+    unpacked = path.with_name(f'{name}.npy')
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo(f'{name}.npy')
+        if member.compress_type == zipfile.ZIP_STORED:
+            return map_array(path, name)
+        if not unpacked.is_file():
+            temporary = unpacked.with_name(f'.{name}.{os.getpid()}.tmp')
+            try:
+                with archive.open(member) as source, temporary.open('wb') as target:
+                    shutil.copyfileobj(source, target, 1 << 24)
+                temporary.replace(unpacked)
+            finally:
+                temporary.unlink(missing_ok=True)
+    return map_array(unpacked)
+
+
+def _tensor(values: Any) -> Tensor:
+    """An array as a tensor; what pandas gives may be read-only or of another memory order."""
+    return torch.from_numpy(np.require(values, requirements=['C', 'W']))
+
+
+def _labels(values: Any) -> Tensor:
+    """One label per node as int64 [N], -1 where there is none; several as they are."""
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.dtype.kind == 'f' and values.ndim == 1:
+        values = np.where(np.isnan(values), np.float32(-1), values)
+    return _tensor(values).long()
+
+
+def _read_split(folder: Path) -> list[Any]:
+    parts = []
+    for name in ('train', 'valid', 'test'):
+        path = folder / f'{name}.csv.gz'
+        if not path.is_file():
+            raise ValueError(f"expected the split of the dataset in '{path}' (got no such file)")
+        parts.append(np.loadtxt(path, dtype=np.int64, ndmin=1))
+    return parts
+
+
+def _masks(parts: list[Any], num_nodes: int) -> dict[str, Tensor]:
+    masks = {}
+    for name, ids in zip(('train_mask', 'val_mask', 'test_mask'), parts, strict=True):
+        masks[name] = torch.zeros(num_nodes, dtype=torch.bool)
+        masks[name][_tensor(ids)] = True
+    return masks

@@ -1,0 +1,138 @@
+"""Reading a graph from a file written by torch.save, without running code from it."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_geometric.edge_index
+import torch_geometric.index
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.feature_store import TensorAttr
+from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
+from torch_geometric.data.storage import (
+    AttrType,
+    BaseStorage,
+    EdgeStorage,
+    GlobalStorage,
+    NodeStorage,
+)
+
+from pyg_sar.partitioner.on_disk.mapped import register
+from pyg_sar.shard.format.files import ordinary_file
+from pyg_sar.shard.format.tensor_file import check_plain
+
+
+def _plain_dict(*_: object) -> dict[Any, Any]:
+    return {}
+
+
+# A Data remembers in a defaultdict which attributes belong to nodes, as soon as it was asked once;
+# torch's restricted unpickler fills plain dicts only. The memory is not used here, so a plain dict
+# takes its place. (Names, and not an (object, name) pair, which torch 2.5 does not know.)
+_plain_dict.__module__ = 'collections'
+_plain_dict.__name__ = _plain_dict.__qualname__ = 'defaultdict'
+
+_ALLOWED: list[Any] = [
+    Data,
+    HeteroData,
+    BaseStorage,
+    NodeStorage,
+    EdgeStorage,
+    DataEdgeAttr,
+    DataTensorAttr,
+    EdgeAttr,
+    EdgeLayout,
+    TensorAttr,
+    GlobalStorage,
+    AttrType,
+    torch_geometric.edge_index.EdgeIndex,
+    torch_geometric.edge_index.SortOrder,
+    torch_geometric.edge_index.CatMetadata,
+    torch_geometric.index.Index,
+    torch_geometric.index.CatMetadata,
+    _plain_dict,
+]
+
+
+def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:
+    """Reads a graph that torch.save wrote.
+
+    It may be a PyG Data or HeteroData, a dict of tensors, or the ``processed/data.pt`` of a PyG
+    dataset of one graph.
+
+    Args:
+        path: The file.
+        is_mapped: Whether tensors are mapped and not read, where the file allows it.
+
+    Raises:
+        ValueError: If the file holds anything else, or needs classes beyond PyG's own.
+    """
+    expected = (
+        "expected a torch_geometric.data.Data, HeteroData or dict of tensors in '{}' (got {})"
+    )
+    ordinary_file(path)
+    try:
+        check_plain(path)
+        with _only_pyg_classes(), warnings.catch_warnings():
+            warnings.filterwarnings('ignore', 'Sparse (CSR|CSC) tensor support is in beta')
+            # Files of torch before 1.6 are no zip archives, and cannot be mapped.
+            is_mapped = is_mapped and zipfile.is_zipfile(path)
+            content = torch.load(path, map_location='cpu', weights_only=True, mmap=is_mapped)
+    except pickle.UnpicklingError as error:
+        found = re.search(r'GLOBAL (\S+)', str(error))
+        reason = f"a pickle that needs '{found[1]}'" if found else 'a pickle that is not plain data'
+        raise ValueError(expected.format(path, reason)) from error
+    except Exception as error:  # The unpickler meets damaged files with errors of any kind.
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        reason = f'no file written by torch.save: {first_line}'
+        raise ValueError(expected.format(path, reason)) from error
+
+    if isinstance(content, tuple) and len(content) in (2, 3):
+        # PyG's InMemoryDataset saves (data, slices[, class]); slices is None for one graph.
+        content, slices = content[:2]
+        if slices is not None:
+            raise ValueError(expected.format(path, 'a dataset of several graphs'))
+    if isinstance(content, (Data, HeteroData)):
+        content = content.to_dict()
+    if not isinstance(content, dict):
+        raise ValueError(expected.format(path, f'a {type(content).__name__}'))
+    if is_mapped:
+        for store in content.values():
+            for value in store.values() if isinstance(store, dict) else [store]:
+                if type(value) is Tensor and value.layout is torch.strided:
+                    storage = value.untyped_storage()
+                    register(storage.data_ptr(), storage.nbytes(), value)
+    if any(isinstance(key, tuple) for key in content):
+        try:
+            return HeteroData.from_dict(content)
+        except Exception as error:
+            raise ValueError(expected.format(path, f'a dict of no graph: {error}')) from error
+    if not isinstance(content.get('edge_index', content.get('adj_t')), Tensor):
+        keys = sorted(str(key) for key in content)
+        raise ValueError(expected.format(path, f"a dict without a tensor 'edge_index': {keys}"))
+    return Data.from_dict(content)
+
+
+@contextmanager
+def _only_pyg_classes() -> Iterator[None]:
+    """Allows torch's restricted unpickler the classes in `_ALLOWED`, and no others."""
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    try:
+        torch.serialization.add_safe_globals(_ALLOWED)
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)

@@ -1,0 +1,166 @@
+"""From the name of a graph, or a file, to a PyG Data or HeteroData."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch_geometric.data import Data, HeteroData
+
+from pyg_sar.partitioner.on_disk.mapped import Array, Scratch, map_array
+from pyg_sar.partitioner.sources.datasets import is_dataset, load_dataset
+from pyg_sar.partitioner.sources.npz import graph_of_arrays, read_npz
+from pyg_sar.partitioner.sources.ogb import OGB
+from pyg_sar.partitioner.sources.pyg_folder import array_files, read_foreign
+from pyg_sar.partitioner.sources.saved import read_saved
+from pyg_sar.partitioner.sources.synthetic import SHAPES
+from pyg_sar.partitioner.sources.tables import TABLES, read_table
+from pyg_sar.shard.read.foreign import is_foreign
+from pyg_sar.shard.read.whole_graph_attrs import Attrs
+
+
+def load_source(
+    name_or_path: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    root: str | os.PathLike[str] | None = None,
+) -> Data | HeteroData:
+    """Loads a graph by name or from a file.
+
+    Args:
+        name_or_path: ``'wordnet-noun'`` and ``'wordnet-hetero'`` (shipped); a dataset by name, see
+            :func:`~pyg_sar.partitioner.sources.datasets.load_dataset`; a .pt file (a PyG Data or
+            HeteroData, or a dict of tensors), an .npz file (plain arrays), a folder of .npy files
+            (the same arrays, a file each; or a file ``edges.parquet`` or ``edges.csv`` in place of
+            ``edge_index.npy``), a .parquet or .csv file (a row per edge), or a folder of
+            torch_geometric.distributed's own Partitioner.
+        seed: Seed of a synthetic graph.
+        root: The folder with datasets.
+
+    Returns:
+        The graph in memory, its features dense.
+
+    Raises:
+        ValueError: If there is no such source, or it holds no graph.
+    """
+    data, dropped = read_source(name_or_path, seed=seed, root=root)
+    if dropped:
+        warnings.warn(f'dropped from {name_or_path}: {", ".join(dropped)}', stacklevel=2)
+    return data
+
+
+def read_source(
+    name_or_path: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    dense: bool = True,
+    scratch: Scratch | None = None,
+    root: str | os.PathLike[str] | None = None,
+    attrs: Attrs | None = None,
+) -> tuple[Data | HeteroData, list[str]]:
+    """As :func:`load_source`, but may leave the graph on disk.
+
+    Args:
+        name_or_path: See :func:`load_source`.
+        seed: See :func:`load_source`.
+        dense: Whether sparse features of plain arrays become dense.
+        scratch: If given, tensors are mapped into memory and not read: those of .pt files, .npy
+            files and uncompressed .npz files where they lie, those of tables in scratch space.
+        root: See :func:`load_source`.
+        attrs: What PyG's own Partitioner left out of its folder.
+
+    Returns:
+        The graph, and a description of what was dropped.
+    """
+    name = os.fspath(name_or_path)
+    path = Path(name)
+    if path.is_dir() and name not in NAMES and is_foreign(path):
+        return read_foreign(path, attrs), []
+    if attrs is not None:
+        raise ValueError(
+            f"'attrs' applies to folders of torch_geometric.distributed alone (got '{name}')"
+        )
+    if name in BUILT_IN:
+        return BUILT_IN[name](seed, dense), []
+    if path.suffix == '.pt' and path.is_file():
+        return read_saved(path, is_mapped=scratch is not None), []
+    if is_dataset(name) and not path.exists():
+        return load_dataset(name, root=root, seed=seed), []
+    if path.suffix == '.npz' and path.is_file():
+        found = read_npz(path, name, dense=dense, is_mapped=scratch is not None)
+    else:
+        arrays = _read_arrays(path, scratch or Scratch())
+        if arrays is None:
+            what = 'a folder' if path.is_dir() else 'a file' if path.exists() else 'no such file'
+            raise ValueError(
+                'expected a .pt, .npz, .parquet or .csv file, a folder with edge_index.npy or of '
+                f"torch_geometric.distributed, or one of {', '.join(NAMES)} (got '{name}', {what})"
+            )
+        if scratch is None:
+            arrays = {key: np.array(array) for key, array in arrays.items()}
+        found = graph_of_arrays(arrays, name, dense=dense)
+    if scratch is None:
+        for store in found[0].edge_stores:
+            store['edge_index'] = store['edge_index'].to(torch.int64)
+    return found
+
+
+def _read_arrays(path: Path, scratch: Scratch) -> dict[str, Array] | None:
+    """The arrays of a table or of a folder; None if `path` is neither."""
+    if path.suffix in TABLES and path.is_file():
+        return read_table(path, scratch)
+    tables = [path / f'edges{suffix}' for suffix in TABLES]
+    edges = [file for file in (path / 'edge_index.npy', *tables) if file.is_file()]
+    files = array_files(path)
+    if len(edges) > 1:
+        raise ValueError(f"expected one file of edges in '{path}' (got {[e.name for e in edges]})")
+    if not edges and not any(name.startswith('edge|') for name in files):
+        return None
+    arrays = {name: map_array(file) for name, file in files.items()}
+    if edges and edges[0].suffix in TABLES:
+        arrays.update(read_table(edges[0], scratch))
+    return arrays
+
+
+def _wordnet_noun(seed: int, dense: bool) -> Data | HeteroData:
+    """The noun synsets of WordNet 3.0 and their relations; see WORDNET_LICENSE.txt."""
+    data = _shipped('wordnet_noun.npz', dense)
+    data.num_classes = int(data.y.max()) + 1
+    return data
+
+
+def _wordnet_hetero(seed: int, dense: bool) -> Data | HeteroData:
+    """All synsets and words of WordNet 3.0 and 19 relations, one way; see WORDNET_LICENSE.txt."""
+    data = _shipped('wordnet_hetero.npz', dense)
+    data['synset'].num_classes = int(data['synset'].y.max()) + 1
+    return data
+
+
+def _shipped(name: str, dense: bool) -> Data | HeteroData:
+    file = resources.files('pyg_sar') / 'datasets' / name
+    with file.open('rb') as stream:
+        data = read_npz(stream, name, dense=dense)[0]
+    for store in data.edge_stores:
+        store['edge_index'] = store['edge_index'].to(torch.int64)
+    return data
+
+
+BUILT_IN: dict[str, Callable[[int, bool], Data | HeteroData]] = {
+    'wordnet-hetero': _wordnet_hetero,
+    'wordnet-noun': _wordnet_noun,
+}
+"""Graphs that are shipped, by name."""
+
+NAMES = (
+    *BUILT_IN,
+    *(f'synthetic:{name}' for name in SHAPES),
+    'synthetic:N,E',
+    *OGB,
+    'a dataset class such as torch_geometric.datasets.Planetoid(name=Cora)',
+)
+"""What stands for a graph beside files and folders."""

@@ -1,0 +1,1 @@
+"""Parts as files of a partition folder."""

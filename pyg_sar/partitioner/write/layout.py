@@ -1,0 +1,263 @@
+"""Which part holds what: the index tensors of every part, from the part of every node.
+
+Everything per node is in memory, everything per edge in scratch space. The passes:
+
+1. :func:`group_nodes` numbers the nodes by part, :func:`group_edges` counts the in-edges of every
+   node and cuts each part into buckets, ranges of destinations with at most a 128th of all edges.
+2. A second pass over the edges deals each, with its id, into its bucket.
+3. :func:`find_exchange` reads the buckets of every part and marks which nodes they read: its halo.
+4. :func:`part_layout` sorts the buckets of a part one after another. They are ranges of
+   destinations, so what is sorted by destination is complete with them, and what is sorted by
+   block, then destination, grows in every block at once.
+
+Everything rests on one numbering, the *place* of a node: nodes ordered by (part, global id).
+Places of one part are contiguous, so "ascending place" means "grouped by owner, ascending at the
+owner", and that is how halos, boundaries and blocks are all ordered. In a heterogeneous graph every
+type of nodes has places of its own, and every relation has its own halos and blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyg_sar.partitioner.on_disk.buckets import (
+    Buckets,
+    bucket_bounds,
+    bucket_of,
+    count_to_ptr,
+    counts_to_ptr,
+    stable_order,
+)
+from pyg_sar.partitioner.on_disk.mapped import Scratch, trim
+from pyg_sar.partitioner.on_disk.rows import chunk_rows, edge_chunks, ranges
+
+
+@dataclass(frozen=True)
+class NodeGroups:
+    """The nodes of one type grouped by the part that holds them.
+
+    Shapes:
+        - **assignment** integer [N]: part of every node
+        - **node_perm** [N]: global node ids, by part, ascending within a part; int32 if it suffices
+        - **partptr** int64 [P + 1]: part p is ``node_perm[partptr[p]:partptr[p + 1]]``
+        - **place** [N]: position of every node in `node_perm`, of the same type
+    """
+
+    assignment: Tensor
+    node_perm: Tensor
+    partptr: Tensor
+    place: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes N."""
+        return self.assignment.numel()
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts P."""
+        return self.partptr.numel() - 1
+
+    def n_id(self, part: int) -> Tensor:
+        """The nodes of one part, int64 ascending."""
+        own = self.node_perm[int(self.partptr[part]) : int(self.partptr[part + 1])]
+        return own.to(torch.int64, copy=True)
+
+
+def group_nodes(assignment: Tensor, num_parts: int) -> NodeGroups:
+    """Groups nodes by part."""
+    id_type = _smallest(assignment.numel())
+    order = stable_order(assignment, num_parts)
+    partptr = counts_to_ptr(torch.bincount(assignment, minlength=num_parts))
+    place = torch.empty(order.shape, dtype=id_type)
+    place[order] = torch.arange(order.numel(), dtype=id_type)
+    node_perm = order.to(id_type)
+    del order
+    trim()
+    return NodeGroups(assignment, node_perm, partptr, place)
+
+
+@dataclass(frozen=True)
+class EdgeGroups:
+    """The edges of one relation, each with its destination.
+
+    Attributes:
+        src: The nodes that edges start from.
+        dst: The nodes that edges end in.
+        buckets: Records of global edge id, source and destination, by ranges of the
+            destination's place; edge ids ascend within a bucket.
+
+    Shapes:
+        - **edge_index** integer [2, E]: global ids of source and destination
+        - **partptr** int64 [P + 1]: part p has the buckets ``partptr[p]`` to ``partptr[p + 1]``
+        - **edgeptr** int64 [P + 1]: the same for its edges
+        - **bounds** int64 [B + 1]: bucket b has the destinations of places ``bounds[b]`` to
+          ``bounds[b + 1]``
+    """
+
+    src: NodeGroups
+    dst: NodeGroups
+    edge_index: Tensor
+    buckets: Buckets
+    partptr: Tensor
+    edgeptr: Tensor
+    bounds: Tensor
+
+    def of_part(self, part: int) -> range:
+        """The buckets of one part."""
+        return range(int(self.partptr[part]), int(self.partptr[part + 1]))
+
+
+def group_edges(
+    edge_index: Tensor, src: NodeGroups, dst: NodeGroups, scratch: Scratch
+) -> EdgeGroups:
+    """Groups every edge with its destination."""
+    places = (dst.place.index_select(0, col) for _, _, col in edge_chunks(edge_index))
+    ptr = count_to_ptr(places, dst.num_nodes)
+    bounds = bucket_bounds(ptr, dst.partptr)
+    bucketptr, edgeptr = ptr[bounds], ptr[dst.partptr]
+    del ptr
+    id_type = _smallest(max(src.num_nodes, dst.num_nodes))
+    buckets = Buckets(bucketptr, (torch.int64, id_type, id_type), scratch)
+    bucket = bucket_of(bounds).index_select(0, dst.place)
+    for start, row, col in edge_chunks(edge_index):
+        e_id = torch.arange(start, start + row.numel())
+        buckets.add(bucket.index_select(0, col), e_id, row, col)
+    del bucket
+    trim()
+    partptr = torch.searchsorted(bounds, dst.partptr)
+    return EdgeGroups(src, dst, edge_index, buckets, partptr, edgeptr, bounds)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Which rows every part reads from every other one.
+
+    Attributes:
+        halos: Places that each part reads, ascending and so by owner; int32 where it suffices.
+
+    Shapes:
+        - **halo_rows** int64 [P, P]: ``[p, q]`` rows that part p reads from part q
+        - **block_edges** int64 [P, P]: ``[p, q]`` edges from part q into part p
+    """
+
+    halos: list[Tensor]
+    halo_rows: Tensor
+    block_edges: Tensor
+
+    def boundary(self, part: int) -> Tensor:
+        """Places of a part that others read, by (reader, place); of the halos' type."""
+        ends = self.halo_rows.cumsum(1)[:, part].tolist()
+        counts = self.halo_rows[:, part].tolist()
+        return torch.cat([h[e - n : e] for h, e, n in zip(self.halos, ends, counts, strict=True)])
+
+
+def find_exchange(edges: EdgeGroups) -> Exchange:
+    """Finds the halo of every part, and how many edges come from where."""
+    nodes, num_parts = edges.src, edges.src.num_parts
+    halos, block_edges = [], torch.zeros(num_parts, num_parts, dtype=torch.int64)
+    for part in range(num_parts):
+        is_read = torch.zeros(nodes.num_nodes, dtype=torch.bool)
+        for bucket in edges.of_part(part):
+            row = edges.buckets.read_field(bucket, 1)
+            is_read[nodes.place.index_select(0, row).long()] = True
+            of_src = nodes.assignment.index_select(0, row)
+            block_edges[part] += torch.bincount(of_src, minlength=num_parts)
+        is_read[nodes.partptr[part] : nodes.partptr[part + 1]] = False
+        halos.append(is_read.nonzero().view(-1).to(_smallest(nodes.num_nodes)))
+        del is_read
+    trim()
+    ends = [torch.searchsorted(halo, nodes.partptr.to(halo.dtype)) for halo in halos]
+    return Exchange(halos, torch.stack(ends).diff(dim=1), block_edges)
+
+
+@dataclass(frozen=True)
+class PartLayout:
+    """The index tensors of one relation in one part.
+
+    Attributes:
+        sar: What ``sar.pt`` holds of it: local ids, halo, boundary and blocks.
+        graph: What PyG's ``graph.pt`` holds of it: the same edges by global id, sorted by
+            (destination, source).
+    """
+
+    sar: dict[str, Tensor]
+    graph: dict[str, Tensor | tuple[int, int]]
+
+
+def part_layout(edges: EdgeGroups, exchange: Exchange, part: int, scratch: Scratch) -> PartLayout:
+    """The layout of one part; what has a row per edge lies in scratch space."""
+    src_nodes, dst_nodes = edges.src, edges.dst
+    src_start, src_end = src_nodes.partptr[part : part + 2].tolist()
+    halo = exchange.halos[part]
+    local = torch.empty(src_nodes.num_nodes, dtype=torch.int32)  # by place
+    num_own = src_end - src_start
+    local[src_start:src_end] = torch.arange(num_own, dtype=torch.int32)
+    for start, stop in ranges(halo.numel(), chunk_rows(halo.numel())):
+        places = halo[start:stop].long()
+        local[places] = torch.arange(num_own + start, num_own + stop, dtype=torch.int32)
+
+    block_ptr = counts_to_ptr(exchange.block_edges[part])
+    by_block = Buckets(block_ptr, (torch.int32, torch.int32, torch.int64), scratch)
+    whole = block_ptr[[0, -1]]
+    by_dst = Buckets(whole, (torch.int64, torch.int64, torch.int64), scratch)
+    for bucket in edges.of_part(part):
+        _sort_bucket(edges, bucket, part, local, by_block, by_dst)
+    del local
+    trim()
+    src, dst, e_id = by_block.columns
+    edge_id, row, col = by_dst.columns
+    return PartLayout(
+        sar={
+            'halo_ptr': counts_to_ptr(exchange.halo_rows[part]),
+            'halo_pos': _position_at_owner(halo, exchange.halo_rows[part], src_nodes.partptr),
+            'boundary_ptr': counts_to_ptr(exchange.halo_rows[:, part]),
+            'boundary_pos': exchange.boundary(part).sub_(src_start).to(torch.int32),
+            'block_ptr': block_ptr,
+            'src': src,
+            'dst': dst,
+            'e_id': e_id,
+        },
+        graph={
+            'edge_id': edge_id,
+            'row': row,
+            'col': col,
+            'size': (src_nodes.num_nodes, dst_nodes.num_nodes),
+        },
+    )
+
+
+def _sort_bucket(
+    edges: EdgeGroups, bucket: int, part: int, local: Tensor, by_block: Buckets, by_dst: Buckets
+) -> None:
+    """Appends the edges of a bucket by (destination, source, id), and block by block as well."""
+    row, col = (edges.buckets.read_field(bucket, number) for number in (1, 2))
+    # One number per pair: below 2^63 for up to 3 * 10^9 nodes. Edge ids ascend already.
+    key = edges.dst.place.index_select(0, col).long().sub_(int(edges.bounds[bucket]))
+    key.mul_(edges.src.num_nodes).add_(row)
+    num_dst = int(edges.bounds[bucket + 1] - edges.bounds[bucket])
+    order = stable_order(key, num_dst * edges.src.num_nodes)
+    del key
+    row, col = row.index_select(0, order), col.index_select(0, order)
+    e_id = edges.buckets.read_field(bucket, 0).index_select(0, order)
+    del order
+    by_dst.extend(e_id, row, col)
+    dst = edges.dst.place.index_select(0, col).sub_(int(edges.dst.partptr[part]))
+    del col
+    # Within a block, ids and places of sources are in the same order.
+    block = edges.src.assignment.index_select(0, row)
+    by_block.add(block, local.index_select(0, edges.src.place.index_select(0, row)), dst, e_id)
+
+
+def _position_at_owner(halo: Tensor, counts: Tensor, partptr: Tensor) -> Tensor:
+    """int32; a part has `counts` of the halo's places from every owner, one after another."""
+    owners = zip(torch.split(halo, counts.tolist()), partptr.tolist(), strict=False)
+    return torch.cat([(places - start).to(torch.int32) for places, start in owners])
+
+
+def _smallest(count: int) -> torch.dtype:
+    """The type for ids below `count`."""
+    return torch.int32 if count <= torch.iinfo(torch.int32).max else torch.int64

@@ -1,0 +1,161 @@
+"""What a partition costs: its sizes, its cut, and the rows it exchanges per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyg_sar.shard.format.file_names import EdgeKey, NodeKey, type_name
+from pyg_sar.shard.format.meta import Meta
+
+_SHOWN = 4
+"""Types of nodes and relations printed: those with most above the mean."""
+
+
+@dataclass(frozen=True)
+class PartitionSummary:
+    """The sizes of a partition.
+
+    Attributes:
+        method: How nodes were assigned to parts.
+        num_nodes: Number of nodes N.
+        num_edges: Number of directed edges E.
+        num_parts: Number of parts P.
+        part_num_nodes: Own nodes of every part.
+        part_num_edges: Edges of every part: those into its own nodes.
+        halo_rows: ``halo_rows[p][q]`` rows that part p reads from part q, per layer.
+        boundary_rows: Rows that every part sends, per layer, summed over its readers.
+        edge_cut: Directed edges whose two ends lie in different parts.
+        communication_volume: Rows exchanged per layer, the sum of all halo rows.
+        largest_block_rows: Most rows of one relation that a part reads from another: what a rank
+            receives at a time.
+        largest_block_edges: Edges of the largest block of one relation, own blocks too.
+        type_num_nodes: Own nodes of every part, by type of nodes (None in a homogeneous graph).
+        type_num_edges: Edges of every part, by relation.
+
+    Of a heterogeneous graph all but the last two are sums over types or relations.
+    """
+
+    method: str
+    num_nodes: int
+    num_edges: int
+    num_parts: int
+    part_num_nodes: tuple[int, ...]
+    part_num_edges: tuple[int, ...]
+    halo_rows: tuple[tuple[int, ...], ...]
+    boundary_rows: tuple[int, ...]
+    edge_cut: int
+    communication_volume: int
+    largest_block_rows: int = 0
+    largest_block_edges: int = 0
+    type_num_nodes: dict[NodeKey, tuple[int, ...]] = field(default_factory=dict, hash=False)
+    type_num_edges: dict[EdgeKey, tuple[int, ...]] = field(default_factory=dict, hash=False)
+
+    @property
+    def node_imbalance(self) -> float:
+        """Own nodes of the largest part over those of the mean part; 1.0 is perfect."""
+        return _imbalance(self.part_num_nodes)
+
+    @property
+    def edge_imbalance(self) -> float:
+        """Edges of the largest part over those of the mean part; 1.0 is perfect."""
+        return _imbalance(self.part_num_edges)
+
+    @property
+    def work_imbalance(self) -> float:
+        """Edges plus own nodes of the part with most over those of the mean part."""
+        return _imbalance(
+            tuple(map(sum, zip(self.part_num_nodes, self.part_num_edges, strict=True)))
+        )
+
+    def __str__(self) -> str:
+        header = ('part', 'nodes', 'edges', 'halo rows', 'boundary rows')
+        rows = [
+            (str(part), f'{nodes:,}', f'{edges:,}', f'{sum(halo):,}', f'{boundary:,}')
+            for part, (nodes, edges, halo, boundary) in enumerate(
+                zip(
+                    self.part_num_nodes,
+                    self.part_num_edges,
+                    self.halo_rows,
+                    self.boundary_rows,
+                    strict=True,
+                )
+            )
+        ]
+        widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+        table = [
+            '  '.join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in (header, *rows)
+        ]
+        cut = self.edge_cut / max(self.num_edges, 1)
+        rows_per_node = self.communication_volume / max(self.num_nodes, 1)
+        types = [
+            f'  {kind:<20}' + ', '.join(f'{name} {ratio:.3f}' for ratio, name in ratios)
+            for kind, ratios in (
+                ('node types', _worst(self.type_num_nodes)),
+                ('relations', _worst(self.type_num_edges)),
+            )
+            if ratios
+        ]
+        return '\n'.join(
+            [
+                f'{self.num_nodes:,} nodes and {self.num_edges:,} edges in {self.num_parts} '
+                f'parts ({self.method})',
+                *table,
+                f'edge cut              {self.edge_cut:,} ({cut:.1%} of the edges)',
+                f'communication volume  {self.communication_volume:,} rows per layer '
+                f'({rows_per_node:.2f} per node)',
+                f'largest block         {self.largest_block_rows:,} rows received, '
+                f'{self.largest_block_edges:,} edges',
+                f'imbalance (max/mean)  nodes {self.node_imbalance:.3f}, '
+                f'edges {self.edge_imbalance:.3f}, work (both) {self.work_imbalance:.3f}',
+                *types,
+            ]
+        )
+
+
+def summarize(meta: Meta, method: str) -> PartitionSummary:
+    """The summary of what META.json says, for an assignment by `method`."""
+    parts = range(meta.num_parts)
+    relations = meta.edges.values()
+    part_num_nodes = tuple(
+        sum(info.part_num_nodes[p] for info in meta.nodes.values()) for p in parts
+    )
+    part_num_edges = tuple(sum(info.part_num_edges[p] for info in relations) for p in parts)
+    halo_rows = tuple(
+        tuple(sum(info.halo_rows[p][q] for info in relations) for q in parts) for p in parts
+    )
+    own_edges = sum(info.block_edges[p][p] for info in relations for p in parts)
+    return PartitionSummary(
+        method=method,
+        num_nodes=sum(part_num_nodes),
+        num_edges=sum(part_num_edges),
+        num_parts=meta.num_parts,
+        part_num_nodes=part_num_nodes,
+        part_num_edges=part_num_edges,
+        halo_rows=halo_rows,
+        boundary_rows=tuple(sum(row[q] for row in halo_rows) for q in parts),
+        edge_cut=sum(part_num_edges) - own_edges,
+        communication_volume=sum(map(sum, halo_rows)),
+        largest_block_rows=max((max(map(max, info.halo_rows)) for info in relations), default=0),
+        largest_block_edges=max((max(map(max, info.block_edges)) for info in relations), default=0),
+        type_num_nodes={key: tuple(info.part_num_nodes) for key, info in meta.nodes.items()},
+        type_num_edges={key: tuple(info.part_num_edges) for key, info in meta.edges.items()},
+    )
+
+
+def _worst(sizes: Mapping[Any, tuple[int, ...]]) -> list[tuple[float, str]]:
+    """Imbalance and name of the types with most above the mean; none of a homogeneous graph."""
+    named = {key: counts for key, counts in sizes.items() if key is not None}
+
+    def excess(key: Any) -> float:
+        return max(named[key]) - sum(named[key]) / len(named[key])
+
+    worst = sorted(named, key=excess, reverse=True)[:_SHOWN]
+    return [(_imbalance(named[key]), type_name(key)) for key in worst]
+
+
+def _imbalance(sizes: tuple[int, ...]) -> float:
+    total = sum(sizes)
+    return max(sizes) * len(sizes) / total if total else 1.0

@@ -1,0 +1,239 @@
+"""From the part of every node to the files of a partition folder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.partitioner.on_disk.mapped import trim
+from pyg_sar.partitioner.on_disk.rows import Rows, chunks, edge_chunks, take_rows
+from pyg_sar.partitioner.on_disk.torch_archive import save_rows
+from pyg_sar.partitioner.typed import TypedGraph
+from pyg_sar.partitioner.write.layout import (
+    EdgeGroups,
+    Exchange,
+    NodeGroups,
+    find_exchange,
+    group_edges,
+    group_nodes,
+    part_layout,
+)
+from pyg_sar.partitioner.write.summary import PartitionSummary, summarize
+from pyg_sar.partitioner.write.temporal import edge_time, node_time, sort_by_time
+from pyg_sar.shard.bags import check_block_edges
+from pyg_sar.shard.format import file_names
+from pyg_sar.shard.format.checksums import folder_checksums
+from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
+from pyg_sar.shard.format.meta import EdgeInfo, Meta, NodeInfo, write_meta
+
+
+def write_partition(
+    folder: Path,
+    graph: TypedGraph,
+    assignment: dict[NodeKey, Tensor],
+    num_parts: int,
+    *,
+    provenance: dict[str, Any],
+    command: list[str] | None = None,
+    on_part: Callable[[], object] = lambda: None,
+) -> PartitionSummary:
+    """Writes every file of a partition into an empty folder.
+
+    Args:
+        folder: An existing, empty folder.
+        graph: The graph.
+        assignment: Part of every node, integer [N], by type.
+        num_parts: The number of parts P; parts may be empty.
+        provenance: How the assignment came about, for META.json.
+        command: The command line, for META.json.
+        on_part: Called after every part.
+
+    Raises:
+        ValueError: If a part or a block is too large for 32-bit ids.
+    """
+    if num_parts == 1:  # Known before any pass.
+        for relation in graph.relations.values():
+            check_block_edges(relation.edge_index.size(1))
+    nodes = {key: group_nodes(parts, num_parts) for key, parts in assignment.items()}
+    edges = {
+        key: group_edges(r.edge_index, nodes[r.src], nodes[r.dst], graph.scratch)
+        for key, r in graph.relations.items()
+    }
+    exchanges = {key: find_exchange(groups) for key, groups in edges.items()}
+    for key, exchange in exchanges.items():
+        _check_part_sizes(edges[key], exchange)
+    for part in range(num_parts):
+        _write_part(file_names.part_dir(folder, part), part, graph, nodes, edges, exchanges)
+        on_part()
+        trim()
+    for node_key, groups in nodes.items():
+        save_rows(_node_part(groups), file_names.node_map_file(folder, node_key))
+    for edge_key, edge_groups in edges.items():
+        save_rows(_edge_part(edge_groups), file_names.edge_map_file(folder, edge_key))
+
+    meta = Meta(
+        num_parts=num_parts,
+        is_hetero=graph.is_hetero,
+        fingerprint=_fingerprint(graph, assignment),
+        nodes={
+            key: NodeInfo(
+                num_nodes=groups.num_nodes,
+                part_num_nodes=groups.partptr.diff().tolist(),
+                attrs={n: _row_type(value) for n, value in graph.nodes[key].attrs.items()},
+                extra=graph.nodes[key].extra,
+            )
+            for key, groups in nodes.items()
+        },
+        edges={
+            key: EdgeInfo(
+                src=graph.relations[key].src,
+                dst=graph.relations[key].dst,
+                num_edges=groups.edge_index.size(1),
+                part_num_edges=groups.edgeptr.diff().tolist(),
+                halo_rows=exchanges[key].halo_rows.tolist(),
+                block_edges=exchanges[key].block_edges.tolist(),
+                attrs={n: _row_type(value) for n, value in graph.relations[key].attrs.items()},
+                extra=graph.relations[key].extra,
+            )
+            for key, groups in edges.items()
+        },
+        graph_attrs=graph.attrs,
+    )
+    summary = summarize(meta, provenance['method'])
+    partition = {
+        **provenance,
+        'edge_cut': summary.edge_cut,
+        'communication_volume': summary.communication_volume,
+    }
+    notes = {
+        'partition': partition,
+        'command': command,
+        'versions': {name: _version(name) for name in _VERSIONED},
+    }
+    write_meta(folder, meta, notes, folder_checksums(folder))
+    return summary
+
+
+def _check_part_sizes(edges: EdgeGroups, exchange: Exchange) -> None:
+    largest = int((edges.src.partptr.diff() + exchange.halo_rows.sum(dim=1)).max())
+    if largest > torch.iinfo(torch.int32).max:
+        raise ValueError(
+            f"'num_parts' must be larger: local ids are 32-bit (got a part of {largest} own and "
+            'halo rows)'
+        )
+    check_block_edges(int(exchange.block_edges.max()))
+
+
+def _write_part(
+    folder: Path,
+    part: int,
+    graph: TypedGraph,
+    nodes: dict[NodeKey, NodeGroups],
+    edges: dict[EdgeKey, EdgeGroups],
+    exchanges: dict[EdgeKey, Exchange],
+) -> None:
+    """Writes the files of one part."""
+    node_feats, node_attrs, n_ids = {}, {}, {}
+    for node_key, node_groups in nodes.items():
+        n_id = n_ids[node_key] = node_groups.n_id(part)
+        attrs = {n: take_rows(v, n_id) for n, v in graph.nodes[node_key].attrs.items()}
+        node_attrs[node_key] = attrs
+        # PyG's store cannot read a type without rows; its features, no rows, lie with ours then.
+        if n_id.numel() or not graph.is_hetero:
+            x = {name: attrs.pop(name) for name in ('x',) if name in attrs}
+            # PyG's own partitions number the nodes of all types together here, which its lookups,
+            # by ids within the type, do not expect.
+            node_feats[node_key] = {'global_id': n_id, 'feats': x}
+            time = node_time(graph.nodes[node_key])
+            if time is not None:  # PyG's samplers look up the times of all nodes.
+                node_feats[node_key]['time'] = time
+    edge_feats, edge_attrs, indices = {}, {}, {}
+    pyg_graph: dict[EdgeKey, dict[str, Any]] = {}
+    for edge_key, edge_groups in edges.items():
+        layout = part_layout(edge_groups, exchanges[edge_key], part, graph.scratch)
+        relation = graph.relations[edge_key]
+        pyg_graph[edge_key] = sort_by_time(layout.graph, relation, graph.nodes[relation.src])
+        indices[edge_key] = layout.sar
+        e_id = layout.sar['e_id']
+        attrs = {n: take_rows(v, e_id) for n, v in relation.attrs.items()}
+        edge_attrs[edge_key] = attrs
+        time = edge_time(relation)
+        if time is not None and (e_id.numel() or not graph.is_hetero):
+            # By position, in the order of PyG's edges: ours stay with the other attributes.
+            in_order = pyg_graph[edge_key]['edge_id']
+            feats = {
+                n: take_rows(relation.attrs[n], in_order) for n in ('edge_attr',) if n in attrs
+            }
+            edge_feats[edge_key] = {'global_id': in_order, 'feats': feats}
+            edge_feats[edge_key]['edge_time'] = take_rows(time, in_order)
+        elif 'edge_attr' in attrs and (e_id.numel() or not graph.is_hetero):
+            feats = {'edge_attr': attrs.pop('edge_attr')}
+            edge_feats[edge_key] = {'global_id': e_id, 'feats': feats}
+    if graph.is_hetero:
+        sar: dict[str, Any] = {'n_id': n_ids, 'edges': indices}
+    else:
+        sar = {'n_id': n_ids[None], **indices[None]}
+    content: dict[str, dict[Any, Any]] = {
+        file_names.GRAPH_FILE: pyg_graph,
+        file_names.NODE_FEATS_FILE: node_feats,
+        file_names.EDGE_FEATS_FILE: edge_feats,
+        file_names.NODE_ATTRS_FILE: node_attrs,
+        file_names.EDGE_ATTRS_FILE: edge_attrs,
+    }
+    if not graph.is_hetero:
+        content = {name: by_type.get(None, {}) for name, by_type in content.items()}
+    for name in file_names.PART_FILES:
+        save_rows({**content, file_names.SAR_FILE: sar}[name], folder / name)
+
+
+def _node_part(nodes: NodeGroups) -> Rows:
+    """The part of every node, int64 [N]."""
+    return Rows(
+        torch.int64,
+        (nodes.num_nodes,),
+        lambda: (parts.to(torch.int64) for parts in chunks(nodes.assignment)),
+    )
+
+
+def _edge_part(edges: EdgeGroups) -> Rows:
+    """The part of every edge, int64 [E]."""
+    part = edges.dst.assignment
+    return Rows(
+        torch.int64,
+        (edges.edge_index.size(1),),
+        lambda: (part[dst].to(torch.int64) for _, _, dst in edge_chunks(edges.edge_index)),
+    )
+
+
+def _fingerprint(graph: TypedGraph, assignment: dict[NodeKey, Tensor]) -> str:
+    digest = hashlib.sha256()
+    digest.update(f'{graph.num_nodes} {graph.num_edges}'.encode())
+    if graph.is_hetero:
+        sizes = [(key, nodes.num_nodes) for key, nodes in graph.nodes.items()]
+        counts = [(key, r.edge_index.size(1)) for key, r in graph.relations.items()]
+        digest.update(f' {sizes} {counts}'.encode())
+    ends = (ids for r in graph.relations.values() for ids in r.edge_index)
+    for tensor in [*assignment.values(), *ends]:
+        for part in chunks(tensor):
+            digest.update(part.to(torch.int64).numpy().data)
+    return digest.hexdigest()
+
+
+def _row_type(value: Tensor) -> dict[str, Any]:
+    return {'dtype': str(value.dtype).removeprefix('torch.'), 'shape': list(value.shape[1:])}
+
+
+_VERSIONED = ('pyg_sar', 'torch', 'torch_geometric', 'pymetis', 'kahip', 'mtkahypar')
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,54 @@
+"""SHA-256 of the files of a partition folder, which META.json lists beside everything else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from pyg_sar.shard.format.file_names import META_FILE
+from pyg_sar.shard.format.files import ordinary_file, own_file
+from pyg_sar.shard.format.meta_text import read_checksums
+
+_CHUNK = 1 << 20
+
+
+def file_checksum(path: str | Path) -> str:
+    """The SHA-256 of a file, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with ordinary_file(path).open('rb') as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def folder_files(root: str | Path) -> list[str]:
+    """The paths of all files below `root` but META.json, relative to it, in order."""
+    root = Path(root)
+    found = [p.relative_to(root).as_posix() for p in root.rglob('*') if not p.is_dir()]
+    return sorted(name for name in found if name != META_FILE)
+
+
+def folder_checksums(root: str | Path) -> dict[str, str]:
+    """The checksum of every file of :func:`folder_files`, by its relative path."""
+    return {name: file_checksum(Path(root) / name) for name in folder_files(root)}
+
+
+def check_files(root: Path, names: Iterable[str]) -> None:
+    """Compares META.json, and those of some files that it lists, with their checksums.
+
+    Args:
+        root: The partition folder.
+        names: The files, by their paths in the folder.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        ValueError: If one was changed, by accident or without giving it a new checksum.
+    """
+    is_unchanged, checksums = read_checksums(root)
+    if not is_unchanged:
+        raise ValueError(f"expected '{root / META_FILE}' as it was written (got another checksum)")
+    for name in names:
+        path = own_file(root, root / name)
+        if name in checksums and file_checksum(path) != checksums[name]:
+            raise ValueError(f"expected '{path}' as it was written (got another checksum)")

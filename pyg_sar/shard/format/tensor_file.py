@@ -1,0 +1,171 @@
+"""Files of tensors that a stranger may have made: nothing of them is run, and they stay small.
+
+torch reads them with ``weights_only``, which admits only tensors and plain values. That leaves
+ways to make a small file large in memory: compressed records, tensors that repeat one number by a
+stride of zero, functions that allocate. The files of a partition need none of these.
+"""
+
+from __future__ import annotations
+
+import io
+import pickletools
+import zipfile
+from collections.abc import Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyg_sar.shard.format.files import ordinary_file, own_file
+
+T = TypeVar('T')
+
+_OLD_PICKLES = 5  # magic number, protocol, system, content, keys of the numbers
+_REBUILD = {'_rebuild_tensor_v2', '_rebuild_tensor_v3'}
+_DTYPES = {
+    str(value).removeprefix('torch.')
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
+
+
+def load_tensors(
+    path: Path, kind: type[T], *, root: Path | None = None, stand_ins: Iterable[Any] = ()
+) -> T:
+    """Reads a file of tensors and plain values, memory-mapped; no code of a file is ever run.
+
+    Args:
+        path: The file.
+        kind: What it must hold.
+        root: The folder that it must lie in, if any.
+        stand_ins: Functions of the reader's that take the place of those of the same names.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it lies outside of `root`, holds anything else, or not one `kind` of thing.
+    """
+    try:
+        ordinary_file(path) if root is None else own_file(root, path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"expected a complete partition folder with '{path}' (got no such file)"
+        ) from error
+    try:
+        content = _load(path, list(stand_ins))
+        check_tensors(content)
+    # The unpickler meets damaged bytes with errors of any kind. Never a fallback: a file that needs
+    # more than tensors is not ours.
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"expected a file of tensors at '{path}' (got {reason})") from error
+    if not isinstance(content, kind):
+        raise ValueError(f"expected a {kind.__name__} in '{path}' (got {type(content).__name__})")
+    return content
+
+
+def _load(path: Path, stand_ins: list[Any]) -> Any:
+    check_stored(path)
+    names = {f'{function.__module__} {function.__name__}' for function in stand_ins}
+    # With torch's own reader: two readers of one archive may see different records.
+    pickled = torch._C.PyTorchFileReader(str(path)).get_record('data.pkl')
+    _check_names(pickled, names)
+    allowed = torch.serialization.get_safe_globals()
+    try:
+        torch.serialization.clear_safe_globals()  # PyG allows classes of its own
+        torch.serialization.add_safe_globals(stand_ins)
+        return torch.load(path, map_location='cpu', weights_only=True, mmap=True)
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(allowed)
+
+
+def check_plain(source: Path | io.BytesIO) -> None:
+    """Checks what torch.save has written before torch.load reads it with ``weights_only``.
+
+    Raises:
+        ValueError: If records are compressed, or the pickle calls what only allocates.
+    """
+    if not zipfile.is_zipfile(source):  # of torch before 1.6: a few pickles, then the numbers
+        with source.open('rb') if isinstance(source, Path) else nullcontext(source) as file:
+            file.seek(0)
+            for _ in range(_OLD_PICKLES):
+                _check_calls(file)
+    else:
+        check_stored(source)
+        if not isinstance(source, Path):
+            source.seek(0)
+        name = str(source) if isinstance(source, Path) else source
+        _check_calls(io.BytesIO(torch._C.PyTorchFileReader(name).get_record('data.pkl')))
+    if not isinstance(source, Path):
+        source.seek(0)
+
+
+def _check_calls(pickled: IO[bytes]) -> None:
+    for operation, name, _ in pickletools.genops(pickled):
+        # Of all that torch admits it alone fills what it allocates.
+        if operation.name == 'GLOBAL' and str(name).endswith(' bytearray'):
+            raise ValueError(f"a pickle that needs '{str(name).replace(' ', '.')}'")
+
+
+def check_stored(source: Path | io.BytesIO) -> None:
+    """Checks that the records of an archive lie in it as they are.
+
+    Raises:
+        ValueError: If one is compressed or larger than the file.
+        zipfile.BadZipFile: If it is no archive.
+    """
+    with zipfile.ZipFile(source) as archive:
+        size = source.stat().st_size if isinstance(source, Path) else len(source.getbuffer())
+        for record in archive.infolist():
+            if record.compress_type != zipfile.ZIP_STORED or record.file_size > size:
+                raise ValueError(f'the compressed record {record.filename!r}')
+
+
+def _check_names(pickled: bytes, more: set[str]) -> None:
+    """Checks that a pickle names nothing but what makes tensors of records."""
+    for operation, name, _ in pickletools.genops(pickled):
+        if operation.name not in ('GLOBAL', 'INST', 'STACK_GLOBAL'):
+            continue
+        module, _, what = str(name).rpartition(' ')
+        module = 'builtins' if module == '__builtin__' else module  # its name in old protocols
+        is_known = (
+            (module == 'torch._utils' and what in _REBUILD)
+            or (module == 'torch' and (what.endswith('Storage') or what in _DTYPES))
+            or (module, what) in (('torch.storage', 'UntypedStorage'), ('torch', 'Size'))
+            or (module, what) == ('collections', 'OrderedDict')
+            or f'{module} {what}' in more
+        )
+        if operation.name != 'GLOBAL' or not is_known:
+            raise ValueError(f"a pickle that needs '{module}.{what}'")
+
+
+def check_tensors(content: Any, *, are_ordinary: bool = True) -> None:
+    """Checks that every tensor in a file is as large as its bytes there.
+
+    Args:
+        content: What the file holds.
+        are_ordinary: Whether they must be dense and on the CPU, without a class or gradient.
+
+    Raises:
+        ValueError: If one is not.
+    """
+    seen: set[int] = set()
+    left = [content]
+    while left:
+        value = left.pop()
+        if isinstance(value, Tensor):
+            if are_ordinary and (
+                type(value) is not Tensor or value.layout != torch.strided or value.requires_grad
+            ):
+                raise ValueError(f'a {type(value).__name__}, {value.layout}, or with gradient')
+            if are_ordinary and value.device.type != 'cpu':
+                raise ValueError(f'a tensor on {value.device}')
+            if value.layout == torch.strided and value.nbytes > value.untyped_storage().nbytes():
+                raise ValueError(f'a tensor of shape {tuple(value.shape)}, more than its bytes')
+        elif isinstance(value, (dict, list, tuple, set)) and id(value) not in seen:
+            seen.add(id(value))
+            left.extend(value)
+            if isinstance(value, dict):
+                left.extend(value.values())

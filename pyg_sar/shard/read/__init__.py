@@ -1,0 +1,1 @@
+"""Reads the parts of a rank from a partition folder."""
