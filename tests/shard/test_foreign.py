@@ -17,7 +17,7 @@ import pyg_sar
 from pyg_sar.partition import main
 from pyg_sar.partitioner.sources.sources import load_source
 
-RECORDED = Path(__file__).parent / 'data' / 'pyg_partitions.zip'
+RECORDED = Path(__file__).parents[1] / 'data' / 'pyg_partitions.zip'
 NAMES = ('homo', 'bare', 'hetero')
 
 

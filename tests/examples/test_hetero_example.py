@@ -19,7 +19,7 @@ from torch_geometric.data import HeteroData
 
 import pyg_sar
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / 'examples' / 'hetero_rgcn.py'
 EPOCHS = 4
 

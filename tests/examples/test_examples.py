@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / 'examples' / 'train_full_batch.py'
 EPOCHS = 3
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from graphs import two_communities
 
-README = (Path(__file__).parent.parent / 'README.md').read_text(encoding='utf-8')
+README = (Path(__file__).parents[2] / 'README.md').read_text(encoding='utf-8')
 
 
 def _run(command: list[str], folder: Path) -> str:

@@ -19,7 +19,7 @@ import pyg_sar
 
 pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='/proc tells what listens')
 
-PAGE = Path(__file__).parent.parent / 'docs' / 'security.md'
+PAGE = Path(__file__).parents[2] / 'docs' / 'security.md'
 LOOPBACK = {'127.0.0.1'}
 
 

@@ -22,7 +22,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _life(parts: str, root: str, num_epochs: int, life: str) -> list[float]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from pyg_sar.comm import agree
 from pyg_sar.comm.json_values import decode, encode
 
-PACKAGE = Path(__file__).parent.parent / 'pyg_sar'
+PACKAGE = Path(__file__).parents[2] / 'pyg_sar'
 VALUES: list[Any] = [
     None,
     True,

@@ -299,7 +299,7 @@ def test_weights_of_gcn_norm_made_before_partitioning(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_docs(tmp_path: Path) -> None:
-    page = (Path(__file__).parent.parent / 'docs/models.md').read_text(encoding='utf-8')
+    page = (Path(__file__).parents[2] / 'docs/models.md').read_text(encoding='utf-8')
     example = re.search(r'<!-- restrict-example -->\n```python\n(.*?)```', page, re.DOTALL)
     assert example is not None
     data = pyg_sar.load_shard(cut(small_graph(), 2, tmp_path / 'parts'))

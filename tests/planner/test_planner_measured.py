@@ -14,7 +14,7 @@ from torch_geometric.nn.models import GAT, GraphSAGE
 from pyg_sar.planner import from_counts, predict
 from pyg_sar.planner.prediction import MODES
 
-BENCHMARK = Path(__file__).parent.parent / 'benchmarks' / 'memory'
+BENCHMARK = Path(__file__).parents[2] / 'benchmarks' / 'memory'
 
 
 def _measured() -> list[tuple[str, str, str, int]]:
