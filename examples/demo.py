@@ -23,7 +23,7 @@ try:
     from measured_training import make_model, num_cores, run_training
 
     import pyg_sar
-    from pyg_sar.conv.call.propagation import Mode
+    from pyg_sar.conv.options import Mode
     from pyg_sar.partitioner.sources.sources import load_source
     from pyg_sar.partitioner.split import random_split
 except ImportError as error:

@@ -24,7 +24,7 @@ from pyg_sar.comm import (
     set_debug,
     set_timeout,
 )
-from pyg_sar.conv.call.paths import Mode
+from pyg_sar.conv.options import Mode
 from pyg_sar.fingerprint import check_same_model
 from pyg_sar.memory import return_freed_memory
 from pyg_sar.monitor import LogLevel

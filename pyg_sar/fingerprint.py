@@ -8,9 +8,9 @@ import sys
 import torch
 
 from pyg_sar.comm import agree
+from pyg_sar.conv.names import plain_class
 from pyg_sar.conv.sar_conv import SARConv
 
-_OPTIONS = ('mode', 'prefetch', 'max_rows', 'memory_budget', 'exchange_dtype', 'debug')
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
 
@@ -52,7 +52,7 @@ def _describe(model: torch.nn.Module, options: dict[str, object]) -> list[str]:
             names = [n for n in vars(module) if not n.startswith('_') and n != 'training']
         found = {n: vars(module)[n] for n in names if isinstance(vars(module)[n], _PLAIN)}
         if isinstance(module, SARConv):
-            found |= {n: getattr(module, n) for n in _OPTIONS if hasattr(module, n)}
+            found |= vars(module.sar_options)
         name = f"'{path}'" if path else 'the model'
         lines.append(f'{name}: {kind}')
         lines += [f'{name}: {option}={value}' for option, value in sorted(found.items())]
@@ -66,7 +66,7 @@ def _describe(model: torch.nn.Module, options: dict[str, object]) -> list[str]:
 
 def _class_of(module: torch.nn.Module) -> str:
     """The first of its classes that has its name for good: PyG generates some with random names."""
-    for cls in type(module).__mro__:
+    for cls in plain_class(module).__mro__:
         if getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is cls:
             return f'{cls.__module__}.{cls.__qualname__}'
     return type(module).__qualname__

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import set_debug, set_timeout
-from pyg_sar.conv.call.paths import Mode
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.conv.support import why_refused
@@ -27,33 +26,23 @@ Model = TypeVar('Model', bound=torch.nn.Module)
 def wrap(
     model: Model,
     *,
-    mode: Mode = 'sequential',
-    prefetch: int = 1,
-    max_rows: int | None = None,
-    memory_budget: int | None = None,
-    exchange_dtype: torch.dtype | None = None,
     checkpoint_activations: bool = False,
     timeout: float | timedelta | None = None,
     debug: bool | None = None,
     log: LogLevel | None = None,
+    **options: Any,
 ) -> Model:
-    """Wraps every conv of a model in a :class:`SARConv` and makes its norms global, in place.
+    """Makes every conv of a model a :class:`SARConv` and its norms global, in place.
 
-    Parameters stay the objects they were, and ``state_dict()`` has the keys of the plain model, so
-    checkpoints move both ways. Convs that are wrapped already stay as they are.
+    Convs and parameters stay the objects they were, and ``state_dict()`` has the keys of the plain
+    model, so checkpoints move both ways. Convs that are SARConvs already stay as they are.
 
     Norms over rows (torch's BatchNorm1d and SyncBatchNorm, all of ``torch_geometric.nn.norm``) take
     the statistics of all ranks' rows from then on, per graph where they are given a batch vector.
     All ranks must call them together, also in evaluation unless they use running statistics.
 
     Args:
-        model: A model with at least one message-passing conv. If it is a conv itself, the SARConv
-            around it is returned.
-        mode: The mode of every SARConv.
-        prefetch: The prefetch depth of every SARConv.
-        max_rows: The bound of every SARConv on the rows of a chunk.
-        memory_budget: The memory budget of every SARConv, in bytes, with mode ``'auto'``.
-        exchange_dtype: What every SARConv rounds rows to on their way between ranks.
+        model: A model with at least one message-passing conv, or a conv itself.
         checkpoint_activations: Whether norms, activations and dropouts of the model are computed
             again in backward instead of kept: the same bits, less memory
             (:mod:`pyg_sar.recompute`).
@@ -68,6 +57,7 @@ def wrap(
         log: ``'info'`` or ``'debug'``: what this process tells on stderr, or to handlers of the
             logger ``pyg_sar``, about layers, blocks and times (docs/profiling.md); ``'off'``; None
             leaves it as it is, which is what PYG_SAR_LOG in the environment says. Ranks may differ.
+        **options: How every SARConv is computed: :class:`pyg_sar.conv.options.Options`.
 
     Returns:
         `model`.
@@ -86,20 +76,19 @@ def wrap(
             "'checkpoint_activations' has a meaning for the model around the convs only (got a "
             f'{type(model).__name__})'
         )
-    options = Options(mode, prefetch, max_rows, memory_budget, exchange_dtype)
-    wrapped = _plan_wrapping(model, options)
+    checked = Options(**options)
+    convs, norms = _convertible(model)
     make_global(model)
     set_timeout(limit)
     set_debug(debug)
     set_log(log)
-    if is_conv and not isinstance(model, SARConv):
-        _tell(wrapped[model])
-        return wrapped[model]  # type: ignore[return-value]
-    _replace_children(model, wrapped)
+    _replace_children(model, norms)
+    for conv in convs:
+        SARConv(conv, **vars(checked))
     in_convs: set[torch.nn.Module] = set()
     for name, module in model.named_modules():
         if isinstance(module, SARConv):
-            module._path = name
+            module._sar.path = name
             in_convs.update(module.modules())
         elif module not in in_convs and isinstance(module, GlobalNorm):
             module._path = name
@@ -113,7 +102,9 @@ def _tell(model: torch.nn.Module) -> None:
     if not _logger.isEnabledFor(logging.INFO):
         return
     layers = [module for module in model.modules() if isinstance(module, SARConv)]
-    of_layers = '; '.join(f'{layer.place}, mode {layer.mode!r}' for layer in layers)
+    of_layers = '; '.join(
+        f'{layer._sar.place(layer)}, mode {layer.sar_options.mode!r}' for layer in layers
+    )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     text = f'wrapped {type(model).__name__}, {num_parameters} parameters, {len(layers)} layers'
     say(_logger, logging.INFO, f'{text}: {of_layers}')
@@ -132,38 +123,32 @@ def as_timedelta(timeout: float | timedelta | None) -> timedelta | None:
     return limit
 
 
-def _plan_wrapping(
-    model: torch.nn.Module, options: Options
-) -> dict[torch.nn.Module, torch.nn.Module]:
-    """What every conv and norm is replaced by; raises before anything is changed."""
-    replacements: dict[torch.nn.Module, torch.nn.Module] = {}
+def _convertible(
+    model: torch.nn.Module,
+) -> tuple[list[MessagePassing], dict[torch.nn.Module, torch.nn.Module]]:
+    """The convs to convert, and what every norm is replaced by; raises for what is refused."""
+    norms: dict[torch.nn.Module, torch.nn.Module] = {}
     convs: list[MessagePassing] = []
-    num_wrapped = 0
+    is_wrapped = False
     inside: set[torch.nn.Module] = set()
     for name, module in model.named_modules():
-        if module in inside:
-            pass
-        elif isinstance(module, SARConv):
-            num_wrapped += 1
+        if isinstance(module, MessagePassing) and module not in inside:
             inside.update(module.modules())
-            continue
-        elif isinstance(module, MessagePassing):
-            convs.append(module)
-            inside.update(module.modules())
+            if isinstance(module, SARConv):
+                is_wrapped = True
+            else:
+                convs.append(module)
         norm = to_global(module)
-        if norm is None:
+        if norm is not None:
+            norms[module] = norm
+        elif not isinstance(module, SARConv):
             _check(name, module)
-        else:
-            replacements[module] = norm
-    if not convs and not num_wrapped:
+    if not convs and not is_wrapped:
         raise ValueError(
             f'expected a model with at least one message-passing conv (got {type(model).__name__} '
             'without any)'
         )
-    for conv in convs:
-        _replace_children(conv, replacements)
-        replacements[conv] = SARConv(conv, **vars(options))
-    return replacements
+    return convs, norms
 
 
 def _check(name: str, module: torch.nn.Module) -> None:
@@ -180,7 +165,7 @@ def _replace_children(
 ) -> None:
     for parent in list(module.modules()):
         for name, child in list(parent._modules.items()):
-            # A SARConv holds the conv it replaces. A global norm shares the dict of the plain
-            # norm's children, so what is replaced there is replaced in both.
-            if child is not None and child in replacements and not isinstance(parent, SARConv):
+            # A global norm shares the dict of the plain norm's children, so what is replaced there
+            # is replaced in both.
+            if child is not None and child in replacements:
                 parent._modules[name] = replacements[child]

@@ -83,3 +83,20 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
         with guard(what, alike=lambda: Step.of_whole(what, tensor)):
             dist.all_reduce(tensor, group=exchange_group())
     return tensor
+
+
+def are_alike(number: int, flag: bool, device: torch.device) -> tuple[bool, bool]:
+    """Whether a number is the same on all ranks, and whether a flag is set on all.
+
+    Collective: an all-reduce of three numbers.
+
+    Args:
+        number: Not negative, below 2^62.
+        flag: This rank's flag.
+        device: Where the numbers are put together.
+    """
+    numbers = torch.tensor([number, -number, int(flag)], device=device)
+    with guard('a comparison of all ranks'):
+        dist.all_reduce(numbers, dist.ReduceOp.MIN, group=exchange_group())
+    least, most, flags = numbers.tolist()
+    return least == -most, bool(flags)

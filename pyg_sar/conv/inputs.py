@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
+from pyg_sar.conv.names import name_of, plain_class
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
 
@@ -26,7 +27,8 @@ def check_inputs(
             ``edge_`` not one per edge.
     """
     try:
-        arguments = inspect.signature(conv.forward).bind(*args, **kwargs).arguments
+        forward = inspect.signature(plain_class(conv).forward)
+        arguments = forward.bind(conv, *args, **kwargs).arguments
     except TypeError:
         return  # the conv itself says it best
     handles = [v for v in arguments.values() if isinstance(v, ShardEdgeIndex)]
@@ -34,14 +36,14 @@ def check_inputs(
     # A relation under another name may be an incidence, along which messages go there and back.
     if shard.is_bipartite and isinstance(x, Tensor) and 'edge_index' in arguments:
         raise ValueError(
-            f"expected a pair (x_src, x_dst) for 'x' of {type(conv).__name__}, as its edges run "
+            f"expected a pair (x_src, x_dst) for 'x' of {name_of(conv)}, as its edges run "
             f'between two sets of nodes (got a tensor of shape {tuple(x.shape)})'
         )
     own = shard.num_own, shard.num_dst
     for tensor, rows in zip(x if isinstance(x, (tuple, list)) else [x], own, strict=False):
         if isinstance(tensor, Tensor) and rows not in _node_sizes(conv, tensor):
             raise ValueError(
-                f"expected one row per own node in 'x' of {type(conv).__name__}: {rows} "
+                f"expected one row per own node in 'x' of {name_of(conv)}: {rows} "
                 f'rows (got shape {tuple(tensor.shape)})'
             )
     if len(handles) != 1:
@@ -55,7 +57,7 @@ def check_inputs(
             and value.shape[:1] != (num_edges,)
         ):
             raise ValueError(
-                f"expected one row per edge in '{name}' of {type(conv).__name__}: {num_edges} rows "
+                f"expected one row per edge in '{name}' of {name_of(conv)}: {num_edges} rows "
                 f'(got shape {tuple(value.shape)})'
             )
 

@@ -1,20 +1,42 @@
-"""The options of a SARConv, checked in one place; the models around it pass them on."""
+"""The options of a SARConv. Models around it pass them on whole: a new option is one line here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 
-from pyg_sar.conv.call.paths import Mode
-
+Mode = Literal['sequential', 'sequential_no_remat', 'one_shot', 'auto']
+Path = Literal['linear', 'weighted', 'replay', 'gather', 'one_shot']
 EXCHANGE_DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class Options:
-    """How convs are computed; see :class:`pyg_sar.SARConv` for what each option means.
+    """How convs are computed on a cut graph.
+
+    Attributes:
+        mode: ``'sequential'``: one remote part after another, fetched again in backward: least
+            memory. ``'sequential_no_remat'``: keeps the rows it received: faster backward, memory
+            grows with the halo. ``'one_shot'``: one exchange for all halo rows, then plain PyG:
+            memory grows with the halo and its messages. A message with batch norm inside is
+            computed so in every mode, as its statistics are of all edges. ``'auto'``: one_shot for
+            every call of message passing that fits into `memory_budget`, else sequential; see
+            :meth:`pyg_sar.SARConv.chosen_modes`.
+        prefetch: How many remote parts travel ahead of the one that is computed (not in
+            mode one_shot).
+        max_rows: In-edges of a chunk of destinations at most (one destination may have more), where
+            an aggregation is computed by chunks; None for what fits into a share of free memory.
+        memory_budget: With mode auto, what one call of message passing may hold on a rank in
+            one_shot, in bytes: halo rows and messages, with what is kept for backward. It is
+            estimated from the shapes at the first call, and the largest estimate of all ranks
+            counts. A layer may make several calls (GAT: two).
+        exchange_dtype: ``torch.bfloat16`` or ``torch.float16``: wider floating-point rows, and
+            their gradients on the way back, are rounded to it while they travel, which halves the
+            bytes of float32. **The only approximation here**; None, the default, is exact. Own rows
+            are never rounded, sums are made in the tensors' own dtype, and degrees and statistics
+            travel as they are. In float16 small gradients vanish and large numbers overflow.
 
     Raises:
         ValueError: For values that a SARConv does not take, and for an option that would be

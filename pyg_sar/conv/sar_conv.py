@@ -1,4 +1,11 @@
-"""SARConv: any message-passing conv, computed over a graph that is cut into parts."""
+"""SARConv: the class of a conv that is computed over a graph that is cut into parts.
+
+``SARConv(conv)`` gives the conv another class, made on the fly: ``SARGATConv(SARConv, GATConv)``,
+as ``torch.distributed.fsdp.fully_shard`` does. The object stays the one it was, with its
+attributes, parameters, hooks and names, so whatever a program does to the conv later is done to
+what computes. A module around the conv would have to pass on every read and every write, and what
+it forgot would be silently ignored.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +14,25 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm import agree, check_equal, in_layer, left_by, raise_together
+from pyg_sar.comm import in_layer, left_by
 from pyg_sar.conv.around.patching import overridden, replaced
 from pyg_sar.conv.around.source_rows import Ends
-from pyg_sar.conv.call.agreement import Agreement
-from pyg_sar.conv.call.paths import Mode, Path
+from pyg_sar.conv.call.decision import Decision, Decisions
+from pyg_sar.conv.call.propagation import Propagation
+from pyg_sar.conv.call.same_forward import SameForward
 from pyg_sar.conv.exchanges import Exchanges, find_shards
 from pyg_sar.conv.inputs import check_inputs
-from pyg_sar.conv.options import Options
+from pyg_sar.conv.names import name_of
+from pyg_sar.conv.options import Mode, Options, Path
 from pyg_sar.conv.reuse.narrow_exchange import Uses
-from pyg_sar.conv.substitutes import propagation_of, special_forms
+from pyg_sar.conv.substitutes import special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.models import make_global
+from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
-
-_PREFIX = 'conv.'
-_HOOKED = ('_propagate', '_message', '_aggregate', '_edge_update')
 
 
 class ChosenMode(NamedTuple):
@@ -42,14 +50,24 @@ class ChosenMode(NamedTuple):
     one_shot_bytes: int
 
 
-class SARConv(MessagePassing):  # type: ignore[misc]
+class _Convert(type):
+    """``SARConv(conv, ...)`` converts a conv; a class made by it constructs the plain conv."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if cls is SARConv:
+            return _convert(*args, **kwargs)
+        return cls._plain_class(*args, **kwargs)  # type: ignore[attr-defined]
+
+
+class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
     r"""Computes a PyG conv exactly on a partitioned graph, one remote part at a time.
 
-    On the ``edge_index`` of :func:`pyg_sar.load_shard` the output holds, for the own nodes, the
-    rows that the wrapped conv gives on the whole graph, and so do all gradients. Linear layers and
-    skip terms run once per node, at its owner; only the rows that messages read travel. On any
-    other ``edge_index`` it is the conv it wraps. Attributes of the conv are those of the SARConv,
-    and ``state_dict()`` has the conv's own keys.
+    ``SARConv(conv, mode='sequential', ...)`` changes the class of `conv` and returns `conv`: it is
+    a ``GATConv`` as before, and a ``SARConv``. On the ``edge_index`` of
+    :func:`pyg_sar.load_shard` its output holds, for the own nodes, the rows that the conv gives on
+    the whole graph, and so do all gradients. Linear layers and skip terms run once per node, at its
+    owner; only the rows that messages read travel. On any other ``edge_index`` it is the plain
+    conv.
 
     The method is Sequential Aggregation and Rematerialization (Mostafa, MLSys 2022,
     `arXiv 2111.06483 <https://arxiv.org/abs/2111.06483>`_).
@@ -59,26 +77,8 @@ class SARConv(MessagePassing):  # type: ignore[misc]
             any aggregation. What is made of reductions (sum, mean, max, min, mul) and softmaxes
             over in-edges is computed block by block; anything else (median, LSTM) by chunks of
             destinations, all in-edges of a destination at once.
-        mode: ``'sequential'``: one remote part after another, fetched again in backward: least
-            memory. ``'sequential_no_remat'``: keeps the rows it received: faster backward, memory
-            grows with the halo. ``'one_shot'``: one exchange for all halo rows, then plain PyG:
-            memory grows with the halo and its messages. A message with batch norm inside is
-            computed so in every mode, as its statistics are of all edges. ``'auto'``: one_shot for
-            every call of message passing that fits into `memory_budget`, else sequential; see
-            :meth:`chosen_modes`.
-        prefetch: How many remote parts travel ahead of the one that is computed (not in
-            mode one_shot).
-        max_rows: In-edges of a chunk of destinations at most (one destination may have more), where
-            an aggregation is computed by chunks; None for what fits into a share of free memory.
-        memory_budget: With mode auto, what one call of message passing may hold on a rank in
-            one_shot, in bytes: halo rows and messages, with what is kept for backward. It is
-            estimated from the shapes at the first call, and the largest estimate of all ranks
-            counts. A layer may make several calls (GAT: two).
-        exchange_dtype: ``torch.bfloat16`` or ``torch.float16``: wider floating-point rows, and
-            their gradients on the way back, are rounded to it while they travel, which halves the
-            bytes of float32. **The only approximation here**; None, the default, is exact. Own rows
-            are never rounded, sums are made in the tensors' own dtype, and degrees and statistics
-            travel as they are. In float16 small gradients vanish and large numbers overflow.
+        **options: See :class:`pyg_sar.conv.options.Options`: `mode`, `prefetch`, `max_rows`,
+            `memory_budget`, `exchange_dtype`.
 
     Shapes:
         - **x**: own rows ``[num_own, F]``, or whatever node tensors the conv takes; on the edges
@@ -87,178 +87,214 @@ class SARConv(MessagePassing):  # type: ignore[misc]
         - **output**: ``[num_dst, F_out]``
 
     Forward and backward are collective: every rank calls them the same number of times, whatever
-    its own nodes are. The first forward also compares the ranks' inputs (one small all-gather).
+    its own nodes are. Every forward begins with an all-reduce of three numbers, which tells whether
+    all ranks run the same layer in the same state; a first forward compares the ranks' inputs (one
+    small all-gather). A copy (``deepcopy``, ``pickle``, ``torch.save``) is a SARConv with the same
+    options.
 
     Raises:
         ValueError: If the conv cannot be computed on a cut graph, with the reason; at the first
             forward, on all ranks, if a rank's tensors do not fit its shard or the ranks' layers or
-            partitions differ.
+            partitions differ; at any forward, if their hooks or training modes differ.
         ExchangeError: In forward or backward, if another rank has ended, is silent or has failed by
             itself, with that rank, this layer and the block.
     """
 
-    _path = ''
-    """The path of the module in the model that :func:`pyg_sar.wrap` was given."""
+    _plain_class: type[MessagePassing]
+    _sar: _Converted
 
-    def __init__(
-        self,
-        conv: MessagePassing,
-        *,
-        mode: Mode = 'sequential',
-        prefetch: int = 1,
-        max_rows: int | None = None,
-        memory_budget: int | None = None,
-        exchange_dtype: torch.dtype | None = None,
-    ) -> None:
-        if isinstance(conv, SARConv) or not isinstance(conv, MessagePassing):
-            raise ValueError(f'expected a MessagePassing conv to wrap (got {type(conv).__name__})')
-        Options(mode, prefetch, max_rows, memory_budget, exchange_dtype)  # checks them
-        for module in conv.modules():
-            reason = why_refused(module)
-            if reason is not None:
-                raise ValueError(f'{type(module).__name__} cannot be wrapped: {reason}')
-        make_global(conv)
-        super().__init__(aggr=None, flow=conv.flow, node_dim=conv.node_dim)
-        del self.aggr, self.aggr_module  # the conv's own show through
-        # Hooks that are registered here are the conv's.
-        for name in [n for n in vars(conv) if n.startswith(_HOOKED) and n.endswith('_hooks')]:
-            setattr(self, name, getattr(conv, name))
-        self.conv = conv
-        self.mode: Mode = mode
-        self.prefetch = prefetch
-        self.max_rows = max_rows
-        self.memory_budget = memory_budget
-        self.exchange_dtype = exchange_dtype
-        self._agreed: dict[Any, dict[Any, Any]] = {}
-        self.register_state_dict_post_hook(_strip_prefix)
-        self.register_load_state_dict_pre_hook(_add_prefix)
-        self.register_load_state_dict_post_hook(_name_as_plain)
-
+    # torch.compile leaves message passing on ranks to itself, and breaks its graph here.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the conv; the arguments are the conv's own."""
-        shards = find_shards([*args, *kwargs.values()])
+        shards = [] if self._sar.is_running else find_shards([*args, *kwargs.values()])
         if not shards:
-            return self.conv(*args, **kwargs)
-        with in_layer(self.place):
+            return super().forward(*args, **kwargs)
+        with self._on_cut_graph(shards, args, kwargs) as uses:
+            return uses.settle(super().forward(*args, **kwargs), self)
+
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        """``MessagePassing.propagate``; called from outside of forward it is a layer by itself."""
+        return self._called('propagate', edge_index, size, kwargs)
+
+    def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        """``MessagePassing.edge_updater``; see :meth:`propagate`."""
+        return self._called('edge_updater', edge_index, size, kwargs)
+
+    def _called(self, method: str, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Tensor:
+        plain: Any = getattr(super(), method)
+        if self._sar.is_running or not isinstance(edge_index, ShardEdgeIndex):
+            # PyG generates them without an argument `size` where the conv never gives one.
+            named = kwargs if size is None else {'size': size, **kwargs}
+            out: Tensor = plain(edge_index, **named)
+            return out
+        with self._on_cut_graph([edge_index.shard], (), {}) as uses:
+            out = uses.settle(getattr(self, method)(edge_index, size=size, **kwargs), self)
+            return out
+
+    @contextmanager
+    def _on_cut_graph(
+        self, shards: list[Shard], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[Uses]:
+        """While it lasts, the conv and all convs inside it pass messages on the cut graph.
+
+        Collective: see :meth:`_Converted.decisions_of`.
+        """
+        sar = self._sar
+        with in_layer(sar.place(self)), ExitStack() as stack:
             try:
-                return self._forward(shards, args, kwargs)
+                exchanges = Exchanges(shards, sar.options.prefetch, sar.options.exchange_dtype)
+                decisions = sar.decisions_of(self, shards, args, kwargs)
+                ends, uses = Ends(exchanges), Uses()
+                stack.enter_context(ends.in_force())
+                forms = special_forms(exchanges, ends, decisions.checked, args, kwargs)
+                stack.enter_context(replaced(self, forms))
+                for name, module in self.named_modules():
+                    if isinstance(module, MessagePassing):
+                        of_module = decisions.of_module(name)
+                        form = Propagation(module, exchanges, sar.options, of_module, uses)
+                        for method in ('propagate', 'edge_updater'):
+                            stack.enter_context(overridden(module, method, getattr(form, method)))
+                stack.enter_context(sar.running())
+                yield uses
             except BaseException as error:
                 left_by(error)
                 raise
 
     @property
-    def place(self) -> str:
-        """What errors call this layer: its path in the model, as far as that is known."""
-        name = type(self.conv).__name__
-        return f"layer '{self._path}' ({name})" if self._path else f'layer SARConv({name})'
-
-    def _forward(self, shards: list[Shard], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        exchanges = Exchanges(shards, self.prefetch, self.exchange_dtype)
-        self._check_call(shards, args, kwargs)
-        uses = Uses()
-        with self._on_cut_graph(exchanges, uses, args, kwargs):
-            return uses.settle(self.conv(*args, **kwargs), self.conv)
-
-    def _check_call(
-        self, shards: list[Shard], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """Checks the inputs; at the first forward with all ranks, and that they run one layer."""
-        error = None
-        try:
-            if len(shards) == 1:
-                check_inputs(self.conv, shards[0], args, kwargs)
-        except ValueError as found:
-            error = found
-        names = ', '.join(shard.fingerprint for shard in shards)
-        layer = f'{type(self.conv).__name__}, mode {self.mode!r}, partition {names}'
-        for option in ('memory_budget', 'exchange_dtype'):
-            if getattr(self, option) is not None:
-                layer += f', {option} {getattr(self, option)}'
-        if shards[0].world_size > 1 and layer not in self._agreed:
-            check_equal('layer', layer, agree(layer))
-            raise_together(error)
-            self._agreed[layer] = {}
-        elif error is not None:
-            raise error
-
-    @contextmanager
-    def _on_cut_graph(
-        self, exchanges: Exchanges, uses: Uses, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterator[None]:
-        """Overrides message passing of the conv and all convs inside it while it lasts.
-
-        A scoped override survives deepcopy and pickle of the module; a permanent one would not.
-        """
-        agreed = self._agreed.setdefault('normalization', {})
-        with ExitStack() as stack:
-            ends = Ends(exchanges)
-            stack.enter_context(ends.in_force())
-            forms = special_forms(exchanges, ends, agreed, args, kwargs)
-            stack.enter_context(replaced(self.conv, forms))
-            for name, module in self.conv.named_modules():
-                if isinstance(module, MessagePassing):
-                    agreed = self._agreed.setdefault(('propagation', name), {})
-                    standing_in = propagation_of(module)
-                    options = self.mode, self.max_rows, agreed, uses, self.memory_budget
-                    propagation = standing_in(module, exchanges, *options)
-                    for method in ('propagate', 'edge_updater'):
-                        stack.enter_context(
-                            overridden(module, method, getattr(propagation, method))
-                        )
-            yield
+    def sar_options(self) -> Options:
+        """How the conv is computed on a cut graph."""
+        return self._sar.options
 
     def chosen_modes(self) -> list[ChosenMode]:
         """The mode of every kind of call of message passing so far, the same on all ranks.
 
         Calls with and without gradients are two kinds, as they hold more and less.
         """
-        return [
-            ChosenMode(value.function, value.mode, value.one_shot_bytes)
-            for agreed in self._agreed.values()
-            for value in agreed.values()
-            if isinstance(value, Agreement)
-        ]
-
-    def chosen_paths(self) -> list[Path]:
-        """How message passing has been computed so far, the same on all ranks: each path once."""
         found = [
-            v.path for a in self._agreed.values() for v in a.values() if isinstance(v, Agreement)
+            ChosenMode(each.function, each.mode, each.one_shot_bytes)
+            for each in self._sar.all_decisions()
         ]
         return list(dict.fromkeys(found))
 
-    def reset_parameters(self) -> None:
-        """Resets the conv's parameters."""
-        self.conv.reset_parameters()
+    def chosen_paths(self) -> list[Path]:
+        """How message passing has been computed so far, the same on all ranks: each path once."""
+        return list(dict.fromkeys(each.path for each in self._sar.all_decisions()))
 
-    def __getattr__(self, name: str) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A class that is made on the fly cannot be found by name, but the plain one can.
+        cls = type(self)
+        if cls is not _sar_class(cls._plain_class):
+            return super().__reduce_ex__(protocol)
+        return _empty, (cls._plain_class,), vars(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # PyG generates methods for the class of the object here: for the plain one.
+        cls, self.__class__ = type(self), self._plain_class
         try:
-            return super().__getattr__(name)
-        except AttributeError:
-            conv = self.__dict__.get('_modules', {}).get('conv')
-            if conv is None:
-                raise
-            return getattr(conv, name)
-
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self.conv}, mode={self.mode!r})'
+            self.__setstate__(state)
+        finally:
+            self.__class__ = cls
 
 
-def _strip_prefix(
-    module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, _metadata: Any
-) -> None:
-    for key in [key for key in state_dict if key.startswith(prefix + _PREFIX)]:
-        state_dict[prefix + key[len(prefix + _PREFIX) :]] = state_dict.pop(key)
+class _Converted:
+    """What a SARConv has beside its conv.
+
+    Attributes:
+        options: How it is computed.
+        path: The path of the conv in the model that :func:`pyg_sar.wrap` was given.
+        is_running: Whether its forward runs on a cut graph now.
+    """
+
+    def __init__(self, options: Options, path: str = '') -> None:
+        self.options = options
+        self.path = path
+        self.is_running = False
+        self._decisions: dict[str, Decisions] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy may run with other ranks: they decide anew.
+        return {'options': self.options, 'path': self.path, 'is_running': False, '_decisions': {}}
+
+    def place(self, conv: torch.nn.Module) -> str:
+        """What errors call this layer: its path in the model, as far as that is known."""
+        name = name_of(conv)
+        return f"layer '{self.path}' ({name})" if self.path else f'layer SARConv({name})'
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While it lasts, calls of forward are those of the conv itself."""
+        self.is_running = True
+        try:
+            yield
+        finally:
+            self.is_running = False
+
+    def decisions_of(
+        self,
+        conv: MessagePassing,
+        shards: list[Shard],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Decisions:
+        """What the ranks have decided for a forward like this one.
+
+        Collective: an all-reduce of three numbers; where a rank has not seen such a forward, or the
+        conv has changed since, an all-gather.
+        """
+        error = None
+        try:
+            if len(shards) == 1:
+                check_inputs(conv, shards[0], args, kwargs)
+        except ValueError as found:
+            error = found
+        same = SameForward.of(conv, self.options, shards, [*args, *kwargs.values()])
+        known = self._decisions.get(same.on_all_ranks)
+        is_known = known is not None and known.local == same.on_this_rank
+        world_size = shards[0].world_size
+        if same.check(world_size, shards[0], error, is_known=is_known) and known is not None:
+            return known
+        decisions = Decisions(same.on_this_rank)
+        self._decisions.pop(same.on_all_ranks, None)
+        self._decisions[same.on_all_ranks] = decisions
+        return decisions
+
+    def all_decisions(self) -> list[Decision]:
+        """Of all forwards, in the order in which they were made."""
+        return [each for kind in self._decisions.values() for each in kind.all()]
 
 
-def _add_prefix(module: torch.nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    for key in [key for key in state_dict if key.startswith(prefix)]:
-        state_dict[prefix + _PREFIX + key[len(prefix) :]] = state_dict.pop(key)
-    vars(module)['_loaded_as'] = prefix
+def _convert(conv: MessagePassing, **options: Any) -> MessagePassing:
+    """Makes a SARConv of a conv; raises before anything is changed."""
+    checked = Options(**options)
+    if not isinstance(conv, MessagePassing):
+        raise ValueError(f'expected a MessagePassing conv to wrap (got {type(conv).__name__})')
+    if isinstance(conv, SARConv):
+        raise ValueError(
+            f'expected a MessagePassing conv to wrap (got {name_of(conv)}, a SARConv already)'
+        )
+    for module in conv.modules():
+        reason = why_refused(module)
+        if reason is not None:
+            raise ValueError(f'{name_of(module)} cannot be wrapped: {reason}')
+    make_global(conv)
+    conv.__class__ = _sar_class(type(conv))
+    vars(conv)['_sar'] = _Converted(checked)
+    return conv
 
 
-def _name_as_plain(module: torch.nn.Module, incompatible_keys: Any) -> None:
-    prefix = vars(module).pop('_loaded_as')
-    for keys in (incompatible_keys.missing_keys, incompatible_keys.unexpected_keys):
-        for i, key in enumerate(keys):
-            if key.startswith(prefix + _PREFIX):
-                keys[i] = prefix + key[len(prefix + _PREFIX) :]
+_classes: dict[type[MessagePassing], Any] = {}
+
+
+def _sar_class(plain: type[MessagePassing]) -> Any:
+    """``SARGATConv(SARConv, GATConv)`` for ``GATConv``, the same at every call."""
+    if plain not in _classes:
+        names = {'_plain_class': plain, '__module__': plain.__module__, '__doc__': plain.__doc__}
+        _classes[plain] = _Convert(f'SAR{plain.__name__}', (SARConv, plain), names)
+    return _classes[plain]
+
+
+def _empty(plain: type[MessagePassing]) -> Any:
+    """A SARConv without state, for copies."""
+    cls = _sar_class(plain)
+    return cls.__new__(cls)

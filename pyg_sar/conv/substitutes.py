@@ -1,8 +1,7 @@
 """What convs need the whole graph for in their forward, and what it is on a cut one.
 
 Each entry of :func:`special_forms` stands in for a function of PyG, wherever a conv sees it, for
-the time of its forward. What a function is given decides what it does, whichever conv it is. Only
-where a message depends on the place of its edges is the conv itself in a table.
+the time of its forward. What a function is given decides what it does, whichever conv it is.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import MeshCNNConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.nn.conv.han_conv import group
 from torch_geometric.utils import get_laplacian
@@ -25,8 +23,6 @@ from pyg_sar.conv.around.negative_sampling import Negatives
 from pyg_sar.conv.around.patching import AnyFn
 from pyg_sar.conv.around.self_loops import SelfLoops
 from pyg_sar.conv.around.source_rows import Ends
-from pyg_sar.conv.call.ordered import OrderedPropagation
-from pyg_sar.conv.call.propagation import Propagation
 from pyg_sar.conv.exchanges import Exchanges
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.join_relations import join_relations
@@ -35,7 +31,7 @@ from pyg_sar.shard.join_relations import join_relations
 def special_forms(
     exchanges: Exchanges,
     ends: Ends,
-    agreed: dict[Any, Any],
+    checked: set[str],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> dict[AnyFn, AnyFn]:
@@ -44,11 +40,11 @@ def special_forms(
     Args:
         exchanges: The exchanges of the forward.
         ends: What the conv reads and reduces at the sources of edges.
-        agreed: What the ranks have agreed on; added to.
+        checked: Functions whose inputs all ranks have checked; added to.
         args: What the conv is called with.
         kwargs: The same, by name.
     """
-    normalizer = Normalizer(exchanges, agreed)
+    normalizer = Normalizer(exchanges, checked)
 
     def joint_edge_index(
         edge_index_dict: Mapping[Any, Tensor],
@@ -87,16 +83,6 @@ def special_forms(
         **Negatives(exchanges, ends).forms(),
         **SelfLoops(exchanges).forms(),
     }
-
-
-PROPAGATIONS: dict[type, type[Propagation]] = {MeshCNNConv: OrderedPropagation}
-"""Convs whose message no trace can follow, and what stands in for their ``propagate``."""
-
-
-def propagation_of(conv: torch.nn.Module) -> type[Propagation]:
-    """What stands in for a conv's ``propagate`` and ``edge_updater``."""
-    found = (PROPAGATIONS[base] for base in type(conv).__mro__ if base in PROPAGATIONS)
-    return next(found, Propagation)
 
 
 def semantic_attention(

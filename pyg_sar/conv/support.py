@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch_geometric.nn import LayerNorm, MessagePassing, norm
 
+from pyg_sar.conv.names import plain_class
+
 _DYNAMIC = 'it builds its graph in forward from all nodes'
 _CLOSED = 'its message runs inside a closed CUDA kernel'
 _ATTENTION = 'its global attention reads all nodes at once'
@@ -97,8 +99,9 @@ def why_refused(module: torch.nn.Module) -> str | None:
     Args:
         module: A conv, or a module that PyG counts among its convs.
     """
-    name = type(module).__name__
-    if type(module).__module__.startswith('torch_geometric.') and name in REFUSED:
+    cls = plain_class(module)
+    name = cls.__name__
+    if cls.__module__.startswith('torch_geometric.') and name in REFUSED:
         return REFUSED[name]
     if not getattr(module, 'is_global', False):
         if isinstance(module, STATISTICS_MODULES):
@@ -109,7 +112,7 @@ def why_refused(module: torch.nn.Module) -> str | None:
             return 'allow_single_element looks at the rows of one rank'
     if not isinstance(module, MessagePassing):
         return None
-    for base in type(module).__mro__:
+    for base in cls.__mro__:
         if base is MessagePassing:
             break
         for method in ('propagate', 'edge_updater'):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar.conv.call.paths import Mode
+from pyg_sar.conv.options import Mode
 from pyg_sar.planner.rehearsal import Job, rehearse
 from pyg_sar.planner.sizes import RankSizes
 from pyg_sar.planner.statistics import Cut, Statistics

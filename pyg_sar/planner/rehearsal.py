@@ -20,7 +20,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.conv.call.paths import Mode
+from pyg_sar.conv.options import Mode
 from pyg_sar.loss import global_mean
 from pyg_sar.planner.live_bytes import LiveBytes
 from pyg_sar.planner.sizes import RankSizes

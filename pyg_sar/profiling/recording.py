@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
+from pyg_sar.conv.names import name_of
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.monitor import hook
 from pyg_sar.monitor.hook import Transfer, Watcher
@@ -59,7 +60,7 @@ class Recording(Watcher):
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
         self._convs = {m: n for n, m in model.named_modules() if isinstance(m, SARConv)}
-        self.layers = [LayerProfile(n, type(m.conv).__name__) for m, n in self._convs.items()]
+        self.layers = [LayerProfile(n, name_of(m)) for m, n in self._convs.items()]
         self.outside = PassProfile()
         tensors = [*model.parameters(), *model.buffers()]
         self.device = tensors[0].device if tensors else torch.device('cpu')
@@ -85,7 +86,7 @@ class Recording(Watcher):
         for conv, layer in zip(self._convs, self.layers, strict=True):
             layer.paths = tuple(conv.chosen_paths())
             modes = {str(chosen.mode) for chosen in conv.chosen_modes()}
-            layer.mode = '+'.join(sorted(modes)) or conv.mode
+            layer.mode = '+'.join(sorted(modes)) or conv.sar_options.mode
 
     def clock(self) -> float:
         """Seconds; on a GPU when all that was started is done."""

@@ -97,7 +97,7 @@ def _sample(root: Path, is_undirected: bool) -> Any:
     conv = pyg_sar.SARConv(_conv(is_undirected=is_undirected, neg_sample_ratio=2.0))
     drawn = []
     with mock.patch.object(
-        type(conv.conv),
+        type(conv),
         'negative_sampling',
         autospec=True,
         side_effect=lambda *args: drawn.append(SuperGATConv.negative_sampling(*args)) or drawn[0],

@@ -24,7 +24,7 @@ import pyg_sar
 from pyg_sar.comm.faults import guarded
 from pyg_sar.comm.faults.connection import Connection
 from pyg_sar.comm.faults.errors import place
-from pyg_sar.conv.call.paths import Mode
+from pyg_sar.conv.options import Mode
 
 FAULTY = 2
 TIMEOUT = 3.0

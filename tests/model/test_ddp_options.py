@@ -71,7 +71,7 @@ def test_broadcast_buffers_false_is_allowed(graph, tmp_path):
 def _wrapped_before() -> tuple[list[str], list[str]]:
     model = wrap(make_model(), mode='one_shot')
     ours = DistributedDataParallel(model)
-    return [m.mode for m in ours.modules() if isinstance(m, SARConv)], [
+    return [m.sar_options.mode for m in ours.modules() if isinstance(m, SARConv)], [
         type(m).__name__ for m in ours.modules() if isinstance(m, torch.nn.BatchNorm1d)
     ]
 
@@ -83,7 +83,9 @@ def test_a_wrappedmake_model():
 def test_modes_reach_the_convs():
     model = DistributedDataParallel(make_model(), mode='sequential_no_remat', prefetch=3)
     convs = [module for module in model.modules() if isinstance(module, SARConv)]
-    assert [(conv.mode, conv.prefetch) for conv in convs] == [('sequential_no_remat', 3)] * 2
+    assert [(conv.sar_options.mode, conv.sar_options.prefetch) for conv in convs] == [
+        ('sequential_no_remat', 3)
+    ] * 2
     assert isinstance(model.module.norm, GlobalBatchNorm)
 
 

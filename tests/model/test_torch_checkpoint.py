@@ -17,7 +17,7 @@ from torch_geometric.nn import EdgeConv, GATConv, GCNConv, SAGEConv, Transformer
 
 from pyg_sar import DistributedDataParallel, SARConv, global_sum, load_shard
 from pyg_sar.comm.faults import guarded
-from pyg_sar.conv.call.paths import Mode
+from pyg_sar.conv.options import Mode
 
 
 def _convs() -> dict[str, torch.nn.Module]:

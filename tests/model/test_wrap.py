@@ -115,10 +115,11 @@ def test_keys_and_parameters_stay(name):
 @pytest.mark.parametrize('name', MODELS)
 def test_everything_is_wrapped(name):
     wrapped = wrap(_make(name))
-    inside = {id(m.conv) for m in wrapped.modules() if isinstance(m, SARConv)}
+    layers = [m for m in wrapped.modules() if isinstance(m, SARConv)]
+    inside = {inner for layer in layers for inner in layer.modules()}
     plain = [m for m in wrapped.modules() if isinstance(m, MessagePassing)]
-    assert inside
-    assert all(isinstance(m, SARConv) or id(m) in inside for m in plain)
+    assert layers
+    assert all(m in inside for m in plain)
     norms = [m for m in wrapped.modules() if isinstance(m, torch.nn.BatchNorm1d)]
     assert all(type(m) is GlobalBatchNorm for m in norms)
 
@@ -213,8 +214,8 @@ def test_copies(graph, shard, name, how, has_run):
         other = torch.load(file, weights_only=False)
     assert list(other.state_dict()) == list(model.state_dict())
     assert not {id(p) for p in model.parameters()} & {id(p) for p in other.parameters()}
-    assert [m.mode for m in other.modules() if isinstance(m, SARConv)] == [
-        m.mode for m in model.modules() if isinstance(m, SARConv)
+    assert [m.sar_options.mode for m in other.modules() if isinstance(m, SARConv)] == [
+        m.sar_options.mode for m in model.modules() if isinstance(m, SARConv)
     ]
     for data in (graph, shard):
         assert torch.equal(_run(other, data), _run(model, data))
@@ -246,7 +247,7 @@ def test_attributes_of_the_conv():
     assert (sar.in_channels, sar.out_channels, sar.heads, sar.dropout) == (6, 4, 2, 0.25)
     assert sar.lin is plain.lin
     assert sar.att_src is plain.att_src
-    assert sar.conv is plain
+    assert sar is plain
     assert (sar.flow, sar.node_dim) == (plain.flow, plain.node_dim)
     assert not hasattr(sar, 'nonsense')
     with pytest.raises(AttributeError, match='nonsense'):
@@ -281,7 +282,7 @@ def test_wrapping_twice():
     before = _places(model)
     assert wrap(model) is model
     assert _places(model) == before
-    assert {m.mode for m in model.modules() if isinstance(m, SARConv)} == {'one_shot'}
+    assert {m.sar_options.mode for m in model.modules() if isinstance(m, SARConv)} == {'one_shot'}
     sar = SARConv(GCNConv(6, 6))
     assert wrap(sar) is sar
 
@@ -292,12 +293,15 @@ def test_wrapping_the_rest():
     first = model[0]
     wrap(model, mode='sequential_no_remat', prefetch=2)
     assert model[0] is first
-    assert [(m.mode, m.prefetch) for m in model] == [('one_shot', 1), ('sequential_no_remat', 2)]
+    assert [(m.sar_options.mode, m.sar_options.prefetch) for m in model] == [
+        ('one_shot', 1),
+        ('sequential_no_remat', 2),
+    ]
 
 
 def test_a_conv_alone():
     plain = SAGEConv(6, 4)
     wrapped = wrap(plain, mode='one_shot')
     assert isinstance(wrapped, SARConv)
-    assert wrapped.conv is plain
-    assert wrapped.mode == 'one_shot'
+    assert wrapped is plain
+    assert wrapped.sar_options.mode == 'one_shot'

@@ -123,7 +123,7 @@ def test_batch_norm_inside_a_conv(graph, shard):
     norm = model['gin'].nn[1]
     plain = copy.deepcopy(model)['gin']
     wrap(model)
-    converted = model['gin'].conv.nn[1]
+    converted = model['gin'].nn[1]
     assert type(converted) is GlobalBatchNorm
     assert converted.weight is norm.weight
     assert converted.running_mean is norm.running_mean
@@ -158,7 +158,7 @@ def test_norms_become_global(name):
     inside = GINConv(torch.nn.Sequential(_mlp(), NORMS[name]()))
     model = wrap(torch.nn.ModuleList([GINConv(_mlp()), norm, inside, norm]))
     assert model[1] is model[3]
-    for converted in (model[1], model[2].conv.nn[1]):
+    for converted in (model[1], model[2].nn[1]):
         assert isinstance(converted, type(norm))
         assert converted.is_global
     assert wrap(model)[1] is model[1]

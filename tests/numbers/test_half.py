@@ -144,7 +144,7 @@ def _pass(
     found = {'out': out.detach(), 'x': x.grad}
     if edge is not None:
         found['edge'] = edge.grad
-    names = [key.replace('.conv.', '.') for key, _ in model.named_parameters()]
+    names = [key for key, _ in model.named_parameters()]
     return found | dict(zip(names, [p.grad for p in model.parameters()], strict=True))
 
 

@@ -50,9 +50,9 @@ class WholeGraphWeight(Tensor):
 class Normalizer:
     """The normalisations on the shards of a forward; without gradient computed once (exact)."""
 
-    def __init__(self, exchanges: Exchanges, agreed: dict[Any, Any]) -> None:
+    def __init__(self, exchanges: Exchanges, checked: set[str]) -> None:
         self.exchanges = exchanges
-        self.agreed = agreed
+        self.checked = checked
 
     def gcn_norm(
         self,
@@ -145,9 +145,9 @@ class Normalizer:
                 f"expected one row per edge in 'edge_weight': {num_edges} rows "
                 f'(got shape {tuple(edge_weight.shape)})'
             )
-        if shard.world_size > 1 and function not in self.agreed:
+        if shard.world_size > 1 and function not in self.checked:
             raise_together(error)
-            self.agreed[function] = True
+            self.checked.add(function)
         elif error is not None:
             raise error
 

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.comm import agree, check_equal
-from pyg_sar.conv.call.paths import Mode, Path
 
 
 @dataclass(frozen=True)
-class Call:
-    """What the ranks tell each other of a call.
+class Offer:
+    """What a rank tells the others of a call.
 
     Attributes:
         types: Kind, dtype, row shape and need of a gradient of every tensor.
@@ -47,7 +46,7 @@ class Call:
         path: str,
         one_pass: bool,
         one_shot_bytes: int = 0,
-    ) -> Call:
+    ) -> Offer:
         """The call with these arguments."""
         kinds = {'src': arguments.src, 'dst': arguments.dst}
         types = tuple(
@@ -55,7 +54,7 @@ class Call:
             for kind, tensors in kinds.items()
             for t in tensors
         )
-        return Call(types, rows, num_edges, num_nodes, sums, path, one_pass, one_shot_bytes)
+        return Offer(types, rows, num_edges, num_nodes, sums, path, one_pass, one_shot_bytes)
 
     @property
     def is_bound(self) -> bool:
@@ -63,40 +62,24 @@ class Call:
         return self.num_edges >= 0
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """What the ranks have agreed on for one kind of call.
+def signature(kwargs: dict[str, Any], rows: set[int]) -> tuple[Any, ...]:
+    """What tells one kind of call from another, on this rank.
 
-    Attributes:
-        function: The function's name, with its conv's.
-        edge_names: The tensors with one row per edge.
-        path: How the call is computed.
-        one_pass: Whether one pass computes its softmax.
-        mode: The mode it is computed in; never ``'auto'``.
-        one_shot_bytes: The most that mode one_shot would hold on any rank, in bytes; 0 where it was
-            not asked for.
+    Args:
+        kwargs: The arguments of the call.
+        rows: Numbers of nodes and edges, which may be others at the next call.
     """
-
-    function: str
-    edge_names: frozenset[str]
-    path: Path
-    one_pass: bool
-    mode: Mode
-    one_shot_bytes: int
-
-
-def signature(kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells one kind of call from another, on this rank."""
     found = []
     for name, value in sorted(kwargs.items()):
         for tensor in value if isinstance(value, (tuple, list)) else [value]:
             if isinstance(tensor, Tensor):
-                found.append((name, tensor.dim(), tensor.dtype, _needs_grad(tensor)))
+                shape = tuple('rows' if size in rows else size for size in tensor.shape)
+                found.append((name, shape, tensor.dtype, _needs_grad(tensor)))
     return tuple(found)
 
 
 def agree_on_call(
-    name: str, call: Call, error: Exception | None, world_size: int
+    name: str, call: Offer, error: Exception | None, world_size: int
 ) -> tuple[frozenset[str], bool, int]:
     """Compares a call of a message function between the ranks (collective: one all-gather).
 
@@ -120,7 +103,7 @@ def agree_on_call(
         names = frozenset(n for n, rows in call.rows.items() if rows == call.num_edges)
         return names, call.one_pass, call.one_shot_bytes
     answers = agree((vars(call), None if error is None else str(error)))
-    calls = [Call(**other) for other, _ in answers]
+    calls = [Offer(**other) for other, _ in answers]
     edge_names: frozenset[str] = frozenset()
     if all(other.is_bound for other in calls):
         check_equal(f'arguments of {name}', sorted(call.rows), [sorted(c.rows) for c in calls])
@@ -149,7 +132,7 @@ def edge_tensors(rows: dict[str, int], num_edges: int) -> list[str]:
     return sorted(set.intersection(*answers))
 
 
-def _is_edge_tensor(name: str, where: str, calls: list[Call]) -> bool:
+def _is_edge_tensor(name: str, where: str, calls: list[Offer]) -> bool:
     """Whether a tensor has one row per edge on every rank."""
     has_edge_rows = [call.rows[name] == call.num_edges for call in calls]
     if all(has_edge_rows):
@@ -164,7 +147,7 @@ def _is_edge_tensor(name: str, where: str, calls: list[Call]) -> bool:
     return False
 
 
-def _check_whole(name: str, where: str, calls: list[Call]) -> None:
+def _check_whole(name: str, where: str, calls: list[Offer]) -> None:
     """Raises for a tensor that a message reads as it is, if it holds the nodes of one rank only."""
     rows = [call.rows[name] for call in calls]
     # Parts may have as many nodes each; a weight may have as many rows, but is the same everywhere.

@@ -28,6 +28,7 @@ from pyg_sar.conv.message.sample_edges import (
     with_made_up_edges,
 )
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
+from pyg_sar.conv.names import name_of
 from pyg_sar.shard.plan import Plan
 
 _MEMORY_SHARE = 16
@@ -113,7 +114,7 @@ def run_gather(
     seen = observe(binding)
     if seen.is_dense and not (plan.is_whole and plan.shard.e_id is not None):
         raise ValueError(
-            f'expected the edge_index of the shard itself in {type(binding.conv).__name__}, whose '
+            f'expected the edge_index of the shard itself in {name_of(binding.conv)}, whose '
             'aggregation may depend on the order of the edges (got edges derived from it)'
         )
     width, num_nodes = _whole_graph(plan) if seen.reads_sizes else (0, 0)

@@ -16,6 +16,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.conv.message.intercept import SourceIndex
+from pyg_sar.conv.names import name_of
 from pyg_sar.shard.plan import Plan
 
 
@@ -188,7 +189,7 @@ def bind(
             is_edge = has_edge_rows if edge_names is None else name in edge_names
             if is_edge and not has_edge_rows:
                 raise ValueError(
-                    f"expected one row per edge in '{name}' of {type(conv).__name__}: "
+                    f"expected one row per edge in '{name}' of {name_of(conv)}: "
                     f'{plan.num_edges} rows (got shape {tuple(value.shape)})'
                 )
             role = 'edge' if is_edge else 'whole'
@@ -201,7 +202,7 @@ def _own_rows(conv: MessagePassing, name: str, value: Tensor, num_own: int) -> T
     dim = _node_dim(conv, value)
     if value.dim() == 0 or value.size(dim) != num_own:
         raise ValueError(
-            f"expected one row per own node in '{name}' of {type(conv).__name__}: {num_own} rows "
+            f"expected one row per own node in '{name}' of {name_of(conv)}: {num_own} rows "
             f'in dimension {dim} (got shape {tuple(value.shape)})'
         )
     return value if dim == 0 else value.movedim(dim, 0)

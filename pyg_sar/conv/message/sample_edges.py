@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.conv.message.arguments import Binding
+from pyg_sar.conv.names import name_of
 
 NUM_SAMPLES = 3
 
@@ -62,7 +63,7 @@ def edge_rows(
     value = changed.get(name)
     if not isinstance(value, Tensor) or value.size(0) != edge_index.size(1):
         raise ValueError(
-            f"expected {type(conv).__name__} to set '{name}' to one row per edge in every block"
+            f"expected {name_of(conv)} to set '{name}' to one row per edge in every block"
         )
     return value
 

@@ -1,0 +1,20 @@
+"""What a conv is: its class in PyG or in the user's code, and that class's name.
+
+The class of a :class:`pyg_sar.SARConv` is made on the fly. Where a class decides something, or a
+message names a conv, the class that the user wrote is meant.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def plain_class(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """The class of a module; of a SARConv that of the conv it was."""
+    found: type[torch.nn.Module] = getattr(type(module), '_plain_class', None) or type(module)
+    return found
+
+
+def name_of(module: torch.nn.Module) -> str:
+    """The name of :func:`plain_class`, for messages."""
+    return plain_class(module).__name__
