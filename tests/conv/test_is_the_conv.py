@@ -1,0 +1,255 @@
+"""SARConv(conv) is conv: what a program does to the conv afterwards is done to what computes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from small_graphs import cut, small_graph
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn import (
+    APPNP,
+    ChebConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    MessagePassing,
+    SAGEConv,
+    aggr,
+)
+from torch_geometric.nn.models import GAT, GCN
+
+from pyg_sar import SARConv, load_shard, wrap
+
+
+def _no_self_loops(conv: Any) -> None:
+    conv.add_self_loops = False
+
+
+def _more_hops(conv: Any) -> None:
+    conv.K = 3
+
+
+def _steeper(conv: Any) -> None:
+    conv.negative_slope = 0.9
+
+
+def _another_layer(conv: Any) -> None:
+    torch.manual_seed(7)
+    conv.lin_l = torch.nn.Linear(6, 4).double()
+
+
+def _another_aggregation(conv: Any) -> None:
+    conv.aggr_module = aggr.MaxAggregation()
+
+
+def _against_the_edges(conv: Any) -> None:
+    conv.flow = 'target_to_source'
+
+
+def _another_message(conv: Any) -> None:
+    conv.message = lambda x_j: x_j.relu() ** 2
+
+
+def _nothing_cached(conv: Any) -> None:
+    conv._cached_edge_index = None
+    conv.improved = True
+
+
+def _another_weight(conv: Any) -> None:
+    torch.manual_seed(7)
+    with torch.no_grad():
+        conv.lin_l.weight = torch.nn.Parameter(torch.randn(4, 6).double())
+
+
+CHANGES: dict[str, tuple[Callable[[], MessagePassing], Callable[[Any], None]]] = {
+    'add_self_loops': (lambda: GCNConv(6, 4), _no_self_loops),
+    'K': (lambda: APPNP(2, 0.1), _more_hops),
+    'negative_slope': (lambda: GATConv(6, 4), _steeper),
+    'lin_l': (lambda: SAGEConv(6, 4), _another_layer),
+    'aggr_module': (lambda: SAGEConv(6, 4), _another_aggregation),
+    'flow': (lambda: SAGEConv(6, 4), _against_the_edges),
+    'message': (lambda: SAGEConv(6, 4), _another_message),
+    'cache': (lambda: GCNConv(6, 4, cached=True), _nothing_cached),
+    'weight': (lambda: SAGEConv(6, 4), _another_weight),
+}
+
+
+def _changed(name: str, data: Any, *, sar: bool, before: bool) -> tuple[Tensor, ...]:
+    """Output and gradients of a conv that was changed, before its first forward or after it."""
+    make, change = CHANGES[name]
+    torch.manual_seed(1)
+    conv = make().double()
+    if sar:
+        conv = SARConv(conv)
+    if not before:
+        conv(data.x, data.edge_index)
+    change(conv)
+    x = data.x.clone().requires_grad_()
+    out = conv(x, data.edge_index)
+    ids = getattr(data, 'n_id', torch.arange(data.num_nodes))
+    factors = torch.linspace(-1, 1, 40, dtype=out.dtype)[ids, None]
+    gradients = torch.autograd.grad((out * factors).sum(), [x, *conv.parameters()])
+    return out, *gradients
+
+
+def _changed_on_ranks(root: str, name: str, before: bool) -> tuple[Tensor, ...]:
+    data = load_shard(root)
+    found = _changed(name, data, sar=True, before=before)
+    return (data.n_id, *(t.detach() for t in found))
+
+
+@pytest.fixture(scope='module')
+def graph() -> Data:
+    return small_graph()
+
+
+@pytest.mark.parametrize('before', [True, False], ids=['before', 'after'])
+@pytest.mark.parametrize('name', CHANGES)
+@pytest.mark.parametrize('world_size', [1, 3])
+def test_attributes_set_later(graph, tmp_path, name, before, world_size):
+    out, grad_x, *gradients = _changed(name, graph, sar=False, before=before)
+    found, found_x = torch.zeros_like(out), torch.zeros_like(grad_x)
+    summed = [torch.zeros_like(gradient) for gradient in gradients]
+    root = str(cut(graph, 3, tmp_path / 'parts'))
+    for ids, rows, own_x, *own in run_ranks(_changed_on_ranks, world_size, root, name, before):
+        found[ids], found_x[ids] = rows, own_x
+        for total, gradient in zip(summed, own, strict=True):
+            total += gradient
+    torch.testing.assert_close(found, out, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found_x, grad_x, rtol=1e-10, atol=1e-10)
+    for total, gradient in zip(summed, gradients, strict=True):
+        torch.testing.assert_close(total, gradient, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize('name', CHANGES)
+def test_attributes_set_later_on_a_plain_graph(graph, name):
+    plain = _changed(name, graph, sar=False, before=False)
+    converted = _changed(name, graph, sar=True, before=False)
+    assert all(torch.equal(a, b) for a, b in zip(plain, converted, strict=True))
+
+
+def test_the_object_and_its_class():
+    conv = GATConv(6, 4, heads=2)
+    parameters = dict(conv.named_parameters())
+    sar = SARConv(conv, mode='one_shot')
+    assert sar is conv
+    assert isinstance(sar, GATConv)
+    assert isinstance(sar, SARConv)
+    assert type(sar).__name__ == 'SARGATConv'
+    assert type(sar).__mro__[1:3] == (SARConv, GATConv)
+    assert type(SARConv(GATConv(6, 4))) is type(sar)
+    assert dict(sar.named_parameters()) == parameters
+    assert list(sar.state_dict()) == list(parameters)
+    assert type(type(sar)(6, 4)) is GATConv
+
+
+def test_names_of_parameters_are_those_of_the_state():
+    """Groups of an optimizer and averages of parameters are found by name."""
+    model = wrap(GAT(6, 8, 2, 3))
+    assert {name for name, _ in model.named_parameters()} <= set(model.state_dict())
+    decayed = [p for name, p in model.named_parameters() if name == 'convs.0.bias']
+    assert len(decayed) == 1
+    average = copy.deepcopy(model.state_dict())
+    for name, parameter in model.named_parameters():
+        average[name].lerp_(parameter.detach(), 0.1)
+    model.load_state_dict(average)
+
+
+@pytest.mark.parametrize('make', [lambda: GATConv(6, 4), lambda: GCNConv(6, 4)])
+@pytest.mark.parametrize('way', ['deepcopy', 'pickle', 'torch.save'])
+def test_copies(graph, tmp_path, make, way):
+    data = load_shard(cut(graph, 2, tmp_path / 'parts'))
+    sar = SARConv(make().double(), mode='sequential_no_remat')
+    want = sar(data.x, data.edge_index)
+    if way == 'deepcopy':
+        other = copy.deepcopy(sar)
+    elif way == 'pickle':
+        other = pickle.loads(pickle.dumps(sar))
+    else:
+        buffer = io.BytesIO()
+        torch.save(sar, buffer)
+        buffer.seek(0)
+        other = torch.load(buffer, weights_only=False)
+    assert type(other) is type(sar)
+    assert other.sar_options == sar.sar_options
+    torch.testing.assert_close(other(data.x, data.edge_index), want, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        next(other.parameters()).zero_()
+    assert not torch.equal(other(data.x, data.edge_index), want)
+    torch.testing.assert_close(sar(data.x, data.edge_index), want, rtol=1e-12, atol=1e-12)
+
+
+LOAD = """
+import sys, torch, pyg_sar
+sar = torch.load(sys.argv[1], weights_only=False)
+data = pyg_sar.load_shard(sys.argv[2])
+torch.save(sar(data.x, data.edge_index).detach(), sys.argv[3])
+"""
+
+
+@pytest.mark.slow
+def test_a_saved_model_in_another_process(graph, tmp_path):
+    """Where the class was never made, and PyG has not generated a method of it."""
+    import subprocess
+    import sys
+
+    root = cut(graph, 2, tmp_path / 'parts')
+    data = load_shard(root)
+    model = wrap(GCN(6, 8, 2, 3).double().eval())
+    torch.save(model, tmp_path / 'model.pt')
+    paths = [str(tmp_path / 'model.pt'), str(root), str(tmp_path / 'out.pt')]
+    subprocess.run([sys.executable, '-c', LOAD, *paths], check=True, timeout=120)
+    want = model(data.x, data.edge_index).detach()
+    torch.testing.assert_close(torch.load(tmp_path / 'out.pt'), want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('world_size', [1, 3])
+def test_propagate_called_directly(graph, tmp_path, world_size):
+    """It is a layer by itself."""
+    conv = SAGEConv(6, 4, aggr='max').double()
+    want = conv.propagate(graph.edge_index, x=(graph.x, graph.x), size=None)
+    root = str(cut(graph, 3, tmp_path / 'parts'))
+    for ids, out in run_ranks(_propagated, world_size, root):
+        torch.testing.assert_close(out, want[ids], rtol=1e-10, atol=1e-10)
+
+
+def _propagated(root: str | Path) -> tuple[Tensor, Tensor]:
+    data = load_shard(root)
+    conv = SARConv(SAGEConv(6, 4, aggr='max').double())
+    return data.n_id, conv.propagate(data.edge_index, x=(data.x, data.x), size=None).detach()
+
+
+@pytest.mark.parametrize('make', [GCNConv, GATConv, GATv2Conv, lambda i, o: ChebConv(i, o, 2)])
+def test_parametrized(graph, tmp_path, make):
+    """Spectral norm puts another class on top of a layer, parametrize on top of the conv."""
+    from torch.nn.utils import parametrizations, parametrize
+
+    class Double(torch.nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return 2 * weight
+
+    torch.manual_seed(1)
+    plain = make(6, 4).double()
+    layer = next(m for m in plain.modules() if type(m).__name__ == 'Linear')
+    parametrizations.spectral_norm(layer)
+    plain.eval()
+    sar = SARConv(copy.deepcopy(plain))
+    for conv in (plain, sar):
+        parametrize.register_parametrization(conv, 'bias', Double())
+        with torch.no_grad():
+            conv.parametrizations.bias.original.fill_(0.5)
+    data = load_shard(cut(graph, 2, tmp_path / 'parts'))
+    want = plain(graph.x, graph.edge_index)[data.n_id]
+    torch.testing.assert_close(sar(data.x, data.edge_index), want, rtol=1e-10, atol=1e-10)
+    again = copy.deepcopy(sar)
+    assert isinstance(again, SARConv)
+    torch.testing.assert_close(again(data.x, data.edge_index), want, rtol=1e-10, atol=1e-10)
