@@ -15,9 +15,8 @@ from pyg_sar.comm.buffers import Buffers
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.swap import ROWS_TAG, Swap
-from pyg_sar.conv.call.ordered import OrderedPropagation
-from pyg_sar.conv.call.paths import Paths
-from pyg_sar.conv.inspect.trace import Trace
+from pyg_sar.conv.call import paths, propagation
+from pyg_sar.conv.call.paths import Call
 from pyg_sar.shard.shard import Shard
 
 
@@ -114,21 +113,15 @@ def metered() -> Iterator[Meter]:
                 meter.together = max(meter.together, rows)
             return fetched
 
-        def replayed(
-            original: Any, self: Paths, plan: Any, binding: Any, traced: Trace
-        ) -> tuple[Any, Any]:
-            meter.note('softmax' if traced.num_softmax else 'replay')
-            outputs: tuple[Any, Any] = original(self, plan, binding, traced)
-            return outputs
-
-        def path_of(original: Any, self: Paths, path: str, *args: Any) -> Any:
-            if path != 'replay':  # whether it has a softmax shows further in
+        def noting(run: Callable[[Call], Any]) -> Callable[[Call], Any]:
+            def noted(call: Call) -> Any:
+                path: str = call.decision.path
+                if path == 'replay' and call.trace.num_softmax:
+                    path = 'softmax'
                 meter.note(path)
-            return original(self, path, *args)
+                return run(call)
 
-        def ordered(original: Any, self: OrderedPropagation, *args: Any) -> Any:
-            meter.note('one_shot')
-            return original(self, *args)
+            return noted
 
         def exchange(original: Any, self: Exchange, shard: Shard, **kwargs: Any) -> None:
             original(self, shard, **kwargs)
@@ -139,8 +132,8 @@ def metered() -> Iterator[Meter]:
         patch(Buffers, 'free', free)
         patch(GradientReturn, 'rows', gradient_rows)
         patch(Exchange, 'fetch_requested', fetch_requested)
-        patch(OrderedPropagation, '_aggregate', ordered)
-        patch(Paths, '_replayed', replayed)
-        patch(Paths, 'aggregate', path_of)
-        patch(Paths, 'edge_update', path_of)
+        of_paths = {path: noting(run) for path, run in paths.AGGREGATE.items()}
+        stack.enter_context(mock.patch.dict(paths.AGGREGATE, of_paths))
+        edges = noting(propagation.update_edges)
+        stack.enter_context(mock.patch.object(propagation, 'update_edges', edges))
         yield meter

@@ -92,7 +92,7 @@ def _auto(
     if kind == 'replay':
         found['edge_attr'] = edge_attr.grad, want['edge_attr'][data.e_id]
     for name, parameter in _model(kind).named_parameters():
-        total = dict(model.named_parameters())[_wrapped(name)].grad.clone()
+        total = dict(model.named_parameters())[name].grad.clone()
         dist.all_reduce(total)
         found[name] = total, parameter.data.new_tensor(want[name].tolist())
     differences = {
@@ -108,12 +108,6 @@ def _auto(
             out.sum().backward()
         traffic.append((forward, backward))
     return differences, [conv.chosen_modes() for conv in model.convs], traffic
-
-
-def _wrapped(name: str) -> str:
-    """The name of a plain model's parameter in a wrapped one."""
-    module, number, *rest = name.split('.')
-    return '.'.join([module, number, 'conv', *rest]) if module == 'convs' else name
 
 
 @pytest.mark.parametrize('world_size', [2, 3])
@@ -319,7 +313,7 @@ def test_models_pass_options_on():
             torch.nn.ModuleList([GCNConv(6, 6)]), return_memory=False, **options
         ).module,
     ):
-        assert {name: getattr(model[0], name) for name in options} == options
+        assert vars(model[0].sar_options) == options
         assert model[0].chosen_modes() == []
 
 

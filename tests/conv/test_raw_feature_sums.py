@@ -235,7 +235,7 @@ def _hook_on_one_rank(root: str) -> tuple[list[Tensor], list[int]]:
     outs, counts = [], []
     for epoch in range(3):
         if epoch == 1 and dist.get_rank() == 1:
-            model.register_aggregate_forward_hook(lambda *_: None)
+            model.aggr_module.register_forward_hook(lambda *_: None)
         with _Counted() as counted:
             outs.append(model(data.x, data.edge_index).detach())
         counts.append(counted.count)

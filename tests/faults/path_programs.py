@@ -54,7 +54,7 @@ class Net(torch.nn.Module):
         x = self.first(data.x)
         if self.norm is not None:
             x = self.norm(x)
-        if isinstance(self.conv.conv, GINEConv):  # type: ignore[union-attr]
+        if isinstance(self.conv, GINEConv):
             return self.conv(x, data.edge_index, self.edges(data.edge_attr))
         return self.conv(x, data.edge_index)
 

@@ -119,8 +119,8 @@ def _different(kind: str) -> str:
 @pytest.mark.parametrize(
     ('kind', 'words'),
     [
-        ('class', ["'convs.1.conv': torch_geometric.nn.conv.gat_conv.GATConv on rank 0", 'rank 2']),
-        ('setting', ["'convs.2.conv': improved=False on rank 0", 'improved=True on rank 2']),
+        ('class', ["'convs.1': torch_geometric.nn.conv.gat_conv.GATConv on rank 0", 'rank 2']),
+        ('setting', ["'convs.2': improved=False on rank 0", 'improved=True on rank 2']),
         ('shape', ["'extra': torch.float32 of shape (2,), with gradient on rank 2"]),
         ('dtype', ['torch.float64 of shape (8, 6)', 'torch.float32 of shape (8, 6)']),
         ('mode', ['mode=sequential on rank 0', 'mode=one_shot on rank 2']),

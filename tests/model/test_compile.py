@@ -1,0 +1,35 @@
+"""torch.compile around a model on a cut graph: its graph breaks at the convs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_graphs import cut, small_graph
+from torch_geometric.nn.models import GAT
+
+import pyg_sar
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings('ignore::DeprecationWarning'),
+]
+
+
+@pytest.mark.parametrize('first', ['compile', 'wrap'])
+def test_compile(tmp_path, first):
+    graph = small_graph()
+    data = pyg_sar.load_shard(cut(graph, 2, tmp_path / 'parts'))
+    torch.manual_seed(0)
+    model = GAT(6, 8, 2, 3, norm='batch_norm').double()
+    want = model(graph.x, graph.edge_index)[data.n_id]
+    want_grads = torch.autograd.grad(want.square().sum(), list(model.parameters()))
+    if first == 'compile':
+        compiled = pyg_sar.wrap(torch.compile(model, backend='eager'))
+    else:
+        compiled = torch.compile(pyg_sar.wrap(model), backend='eager')
+    for _ in range(2):
+        out = compiled(data.x, data.edge_index)
+        torch.testing.assert_close(out, want, rtol=1e-10, atol=1e-10)
+        grads = torch.autograd.grad(out.square().sum(), list(model.parameters()))
+        for grad, wanted in zip(grads, want_grads, strict=True):
+            torch.testing.assert_close(grad, wanted, rtol=1e-10, atol=1e-10)
