@@ -1,13 +1,16 @@
-"""Knowledge goes one way: no room imports one to its right."""
+"""Knowledge goes one way: rooms, the folders in them and files import in one order, no circles."""
 
 from __future__ import annotations
 
 import ast
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / 'pyg_sar'
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / 'pyg_sar'
 
 MAY_IMPORT = {
     'monitor': {'monitor'},
@@ -38,15 +41,39 @@ MAY_IMPORT = {
     'plan': {'planner'},
 }
 
+FOLDERS = {
+    'conv': ('call', 'inspect', 'message', 'around', 'reuse'),
+    'comm': ('reshard', 'faults'),
+    'shard': ('read', 'format'),
+    'partitioner': ('sources', 'write', 'methods', 'on_disk'),
+}
+"""The folders of a room: each may import those after it."""
 
-def _imports(path: Path) -> set[str]:
+MAX_FILES = 12
+
+
+@cache
+def _modules() -> dict[str, Path]:
+    """Every module of the package, by its name."""
+    return {
+        '.'.join(path.relative_to(ROOT).with_suffix('').parts): path
+        for path in PACKAGE.rglob('*.py')
+        if path.name != '__init__.py'
+    }
+
+
+@cache
+def _imports(path: Path) -> frozenset[str]:
+    """What a file imports, wherever in it; a module that is imported by name as that module."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
-            found.add(node.module)
+            full = {f'{node.module}.{alias.name}' for alias in node.names}
+            modules = full & _modules().keys()
+            found |= modules or {node.module}
         elif isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
-    return found
+    return frozenset(found)
 
 
 def _files(room: str) -> list[Path]:
@@ -66,6 +93,31 @@ def test_imports_go_one_way(room: str) -> None:
     for path in _files(room):
         own = {name.split('.')[1] for name in _imports(path) if name.startswith('pyg_sar.')}
         assert own <= MAY_IMPORT[room], path
+
+
+@pytest.mark.parametrize('room', FOLDERS)
+def test_folders_of_a_room_have_their_order(room: str) -> None:
+    folders = FOLDERS[room]
+    assert {p.name for p in (PACKAGE / room).iterdir() if any(p.glob('*.py'))} == set(folders)
+    for i, folder in enumerate(folders):
+        for path in (PACKAGE / room / folder).rglob('*.py'):
+            for name in _imports(path):
+                before = [f'pyg_sar.{room}.{other}.' for other in folders[:i]]
+                assert not name.startswith(tuple(before)), f'{path} imports {name}'
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    graph = {name: _imports(path) & _modules().keys() for name, path in _modules().items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f'a circle of imports: {error.args[1]}')
+
+
+def test_no_folder_is_a_long_list() -> None:
+    folders = [PACKAGE, *(path for path in PACKAGE.rglob('*') if path.is_dir())]
+    counts = {folder: len(list(folder.glob('*.py'))) for folder in folders}
+    assert {f: n for f, n in counts.items() if n > MAX_FILES} == {}
 
 
 @pytest.mark.parametrize(
