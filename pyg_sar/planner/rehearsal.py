@@ -22,7 +22,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.conv.options import Mode
 from pyg_sar.loss import global_mean
-from pyg_sar.planner.live_bytes import LiveBytes
+from pyg_sar.monitor.live_bytes import LiveBytes
 from pyg_sar.planner.sizes import RankSizes
 from pyg_sar.planner.world import World
 from pyg_sar.shard.edge_index import ShardEdgeIndex

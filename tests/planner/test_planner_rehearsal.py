@@ -14,7 +14,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
-from pyg_sar.planner.live_bytes import LiveBytes
+from pyg_sar.monitor.live_bytes import LiveBytes
 from pyg_sar.planner.prediction import MODES
 from pyg_sar.planner.rehearsal import make_data, rehearse
 from pyg_sar.planner.sizes import RankSizes
