@@ -8,25 +8,25 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 from pyg_sar.planner import Planner, Statistics, by_hand, read_statistics
-from pyg_sar.planner.fit import least_ranks
-from pyg_sar.planner.models import MODELS, make_model
-from pyg_sar.planner.prediction import MODES, Prediction
-from pyg_sar.planner.process import base_bytes
-from pyg_sar.planner.rehearsal import Job
+from pyg_sar.planner.rehearsal import MODES, Job
 from pyg_sar.planner.report import NOTE, as_dict, rank_table, table
 from pyg_sar.planner.units import format_bytes, parse_bytes, parse_counts, parse_share
 
+_MODELS = {'sage': GraphSAGE, 'gcn': GCN, 'gat': GAT, 'gin': GIN}
 _DTYPES = ('float32', 'float64')
 _OPTIMIZERS = {'adam': torch.optim.Adam, 'sgd': torch.optim.SGD}
 _MOST_RANKS = 1 << 14
 _MOST_LISTED = 64
+_BASE_BYTES = 330 << 20  # Python with torch and torch_geometric on Linux, CPU
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,38 +44,45 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    base = base_bytes()
+    base = _base_bytes()
     memory = None if args.memory is None else parse_bytes(args.memory)
     counts = None if args.ranks is None else parse_counts(args.ranks)
     statistics = _statistics(args)
-    if args.bandwidth <= 0:
-        raise ValueError(f"'--bandwidth' must be positive (got {args.bandwidth})")
-    planner = Planner(
-        statistics, _job(args, statistics), bandwidth=args.bandwidth * 1e9, timed=args.timed
+    job = _job(args, statistics)
+    planner = Planner(statistics, job, bandwidth=args.bandwidth * 1e9, timed=args.timed)
+    predictions = [planner.predict(n) for n in counts or _counts(statistics)]
+    print(
+        f'{statistics.num_nodes:,} nodes, {statistics.num_edges:,} directed edges; {args.model}, '
+        f'{args.layers} layers, hidden {args.hidden}, {args.mode}, {args.dtype}, {args.optimizer}'
     )
-    predict = functools.cache(planner.predict)
-    predictions = [predict(n) for n in counts or _counts(statistics)]
-    print(_headline(args, statistics))
     report = {'base_bytes': base, 'predictions': [as_dict(p, base) for p in predictions]}
-    folder = statistics.folder
-    if folder is not None and folder.num_parts <= _MOST_LISTED:
-        as_cut = [p for p in predictions if p.num_ranks == folder.num_parts]
-        for prediction in as_cut:
-            print(f'\n{folder.num_parts} ranks, each of them\n{rank_table(prediction)}')
+    num_parts = None if statistics.folder is None else statistics.folder.num_parts
+    for prediction in predictions:
+        if prediction.num_ranks == num_parts and num_parts <= _MOST_LISTED:
+            print(f'\n{num_parts} ranks, each of them\n{rank_table(prediction)}')
     print(f'\nlargest rank, for each number of ranks\n{table(predictions, base)}')
     if memory is not None:
-        report['least_ranks'] = _print_least(predict, memory, base, statistics)
-    print(f'\n{_assumptions(args, base)}\n{NOTE}')
+        report['least_ranks'] = _print_least(planner, memory, base)
+    print(
+        f'\nAssumed: {args.bandwidth:g} GB/s received by each rank, {torch.get_num_threads()} '
+        f'threads per rank as here, {format_bytes(base)} for Python and its libraries.\n{NOTE}'
+    )
     if args.json is not None:
         Path(args.json).write_text(json.dumps(report, indent=1) + '\n', encoding='utf-8')
     return 0
 
 
+def _base_bytes() -> int:
+    """What this process holds just after its imports (Linux; elsewhere a typical value)."""
+    status = Path('/proc/self/status')
+    found = re.search(r'VmRSS:\s*(\d+)', status.read_text()) if status.exists() else None
+    return int(found[1]) << 10 if found else _BASE_BYTES
+
+
 def _statistics(args: argparse.Namespace) -> Statistics:
     given = [args.nodes, args.edges]
-    others = [*given, *args.cut, *args.halo]
     if args.parts is not None:
-        if any(value is not None for value in others):
+        if any(value is not None for value in (*given, *args.cut, *args.halo)):
             raise ValueError("expected a partition folder or '--nodes' and '--edges' (got both)")
         return read_statistics(args.parts)
     if None in given:
@@ -87,25 +94,21 @@ def _statistics(args: argparse.Namespace) -> Statistics:
 def _job(args: argparse.Namespace, statistics: Statistics) -> Job:
     width = _known('--in', args.in_channels, statistics.in_channels)
     classes = _known('--out', args.out_channels, statistics.num_classes)
-    model = make_model(
-        args.model,
+    if not 0 <= args.dropout < 1:
+        raise ValueError(f"'--dropout' must lie in [0, 1) (got {args.dropout})")
+    if args.model == 'gat' and args.hidden % args.heads:
+        raise ValueError(f"'--heads' must divide '--hidden' (got {args.heads} and {args.hidden})")
+    model = _MODELS[args.model](
         width,
         args.hidden,
         args.layers,
         classes,
-        heads=args.heads,
         norm={'batch': 'batch_norm', 'none': None}[args.norm],
         dropout=args.dropout,
+        **({'heads': args.heads} if args.model == 'gat' else {}),
     )
-    make_optimizer = functools.partial(_OPTIMIZERS[args.optimizer], lr=0.01)
-    return Job(
-        model,
-        width,
-        args.mode,
-        lambda m, data: m(data.x, data.edge_index),
-        make_optimizer,
-        getattr(torch, args.dtype),
-    )
+    optimizer = functools.partial(_OPTIMIZERS[args.optimizer], lr=0.01)
+    return Job(model, width, args.mode, optimizer, getattr(torch, args.dtype))
 
 
 def _known(name: str, given: int | None, found: int | None) -> int:
@@ -128,14 +131,10 @@ def _counts(statistics: Statistics) -> list[int]:
     return sorted({*counts, *known})
 
 
-def _print_least(
-    predict: functools._lru_cache_wrapper[Prediction],
-    memory: int,
-    base: int,
-    statistics: Statistics,
-) -> int | None:
+def _print_least(planner: Planner, memory: int, base: int) -> int | None:
+    statistics = planner.statistics
     most = min(_MOST_RANKS, statistics.num_nodes) if statistics.points else 1
-    found = least_ranks(predict, lambda p: p.memory_bytes + base <= memory, most)
+    found = planner.least_ranks(lambda p: p.memory_bytes + base <= memory, most)
     if found is None:
         print(f'\n{most:,} ranks of {format_bytes(memory)} do not suffice')
         return None
@@ -146,20 +145,6 @@ def _print_least(
     return found.num_ranks
 
 
-def _headline(args: argparse.Namespace, statistics: Statistics) -> str:
-    return (
-        f'{statistics.num_nodes:,} nodes, {statistics.num_edges:,} directed edges; {args.model}, '
-        f'{args.layers} layers, hidden {args.hidden}, {args.mode}, {args.dtype}, {args.optimizer}'
-    )
-
-
-def _assumptions(args: argparse.Namespace, base: int) -> str:
-    return (
-        f'Assumed: {args.bandwidth:g} GB/s received by each rank, {torch.get_num_threads()} '
-        f'threads per rank as here, {format_bytes(base)} for Python and its libraries.'
-    )
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog='python -m pyg_sar.plan',
@@ -167,48 +152,42 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
+    default = functools.partial(add, help='default: %(default)s')
     add('parts', nargs='?', metavar='PARTS', help='a folder of python -m pyg_sar.partition')
-    add('--model', choices=sorted(MODELS), default='sage', help='default: %(default)s')
-    add('--hidden', type=int, default=256, metavar='H', help='default: %(default)s')
-    add('--layers', type=int, default=3, metavar='L', help='default: %(default)s')
-    add('--in', type=int, dest='in_channels', metavar='F', help="default: the folder's")
-    add('--out', type=int, dest='out_channels', metavar='C', help="default: the folder's")
-    add('--heads', type=int, default=4, help='of gat, HIDDEN of all together; default: %(default)s')
-    add('--mode', choices=MODES, default='sequential', help='default: %(default)s')
-    add('--norm', choices=('batch', 'none'), default='batch', help='default: %(default)s')
-    add('--dropout', type=float, default=0.0, metavar='P', help='default: %(default)s')
-    add('--optimizer', choices=sorted(_OPTIMIZERS), default='adam', help='default: %(default)s')
-    add('--dtype', choices=_DTYPES, default='float32', help='default: %(default)s')
-    add('--bandwidth', type=float, default=1.25, metavar='GB/S', help='default: %(default)s')
+    default('--model', choices=sorted(_MODELS), default='sage')
+    default('--hidden', type=_positive, default=256, metavar='H')
+    default('--layers', type=_positive, default=3, metavar='L')
+    for name, letter in (('in', 'F'), ('out', 'C')):
+        known = "default: the folder's"
+        add(f'--{name}', type=_positive, dest=f'{name}_channels', metavar=letter, help=known)
+    of_gat = 'of gat, HIDDEN of all together; default: %(default)s'
+    add('--heads', type=_positive, default=4, help=of_gat)
+    default('--mode', choices=MODES, default='sequential')
+    default('--norm', choices=('batch', 'none'), default='batch')
+    default('--dropout', type=float, default=0.0, metavar='P')
+    default('--optimizer', choices=sorted(_OPTIMIZERS), default='adam')
+    default('--dtype', choices=_DTYPES, default='float32')
+    default('--bandwidth', type=float, default=1.25, metavar='GB/S')
     add('--ranks', metavar='R,R,...', help="default: powers of 2 about the folder's parts")
     add('--memory', metavar='SIZE', help='find the least number of ranks with so much, e.g. 64GB')
     add('--json', metavar='FILE', help='write the figures there, too')
     add('--no-time', dest='timed', action='store_false', help='skip timing this machine')
-    add('--nodes', type=int, metavar='N', help='without PARTS: nodes of the graph')
-    add('--edges', type=int, metavar='E', help='without PARTS: directed edges of the graph')
-    add(
-        '--cut',
-        nargs='+',
-        default=[],
-        metavar='SHARE@RANKS',
-        help='without PARTS: share of the edges cut at a number of ranks',
-    )
-    add(
-        '--halo',
-        nargs='+',
-        default=[],
-        metavar='ROWS@RANKS',
-        help='without PARTS: halo rows of a rank over its own nodes, at a rank count of --cut',
-    )
-    add(
-        '--imbalance',
-        type=float,
-        default=1.1,
-        metavar='X',
-        help='without PARTS: edges and halo rows of the largest rank over the mean; '
-        'default: %(default)s',
-    )
+    by_hand = parser.add_argument_group('without PARTS').add_argument
+    by_hand('--nodes', type=int, metavar='N', help='nodes of the graph')
+    by_hand('--edges', type=int, metavar='E', help='directed edges of the graph')
+    share = 'share of the edges cut at a number of ranks'
+    by_hand('--cut', nargs='+', default=[], metavar='SHARE@RANKS', help=share)
+    rows = 'halo rows of a rank over its own nodes, at a rank count of --cut'
+    by_hand('--halo', nargs='+', default=[], metavar='ROWS@RANKS', help=rows)
+    skew = 'edges and halo rows of the largest rank over the mean; default: %(default)s'
+    by_hand('--imbalance', type=float, default=1.1, metavar='X', help=skew)
     return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'expected a positive int (got {text!r})')
+    return int(text)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -38,13 +38,9 @@ USER_MODELS = {
 
 
 def job_of(model: torch.nn.Module, width: int, **options: Any) -> Job:
-    known = {
-        'mode': 'sequential',
-        'forward': lambda m, data: m(data.x, data.edge_index),
-        'make_optimizer': functools.partial(torch.optim.SGD, lr=0.01),
-        'dtype': torch.float32,
-    }
-    return Job(model, width, **{**known, **options})
+    return Job(
+        model, width, **{'optimizer': functools.partial(torch.optim.SGD, lr=0.01), **options}
+    )
 
 
 def cut_small_graph(folder: Path) -> Path:

@@ -37,7 +37,7 @@ MAY_IMPORT = {
     'partition': {'partitioner'},
     'inspection': {'inspection', 'partitioner', 'shard'},
     'describe': {'inspection', 'partitioner', 'shard'},
-    'planner': {'comm', 'conv', 'loss', 'planner', 'shard', 'wrap'},
+    'planner': {'conv', 'loss', 'monitor', 'planner', 'shard', 'wrap'},
     'plan': {'planner'},
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +16,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from pyg_sar.checkpoint.all_or_none import on_rank_0, rank, together
 from pyg_sar.checkpoint.folders import complete
 from pyg_sar.checkpoint.random_states import set_random_states
-from pyg_sar.checkpoint.reader import PlainReader
-from pyg_sar.checkpoint.states import (
-    TRAINING,
-    check_model,
-    set_model_state,
-    set_optimizer_state,
-    template,
-)
+from pyg_sar.checkpoint.reader import read_metadata, read_values
+from pyg_sar.checkpoint.states import TRAINING, check_model, set_model_state, set_optimizer_state
 from pyg_sar.comm import in_call
-
-# What is no state of training, but of plain values, fails in any way.
-_UNEXPECTED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -84,43 +77,40 @@ def load_checkpoint(
     name = on_rank_0(lambda: next((path.name for path in reversed(complete(root))), None))
     if name is None:
         return None
-    reader = PlainReader(root / name, root)
-    saved: dict[str, Any] = {}
-
-    def prepare() -> None:
-        metadata = reader.read_metadata()
-        try:
-            check_model(model, metadata)
-            saved.update(template(metadata, with_optimizer=optimizer is not None))
-            if TRAINING not in saved:
-                raise ValueError(f"expected '{TRAINING}' in it (got {sorted(saved)[:3]} ...)")
-        except _UNEXPECTED as error:
-            raise ValueError(f'{root / name} is not of this run: {error}') from error
-        reader.read_into(saved, metadata)
-
-    num_ranks = len(together(prepare))
+    folder, saved = root / name, dict[str, Any]()
     found: list[Any] = []
-    training: dict[str, Any] = saved[TRAINING]
+
+    def read() -> None:
+        metadata = read_metadata(folder, root)
+        with _of_this_run(folder):
+            check_model(model, metadata)
+            if TRAINING not in metadata.state_dict_metadata:
+                raise ValueError(f"expected '{TRAINING}' in it (got none)")
+        saved.update(read_values(folder, root, metadata, with_optimizer=optimizer is not None))
 
     def apply() -> None:
-        try:
-            set_states()
-        except _UNEXPECTED as error:
-            if str(root) in str(error):
-                raise
-            raise ValueError(f'{root / name} is not of this run: {error}') from error
+        with _of_this_run(folder):
+            training = saved[TRAINING]
+            if optimizer is not None:
+                if scheduler is not None and training['scheduler'] is None:
+                    raise ValueError("expected the state of 'scheduler' (got none)")
+                set_optimizer_state(optimizer, saved, training['optimizer'])
+                if scheduler is not None:
+                    scheduler.load_state_dict(training['scheduler'])
+            set_model_state(model, saved)
+            if optimizer is not None and num_ranks == len(training['random']):
+                set_random_states(training['random'][rank()])
+            found.extend((training['epoch'], training['extra'], len(training['random'])))
 
-    def set_states() -> None:
-        if optimizer is not None:
-            if scheduler is not None and training['scheduler'] is None:
-                raise ValueError(f"expected the state of 'scheduler' in {root / name} (got none)")
-            set_optimizer_state(optimizer, saved, training['optimizer'])
-            if scheduler is not None:
-                scheduler.load_state_dict(training['scheduler'])
-        set_model_state(model, saved)
-        if optimizer is not None and num_ranks == len(training['random']):
-            set_random_states(training['random'][rank()])
-        found.extend((training['epoch'], training['extra'], len(training['random'])))
-
+    num_ranks = len(together(read))
     together(apply)
-    return Checkpoint(root / name, *found)
+    return Checkpoint(folder, *found)
+
+
+@contextmanager
+def _of_this_run(folder: Path) -> Iterator[None]:
+    """What is no state of training, but of plain values, fails in any way."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as e:
+        raise ValueError(f'{folder} is not of this run: {e}') from e

@@ -105,16 +105,3 @@ def check_model(model: torch.nn.Module, metadata: Metadata) -> None:
     if saved:
         extra = next(iter(saved)).removeprefix(MODEL)
         raise ValueError(f"expected only what the model, a {name}, has (got '{extra}', too)")
-
-
-def template(metadata: Metadata, *, with_optimizer: bool) -> dict[str, Any]:
-    """Empty tensors and None for what is to be loaded."""
-    empty: dict[str, Any] = {}
-    for key, found in metadata.state_dict_metadata.items():
-        if key.startswith(OPTIMIZER) and not with_optimizer:
-            continue
-        if isinstance(found, TensorStorageMetadata):
-            empty[key] = torch.empty(found.size, dtype=found.properties.dtype)
-        else:
-            empty[key] = None
-    return empty

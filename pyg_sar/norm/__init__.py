@@ -1,17 +1,16 @@
 """Norms whose statistics are those of all ranks' rows, in the place of PyG's and torch's own."""
 
-from pyg_sar.norm.base import GlobalNorm
 from pyg_sar.norm.batch import GlobalBatchNorm, GlobalDiffGroupNorm, GlobalPyGBatchNorm
-from pyg_sar.norm.convert import to_global
-from pyg_sar.norm.graph import (
+from pyg_sar.norm.convert import GlobalNorm, global_form
+from pyg_sar.norm.groups import (
     GlobalGraphNorm,
     GlobalGraphSizeNorm,
+    GlobalHeteroBatchNorm,
     GlobalInstanceNorm,
     GlobalLayerNorm,
     GlobalMeanSubtractionNorm,
     GlobalPairNorm,
 )
-from pyg_sar.norm.hetero import GlobalHeteroBatchNorm
 
 __all__ = [
     'GlobalBatchNorm',
@@ -25,5 +24,5 @@ __all__ = [
     'GlobalNorm',
     'GlobalPairNorm',
     'GlobalPyGBatchNorm',
-    'to_global',
+    'global_form',
 ]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.nn import norm
 
 from pyg_sar.comm import all_reduce_sum, communicates, is_distributed, once_differentiable
-from pyg_sar.norm.base import GlobalNorm
+from pyg_sar.norm.convert import GlobalNorm
 from pyg_sar.recompute import remember
 
 _CHUNK_BYTES = 1 << 20

@@ -1,52 +1,69 @@
-"""Which norm becomes which."""
+"""What all global norms have in common, and which norm becomes which.
+
+A change of a norm is a change of one file: a class whose bases are :class:`GlobalNorm` and the
+plain norm takes the place of the plain one.
+"""
 
 from __future__ import annotations
+
+from typing import Any, TypeVar
 
 import torch
 from torch_geometric.nn import norm
 
-from pyg_sar.norm.base import GlobalNorm
-from pyg_sar.norm.batch import GlobalBatchNorm, GlobalDiffGroupNorm, GlobalPyGBatchNorm
-from pyg_sar.norm.graph import (
-    GlobalGraphNorm,
-    GlobalGraphSizeNorm,
-    GlobalInstanceNorm,
-    GlobalLayerNorm,
-    GlobalMeanSubtractionNorm,
-    GlobalPairNorm,
-)
-from pyg_sar.norm.hetero import GlobalHeteroBatchNorm
+from pyg_sar.comm import in_layer
 
-_GLOBAL: dict[type[torch.nn.Module], type[GlobalNorm]] = {
-    torch.nn.BatchNorm1d: GlobalBatchNorm,
-    torch.nn.SyncBatchNorm: GlobalBatchNorm,
-    norm.BatchNorm: GlobalPyGBatchNorm,
-    norm.DiffGroupNorm: GlobalDiffGroupNorm,
-    norm.GraphNorm: GlobalGraphNorm,
-    norm.GraphSizeNorm: GlobalGraphSizeNorm,
-    norm.HeteroBatchNorm: GlobalHeteroBatchNorm,
-    norm.InstanceNorm: GlobalInstanceNorm,
-    norm.LayerNorm: GlobalLayerNorm,
-    norm.MeanSubtractionNorm: GlobalMeanSubtractionNorm,
-    norm.PairNorm: GlobalPairNorm,
-}
+Norm = TypeVar('Norm', bound='GlobalNorm')
+
+_GLOBAL: dict[type[torch.nn.Module], type[GlobalNorm]] = {}
+"""The global norm of every plain one."""
 
 
-def to_global(module: torch.nn.Module) -> torch.nn.Module | None:
-    """The global norm in the place of a plain one, sharing its parameters, buffers and children.
+class GlobalNorm:
+    """A norm with the statistics of all ranks' rows.
 
-    Norms inside it are not converted. Norms of a row alone (LayerNorm in mode 'node',
-    HeteroLayerNorm, MessageNorm) need no conversion.
+    A class has this and the plain norm as its bases, hence the norm's constructor, parameters,
+    buffers and state_dict. With one process (``torch.distributed`` is not initialised) it is the
+    plain norm.
+    """
+
+    is_global = True
+    _path = ''
+    """The path of the module in the model that :func:`pyg_sar.wrap` was given."""
+
+    def __init_subclass__(cls) -> None:
+        for base in cls.__bases__:
+            if issubclass(base, torch.nn.Module) and not issubclass(base, GlobalNorm):
+                _GLOBAL[base] = cls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The norm; errors of lost ranks name it."""
+        call = super().__call__  # type: ignore[misc]
+        if not self._path:
+            return call(*args, **kwargs)
+        with in_layer(f"layer '{self._path}' ({type(self).__name__.removeprefix('Global')})"):
+            return call(*args, **kwargs)
+
+    @classmethod
+    def convert(cls: type[Norm], module: torch.nn.Module) -> Norm:
+        """Makes a plain norm this one, and returns it: whoever holds it holds the global one."""
+        module.__class__ = cls  # type: ignore[assignment]
+        return module  # type: ignore[return-value]
+
+
+def global_form(module: torch.nn.Module) -> type[GlobalNorm] | None:
+    """The class that a plain norm is to become.
+
+    Norms of a row alone (LayerNorm in mode 'node', HeteroLayerNorm, MessageNorm) need none.
 
     Args:
         module: Any module. A subclass of a norm may do anything in its forward: it is none.
 
     Returns:
-        The global norm, or None if `module` is no norm over rows that is known here.
+        The class, or None if `module` is no norm over rows that is known here.
     """
-    cls = _GLOBAL.get(type(module))
-    if cls is None or (isinstance(module, norm.LayerNorm) and module.mode != 'graph'):
+    if type(module) is torch.nn.SyncBatchNorm:
+        return _GLOBAL[torch.nn.BatchNorm1d]
+    if isinstance(module, norm.LayerNorm) and module.mode != 'graph':
         return None
-    converted = cls.convert(module)
-    assert isinstance(converted, torch.nn.Module)
-    return converted
+    return _GLOBAL.get(type(module))

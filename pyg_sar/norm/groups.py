@@ -1,18 +1,24 @@
-"""Means and sums over the rows of all ranks, group by group: what the norms here are made of.
+"""Norms of groups of rows, whichever ranks own them: graphs of a batch, or node types.
 
-A group is a graph of a batch, or a node type. One differentiable sum over the ranks is enough: a
-norm written with it is ordinary autograd code, and reads like the one-process norm. The loss share
-of every rank depends on the sum, so its adjoint is the sum of the ranks' gradients.
+Each is PyG's formula with means over the rows of all ranks. One differentiable sum over the ranks
+is enough: a norm written with it is ordinary autograd code, and reads like the one-process norm.
+Every rank's share of the loss depends on the sum; its adjoint is the sum of the ranks' gradients.
+
+``batch=None`` takes all nodes of all ranks for one graph; a batch vector holds, for every own node,
+the number of its graph in the whole batch, and a graph may be cut.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.nn import norm
 
-from pyg_sar.comm import agree, all_reduce_sum, check_equal, sum_over_ranks
+from pyg_sar.comm import agree, all_reduce_sum, check_equal, is_distributed, sum_over_ranks
+from pyg_sar.norm.convert import GlobalNorm
 
 
 @dataclass(frozen=True)
@@ -91,3 +97,202 @@ def _agree_on_groups(x: Tensor, index: Tensor, num_groups: int | None) -> int:
             raise ValueError(f'rank {rank}: {other}')
     check_equal('number of groups', num_groups, [given for given, _, _ in answers])
     return max(n for _, n, _ in answers) if num_groups is None else num_groups
+
+
+class _NormOfGraphs(GlobalNorm):
+    """A norm of every graph's nodes by themselves.
+
+    Shapes:
+        - **x**: own rows ``[num_own, F]``; may be empty on some ranks
+        - **batch**: graph of every own row, int64 ``[num_own]``, optional
+        - **output**: ``[num_own, F]``
+
+    Collective in training and evaluation alike: an all-reduce for the sizes of the graphs (with a
+    batch vector an all-gather before it), then one for every mean, in forward and in backward.
+
+    Raises:
+        ValueError: On every rank, if `batch` or `batch_size` does not fit on any.
+    """
+
+    def forward(
+        self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
+    ) -> Tensor:
+        """Normalises own rows by the statistics of their graphs."""
+        out: Tensor
+        if is_distributed():
+            out = self.normalize(x, groups_of(x, batch, batch_size))
+        else:
+            out = super().forward(x, batch, batch_size)  # type: ignore[misc]
+        return out
+
+    def normalize(self, x: Tensor, graphs: Groups) -> Any:
+        """Normalises own rows by the statistics of these graphs."""
+        raise NotImplementedError
+
+
+class GlobalGraphNorm(_NormOfGraphs, norm.GraphNorm):  # type: ignore[misc]
+    """``torch_geometric.nn.GraphNorm`` over the nodes of all ranks."""
+
+    def normalize(self, x: Tensor, graphs: Groups) -> Any:
+        """Shifts by a learned share of the mean, then divides by the deviation from there."""
+        out = x - graphs.of_rows(graphs.mean(x) * self.mean_scale)
+        std = (graphs.mean(out.pow(2)) + self.eps).sqrt()
+        return self.weight * out / graphs.of_rows(std) + self.bias
+
+
+class GlobalGraphSizeNorm(_NormOfGraphs, norm.GraphSizeNorm):  # type: ignore[misc]
+    """``torch_geometric.nn.GraphSizeNorm`` by the numbers of nodes on all ranks."""
+
+    def normalize(self, x: Tensor, graphs: Groups) -> Any:
+        """Divides by the square root of the number of nodes."""
+        return x * graphs.of_rows(graphs.count.to(x.dtype).pow(-0.5).view(-1, 1))
+
+
+class GlobalInstanceNorm(_NormOfGraphs, norm.InstanceNorm):  # type: ignore[misc]
+    """``torch_geometric.nn.InstanceNorm`` over the nodes of all ranks.
+
+    Running statistics are equal on all ranks; in evaluation with them nothing is collective.
+
+    Raises:
+        ValueError: Also if all ranks together have fewer than two rows and no batch vector.
+    """
+
+    def forward(
+        self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
+    ) -> Tensor:
+        """Normalises own rows by the statistics of their graphs, or by running ones."""
+        if not is_distributed() or self.training or not self.track_running_stats:
+            return super().forward(x, batch, batch_size)
+        std = (self.running_var + self.eps).sqrt()
+        return self._scale_and_shift((x - self.running_mean) / std)
+
+    def normalize(self, x: Tensor, graphs: Groups) -> Any:
+        """Subtracts the mean, divides by the deviation and updates running statistics."""
+        if graphs.index is None and int(graphs.count) < 2:
+            raise ValueError(
+                f'expected more than 1 row on all ranks together (got {int(graphs.count)})'
+            )
+        mean = graphs.mean(x)
+        x = x - graphs.of_rows(mean)
+        var = graphs.mean(x * x)
+        # PyG puts new tensors, with a history, in the place of the buffers; here they stay.
+        if self.running_mean is not None:
+            self.running_mean.lerp_(mean.detach().mean(0).to(self.running_mean), self.momentum)
+        if self.running_var is not None:
+            count = graphs.count.view(-1, 1)
+            unbiased = var.detach() * count / (count - 1).clamp(min=1)
+            self.running_var.lerp_(unbiased.mean(0).to(self.running_var), self.momentum)
+        return self._scale_and_shift(x / graphs.of_rows((var + self.eps).sqrt()))
+
+    def _scale_and_shift(self, x: Tensor) -> Tensor:
+        if self.weight is not None and self.bias is not None:
+            x = x * self.weight + self.bias
+        return x
+
+
+class GlobalLayerNorm(_NormOfGraphs, norm.LayerNorm):  # type: ignore[misc]
+    """``torch_geometric.nn.LayerNorm`` in mode 'graph' over the nodes of all ranks.
+
+    Mode 'node' is PyG's, without collectives.
+    """
+
+    def forward(
+        self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
+    ) -> Tensor:
+        """Normalises own rows by the statistics of their graphs, or each by its own."""
+        if self.mode == 'graph':
+            return super().forward(x, batch, batch_size)
+        out: Tensor = norm.LayerNorm.forward(self, x, batch, batch_size)
+        return out
+
+    def normalize(self, x: Tensor, graphs: Groups) -> Any:
+        """Subtracts the mean of all channels and divides by their deviation."""
+        channels = tuple(range(1, x.dim()))
+        x = x - graphs.of_rows(graphs.mean(x.mean(channels, keepdim=True)))
+        var = graphs.mean((x * x).mean(channels, keepdim=True))
+        # PyG adds eps to the deviation of one graph, and to the variance of several.
+        is_one = graphs.index is None
+        std = _sqrt(var) + self.eps if is_one else (var + self.eps).sqrt()
+        out = x / graphs.of_rows(std)
+        if self.weight is not None and self.bias is not None:
+            out = out * self.weight + self.bias
+        return out
+
+
+def _sqrt(var: Tensor) -> Tensor:
+    """The square root, with gradient 0 at 0, as ``torch.std`` has it."""
+    is_positive = var > 0
+    return torch.where(is_positive, var, 1).sqrt() * is_positive
+
+
+class GlobalMeanSubtractionNorm(_NormOfGraphs, norm.MeanSubtractionNorm):  # type: ignore[misc]
+    """``torch_geometric.nn.MeanSubtractionNorm`` over the nodes of all ranks."""
+
+    def forward(
+        self, x: Tensor, batch: Tensor | None = None, dim_size: int | None = None
+    ) -> Tensor:
+        """Subtracts the mean of their graphs from own rows."""
+        return super().forward(x, batch, dim_size)
+
+    def normalize(self, x: Tensor, graphs: Groups) -> Any:
+        """Subtracts the mean."""
+        return x - graphs.of_rows(graphs.mean(x))
+
+
+class GlobalPairNorm(_NormOfGraphs, norm.PairNorm):  # type: ignore[misc]
+    """``torch_geometric.nn.PairNorm`` over the nodes of all ranks."""
+
+    def normalize(self, x: Tensor, graphs: Groups) -> Any:
+        """Subtracts the mean and scales every row by its length or by the graph's mean length."""
+        x = x - graphs.of_rows(graphs.mean(x))
+        if self.scale_individually:
+            return self.scale * x / (self.eps + x.norm(2, -1, keepdim=True))
+        square = graphs.mean(x.pow(2).sum(-1, keepdim=True))
+        if graphs.index is None:
+            square = square.mean()
+        return self.scale * x / (self.eps + graphs.of_rows(square)).sqrt()
+
+
+class GlobalHeteroBatchNorm(GlobalNorm, norm.HeteroBatchNorm):  # type: ignore[misc]
+    """``torch_geometric.nn.HeteroBatchNorm`` over the rows of all ranks.
+
+    As in PyG, no gradient goes through the statistics, and ``num_batches_tracked`` counts only
+    where ``momentum`` is None. Running statistics are equal on all ranks.
+
+    Shapes:
+        - **x**: own rows ``[num_own, F]``; may be empty
+        - **type_vec**: type of every own row, int64 ``[num_own]``
+        - **output**: ``[num_own, F]``
+
+    Collective where it takes statistics of `x`: one all-gather and three all-reduces in forward.
+
+    Raises:
+        ValueError: On every rank, if `type_vec` does not fit.
+    """
+
+    def forward(self, x: Tensor, type_vec: Tensor) -> Tensor:
+        """Normalises own rows by the statistics of their type."""
+        if not is_distributed() or (not self.training and self.track_running_stats):
+            plain: Tensor = super().forward(x, type_vec)
+            return plain
+        with torch.no_grad():
+            types = groups_of(x, type_vec, self.num_types)
+            mean = types.mean(x)
+            var = types.mean((x - types.of_rows(mean)).square())
+            if self.training and self.track_running_stats:
+                self._update_running(mean, var, types.count > 0)
+        out: Tensor = (x - mean[type_vec]) / var.clamp(self.eps).sqrt()[type_vec]
+        if self.affine:
+            out = out * self.weight[type_vec] + self.bias[type_vec]
+        return out
+
+    def _update_running(self, mean: Tensor, var: Tensor, is_present: Tensor) -> None:
+        momentum = self.momentum
+        if momentum is None:
+            self.num_batches_tracked.add_(1)
+            momentum = 1.0 / float(self.num_batches_tracked)
+        for running, batch in ((self.running_mean, mean), (self.running_var, var)):
+            batch = batch.to(running.dtype)
+            running.copy_(
+                torch.where(is_present.view(-1, 1), running.lerp(batch, momentum), running)
+            )

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch_geometric.data import Data
 
-from pyg_sar.conv.options import Mode
 from pyg_sar.planner.rehearsal import Job, rehearse
 from pyg_sar.planner.sizes import RankSizes
-from pyg_sar.planner.statistics import Cut, Statistics
+from pyg_sar.planner.statistics import Statistics
 
 _MAX_NODES, _MAX_EDGES = 1 << 13, 3 << 15
 _MAX_BLOCKS = 32
 _ALIKE = 0.97  # a rank this near in every count need not be rehearsed too
-MODES: tuple[Mode, ...] = ('sequential', 'sequential_no_remat', 'one_shot')
 OVERHEAD_BYTES = 48 << 20
 """What a process needs beside tensors: code first run in training, and what the C library keeps.
 
@@ -88,13 +84,21 @@ class Prediction:
     def compute_seconds(self) -> float | None:
         """Per epoch, of the slowest rank; None if it was not timed."""
         seconds = [r.compute_seconds for r in self.ranks if r.compute_seconds is not None]
-        return max(seconds) if seconds else None
+        return max(seconds, default=None)
 
     @property
     def seconds_per_epoch(self) -> float | None:
         """Compute and exchange one after the other: nothing is assumed to be hidden."""
         compute = self.compute_seconds
         return None if compute is None else compute + self.exchange_seconds
+
+
+class _Needs(NamedTuple):
+    """Of a rank that was rehearsed; rows and bytes for every halo row, in an epoch."""
+
+    peak_bytes: float
+    rows: float
+    bytes: float
 
 
 class Planner:
@@ -110,59 +114,82 @@ class Planner:
     def __init__(
         self, statistics: Statistics, job: Job, *, bandwidth: float, timed: bool = True
     ) -> None:
+        if bandwidth <= 0:
+            raise ValueError(f"'bandwidth' must be positive (got {bandwidth})")
         self.statistics, self.job = statistics, job
         self.bandwidth = bandwidth
         self._timed = timed
         self._rates: tuple[float, float] | None = None
+        self._predicted: dict[int, Prediction] = {}
 
     def predict(self, num_ranks: int) -> Prediction:
         """Predicts training on `num_ranks` ranks."""
-        cut = self.statistics.at(num_ranks)
-        if self._timed and self._rates is None:
-            self._rates = self._measure_rates(cut.ranks[0])
-        rehearsed = {place: self._rehearse(cut.ranks[place]) for place in _extremes(cut.ranks)}
-        ranks = tuple(
-            self._rank(sizes, *_nearest(sizes, place, cut, rehearsed))
-            for place, sizes in enumerate(cut.ranks)
-        )
-        return Prediction(num_ranks, cut.how, ranks, self.bandwidth)
+        if num_ranks not in self._predicted:
+            cut = self.statistics.at(num_ranks)
+            if self._timed and self._rates is None:
+                self._rates = self._measure_rates(cut.ranks[0])
+            needs = {sizes: self._rehearse(sizes) for sizes in _extremes(cut.ranks)}
+            ranks = tuple(self._rank(sizes, needs) for sizes in cut.ranks)
+            self._predicted[num_ranks] = Prediction(num_ranks, cut.how, ranks, self.bandwidth)
+        return self._predicted[num_ranks]
 
-    def _rank(self, sizes: RankSizes, like: RankSizes, found: _Extrapolated) -> RankPrediction:
-        job = self.job
-        ratio = sizes.num_own / max(like.num_own, 1)
-        rows = found.rows_per_halo_row * sizes.num_halo
+    def least_ranks(self, fits: Callable[[Prediction], bool], most: int) -> Prediction | None:
+        """The least number of ranks that suffice: doubles it until they do, then halves the gap.
+
+        Args:
+            fits: Whether a prediction is good enough; more ranks are taken to be no worse.
+            most: The largest number that is tried.
+
+        Returns:
+            The prediction for that number, or None if `most` do not suffice either.
+        """
+        low, count = 0, 1
+        while not fits(found := self.predict(count)):
+            if count == most:
+                return None
+            low, count = count, min(2 * count, most)
+        while found.num_ranks - low > 1:
+            middle = self.predict((found.num_ranks + low) // 2)
+            if fits(middle):
+                found = middle
+            else:
+                low = middle.num_ranks
+        return found
+
+    def _rank(self, sizes: RankSizes, needs: dict[RankSizes, _Needs]) -> RankPrediction:
+        like = min(needs, key=lambda other: _distance(sizes, other))
+        found, job = needs[like], self.job
         seconds = None
         if self._rates is not None:
             seconds = self._rates[0] * sizes.num_own + self._rates[1] * sizes.num_edges
+        peak = found.peak_bytes * sizes.num_own / max(like.num_own, 1)
         return RankPrediction(
             sizes=sizes,
-            peak_bytes=round(found.peak_bytes * ratio) + OVERHEAD_BYTES,
+            peak_bytes=round(peak) + OVERHEAD_BYTES,
             shard_bytes=self.statistics.shard_bytes(sizes, job.in_channels, job.dtype.itemsize),
-            rows_per_epoch=round(rows),
-            bytes_per_epoch=round(found.bytes_per_halo_row * sizes.num_halo),
+            rows_per_epoch=round(found.rows * sizes.num_halo),
+            bytes_per_epoch=round(found.bytes * sizes.num_halo),
             compute_seconds=seconds,
         )
 
-    def _rehearse(self, sizes: RankSizes) -> _Extrapolated:
+    def _rehearse(self, sizes: RankSizes) -> _Needs:
         """Two rehearsals of half and full measure, and the straight line through them."""
-        small_enough = sizes.with_fewer_blocks(_MAX_BLOCKS)
-        factor = _factor(sizes, _MAX_NODES, _MAX_EDGES)
-        scaled = small_enough.scaled(factor)
+        small_enough, factor = _small_enough(sizes, _MAX_NODES, _MAX_EDGES)
+        scaled = small_enough.scaled(factor, factor)
         large = rehearse(self.job, scaled)
         peak: float = large.peak_bytes
         if factor < 1:
-            small = rehearse(self.job, small_enough.scaled(factor / 2))
+            small = rehearse(self.job, small_enough.scaled(factor / 2, factor / 2))
             peak += (large.peak_bytes - small.peak_bytes) * 2 * (1 / factor - 1)
         if sizes.halo:
             peak += large.parameter_bytes  # the buckets of DistributedDataParallel
         halo = max(scaled.num_halo, 1)
-        return _Extrapolated(peak, large.received_bytes / halo, large.received_rows / halo)
+        return _Needs(peak, large.rows_received / halo, large.bytes_received / halo)
 
     def _measure_rates(self, sizes: RankSizes) -> tuple[float, float]:
         """Seconds per own node and per edge of this machine, by two rehearsals without counting."""
-        few = sizes.with_fewer_blocks(_MAX_BLOCKS)
-        full = few.scaled(_factor(sizes, 4 * _MAX_NODES, 4 * _MAX_EDGES))
-        sparse = full.with_edges(0.5)
+        few, factor = _small_enough(sizes, 4 * _MAX_NODES, 4 * _MAX_EDGES)
+        full, sparse = few.scaled(factor, factor), few.scaled(factor, factor / 2)
         first, second = (
             rehearse(self.job, s, count=False, epochs=3).seconds for s in (full, sparse)
         )
@@ -171,48 +198,30 @@ class Planner:
         return per_node, per_edge
 
 
-@dataclass(frozen=True)
-class _Extrapolated:
-    peak_bytes: float
-    bytes_per_halo_row: float
-    rows_per_halo_row: float
+def _small_enough(sizes: RankSizes, max_nodes: int, max_edges: int) -> tuple[RankSizes, float]:
+    """The rank in few blocks, and the factor by which it is to be scaled."""
+    factor = min(1.0, max_nodes / max(sizes.num_own, 1), max_edges / max(sizes.num_edges, 1))
+    return sizes.with_fewer_blocks(_MAX_BLOCKS), factor
 
 
-def _factor(sizes: RankSizes, max_nodes: int, max_edges: int) -> float:
-    rows = max(sizes.num_own, 1)
-    return min(1.0, max_nodes / rows, max_edges / max(sizes.num_edges, 1))
+def _counts(sizes: RankSizes) -> tuple[int, ...]:
+    return sizes.num_own, sizes.num_edges, sizes.num_halo, max(sizes.halo, default=0)
 
 
-def _extremes(ranks: Sequence[RankSizes]) -> list[int]:
+def _extremes(ranks: Sequence[RankSizes]) -> list[RankSizes]:
     """The ranks that may hold most: by nodes, edges, halo rows and largest remote block."""
-    keys: list[Callable[[RankSizes], int]] = [
-        lambda r: r.num_own,
-        lambda r: r.num_edges,
-        lambda r: r.num_halo,
-        lambda r: max(r.halo, default=0),
-    ]
-    chosen: list[int] = []
-    for key in keys:
-        most = max(range(len(ranks)), key=lambda i: key(ranks[i]))
-        if all(any(k(ranks[c]) < _ALIKE * k(ranks[most]) for k in keys) for c in chosen):
+    chosen: list[RankSizes] = []
+    for key in range(4):
+        most = max(ranks, key=lambda r: _counts(r)[key])
+        pairs = [zip(_counts(c), _counts(most), strict=True) for c in chosen]
+        if all(any(a < _ALIKE * b for a, b in counts) for counts in pairs):
             chosen.append(most)
     return chosen
 
 
-def _nearest(
-    sizes: RankSizes, place: int, cut: Cut, found: dict[int, _Extrapolated]
-) -> tuple[RankSizes, _Extrapolated]:
-    def distance(other: int) -> float:
-        like = cut.ranks[other]
-        pairs = [
-            (sizes.num_own, like.num_own),
-            (sizes.num_edges, like.num_edges),
-            (sizes.num_halo, like.num_halo),
-        ]
-        return sum(abs(a - b) / max(a, b, 1) for a, b in pairs)
-
-    nearest = place if place in found else min(found, key=distance)
-    return cut.ranks[nearest], found[nearest]
+def _distance(sizes: RankSizes, other: RankSizes) -> float:
+    pairs = zip(_counts(sizes)[:3], _counts(other)[:3], strict=True)
+    return sum(abs(a - b) / max(a, b, 1) for a, b in pairs)
 
 
 def predict(
@@ -221,12 +230,9 @@ def predict(
     *,
     in_channels: int | None = None,
     ranks: Sequence[int] | None = None,
-    mode: Mode = 'sequential',
-    optimizer: Callable[[Any], torch.optim.Optimizer] = torch.optim.Adam,
-    dtype: torch.dtype = torch.float32,
     bandwidth: float = 1.25e9,
-    forward: Callable[[torch.nn.Module, Data], Tensor] | None = None,
     timed: bool = True,
+    **job_options: Any,
 ) -> list[Prediction]:
     """Predicts memory, traffic and time of full-batch training.
 
@@ -240,13 +246,9 @@ def predict(
         model: A PyG model as it would be given to DistributedDataParallel, not wrapped.
         in_channels: Width of the features; that of the folder by default.
         ranks: Numbers of ranks; by default as many as the folder has parts.
-        mode: The mode of every SARConv.
-        optimizer: Makes the optimizer from the parameters.
-        dtype: Of features and parameters.
         bandwidth: Bytes per second that a rank receives.
-        forward: Runs the model, if not by ``model(data.x, data.edge_index)``; ``data`` has ``x``,
-            ``edge_index``, ``y``, ``train_mask`` and ``num_nodes``. The result is taken for logits.
         timed: Whether to measure this machine's rate.
+        **job_options: ``mode``, ``optimizer``, ``dtype`` and ``forward``, see :class:`Job`.
 
     Returns:
         A prediction for every number of ranks. Not collective.
@@ -256,23 +258,12 @@ def predict(
             cannot run on a cut graph.
     """
     width = statistics.in_channels if in_channels is None else in_channels
-    if width is None or width < 1:
-        raise ValueError(f"expected 'in_channels', the width of the features (got {width})")
-    if mode not in MODES:
-        raise ValueError(f"'mode' must be one of {MODES} (got {mode!r})")
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise ValueError('expected the plain model (got a DistributedDataParallel around it)')
-    if bandwidth <= 0:
-        raise ValueError(f"'bandwidth' must be positive (got {bandwidth})")
+    if width is None:
+        raise ValueError("expected 'in_channels', the width of the features (got None)")
     if ranks is None:
         if statistics.folder is None:
             raise ValueError("expected 'ranks', as there is no folder (got none)")
         ranks = [statistics.folder.num_parts]
-    job = Job(model, width, mode, forward or _forward, optimizer, dtype)
+    job = Job(model, width, **job_options)
     planner = Planner(statistics, job, bandwidth=bandwidth, timed=timed)
     return [planner.predict(n) for n in ranks]
-
-
-def _forward(model: torch.nn.Module, data: Data) -> Tensor:
-    out: Tensor = model(data.x, data.edge_index)
-    return out

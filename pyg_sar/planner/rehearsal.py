@@ -22,15 +22,19 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.conv.options import Mode
 from pyg_sar.loss import global_mean
-from pyg_sar.planner.live_bytes import LiveBytes
+from pyg_sar.monitor import LiveBytes
 from pyg_sar.planner.sizes import RankSizes
-from pyg_sar.planner.world import World
+from pyg_sar.planner.world import equal_ranks
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard, Step
 from pyg_sar.wrap import wrap
 
-Forward = Callable[[torch.nn.Module, Data], Tensor]
-MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
+MODES: tuple[Mode, ...] = ('sequential', 'sequential_no_remat', 'one_shot')
+
+
+def _run(model: torch.nn.Module, data: Data) -> Tensor:
+    out: Tensor = model(data.x, data.edge_index)
+    return out
 
 
 @dataclass(frozen=True)
@@ -41,17 +45,29 @@ class Job:
         model: A PyG model, not wrapped; it is copied and stays as it is.
         in_channels: Width of ``data.x``.
         mode: The mode of every SARConv.
-        forward: Runs the model on the shard.
-        make_optimizer: Makes the optimizer from the parameters.
+        optimizer: Makes the optimizer from the parameters.
         dtype: Of features and parameters.
+        forward: Runs the model; ``data`` has ``x``, ``edge_index``, ``y``, ``train_mask`` and
+            ``num_nodes``. The result is taken for logits.
+
+    Raises:
+        ValueError: If one of them is not possible.
     """
 
     model: torch.nn.Module
     in_channels: int
-    mode: Mode
-    forward: Forward
-    make_optimizer: MakeOptimizer
-    dtype: torch.dtype
+    mode: Mode = 'sequential'
+    optimizer: Callable[[Any], torch.optim.Optimizer] = torch.optim.Adam
+    dtype: torch.dtype = torch.float32
+    forward: Callable[[torch.nn.Module, Data], Tensor] = _run
+
+    def __post_init__(self) -> None:
+        if self.in_channels < 1:
+            raise ValueError(f"'in_channels' must be positive (got {self.in_channels})")
+        if self.mode not in MODES:
+            raise ValueError(f"'mode' must be one of {MODES} (got {self.mode!r})")
+        if isinstance(self.model, torch.nn.parallel.DistributedDataParallel):
+            raise ValueError('expected the plain model (got a DistributedDataParallel around it)')
 
 
 @dataclass(frozen=True)
@@ -61,15 +77,15 @@ class Rehearsal:
     Attributes:
         peak_bytes: The most bytes of tensors alive at once, beyond features, edges and parameters.
         parameter_bytes: Bytes of parameters that take gradients.
-        received_bytes: Bytes received in the last epoch.
-        received_rows: Rows received in the last epoch.
+        bytes_received: Bytes received in the last epoch.
+        rows_received: Rows received in the last epoch.
         seconds: Of the fastest epoch after the first.
     """
 
     peak_bytes: int
     parameter_bytes: int
-    received_bytes: int
-    received_rows: int
+    bytes_received: int
+    rows_received: int
     seconds: float
 
 
@@ -82,8 +98,7 @@ def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2)
         count: Whether to count bytes; without, seconds are true ones.
         epochs: Training steps; the first one also makes plans and optimizer states.
     """
-    world = World(1 + len(sizes.halo) // len(sizes.own))
-    with torch.random.fork_rng(devices=[]), world.in_force():
+    with torch.random.fork_rng(devices=[]), equal_ranks(sizes.num_ranks) as traffic:
         torch.manual_seed(0)
         model = copy.deepcopy(job.model).to('cpu', job.dtype).train()
         for module in model.modules():
@@ -91,55 +106,45 @@ def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2)
                 module.flow = 'source_to_target'
         model = wrap(model, mode=job.mode)
         data = make_data(sizes, job)
-        optimizer = job.make_optimizer(model.parameters())
+        optimizer = job.optimizer(model.parameters())
         index = data.edge_index.as_subclass(Tensor)
         known = [data.x, data.y, data.train_mask, index, *model.parameters(), *model.buffers()]
         known += [step.send_index for step in data.edge_index.shard.steps]
-        live = LiveBytes(known)
+        live, seconds = LiveBytes(known), []
         with live if count else nullcontext():
-            last = _train(job, model, data, optimizer, epochs, world)
+            for _ in range(epochs):
+                before = traffic.bytes_received, traffic.rows_received
+                start = time.perf_counter()
+                _step(job, model, data, optimizer)
+                seconds.append(time.perf_counter() - start)
     return Rehearsal(
         peak_bytes=live.peak,
         parameter_bytes=sum(p.nbytes for p in model.parameters() if p.requires_grad),
-        received_bytes=last[0],
-        received_rows=last[1],
-        seconds=last[2],
+        bytes_received=traffic.bytes_received - before[0],
+        rows_received=traffic.rows_received - before[1],
+        seconds=min(seconds[1:]),
     )
 
 
-def _train(
-    job: Job,
-    model: torch.nn.Module,
-    data: Data,
-    optimizer: torch.optim.Optimizer,
-    epochs: int,
-    world: World,
-) -> tuple[int, int, float]:
-    """The usual loop; returns bytes and rows received, and seconds."""
-    before, seconds = (0, 0), []
-    for _ in range(epochs):
-        before, start = (world.received_bytes, world.received_rows), time.perf_counter()
-        out = job.forward(model, data)
-        if out.dim() != 2 or out.size(0) != data.num_nodes:
-            raise ValueError(
-                f'expected one row of logits per node of the model (got shape {tuple(out.shape)} '
-                f'for {data.num_nodes} nodes)'
-            )
-        values = F.cross_entropy(out, data.y, reduction='none')
-        loss = global_mean(values, data.train_mask)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        seconds.append(time.perf_counter() - start)
-    fastest = min(seconds[1:] or seconds)
-    return world.received_bytes - before[0], world.received_rows - before[1], fastest
+def _step(job: Job, model: torch.nn.Module, data: Data, optimizer: torch.optim.Optimizer) -> None:
+    out = job.forward(model, data)
+    if out.dim() != 2 or out.size(0) != data.num_nodes:
+        raise ValueError(
+            f'expected one row of logits per node of the model (got shape {tuple(out.shape)} '
+            f'for {data.num_nodes} nodes)'
+        )
+    values = F.cross_entropy(out, data.y, reduction='none')
+    loss = global_mean(values, data.train_mask)
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
 
 
 def make_data(sizes: RankSizes, job: Job) -> Data:
     """A shard of the given counts, of rank 0, with edges at random."""
-    per_rank = len(sizes.own)
-    world_size = 1 + len(sizes.halo) // per_rank
+    per_rank, world_size = len(sizes.own), sizes.num_ranks
     num_parts, num_own = per_rank * world_size, sizes.num_own
+    own_ptr = (0, *accumulate(sizes.own))
     # Step (s, i) reads part i of rank -s and serves rank s; in file order remote parts ascend.
     halo, halo_edges = [0] * num_parts, [0] * num_parts
     halo_edges[:per_rank] = sizes.own_edges
@@ -147,11 +152,10 @@ def make_data(sizes: RankSizes, job: Job) -> Data:
     for place, rows in enumerate(sizes.halo):
         s, i = place // per_rank + 1, place % per_rank
         sender = world_size - s
-        halo[sender * per_rank + i] = rows
-        halo_edges[sender * per_rank + i] = sizes.halo_edges[place] if rows else 0
-        start, end = [0, *accumulate(sizes.own)][i : i + 2]
-        send_index = start + torch.arange(rows) % max(end - start, 1)
-        steps.append(Step(sender * per_rank + i, sender, rows, s % world_size, send_index))
+        part = sender * per_rank + i
+        halo[part], halo_edges[part] = rows, sizes.halo_edges[place] if rows else 0
+        send_index = own_ptr[i] + torch.arange(rows) % max(sizes.own[i], 1)
+        steps.append(Step(part, sender, rows, s % world_size, send_index))
     shard = Shard(
         root='(rehearsal)',
         fingerprint='rehearsal',
@@ -159,7 +163,7 @@ def make_data(sizes: RankSizes, job: Job) -> Data:
         world_size=world_size,
         num_parts=num_parts,
         num_nodes=num_own * world_size,
-        own_ptr=(0, *accumulate(sizes.own)),
+        own_ptr=own_ptr,
         halo_ptr=(0, *accumulate(halo)),
         block_ptr=(0, *accumulate(halo_edges)),
         steps=tuple(steps),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyg_sar.planner.prediction import Prediction
+from pyg_sar.planner.prediction import Prediction, RankPrediction
 from pyg_sar.planner.units import format_bytes
 
 NOTE = (
@@ -17,6 +17,32 @@ NOTE = (
 )
 
 
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return '-'
+    return f'{value:,.0f}' if value >= 100 else f'{value:.3g}'
+
+
+_COLUMNS: dict[str, tuple[Callable[[RankPrediction], Any], Callable[[Any], str]]] = {
+    'peak': (lambda rank: rank.peak_bytes, format_bytes),
+    'shard': (lambda rank: rank.shard_bytes, format_bytes),
+    'nodes': (lambda rank: rank.sizes.num_own, '{:,}'.format),
+    'edges': (lambda rank: rank.sizes.num_edges, '{:,}'.format),
+    'halo rows': (lambda rank: rank.sizes.num_halo, '{:,}'.format),
+    'rows/epoch': (lambda rank: rank.rows_per_epoch, '{:,}'.format),
+    'received/epoch': (lambda rank: rank.bytes_per_epoch, format_bytes),
+    'compute s': (lambda rank: rank.compute_seconds, _seconds),
+}
+
+
+def _most(ranks: Sequence[RankPrediction]) -> dict[str, str]:
+    """The largest number of some ranks in every column."""
+    return {
+        name: form(max(map(of, ranks)) if of(ranks[0]) is not None else None)
+        for name, (of, form) in _COLUMNS.items()
+    }
+
+
 def table(predictions: Sequence[Prediction], base_bytes: int) -> str:
     """One row for every number of ranks, of its largest rank.
 
@@ -24,58 +50,28 @@ def table(predictions: Sequence[Prediction], base_bytes: int) -> str:
         predictions: The rows.
         base_bytes: What a process holds before anything is loaded.
     """
-    header = (
-        *('ranks', 'peak', 'shard', 'all memory', 'nodes', 'edges', 'halo rows'),
-        *('rows/epoch', 'received/epoch', 'compute s', 'exchange s', 's/epoch', 'cut'),
-    )
-    rows = []
-    for p in predictions:
-        sizes = [rank.sizes for rank in p.ranks]
-        rows.append(
-            (
-                f'{p.num_ranks:,}',
-                format_bytes(p.peak_bytes),
-                format_bytes(p.shard_bytes),
-                format_bytes(p.memory_bytes + base_bytes),
-                f'{max(s.num_own for s in sizes):,}',
-                f'{max(s.num_edges for s in sizes):,}',
-                f'{max(s.num_halo for s in sizes):,}',
-                f'{max(r.rows_per_epoch for r in p.ranks):,}',
-                format_bytes(max(r.bytes_per_epoch for r in p.ranks)),
-                _seconds(p.compute_seconds),
-                _seconds(p.exchange_seconds),
-                _seconds(p.seconds_per_epoch),
-                p.how,
-            )
-        )
-    return _aligned(header, rows)
+    rows = [
+        {
+            'ranks': f'{p.num_ranks:,}',
+            'all memory': format_bytes(p.memory_bytes + base_bytes),
+            **_most(p.ranks),
+            'exchange s': _seconds(p.exchange_seconds),
+            's/epoch': _seconds(p.seconds_per_epoch),
+            'cut': p.how,
+        }
+        for p in predictions
+    ]
+    return _aligned(rows)
 
 
 def rank_table(prediction: Prediction) -> str:
     """One row for every rank of one cut."""
-    header = (
-        *('rank', 'peak', 'shard', 'nodes', 'edges', 'halo rows', 'rows/epoch'),
-        *('received/epoch', 'compute s'),
-    )
-    rows = [
-        (
-            str(place),
-            format_bytes(rank.peak_bytes),
-            format_bytes(rank.shard_bytes),
-            f'{rank.sizes.num_own:,}',
-            f'{rank.sizes.num_edges:,}',
-            f'{rank.sizes.num_halo:,}',
-            f'{rank.rows_per_epoch:,}',
-            format_bytes(rank.bytes_per_epoch),
-            _seconds(rank.compute_seconds),
-        )
-        for place, rank in enumerate(prediction.ranks)
-    ]
-    return _aligned(header, rows)
+    return _aligned([{'rank': str(i), **_most([r])} for i, r in enumerate(prediction.ranks)])
 
 
 def as_dict(prediction: Prediction, base_bytes: int) -> dict[str, Any]:
     """What the tables say, in bytes and seconds, for JSON."""
+    names = 'peak_bytes', 'shard_bytes', 'rows_per_epoch', 'bytes_per_epoch', 'compute_seconds'
     return {
         'num_ranks': prediction.num_ranks,
         'cut': prediction.how,
@@ -90,26 +86,17 @@ def as_dict(prediction: Prediction, base_bytes: int) -> dict[str, Any]:
                 'num_nodes': rank.sizes.num_own,
                 'num_edges': rank.sizes.num_edges,
                 'halo_rows': rank.sizes.num_halo,
-                'peak_bytes': rank.peak_bytes,
-                'shard_bytes': rank.shard_bytes,
-                'rows_per_epoch': rank.rows_per_epoch,
-                'bytes_per_epoch': rank.bytes_per_epoch,
-                'compute_seconds': rank.compute_seconds,
+                **{name: getattr(rank, name) for name in names},
             }
             for rank in prediction.ranks
         ],
     }
 
 
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return '-'
-    return f'{value:,.0f}' if value >= 100 else f'{value:.3g}'
-
-
-def _aligned(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+def _aligned(rows: Sequence[dict[str, str]]) -> str:
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return '\n'.join(
-        '  '.join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in (header, *rows)
+        '  '.join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
     )

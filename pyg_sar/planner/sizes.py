@@ -28,6 +28,11 @@ class RankSizes:
     boundary: int = 0
 
     @property
+    def num_ranks(self) -> int:
+        """This one and those it reads from."""
+        return 1 + len(self.halo) // len(self.own)
+
+    @property
     def num_own(self) -> int:
         """Own nodes."""
         return sum(self.own)
@@ -42,25 +47,19 @@ class RankSizes:
         """Rows received in one exchange."""
         return sum(self.halo)
 
-    def scaled(self, factor: float) -> RankSizes:
+    def scaled(self, rows: float, edges: float) -> RankSizes:
         """The same proportions, smaller; what is not empty stays so."""
 
-        def shrink(counts: Sequence[int]) -> tuple[int, ...]:
+        def shrink(counts: Sequence[int], factor: float) -> tuple[int, ...]:
             return tuple(max(round(n * factor), 1) if n else 0 for n in counts)
 
-        return replace(
-            self,
-            own=shrink(self.own),
-            own_edges=shrink(self.own_edges),
-            halo=shrink(self.halo),
-            halo_edges=shrink(self.halo_edges),
-            boundary=round(self.boundary * factor),
+        return RankSizes(
+            shrink(self.own, rows),
+            shrink(self.own_edges, edges),
+            shrink(self.halo, rows),
+            shrink(self.halo_edges, edges),
+            round(self.boundary * rows),
         )
-
-    def with_edges(self, factor: float) -> RankSizes:
-        """The same rows with fewer edges."""
-        fewer = self.scaled(factor)
-        return replace(self, own_edges=fewer.own_edges, halo_edges=fewer.halo_edges)
 
     def with_fewer_blocks(self, most: int) -> RankSizes:
         """The same sums and the same largest remote block, in at most `most` remote blocks."""

@@ -6,28 +6,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from pyg_sar.planner.cuts import CutPoint, extrapolate
 from pyg_sar.planner.sizes import RankSizes
-from pyg_sar.shard.format.meta import EdgeInfo, Meta, NodeInfo, read_meta
+from pyg_sar.shard.format.meta import EdgeInfo, NodeInfo, read_meta
 
 _LABEL_BYTES = 8 + 3  # y as int64 and three masks
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """A graph cut for a number of ranks.
 
     Attributes:
-        num_ranks: Number of ranks.
-        ranks: Every rank; a single one stands for the largest of `num_ranks` alike.
+        ranks: Every rank; a single one stands for the largest of that many alike.
         how: ``'this folder'``, ``'extrapolated'`` or ``'given'``.
     """
 
-    num_ranks: int
     ranks: tuple[RankSizes, ...]
     how: str
 
@@ -71,7 +68,7 @@ class Statistics:
                 f'expected 1 to {self.num_nodes} ranks, as many as nodes (got {num_ranks})'
             )
         if self.folder is not None and self.folder.num_parts % num_ranks == 0:
-            return Cut(num_ranks, self.folder.ranks(num_ranks), 'this folder')
+            return Cut(self.folder.ranks(num_ranks), 'this folder')
         if num_ranks > 1 and not self.points:
             raise ValueError(
                 f"expected a cut to extrapolate to {num_ranks} ranks from: 'cut', or a folder of "
@@ -79,7 +76,7 @@ class Statistics:
             )
         sizes = extrapolate(self.num_nodes, self.num_edges, self.points, num_ranks)
         is_given = num_ranks == 1 or any(p.num_ranks == num_ranks for p in self.points)
-        return Cut(num_ranks, (sizes,), 'given' if is_given else 'extrapolated')
+        return Cut((sizes,), 'given' if is_given else 'extrapolated')
 
     def shard_bytes(self, sizes: RankSizes, in_channels: int, feature_bytes: int = 4) -> int:
         """Bytes of a loaded shard: attributes, edge_index, ids and boundary lists."""
@@ -120,16 +117,14 @@ class Parts:
         senders = [(rank - s) % num_ranks for s in range(1, num_ranks)]
         remote = [sender * k + i for sender in senders for i in range(k)]
         readers = [range(r * k, r * k + k) for r in range(num_ranks) if r != rank]
+        edges = [sum(self.block_edges[p][q] for p in own) for q in (*own, *remote)]
         return RankSizes(
             own=tuple(self.num_nodes[q] for q in own),
-            own_edges=tuple(self._edges(own, q) for q in own),
+            own_edges=tuple(edges[:k]),
             halo=tuple(self._rows(own, q) for q in remote),
-            halo_edges=tuple(self._edges(own, q) for q in remote),
+            halo_edges=tuple(edges[k:]),
             boundary=sum(self._rows(reader, q) for reader in readers for q in own),
         )
-
-    def _edges(self, readers: Sequence[int], owner: int) -> int:
-        return sum(self.block_edges[p][owner] for p in readers)
 
     def _rows(self, readers: Sequence[int], owner: int) -> int:
         """Rows that any of some parts reads; which of them several read is not known."""
@@ -148,30 +143,21 @@ def read_statistics(root: str | Path) -> Statistics:
         FileNotFoundError: If the folder or its META.json is missing.
         ValueError: If META.json is not one that this version reads, or the graph has several types.
     """
-    return from_meta(read_meta(root))
-
-
-def from_meta(meta: Meta) -> Statistics:
-    """The statistics of what META.json says.
-
-    Raises:
-        ValueError: If the graph has several types of nodes or edges.
-    """
+    meta = read_meta(root)
     if meta.is_hetero:
         raise ValueError(
             f'expected a graph with one type of nodes and edges (got {len(meta.nodes)} types of '
             f'nodes and {len(meta.edges)} relations)'
         )
-    ((_, node_info),) = meta.nodes.items()
-    ((_, edge_info),) = meta.edges.items()
-    shape = node_info.attrs.get('x', {}).get('shape', [])
+    ((_, nodes),), ((_, edges),) = meta.nodes.items(), meta.edges.items()
+    shape = nodes.attrs.get('x', {}).get('shape', [])
     classes = meta.graph_attrs.get('num_classes')
     return from_counts(
-        node_info.part_num_nodes,
-        edge_info.halo_rows,
-        edge_info.block_edges,
-        node_bytes=_row_bytes(node_info),
-        edge_bytes=_row_bytes(edge_info),
+        nodes.part_num_nodes,
+        edges.halo_rows,
+        edges.block_edges,
+        node_bytes=_row_bytes(nodes),
+        edge_bytes=_row_bytes(edges),
         in_channels=shape[0] if len(shape) == 1 else None,
         num_classes=classes if isinstance(classes, int) else None,
     )
@@ -242,25 +228,24 @@ def by_hand(
 
 
 def _point(ranks: Sequence[RankSizes]) -> CutPoint:
-    edges = sum(rank.num_edges for rank in ranks)
+    edges = [rank.num_edges for rank in ranks]
     rows = [rank.num_halo for rank in ranks]
-    cut_edges = sum(sum(rank.halo_edges) for rank in ranks)
     remote = [n for rank in ranks for n in rank.halo]
-    mean = sum(remote) / len(remote)
-    most_edges = max(rank.num_edges for rank in ranks) * len(ranks) / max(edges, 1)
-    most_rows = max(rows) * len(ranks) / max(sum(rows), 1)
     return CutPoint(
         num_ranks=len(ranks),
-        share=cut_edges / max(edges, 1),
+        share=sum(sum(rank.halo_edges) for rank in ranks) / max(sum(edges), 1),
         halo_rows=sum(rows),
-        skew=max(remote) / mean if mean else 1.0,
-        imbalance=max(most_edges, most_rows, 1.0),
+        skew=_most_over_mean(remote),
+        imbalance=max(_most_over_mean(edges), _most_over_mean(rows)),
     )
 
 
+def _most_over_mean(counts: Sequence[int]) -> float:
+    return max(counts) * len(counts) / sum(counts) if any(counts) else 1.0
+
+
 def _row_bytes(info: NodeInfo | EdgeInfo) -> int:
-    total = 0
-    for attr in info.attrs.values():
-        dtype = getattr(torch, attr['dtype'])
-        total += math.prod(attr['shape']) * torch.empty(0, dtype=dtype).element_size()
-    return total
+    return sum(
+        math.prod(attr['shape']) * getattr(torch, attr['dtype']).itemsize
+        for attr in info.attrs.values()
+    )

@@ -1,6 +1,6 @@
 """Where the time, the rows and the memory of an epoch go, layer by layer."""
 
 from pyg_sar.profiling.profile import Profile, profile
-from pyg_sar.profiling.records import LayerProfile, PassProfile, Summary
+from pyg_sar.profiling.records import LayerProfile, Summary
 
-__all__ = ['LayerProfile', 'PassProfile', 'Profile', 'Summary', 'profile']
+__all__ = ['LayerProfile', 'Profile', 'Summary', 'profile']

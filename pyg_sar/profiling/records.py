@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-
-@dataclass
-class PassProfile:
-    """All forward passes of a layer, or all backward passes.
-
-    Attributes:
-        calls: How many there were.
-        rows_received: Rows that came from other ranks; where several tensors travel, those of each.
-        rows_sent: Rows that went to other ranks.
-        bytes_received: Bytes of these rows, as they travelled.
-        bytes_sent: Bytes of these rows, as they travelled.
-        waiting: Seconds inside operations with other ranks: until rows or sums are there.
-        computing: All other seconds.
-    """
-
-    calls: int = 0
-    rows_received: int = 0
-    rows_sent: int = 0
-    bytes_received: int = 0
-    bytes_sent: int = 0
-    waiting: float = 0.0
-    computing: float = 0.0
+from pyg_sar.monitor import Counts
 
 
 @dataclass
@@ -37,20 +16,18 @@ class LayerProfile:
         path: Where it is in the model: ``'convs.0'``.
         conv: The class of the conv.
         paths: How its calls of message passing are computed: ``'linear'``, ``'weighted'``,
-            ``'replay'``, ``'gather'`` or ``'one_shot'``; ``'plain'`` if it only ran on plain edges.
-        mode: The mode of the SARConv.
+            ``'replay'``, ``'gather'`` or ``'one_shot'``; none if it only ran on plain edges.
+        mode: The mode it ran in.
         forward: Its forward passes.
         backward: Its backward passes, with those of its linear layers.
-        peak_bytes: The high-water mark of memory during its passes; None where it is not known.
     """
 
     path: str
     conv: str
     paths: tuple[str, ...] = ()
     mode: str = ''
-    forward: PassProfile = field(default_factory=PassProfile)
-    backward: PassProfile = field(default_factory=PassProfile)
-    peak_bytes: int | None = None
+    forward: Counts = field(default_factory=Counts)
+    backward: Counts = field(default_factory=Counts)
 
 
 @dataclass
@@ -71,7 +48,7 @@ class Summary:
     world_size: int
     seconds: float
     layers: list[LayerProfile]
-    outside: PassProfile
+    outside: Counts
     start_bytes: int | None
     memory: str
 
@@ -81,6 +58,13 @@ class Summary:
         spent = self.outside.waiting + self.outside.computing
         return spent / self.seconds if self.seconds else 0.0
 
-    def as_dict(self) -> dict[str, Any]:
-        """The same as numbers, strings, lists and dicts."""
-        return {**asdict(self), 'outside_share': self.outside_share}
+
+def from_dict(summary: dict[str, Any]) -> Summary:
+    """The reverse of ``dataclasses.asdict``."""
+    layers = [
+        LayerProfile(
+            **{**layer, **{name: Counts(**layer[name]) for name in ('forward', 'backward')}}
+        )
+        for layer in summary['layers']
+    ]
+    return Summary(**{**summary, 'layers': layers, 'outside': Counts(**summary['outside'])})

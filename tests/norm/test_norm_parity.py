@@ -252,6 +252,7 @@ def test_bfloat16():
 @pytest.mark.parametrize('name', CASES)
 def test_conversion_shares_everything(name):
     module = CASES[name].make()
+    kind, text, keys = type(module), module.extra_repr(), list(module.state_dict())
     calls = []
     module.register_forward_pre_hook(lambda *_: calls.append(1))
     before = dict(module.named_parameters()) | dict(module.named_buffers())
@@ -259,13 +260,14 @@ def test_conversion_shares_everything(name):
     after = dict(converted.named_parameters()) | dict(converted.named_buffers())
     assert list(after) == list(before)
     assert all(after[key] is before[key] for key in after)
-    assert list(converted.state_dict()) == list(module.state_dict())
-    assert converted.extra_repr() == module.extra_repr()
-    assert converted.training is module.training
-    if not isinstance(module, torch.nn.SyncBatchNorm):
-        assert isinstance(converted, type(module))
+    assert converted is module
+    assert list(converted.state_dict()) == keys
+    assert converted.extra_repr() == text
+    assert converted.training
+    if kind is not torch.nn.SyncBatchNorm:
+        assert isinstance(converted, kind)
     is_local = 'Message' in name or 'HeteroLayer' in name or 'node' in name
-    assert (converted is module) is is_local
+    assert (type(converted) is kind) is is_local
     assert getattr(converted, 'is_global', False) is not is_local
     step = _steps(CASES[name], 11, torch.float32)[0]
     twin = copy.deepcopy(converted)

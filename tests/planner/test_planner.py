@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ from torch import Tensor
 from torch_geometric.nn.models import GraphSAGE
 
 from pyg_sar.planner import Planner, by_hand, from_counts, predict, read_statistics
-from pyg_sar.planner.fit import least_ranks
-from pyg_sar.planner.prediction import MODES
+from pyg_sar.planner.rehearsal import MODES
 from pyg_sar.planner.sizes import RankSizes
 from pyg_sar.shard.read.read_shard import read_shard
 
@@ -123,18 +121,18 @@ def test_least_ranks_is_the_least() -> None:
         by_hand(40000, 240000, [(0.2, 4)]), job_of(GraphSAGE(6, 16, 2, 3), 6), bandwidth=1e9,
         timed=False,
     )  # fmt: skip
-    predict_cached = functools.cache(planner.predict)
-    limit = predict_cached(5).peak_bytes
-    found = least_ranks(predict_cached, lambda p: p.peak_bytes <= limit, 64)
+    limit = planner.predict(5).peak_bytes
+    found = planner.least_ranks(lambda p: p.peak_bytes <= limit, 64)
     assert found is not None
     assert found.num_ranks == 5
-    assert least_ranks(predict_cached, lambda p: False, 8) is None
+    assert planner.least_ranks(lambda p: False, 8) is None
 
 
 @pytest.mark.parametrize(
     ('change', 'message'),
     [
         ({'in_channels': None}, "'in_channels'"),
+        ({'in_channels': 0}, "'in_channels' must be positive"),
         ({'mode': 'auto'}, "'mode' must be one of"),
         ({'bandwidth': 0}, "'bandwidth' must be positive"),
         ({'ranks': None}, "expected 'ranks'"),

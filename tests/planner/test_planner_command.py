@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +113,17 @@ def test_command_line_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
         (['--nodes', '5', '--edges', '5', '--memory', 'much'], 'expected a size'),
         (['--nodes', '5', '--edges', '5', '--ranks', 'x'], 'expected numbers of ranks'),
         (['--nodes', '5', '--edges', '5', '--cut', 'x'], 'expected NUMBER@RANKS'),
+        (['nowhere', '--layers', '0'], 'argument --layers: expected a positive int'),
+        (['parts', '--dropout', '1'], "'--dropout' must lie in [0, 1)"),
+        (['parts', '--model', 'gat', '--hidden', '6'], "'--heads' must divide '--hidden'"),
+        (['parts', '--bandwidth', '0'], "'bandwidth' must be positive"),
     ],
 )
 def test_command_line_errors_are_one_line(
-    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    parts: Path, argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert plan.main(argv) == 2
+    with pytest.raises(SystemExit, match='2'):
+        sys.exit(plan.main([str(parts) if word == 'parts' else word for word in argv]))
     text = capsys.readouterr().err
     assert text.startswith('error: ')
     assert text.count('\n') == 1

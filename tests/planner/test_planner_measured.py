@@ -12,7 +12,7 @@ import pytest
 from torch_geometric.nn.models import GAT, GraphSAGE
 
 from pyg_sar.planner import from_counts, predict
-from pyg_sar.planner.prediction import MODES
+from pyg_sar.planner.rehearsal import MODES
 
 BENCHMARK = Path(__file__).parents[2] / 'benchmarks' / 'memory'
 

@@ -14,11 +14,10 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
-from pyg_sar.planner.live_bytes import LiveBytes
-from pyg_sar.planner.prediction import MODES
-from pyg_sar.planner.rehearsal import make_data, rehearse
+from pyg_sar.monitor import LiveBytes
+from pyg_sar.planner.rehearsal import MODES, make_data, rehearse
 from pyg_sar.planner.sizes import RankSizes
-from pyg_sar.planner.world import World
+from pyg_sar.planner.world import equal_ranks
 
 SIZES = RankSizes((7,), (20,), (3, 2, 4), (9, 5, 11), 9)
 
@@ -31,21 +30,20 @@ SIZES = RankSizes((7,), (20,), (3, 2, 4), (9, 5, 11), 9)
 def test_rehearsal_is_what_a_rank_of_equal_ranks_does(name: str, mode: Any) -> None:
     model = USER_MODELS[name]().double()
     job = job_of(model, 6, mode=mode, dtype=torch.float64)
-    world = World(4)
     wrapped = pyg_sar.wrap(copy.deepcopy(model), mode=mode)
     wrapped.eval(), model.eval()  # no dropout; running statistics
-    with world.in_force():
+    with equal_ranks(4) as traffic:
         data = make_data(SIZES, job)
         out = wrapped(data.x, data.edge_index)
         out.square().sum().backward()
 
-    x, edge_index = _whole_graph(data, world.size)
+    x, edge_index = _whole_graph(data, 4)
     expected = model(x, edge_index)
     expected.square().sum().backward()
     assert (out - expected[: data.num_nodes]).abs().max() < 1e-10
     for own, whole in zip(wrapped.parameters(), model.parameters(), strict=True):
-        assert (own.grad * world.size - whole.grad).abs().max() < 1e-10
-    assert world.received_rows > 0
+        assert (own.grad * 4 - whole.grad).abs().max() < 1e-10
+    assert traffic.rows_received > 0
 
 
 def _whole_graph(data: Data, world_size: int) -> tuple[Tensor, Tensor]:
@@ -64,7 +62,7 @@ def _whole_graph(data: Data, world_size: int) -> tuple[Tensor, Tensor]:
 
 
 def test_world_is_left_as_it_was() -> None:
-    with World(4).in_force():
+    with equal_ranks(4):
         assert pyg_sar.comm.is_distributed()
     assert not pyg_sar.comm.is_distributed()
 
@@ -105,13 +103,13 @@ def test_live_bytes_counts_what_is_alive_at_once() -> None:
 def test_bytes_grow_with_what_training_keeps() -> None:
     def peak(layers: int, **options: Any) -> int:
         model = GraphSAGE(6, 16, layers)
-        return rehearse(job_of(model, 6, **options), SIZES.scaled(100)).peak_bytes
+        return rehearse(job_of(model, 6, **options), SIZES.scaled(100, 100)).peak_bytes
 
     two, three, four = (peak(layers) for layers in (2, 3, 4))
     assert two < three < four
     assert four - three == pytest.approx(three - two, rel=0.05)
     assert peak(3, dtype=torch.float64) == pytest.approx(2 * three, rel=0.25)
-    assert peak(3, make_optimizer=torch.optim.Adam) > three
+    assert peak(3, optimizer=torch.optim.Adam) > three
 
 
 def test_one_shot_holds_the_halo() -> None:

@@ -10,13 +10,8 @@ many, and the difference of the peaks is what an edge takes.
 from __future__ import annotations
 
 import math
-import weakref
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.message.arguments import Binding
@@ -28,6 +23,7 @@ from pyg_sar.conv.message.sample_edges import (
     samples_of,
 )
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
+from pyg_sar.monitor import LiveBytes
 from pyg_sar.shard.plan import Plan
 
 _NUM_EDGES = 300
@@ -77,9 +73,9 @@ def _peak_bytes(binding: Binding, num_edges: int) -> int:
     arguments = Arguments(samples.src, samples.dst, edge, samples.whole)
     learnable = [p for p in binding.conv.parameters() if p.requires_grad]
     given = [*arguments, *binding.conv.parameters(), *binding.conv.buffers(), edge_index]
-    peak = _Peak(given)
+    live = LiveBytes(given)
     sizes = WholeGraphSizes(binding.conv, num_edges // NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
-    with sizes.in_force(), peak:
+    with sizes.in_force(), live:
         values = binding.inputs(arguments, edge_index, edge_index[1], NUM_SAMPLES)
         out = binding.run(values)
         if binding.function == 'message':
@@ -88,36 +84,4 @@ def _peak_bytes(binding: Binding, num_edges: int) -> int:
         leaves = [t for t in [*arguments, *learnable] if t.requires_grad]
         if out.requires_grad and leaves:
             torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
-    return peak.bytes
-
-
-class _Peak(TorchDispatchMode):
-    """The most bytes that operations hold at once, beside tensors that were there before."""
-
-    def __init__(self, given: list[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes = 0
-        self._held = 0
-        self._given = [t.untyped_storage() for t in given]  # alive, so that ids stay theirs
-        self._known = {id(storage) for storage in self._given}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
-                self._take(tensor.untyped_storage())
-        return out
-
-    def _take(self, storage: torch.UntypedStorage) -> None:
-        if id(storage) in self._known:
-            return
-        self._known.add(id(storage))
-        self._held += storage.nbytes()
-        self.bytes = max(self.bytes, self._held)
-        weakref.finalize(storage, self._give, id(storage), storage.nbytes())
-
-    def _give(self, key: int, num_bytes: int) -> None:
-        self._known.discard(key)
-        self._held -= num_bytes
+    return live.peak

@@ -1,0 +1,105 @@
+"""Seconds and rows, counted for the innermost pass that is under way in a thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from pyg_sar.monitor.hook import OUTSIDE, Transfer, Watcher
+
+
+@dataclass
+class Counts:
+    """All forward passes of a layer, all its backward passes, or what is outside of layers.
+
+    Attributes:
+        calls: How many there were.
+        rows_received: Rows that came from other ranks; where several tensors travel, those of each.
+        rows_sent: Rows that went to other ranks.
+        bytes_received: Bytes of these rows, as they travelled.
+        bytes_sent: Bytes of these rows, as they travelled.
+        waiting: Seconds inside operations with other ranks: until rows or sums are there.
+        computing: All other seconds.
+        peak_bytes: The high-water mark of memory meanwhile; None where it is not known.
+    """
+
+    calls: int = 0
+    rows_received: int = 0
+    rows_sent: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    waiting: float = 0.0
+    computing: float = 0.0
+    peak_bytes: int | None = None
+
+
+class _Here(threading.local):
+    """The passes under way in a thread, until when its time has been told, the last operation."""
+
+    def __init__(self, outside: Counts) -> None:
+        self.passes = [(OUTSIDE, outside)]
+        self.mark = time.perf_counter()
+        self.operation = ''
+
+
+class Meter(Watcher):
+    """Tells seconds and rows to the innermost pass.
+
+    Args:
+        outside: What is told of where there is no pass.
+    """
+
+    def __init__(self, outside: Counts) -> None:
+        self.here = _Here(outside)
+
+    def clock(self) -> float:
+        """Seconds."""
+        return time.perf_counter()
+
+    def begin(self, place: str, counts: Counts) -> None:
+        """A pass begins."""
+        self.count()
+        self.here.passes.append((place, counts))
+
+    def end(self) -> tuple[str, Counts]:
+        """The innermost pass ends."""
+        self.count()
+        return self.here.passes.pop()
+
+    def count(self, *, waited: bool = False) -> float:
+        """Tells the seconds since the last call, which it returns."""
+        here, now = self.here, self.clock()
+        counts, seconds = here.passes[-1][1], now - here.mark
+        if waited:
+            counts.waiting += seconds
+        else:
+            counts.computing += seconds
+        here.mark = now
+        return seconds
+
+    def enter_operation(self, operation: str, peer: int | None, is_wait: bool) -> None:
+        """What was until now is computing."""
+        self.count()
+        self.here.operation = operation if peer is None else ''
+
+    def leave_operation(self) -> None:
+        """What was until now is waiting."""
+        self.count(waited=True)
+
+    def moved(self, transfer: Transfer) -> None:
+        """Counts rows."""
+        counts = self.here.passes[-1][1]
+        counts.rows_received += transfer.rows_received
+        counts.rows_sent += transfer.rows_sent
+        counts.bytes_received += transfer.bytes_received
+        counts.bytes_sent += transfer.bytes_sent
+
+
+def bytes_text(num_bytes: float) -> str:
+    """``'512 B'``, ``'4.5 KiB'``, ``'1.2 GiB'``."""
+    for unit in ('B', 'KiB', 'MiB', 'GiB'):
+        if num_bytes < 1024:
+            return f'{num_bytes:.0f} B' if unit == 'B' else f'{num_bytes:.1f} {unit}'
+        num_bytes /= 1024
+    return f'{num_bytes:.1f} TiB'
