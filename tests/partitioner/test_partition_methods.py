@@ -12,15 +12,17 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar import partition_graph
-from pyg_sar.partitioner.methods.assignment import assign_nodes
+from pyg_sar.partitioner.assignment import assign_nodes, choose
+from pyg_sar.partitioner.graph.typed import typed_graph
+from pyg_sar.partitioner.methods import METHODS
 from pyg_sar.partitioner.methods.balance import Balance
-from pyg_sar.partitioner.methods.options import method_options
+from pyg_sar.partitioner.methods.method import Method
 from pyg_sar.partitioner.methods.rebalance import rebalance, refine
-from pyg_sar.partitioner.methods.streaming import STREAMING
 from pyg_sar.partitioner.on_disk.csr import symmetric_csr
 from pyg_sar.partitioner.on_disk.undirected import undirected_csr
 from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
-from pyg_sar.partitioner.typed import typed_graph
+
+STREAMING = ('ldg', 'fennel')
 
 
 @pytest.fixture(scope='module')
@@ -54,7 +56,7 @@ def _assign(data: Data | HeteroData, num_parts: int, method: str = 'metis', **op
     graph = typed_graph(data)
     has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
     is_hetero = isinstance(data, HeteroData)
-    options = method_options(method, is_hetero=is_hetero, has_train_mask=has_train_mask, **options)
+    options = choose(method, is_hetero=is_hetero, has_train_mask=has_train_mask, **options)
     return assign_nodes(graph, num_parts, options)
 
 
@@ -256,3 +258,21 @@ def test_provenance(tmp_path, venues):
         'backend': None,
         'seed': 0,
     }
+
+
+def test_a_method_is_known_by_its_file_alone(tmp_path, graph, monkeypatch):
+    """What it says of itself is all that the checks, the run and META.json go by."""
+
+    def odd_and_even(problem) -> list[Tensor]:
+        assert (problem.num_parts, problem.options.seed) == (2, 5)
+        return [torch.arange(len(problem.indptr) - 1) % 2]
+
+    monkeypatch.setitem(METHODS, 'parity', Method('parity', odd_and_even))
+    partition_graph(graph, 2, tmp_path / 'out', method='parity', seed=5, balance='edges')
+    assert torch.load(tmp_path / 'out' / 'node_map.pt').tolist() == [0, 1] * 25
+    partition = json.loads((tmp_path / 'out' / 'META.json').read_text())['pyg_sar']['partition']
+    assert (partition['method'], partition['balance']) == ('parity', 'edges')
+    with pytest.raises(ValueError, match=r"'balance' must be 'nodes' or 'edges' with .*parity"):
+        partition_graph(graph, 2, tmp_path / 'a', method='parity', balance='nodes,edges')
+    with pytest.raises(ValueError, match=r"objective='volume' applies to .* alone .*parity"):
+        partition_graph(graph, 2, tmp_path / 'a', method='parity', objective='volume')

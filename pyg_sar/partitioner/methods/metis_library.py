@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.methods.balance import Int64Array
+from pyg_sar.partitioner.on_disk.mapped import Int64Array
 
 _METIS_OK = 1
 _NUM_OPTIONS = 40

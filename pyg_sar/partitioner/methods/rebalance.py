@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from pyg_sar.partitioner.methods.balance import Balance, FloatArray, Int64Array
-from pyg_sar.partitioner.methods.streaming import batch_size, has_room
-from pyg_sar.partitioner.on_disk.csr import IndexArray, neighbours_by_part
+from pyg_sar.partitioner.methods.balance import Balance, batch_size, has_room
+from pyg_sar.partitioner.on_disk.csr import neighbours_by_part
+from pyg_sar.partitioner.on_disk.mapped import FloatArray, IndexArray, Int64Array
 
 _ROUNDS = 3
+
+
+def even_out(
+    indptr: IndexArray, index: IndexArray, parts: Tensor, balance: Balance, num_parts: int
+) -> Tensor:
+    """No part above its caps, then as few cut edges as single moves within them can reach."""
+    moved = rebalance(indptr, index, parts.numpy(), balance, num_parts)
+    return torch.from_numpy(refine(indptr, index, moved, balance, num_parts))
 
 
 def rebalance(

@@ -18,15 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.methods.balance import Balance, BoolArray, FloatArray, Int64Array
-from pyg_sar.partitioner.on_disk.csr import IndexArray, neighbours_by_part
-
-STREAMING = ('ldg', 'fennel')
-
-_BATCHES_PER_PART = 100
-"""A batch is this share of a part, so that a part cannot fill up unseen within one."""
-
-_LARGEST_BATCH = 4096
+from pyg_sar.partitioner.methods.balance import LARGEST_BATCH, Balance, batch_size, has_room
+from pyg_sar.partitioner.methods.method import Method, Problem
+from pyg_sar.partitioner.on_disk.csr import neighbours_by_part
+from pyg_sar.partitioner.on_disk.mapped import BoolArray, FloatArray, IndexArray, Int64Array
 
 _LOCAL = 0.9
 """Runs of ids that cut less than this share of what random parts cut say something."""
@@ -91,19 +86,14 @@ def _start(indptr: IndexArray, index: IndexArray, num_parts: int) -> Int64Array:
     num_nodes = len(indptr) - 1
     runs = np.arange(num_nodes) * num_parts // max(num_nodes, 1)
     own = 0
-    for start in range(0, num_nodes, _LARGEST_BATCH):
-        nodes = slice(start, start + _LARGEST_BATCH)
+    for start in range(0, num_nodes, LARGEST_BATCH):
+        nodes = slice(start, start + LARGEST_BATCH)
         near = neighbours_by_part(indptr, index, runs, nodes, num_parts)
         own += int(near[np.arange(len(near)), runs[nodes]].sum())
     at_random = 1 - 1 / num_parts
     if len(index) - own < _LOCAL * at_random * len(index):
         return runs
     return np.full(num_nodes, -1, dtype=np.int64)
-
-
-def batch_size(num_nodes: int, num_parts: int) -> int:
-    """Nodes decided upon at a time, a hundredth of a part."""
-    return max(1, min(_LARGEST_BATCH, num_nodes // (_BATCHES_PER_PART * num_parts)))
 
 
 def _fill(weights: Int64Array, fill: FloatArray) -> FloatArray:
@@ -137,15 +127,6 @@ def _choose(
     return chosen
 
 
-def has_room(weights: Int64Array, loads: FloatArray, caps: FloatArray) -> BoolArray:
-    """Whether a part can take a node, bool [B, P], of weights [B, C], loads [P, C] and caps [C]."""
-    room = np.ones((len(weights), len(loads)), dtype=bool)
-    for constraint, cap in enumerate(caps):
-        weight = weights[:, constraint, None]
-        room &= (loads[:, constraint] + weight <= cap) | (weight == 0)
-    return room
-
-
 def _fits(best: Int64Array, weights: Int64Array, loads: FloatArray, caps: FloatArray) -> BoolArray:
     """Which nodes of a batch still fit when those before them are in their parts."""
     order = np.argsort(best, kind='stable')
@@ -157,3 +138,15 @@ def _fits(best: Int64Array, weights: Int64Array, loads: FloatArray, caps: FloatA
     fits = np.empty(len(best), dtype=bool)
     fits[order] = inside
     return fits
+
+
+def _streaming(name: str) -> Method:
+    def cut(problem: Problem) -> list[Tensor]:
+        graph = problem.indptr, problem.index, problem.balance, problem.num_parts
+        options = problem.options
+        return [stream_assignment(*graph, method=name, passes=options.passes, seed=options.seed)]
+
+    return Method(name, cut, keeps_duplicates=True, several=True, takes_passes=True)
+
+
+METHODS = _streaming('ldg'), _streaming('fennel')

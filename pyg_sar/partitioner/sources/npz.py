@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partitioner.attributes import count_nodes
-from pyg_sar.partitioner.checks import checked_edge_index
+from pyg_sar.partitioner.graph.attributes import count_nodes
+from pyg_sar.partitioner.graph.checks import checked_edge_index
+from pyg_sar.partitioner.graph.split import MASKS
 from pyg_sar.partitioner.on_disk.mapped import Array, map_array
 from pyg_sar.partitioner.on_disk.rows import aligned
-from pyg_sar.partitioner.split import MASKS
 from pyg_sar.shard.format.files import ordinary_file
 
 _CSR = ('x_data', 'x_indices', 'x_indptr', 'x_shape')

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.partitioner.graph.typed import TypedGraph
 from pyg_sar.partitioner.on_disk.mapped import trim
 from pyg_sar.partitioner.on_disk.rows import Rows, chunks, edge_chunks, take_rows
 from pyg_sar.partitioner.on_disk.torch_archive import save_rows
-from pyg_sar.partitioner.typed import TypedGraph
 from pyg_sar.partitioner.write.layout import (
     EdgeGroups,
     Exchange,
