@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +23,7 @@ from pyg_sar.comm import agree, check_equal, in_call, raise_together
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.checksums import file_checksum
 from pyg_sar.shard.format.file_names import META_FILE, NODE_ATTRS_FILE, part_dir
-from pyg_sar.shard.format.meta import read_meta, with_node_attrs
+from pyg_sar.shard.format.meta import meta_text, read_meta
 from pyg_sar.shard.format.tensor_file import load_tensors
 from pyg_sar.shard.shard import Shard
 
@@ -160,8 +161,13 @@ def _write_meta(
 ) -> None:
     """Rank 0 alone writes, once all ranks are ready."""
     if shard.rank == 0:
+        meta = read_meta(shard.root)
+        nodes = {key: replace(info, attrs=node_attrs) for key, info in meta.nodes.items()}
+        known = {**meta.checksums, **checksums}
+        sums = {name: value for name, value in known.items() if value is not None}
         with _replacing(Path(shard.root) / META_FILE) as new:
-            new.write_text(with_node_attrs(shard.root, node_attrs, checksums), encoding='utf-8')
+            text = meta_text(replace(meta, nodes=nodes, checksums=sums))
+            new.write_text(text, encoding='utf-8')
 
 
 @contextmanager

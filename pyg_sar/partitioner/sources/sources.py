@@ -16,12 +16,10 @@ from pyg_sar.partitioner.on_disk.mapped import Array, Scratch, map_array
 from pyg_sar.partitioner.sources.datasets import is_dataset, load_dataset
 from pyg_sar.partitioner.sources.npz import graph_of_arrays, read_npz
 from pyg_sar.partitioner.sources.ogb import OGB
-from pyg_sar.partitioner.sources.pyg_folder import array_files, read_foreign
+from pyg_sar.partitioner.sources.pyg_folder import array_files, is_pyg_folder, read_pyg_folder
 from pyg_sar.partitioner.sources.saved import read_saved
 from pyg_sar.partitioner.sources.synthetic import SHAPES
 from pyg_sar.partitioner.sources.tables import TABLES, read_table
-from pyg_sar.shard.read.foreign import is_foreign
-from pyg_sar.shard.read.whole_graph_attrs import Attrs
 
 
 def load_source(
@@ -61,7 +59,7 @@ def read_source(
     dense: bool = True,
     scratch: Scratch | None = None,
     root: str | os.PathLike[str] | None = None,
-    attrs: Attrs | None = None,
+    attrs: str | os.PathLike[str] | None = None,
 ) -> tuple[Data | HeteroData, list[str]]:
     """As :func:`load_source`, but may leave the graph on disk.
 
@@ -72,15 +70,16 @@ def read_source(
         scratch: If given, tensors are mapped into memory and not read: those of .pt files, .npy
             files and uncompressed .npz files where they lie, those of tables in scratch space.
         root: See :func:`load_source`.
-        attrs: What PyG's own Partitioner left out of its folder.
+        attrs: A file of what PyG's own Partitioner left out of its folder; see
+            :func:`~pyg_sar.partitioner.sources.pyg_folder.read_pyg_folder`.
 
     Returns:
         The graph, and a description of what was dropped.
     """
     name = os.fspath(name_or_path)
     path = Path(name)
-    if path.is_dir() and name not in NAMES and is_foreign(path):
-        return read_foreign(path, attrs), []
+    if path.is_dir() and name not in NAMES and is_pyg_folder(path):
+        return read_pyg_folder(path, attrs), []
     if attrs is not None:
         raise ValueError(
             f"'attrs' applies to folders of torch_geometric.distributed alone (got '{name}')"

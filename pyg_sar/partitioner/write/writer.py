@@ -30,7 +30,7 @@ from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.format import file_names
 from pyg_sar.shard.format.checksums import folder_checksums
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
-from pyg_sar.shard.format.meta import EdgeInfo, Meta, NodeInfo, write_meta
+from pyg_sar.shard.format.meta import EdgeInfo, Meta, NodeInfo, meta_text
 
 
 def write_partition(
@@ -79,7 +79,6 @@ def write_partition(
 
     meta = Meta(
         num_parts=num_parts,
-        is_hetero=graph.is_hetero,
         fingerprint=_fingerprint(graph, assignment),
         nodes={
             key: NodeInfo(
@@ -104,19 +103,18 @@ def write_partition(
             for key, groups in edges.items()
         },
         graph_attrs=graph.attrs,
+        notes={
+            'partition': provenance,
+            'command': command,
+            'versions': {name: _version(name) for name in _VERSIONED},
+        },
+        checksums=folder_checksums(folder),
     )
-    summary = summarize(meta, provenance['method'])
-    partition = {
-        **provenance,
-        'edge_cut': summary.edge_cut,
-        'communication_volume': summary.communication_volume,
-    }
-    notes = {
-        'partition': partition,
-        'command': command,
-        'versions': {name: _version(name) for name in _VERSIONED},
-    }
-    write_meta(folder, meta, notes, folder_checksums(folder))
+    summary = summarize(meta)
+    meta.notes['partition'].update(
+        edge_cut=summary.edge_cut, communication_volume=summary.communication_volume
+    )
+    (folder / file_names.META_FILE).write_text(meta_text(meta), encoding='utf-8')
     return summary
 
 
