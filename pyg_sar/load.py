@@ -76,8 +76,8 @@ def load_shard(
                 f"{launched} processes (call torch.distributed.init_process_group('gloo') first)"
             )
         if rank is None:
-            return _told(read_shard(root, 0, 1, verify=verify))
-        return _told(read_shard(root, rank, None, verify=verify))
+            return _logged(read_shard(root, 0, 1, verify=verify))
+        return _logged(read_shard(root, rank, None, verify=verify))
     data: Data | HeteroData | None = None
     error: FileNotFoundError | ValueError | None = None
     try:
@@ -90,10 +90,10 @@ def load_shard(
     raise_together(error)
     assert data is not None
     _check_same_partition(data)
-    return _told(data)
+    return _logged(data)
 
 
-def _told(data: Data | HeteroData) -> Data | HeteroData:
+def _logged(data: Data | HeteroData) -> Data | HeteroData:
     """Logs what was loaded, and gives it back."""
     if not _logger.isEnabledFor(logging.INFO):
         return data

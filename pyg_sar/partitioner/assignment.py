@@ -172,12 +172,11 @@ def _cut(graph: TypedGraph, num_parts: int, options: Options) -> Tensor:
         indptr, index = symmetric_csr(edge_index, graph.num_nodes)
     else:
         indptr, index = undirected_csr(edge_index, graph.num_nodes, scratch=graph.scratch)
-    if index.size:
-        found = method.cut(Problem(indptr, index, balance, num_parts, options))
-    else:  # Nothing to cut.
-        found = [_deal(balance.weights.sum(axis=1), num_parts)]
+    problem = Problem(indptr, index, balance, num_parts, options)
+    # Without edges there is nothing to cut.
+    found = method.cut(problem) if index.size else [_deal(balance.weights.sum(axis=1), num_parts)]
     if method.keeps_duplicates or not balance.is_single:
-        found = [even_out(indptr, index, parts, balance, num_parts) for parts in found]
+        found = [even_out(problem, parts) for parts in found]
     parts = _least(found, graph, options.objective)
     for key, start in graph.offsets.items():
         nodes = slice(start, start + graph.nodes[key].num_nodes)

@@ -23,7 +23,7 @@ from pyg_sar.comm import agree, check_equal, in_call, raise_together
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.checksums import file_checksum
 from pyg_sar.shard.format.file_names import META_FILE, NODE_ATTRS_FILE, part_dir
-from pyg_sar.shard.format.meta import meta_text, read_meta
+from pyg_sar.shard.format.meta import meta_text, read_meta, row_type
 from pyg_sar.shard.format.tensor_file import load_tensors
 from pyg_sar.shard.shard import Shard
 
@@ -54,7 +54,7 @@ def save_node_attrs(data: Data, names: Sequence[str], *, overwrite: bool = False
     """
     names = list(dict.fromkeys(names))
     shard = _try_together(lambda: _check_data(data, names))
-    row_types = {name: _row_type(data[name]) for name in names}
+    row_types = {name: row_type(data[name]) for name in names}
     check_equal('node attributes', row_types, agree(row_types))
 
     known: dict[str, Any] = _try_together(lambda: _known_attrs(shard, names, overwrite))
@@ -182,7 +182,3 @@ def _replacing(path: Path) -> Iterator[Path]:
         with new.open('rb+') as file:
             os.fsync(file.fileno())
         new.replace(path)
-
-
-def _row_type(value: Tensor) -> dict[str, Any]:
-    return {'dtype': str(value.dtype).removeprefix('torch.'), 'shape': list(value.shape[1:])}

@@ -15,7 +15,9 @@ from pyg_sar import partition_graph
 from pyg_sar.partitioner.assignment import assign_nodes, choose
 from pyg_sar.partitioner.graph.typed import typed_graph
 from pyg_sar.partitioner.methods import metis_library
+from pyg_sar.partitioner.methods.balance import Balance
 from pyg_sar.partitioner.methods.kahip import _initialized
+from pyg_sar.partitioner.methods.method import Problem
 from pyg_sar.partitioner.on_disk.undirected import undirected_csr
 from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
 
@@ -44,9 +46,8 @@ def test_metis_with_one_of_two_weights_is_metis(power_law):
             options=pymetis.Options(seed=5),
             recursive=recursive,
         )
-        parts = metis_library.part_graph(
-            pymetis, indptr, index, weights, 7, seed=5, recursive=recursive, volume=False
-        )
+        problem = Problem(indptr, index, Balance(weights, weights), 7, choose('metis'))
+        parts = metis_library.part_graph(problem, 5, recursive=recursive, volume=False)
         assert parts.tolist() == list(expected)
 
 

@@ -16,7 +16,7 @@ from pyg_sar.partitioner.assignment import assign_nodes, choose
 from pyg_sar.partitioner.graph.typed import typed_graph
 from pyg_sar.partitioner.methods import METHODS
 from pyg_sar.partitioner.methods.balance import Balance
-from pyg_sar.partitioner.methods.method import Method
+from pyg_sar.partitioner.methods.method import Method, Problem
 from pyg_sar.partitioner.methods.rebalance import rebalance, refine
 from pyg_sar.partitioner.on_disk.csr import symmetric_csr
 from pyg_sar.partitioner.on_disk.undirected import undirected_csr
@@ -186,6 +186,10 @@ def test_balanced_types_cut_hardly_more(venues):
     assert cuts['types'] < 1.2 * cuts['nodes']
 
 
+def _problem(indptr, index, balance: Balance, num_parts: int) -> Problem:
+    return Problem(indptr, index, balance, num_parts, choose('ldg'))
+
+
 def _single(num_nodes: int) -> Balance:
     ones = np.ones((num_nodes, 1), dtype=np.int64)
     return Balance(ones, ones)
@@ -197,9 +201,10 @@ def test_rebalance_moves_what_costs_least():
     tail = torch.tensor([[5, 6, 0], [6, 7, 8]])
     indptr, index = symmetric_csr(torch.cat([clique, tail], dim=1), 12)
     parts = np.array([0] * 8 + [1] * 4)
-    moved = rebalance(indptr, index, parts, _single(12), 2)
+    problem = _problem(indptr, index, _single(12), 2)
+    moved = rebalance(problem, parts)
     assert moved.tolist() == [0] * 6 + [1] * 6
-    assert rebalance(indptr, index, moved, _single(12), 2) is moved
+    assert rebalance(problem, moved) is moved
 
 
 @pytest.mark.parametrize('seed', range(3))
@@ -208,8 +213,9 @@ def test_refine_never_cuts_more_and_keeps_the_caps(power_law, seed):
     indptr, index = symmetric_csr(power_law.edge_index, 3000)
     weights = np.stack([np.ones(3000), rng.integers(0, 9, 3000)], axis=1).astype(np.int64)
     balance = Balance(weights, weights)
-    parts = rebalance(indptr, index, rng.integers(0, 5, 3000), balance, 5)
-    refined = refine(indptr, index, parts, balance, 5)
+    problem = _problem(indptr, index, balance, 5)
+    parts = rebalance(problem, rng.integers(0, 5, 3000))
+    refined = refine(problem, parts)
     loads = np.stack([np.bincount(refined, w, 5) for w in weights.T])
     assert (loads.max(axis=1) <= balance.caps(5)).all()
     before, after = (_cut(power_law.edge_index, torch.from_numpy(p)) for p in (parts, refined))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from pyg_sar.partitioner.graph.typed import TypedGraph
 from pyg_sar.partitioner.methods.balance import Balance
-from pyg_sar.partitioner.on_disk.mapped import IndexArray, Int64Array
+from pyg_sar.partitioner.on_disk.mapped import FloatArray, IndexArray, Int64Array
 
 MethodLike = str | Tensor | dict[str, Tensor]
 """What users give as 'method': a name, or the part of every node."""
@@ -75,6 +76,11 @@ class Problem:
     balance: Balance
     num_parts: int
     options: Options
+
+    @cached_property
+    def caps(self) -> FloatArray:
+        """The most a part may hold of each constraint, [C]."""
+        return self.balance.caps(self.num_parts)
 
     @property
     def weight(self) -> Int64Array:

@@ -57,16 +57,7 @@ def metis_assignment(problem: Problem, *, recursive: bool, volume: bool = False)
     # A graph of equal weights is given to METIS as one without any.
     weights = None if problem.balance.is_equal else problem.balance.for_metis
     if weights is not None and weights.shape[1] > 1:
-        return part_graph(
-            pymetis,
-            indptr,
-            index,
-            weights,
-            num_parts,
-            seed=seed,
-            recursive=recursive,
-            volume=volume,
-        )
+        return part_graph(problem, seed, recursive=recursive, volume=volume)
     objective = {'objtype': int(pymetis.ObjType.VOL)} if volume else {}
     _, found = pymetis.part_graph(
         num_parts,

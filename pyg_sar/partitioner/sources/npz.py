@@ -15,7 +15,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partitioner.graph.attributes import count_nodes
 from pyg_sar.partitioner.graph.checks import checked_edge_index
-from pyg_sar.partitioner.graph.split import MASKS
+from pyg_sar.partitioner.graph.split import MASKS, mask_of
 from pyg_sar.partitioner.on_disk.mapped import Array, map_array
 from pyg_sar.partitioner.on_disk.rows import aligned
 from pyg_sar.shard.format.files import ordinary_file
@@ -222,6 +222,4 @@ def _index_to_mask(index: Any, num_nodes: int, key: str, name: str) -> Tensor:
             f"'{key}' of '{name}' must hold node ids in [0, {num_nodes}) "
             f'(got {int(index.min())} to {int(index.max())})'
         )
-    mask = torch.zeros(num_nodes, dtype=torch.bool)
-    mask[index] = True
-    return mask
+    return mask_of(index, num_nodes)

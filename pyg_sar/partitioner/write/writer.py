@@ -30,7 +30,7 @@ from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.format import file_names
 from pyg_sar.shard.format.checksums import folder_checksums
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
-from pyg_sar.shard.format.meta import EdgeInfo, Meta, NodeInfo, meta_text
+from pyg_sar.shard.format.meta import EdgeInfo, Meta, NodeInfo, meta_text, row_type
 
 
 def write_partition(
@@ -84,7 +84,7 @@ def write_partition(
             key: NodeInfo(
                 num_nodes=groups.num_nodes,
                 part_num_nodes=groups.partptr.diff().tolist(),
-                attrs={n: _row_type(value) for n, value in graph.nodes[key].attrs.items()},
+                attrs={n: row_type(value) for n, value in graph.nodes[key].attrs.items()},
                 extra=graph.nodes[key].extra,
             )
             for key, groups in nodes.items()
@@ -97,7 +97,7 @@ def write_partition(
                 part_num_edges=groups.edgeptr.diff().tolist(),
                 halo_rows=exchanges[key].halo_rows.tolist(),
                 block_edges=exchanges[key].block_edges.tolist(),
-                attrs={n: _row_type(value) for n, value in graph.relations[key].attrs.items()},
+                attrs={n: row_type(value) for n, value in graph.relations[key].attrs.items()},
                 extra=graph.relations[key].extra,
             )
             for key, groups in edges.items()
@@ -221,10 +221,6 @@ def _fingerprint(graph: TypedGraph, assignment: dict[NodeKey, Tensor]) -> str:
         for part in chunks(tensor):
             digest.update(part.to(torch.int64).numpy().data)
     return digest.hexdigest()
-
-
-def _row_type(value: Tensor) -> dict[str, Any]:
-    return {'dtype': str(value.dtype).removeprefix('torch.'), 'shape': list(value.shape[1:])}
 
 
 _VERSIONED = ('pyg_sar', 'torch', 'torch_geometric', 'pymetis', 'kahip', 'mtkahypar')

@@ -14,6 +14,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from pyg_sar.shard.format.file_names import FORMAT_VERSION, META_FILE, EdgeKey, NodeKey
 from pyg_sar.shard.format.files import own_file
 
@@ -94,6 +96,11 @@ class Meta:
     def is_hetero(self) -> bool:
         """Whether types have names."""
         return None not in self.nodes
+
+
+def row_type(value: Tensor) -> dict[str, Any]:
+    """What META.json says of a tensor with a row for every node or edge."""
+    return {'dtype': str(value.dtype).removeprefix('torch.'), 'shape': list(value.shape[1:])}
 
 
 def meta_text(meta: Meta) -> str:
