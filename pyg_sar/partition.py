@@ -52,7 +52,6 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
             data, dropped = read_source(
                 args.source,
                 seed=args.seed,
-                dense=False,
                 root=args.root,
                 attrs=args.attrs,
                 scratch=scratch,

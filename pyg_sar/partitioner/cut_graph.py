@@ -115,7 +115,7 @@ def partition_graph(
         scratch = scratch or Scratch(existing_parent(target))
         if isinstance(data, (str, os.PathLike)):
             name = os.fspath(data)
-            data, dropped = read_source(name, seed=seed, dense=False, scratch=scratch)
+            data, dropped = read_source(name, seed=seed, scratch=scratch)
             if dropped:
                 warnings.warn(f'dropped from {name}: {", ".join(dropped)}', stacklevel=2)
         graph = typed_graph(data, scratch)
