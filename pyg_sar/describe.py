@@ -16,7 +16,6 @@ from pyg_sar.inspection.picture import draw_partition
 from pyg_sar.inspection.report import report
 from pyg_sar.partitioner.write.summary import summarize
 from pyg_sar.shard.format.meta import read_meta
-from pyg_sar.shard.format.meta_text import read_notes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,11 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    print(report(args.parts))
     meta = read_meta(args.parts)
+    print(report(meta))
     if args.plot is not None:
-        method = (read_notes(args.parts).get('partition') or {}).get('method', 'unknown')
-        draw_partition(summarize(meta, method), args.plot)
+        draw_partition(summarize(meta), args.plot)
         print(f'drew {args.plot}')
     if not args.verify:
         return 0

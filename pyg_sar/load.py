@@ -12,10 +12,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import agree, in_call, is_distributed, raise_together
 from pyg_sar.monitor import bytes_text, say
-from pyg_sar.shard.format.meta import read_meta
-from pyg_sar.shard.read.foreign import ForeignFolder, is_foreign
 from pyg_sar.shard.read.read_shard import read_shard
-from pyg_sar.shard.read.whole_graph_attrs import Attrs
 
 _COUNTS = 'num_edges', 'num_halo'
 
@@ -27,7 +24,6 @@ def load_shard(
     root: str | Path,
     rank: int | None = None,
     *,
-    attrs: Attrs | None = None,
     verify: bool = True,
 ) -> Data | HeteroData:
     """Loads this rank's part of a partitioned graph as an ordinary PyG ``Data`` or ``HeteroData``.
@@ -52,10 +48,8 @@ def load_shard(
     its destination type: so reverse relations are added before the graph is partitioned, with
     ``T.ToUndirected``. ``x_dict``, ``edge_index_dict`` and ``metadata()`` are PyG's own.
 
-    A folder that ``torch_geometric.distributed.Partitioner`` wrote loads too. PyG keeps ``x``,
-    ``edge_attr`` and times alone, as a warning says; `attrs` brings the rest. Its halos are found
-    anew at every load, from the edges of all parts: to spare that, write it once with
-    ``python -m pyg_sar.partition FOLDER OUT``, which keeps PyG's parts.
+    A folder that ``torch_geometric.distributed.Partitioner`` wrote has neither halos nor labels: it
+    is converted once, by ``python -m pyg_sar.partition FOLDER OUT``, which keeps PyG's parts.
 
     Collective if ``torch.distributed`` is initialised: one small all-gather, so that all ranks
     raise if one of them does.
@@ -64,10 +58,6 @@ def load_shard(
         root: The folder that ``python -m pyg_sar.partition`` wrote.
         rank: Whose parts to load; the own rank by default. Without ``torch.distributed``, part
             `rank` alone is loaded, for inspection.
-        attrs: Attributes to add that the folder lacks: tensors by name with one row per node of the
-            whole graph, or one per edge if ``edge`` is in the name, in the order of the original
-            ids; of a heterogeneous graph a dict of them by type of nodes or relation. Or a .pt file
-            of such a dict, of which only own rows are read.
         verify: Whether every file that is read is compared with its checksum in META.json, about a
             second a GB. Without, files are mapped and read when they are needed; that they fit
             together is checked in any case.
@@ -86,13 +76,13 @@ def load_shard(
                 f"{launched} processes (call torch.distributed.init_process_group('gloo') first)"
             )
         if rank is None:
-            return _told(read_shard(root, 0, 1, attrs=attrs, verify=verify))
-        return _told(read_shard(root, rank, _num_parts(root), attrs=attrs, verify=verify))
+            return _logged(read_shard(root, 0, 1, verify=verify))
+        return _logged(read_shard(root, rank, None, verify=verify))
     data: Data | HeteroData | None = None
     error: FileNotFoundError | ValueError | None = None
     try:
         own = dist.get_rank() if rank is None else rank
-        data = read_shard(root, own, dist.get_world_size(), attrs=attrs, verify=verify)
+        data = read_shard(root, own, dist.get_world_size(), verify=verify)
     except (FileNotFoundError, ValueError) as failure:
         error = failure
     except Exception as failure:  # whatever it is, the other ranks must not wait for this one
@@ -100,10 +90,10 @@ def load_shard(
     raise_together(error)
     assert data is not None
     _check_same_partition(data)
-    return _told(data)
+    return _logged(data)
 
 
-def _told(data: Data | HeteroData) -> Data | HeteroData:
+def _logged(data: Data | HeteroData) -> Data | HeteroData:
     """Logs what was loaded, and gives it back."""
     if not _logger.isEnabledFor(logging.INFO):
         return data
@@ -121,10 +111,6 @@ def _told(data: Data | HeteroData) -> Data | HeteroData:
             f'rows, {num_bytes}',
         )
     return data
-
-
-def _num_parts(root: str | Path) -> int:
-    return (ForeignFolder(Path(root)) if is_foreign(root) else read_meta(root)).num_parts
 
 
 def _check_same_partition(data: Data | HeteroData) -> None:

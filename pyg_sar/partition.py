@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from tqdm import tqdm
 
 from pyg_sar.partitioner import partition_graph
-from pyg_sar.partitioner.checks import check_num_parts, check_seed
-from pyg_sar.partitioner.methods.metis import BACKENDS
-from pyg_sar.partitioner.methods.options import OBJECTIVES, Method
+from pyg_sar.partitioner.assignment import backend_names
+from pyg_sar.partitioner.graph.checks import check_num_parts, check_seed
+from pyg_sar.partitioner.graph.split import parse_split
+from pyg_sar.partitioner.methods.method import OBJECTIVES, MethodLike
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.add_reverse_edges import add_reverse_edges
 from pyg_sar.partitioner.sources.pyg_folder import own_parts
 from pyg_sar.partitioner.sources.sources import NAMES, read_source
-from pyg_sar.partitioner.split import parse_split
 from pyg_sar.partitioner.write.atomic_folder import existing_parent, target_folder
 
 
@@ -52,7 +52,6 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
             data, dropped = read_source(
                 args.source,
                 seed=args.seed,
-                dense=False,
                 root=args.root,
                 attrs=args.attrs,
                 scratch=scratch,
@@ -91,7 +90,7 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     return 0
 
 
-def _parts(args: argparse.Namespace) -> tuple[Method, int]:
+def _parts(args: argparse.Namespace) -> tuple[MethodLike, int]:
     """How nodes are assigned, and the number of parts: as asked for, or as the source has it."""
     own = own_parts(args.source) if args.method is None else None
     if own is None:
@@ -151,7 +150,10 @@ def _parser() -> argparse.ArgumentParser:
         help='.pt file of node attributes, for a folder of torch_geometric.distributed',
     )
     parser.add_argument(
-        '--backend', default='auto', choices=BACKENDS, help="METIS's binding; default: %(default)s"
+        '--backend',
+        default='auto',
+        choices=backend_names(),
+        help="METIS's binding; default: %(default)s",
     )
     parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
     parser.add_argument(

@@ -16,8 +16,8 @@ import torch
 from generate import generate
 
 import pyg_sar
-from pyg_sar.partitioner import cut_graph
-from pyg_sar.partitioner.methods import assignment
+from pyg_sar.partitioner import assignment, cut_graph
+from pyg_sar.partitioner.methods import metis
 from pyg_sar.partitioner.on_disk import undirected
 from pyg_sar.partitioner.on_disk.mapped import Scratch, trim
 from pyg_sar.partitioner.sources.sources import read_source
@@ -44,7 +44,7 @@ class Phases:
         Path('/proc/self/clear_refs').write_text('5')
 
     def watch(
-        self, module: Any, function: str, phase: str, own: Callable[[Any, Any], int] | None = None
+        self, module: Any, function: str, phase: str, own: Callable[[Any], int] | None = None
     ) -> None:
         """From now on every call of this function is one of this phase.
 
@@ -52,14 +52,14 @@ class Phases:
             module: Where it is looked up.
             function: Its name.
             phase: The phase.
-            own: From its first two arguments the bytes of METIS's arrays in it.
+            own: From its first argument the bytes of METIS's arrays in it.
         """
         wrapped: Callable[..., Any] = getattr(module, function)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             self._turn()
             self._open.append(phase)
-            own_bytes = own(args[0], args[1] if len(args) > 1 else None) if own else 0
+            own_bytes = own(args[0]) if own else 0
             known = self.found.setdefault(phase, _nothing())
             if phase == METIS:
                 beside = _status('VmRSS') - self.held - own_bytes
@@ -109,9 +109,9 @@ def main() -> None:
     phases.watch(cut_graph, 'read_source', 'read')
     phases.watch(cut_graph, 'typed_graph', 'check')
     phases.watch(undirected, '_neighbours', 'undirected graph')
-    phases.watch(undirected, '_in_memory', "METIS's input", lambda columns, _: columns.nbytes)
+    phases.watch(undirected, '_in_memory', "METIS's input", lambda columns: columns.nbytes)
     phases.watch(
-        assignment, 'metis_assignment', METIS, lambda indptr, index: indptr.nbytes + index.nbytes
+        metis, 'metis_assignment', METIS, lambda given: given.indptr.nbytes + given.index.nbytes
     )
     phases.watch(cut_graph, 'assign_nodes', ASSIGN)
     for function in ('group_nodes', 'group_edges', 'find_exchange'):

@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from pyg_sar.partitioner.write.summary import summarize
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey, type_name
-from pyg_sar.shard.format.meta import Meta, read_meta
-from pyg_sar.shard.format.meta_text import read_notes
+from pyg_sar.shard.format.meta import Meta
 
 
-def report(root: str | Path) -> str:
-    """How the partition was made, its sizes, and the attributes with their bytes.
-
-    Raises:
-        FileNotFoundError: If there is no folder, or no META.json in it.
-        ValueError: If META.json is not one that this version reads.
-    """
-    meta, notes = read_meta(root), read_notes(root)
-    how = dict(notes.get('partition') or {})
-    lines = [str(summarize(meta, how.pop('method', 'unknown'))), '']
-    lines += _attributes(meta)
-    options = [f'{k} {v}' for k, v in how.items() if v is not None and k not in _IN_SUMMARY]
+def report(meta: Meta) -> str:
+    """How the partition was made, its sizes, and the attributes with their bytes."""
+    notes = meta.notes
+    lines = [str(summarize(meta)), '', *_attributes(meta)]
+    how = notes['partition'].items()
+    options = [f'{k} {v}' for k, v in how if v is not None and k not in _IN_SUMMARY]
     lines += ['', f'made with   {", ".join(options) or "unknown options"}']
-    if notes.get('command'):
+    if notes['command']:
         lines.append(f'command     {" ".join(notes["command"])}')
-    versions = [f'{name} {v}' for name, v in (notes.get('versions') or {}).items() if v]
+    versions = [f'{name} {v}' for name, v in notes['versions'].items() if v]
     lines += [f'versions    {", ".join(versions) or "unknown"}', f'partition   {meta.fingerprint}']
     return '\n'.join(lines)
 
 
-_IN_SUMMARY = ('edge_cut', 'communication_volume')
+_IN_SUMMARY = ('method', 'edge_cut', 'communication_volume')
 
 
 def _attributes(meta: Meta) -> list[str]:

@@ -18,7 +18,6 @@ from pyg_sar.shard.format.checksums import file_checksum, folder_files
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 from pyg_sar.shard.format.files import own_file
 from pyg_sar.shard.format.meta import Meta, read_meta
-from pyg_sar.shard.format.meta_text import read_checksums
 from pyg_sar.shard.format.tensor_file import load_tensors
 from pyg_sar.shard.read.parts import Part, read_part, rows_of
 
@@ -47,7 +46,7 @@ def verify_partition(
     """
     root = Path(root)
     meta = read_meta(root)
-    problems = list(_wrong_files(root))
+    problems = list(_wrong_files(root, meta))
     parts = []
     for part in range(meta.num_parts):
         try:
@@ -74,19 +73,18 @@ def verify_partition(
     return problems
 
 
-def _wrong_files(root: Path) -> Iterator[str]:
-    is_unchanged, checksums = read_checksums(root)
-    if not is_unchanged:
+def _wrong_files(root: Path, meta: Meta) -> Iterator[str]:
+    if not meta.is_unchanged:
         yield f"'{root / file_names.META_FILE}' was changed after it was written"
     present = folder_files(root)
-    for name in sorted(checksums.keys() - set(present)):
+    for name in sorted(meta.checksums.keys() - set(present)):
         yield f"'{root / name}' is missing"
     for name in present:
-        if name not in checksums:
+        if name not in meta.checksums:
             yield f"'{root / name}' is not a file of this partition"
         else:
             try:
-                if file_checksum(own_file(root, root / name)) != checksums[name]:
+                if file_checksum(own_file(root, root / name)) != meta.checksums[name]:
                     yield f"'{root / name}' was changed after it was written"
             except (ValueError, OSError) as error:
                 yield str(error)

@@ -12,14 +12,14 @@ import torch
 from torch_geometric.data import Data, HeteroData
 from tqdm import tqdm
 
-from pyg_sar.partitioner.checks import check_no_nan, check_num_parts, check_seed
-from pyg_sar.partitioner.methods.assignment import assign_nodes
-from pyg_sar.partitioner.methods.options import Method, method_options
+from pyg_sar.partitioner.assignment import assign_nodes, choose
+from pyg_sar.partitioner.graph.checks import check_no_nan, check_num_parts, check_seed
+from pyg_sar.partitioner.graph.split import MASKS, parse_split, random_split
+from pyg_sar.partitioner.graph.typed import TypedGraph, typed_graph
+from pyg_sar.partitioner.methods.method import MethodLike
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.on_disk.rows import aligned
 from pyg_sar.partitioner.sources.sources import read_source
-from pyg_sar.partitioner.split import MASKS, parse_split, random_split
-from pyg_sar.partitioner.typed import TypedGraph, typed_graph
 from pyg_sar.partitioner.write.atomic_folder import existing_parent, replace_folder, target_folder
 from pyg_sar.partitioner.write.summary import PartitionSummary
 from pyg_sar.partitioner.write.writer import write_partition
@@ -45,7 +45,7 @@ def partition_graph(
     num_parts: int,
     root: str | os.PathLike[str],
     *,
-    method: Method = 'metis',
+    method: MethodLike = 'metis',
     backend: str = 'auto',
     seed: int = 0,
     objective: str = 'cut',
@@ -115,7 +115,7 @@ def partition_graph(
         scratch = scratch or Scratch(existing_parent(target))
         if isinstance(data, (str, os.PathLike)):
             name = os.fspath(data)
-            data, dropped = read_source(name, seed=seed, dense=False, scratch=scratch)
+            data, dropped = read_source(name, seed=seed, scratch=scratch)
             if dropped:
                 warnings.warn(f'dropped from {name}: {", ".join(dropped)}', stacklevel=2)
         graph = typed_graph(data, scratch)
@@ -130,7 +130,7 @@ def partition_graph(
         if split is not None:
             _add_split(graph, split, seed)
         has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
-        options = method_options(
+        options = choose(
             method,
             backend=backend,
             seed=seed,

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partitioner.checks import check_num_parts
+from pyg_sar.partitioner.assignment import assign_nodes, choose
 from pyg_sar.partitioner.cut_graph import partition_graph
-from pyg_sar.partitioner.methods.assignment import assign_nodes, fill_empty_parts
-from pyg_sar.partitioner.methods.options import Method, method_options
-from pyg_sar.partitioner.typed import TypedGraph, typed_graph
+from pyg_sar.partitioner.graph.checks import check_num_parts
+from pyg_sar.partitioner.graph.typed import TypedGraph, typed_graph
+from pyg_sar.partitioner.methods.given import fill_empty_parts
+from pyg_sar.partitioner.methods.method import MethodLike
 from pyg_sar.partitioner.write.summary import PartitionSummary
 from pyg_sar.shard.format.file_names import META_FILE, NodeKey
 
@@ -60,7 +61,7 @@ class Partitioner:
                 partitions; nothing is written then.
         """
         is_partition = (Path(self.root) / META_FILE).is_file()
-        method: Method = 'metis'
+        method: MethodLike = 'metis'
         num_parts = check_num_parts(self.num_parts)
         is_hetero = isinstance(self.data, HeteroData)
         if is_hetero or self.recursive is not None:
@@ -68,7 +69,7 @@ class Partitioner:
                 warnings.simplefilter('ignore', UserWarning)  # partition_graph gives them again
                 graph = typed_graph(self.data)
             if num_parts <= graph.num_nodes:
-                options = method_options(method, is_hetero=is_hetero)
+                options = choose(method, is_hetero=is_hetero)
                 options = replace(options, recursive=self.recursive)
                 parts = assign_nodes(graph, num_parts, options)
                 if is_hetero:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +23,7 @@ from pyg_sar.comm import agree, check_equal, in_call, raise_together
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.checksums import file_checksum
 from pyg_sar.shard.format.file_names import META_FILE, NODE_ATTRS_FILE, part_dir
-from pyg_sar.shard.format.meta import read_meta, with_node_attrs
+from pyg_sar.shard.format.meta import meta_text, read_meta, row_type
 from pyg_sar.shard.format.tensor_file import load_tensors
 from pyg_sar.shard.shard import Shard
 
@@ -53,7 +54,7 @@ def save_node_attrs(data: Data, names: Sequence[str], *, overwrite: bool = False
     """
     names = list(dict.fromkeys(names))
     shard = _try_together(lambda: _check_data(data, names))
-    row_types = {name: _row_type(data[name]) for name in names}
+    row_types = {name: row_type(data[name]) for name in names}
     check_equal('node attributes', row_types, agree(row_types))
 
     known: dict[str, Any] = _try_together(lambda: _known_attrs(shard, names, overwrite))
@@ -160,8 +161,13 @@ def _write_meta(
 ) -> None:
     """Rank 0 alone writes, once all ranks are ready."""
     if shard.rank == 0:
+        meta = read_meta(shard.root)
+        nodes = {key: replace(info, attrs=node_attrs) for key, info in meta.nodes.items()}
+        known = {**meta.checksums, **checksums}
+        sums = {name: value for name, value in known.items() if value is not None}
         with _replacing(Path(shard.root) / META_FILE) as new:
-            new.write_text(with_node_attrs(shard.root, node_attrs, checksums), encoding='utf-8')
+            text = meta_text(replace(meta, nodes=nodes, checksums=sums))
+            new.write_text(text, encoding='utf-8')
 
 
 @contextmanager
@@ -176,7 +182,3 @@ def _replacing(path: Path) -> Iterator[Path]:
         with new.open('rb+') as file:
             os.fsync(file.fileno())
         new.replace(path)
-
-
-def _row_type(value: Tensor) -> dict[str, Any]:
-    return {'dtype': str(value.dtype).removeprefix('torch.'), 'shape': list(value.shape[1:])}

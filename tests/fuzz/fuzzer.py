@@ -53,7 +53,7 @@ class Fuzzer:
         self.marker = work / 'run-by-a-file'
         self.outside = work / 'outside'
         self.outside.mkdir(parents=True)
-        self.targets = {name: make(work / name) for name, make in TARGETS.items()}
+        self.targets = {name: make(work / name) for name, (_, make) in TARGETS.items()}
         self.ends: Counter[str] = Counter()
         self.peak = _peak()
 
@@ -64,31 +64,32 @@ class Fuzzer:
             Defect: If it ended as none may; the damaged folder is left as it is.
         """
         rng = random.Random(f'{self.seed}/{case}')
-        names, weights = [*self.targets], [t.weight for t in self.targets.values()]
-        target = self.targets[rng.choices(names, weights)[0]]
+        weights = [weight for weight, _ in TARGETS.values()]
+        name = rng.choices([*self.targets], weights)[0]
+        target = self.targets[name]
         is_forged = self._damage(rng, target)
         try:
             with _limited():
                 found = target.load(rng)
                 end = 'other' if is_forged or target.expected is None else 'right'
                 if end == 'right' and not target.is_right(found):
-                    raise Defect(f'{target.name}: loaded, but not what was written')
+                    raise Defect(f'{name}: loaded, but not what was written')
                 target.use(found, rng)
         except (ValueError, FileNotFoundError) as error:
             end = 'error'
             if str(target.root) not in str(error):
-                raise Defect(f'{target.name}: the error does not name it: {error!r}') from error
+                raise Defect(f'{name}: the error does not name it: {error!r}') from error
         except Defect:
             raise
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            raise Defect(f'{target.name}: {error!r}') from error
+            raise Defect(f'{name}: {error!r}') from error
         if self.marker.exists():
-            raise Defect(f'{target.name}: code of a file was run')
+            raise Defect(f'{name}: code of a file was run')
         if _peak() - self.peak > MIB:
-            raise Defect(f'{target.name}: took more than {MIB} MiB')
-        self.ends[f'{target.name} {end}'] += 1
+            raise Defect(f'{name}: took more than {MIB} MiB')
+        self.ends[f'{name} {end}'] += 1
         target.folder.restore()
 
     def reset(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import random
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,10 @@ from pyg_sar.partitioner.sources.npz import read_npz
 from pyg_sar.partitioner.sources.saved import read_saved
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.checksums import folder_checksums
-from pyg_sar.shard.format.meta_text import as_text
-from pyg_sar.shard.format.tensor_file import load_tensors
+from pyg_sar.shard.format.meta import signed
 from pyg_sar.shard.plan import plan_of
 from pyg_sar.shard.read.read_shard import read_shard
 
-PYG = Path(__file__).parent.parent / 'data' / 'pyg_partitions.zip'
 LAYOUTS = ((0, 2), (1, 2), (0, 2), (1, 2), (0, 1))
 """Ranks and numbers of ranks, as often as they are drawn."""
 
@@ -39,14 +36,10 @@ class Target:
     """A folder and what reads it.
 
     Attributes:
-        name: For messages.
-        weight: Its share of the cases.
         expected: What a reader gives, in comparable form; None if nothing guards its content.
         odd_names: The files that may be replaced by what is no file.
     """
 
-    name = ''
-    weight = 1.0
     expected: Any = None
 
     def __init__(self, root: Path, files: dict[str, bytes], other: dict[str, bytes]) -> None:
@@ -101,132 +94,40 @@ class Shards(Target):
             if any((folder.root / name).stat().st_size > 1 << 24 for name in folder.touched):
                 return
             content['pyg_sar']['checksums'] = folder_checksums(folder.root)
-            folder.write('META.json', as_text(content).encode())
+            folder.write('META.json', signed(content).encode())
         except (ValueError, TypeError, KeyError, RecursionError, OSError):
             return
 
 
-class Homogeneous(Shards):
-    name, weight = 'shard', 4.0
+def _cut(root: Path, graph: Data | HeteroData, methods: list[Any]) -> Shards:
+    files = []
+    for number, method in enumerate(methods):
+        made = root.with_name(f'{root.name}-{number}')
+        pyg_sar.partition_graph(graph, 2, made, method=method)
+        files.append(_files(made))
+    return Shards(root, *files)
+
+
+def _homogeneous(root: Path) -> Target:
+    graph = small_graph()
+    del graph.pos, graph.edge_type, graph.edge_attr
+    return _cut(
+        root, graph, [assign(graph.num_nodes, 2, kind) for kind in ('uneven', 'one reader')]
+    )
+
+
+def _heterogeneous(root: Path) -> Target:
+    methods = [
+        {key: (part + number) % 2 for key, part in assignment(2).items()} for number in range(2)
+    ]
+    return _cut(root, hetero_graph(), methods)
+
+
+class Sources(Target):
+    """Files that are to be partitioned."""
 
     @staticmethod
-    def make(root: Path) -> Homogeneous:
-        graph = small_graph()
-        del graph.pos, graph.edge_type, graph.edge_attr
-        files = []
-        for number, kind in enumerate(('uneven', 'one reader')):
-            made = root.with_name(f'homo-{number}')
-            method = assign(graph.num_nodes, 2, kind)
-            pyg_sar.partition_graph(graph, 2, made, method=method)
-            files.append(_files(made))
-        return Homogeneous(root, *files)
-
-
-class Heterogeneous(Shards):
-    name, weight = 'hetero shard', 1.0
-
-    @staticmethod
-    def make(root: Path) -> Heterogeneous:
-        graph = hetero_graph()
-        files = []
-        for number in range(2):
-            made = root.with_name(f'hetero-{number}')
-            method = {key: (part + number) % 2 for key, part in assignment(2).items()}
-            pyg_sar.partition_graph(graph, 2, made, method=method)
-            files.append(_files(made))
-        return Heterogeneous(root, *files)
-
-
-class OneFile(Target):
-    """One file of a part: its reader has more cases of bytes, as they take less time."""
-
-    name, weight = 'file', 6.0
-
-    @staticmethod
-    def make(root: Path) -> OneFile:
-        graph = small_graph()
-        made = root.with_name('one')
-        pyg_sar.partition_graph(graph, 2, made, method='range')
-        files = _files(made)
-        return OneFile(root, *({'sar.pt': files[f'part_{i}/sar.pt']} for i in range(2)))
-
-    def load(self, rng: random.Random) -> Any:
-        return load_tensors(self.root / 'sar.pt', dict, root=self.root)
-
-    def use(self, found: Any, rng: random.Random) -> None:
-        for value in found.values():
-            if isinstance(value, Tensor):
-                value.sum()
-
-
-class Foreign(Target):
-    """A folder of PyG's own Partitioner, which has no checksums."""
-
-    name, weight = "PyG's folder", 1.0
-
-    @staticmethod
-    def make(root: Path) -> Foreign:
-        with zipfile.ZipFile(PYG) as archive:
-            names = [n for n in archive.namelist() if n.startswith('homo/') and n[-1] != '/']
-            files = {name.removeprefix('homo/'): archive.read(name) for name in names}
-        return Foreign(root, files, files)
-
-    def load(self, rng: random.Random) -> Any:
-        return read_shard(self.root, *rng.choice(LAYOUTS))
-
-    def use(self, found: Any, rng: random.Random) -> None:
-        _use(found, rng)
-
-
-class HeteroForeign(Foreign):
-    name, weight = "PyG's hetero folder", 0.5
-
-    @staticmethod
-    def make(root: Path) -> HeteroForeign:
-        with zipfile.ZipFile(PYG) as archive:
-            names = [n for n in archive.namelist() if n.startswith('hetero/') and n[-1] != '/']
-            files = {name.removeprefix('hetero/'): archive.read(name) for name in names}
-        return HeteroForeign(root, files, files)
-
-
-class Attrs(Target):
-    """A file of attributes of the whole graph."""
-
-    name, weight = 'attrs', 0.5
-
-    @staticmethod
-    def make(root: Path) -> Attrs:
-        graph = small_graph()
-        pyg_sar.partition_graph(graph, 2, root.with_name('whole'), method='range')
-        content = {'label': graph.y, 'edge_more': graph.edge_attr}
-        return Attrs(root, {'attrs.pt': _saved(content)}, {'attrs.pt': _saved([graph.y])})
-
-    def load(self, rng: random.Random) -> Any:
-        whole = self.root.with_name('whole')
-        return read_shard(whole, 0, 2, attrs=self.root / 'attrs.pt', verify=False)
-
-
-class Saved(Target):
-    """A .pt file that is to be partitioned."""
-
-    name, weight = 'saved graph', 1.0
-
-    @staticmethod
-    def make(root: Path) -> Saved:
-        graph = small_graph()
-        return Saved(root, {'graph.pt': _saved(graph)}, {'graph.pt': _saved(graph.to_dict())})
-
-    def load(self, rng: random.Random) -> Any:
-        return read_saved(self.root / 'graph.pt', is_mapped=rng.random() < 0.5)
-
-
-class Arrays(Target):
-    """An .npz file that is to be partitioned."""
-
-    name, weight = 'arrays', 1.0
-
-    @staticmethod
-    def make(root: Path) -> Arrays:
+    def make(root: Path) -> Sources:
         graph = small_graph()
         arrays = {
             'edge_index': graph.edge_index.numpy(),
@@ -237,20 +138,23 @@ class Arrays(Target):
             'y': graph.y.numpy(),
             'train_idx': np.arange(9),
         }
-        out, packed = io.BytesIO(), io.BytesIO()
-        np.savez(out, **arrays)
-        np.savez_compressed(packed, **arrays)
-        return Arrays(root, {'graph.npz': out.getvalue()}, {'graph.npz': packed.getvalue()})
+        files = []
+        for content, save in ((graph, np.savez), (graph.to_dict(), np.savez_compressed)):
+            saved, packed = io.BytesIO(), io.BytesIO()
+            torch.save(content, saved)
+            save(packed, **arrays)
+            files.append({'graph.pt': saved.getvalue(), 'graph.npz': packed.getvalue()})
+        return Sources(root, *files)
 
     def load(self, rng: random.Random) -> Any:
-        path = self.root / 'graph.npz'
-        return read_npz(path, str(path), is_mapped=rng.random() < 0.5)
+        # The damage is in one of them; the other one is read without an error.
+        is_mapped = rng.random() < 0.5
+        read_saved(self.root / 'graph.pt', is_mapped=is_mapped)
+        return read_npz(self.root / 'graph.npz', str(self.root), is_mapped=is_mapped)
 
 
 class Checkpoints(Target):
     """A folder of checkpoints."""
-
-    name, weight = 'checkpoint', 0.5
 
     @staticmethod
     def make(root: Path) -> Checkpoints:
@@ -280,12 +184,6 @@ def _files(root: Path) -> dict[str, bytes]:
         for path in sorted(root.rglob('*'))
         if path.is_file()
     }
-
-
-def _saved(content: object) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    return buffer.getvalue()
 
 
 def _comparable(data: Data | HeteroData) -> Any:
@@ -337,17 +235,10 @@ def _sum(rows: Tensor, bags: Any) -> None:
             raise AssertionError(f'columns {low} to {high} of {rows.size(0)} rows')
 
 
-TARGETS: dict[str, Callable[[Path], Target]] = {
-    cls.__name__.lower(): cls.make
-    for cls in (
-        Homogeneous,
-        Heterogeneous,
-        OneFile,
-        Foreign,
-        HeteroForeign,
-        Attrs,
-        Saved,
-        Arrays,
-        Checkpoints,
-    )
+TARGETS: dict[str, tuple[float, Callable[[Path], Target]]] = {
+    'shard': (4.0, _homogeneous),
+    'hetero shard': (1.0, _heterogeneous),
+    'source': (1.0, Sources.make),
+    'checkpoint': (0.5, Checkpoints.make),
 }
+"""What is damaged, and its share of the cases."""

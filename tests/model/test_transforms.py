@@ -18,7 +18,7 @@ from torch_geometric import transforms as T
 from torch_geometric.data import Data, HeteroData
 
 import pyg_sar
-from pyg_sar.shard.format.meta_text import as_text, read_content
+from pyg_sar.shard.format.meta import read_json, signed
 from pyg_sar.transforms import save
 
 # PyG's own transform makes a sparse tensor.
@@ -196,12 +196,12 @@ def test_a_rank_that_fails_leaves_a_readable_folder(tmp_path: Path, overwrite: b
 def test_parts_without_names_are_not_read(tmp_path: Path) -> None:
     """The program ends after the parts are written, before META.json is."""
     root = _cut(tmp_path)
-    content = read_content(root)
+    content = read_json(root)
     _save_sum(root, 1.0, False)
     checksums = content['pyg_sar']['checksums']
     for name in [name for name in checksums if name.endswith('node_attrs.pt')]:
         del checksums[name]
-    (tmp_path / 'parts' / 'META.json').write_text(as_text(content))
+    (tmp_path / 'parts' / 'META.json').write_text(signed(content))
     data = pyg_sar.load_shard(root)
     assert 'bias' not in data
     data.other = data.x[:, 0]

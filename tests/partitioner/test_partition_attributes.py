@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_sar.partitioner import partition_graph
-from pyg_sar.partitioner.attributes import count_nodes, sort_attributes
+from pyg_sar.partitioner.graph.attributes import count_nodes, sort_attributes
 
 EDGES = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
 

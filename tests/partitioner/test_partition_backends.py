@@ -12,13 +12,14 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar import partition_graph
+from pyg_sar.partitioner.assignment import assign_nodes, choose
+from pyg_sar.partitioner.graph.typed import typed_graph
 from pyg_sar.partitioner.methods import metis_library
-from pyg_sar.partitioner.methods.assignment import assign_nodes
+from pyg_sar.partitioner.methods.balance import Balance
 from pyg_sar.partitioner.methods.kahip import _initialized
-from pyg_sar.partitioner.methods.options import method_options
+from pyg_sar.partitioner.methods.method import Problem
 from pyg_sar.partitioner.on_disk.undirected import undirected_csr
 from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
-from pyg_sar.partitioner.typed import typed_graph
 
 
 @pytest.fixture(scope='module')
@@ -30,7 +31,7 @@ def _assign(data: Data | HeteroData, num_parts: int, method: str = 'metis', **op
     graph = typed_graph(data)
     has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
     is_hetero = isinstance(data, HeteroData)
-    options = method_options(method, is_hetero=is_hetero, has_train_mask=has_train_mask, **options)
+    options = choose(method, is_hetero=is_hetero, has_train_mask=has_train_mask, **options)
     return assign_nodes(graph, num_parts, options)
 
 
@@ -45,9 +46,8 @@ def test_metis_with_one_of_two_weights_is_metis(power_law):
             options=pymetis.Options(seed=5),
             recursive=recursive,
         )
-        parts = metis_library.part_graph(
-            pymetis, indptr, index, weights, 7, seed=5, recursive=recursive, volume=False
-        )
+        problem = Problem(indptr, index, Balance(weights, weights), 7, choose('metis'))
+        parts = metis_library.part_graph(problem, 5, recursive=recursive, volume=False)
         assert parts.tolist() == list(expected)
 
 
@@ -93,9 +93,9 @@ def test_a_pymetis_without_metis_is_refused(package, got):
 def test_one_weight_only(monkeypatch, options):
     for name in ('torch_sparse', 'kahip', 'mtkahypar'):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
-    assert method_options(**options, is_hetero=True).balance == ('nodes',)
+    assert choose(**options, is_hetero=True).balance == ('nodes',)
     with pytest.raises(ValueError, match=r"'balance' must be 'nodes' or 'edges' with .*'types'"):
-        method_options(**options, balance='types', is_hetero=True)
+        choose(**options, balance='types', is_hetero=True)
 
 
 @pytest.mark.parametrize('package', ['kahip', 'mtkahypar'])

@@ -66,14 +66,14 @@ CASES = {
     ),
     'method': (
         {'method': 'scotch'},
-        "'method' must be one of ['metis', 'ldg', 'fennel', 'kahip', 'mtkahypar', 'random', "
-        "'range', 'file:PATH'] (got 'scotch')",
+        "'method' must be one of ['random', 'range', 'file:PATH', 'kahip', 'mtkahypar', 'metis', "
+        "'ldg', 'fennel'] (got 'scotch')",
     ),
     'method of another type': ({'method': np.zeros(4)}, "'method' must be one of"),
     'backend': ({'backend': 'scotch'}, "'backend' must be one of"),
     'ignored backend': (
         {'method': 'random', 'backend': 'pymetis'},
-        "'backend' applies to method='metis' alone (got 'pymetis')",
+        "'backend' applies to ['metis'] alone (got 'pymetis', method='random')",
     ),
     'balance': ({'balance': 'memory'}, "'balance' must be some of ['nodes', 'edges', 'train"),
     'ignored balance': (
@@ -90,8 +90,7 @@ CASES = {
     'objective': ({'objective': 'time'}, "'objective' must be one of ['cut', 'volume'] (got 'time"),
     'ignored objective': (
         {'method': 'ldg', 'objective': 'volume'},
-        "objective='volume' applies to method='metis' with pymetis and to 'mtkahypar' alone (got "
-        "method='ldg'",
+        "objective='volume' applies to ['mtkahypar', 'metis'] alone (got method='ldg'",
     ),
     'ignored passes': ({'passes': 3}, "'passes' applies to ['ldg', 'fennel'] alone (got method='m"),
     'passes': ({'method': 'ldg', 'passes': 0}, "'passes' must be an int >= 1 (got 0)"),

@@ -203,18 +203,18 @@ def test_replaces_partitions_and_nothing_else(graph, tmp_path):
 @pytest.mark.parametrize('kind', KINDS)
 def test_recursive_is_metis_own(tmp_path, monkeypatch, kind):
     """True bisects, False cuts k-way; the default is what partition_graph takes."""
-    from pyg_sar.partitioner.methods import assignment
+    from pyg_sar.partitioner.methods import metis
 
     data = FakeDataset(1, avg_num_nodes=90)[0] if kind == 'homo' else None
     data = data or FakeHeteroDataset(1, avg_num_nodes=60, avg_degree=4)[0]
     asked: list[bool] = []
-    metis_assignment = assignment.metis_assignment
+    metis_assignment = metis.metis_assignment
 
     def spy(*args: Any, recursive: bool, **options: Any) -> torch.Tensor:
         asked.append(recursive)
         return metis_assignment(*args, recursive=recursive, **options)
 
-    monkeypatch.setattr(assignment, 'metis_assignment', spy)
+    monkeypatch.setattr(metis, 'metis_assignment', spy)
     for recursive in (True, False):
         Partitioner(data, 10, tmp_path / f'{recursive}', recursive=recursive).generate_partition()
     assert asked == [True, False]

@@ -12,15 +12,17 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar import partition_graph
-from pyg_sar.partitioner.methods.assignment import assign_nodes
+from pyg_sar.partitioner.assignment import assign_nodes, choose
+from pyg_sar.partitioner.graph.typed import typed_graph
+from pyg_sar.partitioner.methods import METHODS
 from pyg_sar.partitioner.methods.balance import Balance
-from pyg_sar.partitioner.methods.options import method_options
+from pyg_sar.partitioner.methods.method import Method, Problem
 from pyg_sar.partitioner.methods.rebalance import rebalance, refine
-from pyg_sar.partitioner.methods.streaming import STREAMING
 from pyg_sar.partitioner.on_disk.csr import symmetric_csr
 from pyg_sar.partitioner.on_disk.undirected import undirected_csr
 from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
-from pyg_sar.partitioner.typed import typed_graph
+
+STREAMING = ('ldg', 'fennel')
 
 
 @pytest.fixture(scope='module')
@@ -54,7 +56,7 @@ def _assign(data: Data | HeteroData, num_parts: int, method: str = 'metis', **op
     graph = typed_graph(data)
     has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
     is_hetero = isinstance(data, HeteroData)
-    options = method_options(method, is_hetero=is_hetero, has_train_mask=has_train_mask, **options)
+    options = choose(method, is_hetero=is_hetero, has_train_mask=has_train_mask, **options)
     return assign_nodes(graph, num_parts, options)
 
 
@@ -184,6 +186,10 @@ def test_balanced_types_cut_hardly_more(venues):
     assert cuts['types'] < 1.2 * cuts['nodes']
 
 
+def _problem(indptr, index, balance: Balance, num_parts: int) -> Problem:
+    return Problem(indptr, index, balance, num_parts, choose('ldg'))
+
+
 def _single(num_nodes: int) -> Balance:
     ones = np.ones((num_nodes, 1), dtype=np.int64)
     return Balance(ones, ones)
@@ -195,9 +201,10 @@ def test_rebalance_moves_what_costs_least():
     tail = torch.tensor([[5, 6, 0], [6, 7, 8]])
     indptr, index = symmetric_csr(torch.cat([clique, tail], dim=1), 12)
     parts = np.array([0] * 8 + [1] * 4)
-    moved = rebalance(indptr, index, parts, _single(12), 2)
+    problem = _problem(indptr, index, _single(12), 2)
+    moved = rebalance(problem, parts)
     assert moved.tolist() == [0] * 6 + [1] * 6
-    assert rebalance(indptr, index, moved, _single(12), 2) is moved
+    assert rebalance(problem, moved) is moved
 
 
 @pytest.mark.parametrize('seed', range(3))
@@ -206,8 +213,9 @@ def test_refine_never_cuts_more_and_keeps_the_caps(power_law, seed):
     indptr, index = symmetric_csr(power_law.edge_index, 3000)
     weights = np.stack([np.ones(3000), rng.integers(0, 9, 3000)], axis=1).astype(np.int64)
     balance = Balance(weights, weights)
-    parts = rebalance(indptr, index, rng.integers(0, 5, 3000), balance, 5)
-    refined = refine(indptr, index, parts, balance, 5)
+    problem = _problem(indptr, index, balance, 5)
+    parts = rebalance(problem, rng.integers(0, 5, 3000))
+    refined = refine(problem, parts)
     loads = np.stack([np.bincount(refined, w, 5) for w in weights.T])
     assert (loads.max(axis=1) <= balance.caps(5)).all()
     before, after = (_cut(power_law.edge_index, torch.from_numpy(p)) for p in (parts, refined))
@@ -256,3 +264,21 @@ def test_provenance(tmp_path, venues):
         'backend': None,
         'seed': 0,
     }
+
+
+def test_a_method_is_known_by_its_file_alone(tmp_path, graph, monkeypatch):
+    """What it says of itself is all that the checks, the run and META.json go by."""
+
+    def odd_and_even(problem) -> list[Tensor]:
+        assert (problem.num_parts, problem.options.seed) == (2, 5)
+        return [torch.arange(len(problem.indptr) - 1) % 2]
+
+    monkeypatch.setitem(METHODS, 'parity', Method('parity', odd_and_even))
+    partition_graph(graph, 2, tmp_path / 'out', method='parity', seed=5, balance='edges')
+    assert torch.load(tmp_path / 'out' / 'node_map.pt').tolist() == [0, 1] * 25
+    partition = json.loads((tmp_path / 'out' / 'META.json').read_text())['pyg_sar']['partition']
+    assert (partition['method'], partition['balance']) == ('parity', 'edges')
+    with pytest.raises(ValueError, match=r"'balance' must be 'nodes' or 'edges' with .*parity"):
+        partition_graph(graph, 2, tmp_path / 'a', method='parity', balance='nodes,edges')
+    with pytest.raises(ValueError, match=r"objective='volume' applies to .* alone .*parity"):
+        partition_graph(graph, 2, tmp_path / 'a', method='parity', objective='volume')

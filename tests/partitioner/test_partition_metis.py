@@ -11,12 +11,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_sar.partitioner import partition_graph
-from pyg_sar.partitioner.methods.assignment import assign_nodes, fill_empty_parts
-from pyg_sar.partitioner.methods.metis import metis_assignment
-from pyg_sar.partitioner.methods.options import MethodOptions
+from pyg_sar.partitioner.assignment import assign_nodes, choose
+from pyg_sar.partitioner.graph.typed import typed_graph
+from pyg_sar.partitioner.methods.given import fill_empty_parts
 from pyg_sar.partitioner.on_disk.undirected import undirected_csr
 from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
-from pyg_sar.partitioner.typed import typed_graph
 
 
 @pytest.fixture(scope='module')
@@ -25,7 +24,7 @@ def power_law() -> Data:
 
 
 def _assign(data: Data, num_parts: int, **options) -> Tensor:
-    return assign_nodes(typed_graph(data), num_parts, MethodOptions(**options))[None]
+    return assign_nodes(typed_graph(data), num_parts, choose('metis', **options))[None]
 
 
 def test_undirected_csr_against_sets(any_graph):
@@ -130,7 +129,8 @@ def test_one_part_needs_no_metis(monkeypatch, tmp_path, graph):
 )
 def test_missing_backend(monkeypatch, tmp_path, graph, backend, package):
     monkeypatch.setitem(sys.modules, package, None)
-    message = f"backend '{backend}' needs the package '{package.replace('_', '-')}' .* install it"
+    name = package.replace('_', '-')
+    message = f"backend '{name}' needs the package '{name}' .* install it"
     with pytest.raises(ValueError, match=message):
         partition_graph(graph, 2, tmp_path / 'out', backend=backend)
     assert list(tmp_path.iterdir()) == []
@@ -149,17 +149,16 @@ def test_pyg_lib_is_called_as_it_wants(monkeypatch, power_law):
     ) -> Tensor:
         assert rowptr.tolist() == indptr.tolist()
         assert col.tolist() == index.tolist()
-        assert torch.equal(node_weight, weight)
+        assert torch.equal(node_weight, degree + 1)
         assert edge_weight is None
         return torch.arange(rowptr.numel() - 1) % num_partitions
 
     edges, num_nodes = power_law.edge_index, power_law.num_nodes
     indptr, index = undirected_csr(edges, num_nodes)
-    weight = torch.arange(num_nodes)
+    degree = torch.bincount(edges[1], minlength=num_nodes)
     package = SimpleNamespace(partition=SimpleNamespace(metis=metis))
     monkeypatch.setitem(sys.modules, 'pyg_lib', package)
-    weights = weight.view(-1, 1).numpy()
-    parts = metis_assignment(indptr, index, 4, backend='pyg-lib', weights=weights)
+    parts = _assign(power_law, 4, backend='pyg-lib', balance='edges')
     assert parts.tolist() == [node % 4 for node in range(num_nodes)]
 
 

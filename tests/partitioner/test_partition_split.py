@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyg_sar.partitioner import partition_graph
-from pyg_sar.partitioner.split import parse_split, random_split
+from pyg_sar.partitioner.graph.split import parse_split, random_split
 
 FRACTIONS = (0.6, 0.2, 0.2)
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pyg_sar.partitioner.graph.typed import NodeSet, TypedGraph
+from pyg_sar.partitioner.on_disk.mapped import BoolArray, FloatArray, Int64Array
 from pyg_sar.partitioner.on_disk.rows import in_degrees
-from pyg_sar.partitioner.typed import NodeSet, TypedGraph
 
 BALANCES = ('nodes', 'edges', 'train', 'types')
 
@@ -25,9 +25,12 @@ With a handful of hubs (60 venues in 16 parts) as a constraint METIS cuts a quar
 them afterwards costs 1 %.
 """
 
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
-Int64Array = npt.NDArray[np.int64]
+
+_BATCHES_PER_PART = 100
+"""A batch is this share of a part, so that a part cannot fill up unseen within one."""
+
+LARGEST_BATCH = 4096
+"""Nodes decided upon at a time, at most."""
 
 
 @dataclass(frozen=True)
@@ -132,3 +135,17 @@ def _is_train(nodes: NodeSet) -> Tensor:
     if mask is None:
         return torch.zeros(nodes.num_nodes, dtype=torch.bool)
     return mask.reshape(nodes.num_nodes, -1).any(dim=1)
+
+
+def batch_size(num_nodes: int, num_parts: int) -> int:
+    """Nodes decided upon at a time, a hundredth of a part."""
+    return max(1, min(LARGEST_BATCH, num_nodes // (_BATCHES_PER_PART * num_parts)))
+
+
+def has_room(weights: Int64Array, loads: FloatArray, caps: FloatArray) -> BoolArray:
+    """Whether a part can take a node, bool [B, P], of weights [B, C], loads [P, C] and caps [C]."""
+    room = np.ones((len(weights), len(loads)), dtype=bool)
+    for constraint, cap in enumerate(caps):
+        weight = weights[:, constraint, None]
+        room &= (loads[:, constraint] + weight <= cap) | (weight == 0)
+    return room

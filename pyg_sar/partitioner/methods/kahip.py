@@ -16,89 +16,59 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.methods.balance import Int64Array
+from pyg_sar.partitioner.methods.method import OBJECTIVES, Method, Problem
 
-IMBALANCE = 0.03
+_IMBALANCE = 0.03
 """What the largest part may weigh more than the mean; METIS's k-way default."""
 
 
-def kahip_assignment(
-    indptr: Int64Array, index: Int64Array, weight: Int64Array, num_parts: int, *, seed: int
-) -> Tensor:
-    """KaHIP's kaffpa, in its fast configuration for graphs with power-law degrees.
-
-    Args:
-        indptr: int64 [N + 1], of a symmetric graph without duplicates and self loops.
-        index: int64 [2 E], the neighbours of every node.
-        weight: int64 [N], what is balanced.
-        num_parts: Number of parts P.
-        seed: KaHIP's seed.
-
-    Returns:
-        The part of every node, int64 [N].
-    """
+def _kahip(problem: Problem) -> list[Tensor]:
+    """KaHIP's kaffpa, in its fast configuration for graphs with power-law degrees."""
     kahip = import_module('kahip')
     _, parts = kahip.kaffpa(
-        weight.tolist(),
-        indptr.tolist(),
-        [1] * len(index),
-        index.tolist(),
-        num_parts,
-        IMBALANCE,
+        problem.weight.tolist(),
+        problem.indptr.tolist(),
+        [1] * len(problem.index),
+        problem.index.tolist(),
+        problem.num_parts,
+        _IMBALANCE,
         True,  # suppress_output
-        seed,
+        problem.options.seed,
         kahip.FASTSOCIAL,
     )
-    return torch.tensor(parts, dtype=torch.int64)
+    return [torch.tensor(parts, dtype=torch.int64)]
 
 
-def mtkahypar_assignment(
-    indptr: Int64Array,
-    index: Int64Array,
-    weight: Int64Array,
-    num_parts: int,
-    *,
-    seed: int,
-    volume: bool = False,
-) -> Tensor:
+def _mtkahypar(problem: Problem) -> list[Tensor]:
+    goals = (False, True) if problem.options.objective == 'volume' else (False,)
+    return [_hypergraph_parts(problem, volume=volume) for volume in goals]
+
+
+def _hypergraph_parts(problem: Problem, *, volume: bool) -> Tensor:
     """Mt-KaHyPar in its deterministic configuration: the same parts for any number of threads.
 
     Communication volume is exactly what it calls km1 (connectivity minus one) of the hypergraph
     with one net per node, the node and its neighbours.
     On sparse graphs that saves a quarter of the volume; on a power-law graph of 1.2 M edges it took
     hundreds of times METIS's time and saved 1 %.
-
-    Args:
-        indptr: int64 [N + 1], of a symmetric graph without duplicates and self loops.
-        index: int64 [2 E], the neighbours of every node.
-        weight: int64 [N], what is balanced.
-        num_parts: Number of parts P.
-        seed: Mt-KaHyPar's seed.
-        volume: Whether to minimise communication volume instead of the cut.
-
-    Returns:
-        The part of every node, int64 [N].
     """
     mtkahypar, mtk = _initialized()
-    num_nodes = len(indptr) - 1
+    indptr, index, weight = problem.indptr, problem.index, problem.weight.tolist()
+    num_nodes = len(weight)
     context = mtk.context_from_preset(mtkahypar.PresetType.DETERMINISTIC)
     objective = mtkahypar.Objective.KM1 if volume else mtkahypar.Objective.CUT
-    context.set_partitioning_parameters(num_parts, IMBALANCE, objective)
+    context.set_partitioning_parameters(problem.num_parts, _IMBALANCE, objective)
     context.logging = False
-    mtkahypar.set_seed(seed)
+    mtkahypar.set_seed(problem.options.seed)
     if volume:
         neighbours = np.split(index, indptr[1:-1])
         nets = [[node, *near.tolist()] for node, near in enumerate(neighbours) if near.size]
-        graph = mtk.create_hypergraph(
-            context, num_nodes, len(nets), nets, weight.tolist(), [1] * len(nets)
-        )
+        graph = mtk.create_hypergraph(context, num_nodes, len(nets), nets, weight, [1] * len(nets))
     else:
         src = np.repeat(np.arange(num_nodes), np.diff(indptr))
         once = src < index
         edges = list(zip(src[once].tolist(), index[once].tolist(), strict=True))
-        graph = mtk.create_graph(
-            context, num_nodes, len(edges), edges, weight.tolist(), [1] * len(edges)
-        )
+        graph = mtk.create_graph(context, num_nodes, len(edges), edges, weight, [1] * len(edges))
     partition = graph.partition(context)
     return torch.tensor([partition.block_id(node) for node in range(num_nodes)])
 
@@ -108,3 +78,9 @@ def _initialized() -> tuple[Any, Any]:
     """The package and its threads, which can be started only once."""
     mtkahypar = import_module('mtkahypar')
     return mtkahypar, mtkahypar.initialize(os.cpu_count() or 1, False)
+
+
+METHODS = (
+    Method('kahip', _kahip, package='kahip'),
+    Method('mtkahypar', _mtkahypar, package='mtkahypar', objectives=OBJECTIVES),
+)

@@ -7,37 +7,25 @@ functions is nobody's promise, so everything about it is checked before the call
 from __future__ import annotations
 
 import ctypes
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.methods.balance import Int64Array
+from pyg_sar.partitioner.methods.method import Problem
+from pyg_sar.partitioner.on_disk.mapped import Int64Array
 
 _METIS_OK = 1
 _NUM_OPTIONS = 40
 
 
-def part_graph(
-    pymetis: Any,
-    indptr: Int64Array,
-    index: Int64Array,
-    weights: Int64Array,
-    num_parts: int,
-    *,
-    seed: int,
-    recursive: bool,
-    volume: bool,
-) -> Tensor:
-    """Calls METIS_PartGraphRecursive or METIS_PartGraphKway.
+def part_graph(problem: Problem, seed: int, *, recursive: bool, volume: bool) -> Tensor:
+    """Calls METIS_PartGraphRecursive or METIS_PartGraphKway with the weights ``for_metis``.
 
     Args:
-        pymetis: The package.
-        indptr: int64 [N + 1].
-        index: int64, the neighbours of every node.
-        weights: int64 [N, C].
-        num_parts: Number of parts P.
+        problem: The graph and what is balanced.
         seed: METIS's seed.
         recursive: Whether by recursive bisection.
         volume: Whether to minimise communication volume; k-way only.
@@ -49,6 +37,8 @@ def part_graph(
         ValueError: If this pymetis does not export METIS as expected.
         RuntimeError: If METIS fails.
     """
+    pymetis = import_module('pymetis')
+    weights = problem.balance.for_metis
     library, keys = _library(pymetis)
     options = np.full(_NUM_OPTIONS, -1, dtype=np.int64)
     if library.METIS_SetDefaultOptions(_pointer(options)) != _METIS_OK:
@@ -56,8 +46,11 @@ def part_graph(
     options[keys.SEED] = seed
     if volume:
         options[keys.OBJTYPE] = int(pymetis.ObjType.VOL)
-    arrays = [np.ascontiguousarray(array, dtype=np.int64) for array in (indptr, index, weights)]
-    parts = np.empty(len(indptr) - 1, dtype=np.int64)
+    arrays = [
+        np.ascontiguousarray(array, dtype=np.int64)
+        for array in (problem.indptr, problem.index, weights)
+    ]
+    parts = np.empty(len(problem.indptr) - 1, dtype=np.int64)
     objective = ctypes.c_int64()
     call = library.METIS_PartGraphRecursive if recursive else library.METIS_PartGraphKway
     # nvtxs, ncon, xadj, adjncy, vwgt, vsize, adjwgt, nparts, tpwgts, ubvec, options, edgecut, part
@@ -67,7 +60,7 @@ def part_graph(
         *(_pointer(array) for array in arrays),
         None,
         None,
-        _number(num_parts),
+        _number(problem.num_parts),
         None,
         None,
         _pointer(options),

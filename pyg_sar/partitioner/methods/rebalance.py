@@ -3,98 +3,82 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from pyg_sar.partitioner.methods.balance import Balance, FloatArray, Int64Array
-from pyg_sar.partitioner.methods.streaming import batch_size, has_room
-from pyg_sar.partitioner.on_disk.csr import IndexArray, neighbours_by_part
+from pyg_sar.partitioner.methods.balance import batch_size, has_room
+from pyg_sar.partitioner.methods.method import Problem
+from pyg_sar.partitioner.on_disk.csr import neighbours_by_part
+from pyg_sar.partitioner.on_disk.mapped import FloatArray, Int64Array
 
 _ROUNDS = 3
 
 
-def rebalance(
-    indptr: IndexArray, index: IndexArray, parts: Int64Array, balance: Balance, num_parts: int
-) -> Int64Array:
-    """Moves nodes until no part exceeds the caps of `balance`, where that can be.
+def even_out(problem: Problem, parts: Tensor) -> Tensor:
+    """No part above its caps, then as few cut edges as single moves within them can reach."""
+    return torch.from_numpy(refine(problem, rebalance(problem, parts.numpy())))
+
+
+def rebalance(problem: Problem, parts: Int64Array) -> Int64Array:
+    """Moves nodes until no part exceeds its caps, where that can be.
 
     METIS with several constraints leaves rare types uneven. Of the nodes of an overfull part those
     go first that lose the fewest neighbours for what they weigh; a part takes a node only if it
     stays within all its caps.
 
     Args:
-        indptr: int64 [N + 1], the neighbours of node v are ``index[indptr[v]:indptr[v + 1]]``.
-        index: int32 or int64, the neighbours, both ways.
+        problem: The graph and what the parts shall share evenly.
         parts: int64 [N], the part of every node.
-        balance: What the parts shall share evenly.
-        num_parts: Number of parts P.
 
     Returns:
         The part of every node, int64 [N]; `parts` itself if nothing had to move.
     """
-    weights, caps = balance.weights, balance.caps(num_parts)
-    loads = _loads(parts, weights, num_parts)
+    weights, caps = problem.balance.weights, problem.caps
+    loads = _loads(parts, weights, problem.num_parts)
     if (loads <= caps).all():
         return parts
     parts = parts.copy()
     # The rarest first: what few nodes weigh in has the least choice.
     for constraint in np.argsort((weights > 0).sum(axis=0), kind='stable'):
-        while _move(indptr, index, parts, weights, loads, caps, int(constraint)):
+        while _move(problem, parts, loads, int(constraint)):
             pass
     return parts
 
 
-def refine(
-    indptr: IndexArray, index: IndexArray, parts: Int64Array, balance: Balance, num_parts: int
-) -> Int64Array:
+def refine(problem: Problem, parts: Int64Array) -> Int64Array:
     """Moves nodes to the part of most of their neighbours, as long as it stays within its caps.
 
     What :func:`rebalance` has moved, its neighbours may follow: where 60 venues had to move, the
-    cut fell below what it had been before.
-
-    Args:
-        indptr: As in :func:`rebalance`, as for the others.
-        index: The neighbours.
-        parts: int64 [N], the part of every node.
-        balance: What the parts shall share evenly.
-        num_parts: Number of parts P.
-
-    Returns:
-        The part of every node, int64 [N].
+    cut fell below what it had been before. Takes and gives what :func:`rebalance` does.
     """
     parts = parts.copy()
-    weights, caps = balance.weights, balance.caps(num_parts)
+    num_parts, weights, caps = problem.num_parts, problem.balance.weights, problem.caps
     loads = _loads(parts, weights, num_parts)
     size = batch_size(len(parts), num_parts)
     for _ in range(_ROUNDS):
         moved = False
         for start in range(0, len(parts), size):
             nodes = slice(start, start + size)
-            near = neighbours_by_part(indptr, index, parts, nodes, num_parts)
+            near = neighbours_by_part(problem.indptr, problem.index, parts, nodes, num_parts)
             score = np.where(has_room(weights[nodes], loads, caps), near, -1.0)
             target = score.argmax(axis=1)
             rows = np.arange(len(near))
             gain = score[rows, target] - near[rows, parts[nodes]]
             for row in np.flatnonzero(gain > 0):
-                moved |= _try_move(parts, start + row, target[row], weights, loads, caps)
+                moved |= _try_move(problem, parts, start + row, target[row], loads)
         if not moved:
             break
     return parts
 
 
-def _move(
-    indptr: IndexArray,
-    index: IndexArray,
-    parts: Int64Array,
-    weights: Int64Array,
-    loads: FloatArray,
-    caps: FloatArray,
-    constraint: int,
-) -> bool:
+def _move(problem: Problem, parts: Int64Array, loads: FloatArray, constraint: int) -> bool:
     """One round: every node's best move, the cheapest first; whether any node moved."""
+    weights, caps = problem.balance.weights, problem.caps
     too_full = loads[:, constraint] > caps[constraint]
     nodes = np.flatnonzero(too_full[parts] & (weights[:, constraint] > 0))
     if nodes.size == 0:
         return False
-    near = neighbours_by_part(indptr, index, parts, nodes, len(loads))
+    near = neighbours_by_part(problem.indptr, problem.index, parts, nodes, len(loads))
     room = has_room(weights[nodes], loads, caps)
     score = np.where(room, near, -np.inf)
     target = score.argmax(axis=1)
@@ -105,19 +89,15 @@ def _move(
         if not room[row, target[row]]:
             break  # Sorted last: no part has room for these.
         if loads[parts[nodes[row]], constraint] > caps[constraint]:
-            moved |= _try_move(parts, nodes[row], target[row], weights, loads, caps)
+            moved |= _try_move(problem, parts, nodes[row], target[row], loads)
     return moved
 
 
 def _try_move(
-    parts: Int64Array,
-    node: int,
-    target: int,
-    weights: Int64Array,
-    loads: FloatArray,
-    caps: FloatArray,
+    problem: Problem, parts: Int64Array, node: int, target: int, loads: FloatArray
 ) -> bool:
     """Moves a node unless others have filled its target since it was chosen."""
+    weights, caps = problem.balance.weights, problem.caps
     weight = weights[node]
     if not ((loads[target] + weight <= caps) | (weight == 0)).all():
         return False

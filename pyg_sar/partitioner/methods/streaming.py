@@ -18,15 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.methods.balance import Balance, BoolArray, FloatArray, Int64Array
-from pyg_sar.partitioner.on_disk.csr import IndexArray, neighbours_by_part
-
-STREAMING = ('ldg', 'fennel')
-
-_BATCHES_PER_PART = 100
-"""A batch is this share of a part, so that a part cannot fill up unseen within one."""
-
-_LARGEST_BATCH = 4096
+from pyg_sar.partitioner.methods.balance import LARGEST_BATCH, batch_size, has_room
+from pyg_sar.partitioner.methods.method import Method, Problem
+from pyg_sar.partitioner.on_disk.csr import neighbours_by_part
+from pyg_sar.partitioner.on_disk.mapped import BoolArray, FloatArray, IndexArray, Int64Array
 
 _LOCAL = 0.9
 """Runs of ids that cut less than this share of what random parts cut say something."""
@@ -35,49 +30,37 @@ _GAMMA = 1.5
 """Fennel's exponent; its authors' choice."""
 
 
-def stream_assignment(
-    indptr: IndexArray,
-    index: IndexArray,
-    balance: Balance,
-    num_parts: int,
-    *,
-    method: str = 'ldg',
-    passes: int = 10,
-    seed: int = 0,
-) -> Tensor:
+def stream_assignment(problem: Problem, method: str) -> Tensor:
     """Assigns nodes to parts in the order of their ids, a batch at a time.
 
     A batch sees the parts as they were before it. Where near ids are neighbours (a crawl, a sorted
     vocabulary), which a pass over the edges tells, the first pass takes equal runs of ids for the
-    parts of nodes it has not come to; else it knows nothing of them. No part exceeds the caps of
-    `balance`, unless a single node weighs more than what is left anywhere.
+    parts of nodes it has not come to; else it knows nothing of them. No part exceeds its caps,
+    unless a single node weighs more than what is left anywhere. The seed is that of the order in
+    which equally good parts are filled.
 
     Args:
-        indptr: int64 [N + 1]; the neighbours of node v are ``index[indptr[v]:indptr[v + 1]]``.
-        index: int32 or int64, the neighbours, both ways; may be a memory map.
-        balance: What the parts shall share evenly.
-        num_parts: Number of parts P.
+        problem: The graph, which may be a memory map, what is balanced, and the options.
         method: ``'ldg'`` or ``'fennel'``.
-        passes: Passes over the nodes; from the second on a node knows all its neighbours' parts.
-        seed: Seed of the order in which equally good parts are filled.
 
     Returns:
         The part of every node, int64 [N].
     """
+    indptr, index, num_parts = problem.indptr, problem.index, problem.num_parts
+    caps, options = problem.caps, problem.options
     num_nodes = len(indptr) - 1
     parts = _start(indptr, index, num_parts)
-    caps = balance.caps(num_parts)
     # Between equally good parts: one seeded order, smaller than any difference in neighbours.
-    order = np.random.default_rng(seed).permutation(num_parts) * (1e-9 / num_parts)
+    order = np.random.default_rng(options.seed).permutation(num_parts) * (1e-9 / num_parts)
     alpha = np.sqrt(num_parts) * (len(index) / 2) / max(num_nodes, 1) ** _GAMMA
     slope = alpha * _GAMMA * np.sqrt(num_nodes / num_parts)
     size = batch_size(num_nodes, num_parts)
-    for _ in range(passes):
+    for _ in range(options.passes):
         # As in restreaming: the parts fill up anew, the neighbours' parts are the latest known.
         loads = np.zeros((num_parts, len(caps)))
         for start in range(0, num_nodes, size):
             nodes = slice(start, min(start + size, num_nodes))
-            weights = balance.weights[nodes]
+            weights = problem.balance.weights[nodes]
             near = neighbours_by_part(indptr, index, parts, nodes, num_parts)
             fill = _fill(weights, loads / caps)
             score = near * (1 - fill) if method == 'ldg' else near - slope * np.sqrt(fill)
@@ -91,19 +74,14 @@ def _start(indptr: IndexArray, index: IndexArray, num_parts: int) -> Int64Array:
     num_nodes = len(indptr) - 1
     runs = np.arange(num_nodes) * num_parts // max(num_nodes, 1)
     own = 0
-    for start in range(0, num_nodes, _LARGEST_BATCH):
-        nodes = slice(start, start + _LARGEST_BATCH)
+    for start in range(0, num_nodes, LARGEST_BATCH):
+        nodes = slice(start, start + LARGEST_BATCH)
         near = neighbours_by_part(indptr, index, runs, nodes, num_parts)
         own += int(near[np.arange(len(near)), runs[nodes]].sum())
     at_random = 1 - 1 / num_parts
     if len(index) - own < _LOCAL * at_random * len(index):
         return runs
     return np.full(num_nodes, -1, dtype=np.int64)
-
-
-def batch_size(num_nodes: int, num_parts: int) -> int:
-    """Nodes decided upon at a time, a hundredth of a part."""
-    return max(1, min(_LARGEST_BATCH, num_nodes // (_BATCHES_PER_PART * num_parts)))
 
 
 def _fill(weights: Int64Array, fill: FloatArray) -> FloatArray:
@@ -137,15 +115,6 @@ def _choose(
     return chosen
 
 
-def has_room(weights: Int64Array, loads: FloatArray, caps: FloatArray) -> BoolArray:
-    """Whether a part can take a node, bool [B, P], of weights [B, C], loads [P, C] and caps [C]."""
-    room = np.ones((len(weights), len(loads)), dtype=bool)
-    for constraint, cap in enumerate(caps):
-        weight = weights[:, constraint, None]
-        room &= (loads[:, constraint] + weight <= cap) | (weight == 0)
-    return room
-
-
 def _fits(best: Int64Array, weights: Int64Array, loads: FloatArray, caps: FloatArray) -> BoolArray:
     """Which nodes of a batch still fit when those before them are in their parts."""
     order = np.argsort(best, kind='stable')
@@ -157,3 +126,16 @@ def _fits(best: Int64Array, weights: Int64Array, loads: FloatArray, caps: FloatA
     fits = np.empty(len(best), dtype=bool)
     fits[order] = inside
     return fits
+
+
+def _streaming(name: str) -> Method:
+    return Method(
+        name,
+        lambda problem: [stream_assignment(problem, name)],
+        keeps_duplicates=True,
+        several=True,
+        takes_passes=True,
+    )
+
+
+METHODS = _streaming('ldg'), _streaming('fennel')

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.methods.balance import FloatArray, Int64Array
 from pyg_sar.partitioner.on_disk.buckets import counts_to_ptr
+from pyg_sar.partitioner.on_disk.mapped import FloatArray, IndexArray, Int64Array
 from pyg_sar.partitioner.on_disk.rows import count_into, edge_chunks
-
-IndexArray = npt.NDArray[Any]
-"""int32 or int64."""
 
 
 def symmetric_csr(edge_index: Tensor, num_nodes: int) -> tuple[Int64Array, IndexArray]:

@@ -24,10 +24,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 Array = np.ndarray[Any, Any]
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+Int64Array = npt.NDArray[np.int64]
+IndexArray = npt.NDArray[Any]
+"""int32 or int64."""
 
 _IN_MEMORY = 1 << 20
 """Bytes up to which scratch space is ordinary memory."""

@@ -7,15 +7,12 @@ dropped, and its columns are written back to where they begin.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.on_disk.mapped import Scratch, release, trim
+from pyg_sar.partitioner.on_disk.mapped import Int64Array, Scratch, release, trim
 from pyg_sar.partitioner.on_disk.neighbours import BothWays
 from pyg_sar.partitioner.on_disk.rows import chunk_rows, ranges
-
-Int64Array = npt.NDArray[np.int64]
 
 
 def undirected_csr(

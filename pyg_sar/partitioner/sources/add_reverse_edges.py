@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partitioner.checks import check_ids, checked_edge_index
+from pyg_sar.partitioner.graph.checks import check_ids, checked_edge_index
 from pyg_sar.partitioner.on_disk.mapped import Scratch, release, trim
 from pyg_sar.partitioner.on_disk.neighbours import BothWays
 from pyg_sar.partitioner.on_disk.rows import edge_chunks, smallest_and_largest, take_rows

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partitioner.attributes import count_nodes
-from pyg_sar.partitioner.checks import checked_edge_index
+from pyg_sar.partitioner.graph.attributes import count_nodes
+from pyg_sar.partitioner.graph.checks import checked_edge_index
+from pyg_sar.partitioner.graph.split import MASKS, mask_of
 from pyg_sar.partitioner.on_disk.mapped import Array, map_array
 from pyg_sar.partitioner.on_disk.rows import aligned
-from pyg_sar.partitioner.split import MASKS
 from pyg_sar.shard.format.files import ordinary_file
 
 _CSR = ('x_data', 'x_indices', 'x_indptr', 'x_shape')
@@ -27,7 +27,7 @@ _WORTH_MAPPING = 1 << 26
 
 
 def read_npz(
-    file: IO[bytes] | Path, name: str, *, dense: bool = True, is_mapped: bool = False
+    file: IO[bytes] | Path, name: str, *, is_mapped: bool = False
 ) -> tuple[Data | HeteroData, list[str]]:
     """Reads a graph from the arrays of an .npz file; see :func:`graph_of_arrays`.
 
@@ -36,8 +36,8 @@ def read_npz(
     Args:
         file: The open file, or its path.
         name: Its name, for error messages.
-        dense: Whether a CSR ``x`` becomes a dense tensor; else it becomes a sparse one.
-        is_mapped: Whether uncompressed arrays are mapped and not read; takes a path.
+        is_mapped: Whether uncompressed arrays are mapped and not read, which takes a path, and a
+            CSR ``x`` becomes a sparse tensor and not a dense one.
 
     Returns:
         The graph, and a description of every array that is not in it.
@@ -56,11 +56,11 @@ def read_npz(
         raise ValueError(
             f"expected an .npz file of plain arrays in '{name}' (got {error!r})"
         ) from error
-    return graph_of_arrays(arrays, name, dense=dense)
+    return graph_of_arrays(arrays, name, is_mapped=is_mapped)
 
 
 def graph_of_arrays(
-    arrays: dict[str, Array], name: str, *, dense: bool = True
+    arrays: dict[str, Array], name: str, *, is_mapped: bool = False
 ) -> tuple[Data | HeteroData, list[str]]:
     """A graph from arrays by name.
 
@@ -77,7 +77,7 @@ def graph_of_arrays(
     Args:
         arrays: The arrays, in memory or mapped; emptied of what is used.
         name: Where they come from, for error messages.
-        dense: See :func:`read_npz`.
+        is_mapped: See :func:`read_npz`.
 
     Returns:
         The graph, and a description of every array that is not in it.
@@ -86,13 +86,13 @@ def graph_of_arrays(
         ValueError: If the arrays do not fit together.
     """
     if any(key.startswith('edge|') for key in arrays):
-        return _hetero_data(arrays, name, dense=dense)
+        return _hetero_data(arrays, name, is_mapped=is_mapped)
     if 'edge_index' not in arrays:
         raise ValueError(f"expected the array 'edge_index' in '{name}' (got {sorted(arrays)})")
 
     data = Data()
     if any(key in arrays for key in _CSR):
-        data.x = _csr_features(arrays, name, dense=dense)
+        data.x = _csr_features(arrays, name, is_mapped=is_mapped)
     known = ('edge_index', 'x', 'y', 'num_nodes', *MASKS)
     for key in known:
         if key in arrays:
@@ -143,7 +143,9 @@ def _map_members(path: Path) -> dict[str, Array]:
     return {key: map_array(path, info.filename) for key, info in arrays.items()}
 
 
-def _hetero_data(arrays: dict[str, Any], name: str, *, dense: bool) -> tuple[HeteroData, list[str]]:
+def _hetero_data(
+    arrays: dict[str, Any], name: str, *, is_mapped: bool
+) -> tuple[HeteroData, list[str]]:
     by_type: dict[tuple[str, ...], dict[str, Any]] = {}
     dropped = []
     for key, array in arrays.items():
@@ -161,7 +163,7 @@ def _hetero_data(arrays: dict[str, Any], name: str, *, dense: bool) -> tuple[Het
     for type_, values in by_type.items():
         store = data[type_[0] if len(type_) == 1 else type_]
         if any(part in values for part in _CSR):
-            store['x'] = _csr_features(values, name, dense=dense)
+            store['x'] = _csr_features(values, name, is_mapped=is_mapped)
         for what, array in values.items():
             store[what] = _value(array, what, name)
         if 'edge_index' in values:
@@ -182,7 +184,7 @@ def _value(array: np.ndarray[Any, Any], key: str, name: str) -> Any:
         ) from error
 
 
-def _csr_features(arrays: dict[str, Any], name: str, *, dense: bool) -> Tensor:
+def _csr_features(arrays: dict[str, Any], name: str, *, is_mapped: bool) -> Tensor:
     if 'x' in arrays or not all(key in arrays for key in _CSR):
         got = sorted(key for key in arrays if key == 'x' or key in _CSR)
         raise ValueError(f"expected either 'x' or all of {list(_CSR)} in '{name}' (got {got})")
@@ -210,7 +212,7 @@ def _csr_features(arrays: dict[str, Any], name: str, *, dense: bool) -> Tensor:
         (num_rows, num_columns),
         check_invariants=False,
     )
-    return x.to_dense() if dense else x
+    return x if is_mapped else x.to_dense()
 
 
 def _index_to_mask(index: Any, num_nodes: int, key: str, name: str) -> Tensor:
@@ -222,6 +224,4 @@ def _index_to_mask(index: Any, num_nodes: int, key: str, name: str) -> Tensor:
             f"'{key}' of '{name}' must hold node ids in [0, {num_nodes}) "
             f'(got {int(index.min())} to {int(index.max())})'
         )
-    mask = torch.zeros(num_nodes, dtype=torch.bool)
-    mask[index] = True
-    return mask
+    return mask_of(index, num_nodes)

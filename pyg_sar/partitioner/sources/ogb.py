@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_sar.partitioner.graph.split import MASKS, mask_of
 from pyg_sar.partitioner.on_disk.mapped import map_array
 
 URL = 'http://snap.stanford.edu/ogb/data/nodeproppred'
@@ -220,8 +221,5 @@ def _read_split(folder: Path) -> list[Any]:
 
 
 def _masks(parts: list[Any], num_nodes: int) -> dict[str, Tensor]:
-    masks = {}
-    for name, ids in zip(('train_mask', 'val_mask', 'test_mask'), parts, strict=True):
-        masks[name] = torch.zeros(num_nodes, dtype=torch.bool)
-        masks[name][_tensor(ids)] = True
-    return masks
+    named = zip(MASKS, parts, strict=True)
+    return {name: mask_of(_tensor(ids), num_nodes) for name, ids in named}

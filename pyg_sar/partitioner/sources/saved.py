@@ -61,7 +61,42 @@ _ALLOWED: list[Any] = [
     torch_geometric.index.Index,
     torch_geometric.index.CatMetadata,
     _plain_dict,
+    dict,
 ]
+
+
+_EXPECTED = "expected a torch_geometric.data.Data, HeteroData or dict of tensors in '{}' (got {})"
+
+
+def load_saved(path: Path, *, is_mapped: bool = False) -> Any:
+    """What a file of torch.save holds, of tensors, plain values and PyG's classes of data.
+
+    Args:
+        path: The file.
+        is_mapped: Whether tensors are mapped and not read, where the file allows it.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file holds anything else.
+    """
+    ordinary_file(path)
+    try:
+        check_plain(path)
+        with _only_pyg_classes(), warnings.catch_warnings():
+            warnings.filterwarnings('ignore', 'Sparse (CSR|CSC) tensor support is in beta')
+            # Files of torch before 1.6 are no zip archives, and cannot be mapped.
+            is_mapped = is_mapped and zipfile.is_zipfile(path)
+            return torch.load(path, map_location='cpu', weights_only=True, mmap=is_mapped)
+    except pickle.UnpicklingError as error:
+        found = re.search(r'GLOBAL (\S+)', str(error))
+        reason = f"a pickle that needs '{found[1]}'" if found else 'a pickle that is not plain data'
+        raise ValueError(_EXPECTED.format(path, reason)) from error
+    except Exception as error:  # The unpickler meets damaged files with errors of any kind.
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        reason = f'no file written by torch.save: {first_line}'
+        raise ValueError(_EXPECTED.format(path, reason)) from error
 
 
 def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:
@@ -77,38 +112,17 @@ def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:
     Raises:
         ValueError: If the file holds anything else, or needs classes beyond PyG's own.
     """
-    expected = (
-        "expected a torch_geometric.data.Data, HeteroData or dict of tensors in '{}' (got {})"
-    )
-    ordinary_file(path)
-    try:
-        check_plain(path)
-        with _only_pyg_classes(), warnings.catch_warnings():
-            warnings.filterwarnings('ignore', 'Sparse (CSR|CSC) tensor support is in beta')
-            # Files of torch before 1.6 are no zip archives, and cannot be mapped.
-            is_mapped = is_mapped and zipfile.is_zipfile(path)
-            content = torch.load(path, map_location='cpu', weights_only=True, mmap=is_mapped)
-    except pickle.UnpicklingError as error:
-        found = re.search(r'GLOBAL (\S+)', str(error))
-        reason = f"a pickle that needs '{found[1]}'" if found else 'a pickle that is not plain data'
-        raise ValueError(expected.format(path, reason)) from error
-    except Exception as error:  # The unpickler meets damaged files with errors of any kind.
-        if isinstance(error, OSError) and error.filename is not None:
-            raise
-        first_line = (str(error) or type(error).__name__).splitlines()[0]
-        reason = f'no file written by torch.save: {first_line}'
-        raise ValueError(expected.format(path, reason)) from error
-
+    content = load_saved(path, is_mapped=is_mapped)
     if isinstance(content, tuple) and len(content) in (2, 3):
         # PyG's InMemoryDataset saves (data, slices[, class]); slices is None for one graph.
         content, slices = content[:2]
         if slices is not None:
-            raise ValueError(expected.format(path, 'a dataset of several graphs'))
+            raise ValueError(_EXPECTED.format(path, 'a dataset of several graphs'))
     if isinstance(content, (Data, HeteroData)):
         content = content.to_dict()
     if not isinstance(content, dict):
-        raise ValueError(expected.format(path, f'a {type(content).__name__}'))
-    if is_mapped:
+        raise ValueError(_EXPECTED.format(path, f'a {type(content).__name__}'))
+    if is_mapped and zipfile.is_zipfile(path):
         for store in content.values():
             for value in store.values() if isinstance(store, dict) else [store]:
                 if type(value) is Tensor and value.layout is torch.strided:
@@ -118,10 +132,10 @@ def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:
         try:
             return HeteroData.from_dict(content)
         except Exception as error:
-            raise ValueError(expected.format(path, f'a dict of no graph: {error}')) from error
+            raise ValueError(_EXPECTED.format(path, f'a dict of no graph: {error}')) from error
     if not isinstance(content.get('edge_index', content.get('adj_t')), Tensor):
         keys = sorted(str(key) for key in content)
-        raise ValueError(expected.format(path, f"a dict without a tensor 'edge_index': {keys}"))
+        raise ValueError(_EXPECTED.format(path, f"a dict without a tensor 'edge_index': {keys}"))
     return Data.from_dict(content)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,12 +16,10 @@ from pyg_sar.partitioner.on_disk.mapped import Array, Scratch, map_array
 from pyg_sar.partitioner.sources.datasets import is_dataset, load_dataset
 from pyg_sar.partitioner.sources.npz import graph_of_arrays, read_npz
 from pyg_sar.partitioner.sources.ogb import OGB
-from pyg_sar.partitioner.sources.pyg_folder import array_files, read_foreign
+from pyg_sar.partitioner.sources.pyg_folder import array_files, is_pyg_folder, read_pyg_folder
 from pyg_sar.partitioner.sources.saved import read_saved
 from pyg_sar.partitioner.sources.synthetic import SHAPES
 from pyg_sar.partitioner.sources.tables import TABLES, read_table
-from pyg_sar.shard.read.foreign import is_foreign
-from pyg_sar.shard.read.whole_graph_attrs import Attrs
 
 
 def load_source(
@@ -58,41 +56,40 @@ def read_source(
     name_or_path: str | os.PathLike[str],
     *,
     seed: int = 0,
-    dense: bool = True,
     scratch: Scratch | None = None,
     root: str | os.PathLike[str] | None = None,
-    attrs: Attrs | None = None,
+    attrs: str | os.PathLike[str] | None = None,
 ) -> tuple[Data | HeteroData, list[str]]:
     """As :func:`load_source`, but may leave the graph on disk.
 
     Args:
         name_or_path: See :func:`load_source`.
         seed: See :func:`load_source`.
-        dense: Whether sparse features of plain arrays become dense.
         scratch: If given, tensors are mapped into memory and not read: those of .pt files, .npy
             files and uncompressed .npz files where they lie, those of tables in scratch space.
         root: See :func:`load_source`.
-        attrs: What PyG's own Partitioner left out of its folder.
+        attrs: A file of what PyG's own Partitioner left out of its folder; see
+            :func:`~pyg_sar.partitioner.sources.pyg_folder.read_pyg_folder`.
 
     Returns:
         The graph, and a description of what was dropped.
     """
     name = os.fspath(name_or_path)
     path = Path(name)
-    if path.is_dir() and name not in NAMES and is_foreign(path):
-        return read_foreign(path, attrs), []
+    if path.is_dir() and name not in NAMES and is_pyg_folder(path):
+        return read_pyg_folder(path, attrs), []
     if attrs is not None:
         raise ValueError(
             f"'attrs' applies to folders of torch_geometric.distributed alone (got '{name}')"
         )
     if name in BUILT_IN:
-        return BUILT_IN[name](seed, dense), []
+        return _built_in(name, is_mapped=scratch is not None), []
     if path.suffix == '.pt' and path.is_file():
         return read_saved(path, is_mapped=scratch is not None), []
     if is_dataset(name) and not path.exists():
         return load_dataset(name, root=root, seed=seed), []
     if path.suffix == '.npz' and path.is_file():
-        found = read_npz(path, name, dense=dense, is_mapped=scratch is not None)
+        found = read_npz(path, name, is_mapped=scratch is not None)
     else:
         arrays = _read_arrays(path, scratch or Scratch())
         if arrays is None:
@@ -103,7 +100,7 @@ def read_source(
             )
         if scratch is None:
             arrays = {key: np.array(array) for key, array in arrays.items()}
-        found = graph_of_arrays(arrays, name, dense=dense)
+        found = graph_of_arrays(arrays, name, is_mapped=scratch is not None)
     if scratch is None:
         for store in found[0].edge_stores:
             store['edge_index'] = store['edge_index'].to(torch.int64)
@@ -127,34 +124,22 @@ def _read_arrays(path: Path, scratch: Scratch) -> dict[str, Array] | None:
     return arrays
 
 
-def _wordnet_noun(seed: int, dense: bool) -> Data | HeteroData:
-    """The noun synsets of WordNet 3.0 and their relations; see WORDNET_LICENSE.txt."""
-    data = _shipped('wordnet_noun.npz', dense)
-    data.num_classes = int(data.y.max()) + 1
-    return data
-
-
-def _wordnet_hetero(seed: int, dense: bool) -> Data | HeteroData:
-    """All synsets and words of WordNet 3.0 and 19 relations, one way; see WORDNET_LICENSE.txt."""
-    data = _shipped('wordnet_hetero.npz', dense)
-    data['synset'].num_classes = int(data['synset'].y.max()) + 1
-    return data
-
-
-def _shipped(name: str, dense: bool) -> Data | HeteroData:
-    file = resources.files('pyg_sar') / 'datasets' / name
+def _built_in(name: str, *, is_mapped: bool) -> Data | HeteroData:
+    file = resources.files('pyg_sar') / 'datasets' / BUILT_IN[name]
     with file.open('rb') as stream:
-        data = read_npz(stream, name, dense=dense)[0]
+        # A stream cannot be mapped: its features stay sparse, its arrays are in memory.
+        data: Any = read_npz(stream, name, is_mapped=is_mapped)[0]
     for store in data.edge_stores:
         store['edge_index'] = store['edge_index'].to(torch.int64)
-    return data
+    labelled = data['synset'] if isinstance(data, HeteroData) else data
+    labelled.num_classes = int(labelled.y.max()) + 1
+    graph: Data | HeteroData = data
+    return graph
 
 
-BUILT_IN: dict[str, Callable[[int, bool], Data | HeteroData]] = {
-    'wordnet-hetero': _wordnet_hetero,
-    'wordnet-noun': _wordnet_noun,
-}
-"""Graphs that are shipped, by name."""
+BUILT_IN = {'wordnet-hetero': 'wordnet_hetero.npz', 'wordnet-noun': 'wordnet_noun.npz'}
+"""Graphs that are shipped, by name: all synsets and words of WordNet 3.0 and 19 relations, one way;
+the noun synsets and their relations. See WORDNET_LICENSE.txt."""
 
 NAMES = (
     *BUILT_IN,

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar.partitioner.split import masks_of_runs
+from pyg_sar.partitioner.graph.split import masks_of_runs
+from pyg_sar.partitioner.on_disk.mapped import Int64Array
 
-Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
 _DRAWN_PAIRS = 1 << 22

@@ -115,8 +115,8 @@ class PartitionSummary:
         )
 
 
-def summarize(meta: Meta, method: str) -> PartitionSummary:
-    """The summary of what META.json says, for an assignment by `method`."""
+def summarize(meta: Meta) -> PartitionSummary:
+    """The summary of what META.json says."""
     parts = range(meta.num_parts)
     relations = meta.edges.values()
     part_num_nodes = tuple(
@@ -128,7 +128,7 @@ def summarize(meta: Meta, method: str) -> PartitionSummary:
     )
     own_edges = sum(info.block_edges[p][p] for info in relations for p in parts)
     return PartitionSummary(
-        method=method,
+        method=meta.notes['partition'].get('method', 'unknown'),
         num_nodes=sum(part_num_nodes),
         num_edges=sum(part_num_edges),
         num_parts=meta.num_parts,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.typed import NodeSet, Relation
+from pyg_sar.partitioner.graph.typed import NodeSet, Relation
 
 
 def node_time(nodes: NodeSet) -> Tensor | None:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.partitioner.graph.typed import TypedGraph
 from pyg_sar.partitioner.on_disk.mapped import trim
 from pyg_sar.partitioner.on_disk.rows import Rows, chunks, edge_chunks, take_rows
 from pyg_sar.partitioner.on_disk.torch_archive import save_rows
-from pyg_sar.partitioner.typed import TypedGraph
 from pyg_sar.partitioner.write.layout import (
     EdgeGroups,
     Exchange,
@@ -30,7 +30,7 @@ from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.format import file_names
 from pyg_sar.shard.format.checksums import folder_checksums
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
-from pyg_sar.shard.format.meta import EdgeInfo, Meta, NodeInfo, write_meta
+from pyg_sar.shard.format.meta import EdgeInfo, Meta, NodeInfo, meta_text, row_type
 
 
 def write_partition(
@@ -79,13 +79,12 @@ def write_partition(
 
     meta = Meta(
         num_parts=num_parts,
-        is_hetero=graph.is_hetero,
         fingerprint=_fingerprint(graph, assignment),
         nodes={
             key: NodeInfo(
                 num_nodes=groups.num_nodes,
                 part_num_nodes=groups.partptr.diff().tolist(),
-                attrs={n: _row_type(value) for n, value in graph.nodes[key].attrs.items()},
+                attrs={n: row_type(value) for n, value in graph.nodes[key].attrs.items()},
                 extra=graph.nodes[key].extra,
             )
             for key, groups in nodes.items()
@@ -98,25 +97,24 @@ def write_partition(
                 part_num_edges=groups.edgeptr.diff().tolist(),
                 halo_rows=exchanges[key].halo_rows.tolist(),
                 block_edges=exchanges[key].block_edges.tolist(),
-                attrs={n: _row_type(value) for n, value in graph.relations[key].attrs.items()},
+                attrs={n: row_type(value) for n, value in graph.relations[key].attrs.items()},
                 extra=graph.relations[key].extra,
             )
             for key, groups in edges.items()
         },
         graph_attrs=graph.attrs,
+        notes={
+            'partition': provenance,
+            'command': command,
+            'versions': {name: _version(name) for name in _VERSIONED},
+        },
+        checksums=folder_checksums(folder),
     )
-    summary = summarize(meta, provenance['method'])
-    partition = {
-        **provenance,
-        'edge_cut': summary.edge_cut,
-        'communication_volume': summary.communication_volume,
-    }
-    notes = {
-        'partition': partition,
-        'command': command,
-        'versions': {name: _version(name) for name in _VERSIONED},
-    }
-    write_meta(folder, meta, notes, folder_checksums(folder))
+    summary = summarize(meta)
+    meta.notes['partition'].update(
+        edge_cut=summary.edge_cut, communication_volume=summary.communication_volume
+    )
+    (folder / file_names.META_FILE).write_text(meta_text(meta), encoding='utf-8')
     return summary
 
 
@@ -223,10 +221,6 @@ def _fingerprint(graph: TypedGraph, assignment: dict[NodeKey, Tensor]) -> str:
         for part in chunks(tensor):
             digest.update(part.to(torch.int64).numpy().data)
     return digest.hexdigest()
-
-
-def _row_type(value: Tensor) -> dict[str, Any]:
-    return {'dtype': str(value.dtype).removeprefix('torch.'), 'shape': list(value.shape[1:])}
 
 
 _VERSIONED = ('pyg_sar', 'torch', 'torch_geometric', 'pymetis', 'kahip', 'mtkahypar')

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyg_sar.shard.format.file_names import META_FILE
 from pyg_sar.shard.format.files import ordinary_file, own_file
-from pyg_sar.shard.format.meta_text import read_checksums
+from pyg_sar.shard.format.meta import Meta
 
 _CHUNK = 1 << 20
 
@@ -34,21 +34,21 @@ def folder_checksums(root: str | Path) -> dict[str, str]:
     return {name: file_checksum(Path(root) / name) for name in folder_files(root)}
 
 
-def check_files(root: Path, names: Iterable[str]) -> None:
-    """Compares META.json, and those of some files that it lists, with their checksums.
+def check_files(root: Path, meta: Meta, names: Iterable[str]) -> None:
+    """Compares META.json, and some files that it lists, with their checksums.
 
     Args:
         root: The partition folder.
+        meta: What its META.json says.
         names: The files, by their paths in the folder.
 
     Raises:
         FileNotFoundError: If a file is missing.
         ValueError: If one was changed, by accident or without giving it a new checksum.
     """
-    is_unchanged, checksums = read_checksums(root)
-    if not is_unchanged:
+    if not meta.is_unchanged:
         raise ValueError(f"expected '{root / META_FILE}' as it was written (got another checksum)")
     for name in names:
         path = own_file(root, root / name)
-        if name in checksums and file_checksum(path) != checksums[name]:
+        if name in meta.checksums and file_checksum(path) != meta.checksums[name]:
             raise ValueError(f"expected '{path}' as it was written (got another checksum)")

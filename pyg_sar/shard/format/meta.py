@@ -1,21 +1,29 @@
-"""META.json: what a partition folder says of itself."""
+"""META.json: what a partition folder says of itself.
+
+It is read once, into :class:`Meta`, and checked in full on the way: whoever wrote it, what comes
+out can be relied upon, and every error names the file and the key. docs/format.md describes every
+key. META.json holds the checksums of all other files, and one of itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from pyg_sar.shard.format.file_names import FORMAT_VERSION, META_FILE, EdgeKey, NodeKey
-from pyg_sar.shard.format.meta_checks import (
-    check_attr_names,
-    check_entry,
-    check_fields,
-    check_types,
-)
-from pyg_sar.shard.format.meta_text import as_text, read_content
+from pyg_sar.shard.format.files import own_file
+
+_MOST_BYTES = 1 << 28
+"""Of META.json: as much as some 4,000 parts need."""
+
+_NOT_ATTRS = frozenset({'edge_index', 'n_id', 'e_id', 'num_nodes'})
+"""What the loader gives beside the attributes."""
 
 
 @dataclass(frozen=True)
@@ -66,97 +74,82 @@ class Meta:
 
     Attributes:
         num_parts: Number of parts P.
-        is_hetero: Whether types have names.
         fingerprint: Names the partition.
         nodes: The types of nodes.
         edges: The relations.
         graph_attrs: Values that belong to the graph, by name.
+        notes: For people: how the partition came about, command line and versions.
+        checksums: SHA-256 of every other file, by its path in the folder.
+        is_unchanged: Whether META.json has the checksum of its own that was written into it.
     """
 
     num_parts: int
-    is_hetero: bool
     fingerprint: str
     nodes: dict[NodeKey, NodeInfo]
     edges: dict[EdgeKey, EdgeInfo]
     graph_attrs: dict[str, Any]
+    notes: dict[str, Any] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
+    is_unchanged: bool = True
+
+    @property
+    def is_hetero(self) -> bool:
+        """Whether types have names."""
+        return None not in self.nodes
 
 
-_NODE_FIELDS = {'num_nodes': int, 'part_num_nodes': list, 'node_attrs': dict}
-_EDGE_FIELDS = {
-    'num_edges': int,
-    'part_num_edges': list,
-    'halo_rows': list,
-    'block_edges': list,
-    'edge_attrs': dict,
-}
+def row_type(value: Tensor) -> dict[str, Any]:
+    """What META.json says of a tensor with a row for every node or edge."""
+    return {'dtype': str(value.dtype).removeprefix('torch.'), 'shape': list(value.shape[1:])}
 
 
-def write_meta(
-    root: str | Path, meta: Meta, notes: dict[str, Any], checksums: Mapping[str, str]
-) -> None:
-    """Writes META.json: PyG's keys, and ours under ``"pyg_sar"``.
-
-    Args:
-        root: The partition folder.
-        meta: What the loader reads.
-        notes: More of ours, for people to read.
-        checksums: SHA-256 of every other file, by its path in the folder.
-    """
+def meta_text(meta: Meta) -> str:
+    """The text of META.json: PyG's keys, and ours under ``"pyg_sar"``."""
+    nodes = [_entry(key, info, 'node_attrs') for key, info in meta.nodes.items()]
+    edges = [_entry(key, info, 'edge_attrs') for key, info in meta.edges.items()]
     sizes = [info.num_nodes for info in meta.nodes.values()]
-    pyg = {
-        'num_parts': meta.num_parts,
-        'node_types': list(meta.nodes) if meta.is_hetero else None,
-        'edge_types': list(meta.edges) if meta.is_hetero else None,
-        'node_offset': [0, *accumulate(sizes)][:-1] if meta.is_hetero else None,
-        'is_hetero': meta.is_hetero,
-        'is_sorted': True,
-    }
-    nodes, edges = [], []
-    for node_key, node_info in meta.nodes.items():
-        fields = {name: _field(node_info, name) for name in _NODE_FIELDS}
-        nodes.append({'type': node_key, 'graph_attrs': node_info.extra, **fields})
-    for edge_key, edge_info in meta.edges.items():
-        fields = {name: _field(edge_info, name) for name in _EDGE_FIELDS}
-        edges.append({'type': edge_key, 'graph_attrs': edge_info.extra, **fields})
-    types = {
-        'nodes': nodes,
-        'edges': edges,
-        'num_nodes': sum(sizes),
-        'num_edges': sum(info.num_edges for info in meta.edges.values()),
-    }
+    if meta.is_hetero:
+        types: dict[str, Any] = {'nodes': nodes, 'edges': edges, 'num_nodes': sum(sizes)}
+        types['num_edges'] = sum(info.num_edges for info in meta.edges.values())
+    else:
+        types = {**nodes[0], **edges[0]}
+        del types['type']
     ours = {
-        **notes,
-        **(types if meta.is_hetero else {**nodes[0], **edges[0]}),
+        **meta.notes,
+        **types,
         'format_version': FORMAT_VERSION,
         'fingerprint': meta.fingerprint,
         'graph_attrs': meta.graph_attrs,
-        'checksums': dict(checksums),
+        'checksums': meta.checksums,
     }
-    if not meta.is_hetero:
-        del ours['type']
-    (Path(root) / META_FILE).write_text(as_text({**pyg, 'pyg_sar': ours}), encoding='utf-8')
+    return signed(
+        {
+            'num_parts': meta.num_parts,
+            'node_types': list(meta.nodes) if meta.is_hetero else None,
+            'edge_types': list(meta.edges) if meta.is_hetero else None,
+            'node_offset': [0, *accumulate(sizes)][:-1] if meta.is_hetero else None,
+            'is_hetero': meta.is_hetero,
+            'is_sorted': True,
+            'pyg_sar': ours,
+        }
+    )
 
 
-def with_node_attrs(
-    root: str | Path, attrs: dict[str, Any], checksums: Mapping[str, str | None]
-) -> str:
-    """The text of a homogeneous partition's META.json with other node attributes.
-
-    Args:
-        root: The partition folder.
-        attrs: dtype and row shape of every node attribute, by name.
-        checksums: New checksums by path; None where a file has none for now.
-    """
-    content = read_content(root)
-    ours = content['pyg_sar']
-    ours['node_attrs'] = attrs
-    known = {**ours.get('checksums', {}), **checksums}
-    ours['checksums'] = {name: value for name, value in known.items() if value is not None}
-    return as_text(content)
+def _entry(key: NodeKey | EdgeKey, info: NodeInfo | EdgeInfo, attrs: str) -> dict[str, Any]:
+    values = {name: value for name, value in vars(info).items() if name not in ('src', 'dst')}
+    return {'type': key, attrs: values.pop('attrs'), 'graph_attrs': values.pop('extra'), **values}
 
 
-def _field(info: NodeInfo | EdgeInfo, name: str) -> Any:
-    return info.attrs if name.endswith('_attrs') else getattr(info, name)
+def signed(content: dict[str, Any]) -> str:
+    """The text of META.json, with a checksum of all else in it."""
+    content['pyg_sar']['checksum'] = _checksum(content)
+    return json.dumps(content, indent=1, sort_keys=True) + '\n'
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    ours = {name: value for name, value in content['pyg_sar'].items() if name != 'checksum'}
+    text = json.dumps({**content, 'pyg_sar': ours}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_meta(root: str | Path) -> Meta:
@@ -172,97 +165,174 @@ def read_meta(root: str | Path) -> Meta:
         FileNotFoundError: If the folder or its META.json is missing.
         ValueError: If META.json is not one that this version of pyg_sar reads.
     """
-    root = Path(root)
-    path = root / META_FILE
-    meta = read_content(root)
-    ours = meta['pyg_sar']
+    path = Path(root) / META_FILE
+    content = read_json(root)
+    ours = content.get('pyg_sar') if isinstance(content, dict) else None
+    if not isinstance(ours, dict):
+        raise ValueError(
+            f"expected the key 'pyg_sar' in '{path}' (got a folder of another program, such as "
+            'torch_geometric.distributed; write one that loads, with the same parts, by '
+            f'`python -m pyg_sar.partition {root} parts/`)'
+        )
     if ours.get('format_version') != FORMAT_VERSION:
         raise ValueError(
             f"expected format version {FORMAT_VERSION} in '{path}' "
             f'(got {ours.get("format_version")!r}); partition the graph again'
         )
-    num_parts, is_hetero = meta.get('num_parts'), bool(meta.get('is_hetero'))
-    if type(num_parts) is not int or num_parts < 1:
-        raise ValueError(f"expected a positive int 'num_parts' in '{path}' (got {num_parts!r})")
-    check_fields(path, ours, {'fingerprint': str, 'graph_attrs': dict})
+    _check(path, content, {'num_parts': int, 'is_hetero': bool})
+    num_parts, is_hetero = content['num_parts'], content['is_hetero']
+    if num_parts < 1:
+        raise ValueError(f"expected a positive 'num_parts' in '{path}' (got {num_parts})")
+    _check(path, ours, _KEYS)
     if is_hetero:
-        check_fields(path, ours, {'nodes': list, 'edges': list})
-    nodes = _read_nodes(path, ours['nodes'] if is_hetero else [ours], num_parts, is_hetero)
-    edges = _read_edges(path, ours['edges'] if is_hetero else [ours], num_parts, is_hetero)
-    for edge_info in edges.values():
-        if edge_info.src not in nodes or edge_info.dst not in nodes:
+        _check(path, ours, {'nodes': list, 'edges': list})
+    alone = [{**ours, 'type': None, 'graph_attrs': {}}]
+    nodes: dict[NodeKey, NodeInfo] = {}
+    for entry in ours['nodes'] if is_hetero else alone:
+        _check(path, entry, {**_NODE_KEYS, 'type': str if is_hetero else type(None)}, num_parts)
+        key = entry['type']
+        if key in nodes or sum(entry['part_num_nodes']) != entry['num_nodes']:
             raise ValueError(
-                f"expected relations between node types {list(nodes)} in '{path}' "
-                f'(got {list(edges)})'
+                f"expected every type once, its nodes in all 'part_num_nodes', in '{path}' "
+                f'(got others of {key!r})'
             )
-    _check_names(path, nodes, edges, ours['graph_attrs'])
-    return Meta(num_parts, is_hetero, ours['fingerprint'], nodes, edges, ours['graph_attrs'])
+        names = ('num_nodes', 'part_num_nodes', 'node_attrs', 'graph_attrs')
+        nodes[key] = NodeInfo(*(entry[name] for name in names))
+    edges: dict[EdgeKey, EdgeInfo] = {}
+    for entry in ours['edges'] if is_hetero else alone:
+        _check(path, entry, {**_EDGE_KEYS, 'type': [str] if is_hetero else type(None)}, num_parts)
+        relation = None if entry['type'] is None else tuple(entry['type'])
+        ends = (None, None) if relation is None else relation[::2]
+        has_ends = relation is None or (len(relation) == 3 and {*ends} <= nodes.keys())
+        if relation in edges or not has_ends:
+            raise ValueError(
+                f"expected relations between node types {list(nodes)}, every one once, in '{path}' "
+                f'(got {relation})'
+            )
+        edges[relation] = _edge_info(path, entry, *ends)
+    meta = Meta(
+        num_parts=num_parts,
+        fingerprint=ours['fingerprint'],
+        nodes=nodes,
+        edges=edges,
+        graph_attrs=ours['graph_attrs'],
+        notes={name: ours.get(name) for name in ('partition', 'command', 'versions')},
+        checksums=ours['checksums'],
+        is_unchanged=ours.get('checksum') == _checksum(content),
+    )
+    _check_names(path, meta)
+    return meta
 
 
-def _check_names(
-    path: Path,
-    nodes: dict[NodeKey, NodeInfo],
-    edges: dict[EdgeKey, EdgeInfo],
-    graph_attrs: dict[str, Any],
-) -> None:
-    """Checks that names are names, and that no attribute takes the place of another."""
-    check_types(path, [name for key in edges if key is not None for name in key])
-    check_types(path, [key for key in nodes if key is not None])
-    infos: list[NodeInfo | EdgeInfo] = [*nodes.values(), *edges.values()]
-    by_type = [[*info.attrs, *info.extra] for info in infos]
-    if None in nodes:  # they are those of one Data
-        check_attr_names(path, [*graph_attrs, *(name for names in by_type for name in names)])
-        return
-    for names in by_type:
-        check_attr_names(path, names)
-    check_attr_names(path, [*graph_attrs])
-    if nodes.keys() & graph_attrs.keys():
+def read_json(root: str | Path) -> Any:
+    """All that META.json holds, of whatever program it is.
+
+    Raises:
+        FileNotFoundError: If the folder or its META.json is missing.
+        ValueError: If it is no JSON, or no file of the folder.
+    """
+    path = Path(root) / META_FILE
+    if not Path(root).is_dir():
+        raise FileNotFoundError(f"expected a partition folder at '{root}' (got no folder)")
+    try:
+        own_file(root, path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"expected a complete partition folder at '{root}' (got one without {META_FILE}: "
+            'it was not written by pyg_sar.partition, or only in part)'
+        ) from error
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"expected less than {_MOST_BYTES} bytes in '{path}' (got more)")
+    try:
+        return json.loads(path.read_text(encoding='utf-8'))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"expected JSON in '{path}' (got {error})") from error
+
+
+_COUNT = 'a count'
+_ROWS = {'dtype': str, 'shape': [_COUNT]}
+
+_KEYS = {
+    'fingerprint': str,
+    'graph_attrs': dict,
+    'checksums': dict,
+    'partition': dict,
+    'versions': dict,
+}
+_NODE_KEYS = {
+    'num_nodes': _COUNT,
+    'part_num_nodes': (_COUNT,),
+    'node_attrs': _ROWS,
+    'graph_attrs': dict,
+}
+_EDGE_KEYS = {
+    'num_edges': _COUNT,
+    'part_num_edges': (_COUNT,),
+    'halo_rows': ((_COUNT,),),
+    'block_edges': ((_COUNT,),),
+    'edge_attrs': _ROWS,
+    'graph_attrs': dict,
+}
+"""What the value of every key has to be: of a type; an int >= 0; a list of such things; in a tuple,
+a list with one for each part; in a dict, dicts with these keys by any names."""
+
+
+def _fits(value: Any, kind: Any, num_parts: int) -> bool:
+    if kind is _COUNT:
+        return type(value) is int and value >= 0
+    if isinstance(kind, dict):
+        rows = value.values() if type(value) is dict else [None]
+        return all(
+            type(row) is dict and all(_fits(row.get(k), v, num_parts) for k, v in kind.items())
+            for row in rows
+        )
+    if isinstance(kind, (list, tuple)):
+        is_list = type(value) is list and (isinstance(kind, list) or len(value) == num_parts)
+        return is_list and all(_fits(each, kind[0], num_parts) for each in value)
+    return type(value) is kind
+
+
+def _check(path: Path, entry: Any, kinds: dict[str, Any], num_parts: int = 1) -> None:
+    """Raises ValueError unless `entry` is a dict with values of these kinds."""
+    for key, kind in kinds.items():
+        value = entry.get(key) if isinstance(entry, dict) else None
+        if not _fits(value, kind, num_parts):
+            what = kind.__name__ if isinstance(kind, type) else f'{kind} ({num_parts} parts)'
+            raise ValueError(f"expected {what} for '{key}' in '{path}' (got {value!r:.200})")
+
+
+def _edge_info(path: Path, entry: dict[str, Any], src: NodeKey, dst: NodeKey) -> EdgeInfo:
+    names = 'num_edges', 'part_num_edges', 'halo_rows', 'block_edges', 'edge_attrs', 'graph_attrs'
+    info = EdgeInfo(src, dst, *(entry[name] for name in names))
+    if sum(info.part_num_edges) != info.num_edges:
+        raise ValueError(
+            f"expected {info.num_edges} in all 'part_num_edges' of '{path}' (got others)"
+        )
+    for part, row in enumerate(info.block_edges):
+        if sum(row) != info.part_num_edges[part] or info.halo_rows[part][part]:
+            raise ValueError(
+                f"expected edges of part {part} by 'block_edges', and no 'halo_rows' of its own, "
+                f"in '{path}' (got others)"
+            )
+    return info
+
+
+def _check_names(path: Path, meta: Meta) -> None:
+    """Checks that names of types can name files, and that no attribute hides another."""
+    types = [key for key in meta.nodes if key is not None]
+    for name in (*types, *(name for key in meta.edges if key is not None for name in key)):
+        if '/' in name or '\0' in name:
+            raise ValueError(f"expected types that can name files in '{path}' (got {name!r})")
+    groups = [[*info.attrs, *info.extra] for info in meta.nodes.values()]
+    groups += [[*info.attrs, *info.extra] for info in meta.edges.values()]
+    groups.append([*meta.graph_attrs])
+    if not meta.is_hetero:  # all are those of one Data
+        groups = [[name for group in groups for name in group]]
+    for group in groups:
+        for number, name in enumerate(group):
+            if name in group[:number] or name in _NOT_ATTRS or name.startswith('_'):
+                raise ValueError(
+                    f"expected names of attributes, each once, in '{path}' (got '{name}')"
+                )
+    if meta.graph_attrs.keys() & {*types}:
         raise ValueError(f"expected no 'graph_attrs' named as a type in '{path}' (got such)")
-
-
-def _read_nodes(
-    path: Path, entries: list[Any], num_parts: int, is_hetero: bool
-) -> dict[NodeKey, NodeInfo]:
-    found: dict[NodeKey, NodeInfo] = {}
-    for entry in entries:
-        check_entry(path, entry, _NODE_FIELDS, num_parts)
-        key, extra = None, {}
-        if is_hetero:
-            check_fields(path, entry, {'type': str, 'graph_attrs': dict})
-            key, extra = entry['type'], entry['graph_attrs']
-        if key in found:
-            raise ValueError(f"expected every type once in '{path}' (got '{key}' again)")
-        found[key] = NodeInfo(
-            entry['num_nodes'], entry['part_num_nodes'], entry['node_attrs'], extra
-        )
-    return found
-
-
-def _read_edges(
-    path: Path, entries: list[Any], num_parts: int, is_hetero: bool
-) -> dict[EdgeKey, EdgeInfo]:
-    found: dict[EdgeKey, EdgeInfo] = {}
-    for entry in entries:
-        check_entry(path, entry, _EDGE_FIELDS, num_parts)
-        key: EdgeKey = None
-        src, dst, extra = None, None, {}
-        if is_hetero:
-            check_fields(path, entry, {'type': list, 'graph_attrs': dict})
-            names = entry['type']
-            if len(names) != 3 or not all(isinstance(name, str) for name in names):
-                raise ValueError(f"expected three names of a relation in '{path}' (got {names})")
-            src, relation, dst = names
-            key, extra = (src, relation, dst), entry['graph_attrs']
-        if key in found:
-            raise ValueError(f"expected every relation once in '{path}' (got {key} again)")
-        found[key] = EdgeInfo(
-            src,
-            dst,
-            entry['num_edges'],
-            entry['part_num_edges'],
-            entry['halo_rows'],
-            entry['block_edges'],
-            entry['edge_attrs'],
-            extra,
-        )
-    return found

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import pickletools
 import zipfile
-from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -18,7 +17,7 @@ from typing import IO, Any, TypeVar
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.format.files import ordinary_file, own_file
+from pyg_sar.shard.format.files import own_file
 
 T = TypeVar('T')
 
@@ -31,29 +30,26 @@ _DTYPES = {
 }
 
 
-def load_tensors(
-    path: Path, kind: type[T], *, root: Path | None = None, stand_ins: Iterable[Any] = ()
-) -> T:
+def load_tensors(path: Path, kind: type[T], *, root: Path) -> T:
     """Reads a file of tensors and plain values, memory-mapped; no code of a file is ever run.
 
     Args:
         path: The file.
         kind: What it must hold.
-        root: The folder that it must lie in, if any.
-        stand_ins: Functions of the reader's that take the place of those of the same names.
+        root: The folder that it must lie in.
 
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If it lies outside of `root`, holds anything else, or not one `kind` of thing.
     """
     try:
-        ordinary_file(path) if root is None else own_file(root, path)
+        own_file(root, path)
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"expected a complete partition folder with '{path}' (got no such file)"
         ) from error
     try:
-        content = _load(path, list(stand_ins))
+        content = _load(path)
         check_tensors(content)
     # The unpickler meets damaged bytes with errors of any kind. Never a fallback: a file that needs
     # more than tensors is not ours.
@@ -65,16 +61,14 @@ def load_tensors(
     return content
 
 
-def _load(path: Path, stand_ins: list[Any]) -> Any:
+def _load(path: Path) -> Any:
     check_stored(path)
-    names = {f'{function.__module__} {function.__name__}' for function in stand_ins}
     # With torch's own reader: two readers of one archive may see different records.
     pickled = torch._C.PyTorchFileReader(str(path)).get_record('data.pkl')
-    _check_names(pickled, names)
+    _check_names(pickled)
     allowed = torch.serialization.get_safe_globals()
     try:
         torch.serialization.clear_safe_globals()  # PyG allows classes of its own
-        torch.serialization.add_safe_globals(stand_ins)
         return torch.load(path, map_location='cpu', weights_only=True, mmap=True)
     finally:
         torch.serialization.clear_safe_globals()
@@ -123,7 +117,7 @@ def check_stored(source: Path | io.BytesIO) -> None:
                 raise ValueError(f'the compressed record {record.filename!r}')
 
 
-def _check_names(pickled: bytes, more: set[str]) -> None:
+def _check_names(pickled: bytes) -> None:
     """Checks that a pickle names nothing but what makes tensors of records."""
     for operation, name, _ in pickletools.genops(pickled):
         if operation.name not in ('GLOBAL', 'INST', 'STACK_GLOBAL'):
@@ -135,7 +129,6 @@ def _check_names(pickled: bytes, more: set[str]) -> None:
             or (module == 'torch' and (what.endswith('Storage') or what in _DTYPES))
             or (module, what) in (('torch.storage', 'UntypedStorage'), ('torch', 'Size'))
             or (module, what) == ('collections', 'OrderedDict')
-            or f'{module} {what}' in more
         )
         if operation.name != 'GLOBAL' or not is_known:
             raise ValueError(f"a pickle that needs '{module}.{what}'")

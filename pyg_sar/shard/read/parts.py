@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_sar.shard.format import file_names
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
-from pyg_sar.shard.format.meta import Meta
+from pyg_sar.shard.format.meta import Meta, row_type
 from pyg_sar.shard.format.tensor_file import load_tensors
 
 Tensors = dict[str, Tensor]
@@ -90,7 +90,11 @@ def _attrs(
     attrs = {**_dict_in(folder, {'feats': {}, **pyg}, 'feats'), **ours}
     for name in names:
         _check(folder, _of(name, key), attrs.get(name), count)
-        _check_row_type(folder, _of(name, key), attrs[name], names[name])
+        if row_type(attrs[name]) != names[name]:
+            raise ValueError(
+                f"expected rows of {names[name]} in '{_of(name, key)}' of '{folder}' "
+                f'(got {row_type(attrs[name])})'
+            )
     return {name: attrs[name] for name in names}
 
 
@@ -157,12 +161,6 @@ def _check(path: Path, name: str, value: Any, size: int, dtype: torch.dtype | No
             f"expected a vector of {dtype} in '{name}' of '{path}' "
             f'(got {value.dtype} in {value.dim()} dimensions)'
         )
-
-
-def _check_row_type(path: Path, name: str, value: Tensor, row_type: dict[str, Any]) -> None:
-    got = {'dtype': str(value.dtype).removeprefix('torch.'), 'shape': list(value.shape[1:])}
-    if got != row_type:
-        raise ValueError(f"expected rows of {row_type} in '{name}' of '{path}' (got {got})")
 
 
 def _check_counts(path: Path, name: str, sar: Tensors, counts: list[int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,15 @@ from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.checksums import check_files
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 from pyg_sar.shard.format.meta import Meta, read_meta
-from pyg_sar.shard.read.foreign import ForeignFolder, is_foreign
 from pyg_sar.shard.read.join_parts import join
 from pyg_sar.shard.read.parts import READ_FILES, Part, read_part
-from pyg_sar.shard.read.whole_graph_attrs import Attrs, add_attrs
 
 
 def read_shard(
     root: str | Path,
     rank: int,
-    world_size: int,
+    world_size: int | None,
     *,
-    attrs: Attrs | None = None,
     verify: bool = True,
 ) -> Data | HeteroData:
     """Reads the parts of one rank into a PyG ``Data``; see :func:`pyg_sar.load_shard`.
@@ -34,8 +30,7 @@ def read_shard(
     Args:
         root: The partition folder.
         rank: Which rank's parts.
-        world_size: Number of ranks; divides the number of parts.
-        attrs: Attributes of the whole graph to add.
+        world_size: Number of ranks; divides the number of parts. None for one rank per part.
         verify: Whether files are compared with their checksums.
 
     Returns:
@@ -47,9 +42,9 @@ def read_shard(
             what META.json says.
     """
     root = Path(root)
-    folder = ForeignFolder(root) if is_foreign(root) else None
-    known = folder or read_meta(root)
-    num_parts = known.num_parts
+    meta = read_meta(root)
+    num_parts = meta.num_parts
+    world_size = num_parts if world_size is None else world_size
     if num_parts % world_size:
         raise ValueError(
             f"'num_parts' must be a multiple of the world size (got {num_parts} parts in "
@@ -59,16 +54,9 @@ def read_shard(
         raise ValueError(f"'rank' must lie in [0, {world_size}) (got {rank})")
     per_rank = num_parts // world_size
     own = range(rank * per_rank, (rank + 1) * per_rank)
-    if isinstance(known, Meta):
-        meta = known
-        parts = [read_part(root, part, meta) for part in own]
-        if verify:  # last, as other errors say more
-            check_files(root, [f'part_{part}/{name}' for part in own for name in READ_FILES])
-    else:
-        parts = [known.read_part(part) for part in own]
-        meta = known.meta(parts)
-        if attrs is None and rank == 0:
-            warnings.warn(_DROPPED.format(root), stacklevel=3)
+    parts = [read_part(root, part, meta) for part in own]
+    if verify:  # last, as other errors say more
+        check_files(root, meta, [f'part_{part}/{name}' for part in own for name in READ_FILES])
 
     data = HeteroData() if meta.is_hetero else Data()
     for node_key in meta.nodes:
@@ -81,18 +69,7 @@ def read_shard(
         handle = ShardEdgeIndex.wrap(edge_index, shard, is_whole=True)
         _put(data if edge_key is None else data[edge_key], {'edge_index': handle, **values})
     _put(data, meta.graph_attrs)
-    if attrs is not None:
-        add_attrs(data, attrs, meta)
     return data
-
-
-_DROPPED = (
-    "'{}' was written by torch_geometric.distributed.Partitioner, which stores 'x', 'edge_attr' "
-    'and times alone: labels, masks, edge weights and all other attributes are not there (of a '
-    'heterogeneous graph, nor features that differ in width between types). Give them as '
-    "load_shard(root, attrs={{'y': y, 'train_mask': train_mask}}), with one row per node of the "
-    'whole graph, or write the folder with pyg_sar.Partitioner, which keeps them'
-)
 
 
 def _nodes(parts: list[Part], key: NodeKey, meta: Meta) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.hypergraph_data import HyperGraphData
 
-from pyg_sar.partitioner.attributes import count_rows, sort_attributes
-from pyg_sar.partitioner.checks import check_ids, checked_edge_index
+from pyg_sar.partitioner.graph.attributes import count_rows, sort_attributes
+from pyg_sar.partitioner.graph.checks import check_ids, checked_edge_index
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.on_disk.rows import join_edges
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey, type_name

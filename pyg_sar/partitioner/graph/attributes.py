@@ -13,7 +13,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from pyg_sar.partitioner.checks import odd_kind
+from pyg_sar.partitioner.graph.checks import odd_kind
 from pyg_sar.partitioner.on_disk.rows import smallest_and_largest
 
 _NODE_NAMES = frozenset({'x', 'pos', 'batch', 'node_type', 'train_mask', 'val_mask', 'test_mask'})

@@ -66,12 +66,15 @@ def random_split(
 
 def masks_of_runs(order: Tensor, sizes: list[int], num_nodes: int) -> dict[str, Tensor]:
     """Masks bool [N] of consecutive runs of `order`, of the given sizes."""
-    masks, start = {}, 0
-    for name, size in zip(MASKS, sizes, strict=True):
-        masks[name] = torch.zeros(num_nodes, dtype=torch.bool)
-        masks[name][order[start : start + size]] = True
-        start += size
-    return masks
+    runs = zip(MASKS, torch.split(order, sizes), strict=True)
+    return {name: mask_of(ids, num_nodes) for name, ids in runs}
+
+
+def mask_of(ids: Tensor, num_nodes: int) -> Tensor:
+    """Bool [N], true at some ids."""
+    mask = torch.zeros(num_nodes, dtype=torch.bool)
+    mask[ids] = True
+    return mask
 
 
 def _labelled(y: Tensor | None, num_nodes: int) -> Tensor:

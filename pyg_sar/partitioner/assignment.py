@@ -1,0 +1,233 @@
+"""The part of every node: the options of a method are checked, and the method is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_sar.partitioner.graph.typed import TypedGraph
+from pyg_sar.partitioner.methods import METHODS
+from pyg_sar.partitioner.methods.balance import balance_weights, parse_balance
+from pyg_sar.partitioner.methods.given import GIVEN, equal_runs, fill_empty_parts
+from pyg_sar.partitioner.methods.method import (
+    DEFAULT_PASSES,
+    OBJECTIVES,
+    Method,
+    MethodLike,
+    Options,
+    Problem,
+)
+from pyg_sar.partitioner.methods.rebalance import even_out
+from pyg_sar.partitioner.on_disk.csr import symmetric_csr
+from pyg_sar.partitioner.on_disk.mapped import BoolArray, IndexArray, trim
+from pyg_sar.partitioner.on_disk.rows import edge_chunks
+from pyg_sar.partitioner.on_disk.undirected import undirected_csr
+from pyg_sar.shard.format.file_names import NodeKey
+
+_WORTH = 0.98
+"""What a later attempt must leave of the cut of the first to be taken: METIS's k-way, the only one,
+balances less well."""
+
+
+def backend_names() -> list[str]:
+    """What 'backend' may be."""
+    return ['auto', *(binding.name for method in METHODS.values() for binding in method.backends)]
+
+
+def choose(
+    method: MethodLike,
+    *,
+    backend: str = 'auto',
+    seed: int = 0,
+    objective: str = 'cut',
+    balance: str | Sequence[str] | None = None,
+    passes: int | None = None,
+    is_hetero: bool = False,
+    has_train_mask: bool = False,
+) -> Options:
+    """Checks that the options of an assignment fit together, and fills in defaults.
+
+    Args:
+        method: See :func:`pyg_sar.partition_graph`, as for the next five.
+        backend: METIS's binding.
+        seed: The seed.
+        objective: What is made small.
+        balance: What is balanced; by default every type of a heterogeneous graph, else nodes.
+        passes: Passes of a streaming method.
+        is_hetero: Whether the graph has types.
+        has_train_mask: Whether the graph has training nodes.
+
+    Raises:
+        ValueError: If an option is unknown, lacks what it needs, or would be ignored.
+    """
+    name = method if isinstance(method, str) else 'tensor'
+    found = METHODS.get(name)
+    if isinstance(method, (Tensor, dict)) or name.startswith('file:'):
+        found = GIVEN
+    if found is None:
+        raise ValueError(f"'method' must be one of {list(METHODS)} (got {method!r})")
+    if backend not in backend_names():
+        raise ValueError(f"'backend' must be one of {backend_names()} (got {backend!r})")
+    bindings = {binding.name: binding for binding in found.backends}
+    if backend != 'auto' and backend not in bindings:
+        known = _methods(lambda other: bool(other.backends))
+        raise ValueError(f"'backend' applies to {known} alone (got {backend!r}, method={name!r})")
+    if bindings:
+        found = found.backends[0] if backend == 'auto' else bindings[backend]
+    _check_package(found, name)
+    what = f'method={name!r}' + (f', backend={backend!r}' if bindings else '')
+
+    if objective not in OBJECTIVES:
+        raise ValueError(f"'objective' must be one of {list(OBJECTIVES)} (got {objective!r})")
+    if objective not in found.objectives:
+        known = _methods(lambda other: objective in other.objectives)
+        raise ValueError(f'objective={objective!r} applies to {known} alone (got {what})')
+    if passes is not None:
+        if not found.takes_passes:
+            known = _methods(lambda other: other.takes_passes)
+            raise ValueError(f"'passes' applies to {known} alone (got {what})")
+        if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+            raise ValueError(f"'passes' must be an int >= 1 (got {passes!r})")
+
+    names: tuple[str, ...] = ('types',) if is_hetero and found.several else ('nodes',)
+    if balance is not None:
+        if found.cut is None:
+            raise ValueError(f"'balance' does not apply to method={name!r} (got {balance!r})")
+        names = parse_balance(balance, is_hetero=is_hetero, has_train_mask=has_train_mask)
+        if not found.several and names not in (('nodes',), ('edges',)):
+            known = _methods(lambda other: other.several)
+            raise ValueError(
+                f"'balance' must be 'nodes' or 'edges' with {what}, which knows one weight; "
+                f'several need one of {known} (got {",".join(names)!r})'
+            )
+    return Options(
+        method=found,
+        given=method,
+        backend=found.name if bindings else None,
+        seed=seed,
+        objective=objective,
+        balance=names if found.cut is not None else (),
+        passes=DEFAULT_PASSES if passes is None else passes,
+    )
+
+
+def _methods(can: Callable[[Method], bool]) -> list[str]:
+    """The names of methods of a kind."""
+    return [method.name for method in METHODS.values() if can(method)]
+
+
+def _check_package(method: Method, name: str) -> None:
+    if method.package is None:
+        return
+    try:
+        import_module(method.package)
+    except ImportError as error:
+        package = method.package.replace('_', '-')
+        what = f"method '{name}'" if method.name == name else f"backend '{method.name}'"
+        how = method.install or f"with 'pip install {package}'"
+        raise ValueError(
+            f"{what} needs the package '{package}' (got: {error}); install it {how}"
+        ) from error
+
+
+def assign_nodes(graph: TypedGraph, num_parts: int, options: Options) -> dict[NodeKey, Tensor]:
+    """Assigns every node to a part.
+
+    A partitioner sees the nodes of all types in one graph, undirected. A type without edges is
+    dealt out evenly.
+
+    Args:
+        graph: The graph.
+        num_parts: Number of parts P.
+        options: The method and its options.
+
+    Returns:
+        The part of every node, int32 [N], by type.
+
+    Raises:
+        ValueError: If the parts given are not N integers in [0, P).
+    """
+    if options.method.place is not None:
+        parts = options.method.place(graph, num_parts, options)
+    elif num_parts == 1:
+        parts = torch.zeros(graph.num_nodes, dtype=torch.int64)
+    else:
+        parts = _cut(graph, num_parts, options)
+    trim()  # What is left of METIS would else be held while shards are written.
+    return graph.by_type(parts.to(torch.int32))
+
+
+def _cut(graph: TypedGraph, num_parts: int, options: Options) -> Tensor:
+    """By a method that reads edges, the types one after another, int64 [N]."""
+    method = options.method
+    assert method.cut is not None
+    connected = _connected(graph)
+    balance = balance_weights(graph, options.balance, connected)
+    edge_index = graph.homogeneous_edge_index()
+    if method.keeps_duplicates:
+        indptr, index = symmetric_csr(edge_index, graph.num_nodes)
+    else:
+        indptr, index = undirected_csr(edge_index, graph.num_nodes, scratch=graph.scratch)
+    problem = Problem(indptr, index, balance, num_parts, options)
+    # Without edges there is nothing to cut.
+    found = method.cut(problem) if index.size else [_deal(balance.weights.sum(axis=1), num_parts)]
+    if method.keeps_duplicates or not balance.is_single:
+        found = [even_out(problem, parts) for parts in found]
+    parts = _least(found, graph, options.objective)
+    for key, start in graph.offsets.items():
+        nodes = slice(start, start + graph.nodes[key].num_nodes)
+        if graph.is_hetero and not connected[nodes].any():
+            parts[nodes] = equal_runs(graph.nodes[key].num_nodes, num_parts)
+    return fill_empty_parts(parts, num_parts)
+
+
+def _least(found: list[Tensor], graph: TypedGraph, objective: str) -> Tensor:
+    """The first of some assignments, unless a later one is better by the objective."""
+    if len(found) == 1:
+        return found[0]
+    if objective == 'volume':
+        return min(found, key=lambda parts: _communication_volume(graph, parts))
+    cuts = [_edge_cut(graph, parts) for parts in found]
+    return found[1] if cuts[1] < _WORTH * cuts[0] else found[0]
+
+
+def _edge_cut(graph: TypedGraph, parts: Tensor) -> int:
+    """Directed edges between parts."""
+    by_type = graph.by_type(parts)
+    return sum(
+        int((by_type[relation.src][src] != by_type[relation.dst][dst]).sum())
+        for relation in graph.relations.values()
+        for _, src, dst in edge_chunks(relation.edge_index)
+    )
+
+
+def _communication_volume(graph: TypedGraph, parts: Tensor) -> int:
+    """Rows exchanged per layer: a node's row goes once to every other part, per relation."""
+    by_type, volume = graph.by_type(parts), 0
+    num_parts = int(parts.max()) + 1
+    for relation in graph.relations.values():
+        of_src, of_dst = by_type[relation.src], by_type[relation.dst]
+        is_read = torch.zeros(of_src.numel(), num_parts, dtype=torch.bool)
+        for _, src, dst in edge_chunks(relation.edge_index):
+            is_read[src, of_dst[dst]] = True
+        is_read[torch.arange(of_src.numel()), of_src] = False
+        volume += int(is_read.sum())
+    return volume
+
+
+def _connected(graph: TypedGraph) -> BoolArray:
+    """The nodes of types with edges, bool [N]; all nodes if no type has any."""
+    used = {end for r in graph.relations.values() if r.edge_index.numel() for end in (r.src, r.dst)}
+    sizes = [nodes.num_nodes for nodes in graph.nodes.values()]
+    return np.repeat([key in used or not used for key in graph.nodes], sizes)
+
+
+def _deal(weight: IndexArray, num_parts: int) -> Tensor:
+    """Contiguous runs of nodes of about equal weight."""
+    middle = np.cumsum(weight) - weight / 2
+    parts = (middle * num_parts / max(int(weight.sum()), 1)).astype(np.int64)
+    return torch.from_numpy(parts.clip(max=num_parts - 1))

@@ -1,0 +1,113 @@
+"""Parts without a look at the edges: at random, in runs of ids, or as the caller says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_sar.partitioner.graph.typed import TypedGraph
+from pyg_sar.partitioner.methods.method import Method, Options
+from pyg_sar.shard.format.tensor_file import check_plain
+
+
+def fill_empty_parts(assignment: Tensor, num_parts: int) -> Tensor:
+    """Moves single nodes from the largest parts to empty ones.
+
+    METIS leaves parts empty on graphs of a few nodes per part.
+    """
+    sizes = torch.bincount(assignment, minlength=num_parts)
+    empty = (sizes == 0).nonzero().view(-1).tolist()
+    if empty:
+        assignment = assignment.clone()
+    for part in empty:
+        largest = int(sizes.argmax())
+        node = int((assignment == largest).nonzero()[-1])
+        assignment[node] = part
+        sizes[largest] -= 1
+        sizes[part] += 1
+    return assignment
+
+
+def equal_runs(num_nodes: int, num_parts: int) -> Tensor:
+    """Contiguous runs of nodes, equally many in every part."""
+    return torch.arange(num_nodes) * num_parts // max(num_nodes, 1)
+
+
+def _ranges(graph: TypedGraph, num_parts: int, options: Options) -> Tensor:
+    runs = [equal_runs(nodes.num_nodes, num_parts) for nodes in graph.nodes.values()]
+    return fill_empty_parts(torch.cat(runs), num_parts)
+
+
+def _random(graph: TypedGraph, num_parts: int, options: Options) -> Tensor:
+    """Every type is dealt out evenly, from the part on where the one before it ended."""
+    generator = torch.Generator().manual_seed(options.seed)
+    deals = [
+        torch.randperm(nodes.num_nodes, generator=generator) + graph.offsets[key]
+        for key, nodes in graph.nodes.items()
+    ]
+    return torch.cat(deals) % num_parts
+
+
+def _given(graph: TypedGraph, num_parts: int, options: Options) -> Tensor:
+    """From a file, a tensor, or a dict with a tensor for every type."""
+    given = options.given
+    if isinstance(given, Tensor):
+        return _checked(given, graph.num_nodes, num_parts, "the tensor 'method'")
+    if isinstance(given, str):
+        path = Path(given.removeprefix('file:'))
+        return _checked(_read(path), graph.num_nodes, num_parts, f"'{path}'")
+    if given.keys() != graph.nodes.keys():
+        raise ValueError(
+            f"expected parts of the node types {list(graph.nodes)} in 'method' (got {list(given)})"
+        )
+    parts = [
+        _checked(
+            torch.as_tensor(given[str(key)]), nodes.num_nodes, num_parts, f"'method' of '{key}'"
+        )
+        for key, nodes in graph.nodes.items()
+    ]
+    return torch.cat(parts)
+
+
+def _read(path: Path) -> Tensor:
+    if not path.is_file():
+        raise ValueError(f"expected a file of part ids at '{path}' (got no file)")
+    try:
+        if path.suffix == '.npy':
+            return torch.from_numpy(np.load(path, allow_pickle=False))
+        if path.suffix == '.pt':
+            check_plain(path)
+            parts = torch.load(path, map_location='cpu', weights_only=True)
+            if not isinstance(parts, Tensor):
+                raise ValueError(f'a {type(parts).__name__}')
+            return parts
+        if path.suffix == '.txt':
+            return torch.from_numpy(np.loadtxt(path, dtype=np.int64, ndmin=1))
+    except Exception as error:
+        raise ValueError(f"expected one part id per node in '{path}' (got {error})") from error
+    raise ValueError(f"expected a .npy, .pt or .txt file of part ids (got '{path}')")
+
+
+def _checked(parts: Tensor, num_nodes: int, num_parts: int, where: str) -> Tensor:
+    if list(parts.shape) != [num_nodes]:
+        raise ValueError(
+            f'expected one part id per node, shape [{num_nodes}], in {where} '
+            f'(got shape {list(parts.shape)})'
+        )
+    if parts.is_floating_point() or parts.is_complex() or parts.dtype is torch.bool:
+        raise ValueError(f'expected integer part ids in {where} (got {parts.dtype})')
+    parts = parts.detach().cpu().to(torch.int64)
+    if num_nodes and not 0 <= int(parts.min()) <= int(parts.max()) < num_parts:
+        raise ValueError(
+            f'expected part ids from 0 to {num_parts - 1} in {where} '
+            f'(got {int(parts.min())} to {int(parts.max())})'
+        )
+    return parts
+
+
+GIVEN = Method('file:PATH', place=_given)
+
+METHODS = (Method('random', place=_random), Method('range', place=_ranges), GIVEN)

@@ -1,0 +1,119 @@
+"""What a method of partitioning is: what it computes, and which options it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pyg_sar.partitioner.graph.typed import TypedGraph
+from pyg_sar.partitioner.methods.balance import Balance
+from pyg_sar.partitioner.on_disk.mapped import FloatArray, IndexArray, Int64Array
+
+MethodLike = str | Tensor | dict[str, Tensor]
+"""What users give as 'method': a name, or the part of every node."""
+
+OBJECTIVES = ('cut', 'volume')
+
+DEFAULT_PASSES = 10
+"""Of the streaming methods; more gain little (2 to 4 % of the cut from 10 to 20)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of one assignment; :func:`~pyg_sar.partitioner.assignment.choose` checks them.
+
+    Attributes:
+        method: The method; of one with several bindings, that binding.
+        given: What the caller gave as 'method'.
+        backend: The name of the binding, of a method that has some.
+        seed: Seed of every method that draws.
+        objective: What is made small, one of :data:`OBJECTIVES`.
+        balance: What the parts share evenly, some of ``BALANCES``; none if the method has no say.
+        passes: Passes of a streaming method.
+        recursive: Whether METIS bisects recursively or cuts k-way; None for what serves best.
+    """
+
+    method: Method
+    given: MethodLike
+    backend: str | None = None
+    seed: int = 0
+    objective: str = 'cut'
+    balance: tuple[str, ...] = ('nodes',)
+    passes: int = DEFAULT_PASSES
+    recursive: bool | None = None
+
+    def provenance(self) -> dict[str, Any]:
+        """What META.json says; None for what the method has no use for."""
+        return {
+            'method': self.given if isinstance(self.given, str) else 'tensor',
+            'backend': self.backend,
+            'seed': self.seed,
+            'objective': self.objective if self.balance else None,
+            'balance': ','.join(self.balance) or None,
+            'passes': self.passes if self.method.takes_passes else None,
+        }
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a method that cuts a graph is given.
+
+    Attributes:
+        indptr: int64 [N + 1]; the neighbours of node v are ``index[indptr[v]:indptr[v + 1]]``.
+        index: int32 or int64, the neighbours, both ways; at least one in all.
+        balance: What the parts shall share evenly.
+        num_parts: Number of parts P, at least 2.
+        options: The options.
+    """
+
+    indptr: Int64Array
+    index: IndexArray
+    balance: Balance
+    num_parts: int
+    options: Options
+
+    @cached_property
+    def caps(self) -> FloatArray:
+        """The most a part may hold of each constraint, [C]."""
+        return self.balance.caps(self.num_parts)
+
+    @property
+    def weight(self) -> Int64Array:
+        """The only weight of every node, int64 [N]; at least 1, as few packages bear zeros."""
+        weight: Int64Array = np.maximum(self.balance.weights[:, 0], 1)
+        return weight
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to assign nodes to parts: either `cut` or `place`.
+
+    Attributes:
+        name: What users call it.
+        cut: Reads edges: gives the part of every node, int64 [N], in one attempt or several, of
+            which the best by the objective is taken. Parts may be empty.
+        place: Does without edges: the part of every node, int64 [N], of a number of parts.
+        keeps_duplicates: Whether `cut` reads the graph with its duplicate edges and self loops.
+        several: Whether `cut` balances several things; else one, nodes or edges.
+        objectives: What it can make small.
+        takes_passes: Whether it has passes.
+        package: What has to be installed.
+        install: How to install it.
+        backends: The bindings that there are of it, each a method; the first is the default.
+    """
+
+    name: str
+    cut: Callable[[Problem], list[Tensor]] | None = None
+    place: Callable[[TypedGraph, int, Options], Tensor] | None = None
+    keeps_duplicates: bool = False
+    several: bool = False
+    objectives: tuple[str, ...] = ('cut',)
+    takes_passes: bool = False
+    package: str | None = None
+    install: str = ''
+    backends: tuple[Method, ...] = ()
