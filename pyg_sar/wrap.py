@@ -15,7 +15,7 @@ from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.conv.support import why_refused
 from pyg_sar.models import make_global
 from pyg_sar.monitor import LogLevel, check_log, say, set_log
-from pyg_sar.norm import GlobalNorm, to_global
+from pyg_sar.norm import GlobalNorm, global_form
 from pyg_sar.recompute import recompute_activations_of
 
 _logger = logging.getLogger(__name__)
@@ -82,7 +82,8 @@ def wrap(
     set_timeout(limit)
     set_debug(debug)
     set_log(log)
-    _replace_children(model, norms)
+    for norm, form in norms.items():
+        form.convert(norm)
     for conv in convs:
         SARConv(conv, **vars(checked))
     in_convs: set[torch.nn.Module] = set()
@@ -125,9 +126,9 @@ def as_timedelta(timeout: float | timedelta | None) -> timedelta | None:
 
 def _convertible(
     model: torch.nn.Module,
-) -> tuple[list[MessagePassing], dict[torch.nn.Module, torch.nn.Module]]:
-    """The convs to convert, and what every norm is replaced by; raises for what is refused."""
-    norms: dict[torch.nn.Module, torch.nn.Module] = {}
+) -> tuple[list[MessagePassing], dict[torch.nn.Module, type[GlobalNorm]]]:
+    """The convs to convert, and the class that every norm becomes; raises for what is refused."""
+    norms: dict[torch.nn.Module, type[GlobalNorm]] = {}
     convs: list[MessagePassing] = []
     is_wrapped = False
     inside: set[torch.nn.Module] = set()
@@ -138,9 +139,9 @@ def _convertible(
                 is_wrapped = True
             else:
                 convs.append(module)
-        norm = to_global(module)
-        if norm is not None:
-            norms[module] = norm
+        form = global_form(module)
+        if form is not None:
+            norms[module] = form
         elif not isinstance(module, SARConv):
             _check(name, module)
     if not convs and not is_wrapped:
@@ -158,14 +159,3 @@ def _check(name: str, module: torch.nn.Module) -> None:
         raise ValueError(
             f'{type(module).__name__}{place} cannot run on a partitioned graph: {reason}'
         )
-
-
-def _replace_children(
-    module: torch.nn.Module, replacements: dict[torch.nn.Module, torch.nn.Module]
-) -> None:
-    for parent in list(module.modules()):
-        for name, child in list(parent._modules.items()):
-            # A global norm shares the dict of the plain norm's children, so what is replaced there
-            # is replaced in both.
-            if child is not None and child in replacements:
-                parent._modules[name] = replacements[child]

@@ -2,7 +2,7 @@
 
 from pyg_sar.norm.base import GlobalNorm
 from pyg_sar.norm.batch import GlobalBatchNorm, GlobalDiffGroupNorm, GlobalPyGBatchNorm
-from pyg_sar.norm.convert import to_global
+from pyg_sar.norm.convert import global_form
 from pyg_sar.norm.graph import (
     GlobalGraphNorm,
     GlobalGraphSizeNorm,
@@ -25,5 +25,5 @@ __all__ = [
     'GlobalNorm',
     'GlobalPairNorm',
     'GlobalPyGBatchNorm',
-    'to_global',
+    'global_form',
 ]

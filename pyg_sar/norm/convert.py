@@ -32,21 +32,18 @@ _GLOBAL: dict[type[torch.nn.Module], type[GlobalNorm]] = {
 }
 
 
-def to_global(module: torch.nn.Module) -> torch.nn.Module | None:
-    """The global norm in the place of a plain one, sharing its parameters, buffers and children.
+def global_form(module: torch.nn.Module) -> type[GlobalNorm] | None:
+    """The class that a plain norm is to become.
 
-    Norms inside it are not converted. Norms of a row alone (LayerNorm in mode 'node',
-    HeteroLayerNorm, MessageNorm) need no conversion.
+    Norms of a row alone (LayerNorm in mode 'node', HeteroLayerNorm, MessageNorm) need none.
 
     Args:
         module: Any module. A subclass of a norm may do anything in its forward: it is none.
 
     Returns:
-        The global norm, or None if `module` is no norm over rows that is known here.
+        The class, or None if `module` is no norm over rows that is known here.
     """
     cls = _GLOBAL.get(type(module))
     if cls is None or (isinstance(module, norm.LayerNorm) and module.mode != 'graph'):
         return None
-    converted = cls.convert(module)
-    assert isinstance(converted, torch.nn.Module)
-    return converted
+    return cls
