@@ -16,7 +16,8 @@ REFUSED_BY_DESIGN = {
     'XConv',
 }
 """Classes that are refused at construction, for good: graphs made in forward, closed CUDA kernels,
-products of adjacency matrices, colours by a dictionary, attention over all nodes, edges by place."""
+products of adjacency matrices, colours by a dictionary, attention over all nodes, edges by
+place."""
 
 NOT_YET_GRAPHS: set[str] = set()
 """Graphs whose convs are refused."""

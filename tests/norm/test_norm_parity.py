@@ -255,17 +255,18 @@ def test_conversion_shares_everything(name):
     calls = []
     module.register_forward_pre_hook(lambda *_: calls.append(1))
     before = dict(module.named_parameters()) | dict(module.named_buffers())
+    kind, keys, text = type(module), list(module.state_dict()), module.extra_repr()
     converted = _wrapped(module)
+    assert converted is module  # whoever holds it, in a plain list too
     after = dict(converted.named_parameters()) | dict(converted.named_buffers())
     assert list(after) == list(before)
     assert all(after[key] is before[key] for key in after)
-    assert list(converted.state_dict()) == list(module.state_dict())
-    assert converted.extra_repr() == module.extra_repr()
-    assert converted.training is module.training
-    if not isinstance(module, torch.nn.SyncBatchNorm):
-        assert isinstance(converted, type(module))
+    assert list(converted.state_dict()) == keys
+    assert converted.extra_repr() == text
+    assert converted.training
+    if kind is not torch.nn.SyncBatchNorm:
+        assert isinstance(converted, kind)
     is_local = 'Message' in name or 'HeteroLayer' in name or 'node' in name
-    assert (converted is module) is is_local
     assert getattr(converted, 'is_global', False) is not is_local
     step = _steps(CASES[name], 11, torch.float32)[0]
     twin = copy.deepcopy(converted)
