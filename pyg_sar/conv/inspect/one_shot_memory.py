@@ -104,7 +104,8 @@ class _Peak(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():  # torch 2.5 asks them again
+            out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
                 self._take(tensor.untyped_storage())
