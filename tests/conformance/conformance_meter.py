@@ -15,13 +15,8 @@ from pyg_sar.comm.buffers import Buffers
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.swap import ROWS_TAG, Swap
-<<<<<<< HEAD
 from pyg_sar.conv.call import paths, propagation
 from pyg_sar.conv.call.paths import Call
-=======
-from pyg_sar.conv.call.paths import Paths
-from pyg_sar.conv.inspect.trace import Trace
->>>>>>> 05c1afd (Local ids: what is known to be right is let through, the rest is refused by name; MeshCNNConv is refused)
 from pyg_sar.shard.shard import Shard
 
 
@@ -126,11 +121,8 @@ def metered() -> Iterator[Meter]:
                 meter.note(path)
                 return run(call)
 
-<<<<<<< HEAD
             return noted
 
-=======
->>>>>>> 05c1afd (Local ids: what is known to be right is let through, the rest is refused by name; MeshCNNConv is refused)
         def exchange(original: Any, self: Exchange, shard: Shard, **kwargs: Any) -> None:
             original(self, shard, **kwargs)
             meter.shards.append(shard)
@@ -140,14 +132,8 @@ def metered() -> Iterator[Meter]:
         patch(Buffers, 'free', free)
         patch(GradientReturn, 'rows', gradient_rows)
         patch(Exchange, 'fetch_requested', fetch_requested)
-<<<<<<< HEAD
         of_paths = {path: noting(run) for path, run in paths.AGGREGATE.items()}
         stack.enter_context(mock.patch.dict(paths.AGGREGATE, of_paths))
         edges = noting(propagation.update_edges)
         stack.enter_context(mock.patch.object(propagation, 'update_edges', edges))
-=======
-        patch(Paths, '_replayed', replayed)
-        patch(Paths, 'aggregate', path_of)
-        patch(Paths, 'edge_update', path_of)
->>>>>>> 05c1afd (Local ids: what is known to be right is let through, the rest is refused by name; MeshCNNConv is refused)
         yield meter
