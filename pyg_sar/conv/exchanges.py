@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 
 from pyg_sar.comm import EdgeMove, Exchange, Reversed, agree, reverse
 from pyg_sar.shard.edge_index import ShardEdgeIndex
@@ -125,12 +126,17 @@ def find_shards(values: Iterable[Any]) -> list[Shard]:
     """The shards of the handles among a conv's arguments, in lists and dicts too.
 
     Raises:
-        ValueError: If they belong to different partitions.
+        ValueError: If they belong to different partitions, or one was made an EdgeIndex.
     """
     found: dict[int, Shard] = {}
     for value in values:
         if isinstance(value, ShardEdgeIndex):
             found[id(value.shard)] = value.shard
+        elif isinstance(value, EdgeIndex) and isinstance(value.as_tensor(), ShardEdgeIndex):
+            raise ValueError(
+                "expected a shard's edge_index as load_shard gave it (got an EdgeIndex made of it, "
+                'which forgets the shard)'
+            )
         elif isinstance(value, (list, tuple)):
             found |= {id(shard): shard for shard in find_shards(value)}
         elif isinstance(value, Mapping):

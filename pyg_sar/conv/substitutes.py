@@ -14,7 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.nn.conv.han_conv import group
-from torch_geometric.utils import get_laplacian
+from torch_geometric.utils import (
+    assortativity,
+    contains_isolated_nodes,
+    contains_self_loops,
+    get_laplacian,
+    homophily,
+)
 from torch_geometric.utils.hetero import construct_bipartite_edge_index
 
 from pyg_sar.comm import all_reduce_sum, sum_over_ranks
@@ -82,7 +88,25 @@ def special_forms(
         **ends.forms(),
         **Negatives(exchanges, ends).forms(),
         **SelfLoops(exchanges).forms(),
+        **{function: _refusing(function) for function in _OVER_ALL_EDGES},
     }
+
+
+_OVER_ALL_EDGES = (assortativity, contains_isolated_nodes, contains_self_loops, homophily)
+
+
+def _refusing(function: AnyFn) -> AnyFn:
+    """A function that refuses the edges of one rank."""
+
+    def refused(edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(edge_index, ShardEdgeIndex):
+            raise ValueError(
+                f"'{function.__name__}' would see the edges of this rank alone (got those of a "
+                'shard); compute it before partitioning'
+            )
+        return function(edge_index, *args, **kwargs)
+
+    return refused
 
 
 def semantic_attention(

@@ -8,6 +8,7 @@ import torch
 from torch_geometric.nn import LayerNorm, MessagePassing, norm
 
 from pyg_sar.conv.names import plain_class
+from pyg_sar.models import why_not_global
 
 _DYNAMIC = 'it builds its graph in forward from all nodes'
 _CLOSED = 'its message runs inside a closed CUDA kernel'
@@ -44,6 +45,7 @@ REFUSED: dict[str, str] = {
     'InnerProductDecoder': _ENDS,
     'LPFormer': 'it attends to pairs of nodes of the whole graph',
     'MemPooling': _POOLING,
+    'MeshCNNConv': 'its message pairs edges by their place, four at a time',
     'MetaLayer': _ENDS,
     'MetaPath2Vec': 'it samples random walks over the whole graph',
     'NeuralFingerprint': _READOUT,
@@ -67,7 +69,7 @@ REFUSED: dict[str, str] = {
     'WLConv': 'it colours nodes by a dictionary of the whole graph',
     'XConv': _DYNAMIC,
 }
-"""Classes of torch_geometric.nn that are refused by name, with the reason."""
+"""Classes of torch_geometric.nn that are refused by name, with the reason; so are subclasses."""
 
 
 @runtime_checkable
@@ -100,9 +102,12 @@ def why_refused(module: torch.nn.Module) -> str | None:
         module: A conv, or a module that PyG counts among its convs.
     """
     cls = plain_class(module)
-    name = cls.__name__
-    if cls.__module__.startswith('torch_geometric.') and name in REFUSED:
-        return REFUSED[name]
+    for base in cls.__mro__:
+        if base.__module__.startswith('torch_geometric.') and base.__name__ in REFUSED:
+            return REFUSED[base.__name__]
+    reason = why_not_global(module)
+    if reason is not None:
+        return reason
     if not getattr(module, 'is_global', False):
         if isinstance(module, STATISTICS_MODULES):
             return 'it takes statistics over the rows of one rank'

@@ -83,7 +83,8 @@ class GlobalLightGCN(LightGCN):  # type: ignore[misc]
             )
         own = self.get_embedding(edge_index, edge_weight)
         rows = with_halo(own, Exchange(edge_index.shard))
-        return (rows[labels[0]] * rows[labels[1]]).sum(dim=-1)
+        src, dst = labels.as_subclass(Tensor)
+        return (rows[src] * rows[dst]).sum(dim=-1)
 
     def link_pred_loss(self, *args: Any, **kwargs: Any) -> Tensor:
         """As in PyG on one process, refused on several."""

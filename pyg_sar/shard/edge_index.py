@@ -3,8 +3,8 @@
 A model written for ``model(x, edge_index)`` passes it through unchanged, and a `SARConv` that
 meets it knows the shard. It is a tensor subclass, as PyG's own ``EdgeIndex`` is. What is still an
 edge_index after an operation (a selection of edges, self loops appended) keeps the shard, so that
-``dropout_edge`` or ``remove_self_loops`` in a model's forward work; all other results are plain
-tensors.
+``dropout_edge`` or ``remove_self_loops`` in a model's forward work; its rows are sources and own
+destinations. Anything else is refused by name, see :mod:`pyg_sar.shard.local_ids`.
 """
 
 from __future__ import annotations
@@ -15,29 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.shard.local_ids import KEEPS_ALL, LocalIds, SourceRow, names, plain, refuse
 from pyg_sar.shard.shard import Shard
 
-_PLACE_KEEPING: frozenset[Callable[..., Any]] = frozenset(
-    {
-        Tensor.to,
-        Tensor.cpu,
-        Tensor.cuda,
-        Tensor.clone,
-        Tensor.detach,
-        Tensor.contiguous,
-        Tensor.pin_memory,
-        torch.clone,
-        torch.detach,
-    }
+_SELECTS = names(
+    'index_select narrow chunk split split_with_sizes tensor_split cat concat concatenate hstack '
+    'flip fliplr flipud'
 )
-"""Operations after which every edge is where it was."""
-
-SOURCE_ENDS = 'source ends'
-"""Under this key a shard's cache holds what makes a row of sources into more than a plain tensor:
-``wrap(edge_index, sources)``."""
+"""Operations by name that give edges of the shard, if rows 0 and 1 stay what they are."""
 
 
-class ShardEdgeIndex(Tensor):
+class ShardEdgeIndex(LocalIds):
     """The edges into the own nodes of a rank, int64 ``[2, num_edges]``, in local ids.
 
     Row 0 holds sources: own nodes ``0 .. num_own - 1``, halo nodes from ``num_own`` on, grouped by
@@ -45,6 +33,7 @@ class ShardEdgeIndex(Tensor):
     :func:`pyg_sar.load_shard`.
     """
 
+    _what = "a shard's edge_index"
     shard: Shard
     is_flipped: bool
     _whole_version: int | None
@@ -73,36 +62,48 @@ class ShardEdgeIndex(Tensor):
         return self._whole_version is not None and self._whole_version == _version(self)
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def _compute(
+        cls, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        given = _find([*args, *kwargs.values()])
+        source = next(each for each in given if isinstance(each, cls))
+        if name == '__getitem__' and args[0] is source:
+            row = _row_asked_for(args[1])
+            if row is not None:
+                rest = args[1][1:] if isinstance(args[1], tuple) else ()
+                out = source._row(plain(source)[row], row)
+                return out[rest] if rest else out
+        elif name == 'unbind':
+            rows = func(plain(source), *args[1:], **kwargs)
+            if len(rows) == 2 and rows[0].dim() == 1:
+                return tuple(source._row(row, i) for i, row in enumerate(rows))
+        elif name not in KEEPS_ALL and name not in _SELECTS:
+            refuse(cls, name)
+        kind = source.shard, source.is_flipped
+        if any(
+            not isinstance(each, cls) or (each.shard, each.is_flipped) != kind for each in given
+        ):
+            refuse(cls, name)
         with torch._C.DisableTorchFunctionSubclass():
-            out = func(*args, **(kwargs or {}))
-            source = _find([*args, *(kwargs or {}).values()])
-            if source is None:
-                return out
-            if SOURCE_ENDS in source.shard.cache and args and type(args[0]) is ShardEdgeIndex:
-                out = _with_source_ends(out, func, args, source)
-            is_whole = func in _PLACE_KEEPING and source.is_whole
-            is_flipped = source.is_flipped ^ _flips(func, args, kwargs or {})
+            out = func(*args, **kwargs)
+        is_whole = name in KEEPS_ALL and source.is_whole
+        is_flipped = source.is_flipped ^ _flips(name, args, kwargs)
 
-            def keep_shard(value: Any) -> Any:
-                """Attaches the shard to what still is an edge_index."""
-                if not isinstance(value, Tensor) or isinstance(value, ShardEdgeIndex):
-                    return value
-                if value.dtype != torch.int64 or value.dim() != 2 or value.size(0) != 2:
-                    return value
-                return ShardEdgeIndex.wrap(
-                    value, source.shard, is_whole=is_whole, is_flipped=is_flipped
-                )
+        def keep_shard(value: Any) -> ShardEdgeIndex:
+            """Attaches the shard."""
+            if value.dtype != torch.int64 or value.dim() != 2 or value.size(0) != 2:
+                refuse(cls, name)
+            return ShardEdgeIndex.wrap(
+                value, source.shard, is_whole=is_whole, is_flipped=is_flipped
+            )
 
-            if type(out) in (tuple, list):  # chunk, split
-                return type(out)(keep_shard(value) for value in out)
-            return keep_shard(out)
+        if isinstance(out, (tuple, list)):  # chunk, split
+            return type(out)(keep_shard(value) for value in out)
+        return keep_shard(out)
+
+    def _row(self, ids: Tensor, row: int) -> Tensor:
+        """One of its rows: the sources, or plain destinations."""
+        return SourceRow.wrap(ids, self) if row == self.is_flipped else ids
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardEdgeIndex:
         out = memo[id(self)] = self.clone()
@@ -115,32 +116,38 @@ class ShardEdgeIndex(Tensor):
         )
 
 
-def _with_source_ends(
-    out: Any, func: Callable[..., Any], args: tuple[Any, ...], edge_index: ShardEdgeIndex
-) -> Any:
-    """A row, or both, that was taken out of `edge_index`: the one with the sources is wrapped."""
-    wrap = edge_index.shard.cache[SOURCE_ENDS]
-    place = 1 if edge_index.is_flipped else 0
-    if func is Tensor.__getitem__ and type(args[1]) is int and args[1] in (place, place - 2):
-        return wrap(edge_index, out)
-    if func in (Tensor.unbind, torch.unbind) and out[0].dim() == 1 and len(out) == 2:
-        return tuple(wrap(edge_index, row) if i == place else row for i, row in enumerate(out))
-    return out
+def _row_asked_for(index: Any) -> int | None:
+    """0 or 1 for ``edge_index[0]``, ``edge_index[1, mask]`` ..."""
+    first = index[0] if isinstance(index, tuple) and index else index
+    return first % 2 if type(first) is int and -2 <= first < 2 else None
 
 
-def _flips(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an operation swaps the rows of an edge_index."""
-    if func in (Tensor.flip, torch.flip):
-        dims = kwargs.get('dims', args[1:])
-        return 0 in _flat(dims) or -2 in _flat(dims)
-    if func in (torch.flipud, Tensor.flipud):
+def _flips(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation swaps the rows of an edge_index; raises where it loses one."""
+    if name == 'flip':
+        dims = _flat(kwargs.get('dims', args[1:]))
+        return 0 in dims or -2 in dims
+    if name == 'flipud':
         return True
-    if func is Tensor.__getitem__:
-        index = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
-        if isinstance(index, Tensor) and index.dtype != torch.bool and index.dim() == 1:
-            index = index.tolist()
-        return isinstance(index, list) and index == [1, 0]
+    if name == 'index_select':
+        dim = kwargs.get('dim', args[1] if len(args) > 1 else 0)
+        index = kwargs.get('index', args[-1])
+        return dim in (0, -2) and _swaps(name, index)
+    if name == '__getitem__':
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return bool(index) and _swaps(name, index[0])
     return False
+
+
+def _swaps(name: str, index: Any) -> bool:
+    """Whether an index of the rows names them in the order 1, 0."""
+    if index is Ellipsis or isinstance(index, slice):
+        index = [0, 1][index] if isinstance(index, slice) else [0, 1]
+    elif isinstance(index, Tensor) and index.dtype != torch.bool and index.dim() == 1:
+        index = index.tolist()
+    if index not in ([0, 1], [1, 0]):
+        refuse(ShardEdgeIndex, name)
+    return bool(index == [1, 0])
 
 
 def _flat(dims: Any) -> list[int]:
@@ -153,13 +160,12 @@ def _version(edge_index: Tensor) -> int:
     return 0 if edge_index.is_inference() else edge_index._version
 
 
-def _find(args: Iterable[Any]) -> ShardEdgeIndex | None:
-    """The first handle among arguments, inside lists and tuples too."""
+def _find(args: Iterable[Any]) -> list[LocalIds]:
+    """The tensors of local ids among arguments, inside lists and tuples too."""
+    found: list[LocalIds] = []
     for arg in args:
-        if isinstance(arg, ShardEdgeIndex):
-            return arg
-        if isinstance(arg, (list, tuple)):
-            found = _find(arg)
-            if found is not None:
-                return found
-    return None
+        if isinstance(arg, LocalIds):
+            found.append(arg)
+        elif isinstance(arg, (list, tuple)):
+            found += _find(arg)
+    return found

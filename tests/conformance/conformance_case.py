@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -124,14 +124,3 @@ def built_or_bare(cls: type[torch.nn.Module], *args: Any, **kwargs: Any) -> torc
         base = MessagePassing if issubclass(cls, MessagePassing) else torch.nn.Module
         base.__init__(module)
         return module
-
-
-@contextmanager
-def default_float64() -> Iterator[None]:
-    """For convs that allocate in the default dtype."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

@@ -10,12 +10,14 @@ REFUSED_BY_DESIGN = {
     'FusedGATConv',
     'GPSConv',
     'GravNetConv',
+    'MeshCNNConv',
     'PANConv',
     'WLConv',
     'XConv',
 }
 """Classes that are refused at construction, for good: graphs made in forward, closed CUDA kernels,
-products of adjacency matrices, colours by a dictionary, attention over all nodes."""
+products of adjacency matrices, colours by a dictionary, attention over all nodes, edges by
+place."""
 
 NOT_YET_GRAPHS: set[str] = set()
 """Graphs whose convs are refused."""

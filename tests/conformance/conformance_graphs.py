@@ -42,23 +42,6 @@ def in_order() -> Data:
     return data.edge_subgraph(data.edge_index[1].argsort(stable=True))
 
 
-def mesh() -> Data:
-    """Every node has four in-edges in a fixed order, as in an edge adjacency of a mesh."""
-    num_nodes = 30
-    draw = _Draw(2)
-    dst = torch.arange(num_nodes).repeat_interleave(4)
-    src = draw.integers(num_nodes, dst.numel())
-    edge_index = torch.stack([src, dst])
-    return Data(x=draw.normal(num_nodes, 8), edge_index=edge_index, num_nodes=num_nodes)
-
-
-def mesh_from_each_edge() -> Data:
-    """The same with four out-edges for each node, as PyG's documentation has it."""
-    data = mesh()
-    data.edge_index = data.edge_index.flip(0)
-    return data
-
-
 def bipartite() -> HeteroData:
     """40 sources of 8 features, 25 destinations of 5, and edges from the ones to the others."""
     draw = _Draw(3)
@@ -99,8 +82,6 @@ def hypergraph() -> HeteroData:
 GRAPHS: dict[str, Callable[[], Data | HeteroData]] = {
     'plain': plain,
     'sorted': in_order,
-    'mesh': mesh,
-    'mesh, from each edge': mesh_from_each_edge,
     'bipartite': bipartite,
     'hetero': hetero,
     'hypergraph': hypergraph,

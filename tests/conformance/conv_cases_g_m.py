@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from conformance_calls import ATTR, WEIGHT, fixed_weight, mlp, twice, with_attention, x_and_x_0
-from conformance_case import Case, built_or_bare, default_float64, takes
+from conformance_case import Case, built_or_bare, takes
 from conformance_graphs import NUM_NODE_TYPES
 from torch_geometric.nn import conv
 
@@ -95,27 +95,7 @@ CASES = [
     Case('LGConv', 'normalize=False', lambda: conv.LGConv(False), WEIGHT),
     Case('MFConv', 'default', lambda: conv.MFConv(8, 6)),
     Case('MFConv', 'max_degree=3', lambda: conv.MFConv(8, 6, 3, False)),
-    Case(
-        'MeshCNNConv',
-        'default',
-        lambda: conv.MeshCNNConv(8, 6),
-        graph='mesh',
-        during=default_float64,
-    ),
-    Case(
-        'MeshCNNConv',
-        'neighbours in row 1',
-        lambda: conv.MeshCNNConv(8, 6),
-        graph='mesh, from each edge',
-        during=default_float64,
-    ),
-    Case(
-        'MeshCNNConv',
-        'own kernels',
-        lambda: conv.MeshCNNConv(8, 6, _kernels()),
-        graph='mesh',
-        during=default_float64,
-    ),
+    Case('MeshCNNConv', 'default', lambda: conv.MeshCNNConv(8, 6)),
     Case('MixHopConv', 'default', lambda: conv.MixHopConv(8, 6)),
     Case('MixHopConv', 'powers 1 and 3', lambda: conv.MixHopConv(8, 6, [1, 3], False), WEIGHT),
 ]
@@ -125,10 +105,6 @@ def _mlp_with_norm() -> torch.nn.Module:
     return torch.nn.Sequential(
         torch.nn.Linear(8, 7), torch.nn.BatchNorm1d(7), torch.nn.ReLU(), torch.nn.Linear(7, 6)
     )
-
-
-def _kernels() -> torch.nn.ModuleList:
-    return torch.nn.ModuleList(torch.nn.Linear(8, 6, bias=False) for _ in range(5))
 
 
 def _gat(**kwargs: Any) -> torch.nn.Module:

@@ -13,7 +13,7 @@ from ranks import run_ranks
 from small_graphs import assert_all_raise
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import MeshCNNConv, MessagePassing, SimpleConv, aggr
+from torch_geometric.nn import MessagePassing, SimpleConv, aggr
 
 import pyg_sar
 
@@ -135,27 +135,3 @@ def test_only_node_rows_are_read_at_sources(tmp_path: Path) -> None:
     pyg_sar.partition_graph(awkward_graph(), 3, tmp_path / 'parts')
     outcomes = run_ranks(_outcome, 3, tmp_path / 'parts', _ReadsTable, _same)
     assert_all_raise(outcomes, 'ValueError', 'one row per own node')
-
-
-def _mesh_conv() -> torch.nn.Module:
-    return MeshCNNConv(8, 6)
-
-
-def _without_one(edge_index: Tensor) -> Tensor:
-    return edge_index[:, torch.arange(edge_index.size(1)) != 0]
-
-
-@pytest.mark.parametrize('kind', ['shuffled', 'selected'])
-def test_edges_of_a_mesh_in_another_order(kind: str, tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    dst = torch.arange(30).repeat_interleave(4)
-    edge_index = torch.stack([torch.randint(30, dst.shape, generator=generator), dst])
-    if kind == 'shuffled':
-        edge_index = edge_index[:, torch.randperm(dst.numel(), generator=generator)]
-    x = torch.randn(30, 8, dtype=torch.float64, generator=generator)
-    graph = Data(x=x, edge_index=edge_index)
-    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts', method='random')
-    change = _without_one if kind == 'selected' else _same
-    outcomes = run_ranks(_outcome, 3, tmp_path / 'parts', _mesh_conv, change)
-    message = 'edges derived from it' if kind == 'selected' else 'groups of 4'
-    assert_all_raise(outcomes, 'ValueError', message)

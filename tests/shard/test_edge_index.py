@@ -10,18 +10,28 @@ import pytest
 import torch
 from small_graphs import assert_close, cut, small_graph
 from torch import Tensor
+from torch_geometric import EdgeIndex, transforms
 from torch_geometric.data import Data
+from torch_geometric.loader import RandomNodeLoader
 from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import (
     add_remaining_self_loops,
     add_self_loops,
     coalesce,
+    degree,
     dropout_edge,
+    dropout_node,
+    homophily,
     remove_self_loops,
+    scatter,
+    softmax,
     sort_edge_index,
+    to_torch_coo_tensor,
+    to_torch_csr_tensor,
 )
 
 from pyg_sar import SARConv, ShardEdgeIndex, load_shard
+from pyg_sar.shard.local_ids import SourceRow
 from pyg_sar.shard.plan import plan_of
 from pyg_sar.shard.read.read_shard import read_shard
 
@@ -108,47 +118,159 @@ def test_a_selection_of_a_selection(data):
     assert torch.equal(_plain(out), _plain(data.edge_index)[:, 5:])
 
 
+def _mask(edge_index: Tensor) -> Tensor:
+    return torch.arange(edge_index.size(1)) % 3 == 0
+
+
 PLAIN = {
-    'rows': lambda e: e[0],
-    'unpacked rows': lambda e: next(iter(e)),
+    'destinations': lambda e: e[1],
+    'unpacked destinations': lambda e: list(e)[1],
     'unbind': lambda e: e.unbind(0)[1],
-    'one column': lambda e: e[:, 0],
-    'one entry': lambda e: e[1, 2],
-    'sum': lambda e: e.sum(),
-    'max': lambda e: e.max(),
-    'unique': lambda e: e.unique(),
-    'comparison': lambda e: e == 0,
+    'one destination': lambda e: e[1, 2],
     'equality of rows': lambda e: e[0] == e[1],
-    'float': lambda e: e.double(),
-    'int32': lambda e: e.to(torch.int32),
-    'transposed': lambda e: e.t(),
-    'flattened': lambda e: e.view(-1),
-    'stacked rows': lambda e: torch.stack([e[0], e[1]]),
-    'ids of rows': lambda e: torch.arange(100)[e[0]],
-}
-ARITHMETIC = {
-    'sum with a number': lambda e: e + 1,
-    'number first': lambda e: 1 + e,
-    'product': lambda e: e * 2,
-    'difference of two': lambda e: e - e,
-    'negative': lambda e: -e,
-    'remainder': lambda e: e % 7,
-    'clamp': lambda e: e.clamp(max=3),
-    'look-up': lambda e: torch.arange(1000)[e],
-    'where': lambda e: torch.where(e > 3, e, 0),
+    'inequality, the other way round': lambda e: torch.ne(e[1], e[0]),
+    'zeros': lambda e: torch.zeros_like(e),
+    'ones for sources': lambda e: e[0].new_ones(3),
+    'look-up of destinations': lambda e: torch.arange(100)[e[1]],
+    'degree of destinations': lambda e: degree(e[1], 40),
 }
 
 
 @pytest.mark.parametrize('operation', PLAIN)
-def test_what_is_no_edge_index_is_plain(data, operation):
+def test_what_holds_no_source_is_plain(data, operation):
     out = PLAIN[operation](data.edge_index)
     assert type(out) is Tensor
     assert torch.equal(out, PLAIN[operation](_plain(data.edge_index)))
 
 
-@pytest.mark.parametrize('operation', ARITHMETIC)
-def test_arithmetic_is_not_whole(data, operation):
-    assert not getattr(ARITHMETIC[operation](data.edge_index), 'is_whole', False)
+ROWS = {
+    'row': lambda e: e[0],
+    'unpacked': lambda e: next(iter(e)),
+    'unbind': lambda e: e.unbind(0)[0],
+    'mask': lambda e: e[0][_mask(e)],
+    'mask at once': lambda e: e[0, _mask(e)],
+    'index': lambda e: e[0][torch.tensor([4, 0, 2])],
+    'slice': lambda e: e[0][3:9],
+    'index_select': lambda e: e[0].index_select(0, torch.tensor([4, 0, 2])),
+    'masked_select': lambda e: e[0].masked_select(_mask(e)),
+    'narrow': lambda e: e[0].narrow(0, 2, 5),
+    'clone': lambda e: e[0].clone(),
+    'to': lambda e: e[0].to('cpu').contiguous(),
+    'view': lambda e: e[0].view(-1),
+    'deepcopy': lambda e: copy.deepcopy(e[0]),
+}
+
+
+@pytest.mark.parametrize('operation', ROWS)
+def test_sources_know_their_edges(data, operation):
+    row = ROWS[operation](data.edge_index)
+    assert isinstance(row, SourceRow)
+    assert torch.equal(row.as_subclass(Tensor), ROWS[operation](_plain(data.edge_index)))
+    assert torch.equal(_plain(row.edges)[0], row.as_subclass(Tensor))
+
+
+@pytest.mark.parametrize('is_flipped', [False, True])
+def test_rows_stacked_are_an_edge_index(data, is_flipped):
+    edge_index = data.edge_index.flip(0) if is_flipped else data.edge_index
+    first, second = edge_index
+    out = torch.stack([first[_mask(edge_index)], second[_mask(edge_index)]])
+    assert isinstance(out, ShardEdgeIndex)
+    assert out.shard is edge_index.shard
+    assert out.is_flipped is is_flipped
+    assert not out.is_whole
+    assert torch.equal(_plain(out), _plain(edge_index)[:, _mask(edge_index)])
+
+
+REFUSED = {
+    'one column': lambda e: e[:, 0],
+    'one row of two dimensions': lambda e: e[:1],
+    'sum': lambda e: e.sum(),
+    'max': lambda e: e.max(),
+    'unique': lambda e: e.unique(),
+    'comparison': lambda e: e == 0,
+    'float': lambda e: e.double(),
+    'int': lambda e: e.int(),
+    'to int32': lambda e: e.to(torch.int32),
+    't': lambda e: e.t(),
+    'T': lambda e: e.T,
+    'view': lambda e: e.view(-1),
+    'add': lambda e: e + 1,
+    'add, number first': lambda e: 1 + e,
+    'mul': lambda e: e * 2,
+    'sub': lambda e: e - e,
+    'neg': lambda e: -e,
+    'remainder': lambda e: e % 7,
+    'clamp': lambda e: e.clamp(max=3),
+    'indexing': lambda e: torch.arange(1000)[e],
+    'where': lambda e: torch.where(e[0] == e[1], e[0], 0),
+    'cat of both directions': lambda e: torch.cat([e, e.flip(0)], dim=1),
+    'stack of sources': lambda e: torch.stack([e[0], e[0]]),
+    'setitem': lambda e: e.__setitem__((0, 0), 1),
+    'numpy': lambda e: e.numpy(),
+    'tolist': lambda e: e[0].tolist(),
+    'gt': lambda e: e[0] > e[1],
+    'eq': lambda e: e[0] == 3,
+    'bincount': lambda e: torch.bincount(e[0]),
+    'histc': lambda e: torch.histc(e[0]),
+    'one_hot': lambda e: torch.nn.functional.one_hot(e[0]),
+    'sort': lambda e: e[0].sort(),
+    'degree': lambda e: degree(e[0], 40),
+    'index_select': lambda e: torch.ones(40, 2).index_select(0, e[0]),
+    'embedding': lambda e: torch.nn.functional.embedding(e[0], torch.ones(40, 2)),
+    'scatter': lambda e: scatter(torch.ones(e.size(1)), e[0], dim_size=40),
+    'softmax': lambda e: softmax(torch.ones(e.size(1)), e[0], num_nodes=40),
+    'coalesce': coalesce,
+    'sort_edge_index': sort_edge_index,
+    'to_torch_csr_tensor': lambda e: to_torch_csr_tensor(e, size=(40, 40)),
+    'to_torch_coo_tensor': lambda e: to_torch_coo_tensor(e, size=(40, 40)),
+    'matmul': lambda e: e @ e,
+    'add_self_loops': add_self_loops,
+    'dropout of both directions': lambda e: dropout_edge(e, force_undirected=True),
+    'dropout of nodes': lambda e: dropout_node(e, num_nodes=40),
+}
+
+
+@pytest.mark.parametrize('operation', REFUSED)
+def test_what_is_not_known_is_refused_by_name(data, operation):
+    with pytest.raises(ValueError, match=r"^'\w+' of .* means nothing on a cut graph, as .*; \w+"):
+        REFUSED[operation](data.edge_index)
+
+
+OF_DATA = {
+    'rows at sources': lambda d: d.x[d.edge_index[0]],
+    'subgraph': lambda d: d.subgraph(torch.ones(d.num_nodes, dtype=torch.bool)),
+    'validate': lambda d: d.validate(),
+    'is_undirected': lambda d: d.is_undirected(),
+    'ToUndirected': transforms.ToUndirected(),
+    'ToSparseTensor': transforms.ToSparseTensor(),
+    'GCNNorm': transforms.GCNNorm(),
+    'RandomNodeLoader': lambda d: next(iter(RandomNodeLoader(d, 2))),
+    'homophily': lambda d: homophily(d.edge_index, d.y),
+}
+
+
+@pytest.mark.parametrize('what', OF_DATA)
+def test_what_pyg_does_with_a_graph_is_refused_in_words_of_shards(data, what):
+    with pytest.raises(ValueError, match=r'means nothing on a cut graph'):
+        OF_DATA[what](data.clone())
+
+
+def test_an_edge_index_of_pyg_is_refused_by_a_layer(single):
+    conv = SARConv(SAGEConv(6, 4)).double()
+    with pytest.raises(ValueError, match='got an EdgeIndex made of it'):
+        conv(single.x, EdgeIndex(single.edge_index))
+
+
+@pytest.mark.parametrize('row', [0, 1])
+def test_loops_are_edges_of_own_nodes(data, row):
+    """What is stored by the source of a self loop is stored by an own node."""
+    edge_index = data.edge_index
+    found = torch.zeros(data.num_nodes)
+    found[edge_index[row][edge_index[0] == edge_index[1]]] = 1
+    src, dst = _plain(edge_index)
+    want = torch.zeros(data.num_nodes)
+    want[dst[src == dst]] = 1
+    assert torch.equal(found, want)
 
 
 def _shuffle(edge_index: ShardEdgeIndex) -> None:
@@ -179,8 +301,8 @@ def test_written_to_in_place(single, change, is_clone, has_plan):
     edge_index = single.edge_index.clone() if is_clone else single.edge_index
     if has_plan:
         conv(single.x, edge_index)
-    change(edge_index)
     try:
+        change(edge_index)
         out = conv(single.x, edge_index)
     except ValueError:
         return
@@ -227,11 +349,14 @@ def test_saving_refuses(data, tmp_path):
 
 
 def test_what_is_plain_can_be_saved(data, tmp_path):
-    rows = {'src': data.edge_index[0], 'plain': data.edge_index.as_subclass(Tensor)}
+    plain = _plain(data.edge_index)
+    rows = {'src': data.edge_index[0], 'dst': data.edge_index[1], 'plain': plain}
     torch.save(rows, tmp_path / 'out.pt')
     loaded = torch.load(tmp_path / 'out.pt', weights_only=True)
-    assert torch.equal(loaded['src'], rows['src'])
-    assert torch.equal(loaded['plain'], rows['plain'])
+    assert all(type(value) is Tensor for value in loaded.values())
+    assert torch.equal(loaded['src'], plain[0])
+    assert torch.equal(loaded['dst'], plain[1])
+    assert torch.equal(loaded['plain'], plain)
 
 
 def _utilities(edge_index: Tensor, num_nodes: int) -> dict[str, Tensor]:
@@ -257,14 +382,6 @@ def test_utilities_keep_it_usable(data):
         assert edge_index.shard is shard
         assert torch.equal(_plain(edge_index), want[name]), name
         assert plan_of(edge_index, shard).num_edges == want[name].size(1)
-
-
-@pytest.mark.parametrize('utility', [sort_edge_index, coalesce])
-def test_sorting_utilities(data, utility):
-    """Usable, or a plain tensor whose content is right: never a handle with wrong blocks."""
-    out = utility(data.edge_index)
-    assert not getattr(out, 'is_whole', False)
-    assert torch.equal(_plain(out), utility(_plain(data.edge_index)))
 
 
 def test_utilities_in_a_layer(single):

@@ -91,12 +91,13 @@ def reverse(edge_index: Tensor, shard: Shard, e_id: Tensor | None = None) -> Rev
     Raises:
         ValueError: On all ranks, if an id is out of range on one of them.
     """
-    error = _error(edge_index, shard)
+    plain = edge_index.as_subclass(Tensor)
+    error = _error(plain, shard)
     if shard.world_size > 1:
         raise_together(error)
     elif error is not None:
         raise error
-    src, dst = edge_index.as_subclass(Tensor).unbind()
+    src, dst = plain.unbind()
     part_ptr = all_part_ptr(shard, shard.own_ptr)
     src = places(shard, part_ptr, src.device)[src]
     base, dst_ptr, dst_rows = shard, part_ptr, None

@@ -24,7 +24,7 @@ from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard, places
 from pyg_sar.conv.around.patching import AnyFn
 from pyg_sar.conv.around.source_rows import Ends
 from pyg_sar.conv.exchanges import Exchanges
-from pyg_sar.shard.edge_index import SOURCE_ENDS, ShardEdgeIndex
+from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
 
 _MAX_TRIES = 3  # as PyG
@@ -41,7 +41,6 @@ class Negatives:
     def __init__(self, exchanges: Exchanges, ends: Ends) -> None:
         self.exchanges = exchanges
         self.ends = ends
-        self._symmetric: list[Tensor] = []
 
     def forms(self) -> dict[AnyFn, AnyFn]:
         """The functions and their forms on a cut graph."""
@@ -85,15 +84,12 @@ class Negatives:
             num_neg_samples = int(num_neg_samples * edge_index.size(1))
         shard, part_ptr = edge_index.shard, all_part_ptr(edge_index.shard, edge_index.shard.own_ptr)
         known = self._pairs_into(edge_index, part_ptr, flip=False)
-        if any(edge_index is each for each in self._symmetric):
-            known = torch.cat([known, self._pairs_into(edge_index, part_ptr, flip=True)])
         first, end = part_ptr[shard.parts.start], part_ptr[shard.parts.stop]
         total = sum(agree(num_neg_samples)) if shard.world_size > 1 else num_neg_samples
         num_all = max(part_ptr[-1], 1)
         num = total * end // num_all - total * first // num_all
         src, dst = draw_negatives(known, part_ptr[-1], shard.num_own, num)
         pairs, _ = derive_shard(shard, part_ptr, src, dst, name='negatives')
-        pairs.shard.cache[SOURCE_ENDS] = self.ends.of
         return pairs
 
     def batched_negative_sampling(self, edge_index: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -113,13 +109,26 @@ class Negatives:
         return all(agree(is_symmetric)) if edge_index.shard.world_size > 1 else is_symmetric
 
     def to_undirected(self, edge_index: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """``torch_geometric.utils.to_undirected``, for edges that pairs are told from."""
+        """``torch_geometric.utils.to_undirected`` (collective), as edges of a shard of their own.
+
+        Raises:
+            ValueError: With `edge_attr`, and on edges between two sets of nodes.
+        """
         if not isinstance(edge_index, ShardEdgeIndex):
             return to_undirected(edge_index, *args, **kwargs)
-        # Both directions of an edge lie on two ranks: `negative_sampling` turns the edges round.
-        out = edge_index.clone()
-        self._symmetric.append(out)
-        return out
+        edge_attr = args[0] if args else kwargs.get('edge_attr', 'none given')
+        if isinstance(edge_attr, (Tensor, list)) or edge_index.shard.is_bipartite:
+            what = 'edges between two sets' if edge_index.shard.is_bipartite else "'edge_attr'"
+            raise ValueError(
+                f'expected edges without attributes, of one set of nodes, to undirect (got {what})'
+            )
+        shard, part_ptr = edge_index.shard, all_part_ptr(edge_index.shard, edge_index.shard.own_ptr)
+        pairs = [self._pairs_into(edge_index, part_ptr, flip=flip) for flip in (False, True)]
+        known = torch.unique(torch.cat(pairs))
+        num_own = max(shard.num_own, 1)
+        src, dst = known // num_own, known % num_own
+        out = derive_shard(shard, part_ptr, src, dst, name='undirected')[0]
+        return (out, None) if edge_attr is None else out
 
     def _pairs_into(self, edge_index: Tensor, part_ptr: list[int], *, flip: bool) -> Tensor:
         """The edges into own nodes (`flip`: out of them) as numbers, see :func:`draw_negatives`."""

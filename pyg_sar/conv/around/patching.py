@@ -1,7 +1,7 @@
 """Replaces functions by what is right on a cut graph, for the time of a conv's forward.
 
 Users import ``softmax`` or ``gcn_norm`` under any name, so the places are found by identity: every
-global of a module that defines one of the conv's classes, and torch_geometric's own modules.
+global of a module that defines one of the conv's classes, and modules of the libraries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-_LIBRARY_MODULES = ('torch_geometric.utils', 'torch_geometric.nn.conv.gcn_conv')
+_LIBRARY_MODULES = ('torch', 'torch_geometric.utils', 'torch_geometric.nn.conv.gcn_conv')
 
 AnyFn = Callable[..., Any]
 

@@ -1,15 +1,19 @@
 """Node rows that a conv reads and reduces by edge in its own forward: ``x[edge_index[0]]``.
 
-The source of an edge may lie on another rank, and the edges out of an own node lie on many. So the
-sources of a shard's edge_index are, for the time of a conv's forward, a :class:`SourceEnds`: rows
-read by it include those of the halo, and reductions over it run where the sources are. Destinations
-are own nodes and edges into them are all here, so they need nothing of the kind.
+The source of an edge may lie on another rank, and the edges out of an own node lie on many. The
+sources of a shard's edge_index are a :class:`pyg_sar.shard.local_ids.SourceRow`, which refuses what
+it does not know. For the time of a conv's forward two things are known besides: rows read by it
+include those of the halo, and reductions of PyG over it run where the sources are. Destinations are
+own nodes and edges into them are all here, so they need nothing of the kind.
+
+What cannot be seen here is a tensor of edges whose ids were dropped: ``softmax(0)`` over all edges,
+or a mean of them, is a plain operation of torch on a plain tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,46 +23,27 @@ from torch_geometric.utils import degree, scatter, softmax
 from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.conv.around.patching import AnyFn
 from pyg_sar.conv.exchanges import Exchanges
-from pyg_sar.shard.edge_index import SOURCE_ENDS, ShardEdgeIndex
+from pyg_sar.shard.local_ids import LocalIds, SourceRow, refuse, sources_read_by
+
+_SPARSE: tuple[AnyFn, ...] = (
+    torch.sparse_coo_tensor,
+    torch.sparse_csr_tensor,
+    torch.sparse_csc_tensor,
+    torch.sparse_compressed_tensor,
+)
+"""Functions of torch that do not ask a tensor of another class what it allows."""
 
 
-class SourceEnds(Tensor):
-    """The source of every edge, int64 ``[num_edges]``; what is computed from it is plain."""
+def _without_ids(function: AnyFn) -> AnyFn:
+    """A function that refuses local ids; of the halo they would be outside of its matrix."""
 
-    edge_index: ShardEdgeIndex
-    ends: Ends
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, LocalIds):
+                refuse(type(value), function.__name__)
+        return function(*args, **kwargs)
 
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            kwargs = kwargs or {}
-            if func is Tensor.__getitem__:
-                index = args[1] if isinstance(args[1], tuple) else (args[1],)
-                dim = next((i for i, each in enumerate(index) if isinstance(each, cls)), None)
-                if dim is not None and not isinstance(args[0], cls):
-                    values = index[dim].ends.with_sources(args[0], index[dim], dim)
-                    return values[tuple(_plain(each) for each in index)]
-            # By name, as PyG replaces `torch.index_select` by a function of its own.
-            if getattr(func, '__name__', '') == 'index_select':
-                values, dim, sources = _index_select_arguments(*args, **kwargs)
-                if isinstance(sources, cls):
-                    values = sources.ends.with_sources(values, sources, dim)
-                    return values.index_select(dim, _plain(sources))
-            return func(*(_plain(a) for a in args), **{k: _plain(v) for k, v in kwargs.items()})
-
-
-def _plain(value: Any) -> Any:
-    return value.as_subclass(Tensor) if isinstance(value, SourceEnds) else value
-
-
-def _index_select_arguments(input: Tensor, dim: int, index: Tensor) -> tuple[Tensor, int, Tensor]:
-    return input, dim, index
+    return refusing
 
 
 class Ends:
@@ -71,34 +56,20 @@ class Ends:
     def __init__(self, exchanges: Exchanges) -> None:
         self.exchanges = exchanges
 
-    @contextmanager
-    def in_force(self) -> Iterator[None]:
-        """While it lasts, row 0 of an edge_index of the forward's shards is a SourceEnds."""
-        shards = list(self.exchanges.shards)
-        before = [shard.cache.get(SOURCE_ENDS) for shard in shards]  # of a conv around this one
-        try:
-            for shard in shards:
-                shard.cache[SOURCE_ENDS] = self.of
-            yield
-        finally:
-            for shard, outer in zip(shards, before, strict=True):
-                if outer is None:
-                    shard.cache.pop(SOURCE_ENDS, None)
-                else:
-                    shard.cache[SOURCE_ENDS] = outer
-
-    def of(self, edge_index: ShardEdgeIndex, sources: Tensor) -> SourceEnds:
-        """The sources of an edge_index."""
-        out = sources.as_subclass(SourceEnds)
-        out.edge_index = edge_index.flip(0) if edge_index.is_flipped else edge_index  # type: ignore[assignment]
-        out.ends = self
-        return out
+    def in_force(self) -> AbstractContextManager[None]:
+        """While it lasts, ``x[edge_index[0]]`` has the rows of all ranks."""
+        return sources_read_by(self)
 
     def forms(self) -> dict[AnyFn, AnyFn]:
         """PyG's functions over groups, and what they are over the edges out of a node."""
-        return {scatter: self.scatter, softmax: self.softmax, degree: self.degree}
+        groups: dict[AnyFn, AnyFn] = {
+            scatter: self.scatter,
+            softmax: self.softmax,
+            degree: self.degree,
+        }
+        return groups | {function: _without_ids(function) for function in _SPARSE}
 
-    def with_sources(self, values: Tensor, sources: SourceEnds, dim: int) -> Tensor:
+    def with_sources(self, values: Tensor, sources: SourceRow, dim: int) -> Tensor:
         """Node rows in dimension `dim`, own ones, with those of the halo behind them (collective).
 
         Raises:
@@ -122,7 +93,7 @@ class Ends:
         reduce: str = 'sum',
     ) -> Tensor:
         """``torch_geometric.utils.scatter``."""
-        if not isinstance(index, SourceEnds):
+        if not isinstance(index, SourceRow):
             out: Tensor = scatter(src, index, dim, dim_size, reduce)
             return out
         rows, own, num_own, _ = self._at_sources(src.movedim(dim, 0), index, dim_size)
@@ -138,7 +109,7 @@ class Ends:
         dim: int = 0,
     ) -> Tensor:
         """``torch_geometric.utils.softmax``."""
-        if not isinstance(index, SourceEnds):
+        if not isinstance(index, SourceRow):
             out: Tensor = softmax(src, index, ptr, num_nodes, dim)
             return out
         rows, own, num_own, to_given = self._at_sources(src.movedim(dim, 0), index, num_nodes)
@@ -148,14 +119,14 @@ class Ends:
         self, index: Tensor, num_nodes: int | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
         """``torch_geometric.utils.degree``."""
-        if not isinstance(index, SourceEnds):
+        if not isinstance(index, SourceRow):
             out: Tensor = degree(index, num_nodes, dtype)
             return out
         ones = torch.ones(index.numel(), dtype=dtype, device=index.device)
         return self.scatter(ones, index, 0, num_nodes)
 
     def _at_sources(
-        self, values: Tensor, sources: SourceEnds, num_nodes: int | None
+        self, values: Tensor, sources: SourceRow, num_nodes: int | None
     ) -> tuple[Tensor, Tensor, int, Callable[[Tensor], Tensor]]:
         """Edge values at the ranks of their sources, the own source of each, and the way back.
 

@@ -161,7 +161,8 @@ class Intercept:
 def _destinations(index: Tensor | None, what: str) -> Tensor:
     if index is None or not isinstance(index, (WatchedIndex, _BlockIndex)):
         raise UnsupportedMessageError(f'it computes {what} over other groups than in-edges')
-    return index.as_subclass(Tensor)
+    with torch._C.DisableTorchFunctionSubclass():
+        return index.detach()  # torch 2.5 has no `as_subclass` inside a TorchDispatchMode
 
 
 @contextmanager

@@ -213,7 +213,9 @@ def _is_watched(conv: MessagePassing, x: Tensor) -> bool:
 
 def _saving_hooks() -> Any:
     """The pair of hooks that autograd gives what it saves to, or None."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+    # torch 2.5 does not tell, which counts as hooks: rows then travel as they are.
+    top = getattr(torch._C._autograd, '_top_saved_tensors_default_hooks', lambda _: (print, print))
+    return top(True)
 
 
 def _has_hooks(owner: Any, prefix: str) -> bool:
