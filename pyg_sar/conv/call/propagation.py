@@ -282,7 +282,7 @@ class Propagation:
 
 
 def _one_pass(binding: Binding) -> bool:
-    """Whether one pass computes the softmax of a call; see :mod:`pyg_sar.aggregate.online`."""
+    """Whether one pass computes the softmax; see :mod:`pyg_sar.aggregate.online_softmax`."""
     traced = trace(binding, STATISTICS_MODULES)
     if traced.weights is None:
         return False
