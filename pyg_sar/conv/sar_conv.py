@@ -17,7 +17,6 @@ from pyg_sar.conv.call.paths import Mode, Path
 from pyg_sar.conv.exchanges import Exchanges, find_shards
 from pyg_sar.conv.inputs import check_inputs
 from pyg_sar.conv.options import Options
-from pyg_sar.conv.reuse.narrow_exchange import Uses
 from pyg_sar.conv.substitutes import propagation_of, special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.models import make_global
@@ -155,9 +154,8 @@ class SARConv(MessagePassing):  # type: ignore[misc]
     def _forward(self, shards: list[Shard], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         exchanges = Exchanges(shards, self.prefetch, self.exchange_dtype)
         self._check_call(shards, args, kwargs)
-        uses = Uses()
-        with self._on_cut_graph(exchanges, uses, args, kwargs):
-            return uses.settle(self.conv(*args, **kwargs), self.conv)
+        with self._on_cut_graph(exchanges, args, kwargs):
+            return self.conv(*args, **kwargs)
 
     def _check_call(
         self, shards: list[Shard], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -183,7 +181,7 @@ class SARConv(MessagePassing):  # type: ignore[misc]
 
     @contextmanager
     def _on_cut_graph(
-        self, exchanges: Exchanges, uses: Uses, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, exchanges: Exchanges, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[None]:
         """Overrides message passing of the conv and all convs inside it while it lasts.
 
@@ -199,7 +197,7 @@ class SARConv(MessagePassing):  # type: ignore[misc]
                 if isinstance(module, MessagePassing):
                     agreed = self._agreed.setdefault(('propagation', name), {})
                     standing_in = propagation_of(module)
-                    options = self.mode, self.max_rows, agreed, uses, self.memory_budget
+                    options = self.mode, self.max_rows, agreed, self.memory_budget
                     propagation = standing_in(module, exchanges, *options)
                     for method in ('propagate', 'edge_updater'):
                         stack.enter_context(

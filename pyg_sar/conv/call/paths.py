@@ -22,7 +22,7 @@ from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.forward_state import state_of
 from pyg_sar.conv.message.reductions import finish, messages_of
 from pyg_sar.conv.message.sample_edges import AttributeWatch, edge_rows
-from pyg_sar.conv.reuse.narrow_exchange import Place, is_hooked, is_sum
+from pyg_sar.conv.reuse.narrow_exchange import is_hooked, is_sum, sum_for_layer
 from pyg_sar.conv.reuse.raw_feature_sums import KeptSums, are_raw
 from pyg_sar.conv.support import STATISTICS_MODULES
 from pyg_sar.merge import State
@@ -42,7 +42,6 @@ class Paths:
         mode: The mode of this call; never ``'auto'``.
         max_rows: In-edges of a chunk of the gather path; None for what fits into free memory.
         oriented: The edges; results per edge go back to the caller's order.
-        place: Which call of the conv's forward it is.
         one_pass: Whether the ranks have agreed that one pass computes the softmax.
     """
 
@@ -51,7 +50,6 @@ class Paths:
     mode: Mode
     max_rows: int | None
     oriented: Oriented
-    place: Place
     one_pass: bool = False
 
     def aggregate(self, path: Path, plan: Plan, binding: Binding) -> Tensor:
@@ -102,7 +100,7 @@ class Paths:
                 return out
             if kept.keeps:
                 return kept.keep(x, weight, sum_of(x))
-        return self.place.sum(x, plan, sum_of)
+        return sum_for_layer(self.conv, x, plan, sum_of)
 
     def _linear_sum(
         self, x: Tensor, weight: Tensor | None, plan: Plan, binding: Binding, traced: Trace

@@ -25,8 +25,6 @@ from pyg_sar.conv.inspect.trace import trace
 from pyg_sar.conv.message.arguments import Binding, bind
 from pyg_sar.conv.message.intercept import MessageError, StatisticsError, UnsupportedMessageError
 from pyg_sar.conv.message.sample_edges import not_saved
-from pyg_sar.conv.reuse.deferred_sum import plain
-from pyg_sar.conv.reuse.narrow_exchange import Uses
 from pyg_sar.conv.support import STATISTICS_MODULES
 from pyg_sar.monitor import say
 from pyg_sar.shard.plan import Plan, plan_of
@@ -44,7 +42,6 @@ class Propagation:
         mode: The mode of the SARConv.
         max_rows: In-edges of a chunk of the gather path; None for what fits into free memory.
         agreed: What the ranks have agreed on in earlier forwards; added to.
-        uses: The sums of the forward whose uses are seen.
         memory_budget: What a call may hold on a rank in mode one_shot, in bytes; of mode auto.
     """
 
@@ -55,7 +52,6 @@ class Propagation:
         mode: Mode,
         max_rows: int | None,
         agreed: dict[Any, Any],
-        uses: Uses,
         memory_budget: int | None = None,
     ) -> None:
         self.conv = conv
@@ -63,7 +59,6 @@ class Propagation:
         self.mode = mode
         self.max_rows = max_rows
         self.agreed = agreed
-        self.uses = uses
         self.memory_budget = memory_budget
         # PyG's own methods read a pair by the flow of the conv; those that it generates for a class
         # always read the first at '_j' and the second at '_i'.
@@ -74,7 +69,7 @@ class Propagation:
 
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included."""
-        conv, kwargs = self.conv, plain(kwargs)
+        conv = self.conv
         for hook in conv._propagate_forward_pre_hooks.values():
             result = hook(conv, (edge_index, size, kwargs))
             if result is not None:
@@ -109,7 +104,7 @@ class Propagation:
 
     def edge_updater(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``: one row per edge of `edge_index`, in its order."""
-        conv, kwargs = self.conv, plain(kwargs)
+        conv = self.conv
         for hook in conv._edge_update_forward_pre_hooks.values():
             result = hook(conv, (edge_index, size, kwargs))
             if result is not None:
@@ -126,8 +121,7 @@ class Propagation:
         return out
 
     def _paths(self, exchange: Exchange, oriented: Oriented, agreed: Agreement) -> Paths:
-        place = self.uses.place(self.conv, exchange.shard, self.agreed)
-        options = self.max_rows, oriented, place, agreed.one_pass
+        options = self.max_rows, oriented, agreed.one_pass
         return Paths(self.conv, exchange, agreed.mode, *options)
 
     def _oriented(
