@@ -10,10 +10,9 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.aggregate.halo import with_halo
-from pyg_sar.aggregate.linear import linear_sum
 from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn
 from pyg_sar.aggregate.replay import replay
-from pyg_sar.aggregate.weighted import weighted_sum
+from pyg_sar.aggregate.weighted_sum import linear_sum, weighted_sum
 from pyg_sar.comm import Exchange
 from pyg_sar.conv.call.by_destination import Observation, run_gather
 from pyg_sar.conv.exchanges import Oriented
