@@ -110,7 +110,7 @@ class Program:
         reductions: What becomes of the messages.
         edge_bytes: What the largest tensor that it computes takes per edge.
         weights: The result of its only softmax, of any number of edges, if every message and edge
-            output is linear in it as :mod:`pyg_sar.aggregate.online` asks; else None.
+            output is linear in it as :mod:`pyg_sar.aggregate.online_softmax` asks; else None.
         as_in_forward: Brings about, for the time of a backward, what `run` read in forward beside
             its arguments.
     """

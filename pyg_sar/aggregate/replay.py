@@ -9,8 +9,8 @@ A softmax over in-edges spans blocks. With k softmaxes forward makes k passes th
 softmax and keep its running maximum and sum, then one that uses them. In backward the gradient of
 the logits is ``alpha * (d_alpha - r_i)`` with ``r_i = sum over in-edges of alpha * d_alpha``: again
 one pass per softmax, the last one first, and then the one that takes all gradients. This is exact
-for any use of softmax, nested ones included; :mod:`pyg_sar.aggregate.online` does with one pass
-what most convs do.
+for any use of softmax, nested ones included; :mod:`pyg_sar.aggregate.online_softmax` does with one
+pass what most convs do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.blocks import Blocks
-from pyg_sar.aggregate.online import online
+from pyg_sar.aggregate.online_softmax import online
 from pyg_sar.aggregate.program import (
     Arguments,
     Program,

@@ -27,7 +27,6 @@ from pyg_sar.conv.exchanges import Exchanges, find_shards
 from pyg_sar.conv.inputs import check_inputs
 from pyg_sar.conv.names import name_of
 from pyg_sar.conv.options import Mode, Options, Path
-from pyg_sar.conv.reuse.narrow_exchange import Uses
 from pyg_sar.conv.substitutes import special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.models import make_global
@@ -110,8 +109,8 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
         shards = [] if self._sar.is_running else find_shards([*args, *kwargs.values()])
         if not shards:
             return super().forward(*args, **kwargs)
-        with self._on_cut_graph(shards, args, kwargs) as uses:
-            return uses.settle(super().forward(*args, **kwargs), self)
+        with self._on_cut_graph(shards, args, kwargs):
+            return super().forward(*args, **kwargs)
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate``; called from outside of forward it is a layer by itself."""
@@ -128,14 +127,19 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
             named = kwargs if size is None else {'size': size, **kwargs}
             out: Tensor = plain(edge_index, **named)
             return out
-        with self._on_cut_graph([edge_index.shard], (), {}) as uses:
-            out = uses.settle(getattr(self, method)(edge_index, size=size, **kwargs), self)
+        with self._on_cut_graph([edge_index.shard], (), {}, in_forward=False):
+            out = getattr(self, method)(edge_index, size=size, **kwargs)
             return out
 
     @contextmanager
     def _on_cut_graph(
-        self, shards: list[Shard], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterator[Uses]:
+        self,
+        shards: list[Shard],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        in_forward: bool = True,
+    ) -> Iterator[None]:
         """While it lasts, the conv and all convs inside it pass messages on the cut graph.
 
         Collective: see :meth:`_Converted.decisions_of`.
@@ -145,18 +149,20 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
             try:
                 exchanges = Exchanges(shards, sar.options.prefetch, sar.options.exchange_dtype)
                 decisions = sar.decisions_of(self, shards, args, kwargs)
-                ends, uses = Ends(exchanges), Uses()
+                ends = Ends(exchanges)
                 stack.enter_context(ends.in_force())
                 forms = special_forms(exchanges, ends, decisions.checked, args, kwargs)
                 stack.enter_context(replaced(self, forms))
                 for name, module in self.named_modules():
                     if isinstance(module, MessagePassing):
                         of_module = decisions.of_module(name)
-                        form = Propagation(module, exchanges, sar.options, of_module, uses)
+                        form = Propagation(
+                            module, exchanges, sar.options, of_module, in_forward=in_forward
+                        )
                         for method in ('propagate', 'edge_updater'):
                             stack.enter_context(overridden(module, method, getattr(form, method)))
                 stack.enter_context(sar.running())
-                yield uses
+                yield
             except BaseException as error:
                 left_by(error)
                 raise

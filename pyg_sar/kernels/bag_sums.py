@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from pyg_sar.kernels.weighted_sums import add_weighted_sums
 from pyg_sar.shard.bags import Bags
 
 _CHUNK_BYTES = 2 << 20
@@ -22,13 +23,14 @@ _BAG_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 def bag_sums(
     values: Tensor, bags: Bags, weight: Tensor | None = None, *, factor: Tensor | None = None
 ) -> Tensor:
-    """The weighted sum of every bag, ``[num_rows, F]``; zeros for rows without entries.
+    """The weighted sum of every bag, ``[num_rows, ...]``; zeros for rows without entries.
 
-    One pass that writes the result only; otherwise as :func:`add_bag_sums`.
+    One pass that writes the result only, unless there are heads; otherwise as :func:`add_bag_sums`.
     """
-    if bags.keys is not None or bags.ptr.numel() == 1:
-        out = values.new_zeros(bags.num_rows, values.size(1))
-        return add_bag_sums(out, values, bags, weight, factor=factor)
+    has_heads = weight is not None and weight.dim() == 2
+    if has_heads or bags.keys is not None or bags.ptr.numel() == 1:
+        out = values.new_zeros(bags.num_rows, *values.shape[1:])
+        return add_bag_sums(out, values, bags, weight, factor=factor, is_zero=True)
     weight = _entry_weights(bags, weight, factor)
     return _bag_sums(values, bags, weight, 0, bags.num_rows)
 
@@ -52,7 +54,8 @@ def add_bag_sums(
         out: ``[num_rows, F]``, changed in place.
         values: ``[num_cols, F]`` of the same dtype.
         bags: The edges, grouped.
-        weight: ``[num_edges]`` in edge order, or None for ones.
+        weight: ``[num_edges]`` in edge order, or None for ones; with a weight for every head
+            ``[num_edges, H]`` see :mod:`pyg_sar.kernels.weighted_sums`, where rows are ``[H, C]``.
         factor: ``[num_cols]``: what rows of `values` are multiplied by, or None. It takes no pass
             over them.
         is_zero: Whether `out` is known to be zero.
@@ -60,6 +63,8 @@ def add_bag_sums(
     Returns:
         `out`.
     """
+    if weight is not None and weight.dim() == 2:
+        return add_weighted_sums(out, values, bags, weight, is_zero=is_zero)
     num_bags = bags.ptr.numel() - 1
     weight = _entry_weights(bags, weight, factor)
     step = max(num_bags, 1)

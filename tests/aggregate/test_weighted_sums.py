@@ -15,7 +15,7 @@ from small_graphs import ASSIGNMENTS, assert_close, cut, small_graph
 from torch import Tensor
 
 from pyg_sar import load_shard
-from pyg_sar.aggregate.weighted import weighted_sum
+from pyg_sar.aggregate.weighted_sum import weighted_sum
 from pyg_sar.comm import Exchange
 from pyg_sar.comm.swap import GRADIENTS_TAG, ROWS_TAG, Swap
 from pyg_sar.shard.plan import plan_of

@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv, TransformerConv
 
 from pyg_sar import SARConv, load_shard, partition_graph
-from pyg_sar.aggregate.linear import linear_sum
+from pyg_sar.aggregate.weighted_sum import linear_sum
 from pyg_sar.comm import Exchange, GradientReturn
 from pyg_sar.shard.plan import plan_of
 

@@ -19,7 +19,7 @@ from torch_geometric.utils import add_self_loops
 
 import pyg_sar
 from pyg_sar import partition_graph
-from pyg_sar.aggregate.linear import linear_sum
+from pyg_sar.aggregate.weighted_sum import linear_sum
 from pyg_sar.comm import Exchange
 from pyg_sar.comm.reshard.reverse_edges import Reversed, reverse
 from pyg_sar.shard.plan import plan_of

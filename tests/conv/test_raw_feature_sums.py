@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -144,6 +145,43 @@ def test_ranks_keep_and_drop_together(root: str) -> None:
     for outs, counts in run_ranks(_one_rank_replaces, 3, root):
         assert all(torch.equal(out, outs[0]) for out in outs)
         assert counts == [1, 0, 1, 0]
+
+
+def _unseen_changes(root: str, ranks: list[int], has_weight: bool) -> list[Tensor]:
+    """Gradients and outputs of kept results and anew, before and after what torch does not see."""
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(1)
+    x, weight = data.x.clone(), data.edge_weight.double()
+    kind = pyg.GCNConv if has_weight else pyg.SAGEConv
+    model = pyg_sar.wrap(kind(6, 5).double())
+    args = [weight] if has_weight else []
+    changed = weight if has_weight else x
+    found = []
+    for change in (
+        lambda: None,
+        lambda: changed.data.mul_(2),
+        lambda: np.copyto(changed.numpy(), changed.numpy()[::-1].copy()),
+        lambda: setattr(changed, 'data', changed.data + 1),
+    ):
+        if not dist.is_initialized() or dist.get_rank() in ranks:
+            change()
+        for _ in range(2):
+            kept = _step(model, x, data.edge_index, *args)
+            anew = _step(model, x.clone(), data.edge_index, *(w.clone() for w in args))
+            assert all(torch.equal(a, b) for a, b in zip(kept, anew, strict=True))
+        found.append(kept[0])
+    return found
+
+
+@pytest.mark.parametrize('has_weight', [False, True])
+@pytest.mark.parametrize(('world_size', 'ranks'), [(1, [0]), (3, [0, 1, 2]), (3, [1])])
+def test_what_torch_does_not_see_is_seen(
+    root: str, world_size: int, ranks: list[int], has_weight: bool
+) -> None:
+    """Of features in a sum that is kept, and of weights in a normalisation that is kept."""
+    outs = run_ranks(_unseen_changes, world_size, root, ranks, has_weight)
+    for before, *later in outs if world_size == 1 else [outs[1]]:
+        assert all(out.numel() and not torch.equal(out, before) for out in later)
 
 
 def _kept_for(data: Data) -> Any:

@@ -21,8 +21,9 @@ from torch_geometric.utils import (
 )
 
 from pyg_sar.aggregate.halo import from_halo, with_halo
-from pyg_sar.comm import max_over_ranks, raise_together
+from pyg_sar.comm import all_ranks, max_over_ranks, raise_together
 from pyg_sar.conv.exchanges import Exchanges
+from pyg_sar.conv.reuse.checksum import checksum
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
 
@@ -159,17 +160,26 @@ class Normalizer:
         edge_weight: Tensor | None,
         compute: Callable[[], tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
-        """`compute()`, remembered while the very same tensors come in unchanged."""
+        """`compute()`, remembered while the very same tensors come in unchanged.
+
+        Collective where weights come in: an all-reduce of one number.
+        """
         self._check(shard, key[0], edge_index, edge_weight)
         is_constant = isinstance(edge_index, ShardEdgeIndex) and edge_index.is_whole
-        if edge_weight is not None:
-            is_constant &= not (edge_weight.requires_grad or edge_weight.is_inference())
+        inputs, key = [edge_index], (*key, id(edge_index), edge_index._version)
+        results = shard.cache.setdefault('normalize', OrderedDict())
+        if edge_weight is None:
+            is_known = key in results
+        elif edge_weight.requires_grad or edge_weight.is_inference():
+            return compute()
+        else:
+            inputs.append(edge_weight)
+            key = (*key, id(edge_weight), edge_weight._version, checksum(edge_weight))
+            device, world_size = edge_weight.device, shard.world_size
+            is_known = all_ranks(is_constant and key in results, device, world_size)
         if not is_constant:
             return compute()
-        inputs = [edge_index] if edge_weight is None else [edge_index, edge_weight]
-        key = (*key, *((id(t), t._version) for t in inputs))
-        results = shard.cache.setdefault('normalize', OrderedDict())
-        if key not in results:
+        if not is_known:
             # The inputs are kept too: an id is only good while its tensor lives.
             with torch.inference_mode(False), torch.no_grad():  # it outlives the caller's mode
                 results[key] = inputs, compute()

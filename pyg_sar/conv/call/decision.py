@@ -61,12 +61,10 @@ class OfModule:
     Attributes:
         calls: How each kind of call is computed.
         turned: The tensors with one row per edge, where edges have to be turned round.
-        uses: What follows its sums (:mod:`pyg_sar.conv.reuse.narrow_exchange`).
     """
 
     calls: dict[Any, Decision] = field(default_factory=dict)
     turned: dict[Any, list[str]] = field(default_factory=dict)
-    uses: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass

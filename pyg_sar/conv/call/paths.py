@@ -10,10 +10,9 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.aggregate.halo import with_halo
-from pyg_sar.aggregate.linear import linear_sum
 from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn
 from pyg_sar.aggregate.replay import replay
-from pyg_sar.aggregate.weighted import weighted_sum
+from pyg_sar.aggregate.weighted_sum import linear_sum, weighted_sum
 from pyg_sar.comm import Exchange
 from pyg_sar.conv.call.by_destination import Observation, run_gather
 from pyg_sar.conv.call.decision import Decision
@@ -24,7 +23,7 @@ from pyg_sar.conv.message.forward_state import state_of
 from pyg_sar.conv.message.reductions import Aggregate, finish, messages_of
 from pyg_sar.conv.message.sample_edges import AttributeWatch, edge_rows
 from pyg_sar.conv.options import Path
-from pyg_sar.conv.reuse.narrow_exchange import Place, is_hooked, is_sum
+from pyg_sar.conv.reuse.narrow_exchange import is_hooked, is_sum, sum_for_layer
 from pyg_sar.conv.reuse.raw_feature_sums import KeptSums, are_raw
 from pyg_sar.merge import State
 from pyg_sar.shard.plan import Plan
@@ -41,7 +40,7 @@ class Call:
         oriented: The edges; results per edge go back to the caller's order.
         decision: How the ranks compute it.
         max_rows: In-edges of a chunk of the gather path; None for what fits into free memory.
-        place: Which call of the conv's forward it is.
+        in_forward: Whether the conv's own forward takes the result.
     """
 
     binding: Binding
@@ -50,7 +49,7 @@ class Call:
     oriented: Oriented
     decision: Decision
     max_rows: int | None
-    place: Place
+    in_forward: bool
 
     @property
     def conv(self) -> MessagePassing:
@@ -144,7 +143,9 @@ def _linear(call: Call) -> Tensor:
             return out
         if kept.keeps:
             return kept.keep(x, weight, sum_of(x))
-    return call.place.sum(x, plan, sum_of)
+    if not call.in_forward:
+        return sum_of(x)
+    return sum_for_layer(call.conv, x, plan, sum_of)
 
 
 def _weighted(call: Call) -> Tensor:

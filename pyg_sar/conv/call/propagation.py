@@ -28,8 +28,6 @@ from pyg_sar.conv.message.intercept import MessageError, StatisticsError, Unsupp
 from pyg_sar.conv.message.sample_edges import not_saved
 from pyg_sar.conv.names import name_of, plain_class
 from pyg_sar.conv.options import Options, Path
-from pyg_sar.conv.reuse.deferred_sum import plain
-from pyg_sar.conv.reuse.narrow_exchange import Uses
 from pyg_sar.conv.support import STATISTICS_MODULES
 from pyg_sar.monitor import say
 from pyg_sar.shard.plan import Plan, plan_of
@@ -46,7 +44,7 @@ class Propagation:
         exchanges: The exchanges of the forward.
         options: How the conv is computed.
         decisions: What the ranks have decided for the conv in earlier forwards; added to.
-        uses: The sums of the forward whose uses are seen.
+        in_forward: Whether the conv's own forward takes what they return.
     """
 
     def __init__(
@@ -55,17 +53,18 @@ class Propagation:
         exchanges: Exchanges,
         options: Options,
         decisions: OfModule,
-        uses: Uses,
+        *,
+        in_forward: bool,
     ) -> None:
         self.conv = conv
         self.exchanges = exchanges
         self.options = options
         self.decisions = decisions
-        self.uses = uses
+        self.in_forward = in_forward
 
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included."""
-        conv, kwargs = self.conv, plain(kwargs)
+        conv = self.conv
         for hook in conv._propagate_forward_pre_hooks.values():
             result = hook(conv, (edge_index, size, kwargs))
             if result is not None:
@@ -85,7 +84,7 @@ class Propagation:
 
     def edge_updater(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``: one row per edge of `edge_index`, in its order."""
-        conv, kwargs = self.conv, plain(kwargs)
+        conv = self.conv
         for hook in conv._edge_update_forward_pre_hooks.values():
             result = hook(conv, (edge_index, size, kwargs))
             if result is not None:
@@ -127,8 +126,8 @@ class Propagation:
         binding = bind(self.conv, function, kwargs, plan, decision.edge_names)
         if decision.learnable is None:  # a tensor that may be another one by now
             decision = replace(decision, trace=trace(binding, STATISTICS_MODULES))
-        use = self.uses.place(self.conv, shard, self.decisions.uses)
-        return Call(binding, plan, exchange, oriented, decision, self.options.max_rows, use), kwargs
+        given = self.options.max_rows, self.in_forward
+        return Call(binding, plan, exchange, oriented, decision, *given), kwargs
 
     def _oriented(
         self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
@@ -284,7 +283,7 @@ def _layers(conv: MessagePassing, kwargs: dict[str, Any]) -> list[dict[str, Any]
 
 
 def _one_pass(binding: Binding, traced: Trace) -> bool:
-    """Whether one pass computes the softmax of a call; see :mod:`pyg_sar.aggregate.online`."""
+    """Whether one pass computes the softmax; see :mod:`pyg_sar.aggregate.online_softmax`."""
     if traced.weights is None:
         return False
     return has_gradient_of_use(binding, program_of(binding, traced, num_dst=1))

@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import least_of_ranks
+from pyg_sar.conv.reuse.checksum import checksum
 from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.shard import Shard
 
@@ -23,25 +24,26 @@ _NOTHING, _KEEPS, _HAS = range(3)
 class _Kept:
     """A result, and what it was computed from."""
 
-    x_version: int
     weight: weakref.ref[Tensor] | None
-    weight_version: int
+    states: list[Any]
     out: Tensor
 
     def is_of(self, x: Tensor, weight: Tensor | None) -> bool:
         """Whether nothing has changed since."""
-        if self.x_version != x._version:
-            return False
-        if self.weight is None or weight is None:
-            return self.weight is None and weight is None
-        return self.weight() is weight and self.weight_version == weight._version
+        is_same = weight is (None if self.weight is None else self.weight())
+        return is_same and self.states == _states(x, weight)
+
+
+def _states(*tensors: Tensor | None) -> list[Any]:
+    return [(t._version, checksum(t)) for t in tensors if t is not None]
 
 
 class KeptSums:
     """The aggregated raw features of one plan, at most one result for each tensor and aggregation.
 
-    A tensor is known by identity and version, so features that a dropout has made anew, or that
-    were written to, are aggregated again; what was kept is freed with the tensor it came from.
+    A tensor is known by identity, version and checksum, so features that a dropout has made anew,
+    or that were written to, are aggregated again; what was kept is freed with the tensor it came
+    from.
     Every caller has a copy of its own, which takes memory once it is written to.
 
     Args:
@@ -80,12 +82,9 @@ class KeptSums:
 
     def keep(self, x: Tensor, weight: Tensor | None, out: Tensor) -> Tensor:
         """Keeps a result while `x` lives; returns what the caller may write to."""
-        self._kept.setdefault(x, {})[self._reduce] = _Kept(
-            x._version,
-            None if weight is None else weakref.ref(weight),
-            0 if weight is None else weight._version,
-            out.detach(),
-        )
+        known_weight = None if weight is None else weakref.ref(weight)
+        kept = _Kept(known_weight, _states(x, weight), out.detach())
+        self._kept.setdefault(x, {})[self._reduce] = kept
         return copy_on_write(out)
 
 

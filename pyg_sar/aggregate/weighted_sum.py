@@ -1,0 +1,230 @@
+"""Sums of ``w_e * x_j`` over in-edges: attention once its weights are known, GCN, GraphSAGE.
+
+Backward needs no second receive for the rows: the gradient of a block's source rows is the
+transposed sum of the output gradient, which the destination's rank holds. A weight that takes a
+gradient needs the rows again: its gradient is their product with the output gradient, made in the
+same pass over the blocks. A constant weight, or none, is the special case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.aggregate.block_sources import block_sources, split_rows
+from pyg_sar.comm import Exchange, GradientReturn, Rows, communicates, once_differentiable
+from pyg_sar.kernels.bag_sums import add_bag_sums, bag_sums
+from pyg_sar.kernels.weighted_sums import edge_dots
+from pyg_sar.shard.plan import Block, Plan
+
+
+def linear_sum(
+    x: Tensor,
+    weight: Tensor | None,
+    plan: Plan,
+    exchange: Exchange,
+    *,
+    one_shot: bool = False,
+    mean: bool = False,
+) -> Tensor:
+    """``out[i] = sum of w_ij * x[j] over all edges (j, i)``, remote ones included.
+
+    ========  ======================  ==================================================
+    tensor    shape                   meaning
+    ========  ======================  ==================================================
+    x         ``[num_own, F]``        own rows; floating point
+    weight    ``[num_edges]`` / None  one weight per edge of `plan`; takes no gradient
+    out       ``[num_dst, F]``        sums over all in-edges; with ``mean`` divided by their number
+    ========  ======================  ==================================================
+
+    | forward:  receive the rows of block q; ``out += A_q @ rows_q``
+    | backward: ``grad_rows_q = A_q^T @ grad_out``; send them to q; own rows' gradients are summed
+
+    Saved for backward: nothing but the weight. Point-to-point messages: one per step in forward,
+    one per step in backward if x needs a gradient (with ``one_shot`` one all-to-all each).
+    """
+    constant = None if weight is None else weight.detach()
+    out: Tensor = _WeightedSum.apply(  # type: ignore[no-untyped-call]
+        x, constant, plan, exchange, one_shot, False, mean
+    )
+    return out
+
+
+def weighted_sum(
+    x: Tensor,
+    weight: Tensor,
+    plan: Plan,
+    exchange: Exchange,
+    *,
+    keep_rows: bool = False,
+    one_shot: bool = False,
+) -> Tensor:
+    """``out[i, h] = sum of weight[e, h] * x[j, h] over all edges e: j -> i``, remote ones included.
+
+    ========  ======================  ==================================================
+    tensor    shape                   meaning
+    ========  ======================  ==================================================
+    x         ``[num_own, H, C]``     own rows; floating point
+    weight    ``[num_edges, H]``      weights of the edges of `plan`; dtype of x
+    out       ``[num_dst, H, C]``     sums over all in-edges
+    ========  ======================  ==================================================
+
+    | forward:  receive the rows of block q; ``out[:, h] += A_qh @ rows_q[:, h]``
+    | backward: ``grad_rows_q[:, h] = A_qh^T @ grad_out[:, h]``; send them to q; if the weight needs
+      a gradient receive the rows again; ``grad_weight[e, h] = <grad_out[i, h], rows_q[j, h]>``
+
+    Saved for backward: x if the weight needs a gradient, the weight if x does. Never is anything of
+    ``[num_edges, H, C]`` made. Point-to-point messages: one per step in forward; in backward one
+    per step if the weight needs a gradient, and one if x does (with `one_shot` one all-to-all in
+    forward, and one in backward if x needs a gradient).
+
+    Args:
+        x: Own rows.
+        weight: The weights.
+        plan: The blocks.
+        exchange: The exchange of the plan's shard.
+        keep_rows: Keep the rows that were received instead of receiving them again.
+        one_shot: Exchange all halo rows at once; they are kept.
+    """
+    # Nothing is kept where backward would not ask for it.
+    keep_rows = (keep_rows or one_shot) and torch.is_grad_enabled() and weight.requires_grad
+    out: Tensor = _WeightedSum.apply(  # type: ignore[no-untyped-call]
+        x.contiguous(), weight, plan, exchange, one_shot, keep_rows, False
+    )
+    return out
+
+
+@communicates
+class _WeightedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        plan: Plan,
+        exchange: Exchange,
+        one_shot: bool,
+        keep_rows: bool,
+        mean: bool,
+    ) -> Tensor:
+        kept: list[Tensor] | None = [] if keep_rows else None
+        out: Tensor | None = None
+        sources = block_sources([x], plan, exchange, one_shot=one_shot, kept=kept)
+        for block, (rows,) in zip(plan.blocks, sources, strict=True):
+            if block.num_edges == 0:
+                continue
+            block_weight = None if weight is None else block.take(weight)
+            if out is None:
+                out = bag_sums(rows, block.by_dst, block_weight)
+            else:
+                add_bag_sums(out, rows, block.by_dst, block_weight)
+        if out is None:
+            out = x.new_zeros(plan.shard.num_dst, *x.shape[1:])
+        ctx.plan, ctx.exchange, ctx.one_shot, ctx.mean = plan, exchange, one_shot, mean
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(
+            x if needs_weight else None, weight if needs_x else None, *(kept or ())
+        )
+        return out.div_(_divisor(plan, out).view(-1, 1)) if mean else out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *kept = ctx.saved_tensors
+        plan, exchange, grad = ctx.plan, ctx.exchange, grads[0].contiguous()
+        grad_x, grad_weight = None, None
+        sources: Iterable[Rows] = repeat([], len(plan.blocks))
+        if ctx.needs_input_grad[1]:
+            grad_weight = grad.new_empty(plan.num_edges, grad.size(1))
+            sources = block_sources([x], plan, exchange, one_shot=ctx.one_shot, kept=kept or None)
+        if ctx.needs_input_grad[0]:
+            factor = _divisor(plan, grad).reciprocal() if ctx.mean else None
+            grad_x = _SourceGradient(grad, weight, factor, plan, exchange, ctx.one_shot)
+        for block, rows in zip(plan.blocks, sources, strict=True):
+            if grad_weight is not None and block.num_edges:
+                block.put(grad_weight, edge_dots(grad, rows[0], block.by_dst))
+            if grad_x is not None:
+                grad_x.add(block)
+        return None if grad_x is None else grad_x.finish(), grad_weight, *[None] * 5
+
+
+def _divisor(plan: Plan, like: Tensor) -> Tensor:
+    """What a sum over in-edges is divided by for their mean, ``[num_dst]``."""
+    return plan.in_degree.clamp(min=1).to(like.dtype)
+
+
+class _SourceGradient:
+    """The gradient of the own rows, from one block after another; see :func:`linear_sum`.
+
+    Args:
+        grad_out: The gradient of the sums ``[num_dst, ...]``.
+        weight: Weights of the edges, or None.
+        factor: What rows of `grad_out` are multiplied by ``[num_dst]``, or None.
+        plan: The blocks.
+        exchange: The exchange of the plan's shard.
+        one_shot: Return the gradients of all halo rows at once.
+    """
+
+    def __init__(
+        self,
+        grad_out: Tensor,
+        weight: Tensor | None,
+        factor: Tensor | None,
+        plan: Plan,
+        exchange: Exchange,
+        one_shot: bool,
+    ) -> None:
+        self.grad_out, self.weight, self.factor = grad_out, weight, factor
+        self.exchange, self.one_shot = exchange, one_shot
+        shard, own = plan.shard, plan.blocks[0]
+        # With one part the own block's sum is the gradient itself, made in one pass.
+        self.made = own if shard.parts_per_rank == 1 and own.num_edges else None
+        if self.made is not None and not one_shot:
+            self.returned = GradientReturn(exchange, [grad_out], own=lambda: [self._sums(own)])
+            return
+        shape = grad_out.shape[1:]
+        is_made = self.made is not None
+        self.out = self._sums(own) if is_made else grad_out.new_zeros(shard.num_own, *shape)
+        if one_shot:
+            self.halo = grad_out.new_empty(shard.num_halo, *shape)
+            self.targets = iter(split_rows(self.out, self.halo, plan))
+        else:
+            self.returned = GradientReturn(exchange, [self.out])
+
+    def add(self, block: Block) -> None:
+        """Makes the gradient of the next block's source rows and sends it to their owner."""
+        if self.one_shot:
+            rows = next(self.targets)
+        if block is self.made:
+            return
+        if self.one_shot:
+            self._write(rows, block)
+        else:
+            (rows,) = self.returned.rows()
+            self._write(rows, block)
+            self.returned.send()
+
+    def finish(self) -> Tensor:
+        """The gradient ``[num_own, ...]``, once all blocks have been added."""
+        if self.one_shot:
+            self.exchange.return_all([self.halo], [self.out])
+            return self.out
+        (out,) = self.returned.finish()
+        return out
+
+    def _sums(self, block: Block) -> Tensor:
+        weight = None if self.weight is None else block.take(self.weight)
+        return bag_sums(self.grad_out, block.by_src, weight, factor=self.factor)
+
+    def _write(self, rows: Tensor, block: Block) -> None:
+        weight = None if self.weight is None else block.take(self.weight)
+        has_heads = weight is not None and weight.dim() == 2
+        if block.num_edges == 0 or block.by_src.keys is not None or has_heads:
+            rows.zero_()
+        if block.num_edges:
+            bags, factor = block.by_src, self.factor
+            add_bag_sums(rows, self.grad_out, bags, weight, factor=factor, is_zero=True)
