@@ -32,7 +32,7 @@ MAY_IMPORT = {
     'ddp': {'comm', 'conv', 'fingerprint', 'memory', 'monitor', 'wrap'},
     'profiling': {'comm', 'conv', 'monitor', 'profiling'},
     'checkpoint': {'checkpoint', 'comm', 'shard'},
-    'transforms': {'comm', 'conv', 'shard', 'transforms'},
+    'transforms': {'checkpoint', 'comm', 'conv', 'shard', 'transforms'},
     'partitioner': {'partitioner', 'shard'},
     'partition': {'partitioner'},
     'inspection': {'inspection', 'partitioner', 'shard'},

@@ -8,7 +8,7 @@ ends, the folder is one that loads: without the new attributes, or with all of t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar.comm import agree, check_equal, in_call, raise_together
+from pyg_sar.checkpoint.all_or_none import together
+from pyg_sar.comm import agree, check_equal, in_call
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.checksums import file_checksum
 from pyg_sar.shard.format.file_names import META_FILE, NODE_ATTRS_FILE, part_dir
@@ -50,40 +51,27 @@ def save_node_attrs(data: Data, names: Sequence[str], *, overwrite: bool = False
     Raises:
         ValueError: On all ranks, if an attribute is missing or does not fit, its name is taken, or
             the folder holds another partition by now.
-        FileNotFoundError: On all ranks, if the folder or a file of it is missing.
+        OSError: On all ranks, if a file is missing or cannot be written on one.
     """
     names = list(dict.fromkeys(names))
-    shard = _try_together(lambda: _check_data(data, names))
+    together(lambda: _check_data(data, names))
+    shard = data.edge_index.shard
     row_types = {name: row_type(data[name]) for name in names}
     check_equal('node attributes', row_types, agree(row_types))
 
-    known: dict[str, Any] = _try_together(lambda: _known_attrs(shard, names, overwrite))
+    known = together(lambda: _known_attrs(shard, names, overwrite))[0]
     kept = {name: row_type for name, row_type in known.items() if name not in names}
     # While parts hold old and new values of an attribute, the folder names neither it nor the
     # checksums of their files.
     unknown = {_file_of(part): None for part in range(shard.num_parts)}
-    _try_together(lambda: _write_meta(shard, kept, unknown))
+    together(lambda: _write_meta(shard, kept, unknown))
     values = {name: data[name] for name in names}
-    written = _try_together(lambda: _write_parts(shard, values, set(kept)))
-    checksums = {name: value for own in agree(written) for name, value in own.items()}
-    _try_together(lambda: _write_meta(shard, {**kept, **row_types}, checksums))
+    written = together(lambda: _write_parts(shard, values, set(kept)))
+    checksums = {name: value for own in written for name, value in own.items()}
+    together(lambda: _write_meta(shard, {**kept, **row_types}, checksums))
 
 
-def _try_together(fn: Callable[[], Any]) -> Any:
-    """Runs `fn`; if it fails on any rank, all ranks raise (collective)."""
-    error: Exception | None = None
-    out = None
-    try:
-        out = fn()
-    except (ValueError, FileNotFoundError) as failure:
-        error = failure
-    except Exception as failure:  # whatever it is, the other ranks must not wait for this one
-        error = ValueError(f'could not save node attributes: {failure!r}')
-    raise_together(error)
-    return out
-
-
-def _check_data(data: Data, names: list[str]) -> Shard:
+def _check_data(data: Data, names: list[str]) -> None:
     if not isinstance(data, Data):
         raise ValueError(
             f'expected the Data of a homogeneous graph (got a {type(data).__name__}; attributes of '
@@ -104,7 +92,6 @@ def _check_data(data: Data, names: list[str]) -> Shard:
             raise ValueError(
                 f"expected one row per own node in '{name}': {shard.num_own} rows (got {got})"
             )
-    return shard
 
 
 def _known_attrs(shard: Shard, names: list[str], overwrite: bool) -> dict[str, Any]:
