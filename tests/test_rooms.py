@@ -45,7 +45,7 @@ FOLDERS = {
     'conv': ('call', 'inspect', 'message', 'around', 'reuse'),
     'comm': ('reshard', 'faults'),
     'shard': ('read', 'format'),
-    'partitioner': ('sources', 'write', 'methods', 'on_disk'),
+    'partitioner': ('sources', 'write', 'methods', 'graph', 'on_disk'),
 }
 """The folders of a room: each may import those after it."""
 
@@ -64,9 +64,11 @@ def _modules() -> dict[str, Path]:
 
 @cache
 def _imports(path: Path) -> frozenset[str]:
-    """What a file imports, wherever in it; a module that is imported by name as that module."""
+    """What a file imports, but for types; a module that is imported by name as that module."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+    tree = ast.parse(path.read_text(encoding='utf-8'))
+    tree.body = [node for node in tree.body if not _is_for_types(node)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             full = {f'{node.module}.{alias.name}' for alias in node.names}
             modules = full & _modules().keys()
@@ -74,6 +76,10 @@ def _imports(path: Path) -> frozenset[str]:
         elif isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
     return frozenset(found)
+
+
+def _is_for_types(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == 'TYPE_CHECKING'
 
 
 def _files(room: str) -> list[Path]:

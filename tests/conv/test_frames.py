@@ -13,18 +13,19 @@ from small_graphs import cut, small_graph
 from torch_geometric.nn import SAGEConv
 
 import pyg_sar
+from pyg_sar.kernels import bag_sums
 
 PACKAGE = str(Path(pyg_sar.__file__).parent)
+KERNELS = bag_sums.__file__
 MAX_FRAMES = 9
 
 
 def _frames_at_the_kernel(call: Any) -> list[str]:
-    """Frames of the package, outermost first, where a kernel first asks torch for sums."""
+    """Frames of the package, outermost first, where the first kernel is entered, with the kernel."""
     found: list[str] = []
 
     def look(frame: FrameType, event: str, argument: Any) -> None:
-        name = getattr(argument, '__name__', '')
-        if found or event != 'c_call' or not name.startswith('embedding_bag'):
+        if found or event != 'call' or frame.f_code.co_filename != KERNELS:
             return
         at: FrameType | None = frame
         while at is not None:
