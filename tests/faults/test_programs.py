@@ -154,7 +154,10 @@ def test_a_rank_that_skips_a_layer(root: str, layer: int, phase: str) -> None:
     outcomes = run_once(_skip, 3, root, layer, phase)
     layers = "layer 'convs.1' (GATConv)", "layer 'convs.2' (GCNConv)"
     if phase == 'backward':  # rank 2 has no more to do in it
-        layers = "layer 'convs.1' (GATConv), backward", 'the end of backward in no layer on rank 2'
+        layers = (
+            "layer 'convs.1' (GATConv), backward",
+            'gradients of parameters in no layer on rank 2',
+        )
     assert_all_raise(outcomes, 'ValueError', 'expected the same program', 'rank 2', *layers)
 
 
