@@ -221,5 +221,6 @@ def test_other_rows_are_found_before_they_move(
     for found in exchanges[:2]:
         assert_all_raise(found, 'ValueError', *words)
     for found in exchanges[2:]:
-        words = 'torch.float64 of shape (6,)', 'got a sum', 'of shape (5,) on rank 1)'
+        # A sum carries one number more: whether the rank needs a gradient.
+        words = 'torch.float64 of shape (7,)', 'got a sum', 'of shape (6,) on rank 1)'
         assert_all_raise(found, 'ValueError', *words)
