@@ -85,8 +85,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     widths = {key: x.size(1) for key, x in features(data).items()}
     model = RGCN(widths, data.edge_types, args.hidden, data[args.target].num_classes)
-    # Of the last layer only the relations into the target type reach the loss.
-    model = pyg_sar.DistributedDataParallel(model, find_unused_parameters=True)
+    model = pyg_sar.DistributedDataParallel(model)
     for epoch, (loss, accuracy) in enumerate(train(model, data, args.target, args.epochs)):
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(f'epoch {epoch + 1:3d}  loss {loss:.6f}  accuracy {accuracy:.4f}', flush=True)

@@ -41,7 +41,6 @@ def main() -> None:
     if dist.is_torchelastic_launched():  # by torchrun
         dist.init_process_group('gloo')
     rank = dist.get_rank() if dist.is_initialized() else 0
-    world_size = dist.get_world_size() if dist.is_initialized() else 1
 
     data = pyg_sar.load_shard(args.root)
     sets = labelled_sets(data)
@@ -62,7 +61,7 @@ def main() -> None:
         values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
         loss = pyg_sar.global_mean(values, data.train_mask)
         optimizer.zero_grad()
-        (loss * world_size).backward()  # torch's averages gradients, but shares are to be summed
+        loss.backward()
         optimizer.step()
 
         # Of the weights before this step; every rank takes part in every mean.

@@ -76,9 +76,7 @@ def train(
     torch.manual_seed(seed)
     model = make_model(config, data)
     if mode is not None:
-        # Of the last layer of a heterogeneous model only relations into papers reach the loss.
-        some_unused = {'find_unused_parameters': True} if config.model == 'rsage' else {}
-        model = pyg_sar.DistributedDataParallel(model, mode=mode, **some_unused)
+        model = pyg_sar.DistributedDataParallel(model, mode=mode)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
 
     def mean(values: Tensor, mask: Tensor) -> Tensor:

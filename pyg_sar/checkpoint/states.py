@@ -18,15 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+
+from pyg_sar.ddp import DistributedDataParallel
 
 MODEL, OPTIMIZER, TRAINING = 'model.', 'optimizer.', 'training'
 
 
 def plain_model(model: torch.nn.Module) -> torch.nn.Module:
     """The model inside DistributedDataParallel, ours or torch's."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    kinds = DistributedDataParallel, torch.nn.parallel.DistributedDataParallel
+    return model.module if isinstance(model, kinds) else model
 
 
 def model_state(model: torch.nn.Module) -> dict[str, Any]:

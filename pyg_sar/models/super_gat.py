@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import SuperGATConv
 
-from pyg_sar.comm import all_reduce_sum
+from pyg_sar.comm import sum_over_ranks
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 
@@ -27,9 +27,8 @@ class GlobalSuperGATConv(SuperGATConv):  # type: ignore[misc]
     def get_attention_loss(self) -> Tensor:
         """The loss of the last forward, as :func:`pyg_sar.global_mean` gives a loss.
 
-        The value is that of the whole graph, the same on all ranks; the gradient is this rank's
-        share, so that the gradients summed over the ranks are those of one process. Collective
-        after a forward on a cut graph in training: one all-reduce of two numbers.
+        Collective after a forward on a cut graph in training: one all-reduce of two numbers, and
+        one in backward.
         """
         if not (self.training and self._is_cut):
             out: Tensor = super().get_attention_loss()
@@ -37,10 +36,7 @@ class GlobalSuperGATConv(SuperGATConv):  # type: ignore[misc]
         losses = F.binary_cross_entropy_with_logits(
             self.att_x.mean(dim=-1), self.att_y, reduction='none'
         )
-        local = losses.sum()
-        count = torch.tensor(losses.numel(), dtype=torch.float64, device=losses.device)
-        totals = all_reduce_sum(torch.stack([local.detach().double(), count]))
-        share = local.double() / totals[1]
-        # The global value, with the share's gradient; the parenthesis is exactly zero.
-        mean = totals[0] / totals[1] + (share - share.detach())
+        local = losses.sum().double()
+        total, count = sum_over_ranks(torch.stack([local, local.new_tensor(losses.numel())]))
+        mean: Tensor = total / count.detach()
         return mean.to(losses.dtype)

@@ -96,8 +96,8 @@ class GlobalLightGCN(LightGCN):  # type: ignore[misc]
         """As in PyG on one process.
 
         On several, it is ``pyg_sar.global_mean(-F.logsigmoid(positive - negative))``; as
-        regularisation add ``lambda_reg / number of pairs * model.embedding.weight[data.n_id]
-        .square().sum()`` to this rank's share.
+        regularisation add ``lambda_reg / number of pairs * pyg_sar.global_sum(
+        model.embedding.weight[data.n_id].square().sum())``.
 
         Raises:
             ValueError: On several processes.

@@ -181,8 +181,6 @@ class Planner:
         if factor < 1:
             small = rehearse(self.job, small_enough.scaled(factor / 2, factor / 2))
             peak += (large.peak_bytes - small.peak_bytes) * 2 * (1 / factor - 1)
-        if sizes.halo:
-            peak += large.parameter_bytes  # the buckets of DistributedDataParallel
         halo = max(scaled.num_halo, 1)
         return _Needs(peak, large.rows_received / halo, large.bytes_received / halo)
 

@@ -21,6 +21,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.conv.options import Mode
+from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.loss import global_mean
 from pyg_sar.monitor import LiveBytes
 from pyg_sar.planner.sizes import RankSizes
@@ -66,7 +67,7 @@ class Job:
             raise ValueError(f"'in_channels' must be positive (got {self.in_channels})")
         if self.mode not in MODES:
             raise ValueError(f"'mode' must be one of {MODES} (got {self.mode!r})")
-        if isinstance(self.model, torch.nn.parallel.DistributedDataParallel):
+        if isinstance(self.model, DistributedDataParallel):
             raise ValueError('expected the plain model (got a DistributedDataParallel around it)')
 
 
@@ -76,14 +77,12 @@ class Rehearsal:
 
     Attributes:
         peak_bytes: The most bytes of tensors alive at once, beyond features, edges and parameters.
-        parameter_bytes: Bytes of parameters that take gradients.
         bytes_received: Bytes received in the last epoch.
         rows_received: Rows received in the last epoch.
         seconds: Of the fastest epoch after the first.
     """
 
     peak_bytes: int
-    parameter_bytes: int
     bytes_received: int
     rows_received: int
     seconds: float
@@ -119,7 +118,6 @@ def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2)
                 seconds.append(time.perf_counter() - start)
     return Rehearsal(
         peak_bytes=live.peak,
-        parameter_bytes=sum(p.nbytes for p in model.parameters() if p.requires_grad),
         bytes_received=traffic.bytes_received - before[0],
         rows_received=traffic.rows_received - before[1],
         seconds=min(seconds[1:]),

@@ -10,6 +10,7 @@ import torch
 
 from pyg_sar.comm import agree, check_equal
 from pyg_sar.conv.sar_conv import SARConv
+from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.profiling.recording import Recording
 from pyg_sar.profiling.records import Summary, from_dict
 from pyg_sar.profiling.table import table_of_all, table_of_one
@@ -57,7 +58,7 @@ class Profile:
     """What :func:`pyg_sar.profile` records."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        if isinstance(model, DistributedDataParallel):
             model = model.module
         if not any(isinstance(module, SARConv) for module in model.modules()):
             raise ValueError(

@@ -75,8 +75,10 @@ def _rank(name: str, case: str, root: str) -> tuple[Tensor, dict[str, Tensor]]:
     shard = pyg_sar.load_shard(root)
     found = _loss_and_gradients(name, CASES[case][0], shard)
     if dist.is_initialized():
-        for key in found.keys() - {'loss', 'x'}:
-            dist.all_reduce(found[key])
+        for key in found.keys() - {'loss'}:
+            found[key] /= dist.get_world_size()
+            if key != 'x':
+                dist.all_reduce(found[key])
     return shard.n_id, found
 
 

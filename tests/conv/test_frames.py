@@ -21,7 +21,7 @@ MAX_FRAMES = 9
 
 
 def _frames_at_the_kernel(call: Any) -> list[str]:
-    """Frames of the package, outermost first, where the first kernel is entered, with the kernel."""
+    """Frames of the package, outermost first, where the first kernel is entered; it is the last."""
     found: list[str] = []
 
     def look(frame: FrameType, event: str, argument: Any) -> None:

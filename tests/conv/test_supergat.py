@@ -67,12 +67,12 @@ def _train(root: Path, mode: Any, kwargs: dict[str, Any]) -> Any:
     with mock.patch('pyg_sar.conv.around.negative_sampling.draw_negatives', return_value=drawn):
         out = conv(x, data.edge_index)
     attention_loss = conv.get_attention_loss()
-    share = _loss(out, data.n_id) + attention_loss
-    share.backward()
-    gradients = [p.grad for p in conv.parameters()]
+    (pyg_sar.global_sum(_loss(out, data.n_id)) + attention_loss).backward()
+    gradients = [p.grad / dist.get_world_size() for p in conv.parameters()]
     for gradient in gradients:
         dist.all_reduce(gradient)
-    return data.n_id, out.detach(), attention_loss.detach(), x.grad, gradients
+    grad = x.grad / dist.get_world_size()
+    return data.n_id, out.detach(), attention_loss.detach(), grad, gradients
 
 
 @pytest.mark.parametrize('how', CUTS)

@@ -11,9 +11,9 @@ from ddp_model import make_model
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt, small_graph
 from torch_geometric.data import Data
+from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.models import GIN
 
-import pyg_sar
 from pyg_sar import DistributedDataParallel, SARConv, wrap
 from pyg_sar.norm import GlobalBatchNorm
 
@@ -29,6 +29,7 @@ def _built(kwargs: dict[str, Any], make: str) -> str:
 
 MAKES: dict[str, Callable[[], torch.nn.Module]] = {
     'net': make_model,
+    'lazy': lambda: torch.nn.ModuleList([SAGEConv(-1, 3)]),
     'no convs': lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()),
     'instance norm': lambda: GIN(6, 8, 2, 3, norm=torch.nn.InstanceNorm1d(8)),
 }
@@ -40,6 +41,8 @@ MAKES: dict[str, Callable[[], torch.nn.Module]] = {
     [
         ('net', {'broadcast_buffers': True}, "'broadcast_buffers' must be False (got True)"),
         ('net', {'mode': 'parallel'}, "'mode' must be one of"),
+        ('net', {'bucket_cap_mb': 0}, "'bucket_cap_mb' must be positive (got 0)"),
+        ('net', {'device_ids': ['meta']}, "'device_ids' must be where the model is, ['cpu'] (got"),
         ('net', {'prefetch': 0}, "'prefetch' must be a positive int (got 0)"),
         ('no convs', {}, 'expected a model with at least one message-passing conv'),
         ('instance norm', {}, 'statistics over the rows of one rank'),
@@ -51,6 +54,11 @@ def test_refused_on_all_ranks(make, kwargs, words, world_size):
     else:
         outcomes = run_ranks(_built, world_size, kwargs, make)
     assert_all_raise(outcomes, 'ValueError', words)
+
+
+def test_lazy_parameters_are_refused_on_all_ranks():
+    outcomes = run_ranks(_built, 2, {}, 'lazy')
+    assert_all_raise(outcomes, 'ValueError', "(got '0.lin_l.weight', which is lazy)")
 
 
 def test_an_unknown_option_is_an_error():
@@ -87,7 +95,3 @@ def test_modes_reach_the_convs():
         ('sequential_no_remat', 3)
     ] * 2
     assert isinstance(model.module.norm, GlobalBatchNorm)
-
-
-def test_public_name():
-    assert issubclass(pyg_sar.DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)

@@ -1,4 +1,4 @@
-"""global_mean: the value of the whole graph everywhere, the gradient of the own share."""
+"""global_mean and global_sum: values of the whole graph, and gradients of the sum of all losses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _mean(
 ) -> tuple[Tensor, Tensor]:
     own = _own(values, counts).clone().requires_grad_()
     out = global_mean(own, None if mask is None else _own(mask, counts))
-    (out * scale).backward()
+    (out * scale * (dist.get_rank() + 1)).backward()  # every rank makes something else of it
     return out.detach(), own.grad
 
 
@@ -39,7 +39,7 @@ def _check(counts: list[int], values: Tensor, mask: Tensor | None = None) -> Non
     scale = 3.0
     leaf = values.clone().requires_grad_()
     want = (leaf if mask is None else leaf[mask]).mean()
-    (want * scale).backward()
+    (want * scale * sum(range(1, len(counts) + 1))).backward()
     results = run_ranks(_mean, len(counts), counts, values, mask, scale)
     for found, _ in results:
         assert found.shape == ()
@@ -76,7 +76,7 @@ def test_unequal_parts_have_unequal_shares():
     results = run_ranks(_mean, 2, [3, 1], values, None, 1.0)
     for found, grad in results:
         assert found.item() == 0.375
-        assert bool((grad == 0.25).all())
+        assert bool((grad == 3 * 0.25).all())
 
 
 @pytest.mark.parametrize('bad', [float('nan'), float('inf')])
@@ -133,7 +133,7 @@ def test_counts_beyond_half_precision(dtype, world_size):
         [_half(num_rows, dtype)] if world_size is None else run_ranks(_half, 2, num_rows, dtype)
     )
     want = torch.tensor(0.25, dtype=dtype)
-    share = torch.full((3,), 1 / (num_rows * len(results)), dtype=torch.float64)
+    share = torch.full((3,), 1 / num_rows, dtype=torch.float64)  # of as many losses as ranks
     for found, grad in results:
         assert torch.equal(found, want)
         torch.testing.assert_close(grad.double(), share, rtol=0.02, atol=0)
@@ -203,14 +203,16 @@ def _sums() -> list[Tensor]:
         global_sum(torch.empty(0)),
     ]
     assert torch.equal(values.detach(), before)
-    assert not out[0].requires_grad
-    return out
+    (out[0].cos().sum() * (rank + 1)).backward()
+    return [out[0].detach(), *out[1:], values.grad]
 
 
 @pytest.mark.parametrize('world_size', [1, 3])
 def test_global_sum(world_size):
     total = sum(range(world_size))
-    for vector, number, matrix, none in run_ranks(_sums, world_size):
+    factor = sum(range(1, world_size + 1))
+    for vector, number, matrix, none, grad in run_ranks(_sums, world_size):
+        assert_close(grad, -factor * vector.sin())
         assert vector.tolist() == [i * world_size + total for i in range(3)]
         assert number.tolist() == total + world_size
         assert number.dtype == torch.int64
@@ -222,5 +224,25 @@ def test_global_sum_in_one_process():
     values = torch.arange(3.0, requires_grad=True)
     out = global_sum(values)
     assert out.tolist() == [0.0, 1.0, 2.0]
-    assert not out.requires_grad
+    assert out.requires_grad
+    assert not global_sum(values.detach()).requires_grad
     assert out.data_ptr() != values.data_ptr()
+
+
+def _without_gradient_on_rank_0() -> tuple[bool, Tensor | None]:
+    values = torch.ones(3, dtype=torch.float64, requires_grad=dist.get_rank() > 0)
+    loss = global_mean(values) + global_sum(values).sum()
+    loss.backward()
+    with torch.no_grad():
+        assert not global_mean(values).requires_grad
+    return loss.requires_grad, values.grad
+
+
+def test_values_without_gradient_on_one_rank():
+    """It takes part in backward all the same."""
+    (first, none), *others = run_ranks(_without_gradient_on_rank_0, 3)
+    assert first
+    assert none is None
+    for requires_grad, grad in others:
+        assert requires_grad
+        assert_close(grad, torch.full((3,), 3 * (1 / 9 + 1), dtype=torch.float64))

@@ -1,0 +1,121 @@
+"""The backward pass that runs: what is new in it, and what is done at its end.
+
+Gradients are averaged at the end of a whole backward, whatever it went through: several losses,
+several models, layers used twice, backwards inside of it (a reentrant checkpoint). Autograd calls
+what is queued when a pass is done, so the first thing of ours that a pass meets queues its
+:class:`Backward`. Nobody else holds it. When an exception ends the pass it is gone with it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, Protocol
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+
+class Reduces(Protocol):
+    """What makes gradients whole."""
+
+    def reduce(self, new: set[Tensor]) -> list[Tensor]:
+        """Called at the end of a backward with new gradients; returns those that are whole."""
+
+
+class Backward:
+    """One backward pass, the outermost.
+
+    Hooks that users have registered for accumulated gradients (an optimizer in backward) must see
+    whole ones: meanwhile they are taken off their parameters, and called at the end.
+
+    Attributes:
+        task: Autograd's number of it.
+        is_checked: Whether its gradients of parameters are known to be accumulated.
+    """
+
+    def __init__(self) -> None:
+        self.task = torch._C._current_graph_task_id()
+        self.is_checked = False
+        self._models: list[Reduces] = []
+        self._hooks: dict[Tensor, Any] = {}
+        self._new: list[Tensor] = []
+
+    def meets(self, model: Reduces) -> bool:
+        """Whether it has come to this model before."""
+        return model in self._models
+
+    def enter(self, model: Reduces, parameters: Iterable[Tensor]) -> None:
+        """Has gradients of a model made whole at the end."""
+        self._models.append(model)
+        for p in parameters:
+            if p not in self._hooks:
+                self._hooks[p] = p._post_accumulate_grad_hooks
+                p._post_accumulate_grad_hooks = {0: self._new.append}
+
+    def __call__(self) -> None:
+        """The end."""
+        global _running
+        whole: dict[Tensor, None] = {}
+        try:
+            for model in self._models:
+                whole |= dict.fromkeys(model.reduce(set(self._new)))
+        finally:
+            _running = None
+            self._give_hooks_back()
+        for p in whole:
+            for hook in tuple((p._post_accumulate_grad_hooks or {}).values()):
+                hook(p)
+
+    def __del__(self) -> None:
+        self._give_hooks_back()
+
+    def _give_hooks_back(self) -> None:
+        while self._hooks:
+            p, hooks = self._hooks.popitem()
+            p._post_accumulate_grad_hooks = hooks
+
+
+_running: ReferenceType[Backward] | None = None
+
+
+def running() -> Backward | None:
+    """The outermost backward pass that runs, if it has met anything of ours."""
+    return None if _running is None else _running()
+
+
+def started() -> Backward:
+    """The same; to be called in a backward, which is noted from now on."""
+    global _running
+    backward = running()
+    if backward is None:
+        backward = Backward()
+        torch.autograd.Variable._execution_engine.queue_callback(backward)
+        _running = ref(backward)
+    return backward
+
+
+def is_accumulated(leaf: Tensor) -> bool:
+    """In a hook of a leaf: whether the gradient goes to ``.grad``, or to autograd.grad's caller."""
+    node = torch.autograd.graph.get_gradient_edge(leaf).node
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # "A leaf node was passed ... running autograd.grad()"
+        return False
+
+
+_OF_FUNCTIONS = {
+    function.__code__
+    for name, function in vars(BackwardCFunction).items()
+    if name in ('apply', 'apply_boxed')
+}
+
+
+def is_inside_a_function() -> bool:
+    """Whether an autograd Function's backward runs this one."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code not in _OF_FUNCTIONS:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None

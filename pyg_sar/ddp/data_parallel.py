@@ -1,0 +1,171 @@
+"""The model around a model that trains it on several ranks as on one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pyg_sar.comm import (
+    exchange_group,
+    guard,
+    in_call,
+    is_distributed,
+    left_by,
+    raise_together,
+    set_debug,
+    set_timeout,
+)
+from pyg_sar.ddp.gradients import Gradients
+from pyg_sar.ddp.same_model import check_same_model
+from pyg_sar.memory import return_freed_memory
+from pyg_sar.wrap import as_timedelta, wrap
+
+_MIB = 2**20
+
+
+class DistributedDataParallel(torch.nn.Module):
+    """Makes a PyG model train on a partitioned graph as on one machine.
+
+    Wraps the model's convs and norms (:func:`pyg_sar.wrap`), sends rank 0's parameters and buffers
+    to all ranks, and averages the gradients of the ranks at the end of every backward, as torch's
+    DistributedDataParallel does. With a loss made by :func:`pyg_sar.global_mean` they are those of
+    one process. What enters the model and needs a gradient gets that of one process as well.
+
+    ``model.module`` is the model; calling it, or layers of it, averages gradients just the same.
+    Hooks of parameters get this rank's share, as in torch; those registered by
+    ``register_post_accumulate_grad_hook`` get the whole gradient. ``torch.autograd.grad`` on
+    parameters is an error. Without ``torch.distributed`` it runs the wrapped model as it is.
+
+    Args:
+        module: A PyG model.
+        timeout: How long exchanges and the sum of the gradients wait for a rank that says nothing:
+            seconds or a timedelta; None for the timeout of the default group.
+        debug: Whether the ranks compare what they do before every exchange (:func:`pyg_sar.wrap`).
+        return_memory: Have large freed tensors given back to the system at once
+            (:func:`pyg_sar.return_freed_memory`).
+        process_group: A group of all ranks for the gradients; None for that of the exchanges.
+        bucket_cap_mb: Gradients are averaged in pieces of so many MiB, or of one larger gradient.
+        broadcast_buffers: False, as norms keep their buffers equal by themselves.
+        device_ids: As torch's takes it: None, or the one device where the model is already.
+        find_unused_parameters: Accepted as torch's users write it, like `static_graph` and
+            `gradient_as_bucket_view`: whatever they say, unused parameters are found, the graph may
+            change, and no second copy of the gradients is kept.
+        static_graph: See `find_unused_parameters`.
+        gradient_as_bucket_view: See `find_unused_parameters`.
+        **options: More options of :func:`pyg_sar.wrap`: ``mode`` and all others of the convs,
+            ``checkpoint_activations``, ``log``.
+
+    Raises:
+        ValueError: On all ranks, as :func:`pyg_sar.wrap` does; if the ranks' models differ or have
+            parameters without a shape; for a `process_group` of some ranks only, another device in
+            `device_ids`, or `broadcast_buffers`.
+        ExchangeError: If another rank has ended or is silent.
+    """
+
+    @in_call('DistributedDataParallel')
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        timeout: float | timedelta | None = None,
+        debug: bool | None = None,
+        return_memory: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        bucket_cap_mb: float = 25,
+        broadcast_buffers: bool = False,
+        device_ids: Sequence[int | torch.device] | None = None,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
+        gradient_as_bucket_view: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        error: Exception | None = None
+        try:
+            _check(module, process_group, bucket_cap_mb, broadcast_buffers, device_ids)
+            module = wrap(module, **options)
+            limit = as_timedelta(timeout)
+        except Exception as found:  # whatever it is, the other ranks must not wait for this one
+            error = found
+        raise_together(error)
+        check_same_model(
+            module, {'timeout': timeout, 'debug': debug, 'bucket_cap_mb': bucket_cap_mb}
+        )
+        set_timeout(limit)
+        set_debug(debug)
+        if return_memory:
+            return_freed_memory()
+        if is_distributed():
+            _send_from_rank_0(module)
+        self.module = module
+        self._bucket_bytes = bucket_cap_mb * _MIB
+        self._gradients = Gradients(module, process_group, self._bucket_bytes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != '_gradients'}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._gradients = Gradients(self.module, None, self._bucket_bytes)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Runs the wrapped model; the arguments are the model's own."""
+        try:
+            return self.module(*inputs, **kwargs)
+        except BaseException as error:
+            left_by(error)
+            raise
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside only accumulate; the next one outside averages what gathered."""
+        before, self._gradients.accumulates = self._gradients.accumulates, True
+        try:
+            yield
+        finally:
+            self._gradients.accumulates = before
+
+
+def _check(
+    module: torch.nn.Module,
+    process_group: dist.ProcessGroup | None,
+    bucket_cap_mb: float,
+    broadcast_buffers: bool,
+    device_ids: Sequence[int | torch.device] | None,
+) -> None:
+    if broadcast_buffers:
+        raise ValueError(
+            "'broadcast_buffers' must be False (got True): global norms keep buffers equal"
+        )
+    if not bucket_cap_mb > 0:
+        raise ValueError(f"'bucket_cap_mb' must be positive (got {bucket_cap_mb})")
+    if process_group is not None and dist.get_world_size(process_group) != dist.get_world_size():
+        raise ValueError(
+            f"'process_group' must have all {dist.get_world_size()} ranks "
+            f'(got one of {dist.get_world_size(process_group)})'
+        )
+    devices = {p.device for p in module.parameters()}
+    if device_ids and {torch.zeros(0, device=device).device for device in device_ids} != devices:
+        raise ValueError(
+            f"'device_ids' must be where the model is, {sorted(map(str, devices))} "
+            f'(got {list(device_ids)}): move the model and the shard there first'
+        )
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if is_distributed() and torch.nn.parameter.is_lazy(tensor):
+            raise ValueError(
+                f"expected parameters with shapes (got '{name}', which is lazy): run the wrapped "
+                'model once before (pyg_sar.wrap)'
+            )
+
+
+def _send_from_rank_0(module: torch.nn.Module) -> None:
+    for tensor in [*module.parameters(), *module.buffers()]:
+        sent = tensor.detach().contiguous()
+        with guard('sending parameters to all ranks'):
+            dist.broadcast(sent, src=0, group=exchange_group())
+        tensor.detach().copy_(sent)

@@ -1,0 +1,218 @@
+"""Gradients of a model's parameters, made whole at the end of every backward.
+
+torch's DistributedDataParallel arms its hooks in ``forward``, once for one backward: a second one,
+``model.module(...)`` or a parameter that is unfrozen later leave a rank's own gradients, silently.
+Here nothing is armed. A backward is met at the model's outputs and at its parameters. At its end
+``.grad`` becomes the mean over the ranks, for every parameter of which any rank has got a gradient.
+What was there before is equal on all ranks, so its mean is itself: accumulated gradients stay right
+without being set aside. The price is that nothing is sent while backward still runs; a graph
+model's parameters are small beside its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+from weakref import ref
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from pyg_sar.comm import exchange_group, guard, is_distributed
+from pyg_sar.ddp.backward import is_accumulated, is_inside_a_function, running, started
+from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind, tensors_in
+
+
+class Gradients:
+    """Averages the gradients of a module over the ranks.
+
+    Args:
+        module: The module; None for a copy that does nothing.
+        group: The process group of the reductions; None for that of the exchanges.
+        bucket_bytes: Of gradients that are reduced in one piece, unless one is larger.
+
+    Attributes:
+        accumulates: Whether gradients only gather at the moment.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module | None = None,
+        group: dist.ProcessGroup | None = None,
+        bucket_bytes: float = 0,
+    ) -> None:
+        self.accumulates = False
+        self._group, self._bucket_bytes = group, bucket_bytes
+        self._module = None if module is None else ref(module)
+        self._parameters: list[torch.nn.Parameter] = []
+        self._gathered: set[Tensor] = set()
+        self._handles: list[RemovableHandle] = []
+        if module is None:
+            return
+        for key, hook in list(module._forward_hooks.items()):
+            before = getattr(hook, '__self__', None)
+            if isinstance(before, Gradients):  # it was parallel already
+                before._let_go()
+                del module._forward_hooks[key], module._forward_hooks_with_kwargs[key]
+        module.register_forward_hook(self.after_forward, with_kwargs=True)
+        self._watch(module.parameters())
+
+    def __reduce__(self) -> Any:
+        """A copy of the module alone is a plain one."""
+        return Gradients, ()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def after_forward(self, module: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        """Has the backward of a forward noted, and gradients that leave the model divided."""
+        if not self._is_parallel:
+            return
+        outputs = [t for t in tensors_in(out) if t.requires_grad]
+        for output in outputs:
+            if not output.is_leaf:
+                output.register_hook(_Entry(self))  # type: ignore[no-untyped-call]
+        # What runs in a backward computes again what was seen before, from stand-ins.
+        if torch._C._current_graph_task_id() == -1:
+            known = set(module.parameters())
+            tensors = [*outputs, *(t for t in tensors_in((args, kwargs)) if t.requires_grad)]
+            found = [leaf for leaf in leaves_behind(tensors) if leaf not in known]
+            divide_gradients(leaf for leaf in found if not _is_watched(leaf))
+
+    def enter(self) -> None:
+        """Notes that the backward that runs comes to the module."""
+        backward = started()
+        if not backward.meets(self):
+            module = None if self._module is None else self._module()
+            assert module is not None
+            self._parameters = [p for p in module.parameters() if p.requires_grad]
+            self._watch(self._parameters)  # those that were put in later, too
+            backward.enter(self, self._parameters)
+
+    def reduce(self, new: set[Tensor]) -> list[Tensor]:
+        """Replaces gradients by their mean over the ranks (collective: an all-reduce per bucket).
+
+        Args:
+            new: What has got a gradient in this backward, on this rank.
+
+        Returns:
+            Those that any rank has a new gradient of; none while gradients only gather.
+        """
+        self._gathered.update(p for p in self._parameters if p in new)
+        if self.accumulates:
+            return []
+        whole: list[Tensor] = []
+        with torch.no_grad():
+            for bucket in self._buckets():
+                whole += self._reduce(bucket)
+        self._gathered.clear()
+        return whole
+
+    def _reduce(self, bucket: Sequence[Tensor]) -> list[Tensor]:
+        flags = [float(p in self._gathered and p.grad is not None) for p in bucket]
+        for p in bucket:
+            if p.grad is not None and p.grad.requires_grad:
+                raise RuntimeError(
+                    'expected backward() without create_graph=True: on a graph that is cut pyg_sar '
+                    'computes no second derivatives'
+                )
+            if p.grad is not None and p.grad.is_sparse:
+                p.grad = p.grad.to_dense()
+        rows = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        total = torch.cat([*(t.reshape(-1) for t in rows), rows[0].new_tensor(flags)])
+        total /= dist.get_world_size()
+        del rows
+        with guard('the sum of the gradients of parameters'):
+            dist.all_reduce(total, group=self._group or exchange_group())
+        sizes = [p.numel() for p in bucket]
+        *means, shares = torch.split(total, [*sizes, len(bucket)])
+        whole = []
+        for p, mean, share in zip(bucket, means, shares.real.tolist(), strict=True):
+            if share > 0:
+                p.grad = torch.empty_like(p) if p.grad is None else p.grad
+                p.grad.copy_(mean.view_as(p))
+                whole.append(p)
+        return whole
+
+    def _buckets(self) -> Iterator[list[Tensor]]:
+        """The parameters by dtype and device, in their order, some at a time."""
+        kinds: dict[Any, list[Tensor]] = {}
+        for p in self._parameters:
+            bucket = kinds.setdefault((p.dtype, p.device), [])
+            size = sum(other.numel() for other in (*bucket, p)) * p.element_size()
+            if bucket and size > self._bucket_bytes:
+                yield list(bucket)
+                bucket.clear()
+            bucket.append(p)
+        yield from kinds.values()
+
+    @property
+    def _is_parallel(self) -> bool:
+        return self._module is not None and is_distributed() and dist.get_world_size() > 1
+
+    def _let_go(self) -> None:
+        self._module = None
+        for handle in self._handles:
+            handle.remove()
+
+    def _watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        for p in parameters:
+            may_learn = p.is_floating_point() or p.is_complex()
+            if may_learn and not any(h.gradients() is self for h in _watching(p)):
+                needs_gradient = p.requires_grad
+                p.requires_grad_(True)  # a frozen one takes no hook
+                self._handles.append(p.register_hook(_Arrival(self, p)))  # type: ignore[no-untyped-call]
+                p.requires_grad_(needs_gradient)
+
+
+class _Entry:
+    """The hook of a module's output: a backward comes to the module."""
+
+    def __init__(self, gradients: Gradients) -> None:
+        self.gradients = ref(gradients)
+
+    def __call__(self, grad: Tensor) -> None:
+        gradients = self.gradients()
+        if gradients is not None and gradients._is_parallel:
+            gradients.enter()
+
+
+class _Arrival(_Entry):
+    """The hook of a parameter: a gradient comes, by whatever way."""
+
+    __torch_unserializable__ = True
+
+    def __init__(self, gradients: Gradients, parameter: Tensor) -> None:
+        super().__init__(gradients)
+        self.parameter = ref(parameter)
+
+    def __call__(self, grad: Tensor) -> None:
+        gradients, parameter = self.gradients(), self.parameter()
+        if gradients is None or parameter is None or not gradients._is_parallel:
+            return
+        backward = running()
+        is_nested = backward is not None and torch._C._current_graph_task_id() != backward.task
+        if (
+            backward is not None
+            and backward.meets(gradients)
+            and (is_nested or backward.is_checked)
+        ):
+            return
+        if not is_accumulated(parameter):
+            if is_nested or is_inside_a_function():  # a part of that Function's gradient
+                return
+            raise RuntimeError(
+                'torch.autograd.grad would give the share of one rank of the gradient of a '
+                f'parameter of shape {tuple(parameter.shape)}: call loss.backward() and read .grad'
+            )
+        gradients.enter()
+        started().is_checked = True
+
+
+def _watching(p: Tensor) -> list[_Arrival]:
+    hooks = (p._backward_hooks or {}).values()
+    return [hook for hook in hooks if isinstance(hook, _Arrival)]
+
+
+def _is_watched(p: Tensor) -> bool:
+    return any(hook.gradients() is not None for hook in _watching(p))

@@ -1,0 +1,86 @@
+"""Tensors outside of the model that need a gradient: inputs, or what they were computed from.
+
+Each is of one rank's own, so there is nothing to add up; its gradient, that of the sum of all
+losses, is divided by the number of ranks. The hook that does it stands at the leaf and not where
+the tensor enters the model, as a loss may read the leaf by another way too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch_geometric.data.data import BaseData
+
+from pyg_sar.ddp.backward import running
+
+
+def divide_gradients(leaves: Iterable[Tensor]) -> None:
+    """Has the gradients of leaves divided in every backward that comes to a model or a global loss.
+
+    Those in torch's own DistributedDataParallel stay as they are: their mean is taken there.
+    """
+    elsewhere: set[Tensor] | None = None
+    for leaf in leaves:
+        if any(isinstance(hook, _Divide) for hook in (leaf._backward_hooks or {}).values()):
+            continue
+        if isinstance(leaf, torch.nn.Parameter) and elsewhere is None:
+            elsewhere = _in_torchs_own()
+        is_elsewhere = elsewhere is not None and leaf in elsewhere
+        divide = _Divide(1 if is_elsewhere else dist.get_world_size())
+        leaf.register_hook(divide)  # type: ignore[no-untyped-call]
+
+
+class _Divide:
+    __torch_unserializable__ = True
+
+    def __init__(self, divisor: int) -> None:
+        self.divisor = divisor
+
+    def __call__(self, grad: Tensor) -> Tensor | None:
+        return None if running() is None or self.divisor == 1 else grad / self.divisor
+
+
+def _in_torchs_own() -> set[Tensor]:
+    kind = torch.nn.parallel.DistributedDataParallel
+    found = [m for m in gc.get_objects() if issubclass(type(m), kind)]
+    return {p for module in found for p in module.parameters()}
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of nested lists, dicts, dataclasses and PyG's data objects."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    if isinstance(value, BaseData):
+        value = value.stores
+    elif dataclasses.is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple, set)):
+        for each in value:
+            yield from tensors_in(each)
+
+
+def leaves_behind(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The leaves that tensors were computed from, and those among them."""
+    tensors = list(tensors)
+    leaves = {tensor for tensor in tensors if tensor.is_leaf}
+    yield from leaves
+    todo = [tensor.grad_fn for tensor in tensors]
+    seen = set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, 'variable', None)
+        if leaf is not None and leaf not in leaves:
+            yield leaf
+        todo += [behind for behind, _ in node.next_functions]

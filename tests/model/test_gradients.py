@@ -1,0 +1,156 @@
+"""The gradient of every training program is that of one process of plain PyG."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_model import make_model
+from gradient_programs import PROGRAMS, run_program
+from ranks import run_ranks
+from small_graphs import assert_all_raise, assert_close, assign, attempt, cut, small_graph
+from torch import Tensor
+from torch_geometric.data import Data
+
+from pyg_sar import DistributedDataParallel, global_mean, load_shard
+
+
+@pytest.fixture(scope='module')
+def graph() -> Data:
+    return small_graph()
+
+
+@pytest.fixture(scope='module')
+def roots(graph: Data, tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    folder = tmp_path_factory.mktemp('gradients')
+    return {size: str(cut(graph, size, folder / str(size))) for size in (1, 2, 3)}
+
+
+def _of_rank(root: str, name: str, parts: list[Tensor], x: Tensor) -> dict[str, Any]:
+    data = load_shard(root)
+    assert torch.equal(data.n_id, parts[dist.get_rank()])
+    return run_program(name, data, parts, x)
+
+
+@pytest.mark.parametrize('world_size', [1, 2, 3])
+@pytest.mark.parametrize('name', PROGRAMS)
+def test_program(name: str, world_size: int, graph: Data, roots: dict[int, str]) -> None:
+    owner = assign(graph.num_nodes, world_size)
+    parts = [(owner == rank).nonzero().view(-1) for rank in range(world_size)]
+    want = run_program(name, graph.clone(), parts, graph.x)
+    results = run_ranks(_of_rank, world_size, roots[world_size], name, parts, graph.x)
+    for rank, found in enumerate(results):
+        for key in ('parameters', 'gradients'):
+            for a, b, first in zip(found[key], want[key], results[0][key], strict=True):
+                assert (a is None) == (b is None)
+                if b is not None:
+                    assert_close(a, b, tolerance=1e-10)
+                    assert torch.equal(a, first), 'the ranks differ'
+        for (value, gradient), (a, b) in zip(found['rows'], want['rows'], strict=True):
+            assert_close(value, a[parts[rank]], tolerance=1e-10)
+            assert_close(gradient, b[parts[rank]], tolerance=1e-10)
+    assert want['parameters']
+
+
+def _model_and_loss(root: str) -> tuple[DistributedDataParallel, Tensor]:
+    data = load_shard(root)
+    model = DistributedDataParallel(make_model())
+    return model, global_mean(model(data.x, data.edge_index).square())
+
+
+def _asked_for_parameters(root: str) -> list[str]:
+    model, loss = _model_and_loss(root)
+    parameters = list(model.parameters())
+    penalty = sum(p.square().sum() for p in parameters)
+    return [
+        attempt(torch.autograd.grad, loss, parameters, retain_graph=True),
+        attempt(torch.autograd.grad, loss, parameters[:1]),
+        attempt(torch.autograd.grad, penalty, parameters),
+    ]
+
+
+def test_autograd_grad_of_parameters_is_refused(roots: dict[int, str]) -> None:
+    for outcomes in run_ranks(_asked_for_parameters, 3, roots[3]):
+        words = 'the share of one rank of the gradient of a parameter of shape'
+        assert_all_raise(outcomes, 'RuntimeError', words, 'call loss.backward() and read .grad')
+    assert run_ranks(_asked_for_parameters, 1, roots[1]) == [['no error'] * 3]
+
+
+def _with_second_derivatives() -> str:
+    model = DistributedDataParallel(make_model())
+    loss = model.module.head(torch.ones(2, 8).double()).square().sum()
+    return attempt(loss.backward, create_graph=True)
+
+
+def test_create_graph_is_refused() -> None:
+    outcomes = run_ranks(_with_second_derivatives, 2)
+    assert_all_raise(outcomes, 'RuntimeError', 'expected backward() without create_graph=True')
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        raise ValueError('not today')
+
+
+def _failing_once(root: str) -> tuple[str, list[Tensor], int]:
+    """A backward that fails on all ranks after some parameters have their gradients."""
+    data = load_shard(root)
+    model = DistributedDataParallel(make_model())
+    calls: list[Tensor] = []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(calls.append)
+    out = model(Fails.apply(data.x.clone().requires_grad_()), data.edge_index)
+    outcome = attempt(global_mean(out.square()).backward)
+    assert not calls
+    model.zero_grad()
+    global_mean(model(data.x, data.edge_index).square()).backward()
+    return outcome, [p.grad for p in model.parameters()], len(calls)
+
+
+def test_a_backward_that_failed_leaves_nothing_behind(graph: Data, roots: dict[int, str]) -> None:
+    model = make_model()
+    for _ in range(2):  # running statistics aside, the first does not count
+        model.zero_grad()
+        model(graph.x, graph.edge_index).square().mean().backward()
+    for outcome, gradients, num_calls in run_ranks(_failing_once, 3, roots[3]):
+        assert outcome == 'ValueError: not today'
+        assert num_calls == len(gradients)
+        for found, p in zip(gradients, model.parameters(), strict=True):
+            assert_close(found, p.grad, tolerance=1e-10)
+
+
+def _counted(root: str) -> list[int]:
+    """All-reduces of a forward without norms and a loss, of their backward, and inside no_sync."""
+    data = load_shard(root)
+    model = DistributedDataParallel(make_model())
+    counts = []
+    with mock.patch.object(dist, 'all_reduce', wraps=dist.all_reduce) as all_reduce:
+
+        def count() -> None:
+            counts.append(all_reduce.call_count - sum(counts))
+
+        out = model.module.second(model.module.first(data.x, data.edge_index), data.edge_index)
+        loss = global_mean(out.square())
+        count()
+        with model.no_sync():
+            loss.backward(retain_graph=True)
+        count()
+        loss.backward()
+        count()
+    return counts
+
+
+def test_one_reduction_per_backward(roots: dict[int, str]) -> None:
+    """And one by global_mean in forward, one in backward."""
+    for counts in run_ranks(_counted, 3, roots[3]):
+        without, with_sum = counts[1:]
+        assert with_sum == without + 1
+    assert run_ranks(_counted, 1, roots[1])[0][2] == run_ranks(_counted, 1, roots[1])[0][1]
