@@ -15,13 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 
 def names(text: str) -> frozenset[str]:
@@ -103,23 +100,23 @@ class SourceRow(LocalIds):
     """The source of every edge, int64 ``[num_edges]``, in local ids.
 
     Attributes:
-        edges: The edge_index with these sources.
+        edges: The ShardEdgeIndex with these sources, which makes them.
     """
 
     _what = "the sources in a shard's edge_index"
-    edges: ShardEdgeIndex
+    edges: Any
 
     @staticmethod
-    def wrap(sources: Tensor, edges: ShardEdgeIndex) -> SourceRow:
+    def wrap(sources: Tensor, edges: Any) -> SourceRow:
         """Attaches the edges."""
         out = sources.as_subclass(SourceRow)
         out.edges = edges
         return out
 
     @property
-    def edge_index(self) -> ShardEdgeIndex:
+    def edge_index(self) -> Any:
         """The edges with sources in row 0."""
-        return self.edges.flip(0) if self.edges.is_flipped else self.edges  # type: ignore[return-value]
+        return self.edges.flip(0) if self.edges.is_flipped else self.edges
 
     @classmethod
     def _compute(
@@ -151,9 +148,9 @@ class SourceRow(LocalIds):
         edges = sources.edges
         if not is_kept:
             places = torch.arange(sources.numel(), device=sources.device)
-            edges = edges[:, func(places, *rest, **kwargs)]  # type: ignore[assignment]
+            edges = edges[:, func(places, *rest, **kwargs)]
         elif edges.device != out.device:
-            edges = edges.to(out.device)  # type: ignore[assignment]
+            edges = edges.to(out.device)
         return cls.wrap(out, edges)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SourceRow:
@@ -249,7 +246,7 @@ def _is_a_row_of(other: Tensor, sources: SourceRow) -> bool:
     return shares_memory and other.shape == sources.shape and is_one_set
 
 
-def _stacked(tensors: Any, dim: int = 0) -> ShardEdgeIndex:
+def _stacked(tensors: Any, dim: int = 0) -> Any:
     """``torch.stack([sources, destinations])``, or the other way round."""
     rows = [row for row in tensors if isinstance(row, SourceRow)]
     if dim != 0 or len(tensors) != 2 or len(rows) != 1:

@@ -18,6 +18,7 @@ from torch_geometric.nn import GCNConv, GINConv, MessagePassing, SAGEConv, conv
 
 from pyg_sar import SARConv, load_shard, wrap
 from pyg_sar.conv.support import REFUSED, why_refused
+from pyg_sar.models.rect import GlobalRECT_L
 from pyg_sar.norm import GlobalBatchNorm
 
 
@@ -255,3 +256,67 @@ def test_options_are_keyword_only():
         SARConv(GCNConv(6, 6), 'one_shot')
     with pytest.raises(TypeError):
         wrap(GCNConv(6, 6), 'one_shot')
+
+
+class _OwnGPS(conv.GPSConv):
+    pass
+
+
+class _OwnInfomax(pyg.DeepGraphInfomax):
+    pass
+
+
+class _OwnRECT(pyg.models.RECT_L):
+    pass
+
+
+class _OwnSmooth(pyg.models.CorrectAndSmooth):
+    pass
+
+
+class _OwnSuperGAT(conv.SuperGATConv):
+    pass
+
+
+class _CutRECT(GlobalRECT_L):
+    pass
+
+
+SUBCLASSES: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
+    'GPSConv': (lambda: _OwnGPS(6, GCNConv(6, 6), norm=None), 'global attention'),
+    'DeepGraphInfomax': (
+        lambda: _OwnInfomax(6, GCNConv(6, 6), lambda *_: _, lambda *_: _),
+        'wrap its encoder alone',
+    ),
+    'RECT_L': (lambda: _OwnRECT(6, 6), 'derive it from pyg_sar.models.rect.GlobalRECT_L'),
+    'CorrectAndSmooth': (
+        lambda: _OwnSmooth(2, 0.5, 2, 0.5),
+        'derive it from pyg_sar.models.label_prop.GlobalCorrectAndSmooth',
+    ),
+    'SuperGATConv': (
+        lambda: _OwnSuperGAT(6, 6),
+        'derive it from pyg_sar.models.super_gat.GlobalSuperGATConv',
+    ),
+}
+
+
+@pytest.mark.parametrize('name', SUBCLASSES)
+def test_subclasses_of_what_looks_at_all_nodes(name):
+    make, words = SUBCLASSES[name]
+    _refuses(torch.nn.ModuleList([SAGEConv(6, 6), make()]), words)
+
+
+def test_a_subclass_of_the_global_form_is_taken():
+    model = wrap(_CutRECT(6, 6))
+    assert type(model) is _CutRECT
+    assert isinstance(model.conv, SARConv)
+
+
+def test_a_norm_that_a_list_holds_too_is_global():
+    model = torch.nn.Module()
+    model.conv, model.norm = SAGEConv(6, 6), torch.nn.BatchNorm1d(6)
+    model.steps = [model.conv, model.norm]  # what its forward calls
+    wrap(model)
+    assert model.steps[0] is model.conv
+    assert model.steps[1] is model.norm
+    assert isinstance(model.norm, GlobalBatchNorm)

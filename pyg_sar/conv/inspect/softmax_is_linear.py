@@ -185,7 +185,9 @@ def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any
     if not func._schema.is_mutable:
         return []
     places = {a.name: i for i, a in enumerate(func._schema.arguments)}
-    written = {a.name for a in func._schema.arguments if a.is_write}
+    written = {
+        a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write
+    }
     found = [args[places[name]] for name in written if places[name] < len(args)]
     return found + [value for name, value in kwargs.items() if name in written]
 
