@@ -45,7 +45,7 @@ FOLDERS = {
     'conv': ('call', 'inspect', 'message', 'around', 'reuse'),
     'comm': ('reshard', 'faults'),
     'shard': ('read', 'format'),
-    'partitioner': ('sources', 'write', 'methods', 'on_disk'),
+    'partitioner': ('sources', 'write', 'methods', 'graph', 'on_disk'),
 }
 """The folders of a room: each may import those after it."""
 
