@@ -22,7 +22,7 @@ from path_programs import program
 
 import pyg_sar
 from pyg_sar.comm.faults import guarded
-from pyg_sar.comm.faults.connection import Connection
+from pyg_sar.comm.faults.connection import Guard
 from pyg_sar.comm.faults.errors import place
 from pyg_sar.conv.options import Mode
 
@@ -149,11 +149,11 @@ def _count_and_fail(
             os.kill(os.getpid(), signal.SIGKILL if cell.fault == 'killed' else signal.SIGSTOP)
         count += 1
 
-    notes, all_reduce = Connection.notes, dist.all_reduce
+    enter, all_reduce = Guard.__enter__, dist.all_reduce
 
-    def noting(self: Connection, operation: str, peer: int | None) -> None:
-        notes(self, operation, peer)
-        if operation and cell.phase != SUM and place() == wanted:
+    def entering(self: Guard) -> None:
+        enter(self)
+        if cell.phase != SUM and place() == wanted:
             come()
 
     def summing(*args: Any, **kwargs: Any) -> Any:
@@ -162,7 +162,7 @@ def _count_and_fail(
         return all_reduce(*args, **kwargs)
 
     with (
-        mock.patch.object(Connection, 'notes', noting),
+        mock.patch.object(Guard, '__enter__', entering),
         mock.patch.object(dist, 'all_reduce', summing),
     ):
         step(2)
