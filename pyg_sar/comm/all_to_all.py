@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_sar.comm import transport
 from pyg_sar.comm.faults.guarded import exchange_group, guard, sum_alike
-from pyg_sar.comm.faults.program_check import Operation, forms_of
+from pyg_sar.comm.faults.program_check import form_of
 from pyg_sar.monitor import hook
 
 
@@ -39,10 +39,10 @@ def all_to_all(
     # As bytes: every dtype goes through every backend.
     row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
     what = 'an exchange of rows with all ranks at once'
-    forms = forms_of([rows])
-    with guard(what, alike=lambda: Operation(what, '', forms, send_counts, recv_counts)):
+    form = form_of(rows, is_rows=True)
+    with guard(what, alike=f'{what} ({form})'):
         if rows.device.type == 'cpu':  # others are no affair of gloo's
-            sum_alike(what, forms[0])
+            sum_alike(what, form)
         transport.all_to_all(
             received.view(-1).view(torch.uint8),
             rows.contiguous().view(-1).view(torch.uint8),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_sar.comm import transport
 from pyg_sar.comm.faults.guarded import communicates, exchange_group, guard, sum_alike
-from pyg_sar.comm.faults.program_check import SHORT, Operation, form_of, gather_texts
+from pyg_sar.comm.faults.program_check import SHORT, form_of, gather_texts
 from pyg_sar.comm.first_derivative_only import once_differentiable
 from pyg_sar.comm.json_values import decode, encode
 from pyg_sar.comm.transport import is_distributed
@@ -87,7 +87,7 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
     """Sums `tensor` over the ranks in place (collective) and returns it."""
     if is_distributed():
         what, form = 'a sum over all ranks', form_of(tensor)
-        with guard(what, alike=lambda: Operation(what, forms=[form])):
+        with guard(what, alike=f'{what} ({form})'):
             if tensor.device.type == 'cpu':  # others are no affair of gloo's
                 sum_alike(what, form)
             transport.all_reduce(tensor, exchange_group())

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import torch.distributed as dist
-
 from pyg_sar.comm import transport
 from pyg_sar.comm.buffers import Buffers
 from pyg_sar.comm.faults.errors import placed
 from pyg_sar.comm.faults.guarded import arrived, exchange_group, guard, travels
-from pyg_sar.comm.faults.program_check import Operation, code_of, forms_of
+from pyg_sar.comm.faults.program_check import code_of, form_of
 from pyg_sar.monitor import hook
 
 ROWS_TAG, GRADIENTS_TAG = 0, 1
@@ -38,19 +36,12 @@ class Swap:
         receives = [t for t in received.rows if t.numel()]
         sends = [t for t in sent.rows if t.numel()]
         self._num_receives = len(receives)
-        name, forms = f'a step of {self._kind}', forms_of(sent.rows)
-
-        def alike() -> Operation:
-            ranks = range(dist.get_world_size())
-            counts = (sent.rows[0].size(0), send_rank), (received.rows[0].size(0), recv_rank)
-            sends, expects = ([n if r == rank else 0 for r in ranks] for n, rank in counts)
-            return Operation(name, '', forms, sends, expects)
-
+        forms = ' and '.join(form_of(t, is_rows=True) for t in sent.rows)
         # Rows of another layer, or of another width, must not be taken for these.
-        code = code_of(placed(f'{name} {forms}'), 31)
-        with guard(*self._operation(0), alike=alike):
+        words = f'a step of {self._kind} ({forms})'
+        with guard(*self._operation(0), alike=words):
             self.works = transport.start_swap(
-                receives, recv_rank, sends, send_rank, code, exchange_group()
+                receives, recv_rank, sends, send_rank, code_of(placed(words)), exchange_group()
             )
         travels(self)
 

@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from pyg_sar.comm.faults import program_check
 from pyg_sar.comm.faults.errors import ExchangeError, place, placed
-from pyg_sar.comm.faults.program_check import Operation
 from pyg_sar.comm.faults.reports import PATIENCE, Cause, Reports
 from pyg_sar.comm.faults.timeouts import for_operations, for_reports, is_timeout, timeout_of
 
@@ -73,41 +72,30 @@ class Connection:
             reason = f'exchanges ended before, when {first}'
             raise ExchangeError(self.rank, first.peer, operation, place(), reason)
 
-    def sum_alike(self, operation: str, form: str, number: int) -> int:
+    def sum_alike(self, operation: str, words: str, number: int = 0) -> int:
         """Sums a small number over the ranks, all of which must be at one operation.
 
         Args:
-            operation: Which, in words.
-            form: What it moves, in words.
+            operation: Which, for messages.
+            words: The same in words that are equal on all ranks, with what it moves.
             number: See :func:`program_check.sum_alike`.
 
         Raises:
             ExchangeError: On all ranks, if they are at different operations.
         """
-        words = placed(f'{operation} ({form})' if form else operation)
-        total = program_check.sum_alike(words, number, self.group, self.world_size)
-        if total is not None:
-            return total
-        rank, theirs = program_check.first_other(words, self.rank, self.group)
-        reason = (
-            f'rank {rank} is at {theirs}: the ranks run different programs; '
-            'debug=True tells where they part'
-        )
+        self.check(operation)
+        words = placed(words)
+        with Guard(self, operation, None):
+            total = program_check.sum_alike(words, number, self.group, self.world_size)
+            if total is not None:
+                return total
+            rank, theirs = program_check.first_other(words, self.rank, self.group)
+        reason = f'rank {rank} is at {theirs}: the ranks run different programs'
+        if not self.debug:
+            reason += '; debug=True tells where they part'
         error = ExchangeError(self.rank, rank, operation, place(), reason)
         self._end(error, Cause(rank, doing=words))
         raise error
-
-    def compare(self, operation: Operation) -> None:
-        """Raises on all ranks if their next operations are not the same one."""
-        self.check(operation.name)
-        with Guard(self, f'comparing programs before {operation.name}', None):
-            found = program_check.gather(operation._replace(layer=place()), self.group)
-        differs = program_check.difference(found)
-        if differs is not None:
-            raise ValueError(
-                'expected the same program on all ranks: '
-                f'operation {self.num_operations} is {differs}'
-            )
 
     def compare_the_end_of_backward(self) -> None:
         """Once in every backward: a rank that skips a layer in it comes to its end too early."""
@@ -119,7 +107,7 @@ class Connection:
 
     def _at_the_end_of_backward(self) -> None:
         if self.error is None:
-            self.compare(Operation('the end of backward'))
+            self.sum_alike('the end of backward', 'the end of backward')
 
     def lost(self, error: Exception, operation: str, peer: int | None) -> ExchangeError:
         """Ends the group after an operation failed, and gives the error that says so."""

@@ -21,7 +21,6 @@ import torch.distributed as dist
 
 from pyg_sar.comm.faults.connection import Connection, Guard
 from pyg_sar.comm.faults.errors import ExchangeError, in_layer, layer_of_place
-from pyg_sar.comm.faults.program_check import Operation
 from pyg_sar.comm.transport import is_distributed
 from pyg_sar.monitor import hook
 
@@ -44,7 +43,7 @@ def guard(
     peer: int | None = None,
     *,
     is_wait: bool = False,
-    alike: Callable[[], Operation] | None = None,
+    alike: str = '',
 ) -> Guard | hook.Watched:
     """For the time of an operation in the exchange group.
 
@@ -52,11 +51,11 @@ def guard(
         operation: What is done, for messages.
         peer: The rank it is done with; None for all.
         is_wait: Whether this is the end of one that began before. All ranks begin as many.
-        alike: Gives what must fit on all ranks, to compare; None for `operation` alone.
+        alike: The operation in words that are equal on all ranks, with what it moves.
 
     Raises:
         ExchangeError: In place of the error of the operation.
-        ValueError: On all ranks, if debugging finds that they differ.
+            It is raised on all ranks if debugging finds that they are at different ones.
     """
     connection = _connection()
     if connection is None and is_distributed():
@@ -64,7 +63,7 @@ def guard(
     if connection is not None and not is_wait:
         connection.num_operations += 1
         if connection.debug:
-            connection.compare(Operation(operation) if alike is None else alike())
+            connection.sum_alike(operation, alike or operation)
             connection.compare_the_end_of_backward()
     guarded = Guard(connection, operation, peer)
     return hook.Watched(guarded, operation, peer, is_wait) if hook.watchers else guarded
@@ -80,7 +79,7 @@ def sum_alike(operation: str, form: str = '', number: int = 0) -> int:
     """
     connection = _connection()
     assert connection is not None
-    return connection.sum_alike(operation, form, number)
+    return connection.sum_alike(operation, f'{operation} ({form})' if form else operation, number)
 
 
 def lost_rank(error: RuntimeError, operation: str) -> ExchangeError | None:

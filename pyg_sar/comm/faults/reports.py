@@ -14,7 +14,6 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 Value = TypeVar('Value')
@@ -75,50 +74,41 @@ class Reports:
 
         Args:
             own: What this rank knows; its `peer` is None if the lost rank is not known.
-            seconds: How long the others may take to report.
+            seconds: How long the others may take to report; a second longer where two have not
+                and it is not known which is the lost one.
 
         Returns:
             The rank that was lost first, and what it failed with, how it was lost, or what it did
             while this rank waited for it.
         """
-        own = own._replace(doing='')
-        follow = self._of_one if own.peer is not None else self._of_all
-        return bounded(lambda: follow(own, seconds), seconds + 2 * PATIENCE + 0.1) or own
+        own, said = own._replace(doing=''), dict[int, Cause]()
 
-    def _of_one(self, own: Cause, seconds: float) -> Cause:
-        end = time.monotonic() + seconds
-        found, seen, doing = own, {self.rank}, None
-        while found.peer is not None:
-            seen.add(found.peer)
-            said = _until(partial(self._read, found.peer), end - time.monotonic())
-            if said is None:
-                return found._replace(doing='')
-            if said.failure is not None:
-                return Cause(found.peer, said.failure)
-            doing = said.doing if doing is None else doing
-            if said.peer in seen:  # a circle: the nearest link, and what that waits at
-                return own._replace(doing=doing)
-            found = said
-        return self._of_all(own, end - time.monotonic())
-
-    def _of_all(self, own: Cause, seconds: float) -> Cause:
-        """The cause, where it is not known which rank was lost: the one that says nothing."""
-        said: dict[int, Cause] = {}
-
-        def is_known(*, num_missing: int) -> bool | None:
-            for rank in self.others:
-                cause = said.get(rank) or self._read(rank)
-                if cause is not None:
-                    said[rank] = cause
+        def is_known(*, num_missing: int = 0) -> bool | None:
+            found = {rank: self._read(rank) for rank in self.others if rank not in said}
+            said.update({rank: cause for rank, cause in found.items() if cause is not None})
             is_enough = len(said) + num_missing >= len(self.others)
             return is_enough or any(c.failure for c in said.values()) or None
 
-        # A second longer where two say nothing, as it is not known then which is the lost one.
-        if not _until(lambda: is_known(num_missing=0), seconds):
-            _until(lambda: is_known(num_missing=1), 2 * PATIENCE)
-        failed = [Cause(rank, cause.failure) for rank, cause in said.items() if cause.failure]
-        if failed:
-            return failed[0]
+        def find() -> Cause:
+            if not _until(is_known, seconds) and own.peer is None:
+                _until(lambda: is_known(num_missing=1), 2 * PATIENCE)
+            return self._first_of(own, said)
+
+        return bounded(find, seconds + 2 * PATIENCE + 0.1) or own
+
+    def _first_of(self, own: Cause, said: dict[int, Cause]) -> Cause:
+        for rank, cause in said.items():
+            if cause.failure:
+                return Cause(rank, cause.failure)
+        found, seen = own, {self.rank}
+        while found.peer in said:
+            seen.add(found.peer)
+            found = said[found.peer]
+            if found.peer in seen:  # a circle: the nearest link, and what that waits at
+                return own._replace(doing=said[own.peer].doing if own.peer in said else '')
+        if found.peer is not None:
+            return Cause(found.peer, None, found.silent)
+        # Not known from the connections: the one that says nothing.
         named = {c.peer for c in said.values()} - {None, self.rank}
         missing = set(self.others) - said.keys()
         suspects = (named & missing) or missing or named
