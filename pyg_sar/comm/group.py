@@ -79,8 +79,20 @@ def least_of_ranks(value: int, world_size: int) -> int:
     what = 'a decision of all ranks'
     with guard(what):
         counts = sum_alike(what, number=(1, 1 << 12, 0)[value])
+    assert counts is not None
     ones, zeros = divmod(counts, 1 << 12)
     return 0 if zeros else 1 if ones else 2
+
+
+def are_alike(words: str, flag: bool) -> tuple[bool, bool]:
+    """Whether words are the same on all ranks and, if so, whether a flag is set on all.
+
+    Collective: an all-reduce of one number.
+    """
+    what = 'a comparison of forwards'
+    with guard(what):
+        unset = sum_alike(what, number=not flag, state=words)
+    return unset is not None, unset == 0
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:

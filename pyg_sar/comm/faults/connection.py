@@ -72,13 +72,17 @@ class Connection:
             reason = f'exchanges ended before, when {first}'
             raise ExchangeError(self.rank, first.peer, operation, place(), reason)
 
-    def sum_alike(self, operation: str, words: str, number: int = 0) -> int:
+    def sum_alike(self, operation: str, words: str, number: int = 0, state: str = '') -> int | None:
         """Sums a small number over the ranks, all of which must be at one operation.
 
         Args:
             operation: Which, for messages.
             words: The same in words that are equal on all ranks, with what it moves.
             number: See :func:`program_check.sum_alike`.
+            state: What the ranks ask whether they have it in common, in words.
+
+        Returns:
+            The sum, or None if their states differ.
 
         Raises:
             ExchangeError: On all ranks, if they are at different operations.
@@ -86,10 +90,13 @@ class Connection:
         self.check(operation)
         words = placed(words)
         with Guard(self, operation, None):
-            total = program_check.sum_alike(words, number, self.group, self.world_size)
+            total = program_check.sum_alike(words + state, number, self.group, self.world_size)
             if total is not None:
                 return total
-            rank, theirs = program_check.first_other(words, self.rank, self.group)
+            found = program_check.first_other(words, self.rank, self.group)
+        if found is None:
+            return None
+        rank, theirs = found
         reason = f'rank {rank} is at {theirs}: the ranks run different programs'
         if not self.debug:
             reason += '; debug=True tells where they part'

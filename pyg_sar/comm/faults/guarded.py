@@ -69,7 +69,7 @@ def guard(
     return hook.Watched(guarded, operation, peer, is_wait) if hook.watchers else guarded
 
 
-def sum_alike(operation: str, form: str = '', number: int = 0) -> int:
+def sum_alike(operation: str, form: str = '', *, number: int = 0, state: str = '') -> int | None:
     """Sums a small number over the ranks, of which all have to be at this operation (collective).
 
     For use in the guard of the operation: see :func:`pyg_sar.comm.faults.program_check.sum_alike`.
@@ -79,7 +79,8 @@ def sum_alike(operation: str, form: str = '', number: int = 0) -> int:
     """
     connection = _connection()
     assert connection is not None
-    return connection.sum_alike(operation, f'{operation} ({form})' if form else operation, number)
+    words = f'{operation} ({form})' if form else operation
+    return connection.sum_alike(operation, words, number, state)
 
 
 def lost_rank(error: RuntimeError, operation: str) -> ExchangeError | None:

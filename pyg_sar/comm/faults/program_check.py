@@ -65,8 +65,10 @@ def gather_texts(text: bytes, group: Group, *, is_short: bool) -> list[bytes]:
     return [each.numpy().tobytes() for each in transport.all_gather(own, group).cpu()]
 
 
-def first_other(words: str, rank: int, group: Group) -> tuple[int, str]:
+def first_other(words: str, rank: int, group: Group) -> tuple[int, str] | None:
     """The first rank that is at something else, and what that is."""
     texts = gather_texts(f'{code_of(words)} {words}'.encode(), group, is_short=True)
-    other = next((r for r, text in enumerate(texts) if text != texts[rank]), rank)
-    return other, texts[other].decode(errors='replace').split(' ', 1)[1].strip()
+    for other, text in enumerate(texts):
+        if text != texts[rank]:
+            return other, text.decode(errors='replace').split(' ', 1)[1].strip()
+    return None
