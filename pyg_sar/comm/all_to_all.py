@@ -39,10 +39,10 @@ def all_to_all(
     # As bytes: every dtype goes through every backend.
     row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
     what = 'an exchange of rows with all ranks at once'
-    form = form_of(rows, is_rows=True)
-    with guard(what, alike=f'{what} ({form})'):
+    alike = f'{what} ({form_of(rows, is_rows=True)})'
+    with guard(what, alike=alike):
         if rows.device.type == 'cpu':  # others are no affair of gloo's
-            sum_alike(what, form)
+            sum_alike(what, alike)
         transport.all_to_all(
             received.view(-1).view(torch.uint8),
             rows.contiguous().view(-1).view(torch.uint8),

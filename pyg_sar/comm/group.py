@@ -98,10 +98,11 @@ def are_alike(words: str, flag: bool) -> tuple[bool, bool]:
 def all_reduce_sum(tensor: Tensor) -> Tensor:
     """Sums `tensor` over the ranks in place (collective) and returns it."""
     if is_distributed():
-        what, form = 'a sum over all ranks', form_of(tensor)
-        with guard(what, alike=f'{what} ({form})'):
+        what = 'a sum over all ranks'
+        alike = f'{what} ({form_of(tensor)})'
+        with guard(what, alike=alike):
             if tensor.device.type == 'cpu':  # others are no affair of gloo's
-                sum_alike(what, form)
+                sum_alike(what, alike)
             transport.all_reduce(tensor, exchange_group())
     return tensor
 

@@ -110,13 +110,13 @@ def _extra_forward(root: str) -> str:
 
 @pytest.mark.parametrize('world_size', [2, 3])
 def test_an_extra_forward_of_one_rank(tmp_path, world_size):
-    """8 vs 4: the layer's decision on rank 0 met the sum of the others' loss."""
+    """8 vs 4: a layer's decision on rank 0 met the sum of the others' loss."""
     root = cut(small_graph(), world_size, tmp_path / 'parts')
     found = run_once(_extra_forward, world_size, str(root))
     assert all(text.startswith('ExchangeError: ') for text in found), found
     assert "layer 'conv' (SAGEConv), forward" in found[0]
     assert 'a sum over all ranks' in found[0]
-    assert 'in global_mean: rank 0 is at a decision of all ranks in layer' in found[1]
+    assert 'in global_mean: rank 0 is at a comparison of forwards in layer' in found[1]
 
 
 def _rows_of_two_layers(root: str) -> str:

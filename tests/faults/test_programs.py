@@ -144,7 +144,9 @@ def _skip(root: str, layer: int, phase: str) -> str:
         if phase == 'forward':
             net.skipped = layer
         else:
-            net.convs[layer].register_forward_hook(lambda m, args, out: out.detach())
+            net.convs[layer].register_forward_hook(
+                lambda m, args, out: out.detach().requires_grad_()
+            )
     return attempt(_train, model, data)
 
 

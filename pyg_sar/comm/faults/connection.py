@@ -7,6 +7,7 @@ waiting for what will never come, and they learn from the reports whose fault it
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from datetime import timedelta
 from types import TracebackType
@@ -69,8 +70,7 @@ class Connection:
             self._verdict = None
         if self.error is not None:
             first = self.error
-            reason = f'exchanges ended before, when {first}'
-            raise ExchangeError(self.rank, first.peer, operation, place(), reason)
+            raise self._error(first.peer, operation, f'exchanges ended before, when {first}')
 
     def sum_alike(self, operation: str, words: str, number: int = 0, state: str = '') -> int | None:
         """Sums a small number over the ranks, all of which must be at one operation.
@@ -100,7 +100,7 @@ class Connection:
         reason = f'rank {rank} is at {theirs}: the ranks run different programs'
         if not self.debug:
             reason += '; debug=True tells where they part'
-        error = ExchangeError(self.rank, rank, operation, place(), reason)
+        error = self._error(rank, operation, reason)
         self._end(error, Cause(rank, doing=words))
         raise error
 
@@ -120,18 +120,17 @@ class Connection:
         """Ends the group after an operation failed, and gives the error that says so."""
         if self.error is None:
             own = Cause(peer, None, is_timeout(error), placed(operation))
-            found = ExchangeError(self.rank, peer, operation, place(), str(error))
+            end = time.monotonic() + (for_reports(self._seconds) if own.silent else PATIENCE)
             # First, so that those who wait for this rank wake up and report as well.
-            self._end(found, own)
-            reports = self._reports()
-            seconds = for_reports(self._seconds) if own.silent else PATIENCE
-            cause = reports.first_cause(own, seconds) if reports is not None else Cause(*own[:3])
-            self.error = ExchangeError(
-                self.rank, cause.peer, operation, place(), _reason(cause, own, error)
-            )
+            self._end(self._error(peer, operation, str(error)), own)
+            reports, cause = self._reports(), own._replace(doing='')
+            if reports is not None:
+                cause = reports.first_cause(own, max(end - time.monotonic(), 0.1))
+            self.error = self._error(cause.peer, operation, _reason(cause, own, error))
             if reports is not None and peer is None:  # for those who come later
                 reports.write(own._replace(peer=cause.peer, silent=cause.silent), seconds=0.2)
-        return ExchangeError(self.rank, self.error.peer, operation, place(), self.error.reason)
+        assert self.error is not None
+        return self._error(self.error.peer, operation, self.error.reason)
 
     def left_by(self, error: BaseException) -> None:
         """Ends the group after an exception left this rank's program, unless all ranks raised it.
@@ -171,6 +170,9 @@ class Connection:
             cause = self._failure(error, where)
             words = cause.failure or ''
             self._end(ExchangeError(self.rank, self.rank, 'an exception', '', words), cause)
+
+    def _error(self, peer: int | None, operation: str, reason: str) -> ExchangeError:
+        return ExchangeError(self.rank, peer, operation, place(), reason)
 
     def _failure(self, error: BaseException, where: str | None = None) -> Cause:
         text = f'{type(error).__name__}: {error}'

@@ -69,18 +69,11 @@ def guard(
     return hook.Watched(guarded, operation, peer, is_wait) if hook.watchers else guarded
 
 
-def sum_alike(operation: str, form: str = '', *, number: int = 0, state: str = '') -> int | None:
-    """Sums a small number over the ranks, of which all have to be at this operation (collective).
-
-    For use in the guard of the operation: see :func:`pyg_sar.comm.faults.program_check.sum_alike`.
-
-    Raises:
-        ExchangeError: On all ranks, if they are at different operations.
-    """
+def sum_alike(operation: str, alike: str = '', *, number: int = 0, state: str = '') -> int | None:
+    """In the guard of an operation: :meth:`Connection.sum_alike` (collective)."""
     connection = _connection()
     assert connection is not None
-    words = f'{operation} ({form})' if form else operation
-    return connection.sum_alike(operation, words, number, state)
+    return connection.sum_alike(operation, alike or operation, number, state)
 
 
 def lost_rank(error: RuntimeError, operation: str) -> ExchangeError | None:
