@@ -6,6 +6,7 @@ waiting for what will never come, and they learn from the reports whose fault it
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import traceback
@@ -21,6 +22,7 @@ from pyg_sar.comm.faults.errors import ExchangeError, place, placed
 from pyg_sar.comm.faults.reports import PATIENCE, Cause, Reports
 from pyg_sar.comm.faults.timeouts import for_operations, for_reports, is_timeout, timeout_of
 
+_CLASS = re.compile(r' ?\(\w+\)')
 GRACE = 2.0  # seconds in which all ranks may raise alike before the one that raised ends the group
 
 
@@ -88,12 +90,13 @@ class Connection:
             ExchangeError: On all ranks, if they are at different operations.
         """
         self.check(operation)
-        words = placed(words)
+        # Without the class of the layer: which class it is, forwards are compared by.
+        same = f'{words} in {_CLASS.sub("", place())}'
         with Guard(self, operation, None):
-            total = program_check.sum_alike(words + state, number, self.group, self.world_size)
+            total = program_check.sum_alike(same + state, number, self.group, self.world_size)
             if total is not None:
                 return total
-            found = program_check.first_other(words, self.rank, self.group)
+            found = program_check.first_other(same, placed(words), self.rank, self.group)
         if found is None:
             return None
         rank, theirs = found
@@ -101,7 +104,7 @@ class Connection:
         if not self.debug:
             reason += '; debug=True tells where they part'
         error = self._error(rank, operation, reason)
-        self._end(error, Cause(rank, doing=words))
+        self._end(error, Cause(rank, doing=placed(words)))
         raise error
 
     def compare_the_end_of_backward(self) -> None:

@@ -65,10 +65,9 @@ def gather_texts(text: bytes, group: Group, *, is_short: bool) -> list[bytes]:
     return [each.numpy().tobytes() for each in transport.all_gather(own, group).cpu()]
 
 
-def first_other(words: str, rank: int, group: Group) -> tuple[int, str] | None:
-    """The first rank that is at something else, and what that is."""
-    texts = gather_texts(f'{code_of(words)} {words}'.encode(), group, is_short=True)
-    for other, text in enumerate(texts):
-        if text != texts[rank]:
-            return other, text.decode(errors='replace').split(' ', 1)[1].strip()
-    return None
+def first_other(same: str, words: str, rank: int, group: Group) -> tuple[int, str] | None:
+    """The first rank that is at something else, and what that is in its words."""
+    texts = gather_texts(f'{code_of(same)} {words}'.encode(), group, is_short=True)
+    codes, said = zip(*(text.decode(errors='replace').split(' ', 1) for text in texts), strict=True)
+    other = next((r for r, code in enumerate(codes) if code != codes[rank]), None)
+    return None if other is None else (other, said[other].strip())
