@@ -114,7 +114,7 @@ def main() -> None:
         metis, 'metis_assignment', METIS, lambda given: given.indptr.nbytes + given.index.nbytes
     )
     phases.watch(cut_graph, 'assign_nodes', ASSIGN)
-    for function in ('group_nodes', 'group_edges', 'find_exchange'):
+    for function in ('group_nodes', 'group_edges', 'find_halos'):
         phases.watch(writer, function, 'edges by part')
     phases.watch(cut_graph, 'write_partition', 'write')
     start = time.perf_counter()

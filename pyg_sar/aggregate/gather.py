@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyg_sar.aggregate.program import Arguments, Surroundings, as_in_forward, no_autocast_cache
 from pyg_sar.comm import Exchange, Request, agree, communicates, once_differentiable
-from pyg_sar.shard.destination_chunks import Chunk, make_chunks, no_chunk
+from pyg_sar.shard.destination_chunks import DestinationChunk, make_chunks, no_chunk
 from pyg_sar.shard.plan import Plan
 
 
@@ -58,7 +58,7 @@ class Chunks:
     """
 
     def __init__(self, plan: Plan, max_rows: int, max_dst: int | None, exchange: Exchange) -> None:
-        self.chunks: list[Chunk] = make_chunks(plan, max_rows, max_dst)
+        self.chunks: list[DestinationChunk] = make_chunks(plan, max_rows, max_dst)
         missing = max(agree(len(self.chunks))) - len(self.chunks)
         self.chunks += [no_chunk(plan)] * missing
         self.requests: list[Request] = exchange.request([chunk.halo for chunk in self.chunks])
@@ -163,14 +163,14 @@ def _empty_outputs(program: ChunkProgram, plan: Plan) -> tuple[Tensor, ...]:
     return tuple(outputs)
 
 
-def _places(program: ChunkProgram, chunk: Chunk) -> list[slice | Tensor]:
+def _places(program: ChunkProgram, chunk: DestinationChunk) -> list[slice | Tensor]:
     """Where the rows of each output of a chunk belong."""
     places: list[slice | Tensor] = [chunk.edges] * len(program.edge_outputs)
     return places if program.out is None else [chunk.dst, *places]
 
 
 def _arguments_of(
-    arguments: Arguments, chunk: Chunk, request: Request, exchange: Exchange
+    arguments: Arguments, chunk: DestinationChunk, request: Request, exchange: Exchange
 ) -> Arguments:
     """The rows that a chunk reads (collective)."""
     fetched = exchange.fetch_requested(arguments.src, request)
@@ -186,7 +186,7 @@ def _arguments_of(
 def _gradients(
     program: ChunkProgram,
     arguments: Arguments,
-    chunk: Chunk,
+    chunk: DestinationChunk,
     needs: Sequence[bool],
     grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
@@ -219,7 +219,7 @@ def _add(
     total: Sequence[Tensor | None],
     found: Sequence[Tensor | None],
     arguments: Arguments,
-    chunk: Chunk,
+    chunk: DestinationChunk,
     request: Request,
     exchange: Exchange,
 ) -> None:

@@ -46,7 +46,7 @@ def write(state: dict[str, Any], folder: Path) -> None:
         own = writer.prepare_global_plan(plans)[rank()]
         written = writer.write_data(planner.finish_plan(own), planner)
         written.wait()
-        return [_told(result) for result in written.value()]
+        return [_as_plain(result) for result in written.value()]
 
     of_ranks = together(write_share)
     results = [[_result(*told) for told in of_rank] for of_rank in of_ranks]
@@ -54,7 +54,7 @@ def write(state: dict[str, Any], folder: Path) -> None:
     on_rank_0(lambda: writer.finish(metadata, results))
 
 
-def _told(result: WriteResult) -> tuple[Any, ...]:
+def _as_plain(result: WriteResult) -> tuple[Any, ...]:
     """A result in plain values."""
     index, place = result.index, result.storage_data
     offset = None if index.offset is None else list(index.offset)

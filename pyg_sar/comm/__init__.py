@@ -21,12 +21,13 @@ from pyg_sar.comm.group import (
     all_reduce_sum,
     are_alike,
     check_equal,
-    is_distributed,
     least_of_ranks,
+    max_over_ranks,
     raise_together,
+    sum_over_ranks,
 )
 from pyg_sar.comm.reshard.reverse_edges import EdgeMove, Reversed, reverse
-from pyg_sar.comm.sum import max_over_ranks, sum_over_ranks
+from pyg_sar.comm.transport import is_distributed
 
 __all__ = [
     'EdgeMove',

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.faults.guarded import exchange_group, guard
-from pyg_sar.comm.faults.program_check import Step
+from pyg_sar.comm import transport
+from pyg_sar.comm.faults.guarded import exchange_group, guard, sum_alike
+from pyg_sar.comm.faults.program_check import form_of
 from pyg_sar.monitor import hook
 
 
@@ -38,13 +39,16 @@ def all_to_all(
     # As bytes: every dtype goes through every backend.
     row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
     what = 'an exchange of rows with all ranks at once'
-    with guard(what, alike=lambda: Step.of_rows(what, [rows], send_counts, recv_counts)):
-        dist.all_to_all_single(
+    alike = f'{what} ({form_of(rows, is_rows=True)})'
+    with guard(what, alike=alike):
+        if rows.device.type == 'cpu':  # others are no affair of gloo's
+            sum_alike(what, alike)
+        transport.all_to_all(
             received.view(-1).view(torch.uint8),
             rows.contiguous().view(-1).view(torch.uint8),
             [n * row_bytes for n in recv_counts],
             [n * row_bytes for n in send_counts],
-            group=exchange_group(),
+            exchange_group(),
         )
         if hook.watchers:
             own = dist.get_rank()  # its rows stay here

@@ -133,7 +133,7 @@ class Exchange:
 
     def _start(self, step: Step, sent: Buffers, tensors: Rows, pool: BufferPool | None) -> Swap:
         received = Buffers(pool, self.wire.like(tensors), step.recv_rows, self._most_rows)
-        return Swap(received, step.recv_rank, sent, step.send_rank, self.group, step.part, ROWS_TAG)
+        return Swap(received, step.recv_rank, sent, step.send_rank, step.part, ROWS_TAG)
 
     def _unpacked(self, received: Buffers, tensors: Rows, pool: BufferPool | None) -> Buffers:
         """Rows that came in, in the dtypes of the tensors."""

@@ -74,15 +74,7 @@ class GradientReturn:
         del filled
         arrived = self._arrived()
         received = self.exchange.buffers(form, step.send_index.numel())
-        swap = Swap(
-            received,
-            step.send_rank,
-            packed,
-            step.recv_rank,
-            self.exchange.group,
-            step.part,
-            GRADIENTS_TAG,
-        )
+        swap = Swap(received, step.send_rank, packed, step.recv_rank, step.part, GRADIENTS_TAG)
         self._travelling = swap, step.send_index
         self._make_own()
         self._add(arrived)  # while the gradients of this block are on their way

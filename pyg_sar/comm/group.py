@@ -1,4 +1,8 @@
-"""The few small collectives beside the exchanges."""
+"""The few small collectives beside the exchanges.
+
+Each begins with one number that the ranks have in common, so that they meet only if they are at the
+same operation (:mod:`pyg_sar.comm.faults.program_check`).
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.faults.guarded import exchange_group, guard
-from pyg_sar.comm.faults.program_check import Step
-from pyg_sar.comm.json_values import gather_plain
-
-
-def is_distributed() -> bool:
-    """Whether this process is one of several (``torch.distributed`` is initialised)."""
-    return dist.is_available() and dist.is_initialized()
+from pyg_sar.comm import transport
+from pyg_sar.comm.faults.guarded import communicates, exchange_group, guard, sum_alike
+from pyg_sar.comm.faults.program_check import SHORT, form_of, gather_texts
+from pyg_sar.comm.first_derivative_only import once_differentiable
+from pyg_sar.comm.json_values import decode, encode
+from pyg_sar.comm.transport import is_distributed
 
 
 def raise_together(error: Exception | None) -> None:
-    """Raises on every rank if any rank has an error (collective: one small all-gather).
+    """Raises on every rank if any rank has an error (collective: see :func:`agree`).
 
     Args:
         error: What went wrong on this rank, a ValueError or FileNotFoundError, or None.
@@ -39,7 +41,7 @@ def raise_together(error: Exception | None) -> None:
 
 
 def agree(value: Any) -> list[Any]:
-    """The values of all ranks in rank order (collective: one small all-gather).
+    """The values of all ranks in rank order (collective: a small all-reduce and all-gather).
 
     Args:
         value: Plain: None, bool, int, float, str, torch.dtype, a dense tensor, or lists, tuples,
@@ -47,8 +49,11 @@ def agree(value: Any) -> list[Any]:
     """
     if not is_distributed():
         return [value]
-    with guard('a comparison of all ranks'):
-        return gather_plain(value, exchange_group())
+    text, what = encode(value), 'a comparison of all ranks'
+    with guard(what):
+        num_long = sum_alike(what, number=len(text) > SHORT)
+        texts = gather_texts(text, exchange_group(), is_short=num_long == 0)
+    return [decode(each) for each in texts]
 
 
 def check_equal(what: str, own: object, values: Sequence[object]) -> None:
@@ -61,42 +66,97 @@ def check_equal(what: str, own: object, values: Sequence[object]) -> None:
             )
 
 
-def all_ranks(value: bool, device: torch.device, world_size: int) -> bool:
-    """Whether `value` holds on all ranks (collective if there are others: a small all-reduce)."""
-    return bool(least_of_ranks(int(value), device, world_size))
+def all_ranks(value: bool, world_size: int) -> bool:
+    """Whether `value` holds on all ranks (collective if there are others: see below)."""
+    return bool(least_of_ranks(int(value), world_size))
 
 
-def least_of_ranks(value: int, device: torch.device, world_size: int) -> int:
-    """The smallest `value` of all ranks (collective if there are others: a small all-reduce)."""
+def least_of_ranks(value: int, world_size: int) -> int:
+    """The smallest of the ranks' values 0, 1 or 2 (collective: an all-reduce of one number)."""
+    assert 0 <= value <= 2
     if world_size == 1:
         return value
-    number = torch.tensor([value], dtype=torch.int32, device=device)
-    with guard('a decision of all ranks'):
-        dist.all_reduce(number, dist.ReduceOp.MIN, group=exchange_group())
-    return int(number)
+    what = 'a decision of all ranks'
+    with guard(what):
+        counts = sum_alike(what, number=(1, 1 << 12, 0)[value])
+    assert counts is not None
+    ones, zeros = divmod(counts, 1 << 12)
+    return 0 if zeros else 1 if ones else 2
+
+
+def are_alike(words: str, flag: bool) -> tuple[bool, bool]:
+    """Whether words are the same on all ranks and, if so, whether a flag is set on all.
+
+    Collective: an all-reduce of one number.
+    """
+    what = 'a comparison of forwards'
+    with guard(what):
+        unset = sum_alike(what, number=not flag, state=words)
+    return unset is not None, unset == 0
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
     """Sums `tensor` over the ranks in place (collective) and returns it."""
     if is_distributed():
         what = 'a sum over all ranks'
-        with guard(what, alike=lambda: Step.of_whole(what, tensor)):
-            dist.all_reduce(tensor, group=exchange_group())
+        alike = f'{what} ({form_of(tensor)})'
+        with guard(what, alike=alike):
+            if tensor.device.type == 'cpu':  # others are no affair of gloo's
+                sum_alike(what, alike)
+            transport.all_reduce(tensor, exchange_group())
     return tensor
 
 
-def are_alike(number: int, flag: bool, device: torch.device) -> tuple[bool, bool]:
-    """Whether a number is the same on all ranks, and whether a flag is set on all.
+def sum_over_ranks(local: Tensor) -> Tensor:
+    """Sums a tensor of one shape over the ranks.
 
-    Collective: an all-reduce of three numbers.
+    | forward:  ``out = sum of the ranks' local``
+    | backward: ``grad_local = sum of the ranks' grad_out``, as every rank's share of the loss
+      depends on the sum
 
-    Args:
-        number: Not negative, below 2^62.
-        flag: This rank's flag.
-        device: Where the numbers are put together.
+    Collective: one all-reduce in forward, one in backward.
     """
-    numbers = torch.tensor([number, -number, int(flag)], device=device)
-    with guard('a comparison of all ranks'):
-        dist.all_reduce(numbers, dist.ReduceOp.MIN, group=exchange_group())
-    least, most, flags = numbers.tolist()
-    return least == -most, bool(flags)
+    out: Tensor = _SumOverRanks.apply(local)  # type: ignore[no-untyped-call]
+    return out
+
+
+@communicates
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor) -> Tensor:
+        return all_reduce_sum(local.clone(memory_format=torch.contiguous_format))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return sum_over_ranks(grads[0])
+
+
+def max_over_ranks(values: Tensor) -> Tensor:
+    """The largest entry that any rank has, as a scalar; -inf of no entries.
+
+    | backward: the sum of the ranks' gradients, in even shares to the entries that are largest
+
+    Collective: one small all-gather in forward, two all-reduces in backward.
+    """
+    out: Tensor = _MaxOverRanks.apply(values)  # type: ignore[no-untyped-call]
+    return out
+
+
+@communicates
+class _MaxOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        own = values.max().item() if values.numel() else float('-inf')
+        largest = values.new_tensor(max(agree(own)))
+        ctx.save_for_backward(values, largest)
+        return largest
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        values, largest = ctx.saved_tensors
+        is_largest = values == largest
+        sums = torch.stack([grads[0], is_largest.sum().to(grads[0].dtype)])
+        grad, count = all_reduce_sum(sums)
+        share: Tensor = is_largest * (grad / count)
+        return share

@@ -12,7 +12,6 @@ import numbers
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 _SCALARS = (str, int, float, bool, type(None))
@@ -42,36 +41,6 @@ def decode(text: bytes) -> Any:
         return _untagged(json.loads(text))
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f'expected plain values as JSON (got {error!r})') from error
-
-
-def gather_plain(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    """The plain values of all ranks in rank order (collective: two small all-gathers).
-
-    Args:
-        value: See :func:`encode`.
-        group: All ranks.
-    """
-    device = _device(group)
-    own = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8).to(device)
-    size = torch.tensor([own.numel()], device=device)
-    sizes = [torch.zeros_like(size) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(sizes, size, group=group)
-    counts = [int(size) for size in sizes]
-    texts = [own.new_zeros(max(counts)) for _ in counts]
-    dist.all_gather(texts, torch.nn.functional.pad(own, (0, max(counts) - len(own))), group=group)
-    return [
-        decode(bytes(text[:count].cpu().numpy())) for text, count in zip(texts, counts, strict=True)
-    ]
-
-
-def _device(group: dist.ProcessGroup | None) -> torch.device:
-    """Where the group's tensors must be: on the CPU, if it has connections for that."""
-    types = getattr(group, '_device_types', ())
-    if not types or torch.device('cpu') in types:
-        return torch.device('cpu')
-    if torch.device('cuda') in types:
-        return torch.device('cuda', torch.cuda.current_device())
-    return torch.device(types[0])
 
 
 def _tagged(value: Any) -> Any:

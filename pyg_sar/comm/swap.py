@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch.distributed as dist
-
+from pyg_sar.comm import transport
 from pyg_sar.comm.buffers import Buffers
-from pyg_sar.comm.faults.guarded import arrived, guard, travels
-from pyg_sar.comm.faults.program_check import Step
+from pyg_sar.comm.faults.errors import placed
+from pyg_sar.comm.faults.guarded import arrived, exchange_group, guard, travels
+from pyg_sar.comm.faults.program_check import code_of, form_of
 from pyg_sar.monitor import hook
 
 ROWS_TAG, GRADIENTS_TAG = 0, 1
@@ -27,29 +27,22 @@ class Swap:
         recv_rank: int,
         sent: Buffers,
         send_rank: int,
-        group: dist.ProcessGroup | None,
         part: int,
         tag: int,
     ) -> None:
         self.received, self._sent = received, sent
         self._kind = 'rows' if tag == ROWS_TAG else 'gradients'
-        receives = [
-            dist.P2POp(dist.irecv, t, recv_rank, group, tag) for t in received.rows if t.numel()
-        ]
-        sends = [dist.P2POp(dist.isend, t, send_rank, group, tag) for t in sent.rows if t.numel()]
-        # A send completes early only if the receive is posted already.
-        ops = [*receives, *sends]
-        self._num_receives = len(receives)
         self._ranks, self._part = (recv_rank, send_rank), part
-
-        def alike() -> Step:
-            ranks = range(dist.get_world_size())
-            counts = (sent.rows[0].size(0), send_rank), (received.rows[0].size(0), recv_rank)
-            sends, expects = ([n if r == rank else 0 for r in ranks] for n, rank in counts)
-            return Step.of_rows(f'a step of {self._kind}', sent.rows, sends, expects)
-
-        with guard(*self._operation(0), alike=alike):
-            self.works: list[dist.Work] = dist.batch_isend_irecv(ops) if ops else []
+        receives = [t for t in received.rows if t.numel()]
+        sends = [t for t in sent.rows if t.numel()]
+        self._num_receives = len(receives)
+        forms = ' and '.join(form_of(t, is_rows=True) for t in sent.rows)
+        # Rows of another layer, or of another width, must not be taken for these.
+        words = f'a step of {self._kind} ({forms})'
+        with guard(*self._operation(0), alike=words):
+            self.works = transport.start_swap(
+                receives, recv_rank, sends, send_rank, code_of(placed(words)), exchange_group()
+            )
         travels(self)
 
     def wait(self) -> None:

@@ -86,7 +86,7 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
         - **output**: ``[num_dst, F_out]``
 
     Forward and backward are collective: every rank calls them the same number of times, whatever
-    its own nodes are. Every forward begins with an all-reduce of three numbers, which tells whether
+    its own nodes are. Every forward begins with an all-reduce of one number, which tells whether
     all ranks run the same layer in the same state; a first forward compares the ranks' inputs (one
     small all-gather). A copy (``deepcopy``, ``pickle``, ``torch.save``) is a SARConv with the same
     options.
@@ -245,7 +245,7 @@ class _Converted:
     ) -> Decisions:
         """What the ranks have decided for a forward like this one.
 
-        Collective: an all-reduce of three numbers; where a rank has not seen such a forward, or the
+        Collective: an all-reduce of one number; where a rank has not seen such a forward, or the
         conv has changed since, an all-gather.
         """
         error = None
@@ -258,7 +258,7 @@ class _Converted:
         known = self._decisions.get(same.on_all_ranks)
         is_known = known is not None and known.local == same.on_this_rank
         world_size = shards[0].world_size
-        if same.check(world_size, shards[0], error, is_known=is_known) and known is not None:
+        if same.check(world_size, error, is_known=is_known) and known is not None:
             return known
         decisions = Decisions(same.on_this_rank)
         self._decisions.pop(same.on_all_ranks, None)

@@ -27,7 +27,7 @@ from pyg_sar.monitor import LiveBytes
 from pyg_sar.planner.sizes import RankSizes
 from pyg_sar.planner.world import equal_ranks
 from pyg_sar.shard.edge_index import ShardEdgeIndex
-from pyg_sar.shard.shard import Shard, Step
+from pyg_sar.shard.shard import Shard, make_steps
 from pyg_sar.wrap import wrap
 
 MODES: tuple[Mode, ...] = ('sequential', 'sequential_no_remat', 'one_shot')
@@ -142,18 +142,20 @@ def make_data(sizes: RankSizes, job: Job) -> Data:
     """A shard of the given counts, of rank 0, with edges at random."""
     per_rank, world_size = len(sizes.own), sizes.num_ranks
     num_parts, num_own = per_rank * world_size, sizes.num_own
-    own_ptr = (0, *accumulate(sizes.own))
     # Step (s, i) reads part i of rank -s and serves rank s; in file order remote parts ascend.
     halo, halo_edges = [0] * num_parts, [0] * num_parts
     halo_edges[:per_rank] = sizes.own_edges
-    steps = []
+    own_ptr = (0, *accumulate(sizes.own))
     for place, rows in enumerate(sizes.halo):
-        s, i = place // per_rank + 1, place % per_rank
-        sender = world_size - s
-        part = sender * per_rank + i
-        halo[part], halo_edges[part] = rows, sizes.halo_edges[place] if rows else 0
-        send_index = own_ptr[i] + torch.arange(rows) % max(sizes.own[i], 1)
-        steps.append(Step(part, sender, rows, s % world_size, send_index))
+        part = (world_size - place // per_rank - 1) * per_rank + place % per_rank
+        halo[part] = rows
+        halo_edges[part] = sizes.halo_edges[place] if rows else 0
+    halo_ptr = (0, *accumulate(halo))
+
+    def sent(reader: int, i: int) -> Tensor:
+        rows = torch.arange(sizes.halo[(reader - 1) * per_rank + i])
+        return own_ptr[i] + rows % max(sizes.own[i], 1)
+
     shard = Shard(
         root='(rehearsal)',
         fingerprint='rehearsal',
@@ -162,9 +164,9 @@ def make_data(sizes: RankSizes, job: Job) -> Data:
         num_parts=num_parts,
         num_nodes=num_own * world_size,
         own_ptr=own_ptr,
-        halo_ptr=(0, *accumulate(halo)),
+        halo_ptr=halo_ptr,
         block_ptr=(0, *accumulate(halo_edges)),
-        steps=tuple(steps),
+        steps=make_steps(0, world_size, halo_ptr, sent),
     )
     blocks = [_block(*shard.source_range(q), num_own, halo_edges[q]) for q in range(num_parts)]
     handle = ShardEdgeIndex.wrap(torch.cat(blocks, dim=1), shard, is_whole=True)

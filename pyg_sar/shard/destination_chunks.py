@@ -15,7 +15,7 @@ from pyg_sar.shard.plan import Plan
 
 
 @dataclass(frozen=True, eq=False)
-class Chunk:
+class DestinationChunk:
     """A range of own destinations with all their in-edges.
 
     Attributes:
@@ -49,7 +49,7 @@ def by_destination(plan: Plan) -> Tensor:
 
 
 @torch.inference_mode(False)
-def make_chunks(plan: Plan, max_rows: int, max_dst: int | None = None) -> list[Chunk]:
+def make_chunks(plan: Plan, max_rows: int, max_dst: int | None = None) -> list[DestinationChunk]:
     """Cuts the own destinations into runs of at most `max_rows` in-edges, one destination at least.
 
     Args:
@@ -61,7 +61,7 @@ def make_chunks(plan: Plan, max_rows: int, max_dst: int | None = None) -> list[C
     edge_index = plan.edge_index
     order = by_destination(plan)
     ends = plan.in_degree.cumsum(0)
-    chunks: list[Chunk] = []
+    chunks: list[DestinationChunk] = []
     start, first = 0, 0
     while start < shard.num_dst or not chunks:
         # The last destination that still fits, but one in any case.
@@ -74,7 +74,7 @@ def make_chunks(plan: Plan, max_rows: int, max_dst: int | None = None) -> list[C
         rows, src = torch.unique(src, return_inverse=True)
         is_own = rows < shard.num_own
         chunks.append(
-            Chunk(
+            DestinationChunk(
                 dst=slice(start, end),
                 edges=edges,
                 edge_index=torch.stack([src, dst - start]),
@@ -86,8 +86,8 @@ def make_chunks(plan: Plan, max_rows: int, max_dst: int | None = None) -> list[C
     return chunks
 
 
-def no_chunk(plan: Plan) -> Chunk:
+def no_chunk(plan: Plan) -> DestinationChunk:
     """A chunk of nothing, for a rank that has none left."""
     empty = plan.edge_index[1][:0]
     num_dst = plan.shard.num_dst
-    return Chunk(slice(num_dst, num_dst), empty, plan.edge_index[:, :0], empty, empty)
+    return DestinationChunk(slice(num_dst, num_dst), empty, plan.edge_index[:, :0], empty, empty)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.shard.edge_index import ShardEdgeIndex
-from pyg_sar.shard.shard import Shard, Step
+from pyg_sar.shard.shard import Shard, make_steps
 
 
 def join_relations(
@@ -50,16 +50,16 @@ def join_relations(
         joint = torch.where(src < shard.num_own, src + src_offsets[r], remote)
         edges.append(torch.stack([joint, dst + dst_offsets[r]]))
 
-    steps = []
-    for s in range(1, world_size):
-        recv_rank, send_rank = (first.rank - s) % world_size, (first.rank + s) % world_size
-        sent = [
-            step.send_index + offset
-            for shard, offset in zip(shards, src_offsets, strict=True)
-            for step in shard.steps[(s - 1) * shard.parts_per_rank : s * shard.parts_per_rank]
-        ]
-        recv_rows = halo_ptr[recv_rank + 1] - halo_ptr[recv_rank]
-        steps.append(Step(recv_rank, recv_rank, recv_rows, send_rank, torch.cat(sent)))
+    def sent(reader: int, _: int) -> Tensor:
+        return torch.cat(
+            [
+                step.send_index + offset
+                for shard, offset in zip(shards, src_offsets, strict=True)
+                for step in shard.steps
+                if step.send_rank == reader
+            ]
+        )
+
     whole = torch.cat(edges, dim=1)
     shard = Shard(
         root=first.root,
@@ -71,7 +71,7 @@ def join_relations(
         own_ptr=(0, num_own),
         halo_ptr=tuple(halo_ptr),
         block_ptr=(*[0] * world_size, whole.size(1)),
-        steps=tuple(steps),
+        steps=make_steps(first.rank, world_size, halo_ptr, sent),
         dst_rows=num_dst,
     )
     return ShardEdgeIndex.wrap(whole, shard, is_whole=False)

@@ -10,6 +10,7 @@ carries it out.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +38,28 @@ class Step:
     recv_rows: int
     send_rank: int
     send_index: Tensor
+
+
+def make_steps(
+    rank: int, world_size: int, halo_ptr: Sequence[int], sent: Callable[[int, int], Tensor]
+) -> tuple[Step, ...]:
+    """The steps of a rank's exchange, also those in which nothing is sent.
+
+    Args:
+        rank: The rank.
+        world_size: Number of ranks.
+        halo_ptr: ``num_parts + 1`` offsets of the halo rows that each part owns.
+        sent: Own rows that rank `reader` reads of the i-th own part: ``sent(reader, i)``.
+    """
+    per_rank = (len(halo_ptr) - 1) // world_size
+    steps = []
+    for s in range(1, world_size):
+        sender, reader = (rank - s) % world_size, (rank + s) % world_size
+        for i in range(per_rank):
+            part = sender * per_rank + i
+            recv_rows = halo_ptr[part + 1] - halo_ptr[part]
+            steps.append(Step(part, sender, recv_rows, reader, sent(reader, i)))
+    return tuple(steps)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from path_programs import program
 
 import pyg_sar
 from pyg_sar.comm.faults import guarded
-from pyg_sar.comm.faults.connection import Connection
+from pyg_sar.comm.faults.connection import Guard
 from pyg_sar.comm.faults.errors import place
 from pyg_sar.conv.options import Mode
 
@@ -149,15 +149,15 @@ def _count_and_fail(
             os.kill(os.getpid(), signal.SIGKILL if cell.fault == 'killed' else signal.SIGSTOP)
         count += 1
 
-    notes = Connection.notes
+    enter = Guard.__enter__
 
-    def noting(self: Connection, operation: str, peer: int | None) -> None:
-        notes(self, operation, peer)
-        is_sum = operation == 'the sum of the gradients of parameters'
-        if is_sum if cell.phase == SUM else operation and place() == wanted:
+    def entering(self: Guard) -> None:
+        enter(self)
+        is_sum = self.operation == 'the sum of the gradients of parameters'
+        if is_sum if cell.phase == SUM else place() == wanted:
             come()
 
-    with mock.patch.object(Connection, 'notes', noting):
+    with mock.patch.object(Guard, '__enter__', entering):
         step(2)
         (folder / 'count').write_text(str(count))
         count, last = 0, round(cell.when * (count - 1))

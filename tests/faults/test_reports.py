@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_once
-from small_graphs import assert_all_raise, attempt
+from small_graphs import attempt
 
 from pyg_sar.comm import agree, exchange_group, for_operations, guard, set_timeout
 from pyg_sar.comm.faults.reports import Cause, Reports
@@ -28,34 +28,34 @@ def _wait_for(rank: int) -> None:
         dist.recv(torch.zeros(1), rank, group=exchange_group())
 
 
-def _chain(kind: str, folder: str) -> str:
-    """Rank 0 waits for 1, which begins a second later to wait for 2, which never comes."""
+def _chain(delay: float, folder: str) -> str:
+    """Rank 0 waits for 1, which begins later to wait for 2, which is stopped."""
     rank = dist.get_rank()
     set_timeout(TIMEOUT)
     *_, last = agree(os.getpid())
     files = [Path(folder) / str(r) for r in (0, 1)]
     found = ''
     if rank < 2:
-        time.sleep(rank)
+        time.sleep(delay * rank)
         found = attempt(_wait_for, rank + 1)
         files[rank].write_text(found)
-    elif kind == 'stopped':
+    else:
         os.kill(last, signal.SIGSTOP)
     while rank != 1 and not all(file.exists() for file in files):
         time.sleep(0.05)
-    if rank == 0 and kind == 'stopped':
+    if rank == 0:
         os.kill(last, signal.SIGKILL)
     return found
 
 
 @pytest.mark.bench
-@pytest.mark.parametrize('kind', ['stopped', 'busy'])
-def test_the_silent_rank_is_named_and_not_one_that_waits_for_it(kind: str, tmp_path: Path) -> None:
-    *others, _ = run_once(_chain, 3, kind, str(tmp_path), may_die=(2,))
-    words = 'rank 2 was silent for too long'
-    assert_all_raise(others, 'ExchangeError', 'stopped at receiving a number', words)
-    for found in others:
-        assert ('it runs, but exchanges nothing' in found) == (kind == 'busy')
+@pytest.mark.parametrize(('delay', 'named'), [(0.2, 2), (2, 1)])
+def test_a_chain_of_silent_ranks(delay: float, named: int, tmp_path: Path) -> None:
+    """Rank 0 names the end of it as far as the others have come to their timeouts as well."""
+    first, second, _ = run_once(_chain, 3, delay, str(tmp_path), may_die=(2,))
+    assert first.startswith('ExchangeError: rank 0 stopped at receiving a number')
+    assert f'rank {named} was silent for too long' in first
+    assert 'rank 2 was silent for too long' in second
 
 
 class _Store(dict[str, str]):
@@ -71,18 +71,13 @@ def _first_cause(own: Cause, said: dict[int, Cause], world_size: int = 4) -> Cau
     """What rank 0 concludes."""
     store: Any = _Store()
     reports = [Reports(store, '', rank, world_size) for rank in range(world_size)]
-    reports[0].write(own, asks=True)
-    for rank, cause in said.items():
-        (reports[rank].answer if cause.alive else reports[rank].write)(cause)
+    for rank, cause in {0: own, **said}.items():
+        reports[rank].write(cause)
     return reports[0].first_cause(own, 0.05)
 
 
 def _lost(peer: int | None, *, silent: bool = False) -> Cause:
     return Cause(peer, None, silent)
-
-
-def _waits(peer: int | None, doing: str = 'a sum') -> Cause:
-    return Cause(peer, None, True, True, doing)
 
 
 SILENT, CLOSED, FAILED = _lost(3, silent=True), _lost(3), Cause(3, 'ValueError: no')
@@ -94,31 +89,25 @@ SILENT, CLOSED, FAILED = _lost(3, silent=True), _lost(3), Cause(3, 'ValueError: 
         # Rank 1 says nothing.
         (_lost(1), {}, _lost(1)),
         (_lost(1, silent=True), {}, _lost(1, silent=True)),
-        # Rank 1 has lost another one, or waits for it.
+        # Rank 1 has lost another one.
         (_lost(1), {1: _lost(3)}, CLOSED),
         (_lost(1), {1: _lost(3, silent=True)}, SILENT),
-        (_lost(1), {1: _lost(2), 2: _lost(3, silent=True)}, SILENT),
-        (_lost(1), {1: _lost(3), 2: _lost(3, silent=True)}, SILENT),
+        (_lost(1, silent=True), {1: _lost(2, silent=True), 2: _lost(3, silent=True)}, SILENT),
         (_lost(1), {1: _lost(3), 3: Cause(None, 'ValueError: no')}, FAILED),
-        (_lost(1, silent=True), {1: _waits(3)}, SILENT),
-        (_lost(1, silent=True), {1: _waits(2), 2: _waits(3)}, SILENT),
-        # It waits for this one: two that do not do the same.
-        (_lost(1, silent=True), {1: _waits(0)}, Cause(1, None, True, True, 'a sum')),
-        # It lives, but the connection to it is cut.
-        (_lost(1), {1: _waits(3)}, _lost(1)),
-        # It lives outside of exchanges.
-        (_lost(1, silent=True), {1: _waits(None, '')}, Cause(1, None, True, True)),
+        # It has lost this one: two that do not do the same.
+        (
+            _lost(1, silent=True),
+            {1: Cause(0, None, True, 'a sum')},
+            Cause(1, None, True, 'a sum'),
+        ),
         # Rank 3 is cut off, and has lost others for its part.
         (_lost(3), {1: _lost(3), 2: _lost(3), 3: _lost(1)}, CLOSED),
         # It is not known whom this rank has lost.
         (_lost(None), {1: _lost(3), 2: _lost(1)}, CLOSED),
-        (_lost(None), {1: _lost(2), 2: _lost(1)}, CLOSED),
-        (_lost(None, silent=True), {1: _waits(None), 2: _waits(3)}, SILENT),
-        (
-            _lost(None, silent=True),
-            {1: _waits(None), 2: _waits(3), 3: _waits(None, '')},
-            Cause(3, None, True, True),
-        ),
+        (_lost(None), {1: _lost(3), 2: _lost(3), 3: _lost(1)}, _lost(None)),
+        (_lost(None, silent=True), {1: _lost(None), 2: _lost(3)}, SILENT),
+        (_lost(None), {1: _lost(None, silent=True), 2: _lost(None)}, SILENT),
+        (_lost(1), {1: _lost(None), 2: _lost(None)}, CLOSED),
         (_lost(None), {3: Cause(None, 'ValueError: no')}, FAILED),
         (_lost(None), {}, _lost(None)),
     ],

@@ -84,7 +84,7 @@ def group_edges(edge_index: Tensor, src: NodeGroups, dst: NodeGroups) -> EdgeGro
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Halos:
     """Which rows every part reads from every other one.
 
     Shapes:
@@ -98,7 +98,7 @@ class Exchange:
     boundary: Tensor
 
 
-def find_exchange(edges: EdgeGroups) -> Exchange:
+def find_halos(edges: EdgeGroups) -> Halos:
     """Finds the halo of every part, and the same rows as seen by their owners."""
     src_nodes, num_parts = edges.src, edges.src.num_parts
     halos = []
@@ -112,7 +112,7 @@ def find_exchange(edges: EdgeGroups) -> Exchange:
     owner = torch.bucketize(halo, src_nodes.partptr[1:], right=True)
     halo_rows = torch.bincount(reader * num_parts + owner, minlength=num_parts**2)
     boundary = halo[torch.argsort(owner, stable=True)]
-    return Exchange(halo, halo_rows.view(num_parts, num_parts), boundary)
+    return Halos(halo, halo_rows.view(num_parts, num_parts), boundary)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class PartLayout:
     graph: dict[str, Tensor | tuple[int, int]]
 
 
-def part_layout(edges: EdgeGroups, exchange: Exchange, part: int) -> PartLayout:
+def part_layout(edges: EdgeGroups, exchange: Halos, part: int) -> PartLayout:
     """The layout of one part; made one at a time to hold only one in memory."""
     halo_counts, boundary_counts = exchange.halo_rows[part], exchange.halo_rows[:, part]
     halo = _slice(exchange.halo, _ptr(exchange.halo_rows.sum(dim=1)), part)

@@ -57,7 +57,7 @@ def test_layout_is_that_of_the_whole_graph_in_memory(tmp_path, monkeypatch, num_
     narrow = edge_index.to(torch.int32)
     edges = layout.group_edges(narrow, *found, scratch)
     old_edges = old.group_edges(edge_index, *wanted)
-    exchange, old_exchange = layout.find_exchange(edges), old.find_exchange(old_edges)
+    exchange, old_exchange = layout.find_halos(edges), old.find_halos(old_edges)
     assert exchange.halo_rows.tolist() == old_exchange.halo_rows.tolist()
     assert edges.edgeptr.tolist() == old_edges.edgeptr.tolist()
     if num_edges >= 200:

@@ -6,6 +6,7 @@ waiting for what will never come, and they learn from the reports whose fault it
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import traceback
@@ -16,19 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pyg_sar.comm.faults.answering_thread import watch
-from pyg_sar.comm.faults.errors import ExchangeError, place
-from pyg_sar.comm.faults.program_check import Step, difference
-from pyg_sar.comm.faults.reports import Cause, Reports
-from pyg_sar.comm.faults.timeouts import (
-    PATIENCE,
-    for_operations,
-    for_reports,
-    is_timeout,
-    timeout_of,
-)
-from pyg_sar.comm.json_values import gather_plain
+from pyg_sar.comm.faults import program_check
+from pyg_sar.comm.faults.errors import ExchangeError, place, placed
+from pyg_sar.comm.faults.reports import PATIENCE, Cause, Reports
+from pyg_sar.comm.faults.timeouts import for_operations, for_reports, is_timeout, timeout_of
 
+_CLASS = re.compile(r' ?\(\w+\)')
 GRACE = 2.0  # seconds in which all ranks may raise alike before the one that raised ends the group
 
 
@@ -36,13 +30,12 @@ class Connection:
     """The exchange group of a default group, and its state.
 
     Attributes:
+        group: The group; None once it has ended.
         timeout: How long a silent rank is waited for; None for what the default group has.
         error: Why it has ended, or None.
         debug: Whether the ranks compare what they do before every operation.
         travelling: Transfers that are under way.
-        doing: Since when the rank is in an operation, which, the rank it is done with, and the
-            layer; the operation is empty outside of all.
-        seconds: The timeout that is in force.
+        num_operations: Operations that this rank has begun.
     """
 
     def __init__(
@@ -51,49 +44,26 @@ class Connection:
         self.number, self.timeout = number, timeout
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.error: ExchangeError | None = None
-        self.debug = False
+        self.debug: bool = before is not None and before.debug
         self.travelling: dict[int, Any] = {}
-        self.num_operations = self.num_open = self.num_raised = 0
+        self.num_operations = self._num_open = self._num_raised = 0
         self._verdict: threading.Thread | None = None
         self._last_backward = -1
         self.group: dist.ProcessGroup | None = None
-        self.doing: tuple[float, str, int | None, str] = time.monotonic(), '', None, ''
         default = dist.group.WORLD
         limit = timeout or timeout_of(default)
-        self.seconds = limit.total_seconds() if limit is not None else float('inf')
-        self._meet(default, before)
+        self._seconds = limit.total_seconds() if limit is not None else float('inf')
         with Guard(self, 'connecting the ranks', None):
+            self._meet(default if before is None or before.group is None else before.group)
             self.group = dist.new_group(timeout=for_operations(limit))
-        watch(self)
 
-    def _meet(self, default: Any, before: Connection | None) -> None:
+    def _meet(self, group: Any) -> None:
         """Sees ranks that have ended, which new_group would wait for."""
-        group = default if before is None or before.group is None else before.group
-        if torch.device('cpu') not in getattr(group, '_device_types', ()):
-            return
-        with Guard(self, 'connecting the ranks', None):
+        if torch.device('cpu') in getattr(group, '_device_types', ()):
             work = dist.barrier(group=group, async_op=True)
-            limit = for_operations(timeout_of(group)) if group is default else None
+            limit = for_operations(timeout_of(group)) if group is dist.group.WORLD else None
             assert work is not None
             work.wait(limit) if limit is not None else work.wait()
-
-    def notes(self, operation: str, peer: int | None) -> None:
-        """That the rank comes to an operation; an empty one where it leaves."""
-        self.doing = time.monotonic(), operation, peer, place() if operation else ''
-
-    def state(self) -> tuple[float, Cause]:
-        """What this rank is doing, and since when."""
-        since, operation, peer, layer = self.doing
-        where = f' in {layer}' if layer else ''
-        return since, Cause(peer, None, True, True, operation + where)
-
-    def reports(self) -> Reports | None:
-        """What the ranks tell of failures; None where there is no store."""
-        try:
-            store = dist.distributed_c10d._get_default_store()
-        except (AttributeError, ValueError):
-            return None
-        return Reports(store, f'pyg_sar/{self.number}', self.rank, self.world_size)
 
     def check(self, operation: str) -> None:
         """Raises if the group has ended; waits where that is not decided yet."""
@@ -102,20 +72,40 @@ class Connection:
             self._verdict = None
         if self.error is not None:
             first = self.error
-            reason = f'exchanges ended before, when {first}'
-            raise ExchangeError(self.rank, first.peer, operation, place(), reason)
+            raise self._error(first.peer, operation, f'exchanges ended before, when {first}')
 
-    def compare(self, step: Step) -> None:
-        """Raises on all ranks if their next operations are not the same one."""
-        own = step._replace(layer=place())
-        with Guard(self, f'comparing programs before {step.operation}', None):
-            found = gather_plain(tuple(own), self.group)
-        differs = difference([Step(*each) for each in found])
-        if differs is not None:
-            raise ValueError(
-                'expected the same program on all ranks: '
-                f'operation {self.num_operations} is {differs}'
-            )
+    def sum_alike(self, operation: str, words: str, number: int = 0, state: str = '') -> int | None:
+        """Sums a small number over the ranks, all of which must be at one operation.
+
+        Args:
+            operation: Which, for messages.
+            words: The same in words that are equal on all ranks, with what it moves.
+            number: See :func:`program_check.sum_alike`.
+            state: What the ranks ask whether they have it in common, in words.
+
+        Returns:
+            The sum, or None if their states differ.
+
+        Raises:
+            ExchangeError: On all ranks, if they are at different operations.
+        """
+        self.check(operation)
+        # Without the class of the layer: which class it is, forwards are compared by.
+        same = f'{words} in {_CLASS.sub("", place())}'
+        with Guard(self, operation, None):
+            total = program_check.sum_alike(same + state, number, self.group, self.world_size)
+            if total is not None:
+                return total
+            found = program_check.first_other(same, placed(words), self.rank, self.group)
+        if found is None:
+            return None
+        rank, theirs = found
+        reason = f'rank {rank} is at {theirs}: the ranks run different programs'
+        if not self.debug:
+            reason += '; debug=True tells where they part'
+        error = self._error(rank, operation, reason)
+        self._end(error, Cause(rank, doing=placed(words)))
+        raise error
 
     def compare_the_end_of_backward(self) -> None:
         """Once in every backward: a rank that skips a layer in it comes to its end too early."""
@@ -127,26 +117,23 @@ class Connection:
 
     def _at_the_end_of_backward(self) -> None:
         if self.error is None:
-            self.compare(Step('the end of backward'))
+            self.sum_alike('the end of backward', 'the end of backward')
 
     def lost(self, error: Exception, operation: str, peer: int | None) -> ExchangeError:
         """Ends the group after an operation failed, and gives the error that says so."""
-        if self.error is not None:
-            return ExchangeError(self.rank, self.error.peer, operation, place(), self.error.reason)
-        reports, own = self.reports(), Cause(peer, None, is_timeout(error))
-        seconds = for_reports(self.seconds) if own.silent else PATIENCE
-        end = time.monotonic() + seconds
-        # First, so that those who wait for this rank wake up and report as well.
-        found = ExchangeError(self.rank, peer, operation, place(), _reason(own, own, error))
-        self.end(found, own, seconds=seconds / 2 if own.silent else 1)
-        cause = own
-        if reports is not None:
-            cause = reports.first_cause(own, max(end - time.monotonic(), 0.1))
-            if peer is None:
-                reports.write(Cause(cause.peer, None, cause.silent), seconds=0.2)
-        reason = _reason(cause, own, error)
-        self.error = ExchangeError(self.rank, cause.peer, operation, place(), reason)
-        return self.error
+        if self.error is None:
+            own = Cause(peer, None, is_timeout(error), placed(operation))
+            end = time.monotonic() + (for_reports(self._seconds) if own.silent else PATIENCE)
+            # First, so that those who wait for this rank wake up and report as well.
+            self._end(self._error(peer, operation, str(error)), own)
+            reports, cause = self._reports(), own._replace(doing='')
+            if reports is not None:
+                cause = reports.first_cause(own, max(end - time.monotonic(), 0.1))
+            self.error = self._error(cause.peer, operation, _reason(cause, own, error))
+            if reports is not None and peer is None:  # for those who come later
+                reports.write(own._replace(peer=cause.peer, silent=cause.silent), seconds=0.2)
+        assert self.error is not None
+        return self._error(self.error.peer, operation, self.error.reason)
 
     def left_by(self, error: BaseException) -> None:
         """Ends the group after an exception left this rank's program, unless all ranks raised it.
@@ -162,45 +149,55 @@ class Connection:
             self._verdict.join()
         if self.error is not None:
             return
-        found, cause = self._failure(error)
-        if self.travelling or self.num_open:
-            self.end(found, cause)
+        reports = self._reports()
+        if self.travelling or self._num_open or reports is None:
+            self.fail(error)
             return
-        reports = self.reports()
-        if reports is None:
-            return
-        reports.write(cause)  # now: this process may be about to end
-        self.num_raised += 1
-        at = f'{self.num_operations}/{self.num_raised}'
+        reports.write(self._failure(error))  # now: this process may be about to end
+        self._num_raised += 1
+        at = f'{self.num_operations}/{self._num_raised}'
+        where = place()
 
         def judge() -> None:
             if reports.all_raised(at, GRACE):
                 reports.write(None)
             else:
-                self.end(found, cause)
+                self.fail(error, where)
 
         self._verdict = threading.Thread(target=judge, daemon=True)
         self._verdict.start()
 
-    def ends_with(self, error: BaseException) -> None:
-        """Ends the group at the end of a process that an exception ends."""
+    def fail(self, error: BaseException, where: str | None = None) -> None:
+        """Ends the group because of an exception of this rank's own, and tells it as last words."""
         if self.error is None and not isinstance(error, ExchangeError):
-            self.end(*self._failure(error))
+            cause = self._failure(error, where)
+            words = cause.failure or ''
+            self._end(ExchangeError(self.rank, self.rank, 'an exception', '', words), cause)
 
-    def _failure(self, error: BaseException) -> tuple[ExchangeError, Cause]:
+    def _error(self, peer: int | None, operation: str, reason: str) -> ExchangeError:
+        return ExchangeError(self.rank, peer, operation, place(), reason)
+
+    def _failure(self, error: BaseException, where: str | None = None) -> Cause:
         text = f'{type(error).__name__}: {error}'
         if len(text) > 300:
             text = text[:300] + ' ...'
-        where = f' in {place()}' if place() else ''
-        found = ExchangeError(self.rank, self.rank, 'an exception', place(), text)
-        return found, Cause(None, text + where)
+        where = place() if where is None else where
+        return Cause(None, f'{text} in {where}' if where else text)
 
-    def end(self, error: ExchangeError, cause: Cause, *, seconds: float = 1) -> None:
-        """Closes the connections to all ranks, after saying why, for which `seconds` are given."""
+    def _reports(self) -> Reports | None:
+        """What the ranks tell of failures; None where there is no store."""
+        try:
+            store = dist.distributed_c10d._get_default_store()
+        except (AttributeError, ValueError):
+            return None
+        return Reports(store, f'pyg_sar/{self.number}', self.rank, self.world_size)
+
+    def _end(self, error: ExchangeError, cause: Cause) -> None:
+        """Closes the connections to all ranks, after saying why."""
         self.error = error
-        reports = self.reports()
+        reports = self._reports()
         if reports is not None:
-            reports.write(cause, asks=True, seconds=seconds)
+            reports.write(cause, seconds=for_reports(self._seconds) / 2 if cause.silent else 1)
         for swap in self.travelling.values():
             swap.works = []  # they keep connections open
         self.travelling.clear()
@@ -226,17 +223,15 @@ class Guard:
     def __enter__(self) -> None:
         if self.connection is not None:
             self.connection.check(self.operation)
-            self.connection.num_open += 1
-            self.connection.notes(self.operation, self.peer)
+            self.connection._num_open += 1
 
     def __exit__(
         self, kind: object, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.connection is None:
             return
-        self.connection.notes('', None)
         if error is None:
-            self.connection.num_open -= 1
+            self.connection._num_open -= 1
         elif isinstance(error, RuntimeError) and not isinstance(error, ExchangeError):
             # Frames that hold the group would keep its connections.
             traceback.clear_frames(trace)
@@ -250,11 +245,8 @@ def _reason(cause: Cause, own: Cause, error: Exception) -> str:
     who = 'a rank that is not known' if cause.peer is None else f'rank {cause.peer}'
     if cause.failure is not None:
         return f'{who} failed with {cause.failure}'
-    text = str(error).split('. This is typically')[0]
-    seen = f' ({text})' if cause.silent == own.silent else ''
-    if cause.alive:
-        doing = f'waits at {cause.doing}' if cause.doing else 'exchanges nothing'
-        return f'{who} was silent for too long: it runs, but {doing}{seen}'
-    if cause.silent:
-        return f'{who} was silent for too long{seen}'
-    return f'{who} has ended or is cut off{seen}'
+    seen = f' ({str(error).split(". This is typically")[0]})' if cause.silent == own.silent else ''
+    if not cause.silent:
+        return f'{who} has ended or is cut off{seen}'
+    waits = f': it waits at {cause.doing}' if cause.doing else ''
+    return f'{who} was silent for too long{waits}{seen}'

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
 
 from pyg_sar.monitor import hook
 
-Function = TypeVar('Function', bound=type)
-
 
 class ExchangeError(RuntimeError):
-    """Another rank has ended, is silent, or has failed by itself, so this one cannot go on.
+    """Another rank has ended, is silent, has failed or does something else.
 
     After it the ranks of this process group exchange nothing any more: what was under way is lost.
     Every later exchange raises it again.
 
     Attributes:
         rank: This rank.
-        peer: The rank that was lost first, as far as that is known, or None.
+        peer: The rank that was lost, as far as that is known, or None.
         operation: What this rank was doing: ``'receiving the rows of part 2'``.
         layer: Where: ``"layer 'convs.1' (GATConv), backward"``; empty outside of layers.
         reason: What is known of the peer.
@@ -50,6 +46,17 @@ _place = _Place()
 def place() -> str:
     """The layer or function that this thread is in, for messages; empty outside of them."""
     return f'{_place.layer}, {_place.phase}' if _place.phase else _place.layer
+
+
+def placed(operation: str) -> str:
+    """An operation with the place where it is done."""
+    where = place()
+    return f'{operation} in {where}' if where else operation
+
+
+def layer_of_place() -> str:
+    """The layer alone, forward or backward."""
+    return _place.layer
 
 
 @contextmanager
@@ -81,34 +88,3 @@ def _in_place(layer: str, phase: str) -> Iterator[None]:
         yield
     finally:
         _place.layer, _place.phase = before
-
-
-def collective(on_error: Callable[[BaseException], None]) -> Callable[[Function], Function]:
-    """Makes the decorator of autograd Functions that communicate.
-
-    Their backward knows the layer of their forward, and what leaves it is given to `on_error`.
-    """
-
-    def decorate(function: Function) -> Function:
-        forward: Callable[..., Any] = function.forward  # type: ignore[attr-defined]
-        backward: Callable[..., Any] = function.backward  # type: ignore[attr-defined]
-
-        @functools.wraps(forward)
-        def noting(ctx: Any, *args: Any) -> Any:
-            ctx.layer = _place.layer
-            return forward(ctx, *args)
-
-        @functools.wraps(backward)
-        def naming(ctx: Any, *grads: Any) -> Any:
-            with in_layer(ctx.layer, 'backward'):
-                try:
-                    return backward(ctx, *grads)
-                except BaseException as error:
-                    on_error(error)
-                    raise
-
-        function.forward = staticmethod(noting)  # type: ignore[attr-defined]
-        function.backward = staticmethod(naming)  # type: ignore[attr-defined]
-        return function
-
-    return decorate

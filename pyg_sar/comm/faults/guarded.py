@@ -1,22 +1,30 @@
-"""The process group of the exchanges, and what guards its operations."""
+"""The process group of the exchanges, and what guards its operations.
+
+All state of exchanges and of debugging hangs on a :class:`Connection`, and every function here
+finds its own by :func:`_connection`: that of the default group. Worlds of another kind, such as one
+of threads, need another answer there and nothing else.
+"""
 
 from __future__ import annotations
 
 import atexit
+import functools
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 from pyg_sar.comm.faults.connection import Connection, Guard
-from pyg_sar.comm.faults.errors import ExchangeError, collective
-from pyg_sar.comm.faults.program_check import Step
+from pyg_sar.comm.faults.errors import ExchangeError, in_layer, layer_of_place
+from pyg_sar.comm.transport import is_distributed
 from pyg_sar.monitor import hook
+
+Function = TypeVar('Function', bound=type)
 
 _SIGNS = ('gloo', 'Connection closed', 'Application timeout', 'NCCL')
 
@@ -25,6 +33,7 @@ _num_connections = 0
 
 
 def _connection() -> Connection | None:
+    """Of the world that this code runs in; None if it has none yet."""
     default = dist.group.WORLD
     return None if default is None else _connections.get(default)
 
@@ -34,7 +43,7 @@ def guard(
     peer: int | None = None,
     *,
     is_wait: bool = False,
-    alike: Callable[[], Step] | None = None,
+    alike: str = '',
 ) -> Guard | hook.Watched:
     """For the time of an operation in the exchange group.
 
@@ -42,24 +51,29 @@ def guard(
         operation: What is done, for messages.
         peer: The rank it is done with; None for all.
         is_wait: Whether this is the end of one that began before. All ranks begin as many.
-        alike: Gives what must fit on all ranks, to compare; None for `operation` alone.
+        alike: The operation in words that are equal on all ranks, with what it moves.
 
     Raises:
         ExchangeError: In place of the error of the operation.
-        ValueError: On all ranks, if debugging finds that they differ.
+            It is raised on all ranks if debugging finds that they are at different ones.
     """
     connection = _connection()
-    if connection is None and dist.is_initialized():
-        exchange_group()
-        connection = _connection()
+    if connection is None and is_distributed():
+        connection = _connect(None)
     if connection is not None and not is_wait:
         connection.num_operations += 1
         if connection.debug:
-            connection.check(operation)
-            connection.compare(Step(operation) if alike is None else alike())
+            connection.sum_alike(operation, alike or operation)
             connection.compare_the_end_of_backward()
     guarded = Guard(connection, operation, peer)
     return hook.Watched(guarded, operation, peer, is_wait) if hook.watchers else guarded
+
+
+def sum_alike(operation: str, alike: str = '', *, number: int = 0, state: str = '') -> int | None:
+    """In the guard of an operation: :meth:`Connection.sum_alike` (collective)."""
+    connection = _connection()
+    assert connection is not None
+    return connection.sum_alike(operation, alike or operation, number, state)
 
 
 def lost_rank(error: RuntimeError, operation: str) -> ExchangeError | None:
@@ -95,12 +109,33 @@ def left_by(error: BaseException) -> None:
     something is under way, else two seconds later unless all ranks have raised at the same point.
     Then they may go on.
     """
-    connection = _connection() if dist.is_available() and dist.is_initialized() else None
+    connection = _connection() if is_distributed() else None
     if connection is not None:
         connection.left_by(error)
 
 
-communicates = collective(left_by)
+def communicates(function: Function) -> Function:
+    """For autograd Functions that communicate: their backward is in the layer of their forward."""
+    forward: Callable[..., Any] = function.forward  # type: ignore[attr-defined]
+    backward: Callable[..., Any] = function.backward  # type: ignore[attr-defined]
+
+    @functools.wraps(forward)
+    def noting(ctx: Any, *args: Any) -> Any:
+        ctx.layer = layer_of_place()
+        return forward(ctx, *args)
+
+    @functools.wraps(backward)
+    def naming(ctx: Any, *grads: Any) -> Any:
+        with in_layer(ctx.layer, 'backward'):
+            try:
+                return backward(ctx, *grads)
+            except BaseException as error:
+                left_by(error)
+                raise
+
+    function.forward = staticmethod(noting)  # type: ignore[attr-defined]
+    function.backward = staticmethod(naming)  # type: ignore[attr-defined]
+    return function
 
 
 def exchange_group() -> dist.ProcessGroup | None:
@@ -112,19 +147,16 @@ def exchange_group() -> dist.ProcessGroup | None:
     Raises:
         ExchangeError: If it has ended.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    if not is_distributed():
         return None
-    connection = _connection()
-    if connection is None:
-        connection = _connect(None)
-    if connection.error is not None or connection._verdict is not None:
-        connection.check('an exchange')
+    connection = _connection() or _connect(None)
+    connection.check('an exchange')
     return connection.group
 
 
 def set_timeout(timeout: timedelta | None) -> None:
     """How long exchanges wait for a silent rank from now on (collective if it is another time)."""
-    if timeout is None or not (dist.is_available() and dist.is_initialized()):
+    if timeout is None or not is_distributed():
         return
     before = _connection()
     if before is not None and before.timeout == timeout and before.error is None:
@@ -149,13 +181,10 @@ def _connect(timeout: timedelta | None) -> Connection:
     _num_connections += 1
     default = dist.group.WORLD
     assert default is not None
-    before = _connection()
-    connection = Connection(_num_connections, timeout, before)
-    connection.debug = before is not None and before.debug
-    _connections[default] = connection
+    _connections[default] = Connection(_num_connections, timeout, _connection())
     atexit.unregister(_let_go)
     atexit.register(_let_go)
-    return connection
+    return _connections[default]
 
 
 def _let_go() -> None:
@@ -168,5 +197,5 @@ def _let_go() -> None:
     connection = _connection() if dist.is_initialized() else None
     error = getattr(sys, 'last_value', None)
     if connection is not None and error is not None and not hasattr(sys, 'ps1'):
-        connection.ends_with(error)
+        connection.fail(error)
     time.sleep(0.2)

@@ -1,66 +1,73 @@
-"""What the ranks compare before every operation when they debug: what it is, and what it moves."""
+"""Whether the ranks are at the same operation, before they do it.
+
+Messages of different sizes must not meet: gloo ends the process then. So every collective begins
+with one number of 8 bytes, which all of them have in common: a code of what the operation is, where
+it is done and what it moves, beside a small number of the operation's own. Their sum tells every
+rank whether all codes are equal. The decision of a layer is this number and nothing else.
+
+Messages between two ranks carry the code as their tag, so those of different layers never meet.
+When ranks debug, they have such a number before these as well.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import zlib
 
+import torch
 from torch import Tensor
 
+from pyg_sar.comm import transport
+from pyg_sar.comm.transport import Group
 
-class Step(NamedTuple):
-    """An operation of one rank, in words and numbers that any encoding carries.
+NUMBER_BITS = 24
+"""Bits of an operation's own number, in which its sum over the ranks must have room."""
+_CODE_BITS = 27  # with the number's, and 12 for the sum over up to 4,095 ranks: 63
+SHORT = 512
+"""Bytes of a text that needs no further messages."""
 
-    Attributes:
-        operation: What it is, in the words of all ranks.
-        layer: Where.
-        forms: Dtype and shape of what it moves, of a single row where numbers of rows differ.
-        sends: How many rows go to each rank, where ranks know what they get.
-        expects: How many rows come from each rank.
+
+def form_of(tensor: Tensor, *, is_rows: bool = False) -> str:
+    """Dtype and shape, without the number of rows where that differs between the ranks."""
+    shape = tuple(tensor.shape)
+    return f'rows of {tensor.dtype} {shape[1:]}' if is_rows else f'{tensor.dtype} {shape}'
+
+
+def code_of(words: str, bits: int = 31) -> int:
+    """A number that other words hardly have."""
+    return zlib.crc32(words.encode()) >> (32 - bits)
+
+
+def sum_alike(words: str, number: int, group: Group, world_size: int) -> int | None:
+    """The sum of the ranks' numbers, or None if their words differ (one message of 8 bytes).
+
+    With codes c the sum tells whether all are equal: on a rank for which it is P c though others
+    differ, c would be their mean. For random codes that does not happen, and where it does its next
+    operation ends in the error of the others.
+
+    Args:
+        words: What this rank is about to do.
+        number: At least 0; the sum must be less than ``2**NUMBER_BITS``.
+        group: All ranks.
+        world_size: How many they are, less than 4,096.
     """
-
-    operation: str
-    layer: str = ''
-    forms: Sequence[str] = ()
-    sends: Sequence[int] = ()
-    expects: Sequence[int] = ()
-
-    @staticmethod
-    def of_rows(
-        operation: str, rows: Iterable[Tensor], sends: Sequence[int], expects: Sequence[int]
-    ) -> Step:
-        """An exchange of rows of tensors."""
-        forms = [f'rows of {t.dtype} of shape {tuple(t.shape[1:])}' for t in rows]
-        return Step(operation, '', forms, sends, expects)
-
-    @staticmethod
-    def of_whole(operation: str, tensor: Tensor) -> Step:
-        """A reduction of tensors of one shape."""
-        return Step(operation, '', [f'{tensor.dtype} of shape {tuple(tensor.shape)}'])
+    code = code_of(words, _CODE_BITS)
+    packed = torch.tensor([code << NUMBER_BITS | number], device=transport.small_device(group))
+    total = int(transport.all_reduce(packed, group))
+    return total % (1 << NUMBER_BITS) if total >> NUMBER_BITS == code * world_size else None
 
 
-def difference(steps: Sequence[Step]) -> str | None:
-    """In what the steps of all ranks differ, told from what most of them do; None if in nothing."""
-    for words in (_operation, _forms):
-        said = [words(step) for step in steps]
-        usual = Counter(said).most_common(1)[0][0]
-        odd = next((rank for rank, each in enumerate(said) if each != usual), None)
-        if odd is not None:
-            return f'{usual} on rank {said.index(usual)} (got {said[odd]} on rank {odd})'
-    for sender, a in enumerate(steps):
-        for reader, b in enumerate(steps):
-            if a.sends and b.expects and a.sends[reader] != b.expects[sender]:
-                return (
-                    f'{_operation(a)} with {b.expects[sender]} rows from rank {sender} on rank '
-                    f'{reader} (got {a.sends[reader]} rows that rank {sender} sends)'
-                )
-    return None
+def gather_texts(text: bytes, group: Group, *, is_short: bool) -> list[bytes]:
+    """The texts of all ranks, with spaces at the end: one all-gather, two if one is not short."""
+    device, size = transport.small_device(group), SHORT
+    if not is_short:
+        size = int(transport.all_gather(torch.tensor(len(text), device=device), group).max())
+    own = torch.frombuffer(bytearray(text.ljust(size)[:size]), dtype=torch.uint8).to(device)
+    return [each.numpy().tobytes() for each in transport.all_gather(own, group).cpu()]
 
 
-def _operation(step: Step) -> str:
-    return f'{step.operation} in {step.layer or "no layer"}'
-
-
-def _forms(step: Step) -> str:
-    return f'{_operation(step)} with {" and ".join(step.forms) or "no rows"}'
+def first_other(same: str, words: str, rank: int, group: Group) -> tuple[int, str] | None:
+    """The first rank that is at something else, and what that is in its words."""
+    texts = gather_texts(f'{code_of(same)} {words}'.encode(), group, is_short=True)
+    codes, said = zip(*(text.decode(errors='replace').split(' ', 1) for text in texts), strict=True)
+    other = next((r for r, code in enumerate(codes) if code != codes[rank]), None)
+    return None if other is None else (other, said[other].strip())

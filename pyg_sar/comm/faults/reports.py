@@ -1,9 +1,11 @@
-"""What ranks tell each other of a failure, through the store that they met by.
+"""What ranks that have ended tell the others, through the store that they met by.
 
-A rank that has ended says why. The others say what they are waiting for, if they are asked: so a
-rank that is silent is told from one that waits in vain itself. It costs nothing as long as all goes
-well. The store may be gone or silent too (a rank may have held it), so nobody waits for it without
-bound.
+A rank that raises, or has lost another one, says so before it closes its connections; the others
+follow who lost whom. It costs nothing as long as all goes well. The store may be gone or silent too
+(a rank may have held it), so nobody waits for it without bound.
+
+A rank that waits says nothing until its own timeout. So where one waits for a second that waits for
+a third, and comes to its timeout first, it names the second: the nearest link of the chain.
 """
 
 from __future__ import annotations
@@ -11,30 +13,28 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from pyg_sar.comm.faults.timeouts import PATIENCE
-
 Value = TypeVar('Value')
+
+PATIENCE = 0.5
+"""Seconds in which other ranks may tell of a failure that this one sees, too."""
 
 
 class Cause(NamedTuple):
-    """Why a rank has ended, or what one that is alive is waiting for.
+    """Why a rank has ended.
 
     Attributes:
-        peer: The rank that it lost or waits for, or None.
+        peer: The rank that it lost, or None.
         failure: What it failed by itself with, or None.
         silent: Whether it lost that rank at a timeout; else the connection was closed.
-        alive: Whether it has not ended.
-        doing: Of one that is alive, the operation that it is waiting in; empty outside of all.
+        doing: What it did, in words.
     """
 
     peer: int | None
-    failure: str | None
+    failure: str | None = None
     silent: bool = False
-    alive: bool = False
     doing: str = ''
 
 
@@ -52,144 +52,81 @@ class Reports:
         self.store, self.name, self.rank = store, name, rank
         self.others = [r for r in range(world_size) if r != rank]
 
-    def write(self, cause: Cause | None, *, asks: bool = False, seconds: float = 1) -> None:
-        """Says why this rank ends; None takes that back.
-
-        Args:
-            cause: Why.
-            asks: Whether those who are alive shall say what they are waiting for.
-            seconds: How long the store may take.
-        """
+    def write(self, cause: Cause | None, *, seconds: float = 1) -> None:
+        """Says why this rank ends; None takes that back. The store may take some seconds."""
         text = '' if cause is None else json.dumps(cause)
-
-        def write() -> None:
-            self.store.set(f'{self.name}/ended/{self.rank}', text)
-            if asks:
-                self.store.set(f'{self.name}/asked', '')
-
-        bounded(write, seconds)
-
-    def answer(self, state: Cause) -> None:
-        """Says what this rank is doing, if another one has asked; raises what the store raises."""
-        if self.store.check([f'{self.name}/asked']):
-            self.store.set(f'{self.name}/alive/{self.rank}', json.dumps(state))
+        bounded(lambda: self.store.set(f'{self.name}/ended/{self.rank}', text), seconds)
 
     def all_raised(self, at: str, seconds: float) -> bool:
-        """Whether all ranks say within some time that they have come to the same end.
-
-        Args:
-            at: The point of the program where it was.
-            seconds: How long the others are given.
-        """
+        """Whether all ranks come to the same end, at point `at` of the program, within seconds."""
         keys = [f'{self.name}/raised/{at}/{rank}' for rank in self.others]
 
         def ask() -> bool:
             self.store.set(f'{self.name}/raised/{at}/{self.rank}', '')
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                if self.store.check(keys):
-                    return True
-                time.sleep(0.01)
-            return False
+            return _until(lambda: self.store.check(keys) or None, seconds) is not None
 
         return bool(bounded(ask, seconds + PATIENCE))
 
     def first_cause(self, own: Cause, seconds: float) -> Cause:
-        """Follows who lost whom or waits for whom, from the rank that this one has lost.
+        """Follows who lost whom, from the rank that this one has lost.
 
-        This rank has reported and asked already, and its connections are closed.
+        This rank has reported already, and its connections are closed.
 
         Args:
             own: What this rank knows; its `peer` is None if the lost rank is not known.
-            seconds: How long the others may take to answer; a second longer where two have not,
-                as it is not known then which is the lost one.
+            seconds: How long the others may take to report; a second longer where two have not
+                and it is not known which is the lost one.
 
         Returns:
-            The rank that was lost first, what it failed with, or how it was lost.
+            The rank that was lost first, and what it failed with, how it was lost, or what it did
+            while this rank waited for it.
         """
-        soon = time.monotonic() + seconds
-        end = soon + 2 * PATIENCE
-        found = bounded(lambda: self._follow(own, soon, end), seconds + 2 * PATIENCE + 0.1)
-        return own if found is None else found
+        own, said = own._replace(doing=''), dict[int, Cause]()
 
-    def _follow(self, own: Cause, soon: float, end: float) -> Cause:
-        found, seen = own, {self.rank}
-        while found.peer is not None:
-            seen.add(found.peer)
-            said = self._awaited(found, soon)
-            if said is None:
-                return self._with_way(found)
-            if said.failure is not None:
-                return Cause(found.peer, said.failure)
-            is_last = said.alive and (not said.doing or said.peer in seen)
-            if is_last:  # it has not come to the operation that is waited for
-                return Cause(found.peer, None, found.silent, True, said.doing)
-            if said.peer in seen:  # two that lost each other
-                return self._with_way(self._most_lost(soon) or own)
-            found = said._replace(alive=False, doing='')
-        return self._of_all(own, soon, end) or own
+        def is_known(*, num_missing: int = 0) -> bool | None:
+            found = {rank: self._read(rank) for rank in self.others if rank not in said}
+            said.update({rank: cause for rank, cause in found.items() if cause is not None})
+            is_enough = len(said) + num_missing >= len(self.others)
+            return is_enough or any(c.failure for c in said.values()) or None
 
-    def _awaited(self, lost: Cause, end: float) -> Cause | None:
-        """What a lost rank says, or None if it says nothing."""
-        assert lost.peer is not None
-        while True:
-            # One whose connection is closed while it lives is cut off, whatever it waits for.
-            said = self._read(lost.peer, alive=lost.silent)
-            if said is not None or time.monotonic() > end:
-                return said
-            time.sleep(0.01)
+        def find() -> Cause:
+            if not _until(is_known, seconds) and own.peer is None:
+                _until(lambda: is_known(num_missing=1), 2 * PATIENCE)
+            return self._first_of(own, said)
 
-    def _of_all(self, own: Cause, soon: float, end: float) -> Cause | None:
-        """The cause, where it is not known which rank was lost."""
-        said = self._said_by_all(soon, end)
+        return bounded(find, seconds + 2 * PATIENCE + 0.1) or own
+
+    def _first_of(self, own: Cause, said: dict[int, Cause]) -> Cause:
         for rank, cause in said.items():
-            if cause.failure is not None:
+            if cause.failure:
                 return Cause(rank, cause.failure)
-        named = {c.peer for c in said.values() if c.peer is not None}
-        missing = {rank for rank in self.others if rank not in said}
-        idle = {rank for rank, cause in said.items() if cause.alive and not cause.doing}
-        suspects = (named & missing) or missing or (named & idle) or idle
-        if len(suspects) != 1:
-            return None
-        silent = own.silent or any(c.silent and not c.alive for c in said.values())
-        return Cause(suspects.pop(), None, silent, silent and not missing)
+        found, seen = own, {self.rank}
+        while found.peer in said:
+            seen.add(found.peer)
+            found = said[found.peer]
+            if found.peer in seen:  # a circle: the nearest link, and what that waits at
+                return own._replace(doing=said[own.peer].doing if own.peer in said else '')
+        if found.peer is not None:
+            return Cause(found.peer, None, found.silent)
+        # Not known from the connections: the one that says nothing.
+        named = {c.peer for c in said.values()} - {None, self.rank}
+        missing = set(self.others) - said.keys()
+        suspects = (named & missing) or missing or named
+        is_silent = own.silent or any(c.silent for c in said.values())
+        return Cause(suspects.pop(), None, is_silent) if len(suspects) == 1 else own
 
-    def _most_lost(self, soon: float) -> Cause | None:
-        """The rank that most of the others have lost."""
-        said = self._said_by_all(soon, soon)
-        votes = Counter(c.peer for c in said.values() if c.peer is not None and not c.alive)
-        first = votes.most_common(2)
-        if not first or first[0][0] == self.rank or len({n for _, n in first}) < len(first):
-            return None
-        return Cause(first[0][0], None)
+    def _read(self, rank: int) -> Cause | None:
+        key = f'{self.name}/ended/{rank}'
+        text = self.store.get(key) if self.store.check([key]) else b''
+        return Cause(*json.loads(text)) if text else None
 
-    def _said_by_all(self, soon: float, end: float) -> dict[int, Cause]:
-        """What the others say, once all have said something or one has failed.
 
-        After `soon` without what one of them may have said still, after `end` whatever is missing.
-        """
-        while True:
-            said = {rank: self._read(rank, alive=True) for rank in self.others}
-            known = {rank: cause for rank, cause in said.items() if cause is not None}
-            num_missing, now = len(said) - len(known), time.monotonic()
-            is_enough = not num_missing or any(c.failure for c in known.values())
-            if is_enough or now > end or (now > soon and num_missing == 1):
-                return known
-            time.sleep(0.01)
-
-    def _with_way(self, found: Cause) -> Cause:
-        """A rank that anyone lost at a timeout was silent, however others lost it then."""
-        said = [self._read(rank, alive=False) for rank in self.others]
-        silent = any(c is not None and c.peer == found.peer and c.silent for c in said)
-        return found._replace(silent=found.silent or silent)
-
-    def _read(self, rank: int, *, alive: bool) -> Cause | None:
-        for kind in ('ended', 'alive') if alive else ('ended',):
-            key = f'{self.name}/{kind}/{rank}'
-            text = self.store.get(key) if self.store.check([key]) else b''
-            if text:
-                return Cause(*json.loads(text))
-        return None
+def _until(ask: Callable[[], Value | None], seconds: float) -> Value | None:
+    """What `ask` gives once that is not None; asks at least once."""
+    end = time.monotonic() + seconds
+    while (found := ask()) is None and time.monotonic() < end:
+        time.sleep(0.01)
+    return found
 
 
 def bounded(fn: Callable[[], Value], seconds: float = 1) -> Value | None:

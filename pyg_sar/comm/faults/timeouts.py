@@ -1,4 +1,4 @@
-"""How a timeout is shared out: most of it for the operation, the end of it to ask who is silent."""
+"""How a timeout is shared out: most of it for the operation, the end of it to learn who is lost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-PATIENCE = 0.5  # seconds in which other ranks may tell of a failure that this one sees, too
+from pyg_sar.comm.faults.reports import PATIENCE
 
 
 def for_operations(limit: timedelta | None) -> timedelta | None:
@@ -18,7 +18,7 @@ def for_operations(limit: timedelta | None) -> timedelta | None:
 
 
 def for_reports(seconds: float) -> float:
-    """The seconds of a timeout in which ranks that have come to it ask the others for the cause."""
+    """The seconds of a timeout in which ranks that have come to it read the others' reports."""
     return min(max(seconds / 5, PATIENCE), seconds / 2, 5.0)
 
 

@@ -17,7 +17,7 @@ from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.faults.guarded import exchange_group
 from pyg_sar.comm.group import agree
 from pyg_sar.shard.edge_index import ShardEdgeIndex
-from pyg_sar.shard.shard import Shard, Step
+from pyg_sar.shard.shard import Shard, Step, make_steps
 
 
 def all_part_ptr(shard: Shard, own_ptr: Sequence[int]) -> list[int]:
@@ -109,17 +109,9 @@ def _make_steps(base: Shard, halo: Tensor, halo_ptr: Tensor, first: int) -> tupl
     sent = all_to_all_counts(read, group)
     rows = all_to_all(halo, read.sum(1).tolist(), sent.sum(1).tolist(), group)
     send_index = torch.split(rows - first, sent.view(-1).tolist())
-    steps = []
-    for s in range(1, base.world_size):
-        sender, reader = (base.rank - s) % base.world_size, (base.rank + s) % base.world_size
-        for i in range(base.parts_per_rank):
-            steps.append(
-                Step(
-                    part=sender * base.parts_per_rank + i,
-                    recv_rank=sender,
-                    recv_rows=int(read[sender, i]),
-                    send_rank=reader,
-                    send_index=send_index[reader * base.parts_per_rank + i],
-                )
-            )
-    return tuple(steps)
+    return make_steps(
+        base.rank,
+        base.world_size,
+        halo_ptr.tolist(),
+        lambda reader, i: send_index[reader * base.parts_per_rank + i],
+    )

@@ -175,8 +175,7 @@ class Normalizer:
         else:
             inputs.append(edge_weight)
             key = (*key, id(edge_weight), edge_weight._version, checksum(edge_weight))
-            device, world_size = edge_weight.device, shard.world_size
-            is_known = all_ranks(is_constant and key in results, device, world_size)
+            is_known = all_ranks(is_constant and key in results, shard.world_size)
         if not is_constant:
             return compute()
         if not is_known:

@@ -80,7 +80,7 @@ def sum_for_layer(conv: MessagePassing, x: Tensor, plan: Plan, sum_of: SumFn) ->
     if layer is None:
         return sum_of(x)
     pays = plan.num_edges >= x.size(0) and not _is_watched(conv, layer, x.device)
-    if not all_ranks(pays, x.device, plan.shard.world_size):
+    if not all_ranks(pays, plan.shard.world_size):
         return sum_of(x)
     # Unlike a sum, a layer keeps its rows for backward: a program may change them in place now.
     rows = x if _is_recomputed() else copy_on_write(x)

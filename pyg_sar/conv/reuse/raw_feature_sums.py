@@ -76,7 +76,7 @@ class KeptSums:
                 state = _HAS
             elif torch.is_grad_enabled():  # nothing is kept where nothing is learned
                 state = _KEEPS
-        state = least_of_ranks(state, x.device, self._shard.world_size)
+        state = least_of_ranks(state, self._shard.world_size)
         self.keeps = state == _KEEPS
         return copy_on_write(kept.out) if state == _HAS and kept is not None else None
 

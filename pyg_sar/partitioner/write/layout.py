@@ -5,7 +5,7 @@ Everything per node is in memory, everything per edge in scratch space. The pass
 1. :func:`group_nodes` numbers the nodes by part, :func:`group_edges` counts the in-edges of every
    node and cuts each part into buckets, ranges of destinations with at most a 128th of all edges.
 2. A second pass over the edges deals each, with its id, into its bucket.
-3. :func:`find_exchange` reads the buckets of every part and marks which nodes they read: its halo.
+3. :func:`find_halos` reads the buckets of every part and marks which nodes they read: its halo.
 4. :func:`part_layout` sorts the buckets of a part one after another. They are ranges of
    destinations, so what is sorted by destination is complete with them, and what is sorted by
    block, then destination, grows in every block at once.
@@ -133,7 +133,7 @@ def group_edges(
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Halos:
     """Which rows every part reads from every other one.
 
     Attributes:
@@ -155,7 +155,7 @@ class Exchange:
         return torch.cat([h[e - n : e] for h, e, n in zip(self.halos, ends, counts, strict=True)])
 
 
-def find_exchange(edges: EdgeGroups) -> Exchange:
+def find_halos(edges: EdgeGroups) -> Halos:
     """Finds the halo of every part, and how many edges come from where."""
     nodes, num_parts = edges.src, edges.src.num_parts
     halos, block_edges = [], torch.zeros(num_parts, num_parts, dtype=torch.int64)
@@ -171,7 +171,7 @@ def find_exchange(edges: EdgeGroups) -> Exchange:
         del is_read
     trim()
     ends = [torch.searchsorted(halo, nodes.partptr.to(halo.dtype)) for halo in halos]
-    return Exchange(halos, torch.stack(ends).diff(dim=1), block_edges)
+    return Halos(halos, torch.stack(ends).diff(dim=1), block_edges)
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class PartLayout:
     graph: dict[str, Tensor | tuple[int, int]]
 
 
-def part_layout(edges: EdgeGroups, exchange: Exchange, part: int, scratch: Scratch) -> PartLayout:
+def part_layout(edges: EdgeGroups, exchange: Halos, part: int, scratch: Scratch) -> PartLayout:
     """The layout of one part; what has a row per edge lies in scratch space."""
     src_nodes, dst_nodes = edges.src, edges.dst
     src_start, src_end = src_nodes.partptr[part : part + 2].tolist()

@@ -17,9 +17,9 @@ from pyg_sar.partitioner.on_disk.rows import Rows, chunks, edge_chunks, take_row
 from pyg_sar.partitioner.on_disk.torch_archive import save_rows
 from pyg_sar.partitioner.write.layout import (
     EdgeGroups,
-    Exchange,
+    Halos,
     NodeGroups,
-    find_exchange,
+    find_halos,
     group_edges,
     group_nodes,
     part_layout,
@@ -65,7 +65,7 @@ def write_partition(
         key: group_edges(r.edge_index, nodes[r.src], nodes[r.dst], graph.scratch)
         for key, r in graph.relations.items()
     }
-    exchanges = {key: find_exchange(groups) for key, groups in edges.items()}
+    exchanges = {key: find_halos(groups) for key, groups in edges.items()}
     for key, exchange in exchanges.items():
         _check_part_sizes(edges[key], exchange)
     for part in range(num_parts):
@@ -118,7 +118,7 @@ def write_partition(
     return summary
 
 
-def _check_part_sizes(edges: EdgeGroups, exchange: Exchange) -> None:
+def _check_part_sizes(edges: EdgeGroups, exchange: Halos) -> None:
     largest = int((edges.src.partptr.diff() + exchange.halo_rows.sum(dim=1)).max())
     if largest > torch.iinfo(torch.int32).max:
         raise ValueError(
@@ -134,7 +134,7 @@ def _write_part(
     graph: TypedGraph,
     nodes: dict[NodeKey, NodeGroups],
     edges: dict[EdgeKey, EdgeGroups],
-    exchanges: dict[EdgeKey, Exchange],
+    exchanges: dict[EdgeKey, Halos],
 ) -> None:
     """Writes the files of one part."""
     node_feats, node_attrs, n_ids = {}, {}, {}

@@ -11,8 +11,8 @@ from torch import Tensor
 from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.format.file_names import EdgeKey, type_name
 from pyg_sar.shard.format.meta import Meta
-from pyg_sar.shard.read.parts import Part, Tensors, rows_of
-from pyg_sar.shard.shard import Shard, Step
+from pyg_sar.shard.read.parts import Part, rows_of
+from pyg_sar.shard.shard import Shard, make_steps
 
 
 def ptr_of(sizes: list[int]) -> list[int]:
@@ -76,6 +76,10 @@ def join(
         block_ptr.append(block_ptr[-1] + sum(t.numel() for t in src[-len(parts) :]))
     edge_index = torch.stack([torch.cat(src), torch.cat(dst)])
 
+    def sent(reader: int, i: int) -> Tensor:
+        readers = range(reader * per_rank, (reader + 1) * per_rank)
+        return own_ptr[i] + _unique([rows_of(indices[i], 'boundary', r) for r in readers], False)
+
     shard = Shard(
         root=str(root),
         # A layer that is used for two relations agrees with the other ranks about each.
@@ -87,34 +91,10 @@ def join(
         own_ptr=tuple(own_ptr),
         halo_ptr=tuple(halo_ptr),
         block_ptr=tuple(block_ptr),
-        steps=_steps(indices, own_ptr, halo_ptr, rank, world_size),
+        steps=make_steps(rank, world_size, halo_ptr, sent),
         dst_rows=None if info.src == info.dst else dst_ptr[-1],
     )
     return shard, edge_index, None if len(parts) == 1 else torch.cat(place)
-
-
-def _steps(
-    indices: list[Tensors], own_ptr: list[int], halo_ptr: list[int], rank: int, world_size: int
-) -> tuple[Step, ...]:
-    """The exchange: all steps, also those in which nothing is sent."""
-    per_rank = len(indices)
-    steps = []
-    for s in range(1, world_size):
-        sender, reader = (rank - s) % world_size, (rank + s) % world_size
-        readers = range(reader * per_rank, (reader + 1) * per_rank)
-        for i in range(per_rank):
-            q = sender * per_rank + i
-            sent = _unique([rows_of(indices[i], 'boundary', r) for r in readers], False)
-            steps.append(
-                Step(
-                    part=q,
-                    recv_rank=sender,
-                    recv_rows=halo_ptr[q + 1] - halo_ptr[q],
-                    send_rank=reader,
-                    send_index=sent + own_ptr[i],
-                )
-            )
-    return tuple(steps)
 
 
 def _unique(groups: list[Tensor], is_empty: bool) -> Tensor:

@@ -1,0 +1,160 @@
+"""Ranks that come to different operations: all raise, none waits, and no process is ended by gloo.
+
+gloo aborts a process in which messages of different sizes meet: "8 vs 4" where a sum of the loss
+met a decision of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_once, run_ranks
+from small_graphs import attempt, cut, small_graph
+from torch_geometric.nn import SAGEConv
+
+import pyg_sar
+from pyg_sar.comm import (
+    Exchange,
+    agree,
+    all_ranks,
+    all_reduce_sum,
+    exchange_group,
+    in_layer,
+    least_of_ranks,
+    set_timeout,
+)
+from pyg_sar.comm.all_to_all import all_to_all
+
+
+def _decides() -> None:
+    least_of_ranks(1, dist.get_world_size())
+
+
+def _moves(width: int) -> None:
+    ones = [1] * dist.get_world_size()
+    all_to_all(torch.ones(len(ones), width), ones, ones, exchange_group())
+
+
+OPERATIONS: dict[str, tuple[Callable[[], object], str]] = {
+    'decision': (_decides, 'a decision of all ranks'),
+    'short values': (lambda: agree('a'), 'a comparison of all ranks'),
+    'long values': (lambda: agree(['abc' * 1000]), 'a comparison of all ranks'),
+    'short sum': (lambda: all_reduce_sum(torch.ones(3).double()), 'a sum over all ranks'),
+    'long sum': (lambda: all_reduce_sum(torch.ones(900)), 'a sum over all ranks'),
+    'narrow rows': (lambda: _moves(2), 'an exchange of rows with all ranks at once'),
+    'wide rows': (lambda: _moves(9), 'an exchange of rows with all ranks at once'),
+}
+PAIRS = [
+    ('decision', 'short sum'),
+    ('long sum', 'decision'),
+    ('short sum', 'long sum'),
+    ('short values', 'long sum'),
+    ('decision', 'long values'),
+    ('narrow rows', 'wide rows'),
+    ('wide rows', 'short values'),
+]
+
+
+def _parts(one: str, other: str) -> tuple[str, str]:
+    set_timeout(timedelta(seconds=20))
+    agree(None)
+    name = one if dist.get_rank() == 0 else other
+    with in_layer(f"layer '{name}'"):
+        found = attempt(OPERATIONS[name][0])
+    return found, attempt(agree, None)
+
+
+@pytest.mark.parametrize(('one', 'other'), PAIRS)
+def test_different_operations_end_in_an_error_that_names_both(one: str, other: str) -> None:
+    for rank, (first, later) in enumerate(run_once(_parts, 3, one, other)):
+        own, theirs = (other, one) if rank else (one, other)
+        assert first.startswith(f'ExchangeError: rank {rank} stopped at {OPERATIONS[own][1]}')
+        assert f"in layer '{own}', forward: " in first
+        assert f'rank {0 if rank else 1} is at {OPERATIONS[theirs][1]}' in first
+        assert f"in layer '{theirs}', forward" in first
+        assert 'debug=True' in first
+        assert later.startswith('ExchangeError: ')
+
+
+def _the_same_in_another_layer() -> str:
+    with in_layer(f"layer 'convs.{min(dist.get_rank(), 1)}'"):
+        return attempt(lambda: all_ranks(True, dist.get_world_size()))
+
+
+@pytest.mark.parametrize('world_size', [2, 3])
+def test_one_operation_of_two_layers(world_size: int) -> None:
+    for found in run_once(_the_same_in_another_layer, world_size):
+        assert found.startswith('ExchangeError: ')
+        assert "in layer 'convs.0', forward" in found
+        assert "in layer 'convs.1', forward" in found
+
+
+def _extra_forward(root: str) -> str:
+    data = pyg_sar.load_shard(root)
+    model = torch.nn.ModuleDict({'conv': SAGEConv(6, 3)}).double()
+    pyg_sar.wrap(model, timeout=20)
+
+    def epoch() -> None:
+        out = model['conv'](data.x, data.edge_index)
+        pyg_sar.global_mean(out.square().sum(1)).backward()
+
+    epoch()
+    if dist.get_rank() == 0:
+        return attempt(lambda: (model['conv'](data.x, data.edge_index), epoch()))
+    return attempt(lambda: (epoch(), epoch()))
+
+
+@pytest.mark.parametrize('world_size', [2, 3])
+def test_an_extra_forward_of_one_rank(tmp_path, world_size):
+    """8 vs 4: a layer's decision on rank 0 met the sum of the others' loss."""
+    root = cut(small_graph(), world_size, tmp_path / 'parts')
+    found = run_once(_extra_forward, world_size, str(root))
+    assert all(text.startswith('ExchangeError: ') for text in found), found
+    assert "layer 'conv' (SAGEConv), forward" in found[0]
+    assert 'a sum over all ranks' in found[0]
+    assert 'in global_mean: rank 0 is at a comparison of forwards in layer' in found[1]
+
+
+def _rows_of_two_layers(root: str) -> str:
+    data = pyg_sar.load_shard(root)
+    set_timeout(timedelta(seconds=1))
+    exchange = Exchange(data.edge_index.shard)
+    rank = dist.get_rank()
+    with in_layer(f"layer 'convs.{min(rank, 1)}'"):
+        return attempt(lambda: list(exchange.fetch([torch.ones(len(data.x), 6)])))
+
+
+def test_rows_of_two_layers_never_meet(tmp_path):
+    """They have one shape, so without a mark the layers would compute with each other's rows."""
+    root = cut(small_graph(), 2, tmp_path / 'parts')
+    first, second = run_once(_rows_of_two_layers, 2, str(root))
+    assert first.startswith('ExchangeError: rank 0 stopped at receiving the rows of part 1')
+    assert 'rank 1 was silent for too long: it waits at receiving the rows of part 0' in first
+    assert "in layer 'convs.1', forward" in first
+    assert second.startswith('ExchangeError: rank 1 stopped at receiving the rows of part 0')
+
+
+def _values() -> list[object]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    texts = [agree('x' * length + str(rank)) for length in (0, 507, 508, 509, 510, 511, 5000)]
+    uneven = agree('y' * (2000 * rank))
+    least = [
+        least_of_ranks(value, size)
+        for value in (0, 1, 2, rank % 3, 2 - rank % 3, int(rank == 0), 2 * int(rank > 0))
+    ]
+    total = all_reduce_sum(torch.tensor([2**53 + rank]))
+    return [[[len(t) for t in text] for text in texts], [len(t) for t in uneven], least, int(total)]
+
+
+@pytest.mark.parametrize('world_size', [1, 2, 3])
+def test_the_same_operations_give_their_values(world_size: int) -> None:
+    lengths = [[n + 1] * world_size for n in (0, 507, 508, 509, 510, 511, 5000)]
+    states = list(range(world_size))
+    least = [0, 1, 2, 0, min(2 - r % 3 for r in states), int(world_size == 1), 0]
+    total = sum(2**53 + r for r in states)
+    want = [lengths, [2000 * r for r in states], least, total]
+    assert run_ranks(_values, world_size) == [want] * world_size
