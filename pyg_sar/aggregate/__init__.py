@@ -1,1 +1,1 @@
-"""The autograd Functions: linear sums, replayed messages, all halo rows at once."""
+"""The autograd Functions: weighted sums, recomputed messages, chunks of destinations, the halo."""

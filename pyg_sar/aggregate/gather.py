@@ -1,9 +1,9 @@
 """The gather path: any aggregation, by chunks of destinations.
 
 Some aggregations need all messages of a destination at once (median, LSTM). A chunk of destinations
-is small enough to fetch all rows its in-edges read; there the conv's own code runs as on one
-machine. Nothing of it is kept: backward fetches the rows again, runs the code with autograd, and
-drops it. Rows may travel once for every chunk that reads them.
+is small enough to fetch all rows that its in-edges read; the conv's own code runs there as on one
+machine. Nothing is kept: backward fetches the rows again, runs the code with autograd, and drops
+it. A row travels once for every chunk that reads it.
 """
 
 from __future__ import annotations

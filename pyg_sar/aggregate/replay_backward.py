@@ -1,4 +1,4 @@
-"""The backward pass of the replay path: each chunk's messages anew, with autograd, and dropped."""
+"""Backward of the replay path: makes messages again, chunk by chunk, with autograd."""
 
 from __future__ import annotations
 

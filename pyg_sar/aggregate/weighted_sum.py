@@ -4,6 +4,10 @@ Backward needs no second receive for the rows: the gradient of a block's source 
 transposed sum of the output gradient, which the destination's rank holds. A weight that takes a
 gradient needs the rows again: its gradient is their product with the output gradient, made in the
 same pass over the blocks. A constant weight, or none, is the special case.
+
+A mean is divided inside the transposed sum, by weights of 1 / in-degree: this spares a pass over a
+tensor of all nodes. With one part per rank the gradients of remote rows are sent first, and the own
+block is computed while they travel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Memory for the rows that travel, used again from step to step and from layer to layer."""
+"""Memory for the rows that travel, used again in every step and every layer.
+
+The C library keeps much of what is freed, so new buffers for every step would make the process
+grow.
+"""
 
 from __future__ import annotations
 

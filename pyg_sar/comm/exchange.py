@@ -1,11 +1,13 @@
 """The exchange of boundary rows.
 
-Everything is point-to-point and follows the steps of the shard: in every step a rank receives the
-rows of one remote part and sends rows of one own part. Receives are posted before sends, and the
-next step travels while the current block is computed. There is no barrier and no thread.
+Messages are point to point and follow the steps of the shard. In step s a rank receives the rows of
+one part from rank r - s and sends rows of one own part to rank r + s. Both sides know the counts,
+so empty messages are not sent. Receives are posted before sends. The next rows are packed and
+travel while the current block is computed; on loopback that gains nothing, on a modelled link of 1
+Gbit/s 3 to 4 %. There is no barrier and no thread.
 
-Exchanges use a process group of their own, so they can never cross the user's collectives or
-DistributedDataParallel's. With one process there is nothing to exchange and no group is needed.
+Exchanges use a process group of their own, so they never meet the collectives of the user. With one
+process there is nothing to exchange and no group is needed.
 """
 
 from __future__ import annotations

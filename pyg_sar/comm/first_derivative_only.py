@@ -1,4 +1,7 @@
-"""Second derivatives end in an error, whichever way they are asked for."""
+"""Second derivatives end in an error, whichever way they are asked for.
+
+They would take what backward computes again for constants, and be silently wrong.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The way back: row gradients go to the ranks that own the rows."""
+"""The way back: row gradients go to the ranks that own the rows.
+
+Gradients that have arrived are added after the next have been sent, in the order of the steps: the
+result does not depend on timing. What own blocks give may be computed while the first gradients
+travel.
+"""
 
 from __future__ import annotations
 

@@ -95,15 +95,22 @@ def are_alike(words: str, flag: bool) -> tuple[bool, bool]:
     return unset is not None, unset == 0
 
 
-def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """Sums `tensor` over the ranks in place (collective) and returns it."""
+def all_reduce_sum(
+    tensor: Tensor, what: str = 'a sum over all ranks', group: transport.Group = None
+) -> Tensor:
+    """Sums `tensor` over the ranks in place (collective) and returns it.
+
+    Args:
+        tensor: Of one shape and dtype on all ranks.
+        what: What it is, for messages.
+        group: A process group of all ranks; None for that of the exchanges.
+    """
     if is_distributed():
-        what = 'a sum over all ranks'
         alike = f'{what} ({form_of(tensor)})'
         with guard(what, alike=alike):
             if tensor.device.type == 'cpu':  # others are no affair of gloo's
                 sum_alike(what, alike)
-            transport.all_reduce(tensor, exchange_group())
+            transport.all_reduce(tensor, group or exchange_group())
     return tensor
 
 

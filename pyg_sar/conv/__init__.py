@@ -1,1 +1,1 @@
-"""SARConv: reads the conv it wraps and picks a path for its messages."""
+"""SARConv: computes a PyG conv on a cut graph, on the path that its messages need."""

@@ -1,7 +1,8 @@
 """Checks what a conv is called with, before it computes anything.
 
-The roles of tensors show for certain in ``propagate`` only. But a conv may fail before that, on the
-one rank whose input is wrong, so what names tell is checked at the door.
+Only ``propagate`` shows for certain which role a tensor has. But a conv may fail before it gets
+there, on the one rank whose input is wrong. So forward checks at its beginning what the names of
+arguments tell.
 """
 
 from __future__ import annotations

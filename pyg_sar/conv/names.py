@@ -1,7 +1,7 @@
 """What a conv is: its class in PyG or in the user's code, and that class's name.
 
-The class of a :class:`pyg_sar.SARConv` is made on the fly. Where a class decides something, or a
-message names a conv, the class that the user wrote is meant.
+The class of a :class:`pyg_sar.SARConv` is made on the fly. Decisions and messages about a conv use
+the class that the user wrote.
 """
 
 from __future__ import annotations

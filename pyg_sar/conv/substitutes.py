@@ -1,7 +1,7 @@
-"""What convs need the whole graph for in their forward, and what it is on a cut one.
+"""What convs need the whole graph for in their forward, and what it is on a cut graph.
 
-Each entry of :func:`special_forms` stands in for a function of PyG, wherever a conv sees it, for
-the time of its forward. What a function is given decides what it does, whichever conv it is.
+Each entry of :func:`special_forms` takes the place of a function of PyG during a conv's forward.
+The arguments of a call decide what it does, whichever conv makes it.
 """
 
 from __future__ import annotations

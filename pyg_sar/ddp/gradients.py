@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from pyg_sar.comm import exchange_group, guard, is_distributed
+from pyg_sar.comm import all_reduce_sum, is_distributed
 from pyg_sar.ddp.backward import is_accumulated, is_inside_a_function, running, started
 from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind, tensors_in
 
@@ -122,8 +122,7 @@ class Gradients:
         total = torch.cat([*(t.reshape(-1) for t in rows), rows[0].new_tensor(flags)])
         total /= dist.get_world_size()
         del rows
-        with guard('the sum of the gradients of parameters'):
-            dist.all_reduce(total, group=self._group or exchange_group())
+        all_reduce_sum(total, 'the sum of the gradients of parameters', self._group)
         sizes = [p.numel() for p in bucket]
         *means, shares = torch.split(total, [*sizes, len(bucket)])
         whole = []

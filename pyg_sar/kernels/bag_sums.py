@@ -4,6 +4,11 @@ Pure tensors: nothing here knows of ranks or convs. ``torch.nn.functional.embedd
 gathered rows without the ``[num_edges, F]`` temporary of gather + scatter; on CPU it is three to
 eight times faster than ``index_add_`` and needs only int32 indices. Its own backward is slow, so
 backward is another forward sum, over the transposed block.
+
+The sum of the first block is the output itself, made in one pass; only later blocks are added, in
+chunks. One pass spares parallel regions, each of which may wait for the scheduler on a busy
+machine: a sum took up to 6 s in 85 chunks and 0.5 s in one pass there, 0.1 s both on a quiet
+machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Norms whose statistics are those of all ranks' rows, in the place of PyG's and torch's own."""
+"""Norms with the statistics of the rows of all ranks, in place of those of PyG and torch."""
 
 from pyg_sar.norm.batch import GlobalBatchNorm, GlobalDiffGroupNorm, GlobalPyGBatchNorm
 from pyg_sar.norm.convert import GlobalNorm, global_form

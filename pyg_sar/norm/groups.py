@@ -1,11 +1,11 @@
 """Norms of groups of rows, whichever ranks own them: graphs of a batch, or node types.
 
 Each is PyG's formula with means over the rows of all ranks. One differentiable sum over the ranks
-is enough: a norm written with it is ordinary autograd code, and reads like the one-process norm.
-Every rank's share of the loss depends on the sum; its adjoint is the sum of the ranks' gradients.
+is enough: a norm written with it is ordinary autograd code, and reads like the norm of one process.
+The losses of all ranks depend on the sum, so its adjoint is the sum of the ranks' gradients.
 
-``batch=None`` takes all nodes of all ranks for one graph; a batch vector holds, for every own node,
-the number of its graph in the whole batch, and a graph may be cut.
+``batch=None`` takes all nodes of all ranks as one graph. A batch vector holds, for every own node,
+the number of its graph in the whole batch; a graph may be cut.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""A ``Partitioner`` with the signature of torch_geometric.distributed's."""
+"""A ``Partitioner`` with the signature of torch_geometric.distributed's.
+
+PyG's stores cannot open a part without nodes of a type. So single nodes move where METIS leaves a
+type out; ``partition_graph`` does not do that.
+"""
 
 from __future__ import annotations
 

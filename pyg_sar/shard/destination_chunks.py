@@ -1,7 +1,8 @@
 """The edges of a plan by chunks of destinations, each with all in-edges of its destinations.
 
-Some aggregations (median, LSTM) need all messages of a destination at once. In chunks of
-destinations they get them, and yet only a bounded number of rows is held at a time.
+Some aggregations (median, LSTM) need all messages of a destination at once. A chunk gives them
+these, and holds a bounded number of rows. Its edges keep the order of the original graph, in which
+LSTM and GRU read them.
 """
 
 from __future__ import annotations

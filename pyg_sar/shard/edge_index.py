@@ -1,10 +1,10 @@
 """The halo-aware edge_index: an ordinary ``[2, E]`` tensor that carries its shard.
 
-A model written for ``model(x, edge_index)`` passes it through unchanged, and a `SARConv` that
-meets it knows the shard. It is a tensor subclass, as PyG's own ``EdgeIndex`` is. What is still an
-edge_index after an operation (a selection of edges, self loops appended) keeps the shard, so that
-``dropout_edge`` or ``remove_self_loops`` in a model's forward work; its rows are sources and own
-destinations. Anything else is refused by name, see :mod:`pyg_sar.shard.local_ids`.
+A model written for ``model(x, edge_index)`` passes it on unchanged, and a `SARConv` that gets it
+knows the shard. It is a tensor subclass, as PyG's own ``EdgeIndex`` is. What is still an edge_index
+after an operation (a selection of edges, self loops appended) keeps the shard, so ``dropout_edge``
+and ``remove_self_loops`` work in a model's forward. Its rows are sources and own destinations.
+Anything else is refused by name, see :mod:`pyg_sar.shard.local_ids`.
 """
 
 from __future__ import annotations

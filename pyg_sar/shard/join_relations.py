@@ -1,4 +1,7 @@
-"""Several relations as one graph: nodes of all types side by side."""
+"""Several relations as one bipartite graph: nodes of all types side by side.
+
+A layer over all types at once (HGT) needs that. Joining takes no communication.
+"""
 
 from __future__ import annotations
 

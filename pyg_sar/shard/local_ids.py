@@ -1,13 +1,13 @@
 """Ids of a rank's own and halo nodes, and what may be computed with them.
 
-The id of a source is local to its rank: a number counted, compared or looked up with it is an
-answer of this rank alone, mostly without an error. So tensors of such ids are a class of their own,
-which lets through what is known to be right (what does not read the ids; a selection of edges) and
-refuses everything else by its name. Destinations are own nodes, with all their in-edges here, so
-row 1 of an edge_index is a plain tensor.
+The id of a source is local to its rank. What is counted, compared or looked up with it is an answer
+of this rank alone, mostly without an error. So tensors of such ids have a class of their own. It
+lets through what is known to be right (operations that do not read the ids, selections of edges)
+and refuses everything else by its name. Destinations are own nodes, with all their in-edges here,
+so row 1 of an edge_index is a plain tensor.
 
-Rows of nodes read at the sources, ``x[edge_index[0]]``, need the rows of other ranks. Whoever can
-fetch them says so for a time, see :func:`sources_read_by`; this room has no way to.
+Rows of nodes read at the sources, ``x[edge_index[0]]``, need the rows of other ranks. This room
+cannot fetch them. A room that can says so for a time: see :func:`sources_read_by`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The blocks of an edge_index: its edges grouped by the part that owns their source.
 
 The edge_index that reaches a conv's ``propagate`` is the shard's own, or one that the conv made
-from it (self loops added or removed, one relation selected). Either way its blocks follow from the
-source ids alone. Building a plan sorts all edges; so a shard remembers the plans of the
-edge_indices it has seen.
+from it (self loops added or removed, one relation selected). In both cases the source ids give the
+blocks. The shard's own edges lie in this order already; others have to be sorted. So a shard
+remembers the plans of the edge_indices it has seen, up to four times its own number of edges.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A rank owns a contiguous run of ``num_parts / world_size`` parts. Its local node ids are the own
 nodes of those parts one after another (``0 .. num_own - 1``), then the halo rows grouped by the
-part that owns them. Thus the source ids of every block are one contiguous range.
+part that owns them. So the source ids of every block are one contiguous range. Edges are sorted by
+(part that owns the source, destination, source), so a block is a slice of every edge tensor.
 
 Nothing here communicates: a :class:`Step` only says who sends which rows to whom, and `comm`
 carries it out.

@@ -1,7 +1,12 @@
 """The connections of the exchanges, and how they end when a rank fails.
 
-A rank that fails ends its own connections: the others' operations then fail at once instead of
-waiting for what will never come, and they learn from the reports whose fault it was.
+A rank that fails closes its own connections. Operations of the others then fail at once instead of
+waiting for a message that never comes, and the reports tell them which rank failed first. gloo's
+``abort`` and ``shutdown`` close nothing: connections close when the last reference to the group
+goes, so only this module holds one.
+
+What all ranks raise at the same point within GRACE seconds, with nothing under way, leaves the
+group as it was. As long as no rank fails, no message is sent for all this.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The edges *out of* own nodes, for messages that go against the direction of the edges.
+"""The edges *out of* own nodes, for messages against the direction of the edges.
 
-A shard holds the edges into own nodes. Turned around, an edge belongs to the rank of its old
-source; so every edge moves there once, and edge tensors follow it on the same way.
+A shard holds the edges into own nodes. A reversed edge belongs to the rank of its old source. So
+every edge moves there once, into a shard of its own, and edge tensors follow by a differentiable
+all-to-all.
 """
 
 from __future__ import annotations

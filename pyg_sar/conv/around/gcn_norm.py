@@ -1,8 +1,9 @@
-"""Whole-graph normalisations that a conv computes in its forward, on a cut graph.
+"""Normalisations of the whole graph (gcn_norm, get_laplacian), computed on a cut graph.
 
-All edges into a node are on its rank, so in-degrees are local; but the degree of a halo source is
-its owner's, and the edges out of a node lie on many ranks. Same arguments, same results as
-PyG's functions, in local ids; gradients flow to edge weights.
+All edges into a node are on its rank, so in-degrees are local. The degree of a halo source is
+fetched from its owner. The edges out of a node lie on many ranks, so out-degrees are summed at the
+owner, by the adjoint of that fetch. Arguments and results are those of PyG's functions, in local
+ids, and gradients flow to edge weights. A result is kept if no weight takes a gradient.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Negative edges of a cut graph: pairs of nodes of the whole graph that no edge joins.
 
-Every rank draws pairs whose destination is an own node and whose source is any node of the graph.
-It has all edges into its own nodes, so it can tell; where the opposite direction counts too, the
-edges out of own nodes are known once they are turned round. The pairs come as the edge_index of a
-shard of their own, whose halo are their sources.
+Every rank draws pairs of any node of the graph as source and an own node as destination. It has all
+edges into its own nodes, so it knows which pairs are edges. Where the opposite direction counts
+too, it gets the edges out of its own nodes by reversing them. The pairs become the edge_index of a
+shard of their own, whose halo is their sources.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Replaces functions by what is right on a cut graph, for the time of a conv's forward.
 
-Users import ``softmax`` or ``gcn_norm`` under any name, so the places are found by identity: every
-global of a module that defines one of the conv's classes, and modules of the libraries.
+Users import ``softmax`` or ``gcn_norm`` under any name. So functions are found by identity, among
+the globals of the modules that define the conv's classes, and of the libraries' modules.
 """
 
 from __future__ import annotations

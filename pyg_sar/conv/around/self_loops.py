@@ -1,8 +1,7 @@
-"""Self loops on a cut graph, where they mean something and for the nodes that get one.
+"""Self loops on a cut graph, for the nodes that get one.
 
-Own nodes come first in local ids, so PyG's functions are right as they are when they are told the
-number of own nodes. Left to find it out they count to the largest id that an edge names, and that
-is a question to the whole graph.
+Own nodes come first in local ids, so PyG's functions are right if they are given the number of own
+nodes. Without it they take the largest id of the edges, which only the whole graph can answer.
 """
 
 from __future__ import annotations

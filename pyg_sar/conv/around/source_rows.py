@@ -2,12 +2,12 @@
 
 The source of an edge may lie on another rank, and the edges out of an own node lie on many. The
 sources of a shard's edge_index are a :class:`pyg_sar.shard.local_ids.SourceRow`, which refuses what
-it does not know. For the time of a conv's forward two things are known besides: rows read by it
-include those of the halo, and reductions of PyG over it run where the sources are. Destinations are
-own nodes and edges into them are all here, so they need nothing of the kind.
+it does not know. During a conv's forward two more operations are known. Rows read by it include
+those of the halo. PyG's reductions over it run where the sources are, after one all-to-all.
+Destinations are own nodes with all their in-edges, so they need nothing of the kind.
 
-What cannot be seen here is a tensor of edges whose ids were dropped: ``softmax(0)`` over all edges,
-or a mean of them, is a plain operation of torch on a plain tensor.
+A tensor of edges without ids cannot be noticed here: ``softmax(0)`` over all edges, or their mean,
+is a plain operation of torch on a plain tensor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What the ranks compare before the first exchange of a layer, so that no one waits in vain."""
+"""What the ranks compare before the first exchange of a layer, so that none waits in vain.
+
+All ranks decide together which tensors have one row per edge: on one rank a tensor of weights may
+have as many rows as there are edges by chance.
+"""
 
 from __future__ import annotations
 

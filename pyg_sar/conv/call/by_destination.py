@@ -1,4 +1,4 @@
-"""Message and aggregation of a conv as the gather path runs them: on all in-edges of some nodes."""
+"""Runs message and aggregation of a conv on the gather path: on all in-edges of some nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How calls of message passing are computed: decided once by all ranks, then looked up."""
+"""How calls of message passing are computed: all ranks decide once, later forwards look it up."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Checks that what is computed for a destination depends on its own in-edges only.
 
-A function may look at other edges in ways that no index shows (a mean over all rows it is given).
-So it is run on a few edges, each into a destination of its own, and again with one of them left
-out, or with the destinations numbered differently: the others must not change.
+A function may look at other edges in ways that no index shows, such as a mean over all rows. So it
+runs on a few edges, each into another destination, and then again with one edge left out or with
+the destinations numbered differently. The results of the other edges must not change.
 """
 
 from __future__ import annotations

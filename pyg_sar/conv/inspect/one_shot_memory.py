@@ -1,10 +1,11 @@
 """What mode one_shot would hold for one call of message passing.
 
 A linear sum holds the rows that travel. Any other message is plain PyG over all edges: it holds all
-local rows, and what message, aggregation and their backward make of them for every edge. No formula
-covers that (an edge network makes a matrix for each edge, the gradient of a maximum takes seven
-times what it is given), so it is measured: the function runs on a few hundred edges and on twice as
-many, and the difference of the peaks is what an edge takes.
+local rows, and what message, aggregation and their backward allocate for every edge. No formula
+covers that: an edge network makes a matrix for each edge, and the gradient of a maximum takes seven
+times its input. So it is measured. The function runs on a few hundred made-up edges and on twice as
+many; the difference of the peaks gives the bytes per edge. The largest estimate of all ranks
+decides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Recognises messages that are a weight times x_j, by the operations that make them."""
+"""Recognises messages that are a weight times x_j, by the operations that make them.
+
+Operations are seen below autograd and through any reshaping, so no conv has to be named.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """Finds out whether a conv only weights by its softmax, so that one pass computes it.
 
-The operations on the result of the softmax are followed below autograd. Beside every tensor that is
-linear in it goes one of the same shape that says which entry of the softmax each entry is
-proportional to: reshaping does the same to both, products with tensors that do not depend on the
-softmax leave it, sums must agree on it. Anything else, and the general way is taken. Operations are
-not all: a detached tensor or a hook changes the gradient alone, so that is compared once.
+The operations on the result of the softmax are followed below autograd. Every tensor that is linear
+in the softmax has a companion of the same shape: it says for each entry which entry of the softmax
+that is proportional to. Reshaping does the same to both. Products with tensors that do not depend
+on the softmax leave the companion as it is. What a sum adds up must have one companion. After any
+other operation the general way is taken. A detached tensor or a hook changes only the gradient, so
+gradients are compared once.
 """
 
 from __future__ import annotations

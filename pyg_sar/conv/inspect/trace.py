@@ -1,10 +1,14 @@
 """Finds out what a message function does, by running it once on a few edges.
 
-Paths are chosen by what a function computes, not by the conv's name. A trace notes the operations
-on the messages (a copy or a weighting of x_j takes the linear path), the softmaxes over in-edges,
-the learnable tensors the function reads by itself, and random numbers. It also refuses what block
-by block would be silently wrong: other uses of the destination index, batch statistics inside a
-message, and tensors with a history that did not come in as an argument.
+What a function computes decides its path, not the name of the conv. A trace sees the operations
+below autograd: how messages are made of x_j (x_j itself, or one product with an edge tensor, takes
+the linear path), and the softmaxes over in-edges. It also notes random numbers, attributes that the
+function sets, and the learnable tensors that it uses; only these are inputs of the autograd
+Function.
+
+A trace refuses what would be silently wrong block by block: other uses of the destination index,
+and tensors with a history that did not come in as an argument. A norm inside a message needs the
+statistics of all edges, so such a layer is computed with one exchange in every mode.
 """
 
 from __future__ import annotations

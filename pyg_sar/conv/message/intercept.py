@@ -1,9 +1,9 @@
-"""PyG's functions over in-edges, handed over while a message function runs on some of the edges.
+"""PyG's functions over in-edges, replaced while a message function runs on some of the edges.
 
 A message function and an aggregation look across the in-edges of a node through three functions of
-PyG: ``softmax``, ``scatter`` and ``degree``. While an :class:`Intercept` is in force these are its
-methods, wherever the conv sees them; so PyG's own code runs unchanged on one block of edges. Any
-other use of the destination index is noticed, and such a conv takes another path.
+PyG: ``softmax``, ``scatter`` and ``degree``. An :class:`Intercept` puts its own methods in their
+place, wherever the conv sees them, so PyG's code runs unchanged on one block of edges. Any other
+use of the destination index is noticed, and such a conv takes another path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a message function on a few edges without leaving a trace on the conv."""
+"""Runs a message function on a few edges and leaves the conv as it was."""
 
 from __future__ import annotations
 

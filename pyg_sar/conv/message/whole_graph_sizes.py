@@ -1,8 +1,8 @@
 """Sizes of the whole graph that an aggregation reads off the messages it is given.
 
-Some aggregations (LSTM) pad the messages of every node to the largest in-degree they are given, and
-their result may depend on that width; others divide by the number of nodes. In a chunk of
-destinations these have to be those of the whole graph.
+Some aggregations (LSTM) pad the messages of every node to the largest in-degree they see, and their
+result may depend on that width. Others divide by the number of nodes. In a chunk of destinations
+they get these numbers of the whole graph.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Sums over raw features, which are the same in every epoch and so are computed once."""
+"""Sums over raw features, which are the same in every epoch and so are computed once.
+
+All ranks decide together whether a kept sum is used. If one rank has other features than before,
+all of them exchange rows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What the parts of a graph shall share evenly."""
+"""What the parts of a graph shall share evenly.
+
+The types of a heterogeneous graph are balanced by default, as every relation waits for its fullest
+rank. On WordNet this costs 9 to 21 % more cut edges.
+"""
 
 from __future__ import annotations
 

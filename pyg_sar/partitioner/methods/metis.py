@@ -1,8 +1,9 @@
 """Graph partitioning with METIS, through pymetis, pyg-lib or torch-sparse.
 
 Recursive bisection balances to 0.1 % where k-way leaves 3 %. On power-law graphs it cuts 2 to 7 %
-less from 16 parts on; on WordNet with words up to 3 % more. So pymetis bisects, and from 9 parts on
-tries k-way as well. pyg-lib and torch-sparse always bisect, and take no seed.
+less from 16 parts on; on WordNet with words up to 3 % more. So pymetis bisects. From 9 parts on it
+tries k-way as well, and k-way is taken if it cuts over 2 % less. pyg-lib and torch-sparse always
+bisect, and take no seed.
 
 Several weights per node are those of Karypis and Kumar, Multilevel algorithms for multi-constraint
 graph partitioning, SC 1998.

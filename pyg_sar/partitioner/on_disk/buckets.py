@@ -1,4 +1,10 @@
-"""Sorting more records than memory holds: first into buckets on disk, then each by itself."""
+"""Sorting more records than memory holds: first into buckets on disk, then each by itself.
+
+Buckets are written with pwrite: a write through a map counts as memory and costs a fault per page.
+Their files are unlinked and allocated beforehand, so a full disk is known at once and a kill leaves
+nothing. Positions are packed into the low bits of keys, as numpy sorts numbers several times as
+fast as it finds their order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""SHA-256 of the files of a partition folder, which META.json lists beside everything else."""
+"""SHA-256 of the files of a partition folder, which META.json lists.
+
+A folder's structure is checked before its checksums, as errors of structure say more.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be opened in a folder that a stranger may have made: its own ordinary files."""
+"""Opens only a folder's own ordinary files, as a stranger may have made the folder."""
 
 from __future__ import annotations
 

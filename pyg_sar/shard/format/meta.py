@@ -1,8 +1,8 @@
 """META.json: what a partition folder says of itself.
 
-It is read once, into :class:`Meta`, and checked in full on the way: whoever wrote it, what comes
-out can be relied upon, and every error names the file and the key. docs/format.md describes every
-key. META.json holds the checksums of all other files, and one of itself.
+It is read once, into :class:`Meta`, and checked in full, whoever wrote it. Every error names the
+file and the key. docs/format.md describes every key. META.json holds the checksums of all other
+files, and one of itself.
 """
 
 from __future__ import annotations

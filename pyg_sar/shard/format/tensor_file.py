@@ -1,8 +1,9 @@
-"""Files of tensors that a stranger may have made: nothing of them is run, and they stay small.
+"""Reads files of tensors that a stranger may have made: nothing in them is run.
 
-torch reads them with ``weights_only``, which admits only tensors and plain values. That leaves
-ways to make a small file large in memory: compressed records, tensors that repeat one number by a
-stride of zero, functions that allocate. The files of a partition need none of these.
+torch reads them with ``weights_only``, which admits only tensors and plain values. Such a small
+file can still become large in memory: by compressed records, by tensors that repeat one number with
+a stride of zero, by functions that allocate. The files of a partition need none of these, so they
+are refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Puts the parts of one rank together, one relation at a time."""
+"""Joins the parts of one rank, one relation at a time."""
 
 from __future__ import annotations
 
