@@ -46,9 +46,9 @@ def main() -> None:
     sets = labelled_sets(data)
     names = [f'x{hop}' for hop in range(1, args.hops + 1)]
     if any(name not in data for name in names):
-        data = pyg_sar.SIGN(args.hops)(data)  # the only step that reads other ranks' rows
+        data = pyg_sar.transforms.SIGN(args.hops)(data)  # reads other ranks' rows
         if args.save:
-            pyg_sar.save_node_attrs(data, names, overwrite=True)
+            pyg_sar.transforms.save_node_attrs(data, names, overwrite=True)
 
     torch.manual_seed(args.seed)
     model = Net(data.num_features, num_classes(data), args.hops, args.hidden)

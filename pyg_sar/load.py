@@ -34,7 +34,7 @@ def load_shard(
 
     ===========================  =================================================================
     ``x``, ``y``, masks, ...     every node attribute, own rows ``[num_own, ...]``
-    ``edge_index``               :class:`~pyg_sar.ShardEdgeIndex`, int64 ``[2, num_edges]``: all
+    ``edge_index``               a ``ShardEdgeIndex``, int64 ``[2, num_edges]``: all
                                  edges into own nodes; own sources are ``0 .. num_own - 1``, remote
                                  ones follow
     ``edge_attr``, ...           every edge attribute ``[num_edges, ...]``, in edge order

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     'loss': {'comm', 'ddp'},
     'memory': set(),
     'load': {'comm', 'monitor', 'shard'},
-    'restrict': {'comm', 'shard'},
+    'restricted_layers': {'comm', 'shard'},
     'wrap': {'comm', 'conv', 'models', 'monitor', 'norm', 'recompute'},
     'ddp': {'comm', 'conv', 'ddp', 'memory', 'wrap'},
     'profiling': {'comm', 'conv', 'ddp', 'monitor', 'profiling'},

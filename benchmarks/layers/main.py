@@ -65,7 +65,7 @@ def layer(*, source: str, conv: str, mode: str | None) -> Iterator[dict[str, Any
     torch.manual_seed(0)
     module = CONVS[conv](data.num_features)
     if mode is not None:
-        pyg_sar.return_freed_memory()  # as DistributedDataParallel does
+        pyg_sar.memory.return_freed_memory()  # as DistributedDataParallel does
         module = pyg_sar.SARConv(module, mode=mode)
     x = data.x.detach().clone().requires_grad_()
     memory = PeakMemory()

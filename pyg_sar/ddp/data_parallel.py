@@ -47,7 +47,7 @@ class DistributedDataParallel(torch.nn.Module):
             seconds or a timedelta; None for the timeout of the default group.
         debug: Whether the ranks compare what they do before every exchange (:func:`pyg_sar.wrap`).
         return_memory: Have large freed tensors given back to the system at once
-            (:func:`pyg_sar.return_freed_memory`).
+            (:func:`pyg_sar.memory.return_freed_memory`).
         process_group: A group of all ranks for the gradients; None for that of the exchanges.
         bucket_cap_mb: Gradients are averaged in pieces of so many MiB, or of one larger gradient.
         broadcast_buffers: False, as norms keep their buffers equal by themselves.

@@ -22,7 +22,8 @@ class SIGN(transforms.SIGN):  # type: ignore[misc]
 
     The own rows of the results are ``data.x1``, ``data.x2``, ...; an ``edge_weight`` of the data is
     used. A model that reads them needs no other rank's rows any more, so the nodes may be visited
-    in any order, in mini-batches too. :func:`pyg_sar.save_node_attrs` keeps them in the shards.
+    in any order, in mini-batches too. :func:`pyg_sar.transforms.save_node_attrs` keeps them in
+    the shards.
 
     Collective on the data of :func:`pyg_sar.load_shard`: one exchange per hop, block by block,
     without gradient. On a plain graph it is PyG's transform.

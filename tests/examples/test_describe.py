@@ -125,7 +125,7 @@ def test_saved_attributes_keep_the_folder_whole(folder: Path) -> None:
     data = pyg_sar.load_shard(folder)
     for value, overwrite in ((1.0, False), (2.0, True)):
         data.extra = torch.full((data.num_nodes, 2), value)
-        pyg_sar.save_node_attrs(data, ['extra'], overwrite=overwrite)
+        pyg_sar.transforms.save_node_attrs(data, ['extra'], overwrite=overwrite)
         assert verify_partition(folder) == []
 
 

@@ -120,7 +120,7 @@ def _load_checkpoint(data: Data, mode: Mode, timeout: float, folder: Path) -> St
 def _save_attrs(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
     pyg_sar.wrap(Net(SAGEConv(8, 8)), timeout=timeout)
     data.more = data.x * 2
-    return lambda epoch: pyg_sar.save_node_attrs(data, ['more'], overwrite=True)
+    return lambda epoch: pyg_sar.transforms.save_node_attrs(data, ['more'], overwrite=True)
 
 
 def _calls(make: Callable[[Data], object]) -> Callable[..., Step]:
@@ -147,7 +147,7 @@ OTHERS: dict[str, tuple[Callable[..., Step], str]] = {
     'global_mean': (_calls(lambda data: pyg_sar.global_mean(data.x[:, 0])), 'global_mean'),
     'global_sum': (_calls(lambda data: pyg_sar.global_sum(data.x.sum(0))), 'global_sum'),
     'SIGN': (
-        _calls(lambda data: pyg_sar.SIGN(2)(data.clone())),
+        _calls(lambda data: pyg_sar.transforms.SIGN(2)(data.clone())),
         'layer SARConv(_NormalizedSum)',
     ),
 }

@@ -276,7 +276,7 @@ def _save_outside(root: str) -> str:
     if not part.is_symlink():
         part.rename(Path(root).parent / 'outside')
         part.symlink_to(Path(root).parent / 'outside')
-    return attempt(pyg_sar.save_node_attrs, data, ['more'])
+    return attempt(pyg_sar.transforms.save_node_attrs, data, ['more'])
 
 
 def test_nothing_is_written_outside(folder: Path) -> None:

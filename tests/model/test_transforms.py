@@ -65,7 +65,7 @@ def _hops(data: Data) -> list[tuple[Tensor, Tensor]]:
 
 def _propagate(root: str) -> list[tuple[Tensor, Tensor]]:
     data = pyg_sar.load_shard(root)
-    out = pyg_sar.SIGN(K)(data)
+    out = pyg_sar.transforms.SIGN(K)(data)
     assert 'x1' not in data
     assert not any(out[name].requires_grad for name in _names())
     return _hops(out)
@@ -86,7 +86,7 @@ def test_sign_equals_one_process(tmp_path: Path, name: str, weighted: bool) -> N
 
 
 def test_sign_is_pygs_on_a_plain_graph() -> None:
-    transform = pyg_sar.SIGN(K)
+    transform = pyg_sar.transforms.SIGN(K)
     expected = T.SIGN(K)(_graph(weighted=True))
     found = transform(_graph(weighted=True))
     assert all(torch.equal(found[name], expected[name]) for name in _names())
@@ -100,12 +100,12 @@ def test_sign_wants_features(tmp_path: Path, x: Tensor | None) -> None:
     graph.num_nodes = NUM_NODES
     pyg_sar.partition_graph(graph, 2, tmp_path / 'parts')
     with pytest.raises(ValueError, match="expected floating-point features 'x'"):
-        pyg_sar.SIGN(1)(pyg_sar.load_shard(tmp_path / 'parts'))
+        pyg_sar.transforms.SIGN(1)(pyg_sar.load_shard(tmp_path / 'parts'))
 
 
 def _save(root: str, **kwargs: Any) -> None:
-    data = pyg_sar.SIGN(K)(pyg_sar.load_shard(root))
-    pyg_sar.save_node_attrs(data, _names(), **kwargs)
+    data = pyg_sar.transforms.SIGN(K)(pyg_sar.load_shard(root))
+    pyg_sar.transforms.save_node_attrs(data, _names(), **kwargs)
 
 
 def _load(root: str) -> tuple[list[tuple[Tensor, Tensor]], dict[str, Tensor]]:
@@ -151,7 +151,7 @@ def test_one_process_saves_all_parts(tmp_path: Path) -> None:
 def _save_sum(root: str, value: float, overwrite: bool) -> None:
     data = pyg_sar.load_shard(root)
     data.bias = data.n_id.float() + value
-    pyg_sar.save_node_attrs(data, ['bias'], overwrite=overwrite)
+    pyg_sar.transforms.save_node_attrs(data, ['bias'], overwrite=overwrite)
 
 
 def test_overwrite(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_parts_without_names_are_not_read(tmp_path: Path) -> None:
     data = pyg_sar.load_shard(root)
     assert 'bias' not in data
     data.other = data.x[:, 0]
-    pyg_sar.save_node_attrs(data, ['other'])
+    pyg_sar.transforms.save_node_attrs(data, ['other'])
     stored = torch.load(tmp_path / 'parts' / 'part_0' / 'node_attrs.pt', weights_only=True)
     assert 'bias' not in stored
     assert torch.equal(pyg_sar.load_shard(root).other, data.other)
@@ -220,9 +220,9 @@ def _refusals(root: str) -> list[str]:
     data.edge_type = data.x[:, 0]
     plain = Data(x=data.x, edge_index=torch.zeros(2, 0, dtype=torch.int64))
     return [
-        attempt(pyg_sar.save_node_attrs, data, [name])
+        attempt(pyg_sar.transforms.save_node_attrs, data, [name])
         for name in ('short', 'mixed', 'y', 'x', 'edge_type', 'absent')
-    ] + [attempt(pyg_sar.save_node_attrs, plain, ['x'])]
+    ] + [attempt(pyg_sar.transforms.save_node_attrs, plain, ['x'])]
 
 
 def test_refused_on_all_ranks(tmp_path: Path) -> None:
@@ -249,9 +249,9 @@ def test_a_folder_that_has_changed_is_refused(tmp_path: Path) -> None:
     data.new = data.x
     pyg_sar.partition_graph(_graph(weighted=True), 6, root, method='random', seed=1, force=True)
     with pytest.raises(ValueError, match='got another one by now'):
-        pyg_sar.save_node_attrs(data, ['new'])
+        pyg_sar.transforms.save_node_attrs(data, ['new'])
 
 
 def test_typed_nodes_are_refused() -> None:
     with pytest.raises(ValueError, match='expected the Data of a homogeneous graph'):
-        pyg_sar.save_node_attrs(HeteroData(), ['new'])
+        pyg_sar.transforms.save_node_attrs(HeteroData(), ['new'])

@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.datasets import FakeDataset, FakeHeteroDataset
 
 import pyg_sar
-from pyg_sar import Partitioner
+from pyg_sar.partitioner import Partitioner
 
 with warnings.catch_warnings():
     warnings.simplefilter('ignore', DeprecationWarning)  # PyG announces the module's end.

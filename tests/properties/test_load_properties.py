@@ -16,7 +16,8 @@ from hypothesis import given
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar import ShardEdgeIndex, load_shard
+from pyg_sar import load_shard
+from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.read.read_shard import read_shard
 
 pytestmark = pytest.mark.filterwarnings('ignore:Sparse CS. tensor support is in beta')

@@ -30,7 +30,8 @@ from torch_geometric.utils import (
     to_torch_csr_tensor,
 )
 
-from pyg_sar import SARConv, ShardEdgeIndex, load_shard
+from pyg_sar import SARConv, load_shard
+from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.local_ids import SourceRow
 from pyg_sar.shard.plan import plan_of
 from pyg_sar.shard.read.read_shard import read_shard

@@ -19,7 +19,8 @@ from small_graphs import assemble, assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from pyg_sar import ShardEdgeIndex, load_shard, partition_graph
+from pyg_sar import load_shard, partition_graph
+from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.read.read_shard import read_shard
 
 LAYOUTS = [(1, 1), (1, 3), (2, 2), (2, 6), (3, 3), (4, 4)]

@@ -13,7 +13,8 @@ from small_graphs import ASSIGNMENTS, assemble, assert_all_raise, attempt, cut, 
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar import ShardEdgeIndex, load_shard
+from pyg_sar import load_shard
+from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.read.read_shard import read_shard
 
 NODE_ATTRS = ('x', 'y', 'train_mask', 'pos')

@@ -26,7 +26,7 @@ class RestrictedLayer:
     """The edges that one layer needs.
 
     Attributes:
-        edge_index: :class:`~pyg_sar.ShardEdgeIndex`, int64 ``[2, num_edges]``: all edges into the
+        edge_index: a ``ShardEdgeIndex``, int64 ``[2, num_edges]``: all edges into the
             nodes that the layer computes. Its destinations are the first of its own sources.
         edges: The places of these edges in ``data.edge_index``, int64 ``[num_edges]``:
             ``data.edge_attr[layer.edges]`` goes with `edge_index`.
