@@ -36,6 +36,8 @@ class GlobalNorm:
             if issubclass(base, torch.nn.Module) and not issubclass(base, GlobalNorm):
                 _GLOBAL[base] = cls
 
+    # torch.compile leaves what ranks tell each other to itself.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The norm; errors of lost ranks name it."""
         call = super().__call__  # type: ignore[misc]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from ranks import run_ranks
 from small_graphs import cut, small_graph
 from torch_geometric.nn.models import GAT
 
@@ -33,3 +35,32 @@ def test_compile(tmp_path, first):
         grads = torch.autograd.grad(out.square().sum(), list(model.parameters()))
         for grad, wanted in zip(grads, want_grads, strict=True):
             torch.testing.assert_close(grad, wanted, rtol=1e-10, atol=1e-10)
+
+
+def _step(root: str, order: str) -> tuple[float, list[torch.Tensor]]:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(0)
+    model: torch.nn.Module = GAT(6, 8, 2, 3, norm='batch_norm').double()
+    if order == 'inside':
+        model = torch.compile(model, backend='eager')
+    model = pyg_sar.DistributedDataParallel(model)
+    if order == 'outside':
+        model = torch.compile(model, backend='eager')
+    out = model(data.x, data.edge_index)
+    values = F.cross_entropy(out, data.y, reduction='none')
+    loss = pyg_sar.global_mean(values, data.train_mask)
+    loss.backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return loss.item(), gradients
+
+
+def test_compile_on_ranks(tmp_path):
+    """Norms and gradients tell each other things between ranks; dynamo leaves them alone."""
+    root = str(cut(small_graph(), 3, tmp_path / 'parts'))
+    plain = run_ranks(_step, 3, root, '')
+    for order in ('inside', 'outside'):
+        compiled = run_ranks(_step, 3, root, order, timeout=120)
+        for (loss, gradients), (want, wanted) in zip(compiled, plain, strict=True):
+            assert abs(loss - want) <= 1e-10
+            for gradient, each in zip(gradients, wanted, strict=True):
+                torch.testing.assert_close(gradient, each, rtol=1e-10, atol=1e-10)
