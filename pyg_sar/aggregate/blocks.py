@@ -10,12 +10,15 @@ concerns a range of destinations only.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.program import Arguments, Program, Surroundings
+from pyg_sar.aggregate.block_sources import block_sources
+from pyg_sar.aggregate.program import Arguments, Program, Surroundings, as_in_forward
 from pyg_sar.comm import Exchange, Rows
 from pyg_sar.shard.plan import Block, Plan
 
@@ -66,35 +69,73 @@ class Chunk:
         values[self.edges] = rows
 
 
+@dataclass(eq=False)
 class Blocks:
     """The blocks of a plan with the arguments the message function reads there.
 
-    Args:
-        kept: Rows of every block: filled by the first iteration when empty, then used instead of
-            an exchange; None to fetch them in every iteration.
+    Attributes:
+        program: The function.
+        arguments: The arguments.
+        plan: The blocks.
+        exchange: The exchange of the plan's shard.
+        surroundings: What the function reads and draws beside its arguments.
+        kept: Rows that came from other ranks; see :func:`block_sources`.
     """
 
-    def __init__(
-        self,
+    program: Program
+    arguments: Arguments
+    plan: Plan
+    exchange: Exchange
+    surroundings: Surroundings
+    kept: list[Tensor] | None
+
+    @property
+    def max_edges(self) -> int:
+        """Edges of a chunk at most."""
+        return _max_edges(self.program, self.arguments, self.plan.edge_index.device)
+
+    @staticmethod
+    def of_forward(
         program: Program,
-        arguments: Arguments,
         plan: Plan,
         exchange: Exchange,
-        surroundings: Surroundings,
-        kept: list[Rows] | None,
-    ) -> None:
-        self.arguments = arguments
-        self.plan = plan
-        self.exchange = exchange
-        self.surroundings = surroundings
-        self.kept = kept
-        self.max_edges = _max_edges(program, arguments, plan.edge_index.device)
+        keep_rows: bool,
+        counts: tuple[int, ...],
+        tensors: tuple[Tensor, ...],
+    ) -> Blocks:
+        """Those of a forward; it saves the arguments and, with `keep_rows`, what it receives."""
+        surroundings = Surroundings(program.uses_rng, plan.edge_index.device)
+        arguments = Arguments.of(counts, tensors)
+        return Blocks(program, arguments, plan, exchange, surroundings, [] if keep_rows else None)
+
+    def save(self, ctx: Any, *others: Tensor) -> None:
+        """Saves what backward needs, with other tensors."""
+        kept = self.kept or []
+        ctx.save_for_backward(*others, *self.arguments, *kept)
+        ctx.saved = self.program, self.plan, self.exchange, self.surroundings
+        ctx.counts = len(others), self.arguments.counts
+
+    @staticmethod
+    def saved(ctx: Any) -> tuple[Blocks, Iterator[Tensor]]:
+        """What :meth:`save` saved."""
+        num_others, counts = ctx.counts
+        tensors = list(ctx.saved_tensors)
+        arguments = Arguments.of(counts, tensors[num_others:])
+        kept = tensors[num_others + sum(counts) :]
+        program, plan, exchange, surroundings = ctx.saved
+        blocks = Blocks(program, arguments, plan, exchange, surroundings, kept or None)
+        return blocks, iter(tensors[:num_others])
+
+    def as_in_forward(self) -> AbstractContextManager[None]:
+        """For a backward that runs messages again."""
+        return as_in_forward(self.surroundings, self.program, self.arguments.learnable)
 
     def __iter__(self) -> Iterator[Iterator[tuple[Chunk, Arguments]]]:
         """Yields the chunks of every block, each with its arguments, one row per edge."""
         cuts = self._cuts()
         place = 0
-        for block, own_cuts, rows in zip(self.plan.blocks, cuts, self._rows(), strict=True):
+        sources = block_sources(self.arguments.src, self.plan, self.exchange, kept=self.kept)
+        for block, own_cuts, rows in zip(self.plan.blocks, cuts, sources, strict=True):
             yield self._chunks(block, own_cuts, rows, place)
             place += len(own_cuts)
 
@@ -126,20 +167,12 @@ class Blocks:
 
     def _cuts(self) -> list[list[tuple[int, int, int, int]]]:
         """Of every chunk of every block first edge, end, first and last destination."""
-        key = ('cuts', self.max_edges)
+        max_edges = self.max_edges
+        key = ('cuts', max_edges)
         if key not in self.plan.cache:
-            self.plan.cache[key] = [_cut(b, self.plan, self.max_edges) for b in self.plan.blocks]
+            self.plan.cache[key] = [_cut(b, self.plan, max_edges) for b in self.plan.blocks]
         cuts: list[list[tuple[int, int, int, int]]] = self.plan.cache[key]
         return cuts
-
-    def _rows(self) -> Iterator[Rows]:
-        if self.kept:
-            yield from self.kept
-            return
-        for rows in self.exchange.fetch(self.arguments.src, keep=self.kept is not None):
-            if self.kept is not None:
-                self.kept.append(rows)
-            yield rows
 
 
 def _max_edges(program: Program, arguments: Arguments, device: torch.device) -> int:

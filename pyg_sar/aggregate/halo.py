@@ -6,6 +6,7 @@ of what the sequential modes save. Its memory grows with the halo.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,32 +31,7 @@ def with_halo(x: Tensor, exchange: Exchange) -> Tensor:
     """
     if exchange.group is None:
         return x
-    out: Tensor = _WithHalo.apply(x, exchange)  # type: ignore[no-untyped-call]
-    return out
-
-
-@communicates
-class _WithHalo(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, exchange: Exchange) -> Tensor:
-        ctx.exchange = exchange
-        return _append_halo(x, exchange)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _sum_at_owner(grads[0], ctx.exchange), None
-
-
-def _append_halo(x: Tensor, exchange: Exchange) -> Tensor:
-    (halo,) = exchange.fetch_all([x])
-    return torch.cat([x, halo])
-
-
-def _sum_at_owner(values: Tensor, exchange: Exchange) -> Tensor:
-    num_own = exchange.shard.num_own
-    out = values[:num_own].clone(memory_format=torch.contiguous_format)
-    exchange.return_all([values[num_own:]], [out])
+    out: Tensor = _Halo.apply(x, exchange, _append_halo, _sum_at_owner)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -74,18 +50,35 @@ def from_halo(values: Tensor, exchange: Exchange) -> Tensor:
     """
     if exchange.group is None:
         return values
-    out: Tensor = _FromHalo.apply(values, exchange)  # type: ignore[no-untyped-call]
+    out: Tensor = _Halo.apply(values, exchange, _sum_at_owner, _append_halo)  # type: ignore[no-untyped-call]
     return out
 
 
+Move = Callable[[Tensor, Exchange], Tensor]
+
+
 @communicates
-class _FromHalo(torch.autograd.Function):
+class _Halo(torch.autograd.Function):
+    """A move of rows between ranks, with its adjoint."""
+
     @staticmethod
-    def forward(ctx: Any, values: Tensor, exchange: Exchange) -> Tensor:
-        ctx.exchange = exchange
-        return _sum_at_owner(values, exchange)
+    def forward(ctx: Any, x: Tensor, exchange: Exchange, move: Move, adjoint: Move) -> Tensor:
+        ctx.exchange, ctx.adjoint = exchange, adjoint
+        return move(x, exchange)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _append_halo(grads[0], ctx.exchange), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.adjoint(grads[0], ctx.exchange), None, None, None
+
+
+def _append_halo(x: Tensor, exchange: Exchange) -> Tensor:
+    (halo,) = exchange.fetch_all([x])
+    return torch.cat([x, halo])
+
+
+def _sum_at_owner(values: Tensor, exchange: Exchange) -> Tensor:
+    num_own = exchange.shard.num_own
+    out = values[:num_own].clone(memory_format=torch.contiguous_format)
+    exchange.return_all([values[num_own:]], [out])
+    return out

@@ -17,7 +17,6 @@ of ``<output_e, d_output_e>``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from math import prod
 from typing import Any
 
@@ -25,15 +24,9 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.blocks import Blocks
-from pyg_sar.aggregate.program import (
-    Arguments,
-    Program,
-    Surroundings,
-    as_in_forward,
-    no_autocast_cache,
-)
+from pyg_sar.aggregate.program import Arguments, Program, no_autocast_cache
 from pyg_sar.aggregate.replay_backward import ChunkGradient, replay_gradients
-from pyg_sar.comm import Exchange, Rows, communicates, once_differentiable
+from pyg_sar.comm import Exchange, communicates, once_differentiable
 from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.plan import Plan
 
@@ -92,21 +85,15 @@ class _Online(torch.autograd.Function):
         counts: tuple[int, ...],
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        surroundings = Surroundings(program.uses_rng, plan.edge_index.device)
-        kept: list[Rows] | None = [] if keep_rows else None
-        arguments = Arguments.of(counts, tensors)
-        blocks = Blocks(program, arguments, plan, exchange, surroundings, kept)
+        blocks = Blocks.of_forward(program, plan, exchange, keep_rows, counts, tensors)
         with no_autocast_cache():
             stats, parts, edge_outputs = _forward_pass(program, blocks)
         outputs += edge_outputs
         weights = program.weights
         assert weights is not None
-
-        ctx.program, ctx.plan, ctx.exchange = program, plan, exchange
-        ctx.counts, ctx.surroundings, ctx.keep_rows = counts, surroundings, keep_rows
-        ctx.save_for_backward(
-            *tensors, *parts, stats.max, stats.sum, *(t for rows in kept or () for t in rows)
-        )
+        assert stats.max is not None
+        assert stats.sum is not None
+        blocks.save(ctx, *parts, stats.max, stats.sum)
         ctx.set_materialize_grads(False)
         sums = weights.new_zeros(1).expand(plan.shard.num_dst, *weights.shape[1:])
         links = [t.new_zeros(1).expand(t.shape) for t in edge_outputs]
@@ -115,20 +102,16 @@ class _Online(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        rest = iter(ctx.saved_tensors)
-        program, plan = ctx.program, ctx.plan
-        arguments = Arguments.of(ctx.counts, list(islice(rest, sum(ctx.counts))))
-        num_reductions = len(program.reductions)
-        parts = list(islice(rest, num_reductions))
-        stats = SoftmaxStats(plan.shard.num_dst, next(rest), next(rest))
-        kept = [[next(rest) for _ in arguments.src] for _ in plan.blocks] if ctx.keep_rows else None
+        blocks, rest = Blocks.saved(ctx)
+        num_reductions = len(blocks.program.reductions)
+        *parts, largest, total = rest
+        stats = SoftmaxStats(blocks.plan.shard.num_dst, largest, total)
         grad_states, grad_sums = grads[:num_reductions], grads[num_reductions]
+        row_sum = _row_sum(parts, grad_states, grad_sums, stats)
         grad_links = grads[num_reductions + 1 :]
-        total = _row_sum(parts, grad_states, grad_sums, stats)
-        blocks = Blocks(program, arguments, plan, ctx.exchange, ctx.surroundings, kept)
-        run = ChunkGradient(program, [()] * num_reductions, [*grad_states, *grad_links])
-        with as_in_forward(ctx.surroundings, ctx.program, arguments.learnable):
-            gradients = replay_gradients(run, blocks, [stats], [total], ctx.needs_input_grad[6:])
+        run = ChunkGradient(blocks.program, [()] * num_reductions, [*grad_states, *grad_links])
+        with blocks.as_in_forward():
+            gradients = replay_gradients(run, blocks, [stats], [row_sum], ctx.needs_input_grad[6:])
         return None, None, None, None, None, None, *gradients
 
 

@@ -27,14 +27,12 @@ from pyg_sar.aggregate.online_softmax import online
 from pyg_sar.aggregate.program import (
     Arguments,
     Program,
-    Surroundings,
-    as_in_forward,
     finished_softmax,
     logits_of,
     no_autocast_cache,
 )
 from pyg_sar.aggregate.replay_backward import ChunkGradient, replay_gradients, softmax_row_sum
-from pyg_sar.comm import Exchange, Rows, communicates, once_differentiable
+from pyg_sar.comm import Exchange, communicates, once_differentiable
 from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.plan import Plan
 
@@ -93,29 +91,20 @@ class _Replay(torch.autograd.Function):
         counts: tuple[int, ...],
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        surroundings = Surroundings(program.uses_rng, plan.edge_index.device)
-        kept: list[Rows] | None = [] if keep_rows else None
-        arguments = Arguments.of(counts, tensors)
-        blocks = Blocks(program, arguments, plan, exchange, surroundings, kept)
+        blocks = Blocks.of_forward(program, plan, exchange, keep_rows, counts, tensors)
         stats: list[SoftmaxStats] = []
         with no_autocast_cache():
             for _ in range(program.num_softmax):
                 stats.append(_softmax_stats(program, blocks, stats))
             states, edge_outputs = _merge_chunks(program, blocks, stats)
-        kept_states = [
-            state for m, state in zip(program.merges, states, strict=True) if m.reads_state
-        ]
+        read = [state for m, state in zip(program.merges, states, strict=True) if m.reads_state]
         outputs = (*(t for state in states for t in state), *edge_outputs)
 
-        ctx.program, ctx.plan, ctx.exchange = program, plan, exchange
-        ctx.counts, ctx.surroundings = counts, surroundings
         ctx.has_stats = [s.max is not None for s in stats]
-        ctx.keep_rows = keep_rows
-        ctx.save_for_backward(
-            *tensors,
+        blocks.save(
+            ctx,
             *(t for s in stats for t in (s.max, s.sum) if t is not None),
-            *(t for rows in kept or () for t in rows),
-            *(t for state in kept_states for t in state),
+            *(t for state in read for t in state),
         )
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(o for o in outputs if not o.is_floating_point()))
@@ -124,24 +113,18 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved = list(ctx.saved_tensors)
-        num_arguments = sum(ctx.counts)
-        arguments = Arguments.of(ctx.counts, saved[:num_arguments])
-        rest = iter(saved[num_arguments:])
-        num_dst = ctx.plan.shard.num_dst
+        blocks, rest = Blocks.saved(ctx)
+        num_dst = blocks.plan.shard.num_dst
         stats = [
             SoftmaxStats(num_dst, next(rest), next(rest)) if has else SoftmaxStats(num_dst)
             for has in ctx.has_stats
         ]
-        kept = None
-        if ctx.keep_rows:
-            kept = [[next(rest) for _ in arguments.src] for _ in ctx.plan.blocks]
         states = [
-            tuple(islice(rest, m.num_tensors if m.reads_state else 0)) for m in ctx.program.merges
+            tuple(islice(rest, m.num_tensors if m.reads_state else 0))
+            for m in blocks.program.merges
         ]
-        blocks = Blocks(ctx.program, arguments, ctx.plan, ctx.exchange, ctx.surroundings, kept)
-        run = ChunkGradient(ctx.program, states, grads)
-        with as_in_forward(ctx.surroundings, ctx.program, arguments.learnable):
+        run = ChunkGradient(blocks.program, states, grads)
+        with blocks.as_in_forward():
             sums: list[Tensor | None] = [None] * len(stats)
             for k in reversed(range(len(stats))):
                 sums[k] = softmax_row_sum(run, blocks, stats, sums, k)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -15,8 +14,7 @@ from small_graphs import ASSIGNMENTS, assert_close, cut, small_graph
 from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, MessagePassing
 
-from pyg_sar import load_shard, wrap
-from pyg_sar.conv.call.paths import Paths
+from pyg_sar import SARConv, load_shard, wrap
 
 MODES = ('sequential', 'sequential_no_remat', 'one_shot')
 
@@ -156,15 +154,7 @@ def _conv_parity(
     grad = torch.randn_like(want)
     want.backward(grad)
     wrapped = wrap(_module(name, dtype), mode=mode)
-    paths: list[str] = []
-    original = Paths.aggregate
-
-    def aggregate(self: Paths, path: Any, *args: Any) -> Tensor:
-        paths.append(path)
-        return original(self, path, *args)
-
-    with mock.patch.object(Paths, 'aggregate', aggregate):
-        out, own = _layer(name, data, wrapped, dtype, frozen, needs_x)
+    out, own = _layer(name, data, wrapped, dtype, frozen, needs_x)
     out.backward(grad[data.n_id])
     tolerance = {torch.float64: 1e-10, torch.float32: 1e-4}[dtype]
     assert_close(out.detach(), want.detach()[data.n_id], tolerance=tolerance)
@@ -175,7 +165,13 @@ def _conv_parity(
         if dist.is_initialized():
             dist.all_reduce(share)
         assert_close(share, _grad(b), tolerance=tolerance)
-    return paths
+    return _paths(wrapped)
+
+
+def _paths(model: torch.nn.Module) -> list[str]:
+    convs = [module for module in model.modules() if isinstance(module, SARConv)]
+    decisions = [each for conv in convs for each in conv._sar.all_decisions()]
+    return [each.path for each in decisions if each.function.endswith('.message')]
 
 
 def _grad(tensor: Tensor) -> Tensor:
@@ -230,21 +226,13 @@ def test_other_products_are_replayed(parts, name):
 def test_half_precision_is_replayed(parts):
     """Products in bfloat16 are rounded before they are summed."""
     data = load_shard(parts[3, 'uneven'])
-    paths: list[str] = []
-    original = Paths.aggregate
-
-    def aggregate(self: Paths, path: Any, *args: Any) -> Tensor:
-        paths.append(path)
-        return original(self, path, *args)
-
     want, _ = _layer(
         'heads', small_graph(), _module('heads', torch.bfloat16), torch.bfloat16, False, True
     )
-    with mock.patch.object(Paths, 'aggregate', aggregate):
-        module = wrap(_module('heads', torch.bfloat16))
-        out, inputs = _layer('heads', data, module, torch.bfloat16, False, True)
+    module = wrap(_module('heads', torch.bfloat16))
+    out, inputs = _layer('heads', data, module, torch.bfloat16, False, True)
     out.sum().backward()
-    assert paths == ['replay']
+    assert _paths(module) == ['replay']
     assert out.dtype == torch.bfloat16
     assert inputs['x'].grad is not None
     assert_close(out.detach(), want.detach()[data.n_id], tolerance=0.1)
