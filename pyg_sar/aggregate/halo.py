@@ -29,7 +29,7 @@ def with_halo(x: Tensor, exchange: Exchange) -> Tensor:
         ``[num_own + num_halo, ...]``. One all-to-all, and one in backward if x needs a gradient
         (collective).
     """
-    if exchange.group is None:
+    if exchange.shard.world_size == 1:
         return x
     out: Tensor = _Halo.apply(x, exchange, _append_halo, _sum_at_owner)  # type: ignore[no-untyped-call]
     return out
@@ -48,7 +48,7 @@ def from_halo(values: Tensor, exchange: Exchange) -> Tensor:
     Returns:
         ``[num_own, ...]`` (collective: one all-to-all, and one in backward).
     """
-    if exchange.group is None:
+    if exchange.shard.world_size == 1:
         return values
     out: Tensor = _Halo.apply(values, exchange, _sum_at_owner, _append_halo)  # type: ignore[no-untyped-call]
     return out
