@@ -28,7 +28,7 @@ def with_halo(x: Tensor, exchange: Exchange) -> Tensor:
         ``[num_own + num_halo, ...]``. One all-to-all, and one in backward if x needs a gradient
         (collective).
     """
-    if exchange.group is None:
+    if exchange.shard.world_size == 1:
         return x
     out: Tensor = _WithHalo.apply(x, exchange)  # type: ignore[no-untyped-call]
     return out
@@ -72,7 +72,7 @@ def from_halo(values: Tensor, exchange: Exchange) -> Tensor:
     Returns:
         ``[num_own, ...]`` (collective: one all-to-all, and one in backward).
     """
-    if exchange.group is None:
+    if exchange.shard.world_size == 1:
         return values
     out: Tensor = _FromHalo.apply(values, exchange)  # type: ignore[no-untyped-call]
     return out

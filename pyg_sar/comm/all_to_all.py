@@ -15,26 +15,19 @@ from pyg_sar.comm.faults.program_check import form_of
 from pyg_sar.monitor import hook
 
 
-def all_to_all(
-    rows: Tensor,
-    send_counts: Sequence[int],
-    recv_counts: Sequence[int],
-    group: dist.ProcessGroup | None,
-) -> Tensor:
+def all_to_all(rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Tensor:
     """Sends the first rows to rank 0, the next ones to rank 1, ... (collective).
 
     Args:
         rows: ``[sum(send_counts), ...]``, of any dtype.
         send_counts: Rows for every rank, this one included.
         recv_counts: Rows from every rank.
-        group: The ranks, or None for one process, whose rows are its own.
 
     Returns:
         ``[sum(recv_counts), ...]``, by the rank they came from.
     """
-    if group is None:
+    if len(send_counts) == 1:
         return rows
-    del group  # frames that hold it would keep its connections when it has to end
     received = rows.new_empty(sum(recv_counts), *rows.shape[1:])
     # As bytes: every dtype goes through every backend.
     row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
@@ -59,7 +52,7 @@ def all_to_all(
     return received
 
 
-def all_to_all_counts(counts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def all_to_all_counts(counts: Tensor) -> Tensor:
     """What every rank counts for this one: row r of ``[world_size, ...]`` goes to rank r."""
     ones = [1] * counts.size(0)
-    return all_to_all(counts, ones, ones, group)
+    return all_to_all(counts, ones, ones)

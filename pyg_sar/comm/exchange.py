@@ -60,10 +60,9 @@ class Exchange:
     def __init__(self, shard: Shard, *, depth: int = 1, dtype: torch.dtype | None = None) -> None:
         if depth < 1:
             raise ValueError(f"'depth' must be at least 1 (got {depth})")
-        group = exchange_group() if shard.world_size > 1 else None
         rank, world_size = 0, 1
-        if group is not None:
-            rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+        if shard.world_size > 1 and exchange_group() is not None:
+            rank, world_size = dist.get_rank(), dist.get_world_size()
         if (shard.rank, shard.world_size) != (rank, world_size):
             raise ValueError(
                 f'expected a shard of rank {rank} of {world_size}, as this process is '
@@ -76,11 +75,6 @@ class Exchange:
         self._most_rows = max(
             (n for s in shard.steps for n in (s.recv_rows, s.send_index.numel())), default=0
         )
-
-    @property
-    def group(self) -> dist.ProcessGroup | None:
-        """The process group; None for one process. Not held here, as it may have to end."""
-        return exchange_group() if self.shard.world_size > 1 else None
 
     def buffers(self, tensors: Sequence[Tensor], num_rows: int) -> Buffers:
         """Reused memory for `num_rows` rows like those of each of `tensors`."""
@@ -171,7 +165,7 @@ class Exchange:
         Args:
             halo: For every fetch to come, ascending halo rows, int64; as many fetches on all ranks.
         """
-        if self.group is None:
+        if self.shard.world_size == 1:
             nothing = torch.empty(0, dtype=torch.int64)
             return [Request(nothing, [], []) for _ in halo]
         world_size, device = self.shard.world_size, halo[0].device if halo else None
@@ -182,12 +176,10 @@ class Exchange:
         counts = [torch.bincount(owner, minlength=world_size) for owner in owners]
         # To every rank: for each fetch the number of its rows, and then which.
         wanted = torch.stack(counts, dim=1)
-        asked = all_to_all_counts(wanted, self.group)
+        asked = all_to_all_counts(wanted)
         by_owner = torch.argsort(torch.cat(owners), stable=True)
         offsets = torch.cat([r - starts[o] for r, o in zip(halo, owners, strict=True)])[by_owner]
-        wanted_offsets = all_to_all(
-            offsets, wanted.sum(dim=1).tolist(), asked.sum(dim=1).tolist(), self.group
-        )
+        wanted_offsets = all_to_all(offsets, wanted.sum(dim=1).tolist(), asked.sum(dim=1).tolist())
         first = torch.tensor([0, *everything.send_counts[:-1]], device=device).cumsum(0)
         lists = torch.split(wanted_offsets, asked.flatten().tolist())
         requests = []
@@ -201,13 +193,13 @@ class Exchange:
 
     def fetch_requested(self, tensors: Sequence[Tensor], request: Request) -> Rows:
         """The halo rows of a request: one all-to-all for each tensor (collective)."""
-        if self.group is None:
+        if self.shard.world_size == 1:
             return [tensor[:0] for tensor in tensors]
         received = []
         for tensor, form in zip(tensors, self.wire.like(tensors), strict=True):
             sent = form.new_empty(request.send_index.numel(), *form.shape[1:])
             self.wire.pack(sent, tensor, request.send_index)
-            rows = all_to_all(sent, request.send_counts, request.recv_counts, self.group)
+            rows = all_to_all(sent, request.send_counts, request.recv_counts)
             received.append(rows.to(tensor.dtype))
         return received
 
@@ -215,11 +207,11 @@ class Exchange:
         self, gradients: Sequence[Tensor], out: Sequence[Tensor], request: Request
     ) -> None:
         """The adjoint of :meth:`fetch_requested`: adds to the owners' rows (collective)."""
-        if self.group is None:
+        if self.shard.world_size == 1:
             return
         for gradient, rows, form in zip(gradients, out, self.wire.like(out), strict=True):
             sent = gradient.to(form.dtype)
-            received = all_to_all(sent, request.recv_counts, request.send_counts, self.group)
+            received = all_to_all(sent, request.recv_counts, request.send_counts)
             self.wire.add(rows, request.send_index, received)
 
     def rows_sent(self) -> list[Tensor]:
@@ -235,7 +227,7 @@ class Exchange:
     def _everything(self) -> Request:
         """All halo rows, in the order of the halo."""
         shard = self.shard
-        if self.group is None:
+        if self.shard.world_size == 1:
             return Request(torch.empty(0, dtype=torch.int64), [], [])
         rows = self.rows_sent()
         halo_ptr = shard.halo_ptr[:: shard.parts_per_rank]

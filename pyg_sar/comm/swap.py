@@ -51,9 +51,9 @@ class Swap:
         Raises:
             ExchangeError: If the other rank has ended or is silent.
         """
-        for i, work in enumerate(self.works):
+        for i in range(len(self.works)):
             with guard(*self._operation(i), is_wait=True):
-                work.wait()
+                self.works[i].wait()  # a work that this frame held would keep connections open
         arrived(self)
         if hook.watchers:
             hook.moved(self._transfer())

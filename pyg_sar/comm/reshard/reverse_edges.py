@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.all_to_all import all_to_all, all_to_all_counts
-from pyg_sar.comm.faults.guarded import communicates, exchange_group
+from pyg_sar.comm.faults.guarded import communicates
 from pyg_sar.comm.first_derivative_only import once_differentiable
 from pyg_sar.comm.group import raise_together
 from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard, places
@@ -108,14 +108,13 @@ def reverse(edge_index: Tensor, shard: Shard, e_id: Tensor | None = None) -> Rev
         dst_ptr, dst_rows = all_part_ptr(base, base.own_ptr), shard.num_own
     dst = dst + dst_ptr[base.parts.start]
 
-    group = exchange_group() if shard.world_size > 1 else None
     ends = torch.tensor(part_ptr[shard.parts_per_rank :: shard.parts_per_rank], device=src.device)
     owner = torch.searchsorted(ends, src, right=True)
     send_perm = torch.argsort(owner, stable=True)
     counts = torch.bincount(owner, minlength=shard.world_size)
-    send_counts, recv_counts = counts.tolist(), all_to_all_counts(counts, group).tolist()
+    send_counts, recv_counts = counts.tolist(), all_to_all_counts(counts).tolist()
     edges = torch.stack([src, dst], dim=1)[send_perm]
-    edges = all_to_all(edges, send_counts, recv_counts, group)
+    edges = all_to_all(edges, send_counts, recv_counts)
     new_dst, new_src = edges.t().contiguous()
     new_dst = new_dst - part_ptr[shard.parts.start]
     handle, recv_perm = derive_shard(
@@ -163,15 +162,13 @@ class _Move(torch.autograd.Function):
 
 
 def _move(values: Tensor, move: EdgeMove, to_reversed: bool) -> Tensor:
-    world_size = len(move.send_counts)
-    group = exchange_group() if world_size > 1 else None
     if to_reversed:
         sent = values.index_select(0, move.send_perm)
-        received = all_to_all(sent, move.send_counts, move.recv_counts, group)
+        received = all_to_all(sent, move.send_counts, move.recv_counts)
         return received.index_select(0, move.recv_perm)
     sent = torch.empty_like(values, memory_format=torch.contiguous_format)
     sent[move.recv_perm] = values
-    received = all_to_all(sent, move.recv_counts, move.send_counts, group)
+    received = all_to_all(sent, move.recv_counts, move.send_counts)
     out = torch.empty_like(received)
     out[move.send_perm] = received
     return out
