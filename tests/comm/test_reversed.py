@@ -72,7 +72,7 @@ def _moved(root: Path) -> dict[str, Any]:
     halo = rev.edge_index.as_subclass(Tensor)[0].unique()
     return {
         'ids': ids_rev,
-        'edges': torch.stack([n_id[rev.edge_index[0]], n_id[rev.edge_index[1]]], dim=1),
+        'edges': n_id[rev.edge_index.as_subclass(Tensor)].t(),
         'reads all of its halo': int((halo >= rev.shard.num_own).sum()) == rev.shard.num_halo,
         'blocks': [
             (block.num_edges, block.num_rows, block.edge_index.tolist())
@@ -177,8 +177,8 @@ def _reversed_twice(root: Path) -> tuple[list[Any], list[Any]]:
     def sorted_edges(src: Tensor, dst: Tensor, ids: Tensor) -> list[Any]:
         return sorted(zip(ids.tolist(), src.tolist(), dst.tolist(), strict=True))
 
-    plain = sorted_edges(*data.edge_index, data.e_id)
-    return plain, sorted_edges(*twice.edge_index, ids)
+    plain = sorted_edges(*data.edge_index.as_subclass(Tensor), data.e_id)
+    return plain, sorted_edges(*twice.edge_index.as_subclass(Tensor), ids)
 
 
 @layouts
@@ -220,7 +220,7 @@ def _wrong(root: Path) -> tuple[str, str, str]:
         bad[1, 0] = shard.num_own
     return (
         attempt(reverse, bad, shard),
-        attempt(reverse, data.edge_index[0].double(), shard),
+        attempt(reverse, data.edge_index.as_subclass(Tensor)[0].double(), shard),
         attempt(rev.edges.to_reversed, torch.ones(data.edge_index.size(1) + 1)),
     )
 
