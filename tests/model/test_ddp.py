@@ -287,7 +287,8 @@ class TwoGraphs(torch.nn.Module):
         self.conv = GCNConv(6, 6)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        half = edge_index[:, edge_index[0] % 2 == edge_index[1] % 2]
+        src, dst = (row.as_subclass(Tensor) for row in edge_index)
+        half = edge_index[:, src % 2 == dst % 2]
         h = self.conv(x, edge_index).tanh()
         return self.conv(h, half if self.training else edge_index)[:, :3]
 

@@ -62,7 +62,7 @@ def _compare(name: str, mode: Mode, reentrant: bool, data: Data) -> None:
 
 def _num_raised() -> int:
     connection = guarded._connection()
-    return 0 if connection is None else connection.num_raised
+    return 0 if connection is None else connection._num_raised
 
 
 def _checkpointed(root: str, mode: Mode, reentrant: bool) -> int:

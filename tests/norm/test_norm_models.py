@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GINConv, MessagePassing, SAGEConv
 from torch_geometric.nn.models import GIN
 
-from pyg_sar import DistributedDataParallel, SARConv, load_shard, wrap
+from pyg_sar import DistributedDataParallel, SARConv, global_sum, load_shard, wrap
 from pyg_sar.norm import (
     GlobalBatchNorm,
     GlobalDiffGroupNorm,
@@ -90,7 +90,7 @@ def _train(model: torch.nn.Module, data: Data, nodes: Tensor) -> tuple[list[Tens
     for _ in range(2):
         outs.append(model(data))
         optimizer.zero_grad()
-        (outs[-1] * weight[nodes]).sum().backward()
+        global_sum((outs[-1] * weight[nodes]).sum()).backward()
         optimizer.step()
     model.eval()
     outs.append(model(data))

@@ -49,9 +49,9 @@ class _Counts:
             self.fetched += 1
             return fetch(*args, **kwargs)
 
-        def counted_finish(*args: Any) -> None:
+        def counted_finish(*args: Any) -> Any:
             self.returned += 1
-            finish(*args)
+            return finish(*args)
 
         patch.setattr(Exchange, 'fetch', counted_fetch)
         patch.setattr(GradientReturn, 'finish', counted_finish)

@@ -46,7 +46,7 @@ def _dropped_out(root: str, name: str, general: bool) -> tuple[Tensor, ...]:
     """Output and gradients of a conv whose weights are dropped out."""
     with _small_chunks() as patch:
         if general:
-            patch.setattr(propagation, '_one_pass', lambda _: False)
+            patch.setattr(propagation, '_one_pass', lambda *_: False)
         conv = make(name)
         conv.dropout = 0.4
         data = pyg_sar.load_shard(root)

@@ -93,7 +93,7 @@ def _check_one(data: HeteroData, graph: HeteroData, rank: int, world_size: int) 
         assert shard.is_bipartite == (rel[0] != rel[2])
         assert len(shard.steps) == shard.num_parts - shard.parts_per_rank
         halo = set(range(shard.num_own, shard.num_own + shard.num_halo))
-        assert halo <= set(store.edge_index[0].tolist())
+        assert halo <= set(store.edge_index.as_subclass(Tensor)[0].tolist())
 
 
 @pytest.mark.parametrize('method', ['metis', 'random', 'uneven'])

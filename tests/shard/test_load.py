@@ -90,7 +90,7 @@ def _check_one(data: Data, graph: Data, rank: int, world_size: int) -> None:
         *('edge_index', 'n_id', 'e_id', 'num_nodes', 'num_classes'),
     }
     # Every halo row is read by some edge.
-    read = set(data.edge_index[0].tolist())
+    read = set(data.edge_index.as_subclass(Tensor)[0].tolist())
     halo = set(range(shard.num_own, shard.num_own + shard.num_halo))
     assert halo <= read
 

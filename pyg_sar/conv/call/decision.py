@@ -25,8 +25,8 @@ class Decision:
         one_shot_bytes: The most that mode one_shot would hold on any rank, in bytes; 0 where it was
             not asked for.
         trace: What the function does on this rank; None on paths that do not ask.
-        learnable: The names of the parameters that it reads by itself; None if it reads a learnable
-            tensor that is no parameter of the conv.
+        learnable: The names of the parameters that it reads by itself; None if it has to be traced
+            at every call: it reads a learnable tensor that is no parameter, or sets a number.
     """
 
     function: str

@@ -124,7 +124,7 @@ class Propagation:
         self._check(shard, size)
         plan = plan_of(edge_index, shard)
         binding = bind(self.conv, function, kwargs, plan, decision.edge_names)
-        if decision.learnable is None:  # a tensor that may be another one by now
+        if decision.learnable is None:  # what it reads or sets may be another by now
             decision = replace(decision, trace=trace(binding, STATISTICS_MODULES))
         given = self.options.max_rows, self.in_forward
         return Call(binding, plan, exchange, oriented, decision, *given), kwargs
@@ -221,7 +221,9 @@ class Propagation:
             mode = 'one_shot' if needed <= self.options.memory_budget else 'sequential'
             if path == 'replay' and mode == 'one_shot':
                 path = 'one_shot'
-        learnable = () if traced is None else names_of(self.conv, traced.learnable)
+        learnable: tuple[str, ...] | None = ()
+        if traced is not None:  # a number that it sets may be another one at every call
+            learnable = None if traced.numbers else names_of(self.conv, traced.learnable)
         return Decision(name, edge_names, path, mode, one_pass, needed, traced, learnable)
 
     def _path(self, binding: Binding, plan: Plan) -> tuple[Path, Trace | None, int]:
