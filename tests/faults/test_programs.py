@@ -155,7 +155,7 @@ def test_a_rank_that_skips_a_layer(root: str, layer: int, phase: str) -> None:
     outcomes = run_once(_skip, 3, root, layer, phase)
     layers = "layer 'convs.1' (GATConv)", "layer 'convs.2' (GCNConv)"
     if phase == 'backward':  # rank 2 has no more to do in it
-        layers = "layer 'convs.1' (GATConv), backward", 'the end of backward'
+        layers = "layer 'convs.1' (GATConv), backward", 'the sum of the gradients'
     assert_all_raise(outcomes, 'ExchangeError', 'the ranks run different programs', *layers)
     assert any('rank 2 is at' in found for found in outcomes)
 
