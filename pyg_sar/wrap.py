@@ -51,8 +51,8 @@ def wrap(
             at most, goes into finding out which rank that is. It holds for all models of the
             process (collective if it is given).
         debug: Whether the ranks compare what they do (operation, layer, forward or backward, and
-            dtype and width of the rows) before every exchange, and at the end of backward, so that
-            a rank that skips a layer is an error at once and not when the others come to a timeout.
+            dtype and width of the rows) before every exchange, so that a rank that skips a layer is
+            an error at once and not when the others come to a timeout.
             Slow. It holds for all models of the process; None leaves it as it is (off at first).
         log: ``'info'`` or ``'debug'``: what this process tells on stderr, or to handlers of the
             logger ``pyg_sar``, about layers, blocks and times (docs/profiling.md); ``'off'``; None

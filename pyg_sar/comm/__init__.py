@@ -8,7 +8,6 @@ from pyg_sar.comm.faults.guarded import (
     exchange_group,
     guard,
     left_by,
-    lost_rank,
     set_debug,
     set_timeout,
 )
@@ -51,7 +50,6 @@ __all__ = [
     'is_distributed',
     'least_of_ranks',
     'left_by',
-    'lost_rank',
     'max_over_ranks',
     'once_differentiable',
     'raise_together',

@@ -53,7 +53,6 @@ class Connection:
         self.travelling: dict[int, Any] = {}
         self.num_operations = self._num_open = self._num_raised = 0
         self._verdict: threading.Thread | None = None
-        self._last_backward = -1
         self.group: dist.ProcessGroup | None = None
         default = dist.group.WORLD
         limit = timeout or timeout_of(default)
@@ -111,18 +110,6 @@ class Connection:
         error = self._error(rank, operation, reason)
         self._end(error, Cause(rank, doing=placed(words)))
         raise error
-
-    def compare_the_end_of_backward(self) -> None:
-        """Once in every backward: a rank that skips a layer in it comes to its end too early."""
-        task = torch._C._current_graph_task_id()
-        if task in (-1, self._last_backward):
-            return
-        self._last_backward = task
-        torch.autograd.Variable._execution_engine.queue_callback(self._at_the_end_of_backward)
-
-    def _at_the_end_of_backward(self) -> None:
-        if self.error is None:
-            self.sum_alike('the end of backward', 'the end of backward')
 
     def lost(self, error: Exception, operation: str, peer: int | None) -> ExchangeError:
         """Ends the group after an operation failed, and gives the error that says so."""

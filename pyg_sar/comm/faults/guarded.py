@@ -11,7 +11,6 @@ import atexit
 import functools
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -20,13 +19,11 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from pyg_sar.comm.faults.connection import Connection, Guard
-from pyg_sar.comm.faults.errors import ExchangeError, in_layer, layer_of_place
+from pyg_sar.comm.faults.errors import in_layer, layer_of_place
 from pyg_sar.comm.transport import is_distributed
 from pyg_sar.monitor import hook
 
 Function = TypeVar('Function', bound=type)
-
-_SIGNS = ('gloo', 'Connection closed', 'Application timeout', 'NCCL')
 
 _connections: WeakKeyDictionary[dist.ProcessGroup, Connection] = WeakKeyDictionary()
 _num_connections = 0
@@ -64,7 +61,6 @@ def guard(
         connection.num_operations += 1
         if connection.debug:
             connection.sum_alike(operation, alike or operation)
-            connection.compare_the_end_of_backward()
     guarded = Guard(connection, operation, peer)
     return hook.Watched(guarded, operation, peer, is_wait) if hook.watchers else guarded
 
@@ -74,16 +70,6 @@ def sum_alike(operation: str, alike: str = '', *, number: int = 0, state: str = 
     connection = _connection()
     assert connection is not None
     return connection.sum_alike(operation, alike or operation, number, state)
-
-
-def lost_rank(error: RuntimeError, operation: str) -> ExchangeError | None:
-    """What to raise in place of an error of torch's, if it is that of a lost rank."""
-    connection = _connection()
-    is_lost = isinstance(error, dist.DistError) or any(t in str(error) for t in _SIGNS)
-    if connection is None or not is_lost or isinstance(error, ExchangeError):
-        return None
-    traceback.clear_frames(error.__traceback__)  # they may hold the group
-    return connection.lost(error, operation, None)
 
 
 def travels(swap: Any) -> None:
