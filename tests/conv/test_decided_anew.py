@@ -18,6 +18,7 @@ from torch_geometric.nn import (
     GINEConv,
     MessagePassing,
     SAGEConv,
+    SimpleConv,
     TransformerConv,
 )
 
@@ -140,8 +141,6 @@ def test_evaluation_on_one_rank(root):
 
 
 def _with_other_widths(root: str) -> list[Tensor]:
-    from torch_geometric.nn import SimpleConv
-
     data = load_shard(root)
     conv: Any = SARConv(SimpleConv('mean'))
     widths = [data.x, data.x[:, :2], data.pos.flatten(1).double(), data.x[:, :2]]
@@ -149,8 +148,6 @@ def _with_other_widths(root: str) -> list[Tensor]:
 
 
 def test_one_conv_for_several_widths(graph, root):
-    from torch_geometric.nn import SimpleConv
-
     plain = SimpleConv('mean')
     xs = [graph.x, graph.x[:, :2], graph.pos.flatten(1).double(), graph.x[:, :2]]
     wants = [plain(x, graph.edge_index) for x in xs]
@@ -179,3 +176,24 @@ def test_hooks_that_look_on_on_one_rank(graph, root):
     assert [count for _, _, count in results] == [2, 0, 0]
     for ids, out, _ in results:
         torch.testing.assert_close(out, want[ids].detach(), rtol=1e-10, atol=1e-10)
+
+
+def _as_wide_as_a_part(root: str) -> tuple[Tensor, Tensor]:
+    data = load_shard(root)
+    width = data.num_nodes if dist.get_rank() == 0 else 0
+    widths = torch.tensor(width)
+    dist.all_reduce(widths)
+    x = data.x[:, :1].repeat(1, int(widths))
+    conv: Any = SARConv(SimpleConv('sum'))
+    conv(data.x, data.edge_index)
+    few = data.edge_index[:, : int(widths)]
+    conv(x, few)
+    return data.n_id, conv(x, data.edge_index)
+
+
+def test_features_as_many_as_nodes_of_one_rank(graph, root):
+    """Numbers that happen to be equal on one rank change nothing."""
+    results = run_ranks(_as_wide_as_a_part, 3, root, timeout=30)
+    want = SimpleConv('sum')(graph.x[:, :1], graph.edge_index)
+    for ids, out in results:
+        torch.testing.assert_close(out, want[ids].expand_as(out), rtol=1e-10, atol=1e-10)

@@ -66,19 +66,21 @@ class Offer:
         return self.num_edges >= 0
 
 
-def signature(kwargs: dict[str, Any], rows: set[int]) -> tuple[Any, ...]:
-    """What tells one kind of call from another, on this rank.
+def signature(kwargs: dict[str, Any], node_dim: int) -> tuple[Any, ...]:
+    """What tells one kind of call from another; it must not depend on the rank.
 
     Args:
         kwargs: The arguments of the call.
-        rows: Numbers of nodes and edges, which may be others at the next call.
+        node_dim: The dimension of nodes in their tensors. Edges are in the first. Their numbers
+            differ from rank to rank and from call to call.
     """
     found = []
     for name, value in sorted(kwargs.items()):
         for tensor in value if isinstance(value, (tuple, list)) else [value]:
             if isinstance(tensor, Tensor):
-                shape = tuple('rows' if size in rows else size for size in tensor.shape)
-                found.append((name, shape, tensor.dtype, _needs_grad(tensor)))
+                dims = {0, node_dim % tensor.dim()} if tensor.dim() else set()
+                shape = tuple(size for i, size in enumerate(tensor.shape) if i not in dims)
+                found.append((name, tensor.dim(), shape, tensor.dtype, _needs_grad(tensor)))
     return tuple(found)
 
 

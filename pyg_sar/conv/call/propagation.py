@@ -111,9 +111,9 @@ class Propagation:
             for m in self.conv.modules()
             if isinstance(m, STATISTICS_MODULES)
         )
-        rows = {shard.num_own, shard.num_dst, edge_index.size(1)}
         autocast = torch.is_autocast_enabled(edge_index.device.type)
-        key = function, shard.fingerprint, takes_statistics, autocast, *signature(kwargs, rows)
+        kinds = signature(kwargs, int(self.conv.node_dim))
+        key = function, shard.fingerprint, takes_statistics, autocast, *kinds
         decision = self.decisions.calls.get(key)
         if decision is None:
             with not_saved():
