@@ -140,7 +140,7 @@ def _train(model: torch.nn.Module, data: Data, args: argparse.Namespace) -> dict
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     for _, tensor in data:  # shards are mapped files: loaded means read
         if isinstance(tensor, Tensor):
-            tensor.sum()
+            tensor.as_subclass(Tensor).sum()
     losses, seconds = [], []
     accuracies: dict[str, list[float]] = {'train': [], 'val': [], 'test': []}
     quiet = not args.progress or int(os.environ.get('RANK', '0')) > 0
