@@ -73,6 +73,7 @@ class Backward:
         self._give_hooks_back()
 
     def _give_hooks_back(self) -> None:
+        self._new.clear()  # a cycle through torch's hooks would never be collected
         while self._hooks:
             p, hooks = self._hooks.popitem()
             p._post_accumulate_grad_hooks = hooks
