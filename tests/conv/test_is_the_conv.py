@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from copied_modules import WAYS, copied
 from ranks import run_ranks
 from small_graphs import cut, small_graph
 from torch import Tensor
@@ -165,20 +164,12 @@ def test_names_of_parameters_are_those_of_the_state():
 
 
 @pytest.mark.parametrize('make', [lambda: GATConv(6, 4), lambda: GCNConv(6, 4)])
-@pytest.mark.parametrize('way', ['deepcopy', 'pickle', 'torch.save'])
+@pytest.mark.parametrize('way', WAYS)
 def test_copies(graph, tmp_path, make, way):
     data = load_shard(cut(graph, 2, tmp_path / 'parts'))
     sar = SARConv(make().double(), mode='sequential_no_remat')
     want = sar(data.x, data.edge_index)
-    if way == 'deepcopy':
-        other = copy.deepcopy(sar)
-    elif way == 'pickle':
-        other = pickle.loads(pickle.dumps(sar))
-    else:
-        buffer = io.BytesIO()
-        torch.save(sar, buffer)
-        buffer.seek(0)
-        other = torch.load(buffer, weights_only=False)
+    other = copied(sar, way)
     assert type(other) is type(sar)
     assert other.sar_options == sar.sar_options
     torch.testing.assert_close(other(data.x, data.edge_index), want, rtol=1e-12, atol=1e-12)

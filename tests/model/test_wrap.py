@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from copied_modules import WAYS, copied
 from small_graphs import assert_close, cut, small_graph
 from torch import Tensor
 from torch_geometric import nn as pyg
@@ -196,22 +195,14 @@ def test_the_same_conv_twice():
 
 
 @pytest.mark.parametrize('has_run', [False, True])
-@pytest.mark.parametrize('how', ['deepcopy', 'pickle', 'torch.save'])
+@pytest.mark.parametrize('how', WAYS)
 @pytest.mark.parametrize('name', MODELS)
 def test_copies(graph, shard, name, how, has_run):
     """Also after a forward on a shard, whose traces must not come along."""
     model = wrap(_make(name), mode='one_shot').eval()
     if has_run:
         _run(model, shard)
-    if how == 'deepcopy':
-        other = copy.deepcopy(model)
-    elif how == 'pickle':
-        other = pickle.loads(pickle.dumps(model))
-    else:
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        other = torch.load(file, weights_only=False)
+    other = copied(model, how)
     assert list(other.state_dict()) == list(model.state_dict())
     assert not {id(p) for p in model.parameters()} & {id(p) for p in other.parameters()}
     assert [m.sar_options.mode for m in other.modules() if isinstance(m, SARConv)] == [
