@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from ddp_model import make_model
 from ranks import run_ranks
-from small_graphs import assert_close, cut, small_graph
+from small_graphs import assert_close, cut
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, LGConv
@@ -45,11 +45,6 @@ def _assert_same(found: dict[Any, Tensor], want: dict[Any, Tensor], **kwargs: fl
     assert list(found) == list(want)
     for key, value in want.items():
         assert_close(found[key], value, **kwargs)
-
-
-@pytest.fixture
-def graph() -> Data:
-    return small_graph()
 
 
 def _root(graph: Data, tmp_path: Path, num_parts: int, kind: str = 'uneven') -> str:

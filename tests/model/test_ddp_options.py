@@ -9,18 +9,12 @@ import pytest
 import torch
 from ddp_model import make_model
 from ranks import run_ranks
-from small_graphs import assert_all_raise, attempt, small_graph
-from torch_geometric.data import Data
+from small_graphs import assert_all_raise, attempt
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.models import GIN
 
 from pyg_sar import DistributedDataParallel, SARConv, wrap
 from pyg_sar.norm import GlobalBatchNorm
-
-
-@pytest.fixture
-def graph() -> Data:
-    return small_graph()
 
 
 def _built(kwargs: dict[str, Any], make: str) -> str:

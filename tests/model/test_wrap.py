@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from copied_modules import WAYS, copied
-from small_graphs import assert_close, cut, small_graph
+from small_graphs import assert_close
 from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
-from pyg_sar import SARConv, load_shard, wrap
+from pyg_sar import SARConv, wrap
 from pyg_sar.norm import GlobalBatchNorm
 
 
@@ -79,17 +78,6 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
 def _make(name: str) -> torch.nn.Module:
     torch.manual_seed(1)
     return MODELS[name]().double()
-
-
-@pytest.fixture
-def graph() -> Data:
-    return small_graph()
-
-
-@pytest.fixture
-def shard(graph: Data, tmp_path: Path) -> Data:
-    """Three parts in one process."""
-    return load_shard(cut(graph, 3, tmp_path / 'parts'))
 
 
 def _run(model: torch.nn.Module, data: Data) -> Tensor:

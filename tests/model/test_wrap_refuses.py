@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch_geometric.nn.attention
-from small_graphs import assert_close, cut, small_graph
+from small_graphs import assert_close
 from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, GINConv, MessagePassing, SAGEConv, conv
 
-from pyg_sar import SARConv, load_shard, wrap
+from pyg_sar import SARConv, wrap
 from pyg_sar.conv.support import REFUSED, why_refused
 from pyg_sar.models.rect import GlobalRECT_L
 from pyg_sar.norm import GlobalBatchNorm
@@ -29,17 +28,6 @@ def _mlp(num_in: int = 6, num_out: int = 6) -> torch.nn.Module:
         torch.nn.ReLU(),
         torch.nn.Linear(8, num_out),
     )
-
-
-@pytest.fixture
-def graph() -> Data:
-    return small_graph()
-
-
-@pytest.fixture
-def shard(graph: Data, tmp_path: Path) -> Data:
-    """Three parts in one process."""
-    return load_shard(cut(graph, 3, tmp_path / 'parts'))
 
 
 def _run(model: torch.nn.Module, data: Data) -> Tensor:
