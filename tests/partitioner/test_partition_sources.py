@@ -229,6 +229,7 @@ def test_npz_of_two_nodes_drops_edge_index_directed(tmp_path):
         ({'x_shape': np.array([5, 3])}, 'expected a CSR matrix'),
         ({'x_indptr': np.array([0, 1, 3, 2, 4])}, "'x_indptr' of"),
         ({'x_indptr': np.array([0, 1, 2, 2, 5])}, 'must ascend from 0 to 4'),
+        ({'x_shape': np.array([4, 2**40])}, 'matrix fits into memory (got 4 x 1099511627776)'),
         ({'x_indices': np.array([0, 3, 0, 1])}, 'must lie in [0, 3) (got 0 to 3)'),
         ({'train_idx': np.array([4])}, "'train_idx' of"),
         ({'train_idx': np.array([0.5])}, "expected a list of node ids in 'train_idx'"),

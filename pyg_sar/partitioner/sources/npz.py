@@ -212,7 +212,13 @@ def _csr_features(arrays: dict[str, Any], name: str, *, is_mapped: bool) -> Tens
         (num_rows, num_columns),
         check_invariants=False,
     )
-    return x if is_mapped else x.to_dense()
+    try:
+        return x if is_mapped else x.to_dense()
+    except RuntimeError as error:
+        raise ValueError(
+            f"'x_shape' of '{name}' must be one whose dense matrix fits into memory "
+            f'(got {num_rows} x {num_columns})'
+        ) from error
 
 
 def _index_to_mask(index: Any, num_nodes: int, key: str, name: str) -> Tensor:
