@@ -33,8 +33,9 @@ class Exchanges:
         self.shards = shards
         self.depth = depth
         self.dtype = dtype
-        self._exchanges = {id(shard): Exchange(shard, depth=depth) for shard in shards}
-        self._of_messages: dict[int, Exchange] = {}
+        self._exchanges: dict[tuple[int, torch.dtype | None], Exchange] = {}
+        for shard in shards:
+            self._of_shard(shard, None)
 
     def of(self, edge_index: Tensor) -> Exchange:
         """The exchange of an edge_index.
@@ -43,29 +44,26 @@ class Exchanges:
             ValueError: If it carries no shard, and the conv was given several.
         """
         if isinstance(edge_index, ShardEdgeIndex):
-            shard = edge_index.shard
-            if id(shard) not in self._exchanges:
-                self._exchanges[id(shard)] = Exchange(shard, depth=self.depth)
-            return self._exchanges[id(shard)]
+            return self._of_shard(edge_index.shard, None)
         if len(self.shards) > 1:
             raise ValueError(
                 'expected an edge_index of one of the shards (got a plain tensor, in a conv that '
                 f'was given edge indices of {len(self.shards)} shards)'
             )
-        return self._exchanges[id(self.shards[0])]
+        return self._of_shard(self.shards[0], None)
 
     def of_messages(self, edge_index: Tensor) -> Exchange:
         """The exchange of the rows that messages along an edge_index read; see :meth:`of`.
 
         Degrees and other numbers of the whole graph travel by :meth:`of`, which never rounds.
         """
-        exact = self.of(edge_index)
-        if self.dtype is None:
-            return exact
-        key = id(exact.shard)
-        if key not in self._of_messages:
-            self._of_messages[key] = Exchange(exact.shard, depth=self.depth, dtype=self.dtype)
-        return self._of_messages[key]
+        return self._of_shard(self.of(edge_index).shard, self.dtype)
+
+    def _of_shard(self, shard: Shard, dtype: torch.dtype | None) -> Exchange:
+        key = id(shard), dtype
+        if key not in self._exchanges:
+            self._exchanges[key] = Exchange(shard, depth=self.depth, dtype=dtype)
+        return self._exchanges[key]
 
     def oriented(self, edge_index: Tensor, *, flip: bool = False) -> Oriented:
         """An edge_index as messages pass along it: from row 0 to row 1.

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import torch
 
+PLAIN = (bool, int, float, str, type(None))
+"""Numbers and words: attributes of a conv that decide what it computes."""
+
 
 def plain_class(module: torch.nn.Module) -> type[torch.nn.Module]:
     """The class of a module; of a SARConv that of the conv it was."""

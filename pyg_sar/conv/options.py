@@ -62,10 +62,12 @@ class Options:
                 f"'exchange_dtype' must be None or one of {EXCHANGE_DTYPES} "
                 f'(got {self.exchange_dtype!r})'
             )
-        if self.mode == 'one_shot' and self.prefetch != 1:
-            raise ValueError(f"'prefetch' has no meaning in mode 'one_shot' (got {self.prefetch})")
-        if self.mode == 'one_shot' and self.max_rows is not None:
-            raise ValueError(f"'max_rows' has no meaning in mode 'one_shot' (got {self.max_rows})")
+        for name, value, default in (
+            ('prefetch', self.prefetch, 1),
+            ('max_rows', self.max_rows, None),
+        ):
+            if self.mode == 'one_shot' and value != default:
+                raise ValueError(f"'{name}' has no meaning in mode 'one_shot' (got {value})")
         if self.mode == 'auto' and self.memory_budget is None:
             raise ValueError("mode 'auto' needs a 'memory_budget' in bytes (got None)")
         if self.mode != 'auto' and self.memory_budget is not None:

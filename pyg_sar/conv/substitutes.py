@@ -27,7 +27,7 @@ from pyg_sar.comm import all_reduce_sum, sum_over_ranks
 from pyg_sar.conv.around.gcn_norm import Normalizer
 from pyg_sar.conv.around.negative_sampling import Negatives
 from pyg_sar.conv.around.patching import AnyFn
-from pyg_sar.conv.around.self_loops import SelfLoops
+from pyg_sar.conv.around.self_loops import self_loop_forms
 from pyg_sar.conv.around.source_rows import Ends
 from pyg_sar.conv.exchanges import Exchanges
 from pyg_sar.shard.edge_index import ShardEdgeIndex
@@ -87,7 +87,7 @@ def special_forms(
         group: semantic_attention,
         **ends.forms(),
         **Negatives(exchanges, ends).forms(),
-        **SelfLoops(exchanges).forms(),
+        **self_loop_forms(exchanges),
         **{function: _refusing(function) for function in _OVER_ALL_EDGES},
     }
 

@@ -10,65 +10,37 @@ from torch_geometric.nn import LayerNorm, MessagePassing, norm
 from pyg_sar.conv.names import plain_class
 from pyg_sar.models import why_not_global
 
-_DYNAMIC = 'it builds its graph in forward from all nodes'
-_CLOSED = 'its message runs inside a closed CUDA kernel'
-_ATTENTION = 'its global attention reads all nodes at once'
-_ENDS = 'it reads node rows by edge itself, and a source may lie on another rank'
-_EVENTS = 'it follows events in time, not one graph'
-_LOSS = 'its losses see the nodes and edges of one rank; wrap its encoder alone'
-_POOLING = 'it selects nodes of the whole graph'
-_POSITIONS = 'it builds its graph from positions'
-_READOUT = 'its readout pools the nodes of one rank'
-
-REFUSED: dict[str, str] = {
-    'ARGA': _LOSS,
-    'ARGVA': _LOSS,
-    'ARLinkPredictor': _ENDS,
-    'ASAPooling': _POOLING,
-    'AttentiveFP': _READOUT,
-    'ClusterPooling': _POOLING,
-    'CuGraphGATConv': _CLOSED,
-    'CuGraphRGCNConv': _CLOSED,
-    'CuGraphSAGEConv': _CLOSED,
-    'DeepGraphInfomax': _LOSS,
-    'DimeNet': _POSITIONS,
-    'DimeNetPlusPlus': _POSITIONS,
-    'DynamicEdgeConv': _DYNAMIC,
-    'EdgePooling': _POOLING,
-    'FusedGATConv': _CLOSED,
-    'GAE': _LOSS,
-    'GNNFF': _POSITIONS,
-    'GPSE': _READOUT,
-    'GPSConv': _ATTENTION,
-    'GraphUNet': _POOLING,
-    'GravNetConv': _DYNAMIC,
-    'InnerProductDecoder': _ENDS,
-    'LPFormer': 'it attends to pairs of nodes of the whole graph',
-    'MemPooling': _POOLING,
-    'MeshCNNConv': 'its message pairs edges by their place, four at a time',
-    'MetaLayer': _ENDS,
-    'MetaPath2Vec': 'it samples random walks over the whole graph',
-    'NeuralFingerprint': _READOUT,
-    'Node2Vec': 'it samples random walks over the whole graph',
-    'PANConv': 'it multiplies adjacency matrices',
-    'PANPooling': _POOLING,
-    'PerformerAttention': _ATTENTION,
-    'Polynormer': _ATTENTION,
-    'PolynormerAttention': _ATTENTION,
-    'QFormer': _ATTENTION,
-    'RENet': _EVENTS,
-    'SAGPooling': _POOLING,
-    'SGFormer': _ATTENTION,
-    'SGFormerAttention': _ATTENTION,
-    'SchNet': _POSITIONS,
-    'SignedGCN': 'it takes two graphs of one set of nodes',
-    'TGNMemory': _EVENTS,
-    'TopKPooling': _POOLING,
-    'VGAE': _LOSS,
-    'ViSNet': _POSITIONS,
-    'WLConv': 'it colours nodes by a dictionary of the whole graph',
-    'XConv': _DYNAMIC,
+_REASONS = {
+    'its losses see the nodes and edges of one rank; wrap its encoder alone': (
+        'ARGA ARGVA DeepGraphInfomax GAE VGAE'
+    ),
+    'it reads node rows by edge itself, and a source may lie on another rank': (
+        'ARLinkPredictor InnerProductDecoder MetaLayer'
+    ),
+    'it selects nodes of the whole graph': (
+        'ASAPooling ClusterPooling EdgePooling GraphUNet MemPooling PANPooling SAGPooling '
+        'TopKPooling'
+    ),
+    'its readout pools the nodes of one rank': 'AttentiveFP GPSE NeuralFingerprint',
+    'its message runs inside a closed CUDA kernel': (
+        'CuGraphGATConv CuGraphRGCNConv CuGraphSAGEConv FusedGATConv'
+    ),
+    'it builds its graph from positions': 'DimeNet DimeNetPlusPlus GNNFF SchNet ViSNet',
+    'it builds its graph in forward from all nodes': 'DynamicEdgeConv GravNetConv XConv',
+    'its global attention reads all nodes at once': (
+        'GPSConv PerformerAttention Polynormer PolynormerAttention QFormer SGFormer '
+        'SGFormerAttention'
+    ),
+    'it attends to pairs of nodes of the whole graph': 'LPFormer',
+    'its message pairs edges by their place, four at a time': 'MeshCNNConv',
+    'it samples random walks over the whole graph': 'MetaPath2Vec Node2Vec',
+    'it multiplies adjacency matrices': 'PANConv',
+    'it follows events in time, not one graph': 'RENet TGNMemory',
+    'it takes two graphs of one set of nodes': 'SignedGCN',
+    'it colours nodes by a dictionary of the whole graph': 'WLConv',
 }
+
+REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """Classes of torch_geometric.nn that are refused by name, with the reason; so are subclasses."""
 
 

@@ -72,13 +72,7 @@ class LocalIds(Tensor):
     _what = ''
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = name_of(func)
         is_getter = getattr(func, '__name__', '') == '__get__'  # shape, device, is_cuda ...
         if is_getter or name in READS_NO_IDS:

@@ -35,13 +35,7 @@ class WholeGraphWeight(Tensor):
     """Edge weights whose largest is that of all ranks: a bound of eigenvalues is made from it."""
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             if func in (Tensor.max, torch.max) and len(args) == 1 and not kwargs:
                 return max_over_ranks(args[0].as_subclass(Tensor))

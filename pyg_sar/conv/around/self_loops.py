@@ -12,38 +12,20 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
 
-from pyg_sar.comm import agree
+from pyg_sar.comm import Exchange, agree
 from pyg_sar.conv.around.patching import AnyFn
 from pyg_sar.conv.exchanges import Exchanges
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 
-class SelfLoops:
-    """PyG's functions of self loops on the shards of a forward.
+def self_loop_forms(exchanges: Exchanges) -> dict[AnyFn, AnyFn]:
+    """PyG's functions of self loops, and their forms on the shards of a forward."""
 
-    Args:
-        exchanges: The exchanges of the forward.
-    """
+    def removed(edge_index: Tensor, *args: Any, **kwargs: Any) -> Any:
+        _check(edge_index)
+        return remove_self_loops(edge_index, *args, **kwargs)
 
-    def __init__(self, exchanges: Exchanges) -> None:
-        self.exchanges = exchanges
-
-    def forms(self) -> dict[AnyFn, AnyFn]:
-        """The functions and their forms on a cut graph."""
-        return {
-            add_self_loops: self._adding(add_self_loops),
-            add_remaining_self_loops: self._adding(add_remaining_self_loops),
-            remove_self_loops: self._removing(remove_self_loops),
-        }
-
-    def _removing(self, function: AnyFn) -> AnyFn:
-        def removed(edge_index: Tensor, *args: Any, **kwargs: Any) -> Any:
-            _check(edge_index)
-            return function(edge_index, *args, **kwargs)
-
-        return removed
-
-    def _adding(self, function: AnyFn) -> AnyFn:
+    def adding(function: AnyFn) -> AnyFn:
         """Collective without `num_nodes`: one all-to-all and one small all-gather."""
 
         def added(
@@ -55,7 +37,7 @@ class SelfLoops:
             _check(edge_index)
             if not isinstance(edge_index, ShardEdgeIndex) or num_nodes is not None:
                 return function(edge_index, edge_attr, fill_value, num_nodes)
-            has_loop = self._is_counted(edge_index)
+            has_loop = _is_counted(edge_index, exchanges.of(edge_index))
             edge_index, edge_attr = function(edge_index, edge_attr, fill_value, has_loop.numel())
             # The loops are the last edges.
             is_kept = has_loop.new_ones(edge_index.size(1))
@@ -64,23 +46,25 @@ class SelfLoops:
 
         return added
 
-    def _is_counted(self, edge_index: ShardEdgeIndex) -> Tensor:
-        """Own nodes whose id is not above all ids that edges name, bool ``[num_own]``."""
-        exchange = self.exchanges.of(edge_index)
-        n_id = exchange.shard.n_id
-        if n_id is None:
-            raise ValueError(
-                "expected 'num_nodes' for the self loops of edges that are not of load_shard "
-                '(got none)'
-            )
-        src, dst = edge_index.as_subclass(Tensor)
-        if edge_index.is_flipped:
-            src, dst = dst, src
-        ids = torch.cat([n_id, *exchange.fetch_all([n_id])])
-        ends = torch.cat([ids[src], n_id[dst]])
-        largest = max(agree(int(ends.max()) if ends.numel() else -1))
-        is_counted: Tensor = n_id <= largest
-        return is_counted
+    adders = (add_self_loops, add_remaining_self_loops)
+    return {remove_self_loops: removed, **{function: adding(function) for function in adders}}
+
+
+def _is_counted(edge_index: ShardEdgeIndex, exchange: Exchange) -> Tensor:
+    """Own nodes whose id is not above all ids that edges name, bool ``[num_own]``."""
+    n_id = exchange.shard.n_id
+    if n_id is None:
+        raise ValueError(
+            "expected 'num_nodes' for the self loops of edges that are not of load_shard (got none)"
+        )
+    src, dst = edge_index.as_subclass(Tensor)
+    if edge_index.is_flipped:
+        src, dst = dst, src
+    ids = torch.cat([n_id, *exchange.fetch_all([n_id])])
+    ends = torch.cat([ids[src], n_id[dst]])
+    largest = max(agree(int(ends.max()) if ends.numel() else -1))
+    is_counted: Tensor = n_id <= largest
+    return is_counted
 
 
 def _check(edge_index: Tensor) -> None:

@@ -18,12 +18,7 @@ from pyg_sar.conv.message.forward_state import state_of
 from pyg_sar.conv.message.sample_edges import (
     NUM_MADE_UP,
     NUM_SAMPLES,
-    AttributeWatch,
-    edge_attributes_of,
-    edge_rows,
-    numbers_of,
-    random_states,
-    restore_random_states,
+    Undone,
     samples_of,
     with_made_up_edges,
 )
@@ -69,28 +64,20 @@ def observe(binding: Binding) -> Observation:
     """
     samples, edge_index = samples_of(binding)
     first_node = node_of_now()
-    states = random_states(edge_index.device)
-    watch = AttributeWatch(binding.conv)
     sizes = WholeGraphSizes(binding.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
-    try:
-        with sizes.in_force():
-            out, edge_outputs = _run(binding, samples, edge_index, NUM_SAMPLES)
-        pairs = zip(states, random_states(edge_index.device), strict=True)
-        uses_rng = any(not torch.equal(before, after) for before, after in pairs)
-    finally:
-        changed = watch.restore()
-        restore_random_states(states, edge_index.device)
-    names = edge_attributes_of(changed)
-    edge_outputs = (*edge_outputs, *(changed[name] for name in names))
+    with Undone(binding.conv, edge_index.device) as undone, sizes.in_force():
+        out, edge_outputs = _run(binding, samples, edge_index, NUM_SAMPLES)
+    names = undone.edge_attributes
+    edge_outputs += undone.edge_rows(names, NUM_SAMPLES)
     outputs = edge_outputs if out is None else (out, *edge_outputs)
     learnable = learnable_leaves(outputs, samples, first_node)
     return Observation(
         out,
         edge_outputs,
         names,
-        numbers_of(changed),
+        undone.numbers,
         learnable,
-        uses_rng,
+        undone.uses_rng,
         sizes.is_dense,
         sizes.are_read,
     )
@@ -130,14 +117,9 @@ def run_gather(
             out, edge_outputs = run(arguments, edge_index, num_dst + 1)
             edge_outputs = tuple(o[NUM_MADE_UP:] for o in edge_outputs)
             return None if out is None else out[1:], edge_outputs
-        watch = AttributeWatch(binding.conv)
-        try:
-            with sizes.in_force():
-                out, edge_outputs = _run(binding, arguments, edge_index, num_dst)
-        finally:
-            changed = watch.restore()
-        rows = [edge_rows(binding.conv, changed, name, edge_index) for name in seen.edge_attributes]
-        return out, (*edge_outputs, *rows)
+        with Undone(binding.conv) as undone, sizes.in_force():
+            out, edge_outputs = _run(binding, arguments, edge_index, num_dst)
+        return out, edge_outputs + undone.edge_rows(seen.edge_attributes, edge_index.size(1))
 
     program = ChunkProgram(run, seen.out, seen.edge_outputs, seen.uses_rng, state_of(binding.conv))
     arguments = replace(binding.arguments, learnable=seen.learnable)

@@ -21,7 +21,7 @@ from pyg_sar.conv.inspect.trace import Trace
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.forward_state import state_of
 from pyg_sar.conv.message.reductions import Aggregate, finish, messages_of
-from pyg_sar.conv.message.sample_edges import AttributeWatch, edge_rows
+from pyg_sar.conv.message.sample_edges import Undone
 from pyg_sar.conv.options import Path
 from pyg_sar.conv.reuse.narrow_exchange import is_hooked, is_sum, sum_for_layer
 from pyg_sar.conv.reuse.raw_feature_sums import KeptSums, are_raw
@@ -217,13 +217,10 @@ def program_of(binding: Binding, traced: Trace, num_dst: int) -> Program:
     def run(
         arguments: Arguments, edge_index: Tensor, softmax: SoftmaxFn
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        watch = AttributeWatch(conv)
-        try:
+        with Undone(conv) as undone:
             out = messages_of(binding, num_calls, arguments, edge_index, num_dst, softmax)
-        finally:
-            changed = watch.restore()
-        outputs = [edge_rows(conv, changed, name, edge_index) for name in traced.edge_attributes]
-        return (out, tuple(outputs)) if aggregate is not None else ((), (*out, *outputs))
+        outputs = undone.edge_rows(traced.edge_attributes, edge_index.size(1))
+        return ((), out + outputs) if aggregate is None else (out, outputs)
 
     return Program(
         run=run,

@@ -18,12 +18,11 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import agree, are_alike, check_equal, raise_together
-from pyg_sar.conv.names import name_of
+from pyg_sar.conv.names import PLAIN, name_of
 from pyg_sar.conv.options import Options
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
 
-_NUMBERS = (bool, int, float, str, type(None))
 _MESSAGE_HOOKS = ('_propagate', '_message', '_aggregate', '_edge_update')
 _FUNCTIONS = ('message', 'aggregate', 'update', 'edge_update')
 
@@ -56,7 +55,7 @@ class SameForward:
             if not table['training']:
                 words.append(f"'{path}' in evaluation")
             for name, value in table.items():
-                if isinstance(value, _NUMBERS):
+                if isinstance(value, PLAIN):
                     own.append((name, value))
                 elif name.endswith('_hooks') and value and 'state_dict' not in name:
                     hooks = list(value.values())

@@ -7,8 +7,8 @@ the destinations numbered differently. The results of the other edges must not c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -16,16 +16,14 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
+from pyg_sar.conv.around.patching import overridden
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import MessageError, UnsupportedMessageError
 from pyg_sar.conv.message.reductions import messages_of
 from pyg_sar.conv.message.sample_edges import (
     NUM_MADE_UP,
     NUM_SAMPLES,
-    AttributeWatch,
-    numbers_of,
-    random_states,
-    restore_random_states,
+    Undone,
     samples_of,
     with_made_up_edges,
     with_other_values,
@@ -134,21 +132,17 @@ def _outputs(
 def _without_trace(
     binding: Binding, run: Callable[[], _Values], numbers: list[dict[str, Any]] | None = None
 ) -> _Values | None:
-    device = binding.arguments.device
-    states = random_states(device)
-    watch = AttributeWatch(binding.conv)
-    try:
-        sizes = WholeGraphSizes(binding.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
-        with torch.no_grad(), _evaluating(binding.conv), sizes.in_force():
-            out = run()
-        pairs = zip(states, random_states(device), strict=True)
-        uses_rng = any(not torch.equal(before, after) for before, after in pairs)
-    finally:
-        changed = watch.restore()
-        if numbers is not None:
-            numbers.append(numbers_of(changed))
-        restore_random_states(states, device)
-    return None if uses_rng else out
+    conv = binding.conv
+    sizes = WholeGraphSizes(conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
+    with Undone(conv, binding.arguments.device) as undone, torch.no_grad(), ExitStack() as stack:
+        stack.enter_context(sizes.in_force())
+        for norm in conv.modules():  # it uses its running statistics and leaves them alone
+            if getattr(norm, 'is_global', False) and norm.training:
+                stack.enter_context(overridden(norm, 'training', False))
+        out = run()
+    if numbers is not None:
+        numbers.append(undone.numbers)
+    return None if undone.uses_rng else out
 
 
 def _compare(
@@ -169,16 +163,3 @@ def _compare(
             raise UnsupportedMessageError(
                 'a message depends on the other edges it is computed with, or on their ids'
             )
-
-
-@contextmanager
-def _evaluating(conv: torch.nn.Module) -> Iterator[None]:
-    """While it lasts, global norms use their running statistics and leave them alone."""
-    norms = [m for m in conv.modules() if getattr(m, 'is_global', False) and m.training]
-    for module in norms:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in norms:
-            module.training = True

@@ -16,13 +16,7 @@ import torch
 
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.message.arguments import Binding
-from pyg_sar.conv.message.sample_edges import (
-    NUM_SAMPLES,
-    AttributeWatch,
-    random_states,
-    restore_random_states,
-    samples_of,
-)
+from pyg_sar.conv.message.sample_edges import NUM_SAMPLES, Undone, samples_of
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
 from pyg_sar.monitor import LiveBytes
 from pyg_sar.shard.plan import Plan
@@ -54,14 +48,8 @@ def one_shot_bytes(binding: Binding, plan: Plan, *, is_linear: bool) -> int:
 
 @no_autocast_cache()
 def _bytes_per_edge(binding: Binding) -> float:
-    device = binding.arguments.device
-    states = random_states(device)
-    watch = AttributeWatch(binding.conv)
-    try:
+    with Undone(binding.conv, binding.arguments.device):
         few, many = (_peak_bytes(binding, n) for n in (_NUM_EDGES, 2 * _NUM_EDGES))
-    finally:
-        watch.restore()
-        restore_random_states(states, device)
     return max(many - few, 0) / _NUM_EDGES
 
 

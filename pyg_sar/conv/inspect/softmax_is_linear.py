@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyg_sar.aggregate.program import Program, no_autocast_cache
 from pyg_sar.conv.message.arguments import Binding
-from pyg_sar.conv.message.sample_edges import random_states, restore_random_states, samples_of
+from pyg_sar.conv.message.sample_edges import Undone, samples_of
 
 _aten = torch.ops.aten
 
@@ -213,18 +213,14 @@ def has_gradient_of_use(binding: Binding, program: Program) -> bool:
     """
     samples, edge_index = samples_of(binding)
     edge_index[1] = 0
-    states = random_states(edge_index.device)
     leaves: list[Tensor] = []
 
     def softmax(logits: Tensor, _: Tensor) -> Tensor:
         leaves.append(torch.softmax(logits.detach(), 0).requires_grad_())
         return leaves[0].clone()
 
-    try:
-        with torch.enable_grad():
-            messages, edge_outputs = program.run(samples, edge_index, softmax)
-    finally:
-        restore_random_states(states, edge_index.device)
+    with Undone(binding.conv, edge_index.device), torch.enable_grad():
+        messages, edge_outputs = program.run(samples, edge_index, softmax)
     outputs = [*messages, *edge_outputs]
     if len(leaves) != 1 or not all(t.requires_grad for t in outputs):
         return False

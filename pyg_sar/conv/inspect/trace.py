@@ -34,12 +34,8 @@ from pyg_sar.conv.message.intercept import (
 from pyg_sar.conv.message.reductions import Aggregate, ReductionRecorder
 from pyg_sar.conv.message.sample_edges import (
     NUM_SAMPLES,
-    AttributeWatch,
-    edge_attributes_of,
+    Undone,
     not_saved,
-    numbers_of,
-    random_states,
-    restore_random_states,
     samples_of,
 )
 from pyg_sar.merge import Sum
@@ -119,7 +115,6 @@ def _trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
     conv = binding.conv
     samples, edge_index = samples_of(binding)
     edge_index[1] = 0
-    device = edge_index.device
     index = edge_index[1].as_subclass(WatchedIndex)
     num_softmax = 0
 
@@ -134,29 +129,21 @@ def _trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
     in_message = Intercept(conv, softmax)
     in_aggregate = ReductionRecorder(conv, softmax)
     first_node = node_of_now()
-    states = random_states(device)
-    attributes = AttributeWatch(conv)
     values = binding.inputs(samples, edge_index, index, NUM_SAMPLES)
     rows = _only_source(binding, values)
     recorder = ProductRecorder(rows, samples.edge)
     aggregate = None
-    try:
-        with _refusing(conv, statistics_modules):
-            with in_message.in_force(), recorder, use:
-                out = binding.run(values)
-            if binding.function == 'message':
-                with in_aggregate.in_force(), use:
-                    binding.aggregate({**values, 'dim_size': 1, 'size_i': 1}, out)
-                aggregate = in_aggregate.aggregate(out)
-        pairs = zip(states, random_states(device), strict=True)
-        uses_rng = any(not torch.equal(before, after) for before, after in pairs)
-    finally:
-        changed = attributes.restore()
-        restore_random_states(states, device)
+    with Undone(conv, edge_index.device) as undone, _refusing(conv, statistics_modules):
+        with in_message.in_force(), recorder, use:
+            out = binding.run(values)
+        if binding.function == 'message':
+            with in_aggregate.in_force(), use:
+                binding.aggregate({**values, 'dim_size': 1, 'size_i': 1}, out)
+            aggregate = in_aggregate.aggregate(out)
 
-    edge_attributes = edge_attributes_of(changed)
-    reduced = in_aggregate.messages.tensors
-    edge_outputs = [changed[name] for name in edge_attributes]
+    edge_attributes = undone.edge_attributes
+    reduced = in_aggregate.messages
+    edge_outputs = list(undone.edge_rows(edge_attributes, NUM_SAMPLES))
     outputs = [out, *reduced, *edge_outputs]
     if aggregate is None:
         edge_outputs.insert(0, out)
@@ -171,9 +158,9 @@ def _trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
         edge_outputs=tuple(t.detach() for t in edge_outputs),
         aggregate=aggregate,
         edge_attributes=edge_attributes,
-        numbers=numbers_of(changed),
+        numbers=undone.numbers,
         learnable=learnable,
-        uses_rng=uses_rng,
+        uses_rng=undone.uses_rng,
         is_copy=is_pure and out is rows and is_matrix and not recorder.has_product,
         weight=weight,
         is_plain_weight=weight is not None and is_matrix and _is_plain(samples.edge[weight]),

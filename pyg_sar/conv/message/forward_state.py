@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-_PLAIN = (bool, int, float, str, type(None))
+from pyg_sar.conv.names import PLAIN
 
 
 def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]]:
@@ -56,7 +56,7 @@ def _tables(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], dict[str,
         if table:
             yield table, dict(table)
     own = vars(module)
-    yield own, {key: value for key, value in own.items() if isinstance(value, _PLAIN)}
+    yield own, {key: value for key, value in own.items() if isinstance(value, PLAIN)}
 
 
 def _flat_weights(conv: torch.nn.Module) -> list[list[Any]]:

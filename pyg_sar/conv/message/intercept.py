@@ -8,7 +8,7 @@ use of the destination index is noticed, and such a conv takes another path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
@@ -20,7 +20,7 @@ from torch_geometric.utils import scatter as pyg_scatter
 from torch_geometric.utils import softmax as pyg_softmax
 
 from pyg_sar.aggregate.program import SoftmaxFn
-from pyg_sar.conv.around.patching import AnyFn, replaced
+from pyg_sar.conv.around.patching import AnyFn, overridden, replaced
 
 
 class MessageError(ValueError):
@@ -39,24 +39,11 @@ class WatchedIndex(Tensor):
     """The destinations of the sampled edges; only the intercepted functions may look at them."""
 
     _PROPERTIES: tuple[Any, ...] = (Tensor.shape, Tensor.device, Tensor.dtype)
-    _ALLOWED = frozenset(
-        {
-            Tensor.numel,
-            Tensor.size,
-            Tensor.dim,
-            Tensor.__len__,
-            *(getter.__get__ for getter in _PROPERTIES),
-        }
-    )
+    _FUNCTIONS = (Tensor.numel, Tensor.size, Tensor.dim, Tensor.__len__)
+    _ALLOWED = frozenset({*_FUNCTIONS, *(getter.__get__ for getter in _PROPERTIES)})
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in cls._ALLOWED:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
@@ -154,7 +141,8 @@ class Intercept:
             stack.enter_context(replaced(self.conv, functions))
             for module in self.conv.modules():
                 if isinstance(module, MultiAggregation):
-                    stack.enter_context(_unfused(module))
+                    # Fused ones use the index by themselves.
+                    stack.enter_context(overridden(module, 'fused_aggr', None))
             yield
 
 
@@ -163,17 +151,3 @@ def _destinations(index: Tensor | None, what: str) -> Tensor:
         raise UnsupportedMessageError(f'it computes {what} over other groups than in-edges')
     with torch._C.DisableTorchFunctionSubclass():
         return index.detach()  # torch 2.5 has no `as_subclass` inside a TorchDispatchMode
-
-
-@contextmanager
-def _unfused(aggregation: MultiAggregation) -> Iterator[None]:
-    """While it lasts, the aggregations run one by one; fused ones use the index by themselves."""
-    modules = aggregation._modules
-    fused = modules.get('fused_aggr')
-    if fused is not None:
-        modules['fused_aggr'] = None
-    try:
-        yield
-    finally:
-        if fused is not None:
-            modules['fused_aggr'] = fused

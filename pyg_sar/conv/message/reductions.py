@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -39,28 +39,21 @@ class Aggregate:
     Attributes:
         reductions: What is merged, each once.
         calls: Reductions in the order of the calls: the place in `reductions`, and the kind.
-        num_messages: How many different tensors are reduced.
         reduces_message: Whether only the message itself is, in sums.
     """
 
     reductions: tuple[Reduction, ...]
     calls: tuple[tuple[int, str], ...]
-    num_messages: int
     reduces_message: bool
 
 
-@dataclass
-class _Messages:
-    """The different tensors that reach reductions, in order."""
-
-    tensors: list[Tensor] = field(default_factory=list)
-
-    def place(self, tensor: Tensor) -> int:
-        for i, other in enumerate(self.tensors):
-            if other is tensor:
-                return i
-        self.tensors.append(tensor)
-        return len(self.tensors) - 1
+def _place(tensor: Tensor, messages: list[Tensor]) -> int:
+    """The place of a tensor among the different ones that reach reductions; it may be new."""
+    for i, other in enumerate(messages):
+        if other is tensor:
+            return i
+    messages.append(tensor)
+    return len(messages) - 1
 
 
 class ReductionRecorder(Intercept):
@@ -68,7 +61,7 @@ class ReductionRecorder(Intercept):
 
     def __init__(self, conv: torch.nn.Module, softmax: SoftmaxFn) -> None:
         super().__init__(conv, softmax)
-        self.messages = _Messages()
+        self.messages: list[Tensor] = []
         self.calls: list[tuple[int, str, int]] = []
 
     def scatter(self, src: Tensor, dst: Tensor, dim: int, reduce: str) -> Tensor:
@@ -77,7 +70,7 @@ class ReductionRecorder(Intercept):
             raise UnsupportedMessageError(f"it reduces by '{reduce}'")
         if src.size(dim) != dst.numel():
             raise UnsupportedMessageError('it reduces other rows than those of the edges')
-        self.calls.append((self.messages.place(src), reduce, dim))
+        self.calls.append((_place(src, self.messages), reduce, dim))
         out: Tensor = pyg_scatter(src, torch.zeros_like(dst), dim, 1, reduce)
         return out
 
@@ -92,10 +85,9 @@ class ReductionRecorder(Intercept):
         kinds = list(dict.fromkeys((m, _MERGED_AS[r], dim) for m, r, dim in self.calls))
         reductions = tuple(Reduction(m, _MERGES[kind](), dim) for m, kind, dim in kinds)
         calls = tuple((kinds.index((m, _MERGED_AS[r], dim)), r) for m, r, dim in self.calls)
-        tensors = self.messages.tensors
-        only_message = len(tensors) == 1 and tensors[0] is message
+        only_message = len(self.messages) == 1 and self.messages[0] is message
         only_sums = all(kind == 'sum' for _, kind, _ in kinds)
-        return Aggregate(reductions, calls, len(tensors), only_message and only_sums)
+        return Aggregate(reductions, calls, only_message and only_sums)
 
 
 class _Done(Exception):
@@ -108,14 +100,14 @@ class _Collector(Intercept):
     def __init__(self, conv: torch.nn.Module, softmax: SoftmaxFn, num_calls: int) -> None:
         super().__init__(conv, softmax)
         self.num_calls = num_calls
-        self.messages = _Messages()
+        self.messages: list[Tensor] = []
         self.is_aggregating = False
 
     def scatter(self, src: Tensor, dst: Tensor, dim: int, reduce: str) -> Tensor:
         """Collects; nothing can be known of the result yet, so it has no rows."""
         if not self.is_aggregating:
             return super().scatter(src, dst, dim, reduce)
-        self.messages.place(src)
+        _place(src, self.messages)
         self.num_calls -= 1
         if self.num_calls == 0:
             raise _Done
@@ -155,7 +147,7 @@ def messages_of(
         collector.is_aggregating = True
         with suppress(_Done):
             binding.aggregate({**values, 'dim_size': 0, 'size_i': 0}, message)
-    return tuple(collector.messages.tensors)
+    return tuple(collector.messages)
 
 
 class _Finisher(Intercept):

@@ -13,68 +13,96 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.conv.message.arguments import Binding
-from pyg_sar.conv.names import name_of
+from pyg_sar.conv.names import PLAIN, name_of
 
 NUM_SAMPLES = 3
 
 
-class AttributeWatch:
-    """Undoes what a message function sets on its conv."""
+class Undone:
+    """While it lasts a function may set attributes of its conv and draw random numbers.
 
-    def __init__(self, conv: torch.nn.Module) -> None:
+    At the end the conv has the attributes that it had, and so has the generator its state.
+
+    Args:
+        conv: The conv.
+        device: Where random numbers may be drawn; None leaves them alone.
+
+    Attributes:
+        changed: The attributes that were set, with their values.
+        uses_rng: Whether random numbers were drawn.
+    """
+
+    def __init__(self, conv: torch.nn.Module, device: torch.device | None = None) -> None:
         self.conv = conv
-        self.before = dict(vars(conv))
+        self.device = device
+        self.changed: dict[str, Any] = {}
+        self.uses_rng = False
 
-    def restore(self) -> dict[str, Any]:
-        """Brings the attributes back and returns the changed ones."""
-        now = vars(self.conv)
-        missing = object()
-        changed = {k: v for k, v in now.items() if self.before.get(k, missing) is not v}
-        for name in changed:
-            if name in self.before:
-                now[name] = self.before[name]
+    def __enter__(self) -> Undone:
+        self._before = dict(vars(self.conv))
+        self._states = self._random_states()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        now, missing = vars(self.conv), object()
+        self.changed = {k: v for k, v in now.items() if self._before.get(k, missing) is not v}
+        for name in self.changed:
+            if name in self._before:
+                now[name] = self._before[name]
             else:
                 del now[name]
-        return changed
+        pairs = zip(self._states, self._random_states(), strict=True)
+        self.uses_rng = any(not torch.equal(before, after) for before, after in pairs)
+        if self.uses_rng:
+            torch.set_rng_state(self._states[0])
+            if self.device is not None and self.device.type == 'cuda':
+                torch.cuda.set_rng_state(self._states[1], self.device)
 
-
-def edge_attributes_of(changed: dict[str, Any]) -> tuple[str, ...]:
-    """Which of the changed attributes have one row per sampled edge."""
-    return tuple(
-        name
-        for name, value in changed.items()
-        if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == NUM_SAMPLES
-    )
-
-
-def numbers_of(changed: dict[str, Any]) -> dict[str, Any]:
-    """Which of the changed attributes are plain numbers or words, with their values."""
-    return {k: v for k, v in changed.items() if isinstance(v, (bool, int, float, str, type(None)))}
-
-
-def edge_rows(
-    conv: torch.nn.Module, changed: dict[str, Any], name: str, edge_index: Tensor
-) -> Tensor:
-    """What a message function set an attribute to, with one row per edge.
-
-    Raises:
-        ValueError: If it is something else than for the samples.
-    """
-    value = changed.get(name)
-    if not isinstance(value, Tensor) or value.size(0) != edge_index.size(1):
-        raise ValueError(
-            f"expected {name_of(conv)} to set '{name}' to one row per edge in every block"
+    @property
+    def edge_attributes(self) -> tuple[str, ...]:
+        """Which of the changed attributes have one row per sampled edge."""
+        return tuple(
+            name
+            for name, value in self.changed.items()
+            if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == NUM_SAMPLES
         )
-    return value
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Which of the changed attributes are plain numbers or words, with their values."""
+        return {k: v for k, v in self.changed.items() if isinstance(v, PLAIN)}
+
+    def edge_rows(self, names: tuple[str, ...], num_edges: int) -> tuple[Tensor, ...]:
+        """What attributes were set to, with one row per edge.
+
+        Raises:
+            ValueError: If one is something else than for the samples.
+        """
+        for name in names:
+            value = self.changed.get(name)
+            if not isinstance(value, Tensor) or value.size(0) != num_edges:
+                raise ValueError(
+                    f"expected {name_of(self.conv)} to set '{name}' to one row per edge in every "
+                    'block'
+                )
+        return tuple(self.changed[name] for name in names)
+
+    def _random_states(self) -> list[Tensor]:
+        if self.device is None:
+            return []
+        states = [torch.get_rng_state()]
+        if self.device.type == 'cuda':
+            states.append(torch.cuda.get_rng_state(self.device))
+        return states
 
 
 def samples_of(binding: Binding) -> tuple[Arguments, Tensor]:
     """Arguments of a few edges, each from a source and into a destination of its own."""
     arguments = binding.arguments
     samples = Arguments(
-        src=tuple(_sample(t) for t in arguments.src),
-        dst=tuple(_sample(t) for t in arguments.dst),
-        edge=tuple(_sample(t) for t in arguments.edge),
+        src=tuple(map(_sample, arguments.src)),
+        dst=tuple(map(_sample, arguments.dst)),
+        edge=tuple(map(_sample, arguments.edge)),
         whole=tuple(t.detach().requires_grad_(t.requires_grad) for t in arguments.whole),
     )
     places = torch.arange(NUM_SAMPLES, device=samples.device)
@@ -104,12 +132,8 @@ def with_other_values(arguments: Arguments) -> Arguments:
     def other(values: Tensor) -> Tensor:
         return values.detach() * 0.75 if values.is_floating_point() else values
 
-    return replace(
-        arguments,
-        src=tuple(other(t) for t in arguments.src),
-        dst=tuple(other(t) for t in arguments.dst),
-        edge=tuple(other(t) for t in arguments.edge),
-    )
+    src, dst, edge = (tuple(map(other, g)) for g in (arguments.src, arguments.dst, arguments.edge))
+    return Arguments(src, dst, edge, arguments.whole)
 
 
 def with_made_up_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, Tensor]:
@@ -126,21 +150,6 @@ def with_made_up_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Argume
     return more, torch.cat([first, shifted], dim=1)
 
 
-def random_states(device: torch.device) -> list[Tensor]:
-    """The states of the random number generators a function may draw from."""
-    states = [torch.get_rng_state()]
-    if device.type == 'cuda':
-        states.append(torch.cuda.get_rng_state(device))
-    return states
-
-
-def restore_random_states(states: list[Tensor], device: torch.device) -> None:
-    """Brings back what :func:`random_states` gave."""
-    torch.set_rng_state(states[0])
-    if device.type == 'cuda':
-        torch.cuda.set_rng_state(states[1], device)
-
-
 def not_saved() -> AbstractContextManager[None]:
     """While it lasts, hooks on what autograd saves see nothing.
 
@@ -148,14 +157,10 @@ def not_saved() -> AbstractContextManager[None]:
     the ranks have agreed on the call already.
     """
     # A node that keeps its own result, with its history, would never be freed; see recompute.
-    hooks: AbstractContextManager[None] = saved_tensors_hooks(_detached, _same)
+    hooks: AbstractContextManager[None] = saved_tensors_hooks(_detached, lambda tensor: tensor)
     return hooks
 
 
 def _detached(tensor: Tensor) -> Tensor:
     with torch._C.DisableTorchFunction(), _disable_current_modes():  # they count operations
         return tensor.detach()
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor

@@ -105,13 +105,7 @@ class _NarrowSum(Tensor):
         return self
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not F.linear or not isinstance(args[0], cls) or args[0]._weight is not args[1]:
             raise RuntimeError(
                 'expected a forward that gives the result of propagate to its linear layer and '
