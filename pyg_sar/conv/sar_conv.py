@@ -22,9 +22,8 @@ from pyg_sar.conv.around.patching import overridden, replaced
 from pyg_sar.conv.around.source_rows import Ends
 from pyg_sar.conv.call.decision import Decision, Decisions
 from pyg_sar.conv.call.propagation import Propagation
-from pyg_sar.conv.call.same_forward import SameForward
+from pyg_sar.conv.call.start import decisions_for
 from pyg_sar.conv.exchanges import Exchanges, find_shards
-from pyg_sar.conv.inputs import check_inputs
 from pyg_sar.conv.names import name_of
 from pyg_sar.conv.options import Mode, Options, Path
 from pyg_sar.conv.substitutes import special_forms
@@ -142,26 +141,25 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
     ) -> Iterator[None]:
         """While it lasts, the conv and all convs inside it pass messages on the cut graph.
 
-        Collective: see :meth:`_Converted.decisions_of`.
+        Collective: see :func:`pyg_sar.conv.call.start.decisions_for`.
         """
         sar = self._sar
         with in_layer(sar.place(self)), ExitStack() as stack:
             try:
                 exchanges = Exchanges(shards, sar.options.prefetch, sar.options.exchange_dtype)
-                decisions = sar.decisions_of(self, shards, args, kwargs)
+                decisions = decisions_for(self, sar.options, shards, args, kwargs, sar.decisions)
                 ends = Ends(exchanges)
                 stack.enter_context(ends.in_force())
                 forms = special_forms(exchanges, ends, decisions.checked, args, kwargs)
                 stack.enter_context(replaced(self, forms))
-                for name, module in self.named_modules():
+                for path, module in self.named_modules():
                     if isinstance(module, MessagePassing):
-                        of_module = decisions.of_module(name)
                         form = Propagation(
-                            module, exchanges, sar.options, of_module, in_forward=in_forward
+                            module, path, exchanges, sar.options, decisions, in_forward=in_forward
                         )
                         for method in ('propagate', 'edge_updater'):
                             stack.enter_context(overridden(module, method, getattr(form, method)))
-                stack.enter_context(sar.running())
+                stack.enter_context(overridden(sar, 'is_running', True))
                 yield
             except BaseException as error:
                 left_by(error)
@@ -209,65 +207,29 @@ class _Converted:
     Attributes:
         options: How it is computed.
         path: The path of the conv in the model that :func:`pyg_sar.wrap` was given.
-        is_running: Whether its forward runs on a cut graph now.
+        is_running: Whether its forward runs on a cut graph now, and calls of forward are those of
+            the conv itself.
+        decisions: What the ranks have decided for each kind of forward, in words; oldest first.
     """
 
     def __init__(self, options: Options, path: str = '') -> None:
         self.options = options
         self.path = path
         self.is_running = False
-        self._decisions: dict[str, Decisions] = {}
+        self.decisions: dict[str, Decisions] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy may run with other ranks: they decide anew.
-        return {'options': self.options, 'path': self.path, 'is_running': False, '_decisions': {}}
+        return {'options': self.options, 'path': self.path, 'is_running': False, 'decisions': {}}
 
     def place(self, conv: torch.nn.Module) -> str:
         """What errors call this layer: its path in the model, as far as that is known."""
         name = name_of(conv)
         return f"layer '{self.path}' ({name})" if self.path else f'layer SARConv({name})'
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """While it lasts, calls of forward are those of the conv itself."""
-        self.is_running = True
-        try:
-            yield
-        finally:
-            self.is_running = False
-
-    def decisions_of(
-        self,
-        conv: MessagePassing,
-        shards: list[Shard],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Decisions:
-        """What the ranks have decided for a forward like this one.
-
-        Collective: an all-reduce of one number; where a rank has not seen such a forward, or the
-        conv has changed since, an all-gather.
-        """
-        error = None
-        try:
-            if len(shards) == 1:
-                check_inputs(conv, shards[0], args, kwargs)
-        except ValueError as found:
-            error = found
-        same = SameForward.of(conv, self.options, shards, [*args, *kwargs.values()])
-        known = self._decisions.get(same.on_all_ranks)
-        is_known = known is not None and known.local == same.on_this_rank
-        world_size = shards[0].world_size
-        if same.check(world_size, error, is_known=is_known) and known is not None:
-            return known
-        decisions = Decisions(same.on_this_rank)
-        self._decisions.pop(same.on_all_ranks, None)
-        self._decisions[same.on_all_ranks] = decisions
-        return decisions
-
     def all_decisions(self) -> list[Decision]:
         """Of all forwards, in the order in which they were made."""
-        return [each for kind in self._decisions.values() for each in kind.all()]
+        return [each for kind in self.decisions.values() for each in kind.calls.values()]
 
 
 def _convert(conv: MessagePassing, **options: Any) -> MessagePassing:

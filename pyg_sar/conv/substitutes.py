@@ -86,7 +86,7 @@ def special_forms(
         construct_bipartite_edge_index: joint_edge_index,
         group: semantic_attention,
         **ends.forms(),
-        **Negatives(exchanges, ends).forms(),
+        **Negatives(exchanges).forms(),
         **self_loop_forms(exchanges),
         **{function: _refusing(function) for function in _OVER_ALL_EDGES},
     }

@@ -22,7 +22,6 @@ from torch_geometric.utils import (
 from pyg_sar.comm import agree
 from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard, places
 from pyg_sar.conv.around.patching import AnyFn
-from pyg_sar.conv.around.source_rows import Ends
 from pyg_sar.conv.exchanges import Exchanges
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
@@ -35,12 +34,10 @@ class Negatives:
 
     Args:
         exchanges: The exchanges of the forward.
-        ends: Reads rows at the sources of the pairs.
     """
 
-    def __init__(self, exchanges: Exchanges, ends: Ends) -> None:
+    def __init__(self, exchanges: Exchanges) -> None:
         self.exchanges = exchanges
-        self.ends = ends
 
     def forms(self) -> dict[AnyFn, AnyFn]:
         """The functions and their forms on a cut graph."""

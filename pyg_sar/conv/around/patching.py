@@ -63,9 +63,9 @@ def replaced(module: torch.nn.Module, replacements: dict[AnyFn, AnyFn]) -> Itera
 
 
 @contextmanager
-def overridden(module: torch.nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Sets an attribute of one module, in front of what its class has, while it lasts."""
-    attributes = vars(module)
+def overridden(owner: object, name: str, value: Any) -> Iterator[None]:
+    """Sets an attribute of one object, in front of what its class has, while it lasts."""
+    attributes = vars(owner)
     missing = object()
     before = attributes.get(name, missing)
     attributes[name] = value

@@ -21,7 +21,7 @@ class Offer:
     """What a rank tells the others of a call.
 
     Attributes:
-        types: Kind, dtype, row shape and need of a gradient of every tensor.
+        types: See :func:`kinds_of`.
         rows: Rows of every tensor that is not read at a node.
         num_edges: Number of edges on the rank; -1 if the arguments could not be bound.
         num_nodes: Own sources and own destinations of the rank.
@@ -40,30 +40,14 @@ class Offer:
     one_pass: bool = False
     one_shot_bytes: int = 0
 
-    @staticmethod
-    def of(
-        arguments: Arguments,
-        rows: dict[str, int],
-        num_edges: int,
-        num_nodes: tuple[int, int],
-        sums: dict[str, float],
-        path: str,
-        one_pass: bool,
-        one_shot_bytes: int = 0,
-    ) -> Offer:
-        """The call with these arguments."""
-        kinds = {'src': arguments.src, 'dst': arguments.dst}
-        types = tuple(
-            (kind, str(t.dtype), tuple(t.shape[1:]), _needs_grad(t))
-            for kind, tensors in kinds.items()
-            for t in tensors
-        )
-        return Offer(types, rows, num_edges, num_nodes, sums, path, one_pass, one_shot_bytes)
 
-    @property
-    def is_bound(self) -> bool:
-        """Whether the arguments could be sorted into their roles."""
-        return self.num_edges >= 0
+def kinds_of(arguments: Arguments) -> tuple[Any, ...]:
+    """Kind, dtype, row shape and need of a gradient of every tensor that is read at a node."""
+    return tuple(
+        (kind, str(t.dtype), tuple(t.shape[1:]), _needs_grad(t))
+        for kind, tensors in (('src', arguments.src), ('dst', arguments.dst))
+        for t in tensors
+    )
 
 
 def signature(kwargs: dict[str, Any], node_dim: int) -> tuple[Any, ...]:
@@ -103,15 +87,13 @@ def agree_on_call(
         ValueError: On all ranks, if the call is wrong on one of them or differs between them. With
             one rank `error` itself is raised.
     """
-    if world_size == 1:
-        if error is not None:
-            raise error
-        names = frozenset(n for n, rows in call.rows.items() if rows == call.num_edges)
-        return names, call.one_pass, call.one_shot_bytes
-    answers = agree((vars(call), None if error is None else str(error)))
+    if world_size == 1 and error is not None:
+        raise error
+    told = vars(call), None if error is None else str(error)
+    answers = agree(told) if world_size > 1 else [told]
     calls = [Offer(**other) for other, _ in answers]
     edge_names: frozenset[str] = frozenset()
-    if all(other.is_bound for other in calls):
+    if all(other.num_edges >= 0 for other in calls):
         check_equal(f'arguments of {name}', sorted(call.rows), [sorted(c.rows) for c in calls])
         edge_names = frozenset(n for n in call.rows if _is_edge_tensor(n, name, calls))
     if error is not None:

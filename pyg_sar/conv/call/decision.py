@@ -55,35 +55,17 @@ def names_of(conv: torch.nn.Module, tensors: tuple[Tensor, ...]) -> tuple[str, .
 
 
 @dataclass
-class OfModule:
-    """The decisions of one module that passes messages.
-
-    Attributes:
-        calls: How each kind of call is computed.
-        turned: The tensors with one row per edge, where edges have to be turned round.
-    """
-
-    calls: dict[Any, Decision] = field(default_factory=dict)
-    turned: dict[Any, list[str]] = field(default_factory=dict)
-
-
-@dataclass
 class Decisions:
     """What the ranks have decided for one kind of forward of a conv.
 
     Attributes:
         local: What the conv was on this rank when they did.
+        calls: How each kind of call is computed, in the conv or a module inside it.
+        turned: The tensors with one row per edge, where edges have to be turned round.
         checked: Functions of the whole graph whose inputs all ranks have checked.
     """
 
     local: tuple[Any, ...]
+    calls: dict[Any, Decision] = field(default_factory=dict)
+    turned: dict[Any, list[str]] = field(default_factory=dict)
     checked: set[str] = field(default_factory=set)
-    _modules: dict[str, OfModule] = field(default_factory=dict)
-
-    def of_module(self, name: str) -> OfModule:
-        """Those of a module inside the conv."""
-        return self._modules.setdefault(name, OfModule())
-
-    def all(self) -> list[Decision]:
-        """Those of all calls."""
-        return [each for module in self._modules.values() for each in module.calls.values()]

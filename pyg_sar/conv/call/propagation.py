@@ -11,9 +11,9 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.faults.errors import place
-from pyg_sar.conv.call.agreement import Offer, agree_on_call, edge_tensors, signature
+from pyg_sar.conv.call.agreement import Offer, agree_on_call, edge_tensors, kinds_of, signature
 from pyg_sar.conv.call.by_destination import observe
-from pyg_sar.conv.call.decision import Decision, OfModule, names_of
+from pyg_sar.conv.call.decision import Decision, Decisions, names_of
 from pyg_sar.conv.call.paths import AGGREGATE, Call, program_of, update_edges
 from pyg_sar.conv.exchanges import Exchanges, Oriented
 from pyg_sar.conv.inspect.independence import (
@@ -23,7 +23,7 @@ from pyg_sar.conv.inspect.independence import (
 from pyg_sar.conv.inspect.one_shot_memory import one_shot_bytes
 from pyg_sar.conv.inspect.softmax_is_linear import has_gradient_of_use
 from pyg_sar.conv.inspect.trace import Trace, trace
-from pyg_sar.conv.message.arguments import Binding, bind
+from pyg_sar.conv.message.arguments import Binding, after_step, before_step, bind
 from pyg_sar.conv.message.intercept import MessageError, StatisticsError, UnsupportedMessageError
 from pyg_sar.conv.message.sample_edges import not_saved
 from pyg_sar.conv.names import name_of, plain_class
@@ -40,23 +40,26 @@ class Propagation:
     """Stands in for ``propagate`` and ``edge_updater`` of one conv for one forward.
 
     Args:
-        conv: The conv.
+        conv: The conv, or one inside it.
+        path: Its path in the conv.
         exchanges: The exchanges of the forward.
         options: How the conv is computed.
-        decisions: What the ranks have decided for the conv in earlier forwards; added to.
+        decisions: What the ranks have decided in earlier forwards; added to.
         in_forward: Whether the conv's own forward takes what they return.
     """
 
     def __init__(
         self,
         conv: MessagePassing,
+        path: str,
         exchanges: Exchanges,
         options: Options,
-        decisions: OfModule,
+        decisions: Decisions,
         *,
         in_forward: bool,
     ) -> None:
         self.conv = conv
+        self.path = path
         self.exchanges = exchanges
         self.options = options
         self.decisions = decisions
@@ -65,35 +68,23 @@ class Propagation:
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included."""
         conv = self.conv
-        for hook in conv._propagate_forward_pre_hooks.values():
-            result = hook(conv, (edge_index, size, kwargs))
-            if result is not None:
-                edge_index, size, kwargs = result
+        given = before_step(conv, 'propagate', (edge_index, size, kwargs))
+        edge_index, size, kwargs = given
         outs = []
         for layer in _layers(conv, kwargs):
             call, layer = self._call('message', edge_index, size, layer)
             num_dst = call.plan.shard.num_dst
             out = AGGREGATE[call.decision.path](call)
-            given = {'dim_size': num_dst, 'size_i': num_dst, **layer}
-            outs.append(conv.update(out, **conv.inspector.collect_param_data('update', given)))
+            values = {'dim_size': num_dst, 'size_i': num_dst, **layer}
+            outs.append(conv.update(out, **conv.inspector.collect_param_data('update', values)))
         out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
-        for hook in conv._propagate_forward_hooks.values():
-            result = hook(conv, (edge_index, size, kwargs), out)
-            out = out if result is None else result
-        return out
+        return after_step(conv, 'propagate', given, out)
 
     def edge_updater(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``: one row per edge of `edge_index`, in its order."""
-        conv = self.conv
-        for hook in conv._edge_update_forward_pre_hooks.values():
-            result = hook(conv, (edge_index, size, kwargs))
-            if result is not None:
-                edge_index, size, kwargs = result
-        out = update_edges(self._call('edge_update', edge_index, size, kwargs)[0])
-        for hook in conv._edge_update_forward_hooks.values():
-            result = hook(conv, (edge_index, size, kwargs), out)
-            out = out if result is None else result
-        return out
+        given = before_step(self.conv, 'edge_update', (edge_index, size, kwargs))
+        out = update_edges(self._call('edge_update', *given)[0])
+        return after_step(self.conv, 'edge_update', given, out)
 
     def _call(
         self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
@@ -113,7 +104,7 @@ class Propagation:
         )
         autocast = torch.is_autocast_enabled(edge_index.device.type)
         kinds = signature(kwargs, int(self.conv.node_dim))
-        key = function, shard.fingerprint, takes_statistics, autocast, *kinds
+        key = self.path, function, shard.fingerprint, takes_statistics, autocast, *kinds
         decision = self.decisions.calls.get(key)
         if decision is None:
             with not_saved():
@@ -152,14 +143,10 @@ class Propagation:
                 for name, value in kwargs.items()
                 if isinstance(value, Tensor) and value.dim() and name in self._read_per_edge
             )
-            key = tuple(names)
-            if key not in self.decisions.turned:
-                rows = {n: kwargs[n].size(0) for n in names}
-                self.decisions.turned[key] = edge_tensors(rows, num_edges)
-            moved = {
-                name: oriented.to_oriented(kwargs[name]) for name in self.decisions.turned[key]
-            }
-            kwargs = {**kwargs, **moved}
+            key, turned = (self.path, *names), self.decisions.turned
+            if key not in turned:
+                turned[key] = edge_tensors({n: kwargs[n].size(0) for n in names}, num_edges)
+            kwargs = kwargs | {name: oriented.to_oriented(kwargs[name]) for name in turned[key]}
         return oriented, size, kwargs
 
     def _is_generated(self, function: str) -> bool:
@@ -196,8 +183,8 @@ class Propagation:
                 t.requires_grad for t in binding.arguments.edge
             )
             told = f'{path}, with gradient' if path == 'weighted' and takes_gradient else path
-            offer = Offer.of(
-                binding.arguments,
+            offer = Offer(
+                kinds_of(binding.arguments),
                 binding.rows,
                 plan.num_edges,
                 (shard.num_own, shard.num_dst),

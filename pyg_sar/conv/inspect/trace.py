@@ -150,6 +150,10 @@ def _trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
     learnable = learnable_leaves(outputs, samples, first_node)
     is_pure = recorder.is_pure and not edge_attributes and rows is not None
     weight = _weight_place(binding, recorder, out) if is_pure else None
+    # One number without gradient for every edge.
+    is_plain = weight is not None and (
+        samples.edge[weight].numel() == NUM_SAMPLES and not samples.edge[weight].requires_grad
+    )
     is_matrix = rows is not None and out.dim() == rows.dim() == 2 and conv.node_dim in (0, -2)
     return Trace(
         num_softmax=num_softmax,
@@ -163,7 +167,7 @@ def _trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
         uses_rng=undone.uses_rng,
         is_copy=is_pure and out is rows and is_matrix and not recorder.has_product,
         weight=weight,
-        is_plain_weight=weight is not None and is_matrix and _is_plain(samples.edge[weight]),
+        is_plain_weight=is_plain and is_matrix,
         edge_bytes=recorder.edge_bytes,
         weights=_linear_weights(use, reduced, edge_outputs, aggregate),
     )
@@ -206,11 +210,6 @@ def _weight_place(binding: Binding, recorder: ProductRecorder, out: Tensor) -> i
         return None
     node_dim = binding.conv.node_dim % len(product.rows_shape)
     return product.place if product.is_by_head(node_dim) else None
-
-
-def _is_plain(weight: Tensor) -> bool:
-    """Whether a sampled weight is a number without gradient for every edge."""
-    return weight.numel() == NUM_SAMPLES and not weight.requires_grad
 
 
 def learnable_leaves(

@@ -77,17 +77,11 @@ class Binding:
             'size_i': num_dst,
             'dim_size': num_dst,
         }
-        groups = {
-            'src': arguments.src,
-            'dst': arguments.dst,
-            'edge': arguments.edge,
-            'whole': arguments.whole,
-        }
         for slot in self.slots:
             if slot.role == 'constant':
                 values[slot.name] = slot.value
                 continue
-            value = groups[slot.role][slot.place]
+            value = getattr(arguments, slot.role)[slot.place]
             if slot.role in ('src', 'dst'):
                 if not arguments.at_edges:
                     value = value.index_select(0, edge_index[0 if slot.role == 'src' else 1])
@@ -107,30 +101,18 @@ class Binding:
         """Runs the function on :meth:`inputs`."""
         conv = self.conv
         kwargs = conv.inspector.collect_param_data(self.function, values)
-        if self.function == 'message':
-            for hook in conv._message_forward_pre_hooks.values():
-                result = hook(conv, (kwargs,))
-                if result is not None:
-                    kwargs = result[0] if isinstance(result, tuple) else result
-        out: Tensor = getattr(conv, self.function)(**kwargs)
-        if self.function == 'message':
-            for hook in conv._message_forward_hooks.values():
-                result = hook(conv, (kwargs,), out)
-                out = out if result is None else result
-        return out
+        if self.function != 'message':  # edge_updater has called its hooks
+            out: Tensor = getattr(conv, self.function)(**kwargs)
+            return out
+        kwargs = before_step(conv, 'message', (kwargs,))[0]
+        return after_step(conv, 'message', (kwargs,), conv.message(**kwargs))
 
     def aggregate(self, values: dict[str, Any], messages: Tensor) -> Tensor:
         """Runs the conv's aggregation on :meth:`inputs` and the messages."""
-        kwargs = self.conv.inspector.collect_param_data('aggregate', values)
-        for hook in self.conv._aggregate_forward_pre_hooks.values():
-            result = hook(self.conv, (kwargs,))
-            if result is not None:
-                kwargs = result[0] if isinstance(result, tuple) else result
-        out: Tensor = self.conv.aggregate(messages, **kwargs)
-        for hook in self.conv._aggregate_forward_hooks.values():
-            result = hook(self.conv, (kwargs,), out)
-            out = out if result is None else result
-        return out
+        conv = self.conv
+        kwargs = conv.inspector.collect_param_data('aggregate', values)
+        kwargs = before_step(conv, 'aggregate', (kwargs,))[0]
+        return after_step(conv, 'aggregate', (kwargs,), conv.aggregate(messages, **kwargs))
 
     def call(self, arguments: Arguments, edge_index: Tensor, dst: Tensor, num_dst: int) -> Tensor:
         """Runs the function; arguments as for :meth:`inputs`."""
@@ -196,6 +178,23 @@ def bind(
         slots.append(_Slot(name, role, _place_of(value, groups[role])))
     arguments = Arguments(*(tuple(groups[role]) for role in ('src', 'dst', 'edge', 'whole')))
     return Binding(conv, function, arguments, rows, tuple(slots))
+
+
+def before_step(conv: MessagePassing, step: str, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The inputs of a step of message passing, as its pre-hooks leave them."""
+    for hook in getattr(conv, f'_{step}_forward_pre_hooks').values():
+        result = hook(conv, inputs)
+        if result is not None:
+            inputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    return inputs
+
+
+def after_step(conv: MessagePassing, step: str, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+    """The result of a step of message passing, as its hooks leave it."""
+    for hook in getattr(conv, f'_{step}_forward_hooks').values():
+        result = hook(conv, inputs, out)
+        out = out if result is None else result
+    return out
 
 
 def _own_rows(conv: MessagePassing, name: str, value: Tensor, num_own: int) -> Tensor:

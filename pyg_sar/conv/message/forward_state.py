@@ -26,14 +26,16 @@ def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]
         Brings them about for the time of a context.
     """
     noted = [(table, then) for module in conv.modules() for table, then in _tables(module)]
-    lists = [(each, list(each)) for each in _flat_weights(conv)]
+    # The lists from which recurrent modules read their parameters.
+    flat = [vars(m)['_flat_weights'] for m in conv.modules() if isinstance(m, torch.nn.RNNBase)]
+    lists = [(each, list(each)) for each in flat]
 
     @contextmanager
     def as_in_forward() -> Iterator[None]:
         changed = []
         others = [list(now) for now, _ in lists]
-        for flat, then_flat in lists:
-            flat[:] = then_flat
+        for each, then_each in lists:
+            each[:] = then_each
         for now, then in noted:
             other = {k: now[k] for k, v in then.items() if k in now and now[k] is not v}
             if other:
@@ -44,8 +46,8 @@ def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]
         finally:
             for now, other in changed:
                 now.update(other)
-            for (flat, _), other_flat in zip(lists, others, strict=True):
-                flat[:] = other_flat
+            for (each, _), other_each in zip(lists, others, strict=True):
+                each[:] = other_each
 
     return as_in_forward
 
@@ -57,8 +59,3 @@ def _tables(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], dict[str,
             yield table, dict(table)
     own = vars(module)
     yield own, {key: value for key, value in own.items() if isinstance(value, PLAIN)}
-
-
-def _flat_weights(conv: torch.nn.Module) -> list[list[Any]]:
-    """The lists from which recurrent modules read their parameters."""
-    return [vars(m)['_flat_weights'] for m in conv.modules() if isinstance(m, torch.nn.RNNBase)]
