@@ -18,7 +18,6 @@ from torch_geometric.data import Data
 from pyg_sar.comm import Exchange, agree, check_equal, in_call, raise_together
 from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard
 from pyg_sar.shard.edge_index import ShardEdgeIndex
-from pyg_sar.shard.shard import Shard
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +138,11 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
         row[new] = torch.arange(num_dst, num_dst + new.numel(), device=src.device)
         reached = torch.cat([reached, new])
 
-        part_ptr = all_part_ptr(shard, _cut(reached.numel(), shard.parts_per_rank))
+        # Its parts are not the partition's, as the destinations of all own parts come first. What
+        # matters of a part is that its rows are one range and its size bounds a block's.
+        num_parts = shard.parts_per_rank
+        ends = [reached.numel() * i // num_parts for i in range(num_parts + 1)]
+        part_ptr = all_part_ptr(shard, ends)
         place = row + part_ptr[shard.parts.start]
         place = torch.cat([place, *exchange.fetch_all([place])])
         handle, order = derive_shard(
@@ -166,15 +169,6 @@ def _read_by_any(src: Tensor, exchange: Exchange) -> Tensor:
     return count > 0
 
 
-def _cut(num_rows: int, num_parts: int) -> list[int]:
-    """Offsets of equal runs of rows.
-
-    The parts of a restricted shard are not the partition's: destinations come first, of all own
-    parts. What matters of a part is that its rows are one range and its size bounds a block's.
-    """
-    return [num_rows * i // num_parts for i in range(num_parts + 1)]
-
-
 def _error(data: Data, nodes: Tensor, num_layers: int) -> ValueError | None:
     edge_index = getattr(data, 'edge_index', None)
     if not isinstance(edge_index, ShardEdgeIndex) or edge_index.shard.is_bipartite:
@@ -184,20 +178,17 @@ def _error(data: Data, nodes: Tensor, num_layers: int) -> ValueError | None:
         )
     if type(num_layers) is not int or num_layers < 1:
         return ValueError(f"'num_layers' must be a positive int (got {num_layers!r})")
-    return _nodes_error(nodes, edge_index.shard)
-
-
-def _nodes_error(nodes: Tensor, shard: Shard) -> ValueError | None:
-    expected = f"expected 'nodes' to be a bool mask or int64 ids of the {shard.num_own} own nodes"
+    num_own = edge_index.shard.num_own
+    expected = f"expected 'nodes' to be a bool mask or int64 ids of the {num_own} own nodes"
     if not isinstance(nodes, Tensor):
         return ValueError(f'{expected} (got {type(nodes).__name__})')
-    is_mask = nodes.dtype == torch.bool and nodes.shape == (shard.num_own,)
+    is_mask = nodes.dtype == torch.bool and nodes.shape == (num_own,)
     if not is_mask and (nodes.dtype != torch.int64 or nodes.dim() != 1):
         return ValueError(f'{expected} (got {nodes.dtype} of shape {tuple(nodes.shape)})')
     if is_mask or nodes.numel() == 0:
         return None
     low, high = (int(v) for v in torch.aminmax(nodes))
-    if low < 0 or high >= shard.num_own:
+    if low < 0 or high >= num_own:
         return ValueError(f'{expected} (got {low} to {high})')
     if torch.unique(nodes).numel() != nodes.numel():
         return ValueError(f'{expected}, each once (got repeated ones)')

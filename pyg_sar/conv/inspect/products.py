@@ -16,17 +16,17 @@ from pyg_sar.conv.message.sample_edges import NUM_SAMPLES
 
 _aten = torch.ops.aten
 
-_RESHAPES = {
-    _aten.view.default,
-    _aten._unsafe_view.default,
-    _aten.unsqueeze.default,
-    _aten.squeeze.default,
-    _aten.squeeze.dim,
-    _aten.squeeze.dims,
-    _aten.select.int,
-    _aten.slice.Tensor,
-    _aten.alias.default,
-}
+
+def operations(text: str) -> frozenset[Any]:
+    """The operations of torch with these names, such as ``squeeze.dim``."""
+    names = (name.split('.') for name in text.split())
+    return frozenset(getattr(getattr(_aten, name), overload) for name, overload in names)
+
+
+_RESHAPES = operations(
+    'view.default _unsafe_view.default unsqueeze.default squeeze.default squeeze.dim squeeze.dims '
+    'select.int slice.Tensor alias.default'
+)
 """Views that keep the order of the elements where they keep all of them, in one piece."""
 
 

@@ -10,48 +10,34 @@ gradients are compared once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from pyg_sar.aggregate.program import Program, no_autocast_cache
+from pyg_sar.conv.inspect.products import operations
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.sample_edges import Undone, samples_of
 
 _aten = torch.ops.aten
 
-_VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})
-_RESHAPES = frozenset(
-    {
-        _aten.unsqueeze.default,
-        _aten.squeeze.default,
-        _aten.squeeze.dim,
-        _aten.squeeze.dims,
-        _aten.expand.default,
-        _aten.permute.default,
-        _aten.transpose.int,
-        _aten.t.default,
-        _aten.alias.default,
-        _aten.clone.default,
-    }
+_VIEWS = operations('view.default _unsafe_view.default')
+_RESHAPES = operations(
+    'unsqueeze.default squeeze.default squeeze.dim squeeze.dims expand.default permute.default '
+    'transpose.int t.default alias.default clone.default'
 )
-_PRODUCTS = frozenset({_aten.mul.Tensor, _aten.mul.Scalar, _aten.mul_.Tensor, _aten.mul_.Scalar})
-_QUOTIENTS = frozenset({_aten.div.Tensor, _aten.div.Scalar, _aten.div_.Tensor, _aten.div_.Scalar})
-_SUMS = frozenset({_aten.add.Tensor, _aten.sub.Tensor})
-_UNREAD = frozenset(
-    {
-        _aten.empty_like.default,
-        _aten.zeros_like.default,
-        _aten.ones_like.default,
-        _aten.rand_like.default,
-        _aten.new_empty.default,
-        _aten.new_zeros.default,
-        _aten.new_ones.default,
-    }
+_PRODUCTS = operations('mul.Tensor mul.Scalar mul_.Tensor mul_.Scalar')
+_QUOTIENTS = operations('div.Tensor div.Scalar div_.Tensor div_.Scalar')
+_SUMS = operations('add.Tensor sub.Tensor')
+_SAME_ENTRIES = operations('neg.default native_dropout.default')
+_UNREAD = operations(
+    'empty_like.default zeros_like.default ones_like.default rand_like.default new_empty.default '
+    'new_zeros.default new_ones.default'
 )
 _RELATIVE = 1e-3
 """In float32 the two gradients are the same to rounding; a part detached is far more."""
@@ -118,10 +104,10 @@ class SoftmaxUse(TorchDispatchMode):
             result = out[0] if isinstance(out, tuple) else out
             self._note(result, entries.expand(result.shape))
             return
-        outputs = list(_tensors((out,)))
+        outputs = _tensors(out)
         # A number, or what may leave torch, came out of it.
         self._is_lost |= not outputs or func is _aten.detach.default
-        written = list(_tensors(_written(func, args, kwargs)))
+        written = _tensors(_written(func, args, kwargs))
         for tensor in outputs:
             # What shares memory is told by not having been noted.
             if _memory_of(tensor) not in self._memory:
@@ -140,9 +126,7 @@ class SoftmaxUse(TorchDispatchMode):
             return None if first is None else func(first, *args[1:])
         if func is _aten._to_copy.default:
             return first if out.is_floating_point() else None
-        if func is _aten.neg.default:
-            return first
-        if func is _aten.native_dropout.default:
+        if func in _SAME_ENTRIES:
             return first
         if func in _PRODUCTS or func in _QUOTIENTS:
             other = args[1]
@@ -193,12 +177,8 @@ def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any
     return found + [value for name, value in kwargs.items() if name in written]
 
 
-def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
 @no_autocast_cache()

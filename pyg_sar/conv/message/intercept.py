@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +38,9 @@ class StatisticsError(UnsupportedMessageError):
 class WatchedIndex(Tensor):
     """The destinations of the sampled edges; only the intercepted functions may look at them."""
 
+    _error: type[MessageError] = UnsupportedMessageError
+    _what = 'the destination index'
+    _why = "would see one block's edges only"
     _PROPERTIES: tuple[Any, ...] = (Tensor.shape, Tensor.device, Tensor.dtype)
     _FUNCTIONS = (Tensor.numel, Tensor.size, Tensor.dim, Tensor.__len__)
     _ALLOWED = frozenset({*_FUNCTIONS, *(getter.__get__ for getter in _PROPERTIES)})
@@ -47,26 +50,16 @@ class WatchedIndex(Tensor):
         if func in cls._ALLOWED:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        cls.refuse(getattr(func, '__name__', str(func)))
-
-    @classmethod
-    def refuse(cls, function: str) -> NoReturn:
-        """Raises: `function` is not one that may look."""
-        raise UnsupportedMessageError(
-            f"it uses the destination index in '{function}', which would see one block's edges only"
-        )
+        name = getattr(func, '__name__', str(func))
+        raise cls._error(f"it uses {cls._what} in '{name}', which {cls._why}")
 
 
 class SourceIndex(WatchedIndex):
     """The sources of some edges: ids that mean nothing on a cut graph, so nothing may read them."""
 
-    @classmethod
-    def refuse(cls, function: str) -> NoReturn:
-        """Raises: there is no way to compute with the ids."""
-        raise MessageError(
-            f"it uses the source ids 'edge_index_j' in '{function}', which are local on a cut "
-            'graph; pass the ids as a node tensor instead (such as n_id)'
-        )
+    _error = MessageError  # there is no way to compute with the ids
+    _what = "the source ids 'edge_index_j'"
+    _why = 'are local on a cut graph; pass the ids as a node tensor instead (such as n_id)'
 
 
 class _BlockIndex(Tensor):

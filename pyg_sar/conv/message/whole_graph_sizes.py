@@ -58,40 +58,29 @@ class WholeGraphSizes:
         with ExitStack() as stack:
             stack.enter_context(replaced(self.conv, {pyg_to_dense_batch: to_dense_batch}))
             for module in self.conv.modules():
-                for kind, name, form in _FORMS:
-                    if isinstance(module, kind):
-                        stack.enter_context(overridden(module, name, form(module, self)))
+                if isinstance(module, PatchTransformerAggregation):
+                    stack.enter_context(overridden(module, 'forward', self._patches(module)))
+                elif isinstance(module, EquilibriumAggregation):
+                    stack.enter_context(overridden(module, 'reg', self._regularisation(module)))
             yield
 
+    def _patches(self, module: Any) -> Callable[..., Any]:
+        """PatchTransformerAggregation counts one more than the largest in-degree."""
+        forward = module.forward
 
-def _patches(module: Any, sizes: WholeGraphSizes) -> Callable[..., Any]:
-    """PatchTransformerAggregation counts one more than the largest in-degree."""
-    forward = module.forward
+        def with_width(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get('max_num_elements') is None:
+                width = max(self.width + 1, module.patch_size * self.is_sample)
+                kwargs['max_num_elements'] = width
+            return forward(*args, **kwargs)
 
-    def with_width(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get('max_num_elements') is None:
-            width = sizes.width + 1
-            kwargs['max_num_elements'] = max(width, module.patch_size * sizes.is_sample)
-        return forward(*args, **kwargs)
+        return with_width
 
-    return with_width
+    def _regularisation(self, module: Any) -> Callable[..., Any]:
+        """EquilibriumAggregation regularises by a mean over all nodes."""
 
+        def reg(y: Tensor) -> Any:
+            self.are_read = True
+            return module.softplus(module.lamb) * y.square().sum() / max(self.num_nodes, 1)
 
-def _regularisation(module: Any, sizes: WholeGraphSizes) -> Callable[..., Any]:
-    """EquilibriumAggregation regularises by a mean over all nodes."""
-
-    def reg(y: Tensor) -> Tensor:
-        sizes.are_read = True
-        out: Tensor = module.softplus(module.lamb) * y.square().sum() / max(sizes.num_nodes, 1)
-        return out
-
-    return reg
-
-
-_Form = Callable[[Any, WholeGraphSizes], Callable[..., Any]]
-
-_FORMS: tuple[tuple[type, str, _Form], ...] = (
-    (PatchTransformerAggregation, 'forward', _patches),
-    (EquilibriumAggregation, 'reg', _regularisation),
-)
-"""Methods of PyG's aggregations that look at sizes in a way of their own, and what they become."""
+        return reg
