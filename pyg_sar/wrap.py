@@ -143,19 +143,15 @@ def _convertible(
         if form is not None:
             norms[module] = form
         elif not isinstance(module, SARConv):
-            _check(name, module)
+            reason = why_refused(module)
+            if reason is not None:
+                place = f" at '{name}'" if name else ''
+                raise ValueError(
+                    f'{type(module).__name__}{place} cannot run on a partitioned graph: {reason}'
+                )
     if not convs and not is_wrapped:
         raise ValueError(
             f'expected a model with at least one message-passing conv (got {type(model).__name__} '
             'without any)'
         )
     return convs, norms
-
-
-def _check(name: str, module: torch.nn.Module) -> None:
-    reason = why_refused(module)
-    if reason is not None:
-        place = f" at '{name}'" if name else ''
-        raise ValueError(
-            f'{type(module).__name__}{place} cannot run on a partitioned graph: {reason}'
-        )

@@ -7,7 +7,7 @@ The arguments of a call decide what it does, whichever conv makes it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from torch_geometric.utils.hetero import construct_bipartite_edge_index
 from pyg_sar.comm import all_reduce_sum, sum_over_ranks
 from pyg_sar.conv.around.gcn_norm import Normalizer
 from pyg_sar.conv.around.negative_sampling import Negatives
-from pyg_sar.conv.around.patching import AnyFn
+from pyg_sar.conv.around.patching import AnyFn, on_shards
 from pyg_sar.conv.around.self_loops import self_loop_forms
 from pyg_sar.conv.around.source_rows import Ends
 from pyg_sar.conv.exchanges import Exchanges
@@ -98,15 +98,13 @@ _OVER_ALL_EDGES = (assortativity, contains_isolated_nodes, contains_self_loops, 
 def _refusing(function: AnyFn) -> AnyFn:
     """A function that refuses the edges of one rank."""
 
-    def refused(edge_index: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(edge_index, ShardEdgeIndex):
-            raise ValueError(
-                f"'{function.__name__}' would see the edges of this rank alone (got those of a "
-                'shard); compute it before partitioning'
-            )
-        return function(edge_index, *args, **kwargs)
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise ValueError(
+            f"'{function.__name__}' would see the edges of this rank alone (got those of a shard); "
+            'compute it before partitioning'
+        )
 
-    return refused
+    return on_shards(function, refuse)
 
 
 def semantic_attention(

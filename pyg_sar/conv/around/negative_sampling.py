@@ -8,7 +8,7 @@ shard of their own, whose halo is their sources.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch_geometric.utils import (
 
 from pyg_sar.comm import agree
 from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard, places
-from pyg_sar.conv.around.patching import AnyFn
+from pyg_sar.conv.around.patching import AnyFn, on_shards
 from pyg_sar.conv.exchanges import Exchanges
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
@@ -41,16 +41,17 @@ class Negatives:
 
     def forms(self) -> dict[AnyFn, AnyFn]:
         """The functions and their forms on a cut graph."""
-        return {
+        forms: dict[AnyFn, AnyFn] = {
             negative_sampling: self.negative_sampling,
-            batched_negative_sampling: self.batched_negative_sampling,
+            batched_negative_sampling: _refuse_batch,
             is_undirected: self.is_undirected,
             to_undirected: self.to_undirected,
         }
+        return {function: on_shards(function, form) for function, form in forms.items()}
 
     def negative_sampling(
         self,
-        edge_index: Tensor,
+        edge_index: ShardEdgeIndex,
         num_nodes: Any = None,
         num_neg_samples: int | float | None = None,
         method: str = 'sparse',
@@ -67,11 +68,6 @@ class Negatives:
         Raises:
             ValueError: For `force_undirected`, and on edges between two sets of nodes.
         """
-        if not isinstance(edge_index, ShardEdgeIndex):
-            out: Tensor = negative_sampling(
-                edge_index, num_nodes, num_neg_samples, method, force_undirected
-            )
-            return out
         if force_undirected or edge_index.shard.is_bipartite:
             what = 'force_undirected=True' if force_undirected else 'edges between two sets'
             raise ValueError(f'expected directed pairs of nodes of one set to sample (got {what})')
@@ -89,30 +85,19 @@ class Negatives:
         pairs, _ = derive_shard(shard, part_ptr, src, dst, name='negatives')
         return pairs
 
-    def batched_negative_sampling(self, edge_index: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """``torch_geometric.utils.batched_negative_sampling``, refused for graphs that are cut."""
-        if isinstance(edge_index, ShardEdgeIndex):
-            raise ValueError("expected no 'batch' for negative samples of a cut graph (got one)")
-        out: Tensor = batched_negative_sampling(edge_index, *args, **kwargs)
-        return out
-
-    def is_undirected(self, edge_index: Tensor, *args: Any, **kwargs: Any) -> bool:
+    def is_undirected(self, edge_index: ShardEdgeIndex, *args: Any, **kwargs: Any) -> bool:
         """``torch_geometric.utils.is_undirected`` (collective)."""
-        if not isinstance(edge_index, ShardEdgeIndex):
-            return bool(is_undirected(edge_index, *args, **kwargs))
         part_ptr = all_part_ptr(edge_index.shard, edge_index.shard.own_ptr)
         there, back = (self._pairs_into(edge_index, part_ptr, flip=flip) for flip in (False, True))
         is_symmetric = torch.equal(torch.unique(there), torch.unique(back))
         return all(agree(is_symmetric)) if edge_index.shard.world_size > 1 else is_symmetric
 
-    def to_undirected(self, edge_index: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def to_undirected(self, edge_index: ShardEdgeIndex, *args: Any, **kwargs: Any) -> Any:
         """``torch_geometric.utils.to_undirected`` (collective), as edges of a shard of their own.
 
         Raises:
             ValueError: With `edge_attr`, and on edges between two sets of nodes.
         """
-        if not isinstance(edge_index, ShardEdgeIndex):
-            return to_undirected(edge_index, *args, **kwargs)
         edge_attr = args[0] if args else kwargs.get('edge_attr', 'none given')
         if isinstance(edge_attr, (Tensor, list)) or edge_index.shard.is_bipartite:
             what = 'edges between two sets' if edge_index.shard.is_bipartite else "'edge_attr'"
@@ -134,6 +119,10 @@ class Negatives:
         src, dst = edges.as_subclass(Tensor)
         pairs: Tensor = places(shard, part_ptr, src.device)[src] * shard.num_own + dst
         return pairs
+
+
+def _refuse_batch(*args: Any, **kwargs: Any) -> NoReturn:
+    raise ValueError("expected no 'batch' for negative samples of a cut graph (got one)")
 
 
 def draw_negatives(known: Tensor, num_src: int, num_dst: int, num: int) -> tuple[Tensor, Tensor]:

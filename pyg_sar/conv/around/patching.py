@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+
 _LIBRARY_MODULES = ('torch', 'torch_geometric.utils', 'torch_geometric.nn.conv.gcn_conv')
 
 AnyFn = Callable[..., Any]
@@ -60,6 +62,16 @@ def replaced(module: torch.nn.Module, replacements: dict[AnyFn, AnyFn]) -> Itera
             setattr(place, name, before)
         for each in known:
             _originals.pop(each, None)
+
+
+def on_shards(function: AnyFn, form: AnyFn) -> AnyFn:
+    """`form` where the function is given the edge_index of a shard, else the function itself."""
+
+    def either(edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = form if isinstance(edge_index, ShardEdgeIndex) else function
+        return chosen(edge_index, *args, **kwargs)
+
+    return either
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from pyg_sar.conv.message.reductions import Aggregate, finish, messages_of
 from pyg_sar.conv.message.sample_edges import Undone
 from pyg_sar.conv.options import Path
 from pyg_sar.conv.reuse.narrow_exchange import is_hooked, is_sum, sum_for_layer
-from pyg_sar.conv.reuse.raw_feature_sums import KeptSums, are_raw
+from pyg_sar.conv.reuse.raw_feature_sums import are_raw, kept_sum
 from pyg_sar.merge import State
 from pyg_sar.shard.plan import Plan
 
@@ -108,8 +108,8 @@ def update_edges(call: Call) -> Tensor:
     plan, binding = call.plan, call.binding
     if call.decision.path == 'one_shot':
         binding = call.with_halo()
-        dst = plan.edge_index[1]
-        out = binding.call(binding.arguments, plan.edge_index, dst, plan.shard.num_dst)
+        edges, num_dst = plan.edge_index, plan.shard.num_dst
+        out = binding.run(binding.inputs(binding.arguments, edges, edges[1], num_dst))
         return call.oriented.to_given(call.with_all_parameters(out))
     seen: Trace | Observation
     if call.decision.path == 'gather':
@@ -137,12 +137,9 @@ def _linear(call: Call) -> Tensor:
     if not is_sum(call.conv):
         return sum_of(x)
     if are_raw(x):
-        kept = KeptSums(plan, call.conv)
-        out = kept.find(x, weight, is_hooked=is_hooked(call.conv))
+        out = kept_sum(call.conv, x, weight, plan, sum_of, is_hooked=is_hooked(call.conv))
         if out is not None:
             return out
-        if kept.keeps:
-            return kept.keep(x, weight, sum_of(x))
     if not call.in_forward:
         return sum_of(x)
     return sum_for_layer(call.conv, x, plan, sum_of)

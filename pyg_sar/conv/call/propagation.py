@@ -116,7 +116,7 @@ class Propagation:
         plan = plan_of(edge_index, shard)
         binding = bind(self.conv, function, kwargs, plan, decision.edge_names)
         if decision.learnable is None:  # what it reads or sets may be another by now
-            decision = replace(decision, trace=trace(binding, STATISTICS_MODULES))
+            decision = replace(decision, trace=trace(binding))
         given = self.options.max_rows, self.in_forward
         return Call(binding, plan, exchange, oriented, decision, *given), kwargs
 
@@ -226,7 +226,7 @@ class Propagation:
         path: Path
         traced: Trace | None = None
         try:
-            traced = trace(binding, STATISTICS_MODULES)
+            traced = trace(binding)
             num_reductions = 0 if traced.aggregate is None else len(traced.aggregate.calls)
             check_edges_are_independent(binding, num_reductions)
         except StatisticsError:

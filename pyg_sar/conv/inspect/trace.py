@@ -38,6 +38,7 @@ from pyg_sar.conv.message.sample_edges import (
     not_saved,
     samples_of,
 )
+from pyg_sar.conv.support import STATISTICS_MODULES
 from pyg_sar.merge import Sum
 
 
@@ -94,7 +95,9 @@ class Trace:
         return self.aggregate is not None and self.aggregate.reduces_message
 
 
-def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
+@no_autocast_cache()
+@not_saved()
+def trace(binding: Binding) -> Trace:
     """Runs a message function, and the aggregation, on a few sampled edges; notes what they do.
 
     A checkpoint around the conv does not see what autograd saves here: it is needed no more, and
@@ -102,16 +105,10 @@ def trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
 
     Args:
         binding: The function with its arguments.
-        statistics_modules: Types of modules whose result depends on all rows they are given.
 
     Raises:
         UnsupportedMessageError: If it cannot be computed block by block; the message says why.
     """
-    with no_autocast_cache(), not_saved():
-        return _trace(binding, statistics_modules)
-
-
-def _trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
     conv = binding.conv
     samples, edge_index = samples_of(binding)
     edge_index[1] = 0
@@ -133,7 +130,7 @@ def _trace(binding: Binding, statistics_modules: tuple[type, ...]) -> Trace:
     rows = _only_source(binding, values)
     recorder = ProductRecorder(rows, samples.edge)
     aggregate = None
-    with Undone(conv, edge_index.device) as undone, _refusing(conv, statistics_modules):
+    with Undone(conv, edge_index.device) as undone, _refusing_statistics(conv):
         with in_message.in_force(), recorder, use:
             out = binding.run(values)
         if binding.function == 'message':
@@ -252,7 +249,7 @@ def learnable_leaves(
 
 
 @contextmanager
-def _refusing(conv: torch.nn.Module, types: tuple[type, ...]) -> Iterator[None]:
+def _refusing_statistics(conv: torch.nn.Module) -> Iterator[None]:
     """While it lasts, a module that takes statistics over its rows refuses to run."""
 
     def refuse(module: torch.nn.Module, _: Any) -> None:
@@ -261,7 +258,11 @@ def _refusing(conv: torch.nn.Module, types: tuple[type, ...]) -> Iterator[None]:
                 f'{type(module).__name__} runs inside it and would see one block of edges only'
             )
 
-    handles = [m.register_forward_pre_hook(refuse) for m in conv.modules() if isinstance(m, types)]
+    handles = [
+        module.register_forward_pre_hook(refuse)
+        for module in conv.modules()
+        if isinstance(module, STATISTICS_MODULES)
+    ]
     try:
         yield
     finally:

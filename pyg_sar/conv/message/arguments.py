@@ -114,10 +114,6 @@ class Binding:
         kwargs = before_step(conv, 'aggregate', (kwargs,))[0]
         return after_step(conv, 'aggregate', (kwargs,), conv.aggregate(messages, **kwargs))
 
-    def call(self, arguments: Arguments, edge_index: Tensor, dst: Tensor, num_dst: int) -> Tensor:
-        """Runs the function; arguments as for :meth:`inputs`."""
-        return self.run(self.inputs(arguments, edge_index, dst, num_dst))
-
 
 def bind(
     conv: MessagePassing,

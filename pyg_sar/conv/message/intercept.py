@@ -62,15 +62,10 @@ class SourceIndex(WatchedIndex):
     _why = 'are local on a cut graph; pass the ids as a node tensor instead (such as n_id)'
 
 
-class _BlockIndex(Tensor):
+class BlockIndex(Tensor):
     """The destinations of a block's edges, as a message function receives them."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-
-def block_index(dst: Tensor) -> Tensor:
-    """The ``index`` argument of a block: ``[num_edges]``, known to an :class:`Intercept`."""
-    return dst.as_subclass(_BlockIndex)
 
 
 class Intercept:
@@ -140,7 +135,7 @@ class Intercept:
 
 
 def _destinations(index: Tensor | None, what: str) -> Tensor:
-    if index is None or not isinstance(index, (WatchedIndex, _BlockIndex)):
+    if index is None or not isinstance(index, (WatchedIndex, BlockIndex)):
         raise UnsupportedMessageError(f'it computes {what} over other groups than in-edges')
     with torch._C.DisableTorchFunctionSubclass():
         return index.detach()  # torch 2.5 has no `as_subclass` inside a TorchDispatchMode

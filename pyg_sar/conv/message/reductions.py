@@ -19,7 +19,7 @@ from torch_geometric.utils import scatter as pyg_scatter
 
 from pyg_sar.aggregate.program import Arguments, Reduction, SoftmaxFn
 from pyg_sar.conv.message.arguments import Binding
-from pyg_sar.conv.message.intercept import Intercept, UnsupportedMessageError, block_index
+from pyg_sar.conv.message.intercept import BlockIndex, Intercept, UnsupportedMessageError
 from pyg_sar.merge import Extremum, Merge, Product, State, Sum
 from pyg_sar.shard.plan import Plan
 
@@ -139,7 +139,7 @@ def messages_of(
         softmax: Stands in for softmaxes over in-edges.
     """
     collector = _Collector(binding.conv, softmax, num_calls)
-    values = binding.inputs(arguments, edge_index, block_index(edge_index[1]), num_dst)
+    values = binding.inputs(arguments, edge_index, edge_index[1].as_subclass(BlockIndex), num_dst)
     with collector.in_force():
         message = binding.run(values)
         if binding.function != 'message':
@@ -214,6 +214,6 @@ def finish(
     """
     conv, num_dst = binding.conv, plan.shard.num_dst
     no_message = message.detach().narrow(conv.node_dim, 0, 0)
-    no_dst = block_index(plan.edge_index[1][:0])
+    no_dst = plan.edge_index[1][:0].as_subclass(BlockIndex)
     with _Finisher(conv, aggregate, states, plan, is_mean).in_force():
         return binding.aggregate(binding.no_inputs(no_dst, num_dst), no_message)

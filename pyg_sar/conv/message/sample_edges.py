@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -150,15 +151,16 @@ def with_made_up_edges(arguments: Arguments, edge_index: Tensor) -> tuple[Argume
     return more, torch.cat([first, shifted], dim=1)
 
 
-def not_saved() -> AbstractContextManager[None]:
+@contextmanager
+def not_saved() -> Iterator[None]:
     """While it lasts, hooks on what autograd saves see nothing.
 
     A checkpoint compares what a forward saves with what the same forward saves in backward, when
     the ranks have agreed on the call already.
     """
     # A node that keeps its own result, with its history, would never be freed; see recompute.
-    hooks: AbstractContextManager[None] = saved_tensors_hooks(_detached, lambda tensor: tensor)
-    return hooks
+    with saved_tensors_hooks(_detached, lambda tensor: tensor):
+        yield
 
 
 def _detached(tensor: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ a forward that used it otherwise would raise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,10 +28,8 @@ from torch_geometric.nn import (
 )
 
 from pyg_sar.comm import all_ranks
-from pyg_sar.conv.reuse.raw_feature_sums import copy_on_write
+from pyg_sar.conv.reuse.raw_feature_sums import SumFn, copy_on_write
 from pyg_sar.shard.plan import Plan
-
-SumFn = Callable[[Tensor], Tensor]
 
 _LAYERS = {
     SAGEConv.forward: 'lin_l',

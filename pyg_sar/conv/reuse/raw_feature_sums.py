@@ -7,6 +7,7 @@ all of them exchange rows.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,8 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm import least_of_ranks
 from pyg_sar.conv.reuse.checksum import checksum
 from pyg_sar.shard.plan import Plan
-from pyg_sar.shard.shard import Shard
+
+SumFn = Callable[[Tensor], Tensor]
 
 _NOTHING, _KEEPS, _HAS = range(3)
 """What a rank does with a result: computes it, keeps it as well, or has kept it."""
@@ -42,54 +44,53 @@ def _states(*tensors: Tensor | None) -> list[Any]:
     return [(t._version, checksum(t)) for t in tensors if t is not None]
 
 
-class KeptSums:
-    """The aggregated raw features of one plan, at most one result for each tensor and aggregation.
+def kept_sum(
+    conv: MessagePassing,
+    x: Tensor,
+    weight: Tensor | None,
+    plan: Plan,
+    sum_of: SumFn,
+    *,
+    is_hooked: bool,
+) -> Tensor | None:
+    """The aggregated raw features of one plan; None where ranks do not keep them.
 
-    A tensor is known by identity, version and checksum, so features that a dropout has made anew,
-    or that were written to, are aggregated again; what was kept is freed with the tensor it came
-    from.
-    Every caller has a copy of its own, which takes memory once it is written to.
+    At most one result is kept for each tensor and aggregation. A tensor is known by identity,
+    version and checksum, so features that a dropout has made anew, or that were written to, are
+    aggregated again; what was kept is freed with the tensor it came from. Every caller has a copy
+    of its own, which takes memory once it is written to.
+
+    Collective: an all-reduce of one number; as `sum_of` is where the result is not kept yet.
 
     Args:
-        plan: The edges.
         conv: Whose aggregation it is; :func:`pyg_sar.conv.reuse.narrow_exchange.is_sum`.
-
-    Attributes:
-        keeps: Whether all ranks are going to keep what they compute now; after :meth:`find`.
+        x: The features.
+        weight: The weights of the edges, or None.
+        plan: The edges.
+        sum_of: Computes the result.
+        is_hooked: Whether the aggregation has to run, as somebody looks on.
     """
-
-    def __init__(self, plan: Plan, conv: MessagePassing) -> None:
-        # By tensor, then by aggregation.
-        self._kept: Any = plan.cache.setdefault('kept sums', WeakIdKeyDictionary())
-        self._reduce = type(conv.aggr_module)
-        self._shard: Shard = plan.shard
-        self.keeps = False
-
-    def find(self, x: Tensor, weight: Tensor | None, *, is_hooked: bool) -> Tensor | None:
-        """The kept result, if all ranks have theirs (collective: an all-reduce of one number).
-
-        Args:
-            x: The features.
-            weight: The weights of the edges, or None.
-            is_hooked: Whether the aggregation has to run, as somebody looks on.
-        """
-        state, kept = _NOTHING, None
-        if not is_hooked and not any(t.is_inference() for t in (x, weight) if t is not None):
-            kept = self._kept.get(x, {}).get(self._reduce)
-            if kept is not None and kept.is_of(x, weight):
-                state = _HAS
-            elif torch.is_grad_enabled():  # nothing is kept where nothing is learned
-                state = _KEEPS
-        state = least_of_ranks(state, self._shard.world_size)
-        self.keeps = state == _KEEPS
-        return copy_on_write(kept.out) if state == _HAS and kept is not None else None
-
-    def keep(self, x: Tensor, weight: Tensor | None, out: Tensor) -> Tensor:
-        """Keeps a result while `x` lives; returns what the caller may write to."""
-        known_weight = None if weight is None else weakref.ref(weight)
-        kept = _Kept(known_weight, _states(x, weight), out.detach())
-        self._kept.setdefault(x, {})[self._reduce] = kept
-        return copy_on_write(out)
+    # By tensor, then by aggregation.
+    results: Any = plan.cache.setdefault('kept sums', WeakIdKeyDictionary())
+    reduce = type(conv.aggr_module)
+    state, kept = _NOTHING, None
+    if not is_hooked and not any(t.is_inference() for t in (x, weight) if t is not None):
+        kept = results.get(x, {}).get(reduce)
+        if kept is not None and kept.is_of(x, weight):
+            state = _HAS
+        elif torch.is_grad_enabled():  # nothing is kept where nothing is learned
+            state = _KEEPS
+    state = least_of_ranks(state, plan.shard.world_size)
+    if state == _NOTHING:
+        return None
+    if state == _HAS:
+        assert kept is not None
+        return copy_on_write(kept.out)
+    out = sum_of(x)
+    known_weight = None if weight is None else weakref.ref(weight)
+    kept = _Kept(known_weight, _states(x, weight), out.detach())
+    results.setdefault(x, {})[reduce] = kept
+    return copy_on_write(out)
 
 
 def copy_on_write(tensor: Tensor) -> Tensor:
