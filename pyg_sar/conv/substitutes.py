@@ -41,14 +41,9 @@ def special_forms(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> dict[AnyFn, AnyFn]:
-    """The functions and their forms on a cut graph.
+    """The functions and their forms on a cut graph, for a conv that is called with these arguments.
 
-    Args:
-        exchanges: The exchanges of the forward.
-        ends: What the conv reads and reduces at the sources of edges.
-        checked: Functions whose inputs all ranks have checked; added to.
-        args: What the conv is called with.
-        kwargs: The same, by name.
+    Functions whose inputs all ranks have checked are added to `checked`.
     """
     normalizer = Normalizer(exchanges, checked)
 
@@ -112,13 +107,9 @@ def semantic_attention(
 ) -> tuple[Tensor | None, Tensor | None]:
     """HAN's attention over relations, whose scores are means over the nodes of all ranks.
 
-    Args:
-        xs: Own rows ``[num_own, F]`` for every relation.
-        q: The query ``[1, F]``.
-        k_lin: The projection of the keys.
-
-    Returns:
-        The weighted sum ``[num_own, F]`` and the weights ``[num_relations]`` (collective).
+    `xs` are own rows ``[num_own, F]`` for every relation, `q` is the query ``[1, F]``, `k_lin` the
+    projection of the keys. Gives the weighted sum ``[num_own, F]`` and the weights
+    ``[num_relations]`` (collective).
     """
     if not xs:
         return None, None

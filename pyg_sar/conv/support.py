@@ -68,11 +68,7 @@ _BLOCK_LOCAL_ARGS = ('edge_index', 'adj_t', 'size', 'size_j', 'ptr_j')
 
 
 def why_refused(module: torch.nn.Module) -> str | None:
-    """Why a module cannot be wrapped, as the end of a sentence; None if it can.
-
-    Args:
-        module: A conv, or a module that PyG counts among its convs.
-    """
+    """Why a conv or a module inside it cannot be wrapped, as the end of a sentence, or None."""
     cls = plain_class(module)
     for base in cls.__mro__:
         if base.__module__.startswith('torch_geometric.') and base.__name__ in REFUSED:

@@ -30,11 +30,7 @@ _MAX_TRIES = 3  # as PyG
 
 
 class Negatives:
-    """PyG's functions around negative sampling, on the shards of a forward.
-
-    Args:
-        exchanges: The exchanges of the forward.
-    """
+    """PyG's functions around negative sampling, on the shards of a forward."""
 
     def __init__(self, exchanges: Exchanges) -> None:
         self.exchanges = exchanges
@@ -62,8 +58,7 @@ class Negatives:
         `num_neg_samples` is summed over the ranks, and each draws in proportion to its nodes, so
         that all pairs of the whole graph are equally likely.
 
-        Returns:
-            int64 ``[2, num_samples]`` in local ids of a shard of its own.
+        Returns int64 ``[2, num_samples]`` in local ids of a shard of its own.
 
         Raises:
             ValueError: For `force_undirected`, and on edges between two sets of nodes.
@@ -126,13 +121,10 @@ def _refuse_batch(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def draw_negatives(known: Tensor, num_src: int, num_dst: int, num: int) -> tuple[Tensor, Tensor]:
-    """Draws different pairs (source, destination), all that are not known equally likely.
+    """Draws `num` different pairs (source, destination), all that are not known equally likely.
 
-    Args:
-        known: Pairs that are not drawn, as ``source * num_dst + destination``.
-        num_src: Number of sources.
-        num_dst: Number of destinations.
-        num: How many pairs; fewer come back where there are hardly any.
+    Known ones are given as ``source * num_dst + destination``. Fewer come back where there are
+    hardly any.
     """
     population = num_src * num_dst
     drawn = known[:0]

@@ -47,11 +47,7 @@ def _without_ids(function: AnyFn) -> AnyFn:
 
 
 class Ends:
-    """What is read at sources and reduced over the edges out of them.
-
-    Args:
-        exchanges: The exchanges of the forward.
-    """
+    """What is read at sources and reduced over the edges out of them."""
 
     def __init__(self, exchanges: Exchanges) -> None:
         self.exchanges = exchanges

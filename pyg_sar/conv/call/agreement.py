@@ -53,10 +53,8 @@ def kinds_of(arguments: Arguments) -> tuple[Any, ...]:
 def signature(kwargs: dict[str, Any], node_dim: int) -> tuple[Any, ...]:
     """What tells one kind of call from another; it must not depend on the rank.
 
-    Args:
-        kwargs: The arguments of the call.
-        node_dim: The dimension of nodes in their tensors. Edges are in the first. Their numbers
-            differ from rank to rank and from call to call.
+    Nodes are in dimension `node_dim` of the tensors, edges in the first. Their numbers differ from
+    rank to rank and from call to call.
     """
     found = []
     for name, value in sorted(kwargs.items()):
@@ -71,13 +69,7 @@ def signature(kwargs: dict[str, Any], node_dim: int) -> tuple[Any, ...]:
 def agree_on_call(
     name: str, call: Offer, error: Exception | None, world_size: int
 ) -> tuple[frozenset[str], bool, int]:
-    """Compares a call of a message function between the ranks (collective: one all-gather).
-
-    Args:
-        name: The function, for messages.
-        call: This rank's call.
-        error: What is wrong with it, or None.
-        world_size: Number of ranks that hold the graph.
+    """Compares the call of a message function between the ranks (collective: one all-gather).
 
     Returns:
         The names of the tensors with one row per edge, whether one pass can compute the softmax on
@@ -110,12 +102,7 @@ def agree_on_call(
 
 
 def edge_tensors(rows: dict[str, int], num_edges: int) -> list[str]:
-    """The names of the tensors that have one row per edge on every rank (collective).
-
-    Args:
-        rows: Rows of every tensor, by name.
-        num_edges: Number of edges on this rank.
-    """
+    """The names of the tensors that have one row per edge on every rank (collective)."""
     answers = agree({name for name, count in rows.items() if count == num_edges})
     return sorted(set.intersection(*answers))
 

@@ -88,11 +88,7 @@ def run_gather(
 ) -> tuple[Tensor | None, tuple[Tensor, ...], Observation]:
     """Computes a conv's message and aggregation by chunks of destinations.
 
-    Args:
-        binding: The function with its arguments.
-        plan: The blocks of the edge_index.
-        exchange: The exchange of the shard.
-        max_rows: In-edges of a chunk at most; None for what fits into a share of free memory.
+    A chunk has `max_rows` in-edges at most; None is for what fits into a share of free memory.
 
     Returns:
         The aggregation's result in the conv's node dimension, the edge outputs, and what is to be
@@ -163,14 +159,10 @@ def _rows_in_memory(arguments: Arguments, seen: Observation, exchange: Exchange)
     if seen.out is not None:
         tensors.append(seen.out)
     # Several tensors of that size live at once: rows, messages, their gradients.
-    row_bytes = 4 * sum(_row_bytes(t) for t in tensors)
+    row_bytes = 4 * sum(t[:1].numel() * t.element_size() for t in tensors)
     free = _free_memory(tensors[0].device if tensors else torch.device('cpu'))
     share = free // (_MEMORY_SHARE * exchange.shard.world_size)
     return max(share // max(row_bytes, 1), _MIN_ROWS)
-
-
-def _row_bytes(values: Tensor) -> int:
-    return values[:1].numel() * values.element_size()
 
 
 def _free_memory(device: torch.device) -> int:

@@ -39,13 +39,8 @@ _logger = logging.getLogger(__name__)
 class Propagation:
     """Stands in for ``propagate`` and ``edge_updater`` of one conv for one forward.
 
-    Args:
-        conv: The conv, or one inside it.
-        path: Its path in the conv.
-        exchanges: The exchanges of the forward.
-        options: How the conv is computed.
-        decisions: What the ranks have decided in earlier forwards; added to.
-        in_forward: Whether the conv's own forward takes what they return.
+    The conv is the SARConv itself or, at `path`, one inside it. New decisions are added to
+    `decisions`. `in_forward` says whether the conv's own forward takes what is returned.
     """
 
     def __init__(

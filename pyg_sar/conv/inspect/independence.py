@@ -73,11 +73,7 @@ def _check_numbers(binding: Binding, samples: Arguments, edge_index: Tensor) -> 
 
 @no_autocast_cache()
 def check_edges_are_independent(binding: Binding, num_reductions: int) -> None:
-    """Checks that a message, up to the reductions, depends on its own edge only.
-
-    Args:
-        binding: The function with its arguments.
-        num_reductions: How many reductions the aggregation makes.
+    """Checks that a message, up to that many reductions, depends on its own edge only.
 
     Raises:
         UnsupportedMessageError: If it changes with the other edges.

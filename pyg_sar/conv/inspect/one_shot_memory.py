@@ -30,10 +30,7 @@ is counted here, for 12 convs and aggregations with gradients and without."""
 def one_shot_bytes(binding: Binding, plan: Plan, *, is_linear: bool) -> int:
     """Bytes that this rank would hold at once beside its own nodes' tensors, an estimate.
 
-    Args:
-        binding: The function with its arguments.
-        plan: The blocks of the edge_index.
-        is_linear: Whether it is a sum of weighted rows.
+    `is_linear` says that the call is a sum of weighted rows.
     """
     shard = plan.shard
     num_rows = shard.num_halo + sum(step.send_index.numel() for step in shard.steps)

@@ -51,11 +51,8 @@ class Product:
     def is_by_head(self, node_dim: int) -> bool:
         """Whether the weight is one for every edge, or for every edge and head.
 
-        The heads are dimensions of x_j right behind that of the edges: then the message is
-        ``weight[e, h] * x_j[e, h]`` with all of `x_j` flattened to ``[num_edges, H, C]``.
-
-        Args:
-            node_dim: The dimension of the edges, not negative.
+        The heads are dimensions of x_j right behind `node_dim`, that of the edges: then the message
+        is ``weight[e, h] * x_j[e, h]`` with all of `x_j` flattened to ``[num_edges, H, C]``.
         """
         num_edges = self.rows_shape[node_dim]
         weight = (1,) * (len(self.rows_shape) - len(self.weight_shape)) + self.weight_shape
@@ -72,11 +69,7 @@ class Product:
 
 
 class ProductRecorder(TorchDispatchMode):
-    """Notes the operations on one source tensor and the edge tensors.
-
-    Args:
-        rows: The source tensor as the message gets it; None if there is not exactly one.
-        edge: The edge tensors as the message gets them.
+    """Notes the operations on the source tensor, if there is just one, and the edge tensors.
 
     Attributes:
         is_pure: Whether there was nothing but reshapes and at most one product.

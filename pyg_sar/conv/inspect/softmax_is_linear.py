@@ -185,11 +185,8 @@ def _tensors(values: Any) -> list[Tensor]:
 def has_gradient_of_use(binding: Binding, program: Program) -> bool:
     """Whether autograd agrees that everything is linear in the softmax.
 
-    Then ``alpha * d_alpha`` is the sum of ``t * d_t`` over what is proportional to alpha.
-
-    Args:
-        binding: The conv's message with its arguments.
-        program: The same as a program, with `weights`.
+    Then ``alpha * d_alpha`` is the sum of ``t * d_t`` over what is proportional to alpha. The
+    program is that of the binding.
     """
     samples, edge_index = samples_of(binding)
     edge_index[1] = 0

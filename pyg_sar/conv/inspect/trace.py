@@ -103,9 +103,6 @@ def trace(binding: Binding) -> Trace:
     A checkpoint around the conv does not see what autograd saves here: it is needed no more, and
     need not come again where backward runs the conv once more.
 
-    Args:
-        binding: The function with its arguments.
-
     Raises:
         UnsupportedMessageError: If it cannot be computed block by block; the message says why.
     """
@@ -214,10 +211,7 @@ def learnable_leaves(
 ) -> tuple[Tensor, ...]:
     """Leaves of the outputs' history that are not arguments.
 
-    Args:
-        outputs: What a function computed from `samples`.
-        samples: Its arguments.
-        first_node: A node of the history that was made just before the function ran.
+    A function computed `outputs` from `samples`, right after `first_node` of the history was made.
 
     Raises:
         MessageError: If the history goes on before `first_node`.

@@ -63,11 +63,8 @@ class Binding:
     ) -> dict[str, Any]:
         """What the function may be called with on some edges.
 
-        Args:
-            arguments: Its tensors; source and edge rows are those `edge_index` refers to.
-            edge_index: ``[2, num_edges]``.
-            dst: What the function receives as ``index``: ``edge_index[1]``, or a stand-in.
-            num_dst: What it receives as ``dim_size``.
+        `edge_index` refers to the source and edge rows in `arguments`. The function receives `dst`,
+        which is ``edge_index[1]`` or a stand-in, as ``index`` and `num_dst` as ``dim_size``.
         """
         values: dict[str, Any] = {
             'index': dst,
@@ -124,13 +121,7 @@ def bind(
 ) -> Binding:
     """Sorts the arguments of one call of ``propagate`` or ``edge_updater`` into their roles.
 
-    Args:
-        conv: The conv.
-        function: ``'message'`` or ``'edge_update'``.
-        kwargs: The keyword arguments of the call.
-        plan: The blocks of the edge_index of the call.
-        edge_names: Which tensors have one row per edge; None takes all that
-            could have here.
+    `edge_names` says which tensors have one row per edge; None takes all that could have here.
 
     Raises:
         ValueError: If a node tensor does not have one row per own node, or an argument named in

@@ -69,13 +69,7 @@ class BlockIndex(Tensor):
 
 
 class Intercept:
-    """What stands in for PyG's functions over in-edges; what is not overridden refuses.
-
-    Args:
-        conv: The conv whose functions they are.
-        softmax: The softmax of logits ``[num_edges, ...]`` over the in-edges of the destinations
-            ``[num_edges]``.
-    """
+    """What stands in for PyG's functions over in-edges; what is not overridden refuses."""
 
     def __init__(self, conv: torch.nn.Module, softmax: SoftmaxFn) -> None:
         self.conv = conv

@@ -128,15 +128,10 @@ def messages_of(
     num_dst: int,
     softmax: SoftmaxFn,
 ) -> tuple[Tensor, ...]:
-    """What message and aggregation of a conv reduce on some edges.
+    """What message and aggregation, with `num_calls` reductions, reduce on some edges.
 
-    Args:
-        binding: The conv's message with its arguments.
-        num_calls: How many reductions the aggregation makes.
-        arguments: Source and edge rows are those of `edge_index`.
-        edge_index: ``[2, num_edges]``.
-        num_dst: Number of destinations.
-        softmax: Stands in for softmaxes over in-edges.
+    `edge_index` refers to the source and edge rows in `arguments`; `softmax` stands in for softmaxes
+    over in-edges.
     """
     collector = _Collector(binding.conv, softmax, num_calls)
     values = binding.inputs(arguments, edge_index, edge_index[1].as_subclass(BlockIndex), num_dst)
@@ -202,15 +197,10 @@ def finish(
     *,
     is_mean: bool = False,
 ) -> Tensor:
-    """The aggregation's result from the merged states.
+    """The aggregation's result from the merged state of every reduction, of ``num_dst`` rows.
 
-    Args:
-        binding: The conv's message with its arguments.
-        aggregate: Its reductions.
-        states: The finished state of each, ``num_dst`` rows.
-        message: A message of any number of edges, for shape and dtype.
-        plan: The blocks the messages came from.
-        is_mean: Whether sums of a mean are divided by the number of in-edges already.
+    `message` is one of any number of edges, for shape and dtype. `is_mean` says that sums of a mean
+    are divided by the number of in-edges already.
     """
     conv, num_dst = binding.conv, plan.shard.num_dst
     no_message = message.detach().narrow(conv.node_dim, 0, 0)

@@ -60,15 +60,10 @@ def kept_sum(
     aggregated again; what was kept is freed with the tensor it came from. Every caller has a copy
     of its own, which takes memory once it is written to.
 
-    Collective: an all-reduce of one number; as `sum_of` is where the result is not kept yet.
+    The conv's aggregation is a sum. `weight` are those of the edges. With `is_hooked` the
+    aggregation has to run, as somebody looks on.
 
-    Args:
-        conv: Whose aggregation it is; :func:`pyg_sar.conv.reuse.narrow_exchange.is_sum`.
-        x: The features.
-        weight: The weights of the edges, or None.
-        plan: The edges.
-        sum_of: Computes the result.
-        is_hooked: Whether the aggregation has to run, as somebody looks on.
+    Collective: an all-reduce of one number; as `sum_of` is where the result is not kept yet.
     """
     # By tensor, then by aggregation.
     results: Any = plan.cache.setdefault('kept sums', WeakIdKeyDictionary())
