@@ -62,15 +62,12 @@ class RestrictedLayers:
     layers: tuple[RestrictedLayer, ...]
 
     def __iter__(self) -> Iterator[RestrictedLayer]:
-        """The layers, first to last."""
         return iter(self.layers)
 
     def __len__(self) -> int:
-        """Number of layers."""
         return len(self.layers)
 
     def __getitem__(self, index: int) -> RestrictedLayer:
-        """One layer."""
         return self.layers[index]
 
 

@@ -1,10 +1,9 @@
 """SARConv: the class of a conv that is computed over a graph that is cut into parts.
 
 ``SARConv(conv)`` gives the conv another class, made on the fly: ``SARGATConv(SARConv, GATConv)``,
-as ``torch.distributed.fsdp.fully_shard`` does. The object stays the one it was, with its
-attributes, parameters, hooks and names, so whatever a program does to the conv later is done to
-what computes. A module around the conv would have to pass on every read and every write, and what
-it forgot would be silently ignored.
+as ``torch.distributed.fsdp.fully_shard`` does. The object stays the one it was, so whatever a
+program does to the conv later is done to what computes. A module around the conv would silently
+ignore what it forgot to pass on.
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ from pyg_sar.conv.call.decision import Decision, Decisions
 from pyg_sar.conv.call.propagation import Propagation
 from pyg_sar.conv.call.start import decisions_for
 from pyg_sar.conv.exchanges import Exchanges, find_shards
-from pyg_sar.conv.names import name_of
+from pyg_sar.conv.names import name_of, plain_class
 from pyg_sar.conv.options import Mode, Options, Path
 from pyg_sar.conv.substitutes import special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.models import make_global
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.local_ids import sources_read_by
 from pyg_sar.shard.shard import Shard
 
 
@@ -149,7 +149,7 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
                 exchanges = Exchanges(shards, sar.options.prefetch, sar.options.exchange_dtype)
                 decisions = decisions_for(self, sar.options, shards, args, kwargs, sar.decisions)
                 ends = Ends(exchanges)
-                stack.enter_context(ends.in_force())
+                stack.enter_context(sources_read_by(ends))
                 forms = special_forms(exchanges, ends, decisions.checked, args, kwargs)
                 stack.enter_context(replaced(self, forms))
                 for path, module in self.named_modules():
@@ -235,11 +235,10 @@ class _Converted:
 def _convert(conv: MessagePassing, **options: Any) -> MessagePassing:
     """Makes a SARConv of a conv; raises before anything is changed."""
     checked = Options(**options)
-    if not isinstance(conv, MessagePassing):
-        raise ValueError(f'expected a MessagePassing conv to wrap (got {type(conv).__name__})')
-    if isinstance(conv, SARConv):
+    if not isinstance(conv, MessagePassing) or isinstance(conv, SARConv):
+        already = ', a SARConv already' * isinstance(conv, SARConv)
         raise ValueError(
-            f'expected a MessagePassing conv to wrap (got {name_of(conv)}, a SARConv already)'
+            f'expected a MessagePassing conv to wrap (got {plain_class(conv).__name__}{already})'
         )
     for module in conv.modules():
         reason = why_refused(module)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import torch
 from torch_geometric.nn import LayerNorm, MessagePassing, norm
 
@@ -44,15 +42,7 @@ REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.
 """Classes of torch_geometric.nn that are refused by name, with the reason; so are subclasses."""
 
 
-@runtime_checkable
-class _Global(Protocol):
-    """A norm with the statistics of all ranks' rows, of whatever class."""
-
-    is_global: bool
-
-
-STATISTICS_MODULES: tuple[type, ...] = (
-    _Global,
+_STATISTICS_MODULES = (
     torch.nn.modules.batchnorm._NormBase,
     norm.DiffGroupNorm,
     norm.GraphNorm,
@@ -62,9 +52,13 @@ STATISTICS_MODULES: tuple[type, ...] = (
     norm.MeanSubtractionNorm,
     norm.PairNorm,
 )
-"""Modules whose result on one row depends on the other rows they are given."""
 
 _BLOCK_LOCAL_ARGS = ('edge_index', 'adj_t', 'size', 'size_j', 'ptr_j')
+
+
+def takes_statistics(module: torch.nn.Module) -> bool:
+    """Whether a module's result on one row depends on the other rows it is given."""
+    return isinstance(module, _STATISTICS_MODULES) or hasattr(module, 'is_global')
 
 
 def why_refused(module: torch.nn.Module) -> str | None:
@@ -77,7 +71,7 @@ def why_refused(module: torch.nn.Module) -> str | None:
     if reason is not None:
         return reason
     if not getattr(module, 'is_global', False):
-        if isinstance(module, STATISTICS_MODULES):
+        if takes_statistics(module):
             return 'it takes statistics over the rows of one rank'
         if isinstance(module, LayerNorm) and module.mode == 'graph':
             return "mode='graph' takes statistics over the rows of one rank"

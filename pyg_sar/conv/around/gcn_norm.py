@@ -74,7 +74,7 @@ class Normalizer:
                 index, weight = add_remaining_self_loops(index, weight, fill, num_own)
             if weight is None:
                 weight = torch.ones(index.size(1), dtype=dtype, device=index.device)
-            src, dst = _plain(index)
+            src, dst = index.as_subclass(Tensor)
             degree = scatter(weight, dst, dim=0, dim_size=num_own, reduce='sum')
             scale = _inverse_power(degree, -0.5)
             return index, with_halo(scale, exchange)[src] * weight * scale[dst]
@@ -102,7 +102,7 @@ class Normalizer:
             index, weight = remove_self_loops(edge_index, edge_weight)
             if weight is None:
                 weight = torch.ones(index.size(1), dtype=dtype, device=index.device)
-            src, dst = _plain(index)
+            src, dst = index.as_subclass(Tensor)
             # Out-degrees: the edges out of an own node lie with their destinations.
             num_local = num_own + exchange.shard.num_halo
             partial = scatter(weight, src, dim=0, dim_size=num_local, reduce='sum')
@@ -182,11 +182,6 @@ class Normalizer:
         results.move_to_end(key)
         result: tuple[Tensor, Tensor] = results[key][1]
         return result
-
-
-def _plain(edge_index: Tensor) -> tuple[Tensor, Tensor]:
-    src, dst = edge_index.as_subclass(Tensor)
-    return src, dst
 
 
 def _inverse_power(degree: Tensor, exponent: float) -> Tensor:

@@ -13,7 +13,6 @@ is a plain operation of torch on a plain tensor.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from torch_geometric.utils import degree, scatter, softmax
 from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.conv.around.patching import AnyFn
 from pyg_sar.conv.exchanges import Exchanges
-from pyg_sar.shard.local_ids import LocalIds, SourceRow, refuse, sources_read_by
+from pyg_sar.shard.local_ids import LocalIds, SourceRow, refuse
 
 _SPARSE: tuple[AnyFn, ...] = (
     torch.sparse_coo_tensor,
@@ -51,10 +50,6 @@ class Ends:
 
     def __init__(self, exchanges: Exchanges) -> None:
         self.exchanges = exchanges
-
-    def in_force(self) -> AbstractContextManager[None]:
-        """While it lasts, ``x[edge_index[0]]`` has the rows of all ranks."""
-        return sources_read_by(self)
 
     def forms(self) -> dict[AnyFn, AnyFn]:
         """PyG's functions over groups, and what they are over the edges out of a node."""
@@ -87,14 +82,12 @@ class Ends:
         dim: int = 0,
         dim_size: int | None = None,
         reduce: str = 'sum',
-    ) -> Tensor:
+    ) -> Any:
         """``torch_geometric.utils.scatter``."""
         if not isinstance(index, SourceRow):
-            out: Tensor = scatter(src, index, dim, dim_size, reduce)
-            return out
+            return scatter(src, index, dim, dim_size, reduce)
         rows, own, num_own, _ = self._at_sources(src.movedim(dim, 0), index, dim_size)
-        out = scatter(rows, own, 0, num_own, reduce)
-        return out.movedim(0, dim)
+        return scatter(rows, own, 0, num_own, reduce).movedim(0, dim)
 
     def softmax(
         self,
@@ -103,21 +96,19 @@ class Ends:
         ptr: Tensor | None = None,
         num_nodes: int | None = None,
         dim: int = 0,
-    ) -> Tensor:
+    ) -> Any:
         """``torch_geometric.utils.softmax``."""
         if not isinstance(index, SourceRow):
-            out: Tensor = softmax(src, index, ptr, num_nodes, dim)
-            return out
+            return softmax(src, index, ptr, num_nodes, dim)
         rows, own, num_own, to_given = self._at_sources(src.movedim(dim, 0), index, num_nodes)
         return to_given(softmax(rows, own, None, num_own)).movedim(0, dim)
 
     def degree(
         self, index: Tensor, num_nodes: int | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
+    ) -> Any:
         """``torch_geometric.utils.degree``."""
         if not isinstance(index, SourceRow):
-            out: Tensor = degree(index, num_nodes, dtype)
-            return out
+            return degree(index, num_nodes, dtype)
         ones = torch.ones(index.numel(), dtype=dtype, device=index.device)
         return self.scatter(ones, index, 0, num_nodes)
 

@@ -85,35 +85,14 @@ class Call:
         for name, value in zip(seen.edge_attributes, values, strict=True):
             setattr(self.conv, name, self.oriented.to_given(value))
 
-    def with_halo(self) -> Binding:
-        """The binding with all halo rows behind the own ones (collective)."""
-        arguments = self.binding.arguments
-        src = tuple(with_halo(t, self.exchange) for t in arguments.src)
-        return replace(self.binding, arguments=replace(arguments, src=src))
-
-    def with_all_parameters(self, out: Tensor) -> Tensor:
-        """Where a rank has no edges a conv may skip parameters that other ranks have gradients of.
-
-        DistributedDataParallel would wait for them.
-        """
-        if self.plan.num_edges or not out.is_floating_point():
-            return out
-        for parameter in self.conv.parameters():
-            out = out + 0 * parameter.sum()
-        return out
-
 
 def update_edges(call: Call) -> Tensor:
     """The result ``[num_edges, ...]`` of a call of ``edge_updater``."""
-    plan, binding = call.plan, call.binding
     if call.decision.path == 'one_shot':
-        binding = call.with_halo()
-        edges, num_dst = plan.edge_index, plan.shard.num_dst
-        out = binding.run(binding.inputs(binding.arguments, edges, edges[1], num_dst))
-        return call.oriented.to_given(call.with_all_parameters(out))
+        return call.oriented.to_given(_one_shot(call))
     seen: Trace | Observation
     if call.decision.path == 'gather':
-        _, outputs, seen = run_gather(binding, plan, call.exchange, call.most_rows)
+        _, outputs, seen = run_gather(call.binding, call.plan, call.exchange, call.most_rows)
     else:
         seen = call.trace
         _, outputs = _replayed(call)
@@ -190,10 +169,18 @@ def _gather(call: Call) -> Tensor:
 
 def _one_shot(call: Call) -> Tensor:
     """Plain autograd over all edges, with all halo rows beside the own ones."""
-    binding, plan = call.with_halo(), call.plan
-    dst = plan.edge_index[1]
-    values = binding.inputs(binding.arguments, plan.edge_index, dst, plan.shard.num_dst)
-    return call.with_all_parameters(binding.aggregate(values, binding.run(values)))
+    binding, edges, num_dst = call.binding, call.plan.edge_index, call.plan.shard.num_dst
+    src = tuple(with_halo(t, call.exchange) for t in binding.arguments.src)
+    values = binding.inputs(replace(binding.arguments, src=src), edges, edges[1], num_dst)
+    out = binding.run(values)
+    if binding.function == 'message':
+        out = binding.aggregate(values, out)
+    if call.plan.num_edges == 0 and out.is_floating_point():
+        # A conv may skip parameters that other ranks, which have edges, have gradients of.
+        # DistributedDataParallel would wait for them.
+        for parameter in call.conv.parameters():
+            out = out + 0 * parameter.sum()
+    return out
 
 
 AGGREGATE: dict[Path, Callable[[Call], Tensor]] = {

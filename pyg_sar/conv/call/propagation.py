@@ -11,9 +11,17 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.faults.errors import place
-from pyg_sar.conv.call.agreement import Offer, agree_on_call, edge_tensors, kinds_of, signature
 from pyg_sar.conv.call.by_destination import observe
-from pyg_sar.conv.call.decision import Decision, Decisions, names_of
+from pyg_sar.conv.call.decision import (
+    Decision,
+    Decisions,
+    Offer,
+    agree_on_call,
+    edge_tensors,
+    kinds_of,
+    names_of,
+    signature,
+)
 from pyg_sar.conv.call.paths import AGGREGATE, Call, program_of, update_edges
 from pyg_sar.conv.exchanges import Exchanges, Oriented
 from pyg_sar.conv.inspect.independence import (
@@ -28,7 +36,7 @@ from pyg_sar.conv.message.intercept import MessageError, StatisticsError, Unsupp
 from pyg_sar.conv.message.sample_edges import not_saved
 from pyg_sar.conv.names import name_of, plain_class
 from pyg_sar.conv.options import Options, Path
-from pyg_sar.conv.support import STATISTICS_MODULES
+from pyg_sar.conv.support import takes_statistics
 from pyg_sar.monitor import say
 from pyg_sar.shard.plan import Plan, plan_of
 from pyg_sar.shard.shard import Shard
@@ -92,14 +100,12 @@ class Propagation:
         edge_index = oriented.edge_index
         exchange = self.exchanges.of_messages(edge_index)
         shard = exchange.shard
-        takes_statistics = any(
-            getattr(m, 'training', True)
-            for m in self.conv.modules()
-            if isinstance(m, STATISTICS_MODULES)
+        in_training = any(
+            getattr(m, 'training', True) for m in self.conv.modules() if takes_statistics(m)
         )
         autocast = torch.is_autocast_enabled(edge_index.device.type)
         kinds = signature(kwargs, int(self.conv.node_dim))
-        key = self.path, function, shard.fingerprint, takes_statistics, autocast, *kinds
+        key = self.path, function, shard.fingerprint, in_training, autocast, *kinds
         decision = self.decisions.calls.get(key)
         if decision is None:
             with not_saved():

@@ -6,9 +6,9 @@ the linear path), and the softmaxes over in-edges. It also notes random numbers,
 function sets, and the learnable tensors that it uses; only these are inputs of the autograd
 Function.
 
-A trace refuses what would be silently wrong block by block: other uses of the destination index,
-and tensors with a history that did not come in as an argument. A norm inside a message needs the
-statistics of all edges, so such a layer is computed with one exchange in every mode.
+It refuses what would be silently wrong block by block: other uses of the destination index, and
+tensors with a history that are no argument. A norm inside a message needs the statistics of all
+edges, so such a layer is computed with one exchange in every mode.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pyg_sar.conv.message.sample_edges import (
     not_saved,
     samples_of,
 )
-from pyg_sar.conv.support import STATISTICS_MODULES
+from pyg_sar.conv.support import takes_statistics
 from pyg_sar.merge import Sum
 
 
@@ -252,11 +252,7 @@ def _refusing_statistics(conv: torch.nn.Module) -> Iterator[None]:
                 f'{type(module).__name__} runs inside it and would see one block of edges only'
             )
 
-    handles = [
-        module.register_forward_pre_hook(refuse)
-        for module in conv.modules()
-        if isinstance(module, STATISTICS_MODULES)
-    ]
+    handles = [m.register_forward_pre_hook(refuse) for m in conv.modules() if takes_statistics(m)]
     try:
         yield
     finally:

@@ -130,7 +130,7 @@ def messages_of(
 ) -> tuple[Tensor, ...]:
     """What message and aggregation, with `num_calls` reductions, reduce on some edges.
 
-    `edge_index` refers to the source and edge rows in `arguments`; `softmax` stands in for softmaxes
+    `edge_index` refers to the source and edge rows in `arguments`; `softmax` stands in for those
     over in-edges.
     """
     collector = _Collector(binding.conv, softmax, num_calls)

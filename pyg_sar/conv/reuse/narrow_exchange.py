@@ -67,8 +67,8 @@ def sum_for_layer(conv: MessagePassing, x: Tensor, plan: Plan, sum_of: SumFn) ->
     Collective as `sum_of` is, and one all-reduce of one number where a narrower layer follows: on
     no rank may hooks look on, and on each there are as many edges as rows.
 
-    The conv's aggregation is a sum, `x` are own rows ``[num_own, F]``, and `sum_of` gives the sum of
-    own rows of any width.
+    The conv's aggregation is a sum, `x` are own rows ``[num_own, F]``, and `sum_of` gives the sum
+    of own rows of any width.
     """
     layer = _narrower_layer(conv, x)
     if layer is None:
