@@ -155,7 +155,12 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
                 for path, module in self.named_modules():
                     if isinstance(module, MessagePassing):
                         form = Propagation(
-                            module, path, exchanges, sar.options, decisions, in_forward=in_forward
+                            conv=module,
+                            path=path,
+                            exchanges=exchanges,
+                            options=sar.options,
+                            decisions=decisions,
+                            in_forward=in_forward,
                         )
                         for method in ('propagate', 'edge_updater'):
                             stack.enter_context(overridden(module, method, getattr(form, method)))

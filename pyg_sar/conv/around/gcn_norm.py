@@ -130,23 +130,6 @@ class Normalizer:
             edge_weight = oriented.to_oriented(edge_weight)
         return oriented.edge_index, edge_weight
 
-    def _check(
-        self, shard: Shard, function: str, edge_index: Tensor, edge_weight: Tensor | None
-    ) -> None:
-        """Checks the weights; at the first call all ranks raise if one does (collective)."""
-        error = None
-        num_edges = edge_index.size(1)
-        if edge_weight is not None and (edge_weight.dim() == 0 or edge_weight.size(0) != num_edges):
-            error = ValueError(
-                f"expected one row per edge in 'edge_weight': {num_edges} rows "
-                f'(got shape {tuple(edge_weight.shape)})'
-            )
-        if shard.world_size > 1 and function not in self.checked:
-            raise_together(error)
-            self.checked.add(function)
-        elif error is not None:
-            raise error
-
     def _once(
         self,
         shard: Shard,
@@ -157,9 +140,20 @@ class Normalizer:
     ) -> tuple[Tensor, Tensor]:
         """`compute()`, remembered while the very same tensors come in unchanged.
 
-        Collective where weights come in: an all-reduce of one number.
+        Collective where weights come in: an all-reduce of one number. At the first call all ranks
+        raise if the weights of one are wrong.
         """
-        self._check(shard, key[0], edge_index, edge_weight)
+        error, num_edges = None, edge_index.size(1)
+        if edge_weight is not None and edge_weight.shape[:1] != (num_edges,):
+            error = ValueError(
+                f"expected one row per edge in 'edge_weight': {num_edges} rows "
+                f'(got shape {tuple(edge_weight.shape)})'
+            )
+        if shard.world_size > 1 and key[0] not in self.checked:
+            raise_together(error)
+            self.checked.add(key[0])
+        elif error is not None:
+            raise error
         is_constant = isinstance(edge_index, ShardEdgeIndex) and edge_index.is_whole
         inputs, key = [edge_index], (*key, id(edge_index), edge_index._version)
         results = shard.cache.setdefault('normalize', OrderedDict())

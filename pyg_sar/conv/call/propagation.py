@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ from pyg_sar.shard.shard import Shard
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Propagation:
     """Stands in for ``propagate`` and ``edge_updater`` of one conv for one forward.
 
@@ -51,22 +52,12 @@ class Propagation:
     `decisions`. `in_forward` says whether the conv's own forward takes what is returned.
     """
 
-    def __init__(
-        self,
-        conv: MessagePassing,
-        path: str,
-        exchanges: Exchanges,
-        options: Options,
-        decisions: Decisions,
-        *,
-        in_forward: bool,
-    ) -> None:
-        self.conv = conv
-        self.path = path
-        self.exchanges = exchanges
-        self.options = options
-        self.decisions = decisions
-        self.in_forward = in_forward
+    conv: MessagePassing
+    path: str
+    exchanges: Exchanges
+    options: Options
+    decisions: Decisions
+    in_forward: bool
 
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included."""

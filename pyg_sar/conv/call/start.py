@@ -80,8 +80,9 @@ def _state_of(
         and hooks by identity.
     """
     words = [name_of(conv), str(options), *(shard.fingerprint for shard in shards)]
-    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    words.append(f'gradients {modes[0]}, inference {modes[1]}')
+    words.append(
+        f'gradients {torch.is_grad_enabled()}, inference {torch.is_inference_mode_enabled()}'
+    )
     own: list[Any] = []
     for path, module in conv.named_modules():
         table = vars(module)

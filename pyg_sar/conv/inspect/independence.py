@@ -48,24 +48,22 @@ def check_destinations_are_independent(binding: Binding) -> None:
     # The same edge values on all edges: groups made from them would join the destinations.
     alike = replace(samples, edge=tuple(t[:1].expand_as(t) for t in samples.edge))
     for arguments in (samples, alike):
-        everything = _outputs(binding, arguments, edge_index, NUM_SAMPLES)
-        fewer = _outputs(binding, _without_last(arguments), edge_index[:, :-1], NUM_SAMPLES)
+        everything, _ = _outputs(binding, arguments, edge_index, NUM_SAMPLES)
+        fewer, _ = _outputs(binding, _without_last(arguments), edge_index[:, :-1], NUM_SAMPLES)
         _compare(everything, fewer)
-        more = _outputs(binding, *with_made_up_edges(arguments, edge_index), NUM_SAMPLES + 1)
+        more, _ = _outputs(binding, *with_made_up_edges(arguments, edge_index), NUM_SAMPLES + 1)
         _compare(everything, more, starts=(NUM_MADE_UP, 1))
 
 
 def _check_numbers(binding: Binding, samples: Arguments, edge_index: Tensor) -> None:
     """Checks that numbers that are left on the conv are the same whatever the edges are."""
-    seen: list[dict[str, Any]] = []
-    _outputs(binding, samples, edge_index, NUM_SAMPLES, numbers=seen)
-    (first,) = seen
+    _, first = _outputs(binding, samples, edge_index, NUM_SAMPLES)
     if not first:
         return
-    _outputs(binding, with_other_values(samples), edge_index, NUM_SAMPLES, numbers=seen)
-    _outputs(binding, _without_last(samples), edge_index[:, :-1], NUM_SAMPLES, numbers=seen)
+    _, second = _outputs(binding, with_other_values(samples), edge_index, NUM_SAMPLES)
+    _, third = _outputs(binding, _without_last(samples), edge_index[:, :-1], NUM_SAMPLES)
     for name, number in first.items():
-        if any(other.get(name) != number for other in seen):
+        if any(other.get(name) != number for other in (first, second, third)):
             raise MessageError(
                 f"it sets '{name}' on the conv to a number that depends on the edges it sees"
             )
@@ -89,7 +87,7 @@ def check_edges_are_independent(binding: Binding, num_reductions: int) -> None:
             dim = binding.conv.node_dim if binding.function == 'message' else 0
             return [(message, dim) for message in messages]
 
-        return _without_trace(binding, run)
+        return _without_trace(binding, run)[0]
 
     _compare(reduced(samples, edge_index), reduced(_without_last(samples), edge_index[:, :-1]))
 
@@ -103,15 +101,11 @@ def _of_one_edge(logits: Tensor, _: Tensor) -> Tensor:
 
 
 def _outputs(
-    binding: Binding,
-    arguments: Arguments,
-    edge_index: Tensor,
-    num_dst: int,
-    numbers: list[dict[str, Any]] | None = None,
-) -> _Values | None:
-    """Messages and aggregation, or per-edge results; None if random numbers were drawn.
+    binding: Binding, arguments: Arguments, edge_index: Tensor, num_dst: int
+) -> tuple[_Values | None, dict[str, Any]]:
+    """Messages and aggregation, or per-edge results, and the numbers that are set on the conv.
 
-    The numbers that are set on the conv are added to `numbers`.
+    There are no results if random numbers were drawn.
     """
 
     def run() -> _Values:
@@ -122,12 +116,12 @@ def _outputs(
         dim = binding.conv.node_dim
         return [(out, dim), (binding.aggregate(values, out), dim)]
 
-    return _without_trace(binding, run, numbers)
+    return _without_trace(binding, run)
 
 
 def _without_trace(
-    binding: Binding, run: Callable[[], _Values], numbers: list[dict[str, Any]] | None = None
-) -> _Values | None:
+    binding: Binding, run: Callable[[], _Values]
+) -> tuple[_Values | None, dict[str, Any]]:
     conv = binding.conv
     sizes = WholeGraphSizes(conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
     with Undone(conv, binding.arguments.device) as undone, torch.no_grad(), ExitStack() as stack:
@@ -136,9 +130,7 @@ def _without_trace(
             if getattr(norm, 'is_global', False) and norm.training:
                 stack.enter_context(overridden(norm, 'training', False))
         out = run()
-    if numbers is not None:
-        numbers.append(undone.numbers)
-    return None if undone.uses_rng else out
+    return None if undone.uses_rng else out, undone.numbers
 
 
 def _compare(

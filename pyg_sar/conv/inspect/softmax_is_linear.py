@@ -167,14 +167,11 @@ def _memory_of(tensor: Tensor) -> int:
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """The arguments that an operation changes."""
-    if not func._schema.is_mutable:
-        return []
-    places = {a.name: i for i, a in enumerate(func._schema.arguments)}
-    written = {
-        a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write
-    }
-    found = [args[places[name]] for name in written if places[name] < len(args)]
-    return found + [value for name, value in kwargs.items() if name in written]
+    return [
+        args[i] if i < len(args) else kwargs.get(argument.name)
+        for i, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
 
 
 def _tensors(values: Any) -> list[Tensor]:
