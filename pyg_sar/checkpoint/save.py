@@ -13,11 +13,10 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pyg_sar.checkpoint.all_or_none import on_rank_0, rank, together
+from pyg_sar.checkpoint.all_or_none import on_rank_0, together, world
 from pyg_sar.checkpoint.folders import begin, publish
-from pyg_sar.checkpoint.random_states import random_states
 from pyg_sar.checkpoint.reader import load_plain
-from pyg_sar.checkpoint.states import TRAINING, model_state, optimizer_state
+from pyg_sar.checkpoint.states import TRAINING, model_state, optimizer_state, random_states
 from pyg_sar.checkpoint.writer import write
 from pyg_sar.comm import check_equal, in_call
 
@@ -78,24 +77,24 @@ def save_checkpoint(
         state.update(model_state(model) | tensors)
         return operator.index(epoch), random_states()
 
+    def check_visible() -> None:
+        if not folder.is_dir():
+            raise FileNotFoundError(f'expected a folder that all ranks see (got none at {folder})')
+
     of_ranks = together(collect)
     check_equal('epoch', epoch, [number for number, _ in of_ranks])
     training['random'] = [states for _, states in of_ranks]
     state[TRAINING] = training
 
-    made = on_rank_0(lambda: begin(root, epoch).name)
-    assert made is not None
-    folder = root / made
-    together(lambda: _check_visible(folder))
+    folder = root / on_rank_0(lambda: begin(root, epoch).name)
+    together(check_visible)
     try:
         write(state, folder)
-        published = on_rank_0(lambda: publish(folder, keep=keep).name)
+        return root / on_rank_0(lambda: publish(folder, keep=keep).name)
     except Exception:
-        if rank() == 0:
+        if world()[0] == 0:
             shutil.rmtree(folder, ignore_errors=True)  # The disk may be full.
         raise
-    assert published is not None
-    return root / published
 
 
 def _check_plain(name: str, value: object) -> None:
@@ -107,8 +106,3 @@ def _check_plain(name: str, value: object) -> None:
         load_plain(content)
     except Exception as error:
         raise ValueError(f"'{name}' cannot be saved: {error}") from error
-
-
-def _check_visible(folder: Path) -> None:
-    if not folder.is_dir():
-        raise FileNotFoundError(f'expected a folder that all ranks see (got none at {folder})')

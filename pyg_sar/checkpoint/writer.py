@@ -2,7 +2,7 @@
 
 ``torch.distributed.checkpoint.save`` sends the plans of the ranks as pickles, which may run code
 where they arrive. But the state is the same on all ranks, so each can make the plans of all by
-itself; what has to travel is where the tensors then lie, in names and numbers.
+itself; only where the tensors then lie has to travel, in names and numbers.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
-from pyg_sar.checkpoint.all_or_none import num_ranks, on_rank_0, rank, together
+from pyg_sar.checkpoint.all_or_none import on_rank_0, together, world
 from pyg_sar.checkpoint.states import TRAINING
 
 
@@ -34,35 +33,26 @@ def write(state: dict[str, Any], folder: Path) -> None:
     """
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     writer = FileSystemWriter(folder, sync_files=True)
-    metadata = None
+    own, num_ranks = world()
+    metadata: Any = None
+    indices: dict[str, MetadataIndex] = {}
 
-    def write_share() -> list[tuple[Any, ...]]:
+    def write_share() -> list[tuple[str, int, tuple[str, int, int]]]:
         nonlocal metadata
-        planner.set_up_planner(state, writer.storage_meta(), is_coordinator=rank() == 0)
-        writer.set_up_storage_writer(rank() == 0)
+        planner.set_up_planner(state, writer.storage_meta(), is_coordinator=own == 0)
+        writer.set_up_storage_writer(own == 0)
         whole = writer.prepare_local_plan(planner.create_local_plan())
         shared = replace(whole, items=[item for item in whole.items if item.index.fqn != TRAINING])
-        plans, metadata = planner.create_global_plan([whole, *[shared] * (num_ranks() - 1)])
-        own = writer.prepare_global_plan(plans)[rank()]
-        written = writer.write_data(planner.finish_plan(own), planner)
+        plans, metadata = planner.create_global_plan([whole, *[shared] * (num_ranks - 1)])
+        plans = writer.prepare_global_plan(plans)
+        indices.update({item.index.fqn: item.index for plan in plans for item in plan.items})
+        written = writer.write_data(planner.finish_plan(plans[own]), planner)
         written.wait()
-        return [_as_plain(result) for result in written.value()]
+        told = [(r.index.fqn, r.size_in_bytes, r.storage_data) for r in written.value()]
+        return [(name, size, (at.relative_path, at.offset, at.length)) for name, size, at in told]
 
-    of_ranks = together(write_share)
-    results = [[_result(*told) for told in of_rank] for of_rank in of_ranks]
-    assert metadata is not None
+    results = [
+        [WriteResult(indices[name], size, _StorageInfo(*place)) for name, size, place in of_rank]
+        for of_rank in together(write_share)
+    ]
     on_rank_0(lambda: writer.finish(metadata, results))
-
-
-def _as_plain(result: WriteResult) -> tuple[Any, ...]:
-    """A result in plain values."""
-    index, place = result.index, result.storage_data
-    offset = None if index.offset is None else list(index.offset)
-    where = place.relative_path, place.offset, place.length
-    return (index.fqn, offset, index.index), result.size_in_bytes, where
-
-
-def _result(index: tuple[Any, ...], num_bytes: int, where: tuple[Any, ...]) -> WriteResult:
-    name, offset, number = index
-    size = None if offset is None else torch.Size(offset)
-    return WriteResult(MetadataIndex(name, size, number), num_bytes, _StorageInfo(*where))

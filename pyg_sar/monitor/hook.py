@@ -8,9 +8,9 @@ ranges of torch.profiler: a range costs 12 microseconds, a good part of a small 
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 from torch._C._autograd import _profiler_enabled
 from torch.profiler import record_function
@@ -37,7 +37,10 @@ class Transfer:
 
 
 class Watcher:
-    """Is told what this process does, in the thread that does it. What it is told may nest."""
+    """Is told what this process does, in the thread that does it.
+
+    What it is told may nest, and what begins always ends, perhaps by an exception.
+    """
 
     def enter_layer(self, layer: str, phase: str) -> None:
         """A layer's forward, or the backward of a step of it that communicates, begins.
@@ -48,7 +51,7 @@ class Watcher:
         """
 
     def leave_layer(self) -> None:
-        """It ends, perhaps by an exception."""
+        """It ends."""
 
     def enter_operation(self, operation: str, peer: int | None, is_wait: bool) -> None:
         """An operation with other ranks begins.
@@ -60,7 +63,7 @@ class Watcher:
         """
 
     def leave_operation(self) -> None:
-        """It ends, perhaps by an exception."""
+        """It ends."""
 
     def moved(self, transfer: Transfer) -> None:
         """Rows have been exchanged; within the operation that did so, or after several."""
@@ -116,21 +119,14 @@ def moved(transfer: Transfer) -> None:
         watcher.moved(transfer)
 
 
-class Watched:
+@contextmanager
+def watched(
+    guard: AbstractContextManager[None], operation: str, peer: int | None, is_wait: bool
+) -> Iterator[None]:
     """An operation with other ranks in its guard, told to those who listened when it began."""
-
-    def __init__(
-        self, guard: AbstractContextManager[None], operation: str, peer: int | None, is_wait: bool
-    ) -> None:
-        self._guard, self._operation = guard, (operation, peer, is_wait)
-
-    def __enter__(self) -> None:
-        with ExitStack() as stack:
-            for watcher in watchers:
-                watcher.enter_operation(*self._operation)
-                stack.callback(watcher.leave_operation)
-            stack.enter_context(self._guard)
-            self._ends = stack.pop_all()
-
-    def __exit__(self, *error: Any) -> None:
-        self._ends.__exit__(*error)
+    with ExitStack() as stack:
+        for watcher in watchers:
+            watcher.enter_operation(operation, peer, is_wait)
+            stack.callback(watcher.leave_operation)
+        stack.enter_context(guard)
+        yield

@@ -33,17 +33,10 @@ def equal_ranks(num_ranks: int) -> Iterator[Counts]:
             is_ours = name.startswith('pyg_sar.') and name != __name__
             if is_ours and vars(module).get('dist') is torch.distributed:
                 stack.enter_context(patch.object(module, 'dist', world))
-        meter = _Traffic(counts)
+        meter = Meter(counts)
         hook.add(meter)
         stack.callback(hook.remove, meter)
         yield counts
-
-
-class _Traffic(Meter):
-    """Counts rows, in layers or not, and no time."""
-
-    def count(self, *, waited: bool = False) -> float:
-        return 0.0
 
 
 class _Op(NamedTuple):
