@@ -43,23 +43,18 @@ class Watcher:
     """
 
     def enter_layer(self, layer: str, phase: str) -> None:
-        """A layer's forward, or the backward of a step of it that communicates, begins.
+        """A layer's ``'forward'``, or the ``'backward'`` of a step of it that communicates, begins.
 
-        Args:
-            layer: ``"layer 'convs.0' (SAGEConv)"``; empty outside of convs and norms, as in a loss.
-            phase: ``'forward'`` or ``'backward'``.
+        `layer` is ``"layer 'convs.0' (SAGEConv)"``; empty outside of convs and norms, as in a loss.
         """
 
     def leave_layer(self) -> None:
         """It ends."""
 
     def enter_operation(self, operation: str, peer: int | None, is_wait: bool) -> None:
-        """An operation with other ranks begins.
+        """An operation (``'receiving the rows of part 2'``) with a rank, or with all, begins.
 
-        Args:
-            operation: ``'receiving the rows of part 2'``.
-            peer: The rank it is done with; None for all of them.
-            is_wait: Whether it is the end of one that began before.
+        Or a wait for the end of one that began before.
         """
 
     def leave_operation(self) -> None:

@@ -21,25 +21,22 @@ def profile(model: torch.nn.Module) -> Profile:
     >>> print(prof)
 
     Results are the same bits. Each rank profiles itself, without any communication, and not all
-    need to. Several profiles may be active at once, of the same or of different models; two models
-    in one table: ``profile(torch.nn.ModuleList([first, second]))``.
+    need to. Several profiles may be active at once; two models in one table:
+    ``profile(torch.nn.ModuleList([first, second]))``. For a timeline use torch.profiler within:
+    layers and operations are ranges with names that begin with ``pyg_sar::``.
 
-    - **waiting** is the time inside operations with other ranks, of whatever kind: posting a
-      message, waiting for rows or for one's own to be taken, sums and decisions of all ranks.
-    - **computing** is all other time between the beginning and the end of a pass. A layer's
-      backward is the sum of its steps of autograd, its linear layers included. Backward of a
-      forward before the profile is outside of layers.
+    - **waiting** are the seconds inside operations with other ranks, of whatever kind.
+    - **computing** are all other seconds of a pass. A layer's backward is the sum of its steps of
+      autograd, its linear layers included. Backward of a forward before the profile is outside of
+      layers.
     - **rows and bytes** are counted when a message is complete. With exchanges of all ranks at once
       (mode one_shot, the gather path, plans made in the first epoch) everything that travels counts
       as rows, without what a rank sends to itself.
-    - **memory** is, on a CPU, the high-water mark of the whole process's resident memory during a
-      layer's passes, exact on Linux (it is set back for each pass, which other readers of VmHWM
-      notice) and unknown elsewhere. On a GPU it is ``torch.cuda.max_memory_allocated``.
-    - On a GPU the device is synchronised at both ends of every pass and operation, so that times
-      are true ones, and the epoch takes longer than it does without a profile.
-
-    For a timeline use torch.profiler within: layers and operations are ranges with names that begin
-    with ``pyg_sar::``.
+    - **memory** is, on a CPU, the high-water mark of the process's resident memory during a layer's
+      passes (Linux only; it is set back for each pass, which other readers of VmHWM notice). On a
+      GPU it is ``torch.cuda.max_memory_allocated``.
+    - On a GPU the device is synchronised at both ends of every pass and operation: times are true
+      ones, and the epoch takes longer.
 
     Args:
         model: A wrapped model, a DistributedDataParallel of one, or a SARConv.
