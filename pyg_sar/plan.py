@@ -70,7 +70,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _base_bytes() -> int:
-    """What this process holds just after its imports (Linux; elsewhere its usual value there)."""
+    """What this process holds just after its imports (Linux; elsewhere a typical value)."""
     status = Path('/proc/self/status')
     found = re.search(r'VmRSS:\s*(\d+)', status.read_text()) if status.exists() else None
     return int(found[1]) << 10 if found else 330 << 20
