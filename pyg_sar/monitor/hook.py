@@ -2,15 +2,17 @@
 
 Nobody listens by default: then a layer, an operation or a transfer costs a look at an empty tuple.
 The log and every profile are watchers. While there is one, layers and operations are also named
-ranges of torch.profiler: a range costs 12 microseconds, a good part of a small message.
+ranges of torch.profiler, ``pyg_sar::layer 'convs.0' (SAGEConv), forward`` and in it
+``pyg_sar::wait: receiving the rows of part 2``: a range costs 12 microseconds, a good part of a
+small message.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from torch._C._autograd import _profiler_enabled
 from torch.profiler import record_function
@@ -51,10 +53,10 @@ class Watcher:
     def leave_layer(self) -> None:
         """It ends."""
 
-    def enter_operation(self, operation: str, peer: int | None, is_wait: bool) -> None:
+    def enter_operation(self, operation: str, peer: int | None) -> None:
         """An operation (``'receiving the rows of part 2'``) with a rank, or with all, begins.
 
-        Or a wait for the end of one that began before.
+        Or the wait for the end of one that began before.
         """
 
     def leave_operation(self) -> None:
@@ -64,33 +66,6 @@ class Watcher:
         """Rows have been exchanged; within the operation that did so, or after several."""
 
 
-class _Ranges(Watcher):
-    """Layers and operations as named ranges, where torch's profiler records.
-
-    ``pyg_sar::layer 'convs.0' (SAGEConv), forward`` holds
-    ``pyg_sar::wait: receiving the rows of part 2``.
-    """
-
-    def __init__(self) -> None:
-        self._here = threading.local()
-
-    def enter_layer(self, layer: str, phase: str) -> None:
-        self._open(f'{layer or OUTSIDE}, {phase}')
-
-    def enter_operation(self, operation: str, peer: int | None, is_wait: bool) -> None:
-        self._open(f'wait: {operation}' if is_wait else operation)
-
-    def _open(self, name: str) -> None:
-        opened = record_function(f'pyg_sar::{name}') if _profiler_enabled() else nullcontext()
-        opened.__enter__()
-        vars(self._here).setdefault('opened', []).append(opened)
-
-    def leave_layer(self) -> None:
-        self._here.opened.pop().__exit__(None, None, None)
-
-    leave_operation = leave_layer
-
-
 watchers: tuple[Watcher, ...] = ()
 """Who listens now. Whoever tells something twice, as beginning and end, tells the same ones."""
 
@@ -98,14 +73,13 @@ watchers: tuple[Watcher, ...] = ()
 def add(watcher: Watcher) -> None:
     """Has `watcher` listen from now on, after the others."""
     global watchers
-    watchers = (*(watchers or (_Ranges(),)), watcher)
+    watchers = (*watchers, watcher)
 
 
 def remove(watcher: Watcher) -> None:
     """Has it listen no more."""
     global watchers
-    left = tuple(w for w in watchers if w is not watcher)
-    watchers = left if len(left) > 1 else ()
+    watchers = tuple(w for w in watchers if w is not watcher)
 
 
 def moved(transfer: Transfer) -> None:
@@ -115,13 +89,30 @@ def moved(transfer: Transfer) -> None:
 
 
 @contextmanager
-def watched(
+def in_layer(layer: str, phase: str) -> Iterator[None]:
+    """A layer, told to those who listened when it began."""
+    with ExitStack() as stack:
+        stack.enter_context(_named(f'{layer or OUTSIDE}, {phase}'))
+        for watcher in watchers:
+            watcher.enter_layer(layer, phase)
+            stack.callback(watcher.leave_layer)
+        yield
+
+
+@contextmanager
+def in_operation(
     guard: AbstractContextManager[None], operation: str, peer: int | None, is_wait: bool
 ) -> Iterator[None]:
     """An operation with other ranks in its guard, told to those who listened when it began."""
     with ExitStack() as stack:
+        stack.enter_context(_named(f'wait: {operation}' if is_wait else operation))
         for watcher in watchers:
-            watcher.enter_operation(operation, peer, is_wait)
+            watcher.enter_operation(operation, peer)
             stack.callback(watcher.leave_operation)
         stack.enter_context(guard)
         yield
+
+
+def _named(name: str) -> AbstractContextManager[Any]:
+    """A range where torch's profiler records."""
+    return record_function(f'pyg_sar::{name}') if _profiler_enabled() else nullcontext()

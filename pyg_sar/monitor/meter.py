@@ -71,7 +71,7 @@ class Meter(Watcher):
         here.mark = now
         return seconds
 
-    def enter_operation(self, operation: str, peer: int | None, is_wait: bool) -> None:
+    def enter_operation(self, operation: str, peer: int | None) -> None:
         """What was until now is computing."""
         self.count('computing')
         self.here.operation = operation if peer is None else ''

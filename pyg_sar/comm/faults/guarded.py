@@ -63,7 +63,7 @@ def guard(
         if connection.debug:
             connection.sum_alike(operation, alike or operation)
     guarded = Guard(connection, operation, peer)
-    return hook.watched(guarded, operation, peer, is_wait) if hook.watchers else guarded
+    return hook.in_operation(guarded, operation, peer, is_wait) if hook.watchers else guarded
 
 
 def sum_alike(operation: str, alike: str = '', *, number: int = 0, state: str = '') -> int | None:
