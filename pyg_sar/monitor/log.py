@@ -40,7 +40,7 @@ def say(logger: logging.Logger, level: int, text: str) -> None:
 def check_log(level: str | None, name: str = "'log'") -> None:
     """Raises a ValueError for what is no level."""
     if level is not None and level not in get_args(LogLevel):
-        raise ValueError(f'{name} must be one of {get_args(LogLevel)} or None (got {level!r})')
+        raise ValueError(f'{name} must be one of {get_args(LogLevel)} (got {level!r})')
 
 
 def set_log(level: LogLevel | None) -> None:
@@ -60,7 +60,7 @@ def set_log(level: LogLevel | None) -> None:
         return
     if _running is not None:
         hook.remove(_running)
-        _running = None
+    _running = None
     if level == 'off':
         _top.setLevel(logging.NOTSET)
         _top.removeHandler(_stderr)
