@@ -22,11 +22,8 @@ from pyg_sar.planner.report import NOTE, as_dict, rank_table, table
 from pyg_sar.planner.units import format_bytes, parse_bytes, parse_counts, parse_share
 
 _MODELS = {'sage': GraphSAGE, 'gcn': GCN, 'gat': GAT, 'gin': GIN}
-_DTYPES = ('float32', 'float64')
 _OPTIMIZERS = {'adam': torch.optim.Adam, 'sgd': torch.optim.SGD}
-_MOST_RANKS = 1 << 14
-_MOST_LISTED = 64
-_BASE_BYTES = 330 << 20  # Python with torch and torch_geometric on Linux, CPU
+_MOST_RANKS, _MOST_LISTED = 1 << 14, 64
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,13 +73,13 @@ def _base_bytes() -> int:
     """What this process holds just after its imports (Linux; elsewhere a typical value)."""
     status = Path('/proc/self/status')
     found = re.search(r'VmRSS:\s*(\d+)', status.read_text()) if status.exists() else None
-    return int(found[1]) << 10 if found else _BASE_BYTES
+    return int(found[1]) << 10 if found else 330 << 20
 
 
 def _statistics(args: argparse.Namespace) -> Statistics:
     given = [args.nodes, args.edges]
     if args.parts is not None:
-        if any(value is not None for value in (*given, *args.cut, *args.halo)):
+        if given != [None, None] or args.cut or args.halo:
             raise ValueError("expected a partition folder or '--nodes' and '--edges' (got both)")
         return read_statistics(args.parts)
     if None in given:
@@ -122,12 +119,10 @@ def _counts(statistics: Statistics) -> list[int]:
     known = [p.num_ranks for p in statistics.points]
     if statistics.folder is not None:
         known = [statistics.folder.num_parts]
-    if not known:
-        return [1]
+    if known in ([], [1]):
+        return [1]  # nothing to extrapolate from
     powers = [1 << i for i in range(15) if 1 << i <= 2 * max(known)]
     counts = powers if len(known) == 1 and max(known) <= 16 else powers[-4:]
-    if statistics.folder is not None and known == [1]:
-        counts = [1]  # nothing to extrapolate from
     return sorted({*counts, *known})
 
 
@@ -166,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     default('--norm', choices=('batch', 'none'), default='batch')
     default('--dropout', type=float, default=0.0, metavar='P')
     default('--optimizer', choices=sorted(_OPTIMIZERS), default='adam')
-    default('--dtype', choices=_DTYPES, default='float32')
+    default('--dtype', choices=('float32', 'float64'), default='float32')
     default('--bandwidth', type=float, default=1.25, metavar='GB/S')
     add('--ranks', metavar='R,R,...', help="default: powers of 2 about the folder's parts")
     add('--memory', metavar='SIZE', help='find the least number of ranks with so much, e.g. 64GB')

@@ -36,7 +36,7 @@ MAY_IMPORT = {
     'partition': {'partitioner'},
     'inspection': {'inspection', 'partitioner', 'shard'},
     'describe': {'inspection', 'partitioner', 'shard'},
-    'planner': {'conv', 'ddp', 'loss', 'monitor', 'planner', 'shard', 'wrap'},
+    'planner': {'comm', 'conv', 'ddp', 'loss', 'monitor', 'planner', 'shard', 'wrap'},
     'plan': {'planner'},
 }
 

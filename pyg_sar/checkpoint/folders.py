@@ -13,7 +13,7 @@ import shutil
 import uuid
 from pathlib import Path
 
-_NAME = re.compile(r'epoch-(\d{6,})')
+_NAME = re.compile(r'epoch-\d{6,}')
 _TEMPORARY = '.tmp-epoch-'
 
 
@@ -27,9 +27,7 @@ def complete(root: Path) -> list[Path]:
 
 def epoch_of(folder: Path) -> int:
     """The epoch of a checkpoint, by its name."""
-    found = _NAME.fullmatch(folder.name)
-    assert found is not None
-    return int(found[1])
+    return int(folder.name.removeprefix('epoch-'))
 
 
 def begin(root: Path, epoch: int) -> Path:

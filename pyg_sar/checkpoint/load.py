@@ -13,11 +13,10 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pyg_sar.checkpoint.all_or_none import on_rank_0, rank, together
+from pyg_sar.checkpoint import states
+from pyg_sar.checkpoint.all_or_none import on_rank_0, together, world
 from pyg_sar.checkpoint.folders import complete
-from pyg_sar.checkpoint.random_states import set_random_states
 from pyg_sar.checkpoint.reader import read_metadata, read_values
-from pyg_sar.checkpoint.states import TRAINING, check_model, set_model_state, set_optimizer_state
 from pyg_sar.comm import in_call
 
 
@@ -77,34 +76,34 @@ def load_checkpoint(
     name = on_rank_0(lambda: next((path.name for path in reversed(complete(root))), None))
     if name is None:
         return None
-    folder, saved = root / name, dict[str, Any]()
-    found: list[Any] = []
+    folder, saved, made = root / name, dict[str, Any](), list[Checkpoint]()
 
     def read() -> None:
         metadata = read_metadata(folder, root)
         with _of_this_run(folder):
-            check_model(model, metadata)
-            if TRAINING not in metadata.state_dict_metadata:
-                raise ValueError(f"expected '{TRAINING}' in it (got none)")
+            states.check_model(model, metadata)
+            if states.TRAINING not in metadata.state_dict_metadata:
+                raise ValueError(f"expected '{states.TRAINING}' in it (got none)")
         saved.update(read_values(folder, root, metadata, with_optimizer=optimizer is not None))
 
     def apply() -> None:
         with _of_this_run(folder):
-            training = saved[TRAINING]
+            training = saved[states.TRAINING]
+            found = training['epoch'], training['extra'], len(training['random'])
             if optimizer is not None:
                 if scheduler is not None and training['scheduler'] is None:
                     raise ValueError("expected the state of 'scheduler' (got none)")
-                set_optimizer_state(optimizer, saved, training['optimizer'])
+                states.set_optimizer_state(optimizer, saved, training['optimizer'])
                 if scheduler is not None:
                     scheduler.load_state_dict(training['scheduler'])
-            set_model_state(model, saved)
-            if optimizer is not None and num_ranks == len(training['random']):
-                set_random_states(training['random'][rank()])
-            found.extend((training['epoch'], training['extra'], len(training['random'])))
+            states.set_model_state(model, saved)
+            if optimizer is not None and num_ranks == found[-1]:
+                states.set_random_states(training['random'][world()[0]])
+            made.append(Checkpoint(folder, *found))
 
     num_ranks = len(together(read))
     together(apply)
-    return Checkpoint(folder, *found)
+    return made[0]
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Reads a folder of torch.distributed.checkpoint without running any code that is in it.
 
-torch's own reader unpickles ``.metadata``, and its planner (before torch 2.6 also its reader) what
-is no tensor, without restriction: a folder made for that could run any program. Here ``.metadata``
-may name only the few classes that torch writes into it, and all else is read with ``weights_only``.
+torch's own reader unpickles ``.metadata`` without restriction, and its planner all that is no
+tensor: a folder could run any program. Here ``.metadata`` may name only the few classes that torch
+writes into it, and all else is read with ``weights_only``.
 """
 
 from __future__ import annotations
@@ -20,28 +20,24 @@ from pyg_sar.checkpoint.states import OPTIMIZER
 from pyg_sar.shard.format.files import own_file
 from pyg_sar.shard.format.tensor_file import check_plain, check_tensors
 
-_METADATA = 'torch.distributed.checkpoint.metadata'
 _ALLOWED = {
-    *((_METADATA, name) for name in ('Metadata', 'MetadataIndex', 'StorageMeta')),
-    *((_METADATA, name) for name in ('TensorStorageMetadata', 'BytesStorageMetadata')),
-    *((_METADATA, name) for name in ('ChunkStorageMetadata', 'TensorProperties')),
-    (_METADATA, '_MEM_FORMAT_ENCODING'),
-    ('torch.distributed.checkpoint.filesystem', '_StorageInfo'),
-    ('torch.serialization', '_get_layout'),
-    ('torch', 'Size'),
-    *((module, 'PosixPath') for module in ('pathlib', 'pathlib._local')),
-    *(
-        ('torch', str(value).removeprefix('torch.'))
-        for value in vars(torch).values()
-        if isinstance(value, torch.dtype)
-    ),
+    'torch.distributed.checkpoint.metadata': {
+        *('Metadata', 'MetadataIndex', 'StorageMeta', 'TensorProperties', '_MEM_FORMAT_ENCODING'),
+        *(f'{kind}StorageMetadata' for kind in ('Tensor', 'Bytes', 'Chunk')),
+    },
+    'torch.distributed.checkpoint.filesystem': {'_StorageInfo'},
+    'torch.serialization': {'_get_layout'},
+    'torch': {'Size'},  # and dtypes
+    'pathlib': {'PosixPath'},
+    'pathlib._local': {'PosixPath'},
 }
-"""Module and name of all that torch writes into ``.metadata``."""
+"""All that torch writes into ``.metadata``, by module."""
 
 
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
+        is_dtype = module == 'torch' and isinstance(getattr(torch, name, None), torch.dtype)
+        if name not in _ALLOWED.get(module, ()) and not is_dtype:
             raise pickle.UnpicklingError(
                 f"expected only the metadata of tensors (got '{module}.{name}')"
             )
@@ -89,11 +85,9 @@ def read_values(
             value = load_plain(_content(folder, root, places[key]))
             if isinstance(described, TensorStorageMetadata):
                 value = value.detach()
-                got, expected = (value.shape, value.dtype), described.properties.dtype
-                if got != (described.size, expected):
-                    raise ValueError(
-                        f"expected '{key}' as {described.size}, {expected} (got {got})"
-                    )
+                got, want = (value.shape, value.dtype), (described.size, described.properties.dtype)
+                if got != want:
+                    raise ValueError(f"expected '{key}' as {want} (got {got})")
             values[key] = value
     except OSError:
         raise

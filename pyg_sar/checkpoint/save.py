@@ -1,4 +1,9 @@
-"""Writes a checkpoint."""
+"""Writes a checkpoint: a folder of torch.distributed.checkpoint, every rank its share.
+
+``torch.distributed.checkpoint.save`` sends the plans of the ranks as pickles, which may run code
+where they arrive. But the state is the same on all ranks, so each can make the plans of all by
+itself; only where the tensors then lie has to travel, in names and numbers.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +11,22 @@ import io
 import operator
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pyg_sar.checkpoint.all_or_none import on_rank_0, rank, together
+from pyg_sar.checkpoint.all_or_none import on_rank_0, together, world
 from pyg_sar.checkpoint.folders import begin, publish
-from pyg_sar.checkpoint.random_states import random_states
 from pyg_sar.checkpoint.reader import load_plain
-from pyg_sar.checkpoint.states import TRAINING, model_state, optimizer_state
-from pyg_sar.checkpoint.writer import write
+from pyg_sar.checkpoint.states import TRAINING, model_state, optimizer_state, random_states
 from pyg_sar.comm import check_equal, in_call
 
 
@@ -78,24 +86,24 @@ def save_checkpoint(
         state.update(model_state(model) | tensors)
         return operator.index(epoch), random_states()
 
+    def check_visible() -> None:
+        if not folder.is_dir():
+            raise FileNotFoundError(f'expected a folder that all ranks see (got none at {folder})')
+
     of_ranks = together(collect)
     check_equal('epoch', epoch, [number for number, _ in of_ranks])
     training['random'] = [states for _, states in of_ranks]
     state[TRAINING] = training
 
-    made = on_rank_0(lambda: begin(root, epoch).name)
-    assert made is not None
-    folder = root / made
-    together(lambda: _check_visible(folder))
+    folder = root / on_rank_0(lambda: begin(root, epoch).name)
+    together(check_visible)
     try:
-        write(state, folder)
-        published = on_rank_0(lambda: publish(folder, keep=keep).name)
+        _write(state, folder)
+        return root / on_rank_0(lambda: publish(folder, keep=keep).name)
     except Exception:
-        if rank() == 0:
+        if world()[0] == 0:
             shutil.rmtree(folder, ignore_errors=True)  # The disk may be full.
         raise
-    assert published is not None
-    return root / published
 
 
 def _check_plain(name: str, value: object) -> None:
@@ -109,6 +117,34 @@ def _check_plain(name: str, value: object) -> None:
         raise ValueError(f"'{name}' cannot be saved: {error}") from error
 
 
-def _check_visible(folder: Path) -> None:
-    if not folder.is_dir():
-        raise FileNotFoundError(f'expected a folder that all ranks see (got none at {folder})')
+def _write(state: dict[str, Any], folder: Path) -> None:
+    """Writes a state and syncs its files (collective).
+
+    The tensors are the same on all ranks, which share the writing; what is no tensor is under
+    TRAINING, of which rank 0's is written.
+    """
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    writer = FileSystemWriter(folder, sync_files=True)
+    own, num_ranks = world()
+    metadata: Any = None
+    indices: dict[str, MetadataIndex] = {}
+
+    def write_share() -> list[tuple[str, int, tuple[str, int, int]]]:
+        nonlocal metadata
+        planner.set_up_planner(state, writer.storage_meta(), is_coordinator=own == 0)
+        writer.set_up_storage_writer(own == 0)
+        whole = writer.prepare_local_plan(planner.create_local_plan())
+        shared = replace(whole, items=[item for item in whole.items if item.index.fqn != TRAINING])
+        plans, metadata = planner.create_global_plan([whole, *[shared] * (num_ranks - 1)])
+        plans = writer.prepare_global_plan(plans)
+        indices.update({item.index.fqn: item.index for plan in plans for item in plan.items})
+        written = writer.write_data(planner.finish_plan(plans[own]), planner)
+        written.wait()
+        told = [(r.index.fqn, r.size_in_bytes, r.storage_data) for r in written.value()]
+        return [(name, size, (at.relative_path, at.offset, at.length)) for name, size, at in told]
+
+    results = [
+        [WriteResult(indices[name], size, _StorageInfo(*place)) for name, size, place in of_rank]
+        for of_rank in together(write_share)
+    ]
+    on_rank_0(lambda: writer.finish(metadata, results))

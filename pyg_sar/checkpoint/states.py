@@ -1,20 +1,18 @@
 """A training run as one flat dict of tensors and plain values, and back.
 
-==========================  ======================================================================
-``model.<key>``             the plain model's ``state_dict()``
-``optimizer.<i>.<name>``    tensors of the optimizer's state of parameter i
-``training``                all the rest: one dict of plain values, among them the random states of
-                            all ranks
-==========================  ======================================================================
+- ``model.<key>``: the plain model's ``state_dict()``
+- ``optimizer.<i>.<name>``: tensors of the optimizer's state of parameter i
+- ``training``: all the rest, one dict of plain values, among them the random states of all ranks
 
-The state of a data-parallel run is the same on all ranks, so nothing in it depends on how many
-there are, apart from the random states.
+Apart from these nothing depends on how many ranks there are.
 """
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -45,8 +43,8 @@ def set_model_state(model: torch.nn.Module, saved: dict[str, Any]) -> None:
 def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors, one entry each, and the rest.
 
-    Not torch.distributed.checkpoint's ``get_state_dict``: of an optimizer that has made no step it
-    makes one, and it leaves out what a scheduler has noted in the parameter groups.
+    Not torch.distributed.checkpoint's ``get_state_dict``: it makes a step of an optimizer that has
+    made none, and leaves out what a scheduler has noted in the parameter groups.
     """
     state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
@@ -69,13 +67,10 @@ def set_optimizer_state(
     Raises:
         ValueError: If it is of another class, or of other parameters.
     """
-    name = type(optimizer).__name__
-    if described['class'] != name:
-        raise ValueError(f'expected the state of {name} (got {described["class"]})')
-    state = {
-        index: dict(values) if isinstance(values, dict) else values
-        for index, values in described['state'].items()
-    }
+    kind = type(optimizer).__name__
+    if described['class'] != kind:
+        raise ValueError(f'expected the state of {kind} (got {described["class"]})')
+    state = described['state']
     for key, tensor in saved.items():
         if key.startswith(OPTIMIZER):
             index, name = key.removeprefix(OPTIMIZER).split('.', 1)
@@ -107,3 +102,28 @@ def check_model(model: torch.nn.Module, metadata: Metadata) -> None:
     if saved:
         extra = next(iter(saved)).removeprefix(MODEL)
         raise ValueError(f"expected only what the model, a {name}, has (got '{extra}', too)")
+
+
+def random_states() -> dict[str, Any]:
+    """Of torch (CPU, and the current CUDA device if CUDA is used), NumPy and Python."""
+    name, key, *rest = np.random.get_state()  # noqa: NPY002 (what PyG draws from)
+    version, internal, gauss = random.getstate()
+    states = {
+        'torch': torch.get_rng_state(),
+        'numpy': (str(name), torch.from_numpy(np.asarray(key, dtype=np.int64)), *rest),
+        'python': (version, torch.tensor(internal), gauss),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states['cuda'] = torch.cuda.get_rng_state()
+    return states
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Sets what :func:`random_states` has told."""
+    name, key, *rest = states['numpy']
+    np.random.set_state((name, key.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    version, internal, gauss = states['python']
+    random.setstate((version, tuple(internal.tolist()), gauss))
+    torch.set_rng_state(states['torch'])
+    if 'cuda' in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states['cuda'])

@@ -39,7 +39,7 @@ def draw_partition(summary: PartitionSummary, path: str | os.PathLike[str]) -> N
 
 
 def _heat_map(figure: Any, axis: Any, summary: PartitionSummary) -> None:
-    parts, rows = range(summary.num_parts), summary.halo_rows
+    rows = summary.halo_rows
     image = axis.imshow(rows, cmap='Blues', vmin=0)
     axis.set_title('rows exchanged per layer')
     axis.set_xlabel('sent by part')
@@ -49,22 +49,19 @@ def _heat_map(figure: Any, axis: Any, summary: PartitionSummary) -> None:
     figure.colorbar(image, ax=axis, shrink=0.8)
     if summary.num_parts > _MOST_NUMBERS:
         return
-    darkest = max(max(row) for row in rows)
-    for reader in parts:
-        for sender in parts:
-            count = rows[reader][sender]
+    style = {'ha': 'center', 'va': 'center', 'fontsize': 8}
+    darkest = max(map(max, rows))
+    for reader, row in enumerate(rows):
+        for sender, count in enumerate(row):
             color = 'white' if count > darkest / 2 else 'black'
-            axis.text(
-                sender, reader, f'{count:,}', ha='center', va='center', color=color, fontsize=8
-            )
+            axis.text(sender, reader, f'{count:,}', color=color, **style)
 
 
 def _bars(axis: Any, summary: PartitionSummary) -> None:
-    halo = tuple(map(sum, summary.halo_rows))
     series = {
         'own nodes': summary.part_num_nodes,
         'edges': summary.part_num_edges,
-        'halo rows': halo,
+        'halo rows': tuple(map(sum, summary.halo_rows)),
         'boundary rows': summary.boundary_rows,
     }
     width = 0.84 / len(series)
@@ -78,5 +75,4 @@ def _bars(axis: Any, summary: PartitionSummary) -> None:
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.margins(y=0.25)  # room for the legend
     axis.legend(frameon=False, ncols=2)
-    for side in ('top', 'right'):
-        axis.spines[side].set_visible(False)
+    axis.spines[['top', 'right']].set_visible(False)

@@ -55,16 +55,14 @@ def verify_partition(
             problems.append(str(error))
     if len(parts) < meta.num_parts:
         return problems  # The rest compares parts.
-    for node_key, node_info in meta.nodes.items():
-        ids = [part.n_id[node_key] for part in parts]
-        path = file_names.node_map_file(root, node_key)
-        name = _name('node', node_key)
-        problems += _wrong_cover(ids, node_info.num_nodes, path, name, root)
-    for edge_key, edge_info in meta.edges.items():
-        ids = [part.index[edge_key]['e_id'] for part in parts]
-        path = file_names.edge_map_file(root, edge_key)
-        name = _name('edge', edge_key)
-        problems += _wrong_cover(ids, edge_info.num_edges, path, name, root)
+    for key, node_info in meta.nodes.items():
+        ids = [part.n_id[key] for part in parts]
+        path, size = file_names.node_map_file(root, key), node_info.num_nodes
+        problems += _wrong_cover(ids, size, path, f'node{_of(key)}', root)
+    for relation, edge_info in meta.edges.items():
+        ids = [part.index[relation]['e_id'] for part in parts]
+        path, size = file_names.edge_map_file(root, relation), edge_info.num_edges
+        problems += _wrong_cover(ids, size, path, f'edge{_of(relation)}', root)
     for part in range(meta.num_parts):
         for edge_key in meta.edges:
             problems += _wrong_exchange(parts, part, edge_key)
@@ -114,16 +112,15 @@ def _wrong_cover(ids: list[Tensor], size: int, path: Path, name: str, root: Path
 
 def _wrong_exchange(parts: list[Part], part: int, key: EdgeKey) -> Iterator[str]:
     index = parts[part].index[key]
-    of = '' if key is None else f' of {key}'
     for other, other_part in enumerate(parts):
         sent = rows_of(other_part.index[key], 'boundary', part)
         if not torch.equal(rows_of(index, 'halo', other), sent):
-            yield f'part {part} reads other rows{of} from part {other} than that one sends'
+            yield f'part {part} reads other rows{_of(key)} from part {other} than that one sends'
     own = parts[part].n_id[None if key is None else key[0]].numel()
     used = torch.zeros(own + index['halo_pos'].numel(), dtype=torch.bool)
     used[index['src'].long()] = True
     if not bool(used[own:].all()):
-        yield f'part {part} reads rows{of} that none of its edges starts from'
+        yield f'part {part} reads rows{_of(key)} that none of its edges starts from'
 
 
 def _wrong_edges(
@@ -141,21 +138,17 @@ def _wrong_edges(
         return
     index, info = parts[part].index[key], meta.edges[key]
     halo = [
-        parts[other].n_id[info.src][rows_of(index, 'halo', other).long()]
-        for other in range(meta.num_parts)
+        other.n_id[info.src][rows_of(index, 'halo', number).long()]
+        for number, other in enumerate(parts)
     ]
     sources = torch.cat([parts[part].n_id[info.src], *halo])
     by_id = torch.argsort(index['e_id'])
-    found = [
-        index['e_id'][by_id],
-        sources[index['src'][by_id].long()],
-        parts[part].n_id[info.dst][index['dst'][by_id].long()],
-    ]
+    src, dst = (index[name][by_id].long() for name in ('src', 'dst'))
+    found = [index['e_id'][by_id], sources[src], parts[part].n_id[info.dst][dst]]
     if not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)):
-        of = '' if key is None else f' of {key}'
         sar = file_names.SAR_FILE
-        yield f"the edges{of} of part {part} are others in '{sar}' than in '{path.name}'"
+        yield f"the edges{_of(key)} of part {part} are others in '{sar}' than in '{path.name}'"
 
 
-def _name(kind: str, key: NodeKey | EdgeKey) -> str:
-    return kind if key is None else f'{kind} of {key}'
+def _of(key: NodeKey | EdgeKey) -> str:
+    return '' if key is None else f' of {key}'

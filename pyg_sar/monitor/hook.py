@@ -2,13 +2,15 @@
 
 Nobody listens by default: then a layer, an operation or a transfer costs a look at an empty tuple.
 The log and every profile are watchers. While there is one, layers and operations are also named
-ranges of torch.profiler: a range costs 12 microseconds, a good part of a small message.
+ranges of torch.profiler, ``pyg_sar::layer 'convs.0' (SAGEConv), forward`` and in it
+``pyg_sar::wait: receiving the rows of part 2``: a range costs 12 microseconds, a good part of a
+small message.
 """
 
 from __future__ import annotations
 
-import threading
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,60 +39,31 @@ class Transfer:
 
 
 class Watcher:
-    """Is told what this process does, in the thread that does it. What it is told may nest."""
+    """Is told what this process does, in the thread that does it.
+
+    What it is told may nest, and what begins always ends, perhaps by an exception.
+    """
 
     def enter_layer(self, layer: str, phase: str) -> None:
-        """A layer's forward, or the backward of a step of it that communicates, begins.
+        """A layer's ``'forward'``, or the ``'backward'`` of a step of it that communicates, begins.
 
-        Args:
-            layer: ``"layer 'convs.0' (SAGEConv)"``; empty outside of convs and norms, as in a loss.
-            phase: ``'forward'`` or ``'backward'``.
+        `layer` is ``"layer 'convs.0' (SAGEConv)"``; empty outside of convs and norms, as in a loss.
         """
 
     def leave_layer(self) -> None:
-        """It ends, perhaps by an exception."""
+        """It ends."""
 
-    def enter_operation(self, operation: str, peer: int | None, is_wait: bool) -> None:
-        """An operation with other ranks begins.
+    def enter_operation(self, operation: str, peer: int | None) -> None:
+        """An operation (``'receiving the rows of part 2'``) with a rank, or with all, begins.
 
-        Args:
-            operation: ``'receiving the rows of part 2'``.
-            peer: The rank it is done with; None for all of them.
-            is_wait: Whether it is the end of one that began before.
+        Or the wait for the end of one that began before.
         """
 
     def leave_operation(self) -> None:
-        """It ends, perhaps by an exception."""
+        """It ends."""
 
     def moved(self, transfer: Transfer) -> None:
         """Rows have been exchanged; within the operation that did so, or after several."""
-
-
-class _Ranges(Watcher):
-    """Layers and operations as named ranges, where torch's profiler records.
-
-    ``pyg_sar::layer 'convs.0' (SAGEConv), forward`` holds
-    ``pyg_sar::wait: receiving the rows of part 2``.
-    """
-
-    def __init__(self) -> None:
-        self._here = threading.local()
-
-    def enter_layer(self, layer: str, phase: str) -> None:
-        self._open(f'{layer or OUTSIDE}, {phase}')
-
-    def enter_operation(self, operation: str, peer: int | None, is_wait: bool) -> None:
-        self._open(f'wait: {operation}' if is_wait else operation)
-
-    def _open(self, name: str) -> None:
-        opened = record_function(f'pyg_sar::{name}') if _profiler_enabled() else nullcontext()
-        opened.__enter__()
-        vars(self._here).setdefault('opened', []).append(opened)
-
-    def leave_layer(self) -> None:
-        self._here.opened.pop().__exit__(None, None, None)
-
-    leave_operation = leave_layer
 
 
 watchers: tuple[Watcher, ...] = ()
@@ -100,14 +73,13 @@ watchers: tuple[Watcher, ...] = ()
 def add(watcher: Watcher) -> None:
     """Has `watcher` listen from now on, after the others."""
     global watchers
-    watchers = (*(watchers or (_Ranges(),)), watcher)
+    watchers = (*watchers, watcher)
 
 
 def remove(watcher: Watcher) -> None:
     """Has it listen no more."""
     global watchers
-    left = tuple(w for w in watchers if w is not watcher)
-    watchers = left if len(left) > 1 else ()
+    watchers = tuple(w for w in watchers if w is not watcher)
 
 
 def moved(transfer: Transfer) -> None:
@@ -116,21 +88,31 @@ def moved(transfer: Transfer) -> None:
         watcher.moved(transfer)
 
 
-class Watched:
+@contextmanager
+def in_layer(layer: str, phase: str) -> Iterator[None]:
+    """A layer, told to those who listened when it began."""
+    with ExitStack() as stack:
+        stack.enter_context(_named(f'{layer or OUTSIDE}, {phase}'))
+        for watcher in watchers:
+            watcher.enter_layer(layer, phase)
+            stack.callback(watcher.leave_layer)
+        yield
+
+
+@contextmanager
+def in_operation(
+    guard: AbstractContextManager[None], operation: str, peer: int | None, is_wait: bool
+) -> Iterator[None]:
     """An operation with other ranks in its guard, told to those who listened when it began."""
+    with ExitStack() as stack:
+        stack.enter_context(_named(f'wait: {operation}' if is_wait else operation))
+        for watcher in watchers:
+            watcher.enter_operation(operation, peer)
+            stack.callback(watcher.leave_operation)
+        stack.enter_context(guard)
+        yield
 
-    def __init__(
-        self, guard: AbstractContextManager[None], operation: str, peer: int | None, is_wait: bool
-    ) -> None:
-        self._guard, self._operation = guard, (operation, peer, is_wait)
 
-    def __enter__(self) -> None:
-        with ExitStack() as stack:
-            for watcher in watchers:
-                watcher.enter_operation(*self._operation)
-                stack.callback(watcher.leave_operation)
-            stack.enter_context(self._guard)
-            self._ends = stack.pop_all()
-
-    def __exit__(self, *error: Any) -> None:
-        self._ends.__exit__(*error)
+def _named(name: str) -> AbstractContextManager[Any]:
+    """A range where torch's profiler records."""
+    return record_function(f'pyg_sar::{name}') if _profiler_enabled() else nullcontext()

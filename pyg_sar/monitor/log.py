@@ -1,9 +1,8 @@
 """Lines for people: what each layer exchanges, how long it waits and how long it computes.
 
-The loggers are those of the modules, below ``pyg_sar``, and quiet. :func:`set_log` or the
-environment variable PYG_SAR_LOG turns them on, to stderr unless the program has handlers of its
-own. Times need a watcher, which only that puts in place: a program that merely sets a level sees
-what is told at construction and at load.
+The loggers are those of the modules, below ``pyg_sar``. :func:`set_log` or the environment variable
+PYG_SAR_LOG turns them on, to stderr unless the program has handlers of its own. A program that
+merely sets a level sees what is told at construction and at load: times need a watcher.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ def say(logger: logging.Logger, level: int, text: str) -> None:
     logger.log(level, '[rank %d/%d] %s', rank, world_size, text)
 
 
-def check_log(level: LogLevel | None) -> None:
+def check_log(level: str | None, name: str = "'log'") -> None:
     """Raises a ValueError for what is no level."""
     if level is not None and level not in get_args(LogLevel):
-        raise ValueError(f"'log' must be one of {get_args(LogLevel)} or None (got {level!r})")
+        raise ValueError(f'{name} must be one of {get_args(LogLevel)} (got {level!r})')
 
 
 def set_log(level: LogLevel | None) -> None:
@@ -61,7 +60,7 @@ def set_log(level: LogLevel | None) -> None:
         return
     if _running is not None:
         hook.remove(_running)
-        _running = None
+    _running = None
     if level == 'off':
         _top.setLevel(logging.NOTSET)
         _top.removeHandler(_stderr)
@@ -80,10 +79,9 @@ def set_log_by_environment() -> None:
     Raises:
         ValueError: If it is no level.
     """
-    level = os.environ.get('PYG_SAR_LOG', '').lower()
-    if level and level not in get_args(LogLevel):
-        raise ValueError(f'PYG_SAR_LOG must be one of {get_args(LogLevel)} (got {level!r})')
-    set_log(level or None)  # type: ignore[arg-type]
+    level = os.environ.get('PYG_SAR_LOG', '').lower() or None
+    check_log(level, 'PYG_SAR_LOG')
+    set_log(level)  # type: ignore[arg-type]
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
@@ -120,18 +118,15 @@ class Log(Meter):
         place, counts = self.end()
         if place == OUTSIDE:  # a loss: its operations have their own lines
             return
-        is_first = place not in self._seen
-        self._seen.add(place)
-        say(
-            _logger,
-            logging.INFO if is_first else logging.DEBUG,
-            f'{place}, {"the first time" if is_first else "all"}: {_traffic(counts)}, '
-            f'{_seconds(counts)}',
+        level, what = (
+            (logging.DEBUG, 'all') if place in self._seen else (logging.INFO, 'the first time')
         )
+        self._seen.add(place)
+        say(_logger, level, f'{place}, {what}: {_traffic(counts)}, {_seconds(counts)}')
 
     def leave_operation(self) -> None:
         """Tells of the wait where all ranks took part."""
-        seconds = self.count(waited=True)
+        seconds = self.count('waiting')
         if self.here.operation:
             text = f'{self.here.passes[-1][0]}: {self.here.operation}, waited {seconds:.6f} s'
             say(_logger, logging.DEBUG, text)

@@ -44,11 +44,7 @@ class _Here(threading.local):
 
 
 class Meter(Watcher):
-    """Tells seconds and rows to the innermost pass.
-
-    Args:
-        outside: What is told of where there is no pass.
-    """
+    """Tells seconds and rows to the innermost pass; where there is none, to `outside`."""
 
     def __init__(self, outside: Counts) -> None:
         self.here = _Here(outside)
@@ -59,41 +55,36 @@ class Meter(Watcher):
 
     def begin(self, place: str, counts: Counts) -> None:
         """A pass begins."""
-        self.count()
+        self.count('computing')
         self.here.passes.append((place, counts))
 
     def end(self) -> tuple[str, Counts]:
         """The innermost pass ends."""
-        self.count()
+        self.count('computing')
         return self.here.passes.pop()
 
-    def count(self, *, waited: bool = False) -> float:
-        """Tells the seconds since the last call, which it returns."""
+    def count(self, kind: str) -> float:
+        """Tells the seconds since the last call, which were of this kind, and returns them."""
         here, now = self.here, self.clock()
         counts, seconds = here.passes[-1][1], now - here.mark
-        if waited:
-            counts.waiting += seconds
-        else:
-            counts.computing += seconds
+        setattr(counts, kind, getattr(counts, kind) + seconds)
         here.mark = now
         return seconds
 
-    def enter_operation(self, operation: str, peer: int | None, is_wait: bool) -> None:
+    def enter_operation(self, operation: str, peer: int | None) -> None:
         """What was until now is computing."""
-        self.count()
+        self.count('computing')
         self.here.operation = operation if peer is None else ''
 
     def leave_operation(self) -> None:
         """What was until now is waiting."""
-        self.count(waited=True)
+        self.count('waiting')
 
     def moved(self, transfer: Transfer) -> None:
         """Counts rows."""
         counts = self.here.passes[-1][1]
-        counts.rows_received += transfer.rows_received
-        counts.rows_sent += transfer.rows_sent
-        counts.bytes_received += transfer.bytes_received
-        counts.bytes_sent += transfer.bytes_sent
+        for name in ('rows_received', 'rows_sent', 'bytes_received', 'bytes_sent'):
+            setattr(counts, name, getattr(counts, name) + getattr(transfer, name))
 
 
 def bytes_text(num_bytes: float) -> str:

@@ -18,17 +18,12 @@ from itertools import accumulate, pairwise
 
 from pyg_sar.planner.sizes import RankSizes
 
-_EXPONENT = 0.25
-_SKEW = 4.0
-_IMBALANCE = 1.1
-
 
 @dataclass(frozen=True)
 class CutPoint:
-    """What is known of a cut into equal ranks.
+    """What is known of a cut into ranks, at least 2.
 
     Attributes:
-        num_ranks: Number of ranks, at least 2.
         share: Share of the edges that are cut.
         halo_rows: Halo rows of all ranks together, or None.
         skew: Rows of a rank's largest remote block over those of its mean one.
@@ -38,8 +33,8 @@ class CutPoint:
     num_ranks: int
     share: float
     halo_rows: float | None = None
-    skew: float = _SKEW
-    imbalance: float = _IMBALANCE
+    skew: float = 4.0
+    imbalance: float = 1.1
 
 
 def extrapolate(
@@ -47,26 +42,20 @@ def extrapolate(
 ) -> RankSizes:
     """The largest rank of a cut that is not known.
 
-    Args:
-        num_nodes: Nodes of the graph.
-        num_edges: Directed edges of the graph.
-        points: Known cuts; the nearest counts, and up to two give the exponent.
-        num_ranks: Number of ranks R.
+    Of the known cuts (`points`) the nearest counts, and the two with most ranks give the exponent.
     """
-    own = -(-num_nodes // num_ranks)
     if num_ranks == 1:
         return RankSizes((num_nodes,), (num_edges,))
+    own = -(-num_nodes // num_ranks)
     near = min(points, key=lambda p: abs(math.log(p.num_ranks / num_ranks)))
     share = min(_share(points, near, num_ranks), 1 - 1 / num_ranks)
-    cut_edges = share * num_edges / num_ranks
     pool = _pool_share(near, num_nodes, num_edges) * num_nodes * (1 - 1 / num_ranks)
-    rows = _distinct(cut_edges, pool) * near.imbalance
+    rows = _distinct(share * num_edges / num_ranks, pool) * near.imbalance
     edges = num_edges / num_ranks * near.imbalance
-    remote = [1.0] * (num_ranks - 1)
+    weights = [1.0]
     if num_ranks > 2:
-        largest = min(near.skew, num_ranks - 1.0)
-        remote = [largest, *[(num_ranks - 1 - largest) / (num_ranks - 2)] * (num_ranks - 2)]
-    weights = [w / (num_ranks - 1) for w in remote]
+        largest = min(near.skew / (num_ranks - 1), 1.0)
+        weights = [largest, *[(1 - largest) / (num_ranks - 2)] * (num_ranks - 2)]
     return RankSizes(
         own=(own,),
         own_edges=(round(edges * (1 - share)),),
@@ -86,7 +75,7 @@ def _share(points: Sequence[CutPoint], near: CutPoint, num_ranks: int) -> float:
     def scale(p: CutPoint) -> float:
         return p.share / (1 - 1 / p.num_ranks)
 
-    exponent = _EXPONENT
+    exponent = 0.25
     known = sorted((p for p in points if p.share > 0), key=lambda p: p.num_ranks)
     if len(known) > 1:
         low, high = known[-2:]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -50,7 +51,7 @@ class Prediction:
 
     Attributes:
         num_ranks: Number of ranks.
-        how: Where the cut comes from; see :class:`Cut`.
+        how: Where the cut comes from: ``'this folder'``, ``'extrapolated'`` or ``'given'``.
         ranks: Every rank; a single one stands for the largest of `num_ranks` alike.
         bandwidth: Bytes per second that a rank receives.
     """
@@ -93,14 +94,6 @@ class Prediction:
         return None if compute is None else compute + self.exchange_seconds
 
 
-class _Needs(NamedTuple):
-    """Of a rank that was rehearsed; rows and bytes for every halo row, in an epoch."""
-
-    peak_bytes: float
-    rows: float
-    bytes: float
-
-
 class Planner:
     """Rehearses training of one model and predicts what it needs on any cut.
 
@@ -134,46 +127,44 @@ class Planner:
         return self._predicted[num_ranks]
 
     def least_ranks(self, fits: Callable[[Prediction], bool], most: int) -> Prediction | None:
-        """The least number of ranks that suffice: doubles it until they do, then halves the gap.
+        """The prediction for the least number of ranks that suffice; None if `most` do not.
 
         Args:
             fits: Whether a prediction is good enough; more ranks are taken to be no worse.
             most: The largest number that is tried.
-
-        Returns:
-            The prediction for that number, or None if `most` do not suffice either.
         """
-        low, count = 0, 1
-        while not fits(found := self.predict(count)):
-            if count == most:
+        low, high = 0, 1
+        while not fits(self.predict(high)):
+            if high == most:
                 return None
-            low, count = count, min(2 * count, most)
-        while found.num_ranks - low > 1:
-            middle = self.predict((found.num_ranks + low) // 2)
-            if fits(middle):
-                found = middle
-            else:
-                low = middle.num_ranks
-        return found
+            low, high = high, min(2 * high, most)
+        between = range(low + 1, high)
+        least = bisect_left(between, True, key=lambda count: fits(self.predict(count)))
+        return self.predict(low + 1 + least)
 
-    def _rank(self, sizes: RankSizes, needs: dict[RankSizes, _Needs]) -> RankPrediction:
+    def _rank(
+        self, sizes: RankSizes, needs: dict[RankSizes, tuple[float, float, float]]
+    ) -> RankPrediction:
         like = min(needs, key=lambda other: _distance(sizes, other))
-        found, job = needs[like], self.job
+        peak, rows, num_bytes = needs[like]
         seconds = None
         if self._rates is not None:
             seconds = self._rates[0] * sizes.num_own + self._rates[1] * sizes.num_edges
-        peak = found.peak_bytes * sizes.num_own / max(like.num_own, 1)
+        width, itemsize = self.job.in_channels, self.job.dtype.itemsize
         return RankPrediction(
             sizes=sizes,
-            peak_bytes=round(peak) + OVERHEAD_BYTES,
-            shard_bytes=self.statistics.shard_bytes(sizes, job.in_channels, job.dtype.itemsize),
-            rows_per_epoch=round(found.rows * sizes.num_halo),
-            bytes_per_epoch=round(found.bytes * sizes.num_halo),
+            peak_bytes=round(peak * sizes.num_own / max(like.num_own, 1)) + OVERHEAD_BYTES,
+            shard_bytes=self.statistics.shard_bytes(sizes, width, itemsize),
+            rows_per_epoch=round(rows * sizes.num_halo),
+            bytes_per_epoch=round(num_bytes * sizes.num_halo),
             compute_seconds=seconds,
         )
 
-    def _rehearse(self, sizes: RankSizes) -> _Needs:
-        """Two rehearsals of half and full measure, and the straight line through them."""
+    def _rehearse(self, sizes: RankSizes) -> tuple[float, float, float]:
+        """Peak bytes of a rank; rows and bytes that it receives in an epoch for every halo row.
+
+        By two rehearsals of half and full measure, and the straight line through them.
+        """
         small_enough, factor = _small_enough(sizes, _MAX_NODES, _MAX_EDGES)
         scaled = small_enough.scaled(factor, factor)
         large = rehearse(self.job, scaled)
@@ -182,7 +173,7 @@ class Planner:
             small = rehearse(self.job, small_enough.scaled(factor / 2, factor / 2))
             peak += (large.peak_bytes - small.peak_bytes) * 2 * (1 / factor - 1)
         halo = max(scaled.num_halo, 1)
-        return _Needs(peak, large.rows_received / halo, large.bytes_received / halo)
+        return peak, large.rows_received / halo, large.bytes_received / halo
 
     def _measure_rates(self, sizes: RankSizes) -> tuple[float, float]:
         """Seconds per own node and per edge of this machine, by two rehearsals without counting."""

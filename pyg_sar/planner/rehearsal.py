@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -71,15 +71,10 @@ class Job:
             raise ValueError('expected the plain model (got a DistributedDataParallel around it)')
 
 
-@dataclass(frozen=True)
-class Rehearsal:
-    """What one rank did in the rehearsal.
+class Rehearsal(NamedTuple):
+    """What one rank did: received in the last epoch, seconds of the fastest after the first one.
 
-    Attributes:
-        peak_bytes: The most bytes of tensors alive at once, beyond features, edges and parameters.
-        bytes_received: Bytes received in the last epoch.
-        rows_received: Rows received in the last epoch.
-        seconds: Of the fastest epoch after the first.
+    The peak is that of tensors alive at once, beyond features, edges and parameters.
     """
 
     peak_bytes: int
@@ -116,12 +111,8 @@ def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2)
                 start = time.perf_counter()
                 _step(job, model, data, optimizer)
                 seconds.append(time.perf_counter() - start)
-    return Rehearsal(
-        peak_bytes=live.peak,
-        bytes_received=traffic.bytes_received - before[0],
-        rows_received=traffic.rows_received - before[1],
-        seconds=min(seconds[1:]),
-    )
+    num_bytes, num_rows = traffic.bytes_received - before[0], traffic.rows_received - before[1]
+    return Rehearsal(live.peak, num_bytes, num_rows, min(seconds[1:]))
 
 
 def _step(job: Job, model: torch.nn.Module, data: Data, optimizer: torch.optim.Optimizer) -> None:
@@ -140,8 +131,8 @@ def _step(job: Job, model: torch.nn.Module, data: Data, optimizer: torch.optim.O
 
 def make_data(sizes: RankSizes, job: Job) -> Data:
     """A shard of the given counts, of rank 0, with edges at random."""
-    per_rank, world_size = len(sizes.own), sizes.num_ranks
-    num_parts, num_own = per_rank * world_size, sizes.num_own
+    per_rank, world_size, num_own = len(sizes.own), sizes.num_ranks, sizes.num_own
+    num_parts = per_rank * world_size
     # Step (s, i) reads part i of rank -s and serves rank s; in file order remote parts ascend.
     halo, halo_edges = [0] * num_parts, [0] * num_parts
     halo_edges[:per_rank] = sizes.own_edges

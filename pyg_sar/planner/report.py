@@ -23,33 +23,34 @@ def _seconds(value: float | None) -> str:
     return f'{value:,.0f}' if value >= 100 else f'{value:.3g}'
 
 
-_COLUMNS: dict[str, tuple[Callable[[RankPrediction], Any], Callable[[Any], str]]] = {
-    'peak': (lambda rank: rank.peak_bytes, format_bytes),
-    'shard': (lambda rank: rank.shard_bytes, format_bytes),
-    'nodes': (lambda rank: rank.sizes.num_own, '{:,}'.format),
-    'edges': (lambda rank: rank.sizes.num_edges, '{:,}'.format),
-    'halo rows': (lambda rank: rank.sizes.num_halo, '{:,}'.format),
-    'rows/epoch': (lambda rank: rank.rows_per_epoch, '{:,}'.format),
-    'received/epoch': (lambda rank: rank.bytes_per_epoch, format_bytes),
-    'compute s': (lambda rank: rank.compute_seconds, _seconds),
+_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    'peak': ('peak_bytes', format_bytes),
+    'shard': ('shard_bytes', format_bytes),
+    'nodes': ('num_nodes', '{:,}'.format),
+    'edges': ('num_edges', '{:,}'.format),
+    'halo rows': ('halo_rows', '{:,}'.format),
+    'rows/epoch': ('rows_per_epoch', '{:,}'.format),
+    'received/epoch': ('bytes_per_epoch', format_bytes),
+    'compute s': ('compute_seconds', _seconds),
 }
+"""Name in JSON and form of the columns of a rank."""
+
+
+def _figures(rank: RankPrediction) -> dict[str, Any]:
+    sizes, others = rank.sizes, {k: v for k, v in vars(rank).items() if k != 'sizes'}
+    counts = {'num_nodes': sizes.num_own, 'num_edges': sizes.num_edges, 'halo_rows': sizes.num_halo}
+    return counts | others
 
 
 def _most(ranks: Sequence[RankPrediction]) -> dict[str, str]:
     """The largest number of some ranks in every column."""
-    return {
-        name: form(max(map(of, ranks)) if of(ranks[0]) is not None else None)
-        for name, (of, form) in _COLUMNS.items()
-    }
+    figures = [_figures(rank) for rank in ranks]
+    known = {key: [f[key] for f in figures if f[key] is not None] for key in figures[0]}
+    return {name: form(max(known[key], default=None)) for name, (key, form) in _COLUMNS.items()}
 
 
 def table(predictions: Sequence[Prediction], base_bytes: int) -> str:
-    """One row for every number of ranks, of its largest rank.
-
-    Args:
-        predictions: The rows.
-        base_bytes: What a process holds before anything is loaded.
-    """
+    """One row for every number of ranks, of its largest rank; `base_bytes` hold all programs."""
     rows = [
         {
             'ranks': f'{p.num_ranks:,}',
@@ -71,7 +72,6 @@ def rank_table(prediction: Prediction) -> str:
 
 def as_dict(prediction: Prediction, base_bytes: int) -> dict[str, Any]:
     """What the tables say, in bytes and seconds, for JSON."""
-    names = 'peak_bytes', 'shard_bytes', 'rows_per_epoch', 'bytes_per_epoch', 'compute_seconds'
     return {
         'num_ranks': prediction.num_ranks,
         'cut': prediction.how,
@@ -81,22 +81,12 @@ def as_dict(prediction: Prediction, base_bytes: int) -> dict[str, Any]:
         'compute_seconds': prediction.compute_seconds,
         'exchange_seconds': prediction.exchange_seconds,
         'seconds_per_epoch': prediction.seconds_per_epoch,
-        'ranks': [
-            {
-                'num_nodes': rank.sizes.num_own,
-                'num_edges': rank.sizes.num_edges,
-                'halo_rows': rank.sizes.num_halo,
-                **{name: getattr(rank, name) for name in names},
-            }
-            for rank in prediction.ranks
-        ],
+        'ranks': [_figures(rank) for rank in prediction.ranks],
     }
 
 
 def _aligned(rows: Sequence[dict[str, str]]) -> str:
     lines = [list(rows[0]), *(list(row.values()) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return '\n'.join(
-        '  '.join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    )
+    form = '  '.join(f'{{:>{width}}}' for width in widths)
+    return '\n'.join(form.format(*line) for line in lines)

@@ -10,13 +10,11 @@ from dataclasses import dataclass, replace
 class RankSizes:
     """The counts of one rank.
 
-    Blocks are listed with the parts they read: own parts first, then remote ones in the order of
-    the exchange, as many for each other rank as there are own parts.
-
     Attributes:
         own: Own nodes of every own part.
         own_edges: Edges into own nodes from every own part.
-        halo: Rows read from every remote part.
+        halo: Rows read from every remote part, in the order of the exchange: as many for each other
+            rank as there are own parts.
         halo_edges: Edges into own nodes from every remote part.
         boundary: Rows sent in one exchange, summed over the readers.
     """

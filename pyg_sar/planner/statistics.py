@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -14,19 +14,12 @@ from pyg_sar.planner.cuts import CutPoint, extrapolate
 from pyg_sar.planner.sizes import RankSizes
 from pyg_sar.shard.format.meta import EdgeInfo, NodeInfo, read_meta
 
-_LABEL_BYTES = 8 + 3  # y as int64 and three masks
-
 
 class Cut(NamedTuple):
-    """A graph cut for a number of ranks.
-
-    Attributes:
-        ranks: Every rank; a single one stands for the largest of that many alike.
-        how: ``'this folder'``, ``'extrapolated'`` or ``'given'``.
-    """
+    """Every rank, or the largest of ranks that are alike, and where these counts come from."""
 
     ranks: tuple[RankSizes, ...]
-    how: str
+    how: Literal['this folder', 'extrapolated', 'given']
 
 
 @dataclass(frozen=True)
@@ -82,7 +75,7 @@ class Statistics:
         """Bytes of a loaded shard: attributes, edge_index, ids and boundary lists."""
         node_bytes = self.node_bytes
         if node_bytes is None:
-            node_bytes = in_channels * feature_bytes + _LABEL_BYTES
+            node_bytes = in_channels * feature_bytes + 8 + 3  # y as int64, and three masks
         of_nodes = sizes.num_own * (node_bytes + 8)
         of_edges = sizes.num_edges * (2 * 8 + 8 + self.edge_bytes)
         return of_nodes + of_edges + 8 * sizes.boundary
@@ -90,13 +83,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Parts:
-    """The counts of a partition folder.
-
-    Attributes:
-        num_nodes: Own nodes of every part.
-        halo_rows: ``halo_rows[p][q]`` rows that part p reads from part q.
-        block_edges: ``block_edges[p][q]`` edges from part q into part p.
-    """
+    """The counts of a partition folder, as :func:`from_counts` takes them."""
 
     num_nodes: Sequence[int]
     halo_rows: Sequence[Sequence[int]]
@@ -113,17 +100,16 @@ class Parts:
 
     def _rank(self, rank: int, num_ranks: int) -> RankSizes:
         k = self.num_parts // num_ranks
-        own = range(rank * k, rank * k + k)
-        senders = [(rank - s) % num_ranks for s in range(1, num_ranks)]
-        remote = [sender * k + i for sender in senders for i in range(k)]
-        readers = [range(r * k, r * k + k) for r in range(num_ranks) if r != rank]
+        parts = [range(r * k, r * k + k) for r in range(num_ranks)]
+        own = parts[rank]
+        remote = [q for s in range(1, num_ranks) for q in parts[rank - s]]
         edges = [sum(self.block_edges[p][q] for p in own) for q in (*own, *remote)]
         return RankSizes(
             own=tuple(self.num_nodes[q] for q in own),
             own_edges=tuple(edges[:k]),
             halo=tuple(self._rows(own, q) for q in remote),
             halo_edges=tuple(edges[k:]),
-            boundary=sum(self._rows(reader, q) for reader in readers for q in own),
+            boundary=sum(self._rows(reader, q) for reader in parts if reader != own for q in own),
         )
 
     def _rows(self, readers: Sequence[int], owner: int) -> int:
@@ -210,18 +196,17 @@ def by_hand(
         raise ValueError(f'expected nodes and edges (got {num_nodes} and {num_edges})')
     if imbalance < 1:
         raise ValueError(f"'imbalance' must be at least 1 (got {imbalance})")
-    rows = {ranks: value * num_nodes for value, ranks in halo}
     for share, ranks in cut:
         if ranks < 2 or not 0 <= share <= 1:
             raise ValueError(
                 f'expected a share between 0 and 1 of edges cut at 2 or more ranks (got {share} '
                 f'at {ranks})'
             )
-    unknown = rows.keys() - {ranks for _, ranks in cut}
-    if unknown or len({ranks for _, ranks in cut}) < len(cut):
+    rows, counts = {ranks: value * num_nodes for value, ranks in halo}, [ranks for _, ranks in cut]
+    if not rows.keys() <= {*counts} or len({*counts}) < len(counts):
         raise ValueError(
             f"expected one 'cut' for each number of ranks, and 'halo' for some of them (got 'cut' "
-            f"at {[ranks for _, ranks in cut]}, 'halo' at {list(rows)})"
+            f"at {counts}, 'halo' at {list(rows)})"
         )
     points = [CutPoint(ranks, share, rows.get(ranks), imbalance=imbalance) for share, ranks in cut]
     return Statistics(num_nodes, num_edges, tuple(points))
@@ -245,7 +230,5 @@ def _most_over_mean(counts: Sequence[int]) -> float:
 
 
 def _row_bytes(info: NodeInfo | EdgeInfo) -> int:
-    return sum(
-        math.prod(attr['shape']) * getattr(torch, attr['dtype']).itemsize
-        for attr in info.attrs.values()
-    )
+    rows = info.attrs.values()
+    return sum(math.prod(row['shape']) * getattr(torch, row['dtype']).itemsize for row in rows)

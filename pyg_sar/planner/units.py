@@ -5,30 +5,21 @@ from __future__ import annotations
 import re
 
 _NUMBER = r'[0-9]+\.?[0-9]*|\.[0-9]+'
-_UNITS = {'': 1, 'K': 10**3, 'M': 10**6, 'G': 10**9, 'T': 10**12}
-_BINARY = {'Ki': 1 << 10, 'Mi': 1 << 20, 'Gi': 1 << 30, 'Ti': 1 << 40}
+_POWERS = {'': 0, 'K': 1, 'M': 2, 'G': 3, 'T': 4}
 
 
 def parse_bytes(text: str) -> int:
-    """``'64GB'``, ``'64 GiB'`` or plain bytes.
-
-    Raises:
-        ValueError: If the text is not a positive size.
-    """
-    found = re.fullmatch(rf'\s*({_NUMBER})\s*([KMGT]?i?)B?\s*', text)
-    units = {**_UNITS, **_BINARY}
-    size = round(float(found[1]) * units.get(found[2], 0)) if found else 0
+    """``'64GB'``, ``'64 GiB'`` or plain bytes; a ValueError for all but positive sizes."""
+    found = re.fullmatch(rf'\s*({_NUMBER})\s*(?:([KMGT])(i?))?B?\s*', text)
+    unit = (1024 if found[3] else 1000) ** _POWERS[found[2] or ''] if found else 0
+    size = round(float(found[1]) * unit) if found else 0
     if size < 1:
         raise ValueError(f"expected a size such as 64GB or 500MiB (got '{text}')")
     return size
 
 
 def parse_share(text: str) -> tuple[float, int]:
-    """``'0.2@64'``: a number at a number of ranks.
-
-    Raises:
-        ValueError: If the text is not of that form.
-    """
+    """``'0.2@64'``: a number at a number of ranks; a ValueError for other forms."""
     found = re.fullmatch(rf'({_NUMBER})@([0-9]+)', text)
     if found is None:
         raise ValueError(
@@ -38,11 +29,7 @@ def parse_share(text: str) -> tuple[float, int]:
 
 
 def parse_counts(text: str) -> list[int]:
-    """``'1,2,4'``.
-
-    Raises:
-        ValueError: If an entry is not a positive int.
-    """
+    """``'1,2,4'``; a ValueError for all but positive ints."""
     if re.fullmatch(r'[0-9]+(,[0-9]+)*', text) is None or 0 in map(int, text.split(',')):
         raise ValueError(f"expected numbers of ranks such as 1,2,4 (got '{text}')")
     return [int(entry) for entry in text.split(',')]

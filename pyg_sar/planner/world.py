@@ -1,22 +1,24 @@
 """A world of equal ranks of which only one exists.
 
 Rank 0 of P runs the real code while every other rank is thought to hold the same shard, shifted: so
-what rank r sends to rank 0 is what rank 0 itself sends to rank -r. Nothing else is needed to
-answer every exchange with tensors of the right sizes and sensible values, in one process and
-without a process group. The rehearsal knows :func:`equal_ranks` alone.
+what rank r sends to rank 0 is what rank 0 itself sends to rank -r. That answers every exchange with
+tensors of the right sizes and sensible values, in one process and without a process group. The
+rehearsal knows :func:`equal_ranks` alone.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import torch.distributed
 from torch import Tensor
 
+from pyg_sar.comm import transport
 from pyg_sar.monitor import Counts, Meter, hook
 
 
@@ -33,34 +35,12 @@ def equal_ranks(num_ranks: int) -> Iterator[Counts]:
             is_ours = name.startswith('pyg_sar.') and name != __name__
             if is_ours and vars(module).get('dist') is torch.distributed:
                 stack.enter_context(patch.object(module, 'dist', world))
-        meter = _Traffic(counts)
+        for name in ('start_swap', 'all_to_all', 'all_reduce', 'all_gather'):
+            stack.enter_context(patch.object(transport, name, getattr(world, name)))
+        meter = Meter(counts)
         hook.add(meter)
         stack.callback(hook.remove, meter)
         yield counts
-
-
-class _Traffic(Meter):
-    """Counts rows, in layers or not, and no time."""
-
-    def count(self, *, waited: bool = False) -> float:
-        return 0.0
-
-
-class _Op(NamedTuple):
-    op: Any
-    tensor: Tensor
-    peer: int
-    group: Any = None
-    tag: int = 0
-
-
-class _Done:
-    """A transfer that is complete."""
-
-    def wait(self, *_: Any) -> bool:
-        return True
-
-    is_completed = wait
 
 
 class _Group:
@@ -68,13 +48,11 @@ class _Group:
 
 
 class _World:
-    """Stands in for ``torch.distributed``; all ranks hold the same."""
-
-    P2POp, isend, irecv = _Op, 'isend', 'irecv'
+    """Stands in for ``torch.distributed`` and for what pyg_sar asks of it; all ranks are alike."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.group = type('group', (), {'WORLD': _Group()})
+        self.group = SimpleNamespace(WORLD=_Group())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.distributed, name)  # what is not collective: types, constants
@@ -82,39 +60,34 @@ class _World:
     def is_initialized(self) -> bool:
         return self.size > 1
 
-    def get_rank(self, group: Any = None) -> int:
+    def get_rank(self) -> int:
         return 0
 
-    def get_world_size(self, group: Any = None) -> int:
+    def get_world_size(self) -> int:
         return self.size
 
-    def new_group(self, *_: Any, **__: Any) -> _Group:
+    def new_group(self, **_: Any) -> _Group:
         return _Group()
 
-    def batch_isend_irecv(self, ops: Sequence[_Op]) -> list[_Done]:
+    def start_swap(
+        self, received: Iterable[Tensor], _: int, sent: Iterable[Tensor], *__: Any
+    ) -> list[Any]:
         """In one step as many rows come from rank -s as go to rank +s."""
-        sent = [op.tensor for op in ops if op.op == self.isend]
-        received = [op.tensor for op in ops if op.op == self.irecv]
-        for to, come in zip(sent, received, strict=True):
+        for come, to in zip(received, sent, strict=True):
             come.copy_(to)
-        return [_Done() for _ in ops]
+        return []
 
-    def all_to_all_single(
-        self, output: Tensor, input: Tensor, came: list[int], went: list[int], **_: Any
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, came: list[int], went: list[int], _: Any
     ) -> None:
         """What comes from rank r is what goes to rank -r."""
-        parts = torch.split(input, went)
-        for rank, place in enumerate(torch.split(output, came)):
+        parts = torch.split(sent, went)
+        for rank, place in enumerate(torch.split(received, came)):
             place.copy_(parts[-rank % self.size])
 
-    def all_reduce(self, tensor: Tensor, op: Any = torch.distributed.ReduceOp.SUM, **_: Any) -> Any:
-        if op == torch.distributed.ReduceOp.SUM:
-            tensor *= self.size
-        return _Done()
+    def all_reduce(self, tensor: Tensor, _: Any) -> Tensor:
+        tensor *= self.size
+        return tensor
 
-    def all_gather(self, tensors: list[Tensor], tensor: Tensor, group: Any = None) -> None:
-        for each in tensors:
-            each.copy_(tensor)
-
-    def barrier(self, *_: Any, **__: Any) -> _Done:
-        return _Done()
+    def all_gather(self, own: Tensor, _: Any) -> Tensor:
+        return torch.stack([own] * self.size)

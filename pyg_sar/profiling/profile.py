@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import Any
 
 import torch
 
 from pyg_sar.comm import agree, check_equal
-from pyg_sar.conv.sar_conv import SARConv
-from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.profiling.recording import Recording
 from pyg_sar.profiling.records import Summary, from_dict
-from pyg_sar.profiling.table import table_of_all, table_of_one
+from pyg_sar.profiling.table import table
 
 
 def profile(model: torch.nn.Module) -> Profile:
@@ -25,25 +21,22 @@ def profile(model: torch.nn.Module) -> Profile:
     >>> print(prof)
 
     Results are the same bits. Each rank profiles itself, without any communication, and not all
-    need to. Several profiles may be active at once, of the same or of different models; two models
-    in one table: ``profile(torch.nn.ModuleList([first, second]))``.
+    need to. Several profiles may be active at once; two models in one table:
+    ``profile(torch.nn.ModuleList([first, second]))``. For a timeline use torch.profiler within:
+    layers and operations are ranges with names that begin with ``pyg_sar::``.
 
-    - **waiting** is the time inside operations with other ranks, of whatever kind: posting a
-      message, waiting for rows or for one's own to be taken, sums and decisions of all ranks.
-    - **computing** is all other time between the beginning and the end of a pass. A layer's
-      backward is the sum of its steps of autograd, its linear layers included. Backward of a
-      forward before the profile is outside of layers.
+    - **waiting** are the seconds inside operations with other ranks, of whatever kind.
+    - **computing** are all other seconds of a pass. A layer's backward is the sum of its steps of
+      autograd, its linear layers included. Backward of a forward before the profile is outside of
+      layers.
     - **rows and bytes** are counted when a message is complete. With exchanges of all ranks at once
       (mode one_shot, the gather path, plans made in the first epoch) everything that travels counts
       as rows, without what a rank sends to itself.
-    - **memory** is, on a CPU, the high-water mark of the whole process's resident memory during a
-      layer's passes, exact on Linux (it is set back for each pass, which other readers of VmHWM
-      notice) and unknown elsewhere. On a GPU it is ``torch.cuda.max_memory_allocated``.
-    - On a GPU the device is synchronised at both ends of every pass and operation, so that times
-      are true ones, and the epoch takes longer than it does without a profile.
-
-    For a timeline use torch.profiler within: layers and operations are ranges with names that begin
-    with ``pyg_sar::``.
+    - **memory** is, on a CPU, the high-water mark of the process's resident memory during a layer's
+      passes (Linux only; it is set back for each pass, which other readers of VmHWM notice). On a
+      GPU it is ``torch.cuda.max_memory_allocated``.
+    - On a GPU the device is synchronised at both ends of every pass and operation: times are true
+      ones, and the epoch takes longer.
 
     Args:
         model: A wrapped model, a DistributedDataParallel of one, or a SARConv.
@@ -54,29 +47,8 @@ def profile(model: torch.nn.Module) -> Profile:
     return Profile(model)
 
 
-class Profile:
+class Profile(Recording):
     """What :func:`pyg_sar.profile` records."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        if not any(isinstance(module, SARConv) for module in model.modules()):
-            raise ValueError(
-                f'expected a model that is wrapped (got {type(model).__name__} without any SARConv)'
-            )
-        self._recording = Recording(model)
-        self._running: AbstractContextManager[None] | None = None
-
-    def __enter__(self) -> Profile:
-        if self._running is not None:
-            raise ValueError('expected a new profile: this one was entered before')
-        self._running = self._recording.running()
-        self._running.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        assert self._running is not None
-        self._running.__exit__(*error)
 
     @property
     def summary(self) -> Summary:
@@ -85,9 +57,9 @@ class Profile:
         Raises:
             ValueError: If the ``with`` block has not ended.
         """
-        if self._recording.summary is None:
+        if self.recorded is None:
             raise ValueError("expected the end of the profile's 'with' block first")
-        return self._recording.summary
+        return self.recorded
 
     def all_ranks(self) -> list[Summary]:
         """The counts of all ranks, by rank.
@@ -109,7 +81,7 @@ class Profile:
             all_ranks: Whether to show the least, the mean and the most over all ranks instead of
                 this rank's own; collective, see :meth:`all_ranks`.
         """
-        return table_of_all(self.all_ranks()) if all_ranks else table_of_one(self.summary)
+        return table(self.all_ranks() if all_ranks else [self.summary], of_all=all_ranks)
 
     def __str__(self) -> str:
-        return repr(self) if self._recording.summary is None else self.table()
+        return repr(self) if self.recorded is None else self.table()

@@ -8,9 +8,10 @@ is the sum of its steps, linear layers included. All hooks go when the profile e
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,52 +22,63 @@ from torch.utils._pytree import tree_leaves
 from pyg_sar.comm import is_distributed
 from pyg_sar.conv.names import name_of
 from pyg_sar.conv.sar_conv import SARConv
+from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.monitor import Counts, Meter, hook
-from pyg_sar.profiling.memory import HighWater
 from pyg_sar.profiling.records import LayerProfile, Summary
+
+T = TypeVar('T', bound='Recording')
 
 
 class Recording(Meter):
-    """Records one model.
+    """Records one model while a ``with`` block lasts.
 
     Args:
         model: With SARConvs inside.
 
     Attributes:
-        summary: What was recorded, from the end of :meth:`running` on.
+        recorded: What was recorded, once the block has ended.
     """
+
+    recorded: Summary | None = None
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._outside = Counts()
         super().__init__(self._outside)
-        self._model = model
-        self._convs = {m: n for n, m in model.named_modules() if isinstance(m, SARConv)}
+        self._model = model.module if isinstance(model, DistributedDataParallel) else model
+        named = self._model.named_modules()
+        self._convs = {m: n for n, m in named if isinstance(m, SARConv)}
+        if not self._convs:
+            name = type(self._model).__name__
+            raise ValueError(f'expected a model that is wrapped (got {name} without any SARConv)')
         self._layers = [LayerProfile(n, name_of(m)) for m, n in self._convs.items()]
-        tensors = [*model.parameters(), *model.buffers()]
+        tensors = [*self._model.parameters(), *self._model.buffers()]
         self._device = tensors[0].device if tensors else torch.device('cpu')
-        self._memory = HighWater(self._device)
+        self._memory = _HighWater(self._device)
         self._is_on = False
-        self.summary: Summary | None = None
+        self._ends: ExitStack | None = None
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Records while it lasts."""
+    def __enter__(self: T) -> T:
+        if self._ends is not None:
+            raise ValueError('expected a new profile: this one was entered before')
         self._memory.reset()
-        start_bytes = self._memory.peak()
+        self._start_bytes = self._memory.peak()
         with ExitStack() as stack:
             for handle in self._hooks():
                 stack.callback(handle.remove)
             hook.add(self)
             stack.callback(hook.remove, self)
-            self._is_on = True
-            start = self.here.mark = self.clock()
-            try:
-                yield
-            finally:
-                self._is_on = False
-                self.summary = self._summary(self.clock() - start, start_bytes)
+            self._ends = stack.pop_all()
+        self._is_on = True
+        self._start = self.here.mark = self.clock()
+        return self
 
-    def _summary(self, seconds: float, start_bytes: int | None) -> Summary:
+    def __exit__(self, *error: Any) -> None:
+        assert self._ends is not None
+        with self._ends:
+            self._is_on = False
+            self.recorded = self._summarized(self.clock() - self._start)
+
+    def _summarized(self, seconds: float) -> Summary:
         for conv, layer in zip(self._convs, self._layers, strict=True):
             layer.paths = tuple(conv.chosen_paths())
             modes = {str(chosen.mode) for chosen in conv.chosen_modes()}
@@ -74,9 +86,9 @@ class Recording(Meter):
         passes = [p for layer in self._layers for p in (layer.forward, layer.backward)]
         spent = sum(p.waiting + p.computing for p in passes) + self._outside.waiting
         self._outside.computing = max(seconds - spent, 0.0)  # of all threads
-        world = (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
-        name = self._memory.name
-        return Summary(*world, seconds, self._layers, self._outside, start_bytes, name)
+        rank, world_size = (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
+        start, name = self._start_bytes, self._memory.name
+        return Summary(rank, world_size, seconds, self._layers, self._outside, start, name)
 
     def clock(self) -> float:
         """Seconds; on a GPU when all that was started is done."""
@@ -131,7 +143,7 @@ class Recording(Meter):
             step.register_hook(after)
 
     def begin(self, place: str, counts: Counts) -> None:
-        """A pass begins."""
+        """Notes the peak and begins another."""
         self._note_peak()
         super().begin(place, counts)
         self._memory.reset()
@@ -169,3 +181,38 @@ def _steps(roots: list[Node], inputs: list[Any]) -> list[Node]:
         found[id(node)] = node
         waiting.extend(next_node for next_node, _ in node.next_functions if next_node is not None)
     return list(found.values())
+
+
+class _HighWater:
+    """The most memory in use since a moment.
+
+    On a GPU it is what torch has allocated. Else it is the process's resident size, which is what
+    an operating system grants or refuses. On Linux its high-water mark can be set back, so it is
+    exact for any stretch of time: nothing is sampled.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.name = 'CUDA allocated' if device.type == 'cuda' else 'resident'
+        self._is_linux = os.access('/proc/self/clear_refs', os.W_OK)
+
+    def reset(self) -> None:
+        """Sets the mark to what is in use now."""
+        if self._device.type == 'cuda':
+            torch.cuda.reset_peak_memory_stats(self._device)
+        elif self._is_linux:
+            try:
+                with open('/proc/self/clear_refs', 'wb', buffering=0) as file:
+                    file.write(b'5')
+            except OSError:
+                self._is_linux = False
+
+    def peak(self) -> int | None:
+        """The most bytes in use since then; None if that is not known."""
+        if self._device.type == 'cuda':
+            return torch.cuda.max_memory_allocated(self._device)
+        if not self._is_linux:
+            return None
+        with open('/proc/self/status', 'rb', buffering=0) as file:
+            _, found, rest = file.read(4096).partition(b'VmHWM:')
+        return int(rest.split(None, 1)[0]) << 10 if found else None

@@ -61,10 +61,9 @@ class Summary:
 
 def from_dict(summary: dict[str, Any]) -> Summary:
     """The reverse of ``dataclasses.asdict``."""
+    passes = ('forward', 'backward')
     layers = [
-        LayerProfile(
-            **{**layer, **{name: Counts(**layer[name]) for name in ('forward', 'backward')}}
-        )
+        LayerProfile(**layer | {name: Counts(**layer[name]) for name in passes})
         for layer in summary['layers']
     ]
-    return Summary(**{**summary, 'layers': layers, 'outside': Counts(**summary['outside'])})
+    return Summary(**summary | {'layers': layers, 'outside': Counts(**summary['outside'])})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from pyg_sar.monitor import hook
 
@@ -62,15 +62,9 @@ def layer_of_place() -> str:
 @contextmanager
 def in_layer(layer: str, phase: str = 'forward') -> Iterator[None]:
     """Names the layer that is computed while it lasts; the innermost counts."""
-    watchers = hook.watchers
-    for watcher in watchers:
-        watcher.enter_layer(layer, phase)
-    try:
-        with _in_place(layer, phase):
-            yield
-    finally:
-        for watcher in reversed(watchers):
-            watcher.leave_layer()
+    told = hook.in_layer(layer, phase) if hook.watchers else nullcontext()
+    with told, _in_place(layer, phase):
+        yield
 
 
 @contextmanager

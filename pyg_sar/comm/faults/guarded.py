@@ -12,6 +12,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -41,7 +42,7 @@ def guard(
     *,
     is_wait: bool = False,
     alike: str = '',
-) -> Guard | hook.Watched:
+) -> AbstractContextManager[None]:
     """For the time of an operation in the exchange group.
 
     Args:
@@ -62,7 +63,7 @@ def guard(
         if connection.debug:
             connection.sum_alike(operation, alike or operation)
     guarded = Guard(connection, operation, peer)
-    return hook.Watched(guarded, operation, peer, is_wait) if hook.watchers else guarded
+    return hook.in_operation(guarded, operation, peer, is_wait) if hook.watchers else guarded
 
 
 def sum_alike(operation: str, alike: str = '', *, number: int = 0, state: str = '') -> int | None:
