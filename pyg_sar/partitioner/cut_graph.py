@@ -13,7 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from tqdm import tqdm
 
 from pyg_sar.partitioner.assignment import assign_nodes, choose
-from pyg_sar.partitioner.graph.checks import check_no_nan, check_num_parts, check_seed
+from pyg_sar.partitioner.graph.checks import check_no_nan, check_positive, check_seed
 from pyg_sar.partitioner.graph.split import MASKS, parse_split, random_split
 from pyg_sar.partitioner.graph.typed import TypedGraph, typed_graph
 from pyg_sar.partitioner.methods.method import MethodLike
@@ -109,7 +109,7 @@ def partition_graph(
     Raises:
         ValueError: If the graph or an option is not as described; nothing is written.
     """
-    num_parts, seed = check_num_parts(num_parts), check_seed(seed)
+    num_parts, seed = check_positive('num_parts', num_parts), check_seed(seed)
     target = target_folder(root, force=force)
     with _one_thread():
         scratch = scratch or Scratch(existing_parent(target))

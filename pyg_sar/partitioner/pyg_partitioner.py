@@ -17,7 +17,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partitioner.assignment import assign_nodes, choose
 from pyg_sar.partitioner.cut_graph import partition_graph
-from pyg_sar.partitioner.graph.checks import check_num_parts
+from pyg_sar.partitioner.graph.checks import check_positive
 from pyg_sar.partitioner.graph.typed import TypedGraph, typed_graph
 from pyg_sar.partitioner.methods.given import fill_empty_parts
 from pyg_sar.partitioner.methods.method import MethodLike
@@ -66,7 +66,7 @@ class Partitioner:
         """
         is_partition = (Path(self.root) / META_FILE).is_file()
         method: MethodLike = 'metis'
-        num_parts = check_num_parts(self.num_parts)
+        num_parts = check_positive('num_parts', self.num_parts)
         is_hetero = isinstance(self.data, HeteroData)
         if is_hetero or self.recursive is not None:
             with warnings.catch_warnings():

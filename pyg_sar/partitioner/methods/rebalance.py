@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pyg_sar.partitioner.methods.balance import batch_size, has_room
 from pyg_sar.partitioner.methods.method import Problem
-from pyg_sar.partitioner.on_disk.csr import neighbours_by_part
 from pyg_sar.partitioner.on_disk.mapped import FloatArray, Int64Array
+from pyg_sar.partitioner.on_disk.neighbours import neighbours_by_part
 
 _ROUNDS = 3
 
@@ -29,14 +29,7 @@ def rebalance(problem: Problem, parts: Int64Array) -> Int64Array:
 
     METIS with several constraints leaves rare types uneven. Of the nodes of an overfull part those
     go first that lose the fewest neighbours for what they weigh; a part takes a node only if it
-    stays within all its caps.
-
-    Args:
-        problem: The graph and what the parts shall share evenly.
-        parts: int64 [N], the part of every node.
-
-    Returns:
-        The part of every node, int64 [N]; `parts` itself if nothing had to move.
+    stays within all its caps. Gives `parts` itself, int64 [N], if nothing had to move.
     """
     weights, caps = problem.balance.weights, problem.caps
     loads = _loads(parts, weights, problem.num_parts)
@@ -54,7 +47,7 @@ def refine(problem: Problem, parts: Int64Array) -> Int64Array:
     """Moves nodes to the part of most of their neighbours, as long as it stays within its caps.
 
     What :func:`rebalance` has moved, its neighbours may follow: where 60 venues had to move, the
-    cut fell below what it had been before. Takes and gives what :func:`rebalance` does.
+    cut fell below what it had been before.
     """
     parts = parts.copy()
     num_parts, weights, caps = problem.num_parts, problem.balance.weights, problem.caps

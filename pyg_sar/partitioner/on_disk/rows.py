@@ -29,11 +29,7 @@ SHARE = 128
 small part of theirs."""
 
 
-_AS_SIGNED = {
-    torch.uint16: torch.int16,
-    torch.uint32: torch.int32,
-    torch.uint64: torch.int64,
-}
+_AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -76,24 +72,12 @@ def smallest_and_largest(ids: Tensor) -> tuple[int, int]:
 
 
 def edge_chunks(edge_index: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Edges in order: number of the first one, sources and destinations, int64.
-
-    Args:
-        edge_index: [2, E], of any integer type.
-    """
+    """Edges [2, E] of any integer type: number of the first, sources and destinations, int64."""
     for start, stop in ranges(edge_index.size(1), chunk_rows(edge_index.size(1))):
         edges = edge_index[:, start:stop]
         src, dst = (aligned(ids).to(torch.int64) for ids in edges)
         yield start, src, dst
         release(*edges)  # row by row: what lies between them belongs to neither
-
-
-def in_degrees(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """In-edges of every node, int64 [N]."""
-    degree = torch.zeros(num_nodes, dtype=torch.int64)
-    for _, _, dst in edge_chunks(edge_index):
-        count_into(degree, dst)
-    return degree
 
 
 def count_into(counts: Tensor, index: Tensor) -> None:
