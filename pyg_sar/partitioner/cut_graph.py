@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -124,9 +123,9 @@ def partition_graph(
                 "'num_parts' must not exceed the number of nodes (got "
                 f'{num_parts} and {graph.num_nodes})'
             )
-        if check_nan:
-            for key, nodes in graph.nodes.items():
-                check_no_nan(nodes.attrs.get('x'), f" of '{key}'" if key is not None else '')
+        for key, nodes in graph.nodes.items():
+            if check_nan and 'x' in nodes.attrs:
+                check_no_nan(nodes.attrs['x'], f" of '{key}'" if key is not None else '')
         if split is not None:
             _add_split(graph, split, seed)
         has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
@@ -140,10 +139,11 @@ def partition_graph(
             is_hetero=graph.is_hetero,
             has_train_mask=has_train_mask,
         )
-        with _bar(progress, 'partitioning', 1) as bar:
+        with tqdm(desc='partitioning', total=1, disable=not progress) as bar:
             assignment = assign_nodes(graph, num_parts, options)
             bar.update()
-        with _bar(progress, 'writing parts', num_parts) as bar, replace_folder(target) as folder:
+        bar = tqdm(desc='writing parts', total=num_parts, disable=not progress)
+        with bar, replace_folder(target) as folder:
             return write_partition(
                 folder,
                 graph,
@@ -169,10 +169,5 @@ def _add_split(graph: TypedGraph, split: str | tuple[float, float, float], seed:
         present = [name for name in MASKS if name in nodes.attrs]
         if present:
             raise ValueError(f"'split' needs a graph without masks (got {', '.join(present)})")
-        y = nodes.attrs.get('y')
-        y = None if y is None else aligned(y)
+        y = aligned(nodes.attrs['y']) if 'y' in nodes.attrs else None
         nodes.attrs.update(random_split(y, nodes.num_nodes, fractions, seed=seed))
-
-
-def _bar(progress: bool, description: str, total: int) -> Any:
-    return tqdm(desc=description, total=total, disable=not progress)

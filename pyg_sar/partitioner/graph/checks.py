@@ -88,9 +88,9 @@ def check_ids(edge_index: Tensor, num_nodes: tuple[int, int], relation: str = ''
             )
 
 
-def check_no_nan(x: Tensor | None, where: str = '') -> None:
+def check_no_nan(x: Tensor, where: str) -> None:
     """Raises ValueError if a feature is NaN."""
-    if x is None or not (x.is_floating_point() or x.is_complex()):
+    if not (x.is_floating_point() or x.is_complex()):
         return
     values = x if x.layout is torch.strided else x.values()
     count = sum(int(rows.isnan().sum()) for rows in chunks(values))

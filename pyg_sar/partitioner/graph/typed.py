@@ -25,13 +25,7 @@ _LONGEST_NAME = 250
 
 @dataclass(frozen=True)
 class NodeSet:
-    """The nodes of one type.
-
-    Attributes:
-        num_nodes: Number of nodes N.
-        attrs: Tensors [N, ...], by name.
-        extra: Values that belong to the type and not to a node, by name.
-    """
+    """The N nodes of one type, tensors [N, ...] of them, and values that belong to the type."""
 
     num_nodes: int
     attrs: dict[str, Tensor]
@@ -40,15 +34,10 @@ class NodeSet:
 
 @dataclass(frozen=True)
 class Relation:
-    """The edges of one type.
+    """The edges of one type, tensors [E, ...] of them, and values that belong to the relation.
 
-    Attributes:
-        src: Type of the sources.
-        dst: Type of the destinations.
-        edge_index: Ids of source and destination within their types, of any integer type [2, E];
-            in memory or mapped.
-        attrs: Tensors [E, ...], by name.
-        extra: Values that belong to the relation and not to an edge, by name.
+    `edge_index` has ids within the types of the ends, of any integer type [2, E]; in memory or
+    mapped.
     """
 
     src: NodeKey
@@ -60,14 +49,9 @@ class Relation:
 
 @dataclass(frozen=True)
 class TypedGraph:
-    """A graph by types.
+    """A graph by types, and values that belong to the whole graph.
 
-    Attributes:
-        nodes: The nodes of every type.
-        relations: The edges of every relation.
-        attrs: Values that belong to the graph, by name.
-        is_hetero: Whether types have names.
-        scratch: Where temporary arrays with a row per edge lie.
+    `scratch` is where temporary arrays with a row per edge lie, in memory by default.
     """
 
     nodes: dict[NodeKey, NodeSet]
@@ -111,10 +95,6 @@ class TypedGraph:
 
 def typed_graph(data: Data | HeteroData, scratch: Scratch | None = None) -> TypedGraph:
     """Checks a PyG graph and sorts what it holds.
-
-    Args:
-        data: The graph.
-        scratch: Where temporary arrays with a row per edge will lie; in memory if None.
 
     Raises:
         ValueError: If `data` is no graph, or something in it is not as it must be.

@@ -19,6 +19,7 @@ type of nodes has places of its own, and every relation has its own halos and bl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -174,18 +175,15 @@ def find_halos(edges: EdgeGroups) -> Halos:
     return Halos(halos, torch.stack(ends).diff(dim=1), block_edges)
 
 
-@dataclass(frozen=True)
-class PartLayout:
-    """The index tensors of one relation in one part.
+class PartLayout(NamedTuple):
+    """The index tensors of one relation in one part, for ``sar.pt`` and for PyG's ``graph.pt``.
 
-    Attributes:
-        sar: What ``sar.pt`` holds of it: local ids, halo, boundary and blocks.
-        graph: What PyG's ``graph.pt`` holds of it: the same edges by global id, sorted by
-            (destination, source).
+    The first has local ids, halo, boundary and blocks; the second the same edges by global id,
+    sorted by (destination, source).
     """
 
     sar: dict[str, Tensor]
-    graph: dict[str, Tensor | tuple[int, int]]
+    graph: dict[str, Any]
 
 
 def part_layout(edges: EdgeGroups, exchange: Halos, part: int, scratch: Scratch) -> PartLayout:
