@@ -76,17 +76,11 @@ class Partitioner:
                 options = choose(method, is_hetero=is_hetero)
                 options = replace(options, recursive=self.recursive)
                 parts = assign_nodes(graph, num_parts, options)
-                if is_hetero:
-                    spread = _spread(graph, parts, num_parts)
-                    method = {str(key): part for key, part in spread.items()}
-                else:
-                    method = parts[None]
+                method = _spread(graph, parts, num_parts) if is_hetero else parts[None]
         return partition_graph(self.data, num_parts, self.root, method=method, force=is_partition)
 
 
-def _spread(
-    graph: TypedGraph, parts: dict[NodeKey, Tensor], num_parts: int
-) -> dict[NodeKey, Tensor]:
+def _spread(graph: TypedGraph, parts: dict[NodeKey, Tensor], num_parts: int) -> dict[str, Tensor]:
     """Moves single nodes, so that every part has nodes of every type and edges of every relation.
 
     METIS may put all nodes of a type into one part; PyG's stores cannot open a part without.
@@ -99,5 +93,5 @@ def _spread(
         for nodes in [*into, torch.arange(part.numel())]:
             if nodes.numel() >= num_parts:
                 part[nodes] = fill_empty_parts(part[nodes], num_parts)
-        spread[key] = part
+        spread[str(key)] = part
     return spread

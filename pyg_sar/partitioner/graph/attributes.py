@@ -54,11 +54,7 @@ def sort_attributes(
     too. What belongs to neither and is no scalar, string or list is dropped with a warning, and so
     is a sparse tensor, unless its name is `y` or a well-known one: then it is stored dense.
 
-    Args:
-        data: A graph, or what a HeteroData holds of one type.
-        num_nodes: Number of nodes; None if `data` holds no nodes.
-        num_edges: Number of edges; None if `data` holds no edges.
-        where: Whose attributes they are, for messages.
+    `data` is a graph, or what a HeteroData holds of one type: then one of the numbers is None.
 
     Raises:
         ValueError: If an attribute with a well-known name has another number of rows, or a name is

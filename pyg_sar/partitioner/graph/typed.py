@@ -15,8 +15,8 @@ from torch_geometric.data.hypergraph_data import HyperGraphData
 
 from pyg_sar.partitioner.graph.attributes import count_rows, sort_attributes
 from pyg_sar.partitioner.graph.checks import check_ids, checked_edge_index
-from pyg_sar.partitioner.on_disk.mapped import Scratch
-from pyg_sar.partitioner.on_disk.rows import join_edges
+from pyg_sar.partitioner.on_disk.mapped import Scratch, release
+from pyg_sar.partitioner.on_disk.rows import edge_chunks
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey, type_name
 
 _LONGEST_NAME = 250
@@ -85,7 +85,14 @@ class TypedGraph:
         parts = [(r.edge_index, offsets[r.src], offsets[r.dst]) for r in self.relations.values()]
         if len(parts) == 1 and not any(parts[0][1:]):
             return parts[0][0]
-        return join_edges(parts, self.scratch)
+        joined, end = self.scratch.empty((2, self.num_edges), torch.int64), 0
+        for edges, add_src, add_dst in parts:
+            for _, src, dst in edge_chunks(edges):
+                place = joined[:, end : end + src.numel()]
+                place[0], place[1] = src + add_src, dst + add_dst
+                release(*place)
+                end += src.numel()
+        return joined
 
     def by_type(self, values: Tensor) -> dict[NodeKey, Tensor]:
         """Rows in the numbering of :attr:`offsets`, by type."""

@@ -50,18 +50,13 @@ def refine(problem: Problem, parts: Int64Array) -> Int64Array:
     cut fell below what it had been before.
     """
     parts = parts.copy()
-    num_parts, weights, caps = problem.num_parts, problem.balance.weights, problem.caps
-    loads = _loads(parts, weights, num_parts)
-    size = batch_size(len(parts), num_parts)
+    loads = _loads(parts, problem.balance.weights, problem.num_parts)
+    size = batch_size(len(parts), problem.num_parts)
     for _ in range(_ROUNDS):
         moved = False
         for start in range(0, len(parts), size):
             nodes = slice(start, start + size)
-            near = neighbours_by_part(problem.indptr, problem.index, parts, nodes, num_parts)
-            score = np.where(has_room(weights[nodes], loads, caps), near, -1.0)
-            target = score.argmax(axis=1)
-            rows = np.arange(len(near))
-            gain = score[rows, target] - near[rows, parts[nodes]]
+            target, gain = _best_moves(problem, parts, nodes, loads)
             for row in np.flatnonzero(gain > 0):
                 moved |= _try_move(problem, parts, start + row, target[row], loads)
         if not moved:
@@ -76,19 +71,29 @@ def _move(problem: Problem, parts: Int64Array, loads: FloatArray, constraint: in
     nodes = np.flatnonzero(too_full[parts] & (weights[:, constraint] > 0))
     if nodes.size == 0:
         return False
-    near = neighbours_by_part(problem.indptr, problem.index, parts, nodes, len(loads))
-    room = has_room(weights[nodes], loads, caps)
-    score = np.where(room, near, -np.inf)
-    target = score.argmax(axis=1)
-    rows = np.arange(len(nodes))
-    loss = (near[rows, parts[nodes]] - score[rows, target]) / weights[nodes, constraint]
+    target, gain = _best_moves(problem, parts, nodes, loads)
     moved = False
-    for row in np.argsort(loss, kind='stable'):
-        if not room[row, target[row]]:
+    for row in np.argsort(-gain / weights[nodes, constraint], kind='stable'):
+        if np.isneginf(gain[row]):
             break  # Sorted last: no part has room for these.
         if loads[parts[nodes[row]], constraint] > caps[constraint]:
             moved |= _try_move(problem, parts, nodes[row], target[row], loads)
     return moved
+
+
+def _best_moves(
+    problem: Problem, parts: Int64Array, nodes: slice | Int64Array, loads: FloatArray
+) -> tuple[Int64Array, FloatArray]:
+    """The part with room where a node has most neighbours, and how many more than in its own.
+
+    It is minus infinity where no part has room.
+    """
+    near = neighbours_by_part(problem.indptr, problem.index, parts, nodes, len(loads))
+    room = has_room(problem.balance.weights[nodes], loads, problem.caps)
+    score = np.where(room, near, -np.inf)
+    target = score.argmax(axis=1)
+    rows = np.arange(len(near))
+    return target, score[rows, target] - near[rows, parts[nodes]]
 
 
 def _try_move(

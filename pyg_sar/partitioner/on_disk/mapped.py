@@ -47,17 +47,10 @@ _MAPS: dict[int, int] = {}
 
 
 def map_array(path: str | os.PathLike[str], member: str | None = None) -> Array:
-    """Maps an array of a file into memory.
+    """Maps the array of a .npy file, or of a member of an .npz file, into memory.
 
-    A compressed member of an archive is read instead; :func:`is_mapped` tells.
-
-    Args:
-        path: A .npy file, or with `member` an .npz file.
-        member: The name of an array in the archive, with or without ``.npy``.
-
-    Returns:
-        The array, of any shape and memory order; possibly at an odd address, as archives do not
-        align their members.
+    It may be at an odd address, as archives do not align their members. A compressed member is read
+    instead; :func:`is_mapped` tells.
 
     Raises:
         ValueError: If there is no such array, or it holds objects.
@@ -106,10 +99,7 @@ def is_mapped(values: Tensor | Array) -> bool:
 
 
 def release(*tensors: Tensor) -> None:
-    """Gives back the memory of what has been read or written of mapped tensors.
-
-    Does nothing to tensors in ordinary memory.
-    """
+    """Gives back the memory of what has been read or written of tensors that are mapped."""
     for tensor in tensors:
         found = _map_of(tensor.data_ptr()) if tensor.numel() else None
         if found is None or sys.platform != 'linux':

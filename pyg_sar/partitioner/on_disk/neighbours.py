@@ -83,14 +83,8 @@ def undirected_csr(
 ) -> tuple[Int64Array, Int64Array]:
     """The graph symmetric, without duplicate edges and self loops.
 
-    Args:
-        edge_index: [2, E], any directed graph; in memory or mapped.
-        num_nodes: Number of nodes N.
-        scratch: Where to work; in memory if None.
-
-    Returns:
-        indptr int64 [N + 1] and index int64, the neighbours of every node in ascending order;
-        64-bit, as METIS takes nothing else without a copy.
+    Gives indptr int64 [N + 1] and index int64, the neighbours of every node in ascending order;
+    64-bit, as METIS takes nothing else without a copy. Works in memory if `scratch` is None.
     """
     edges = BothWays(edge_index, num_nodes, scratch or Scratch())
     indptr, columns = _neighbours(edges, num_nodes, keep_duplicates=False)
@@ -149,12 +143,7 @@ def neighbours_by_part(
 ) -> FloatArray:
     """How many neighbours each of some nodes has in every part, [B, P].
 
-    Args:
-        indptr: int64 [N + 1].
-        index: int32 or int64, the neighbours.
-        parts: int64 [N], the part of every node or -1.
-        nodes: A run of nodes, or int64 [B].
-        num_parts: Number of parts P.
+    `parts` is int64 [N], the part of every node or -1; `nodes` a run of nodes, or int64 [B].
     """
     if isinstance(nodes, slice):
         ptr = indptr[nodes.start : nodes.stop + 1]

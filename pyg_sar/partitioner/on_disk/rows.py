@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.on_disk.mapped import Scratch, is_mapped, release
+from pyg_sar.partitioner.on_disk.mapped import is_mapped, release
 
 CHUNK_ROWS = 1 << 14
 """Edges, or node ids, per chunk, at least; fewer take more time than they save memory."""
@@ -34,13 +34,7 @@ _AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64
 
 @dataclass(frozen=True)
 class Rows:
-    """A tensor that is never in memory as a whole.
-
-    Attributes:
-        dtype: Its type.
-        shape: Its shape.
-        chunks: Gives its rows, in order, a chunk at a time; may be called again.
-    """
+    """A tensor that is never in memory as a whole; `chunks` gives its rows in order, each time."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -109,24 +103,6 @@ def take_rows(values: Tensor, index: Tensor) -> Rows:
             release(ids)
 
     return Rows(dtype, (index.numel(), *values.shape[1:]), pick)
-
-
-def join_edges(parts: list[tuple[Tensor, int, int]], scratch: Scratch) -> Tensor:
-    """Edges of several relations one after another, ids shifted; int64 [2, E].
-
-    Args:
-        parts: ``edge_index`` of each relation, and what is added to sources and destinations.
-        scratch: Where the result lies.
-    """
-    joined = scratch.empty((2, sum(edges.size(1) for edges, _, _ in parts)), torch.int64)
-    end = 0
-    for edges, add_src, add_dst in parts:
-        for _, src, dst in edge_chunks(edges):
-            place = joined[:, end : end + src.numel()]
-            place[0], place[1] = src + add_src, dst + add_dst
-            release(*place)
-            end += src.numel()
-    return joined
 
 
 def _take_mapped(values: Tensor, ids: Tensor, num_rows: int) -> Tensor:

@@ -21,11 +21,8 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch | None = None) -
 
     Edges come sorted by (source, destination); duplicates are merged and their attributes added up,
     in the order of the edges. A relation between two types of nodes gets a relation of its own for
-    the way back, ``rev_...``, and stays as it is.
-
-    Args:
-        data: The graph; it is not changed.
-        scratch: Where the new edges and their attributes lie; in memory if None.
+    the way back, ``rev_...``, and stays as it is. `data` is not changed; what is new lies in
+    `scratch`, or in memory.
 
     Raises:
         ValueError: If edges are not as they must be, or what belongs to them is no tensor.

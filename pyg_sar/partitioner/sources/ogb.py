@@ -63,21 +63,15 @@ OGB = {
         'proteins', '220 MB', 'species', 112, node_file='node_species', add_inverse_edge=True
     ),
 }
-"""The datasets by name."""
 
 
 def load_ogb(name: str, root: Path) -> Data | HeteroData:
-    """Loads a dataset of OGB.
+    """Loads a dataset of :data:`OGB` from a folder with OGB's datasets.
 
-    Args:
-        name: A name in :data:`OGB`.
-        root: The folder with OGB's datasets.
-
-    Returns:
-        ``x``, ``edge_index``, ``edge_attr``, ``y`` and the further node attribute as ogb's own
-        PygNodePropPredDataset gives them, except that one label per node is int64 [N], -1 where
-        there is none; ``train_mask``, ``val_mask`` and ``test_mask`` of the dataset's split, and
-        ``num_classes``. Edges as the dataset has them: arxiv, papers100M and mag are directed.
+    ``x``, ``edge_index``, ``edge_attr``, ``y`` and the further node attribute are as ogb's own
+    PygNodePropPredDataset gives them, except that one label per node is int64 [N], -1 where there
+    is none; beside them the masks of the dataset's split, and ``num_classes``. Edges are as the
+    dataset has them: arxiv, papers100M and mag are directed.
 
     Raises:
         ValueError: If the files are not there, or the ogb package is missing.

@@ -60,19 +60,12 @@ def read_source(
     root: str | os.PathLike[str] | None = None,
     attrs: str | os.PathLike[str] | None = None,
 ) -> tuple[Data | HeteroData, list[str]]:
-    """As :func:`load_source`, but may leave the graph on disk.
+    """As :func:`load_source`, but may leave the graph on disk; tells what was dropped.
 
-    Args:
-        name_or_path: See :func:`load_source`.
-        seed: See :func:`load_source`.
-        scratch: If given, tensors are mapped into memory and not read: those of .pt files, .npy
-            files and uncompressed .npz files where they lie, those of tables in scratch space.
-        root: See :func:`load_source`.
-        attrs: A file of what PyG's own Partitioner left out of its folder; see
-            :func:`~pyg_sar.partitioner.sources.pyg_folder.read_pyg_folder`.
-
-    Returns:
-        The graph, and a description of what was dropped.
+    With `scratch`, tensors are mapped into memory and not read: those of .pt files, .npy files and
+    uncompressed .npz files where they lie, those of tables in scratch space. `attrs` is a file of
+    what PyG's own Partitioner left out of its folder; see
+    :func:`~pyg_sar.partitioner.sources.pyg_folder.read_pyg_folder`.
     """
     name, is_mapped = os.fspath(name_or_path), scratch is not None
     path = Path(name)
