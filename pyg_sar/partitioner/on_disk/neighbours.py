@@ -86,8 +86,7 @@ def undirected_csr(
     Gives indptr int64 [N + 1] and index int64, the neighbours of every node in ascending order;
     64-bit, as METIS takes nothing else without a copy. Works in memory if `scratch` is None.
     """
-    edges = BothWays(edge_index, num_nodes, scratch or Scratch())
-    indptr, columns = _neighbours(edges, num_nodes, keep_duplicates=False)
+    indptr, columns = _neighbours(edge_index, num_nodes, scratch, keep_duplicates=False)
     return indptr.numpy(), _in_memory(columns, np.int64)
 
 
@@ -95,13 +94,15 @@ def symmetric_csr(
     edge_index: Tensor, num_nodes: int, *, scratch: Scratch | None = None
 ) -> tuple[Int64Array, IndexArray]:
     """The same with duplicates, and self loops twice; index int32 (int64 from 2**31 nodes on)."""
-    edges = BothWays(edge_index, num_nodes, scratch or Scratch(), has_loops=True)
-    indptr, columns = _neighbours(edges, num_nodes, keep_duplicates=True)
+    indptr, columns = _neighbours(edge_index, num_nodes, scratch, keep_duplicates=True)
     return indptr.numpy(), _in_memory(columns, np.int32 if num_nodes < 2**31 else np.int64)
 
 
-def _neighbours(edges: BothWays, num_nodes: int, *, keep_duplicates: bool) -> tuple[Tensor, Tensor]:
-    """Where the neighbours of every node begin, and they, in the scratch space of the edges."""
+def _neighbours(
+    edge_index: Tensor, num_nodes: int, scratch: Scratch | None, *, keep_duplicates: bool
+) -> tuple[Tensor, Tensor]:
+    """Where the neighbours of every node begin, and the neighbours in scratch space."""
+    edges = BothWays(edge_index, num_nodes, scratch or Scratch(), has_loops=keep_duplicates)
     indptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
     columns, end = edges.buckets.columns[0], 0
     for bucket, start, stop in edges.rows():
