@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.assignment import backend_names
-from pyg_sar.partitioner.graph.checks import check_num_parts, check_seed
+from pyg_sar.partitioner.graph.checks import check_positive, check_seed
 from pyg_sar.partitioner.graph.split import parse_split
 from pyg_sar.partitioner.methods.method import OBJECTIVES, MethodLike
 from pyg_sar.partitioner.on_disk.mapped import Scratch
@@ -42,7 +42,7 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     try:
         # Before a file that may take minutes to read.
         method, num_parts = _parts(args)
-        check_num_parts(num_parts)
+        check_positive('num_parts', num_parts)
         check_seed(args.seed)
         target = target_folder(args.out, force=args.force)
         if args.split is not None:

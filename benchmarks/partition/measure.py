@@ -18,7 +18,7 @@ from generate import generate
 import pyg_sar
 from pyg_sar.partitioner import assignment, cut_graph
 from pyg_sar.partitioner.methods import metis
-from pyg_sar.partitioner.on_disk import undirected
+from pyg_sar.partitioner.on_disk import neighbours
 from pyg_sar.partitioner.on_disk.mapped import Scratch, trim
 from pyg_sar.partitioner.sources.sources import read_source
 from pyg_sar.partitioner.write import writer
@@ -108,8 +108,8 @@ def main() -> None:
     assignment.undirected_csr = sized
     phases.watch(cut_graph, 'read_source', 'read')
     phases.watch(cut_graph, 'typed_graph', 'check')
-    phases.watch(undirected, '_neighbours', 'undirected graph')
-    phases.watch(undirected, '_in_memory', "METIS's input", lambda columns: columns.nbytes)
+    phases.watch(neighbours, '_neighbours', 'undirected graph')
+    phases.watch(neighbours, '_in_memory', "METIS's input", lambda columns: columns.nbytes)
     phases.watch(
         metis, 'metis_assignment', METIS, lambda given: given.indptr.nbytes + given.index.nbytes
     )

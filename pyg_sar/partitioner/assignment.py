@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_sar.partitioner.graph.checks import check_positive
 from pyg_sar.partitioner.graph.typed import TypedGraph
 from pyg_sar.partitioner.methods import METHODS
 from pyg_sar.partitioner.methods.balance import balance_weights, parse_balance
@@ -22,10 +23,9 @@ from pyg_sar.partitioner.methods.method import (
     Problem,
 )
 from pyg_sar.partitioner.methods.rebalance import even_out
-from pyg_sar.partitioner.on_disk.csr import symmetric_csr
 from pyg_sar.partitioner.on_disk.mapped import BoolArray, IndexArray, trim
+from pyg_sar.partitioner.on_disk.neighbours import symmetric_csr, undirected_csr
 from pyg_sar.partitioner.on_disk.rows import edge_chunks
-from pyg_sar.partitioner.on_disk.undirected import undirected_csr
 from pyg_sar.shard.format.file_names import NodeKey
 
 _WORTH = 0.98
@@ -49,17 +49,7 @@ def choose(
     is_hetero: bool = False,
     has_train_mask: bool = False,
 ) -> Options:
-    """Checks that the options of an assignment fit together, and fills in defaults.
-
-    Args:
-        method: See :func:`pyg_sar.partition_graph`, as for the next five.
-        backend: METIS's binding.
-        seed: The seed.
-        objective: What is made small.
-        balance: What is balanced; by default every type of a heterogeneous graph, else nodes.
-        passes: Passes of a streaming method.
-        is_hetero: Whether the graph has types.
-        has_train_mask: Whether the graph has training nodes.
+    """Checks that the options of :func:`pyg_sar.partition_graph` fit together; fills in defaults.
 
     Raises:
         ValueError: If an option is unknown, lacks what it needs, or would be ignored.
@@ -90,8 +80,7 @@ def choose(
         if not found.takes_passes:
             known = _methods(lambda other: other.takes_passes)
             raise ValueError(f"'passes' applies to {known} alone (got {what})")
-        if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-            raise ValueError(f"'passes' must be an int >= 1 (got {passes!r})")
+        check_positive('passes', passes)
 
     names: tuple[str, ...] = ('types',) if is_hetero and found.several else ('nodes',)
     if balance is not None:
@@ -135,18 +124,10 @@ def _check_package(method: Method, name: str) -> None:
 
 
 def assign_nodes(graph: TypedGraph, num_parts: int, options: Options) -> dict[NodeKey, Tensor]:
-    """Assigns every node to a part.
+    """The part of every node, int32 [N], by type.
 
     A partitioner sees the nodes of all types in one graph, undirected. A type without edges is
     dealt out evenly.
-
-    Args:
-        graph: The graph.
-        num_parts: Number of parts P.
-        options: The method and its options.
-
-    Returns:
-        The part of every node, int32 [N], by type.
 
     Raises:
         ValueError: If the parts given are not N integers in [0, P).
@@ -168,10 +149,8 @@ def _cut(graph: TypedGraph, num_parts: int, options: Options) -> Tensor:
     connected = _connected(graph)
     balance = balance_weights(graph, options.balance, connected)
     edge_index = graph.homogeneous_edge_index()
-    if method.keeps_duplicates:
-        indptr, index = symmetric_csr(edge_index, graph.num_nodes)
-    else:
-        indptr, index = undirected_csr(edge_index, graph.num_nodes, scratch=graph.scratch)
+    csr = symmetric_csr if method.keeps_duplicates else undirected_csr
+    indptr, index = csr(edge_index, graph.num_nodes, scratch=graph.scratch)
     problem = Problem(indptr, index, balance, num_parts, options)
     # Without edges there is nothing to cut.
     found = method.cut(problem) if index.size else [_deal(balance.weights.sum(axis=1), num_parts)]

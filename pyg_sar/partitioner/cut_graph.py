@@ -6,14 +6,13 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch_geometric.data import Data, HeteroData
 from tqdm import tqdm
 
 from pyg_sar.partitioner.assignment import assign_nodes, choose
-from pyg_sar.partitioner.graph.checks import check_no_nan, check_num_parts, check_seed
+from pyg_sar.partitioner.graph.checks import check_no_nan, check_positive, check_seed
 from pyg_sar.partitioner.graph.split import MASKS, parse_split, random_split
 from pyg_sar.partitioner.graph.typed import TypedGraph, typed_graph
 from pyg_sar.partitioner.methods.method import MethodLike
@@ -109,7 +108,7 @@ def partition_graph(
     Raises:
         ValueError: If the graph or an option is not as described; nothing is written.
     """
-    num_parts, seed = check_num_parts(num_parts), check_seed(seed)
+    num_parts, seed = check_positive('num_parts', num_parts), check_seed(seed)
     target = target_folder(root, force=force)
     with _one_thread():
         scratch = scratch or Scratch(existing_parent(target))
@@ -124,9 +123,9 @@ def partition_graph(
                 "'num_parts' must not exceed the number of nodes (got "
                 f'{num_parts} and {graph.num_nodes})'
             )
-        if check_nan:
-            for key, nodes in graph.nodes.items():
-                check_no_nan(nodes.attrs.get('x'), f" of '{key}'" if key is not None else '')
+        for key, nodes in graph.nodes.items():
+            if check_nan and 'x' in nodes.attrs:
+                check_no_nan(nodes.attrs['x'], f" of '{key}'" if key is not None else '')
         if split is not None:
             _add_split(graph, split, seed)
         has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
@@ -140,10 +139,11 @@ def partition_graph(
             is_hetero=graph.is_hetero,
             has_train_mask=has_train_mask,
         )
-        with _bar(progress, 'partitioning', 1) as bar:
+        with tqdm(desc='partitioning', total=1, disable=not progress) as bar:
             assignment = assign_nodes(graph, num_parts, options)
             bar.update()
-        with _bar(progress, 'writing parts', num_parts) as bar, replace_folder(target) as folder:
+        bar = tqdm(desc='writing parts', total=num_parts, disable=not progress)
+        with bar, replace_folder(target) as folder:
             return write_partition(
                 folder,
                 graph,
@@ -169,10 +169,5 @@ def _add_split(graph: TypedGraph, split: str | tuple[float, float, float], seed:
         present = [name for name in MASKS if name in nodes.attrs]
         if present:
             raise ValueError(f"'split' needs a graph without masks (got {', '.join(present)})")
-        y = nodes.attrs.get('y')
-        y = None if y is None else aligned(y)
+        y = aligned(nodes.attrs['y']) if 'y' in nodes.attrs else None
         nodes.attrs.update(random_split(y, nodes.num_nodes, fractions, seed=seed))
-
-
-def _bar(progress: bool, description: str, total: int) -> Any:
-    return tqdm(desc=description, total=total, disable=not progress)

@@ -17,7 +17,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partitioner.assignment import assign_nodes, choose
 from pyg_sar.partitioner.cut_graph import partition_graph
-from pyg_sar.partitioner.graph.checks import check_num_parts
+from pyg_sar.partitioner.graph.checks import check_positive
 from pyg_sar.partitioner.graph.typed import TypedGraph, typed_graph
 from pyg_sar.partitioner.methods.given import fill_empty_parts
 from pyg_sar.partitioner.methods.method import MethodLike
@@ -66,7 +66,7 @@ class Partitioner:
         """
         is_partition = (Path(self.root) / META_FILE).is_file()
         method: MethodLike = 'metis'
-        num_parts = check_num_parts(self.num_parts)
+        num_parts = check_positive('num_parts', self.num_parts)
         is_hetero = isinstance(self.data, HeteroData)
         if is_hetero or self.recursive is not None:
             with warnings.catch_warnings():
@@ -76,17 +76,11 @@ class Partitioner:
                 options = choose(method, is_hetero=is_hetero)
                 options = replace(options, recursive=self.recursive)
                 parts = assign_nodes(graph, num_parts, options)
-                if is_hetero:
-                    spread = _spread(graph, parts, num_parts)
-                    method = {str(key): part for key, part in spread.items()}
-                else:
-                    method = parts[None]
+                method = _spread(graph, parts, num_parts) if is_hetero else parts[None]
         return partition_graph(self.data, num_parts, self.root, method=method, force=is_partition)
 
 
-def _spread(
-    graph: TypedGraph, parts: dict[NodeKey, Tensor], num_parts: int
-) -> dict[NodeKey, Tensor]:
+def _spread(graph: TypedGraph, parts: dict[NodeKey, Tensor], num_parts: int) -> dict[str, Tensor]:
     """Moves single nodes, so that every part has nodes of every type and edges of every relation.
 
     METIS may put all nodes of a type into one part; PyG's stores cannot open a part without.
@@ -99,5 +93,5 @@ def _spread(
         for nodes in [*into, torch.arange(part.numel())]:
             if nodes.numel() >= num_parts:
                 part[nodes] = fill_empty_parts(part[nodes], num_parts)
-        spread[key] = part
+        spread[str(key)] = part
     return spread

@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_sar.partitioner import partition_graph
-from pyg_sar.partitioner.graph.attributes import count_nodes, sort_attributes
+from pyg_sar.partitioner.graph.attributes import count_rows, sort_attributes
 
 EDGES = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
 
@@ -200,11 +200,15 @@ def test_reserved_names(tmp_path):
         partition_graph(data, 2, tmp_path / 'out')
 
 
+def _count(data: Data) -> int:
+    return count_rows(data, data.edge_index)
+
+
 def test_count_nodes():
-    assert count_nodes(Data(edge_index=EDGES)) == 4
-    assert count_nodes(Data(edge_index=EDGES, num_nodes=9)) == 9
-    assert count_nodes(Data(edge_index=EDGES, x=torch.zeros(6, 1))) == 6
-    assert count_nodes(Data(edge_index=EDGES, train_mask=torch.zeros(7))) == 7
-    assert count_nodes(Data(edge_index=EDGES, y=torch.zeros(8))) == 8
-    assert count_nodes(Data(edge_index=EDGES, y=torch.zeros(1))) == 4  # Of the graph.
-    assert count_nodes(Data(edge_index=EDGES[:, :0])) == 0
+    assert _count(Data(edge_index=EDGES)) == 4
+    assert _count(Data(edge_index=EDGES, num_nodes=9)) == 9
+    assert _count(Data(edge_index=EDGES, x=torch.zeros(6, 1))) == 6
+    assert _count(Data(edge_index=EDGES, train_mask=torch.zeros(7))) == 7
+    assert _count(Data(edge_index=EDGES, y=torch.zeros(8))) == 8
+    assert _count(Data(edge_index=EDGES, y=torch.zeros(1))) == 4  # Of the graph.
+    assert _count(Data(edge_index=EDGES[:, :0])) == 0

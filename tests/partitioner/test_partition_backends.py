@@ -14,11 +14,11 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar import partition_graph
 from pyg_sar.partitioner.assignment import assign_nodes, choose
 from pyg_sar.partitioner.graph.typed import typed_graph
-from pyg_sar.partitioner.methods import metis_library
+from pyg_sar.partitioner.methods import metis
 from pyg_sar.partitioner.methods.balance import Balance
 from pyg_sar.partitioner.methods.kahip import _initialized
 from pyg_sar.partitioner.methods.method import Problem
-from pyg_sar.partitioner.on_disk.undirected import undirected_csr
+from pyg_sar.partitioner.on_disk.neighbours import undirected_csr
 from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
 
 
@@ -47,7 +47,7 @@ def test_metis_with_one_of_two_weights_is_metis(power_law):
             recursive=recursive,
         )
         problem = Problem(indptr, index, Balance(weights, weights), 7, choose('metis'))
-        parts = metis_library.part_graph(problem, 5, recursive=recursive, volume=False)
+        parts = metis.part_graph(problem, 5, recursive=recursive, volume=False)
         assert parts.tolist() == list(expected)
 
 
@@ -79,7 +79,7 @@ def test_a_pymetis_without_metis_is_refused(package, got):
     with pytest.raises(
         ValueError, match=f"balancing several things needs a pymetis .*{got}.*'ldg'"
     ):
-        metis_library._library(package)
+        metis._library(package)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from pyg_sar.partitioner.methods import METHODS
 from pyg_sar.partitioner.methods.balance import Balance
 from pyg_sar.partitioner.methods.method import Method, Problem
 from pyg_sar.partitioner.methods.rebalance import rebalance, refine
-from pyg_sar.partitioner.on_disk.csr import symmetric_csr
-from pyg_sar.partitioner.on_disk.undirected import undirected_csr
+from pyg_sar.partitioner.on_disk.neighbours import symmetric_csr, undirected_csr
 from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
 
 STREAMING = ('ldg', 'fennel')

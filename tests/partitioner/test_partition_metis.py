@@ -14,7 +14,7 @@ from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.assignment import assign_nodes, choose
 from pyg_sar.partitioner.graph.typed import typed_graph
 from pyg_sar.partitioner.methods.given import fill_empty_parts
-from pyg_sar.partitioner.on_disk.undirected import undirected_csr
+from pyg_sar.partitioner.on_disk.neighbours import undirected_csr
 from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
 
 

@@ -14,7 +14,7 @@ from pyg_sar.partitioner.methods.balance import Balance, batch_size
 from pyg_sar.partitioner.methods.method import Problem
 from pyg_sar.partitioner.methods.streaming import _start, stream_assignment
 from pyg_sar.partitioner.on_disk import rows
-from pyg_sar.partitioner.on_disk.csr import neighbours_by_part, symmetric_csr
+from pyg_sar.partitioner.on_disk.neighbours import neighbours_by_part, symmetric_csr
 from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
 
 

@@ -17,7 +17,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar.partitioner import cut_graph, partition_graph
 from pyg_sar.partitioner.on_disk import buckets, mapped, rows
 from pyg_sar.partitioner.on_disk.mapped import Scratch
-from pyg_sar.partitioner.on_disk.undirected import undirected_csr
+from pyg_sar.partitioner.on_disk.neighbours import undirected_csr
 from pyg_sar.partitioner.sources.sources import load_source
 from pyg_sar.partitioner.write import layout
 

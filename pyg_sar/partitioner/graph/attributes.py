@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,15 +30,8 @@ _SPARSE_TYPES = frozenset(
 _NUMPY_KINDS = 'biufc'
 
 
-@dataclass(frozen=True)
-class Attributes:
-    """What a graph carries beside its edges.
-
-    Attributes:
-        node: Tensors [N, ...], by name.
-        edge: Tensors [E, ...], by name.
-        graph: Values that JSON can hold, by name.
-    """
+class Attributes(NamedTuple):
+    """By name: tensors [N, ...] of nodes and [E, ...] of edges, values that JSON can hold."""
 
     node: dict[str, Tensor]
     edge: dict[str, Tensor]
@@ -62,11 +54,7 @@ def sort_attributes(
     too. What belongs to neither and is no scalar, string or list is dropped with a warning, and so
     is a sparse tensor, unless its name is `y` or a well-known one: then it is stored dense.
 
-    Args:
-        data: A graph, or what a HeteroData holds of one type.
-        num_nodes: Number of nodes; None if `data` holds no nodes.
-        num_edges: Number of edges; None if `data` holds no edges.
-        where: Whose attributes they are, for messages.
+    `data` is a graph, or what a HeteroData holds of one type: then one of the numbers is None.
 
     Raises:
         ValueError: If an attribute with a well-known name has another number of rows, or a name is
@@ -107,12 +95,6 @@ def sort_attributes(
     return attributes
 
 
-def count_nodes(data: Data) -> int:
-    """The number of nodes of a homogeneous graph; see :func:`count_rows`."""
-    edge_index = data.edge_index
-    return count_rows(data, [] if edge_index is None else edge_index)
-
-
 def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor], where: str = '') -> int:
     """The number of nodes of `data`.
 
@@ -120,16 +102,19 @@ def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor], where: str
     name; else the size that PyG's EdgeIndex knows; else those of `y` or of an attribute with
     ``node`` in its name; else the largest id that an edge has in it plus one.
 
-    Args:
-        data: A graph, or what a HeteroData holds of one type of nodes.
-        ids: Ids of its nodes at which edges start or end.
-        where: Whose nodes they are, for messages.
+    `data` is a graph, or what a HeteroData holds of one type of nodes; at its nodes `ids` edges
+    start or end.
 
     Raises:
         ValueError: If ``num_nodes`` is no number of nodes.
     """
     if 'num_nodes' in data and data['num_nodes'] is not None:
-        return _checked_count(data['num_nodes'], where)
+        count = data['num_nodes']
+        if isinstance(count, Tensor) and not odd_kind(count) and count.dim() == 0:
+            count = count.item()
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
+            raise ValueError(f"'num_nodes'{where} must be an int >= 0 (got {count!r})")
+        return int(count)
     arrays = {
         name: int(value.shape[0])
         for name, value in data.items()
@@ -150,14 +135,6 @@ def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor], where: str
     # One value of the whole graph, or a list of some nodes, may have such a name too.
     names = ('y', *(name for name in arrays if 'node' in name and 'index' not in name))
     return next((arrays[name] for name in names if arrays.get(name, 0) > largest), largest)
-
-
-def _checked_count(value: Any, where: str) -> int:
-    if isinstance(value, Tensor) and not odd_kind(value) and value.dim() == 0:
-        value = value.item()
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-        raise ValueError(f"'num_nodes'{where} must be an int >= 0 (got {value!r})")
-    return int(value)
 
 
 def _owner(

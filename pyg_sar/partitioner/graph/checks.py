@@ -15,11 +15,11 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch hardly computes with these
 
 
-def check_num_parts(num_parts: object) -> int:
-    """Raises ValueError unless `num_parts` is an int >= 1."""
-    if isinstance(num_parts, bool) or not isinstance(num_parts, int) or num_parts < 1:
-        raise ValueError(f"'num_parts' must be an int >= 1 (got {num_parts!r})")
-    return num_parts
+def check_positive(name: str, value: object) -> int:
+    """Raises ValueError unless the argument of this name is an int >= 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"'{name}' must be an int >= 1 (got {value!r})")
+    return value
 
 
 def check_seed(seed: object) -> int:
@@ -41,11 +41,9 @@ def odd_kind(value: Tensor) -> str | None:
 
 
 def checked_edge_index(data: Data | Mapping[str, Any], relation: str = '') -> Tensor:
-    """The plain ``edge_index`` of `data`, of its own integer type [2, E], in main memory or mapped.
+    """The plain ``edge_index`` of a graph, or of what a HeteroData holds of one relation.
 
-    Args:
-        data: A homogeneous graph, or what a HeteroData holds of one relation.
-        relation: The relation, for messages.
+    It is of its own integer type, [2, E], in main memory or mapped.
 
     Raises:
         ValueError: If it is no integer `edge_index` of shape [2, E].
@@ -76,13 +74,7 @@ def checked_edge_index(data: Data | Mapping[str, Any], relation: str = '') -> Te
 
 
 def check_ids(edge_index: Tensor, num_nodes: tuple[int, int], relation: str = '') -> None:
-    """Raises ValueError unless the ids are in range.
-
-    Args:
-        edge_index: Integer [2, E].
-        num_nodes: Number of nodes that edges may start from, and end in.
-        relation: The relation, for messages.
-    """
+    """Raises ValueError unless ids are below the numbers of nodes at both ends."""
     if edge_index.numel() == 0:
         return
     of = f' of {relation}' if relation else ''
@@ -96,9 +88,9 @@ def check_ids(edge_index: Tensor, num_nodes: tuple[int, int], relation: str = ''
             )
 
 
-def check_no_nan(x: Tensor | None, where: str = '') -> None:
+def check_no_nan(x: Tensor, where: str) -> None:
     """Raises ValueError if a feature is NaN."""
-    if x is None or not (x.is_floating_point() or x.is_complex()):
+    if not (x.is_floating_point() or x.is_complex()):
         return
     values = x if x.layout is torch.strided else x.values()
     count = sum(int(rows.isnan().sum()) for rows in chunks(values))

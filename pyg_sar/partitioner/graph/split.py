@@ -35,18 +35,11 @@ def parse_split(split: str | tuple[float, ...]) -> tuple[float, float, float]:
 def random_split(
     y: Tensor | None, num_nodes: int, fractions: tuple[float, float, float], *, seed: int
 ) -> dict[str, Tensor]:
-    """Splits the labelled nodes at random.
+    """Splits the labelled nodes at random into ``train_mask``, ``val_mask`` and ``test_mask``.
 
-    Args:
-        y: Labels [N, ...], or None if every node counts as labelled. A node is labelled if its
-            integer labels are >= 0, or if any of its float labels is not NaN.
-        num_nodes: Number of nodes N.
-        fractions: Fractions of the labelled nodes in train, validation and test.
-        seed: Seed of the random order.
-
-    Returns:
-        ``train_mask``, ``val_mask`` and ``test_mask``, bool [N], disjoint; every labelled node is
-        in one of them.
+    The masks are bool [N] and disjoint; every labelled node is in one of them. A node is labelled
+    if its integer labels `y` [N, ...] are >= 0, or if any of its float labels is not NaN; without
+    `y` every node is.
 
     Raises:
         ValueError: If no node is labelled.

@@ -15,8 +15,8 @@ from torch_geometric.data.hypergraph_data import HyperGraphData
 
 from pyg_sar.partitioner.graph.attributes import count_rows, sort_attributes
 from pyg_sar.partitioner.graph.checks import check_ids, checked_edge_index
-from pyg_sar.partitioner.on_disk.mapped import Scratch
-from pyg_sar.partitioner.on_disk.rows import join_edges
+from pyg_sar.partitioner.on_disk.mapped import Scratch, release
+from pyg_sar.partitioner.on_disk.rows import edge_chunks
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey, type_name
 
 _LONGEST_NAME = 250
@@ -25,13 +25,7 @@ _LONGEST_NAME = 250
 
 @dataclass(frozen=True)
 class NodeSet:
-    """The nodes of one type.
-
-    Attributes:
-        num_nodes: Number of nodes N.
-        attrs: Tensors [N, ...], by name.
-        extra: Values that belong to the type and not to a node, by name.
-    """
+    """The N nodes of one type, tensors [N, ...] of them, and values that belong to the type."""
 
     num_nodes: int
     attrs: dict[str, Tensor]
@@ -40,15 +34,10 @@ class NodeSet:
 
 @dataclass(frozen=True)
 class Relation:
-    """The edges of one type.
+    """The edges of one type, tensors [E, ...] of them, and values that belong to the relation.
 
-    Attributes:
-        src: Type of the sources.
-        dst: Type of the destinations.
-        edge_index: Ids of source and destination within their types, of any integer type [2, E];
-            in memory or mapped.
-        attrs: Tensors [E, ...], by name.
-        extra: Values that belong to the relation and not to an edge, by name.
+    `edge_index` has ids within the types of the ends, of any integer type [2, E]; in memory or
+    mapped.
     """
 
     src: NodeKey
@@ -60,14 +49,9 @@ class Relation:
 
 @dataclass(frozen=True)
 class TypedGraph:
-    """A graph by types.
+    """A graph by types, and values that belong to the whole graph.
 
-    Attributes:
-        nodes: The nodes of every type.
-        relations: The edges of every relation.
-        attrs: Values that belong to the graph, by name.
-        is_hetero: Whether types have names.
-        scratch: Where temporary arrays with a row per edge lie.
+    `scratch` is where temporary arrays with a row per edge lie, in memory by default.
     """
 
     nodes: dict[NodeKey, NodeSet]
@@ -101,7 +85,14 @@ class TypedGraph:
         parts = [(r.edge_index, offsets[r.src], offsets[r.dst]) for r in self.relations.values()]
         if len(parts) == 1 and not any(parts[0][1:]):
             return parts[0][0]
-        return join_edges(parts, self.scratch)
+        joined, end = self.scratch.empty((2, self.num_edges), torch.int64), 0
+        for edges, add_src, add_dst in parts:
+            for _, src, dst in edge_chunks(edges):
+                place = joined[:, end : end + src.numel()]
+                place[0], place[1] = src + add_src, dst + add_dst
+                release(*place)
+                end += src.numel()
+        return joined
 
     def by_type(self, values: Tensor) -> dict[NodeKey, Tensor]:
         """Rows in the numbering of :attr:`offsets`, by type."""
@@ -111,10 +102,6 @@ class TypedGraph:
 
 def typed_graph(data: Data | HeteroData, scratch: Scratch | None = None) -> TypedGraph:
     """Checks a PyG graph and sorts what it holds.
-
-    Args:
-        data: The graph.
-        scratch: Where temporary arrays with a row per edge will lie; in memory if None.
 
     Raises:
         ValueError: If `data` is no graph, or something in it is not as it must be.

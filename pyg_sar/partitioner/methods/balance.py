@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_sar.partitioner.graph.typed import NodeSet, TypedGraph
 from pyg_sar.partitioner.on_disk.mapped import BoolArray, FloatArray, Int64Array
-from pyg_sar.partitioner.on_disk.rows import in_degrees
+from pyg_sar.partitioner.on_disk.rows import count_into, edge_chunks
 
 BALANCES = ('nodes', 'edges', 'train', 'types')
 
@@ -23,12 +23,8 @@ TOLERANCE = 1.05
 """The load of the largest part over that of the mean part that a method may leave."""
 
 RARE = 0.05
-"""A type with a smaller share of the nodes is no constraint of METIS, but of the last step.
-
-With a handful of hubs (60 venues in 16 parts) as a constraint METIS cuts a quarter more; moving
-them afterwards costs 1 %.
-"""
-
+"""A type with a smaller share of the nodes is no constraint of METIS, but of the last step; see
+:mod:`pyg_sar.partitioner.methods.rebalance`."""
 
 _BATCHES_PER_PART = 100
 """A batch is this share of a part, so that a part cannot fill up unseen within one."""
@@ -94,23 +90,19 @@ def balance_weights(graph: TypedGraph, names: Sequence[str], connected: BoolArra
     """What every node weighs.
 
     Training nodes alone would leave the others free to lie anywhere, so beside them all nodes
-    count; types imply it.
-
-    Args:
-        graph: The graph.
-        names: What is balanced, some of :data:`BALANCES`.
-        connected: bool [N], the nodes that count at all.
+    count; types imply it. Nodes that are not `connected`, bool [N], do not count at all.
     """
     if tuple(names) == ('nodes',) and connected.all():
         ones = np.broadcast_to(np.int64(1), (graph.num_nodes, 1))  # one number, not N
         return Balance(ones, ones)
     count = connected.astype(np.int64)
-    degree = np.zeros(graph.num_nodes, dtype=np.int64)
+    in_degree = torch.zeros(graph.num_nodes, dtype=torch.int64)
     if 'edges' in names:
-        offsets = graph.offsets
+        of_type = graph.by_type(in_degree)
         for relation in graph.relations.values():
-            start, size = offsets[relation.dst], graph.nodes[relation.dst].num_nodes
-            degree[start : start + size] += in_degrees(relation.edge_index, size).numpy()
+            for _, _, dst in edge_chunks(relation.edge_index):
+                count_into(of_type[relation.dst], dst)
+    degree = in_degree.numpy()
     if tuple(names) == ('edges',):
         single = (degree + count)[:, None]
         return Balance(single, single)
@@ -124,13 +116,13 @@ def balance_weights(graph: TypedGraph, names: Sequence[str], connected: BoolArra
     metis += columns if 'types' in names else columns[1:]
     if 'types' in names:
         for key, start in graph.offsets.items():
-            of_type = np.zeros_like(count)
-            of_type[start : start + graph.nodes[key].num_nodes] = 1
-            of_type *= count
-            if of_type.any():
-                columns.append(of_type)
-                if of_type.sum() >= RARE * graph.num_nodes:
-                    metis.append(of_type)
+            nodes = slice(start, start + graph.nodes[key].num_nodes)
+            column = np.zeros_like(count)
+            column[nodes] = count[nodes]
+            if column.any():
+                columns.append(column)
+                if column.sum() >= RARE * graph.num_nodes:
+                    metis.append(column)
     return Balance(np.stack(columns, axis=1), np.stack(metis, axis=1))
 
 

@@ -27,14 +27,12 @@ DEFAULT_PASSES = 10
 class Options:
     """The options of one assignment; :func:`~pyg_sar.partitioner.assignment.choose` checks them.
 
+    They are those of :func:`pyg_sar.partition_graph`, but:
+
     Attributes:
         method: The method; of one with several bindings, that binding.
         given: What the caller gave as 'method'.
-        backend: The name of the binding, of a method that has some.
-        seed: Seed of every method that draws.
-        objective: What is made small, one of :data:`OBJECTIVES`.
-        balance: What the parts share evenly, some of ``BALANCES``; none if the method has no say.
-        passes: Passes of a streaming method.
+        balance: Empty if the method has no say.
         recursive: Whether METIS bisects recursively or cuts k-way; None for what serves best.
     """
 

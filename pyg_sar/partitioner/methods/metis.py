@@ -6,26 +6,32 @@ tries k-way as well, and k-way is taken if it cuts over 2 % less. pyg-lib and to
 bisect, and take no seed.
 
 Several weights per node are those of Karypis and Kumar, Multilevel algorithms for multi-constraint
-graph partitioning, SC 1998.
+graph partitioning, SC 1998. pymetis passes one weight on; the METIS inside it takes any number.
+That it exports METIS's functions is nobody's promise: all about it is checked before the call.
 """
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_sar.partitioner.methods.method import OBJECTIVES, Method, Problem
-from pyg_sar.partitioner.methods.metis_library import part_graph
+from pyg_sar.partitioner.on_disk.mapped import Int64Array
 
 _KWAY_FROM = 9
 """Parts from which METIS's k-way is tried beside recursive bisection, as pymetis does."""
 
 _SEED = 4321
 """METIS's own default: seed 0 gives what METIS gives when nobody asks for a seed."""
+
+_METIS_OK = 1
+_NUM_OPTIONS = 40
 
 
 def _pymetis(problem: Problem) -> list[Tensor]:
@@ -42,15 +48,10 @@ def _pymetis(problem: Problem) -> list[Tensor]:
 
 
 def metis_assignment(problem: Problem, *, recursive: bool, volume: bool = False) -> Tensor:
-    """Assigns nodes to parts with pymetis, so that few edges are cut and the parts weigh the same.
+    """Assigns nodes to parts with pymetis, by recursive bisection or k-way.
 
-    Args:
-        problem: The graph and what is balanced.
-        recursive: Whether by recursive bisection or k-way.
-        volume: Whether to minimise communication volume instead of the cut; k-way only.
-
-    Returns:
-        The part of every node, int64 [N]; parts may be empty on graphs of a few nodes per part.
+    `volume` minimises communication volume instead of the cut; k-way only. Parts may be empty on
+    graphs of a few nodes per part.
     """
     pymetis = import_module('pymetis')
     indptr, index, num_parts = problem.indptr, problem.index, problem.num_parts
@@ -68,6 +69,79 @@ def metis_assignment(problem: Problem, *, recursive: bool, volume: bool = False)
         recursive=recursive,
     )
     return torch.from_numpy(np.array(found, dtype=np.int64))
+
+
+def part_graph(problem: Problem, seed: int, *, recursive: bool, volume: bool) -> Tensor:
+    """The same with several weights, by METIS_PartGraphRecursive or METIS_PartGraphKway.
+
+    Raises:
+        ValueError: If this pymetis does not export METIS as expected.
+        RuntimeError: If METIS fails.
+    """
+    pymetis = import_module('pymetis')
+    weights = problem.balance.for_metis
+    library, keys = _library(pymetis)
+    options = np.full(_NUM_OPTIONS, -1, dtype=np.int64)
+    if library.METIS_SetDefaultOptions(_pointer(options)) != _METIS_OK:
+        raise RuntimeError('METIS_SetDefaultOptions failed')
+    options[keys.SEED] = seed
+    if volume:
+        options[keys.OBJTYPE] = int(pymetis.ObjType.VOL)
+    arrays = [
+        np.ascontiguousarray(array, dtype=np.int64)
+        for array in (problem.indptr, problem.index, weights)
+    ]
+    parts = np.empty(len(problem.indptr) - 1, dtype=np.int64)
+    objective = ctypes.c_int64()
+    call = library.METIS_PartGraphRecursive if recursive else library.METIS_PartGraphKway
+    # nvtxs, ncon, xadj, adjncy, vwgt, vsize, adjwgt, nparts, tpwgts, ubvec, options, edgecut, part
+    status = call(
+        _number(len(parts)),
+        _number(weights.shape[1]),
+        *(_pointer(array) for array in arrays),
+        None,
+        None,
+        _number(problem.num_parts),
+        None,
+        None,
+        _pointer(options),
+        ctypes.byref(objective),
+        _pointer(parts),
+    )
+    if status != _METIS_OK:
+        raise RuntimeError(f'METIS failed (got status {status})')
+    return torch.from_numpy(parts)
+
+
+def _library(pymetis: Any) -> tuple[ctypes.CDLL, Any]:
+    """The library that exports METIS, and where its options lie."""
+    try:
+        internal = pymetis._internal
+        width = internal._idx_type_width()
+        keys = internal.options_indices
+        library = ctypes.CDLL(internal.__file__)
+        functions = 'METIS_SetDefaultOptions', 'METIS_PartGraphRecursive', 'METIS_PartGraphKway'
+        for name in functions:
+            getattr(library, name).restype = ctypes.c_int
+    except (AttributeError, OSError, TypeError) as error:
+        found = f'{error}'
+    else:
+        found = f'{width}-bit indices'
+        if width == 64:
+            return library, keys
+    raise ValueError(
+        "balancing several things needs a pymetis that exports METIS's functions with 64-bit "
+        f"indices (got {found}); balance one of 'nodes' and 'edges', or use method='ldg' or "
+        "'fennel'"
+    )
+
+
+def _number(value: int) -> Any:
+    return ctypes.byref(ctypes.c_int64(value))
+
+
+def _pointer(array: Int64Array) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
 
 
 def _pyg_lib(problem: Problem) -> list[Tensor]:

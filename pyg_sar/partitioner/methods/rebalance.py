@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pyg_sar.partitioner.methods.balance import batch_size, has_room
 from pyg_sar.partitioner.methods.method import Problem
-from pyg_sar.partitioner.on_disk.csr import neighbours_by_part
 from pyg_sar.partitioner.on_disk.mapped import FloatArray, Int64Array
+from pyg_sar.partitioner.on_disk.neighbours import neighbours_by_part
 
 _ROUNDS = 3
 
@@ -29,14 +29,7 @@ def rebalance(problem: Problem, parts: Int64Array) -> Int64Array:
 
     METIS with several constraints leaves rare types uneven. Of the nodes of an overfull part those
     go first that lose the fewest neighbours for what they weigh; a part takes a node only if it
-    stays within all its caps.
-
-    Args:
-        problem: The graph and what the parts shall share evenly.
-        parts: int64 [N], the part of every node.
-
-    Returns:
-        The part of every node, int64 [N]; `parts` itself if nothing had to move.
+    stays within all its caps. Gives `parts` itself, int64 [N], if nothing had to move.
     """
     weights, caps = problem.balance.weights, problem.caps
     loads = _loads(parts, weights, problem.num_parts)
@@ -54,21 +47,16 @@ def refine(problem: Problem, parts: Int64Array) -> Int64Array:
     """Moves nodes to the part of most of their neighbours, as long as it stays within its caps.
 
     What :func:`rebalance` has moved, its neighbours may follow: where 60 venues had to move, the
-    cut fell below what it had been before. Takes and gives what :func:`rebalance` does.
+    cut fell below what it had been before.
     """
     parts = parts.copy()
-    num_parts, weights, caps = problem.num_parts, problem.balance.weights, problem.caps
-    loads = _loads(parts, weights, num_parts)
-    size = batch_size(len(parts), num_parts)
+    loads = _loads(parts, problem.balance.weights, problem.num_parts)
+    size = batch_size(len(parts), problem.num_parts)
     for _ in range(_ROUNDS):
         moved = False
         for start in range(0, len(parts), size):
             nodes = slice(start, start + size)
-            near = neighbours_by_part(problem.indptr, problem.index, parts, nodes, num_parts)
-            score = np.where(has_room(weights[nodes], loads, caps), near, -1.0)
-            target = score.argmax(axis=1)
-            rows = np.arange(len(near))
-            gain = score[rows, target] - near[rows, parts[nodes]]
+            target, gain = _best_moves(problem, parts, nodes, loads)
             for row in np.flatnonzero(gain > 0):
                 moved |= _try_move(problem, parts, start + row, target[row], loads)
         if not moved:
@@ -83,19 +71,29 @@ def _move(problem: Problem, parts: Int64Array, loads: FloatArray, constraint: in
     nodes = np.flatnonzero(too_full[parts] & (weights[:, constraint] > 0))
     if nodes.size == 0:
         return False
-    near = neighbours_by_part(problem.indptr, problem.index, parts, nodes, len(loads))
-    room = has_room(weights[nodes], loads, caps)
-    score = np.where(room, near, -np.inf)
-    target = score.argmax(axis=1)
-    rows = np.arange(len(nodes))
-    loss = (near[rows, parts[nodes]] - score[rows, target]) / weights[nodes, constraint]
+    target, gain = _best_moves(problem, parts, nodes, loads)
     moved = False
-    for row in np.argsort(loss, kind='stable'):
-        if not room[row, target[row]]:
+    for row in np.argsort(-gain / weights[nodes, constraint], kind='stable'):
+        if np.isneginf(gain[row]):
             break  # Sorted last: no part has room for these.
         if loads[parts[nodes[row]], constraint] > caps[constraint]:
             moved |= _try_move(problem, parts, nodes[row], target[row], loads)
     return moved
+
+
+def _best_moves(
+    problem: Problem, parts: Int64Array, nodes: slice | Int64Array, loads: FloatArray
+) -> tuple[Int64Array, FloatArray]:
+    """The part with room where a node has most neighbours, and how many more than in its own.
+
+    It is minus infinity where no part has room.
+    """
+    near = neighbours_by_part(problem.indptr, problem.index, parts, nodes, len(loads))
+    room = has_room(problem.balance.weights[nodes], loads, problem.caps)
+    score = np.where(room, near, -np.inf)
+    target = score.argmax(axis=1)
+    rows = np.arange(len(near))
+    return target, score[rows, target] - near[rows, parts[nodes]]
 
 
 def _try_move(

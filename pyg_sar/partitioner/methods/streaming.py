@@ -21,8 +21,8 @@ from torch import Tensor
 
 from pyg_sar.partitioner.methods.balance import LARGEST_BATCH, batch_size, has_room
 from pyg_sar.partitioner.methods.method import Method, Problem
-from pyg_sar.partitioner.on_disk.csr import neighbours_by_part
 from pyg_sar.partitioner.on_disk.mapped import BoolArray, FloatArray, IndexArray, Int64Array
+from pyg_sar.partitioner.on_disk.neighbours import neighbours_by_part
 
 _LOCAL = 0.9
 """Runs of ids that cut less than this share of what random parts cut say something."""
@@ -38,14 +38,7 @@ def stream_assignment(problem: Problem, method: str) -> Tensor:
     vocabulary), which a pass over the edges tells, the first pass takes equal runs of ids for the
     parts of nodes it has not come to; else it knows nothing of them. No part exceeds its caps,
     unless a single node weighs more than what is left anywhere. The seed is that of the order in
-    which equally good parts are filled.
-
-    Args:
-        problem: The graph, which may be a memory map, what is balanced, and the options.
-        method: ``'ldg'`` or ``'fennel'``.
-
-    Returns:
-        The part of every node, int64 [N].
+    which equally good parts are filled. `method` is ``'ldg'`` or ``'fennel'``.
     """
     indptr, index, num_parts = problem.indptr, problem.index, problem.num_parts
     caps, options = problem.caps, problem.options
@@ -130,13 +123,10 @@ def _fits(best: Int64Array, weights: Int64Array, loads: FloatArray, caps: FloatA
 
 
 def _streaming(name: str) -> Method:
-    return Method(
-        name,
-        lambda problem: [stream_assignment(problem, name)],
-        keeps_duplicates=True,
-        several=True,
-        takes_passes=True,
-    )
+    def cut(problem: Problem) -> list[Tensor]:
+        return [stream_assignment(problem, name)]
+
+    return Method(name, cut, keeps_duplicates=True, several=True, takes_passes=True)
 
 
 METHODS = _streaming('ldg'), _streaming('fennel')

@@ -2,8 +2,7 @@
 
 Buckets are written with pwrite: a write through a map counts as memory and costs a fault per page.
 Their files are unlinked and allocated beforehand, so a full disk is known at once and a kill leaves
-nothing. Positions are packed into the low bits of keys, as numpy sorts numbers several times as
-fast as it finds their order.
+nothing.
 """
 
 from __future__ import annotations
@@ -37,12 +36,7 @@ class Buckets:
         self._missing = int(ptr[-1])
 
     def add(self, bucket: Tensor, *fields: Tensor) -> None:
-        """Appends records, each to its bucket.
-
-        Args:
-            bucket: Integer [n].
-            fields: One tensor [n] for each column.
-        """
+        """Appends records, each to its bucket, an integer [n]; a field is a tensor [n]."""
         order = stable_order(bucket, len(self._ends))
         counts = bucket.bincount(minlength=len(self._ends)).tolist()
         self._append(counts, (field.index_select(0, order) for field in fields))
@@ -67,12 +61,8 @@ class Buckets:
                 if file is not None:
                     file.close()
 
-    def read(self, bucket: int) -> list[Tensor]:
-        """The records of one bucket in memory, field by field, integers as int64."""
-        return [self.read_field(bucket, number) for number in range(len(self.columns))]
-
-    def read_field(self, bucket: int, number: int) -> Tensor:
-        """One field of them, int64."""
+    def read(self, bucket: int, number: int = 0) -> Tensor:
+        """One field of the records of one bucket, in memory, int64."""
         start, stop = self.ptr[bucket : bucket + 2].tolist()
         place = self.columns[number][start:stop]
         found = place.to(torch.int64, copy=True)
@@ -103,7 +93,7 @@ def stable_order(keys: Tensor, bound: int) -> Tensor:
 
 
 def bucket_of(bounds: Tensor) -> Tensor:
-    """The bucket of every item, int32 [N], from what :func:`bucket_bounds` gives."""
+    """The bucket of every item, int32 [N], from :func:`bucket_bounds`."""
     numbers = torch.arange(bounds.numel() - 1, dtype=torch.int32)
     return numbers.repeat_interleave(bounds.diff())
 
@@ -129,12 +119,7 @@ def bucket_bounds(ptr: Tensor, within: Tensor) -> Tensor:
 
 
 def count_to_ptr(ids: Iterable[Tensor], bound: int) -> Tensor:
-    """Where the records of every item begin and end, int64 [`bound` + 1].
-
-    Args:
-        ids: The item of every record, integers in [0, `bound`), by chunks.
-        bound: Number of items.
-    """
+    """Where the records of every item begin and end, int64 [bound + 1]; `ids` by chunks."""
     ptr = torch.zeros(bound + 1, dtype=torch.int64)
     for part in ids:
         count_into(ptr[1:], part)

@@ -47,17 +47,10 @@ _MAPS: dict[int, int] = {}
 
 
 def map_array(path: str | os.PathLike[str], member: str | None = None) -> Array:
-    """Maps an array of a file into memory.
+    """Maps the array of a .npy file, or of a member of an .npz file, into memory.
 
-    A compressed member of an archive is read instead; :func:`is_mapped` tells.
-
-    Args:
-        path: A .npy file, or with `member` an .npz file.
-        member: The name of an array in the archive, with or without ``.npy``.
-
-    Returns:
-        The array, of any shape and memory order; possibly at an odd address, as archives do not
-        align their members.
+    It may be at an odd address, as archives do not align their members. A compressed member is read
+    instead; :func:`is_mapped` tells.
 
     Raises:
         ValueError: If there is no such array, or it holds objects.
@@ -66,7 +59,11 @@ def map_array(path: str | os.PathLike[str], member: str | None = None) -> Array:
     with Path(path).open('rb') as file:
         if member is not None:
             with zipfile.ZipFile(file) as archive:
-                info = _find_member(archive, member, path)
+                names = archive.namelist()
+                found = [name for name in (member, f'{member}.npy') if name in names]
+                if not found:
+                    raise ValueError(f"expected the array '{member}' in '{path}' (got {names})")
+                info = archive.getinfo(found[0])
                 if info.compress_type != zipfile.ZIP_STORED:
                     with archive.open(info) as stream:
                         array: Array = np.lib.format.read_array(stream, allow_pickle=False)
@@ -97,14 +94,12 @@ def register(address: int, num_bytes: int, owner: object) -> None:
 
 def is_mapped(values: Tensor | Array) -> bool:
     """Whether these numbers lie in a file and not in memory."""
-    return _map_of(_address(values)) is not None
+    address = values.data_ptr() if isinstance(values, Tensor) else int(values.ctypes.data)
+    return _map_of(address) is not None
 
 
 def release(*tensors: Tensor) -> None:
-    """Gives back the memory of what has been read or written of mapped tensors.
-
-    Does nothing to tensors in ordinary memory.
-    """
+    """Gives back the memory of what has been read or written of tensors that are mapped."""
     for tensor in tensors:
         found = _map_of(tensor.data_ptr()) if tensor.numel() else None
         if found is None or sys.platform != 'linux':
@@ -163,33 +158,17 @@ class Scratch:
         return tensor, file
 
 
-def _find_member(
-    archive: zipfile.ZipFile, member: str, path: str | os.PathLike[str]
-) -> zipfile.ZipInfo:
-    names = archive.namelist()
-    for name in (member, f'{member}.npy'):
-        if name in names:
-            return archive.getinfo(name)
-    raise ValueError(f"expected the array '{member}' in '{os.fspath(path)}' (got {names})")
-
-
 def _map_npy(file: IO[bytes], path: str | os.PathLike[str]) -> Array:
     version = np.lib.format.read_magic(file)
-    header = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }.get(version)
-    if header is None:
+    if version not in ((1, 0), (2, 0)):
         raise ValueError(f"expected numpy's format 1.0 or 2.0 in '{path}' (got {version})")
+    lib = np.lib.format
+    header = lib.read_array_header_1_0 if version == (1, 0) else lib.read_array_header_2_0
     shape, is_fortran, dtype = header(file)
     if dtype.hasobject:
-        raise ValueError(f"expected plain numbers in '{os.fspath(path)}' (got objects)")
+        raise ValueError(f"expected plain numbers in '{path}' (got objects)")
     array = map_raw(file, dtype, shape[::-1] if is_fortran else shape, offset=file.tell())
     return array.T if is_fortran else array
-
-
-def _address(values: Tensor | Array) -> int:
-    return values.data_ptr() if isinstance(values, Tensor) else int(values.ctypes.data)
 
 
 def _map_of(address: int) -> tuple[int, int] | None:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.on_disk.mapped import Scratch, is_mapped, release
+from pyg_sar.partitioner.on_disk.mapped import is_mapped, release
 
 CHUNK_ROWS = 1 << 14
 """Edges, or node ids, per chunk, at least; fewer take more time than they save memory."""
@@ -29,22 +29,12 @@ SHARE = 128
 small part of theirs."""
 
 
-_AS_SIGNED = {
-    torch.uint16: torch.int16,
-    torch.uint32: torch.int32,
-    torch.uint64: torch.int64,
-}
+_AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A tensor that is never in memory as a whole.
-
-    Attributes:
-        dtype: Its type.
-        shape: Its shape.
-        chunks: Gives its rows, in order, a chunk at a time; may be called again.
-    """
+    """A tensor that is never in memory as a whole; `chunks` gives its rows in order, each time."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -76,24 +66,12 @@ def smallest_and_largest(ids: Tensor) -> tuple[int, int]:
 
 
 def edge_chunks(edge_index: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Edges in order: number of the first one, sources and destinations, int64.
-
-    Args:
-        edge_index: [2, E], of any integer type.
-    """
+    """Edges [2, E] of any integer type: number of the first, sources and destinations, int64."""
     for start, stop in ranges(edge_index.size(1), chunk_rows(edge_index.size(1))):
         edges = edge_index[:, start:stop]
         src, dst = (aligned(ids).to(torch.int64) for ids in edges)
         yield start, src, dst
         release(*edges)  # row by row: what lies between them belongs to neither
-
-
-def in_degrees(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """In-edges of every node, int64 [N]."""
-    degree = torch.zeros(num_nodes, dtype=torch.int64)
-    for _, _, dst in edge_chunks(edge_index):
-        count_into(degree, dst)
-    return degree
 
 
 def count_into(counts: Tensor, index: Tensor) -> None:
@@ -125,24 +103,6 @@ def take_rows(values: Tensor, index: Tensor) -> Rows:
             release(ids)
 
     return Rows(dtype, (index.numel(), *values.shape[1:]), pick)
-
-
-def join_edges(parts: list[tuple[Tensor, int, int]], scratch: Scratch) -> Tensor:
-    """Edges of several relations one after another, ids shifted; int64 [2, E].
-
-    Args:
-        parts: ``edge_index`` of each relation, and what is added to sources and destinations.
-        scratch: Where the result lies.
-    """
-    joined = scratch.empty((2, sum(edges.size(1) for edges, _, _ in parts)), torch.int64)
-    end = 0
-    for edges, add_src, add_dst in parts:
-        for _, src, dst in edge_chunks(edges):
-            place = joined[:, end : end + src.numel()]
-            place[0], place[1] = src + add_src, dst + add_dst
-            release(*place)
-            end += src.numel()
-    return joined
 
 
 def _take_mapped(values: Tensor, ids: Tensor, num_rows: int) -> Tensor:

@@ -27,12 +27,9 @@ _ALIGNMENT = 64
 
 
 def save_rows(content: object, path: Path) -> None:
-    """Writes a file that torch.load reads.
+    """Writes dicts of dense tensors [N, ...], Rows and plain values as torch.load reads them.
 
-    Args:
-        content: Dicts of dense tensors [N, ...], :class:`~pyg_sar.partitioner.on_disk.rows.Rows`
-            and plain values; each tensor has its own place in the file.
-        path: The file; its folder is made if need be.
+    Each tensor has its own place in the file. The folder is made if need be.
 
     Raises:
         OSError: If it cannot be written.

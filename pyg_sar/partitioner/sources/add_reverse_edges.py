@@ -21,11 +21,8 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch | None = None) -
 
     Edges come sorted by (source, destination); duplicates are merged and their attributes added up,
     in the order of the edges. A relation between two types of nodes gets a relation of its own for
-    the way back, ``rev_...``, and stays as it is.
-
-    Args:
-        data: The graph; it is not changed.
-        scratch: Where the new edges and their attributes lie; in memory if None.
+    the way back, ``rev_...``, and stays as it is. `data` is not changed; what is new lies in
+    `scratch`, or in memory.
 
     Raises:
         ValueError: If edges are not as they must be, or what belongs to them is no tensor.
@@ -51,10 +48,8 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch | None = None) -
             for key, value in store.items()
             if key != 'edge_index' and store.is_edge_attr(key)
         }
-        both, merged = _both_ways(edge_index, attrs, scratch, name)
-        store['edge_index'] = both
-        for key, value in merged.items():
-            store[key] = value
+        store['edge_index'], merged = _both_ways(edge_index, attrs, scratch, name)
+        store.update(merged)
     return data
 
 
@@ -92,7 +87,7 @@ def _both_ways(
     }
     end = 0
     for bucket, _, _ in edges.rows():
-        entries, *numbers = edges.buckets.read(bucket)
+        entries = edges.buckets.read(bucket)
         order = torch.argsort(entries, stable=True)
         unique, place = torch.unique_consecutive(entries[order], return_inverse=True)
         stop = end + unique.numel()
@@ -100,8 +95,9 @@ def _both_ways(
         both[0, end:stop] = src
         both[1, end:stop] = unique.sub_(src, alpha=bound)
         release(both[0, end:stop], both[1, end:stop])
+        if attrs:
+            ids = edges.buckets.read(bucket, 1).index_select(0, order) % num_edges
         for key, values in attrs.items():
-            ids = numbers[0].index_select(0, order) % num_edges
             _add_up(merged[key][end:stop], place, values, ids)
         end = stop
     trim()

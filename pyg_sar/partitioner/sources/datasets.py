@@ -20,11 +20,6 @@ from pyg_sar.partitioner.sources.synthetic import shape_of, synthetic_graph
 _DOTTED = re.compile(r'((?:[A-Za-z_]\w*\.)+)([A-Z]\w*)(?:\((.*)\))?')
 
 
-def data_root(root: str | os.PathLike[str] | None) -> Path:
-    """Where datasets lie: `root`, or else ``$PYG_SAR_DATA``, or else ``dataset`` as for ogb."""
-    return Path(root or os.environ.get('PYG_SAR_DATA') or 'dataset')
-
-
 def is_dataset(name: str) -> bool:
     """Whether a name is that of a dataset, and not that of a file."""
     return name.startswith(('ogbn-', 'synthetic:')) or _DOTTED.fullmatch(name) is not None
@@ -39,7 +34,7 @@ def load_dataset(
         name: ``'ogbn-arxiv'`` and the others of :data:`~pyg_sar.partitioner.sources.ogb.OGB`;
             ``'synthetic:arxiv'``, ``'synthetic:products'`` or ``'synthetic:N,E'``; or the path of a
             dataset class with its arguments, ``'torch_geometric.datasets.Planetoid(name=Cora)'``.
-        root: The folder with datasets; see :func:`data_root`.
+        root: The folder with datasets, or else ``$PYG_SAR_DATA``, or else ``dataset`` as for ogb.
         seed: Seed of a synthetic graph.
 
     Raises:
@@ -47,11 +42,12 @@ def load_dataset(
     """
     if name.startswith('synthetic:'):
         return synthetic_graph(shape_of(name.removeprefix('synthetic:')), seed=seed)
-    if name.startswith('ogbn-'):
-        if name not in OGB:
-            raise ValueError(f"expected one of {', '.join(OGB)} (got '{name}')")
-        return load_ogb(name, data_root(root))
-    return _load_pyg(name, data_root(root))
+    folder = Path(root or os.environ.get('PYG_SAR_DATA') or 'dataset')
+    if not name.startswith('ogbn-'):
+        return _load_pyg(name, folder)
+    if name not in OGB:
+        raise ValueError(f"expected one of {', '.join(OGB)} (got '{name}')")
+    return load_ogb(name, folder)
 
 
 def _load_pyg(name: str, root: Path) -> Data | HeteroData:

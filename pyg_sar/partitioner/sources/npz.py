@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partitioner.graph.attributes import count_nodes
+from pyg_sar.partitioner.graph.attributes import count_rows
 from pyg_sar.partitioner.graph.checks import checked_edge_index
 from pyg_sar.partitioner.graph.split import MASKS, mask_of
 from pyg_sar.partitioner.on_disk.mapped import Array, map_array
@@ -31,16 +31,8 @@ def read_npz(
 ) -> tuple[Data | HeteroData, list[str]]:
     """Reads a graph from the arrays of an .npz file; see :func:`graph_of_arrays`.
 
-    No pickled object is ever loaded.
-
-    Args:
-        file: The open file, or its path.
-        name: Its name, for error messages.
-        is_mapped: Whether uncompressed arrays are mapped and not read, which takes a path, and a
-            CSR ``x`` becomes a sparse tensor and not a dense one.
-
-    Returns:
-        The graph, and a description of every array that is not in it.
+    No pickled object is ever loaded. With `is_mapped`, uncompressed arrays are mapped and not read,
+    which takes a path, and a CSR ``x`` becomes a sparse tensor and not a dense one.
 
     Raises:
         ValueError: If the file is no .npz file, holds pickled objects, or its arrays do not fit
@@ -77,7 +69,7 @@ def graph_of_arrays(
     Args:
         arrays: The arrays, in memory or mapped; emptied of what is used.
         name: Where they come from, for error messages.
-        is_mapped: See :func:`read_npz`.
+        is_mapped: Whether a CSR ``x`` stays sparse.
 
     Returns:
         The graph, and a description of every array that is not in it.
@@ -98,7 +90,7 @@ def graph_of_arrays(
         if key in arrays:
             data[key] = _value(arrays.pop(key), key, name)
     data.edge_index = checked_edge_index(data, f"'{name}'")
-    num_nodes, num_edges = count_nodes(data), data.edge_index.size(1)
+    num_nodes, num_edges = count_rows(data, data.edge_index), data.edge_index.size(1)
     data.num_nodes = num_nodes
     for key, mask in _INDICES.items():
         if key in arrays:

@@ -63,21 +63,15 @@ OGB = {
         'proteins', '220 MB', 'species', 112, node_file='node_species', add_inverse_edge=True
     ),
 }
-"""The datasets by name."""
 
 
 def load_ogb(name: str, root: Path) -> Data | HeteroData:
-    """Loads a dataset of OGB.
+    """Loads a dataset of :data:`OGB` from a folder with OGB's datasets.
 
-    Args:
-        name: A name in :data:`OGB`.
-        root: The folder with OGB's datasets.
-
-    Returns:
-        ``x``, ``edge_index``, ``edge_attr``, ``y`` and the further node attribute as ogb's own
-        PygNodePropPredDataset gives them, except that one label per node is int64 [N], -1 where
-        there is none; ``train_mask``, ``val_mask`` and ``test_mask`` of the dataset's split, and
-        ``num_classes``. Edges as the dataset has them: arxiv, papers100M and mag are directed.
+    ``x``, ``edge_index``, ``edge_attr``, ``y`` and the further node attribute are as ogb's own
+    PygNodePropPredDataset gives them, except that one label per node is int64 [N], -1 where there
+    is none; beside them the masks of the dataset's split, and ``num_classes``. Edges are as the
+    dataset has them: arxiv, papers100M and mag are directed.
 
     Raises:
         ValueError: If the files are not there, or the ogb package is missing.
@@ -103,17 +97,14 @@ def load_ogb(name: str, root: Path) -> Data | HeteroData:
             raw, add_inverse_edge=dataset.add_inverse_edge, additional_node_files=files
         )[0]
     data = Data(edge_index=_tensor(graph['edge_index']), num_nodes=int(graph['num_nodes']))
-    for ours, theirs in (('x', 'node_feat'), ('edge_attr', 'edge_feat')):
+    names = ('x', 'node_feat'), ('edge_attr', 'edge_feat'), *((file, file) for file in files)
+    for ours, theirs in names:
         if graph[theirs] is not None:
             data[ours] = _tensor(graph[theirs])
-    for file in files:
-        data[file] = _tensor(graph[file])
     import pandas
 
     labels = pandas.read_csv(folder / 'raw' / 'node-label.csv.gz', header=None).to_numpy()
-    data.y = _labels(labels)
-    data.update(_masks(_read_split(split), int(graph['num_nodes'])))
-    data.num_classes = dataset.num_classes
+    _add_task(data, labels, _read_split(split), dataset)
     return data
 
 
@@ -131,15 +122,15 @@ def _ogb_readers() -> Any:
 
 def _folder(name: str, dataset: OgbDataset, root: Path) -> Path:
     """Where a dataset lies: as ogb names the folder, or as its archive does."""
-    folders = [root / name.replace('-', '_'), root / dataset.archive]
-    for folder in folders:
+    wanted = root / name.replace('-', '_')
+    for folder in (wanted, root / dataset.archive):
         if (folder / 'raw' / dataset.key_file).is_file():
             return folder
     raise ValueError(
-        f"expected the files of {name} in '{folders[0]}' (got no "
-        f"'{folders[0] / 'raw' / dataset.key_file}'). Fetch {URL}/{dataset.archive}.zip "
-        f"({dataset.download}), unzip it in '{root}' and name its folder '{folders[0].name}', or "
-        'say with --root or PYG_SAR_DATA where it is'
+        f"expected the files of {name} in '{wanted}' (got no '{wanted / 'raw' / dataset.key_file}')"
+        f'. Fetch {URL}/{dataset.archive}.zip ({dataset.download}), unzip it in '
+        f"'{root}' and name its folder '{wanted.name}', or say with --root or PYG_SAR_DATA where "
+        'it is'
     )
 
 
@@ -155,9 +146,7 @@ def _hetero(
         for key, values in (graph[theirs] or {}).items():
             data[key][ours] = _tensor(values)
     for key, values in labels.items():
-        data[key].y = _labels(values)
-        data[key].num_classes = dataset.num_classes
-        data[key].update(_masks([part[key] for part in index], data[key].num_nodes))
+        _add_task(data[key], values, [part[key] for part in index], dataset)
     return data
 
 
@@ -172,9 +161,9 @@ def _mapped(folder: Path, dataset: OgbDataset) -> Data:
         if theirs in names:
             data[ours] = torch.from_numpy(_map_member(path, theirs))
     with np.load(folder / 'raw' / 'node-label.npz', allow_pickle=False) as archive:
-        data.y = _labels(archive['node_label'])
-    data.update(_masks(_read_split(folder / 'split' / dataset.split), num_nodes))
-    data.num_classes = dataset.num_classes
+        _add_task(
+            data, archive['node_label'], _read_split(folder / 'split' / dataset.split), dataset
+        )
     return data
 
 
@@ -201,13 +190,16 @@ def _tensor(values: Any) -> Tensor:
     return torch.from_numpy(np.require(values, requirements=['C', 'W']))
 
 
-def _labels(values: Any) -> Tensor:
-    """One label per node as int64 [N], -1 where there is none; several as they are."""
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    if values.dtype.kind == 'f' and values.ndim == 1:
-        values = np.where(np.isnan(values), np.float32(-1), values)
-    return _tensor(values).long()
+def _add_task(store: Any, labels: Any, split: list[Any], dataset: OgbDataset) -> None:
+    """Labels, int64 [N] and -1 where there is none, or several per node; masks; classes."""
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.dtype.kind == 'f' and labels.ndim == 1:
+        labels = np.where(np.isnan(labels), np.float32(-1), labels)
+    store.y = _tensor(labels).long()
+    for name, ids in zip(MASKS, split, strict=True):
+        store[name] = mask_of(_tensor(ids), store.num_nodes)
+    store.num_classes = dataset.num_classes
 
 
 def _read_split(folder: Path) -> list[Any]:
@@ -218,8 +210,3 @@ def _read_split(folder: Path) -> list[Any]:
             raise ValueError(f"expected the split of the dataset in '{path}' (got no such file)")
         parts.append(np.loadtxt(path, dtype=np.int64, ndmin=1))
     return parts
-
-
-def _masks(parts: list[Any], num_nodes: int) -> dict[str, Tensor]:
-    named = zip(MASKS, parts, strict=True)
-    return {name: mask_of(_tensor(ids), num_nodes) for name, ids in named}

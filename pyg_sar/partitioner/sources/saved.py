@@ -12,20 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch_geometric.edge_index
-import torch_geometric.index
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric import edge_index, index
+from torch_geometric.data import Data, HeteroData, storage
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.feature_store import TensorAttr
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
-from torch_geometric.data.storage import (
-    AttrType,
-    BaseStorage,
-    EdgeStorage,
-    GlobalStorage,
-    NodeStorage,
-)
 
 from pyg_sar.partitioner.on_disk.mapped import register
 from pyg_sar.shard.format.files import ordinary_file
@@ -43,25 +35,10 @@ _plain_dict.__module__ = 'collections'
 _plain_dict.__name__ = _plain_dict.__qualname__ = 'defaultdict'
 
 _ALLOWED: list[Any] = [
-    Data,
-    HeteroData,
-    BaseStorage,
-    NodeStorage,
-    EdgeStorage,
-    DataEdgeAttr,
-    DataTensorAttr,
-    EdgeAttr,
-    EdgeLayout,
-    TensorAttr,
-    GlobalStorage,
-    AttrType,
-    torch_geometric.edge_index.EdgeIndex,
-    torch_geometric.edge_index.SortOrder,
-    torch_geometric.edge_index.CatMetadata,
-    torch_geometric.index.Index,
-    torch_geometric.index.CatMetadata,
-    _plain_dict,
-    dict,
+    *(Data, HeteroData, DataEdgeAttr, DataTensorAttr, EdgeAttr, EdgeLayout, TensorAttr),
+    *(storage.BaseStorage, storage.NodeStorage, storage.EdgeStorage, storage.GlobalStorage),
+    *(storage.AttrType, edge_index.EdgeIndex, edge_index.SortOrder, edge_index.CatMetadata),
+    *(index.Index, index.CatMetadata, _plain_dict, dict),
 ]
 
 
@@ -71,9 +48,7 @@ _EXPECTED = "expected a torch_geometric.data.Data, HeteroData or dict of tensors
 def load_saved(path: Path, *, is_mapped: bool = False) -> Any:
     """What a file of torch.save holds, of tensors, plain values and PyG's classes of data.
 
-    Args:
-        path: The file.
-        is_mapped: Whether tensors are mapped and not read, where the file allows it.
+    With `is_mapped`, tensors are mapped and not read, where the file allows it.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -103,11 +78,7 @@ def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:
     """Reads a graph that torch.save wrote.
 
     It may be a PyG Data or HeteroData, a dict of tensors, or the ``processed/data.pt`` of a PyG
-    dataset of one graph.
-
-    Args:
-        path: The file.
-        is_mapped: Whether tensors are mapped and not read, where the file allows it.
+    dataset of one graph. `is_mapped` is that of :func:`load_saved`.
 
     Raises:
         ValueError: If the file holds anything else, or needs classes beyond PyG's own.
@@ -126,8 +97,8 @@ def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:
         for store in content.values():
             for value in store.values() if isinstance(store, dict) else [store]:
                 if type(value) is Tensor and value.layout is torch.strided:
-                    storage = value.untyped_storage()
-                    register(storage.data_ptr(), storage.nbytes(), value)
+                    memory = value.untyped_storage()
+                    register(memory.data_ptr(), memory.nbytes(), value)
     if any(isinstance(key, tuple) for key in content):
         try:
             return HeteroData.from_dict(content)

@@ -60,21 +60,14 @@ def read_source(
     root: str | os.PathLike[str] | None = None,
     attrs: str | os.PathLike[str] | None = None,
 ) -> tuple[Data | HeteroData, list[str]]:
-    """As :func:`load_source`, but may leave the graph on disk.
+    """As :func:`load_source`, but may leave the graph on disk; tells what was dropped.
 
-    Args:
-        name_or_path: See :func:`load_source`.
-        seed: See :func:`load_source`.
-        scratch: If given, tensors are mapped into memory and not read: those of .pt files, .npy
-            files and uncompressed .npz files where they lie, those of tables in scratch space.
-        root: See :func:`load_source`.
-        attrs: A file of what PyG's own Partitioner left out of its folder; see
-            :func:`~pyg_sar.partitioner.sources.pyg_folder.read_pyg_folder`.
-
-    Returns:
-        The graph, and a description of what was dropped.
+    With `scratch`, tensors are mapped into memory and not read: those of .pt files, .npy files and
+    uncompressed .npz files where they lie, those of tables in scratch space. `attrs` is a file of
+    what PyG's own Partitioner left out of its folder; see
+    :func:`~pyg_sar.partitioner.sources.pyg_folder.read_pyg_folder`.
     """
-    name = os.fspath(name_or_path)
+    name, is_mapped = os.fspath(name_or_path), scratch is not None
     path = Path(name)
     if path.is_dir() and name not in NAMES and is_pyg_folder(path):
         return read_pyg_folder(path, attrs), []
@@ -83,13 +76,13 @@ def read_source(
             f"'attrs' applies to folders of torch_geometric.distributed alone (got '{name}')"
         )
     if name in BUILT_IN:
-        return _built_in(name, is_mapped=scratch is not None), []
+        return _built_in(name, is_mapped=is_mapped), []
     if path.suffix == '.pt' and path.is_file():
-        return read_saved(path, is_mapped=scratch is not None), []
+        return read_saved(path, is_mapped=is_mapped), []
     if is_dataset(name) and not path.exists():
         return load_dataset(name, root=root, seed=seed), []
     if path.suffix == '.npz' and path.is_file():
-        found = read_npz(path, name, is_mapped=scratch is not None)
+        found = read_npz(path, name, is_mapped=is_mapped)
     else:
         arrays = _read_arrays(path, scratch or Scratch())
         if arrays is None:
@@ -98,13 +91,16 @@ def read_source(
                 'expected a .pt, .npz, .parquet or .csv file, a folder with edge_index.npy or of '
                 f"torch_geometric.distributed, or one of {', '.join(NAMES)} (got '{name}', {what})"
             )
-        if scratch is None:
+        if not is_mapped:
             arrays = {key: np.array(array) for key, array in arrays.items()}
-        found = graph_of_arrays(arrays, name, is_mapped=scratch is not None)
-    if scratch is None:
-        for store in found[0].edge_stores:
-            store['edge_index'] = store['edge_index'].to(torch.int64)
-    return found
+        found = graph_of_arrays(arrays, name, is_mapped=is_mapped)
+    return found if is_mapped else (_with_int64(found[0]), found[1])
+
+
+def _with_int64(data: Data | HeteroData) -> Data | HeteroData:
+    for store in data.edge_stores:
+        store['edge_index'] = store['edge_index'].to(torch.int64)
+    return data
 
 
 def _read_arrays(path: Path, scratch: Scratch) -> dict[str, Array] | None:
@@ -128,13 +124,10 @@ def _built_in(name: str, *, is_mapped: bool) -> Data | HeteroData:
     file = resources.files('pyg_sar') / 'datasets' / BUILT_IN[name]
     with file.open('rb') as stream:
         # A stream cannot be mapped: its features stay sparse, its arrays are in memory.
-        data: Any = read_npz(stream, name, is_mapped=is_mapped)[0]
-    for store in data.edge_stores:
-        store['edge_index'] = store['edge_index'].to(torch.int64)
-    labelled = data['synset'] if isinstance(data, HeteroData) else data
+        data = _with_int64(read_npz(stream, name, is_mapped=is_mapped)[0])
+    labelled: Any = data['synset'] if isinstance(data, HeteroData) else data
     labelled.num_classes = int(labelled.y.max()) + 1
-    graph: Data | HeteroData = data
-    return graph
+    return data
 
 
 BUILT_IN = {'wordnet-hetero': 'wordnet_hetero.npz', 'wordnet-noun': 'wordnet_noun.npz'}

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_sar.partitioner.graph.split import masks_of_runs
@@ -70,7 +69,6 @@ PRODUCTS = GraphShape(num_nodes=2_449_029, num_pairs=61_859_140, num_features=10
 """The sizes of ogbn-products, which is undirected."""
 
 SHAPES = {'arxiv': ARXIV, 'products': PRODUCTS}
-"""The shapes that have names."""
 
 SPLIT = (0.54, 0.18)
 """Shares of training and validation nodes; the rest is for testing."""
@@ -79,12 +77,11 @@ SPLIT = (0.54, 0.18)
 def shape_of(text: str) -> GraphShape:
     """The shape that the part of a name after ``synthetic:`` stands for.
 
-    Args:
-        text: ``'arxiv'``, ``'products'``, or ``'N,E'``: N nodes, E undirected edges, 32 features
-            and 8 classes.
+    It is ``'arxiv'``, ``'products'``, or ``'N,E'``: N nodes, E undirected edges, 32 features and
+    8 classes.
 
     Raises:
-        ValueError: If it stands for none.
+        ValueError: If it is none of these.
     """
     if text in SHAPES:
         return SHAPES[text]
@@ -111,14 +108,16 @@ def synthetic_graph(shape: GraphShape, *, seed: int = 0) -> Data:
     groups = _Groups.draw(shape, rng)
     edge_index = _draw_edges(shape, groups, rng)
     x = _draw_features(shape, groups, rng)
-    data = Data(
+    order = torch.from_numpy(rng.permutation(shape.num_nodes))
+    num_train, num_val = (round(share * shape.num_nodes) for share in SPLIT)
+    sizes = [num_train, num_val, shape.num_nodes - num_train - num_val]
+    return Data(
         x=torch.from_numpy(x),
         edge_index=torch.from_numpy(edge_index),
         y=torch.from_numpy(groups.label),
         num_classes=shape.num_classes,
+        **masks_of_runs(order, sizes, shape.num_nodes),
     )
-    data.update(_draw_masks(shape.num_nodes, rng))
-    return data
 
 
 @dataclass(frozen=True)
@@ -231,13 +230,6 @@ def _draw_features(shape: GraphShape, groups: _Groups, rng: np.random.Generator)
         x[rows] = rng.standard_normal((rows.stop - start, shape.num_features))
         x[rows] += 0.25 * of_class[groups.label[rows]] + 0.2 * of_community[groups.community[rows]]
     return x
-
-
-def _draw_masks(num_nodes: int, rng: np.random.Generator) -> dict[str, Tensor]:
-    order = torch.from_numpy(rng.permutation(num_nodes))
-    num_train, num_val = (round(share * num_nodes) for share in SPLIT)
-    sizes = [num_train, num_val, num_nodes - num_train - num_val]
-    return masks_of_runs(order, sizes, num_nodes)
 
 
 def _ptr(counts: Int64Array) -> Int64Array:

@@ -20,28 +20,22 @@ _ENDS = ('src', 'dst')
 
 
 def read_table(path: Path, scratch: Scratch) -> dict[str, Array]:
-    """Reads a table with a row per edge into scratch space.
+    """Reads a table with a row per edge, .parquet or .csv with a header, into scratch space.
 
-    Args:
-        path: A .parquet file, or a .csv file with a header. Sources and destinations are the
-            columns ``src`` and ``dst``, or the first two; any other is an attribute of the edges.
-        scratch: Where the columns lie.
-
-    Returns:
-        ``edge_index`` integer [2, E], and every other column [E], mapped.
+    Gives ``edge_index`` integer [2, E], and every other column [E], mapped. Sources and
+    destinations are the columns ``src`` and ``dst``, or the first two.
 
     Raises:
         ValueError: If pyarrow is not installed, or a column does not hold numbers, one in each row.
         OSError: If a file cannot be read or written.
     """
     names: list[str] = []
+    files: list[Any] = []
+    dtypes: list[np.dtype[Any]] = []
+    num_edges = 0
     with ExitStack() as stack:
-        files: list[Any] = []
-        dtypes: list[np.dtype[Any]] = []
-        num_edges = 0
         for batch in _batches(path):
-            if not names:
-                names = _column_order(list(batch.schema.names), path)
+            names = names or _column_order(list(batch.schema.names), path)
             columns = [_numbers(batch, name, path) for name in names]
             values = [np.stack(np.broadcast_arrays(*columns[:2]), axis=1), *columns[2:]]
             if not files:

@@ -15,14 +15,9 @@ from pyg_sar.shard.format import file_names
 
 
 def target_folder(root: str | os.PathLike[str], *, force: bool) -> Path:
-    """Checks that a partition may be written to `root`.
+    """`root` without symbolic links, so that its parent is on the same file system.
 
-    Args:
-        root: The folder to write; it may not exist yet, or be empty.
-        force: Whether an earlier partition in `root` may be replaced.
-
-    Returns:
-        `root` without symbolic links, so that its parent is on the same file system.
+    It may not exist yet, or be empty, or with `force` hold an earlier partition.
 
     Raises:
         ValueError: If `root` holds anything and `force` is not given, holds anything but a
@@ -110,12 +105,11 @@ def _lock(folder: Path) -> Iterator[bool]:
     except OSError:
         yield False
         return
+    is_ours = False
     try:
-        try:
+        with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_ours = True
-        except OSError:
-            is_ours = False
         yield is_ours
     finally:
         os.close(handle)

@@ -19,6 +19,7 @@ type of nodes has places of its own, and every relation has its own halos and bl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -162,7 +163,7 @@ def find_halos(edges: EdgeGroups) -> Halos:
     for part in range(num_parts):
         is_read = torch.zeros(nodes.num_nodes, dtype=torch.bool)
         for bucket in edges.of_part(part):
-            row = edges.buckets.read_field(bucket, 1)
+            row = edges.buckets.read(bucket, 1)
             is_read[nodes.place.index_select(0, row).long()] = True
             of_src = nodes.assignment.index_select(0, row)
             block_edges[part] += torch.bincount(of_src, minlength=num_parts)
@@ -174,18 +175,15 @@ def find_halos(edges: EdgeGroups) -> Halos:
     return Halos(halos, torch.stack(ends).diff(dim=1), block_edges)
 
 
-@dataclass(frozen=True)
-class PartLayout:
-    """The index tensors of one relation in one part.
+class PartLayout(NamedTuple):
+    """The index tensors of one relation in one part, for ``sar.pt`` and for PyG's ``graph.pt``.
 
-    Attributes:
-        sar: What ``sar.pt`` holds of it: local ids, halo, boundary and blocks.
-        graph: What PyG's ``graph.pt`` holds of it: the same edges by global id, sorted by
-            (destination, source).
+    The first has local ids, halo, boundary and blocks; the second the same edges by global id,
+    sorted by (destination, source).
     """
 
     sar: dict[str, Tensor]
-    graph: dict[str, Tensor | tuple[int, int]]
+    graph: dict[str, Any]
 
 
 def part_layout(edges: EdgeGroups, exchange: Halos, part: int, scratch: Scratch) -> PartLayout:
@@ -234,7 +232,7 @@ def _sort_bucket(
     edges: EdgeGroups, bucket: int, part: int, local: Tensor, by_block: Buckets, by_dst: Buckets
 ) -> None:
     """Appends the edges of a bucket by (destination, source, id), and block by block as well."""
-    row, col = (edges.buckets.read_field(bucket, number) for number in (1, 2))
+    row, col = (edges.buckets.read(bucket, number) for number in (1, 2))
     # One number per pair: below 2^63 for up to 3 * 10^9 nodes. Edge ids ascend already.
     key = edges.dst.place.index_select(0, col).long().sub_(int(edges.bounds[bucket]))
     key.mul_(edges.src.num_nodes).add_(row)
@@ -242,7 +240,7 @@ def _sort_bucket(
     order = stable_order(key, num_dst * edges.src.num_nodes)
     del key
     row, col = row.index_select(0, order), col.index_select(0, order)
-    e_id = edges.buckets.read_field(bucket, 0).index_select(0, order)
+    e_id = edges.buckets.read(bucket, 0).index_select(0, order)
     del order
     by_dst.extend(e_id, row, col)
     dst = edges.dst.place.index_select(0, col).sub_(int(edges.dst.partptr[part]))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.graph.typed import TypedGraph
+from pyg_sar.partitioner.graph.typed import NodeSet, Relation, TypedGraph
 from pyg_sar.partitioner.on_disk.mapped import trim
 from pyg_sar.partitioner.on_disk.rows import Rows, chunks, edge_chunks, take_rows
 from pyg_sar.partitioner.on_disk.torch_archive import save_rows
@@ -25,7 +25,6 @@ from pyg_sar.partitioner.write.layout import (
     part_layout,
 )
 from pyg_sar.partitioner.write.summary import PartitionSummary, summarize
-from pyg_sar.partitioner.write.temporal import edge_time, node_time, sort_by_time
 from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.format import file_names
 from pyg_sar.shard.format.checksums import folder_checksums
@@ -50,8 +49,8 @@ def write_partition(
         graph: The graph.
         assignment: Part of every node, integer [N], by type.
         num_parts: The number of parts P; parts may be empty.
-        provenance: How the assignment came about, for META.json.
-        command: The command line, for META.json.
+        provenance: How the assignment came about, for META.json, as is `command`.
+        command: The command line.
         on_part: Called after every part.
 
     Raises:
@@ -148,7 +147,7 @@ def _write_part(
             # PyG's own partitions number the nodes of all types together here, which its lookups,
             # by ids within the type, do not expect.
             node_feats[node_key] = {'global_id': n_id, 'feats': x}
-            time = node_time(graph.nodes[node_key])
+            time = _time(graph.nodes[node_key].attrs, 'time')
             if time is not None:  # PyG's samplers look up the times of all nodes.
                 node_feats[node_key]['time'] = time
     edge_feats, edge_attrs, indices = {}, {}, {}
@@ -156,22 +155,25 @@ def _write_part(
     for edge_key, edge_groups in edges.items():
         layout = part_layout(edge_groups, exchanges[edge_key], part, graph.scratch)
         relation = graph.relations[edge_key]
-        pyg_graph[edge_key] = sort_by_time(layout.graph, relation, graph.nodes[relation.src])
+        pyg_graph[edge_key] = _sort_by_time(layout.graph, relation, graph.nodes[relation.src])
         indices[edge_key] = layout.sar
         e_id = layout.sar['e_id']
         attrs = {n: take_rows(v, e_id) for n, v in relation.attrs.items()}
         edge_attrs[edge_key] = attrs
-        time = edge_time(relation)
-        if time is not None and (e_id.numel() or not graph.is_hetero):
+        time = _time(relation.attrs, *_EDGE_TIMES)
+        names = [name for name in ('edge_attr',) if name in attrs]
+        if e_id.numel() == 0 and graph.is_hetero:
+            continue
+        if time is not None:
             # By position, in the order of PyG's edges: ours stay with the other attributes.
             in_order = pyg_graph[edge_key]['edge_id']
-            feats = {
-                n: take_rows(relation.attrs[n], in_order) for n in ('edge_attr',) if n in attrs
+            edge_feats[edge_key] = {
+                'global_id': in_order,
+                'feats': {name: take_rows(relation.attrs[name], in_order) for name in names},
+                'edge_time': take_rows(time, in_order),
             }
-            edge_feats[edge_key] = {'global_id': in_order, 'feats': feats}
-            edge_feats[edge_key]['edge_time'] = take_rows(time, in_order)
-        elif 'edge_attr' in attrs and (e_id.numel() or not graph.is_hetero):
-            feats = {'edge_attr': attrs.pop('edge_attr')}
+        elif names:
+            feats = {name: attrs.pop(name) for name in names}
             edge_feats[edge_key] = {'global_id': e_id, 'feats': feats}
     if graph.is_hetero:
         sar: dict[str, Any] = {'n_id': n_ids, 'edges': indices}
@@ -188,6 +190,39 @@ def _write_part(
         content = {name: by_type.get(None, {}) for name, by_type in content.items()}
     for name in file_names.PART_FILES:
         save_rows({**content, file_names.SAR_FILE: sar}[name], folder / name)
+
+
+_EDGE_TIMES = ('edge_time', 'time')
+"""The names that PyG takes for the time of an edge."""
+
+
+def _time(attrs: dict[str, Tensor], *names: str) -> Tensor | None:
+    """The first of these attributes that can be sorted by; one of another kind is no time."""
+    for name in names:
+        values = attrs.get(name)
+        if values is None or values.dim() != 1 or values.is_complex():
+            continue
+        if not values.is_floating_point() or values.element_size() > 1:  # float8 has no order
+            return values
+    return None
+
+
+def _sort_by_time(graph: dict[str, Any], relation: Relation, src_nodes: NodeSet) -> dict[str, Any]:
+    """What ``graph.pt`` holds of a relation, sorted by (destination, time) for PyG's samplers.
+
+    They read ``edge_feats.pt`` by position in this order. The time is that of the edge, or else of
+    its source; without either the order stays.
+    """
+    of_edges, of_nodes = _time(relation.attrs, *_EDGE_TIMES), _time(src_nodes.attrs, 'time')
+    if of_edges is not None:
+        times = of_edges[graph['edge_id']]
+    elif of_nodes is not None:
+        times = of_nodes[graph['row']]
+    else:
+        return graph
+    order = torch.argsort(times, stable=True)
+    order = order[torch.argsort(graph['col'][order], stable=True)]
+    return {**graph, **{name: graph[name][order] for name in ('edge_id', 'row', 'col')}}
 
 
 def _node_part(nodes: NodeGroups) -> Rows:
