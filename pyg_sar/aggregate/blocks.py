@@ -9,16 +9,15 @@ concerns a range of destinations only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.block_sources import block_sources
-from pyg_sar.aggregate.program import Arguments, Program, Surroundings, as_in_forward
+from pyg_sar.aggregate.program import NO_ARGUMENTS, Arguments, Program, Surroundings
 from pyg_sar.comm import Exchange, Rows
 from pyg_sar.shard.plan import Block, Plan
 
@@ -36,13 +35,13 @@ class Chunk:
     """Some edges of a block, in its order.
 
     Attributes:
-        edges: Their places in the order of edge tensors: a slice, or int64 ``[num_edges]``.
+        block: The edges: a block of them alone.
         rows: The destinations from the first to the last of its edges.
         edge_index: int64 ``[2, num_edges]``: source row of the block, destination counted from the
             first of `rows`; sorted by destination.
     """
 
-    edges: slice | Tensor
+    block: Block
     rows: slice
     edge_index: Tensor
 
@@ -60,80 +59,62 @@ class Chunk:
         """The chunk's destinations of ``[num_dst, ...]``, a view."""
         return values.narrow(dim, self.rows.start, self.rows.stop - self.rows.start)
 
-    def take(self, values: Tensor) -> Tensor:
-        """The chunk's rows of an edge tensor ``[E, ...]``; a view where the edges are a range."""
-        return values[self.edges]
 
-    def put(self, values: Tensor, rows: Tensor) -> None:
-        """Writes the chunk's rows into an edge tensor ``[E, ...]``."""
-        values[self.edges] = rows
-
-
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Blocks:
-    """The blocks of a plan with the arguments the message function reads there.
+    """The blocks of a plan with what the message function reads there.
 
     Attributes:
         program: The function.
-        arguments: The arguments.
         plan: The blocks.
         exchange: The exchange of the plan's shard.
+        keep_rows: Whether rows that come from other ranks are kept for backward.
+        counts: How many arguments of each kind there are.
         surroundings: What the function reads and draws beside its arguments.
+        arguments: The arguments; none outside of forward and backward, as autograd keeps them.
         kept: Rows that came from other ranks; see :func:`block_sources`.
     """
 
     program: Program
-    arguments: Arguments
     plan: Plan
     exchange: Exchange
+    keep_rows: bool
+    counts: tuple[int, ...]
     surroundings: Surroundings
-    kept: list[Tensor] | None
+    arguments: Arguments = NO_ARGUMENTS
+    kept: list[Tensor] | None = None
 
     @property
     def max_edges(self) -> int:
         """Edges of a chunk at most."""
-        return _max_edges(self.program, self.arguments, self.plan.edge_index.device)
+        program, read = self.program, self.arguments
+        tensors = [*read.src, *read.dst, *read.edge, *program.edge_outputs]
+        sizes = [_row_bytes(t, 0) for t in tensors]
+        sizes += [_row_bytes(program.messages[r.message], r.dim) for r in program.reductions]
+        is_cpu = self.plan.edge_index.device.type == 'cpu'
+        num_bytes = CHUNK_BYTES if is_cpu else CUDA_CHUNK_BYTES
+        return max(num_bytes // max(program.edge_bytes, *sizes, 1), _MIN_EDGES)
 
-    @staticmethod
-    def of_forward(
-        program: Program,
-        plan: Plan,
-        exchange: Exchange,
-        keep_rows: bool,
-        counts: tuple[int, ...],
-        tensors: tuple[Tensor, ...],
-    ) -> Blocks:
-        """Those of a forward; it saves the arguments and, with `keep_rows`, what it receives."""
-        surroundings = Surroundings(program.uses_rng, plan.edge_index.device)
-        arguments = Arguments.of(counts, tensors)
-        return Blocks(program, arguments, plan, exchange, surroundings, [] if keep_rows else None)
+    def of(self, tensors: Sequence[Tensor], kept: list[Tensor] | None = None) -> Blocks:
+        """The same with arguments; in forward a list is kept, if at all, that is to be filled."""
+        return replace(self, arguments=Arguments.of(self.counts, tensors), kept=kept)
 
     def save(self, ctx: Any, *others: Tensor) -> None:
         """Saves what backward needs, with other tensors."""
-        kept = self.kept or []
-        ctx.save_for_backward(*others, *self.arguments, *kept)
-        ctx.saved = self.program, self.plan, self.exchange, self.surroundings
-        ctx.counts = len(others), self.arguments.counts
+        ctx.save_for_backward(*others, *self.arguments, *(self.kept or ()))
+        ctx.blocks, ctx.num_others = self.of(()), len(others)
 
     @staticmethod
     def saved(ctx: Any) -> tuple[Blocks, Iterator[Tensor]]:
         """What :meth:`save` saved."""
-        num_others, counts = ctx.counts
-        tensors = list(ctx.saved_tensors)
-        arguments = Arguments.of(counts, tensors[num_others:])
-        kept = tensors[num_others + sum(counts) :]
-        program, plan, exchange, surroundings = ctx.saved
-        blocks = Blocks(program, arguments, plan, exchange, surroundings, kept or None)
-        return blocks, iter(tensors[:num_others])
-
-    def as_in_forward(self) -> AbstractContextManager[None]:
-        """For a backward that runs messages again."""
-        return as_in_forward(self.surroundings, self.program, self.arguments.learnable)
+        others = iter(ctx.saved_tensors)
+        first = list(islice(others, ctx.num_others))
+        arguments = list(islice(others, sum(ctx.blocks.counts)))
+        return ctx.blocks.of(arguments, list(others) or None), iter(first)
 
     def __iter__(self) -> Iterator[Iterator[tuple[Chunk, Arguments]]]:
         """Yields the chunks of every block, each with its arguments, one row per edge."""
-        cuts = self._cuts()
-        place = 0
+        cuts, place = self._cuts(), 0
         sources = block_sources(self.arguments.src, self.plan, self.exchange, kept=self.kept)
         for block, own_cuts, rows in zip(self.plan.blocks, cuts, sources, strict=True):
             yield self._chunks(block, own_cuts, rows, place)
@@ -150,15 +131,21 @@ class Blocks:
         a = self.arguments
         for i, (start, end, first, last) in enumerate(cuts):
             self.surroundings.enter(place + i)
-            edges, edge_index = _edges(block, self.plan, start, end)
+            edges = block.edges
+            if isinstance(edges, slice):
+                edges = slice(edges.start + start, edges.start + end)
+            else:
+                edges = edges[start:end]
+            of_chunk = replace(block, edges=edges)
+            edge_index = of_chunk.take(self.plan.edge_index, dim=1)
             offset = edge_index.new_tensor([[block.start], [first]])
-            chunk = Chunk(edges, slice(first, last + 1), edge_index - offset)
+            chunk = Chunk(of_chunk, slice(first, last + 1), edge_index - offset)
             yield (
                 chunk,
                 Arguments(
                     tuple(t.index_select(0, chunk.src) for t in rows),
                     tuple(chunk.at_rows(t).index_select(0, chunk.dst) for t in a.dst),
-                    tuple(chunk.take(t) for t in a.edge),
+                    tuple(of_chunk.take(t) for t in a.edge),
                     a.whole,
                     a.learnable,
                     at_edges=True,
@@ -175,26 +162,8 @@ class Blocks:
         return cuts
 
 
-def _max_edges(program: Program, arguments: Arguments, device: torch.device) -> int:
-    tensors = [*arguments.src, *arguments.dst, *arguments.edge, *program.edge_outputs]
-    sizes = [_row_bytes(t, 0) for t in tensors]
-    sizes += [_row_bytes(program.messages[r.message], r.dim) for r in program.reductions]
-    largest = max(program.edge_bytes, *sizes, 1)
-    num_bytes = CHUNK_BYTES if device.type == 'cpu' else CUDA_CHUNK_BYTES
-    return max(num_bytes // largest, _MIN_EDGES)
-
-
 def _row_bytes(values: Tensor, dim: int) -> int:
     return values.narrow(dim, 0, min(values.size(dim), 1)).numel() * values.element_size()
-
-
-def _edges(block: Block, plan: Plan, start: int, end: int) -> tuple[slice | Tensor, Tensor]:
-    """Places and edge_index of the edges from `start` to `end` of a block."""
-    if isinstance(block.edges, slice):
-        edges = slice(block.edges.start + start, block.edges.start + end)
-        return edges, plan.edge_index[:, edges]
-    places = block.edges[start:end]
-    return places, plan.edge_index.index_select(1, places)
 
 
 def _cut(block: Block, plan: Plan, max_edges: int) -> list[tuple[int, int, int, int]]:
@@ -207,3 +176,59 @@ def _cut(block: Block, plan: Plan, max_edges: int) -> list[tuple[int, int, int, 
     places = outer + block.edges.start if isinstance(block.edges, slice) else block.edges[outer]
     first, last = plan.edge_index[1][places].tolist()
     return list(zip(starts, ends, first, last, strict=True))
+
+
+def block_sources(
+    tensors: Sequence[Tensor],
+    plan: Plan,
+    exchange: Exchange,
+    *,
+    one_shot: bool = False,
+    kept: list[Tensor] | None = None,
+) -> Iterator[Rows]:
+    """The rows of own tensors that each block reads, in the order of the blocks.
+
+    Collective unless `kept` holds rows: point-to-point messages, one per step, or with `one_shot`
+    one all-to-all for each tensor.
+
+    Args:
+        tensors: ``[num_own, ...]`` each.
+        plan: The blocks.
+        exchange: The exchange of the plan's shard.
+        one_shot: Fetch all halo rows at once.
+        kept: What came from other ranks: an empty list is filled, a full one is used instead of an
+            exchange; None to keep nothing.
+
+    Yields:
+        ``[num_rows, ...]`` of each tensor; views of what is kept, of own rows, or of buffers that
+        are used again once the next block is asked for.
+    """
+    shard, num_tensors = plan.shard, len(tensors)
+    if one_shot:
+        halo = kept or exchange.fetch_all(tensors)
+        if kept is not None and not kept:
+            kept += halo
+        each = [split_rows(t, h, plan) for t, h in zip(tensors, halo, strict=True)]
+        yield from (list(rows) for rows in zip(*each, strict=True))
+    elif kept:
+        for part in shard.parts:
+            start, end = shard.source_range(part)
+            yield [t[start:end] for t in tensors]
+        for first in range(0, len(kept), num_tensors):
+            yield kept[first : first + num_tensors]
+    else:
+        for place, rows in enumerate(exchange.fetch(tensors, keep=kept is not None)):
+            if kept is not None and place >= shard.parts_per_rank:
+                kept += rows
+            yield rows
+
+
+def split_rows(own: Tensor, halo: Tensor, plan: Plan) -> list[Tensor]:
+    """The source rows of every block: views into own and halo rows."""
+    num_own = plan.shard.num_own
+    rows = []
+    for block in plan.blocks:
+        is_own = block.start < num_own or block.part in plan.shard.parts
+        start = block.start if is_own else block.start - num_own
+        rows.append((own if is_own else halo)[start : start + block.num_rows])
+    return rows

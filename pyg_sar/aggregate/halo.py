@@ -21,13 +21,8 @@ def with_halo(x: Tensor, exchange: Exchange) -> Tensor:
     | forward:  ``out = [x; rows received]``
     | backward: ``grad_x = grad_out[:num_own] + gradients the readers of own rows send back``
 
-    Args:
-        x: ``[num_own, ...]``.
-        exchange: The exchange of the shard.
-
-    Returns:
-        ``[num_own + num_halo, ...]``. One all-to-all, and one in backward if x needs a gradient
-        (collective).
+    From ``[num_own, ...]`` to ``[num_own + num_halo, ...]``. Collective: one all-to-all, and one in
+    backward if x needs a gradient.
     """
     if exchange.shard.world_size == 1:
         return x
@@ -41,12 +36,8 @@ def from_halo(values: Tensor, exchange: Exchange) -> Tensor:
     | forward:  ``out = values[:num_own] + what the readers of own rows hold for them``
     | backward: ``grad_values = with_halo(grad_out)``
 
-    Args:
-        values: ``[num_own + num_halo, ...]``.
-        exchange: The exchange of the shard.
-
-    Returns:
-        ``[num_own, ...]`` (collective: one all-to-all, and one in backward).
+    From ``[num_own + num_halo, ...]`` to ``[num_own, ...]``. Collective: one all-to-all, and one in
+    backward.
     """
     if exchange.shard.world_size == 1:
         return values

@@ -24,24 +24,16 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.blocks import Blocks
-from pyg_sar.aggregate.program import Arguments, Program, no_autocast_cache
-from pyg_sar.aggregate.replay_backward import ChunkGradient, replay_gradients
-from pyg_sar.comm import Exchange, communicates, once_differentiable
+from pyg_sar.aggregate.program import Arguments, no_autocast_cache
+from pyg_sar.aggregate.replay_backward import ReplayBackward
+from pyg_sar.comm import communicates, once_differentiable
 from pyg_sar.merge import SoftmaxStats, State
-from pyg_sar.shard.plan import Plan
 
 _EPSILON = 1e-16  # as in torch_geometric.utils.softmax
 _STEP_BYTES = 2 << 20
 
 
-def online(
-    program: Program,
-    arguments: Arguments,
-    plan: Plan,
-    exchange: Exchange,
-    *,
-    keep_rows: bool = False,
-) -> tuple[list[State], tuple[Tensor, ...]]:
+def online(blocks: Blocks, arguments: Arguments) -> tuple[list[State], tuple[Tensor, ...]]:
     """What :func:`~pyg_sar.aggregate.replay.replay` computes, for a program with `weights`.
 
     Saved for backward: the arguments, maximum and sum of the softmax, and ``part`` of every
@@ -49,19 +41,14 @@ def online(
 
     Communication: one exchange in forward; one in backward, and one exchange of gradients if a
     source tensor needs one.
-
-    Returns:
-        The merge states and the edge outputs.
     """
     outputs: list[Tensor] = []
-    found = _Online.apply(  # type: ignore[no-untyped-call]
-        program, plan, exchange, keep_rows, outputs, arguments.counts, *arguments
-    )
-    *states, sums = found[: len(program.reductions) + 1]
-    links = found[len(states) + 1 :]
+    found = _Online.apply(blocks, outputs, *arguments)  # type: ignore[no-untyped-call]
+    *states, sums = found[: len(blocks.program.reductions) + 1]
+    dst = blocks.plan.edge_index[1]
     edge_outputs = tuple(
-        _EdgeOutput.apply([output], plan.edge_index[1], link, sums)  # type: ignore[no-untyped-call]
-        for output, link in zip(outputs, links, strict=True)
+        _EdgeOutput.apply([output], dst, link, sums)  # type: ignore[no-untyped-call]
+        for output, link in zip(outputs, found[len(states) + 1 :], strict=True)
     )
     return [(state,) for state in states], edge_outputs
 
@@ -76,43 +63,31 @@ class _Online(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        program: Program,
-        plan: Plan,
-        exchange: Exchange,
-        keep_rows: bool,
-        outputs: list[Tensor],
-        counts: tuple[int, ...],
-        *tensors: Tensor,
+        ctx: Any, given: Blocks, outputs: list[Tensor], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        blocks = Blocks.of_forward(program, plan, exchange, keep_rows, counts, tensors)
+        blocks = given.of(tensors, [] if given.keep_rows else None)
         with no_autocast_cache():
-            stats, parts, edge_outputs = _forward_pass(program, blocks)
+            stats, parts, edge_outputs = _forward_pass(blocks)
         outputs += edge_outputs
-        weights = program.weights
-        assert weights is not None
-        assert stats.max is not None
-        assert stats.sum is not None
-        blocks.save(ctx, *parts, stats.max, stats.sum)
+        blocks.save(ctx, *parts, *stats)
         ctx.set_materialize_grads(False)
-        sums = weights.new_zeros(1).expand(plan.shard.num_dst, *weights.shape[1:])
+        largest, total = stats
+        sums = largest.new_zeros(1).expand(largest.shape)
         links = [t.new_zeros(1).expand(t.shape) for t in edge_outputs]
-        return (*(_divided(part, stats) for part in parts), sums, *links)
+        return (*(_divided(part, total + _EPSILON) for part in parts), sums, *links)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         blocks, rest = Blocks.saved(ctx)
-        num_reductions = len(blocks.program.reductions)
         *parts, largest, total = rest
+        grad_states, (grad_sums, *grad_links) = grads[: len(parts)], grads[len(parts) :]
         stats = SoftmaxStats(blocks.plan.shard.num_dst, largest, total)
-        grad_states, grad_sums = grads[:num_reductions], grads[num_reductions]
-        row_sum = _row_sum(parts, grad_states, grad_sums, stats)
-        grad_links = grads[num_reductions + 1 :]
-        run = ChunkGradient(blocks.program, [()] * num_reductions, [*grad_states, *grad_links])
-        with blocks.as_in_forward():
-            gradients = replay_gradients(run, blocks, [stats], [row_sum], ctx.needs_input_grad[6:])
-        return None, None, None, None, None, None, *gradients
+        grads = (*grad_states, *grad_links)
+        replayed = ReplayBackward(blocks, [()] * len(parts), grads, [stats])
+        replayed.row_sums = [_row_sum(parts, grad_states, grad_sums, total)]
+        with blocks.surroundings.again(blocks.arguments.learnable):
+            return None, None, *replayed.gradients(ctx.needs_input_grad[2:])
 
 
 class _EdgeOutput(torch.autograd.Function):
@@ -142,10 +117,11 @@ class _EdgeOutput(torch.autograd.Function):
 
 
 def _forward_pass(
-    program: Program, blocks: Blocks
-) -> tuple[SoftmaxStats, list[Tensor], list[Tensor]]:
-    """Statistics of the softmax, ``part`` of every reduction, and the edge outputs."""
-    plan, num_dst, weights = blocks.plan, blocks.plan.shard.num_dst, program.weights
+    blocks: Blocks,
+) -> tuple[tuple[Tensor, Tensor], list[Tensor], list[Tensor]]:
+    """Maximum and sum of the softmax, ``part`` of every reduction, and the edge outputs."""
+    program, plan, num_dst = blocks.program, blocks.plan, blocks.plan.shard.num_dst
+    weights = program.weights
     assert weights is not None
     stats = SoftmaxStats.empty(num_dst, weights)
     parts = [part for (part,) in program.init_states(num_dst)]
@@ -168,37 +144,40 @@ def _forward_pass(
             _by_weight(rows, scales[0]).mul_(_factor(scales[0], rows))
             r.merge.step((rows,), messages[r.message], chunk.dst, r.dim)
         for output, values in zip(outputs, edge_outputs, strict=True):
-            chunk.put(output, values)
-        if outputs:
-            assert stats.max is not None
-            chunk.put(maxima, stats.max[chunk.rows].index_select(0, chunk.dst))
+            chunk.block.put(output, values)
+        if outputs and stats.max is not None:
+            chunk.block.put(maxima, stats.max[chunk.rows].index_select(0, chunk.dst))
         del arguments, messages, edge_outputs  # not while those of the next chunk are made
     stats.spoil_masked(plan.in_degree)
+    assert stats.max is not None
+    assert stats.sum is not None
     if outputs:
-        _correct(outputs, maxima, stats, plan.edge_index[1], blocks.max_edges)
-    return stats, parts, outputs
+        total = stats.sum + _EPSILON
+        _correct(outputs, maxima, stats.max, total, plan.edge_index[1], blocks.max_edges)
+    return (stats.max, stats.sum), parts, outputs
 
 
 def _correct(
-    outputs: Sequence[Tensor], maxima: Tensor, stats: SoftmaxStats, dst: Tensor, step: int
+    outputs: Sequence[Tensor],
+    maxima: Tensor,
+    largest: Tensor,
+    total: Tensor,
+    dst: Tensor,
+    step: int,
 ) -> None:
     """Makes edge outputs that were weighted with ``exp(l - maxima)`` those of the softmax."""
-    assert stats.max is not None
-    assert stats.sum is not None
     for start in range(0, dst.numel(), step):
         edges = slice(start, start + step)
         index = dst[edges]
-        factor = (maxima[edges] - stats.max.index_select(0, index)).exp_()
-        factor /= stats.sum.index_select(0, index) + _EPSILON
+        factor = (maxima[edges] - largest.index_select(0, index)).exp_()
+        factor /= total.index_select(0, index)
         for output in outputs:
             rows = output[edges]
             _by_weight(rows, factor).mul_(_factor(factor, rows))
 
 
-def _divided(part: Tensor, stats: SoftmaxStats) -> Tensor:
+def _divided(part: Tensor, total: Tensor) -> Tensor:
     """``out_i``."""
-    assert stats.sum is not None
-    total = stats.sum + _EPSILON
     out = torch.empty_like(part)  # not a view: what a conv does to it in place is its own affair
     torch.div(_by_weight(part, total), _factor(total, part), out=_by_weight(out, total))
     return out
@@ -208,11 +187,10 @@ def _row_sum(
     parts: Sequence[Tensor],
     grads: Sequence[Tensor | None],
     grad_sums: Tensor | None,
-    stats: SoftmaxStats,
+    total: Tensor,
 ) -> Tensor:
     """``r_i``, shaped as the statistics are."""
-    assert stats.sum is not None
-    total = torch.zeros_like(stats.sum)
+    row_sum = torch.zeros_like(total)
     for part, grad in zip(parts, grads, strict=True):
         if grad is None:
             continue
@@ -221,9 +199,9 @@ def _row_sum(
             rows = slice(start, start + step)
             products = (part[rows] * grad[rows]).contiguous()
             products = _by_weight(products, total).sum(-1)
-            total[rows] += products.view(total[rows].shape)
-    total /= stats.sum + _EPSILON
-    return total if grad_sums is None else total.add_(grad_sums)
+            row_sum[rows] += products.view(row_sum[rows].shape)
+    row_sum /= total + _EPSILON
+    return row_sum if grad_sums is None else row_sum.add_(grad_sums)
 
 
 def _by_weight(values: Tensor, weights: Tensor) -> Tensor:

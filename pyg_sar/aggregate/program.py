@@ -1,8 +1,7 @@
-"""What the aggregate room asks of a message function, and how it runs one block of it.
+"""What the aggregate room asks of a message function.
 
 `conv` describes a conv's message by a :class:`Program`; the Functions of this room run it block by
-block without knowing what it computes. All tensors of a program have nodes or edges in their first
-dimension.
+block without knowing what it computes. Its tensors have nodes or edges in their first dimension.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_sar.merge import Merge, SoftmaxStats, State
+from pyg_sar.merge import Merge, State
 
 SoftmaxFn = Callable[[Tensor, Tensor], Tensor]
 """The softmax of some edges: logits ``[num_edges, ...]``, destinations ``[num_edges]``."""
@@ -43,15 +42,14 @@ class Arguments:
     at_edges: bool = field(default=False, kw_only=True)
 
     @property
-    def counts(self) -> tuple[int, int, int, int, int]:
+    def kinds(self) -> tuple[tuple[Tensor, ...], ...]:
+        """The tensors of every kind."""
+        return self.src, self.dst, self.edge, self.whole, self.learnable
+
+    @property
+    def counts(self) -> tuple[int, ...]:
         """How many tensors of each kind there are."""
-        return (
-            len(self.src),
-            len(self.dst),
-            len(self.edge),
-            len(self.whole),
-            len(self.learnable),
-        )
+        return tuple(len(kind) for kind in self.kinds)
 
     @property
     def device(self) -> torch.device:
@@ -59,7 +57,7 @@ class Arguments:
         return next((t.device for t in self), torch.device('cpu'))
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter((*self.src, *self.dst, *self.edge, *self.whole, *self.learnable))
+        return chain.from_iterable(self.kinds)
 
     def as_leaves(self, needs: Sequence[bool]) -> Arguments:
         """Detached, those that need it with a gradient; learnable tensors are leaves already."""
@@ -72,11 +70,21 @@ class Arguments:
         found = Arguments.of(self.counts, leaves + tensors[num_detached:])
         return replace(found, at_edges=self.at_edges)
 
+    def zeros(self, needs: Sequence[bool]) -> list[Tensor | None]:
+        """Zeros like those tensors that need a gradient."""
+        return [
+            torch.zeros_like(t, memory_format=torch.contiguous_format) if need else None
+            for t, need in zip(self, needs, strict=True)
+        ]
+
     @staticmethod
     def of(counts: Sequence[int], tensors: Sequence[Tensor]) -> Arguments:
         """The inverse of iteration, given :attr:`counts`."""
         rest = iter(tensors)
         return Arguments(*(tuple(islice(rest, count)) for count in counts))
+
+
+NO_ARGUMENTS = Arguments((), (), (), ())
 
 
 @dataclass(frozen=True)
@@ -135,46 +143,18 @@ class Program:
         return [r.merge.init(self.messages[r.message], num_dst, r.dim) for r in self.reductions]
 
 
-class _Reached(Exception):
-    """Carries the logits out of a message function that is run only up to its k-th softmax."""
-
-    def __init__(self, logits: Tensor) -> None:
-        super().__init__()
-        self.logits = logits
-
-
-def logits_of(
-    program: Program,
-    arguments: Arguments,
-    edge_index: Tensor,
-    done: Sequence[SoftmaxStats],
-    rows: slice,
-) -> Tensor | None:
-    """Runs the function up to its first softmax that is not in `done`.
-
-    Returns:
-        That softmax's logits, or None if the function did not reach it on these edges.
-    """
-    calls = 0
-
-    def softmax(logits: Tensor, dst: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        if calls > len(done):
-            raise _Reached(logits)
-        return done[calls - 1].alpha(logits, dst, rows)
-
-    try:
-        program.run(arguments, edge_index, softmax)
-    except _Reached as reached:
-        return reached.logits
-    return None
-
-
-def finished_softmax(stats: Sequence[SoftmaxStats], rows: slice) -> SoftmaxFn:
-    """The softmax of a forward pass once all statistics are complete."""
-    remaining = iter(stats)
-    return lambda logits, dst: next(remaining).alpha(logits, dst, rows)
+def gradients_of(
+    outputs: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    leaves: Arguments,
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    """The gradients of those leaves that need one; None where no output depends on it."""
+    wanted = [t for t, need in zip(leaves, needs, strict=True) if need]
+    if not outputs or not wanted:
+        return [None] * len(needs)
+    found = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
+    return [next(found) if need else None for need in needs]
 
 
 @contextmanager
@@ -192,23 +172,6 @@ def no_autocast_cache() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
-@contextmanager
-def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
-    """While it lasts, hooks on the gradients of these leaves do not run.
-
-    A gradient of a few edges is none that a hook asked for; autograd gives it the sum afterwards.
-    """
-    hooks = [t._backward_hooks for t in leaves]
-    found = [(now, dict(now)) for now in hooks if now]
-    for now, _ in found:
-        now.clear()
-    try:
-        yield
-    finally:
-        for now, before in found:
-            now.update(before)
-
-
 class Surroundings:
     """A random state for every chunk and the autocast mode, so that a replay sees them again.
 
@@ -219,63 +182,60 @@ class Surroundings:
     Args:
         uses_rng: Whether the function draws random numbers.
         device: The device it draws on.
+        as_in_forward: Brings about what else the function reads beside its arguments.
     """
 
-    def __init__(self, uses_rng: bool, device: torch.device) -> None:
+    def __init__(
+        self,
+        uses_rng: bool,
+        device: torch.device,
+        as_in_forward: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
         self.uses_rng = uses_rng
-        self.device = device
+        self._device, self._as_in_forward = device, as_in_forward
         kind = device.type
         self._autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         if uses_rng:
-            self._first = self._get_state()
-            with self.replay():
-                self._seed = int(torch.randint(2**62, (), device=device))
+            is_cuda = kind == 'cuda'
+            generators = torch.cuda.default_generators if is_cuda else ()
+            self._generator = generators[device.index] if is_cuda else torch.default_generator
+            self._first = self._generator.get_state()
+            self._seed = int(torch.randint(2**62, (), device=device))
+            self._generator.set_state(self._first)
 
     def enter(self, place: int) -> None:
         """Brings about the random state of a chunk."""
-        if not self.uses_rng:
-            return
-        if place == 0:
-            self._set_state(self._first)
-        elif self.device.type == 'cuda':
-            with torch.cuda.device(self.device):
-                torch.cuda.manual_seed(self._seed + place)
-        else:
-            torch.default_generator.manual_seed(self._seed + place)
+        if self.uses_rng and place == 0:
+            self._generator.set_state(self._first)
+        elif self.uses_rng:
+            self._generator.manual_seed(self._seed + place)
 
-    def replay(self) -> AbstractContextManager[Any]:
-        """For the time of a backward: the caller's random state is left as it was."""
-        if not self.uses_rng:
-            return nullcontext()
-        devices = [self.device] if self.device.type == 'cuda' else []
-        return torch.random.fork_rng(devices=devices)
+    @contextmanager
+    def again(self, learnable: Sequence[Tensor]) -> Iterator[None]:
+        """For a backward that runs messages again: with what forward read, drew and cast.
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """The autocast mode of forward, whichever backward is called in."""
+        The caller's random state is left as it was, and hooks of learnable leaves do not run: a
+        gradient of a few edges is none that a hook asked for. Autograd gives it the sum afterwards.
+        """
+        devices = [self._device] if self._device.type == 'cuda' else []
         enabled, dtype = self._autocast
-        return torch.autocast(self.device.type, dtype, enabled, cache_enabled=False)
-
-    def _get_state(self) -> Tensor:
-        if self.device.type == 'cuda':
-            return torch.cuda.get_rng_state(self.device)
-        return torch.get_rng_state()
-
-    def _set_state(self, state: Tensor) -> None:
-        if self.device.type == 'cuda':
-            torch.cuda.set_rng_state(state, self.device)
-        else:
-            torch.set_rng_state(state)
+        with (
+            torch.random.fork_rng(devices=devices, enabled=self.uses_rng),
+            torch.autocast(self._device.type, dtype, enabled, cache_enabled=False),
+            self._as_in_forward(),
+            _without_hooks(learnable),
+        ):
+            yield
 
 
 @contextmanager
-def as_in_forward(
-    surroundings: Surroundings, program: Program, learnable: Sequence[Tensor]
-) -> Iterator[None]:
-    """For a backward that runs messages again: with what forward read, drew and cast."""
-    with (
-        surroundings.replay(),
-        surroundings.autocast(),
-        program.as_in_forward(),
-        without_hooks(learnable),
-    ):
+def _without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
+    hooks = [t._backward_hooks for t in leaves]
+    found = [(now, dict(now)) for now in hooks if now]
+    for now, _ in found:
+        now.clear()
+    try:
         yield
+    finally:
+        for now, before in found:
+            now.update(before)

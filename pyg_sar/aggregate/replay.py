@@ -16,6 +16,7 @@ pass what most convs do.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -27,11 +28,11 @@ from pyg_sar.aggregate.online_softmax import online
 from pyg_sar.aggregate.program import (
     Arguments,
     Program,
-    finished_softmax,
-    logits_of,
+    SoftmaxFn,
+    Surroundings,
     no_autocast_cache,
 )
-from pyg_sar.aggregate.replay_backward import ChunkGradient, replay_gradients, softmax_row_sum
+from pyg_sar.aggregate.replay_backward import ReplayBackward
 from pyg_sar.comm import Exchange, communicates, once_differentiable
 from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.plan import Plan
@@ -69,12 +70,11 @@ def replay(
     Returns:
         The merge states and the edge outputs.
     """
+    surroundings = Surroundings(program.uses_rng, plan.edge_index.device, program.as_in_forward)
+    blocks = Blocks(program, plan, exchange, keep_rows, arguments.counts, surroundings)
     if program.weights is not None:
-        return online(program, arguments, plan, exchange, keep_rows=keep_rows)
-    out = _Replay.apply(  # type: ignore[no-untyped-call]
-        program, plan, exchange, keep_rows, arguments.counts, *arguments
-    )
-    tensors = iter(out)
+        return online(blocks, arguments)
+    tensors = iter(_Replay.apply(blocks, *arguments))  # type: ignore[no-untyped-call]
     states = [tuple(islice(tensors, merge.num_tensors)) for merge in program.merges]
     return states, tuple(tensors)
 
@@ -82,22 +82,15 @@ def replay(
 @communicates
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        program: Program,
-        plan: Plan,
-        exchange: Exchange,
-        keep_rows: bool,
-        counts: tuple[int, ...],
-        *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:
-        blocks = Blocks.of_forward(program, plan, exchange, keep_rows, counts, tensors)
+    def forward(ctx: Any, given: Blocks, *tensors: Tensor) -> tuple[Tensor, ...]:
+        blocks = given.of(tensors, [] if given.keep_rows else None)
         stats: list[SoftmaxStats] = []
         with no_autocast_cache():
-            for _ in range(program.num_softmax):
-                stats.append(_softmax_stats(program, blocks, stats))
-            states, edge_outputs = _merge_chunks(program, blocks, stats)
-        read = [state for m, state in zip(program.merges, states, strict=True) if m.reads_state]
+            for _ in range(given.program.num_softmax):
+                stats.append(_softmax_stats(blocks, stats))
+            states, edge_outputs = _merge_chunks(blocks, stats)
+        merges = given.program.merges
+        read = [state for m, state in zip(merges, states, strict=True) if m.reads_state]
         outputs = (*(t for state in states for t in state), *edge_outputs)
 
         ctx.has_stats = [s.max is not None for s in stats]
@@ -123,40 +116,56 @@ class _Replay(torch.autograd.Function):
             tuple(islice(rest, m.num_tensors if m.reads_state else 0))
             for m in blocks.program.merges
         ]
-        run = ChunkGradient(blocks.program, states, grads)
-        with blocks.as_in_forward():
-            sums: list[Tensor | None] = [None] * len(stats)
+        replayed = ReplayBackward(blocks, states, grads, stats)
+        with blocks.surroundings.again(blocks.arguments.learnable):
             for k in reversed(range(len(stats))):
-                sums[k] = softmax_row_sum(run, blocks, stats, sums, k)
-            gradients = replay_gradients(run, blocks, stats, sums, ctx.needs_input_grad[5:])
-        return None, None, None, None, None, *gradients
+                replayed.find_row_sum(k)
+            return None, *replayed.gradients(ctx.needs_input_grad[1:])
 
 
-def _softmax_stats(program: Program, blocks: Blocks, done: Sequence[SoftmaxStats]) -> SoftmaxStats:
+class _Reached(Exception):
+    """Ends a message function that is run only up to a softmax."""
+
+
+def _softmax_of(
+    done: Sequence[SoftmaxStats], rows: slice, following: SoftmaxStats | None = None
+) -> SoftmaxFn:
+    """The softmaxes whose statistics are complete; the next one's logits go into `following`."""
+    remaining = iter(done)
+
+    def softmax(logits: Tensor, dst: Tensor) -> Tensor:
+        stats = next(remaining, None)
+        if stats is not None:
+            return stats.alpha(logits, dst, rows)
+        assert following is not None
+        following.step(logits, dst, rows)
+        raise _Reached
+
+    return softmax
+
+
+def _softmax_stats(blocks: Blocks, done: Sequence[SoftmaxStats]) -> SoftmaxStats:
     """Maximum and sum of the first softmax that is not in `done`."""
     stats = SoftmaxStats(blocks.plan.shard.num_dst)
     for chunk, arguments in blocks.chunks():
-        logits = logits_of(program, arguments, chunk.edge_index, done, chunk.rows)
-        if logits is not None:
-            stats.step(logits, chunk.dst, chunk.rows)
-        del arguments, logits  # not while those of the next chunk are made
+        with suppress(_Reached):
+            blocks.program.run(arguments, chunk.edge_index, _softmax_of(done, chunk.rows, stats))
+        del arguments  # not while those of the next chunk are made
     return stats
 
 
 def _merge_chunks(
-    program: Program,
-    blocks: Blocks,
-    stats: Sequence[SoftmaxStats],
+    blocks: Blocks, stats: Sequence[SoftmaxStats]
 ) -> tuple[list[State], list[Tensor]]:
     """The forward pass: merge states and edge outputs."""
-    plan = blocks.plan
+    program, plan = blocks.program, blocks.plan
     edge_outputs = [t.new_zeros(plan.num_edges, *t.shape[1:]) for t in program.edge_outputs]
     states = program.init_states(plan.shard.num_dst)
     for chunk, arguments in blocks.chunks():
-        softmax = finished_softmax(stats, chunk.rows)
+        softmax = _softmax_of(stats, chunk.rows)
         messages, outputs = program.run(arguments, chunk.edge_index, softmax)
         for target, output in zip(edge_outputs, outputs, strict=True):
-            chunk.put(target, output)
+            chunk.block.put(target, output)
         for r, state in zip(program.reductions, states, strict=True):
             rows = tuple(chunk.at_rows(t, r.dim) for t in state)
             r.merge.step(rows, messages[r.message], chunk.dst, r.dim)

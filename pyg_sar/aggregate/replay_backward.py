@@ -10,35 +10,82 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.blocks import Blocks, Chunk
-from pyg_sar.aggregate.program import Arguments, Program, Reduction, SoftmaxFn
+from pyg_sar.aggregate.program import Arguments, Reduction, SoftmaxFn, gradients_of
 from pyg_sar.comm import GradientReturn
 from pyg_sar.merge import SoftmaxStats, State
 
 
-class ChunkGradient:
-    """Runs the function on a chunk with autograd and takes gradients of what it computed."""
+class ReplayBackward:
+    """Runs the function on one chunk after another with autograd and takes the chunk's gradients.
+
+    Args:
+        blocks: The blocks, with their arguments.
+        states: The finished state of every reduction, as far as its gradient reads it.
+        grads: The gradients of the tensors of all states and of the edge outputs.
+        stats: The statistics of every softmax.
+
+    Attributes:
+        row_sums: ``r_i = sum over in-edges of alpha * d_alpha`` of every softmax, once it is known.
+    """
 
     def __init__(
         self,
-        program: Program,
+        blocks: Blocks,
         states: Sequence[State],
         grads: Sequence[Tensor | None],
+        stats: Sequence[SoftmaxStats],
     ) -> None:
-        self.program = program
+        self.blocks, self.stats = blocks, stats
+        self.row_sums: list[Tensor | None] = [None] * len(stats)
         rest = iter(grads)
         self.reductions: list[tuple[Reduction, State, Tensor | None]] = []
-        for reduction, state in zip(program.reductions, states, strict=True):
+        for reduction, state in zip(blocks.program.reductions, states, strict=True):
             # The first tensor of a state takes a gradient.
             grad, *_ = islice(rest, reduction.merge.num_tensors)
             self.reductions.append((reduction, state, grad))
         self.grad_edge_outputs = list(rest)
 
-    def __call__(
+    def find_row_sum(self, k: int) -> None:
+        """One pass for the row sum of softmax k; those of later softmaxes are known."""
+        known = self.stats[k].sum
+        total = None if known is None else torch.zeros_like(known)
+        # Also without an edge here: the other ranks need our rows.
+        for chunk, arguments in self.blocks.chunks():
+            terms = self._row_terms(chunk, arguments, k)
+            if total is not None and terms is not None:
+                total[chunk.rows].index_add_(0, chunk.dst, terms)
+            del arguments  # not while those of the next chunk are made
+        self.row_sums[k] = total
+
+    def gradients(self, needs: Sequence[bool]) -> list[Tensor | None]:
+        """One pass for the gradients of all arguments that need one, in their order."""
+        blocks = self.blocks
+        total = blocks.arguments.zeros(needs)
+        targets = list(total)
+        num_src = len(blocks.arguments.src)
+        needs_src = [i for i in range(num_src) if needs[i]]
+        returned = GradientReturn(blocks.exchange, [t for t in total[:num_src] if t is not None])
+        for chunks in blocks:
+            if needs_src:
+                for i, rows in zip(needs_src, returned.rows(), strict=True):
+                    targets[i] = rows.zero_()
+            for chunk, arguments in chunks:
+                leaves = arguments.as_leaves(needs)
+                outputs, grads = self._outputs(chunk, leaves, self._softmax(chunk.rows))
+                _add(targets, gradients_of(outputs, grads, leaves, needs), chunk, leaves.counts)
+                del arguments, leaves, outputs, grads  # not while those of the next chunk are made
+            if needs_src:
+                returned.send()
+        returned.finish()
+        return total
+
+    def _outputs(
         self, chunk: Chunk, arguments: Arguments, softmax: SoftmaxFn
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The chunk's outputs that need a gradient, and their gradients."""
+        run = self.blocks.program.run
         with torch.enable_grad():
-            messages, edge_outputs = self.program.run(arguments, chunk.edge_index, softmax)
+            messages, edge_outputs = run(arguments, chunk.edge_index, softmax)
         outputs, gradients = [], []
         for place, message in enumerate(messages):
             if not message.requires_grad:
@@ -60,117 +107,51 @@ class ChunkGradient:
         for output, grad in zip(edge_outputs, self.grad_edge_outputs, strict=True):
             if grad is not None and output.requires_grad:
                 outputs.append(output)
-                gradients.append(chunk.take(grad))
+                gradients.append(chunk.block.take(grad))
         return outputs, gradients
 
+    def _row_terms(self, chunk: Chunk, arguments: Arguments, k: int) -> Tensor | None:
+        """``alpha * d_alpha`` of every edge, or None if nothing depends on alpha."""
+        leaves: list[Tensor] = []
+        softmax = self._softmax(chunk.rows, k, leaves)
+        outputs, gradients = self._outputs(chunk, arguments, softmax)
+        if not leaves or not outputs:
+            return None
+        (d_alpha,) = torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
+        return None if d_alpha is None else leaves[0].detach() * d_alpha
 
-def softmax_row_sum(
-    run: ChunkGradient,
-    blocks: Blocks,
-    stats: Sequence[SoftmaxStats],
-    sums: Sequence[Tensor | None],
-    k: int,
-) -> Tensor | None:
-    """``r_i = sum over in-edges of alpha * d_alpha`` of softmax k; later ones are known."""
-    known = stats[k].sum
-    if known is None:
-        for _ in blocks.chunks():  # no edge here, but the other ranks need our rows
-            pass
-        return None
-    total = torch.zeros_like(known)
-    for chunk, arguments in blocks.chunks():
-        terms = _row_terms(run, chunk, arguments, stats, sums, k)
-        if terms is not None:
-            total[chunk.rows].index_add_(0, chunk.dst, terms)
-        del arguments  # not while those of the next chunk are made
-    return total
+    def _softmax(self, rows: slice, k: int = -1, leaves: list[Tensor] | None = None) -> SoftmaxFn:
+        """The softmaxes in the order of their calls.
 
+        Those before k are constants, alpha of k is put into `leaves`, and gradients go through the
+        later ones: all of them without k.
+        """
+        calls = iter(range(len(self.stats)))
 
-def _row_terms(
-    run: ChunkGradient,
-    chunk: Chunk,
-    arguments: Arguments,
-    stats: Sequence[SoftmaxStats],
-    sums: Sequence[Tensor | None],
-    k: int,
-) -> Tensor | None:
-    """``alpha * d_alpha`` of every edge, or None if nothing depends on alpha."""
-    leaves: list[Tensor] = []
-    calls = iter(range(len(stats)))
+        def softmax(logits: Tensor, dst: Tensor) -> Tensor:
+            call = next(calls)
+            stats, row_sum = self.stats[call], self.row_sums[call]
+            if call > k:
+                out: Tensor = _Softmax.apply(logits, dst, stats, row_sum, rows)  # type: ignore[no-untyped-call]
+                return out
+            alpha = stats.alpha(logits.detach(), dst, rows)
+            if call < k or leaves is None:
+                return alpha
+            leaves.append(alpha.requires_grad_())
+            return alpha.clone()
 
-    def softmax(logits: Tensor, dst: Tensor) -> Tensor:
-        call = next(calls)
-        if call > k:
-            return _softmax_of_chunk(logits, dst, stats[call], sums[call], chunk.rows)
-        alpha = stats[call].alpha(logits.detach(), dst, chunk.rows)
-        if call < k:
-            return alpha
-        leaves.append(alpha.requires_grad_())
-        return alpha.clone()
-
-    outputs, gradients = run(chunk, arguments, softmax)
-    if not leaves or not outputs:
-        return None
-    (d_alpha,) = torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
-    return None if d_alpha is None else leaves[0].detach() * d_alpha
+        return softmax
 
 
-def replay_gradients(
-    run: ChunkGradient,
-    blocks: Blocks,
-    stats: Sequence[SoftmaxStats],
-    sums: Sequence[Tensor | None],
-    needs: Sequence[bool],
-) -> list[Tensor | None]:
-    """The gradients of all arguments that need one, in their order."""
-    arguments = blocks.arguments
-    num_src = len(arguments.src)
-    total = [
-        torch.zeros_like(t, memory_format=torch.contiguous_format) if need else None
-        for t, need in zip(arguments, needs, strict=True)
-    ]
-    targets = list(total)
-    needs_src = [i for i in range(num_src) if needs[i]]
-    returned = GradientReturn(blocks.exchange, [t for t in total[:num_src] if t is not None])
-    for chunks in blocks:
-        if needs_src:
-            for i, rows in zip(needs_src, returned.rows(), strict=True):
-                targets[i] = rows.zero_()
-        for chunk, chunk_arguments in chunks:
-            _add_gradients(targets, run, chunk, chunk_arguments.as_leaves(needs), stats, sums)
-            del chunk_arguments  # not while those of the next chunk are made
-        if needs_src:
-            returned.send()
-    returned.finish()
-    return total
-
-
-def _add_gradients(
+def _add(
     targets: Sequence[Tensor | None],
-    run: ChunkGradient,
+    gradients: Sequence[Tensor | None],
     chunk: Chunk,
-    leaves: Arguments,
-    stats: Sequence[SoftmaxStats],
-    sums: Sequence[Tensor | None],
+    counts: Sequence[int],
 ) -> None:
     """Adds a chunk's gradients: of source rows to those of the block, of others to all of them."""
-    calls = iter(range(len(stats)))
-
-    def softmax(logits: Tensor, dst: Tensor) -> Tensor:
-        k = next(calls)
-        return _softmax_of_chunk(logits, dst, stats[k], sums[k], chunk.rows)
-
-    outputs, gradients = run(chunk, leaves, softmax)
-    num_src, num_dst, num_edge, _, _ = leaves.counts
-    tensors = list(leaves)
-    wanted = [i for i, target in enumerate(targets) if target is not None]
-    if not outputs or not wanted:
-        return
-    results = torch.autograd.grad(
-        outputs, [tensors[i] for i in wanted], gradients, allow_unused=True
-    )
-    for i, gradient in zip(wanted, results, strict=True):
-        target = targets[i]
+    num_src, num_dst, num_edge = counts[:3]
+    for i, (target, gradient) in enumerate(zip(targets, gradients, strict=True)):
         if gradient is None or target is None:
             continue
         if i < num_src:
@@ -178,12 +159,12 @@ def _add_gradients(
         elif i < num_src + num_dst:
             chunk.at_rows(target).index_add_(0, chunk.dst, gradient)
         elif i < num_src + num_dst + num_edge:
-            chunk.put(target, gradient)
+            chunk.block.put(target, gradient)
         else:
             target += gradient
 
 
-class _SoftmaxOfChunk(torch.autograd.Function):
+class _Softmax(torch.autograd.Function):
     """A chunk's share of a softmax whose statistics are known.
 
     | forward:  ``alpha = exp(l - max_i) / (sum_i + 1e-16)``
@@ -202,12 +183,3 @@ class _SoftmaxOfChunk(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         alpha, dst, row_sum = ctx.saved_tensors
         return alpha * (grads[0] - row_sum.index_select(0, dst)), None, None, None, None
-
-
-def _softmax_of_chunk(
-    logits: Tensor, dst: Tensor, stats: SoftmaxStats, row_sum: Tensor | None, rows: slice
-) -> Tensor:
-    out: Tensor = _SoftmaxOfChunk.apply(  # type: ignore[no-untyped-call]
-        logits, dst, stats, row_sum, rows
-    )
-    return out

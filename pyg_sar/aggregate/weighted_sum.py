@@ -5,9 +5,9 @@ transposed sum of the output gradient, which the destination's rank holds. A wei
 gradient needs the rows again: its gradient is their product with the output gradient, made in the
 same pass over the blocks. A constant weight, or none, is the special case.
 
-A mean is divided inside the transposed sum, by weights of 1 / in-degree: this spares a pass over a
-tensor of all nodes. With one part per rank the gradients of remote rows are sent first, and the own
-block is computed while they travel.
+A mean is divided inside the transposed sum, by weights of 1 / in-degree, which spares a pass. With
+one part per rank the gradients of remote rows are sent first, and the own block is computed while
+they travel.
 """
 
 from __future__ import annotations
@@ -19,53 +19,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.block_sources import block_sources, split_rows
+from pyg_sar.aggregate.blocks import block_sources, split_rows
 from pyg_sar.comm import Exchange, GradientReturn, Rows, communicates, once_differentiable
 from pyg_sar.kernels.bag_sums import add_bag_sums, bag_sums
 from pyg_sar.kernels.weighted_sums import edge_dots
 from pyg_sar.shard.plan import Block, Plan
 
 
-def linear_sum(
+def weighted_sum(
     x: Tensor,
     weight: Tensor | None,
     plan: Plan,
     exchange: Exchange,
     *,
-    one_shot: bool = False,
-    mean: bool = False,
-) -> Tensor:
-    """``out[i] = sum of w_ij * x[j] over all edges (j, i)``, remote ones included.
-
-    ========  ======================  ==================================================
-    tensor    shape                   meaning
-    ========  ======================  ==================================================
-    x         ``[num_own, F]``        own rows; floating point
-    weight    ``[num_edges]`` / None  one weight per edge of `plan`; takes no gradient
-    out       ``[num_dst, F]``        sums over all in-edges; with ``mean`` divided by their number
-    ========  ======================  ==================================================
-
-    | forward:  receive the rows of block q; ``out += A_q @ rows_q``
-    | backward: ``grad_rows_q = A_q^T @ grad_out``; send them to q; own rows' gradients are summed
-
-    Saved for backward: nothing but the weight. Point-to-point messages: one per step in forward,
-    one per step in backward if x needs a gradient (with ``one_shot`` one all-to-all each).
-    """
-    constant = None if weight is None else weight.detach()
-    out: Tensor = _WeightedSum.apply(  # type: ignore[no-untyped-call]
-        x, constant, plan, exchange, one_shot, False, mean
-    )
-    return out
-
-
-def weighted_sum(
-    x: Tensor,
-    weight: Tensor,
-    plan: Plan,
-    exchange: Exchange,
-    *,
     keep_rows: bool = False,
     one_shot: bool = False,
+    mean: bool = False,
 ) -> Tensor:
     """``out[i, h] = sum of weight[e, h] * x[j, h] over all edges e: j -> i``, remote ones included.
 
@@ -76,6 +45,9 @@ def weighted_sum(
     weight    ``[num_edges, H]``      weights of the edges of `plan`; dtype of x
     out       ``[num_dst, H, C]``     sums over all in-edges
     ========  ======================  ==================================================
+
+    Without heads x and out are ``[..., F]``, and the weight is ``[num_edges]`` and taken for a
+    constant, or None for ones.
 
     | forward:  receive the rows of block q; ``out[:, h] += A_qh @ rows_q[:, h]``
     | backward: ``grad_rows_q[:, h] = A_qh^T @ grad_out[:, h]``; send them to q; if the weight needs
@@ -92,12 +64,16 @@ def weighted_sum(
         plan: The blocks.
         exchange: The exchange of the plan's shard.
         keep_rows: Keep the rows that were received instead of receiving them again.
-        one_shot: Exchange all halo rows at once; they are kept.
+        one_shot: Exchange all halo rows at once; they are kept if backward asks for them.
+        mean: Divide by the number of in-edges; without heads only.
     """
+    if weight is not None and weight.dim() == 1:
+        weight = weight.detach()
     # Nothing is kept where backward would not ask for it.
-    keep_rows = (keep_rows or one_shot) and torch.is_grad_enabled() and weight.requires_grad
+    learns = torch.is_grad_enabled() and weight is not None and weight.requires_grad
+    keep_rows = learns and (keep_rows or one_shot)
     out: Tensor = _WeightedSum.apply(  # type: ignore[no-untyped-call]
-        x.contiguous(), weight, plan, exchange, one_shot, keep_rows, False
+        x.contiguous(), weight, plan, exchange, one_shot, keep_rows, mean
     )
     return out
 
@@ -162,15 +138,9 @@ def _divisor(plan: Plan, like: Tensor) -> Tensor:
 
 
 class _SourceGradient:
-    """The gradient of the own rows, from one block after another; see :func:`linear_sum`.
+    """The gradient of the own rows, from one block after another; see :func:`weighted_sum`.
 
-    Args:
-        grad_out: The gradient of the sums ``[num_dst, ...]``.
-        weight: Weights of the edges, or None.
-        factor: What rows of `grad_out` are multiplied by ``[num_dst]``, or None.
-        plan: The blocks.
-        exchange: The exchange of the plan's shard.
-        one_shot: Return the gradients of all halo rows at once.
+    Rows of `grad_out` are multiplied by `factor` ``[num_dst]`` where there is one.
     """
 
     def __init__(
@@ -185,12 +155,12 @@ class _SourceGradient:
         self.grad_out, self.weight, self.factor = grad_out, weight, factor
         self.exchange, self.one_shot = exchange, one_shot
         shard, own = plan.shard, plan.blocks[0]
+        shape = grad_out.shape[1:]
         # With one part the own block's sum is the gradient itself, made in one pass.
         self.made = own if shard.parts_per_rank == 1 and own.num_edges else None
         if self.made is not None and not one_shot:
             self.returned = GradientReturn(exchange, [grad_out], own=lambda: [self._sums(own)])
             return
-        shape = grad_out.shape[1:]
         is_made = self.made is not None
         self.out = self._sums(own) if is_made else grad_out.new_zeros(shard.num_own, *shape)
         if one_shot:
@@ -203,32 +173,30 @@ class _SourceGradient:
         """Makes the gradient of the next block's source rows and sends it to their owner."""
         if self.one_shot:
             rows = next(self.targets)
-        if block is self.made:
-            return
-        if self.one_shot:
-            self._write(rows, block)
-        else:
-            (rows,) = self.returned.rows()
-            self._write(rows, block)
+            if block is not self.made:
+                self._write(rows, block)
+        elif block is not self.made:
+            self._write(self.returned.rows()[0], block)
             self.returned.send()
 
     def finish(self) -> Tensor:
         """The gradient ``[num_own, ...]``, once all blocks have been added."""
-        if self.one_shot:
-            self.exchange.return_all([self.halo], [self.out])
-            return self.out
-        (out,) = self.returned.finish()
-        return out
+        if not self.one_shot:
+            return self.returned.finish()[0]
+        self.exchange.return_all([self.halo], [self.out])
+        return self.out
 
     def _sums(self, block: Block) -> Tensor:
-        weight = None if self.weight is None else block.take(self.weight)
-        return bag_sums(self.grad_out, block.by_src, weight, factor=self.factor)
+        return bag_sums(self.grad_out, block.by_src, self._weight(block), factor=self.factor)
 
     def _write(self, rows: Tensor, block: Block) -> None:
-        weight = None if self.weight is None else block.take(self.weight)
+        weight = self._weight(block)
         has_heads = weight is not None and weight.dim() == 2
         if block.num_edges == 0 or block.by_src.keys is not None or has_heads:
             rows.zero_()
         if block.num_edges:
             bags, factor = block.by_src, self.factor
             add_bag_sums(rows, self.grad_out, bags, weight, factor=factor, is_zero=True)
+
+    def _weight(self, block: Block) -> Tensor | None:
+        return None if self.weight is None else block.take(self.weight)

@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-
-class Reduces(Protocol):
-    """What makes gradients whole."""
-
-    def reduce(self, new: set[Tensor]) -> list[Tensor]:
-        """Called at the end of a backward with new gradients; returns those that are whole."""
+if TYPE_CHECKING:
+    from pyg_sar.ddp.gradients import Gradients
 
 
 class Backward:
@@ -39,15 +35,15 @@ class Backward:
     def __init__(self) -> None:
         self.task = torch._C._current_graph_task_id()
         self.is_checked = False
-        self._models: list[Reduces] = []
+        self._models: list[Gradients] = []
         self._hooks: dict[Tensor, Any] = {}
         self._new: list[Tensor] = []
 
-    def meets(self, model: Reduces) -> bool:
+    def meets(self, model: Gradients) -> bool:
         """Whether it has come to this model before."""
         return model in self._models
 
-    def enter(self, model: Reduces, parameters: Iterable[Tensor]) -> None:
+    def enter(self, model: Gradients, parameters: Iterable[Tensor]) -> None:
         """Has gradients of a model made whole at the end."""
         self._models.append(model)
         for p in parameters:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from itertools import zip_longest
 
 import torch
 
@@ -32,14 +33,11 @@ def check_same_model(model: torch.nn.Module, options: dict[str, object]) -> None
         return
     first, *others = agree(own)
     for rank, lines in enumerate(others, 1):
-        if lines == first:
-            continue
-        longest = max(len(first), len(lines))
-        ours, theirs = (x + ['nothing more'] * (longest - len(x)) for x in (first, lines))
-        a, b = next((a, b) for a, b in zip(ours, theirs, strict=True) if a != b)
-        raise ValueError(
-            f'expected the same model on all ranks: {a} on rank 0 (got {b} on rank {rank})'
-        )
+        for a, b in zip_longest(first, lines, fillvalue='nothing more'):
+            if a != b:
+                raise ValueError(
+                    f'expected the same model on all ranks: {a} on rank 0 (got {b} on rank {rank})'
+                )
 
 
 def _describe(model: torch.nn.Module, options: dict[str, object]) -> list[str]:

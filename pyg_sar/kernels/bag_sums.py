@@ -1,14 +1,13 @@
 """The sum over the edges of one block, in the form that is fastest on this device.
 
-Pure tensors: nothing here knows of ranks or convs. ``torch.nn.functional.embedding_bag`` sums
+``torch.nn.functional.embedding_bag`` sums
 gathered rows without the ``[num_edges, F]`` temporary of gather + scatter; on CPU it is three to
 eight times faster than ``index_add_`` and needs only int32 indices. Its own backward is slow, so
 backward is another forward sum, over the transposed block.
 
 The sum of the first block is the output itself, made in one pass; only later blocks are added, in
-chunks. One pass spares parallel regions, each of which may wait for the scheduler on a busy
-machine: a sum took up to 6 s in 85 chunks and 0.5 s in one pass there, 0.1 s both on a quiet
-machine.
+chunks. Each chunk is a parallel region, which may wait for the scheduler on a busy machine: a sum
+took up to 6 s in 85 chunks and 0.5 s in one pass there, 0.1 s both on a quiet machine.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from pyg_sar.kernels.weighted_sums import add_weighted_sums
+from pyg_sar.kernels.weighted_sums import add_by_index_add, add_weighted_sums
 from pyg_sar.shard.bags import Bags
 
 _CHUNK_BYTES = 2 << 20
@@ -107,7 +106,10 @@ def _bag_sums(values: Tensor, bags: Bags, weight: Tensor | None, start: int, end
         columns = columns[first:last]
         weight = None if weight is None else weight[first:last]
     if values.dtype not in _BAG_DTYPES or values.size(1) == 0 or columns.numel() == 0:
-        return _bag_sums_by_index_add(values, ptr, columns, weight)
+        out = values.new_zeros(end - start, 1, values.size(1))
+        by_head = None if weight is None else weight.unsqueeze(1)
+        part = Bags(None, ptr, columns, None, end - start)
+        return add_by_index_add(out, values.unsqueeze(1), part, by_head).squeeze(1)
     return embedding_bag(
         columns,
         values.detach(),  # what its own backward would need is not made
@@ -116,15 +118,3 @@ def _bag_sums(values: Tensor, bags: Bags, weight: Tensor | None, start: int, end
         per_sample_weights=None if weight is None else weight.to(values.dtype),
         include_last_offset=True,
     )
-
-
-def _bag_sums_by_index_add(
-    values: Tensor, ptr: Tensor, columns: Tensor, weight: Tensor | None
-) -> Tensor:
-    """The fallback for other dtypes, and the oracle of the tests."""
-    num_bags = ptr.numel() - 1
-    bag = torch.repeat_interleave(torch.arange(num_bags, device=values.device), ptr.diff().long())
-    rows = values.index_select(0, columns)
-    if weight is not None:
-        rows = rows * weight.view(-1, 1)
-    return values.new_zeros(num_bags, values.size(1)).index_add_(0, bag, rows)

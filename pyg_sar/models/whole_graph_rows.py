@@ -6,6 +6,8 @@ the gradient of a rank is its own nodes' share, and the sum over the ranks is th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from torch import Tensor
@@ -35,11 +37,28 @@ class GlobalSparseLinear(SparseLinear):  # type: ignore[misc]
         return out if self.bias is None else out + self.bias
 
 
+def _of_one_process(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The method of LightGCN, refused on several processes."""
+
+    @wraps(method)
+    def checked(*args: Any, **kwargs: Any) -> Tensor:
+        if is_distributed():
+            raise ValueError(
+                f"LightGCN's '{method.__name__}' sees the nodes and edges of one rank; use the "
+                'embeddings or rankings with pyg_sar.global_mean instead'
+            )
+        return method(*args, **kwargs)
+
+    return checked
+
+
 class GlobalLightGCN(LightGCN):  # type: ignore[misc]
     """``LightGCN`` on a cut graph: embeddings of own nodes, rankings of own edges.
 
-    Its losses and recommendations take no edge_index that would tell them of the cut, so between
-    several processes they are refused: see :meth:`recommendation_loss`.
+    Its losses and recommendations take no edge_index that would tell them of the cut, so with
+    several processes they raise a ValueError. There ``recommendation_loss`` is
+    ``pyg_sar.global_mean(-F.logsigmoid(positive - negative))``; as regularisation add ``lambda_reg
+    / number of pairs * pyg_sar.global_sum(model.embedding.weight[data.n_id].square().sum())``.
     """
 
     def get_embedding(self, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
@@ -86,39 +105,9 @@ class GlobalLightGCN(LightGCN):  # type: ignore[misc]
         src, dst = labels.as_subclass(Tensor)
         return (rows[src] * rows[dst]).sum(dim=-1)
 
-    def link_pred_loss(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As in PyG on one process, refused on several."""
-        self._refuse('link_pred_loss')
-        out: Tensor = super().link_pred_loss(*args, **kwargs)
-        return out
-
-    def recommendation_loss(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As in PyG on one process.
-
-        On several, it is ``pyg_sar.global_mean(-F.logsigmoid(positive - negative))``; as
-        regularisation add ``lambda_reg / number of pairs * pyg_sar.global_sum(
-        model.embedding.weight[data.n_id].square().sum())``.
-
-        Raises:
-            ValueError: On several processes.
-        """
-        self._refuse('recommendation_loss')
-        out: Tensor = super().recommendation_loss(*args, **kwargs)
-        return out
-
-    def recommend(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As in PyG on one process, refused on several."""
-        self._refuse('recommend')
-        out: Tensor = super().recommend(*args, **kwargs)
-        return out
-
-    def _refuse(self, method: str) -> None:
-        if is_distributed():
-            raise ValueError(
-                f"LightGCN's '{method}' sees the nodes and edges of one rank; use the embeddings "
-                'or rankings with pyg_sar.global_mean instead'
-            )
-        return None
+    link_pred_loss = _of_one_process(LightGCN.link_pred_loss)
+    recommendation_loss = _of_one_process(LightGCN.recommendation_loss)
+    recommend = _of_one_process(LightGCN.recommend)
 
 
 def _own_rows(weight: Tensor, edge_index: ShardEdgeIndex) -> Tensor:

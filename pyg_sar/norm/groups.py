@@ -34,11 +34,7 @@ class Groups:
     count: Tensor
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of every group's rows, ``[num_groups, ...]``, in float32 or float64 (collective).
-
-        Args:
-            x: Own rows, ``[num_own, ...]``.
-        """
+        """The sum of every group, ``[num_groups, ...]``, in float32 or float64 (collective)."""
         dtype = x.dtype if x.dtype == torch.float64 else torch.float32
         if self.index is None:
             return sum_over_ranks(x.sum(0, keepdim=True, dtype=dtype))
@@ -50,6 +46,10 @@ class Groups:
         sums = self.sum(x)
         count = self.count.clamp(min=1).view(-1, *[1] * (x.dim() - 1))
         return (sums / count).to(x.dtype)
+
+    def centered(self, x: Tensor) -> Tensor:
+        """Own rows less the mean of their group (collective)."""
+        return x - self.of_rows(self.mean(x))
 
     def of_rows(self, values: Tensor) -> Tensor:
         """The values of every row's group, ``[num_own, ...]`` (or ``[1, ...]``, to broadcast)."""
@@ -114,27 +114,30 @@ class _NormOfGraphs(GlobalNorm):
         ValueError: On every rank, if `batch` or `batch_size` does not fit on any.
     """
 
+    weight: Any
+    bias: Any
+
     def forward(
         self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None
     ) -> Tensor:
         """Normalises own rows by the statistics of their graphs."""
-        out: Tensor
-        if is_distributed():
-            out = self.normalize(x, groups_of(x, batch, batch_size))
-        else:
-            out = super().forward(x, batch, batch_size)  # type: ignore[misc]
-        return out
+        if not is_distributed():
+            return super().forward(x, batch, batch_size)  # type: ignore[misc, no-any-return]
+        return self._normalize(x, groups_of(x, batch, batch_size))
 
-    def normalize(self, x: Tensor, graphs: Groups) -> Any:
-        """Normalises own rows by the statistics of these graphs."""
+    def _normalize(self, x: Tensor, graphs: Groups) -> Tensor:
         raise NotImplementedError
+
+    def _scale_and_shift(self, x: Tensor) -> Tensor:
+        if self.weight is not None and self.bias is not None:
+            x = x * self.weight + self.bias
+        return x
 
 
 class GlobalGraphNorm(_NormOfGraphs, norm.GraphNorm):  # type: ignore[misc]
     """``torch_geometric.nn.GraphNorm`` over the nodes of all ranks."""
 
-    def normalize(self, x: Tensor, graphs: Groups) -> Any:
-        """Shifts by a learned share of the mean, then divides by the deviation from there."""
+    def _normalize(self, x: Tensor, graphs: Groups) -> Any:
         out = x - graphs.of_rows(graphs.mean(x) * self.mean_scale)
         std = (graphs.mean(out.pow(2)) + self.eps).sqrt()
         return self.weight * out / graphs.of_rows(std) + self.bias
@@ -143,8 +146,7 @@ class GlobalGraphNorm(_NormOfGraphs, norm.GraphNorm):  # type: ignore[misc]
 class GlobalGraphSizeNorm(_NormOfGraphs, norm.GraphSizeNorm):  # type: ignore[misc]
     """``torch_geometric.nn.GraphSizeNorm`` by the numbers of nodes on all ranks."""
 
-    def normalize(self, x: Tensor, graphs: Groups) -> Any:
-        """Divides by the square root of the number of nodes."""
+    def _normalize(self, x: Tensor, graphs: Groups) -> Any:
         return x * graphs.of_rows(graphs.count.to(x.dtype).pow(-0.5).view(-1, 1))
 
 
@@ -166,8 +168,7 @@ class GlobalInstanceNorm(_NormOfGraphs, norm.InstanceNorm):  # type: ignore[misc
         std = (self.running_var + self.eps).sqrt()
         return self._scale_and_shift((x - self.running_mean) / std)
 
-    def normalize(self, x: Tensor, graphs: Groups) -> Any:
-        """Subtracts the mean, divides by the deviation and updates running statistics."""
+    def _normalize(self, x: Tensor, graphs: Groups) -> Any:
         if graphs.index is None and int(graphs.count) < 2:
             raise ValueError(
                 f'expected more than 1 row on all ranks together (got {int(graphs.count)})'
@@ -184,11 +185,6 @@ class GlobalInstanceNorm(_NormOfGraphs, norm.InstanceNorm):  # type: ignore[misc
             self.running_var.lerp_(unbiased.mean(0).to(self.running_var), self.momentum)
         return self._scale_and_shift(x / graphs.of_rows((var + self.eps).sqrt()))
 
-    def _scale_and_shift(self, x: Tensor) -> Tensor:
-        if self.weight is not None and self.bias is not None:
-            x = x * self.weight + self.bias
-        return x
-
 
 class GlobalLayerNorm(_NormOfGraphs, norm.LayerNorm):  # type: ignore[misc]
     """``torch_geometric.nn.LayerNorm`` in mode 'graph' over the nodes of all ranks.
@@ -202,21 +198,16 @@ class GlobalLayerNorm(_NormOfGraphs, norm.LayerNorm):  # type: ignore[misc]
         """Normalises own rows by the statistics of their graphs, or each by its own."""
         if self.mode == 'graph':
             return super().forward(x, batch, batch_size)
-        out: Tensor = norm.LayerNorm.forward(self, x, batch, batch_size)
-        return out
+        return norm.LayerNorm.forward(self, x, batch, batch_size)  # type: ignore[no-any-return]
 
-    def normalize(self, x: Tensor, graphs: Groups) -> Any:
-        """Subtracts the mean of all channels and divides by their deviation."""
+    def _normalize(self, x: Tensor, graphs: Groups) -> Any:
         channels = tuple(range(1, x.dim()))
         x = x - graphs.of_rows(graphs.mean(x.mean(channels, keepdim=True)))
         var = graphs.mean((x * x).mean(channels, keepdim=True))
         # PyG adds eps to the deviation of one graph, and to the variance of several.
         is_one = graphs.index is None
         std = _sqrt(var) + self.eps if is_one else (var + self.eps).sqrt()
-        out = x / graphs.of_rows(std)
-        if self.weight is not None and self.bias is not None:
-            out = out * self.weight + self.bias
-        return out
+        return self._scale_and_shift(x / graphs.of_rows(std))
 
 
 def _sqrt(var: Tensor) -> Tensor:
@@ -234,17 +225,15 @@ class GlobalMeanSubtractionNorm(_NormOfGraphs, norm.MeanSubtractionNorm):  # typ
         """Subtracts the mean of their graphs from own rows."""
         return super().forward(x, batch, dim_size)
 
-    def normalize(self, x: Tensor, graphs: Groups) -> Any:
-        """Subtracts the mean."""
-        return x - graphs.of_rows(graphs.mean(x))
+    def _normalize(self, x: Tensor, graphs: Groups) -> Any:
+        return graphs.centered(x)
 
 
 class GlobalPairNorm(_NormOfGraphs, norm.PairNorm):  # type: ignore[misc]
     """``torch_geometric.nn.PairNorm`` over the nodes of all ranks."""
 
-    def normalize(self, x: Tensor, graphs: Groups) -> Any:
-        """Subtracts the mean and scales every row by its length or by the graph's mean length."""
-        x = x - graphs.of_rows(graphs.mean(x))
+    def _normalize(self, x: Tensor, graphs: Groups) -> Any:
+        x = graphs.centered(x)
         if self.scale_individually:
             return self.scale * x / (self.eps + x.norm(2, -1, keepdim=True))
         square = graphs.mean(x.pow(2).sum(-1, keepdim=True))
@@ -273,8 +262,7 @@ class GlobalHeteroBatchNorm(GlobalNorm, norm.HeteroBatchNorm):  # type: ignore[m
     def forward(self, x: Tensor, type_vec: Tensor) -> Tensor:
         """Normalises own rows by the statistics of their type."""
         if not is_distributed() or (not self.training and self.track_running_stats):
-            plain: Tensor = super().forward(x, type_vec)
-            return plain
+            return super().forward(x, type_vec)  # type: ignore[no-any-return]
         with torch.no_grad():
             types = groups_of(x, type_vec, self.num_types)
             mean = types.mean(x)

@@ -35,7 +35,8 @@ Step = Callable[..., Tensor]
 
 _STEPS: set[Any] = {
     *(F.relu, torch.relu, Tensor.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu),
-    *(F.silu, F.mish, F.softplus, F.logsigmoid, F.hardswish, F.hardtanh, F.prelu, F.layer_norm),
+    *(F.silu, F.mish, F.softplus, F.logsigmoid, F.hardswish, F.hardtanh, F.prelu),
+    *(F.batch_norm, F.layer_norm),
     *(torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.tanh, Tensor.tanh, F.tanh),
     *(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__),
     *(torch.sub, Tensor.sub, Tensor.__sub__, Tensor.__rsub__),
@@ -43,6 +44,9 @@ _STEPS: set[Any] = {
     *(torch.div, Tensor.div, Tensor.__truediv__, Tensor.__rtruediv__),
 }
 """Functions that cost no more than a few passes over the memory of their result."""
+
+_INPUT = object()
+"""Stands where a step has a tensor."""
 
 _MOST_KEPT = 1.25
 """What a step may read, as a multiple of its result: or keeping that would save memory."""
@@ -175,38 +179,31 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in (F.dropout, torch.dropout):
             return self._dropout(func, args, kwargs)
-        if func is F.batch_norm:
-            return self._batch_norm(func, args, kwargs)
         if func not in _STEPS:
             return func(*args, **kwargs)
-        with self._noting() as noted:
+        noted: list[tuple[_Saved, Tensor]] = []
+        self._noted = noted
+        try:
             out = func(*args, **kwargs)
+        finally:
+            self._noted = None
+        if func is F.batch_norm:
+            args, kwargs = _batch_norm_again(*args, **kwargs), {}
         values, structure = tree_flatten((args, kwargs))
-        places = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
-        inputs = tuple(values[i] for i in places)
+        inputs = tuple(value for value in values if isinstance(value, Tensor))
         size = sum(t.numel() for t in inputs)
         if all(out is not t for t in inputs) and size <= _MOST_KEPT * out.numel():
-            rest = [None if isinstance(value, Tensor) else value for value in values]
+            pattern = [_INPUT if isinstance(value, Tensor) else value for value in values]
 
             def again(*inputs: Tensor) -> Tensor:
-                full = list(rest)
-                for place, value in zip(places, inputs, strict=True):
-                    full[place] = value
+                rest = iter(inputs)
+                full = [next(rest) if value is _INPUT else value for value in pattern]
                 args, kwargs = tree_unflatten(full, structure)
                 result: Tensor = func(*args, **kwargs)
                 return result
 
             self.remember(out, again, inputs, noted)
         return out
-
-    @contextmanager
-    def _noting(self) -> Iterator[list[tuple[_Saved, Tensor]]]:
-        """Lists what autograd saves meanwhile."""
-        self._noted = []
-        try:
-            yield self._noted
-        finally:
-            self._noted = None
 
     def _dropout(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         x, p, training, inplace = dropout_arguments(*args, **kwargs)
@@ -216,19 +213,6 @@ class _Recorder(TorchFunctionMode):
         draw = Draw(p, x.device)
         out = Dropout.apply(x, draw)  # type: ignore[no-untyped-call]
         self.remember(out, draw, (x,))
-        return out
-
-    def _batch_norm(self, func: Any, args: Any, kwargs: Any) -> Tensor:
-        out: Tensor = func(*args, **kwargs)
-        x, mean, var, weight, bias, training, eps = _batch_norm_arguments(*args, **kwargs)
-
-        def again(x: Tensor, *others: Tensor | None) -> Tensor:
-            mean, var, weight, bias = others
-            return F.batch_norm(x, mean, var, weight, bias, training, 0.0, eps)
-
-        if training:  # by the statistics of these rows; the running ones have moved on
-            mean = var = None
-        self.remember(out, again, (x, mean, var, weight, bias))
         return out
 
     def remember(
@@ -242,7 +226,10 @@ class _Recorder(TorchFunctionMode):
         if not isinstance(out, Tensor) or not out.requires_grad or out.layout != torch.strided:
             return
         sources = tuple(i if i is None else self._source(i) for i in inputs)
-        recipe = _Recipe(step, sources, _autocast_of_now(out.device.type))
+        device = out.device.type
+        enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        autocast = torch.autocast(device, dtype, enabled, cache_enabled=False)
+        recipe = _Recipe(step, sources, autocast)
         for saved, tensor in noted:
             if isinstance(saved.source, _Kept) and _is_same(tensor, out):
                 saved.source = recipe
@@ -267,22 +254,14 @@ class _Recorder(TorchFunctionMode):
                 return recipe
         # The result of a node comes with its history, which is the node that keeps it: a circle
         # that the garbage collector does not see. Autograd gives the history back by itself.
-        is_plain = type(tensor) in (Tensor, torch.nn.Parameter)
-        return _Kept(_detached(tensor) if is_plain else tensor, tensor._version)
+        version = tensor._version
+        if type(tensor) in (Tensor, torch.nn.Parameter):
+            with torch._C.DisableTorchFunction(), _disable_current_modes():  # they count operations
+                tensor = tensor.detach()
+        return _Kept(tensor, version)
 
 
-def _detached(tensor: Tensor) -> Tensor:
-    with torch._C.DisableTorchFunction(), _disable_current_modes():  # they count operations
-        return tensor.detach()
-
-
-def _autocast_of_now(device: str) -> torch.autocast:
-    """The autocast mode, to bring it about later."""
-    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    return torch.autocast(device, dtype, enabled, cache_enabled=False)
-
-
-def _batch_norm_arguments(
+def _batch_norm_again(
     input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -292,7 +271,10 @@ def _batch_norm_arguments(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Any, ...]:
-    return input, running_mean, running_var, weight, bias, training, eps
+    """The arguments that give the same rows again and change no running statistics."""
+    if training:
+        running_mean = running_var = None
+    return input, running_mean, running_var, weight, bias, training, 0.0, eps
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:

@@ -103,17 +103,16 @@ def _known_attrs(shard: Shard, names: list[str], overwrite: bool) -> dict[str, A
             '(got another one by now)'
         )
     known = meta.nodes[None].attrs
-    others = {'edge_attrs': meta.edges[None].attrs, 'graph_attrs': meta.graph_attrs}
+    taken = {
+        'node_attrs (replaced with overwrite=True)': {} if overwrite else known,
+        'edge_attrs': meta.edges[None].attrs,
+        'graph_attrs': meta.graph_attrs,
+    }
     for name in names:
-        if name in known and not overwrite:
-            raise ValueError(
-                f"expected the name of a new node attribute (got '{name}', which '{shard.root}' "
-                'has already; pass overwrite=True to replace it)'
-            )
-        for kind, attrs in others.items():
+        for place, attrs in taken.items():
             if name in attrs:
                 raise ValueError(
-                    f"expected the name of a new node attribute (got '{name}', which is in {kind} "
+                    f"expected the name of a new node attribute (got '{name}', which is in {place} "
                     f"of '{shard.root}')"
                 )
     return known

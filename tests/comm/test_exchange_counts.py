@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv, TransformerConv
 
 from pyg_sar import SARConv, load_shard, partition_graph
-from pyg_sar.aggregate.weighted_sum import linear_sum
+from pyg_sar.aggregate.weighted_sum import weighted_sum
 from pyg_sar.comm import Exchange, GradientReturn
 from pyg_sar.shard.plan import plan_of
 
@@ -168,7 +168,7 @@ def _linear_traffic(root: str, needs_grad: bool, one_shot: bool) -> tuple[Traffi
     x = torch.randn(exchange.shard.num_own, 3, requires_grad=needs_grad)
     scale = torch.ones((), requires_grad=True)
     with _counted() as forward:
-        out = linear_sum(x, None, plan, exchange, one_shot=one_shot)
+        out = weighted_sum(x, None, plan, exchange, one_shot=one_shot)
     with _counted() as backward:
         (out * scale).sum().backward()
     assert (x.grad is not None) == needs_grad

@@ -19,7 +19,7 @@ from torch_geometric.utils import add_self_loops
 
 import pyg_sar
 from pyg_sar import partition_graph
-from pyg_sar.aggregate.weighted_sum import linear_sum
+from pyg_sar.aggregate.weighted_sum import weighted_sum
 from pyg_sar.comm import Exchange
 from pyg_sar.comm.reshard.reverse_edges import Reversed, reverse
 from pyg_sar.shard.plan import plan_of
@@ -141,7 +141,7 @@ def _transposed(root: Path, one_shot: bool) -> tuple[Tensor, Tensor, Tensor]:
     weight = rev.edges.to_reversed(data.edge_weight)
     plan = plan_of(rev.edge_index, rev.shard)
     x = data.x.requires_grad_()
-    out = linear_sum(x, weight, plan, Exchange(rev.shard), one_shot=one_shot)
+    out = weighted_sum(x, weight, plan, Exchange(rev.shard), one_shot=one_shot)
     (grad,) = torch.autograd.grad(out.square().sum(), x)
     return data.n_id, out.detach(), grad
 
@@ -270,5 +270,5 @@ def test_in_inference_mode(tmp_path: Path) -> None:
     assert not rev.edge_index.is_inference()
     x = data.x.requires_grad_()
     plan = plan_of(rev.edge_index, rev.shard)
-    linear_sum(x, None, plan, Exchange(rev.shard)).sum().backward()
+    weighted_sum(x, None, plan, Exchange(rev.shard)).sum().backward()
     assert x.grad is not None

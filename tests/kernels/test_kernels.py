@@ -10,7 +10,8 @@ from small_graphs import assert_close
 from torch import Tensor
 
 from pyg_sar.kernels import bag_sums
-from pyg_sar.kernels.bag_sums import _bag_sums, _bag_sums_by_index_add, add_bag_sums
+from pyg_sar.kernels.bag_sums import _bag_sums, add_bag_sums
+from pyg_sar.kernels.weighted_sums import add_by_index_add
 from pyg_sar.shard.bags import Bags, make_bags
 
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-5}
@@ -106,8 +107,10 @@ def test_embedding_bag_is_the_index_add(dtype, has_weight):
     bags = make_bags(rows, cols, 30)
     weight = torch.randn(90, dtype=dtype) if has_weight else None
     num_bags = bags.ptr.numel() - 1
-    want = _bag_sums_by_index_add(values, bags.ptr, bags.columns, weight)
-    assert want.shape == (num_bags, 5)
+    in_order = bags._replace(perm=None)
+    by_head = None if weight is None else weight.unsqueeze(1)
+    zeros = values.new_zeros(num_bags, 1, 5)
+    want = add_by_index_add(zeros, values.unsqueeze(1), in_order, by_head).squeeze(1)
     got = _bag_sums(values, bags, weight, 0, num_bags)
     assert_close(got, want, tolerance=TOLERANCE[dtype])
     got = _bag_sums(values, bags, weight, 3, 8)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pyg_sar.kernels import weighted_sums
 from pyg_sar.kernels.weighted_sums import (
-    _add_by_index_add,
     _dots_by_gather,
     _dots_by_sampling,
+    add_by_index_add,
     add_weighted_sums,
     edge_dots,
 )
@@ -64,7 +64,7 @@ def test_sums_and_dots_are_dense_products(block, shape, dtype):
     weight = torch.randn(num_edges, shape[0], dtype=dtype)
     want = _dense_sums(rows, cols, num_rows, values, weight).to(dtype)
     bags = make_bags(rows, cols, num_rows)
-    for add in (add_weighted_sums, _add_by_index_add):
+    for add in (add_weighted_sums, add_by_index_add):
         before = torch.randn(num_rows, *shape, dtype=dtype)
         out = add(before.clone(), values, bags, weight)
         assert_close(out, before + want, tolerance=TOLERANCE[dtype])

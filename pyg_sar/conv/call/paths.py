@@ -12,7 +12,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn
 from pyg_sar.aggregate.replay import replay
-from pyg_sar.aggregate.weighted_sum import linear_sum, weighted_sum
+from pyg_sar.aggregate.weighted_sum import weighted_sum
 from pyg_sar.comm import Exchange
 from pyg_sar.conv.call.by_destination import Observation, run_gather
 from pyg_sar.conv.call.decision import Decision
@@ -109,7 +109,7 @@ def _linear(call: Call) -> Tensor:
 
     def sum_of(rows: Tensor) -> Tensor:
         flat = None if weight is None else weight.view(-1)
-        total = linear_sum(rows, flat, plan, call.exchange, one_shot=call.is_one_shot, mean=mean)
+        total = weighted_sum(rows, flat, plan, call.exchange, one_shot=call.is_one_shot, mean=mean)
         out = call.trace.out
         return finish(call.binding, call.reductions, [(total,)], out, plan, is_mean=mean)
 
