@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_sar.comm import transport
-from pyg_sar.comm.faults.guarded import exchange_group, guard, sum_alike
+from pyg_sar.comm.faults.guarded import connected, exchange_group, guard
 from pyg_sar.comm.faults.program_check import form_of
 from pyg_sar.monitor import hook
 
@@ -35,7 +35,7 @@ def all_to_all(rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[i
     alike = f'{what} ({form_of(rows, is_rows=True)})'
     with guard(what, alike=alike):
         if rows.device.type == 'cpu':  # others are no affair of gloo's
-            sum_alike(what, alike)
+            connected().sum_alike(what, alike)
         transport.all_to_all(
             received.view(-1).view(torch.uint8),
             rows.contiguous().view(-1).view(torch.uint8),

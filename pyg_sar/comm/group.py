@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_sar.comm import transport
-from pyg_sar.comm.faults.guarded import communicates, exchange_group, guard, sum_alike
+from pyg_sar.comm.faults.guarded import communicates, connected, exchange_group, guard
 from pyg_sar.comm.faults.program_check import SHORT, form_of, gather_texts
 from pyg_sar.comm.first_derivative_only import once_differentiable
 from pyg_sar.comm.json_values import decode, encode
@@ -51,7 +51,7 @@ def agree(value: Any) -> list[Any]:
         return [value]
     text, what = encode(value), 'a comparison of all ranks'
     with guard(what):
-        num_long = sum_alike(what, number=len(text) > SHORT)
+        num_long = connected().sum_alike(what, number=len(text) > SHORT)
         texts = gather_texts(text, exchange_group(), is_short=num_long == 0)
     return [decode(each) for each in texts]
 
@@ -78,7 +78,7 @@ def least_of_ranks(value: int, world_size: int) -> int:
         return value
     what = 'a decision of all ranks'
     with guard(what):
-        counts = sum_alike(what, number=(1, 1 << 12, 0)[value])
+        counts = connected().sum_alike(what, number=(1, 1 << 12, 0)[value])
     assert counts is not None
     ones, zeros = divmod(counts, 1 << 12)
     return 0 if zeros else 1 if ones else 2
@@ -91,7 +91,7 @@ def are_alike(words: str, flag: bool) -> tuple[bool, bool]:
     """
     what = 'a comparison of forwards'
     with guard(what):
-        unset = sum_alike(what, number=not flag, state=words)
+        unset = connected().sum_alike(what, number=not flag, state=words)
     return unset is not None, unset == 0
 
 
@@ -109,7 +109,7 @@ def all_reduce_sum(
         alike = f'{what} ({form_of(tensor)})'
         with guard(what, alike=alike):
             if tensor.device.type == 'cpu':  # others are no affair of gloo's
-                sum_alike(what, alike)
+                connected().sum_alike(what, alike)
             transport.all_reduce(tensor, group or exchange_group())
     return tensor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyg_sar.comm import transport
 from pyg_sar.comm.buffers import Buffers
 from pyg_sar.comm.faults.errors import placed
-from pyg_sar.comm.faults.guarded import arrived, exchange_group, guard, travels
+from pyg_sar.comm.faults.guarded import connected, exchange_group, guard
 from pyg_sar.comm.faults.program_check import code_of, form_of
 from pyg_sar.monitor import hook
 
@@ -43,7 +43,7 @@ class Swap:
             self.works = transport.start_swap(
                 receives, recv_rank, sends, send_rank, code_of(placed(words)), exchange_group()
             )
-        travels(self)
+        connected().travelling.add(self)
 
     def wait(self) -> None:
         """Returns once both ways are done.
@@ -54,7 +54,8 @@ class Swap:
         for i in range(len(self.works)):
             with guard(*self._operation(i), is_wait=True):
                 self.works[i].wait()  # a work that this frame held would keep connections open
-        arrived(self)
+        connected().travelling.discard(self)
+        connected().check('the end of a transfer')  # nothing has arrived if the group has ended
         if hook.watchers:
             hook.moved(self._transfer())
 

@@ -66,7 +66,7 @@ def in_layer(layer: str, phase: str = 'forward') -> Iterator[None]:
     for watcher in watchers:
         watcher.enter_layer(layer, phase)
     try:
-        with _in_place(layer, phase):
+        with in_call(layer, phase):
             yield
     finally:
         for watcher in reversed(watchers):
@@ -74,16 +74,10 @@ def in_layer(layer: str, phase: str = 'forward') -> Iterator[None]:
 
 
 @contextmanager
-def in_call(function: str) -> Iterator[None]:
+def in_call(function: str, phase: str = '') -> Iterator[None]:
     """Names a function of this library in the place of a layer; a decorator as well."""
-    with _in_place(function, ''):
-        yield
-
-
-@contextmanager
-def _in_place(layer: str, phase: str) -> Iterator[None]:
     before = _place.layer, _place.phase
-    _place.layer, _place.phase = layer, phase
+    _place.layer, _place.phase = function, phase
     try:
         yield
     finally:
