@@ -45,8 +45,7 @@ def all_to_all(rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[i
         )
         if hook.watchers:
             own = dist.get_rank()  # its rows stay here
-            came = sum(recv_counts) - recv_counts[own]
-            went = sum(send_counts) - send_counts[own]
+            came, went = (sum(n) - n[own] for n in (recv_counts, send_counts))
             moved = came, went, came * row_bytes, went * row_bytes
             hook.moved(hook.Transfer('all ranks', 'rows', *moved))
     return received

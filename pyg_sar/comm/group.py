@@ -25,10 +25,8 @@ def raise_together(error: Exception | None) -> None:
     """Raises on every rank if any rank has an error (collective: see :func:`agree`).
 
     Args:
-        error: What went wrong on this rank, a ValueError or FileNotFoundError, or None.
-
-    Raises:
-        ValueError, FileNotFoundError: The own error, or the first other rank's with its rank.
+        error: What went wrong on this rank, a ValueError or FileNotFoundError, or None. It is
+            raised, or else the first other rank's, with its rank.
     """
     answer = None if error is None else (isinstance(error, FileNotFoundError), str(error))
     answers = agree(answer)

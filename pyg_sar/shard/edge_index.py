@@ -90,12 +90,9 @@ class ShardEdgeIndex(LocalIds):
         is_flipped = source.is_flipped ^ _flips(name, args, kwargs)
 
         def keep_shard(value: Any) -> ShardEdgeIndex:
-            """Attaches the shard."""
             if value.dtype != torch.int64 or value.dim() != 2 or value.size(0) != 2:
                 refuse(cls, name)
-            return ShardEdgeIndex.wrap(
-                value, source.shard, is_whole=is_whole, is_flipped=is_flipped
-            )
+            return cls.wrap(value, source.shard, is_whole=is_whole, is_flipped=is_flipped)
 
         if isinstance(out, (tuple, list)):  # chunk, split
             return type(out)(keep_shard(value) for value in out)

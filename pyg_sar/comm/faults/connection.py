@@ -83,19 +83,13 @@ class Connection:
     def sum_alike(
         self, operation: str, alike: str = '', *, number: int = 0, state: str = ''
     ) -> int | None:
-        """Sums a small number over the ranks, all of which must be at one operation (collective).
+        """Sums a small number over the ranks, or gives None if their states differ (collective).
 
         Args:
-            operation: Which, for messages.
+            operation: At which all must be, for messages; else all raise ExchangeError.
             alike: The same in words that are equal on all ranks, with what it moves.
             number: See :func:`sum_if_alike`.
             state: What the ranks ask whether they have it in common, in words.
-
-        Returns:
-            The sum, or None if their states differ.
-
-        Raises:
-            ExchangeError: On all ranks, if they are at different operations.
         """
         self.check(operation)
         words = alike or operation

@@ -12,8 +12,7 @@ from pyg_sar.monitor import hook
 class ExchangeError(RuntimeError):
     """Another rank has ended, is silent, has failed or does something else.
 
-    After it the ranks of this process group exchange nothing any more: what was under way is lost.
-    Every later exchange raises it again.
+    After it the ranks of this process group exchange nothing any more: every later exchange raises.
 
     Attributes:
         rank: This rank.

@@ -43,17 +43,14 @@ def connected() -> Connection:
 def guard(
     operation: str, peer: int | None = None, *, is_wait: bool = False, alike: str = ''
 ) -> Guard | hook.Watched:
-    """For the time of an operation in the exchange group.
+    """For the time of an operation in the exchange group: its errors come as ExchangeError.
 
     Args:
         operation: What is done, for messages.
         peer: The rank it is done with; None for all.
         is_wait: Whether this is the end of one that began before. All ranks begin as many.
-        alike: The operation in words that are equal on all ranks, with what it moves.
-
-    Raises:
-        ExchangeError: In place of the error of the operation.
-            It is raised on all ranks if debugging finds that they are at different ones.
+        alike: The operation in words that are equal on all ranks, with what it moves; debugging
+            raises on all ranks where they differ.
     """
     connection = connected()
     if not is_wait:
@@ -103,11 +100,7 @@ def communicates(function: Function) -> Function:
 def exchange_group() -> dist.ProcessGroup | None:
     """The group of the exchanges: all ranks, made once beside the default group (collective).
 
-    Returns:
-        The group, or None when ``torch.distributed`` is not initialised.
-
-    Raises:
-        ExchangeError: If it has ended.
+    None when ``torch.distributed`` is not initialised; raises ExchangeError if it has ended.
     """
     if not is_distributed():
         return None

@@ -41,13 +41,8 @@ def sum_if_alike(words: str, number: int, group: Group, world_size: int) -> int 
 
     With codes c the sum tells whether all are equal: on a rank for which it is P c though others
     differ, c would be their mean. For random codes that does not happen, and where it does its next
-    operation ends in the error of the others.
-
-    Args:
-        words: What this rank is about to do.
-        number: At least 0; the sum must be less than ``2**24``.
-        group: All ranks.
-        world_size: How many they are, less than 4,096.
+    operation ends in the error of the others. Numbers are at least 0, their sum less than ``2**24``
+    and the ranks fewer than 4,096.
     """
     code = code_of(words, _CODE_BITS)
     packed = torch.tensor([code << _NUMBER_BITS | number], device=transport.small_device(group))

@@ -50,14 +50,7 @@ class Cause(NamedTuple):
 
 
 class Reports:
-    """The reports of all ranks of a group.
-
-    Args:
-        store: Where they are; None is as one that is gone.
-        name: What tells this group's from others'.
-        rank: This rank.
-        world_size: Number of ranks.
-    """
+    """The reports of all ranks of a group, in `store`; None is as a store that is gone."""
 
     def __init__(self, store: Any, name: str, rank: int, world_size: int) -> None:
         self.store, self.name, self.rank = store, name, rank
@@ -79,16 +72,12 @@ class Reports:
         return bool(_bounded(ask, seconds + PATIENCE))
 
     def first_cause(self, own: Cause, seconds: float) -> Cause:
-        """Follows who lost whom, from the rank that this one has lost and reported.
+        """The rank that was lost first, and what it failed with, how it was lost, or what it did.
 
         Args:
-            own: What this rank knows; its `peer` is None if the lost rank is not known.
+            own: What this rank knows and has reported; its `peer` is None if that is not known.
             seconds: How long the others may take to report; a second longer where two have not
                 and it is not known which is the lost one.
-
-        Returns:
-            The rank that was lost first, and what it failed with, how it was lost, or what it did
-            while this rank waited for it.
         """
         own, said = own._replace(doing=''), dict[int, Cause]()
 

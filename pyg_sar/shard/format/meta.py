@@ -213,13 +213,9 @@ def read_meta(root: str | Path) -> Meta:
 _COUNT, _RELATION = 'a count', 'three names'
 _ROWS = {'dtype': str, 'shape': [_COUNT]}
 
-_KEYS = {
-    'fingerprint': str,
-    'graph_attrs': dict,
-    'checksums': dict,
-    'partition': dict,
-    'versions': dict,
-}
+_KEYS = {'fingerprint': str} | dict.fromkeys(
+    ('graph_attrs', 'checksums', 'partition', 'versions'), dict
+)
 _NODE_KEYS = {
     'num_nodes': _COUNT,
     'part_num_nodes': (_COUNT,),
