@@ -170,8 +170,9 @@ def check_ids(edge_index: Tensor, shard: Shard) -> None:
         )
     if last >= shard.num_dst:
         raise ValueError(
-            "expected own nodes as destinations of an 'edge_index' derived from a shard, local ids in "
-            f'[0, {shard.num_dst}) (got destination {last} on a rank with {shard.num_dst} of them)'
+            "expected own nodes as destinations of an 'edge_index' derived from a shard, with "
+            f'local ids in [0, {shard.num_dst}) (got destination {last} on a rank with '
+            f'{shard.num_dst} of them)'
         )
 
 

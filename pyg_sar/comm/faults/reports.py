@@ -67,7 +67,7 @@ class Reports:
 
         def ask() -> bool:
             self.store.set(f'{self.name}/raised/{at}/{self.rank}', '')
-            return _until(lambda: self.store.check(keys) or None, seconds) is not None
+            return _until(lambda: bool(self.store.check(keys)), seconds)
 
         return bool(_bounded(ask, seconds + PATIENCE))
 
@@ -81,14 +81,14 @@ class Reports:
         """
         own, said = own._replace(doing=''), dict[int, Cause]()
 
-        def is_known(num_missing: int = 0) -> bool | None:
+        def is_known(num_missing: int = 0) -> bool:
             for rank in self.others:
                 key = f'{self.name}/ended/{rank}'
                 text = self.store.get(key) if rank not in said and self.store.check([key]) else b''
                 if text:
                     said[rank] = Cause(*json.loads(text))
             is_enough = len(said) + num_missing >= len(self.others)
-            return is_enough or any(c.failure for c in said.values()) or None
+            return is_enough or any(c.failure for c in said.values())
 
         def find() -> Cause:
             if not _until(is_known, seconds) and own.peer is None:
@@ -117,10 +117,10 @@ class Reports:
         return Cause(suspects.pop(), None, is_silent) if len(suspects) == 1 else own
 
 
-def _until(ask: Callable[[], Value | None], seconds: float) -> Value | None:
-    """What `ask` gives once that is not None; asks at least once."""
+def _until(holds: Callable[[], bool], seconds: float) -> bool:
+    """Whether something comes to hold in time; asks at least once."""
     end = time.monotonic() + seconds
-    while (found := ask()) is None and time.monotonic() < end:
+    while not (found := holds()) and time.monotonic() < end:
         time.sleep(0.01)
     return found
 
