@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.all_to_all import all_to_all, all_to_all_counts
 from pyg_sar.comm.buffers import BufferPool, Buffers, Rows
 from pyg_sar.comm.faults.guarded import exchange_group
+from pyg_sar.comm.group import all_to_all, all_to_all_counts
 from pyg_sar.comm.rounding import Wire
 from pyg_sar.comm.swap import ROWS_TAG, Swap
 from pyg_sar.shard.shard import Shard, Step

@@ -102,10 +102,6 @@ class ShardEdgeIndex(LocalIds):
         """One of its rows: the sources, or plain destinations."""
         return SourceRow.wrap(ids, self) if row == self.is_flipped else ids
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ShardEdgeIndex:
-        out = memo[id(self)] = self.clone()
-        return out  # type: ignore[return-value]
-
     def __reduce_ex__(self, proto: Any) -> Any:
         raise TypeError(
             'the edge_index of a shard belongs to this rank and cannot be pickled or saved; '

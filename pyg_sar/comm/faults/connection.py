@@ -129,7 +129,7 @@ class Connection:
     def left_by(self, error: BaseException) -> None:
         """Ends the group after an exception left this rank's program, unless all ranks raised it.
 
-        With transfers under way at once; else once the others had time to raise as well.
+        With operations under way at once; else once the others had GRACE seconds to raise as well.
         """
         # torch.utils.checkpoint ends what it computes again by an exception, on all ranks alike.
         is_stop = type(error).__name__ == '_StopRecomputationError'

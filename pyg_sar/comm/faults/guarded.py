@@ -64,9 +64,7 @@ def guard(
 def left_by(error: BaseException) -> None:
     """To be told of every exception that leaves a layer, a model or the backward of a layer.
 
-    If it is this rank's alone the others would wait for it: the exchange group ends, at once if
-    something is under way, else two seconds later unless all ranks have raised at the same point.
-    Then they may go on.
+    If it is this rank's alone the others would wait for it: see :meth:`Connection.left_by`.
     """
     connection = _connection()
     if connection is not None:

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.all_to_all import all_to_all, all_to_all_counts
 from pyg_sar.comm.faults.guarded import communicates
 from pyg_sar.comm.first_derivative_only import once_differentiable
-from pyg_sar.comm.group import raise_together
+from pyg_sar.comm.group import all_to_all, all_to_all_counts, raise_together
 from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard, places
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.plan import check_ids
