@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import defaultdict
 from pathlib import Path
 
 import torch.distributed as dist
@@ -13,8 +14,6 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar.comm import agree, in_call, is_distributed, raise_together
 from pyg_sar.monitor import bytes_text, say
 from pyg_sar.shard.read.read_shard import read_shard
-
-_COUNTS = 'num_edges', 'num_halo'
 
 _logger = logging.getLogger(__name__)
 
@@ -75,9 +74,8 @@ def load_shard(
                 'expected torch.distributed to be initialised before load_shard, as this is one of '
                 f"{launched} processes (call torch.distributed.init_process_group('gloo') first)"
             )
-        if rank is None:
-            return _logged(read_shard(root, 0, 1, verify=verify))
-        return _logged(read_shard(root, rank, None, verify=verify))
+        own, num_ranks = (0, 1) if rank is None else (rank, None)
+        return _logged(read_shard(root, own, num_ranks, verify=verify))
     data: Data | HeteroData | None = None
     error: FileNotFoundError | ValueError | None = None
     try:
@@ -95,20 +93,17 @@ def load_shard(
 
 def _logged(data: Data | HeteroData) -> Data | HeteroData:
     """Logs what was loaded, and gives it back."""
-    if not _logger.isEnabledFor(logging.INFO):
-        return data
     shards = [s.edge_index.shard for s in data.edge_stores if 'edge_index' in s]
-    if shards:
-        parts = shards[0].parts
-        num_edges, num_halo = (sum(getattr(s, n) for s in shards) for n in _COUNTS)
+    if shards and _logger.isEnabledFor(logging.INFO):
+        first, parts = shards[0], shards[0].parts
         tensors = [v for s in data.stores for v in s.values() if isinstance(v, Tensor)]
-        num_bytes = bytes_text(sum(t.nbytes for t in tensors))
         say(
             _logger,
             logging.INFO,
-            f'loaded parts {parts.start} to {parts.stop - 1} of {shards[0].num_parts} from '
-            f"'{shards[0].root}': {data.num_nodes} own nodes, {num_edges} edges, {num_halo} halo "
-            f'rows, {num_bytes}',
+            f'loaded parts {parts.start} to {parts.stop - 1} of {first.num_parts} from '
+            f"'{first.root}': {data.num_nodes} own nodes, {sum(s.num_edges for s in shards)} "
+            f'edges, {sum(s.num_halo for s in shards)} halo rows, '
+            f'{bytes_text(sum(t.nbytes for t in tensors))}',
         )
     return data
 
@@ -130,13 +125,13 @@ def _check_same_partition(data: Data | HeteroData) -> None:
                 f"(got another one, '{root}', on rank {rank})"
             )
     # By relation, sender and receiver; the same on all ranks, so that all raise.
-    sent: dict[tuple[int, int, int], list[int]] = {}
-    expected: dict[tuple[int, int, int], list[int]] = {}
+    sent: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+    expected: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
     for rank, relations in {rank: relations for _, _, rank, relations in found}.items():
         for number, each in enumerate(relations):
             for recv_rank, recv_rows, send_rank, send_rows in each:
-                sent.setdefault((number, rank, send_rank), []).append(send_rows)
-                expected.setdefault((number, recv_rank, rank), []).append(recv_rows)
+                sent[number, rank, send_rank].append(send_rows)
+                expected[number, recv_rank, rank].append(recv_rows)
     for key in sent.keys() & expected.keys():  # of ranks whose parts somebody has loaded
         if sent[key] != expected[key]:
             raise ValueError(

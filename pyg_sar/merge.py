@@ -1,8 +1,7 @@
 """Merge states: how the messages of one block join those of the blocks before it.
 
-A merge state has one row per destination. It starts empty, takes in the messages of one block after
-another, and in backward turns the gradient of the finished state into that of a block's messages.
-Pure tensors: no autograd, no ranks.
+A state has one row per destination. It starts empty, takes in one block after another, and in
+backward turns its gradient into that of a block's messages. Pure tensors: no autograd, no ranks.
 """
 
 from __future__ import annotations
@@ -73,9 +72,7 @@ class Product:
     def init(self, messages: Tensor, num_dst: int, dim: int) -> State:
         """Ones, and no zeros."""
         shape = _shape(messages, num_dst, dim)
-        return messages.new_ones(shape), torch.zeros(
-            shape, dtype=torch.int32, device=messages.device
-        )
+        return messages.new_ones(shape), messages.new_zeros(shape, dtype=torch.int32)
 
     def step(self, state: State, messages: Tensor, dst: Tensor, dim: int) -> None:
         """Multiplies every message into its destination's row."""
@@ -114,14 +111,13 @@ class Extremum:
 
     def init(self, messages: Tensor, num_dst: int, dim: int) -> State:
         """The value that any message replaces, and zero counts."""
-        is_float = messages.is_floating_point()
-        info = torch.finfo(messages.dtype) if is_float else torch.iinfo(messages.dtype)
-        bound: float = info.min if self.reduce == 'amax' else info.max
-        if is_float:
-            bound = float('-inf') if self.reduce == 'amax' else float('inf')
+        if messages.is_floating_point():
+            low, high = float('-inf'), float('inf')
+        else:
+            low, high = torch.iinfo(messages.dtype).min, torch.iinfo(messages.dtype).max
         shape = _shape(messages, num_dst, dim)
-        count = torch.zeros(shape, dtype=torch.int32, device=messages.device)
-        return messages.new_full(shape, bound), count
+        extremum = messages.new_full(shape, low if self.reduce == 'amax' else high)
+        return extremum, messages.new_zeros(shape, dtype=torch.int32)
 
     def step(self, state: State, messages: Tensor, dst: Tensor, dim: int) -> None:
         """Takes in one block: where the extremum changes, counting starts again."""
@@ -172,9 +168,7 @@ class SoftmaxStats:
     """
 
     def __init__(self, num_dst: int, max: Tensor | None = None, sum: Tensor | None = None) -> None:
-        self.num_dst = num_dst
-        self.max = max
-        self.sum = sum
+        self.num_dst, self.max, self.sum = num_dst, max, sum
 
     @staticmethod
     def empty(num_dst: int, logits: Tensor) -> SoftmaxStats:

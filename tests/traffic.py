@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,7 @@ from unittest import mock
 import torch.distributed as dist
 from torch import Tensor
 
+from pyg_sar.comm import GradientReturn
 from pyg_sar.comm.rounding import Wire
 from pyg_sar.comm.swap import ROWS_TAG, Swap
 
@@ -116,3 +117,10 @@ def recorded() -> Iterator[Order]:
         mock.patch.object(Wire, 'add', note_add),
     ):
         yield order
+
+
+def put(returned: GradientReturn, gradients: Sequence[Tensor]) -> None:
+    """Sends gradients of the next block's rows."""
+    for rows, gradient in zip(returned.rows(), gradients, strict=True):
+        rows.copy_(gradient)
+    returned.send()

@@ -11,7 +11,7 @@ from pyg_sar.comm.faults.guarded import (
     set_debug,
     set_timeout,
 )
-from pyg_sar.comm.faults.timeouts import for_operations
+from pyg_sar.comm.faults.reports import for_operations
 from pyg_sar.comm.first_derivative_only import once_differentiable
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.group import (

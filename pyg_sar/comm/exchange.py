@@ -1,13 +1,10 @@
 """The exchange of boundary rows.
 
-Messages are point to point and follow the steps of the shard. In step s a rank receives the rows of
-one part from rank r - s and sends rows of one own part to rank r + s. Both sides know the counts,
-so empty messages are not sent. Receives are posted before sends. The next rows are packed and
-travel while the current block is computed; on loopback that gains nothing, on a modelled link of 1
-Gbit/s 3 to 4 %. There is no barrier and no thread.
+Messages are point to point and follow the steps of the shard. The next rows are packed and travel
+while the current block is computed; on loopback that gains nothing, on a modelled link of 1 Gbit/s
+3 to 4 %. There is no barrier and no thread.
 
-Exchanges use a process group of their own, so they never meet the collectives of the user. With one
-process there is nothing to exchange and no group is needed.
+Exchanges use a process group of their own, so they never meet the collectives of the user.
 """
 
 from __future__ import annotations
@@ -21,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm.all_to_all import all_to_all, all_to_all_counts
 from pyg_sar.comm.buffers import BufferPool, Buffers, Rows
 from pyg_sar.comm.faults.guarded import exchange_group
+from pyg_sar.comm.group import all_to_all, all_to_all_counts
 from pyg_sar.comm.rounding import Wire
 from pyg_sar.comm.swap import ROWS_TAG, Swap
 from pyg_sar.shard.shard import Shard, Step
@@ -102,8 +99,13 @@ class Exchange:
             return self._packed(steps[0], tensors) if steps else None
 
         def start_next(sent: Buffers | None) -> None:
-            if sent is not None:
-                travelling.append(self._start(steps.popleft(), sent, tensors, pool))
+            if sent is None:
+                return
+            step, form = steps.popleft(), self.wire.like(tensors)
+            received = Buffers(pool, form, step.recv_rows, self._most_rows)
+            travelling.append(
+                Swap(received, step.recv_rank, sent, step.send_rank, step.part, ROWS_TAG)
+            )
 
         for part in self.shard.parts:
             while steps and len(travelling) < self.depth:
@@ -127,10 +129,6 @@ class Exchange:
             self.wire.pack(rows, tensor, step.send_index)
         return sent
 
-    def _start(self, step: Step, sent: Buffers, tensors: Rows, pool: BufferPool | None) -> Swap:
-        received = Buffers(pool, self.wire.like(tensors), step.recv_rows, self._most_rows)
-        return Swap(received, step.recv_rank, sent, step.send_rank, step.part, ROWS_TAG)
-
     def _unpacked(self, received: Buffers, tensors: Rows, pool: BufferPool | None) -> Buffers:
         """Rows that came in, in the dtypes of the tensors."""
         if not any(self.wire.narrows(t) for t in tensors):
@@ -143,20 +141,11 @@ class Exchange:
         return unpacked
 
     def fetch_all(self, tensors: Sequence[Tensor]) -> Rows:
-        """All halo rows at once: one all-to-all for each tensor (collective).
-
-        Returns:
-            ``[num_halo, ...]`` of each tensor, in the order of the halo.
-        """
+        """All halo rows ``[num_halo, ...]`` at once: an all-to-all for each tensor (collective)."""
         return self.fetch_requested(tensors, self._everything())
 
     def return_all(self, gradients: Sequence[Tensor], out: Sequence[Tensor]) -> None:
-        """The adjoint of :meth:`fetch_all`: adds halo gradients to the owners' rows (collective).
-
-        Args:
-            gradients: ``[num_halo, ...]`` of each tensor.
-            out: ``[num_own, ...]`` of each tensor, changed in place.
-        """
+        """The adjoint of :meth:`fetch_all`: adds gradients ``[num_halo, ...]`` to rows of `out`."""
         self.return_requested(gradients, out, self._everything())
 
     def request(self, halo: Sequence[Tensor]) -> list[Request]:
@@ -166,12 +155,11 @@ class Exchange:
             halo: For every fetch to come, ascending halo rows, int64; as many fetches on all ranks.
         """
         if self.shard.world_size == 1:
-            nothing = torch.empty(0, dtype=torch.int64)
-            return [Request(nothing, [], []) for _ in halo]
+            return [self._everything() for _ in halo]
         world_size, device = self.shard.world_size, halo[0].device if halo else None
         everything = self._everything()
-        ends = torch.tensor(self.shard.halo_ptr[:: self.shard.parts_per_rank][1:], device=device)
-        starts = torch.tensor(self.shard.halo_ptr[:: self.shard.parts_per_rank][:-1], device=device)
+        halo_ptr = torch.tensor(self.shard.halo_ptr[:: self.shard.parts_per_rank], device=device)
+        starts, ends = halo_ptr[:-1], halo_ptr[1:]
         owners = [torch.bucketize(rows, ends, right=True) for rows in halo]
         counts = [torch.bincount(owner, minlength=world_size) for owner in owners]
         # To every rank: for each fetch the number of its rows, and then which.
@@ -214,22 +202,16 @@ class Exchange:
             received = all_to_all(sent, request.recv_counts, request.send_counts)
             self.wire.add(rows, request.send_index, received)
 
-    def rows_sent(self) -> list[Tensor]:
-        """Own rows that each rank reads, int64, in the order of its halo."""
-        by_rank: list[list[Tensor]] = [[] for _ in range(self.shard.world_size)]
-        for step in self.shard.steps:
-            by_rank[step.send_rank].append(step.send_index)
-        if not self.shard.steps:
-            return []
-        nothing = self.shard.steps[0].send_index[:0]
-        return [torch.cat(lists) if lists else nothing for lists in by_rank]
-
     def _everything(self) -> Request:
         """All halo rows, in the order of the halo."""
         shard = self.shard
-        if self.shard.world_size == 1:
+        if shard.world_size == 1:
             return Request(torch.empty(0, dtype=torch.int64), [], [])
-        rows = self.rows_sent()
+        nothing = shard.steps[0].send_index[:0]
+        rows = [
+            torch.cat([nothing, *(s.send_index for s in shard.steps if s.send_rank == rank)])
+            for rank in range(shard.world_size)
+        ]
         halo_ptr = shard.halo_ptr[:: shard.parts_per_rank]
         return Request(
             torch.cat(rows),

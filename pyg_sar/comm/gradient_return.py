@@ -1,9 +1,4 @@
-"""The way back: row gradients go to the ranks that own the rows.
-
-Gradients that have arrived are added after the next have been sent, in the order of the steps: the
-result does not depend on timing. What own blocks give may be computed while the first gradients
-travel.
-"""
+"""The way back: row gradients go to the ranks that own the rows."""
 
 from __future__ import annotations
 
@@ -21,8 +16,8 @@ class GradientReturn:
     """The adjoint of :meth:`Exchange.fetch`: sends each block's row gradients to their owner.
 
     Blocks come in the order of the plan: fill :meth:`rows`, then :meth:`send`. The gradients of one
-    block travel while the next block is computed, and are added in a fixed order, so sums do not
-    depend on timing.
+    block travel while the next block is computed, and are added in the order of the steps once the
+    next have been sent, so sums do not depend on timing.
 
     Args:
         exchange: The exchange whose adjoint it is.
@@ -56,21 +51,8 @@ class GradientReturn:
 
     def send(self) -> None:
         """Sends what was put into :meth:`rows`."""
-        filled, self._filled = self._filled, None
-        self._send(filled)
-
-    def put(self, gradients: Sequence[Tensor]) -> None:
-        """Sends gradients ``[num_rows, ...]``, which must not be changed afterwards."""
-        if self._step() is not None:
-            self._send(Buffers.around([g.contiguous() for g in gradients]))
-            return
-        for rows, gradient in zip(self.rows(), gradients, strict=True):
-            rows.copy_(gradient)
-        self.send()
-
-    def _send(self, filled: Buffers | None) -> None:
-        step = self._step()
-        self._next += 1
+        step, filled = self._step(), self._filled
+        self._next, self._filled = self._next + 1, None
         if step is None:
             return
         assert filled is not None

@@ -1,4 +1,4 @@
-"""The few small collectives beside the exchanges.
+"""The few collectives beside the exchanges.
 
 Each begins with one number that the ranks have in common, so that they meet only if they are at the
 same operation (:mod:`pyg_sar.comm.faults.program_check`).
@@ -6,6 +6,7 @@ same operation (:mod:`pyg_sar.comm.faults.program_check`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,21 +15,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_sar.comm import transport
-from pyg_sar.comm.faults.guarded import communicates, exchange_group, guard, sum_alike
+from pyg_sar.comm.faults.guarded import communicates, connected, exchange_group, guard
 from pyg_sar.comm.faults.program_check import SHORT, form_of, gather_texts
 from pyg_sar.comm.first_derivative_only import once_differentiable
 from pyg_sar.comm.json_values import decode, encode
 from pyg_sar.comm.transport import is_distributed
+from pyg_sar.monitor import hook
 
 
 def raise_together(error: Exception | None) -> None:
     """Raises on every rank if any rank has an error (collective: see :func:`agree`).
 
     Args:
-        error: What went wrong on this rank, a ValueError or FileNotFoundError, or None.
-
-    Raises:
-        ValueError, FileNotFoundError: The own error, or the first other rank's with its rank.
+        error: What went wrong on this rank, a ValueError or FileNotFoundError, or None. It is
+            raised, or else the first other rank's, with its rank.
     """
     answer = None if error is None else (isinstance(error, FileNotFoundError), str(error))
     answers = agree(answer)
@@ -51,7 +51,7 @@ def agree(value: Any) -> list[Any]:
         return [value]
     text, what = encode(value), 'a comparison of all ranks'
     with guard(what):
-        num_long = sum_alike(what, number=len(text) > SHORT)
+        num_long = connected().sum_alike(what, number=len(text) > SHORT)
         texts = gather_texts(text, exchange_group(), is_short=num_long == 0)
     return [decode(each) for each in texts]
 
@@ -78,7 +78,7 @@ def least_of_ranks(value: int, world_size: int) -> int:
         return value
     what = 'a decision of all ranks'
     with guard(what):
-        counts = sum_alike(what, number=(1, 1 << 12, 0)[value])
+        counts = connected().sum_alike(what, number=(1, 1 << 12, 0)[value])
     assert counts is not None
     ones, zeros = divmod(counts, 1 << 12)
     return 0 if zeros else 1 if ones else 2
@@ -91,7 +91,7 @@ def are_alike(words: str, flag: bool) -> tuple[bool, bool]:
     """
     what = 'a comparison of forwards'
     with guard(what):
-        unset = sum_alike(what, number=not flag, state=words)
+        unset = connected().sum_alike(what, number=not flag, state=words)
     return unset is not None, unset == 0
 
 
@@ -109,9 +109,51 @@ def all_reduce_sum(
         alike = f'{what} ({form_of(tensor)})'
         with guard(what, alike=alike):
             if tensor.device.type == 'cpu':  # others are no affair of gloo's
-                sum_alike(what, alike)
+                connected().sum_alike(what, alike)
             transport.all_reduce(tensor, group or exchange_group())
     return tensor
+
+
+def all_to_all(rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Tensor:
+    """Sends the first rows to rank 0, the next ones to rank 1, ... (collective).
+
+    Args:
+        rows: ``[sum(send_counts), ...]``, of any dtype.
+        send_counts: Rows for every rank, this one included.
+        recv_counts: Rows from every rank.
+
+    Returns:
+        ``[sum(recv_counts), ...]``, by the rank they came from.
+    """
+    if len(send_counts) == 1:
+        return rows
+    received = rows.new_empty(sum(recv_counts), *rows.shape[1:])
+    # As bytes: every dtype goes through every backend.
+    row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
+    what = 'an exchange of rows with all ranks at once'
+    alike = f'{what} ({form_of(rows, is_rows=True)})'
+    with guard(what, alike=alike):
+        if rows.device.type == 'cpu':  # others are no affair of gloo's
+            connected().sum_alike(what, alike)
+        transport.all_to_all(
+            received.view(-1).view(torch.uint8),
+            rows.contiguous().view(-1).view(torch.uint8),
+            [n * row_bytes for n in recv_counts],
+            [n * row_bytes for n in send_counts],
+            exchange_group(),
+        )
+        if hook.watchers:
+            own = dist.get_rank()  # its rows stay here
+            came, went = (sum(n) - n[own] for n in (recv_counts, send_counts))
+            moved = came, went, came * row_bytes, went * row_bytes
+            hook.moved(hook.Transfer('all ranks', 'rows', *moved))
+    return received
+
+
+def all_to_all_counts(counts: Tensor) -> Tensor:
+    """What every rank counts for this one: row r of ``[world_size, ...]`` goes to rank r."""
+    ones = [1] * counts.size(0)
+    return all_to_all(counts, ones, ones)
 
 
 def sum_over_ranks(local: Tensor) -> Tensor:

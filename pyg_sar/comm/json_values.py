@@ -1,7 +1,6 @@
 """Plain values of all ranks, as JSON: what comes from the network is never unpickled.
 
-The object collectives of ``torch.distributed`` unpickle what they receive, which may run any code
-of whoever sent it. The values that ranks compare are few and plain, so they travel as text.
+The object collectives of ``torch.distributed`` unpickle, which may run any code of the sender.
 """
 
 from __future__ import annotations
@@ -58,9 +57,8 @@ def _tagged(value: Any) -> Any:
         return {'dtype': str(value).removeprefix('torch.')}
     if type(value) is Tensor:
         content = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        return {
-            'tensor': [_tagged(value.dtype), [*value.shape], base64.b64encode(content).decode()]
-        }
+        text = base64.b64encode(content).decode()
+        return {'tensor': [_tagged(value.dtype), [*value.shape], text]}
     if isinstance(value, (numbers.Integral, numbers.Real)):  # of NumPy
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, str):
@@ -83,10 +81,14 @@ def _untagged(value: Any) -> Any:
         if isinstance(dtype, torch.dtype):
             return dtype
     if kind == 'tensor':
-        dtype, shape, text = content
+        dtype, shape, text = (
+            _untagged(content[0]),
+            content[1],
+            bytearray(base64.b64decode(content[2])),
+        )
         return (
-            torch.frombuffer(bytearray(base64.b64decode(text)), dtype=_untagged(dtype)).view(shape)
+            torch.frombuffer(text, dtype=dtype).view(shape)
             if text
-            else torch.empty(shape, dtype=_untagged(dtype))
+            else torch.empty(shape, dtype=dtype)
         )
     raise ValueError(f"an unknown kind of value, '{kind}'")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyg_sar.comm import transport
 from pyg_sar.comm.buffers import Buffers
 from pyg_sar.comm.faults.errors import placed
-from pyg_sar.comm.faults.guarded import arrived, exchange_group, guard, travels
+from pyg_sar.comm.faults.guarded import connected, exchange_group, guard
 from pyg_sar.comm.faults.program_check import code_of, form_of
 from pyg_sar.monitor import hook
 
@@ -13,9 +13,7 @@ ROWS_TAG, GRADIENTS_TAG = 0, 1
 
 
 class Swap:
-    """One step under way: rows come from one rank and go to another.
-
-    Both sides know the counts, so empty messages are not sent at all.
+    """One step under way; both sides know the counts, so empty messages are not sent.
 
     Attributes:
         received: The rows that come in; complete after :meth:`wait`.
@@ -43,7 +41,7 @@ class Swap:
             self.works = transport.start_swap(
                 receives, recv_rank, sends, send_rank, code_of(placed(words)), exchange_group()
             )
-        travels(self)
+        connected().travelling.add(self)
 
     def wait(self) -> None:
         """Returns once both ways are done.
@@ -54,34 +52,33 @@ class Swap:
         for i in range(len(self.works)):
             with guard(*self._operation(i), is_wait=True):
                 self.works[i].wait()  # a work that this frame held would keep connections open
-        arrived(self)
+        connected().travelling.discard(self)
+        connected().check('the end of a transfer')  # nothing has arrived if the group has ended
         if hook.watchers:
-            hook.moved(self._transfer())
-
-    def _transfer(self) -> hook.Transfer:
-        received, sent = self.received.rows, self._sent.rows
-        return hook.Transfer(
-            f'part {self._part}',
-            self._kind,
-            sum(t.size(0) for t in received),
-            sum(t.size(0) for t in sent),
-            sum(t.nbytes for t in received),
-            sum(t.nbytes for t in sent),
-        )
+            came, went = self.received.rows, self._sent.rows
+            hook.moved(
+                hook.Transfer(
+                    f'part {self._part}',
+                    self._kind,
+                    sum(t.size(0) for t in came),
+                    sum(t.size(0) for t in went),
+                    sum(t.nbytes for t in came),
+                    sum(t.nbytes for t in went),
+                )
+            )
 
     def _operation(self, i: int) -> tuple[str, int]:
         """What the transfer number i does, and with which rank."""
         comes = i < self._num_receives
         rank = self._ranks[not comes]
+        of_part = f'of part {self._part}'
         if self._kind == 'rows':
             return (
-                f'receiving the rows of part {self._part}'
-                if comes
-                else f'sending rows to rank {rank}'
-            ), rank
-        if comes:
-            return 'receiving gradients of own rows', rank
-        return f'sending the gradients of the rows of part {self._part}', rank
+                f'receiving the rows {of_part}' if comes else f'sending rows to rank {rank}',
+                rank,
+            )
+        own = 'receiving gradients of own rows'
+        return own if comes else f'sending the gradients of the rows {of_part}', rank
 
     def free_sent(self) -> None:
         """Gives back the memory of the rows that went out."""

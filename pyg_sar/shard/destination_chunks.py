@@ -40,15 +40,6 @@ class DestinationChunk:
         return int(self.dst.stop - self.dst.start)
 
 
-def by_destination(plan: Plan) -> Tensor:
-    """The edges by destination, within one in the order of the whole graph; int64."""
-    dst = plan.edge_index[1]
-    if not plan.is_whole or plan.shard.e_id is None:
-        return torch.argsort(dst, stable=True)
-    order = torch.argsort(plan.shard.e_id)
-    return order[torch.argsort(dst[order], stable=True)]
-
-
 @torch.inference_mode(False)
 def make_chunks(plan: Plan, max_rows: int, max_dst: int | None = None) -> list[DestinationChunk]:
     """Cuts the own destinations into runs of at most `max_rows` in-edges, one destination at least.
@@ -60,7 +51,12 @@ def make_chunks(plan: Plan, max_rows: int, max_dst: int | None = None) -> list[D
     """
     shard = plan.shard
     edge_index = plan.edge_index
-    order = by_destination(plan)
+    dst = edge_index[1]
+    if plan.is_whole and shard.e_id is not None:  # within a destination as in the whole graph
+        by_id = torch.argsort(shard.e_id)
+        order = by_id[torch.argsort(dst[by_id], stable=True)]
+    else:
+        order = torch.argsort(dst, stable=True)
     ends = plan.in_degree.cumsum(0)
     chunks: list[DestinationChunk] = []
     start, first = 0, 0

@@ -90,12 +90,9 @@ class ShardEdgeIndex(LocalIds):
         is_flipped = source.is_flipped ^ _flips(name, args, kwargs)
 
         def keep_shard(value: Any) -> ShardEdgeIndex:
-            """Attaches the shard."""
             if value.dtype != torch.int64 or value.dim() != 2 or value.size(0) != 2:
                 refuse(cls, name)
-            return ShardEdgeIndex.wrap(
-                value, source.shard, is_whole=is_whole, is_flipped=is_flipped
-            )
+            return cls.wrap(value, source.shard, is_whole=is_whole, is_flipped=is_flipped)
 
         if isinstance(out, (tuple, list)):  # chunk, split
             return type(out)(keep_shard(value) for value in out)
@@ -104,10 +101,6 @@ class ShardEdgeIndex(LocalIds):
     def _row(self, ids: Tensor, row: int) -> Tensor:
         """One of its rows: the sources, or plain destinations."""
         return SourceRow.wrap(ids, self) if row == self.is_flipped else ids
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ShardEdgeIndex:
-        out = memo[id(self)] = self.clone()
-        return out  # type: ignore[return-value]
 
     def __reduce_ex__(self, proto: Any) -> Any:
         raise TypeError(

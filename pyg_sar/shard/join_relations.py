@@ -6,7 +6,6 @@ A layer over all types at once (HGT) needs that. Joining takes no communication.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -36,22 +35,21 @@ def join_relations(
     first = shards[0]
     world_size, device = first.world_size, edge_indices[0].device
     num_own = sum(shard.num_own for shard in shards)
-    # Halo rows by owner, then by relation: rows of each relation that each rank owns.
+    # The joint id of every local source of a relation: own ones, then the halo, which is joined by
+    # owner and then by relation.
     ptrs = [shard.halo_ptr[:: shard.parts_per_rank] for shard in shards]
-    counts = torch.tensor([[b - a for a, b in pairwise(p)] for p in ptrs])
-    starts = counts.t().flatten().cumsum(0).roll(1).index_fill_(0, torch.tensor([0]), 0)
-    starts = (starts.view(world_size, len(shards)).t() + num_own).to(device)
-    halo_ptr = [0, *counts.sum(0).cumsum(0).tolist()]
-
+    ids = [[torch.arange(o, o + s.num_own)] for s, o in zip(shards, src_offsets, strict=True)]
+    halo_ptr = [0]
+    for owner in range(world_size):
+        end = halo_ptr[-1]
+        for ptr, of_relation in zip(ptrs, ids, strict=True):
+            start, end = end, end + ptr[owner + 1] - ptr[owner]
+            of_relation.append(torch.arange(num_own + start, num_own + end))
+        halo_ptr.append(end)
     edges = []
-    for r, (shard, edge_index) in enumerate(zip(shards, edge_indices, strict=True)):
+    for edge_index, of_relation, offset in zip(edge_indices, ids, dst_offsets, strict=True):
         src, dst = edge_index.as_subclass(Tensor)
-        ptr = torch.tensor(ptrs[r], device=device)
-        halo = (src - shard.num_own).clamp(min=0)
-        owner = torch.bucketize(halo, ptr[1:], right=True).clamp(max=world_size - 1)
-        remote = halo - ptr[owner] + starts[r][owner]
-        joint = torch.where(src < shard.num_own, src + src_offsets[r], remote)
-        edges.append(torch.stack([joint, dst + dst_offsets[r]]))
+        edges.append(torch.stack([torch.cat(of_relation).to(device)[src], dst + offset]))
 
     def sent(reader: int, _: int) -> Tensor:
         return torch.cat(

@@ -89,6 +89,10 @@ class LocalIds(Tensor):
         """Computes what is known to be right; the rest it refuses."""
         refuse(cls, name)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        out = memo[id(self)] = self.clone()
+        return out
+
 
 class SourceRow(LocalIds):
     """The source of every edge, int64 ``[num_edges]``, in local ids.
@@ -146,10 +150,6 @@ class SourceRow(LocalIds):
         elif edges.device != out.device:
             edges = edges.to(out.device)
         return cls.wrap(out, edges)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SourceRow:
-        out = memo[id(self)] = self.clone()
-        return out  # type: ignore[return-value]
 
     def __reduce_ex__(self, proto: Any) -> Any:
         # Plain numbers, once they are saved.

@@ -8,6 +8,7 @@ remembers the plans of the edge_indices it has seen, up to four times its own nu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -72,19 +73,18 @@ class Block:
             values.index_copy_(0, self.edges, rows.to(values.dtype))
 
     @cached_property
+    @torch.inference_mode(False)
     def by_dst(self) -> Bags:
         """Edges grouped by destination: the forward sum."""
-        return self._bags(by=1, num_rows=self.num_dst, is_sorted=True)
+        src, dst = self.edge_index
+        return make_bags(dst, src, self.num_dst, is_sorted=True)
 
     @cached_property
+    @torch.inference_mode(False)
     def by_src(self) -> Bags:
         """Edges grouped by source row: the transposed sum of backward."""
-        return self._bags(by=0, num_rows=self.num_rows)
-
-    @torch.inference_mode(False)
-    def _bags(self, by: int, num_rows: int, *, is_sorted: bool = False) -> Bags:
-        edge_index = self.edge_index
-        return make_bags(edge_index[by], edge_index[1 - by], num_rows, is_sorted=is_sorted)
+        src, dst = self.edge_index
+        return make_bags(src, dst, self.num_rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,14 +122,13 @@ class Plan:
 
 @torch.inference_mode(False)  # a plan outlives the caller's mode
 def _make_plan(edge_index: Tensor, shard: Shard) -> Plan:
-    if isinstance(edge_index, ShardEdgeIndex) and edge_index.is_whole:
-        plain = edge_index.as_subclass(Tensor)
-        ptr: tuple[int, ...] | list[int] = shard.block_ptr
-        perm = None
-    else:
-        plain = edge_index.as_subclass(Tensor).detach()
+    plain = edge_index.as_subclass(Tensor)
+    ptr: Sequence[int] = shard.block_ptr
+    perm = None
+    if not isinstance(edge_index, ShardEdgeIndex) or not edge_index.is_whole:
+        plain = plain.detach()
         plain = plain.clone() if plain.is_inference() else plain
-        _check_ids(plain, shard)
+        check_ids(plain, shard)
         part = _source_part(plain[0], shard)
         perm = torch.argsort(part * max(shard.num_dst, 1) + plain[1], stable=True)
         counts = torch.bincount(part, minlength=shard.num_parts)
@@ -152,32 +151,37 @@ def _make_plan(edge_index: Tensor, shard: Shard) -> Plan:
     return Plan(shard, tuple(blocks), plain, plain._version, is_whole=perm is None)
 
 
-def _check_ids(edge_index: Tensor, shard: Shard) -> None:
+def check_ids(edge_index: Tensor, shard: Shard) -> None:
+    """Raises ValueError if edges are not int64 ``[2, E]`` of local ids into own nodes."""
+    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
+        raise ValueError(
+            f"expected an int64 'edge_index' of shape [2, E] (got {edge_index.dtype} of shape "
+            f'{tuple(edge_index.shape)})'
+        )
     if edge_index.numel() == 0:
         return
+    num_local = shard.num_own + shard.num_halo
     low, high = (int(v) for v in torch.aminmax(edge_index))
-    if low < 0 or high >= shard.num_own + shard.num_halo:
-        raise ValueError(
-            f"expected local ids in [0, {shard.num_own + shard.num_halo}) in an 'edge_index' "
-            f'derived from a shard (got {low} to {high})'
-        )
     last = int(edge_index[1].max())
+    if low < 0 or int(edge_index[0].max()) >= num_local or last >= max(num_local, shard.num_dst):
+        raise ValueError(
+            f"expected local ids in [0, {num_local}) in an 'edge_index' derived from a shard (got "
+            f'{low} to {high})'
+        )
     if last >= shard.num_dst:
         raise ValueError(
-            "expected own nodes as destinations of an 'edge_index' derived from a shard (got "
-            f'destination {last} on a rank with {shard.num_dst} of them)'
+            "expected own nodes as destinations of an 'edge_index' derived from a shard, with "
+            f'local ids in [0, {shard.num_dst}) (got destination {last} on a rank with '
+            f'{shard.num_dst} of them)'
         )
 
 
 def _source_part(src: Tensor, shard: Shard) -> Tensor:
     """The part that owns each source, int64 ``[E]``."""
-    ends, parts = [], []
     remote = (q for q in range(shard.num_parts) if q not in shard.parts)
-    for part in [*shard.parts, *remote]:  # ascending in local ids
-        ends.append(shard.source_range(part)[1])
-        parts.append(part)
-    boundaries = torch.tensor(ends, device=src.device)
-    place = torch.bucketize(src.contiguous(), boundaries, right=True)
+    parts = [*shard.parts, *remote]  # ascending in local ids
+    ends = torch.tensor([shard.source_range(part)[1] for part in parts], device=src.device)
+    place = torch.bucketize(src.contiguous(), ends, right=True)
     return torch.tensor(parts, device=src.device)[place]
 
 

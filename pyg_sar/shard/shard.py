@@ -4,9 +4,6 @@ A rank owns a contiguous run of ``num_parts / world_size`` parts. Its local node
 nodes of those parts one after another (``0 .. num_own - 1``), then the halo rows grouped by the
 part that owns them. So the source ids of every block are one contiguous range. Edges are sorted by
 (part that owns the source, destination, source), so a block is a slice of every edge tensor.
-
-Nothing here communicates: a :class:`Step` only says who sends which rows to whom, and `comm`
-carries it out.
 """
 
 from __future__ import annotations
@@ -23,8 +20,7 @@ from torch import Tensor
 class Step:
     """One step of the exchange: one remote part's rows come in, one own part's rows go out.
 
-    All ranks walk their steps in the same order, and in step ``s`` what rank ``r`` receives from
-    rank ``r - s`` is what that rank sends to ``r``: so the steps can never deadlock.
+    In step ``s`` rank ``r`` receives from rank ``r - s`` and sends to ``r + s``: no deadlock.
 
     Attributes:
         part: The remote part whose rows are received.
@@ -152,6 +148,5 @@ class Shard:
         if all(step.send_index.device == device for step in self.steps):
             return self
         steps = tuple(replace(s, send_index=s.send_index.to(device)) for s in self.steps)
-        e_id = None if self.e_id is None else self.e_id.to(device)
-        n_id = None if self.n_id is None else self.n_id.to(device)
+        e_id, n_id = (None if t is None else t.to(device) for t in (self.e_id, self.n_id))
         return replace(self, steps=steps, e_id=e_id, n_id=n_id, cache={})

@@ -12,6 +12,7 @@ from ranks import run_ranks
 from small_graphs import ASSIGNMENTS, assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
+from traffic import put
 
 from pyg_sar import load_shard, partition_graph
 from pyg_sar.aggregate.halo import from_halo, with_halo
@@ -181,7 +182,7 @@ def _adjoint_errors(root: str) -> list[float]:
     aty = [torch.zeros_like(t) for t in x]
     returned = GradientReturn(exchange, aty)
     for gradients in y:
-        returned.put(gradients)
+        put(returned, gradients)
     returned.finish()
     flat_ax, flat_y = [t for rows in ax for t in rows], [t for rows in y for t in rows]
     errors.append(_relative_error(flat_ax, flat_y, x, aty))

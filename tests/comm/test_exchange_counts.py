@@ -17,6 +17,7 @@ from small_graphs import ASSIGNMENTS, cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv, TransformerConv
+from traffic import put
 
 from pyg_sar import SARConv, load_shard, partition_graph
 from pyg_sar.aggregate.weighted_sum import weighted_sum
@@ -100,7 +101,7 @@ def _fetch_traffic(root: str) -> tuple[Traffic, Traffic]:
         returned = GradientReturn(exchange, [torch.zeros_like(x)])
         for part in [*exchange.shard.parts, *(step.part for step in exchange.shard.steps)]:
             start, end = exchange.shard.source_range(part)
-            returned.put([torch.ones(end - start, 3)])
+            put(returned, [torch.ones(end - start, 3)])
         returned.finish()
     return forward, backward
 

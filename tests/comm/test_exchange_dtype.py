@@ -15,7 +15,7 @@ from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import ChebConv, GATConv, GCNConv, MessagePassing, SAGEConv, TransformerConv
-from traffic import counted
+from traffic import counted, put
 
 from pyg_sar import SARConv, load_shard
 from pyg_sar.comm import Exchange, GradientReturn
@@ -101,9 +101,9 @@ def _returned(root: str, dtype: torch.dtype) -> list[bool]:
     out = {name: [torch.zeros(shard.num_own, *s).double() for s in shapes] for name in 'en'}
     returns = {'e': GradientReturn(exact, out['e']), 'n': GradientReturn(narrow, out['n'])}
     for number, rows in enumerate(gradients):
-        returns['n'].put(rows)
+        put(returns['n'], rows)
         is_own = number < shard.parts_per_rank
-        returns['e'].put(rows if is_own else [_rounded(t, dtype) for t in rows])
+        put(returns['e'], rows if is_own else [_rounded(t, dtype) for t in rows])
     for each in returns.values():
         each.finish()
     right = [_same(out['n'], out['e'])]

@@ -26,7 +26,7 @@ from pyg_sar.comm import (
     least_of_ranks,
     set_timeout,
 )
-from pyg_sar.comm.all_to_all import all_to_all
+from pyg_sar.comm.group import all_to_all
 
 
 def _decides() -> None:

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_graphs import ASSIGNMENTS, cut, small_graph
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
 
+from pyg_sar import partition_graph
 from pyg_sar.shard.bags import Bags
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.plan import Block, Plan, plan_of
@@ -316,3 +317,20 @@ def test_handles_are_whole(shards):
     for data in shards:
         assert isinstance(data.edge_index, ShardEdgeIndex)
         assert data.edge_index.is_whole
+
+
+def test_more_destinations_than_sources(tmp_path):
+    """Selected edges of such a relation were refused: destinations were taken for source ids."""
+    graph = HeteroData()
+    graph['few'].num_nodes, graph['many'].num_nodes = 3, 40
+    graph['few', 'to', 'many'].edge_index = torch.stack([torch.arange(40) % 3, torch.arange(40)])
+    partition_graph(graph, 2, tmp_path / 'parts', method='random')
+    for rank in range(2):
+        edge_index = read_shard(tmp_path / 'parts', rank, 2)['few', 'to', 'many'].edge_index
+        derived = edge_index[:, ::2]
+        assert int(derived[1].max()) >= edge_index.shard.num_own + edge_index.shard.num_halo
+        found = torch.full(derived.shape, -1)
+        for block in plan_of(derived, edge_index.shard).blocks:
+            src, dst = block.edge_index
+            found[:, block.edges] = torch.stack([src + block.start, dst])
+        assert torch.equal(found, derived.as_subclass(Tensor))

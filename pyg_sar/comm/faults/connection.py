@@ -1,9 +1,8 @@
 """The connections of the exchanges, and how they end when a rank fails.
 
-A rank that fails closes its own connections. Operations of the others then fail at once instead of
-waiting for a message that never comes, and the reports tell them which rank failed first. gloo's
-``abort`` and ``shutdown`` close nothing: connections close when the last reference to the group
-goes, so only this module holds one.
+A rank that fails closes its own connections. So operations of the others fail at once, and the
+reports tell them which rank failed first. gloo's ``abort`` and ``shutdown`` close nothing:
+connections close when the last reference to the group goes, so only this module holds one.
 
 What all ranks raise at the same point within GRACE seconds, with nothing under way, leaves the
 group as it was. As long as no rank fails, no message is sent for all this.
@@ -22,10 +21,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pyg_sar.comm.faults import program_check
 from pyg_sar.comm.faults.errors import ExchangeError, place, placed
-from pyg_sar.comm.faults.reports import PATIENCE, Cause, Reports
-from pyg_sar.comm.faults.timeouts import for_operations, for_reports, is_timeout, timeout_of
+from pyg_sar.comm.faults.program_check import code_of, gather_texts, sum_if_alike
+from pyg_sar.comm.faults.reports import PATIENCE, Cause, Reports, for_operations, for_reports
 
 _CLASS = re.compile(r' ?\(\w+\)')
 GRACE = 2.0  # seconds in which all ranks may raise alike before the one that raised ends the group
@@ -39,7 +37,7 @@ class Connection:
         timeout: How long a silent rank is waited for; None for what the default group has.
         error: Why it has ended, or None.
         debug: Whether the ranks compare what they do before every operation.
-        travelling: Transfers that are under way.
+        travelling: Transfers that are under way; their `works` are dropped if the group ends.
         num_operations: Operations that this rank has begun.
     """
 
@@ -48,24 +46,28 @@ class Connection:
     ) -> None:
         self.number, self.timeout = number, timeout
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        try:
+            store = dist.distributed_c10d._get_default_store()
+        except ValueError:  # a rehearsal of one process
+            store = None
+        self.reports = Reports(store, f'pyg_sar/{number}', self.rank, self.world_size)
         self.error: ExchangeError | None = None
         self.debug: bool = before is not None and before.debug
-        self.travelling: dict[int, Any] = {}
+        self.travelling: set[Any] = set()
         self.num_operations = self._num_open = self._num_raised = 0
         self._verdict: threading.Thread | None = None
         self.group: dist.ProcessGroup | None = None
-        default = dist.group.WORLD
-        limit = timeout or timeout_of(default)
+        limit = timeout or _timeout_of(dist.group.WORLD)
         self._seconds = limit.total_seconds() if limit is not None else float('inf')
         with Guard(self, 'connecting the ranks', None):
-            self._meet(default if before is None or before.group is None else before.group)
+            self._meet(dist.group.WORLD if before is None or before.group is None else before.group)
             self.group = dist.new_group(timeout=for_operations(limit))
 
     def _meet(self, group: Any) -> None:
         """Sees ranks that have ended, which new_group would wait for."""
         if torch.device('cpu') in getattr(group, '_device_types', ()):
             work = dist.barrier(group=group, async_op=True)
-            limit = for_operations(timeout_of(group)) if group is dist.group.WORLD else None
+            limit = for_operations(_timeout_of(group)) if group is dist.group.WORLD else None
             assert work is not None
             work.wait(limit) if limit is not None else work.wait()
 
@@ -78,33 +80,32 @@ class Connection:
             first = self.error
             raise self._error(first.peer, operation, f'exchanges ended before, when {first}')
 
-    def sum_alike(self, operation: str, words: str, number: int = 0, state: str = '') -> int | None:
-        """Sums a small number over the ranks, all of which must be at one operation.
+    def sum_alike(
+        self, operation: str, alike: str = '', *, number: int = 0, state: str = ''
+    ) -> int | None:
+        """Sums a small number over the ranks, or gives None if their states differ (collective).
 
         Args:
-            operation: Which, for messages.
-            words: The same in words that are equal on all ranks, with what it moves.
-            number: See :func:`program_check.sum_alike`.
+            operation: At which all must be, for messages; else all raise ExchangeError.
+            alike: The same in words that are equal on all ranks, with what it moves.
+            number: See :func:`sum_if_alike`.
             state: What the ranks ask whether they have it in common, in words.
-
-        Returns:
-            The sum, or None if their states differ.
-
-        Raises:
-            ExchangeError: On all ranks, if they are at different operations.
         """
         self.check(operation)
+        words = alike or operation
         # Without the class of the layer: which class it is, forwards are compared by.
         same = f'{words} in {_CLASS.sub("", place())}'
         with Guard(self, operation, None):
-            total = program_check.sum_alike(same + state, number, self.group, self.world_size)
+            total = sum_if_alike(same + state, number, self.group, self.world_size)
             if total is not None:
                 return total
-            found = program_check.first_other(same, placed(words), self.rank, self.group)
-        if found is None:
+            own = f'{code_of(same)} {placed(words)}'
+            texts = gather_texts(own.encode(), self.group, is_short=True)
+        codes, said = zip(*(t.decode(errors='replace').split(' ', 1) for t in texts), strict=True)
+        rank = next((r for r, code in enumerate(codes) if code != codes[self.rank]), None)
+        if rank is None:
             return None
-        rank, theirs = found
-        reason = f'rank {rank} is at {theirs}: the ranks run different programs'
+        reason = f'rank {rank} is at {said[rank].strip()}: the ranks run different programs'
         if not self.debug:
             reason += '; debug=True tells where they part'
         error = self._error(rank, operation, reason)
@@ -114,23 +115,21 @@ class Connection:
     def lost(self, error: Exception, operation: str, peer: int | None) -> ExchangeError:
         """Ends the group after an operation failed, and gives the error that says so."""
         if self.error is None:
-            own = Cause(peer, None, is_timeout(error), placed(operation))
+            text = str(error)
+            own = Cause(peer, None, 'imed out' in text or 'timeout' in text, placed(operation))
             end = time.monotonic() + (for_reports(self._seconds) if own.silent else PATIENCE)
             # First, so that those who wait for this rank wake up and report as well.
-            self._end(self._error(peer, operation, str(error)), own)
-            reports, cause = self._reports(), own._replace(doing='')
-            if reports is not None:
-                cause = reports.first_cause(own, max(end - time.monotonic(), 0.1))
+            self._end(self._error(peer, operation, text), own)
+            cause = self.reports.first_cause(own, max(end - time.monotonic(), 0.1))
             self.error = self._error(cause.peer, operation, _reason(cause, own, error))
-            if reports is not None and peer is None:  # for those who come later
-                reports.write(own._replace(peer=cause.peer, silent=cause.silent), seconds=0.2)
-        assert self.error is not None
+            if peer is None:  # for those who come later
+                self.reports.write(own._replace(peer=cause.peer, silent=cause.silent), seconds=0.2)
         return self._error(self.error.peer, operation, self.error.reason)
 
     def left_by(self, error: BaseException) -> None:
         """Ends the group after an exception left this rank's program, unless all ranks raised it.
 
-        With transfers under way at once; else once the others had time to raise as well.
+        With operations under way at once; else once the others had GRACE seconds to raise as well.
         """
         # torch.utils.checkpoint ends what it computes again by an exception, on all ranks alike.
         is_stop = type(error).__name__ == '_StopRecomputationError'
@@ -139,58 +138,42 @@ class Connection:
         vars(error)['_pyg_sar_left'] = self.number  # layers inside others see it, too
         if self._verdict is not None:
             self._verdict.join()
-        if self.error is not None:
-            return
-        reports = self._reports()
-        if self.travelling or self._num_open or reports is None:
+        if self.error is not None or self.travelling or self._num_open:
             self.fail(error)
             return
-        reports.write(self._failure(error))  # now: this process may be about to end
+        cause = self._failure(error)
+        self.reports.write(cause)  # now: this process may be about to end
         self._num_raised += 1
         at = f'{self.num_operations}/{self._num_raised}'
-        where = place()
 
         def judge() -> None:
-            if reports.all_raised(at, GRACE):
-                reports.write(None)
+            if self.reports.all_raised(at, GRACE):
+                self.reports.write(None)
             else:
-                self.fail(error, where)
+                self.fail(error, cause)
 
         self._verdict = threading.Thread(target=judge, daemon=True)
         self._verdict.start()
 
-    def fail(self, error: BaseException, where: str | None = None) -> None:
+    def fail(self, error: BaseException, cause: Cause | None = None) -> None:
         """Ends the group because of an exception of this rank's own, and tells it as last words."""
         if self.error is None and not isinstance(error, ExchangeError):
-            cause = self._failure(error, where)
+            cause = cause or self._failure(error)
             words = cause.failure or ''
             self._end(ExchangeError(self.rank, self.rank, 'an exception', '', words), cause)
 
     def _error(self, peer: int | None, operation: str, reason: str) -> ExchangeError:
         return ExchangeError(self.rank, peer, operation, place(), reason)
 
-    def _failure(self, error: BaseException, where: str | None = None) -> Cause:
+    def _failure(self, error: BaseException) -> Cause:
         text = f'{type(error).__name__}: {error}'
-        if len(text) > 300:
-            text = text[:300] + ' ...'
-        where = place() if where is None else where
-        return Cause(None, f'{text} in {where}' if where else text)
-
-    def _reports(self) -> Reports | None:
-        """What the ranks tell of failures; None where there is no store."""
-        try:
-            store = dist.distributed_c10d._get_default_store()
-        except (AttributeError, ValueError):
-            return None
-        return Reports(store, f'pyg_sar/{self.number}', self.rank, self.world_size)
+        return Cause(None, placed(text if len(text) <= 300 else f'{text[:300]} ...'))
 
     def _end(self, error: ExchangeError, cause: Cause) -> None:
         """Closes the connections to all ranks, after saying why."""
         self.error = error
-        reports = self._reports()
-        if reports is not None:
-            reports.write(cause, seconds=for_reports(self._seconds) / 2 if cause.silent else 1)
-        for swap in self.travelling.values():
+        self.reports.write(cause, seconds=for_reports(self._seconds) / 2 if cause.silent else 1)
+        for swap in self.travelling:
             swap.works = []  # they keep connections open
         self.travelling.clear()
         group, self.group = self.group, None
@@ -209,19 +192,16 @@ class Guard:
 
     __slots__ = ('connection', 'operation', 'peer')
 
-    def __init__(self, connection: Connection | None, operation: str, peer: int | None) -> None:
+    def __init__(self, connection: Connection, operation: str, peer: int | None) -> None:
         self.connection, self.operation, self.peer = connection, operation, peer
 
     def __enter__(self) -> None:
-        if self.connection is not None:
-            self.connection.check(self.operation)
-            self.connection._num_open += 1
+        self.connection.check(self.operation)
+        self.connection._num_open += 1
 
     def __exit__(
         self, kind: object, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.connection is None:
-            return
         if error is None:
             self.connection._num_open -= 1
         elif isinstance(error, RuntimeError) and not isinstance(error, ExchangeError):
@@ -242,3 +222,13 @@ def _reason(cause: Cause, own: Cause, error: Exception) -> str:
         return f'{who} has ended or is cut off{seen}'
     waits = f': it waits at {cause.doing}' if cause.doing else ''
     return f'{who} was silent for too long{waits}{seen}'
+
+
+def _timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
+    """The timeout of a group, which torch does not hand on to new ones; None if unknown."""
+    try:
+        backend = group._get_backend(torch.device('cpu'))  # type: ignore[union-attr]
+        found = backend.options._timeout
+    except (AttributeError, RuntimeError):
+        return None
+    return found if isinstance(found, timedelta) else None

@@ -12,8 +12,7 @@ from pyg_sar.monitor import hook
 class ExchangeError(RuntimeError):
     """Another rank has ended, is silent, has failed or does something else.
 
-    After it the ranks of this process group exchange nothing any more: what was under way is lost.
-    Every later exchange raises it again.
+    After it the ranks of this process group exchange nothing any more: every later exchange raises.
 
     Attributes:
         rank: This rank.
@@ -63,21 +62,15 @@ def layer_of_place() -> str:
 def in_layer(layer: str, phase: str = 'forward') -> Iterator[None]:
     """Names the layer that is computed while it lasts; the innermost counts."""
     told = hook.in_layer(layer, phase) if hook.watchers else nullcontext()
-    with told, _in_place(layer, phase):
+    with told, in_call(layer, phase):
         yield
 
 
 @contextmanager
-def in_call(function: str) -> Iterator[None]:
+def in_call(function: str, phase: str = '') -> Iterator[None]:
     """Names a function of this library in the place of a layer; a decorator as well."""
-    with _in_place(function, ''):
-        yield
-
-
-@contextmanager
-def _in_place(layer: str, phase: str) -> Iterator[None]:
     before = _place.layer, _place.phase
-    _place.layer, _place.phase = layer, phase
+    _place.layer, _place.phase = function, phase
     try:
         yield
     finally:

@@ -36,67 +36,38 @@ def _connection() -> Connection | None:
     return None if default is None else _connections.get(default)
 
 
+def connected() -> Connection:
+    """The same, made at its first use (collective)."""
+    return _connection() or _connect(None)
+
+
 def guard(
-    operation: str,
-    peer: int | None = None,
-    *,
-    is_wait: bool = False,
-    alike: str = '',
+    operation: str, peer: int | None = None, *, is_wait: bool = False, alike: str = ''
 ) -> AbstractContextManager[None]:
-    """For the time of an operation in the exchange group.
+    """For the time of an operation in the exchange group: its errors come as ExchangeError.
 
     Args:
         operation: What is done, for messages.
         peer: The rank it is done with; None for all.
         is_wait: Whether this is the end of one that began before. All ranks begin as many.
-        alike: The operation in words that are equal on all ranks, with what it moves.
-
-    Raises:
-        ExchangeError: In place of the error of the operation.
-            It is raised on all ranks if debugging finds that they are at different ones.
+        alike: The operation in words that are equal on all ranks, with what it moves; debugging
+            raises on all ranks where they differ.
     """
-    connection = _connection()
-    if connection is None and is_distributed():
-        connection = _connect(None)
-    if connection is not None and not is_wait:
+    connection = connected()
+    if not is_wait:
         connection.num_operations += 1
         if connection.debug:
-            connection.sum_alike(operation, alike or operation)
+            connection.sum_alike(operation, alike)
     guarded = Guard(connection, operation, peer)
     return hook.in_operation(guarded, operation, peer, is_wait) if hook.watchers else guarded
-
-
-def sum_alike(operation: str, alike: str = '', *, number: int = 0, state: str = '') -> int | None:
-    """In the guard of an operation: :meth:`Connection.sum_alike` (collective)."""
-    connection = _connection()
-    assert connection is not None
-    return connection.sum_alike(operation, alike or operation, number, state)
-
-
-def travels(swap: Any) -> None:
-    """Notes a transfer that is under way; its `works` are dropped if the group ends."""
-    connection = _connection()
-    if connection is not None:
-        connection.travelling[id(swap)] = swap
-
-
-def arrived(swap: Any) -> None:
-    """The transfer is done, unless the group has ended."""
-    connection = _connection()
-    if connection is not None:
-        connection.travelling.pop(id(swap), None)
-        if connection.error is not None:  # nothing has arrived
-            connection.check('the end of a transfer')
 
 
 def left_by(error: BaseException) -> None:
     """To be told of every exception that leaves a layer, a model or the backward of a layer.
 
-    If it is this rank's alone the others would wait for it: the exchange group ends, at once if
-    something is under way, else two seconds later unless all ranks have raised at the same point.
-    Then they may go on.
+    If it is this rank's alone the others would wait for it: see :meth:`Connection.left_by`.
     """
-    connection = _connection() if is_distributed() else None
+    connection = _connection()
     if connection is not None:
         connection.left_by(error)
 
@@ -128,39 +99,30 @@ def communicates(function: Function) -> Function:
 def exchange_group() -> dist.ProcessGroup | None:
     """The group of the exchanges: all ranks, made once beside the default group (collective).
 
-    Returns:
-        The group, or None when ``torch.distributed`` is not initialised.
-
-    Raises:
-        ExchangeError: If it has ended.
+    None when ``torch.distributed`` is not initialised; raises ExchangeError if it has ended.
     """
     if not is_distributed():
         return None
-    connection = _connection() or _connect(None)
-    connection.check('an exchange')
-    return connection.group
+    connected().check('an exchange')
+    return connected().group
 
 
 def set_timeout(timeout: timedelta | None) -> None:
     """How long exchanges wait for a silent rank from now on (collective if it is another time)."""
     if timeout is None or not is_distributed():
         return
-    before = _connection()
-    if before is not None and before.timeout == timeout and before.error is None:
-        return
     exchange_group()  # raises if it has ended
-    before = _connection()
-    _connect(timeout)
-    if before is not None and before.group is not None:
+    before = connected()
+    if before.timeout != timeout:
+        _connect(timeout)
+        assert before.group is not None
         dist.destroy_process_group(before.group)
 
 
 def set_debug(debug: bool | None) -> None:
     """Whether ranks compare their programs before every operation from now on; None: as it is."""
-    if debug is not None and exchange_group() is not None:
-        connection = _connection()
-        assert connection is not None
-        connection.debug = debug
+    if debug is not None and is_distributed():
+        connected().debug = debug
 
 
 def _connect(timeout: timedelta | None) -> Connection:
@@ -181,7 +143,7 @@ def _let_go() -> None:
     "terminate called without an active exception" (torch 2.13, with or without
     ``destroy_process_group``): they get time to let go of the last ones.
     """
-    connection = _connection() if dist.is_initialized() else None
+    connection = _connection()
     error = getattr(sys, 'last_value', None)
     if connection is not None and error is not None and not hasattr(sys, 'ps1'):
         connection.fail(error)

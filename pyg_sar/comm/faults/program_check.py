@@ -19,8 +19,7 @@ from torch import Tensor
 from pyg_sar.comm import transport
 from pyg_sar.comm.transport import Group
 
-NUMBER_BITS = 24
-"""Bits of an operation's own number, in which its sum over the ranks must have room."""
+_NUMBER_BITS = 24
 _CODE_BITS = 27  # with the number's, and 12 for the sum over up to 4,095 ranks: 63
 SHORT = 512
 """Bytes of a text that needs no further messages."""
@@ -37,23 +36,18 @@ def code_of(words: str, bits: int = 31) -> int:
     return zlib.crc32(words.encode()) >> (32 - bits)
 
 
-def sum_alike(words: str, number: int, group: Group, world_size: int) -> int | None:
+def sum_if_alike(words: str, number: int, group: Group, world_size: int) -> int | None:
     """The sum of the ranks' numbers, or None if their words differ (one message of 8 bytes).
 
     With codes c the sum tells whether all are equal: on a rank for which it is P c though others
     differ, c would be their mean. For random codes that does not happen, and where it does its next
-    operation ends in the error of the others.
-
-    Args:
-        words: What this rank is about to do.
-        number: At least 0; the sum must be less than ``2**NUMBER_BITS``.
-        group: All ranks.
-        world_size: How many they are, less than 4,096.
+    operation ends in the error of the others. Numbers are at least 0, their sum less than ``2**24``
+    and the ranks fewer than 4,096.
     """
     code = code_of(words, _CODE_BITS)
-    packed = torch.tensor([code << NUMBER_BITS | number], device=transport.small_device(group))
+    packed = torch.tensor([code << _NUMBER_BITS | number], device=transport.small_device(group))
     total = int(transport.all_reduce(packed, group))
-    return total % (1 << NUMBER_BITS) if total >> NUMBER_BITS == code * world_size else None
+    return total % (1 << _NUMBER_BITS) if total >> _NUMBER_BITS == code * world_size else None
 
 
 def gather_texts(text: bytes, group: Group, *, is_short: bool) -> list[bytes]:
@@ -63,11 +57,3 @@ def gather_texts(text: bytes, group: Group, *, is_short: bool) -> list[bytes]:
         size = int(transport.all_gather(torch.tensor(len(text), device=device), group).max())
     own = torch.frombuffer(bytearray(text.ljust(size)[:size]), dtype=torch.uint8).to(device)
     return [each.numpy().tobytes() for each in transport.all_gather(own, group).cpu()]
-
-
-def first_other(same: str, words: str, rank: int, group: Group) -> tuple[int, str] | None:
-    """The first rank that is at something else, and what that is in its words."""
-    texts = gather_texts(f'{code_of(same)} {words}'.encode(), group, is_short=True)
-    codes, said = zip(*(text.decode(errors='replace').split(' ', 1) for text in texts), strict=True)
-    other = next((r for r, code in enumerate(codes) if code != codes[rank]), None)
-    return None if other is None else (other, said[other].strip())

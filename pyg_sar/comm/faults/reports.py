@@ -1,11 +1,11 @@
 """What ranks that have ended tell the others, through the store that they met by.
 
 A rank that raises, or has lost another one, says so before it closes its connections; the others
-follow who lost whom. It costs nothing as long as all goes well. The store may be gone or silent too
-(a rank may have held it), so nobody waits for it without bound.
+follow who lost whom. The store may be gone or silent too (a rank may have held it), so nobody waits
+for it without bound.
 
-A rank that waits says nothing until its own timeout. So where one waits for a second that waits for
-a third, and comes to its timeout first, it names the second: the nearest link of the chain.
+A rank that waits says nothing until its own timeout. So of a chain of waiting ranks the one that
+comes to its timeout first names the nearest link.
 """
 
 from __future__ import annotations
@@ -14,12 +14,23 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
 Value = TypeVar('Value')
 
 PATIENCE = 0.5
 """Seconds in which other ranks may tell of a failure that this one sees, too."""
+
+
+def for_operations(limit: timedelta | None) -> timedelta | None:
+    """How long an operation may take, so that with the reports all ends within the timeout."""
+    return None if limit is None else limit - timedelta(seconds=for_reports(limit.total_seconds()))
+
+
+def for_reports(seconds: float) -> float:
+    """The seconds of a timeout in which ranks that have come to it read the others' reports."""
+    return min(max(seconds / 5, PATIENCE), seconds / 2, 5.0)
 
 
 class Cause(NamedTuple):
@@ -39,14 +50,7 @@ class Cause(NamedTuple):
 
 
 class Reports:
-    """The reports of all ranks of a group.
-
-    Args:
-        store: Where they are.
-        name: What tells this group's from others'.
-        rank: This rank.
-        world_size: Number of ranks.
-    """
+    """The reports of all ranks of a group, in `store`; None is as a store that is gone."""
 
     def __init__(self, store: Any, name: str, rank: int, world_size: int) -> None:
         self.store, self.name, self.rank = store, name, rank
@@ -55,7 +59,7 @@ class Reports:
     def write(self, cause: Cause | None, *, seconds: float = 1) -> None:
         """Says why this rank ends; None takes that back. The store may take some seconds."""
         text = '' if cause is None else json.dumps(cause)
-        bounded(lambda: self.store.set(f'{self.name}/ended/{self.rank}', text), seconds)
+        _bounded(lambda: self.store.set(f'{self.name}/ended/{self.rank}', text), seconds)
 
     def all_raised(self, at: str, seconds: float) -> bool:
         """Whether all ranks come to the same end, at point `at` of the program, within seconds."""
@@ -63,38 +67,35 @@ class Reports:
 
         def ask() -> bool:
             self.store.set(f'{self.name}/raised/{at}/{self.rank}', '')
-            return _until(lambda: self.store.check(keys) or None, seconds) is not None
+            return _until(lambda: bool(self.store.check(keys)), seconds)
 
-        return bool(bounded(ask, seconds + PATIENCE))
+        return bool(_bounded(ask, seconds + PATIENCE))
 
     def first_cause(self, own: Cause, seconds: float) -> Cause:
-        """Follows who lost whom, from the rank that this one has lost.
-
-        This rank has reported already, and its connections are closed.
+        """The rank that was lost first, and what it failed with, how it was lost, or what it did.
 
         Args:
-            own: What this rank knows; its `peer` is None if the lost rank is not known.
+            own: What this rank knows and has reported; its `peer` is None if that is not known.
             seconds: How long the others may take to report; a second longer where two have not
                 and it is not known which is the lost one.
-
-        Returns:
-            The rank that was lost first, and what it failed with, how it was lost, or what it did
-            while this rank waited for it.
         """
         own, said = own._replace(doing=''), dict[int, Cause]()
 
-        def is_known(*, num_missing: int = 0) -> bool | None:
-            found = {rank: self._read(rank) for rank in self.others if rank not in said}
-            said.update({rank: cause for rank, cause in found.items() if cause is not None})
+        def is_known(num_missing: int = 0) -> bool:
+            for rank in self.others:
+                key = f'{self.name}/ended/{rank}'
+                text = self.store.get(key) if rank not in said and self.store.check([key]) else b''
+                if text:
+                    said[rank] = Cause(*json.loads(text))
             is_enough = len(said) + num_missing >= len(self.others)
-            return is_enough or any(c.failure for c in said.values()) or None
+            return is_enough or any(c.failure for c in said.values())
 
         def find() -> Cause:
             if not _until(is_known, seconds) and own.peer is None:
                 _until(lambda: is_known(num_missing=1), 2 * PATIENCE)
             return self._first_of(own, said)
 
-        return bounded(find, seconds + 2 * PATIENCE + 0.1) or own
+        return _bounded(find, seconds + 2 * PATIENCE + 0.1) or own
 
     def _first_of(self, own: Cause, said: dict[int, Cause]) -> Cause:
         for rank, cause in said.items():
@@ -115,21 +116,16 @@ class Reports:
         is_silent = own.silent or any(c.silent for c in said.values())
         return Cause(suspects.pop(), None, is_silent) if len(suspects) == 1 else own
 
-    def _read(self, rank: int) -> Cause | None:
-        key = f'{self.name}/ended/{rank}'
-        text = self.store.get(key) if self.store.check([key]) else b''
-        return Cause(*json.loads(text)) if text else None
 
-
-def _until(ask: Callable[[], Value | None], seconds: float) -> Value | None:
-    """What `ask` gives once that is not None; asks at least once."""
+def _until(holds: Callable[[], bool], seconds: float) -> bool:
+    """Whether something comes to hold in time; asks at least once."""
     end = time.monotonic() + seconds
-    while (found := ask()) is None and time.monotonic() < end:
+    while not (found := holds()) and time.monotonic() < end:
         time.sleep(0.01)
     return found
 
 
-def bounded(fn: Callable[[], Value], seconds: float = 1) -> Value | None:
+def _bounded(fn: Callable[[], Value], seconds: float) -> Value | None:
     """What `fn` returns, or None if it fails or takes longer."""
     found: list[Value] = []
 

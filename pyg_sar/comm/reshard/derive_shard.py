@@ -12,22 +12,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.all_to_all import all_to_all, all_to_all_counts
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.group import agree
+from pyg_sar.comm.group import agree, all_to_all, all_to_all_counts
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard, Step, make_steps
 
 
 def all_part_ptr(shard: Shard, own_ptr: Sequence[int]) -> list[int]:
-    """The place of every part's first row (collective: one small all-gather).
+    """The place of every part's first row, ``num_parts + 1`` (collective: one small all-gather).
 
     Args:
         shard: Tells how many ranks there are.
         own_ptr: ``parts_per_rank + 1`` offsets of the own parts' rows.
-
-    Returns:
-        ``num_parts + 1`` offsets.
     """
     part_ptr = [0]
     for ptr in agree(tuple(own_ptr)) if shard.world_size > 1 else [own_ptr]:

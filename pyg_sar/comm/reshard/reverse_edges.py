@@ -13,20 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.all_to_all import all_to_all, all_to_all_counts
 from pyg_sar.comm.faults.guarded import communicates
 from pyg_sar.comm.first_derivative_only import once_differentiable
-from pyg_sar.comm.group import raise_together
+from pyg_sar.comm.group import all_to_all, all_to_all_counts, raise_together
 from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard, places
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.plan import check_ids
 from pyg_sar.shard.shard import Shard
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeMove:
-    """Carries edge tensors from an edge_index to its reversed one and back.
-
-    A bijection of the edges of all ranks, so the way back is both inverse and adjoint.
+    """Carries edge tensors to the reversed edges and back: a bijection, so back is the adjoint.
 
     Attributes:
         send_perm: The edges by the rank that they go to, int64 ``[E]``.
@@ -52,14 +50,18 @@ class EdgeMove:
         Raises:
             ValueError: If there is not one row per edge.
         """
-        _check_rows(values, self.send_perm)
-        out: Tensor = _Move.apply(values, self, True)  # type: ignore[no-untyped-call]
-        return out
+        return self._moved(values, self.send_perm, True)
 
     def to_forward(self, values: Tensor) -> Tensor:
         """The inverse of :meth:`to_reversed`: ``[E_rev, ...]`` to ``[E, ...]`` (collective)."""
-        _check_rows(values, self.recv_perm)
-        out: Tensor = _Move.apply(values, self, False)  # type: ignore[no-untyped-call]
+        return self._moved(values, self.recv_perm, False)
+
+    def _moved(self, values: Tensor, edges: Tensor, to_reversed: bool) -> Tensor:
+        if values.dim() == 0 or values.size(0) != edges.numel():
+            raise ValueError(
+                f'expected one row per edge: {edges.numel()} rows (got shape {tuple(values.shape)})'
+            )
+        out: Tensor = _Move.apply(values, self, to_reversed)  # type: ignore[no-untyped-call]
         return out
 
 
@@ -93,7 +95,11 @@ def reverse(edge_index: Tensor, shard: Shard, e_id: Tensor | None = None) -> Rev
         ValueError: On all ranks, if an id is out of range on one of them.
     """
     plain = edge_index.as_subclass(Tensor)
-    error = _error(plain, shard)
+    error = None
+    try:
+        check_ids(plain, shard)
+    except ValueError as found:
+        error = found
     if shard.world_size > 1:
         raise_together(error)
     elif error is not None:
@@ -124,28 +130,6 @@ def reverse(edge_index: Tensor, shard: Shard, e_id: Tensor | None = None) -> Rev
     if e_id is not None:
         handle.shard = replace(handle.shard, e_id=move.to_reversed(e_id))
     return Reversed(handle, handle.shard, move)
-
-
-def _error(edge_index: Tensor, shard: Shard) -> ValueError | None:
-    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
-        return ValueError(
-            f"expected an int64 'edge_index' of shape [2, E] (got {edge_index.dtype} of shape "
-            f'{tuple(edge_index.shape)})'
-        )
-    for row, size in zip(edge_index, (shard.num_own + shard.num_halo, shard.num_dst), strict=True):
-        if row.numel() and not 0 <= int(row.min()) <= int(row.max()) < size:
-            return ValueError(
-                f"expected local ids in [0, {size}) in an 'edge_index' derived from a shard "
-                f'(got {int(row.min())} to {int(row.max())})'
-            )
-    return None
-
-
-def _check_rows(values: Tensor, edges: Tensor) -> None:
-    if values.dim() == 0 or values.size(0) != edges.numel():
-        raise ValueError(
-            f'expected one row per edge: {edges.numel()} rows (got shape {tuple(values.shape)})'
-        )
 
 
 @communicates

@@ -23,8 +23,7 @@ from pyg_sar.partitioner.on_disk.mapped import map_array
 from pyg_sar.partitioner.sources.saved import load_saved
 from pyg_sar.shard.format import file_names
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
-from pyg_sar.shard.format.files import own_file
-from pyg_sar.shard.format.meta import read_json
+from pyg_sar.shard.format.files import own_file, read_json
 
 _PARTS = ('part', 'num_parts')
 

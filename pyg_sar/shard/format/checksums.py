@@ -38,12 +38,7 @@ def folder_checksums(root: str | Path) -> dict[str, str]:
 
 
 def check_files(root: Path, meta: Meta, names: Iterable[str]) -> None:
-    """Compares META.json, and some files that it lists, with their checksums.
-
-    Args:
-        root: The partition folder.
-        meta: What its META.json says.
-        names: The files, by their paths in the folder.
+    """Compares META.json, and files that it lists by their paths, with their checksums.
 
     Raises:
         FileNotFoundError: If a file is missing.

@@ -7,8 +7,6 @@ what SAR needs beyond it lies in files of our own (``sar.pt``, ``node_attrs.pt``
 A homogeneous graph is a heterogeneous one with one type of nodes and one relation, both named None
 here. In its files their content stands alone; in those of a heterogeneous graph it stands in a dict
 by type, and META.json lists the types under ``"nodes"`` and ``"edges"``.
-
-This module knows names only: the partitioner writes with them, the loader reads with them.
 """
 
 from __future__ import annotations

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
+
+from pyg_sar.shard.format.file_names import META_FILE
+
+_MOST_BYTES = 1 << 28
+"""Of META.json: as much as some 4,000 parts need."""
 
 
 def own_file(root: str | Path, path: str | Path) -> Path:
@@ -39,3 +46,28 @@ def ordinary_file(path: str | Path) -> Path:
     if not stat.S_ISREG(mode):
         raise ValueError(f"expected an ordinary file '{path}' (got a folder, pipe or device)")
     return Path(path)
+
+
+def read_json(root: str | Path) -> Any:
+    """All that META.json holds, of whatever program it is.
+
+    Raises:
+        FileNotFoundError: If the folder or its META.json is missing.
+        ValueError: If it is no JSON, or no file of the folder.
+    """
+    path = Path(root) / META_FILE
+    if not Path(root).is_dir():
+        raise FileNotFoundError(f"expected a partition folder at '{root}' (got no folder)")
+    try:
+        own_file(root, path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"expected a complete partition folder at '{root}' (got one without {META_FILE}: "
+            'it was not written by pyg_sar.partition, or only in part)'
+        ) from error
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"expected less than {_MOST_BYTES} bytes in '{path}' (got more)")
+    try:
+        return json.loads(path.read_text(encoding='utf-8'))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"expected JSON in '{path}' (got {error})") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -16,11 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pyg_sar.shard.format.file_names import FORMAT_VERSION, META_FILE, EdgeKey, NodeKey
-from pyg_sar.shard.format.files import own_file
-
-_MOST_BYTES = 1 << 28
-"""Of META.json: as much as some 4,000 parts need."""
+from pyg_sar.shard.format.file_names import FORMAT_VERSION, META_FILE, EdgeKey, NodeKey, type_name
+from pyg_sar.shard.format.files import read_json
 
 _NOT_ATTRS = frozenset({'edge_index', 'n_id', 'e_id', 'num_nodes'})
 """What the loader gives beside the attributes."""
@@ -179,37 +177,23 @@ def read_meta(root: str | Path) -> Meta:
             f"expected format version {FORMAT_VERSION} in '{path}' "
             f'(got {ours.get("format_version")!r}); partition the graph again'
         )
-    _check(path, content, {'num_parts': int, 'is_hetero': bool})
+    _check(path, content, {'num_parts': _COUNT, 'is_hetero': bool})
     num_parts, is_hetero = content['num_parts'], content['is_hetero']
-    if num_parts < 1:
-        raise ValueError(f"expected a positive 'num_parts' in '{path}' (got {num_parts})")
     _check(path, ours, _KEYS)
-    if is_hetero:
-        _check(path, ours, {'nodes': list, 'edges': list})
     alone = [{**ours, 'type': None, 'graph_attrs': {}}]
+    types = ours if is_hetero else {'nodes': alone, 'edges': alone}
+    _check(path, types, {'nodes': list, 'edges': list})
     nodes: dict[NodeKey, NodeInfo] = {}
-    for entry in ours['nodes'] if is_hetero else alone:
+    for entry in types['nodes']:
         _check(path, entry, {**_NODE_KEYS, 'type': str if is_hetero else type(None)}, num_parts)
-        key = entry['type']
-        if key in nodes or sum(entry['part_num_nodes']) != entry['num_nodes']:
-            raise ValueError(
-                f"expected every type once, its nodes in all 'part_num_nodes', in '{path}' "
-                f'(got others of {key!r})'
-            )
-        names = ('num_nodes', 'part_num_nodes', 'node_attrs', 'graph_attrs')
-        nodes[key] = NodeInfo(*(entry[name] for name in names))
+        nodes[entry['type']] = NodeInfo(*(entry[name] for name in _NODE_KEYS))
     edges: dict[EdgeKey, EdgeInfo] = {}
-    for entry in ours['edges'] if is_hetero else alone:
-        _check(path, entry, {**_EDGE_KEYS, 'type': [str] if is_hetero else type(None)}, num_parts)
-        relation = None if entry['type'] is None else tuple(entry['type'])
-        ends = (None, None) if relation is None else relation[::2]
-        has_ends = relation is None or (len(relation) == 3 and {*ends} <= nodes.keys())
-        if relation in edges or not has_ends:
-            raise ValueError(
-                f"expected relations between node types {list(nodes)}, every one once, in '{path}' "
-                f'(got {relation})'
-            )
-        edges[relation] = _edge_info(path, entry, *ends)
+    for entry in types['edges']:
+        kind = _RELATION if is_hetero else type(None)
+        _check(path, entry, {**_EDGE_KEYS, 'type': kind}, num_parts)
+        relation = tuple(entry['type']) if is_hetero else None
+        src, dst = relation[::2] if relation is not None else (None, None)
+        edges[relation] = EdgeInfo(src, dst, *(entry[name] for name in _EDGE_KEYS))
     meta = Meta(
         num_parts=num_parts,
         fingerprint=ours['fingerprint'],
@@ -220,45 +204,18 @@ def read_meta(root: str | Path) -> Meta:
         checksums=ours['checksums'],
         is_unchanged=ours.get('checksum') == _checksum(content),
     )
-    _check_names(path, meta)
+    for holds, rule, got in _rules(meta, types):
+        if not holds:
+            raise ValueError(f"expected {rule} in '{path}' (got {got!r:.200})")
     return meta
 
 
-def read_json(root: str | Path) -> Any:
-    """All that META.json holds, of whatever program it is.
-
-    Raises:
-        FileNotFoundError: If the folder or its META.json is missing.
-        ValueError: If it is no JSON, or no file of the folder.
-    """
-    path = Path(root) / META_FILE
-    if not Path(root).is_dir():
-        raise FileNotFoundError(f"expected a partition folder at '{root}' (got no folder)")
-    try:
-        own_file(root, path)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"expected a complete partition folder at '{root}' (got one without {META_FILE}: "
-            'it was not written by pyg_sar.partition, or only in part)'
-        ) from error
-    if path.stat().st_size > _MOST_BYTES:
-        raise ValueError(f"expected less than {_MOST_BYTES} bytes in '{path}' (got more)")
-    try:
-        return json.loads(path.read_text(encoding='utf-8'))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"expected JSON in '{path}' (got {error})") from error
-
-
-_COUNT = 'a count'
+_COUNT, _RELATION = 'a count', 'three names'
 _ROWS = {'dtype': str, 'shape': [_COUNT]}
 
-_KEYS = {
-    'fingerprint': str,
-    'graph_attrs': dict,
-    'checksums': dict,
-    'partition': dict,
-    'versions': dict,
-}
+_KEYS = {'fingerprint': str} | dict.fromkeys(
+    ('graph_attrs', 'checksums', 'partition', 'versions'), dict
+)
 _NODE_KEYS = {
     'num_nodes': _COUNT,
     'part_num_nodes': (_COUNT,),
@@ -273,13 +230,16 @@ _EDGE_KEYS = {
     'edge_attrs': _ROWS,
     'graph_attrs': dict,
 }
-"""What the value of every key has to be: of a type; an int >= 0; a list of such things; in a tuple,
-a list with one for each part; in a dict, dicts with these keys by any names."""
+"""What the value of every key has to be: of a type; an int >= 0; three names in a list; a list of
+such things; in a tuple, a list with one for each part; in a dict, dicts with these keys by any
+names."""
 
 
 def _fits(value: Any, kind: Any, num_parts: int) -> bool:
     if kind is _COUNT:
         return type(value) is int and value >= 0
+    if kind is _RELATION:
+        return _fits(value, [str], num_parts) and len(value) == 3
     if isinstance(kind, dict):
         rows = value.values() if type(value) is dict else [None]
         return all(
@@ -301,38 +261,34 @@ def _check(path: Path, entry: Any, kinds: dict[str, Any], num_parts: int = 1) ->
             raise ValueError(f"expected {what} for '{key}' in '{path}' (got {value!r:.200})")
 
 
-def _edge_info(path: Path, entry: dict[str, Any], src: NodeKey, dst: NodeKey) -> EdgeInfo:
-    names = 'num_edges', 'part_num_edges', 'halo_rows', 'block_edges', 'edge_attrs', 'graph_attrs'
-    info = EdgeInfo(src, dst, *(entry[name] for name in names))
-    if sum(info.part_num_edges) != info.num_edges:
-        raise ValueError(
-            f"expected {info.num_edges} in all 'part_num_edges' of '{path}' (got others)"
-        )
-    for part, row in enumerate(info.block_edges):
-        if sum(row) != info.part_num_edges[part] or info.halo_rows[part][part]:
-            raise ValueError(
-                f"expected edges of part {part} by 'block_edges', and no 'halo_rows' of its own, "
-                f"in '{path}' (got others)"
-            )
-    return info
-
-
-def _check_names(path: Path, meta: Meta) -> None:
-    """Checks that names of types can name files, and that no attribute hides another."""
-    types = [key for key in meta.nodes if key is not None]
-    for name in (*types, *(name for key in meta.edges if key is not None for name in key)):
-        if '/' in name or '\0' in name:
-            raise ValueError(f"expected types that can name files in '{path}' (got {name!r})")
+def _rules(meta: Meta, types: dict[str, Any]) -> Iterator[tuple[bool, str, Any]]:
+    """Whether the values fit together: of every rule whether it holds, its words and what is so."""
+    yield meta.num_parts > 0, "a positive 'num_parts'", meta.num_parts
+    yield len(meta.nodes) == len(types['nodes']), 'every type of nodes once', types['nodes']
+    yield len(meta.edges) == len(types['edges']), 'every relation once', types['edges']
+    for key, nodes in meta.nodes.items():
+        total = sum(nodes.part_num_nodes)
+        yield total == nodes.num_nodes, f"all nodes of {key} in 'part_num_nodes'", total
+    for relation, edges in meta.edges.items():
+        is_known = {edges.src, edges.dst} <= meta.nodes.keys()
+        yield is_known, f'relations between node types {list(meta.nodes)}', relation
+        total = sum(edges.part_num_edges)
+        yield total == edges.num_edges, f"all edges of {relation} in 'part_num_edges'", total
+        counts = [sum(row) for row in edges.block_edges]
+        yield counts == edges.part_num_edges, f"all edges of {relation} in 'block_edges'", counts
+        own = [row[part] for part, row in enumerate(edges.halo_rows)]
+        yield not any(own), f"no 'halo_rows' of {relation} from a part to itself", own
+    for type_key in (*meta.nodes, *meta.edges):
+        yield not {'/', '\0'} & {*type_name(type_key)}, 'types that can name files', type_key
+    hidden = meta.graph_attrs.keys() & meta.nodes.keys()
+    yield not hidden, "no type's name in 'graph_attrs'", hidden
     groups = [[*info.attrs, *info.extra] for info in meta.nodes.values()]
     groups += [[*info.attrs, *info.extra] for info in meta.edges.values()]
     groups.append([*meta.graph_attrs])
     if not meta.is_hetero:  # all are those of one Data
         groups = [[name for group in groups for name in group]]
     for group in groups:
-        for number, name in enumerate(group):
-            if name in group[:number] or name in _NOT_ATTRS or name.startswith('_'):
-                raise ValueError(
-                    f"expected names of attributes, each once, in '{path}' (got '{name}')"
-                )
-    if meta.graph_attrs.keys() & {*types}:
-        raise ValueError(f"expected no 'graph_attrs' named as a type in '{path}' (got such)")
+        yield len(set(group)) == len(group), 'every name of an attribute once', group
+        for name in group:
+            is_free = name not in _NOT_ATTRS and not name.startswith('_')
+            yield is_free, 'names of attributes', name

@@ -24,11 +24,7 @@ T = TypeVar('T')
 
 _OLD_PICKLES = 5  # magic number, protocol, system, content, keys of the numbers
 _REBUILD = {'_rebuild_tensor_v2', '_rebuild_tensor_v3'}
-_DTYPES = {
-    str(value).removeprefix('torch.')
-    for value in vars(torch).values()
-    if isinstance(value, torch.dtype)
-}
+_DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 
 
 def load_tensors(path: Path, kind: type[T], *, root: Path) -> T:
@@ -63,7 +59,8 @@ def load_tensors(path: Path, kind: type[T], *, root: Path) -> T:
 
 
 def _load(path: Path) -> Any:
-    check_stored(path)
+    with path.open('rb') as file:
+        _check_stored(file)
     # With torch's own reader: two readers of one archive may see different records.
     pickled = torch._C.PyTorchFileReader(str(path)).get_record('data.pkl')
     _check_names(pickled)
@@ -82,37 +79,28 @@ def check_plain(source: Path | io.BytesIO) -> None:
     Raises:
         ValueError: If records are compressed, or the pickle calls what only allocates.
     """
-    if not zipfile.is_zipfile(source):  # of torch before 1.6: a few pickles, then the numbers
-        with source.open('rb') if isinstance(source, Path) else nullcontext(source) as file:
+    with source.open('rb') if isinstance(source, Path) else nullcontext(source) as file:
+        if zipfile.is_zipfile(file):
+            _check_stored(file)
             file.seek(0)
-            for _ in range(_OLD_PICKLES):
-                _check_calls(file)
-    else:
-        check_stored(source)
-        if not isinstance(source, Path):
-            source.seek(0)
-        name = str(source) if isinstance(source, Path) else source
-        _check_calls(io.BytesIO(torch._C.PyTorchFileReader(name).get_record('data.pkl')))
-    if not isinstance(source, Path):
-        source.seek(0)
+            pickles: list[IO[bytes]] = [
+                io.BytesIO(torch._C.PyTorchFileReader(file).get_record('data.pkl'))
+            ]
+        else:  # of torch before 1.6: a few pickles, then the numbers
+            pickles = [file] * _OLD_PICKLES
+        file.seek(0)
+        for pickled in pickles:
+            for operation, name, _ in pickletools.genops(pickled):
+                # Of all that torch admits it alone fills what it allocates.
+                if operation.name == 'GLOBAL' and str(name).endswith(' bytearray'):
+                    raise ValueError(f"a pickle that needs '{str(name).replace(' ', '.')}'")
+        file.seek(0)
 
 
-def _check_calls(pickled: IO[bytes]) -> None:
-    for operation, name, _ in pickletools.genops(pickled):
-        # Of all that torch admits it alone fills what it allocates.
-        if operation.name == 'GLOBAL' and str(name).endswith(' bytearray'):
-            raise ValueError(f"a pickle that needs '{str(name).replace(' ', '.')}'")
-
-
-def check_stored(source: Path | io.BytesIO) -> None:
-    """Checks that the records of an archive lie in it as they are.
-
-    Raises:
-        ValueError: If one is compressed or larger than the file.
-        zipfile.BadZipFile: If it is no archive.
-    """
-    with zipfile.ZipFile(source) as archive:
-        size = source.stat().st_size if isinstance(source, Path) else len(source.getbuffer())
+def _check_stored(file: IO[bytes]) -> None:
+    """Checks that the records of an archive lie in it as they are."""
+    with zipfile.ZipFile(file) as archive:
+        size = file.seek(0, io.SEEK_END)
         for record in archive.infolist():
             if record.compress_type != zipfile.ZIP_STORED or record.file_size > size:
                 raise ValueError(f'the compressed record {record.filename!r}')

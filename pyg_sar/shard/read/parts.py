@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from pyg_sar.shard.format.tensor_file import load_tensors
 
 Tensors = dict[str, Tensor]
 
-READ_FILES = tuple(name for name in file_names.PART_FILES if name != file_names.GRAPH_FILE)
+_NODE_FILES = file_names.NODE_FEATS_FILE, file_names.NODE_ATTRS_FILE
+_EDGE_FILES = file_names.EDGE_FEATS_FILE, file_names.EDGE_ATTRS_FILE
+READ_FILES = (file_names.SAR_FILE, *_NODE_FILES, *_EDGE_FILES)
 """The files of a part that :func:`read_part` reads."""
 
 
@@ -58,20 +61,15 @@ def read_part(root: Path, part: int, meta: Meta) -> Part:
         _check_range(path, name, n_ids[node_key], 0, node_info.num_nodes)
     for edge_key, index in indices.items():
         _check_index(path, edge_key, index, part, meta)
-    node_files, edge_files = (
-        [load_tensors(folder / name, dict, root=root) for name in names]
-        for names in (
-            (file_names.NODE_FEATS_FILE, file_names.NODE_ATTRS_FILE),
-            (file_names.EDGE_FEATS_FILE, file_names.EDGE_ATTRS_FILE),
-        )
-    )
     node_attrs, edge_attrs = {}, {}
+    files = [load_tensors(folder / name, dict, root=root) for name in _NODE_FILES]
     for node_key, node_info in meta.nodes.items():
         count = node_info.part_num_nodes[part]
-        node_attrs[node_key] = _attrs(folder, node_files, node_key, node_info.attrs, count, meta)
+        node_attrs[node_key] = _attrs(folder, files, node_key, node_info.attrs, count, meta)
+    files = [load_tensors(folder / name, dict, root=root) for name in _EDGE_FILES]
     for edge_key, edge_info in meta.edges.items():
         count = edge_info.part_num_edges[part]
-        edge_attrs[edge_key] = _attrs(folder, edge_files, edge_key, edge_info.attrs, count, meta)
+        edge_attrs[edge_key] = _attrs(folder, files, edge_key, edge_info.attrs, count, meta)
     return Part(n_ids, indices, node_attrs, edge_attrs)
 
 
@@ -90,11 +88,8 @@ def _attrs(
     attrs = {**_dict_in(folder, {'feats': {}, **pyg}, 'feats'), **ours}
     for name in names:
         _check(folder, _of(name, key), attrs.get(name), count)
-        if row_type(attrs[name]) != names[name]:
-            raise ValueError(
-                f"expected rows of {names[name]} in '{_of(name, key)}' of '{folder}' "
-                f'(got {row_type(attrs[name])})'
-            )
+        found = row_type(attrs[name])
+        _expect(found == names[name], folder, f"rows of {names[name]} in '{_of(name, key)}'", found)
     return {name: attrs[name] for name in names}
 
 
@@ -117,22 +112,26 @@ def _check_index(path: Path, key: EdgeKey, index: Tensors, part: int, meta: Meta
     for name, (dtype, size) in expected.items():
         _check(path, _of(name, key), index.get(name), size, dtype)
     _check_range(path, 'e_id', index['e_id'], 0, info.num_edges)
-    _check_counts(path, 'halo_ptr', index, info.halo_rows[part])
-    _check_counts(path, 'boundary_ptr', index, boundary_counts)
-    _check_counts(path, 'block_ptr', index, info.block_edges[part])
+    for kind, counts in (
+        ('halo', info.halo_rows[part]),
+        ('boundary', boundary_counts),
+        ('block', info.block_edges[part]),
+    ):
+        found, ptr = index[f'{kind}_ptr'].tolist(), [0, *accumulate(counts)]
+        _expect(found == ptr, path, f"{ptr} for '{kind}_ptr'", found)
     for q in range(num_parts):
         start, end = (num_src + int(n) for n in index['halo_ptr'][q : q + 2])
         first, last = (0, num_src) if q == part else (start, end)
         edges = slice(*index['block_ptr'][q : q + 2].tolist())
         _check_range(path, 'src', index['src'][edges], first, last)
-        _check_range(path, 'dst', index['dst'][edges], 0, num_dst)
-        if bool((index['dst'][edges].diff() < 0).any()):
-            raise ValueError(f"expected ascending 'dst' in block {q} of '{path}' (got others)")
+        dst = index['dst'][edges]
+        _check_range(path, 'dst', dst, 0, num_dst)
+        _expect(bool((dst.diff() >= 0).all()), path, f"ascending 'dst' in block {q}", 'others')
         for kind, num_rows in (('halo', src_counts[q]), ('boundary', num_src)):
             rows = rows_of(index, kind, q)
             _check_range(path, f'{kind}_pos', rows, 0, num_rows)
-            if bool((rows.diff() <= 0).any()):  # they are looked up by bisection
-                raise ValueError(f"expected ascending '{kind}_pos' in '{path}' (got others)")
+            # They are looked up by bisection.
+            _expect(bool((rows.diff() > 0).all()), path, f"ascending '{kind}_pos'", 'others')
 
 
 def rows_of(index: Tensors, kind: str, other: int) -> Tensor:
@@ -145,6 +144,11 @@ def _of(name: str, key: NodeKey | EdgeKey) -> str:
     return name if key is None else f'{name} of {key}'
 
 
+def _expect(holds: bool, path: Path, what: str, got: object) -> None:
+    if not holds:
+        raise ValueError(f"expected {what} in '{path}' (got {got})")
+
+
 def _dict_in(path: Path, content: dict[Any, Any], key: Any) -> dict[Any, Any]:
     value = content.get(key)
     if not isinstance(value, dict):
@@ -153,29 +157,17 @@ def _dict_in(path: Path, content: dict[Any, Any], key: Any) -> dict[Any, Any]:
 
 
 def _check(path: Path, name: str, value: Any, size: int, dtype: torch.dtype | None = None) -> None:
-    if not isinstance(value, Tensor) or value.dim() == 0 or value.size(0) != size:
-        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"expected {size} rows in '{name}' of '{path}' (got {got})")
-    if dtype is not None and (value.dtype != dtype or value.dim() != 1):
-        raise ValueError(
-            f"expected a vector of {dtype} in '{name}' of '{path}' "
-            f'(got {value.dtype} in {value.dim()} dimensions)'
-        )
-
-
-def _check_counts(path: Path, name: str, sar: Tensors, counts: list[int]) -> None:
-    ptr = torch.tensor([0, *counts]).cumsum(0)
-    if not torch.equal(sar[name], ptr):
-        raise ValueError(
-            f"expected {ptr.tolist()} for '{name}' in '{path}' (got {sar[name].tolist()})"
-        )
+    got: Any = type(value).__name__
+    if isinstance(value, Tensor):
+        got = f'{value.dtype} of shape {tuple(value.shape)}'
+    has_rows = isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == size
+    _expect(has_rows, path, f"{size} rows of '{name}'", got)
+    fits = dtype is None or (value.dtype == dtype and value.dim() == 1)
+    _expect(fits, path, f"a vector of {dtype} as '{name}'", got)
 
 
 def _check_range(path: Path, name: str, values: Tensor, start: int, end: int) -> None:
-    if values.numel() == 0:
-        return
-    low, high = (int(v) for v in torch.aminmax(values))
-    if low < start or high >= end:
-        raise ValueError(
-            f"expected ids in [{start}, {end}) in '{name}' of '{path}' (got {low} to {high})"
-        )
+    if values.numel():
+        low, high = (int(v) for v in torch.aminmax(values))
+        is_inside = start <= low and high < end
+        _expect(is_inside, path, f"ids in [{start}, {end}) as '{name}'", f'{low} to {high}')

@@ -1,8 +1,9 @@
-"""Reads a rank's own parts from a partition folder."""
+"""Reads a rank's own parts from a partition folder, and joins them relation by relation."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,17 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.checksums import check_files
-from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
+from pyg_sar.shard.format.file_names import EdgeKey, type_name
 from pyg_sar.shard.format.meta import Meta, read_meta
-from pyg_sar.shard.read.join_parts import join
-from pyg_sar.shard.read.parts import READ_FILES, Part, read_part
+from pyg_sar.shard.read.parts import READ_FILES, Part, read_part, rows_of
+from pyg_sar.shard.shard import Shard, make_steps
 
 
 def read_shard(
-    root: str | Path,
-    rank: int,
-    world_size: int | None,
-    *,
-    verify: bool = True,
+    root: str | Path, rank: int, world_size: int | None, *, verify: bool = True
 ) -> Data | HeteroData:
     """Reads the parts of one rank into a PyG ``Data``; see :func:`pyg_sar.load_shard`.
 
@@ -32,14 +30,6 @@ def read_shard(
         rank: Which rank's parts.
         world_size: Number of ranks; divides the number of parts. None for one rank per part.
         verify: Whether files are compared with their checksums.
-
-    Returns:
-        A ``HeteroData`` if the folder holds a heterogeneous graph.
-
-    Raises:
-        FileNotFoundError: If the folder or a file of an own part is missing.
-        ValueError: If `world_size` does not divide the number of parts, or a file does not hold
-            what META.json says.
     """
     root = Path(root)
     meta = read_meta(root)
@@ -59,33 +49,24 @@ def read_shard(
         check_files(root, meta, [f'part_{part}/{name}' for part in own for name in READ_FILES])
 
     data = HeteroData() if meta.is_hetero else Data()
-    for node_key in meta.nodes:
-        _put(data if node_key is None else data[node_key], _nodes(parts, node_key, meta))
-    for edge_key in meta.edges:
-        shard, edge_index, perm = join(parts, edge_key, meta, root, rank, world_size)
-        values = _edges(parts, edge_key, meta, perm)
-        n_id = _cat([part.n_id[meta.edges[edge_key].src] for part in parts])
+    for node_key, nodes in meta.nodes.items():
+        n_id = _cat([part.n_id[node_key] for part in parts])
+        attrs = {n: _cat([part.node_attrs[node_key][n] for part in parts]) for n in nodes.attrs}
+        store = data if node_key is None else data[node_key]
+        _put(store, {**attrs, 'n_id': n_id, 'num_nodes': n_id.numel(), **nodes.extra})
+    for edge_key, edges in meta.edges.items():
+        shard, edge_index, perm = _join(parts, edge_key, meta, root, rank, world_size)
+        values = {n: _cat([part.edge_attrs[edge_key][n] for part in parts]) for n in edges.attrs}
+        values['e_id'] = _cat([part.index[edge_key]['e_id'] for part in parts])
+        if perm is not None:
+            values = {name: value[perm] for name, value in values.items()}
+        n_id = _cat([part.n_id[edges.src] for part in parts])
         shard = replace(shard, e_id=values['e_id'], n_id=n_id)
         handle = ShardEdgeIndex.wrap(edge_index, shard, is_whole=True)
-        _put(data if edge_key is None else data[edge_key], {'edge_index': handle, **values})
+        store = data if edge_key is None else data[edge_key]
+        _put(store, {'edge_index': handle, **values, **edges.extra})
     _put(data, meta.graph_attrs)
     return data
-
-
-def _nodes(parts: list[Part], key: NodeKey, meta: Meta) -> dict[str, Any]:
-    n_id = _cat([part.n_id[key] for part in parts])
-    info = meta.nodes[key]
-    attrs = {name: _cat([part.node_attrs[key][name] for part in parts]) for name in info.attrs}
-    return {**attrs, 'n_id': n_id, 'num_nodes': n_id.numel(), **info.extra}
-
-
-def _edges(parts: list[Part], key: EdgeKey, meta: Meta, perm: Tensor | None) -> dict[str, Any]:
-    info = meta.edges[key]
-    values = {name: _cat([part.edge_attrs[key][name] for part in parts]) for name in info.attrs}
-    values['e_id'] = _cat([part.index[key]['e_id'] for part in parts])
-    if perm is not None:
-        values = {name: value[perm] for name, value in values.items()}
-    return {**values, **info.extra}
 
 
 def _put(store: Any, values: dict[str, Any]) -> None:
@@ -95,3 +76,79 @@ def _put(store: Any, values: dict[str, Any]) -> None:
 
 def _cat(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.cat(values)
+
+
+def _join(
+    parts: list[Part], key: EdgeKey, meta: Meta, root: Path, rank: int, world_size: int
+) -> tuple[Shard, Tensor, Tensor | None]:
+    """The shard of one relation, its edge_index, and where its edges stand in those of the parts.
+
+    The last is None where that is their order already.
+    """
+    num_parts, info = meta.num_parts, meta.edges[key]
+    per_rank = num_parts // world_size
+    own = range(rank * per_rank, (rank + 1) * per_rank)
+    indices = [part.index[key] for part in parts]
+    own_ptr = _ptr_of([part.n_id[info.src].numel() for part in parts])
+    dst_ptr = _ptr_of([part.n_id[info.dst].numel() for part in parts])
+    num_own = own_ptr[-1]
+
+    # Halo rows: two own parts may read the same remote row; it is fetched once.
+    halo_pos = [
+        _unique([rows_of(p, 'halo', q) for p in indices], q in own) for q in range(num_parts)
+    ]
+    halo_ptr = _ptr_of([pos.numel() for pos in halo_pos])
+
+    src, dst, place, block_ptr = [], [], [], [0]
+    edge_start = _ptr_of([p['e_id'].numel() for p in indices])
+    for q in range(num_parts):
+        check_block_edges(sum(int(p['block_ptr'][q : q + 2].diff()) for p in indices))
+        for i, p in enumerate(indices):
+            start, end = p['block_ptr'][q : q + 2].tolist()
+            src_q = p['src'][start:end].long()
+            if own[i] == q:
+                src_q = src_q + own_ptr[i]
+            else:
+                first = own_ptr[i + 1] - own_ptr[i] + int(p['halo_ptr'][q])
+                pos = rows_of(p, 'halo', q)[src_q - first].long()
+                if q in own:
+                    src_q = pos + own_ptr[q - own.start]
+                else:
+                    src_q = torch.searchsorted(halo_pos[q], pos) + (num_own + halo_ptr[q])
+            src.append(src_q)
+            dst.append(p['dst'][start:end].long() + dst_ptr[i])
+            place.append(torch.arange(start, end) + edge_start[i])
+        block_ptr.append(block_ptr[-1] + sum(t.numel() for t in src[-len(parts) :]))
+    edge_index = torch.stack([torch.cat(src), torch.cat(dst)])
+
+    def sent(reader: int, i: int) -> Tensor:
+        readers = range(reader * per_rank, (reader + 1) * per_rank)
+        return own_ptr[i] + _unique([rows_of(indices[i], 'boundary', r) for r in readers], False)
+
+    shard = Shard(
+        root=str(root),
+        # A layer that is used for two relations agrees with the other ranks about each.
+        fingerprint=meta.fingerprint if key is None else f'{meta.fingerprint} {type_name(key)}',
+        rank=rank,
+        world_size=world_size,
+        num_parts=num_parts,
+        num_nodes=meta.nodes[info.src].num_nodes,
+        own_ptr=tuple(own_ptr),
+        halo_ptr=tuple(halo_ptr),
+        block_ptr=tuple(block_ptr),
+        steps=make_steps(rank, world_size, halo_ptr, sent),
+        dst_rows=None if info.src == info.dst else dst_ptr[-1],
+    )
+    return shard, edge_index, None if len(parts) == 1 else torch.cat(place)
+
+
+def _unique(groups: list[Tensor], is_empty: bool) -> Tensor:
+    """The ascending union, int64."""
+    if is_empty:
+        return torch.empty(0, dtype=torch.int64)
+    return torch.unique(torch.cat(groups).long()) if len(groups) > 1 else groups[0].long()
+
+
+def _ptr_of(sizes: list[int]) -> list[int]:
+    """Where runs of these sizes start and end, one after another."""
+    return [0, *accumulate(sizes)]
