@@ -2,5 +2,3 @@
 
 from pyg_sar.checkpoint.load import Checkpoint, load_checkpoint
 from pyg_sar.checkpoint.save import save_checkpoint
-
-__all__ = ['Checkpoint', 'load_checkpoint', 'save_checkpoint']

@@ -27,34 +27,3 @@ from pyg_sar.comm.group import (
 )
 from pyg_sar.comm.reshard.reverse_edges import EdgeMove, Reversed, reverse
 from pyg_sar.comm.transport import is_distributed
-
-__all__ = [
-    'EdgeMove',
-    'Exchange',
-    'ExchangeError',
-    'GradientReturn',
-    'Request',
-    'Reversed',
-    'Rows',
-    'agree',
-    'all_ranks',
-    'all_reduce_sum',
-    'are_alike',
-    'check_equal',
-    'communicates',
-    'exchange_group',
-    'for_operations',
-    'guard',
-    'in_call',
-    'in_layer',
-    'is_distributed',
-    'least_of_ranks',
-    'left_by',
-    'max_over_ranks',
-    'once_differentiable',
-    'raise_together',
-    'reverse',
-    'set_debug',
-    'set_timeout',
-    'sum_over_ranks',
-]

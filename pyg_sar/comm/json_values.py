@@ -5,7 +5,6 @@ The object collectives of ``torch.distributed`` unpickle, which may run any code
 
 from __future__ import annotations
 
-import base64
 import json
 import numbers
 from typing import Any
@@ -56,9 +55,8 @@ def _tagged(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return {'dtype': str(value).removeprefix('torch.')}
     if type(value) is Tensor:
-        content = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        text = base64.b64encode(content).decode()
-        return {'tensor': [_tagged(value.dtype), [*value.shape], text]}
+        content = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        return {'tensor': [_tagged(value.dtype), [*value.shape], content.tolist()]}
     if isinstance(value, (numbers.Integral, numbers.Real)):  # of NumPy
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, str):
@@ -81,14 +79,6 @@ def _untagged(value: Any) -> Any:
         if isinstance(dtype, torch.dtype):
             return dtype
     if kind == 'tensor':
-        dtype, shape, text = (
-            _untagged(content[0]),
-            content[1],
-            bytearray(base64.b64decode(content[2])),
-        )
-        return (
-            torch.frombuffer(text, dtype=dtype).view(shape)
-            if text
-            else torch.empty(shape, dtype=dtype)
-        )
+        dtype, shape, octets = content
+        return torch.tensor(octets, dtype=torch.uint8).view(_untagged(dtype)).view(shape)
     raise ValueError(f"an unknown kind of value, '{kind}'")

@@ -10,5 +10,3 @@ divided by P.
 """
 
 from pyg_sar.ddp.data_parallel import DistributedDataParallel
-
-__all__ = ['DistributedDataParallel']

@@ -3,15 +3,3 @@
 from pyg_sar.monitor.live_bytes import LiveBytes
 from pyg_sar.monitor.log import LogLevel, check_log, say, set_log, set_log_by_environment
 from pyg_sar.monitor.meter import Counts, Meter, bytes_text
-
-__all__ = [
-    'Counts',
-    'LiveBytes',
-    'LogLevel',
-    'Meter',
-    'bytes_text',
-    'check_log',
-    'say',
-    'set_log',
-    'set_log_by_environment',
-]

@@ -11,18 +11,3 @@ from pyg_sar.norm.groups import (
     GlobalMeanSubtractionNorm,
     GlobalPairNorm,
 )
-
-__all__ = [
-    'GlobalBatchNorm',
-    'GlobalDiffGroupNorm',
-    'GlobalGraphNorm',
-    'GlobalGraphSizeNorm',
-    'GlobalHeteroBatchNorm',
-    'GlobalInstanceNorm',
-    'GlobalLayerNorm',
-    'GlobalMeanSubtractionNorm',
-    'GlobalNorm',
-    'GlobalPairNorm',
-    'GlobalPyGBatchNorm',
-    'global_form',
-]

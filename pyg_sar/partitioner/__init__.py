@@ -3,5 +3,3 @@
 from pyg_sar.partitioner.cut_graph import partition_graph
 from pyg_sar.partitioner.pyg_partitioner import Partitioner
 from pyg_sar.partitioner.write.summary import PartitionSummary
-
-__all__ = ['PartitionSummary', 'Partitioner', 'partition_graph']

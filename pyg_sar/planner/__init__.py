@@ -3,15 +3,3 @@
 from pyg_sar.planner.prediction import Planner, Prediction, RankPrediction, predict
 from pyg_sar.planner.rehearsal import Job
 from pyg_sar.planner.statistics import Statistics, by_hand, from_counts, read_statistics
-
-__all__ = [
-    'Job',
-    'Planner',
-    'Prediction',
-    'RankPrediction',
-    'Statistics',
-    'by_hand',
-    'from_counts',
-    'predict',
-    'read_statistics',
-]

@@ -2,5 +2,3 @@
 
 from pyg_sar.profiling.profile import Profile, profile
 from pyg_sar.profiling.records import LayerProfile, Summary
-
-__all__ = ['LayerProfile', 'Profile', 'Summary', 'profile']

@@ -5,5 +5,3 @@ from pyg_sar.recompute.recorder import (
     recomputed_activations,
     remember,
 )
-
-__all__ = ['recompute_activations_of', 'recomputed_activations', 'remember']

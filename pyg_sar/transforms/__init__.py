@@ -2,5 +2,3 @@
 
 from pyg_sar.transforms.save import save_node_attrs
 from pyg_sar.transforms.sign import SIGN
-
-__all__ = ['SIGN', 'save_node_attrs']
