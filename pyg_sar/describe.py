@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from pyg_sar.command_line import Parser, aligned, run
 from pyg_sar.inspection import verify_partition
 from pyg_sar.inspection.picture import draw_partition
 from pyg_sar.partitioner.write.summary import summarize
@@ -24,14 +25,7 @@ from pyg_sar.shard.format.meta import Meta, read_meta
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code: 1 if the folder is not whole."""
     args = _parser().parse_args(argv)
-    try:
-        return _run(args)
-    except (ValueError, OSError) as error:
-        print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print('error: interrupted', file=sys.stderr)
-        return 130
+    return run(lambda: _run(args))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -81,25 +75,16 @@ def _attributes(meta: Meta) -> list[str]:
                 rows.append((f'{name} ({of})', row['dtype'], str(row['shape']), size))
             if key is not None:
                 graph += [f'{name} of {type_name(key)}' for name in info.extra]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    form = '{{:<{}}}  {{:<{}}}  {{:<{}}}  {{:>{}}}'.format(*widths)
-    lines = [form.format(*row) for row in rows]
-    return [*lines, *([f'of the graph: {", ".join(graph)}'] if graph else [])]
+    return [*aligned(rows, 3), *([f'of the graph: {", ".join(graph)}'] if graph else [])]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog='python -m pyg_sar.describe',
-        description='Tells what a partition folder holds, what it costs, and whether it is whole.',
-        allow_abbrev=False,
-    )
-    parser.add_argument('parts', metavar='PARTS', help='a folder of pyg_sar.partition')
-    parser.add_argument(
-        '--plot', metavar='FILE', help='draw rows exchanged and balance, such as parts.png'
-    )
-    parser.add_argument(
-        '--verify', action='store_true', help='read all files and check every invariant'
-    )
+    description = 'Tells what a partition folder holds, what it costs, and whether it is whole.'
+    parser = Parser('pyg_sar.describe', description)
+    add = parser.add_argument
+    add('parts', metavar='PARTS', help='a folder of pyg_sar.partition')
+    add('--plot', metavar='FILE', help='draw rows exchanged and balance, such as parts.png')
+    add('--verify', action='store_true', help='read all files and check every invariant')
     return parser
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
+from pyg_sar.command_line import Parser, run
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.assignment import backend_names
 from pyg_sar.partitioner.graph.checks import check_positive, check_seed
@@ -25,6 +26,10 @@ from pyg_sar.partitioner.sources.pyg_folder import own_parts
 from pyg_sar.partitioner.sources.sources import NAMES, read_source
 from pyg_sar.partitioner.write.atomic_folder import existing_parent, target_folder
 
+_OF_SOURCE = ('seed', 'root', 'attrs')
+_OF_CUT = ('backend', 'seed', 'objective', 'balance', 'passes', 'split', 'check_nan', 'force')
+"""Options passed on by their names."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
@@ -35,55 +40,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         # file name and source line.
         warnings.simplefilter('default', UserWarning)
         warnings.showwarning = lambda message, *_, **__: print(f'note: {message}', file=sys.stderr)
-        return _run(args, arguments)
+        interrupted = 'interrupted, nothing was written'
+        return run(lambda: _run(args, arguments), interrupted=interrupted)
 
 
 def _run(args: argparse.Namespace, arguments: list[str]) -> int:
-    try:
-        # Before a file that may take minutes to read.
-        method, num_parts = _parts(args)
-        check_positive('num_parts', num_parts)
-        check_seed(args.seed)
-        target = target_folder(args.out, force=args.force)
-        if args.split is not None:
-            parse_split(args.split)
-        scratch = Scratch(existing_parent(target))
-        with tqdm(desc='reading', total=1, disable=args.quiet, delay=0.5) as bar:
-            data, dropped = read_source(
-                args.source,
-                seed=args.seed,
-                root=args.root,
-                attrs=args.attrs,
-                scratch=scratch,
-            )
-            if args.undirected:
-                data = add_reverse_edges(data, scratch)
-            bar.update()
-        if dropped:
-            print(f'note: dropped from {args.source}: {", ".join(dropped)}', file=sys.stderr)
-        summary = partition_graph(
-            data,
-            num_parts,
-            args.out,
-            method=method,
-            backend=args.backend,
-            seed=args.seed,
-            objective=args.objective,
-            balance=args.balance,
-            passes=args.passes,
-            split=args.split,
-            check_nan=args.check_nan,
-            force=args.force,
-            progress=not args.quiet,
-            scratch=scratch,
-            command=['python', '-m', 'pyg_sar.partition', *arguments],
-        )
-    except (ValueError, OSError) as error:
-        print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print('error: interrupted, nothing was written', file=sys.stderr)
-        return 130
+    # Before a file that may take minutes to read.
+    method, num_parts = _parts(args)
+    check_positive('num_parts', num_parts)
+    check_seed(args.seed)
+    target = target_folder(args.out, force=args.force)
+    if args.split is not None:
+        parse_split(args.split)
+    of_source, of_cut = (
+        {name: getattr(args, name) for name in names} for names in (_OF_SOURCE, _OF_CUT)
+    )
+    scratch = Scratch(existing_parent(target))
+    with tqdm(desc='reading', total=1, disable=args.quiet, delay=0.5) as bar:
+        data, dropped = read_source(args.source, scratch=scratch, **of_source)
+        if args.undirected:
+            data = add_reverse_edges(data, scratch)
+        bar.update()
+    if dropped:
+        print(f'note: dropped from {args.source}: {", ".join(dropped)}', file=sys.stderr)
+    summary = partition_graph(
+        data,
+        num_parts,
+        args.out,
+        method=method,
+        progress=not args.quiet,
+        scratch=scratch,
+        command=['python', '-m', 'pyg_sar.partition', *arguments],
+        **of_cut,
+    )
     if not args.quiet:
         print(summary)
         print(f'wrote {shlex.quote(os.fspath(args.out))}')
@@ -109,84 +98,46 @@ def _parts(args: argparse.Namespace) -> tuple[MethodLike, int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog='python -m pyg_sar.partition',
-        description='Cuts a graph into parts, one shard per part, for distributed training.',
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        'source',
-        metavar='SOURCE',
-        help='a .pt file (PyG Data, HeteroData or dict of tensors), an .npz file, a folder of .npy '
+    description = 'Cuts a graph into parts, one shard per part, for distributed training.'
+    parser = Parser('pyg_sar.partition', description)
+    add = parser.add_argument
+    sources = (
+        'a .pt file (PyG Data, HeteroData or dict of tensors), an .npz file, a folder of .npy '
         'files or of torch_geometric.distributed, a .parquet or .csv file of edges, or one of '
-        + ', '.join(NAMES),
     )
-    parser.add_argument('out', metavar='OUT', help='folder to write; must not exist or be empty')
-    parser.add_argument(
-        '--num-parts',
-        type=int,
-        metavar='P',
-        help='number of parts; not needed where SOURCE comes with its own',
-    )
-    parser.add_argument(
-        '--method',
-        help='metis; ldg or fennel (streaming, for graphs beyond METIS); kahip or mtkahypar (if '
+    add('source', metavar='SOURCE', help=sources + ', '.join(NAMES))
+    add('out', metavar='OUT', help='folder to write; must not exist or be empty')
+    parts = 'number of parts; not needed where SOURCE comes with its own'
+    add('--num-parts', type=int, metavar='P', help=parts)
+    methods = (
+        'metis; ldg or fennel (streaming, for graphs beyond METIS); kahip or mtkahypar (if '
         'installed); random; range; or file:PATH (.npy, .pt or .txt with one part id per node); '
-        "default: SOURCE's own parts where it has some, else metis",
+        "default: SOURCE's own parts where it has some, else metis"
     )
-    parser.add_argument(
-        '--root',
-        metavar='DIR',
-        help='folder with datasets; default: $PYG_SAR_DATA, or else dataset',
+    add('--method', help=methods)
+    root = 'folder with datasets; default: $PYG_SAR_DATA, or else dataset'
+    add('--root', metavar='DIR', help=root)
+    undirected = 'add the reverse of every edge, as T.ToUndirected does'
+    add('--undirected', action='store_true', help=undirected)
+    attrs = '.pt file of node attributes, for a folder of torch_geometric.distributed'
+    add('--attrs', metavar='FILE', help=attrs)
+    binding = "METIS's binding; default: %(default)s"
+    add('--backend', default='auto', choices=backend_names(), help=binding)
+    add('--seed', type=int, default=0, help='default: %(default)s')
+    goal = 'few edges between parts, or few rows exchanged per layer; default: %(default)s'
+    add('--objective', default='cut', choices=OBJECTIVES, help=goal)
+    balance = (
+        'what every part shares evenly: some of nodes,edges,train,types; default: types of a '
+        'heterogeneous graph, else nodes'
     )
-    parser.add_argument(
-        '--undirected',
-        action='store_true',
-        help='add the reverse of every edge, as T.ToUndirected does',
-    )
-    parser.add_argument(
-        '--attrs',
-        metavar='FILE',
-        help='.pt file of node attributes, for a folder of torch_geometric.distributed',
-    )
-    parser.add_argument(
-        '--backend',
-        default='auto',
-        choices=backend_names(),
-        help="METIS's binding; default: %(default)s",
-    )
-    parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
-    parser.add_argument(
-        '--objective',
-        default='cut',
-        choices=OBJECTIVES,
-        help='few edges between parts, or few rows exchanged per layer; default: %(default)s',
-    )
-    parser.add_argument(
-        '--balance',
-        metavar='LIST',
-        help='what every part shares evenly: some of nodes,edges,train,types; default: types of '
-        'a heterogeneous graph, else nodes',
-    )
-    parser.add_argument(
-        '--passes', type=int, metavar='N', help='passes of ldg and fennel; default: 10'
-    )
-    parser.add_argument(
-        '--split',
-        metavar='TRAIN/VAL/TEST',
-        help='random split of the labelled nodes, such as 0.6/0.2/0.2',
-    )
-    parser.add_argument('--force', action='store_true', help='replace an earlier partition in OUT')
-    parser.add_argument('--check-nan', action='store_true', help='refuse NaN in the features')
-    parser.add_argument('--quiet', action='store_true', help='no progress bars, no summary')
+    add('--balance', metavar='LIST', help=balance)
+    add('--passes', type=int, metavar='N', help='passes of ldg and fennel; default: 10')
+    split = 'random split of the labelled nodes, such as 0.6/0.2/0.2'
+    add('--split', metavar='TRAIN/VAL/TEST', help=split)
+    add('--force', action='store_true', help='replace an earlier partition in OUT')
+    add('--check-nan', action='store_true', help='refuse NaN in the features')
+    add('--quiet', action='store_true', help='no progress bars, no summary')
     return parser
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse, but an error is one line and has no usage before it."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        self.exit(2, f'error: {message}\n')
 
 
 if __name__ == '__main__':

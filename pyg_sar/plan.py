@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
+from pyg_sar.command_line import Parser, run
 from pyg_sar.planner import Planner, Statistics, by_hand, read_statistics
 from pyg_sar.planner.rehearsal import MODES, Job
 from pyg_sar.planner.report import NOTE, as_dict, rank_table, table
@@ -28,16 +29,8 @@ _MOST_RANKS, _MOST_LISTED = 1 << 14, 64
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    parser = _parser()
-    args = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
-    try:
-        return _run(args)
-    except (ValueError, OSError) as error:
-        print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print('error: interrupted', file=sys.stderr)
-        return 130
+    args = _parser().parse_args(argv)
+    return run(lambda: _run(args))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -141,11 +134,8 @@ def _print_least(planner: Planner, memory: int, base: int) -> int | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog='python -m pyg_sar.plan',
-        description='Predicts memory, traffic and time of training, before anything is loaded.',
-        allow_abbrev=False,
-    )
+    description = 'Predicts memory, traffic and time of training, before anything is loaded.'
+    parser = Parser('pyg_sar.plan', description)
     add = parser.add_argument
     default = functools.partial(add, help='default: %(default)s')
     add('parts', nargs='?', metavar='PARTS', help='a folder of python -m pyg_sar.partition')
@@ -183,13 +173,6 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f'expected a positive int (got {text!r})')
     return int(text)
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse, but an error is one line and has no usage before it."""
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        self.exit(2, f'error: {message}\n')
 
 
 if __name__ == '__main__':

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'pyg_sar'
 
 MAY_IMPORT = {
+    'command_line': set(),
     'monitor': {'monitor'},
     'shard': {'shard'},
     'comm': {'comm', 'monitor', 'shard'},
@@ -29,15 +30,25 @@ MAY_IMPORT = {
     'restricted_layers': {'comm', 'shard'},
     'wrap': {'comm', 'conv', 'models', 'monitor', 'norm', 'recompute'},
     'ddp': {'comm', 'conv', 'ddp', 'memory', 'wrap'},
-    'profiling': {'comm', 'conv', 'ddp', 'monitor', 'profiling'},
+    'profiling': {'command_line', 'comm', 'conv', 'ddp', 'monitor', 'profiling'},
     'checkpoint': {'checkpoint', 'comm', 'ddp', 'shard'},
     'transforms': {'checkpoint', 'comm', 'conv', 'shard', 'transforms'},
-    'partitioner': {'partitioner', 'shard'},
-    'partition': {'partitioner'},
+    'partitioner': {'command_line', 'partitioner', 'shard'},
+    'partition': {'command_line', 'partitioner'},
     'inspection': {'inspection', 'partitioner', 'shard'},
-    'describe': {'inspection', 'partitioner', 'shard'},
-    'planner': {'comm', 'conv', 'ddp', 'loss', 'monitor', 'planner', 'shard', 'wrap'},
-    'plan': {'planner'},
+    'describe': {'command_line', 'inspection', 'partitioner', 'shard'},
+    'planner': {
+        'command_line',
+        'comm',
+        'conv',
+        'ddp',
+        'loss',
+        'monitor',
+        'planner',
+        'shard',
+        'wrap',
+    },
+    'plan': {'command_line', 'planner'},
 }
 
 FOLDERS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pyg_sar.command_line import aligned
 from pyg_sar.planner.prediction import Prediction, RankPrediction
 from pyg_sar.planner.units import format_bytes
 
@@ -62,12 +63,12 @@ def table(predictions: Sequence[Prediction], base_bytes: int) -> str:
         }
         for p in predictions
     ]
-    return _aligned(rows)
+    return _joined(rows)
 
 
 def rank_table(prediction: Prediction) -> str:
     """One row for every rank of one cut."""
-    return _aligned([{'rank': str(i), **_most([r])} for i, r in enumerate(prediction.ranks)])
+    return _joined([{'rank': str(i), **_most([r])} for i, r in enumerate(prediction.ranks)])
 
 
 def as_dict(prediction: Prediction, base_bytes: int) -> dict[str, Any]:
@@ -85,8 +86,5 @@ def as_dict(prediction: Prediction, base_bytes: int) -> dict[str, Any]:
     }
 
 
-def _aligned(rows: Sequence[dict[str, str]]) -> str:
-    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    form = '  '.join(f'{{:>{width}}}' for width in widths)
-    return '\n'.join(form.format(*line) for line in lines)
+def _joined(rows: Sequence[dict[str, str]]) -> str:
+    return '\n'.join(aligned([rows[0], *(row.values() for row in rows)]))

@@ -7,6 +7,7 @@ from dataclasses import astuple
 from statistics import fmean
 from typing import Any
 
+from pyg_sar.command_line import aligned
 from pyg_sar.monitor import bytes_text
 from pyg_sar.profiling.records import Summary
 
@@ -43,7 +44,9 @@ def table(summaries: Sequence[Summary], *, of_all: bool) -> str:
             names = [''] * len(names)
     seconds, share = (fmean(getattr(s, n) for s in summaries) for n in ('seconds', 'outside_share'))
     head = f'{whose}: {seconds:.3f} s, of which {share:.0%} outside of layers; '
-    return '\n'.join([f'{head}peak: {first.memory} memory{remark}', *_aligned(rows)])
+    return '\n'.join(
+        [f'{head}peak: {first.memory} memory{remark}', *aligned(rows, len(rows[0]) - len(_COUNTS))]
+    )
 
 
 def _lines(summary: Summary) -> Iterator[tuple[list[str], tuple[float | None, ...]]]:
@@ -57,10 +60,3 @@ def _lines(summary: Summary) -> Iterator[tuple[list[str], tuple[float | None, ..
         yield [title, *[''] * 3, name], (*map(sum, of_layers), None)
     _, *outside, _ = astuple(summary.outside)
     yield ['outside of layers', *[''] * 4], (None, *outside, None)
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides = [*['<'] * (len(rows[0]) - len(_COUNTS)), *['>'] * len(_COUNTS)]
-    form = '  '.join(f'{{:{s}{w}}}' for s, w in zip(sides, widths, strict=True))
-    return [form.format(*row).rstrip() for row in rows]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyg_sar.command_line import aligned
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey, type_name
 from pyg_sar.shard.format.meta import Meta
 
@@ -71,38 +72,20 @@ class PartitionSummary:
 
     def __str__(self) -> str:
         header = ('part', 'nodes', 'edges', 'halo rows', 'boundary rows')
-        rows = [
-            (str(part), f'{nodes:,}', f'{edges:,}', f'{sum(halo):,}', f'{boundary:,}')
-            for part, (nodes, edges, halo, boundary) in enumerate(
-                zip(
-                    self.part_num_nodes,
-                    self.part_num_edges,
-                    self.halo_rows,
-                    self.boundary_rows,
-                    strict=True,
-                )
-            )
-        ]
-        widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
-        table = [
-            '  '.join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in (header, *rows)
-        ]
+        halo_rows = map(sum, self.halo_rows)
+        sizes = self.part_num_nodes, self.part_num_edges, halo_rows, self.boundary_rows
+        rows = [map('{:,}'.format, row) for row in zip(range(self.num_parts), *sizes, strict=True)]
         cut = self.edge_cut / max(self.num_edges, 1)
         rows_per_node = self.communication_volume / max(self.num_nodes, 1)
-        types = [
-            f'  {kind:<20}' + ', '.join(f'{name} {ratio:.3f}' for ratio, name in ratios)
-            for kind, ratios in (
-                ('node types', _worst(self.type_num_nodes)),
-                ('relations', _worst(self.type_num_edges)),
-            )
-            if ratios
-        ]
+        worst = {
+            'node types': _worst(self.type_num_nodes),
+            'relations': _worst(self.type_num_edges),
+        }
         return '\n'.join(
             [
                 f'{self.num_nodes:,} nodes and {self.num_edges:,} edges in {self.num_parts} '
                 f'parts ({self.method})',
-                *table,
+                *aligned([header, *rows]),
                 f'edge cut              {self.edge_cut:,} ({cut:.1%} of the edges)',
                 f'communication volume  {self.communication_volume:,} rows per layer '
                 f'({rows_per_node:.2f} per node)',
@@ -110,7 +93,7 @@ class PartitionSummary:
                 f'{self.largest_block_edges:,} edges',
                 f'imbalance (max/mean)  nodes {self.node_imbalance:.3f}, '
                 f'edges {self.edge_imbalance:.3f}, work (both) {self.work_imbalance:.3f}',
-                *types,
+                *(f'  {kind:<20}{text}' for kind, text in worst.items() if text),
             ]
         )
 
@@ -145,15 +128,11 @@ def summarize(meta: Meta) -> PartitionSummary:
     )
 
 
-def _worst(sizes: Mapping[Any, tuple[int, ...]]) -> list[tuple[float, str]]:
-    """Imbalance and name of the types with most above the mean; none of a homogeneous graph."""
-    named = {key: counts for key, counts in sizes.items() if key is not None}
-
-    def excess(key: Any) -> float:
-        return max(named[key]) - sum(named[key]) / len(named[key])
-
-    worst = sorted(named, key=excess, reverse=True)[:_SHOWN]
-    return [(_imbalance(named[key]), type_name(key)) for key in worst]
+def _worst(sizes: Mapping[Any, tuple[int, ...]]) -> str:
+    """Name and imbalance of the types with most above the mean; '' of a homogeneous graph."""
+    excess = {k: max(n) - sum(n) / len(n) for k, n in sizes.items() if k is not None}
+    worst = sorted(excess, key=excess.__getitem__, reverse=True)[:_SHOWN]
+    return ', '.join(f'{type_name(key)} {_imbalance(sizes[key]):.3f}' for key in worst)
 
 
 def _imbalance(sizes: tuple[int, ...]) -> float:
