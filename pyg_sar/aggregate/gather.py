@@ -16,12 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.program import (
-    Arguments,
-    Surroundings,
-    gradients_of,
-    no_autocast_cache,
-)
+from pyg_sar.aggregate.program import Arguments, Surroundings, gradients_of, no_autocast_cache
 from pyg_sar.comm import Exchange, Request, agree, communicates, once_differentiable
 from pyg_sar.shard.destination_chunks import DestinationChunk, make_chunks, no_chunk
 from pyg_sar.shard.plan import Plan

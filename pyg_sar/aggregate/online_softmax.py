@@ -116,9 +116,7 @@ class _EdgeOutput(torch.autograd.Function):
         return None, None, grads[0], sums
 
 
-def _forward_pass(
-    blocks: Blocks,
-) -> tuple[tuple[Tensor, Tensor], list[Tensor], list[Tensor]]:
+def _forward_pass(blocks: Blocks) -> tuple[tuple[Tensor, Tensor], list[Tensor], list[Tensor]]:
     """Maximum and sum of the softmax, ``part`` of every reduction, and the edge outputs."""
     program, plan, num_dst = blocks.program, blocks.plan, blocks.plan.shard.num_dst
     weights = program.weights
@@ -184,10 +182,7 @@ def _divided(part: Tensor, total: Tensor) -> Tensor:
 
 
 def _row_sum(
-    parts: Sequence[Tensor],
-    grads: Sequence[Tensor | None],
-    grad_sums: Tensor | None,
-    total: Tensor,
+    parts: Sequence[Tensor], grads: Sequence[Tensor | None], grad_sums: Tensor | None, total: Tensor
 ) -> Tensor:
     """``r_i``, shaped as the statistics are."""
     row_sum = torch.zeros_like(total)

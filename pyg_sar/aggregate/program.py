@@ -144,10 +144,7 @@ class Program:
 
 
 def gradients_of(
-    outputs: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    leaves: Arguments,
-    needs: Sequence[bool],
+    outputs: Sequence[Tensor], grads: Sequence[Tensor], leaves: Arguments, needs: Sequence[bool]
 ) -> list[Tensor | None]:
     """The gradients of those leaves that need one; None where no output depends on it."""
     wanted = [t for t, need in zip(leaves, needs, strict=True) if need]

@@ -25,13 +25,7 @@ from torch import Tensor
 
 from pyg_sar.aggregate.blocks import Blocks
 from pyg_sar.aggregate.online_softmax import online
-from pyg_sar.aggregate.program import (
-    Arguments,
-    Program,
-    SoftmaxFn,
-    Surroundings,
-    no_autocast_cache,
-)
+from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn, Surroundings, no_autocast_cache
 from pyg_sar.aggregate.replay_backward import ReplayBackward
 from pyg_sar.comm import Exchange, communicates, once_differentiable
 from pyg_sar.merge import SoftmaxStats, State

@@ -78,10 +78,7 @@ class GlobalLightGCN(LightGCN):  # type: ignore[misc]
         return out
 
     def forward(
-        self,
-        edge_index: Any,
-        edge_label_index: Any = None,
-        edge_weight: Tensor | None = None,
+        self, edge_index: Any, edge_label_index: Any = None, edge_weight: Tensor | None = None
     ) -> Tensor:
         """Rankings of edges of this shard ``[num_labels]``, all of them by default.
 

@@ -25,19 +25,9 @@ from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.inspect.products import ProductRecorder
 from pyg_sar.conv.inspect.softmax_is_linear import SoftmaxUse
 from pyg_sar.conv.message.arguments import Binding
-from pyg_sar.conv.message.intercept import (
-    Intercept,
-    MessageError,
-    StatisticsError,
-    WatchedIndex,
-)
+from pyg_sar.conv.message.intercept import Intercept, MessageError, StatisticsError, WatchedIndex
 from pyg_sar.conv.message.reductions import Aggregate, ReductionRecorder
-from pyg_sar.conv.message.sample_edges import (
-    NUM_SAMPLES,
-    Undone,
-    not_saved,
-    samples_of,
-)
+from pyg_sar.conv.message.sample_edges import NUM_SAMPLES, Undone, not_saved, samples_of
 from pyg_sar.conv.support import takes_statistics
 from pyg_sar.merge import Sum
 

@@ -18,14 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import (
-    ClusterGCNConv,
-    GraphConv,
-    Linear,
-    MessagePassing,
-    SAGEConv,
-    aggr,
-)
+from torch_geometric.nn import ClusterGCNConv, GraphConv, Linear, MessagePassing, SAGEConv, aggr
 
 from pyg_sar.comm import all_ranks
 from pyg_sar.conv.reuse.raw_feature_sums import SumFn, copy_on_write

@@ -39,11 +39,7 @@ class Attributes(NamedTuple):
 
 
 def sort_attributes(
-    data: Data | Mapping[str, Any],
-    num_nodes: int | None,
-    num_edges: int | None,
-    *,
-    where: str = '',
+    data: Data | Mapping[str, Any], num_nodes: int | None, num_edges: int | None, *, where: str = ''
 ) -> Attributes:
     """Sorts the attributes of `data` by what they belong to.
 
