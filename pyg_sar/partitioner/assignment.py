@@ -22,7 +22,7 @@ from pyg_sar.partitioner.methods.method import (
     Options,
     Problem,
 )
-from pyg_sar.partitioner.methods.rebalance import even_out
+from pyg_sar.partitioner.methods.rebalance import rebalance, refine
 from pyg_sar.partitioner.on_disk.mapped import BoolArray, IndexArray, trim
 from pyg_sar.partitioner.on_disk.neighbours import symmetric_csr, undirected_csr
 from pyg_sar.partitioner.on_disk.rows import edge_chunks
@@ -155,7 +155,9 @@ def _cut(graph: TypedGraph, num_parts: int, options: Options) -> Tensor:
     # Without edges there is nothing to cut.
     found = method.cut(problem) if index.size else [_deal(balance.weights.sum(axis=1), num_parts)]
     if method.keeps_duplicates or not balance.is_single:
-        found = [even_out(problem, parts) for parts in found]
+        # No part above its caps, then as few cut edges as single moves within them can reach.
+        even = [refine(problem, rebalance(problem, parts.numpy())) for parts in found]
+        found = [torch.from_numpy(parts) for parts in even]
     parts = _least(found, graph, options.objective)
     for key, start in graph.offsets.items():
         nodes = slice(start, start + graph.nodes[key].num_nodes)

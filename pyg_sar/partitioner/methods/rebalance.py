@@ -8,8 +8,6 @@ in 16 parts cut 26 instead of 21 % of its edges; in two steps it cuts 21 %.
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from pyg_sar.partitioner.methods.balance import batch_size, has_room
 from pyg_sar.partitioner.methods.method import Problem
@@ -17,11 +15,6 @@ from pyg_sar.partitioner.on_disk.mapped import FloatArray, Int64Array
 from pyg_sar.partitioner.on_disk.neighbours import neighbours_by_part
 
 _ROUNDS = 3
-
-
-def even_out(problem: Problem, parts: Tensor) -> Tensor:
-    """No part above its caps, then as few cut edges as single moves within them can reach."""
-    return torch.from_numpy(refine(problem, rebalance(problem, parts.numpy())))
 
 
 def rebalance(problem: Problem, parts: Int64Array) -> Int64Array:

@@ -110,12 +110,11 @@ def _arguments(text: str, name: str) -> dict[str, Any]:
         assert isinstance(call, ast.Call)
         if call.args or any(keyword.arg is None for keyword in call.keywords):
             raise ValueError('arguments without a name')
-        return {str(k.arg): _literal(k.value) for k in call.keywords}
+        named = {str(keyword.arg): keyword.value for keyword in call.keywords}
+        return {
+            k: v.id if isinstance(v, ast.Name) else ast.literal_eval(v) for k, v in named.items()
+        }
     except (SyntaxError, ValueError) as error:
         raise ValueError(
             f"expected arguments such as (name=Cora, num_nodes=100) in '{name}' (got {error})"
         ) from error
-
-
-def _literal(node: ast.expr) -> Any:
-    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)

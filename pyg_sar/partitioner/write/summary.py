@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,9 +66,8 @@ class PartitionSummary:
     @property
     def work_imbalance(self) -> float:
         """Edges plus own nodes of the part with most over those of the mean part."""
-        return _imbalance(
-            tuple(map(sum, zip(self.part_num_nodes, self.part_num_edges, strict=True)))
-        )
+        pairs = zip(self.part_num_nodes, self.part_num_edges, strict=True)
+        return _imbalance([nodes + edges for nodes, edges in pairs])
 
     def __str__(self) -> str:
         header = ('part', 'nodes', 'edges', 'halo rows', 'boundary rows')
@@ -135,6 +134,6 @@ def _worst(sizes: Mapping[Any, tuple[int, ...]]) -> str:
     return ', '.join(f'{type_name(key)} {_imbalance(sizes[key]):.3f}' for key in worst)
 
 
-def _imbalance(sizes: tuple[int, ...]) -> float:
+def _imbalance(sizes: Sequence[int]) -> float:
     total = sum(sizes)
     return max(sizes) * len(sizes) / total if total else 1.0

@@ -76,6 +76,7 @@ def write_partition(
     for edge_key, edge_groups in edges.items():
         save_rows(_edge_part(edge_groups), file_names.edge_map_file(folder, edge_key))
 
+    versions = {name: _version(name) for name in _VERSIONED}
     meta = Meta(
         num_parts=num_parts,
         fingerprint=_fingerprint(graph, assignment),
@@ -102,11 +103,7 @@ def write_partition(
             for key, groups in edges.items()
         },
         graph_attrs=graph.attrs,
-        notes={
-            'partition': provenance,
-            'command': command,
-            'versions': {name: _version(name) for name in _VERSIONED},
-        },
+        notes={'partition': provenance, 'command': command, 'versions': versions},
         checksums=folder_checksums(folder),
     )
     summary = summarize(meta)
@@ -227,21 +224,15 @@ def _sort_by_time(graph: dict[str, Any], relation: Relation, src_nodes: NodeSet)
 
 def _node_part(nodes: NodeGroups) -> Rows:
     """The part of every node, int64 [N]."""
-    return Rows(
-        torch.int64,
-        (nodes.num_nodes,),
-        lambda: (parts.to(torch.int64) for parts in chunks(nodes.assignment)),
-    )
+    parts = nodes.assignment
+    return Rows(torch.int64, (nodes.num_nodes,), lambda: (p.long() for p in chunks(parts)))
 
 
 def _edge_part(edges: EdgeGroups) -> Rows:
     """The part of every edge, int64 [E]."""
-    part = edges.dst.assignment
-    return Rows(
-        torch.int64,
-        (edges.edge_index.size(1),),
-        lambda: (part[dst].to(torch.int64) for _, _, dst in edge_chunks(edges.edge_index)),
-    )
+    part, ends = edges.dst.assignment, edges.edge_index
+    shape = (ends.size(1),)
+    return Rows(torch.int64, shape, lambda: (part[dst].long() for *_, dst in edge_chunks(ends)))
 
 
 def _fingerprint(graph: TypedGraph, assignment: dict[NodeKey, Tensor]) -> str:
