@@ -11,10 +11,7 @@ from pyg_sar.comm import agree, is_distributed
 
 T = TypeVar('T')
 
-_KINDS: dict[str, type[Exception]] = {
-    kind.__name__: kind
-    for kind in (FileNotFoundError, OSError, TypeError, ValueError, RuntimeError)
-}
+_KINDS = {k.__name__: k for k in (FileNotFoundError, OSError, TypeError, ValueError, RuntimeError)}
 
 
 def world() -> tuple[int, int]:

@@ -127,8 +127,7 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
             out: Tensor = plain(edge_index, **named)
             return out
         with self._on_cut_graph([edge_index.shard], (), {}, in_forward=False):
-            out = getattr(self, method)(edge_index, size=size, **kwargs)
-            return out
+            return getattr(self, method)(edge_index, size=size, **kwargs)  # type: ignore[no-any-return]
 
     @contextmanager
     def _on_cut_graph(

@@ -7,9 +7,12 @@ from torch_geometric.nn import SuperGATConv
 from torch_geometric.nn.models import RECT_L, CorrectAndSmooth, LabelPropagation, LightGCN
 from torch_geometric.nn.models.linkx import SparseLinear
 
-from pyg_sar.models.label_prop import GlobalCorrectAndSmooth, GlobalLabelPropagation
-from pyg_sar.models.rect import GlobalRECT_L
-from pyg_sar.models.super_gat import GlobalSuperGATConv
+from pyg_sar.models.counts import (
+    GlobalCorrectAndSmooth,
+    GlobalLabelPropagation,
+    GlobalRECT_L,
+    GlobalSuperGATConv,
+)
 from pyg_sar.models.whole_graph_rows import GlobalLightGCN, GlobalSparseLinear
 
 _GLOBAL: dict[type, type] = {

@@ -29,11 +29,10 @@ class GlobalSparseLinear(SparseLinear):  # type: ignore[misc]
             ValueError: If the weight does not have one row per node of the whole graph.
         """
         if not isinstance(edge_index, ShardEdgeIndex):
-            out: Tensor = super().forward(edge_index, edge_weight)
-            return out
+            return super().forward(edge_index, edge_weight)  # type: ignore[no-any-return]
         own = _own_rows(self.weight, edge_index)
         # propagate_type: (weight: Tensor, edge_weight: OptTensor)
-        out = self.propagate(edge_index, weight=own, edge_weight=edge_weight)
+        out: Tensor = self.propagate(edge_index, weight=own, edge_weight=edge_weight)
         return out if self.bias is None else out + self.bias
 
 
@@ -68,10 +67,9 @@ class GlobalLightGCN(LightGCN):  # type: ignore[misc]
             ValueError: If there is not one embedding per node of the whole graph.
         """
         if not isinstance(edge_index, ShardEdgeIndex):
-            out: Tensor = super().get_embedding(edge_index, edge_weight)
-            return out
+            return super().get_embedding(edge_index, edge_weight)  # type: ignore[no-any-return]
         x = _own_rows(self.embedding.weight, edge_index)
-        out = x * self.alpha[0]
+        out: Tensor = x * self.alpha[0]
         for i, conv in enumerate(self.convs):
             x = conv(x, edge_index, edge_weight)
             out = out + x * self.alpha[i + 1]

@@ -39,7 +39,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunctionSubclass():  # torch 2.5 asks them again
             out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._lazy_clone.default:
-            self._share(out.untyped_storage(), args[0].untyped_storage())
+            # A copy takes no memory of its own while nobody writes to it: what there is, is there
+            # as long as one of them is.
+            copy, original = out.untyped_storage(), args[0].untyped_storage()
+            self._seen.add(copy._cdata)
+            weakref.finalize(copy, self._free, copy._cdata, 0, original).atexit = False
             return out
         for value in tree_leaves(out):
             if isinstance(value, Tensor) and value.layout == torch.strided:
@@ -54,12 +58,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live += size
         self.peak = max(self.peak, self.live)
         weakref.finalize(storage, self._free, key, size).atexit = False
-
-    def _share(self, copy: torch.UntypedStorage, original: torch.UntypedStorage) -> None:
-        """Notes a copy that takes no memory of its own while nobody writes to it."""
-        self._seen.add(copy._cdata)
-        # The memory is there as long as one of them is.
-        weakref.finalize(copy, self._free, copy._cdata, 0, original).atexit = False
 
     def _free(self, key: int, size: int, _: torch.UntypedStorage | None = None) -> None:
         self._seen.discard(key)

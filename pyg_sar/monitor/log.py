@@ -31,9 +31,8 @@ def say(logger: logging.Logger, level: int, text: str) -> None:
     """Logs a line that begins with the rank: ``[rank 1/4] ...``."""
     if not logger.isEnabledFor(level):
         return
-    rank, world_size = 0, 1
-    if dist.is_available() and dist.is_initialized():
-        rank, world_size = dist.get_rank(), dist.get_world_size()
+    is_one_of_many = dist.is_available() and dist.is_initialized()
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if is_one_of_many else (0, 1)
     logger.log(level, '[rank %d/%d] %s', rank, world_size, text)
 
 

@@ -104,8 +104,7 @@ class GlobalPyGBatchNorm(GlobalNorm, norm.BatchNorm):  # type: ignore[misc]
             count = all_reduce_sum(torch.tensor([x.size(0)], device=x.device))
             if int(count) <= 1:
                 return self.module.by_running_statistics(x)
-        out: Tensor = self.module(x)
-        return out
+        return self.module(x)  # type: ignore[no-any-return]
 
     @property
     def running_mean(self) -> Tensor | None:

@@ -280,7 +280,5 @@ class GlobalHeteroBatchNorm(GlobalNorm, norm.HeteroBatchNorm):  # type: ignore[m
             self.num_batches_tracked.add_(1)
             momentum = 1.0 / float(self.num_batches_tracked)
         for running, batch in ((self.running_mean, mean), (self.running_var, var)):
-            batch = batch.to(running.dtype)
-            running.copy_(
-                torch.where(is_present.view(-1, 1), running.lerp(batch, momentum), running)
-            )
+            new = running.lerp(batch.to(running.dtype), momentum)
+            running.copy_(torch.where(is_present.view(-1, 1), new, running))

@@ -14,14 +14,7 @@ from pyg_sar.partitioner.graph.typed import TypedGraph
 from pyg_sar.partitioner.methods import METHODS
 from pyg_sar.partitioner.methods.balance import balance_weights, parse_balance
 from pyg_sar.partitioner.methods.given import GIVEN, equal_runs, fill_empty_parts
-from pyg_sar.partitioner.methods.method import (
-    DEFAULT_PASSES,
-    OBJECTIVES,
-    Method,
-    MethodLike,
-    Options,
-    Problem,
-)
+from pyg_sar.partitioner.methods.method import OBJECTIVES, Method, MethodLike, Options, Problem
 from pyg_sar.partitioner.methods.rebalance import rebalance, refine
 from pyg_sar.partitioner.on_disk.mapped import BoolArray, IndexArray, trim
 from pyg_sar.partitioner.on_disk.neighbours import symmetric_csr, undirected_csr
@@ -100,7 +93,7 @@ def choose(
         seed=seed,
         objective=objective,
         balance=names if found.cut is not None else (),
-        passes=DEFAULT_PASSES if passes is None else passes,
+        passes=Options.passes if passes is None else passes,
     )
 
 

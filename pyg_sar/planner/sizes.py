@@ -1,9 +1,20 @@
-"""What a rank holds, in counts: nodes, edges, halo rows, blocks."""
+"""What a rank holds, in counts, and how they change with the number of ranks.
+
+Two models, fitted to the cut that is known:
+
+- The share of edges cut is ``c(R) = k (1 - 1/R) R^b``. A random cut has k = 1 and b = 0, graphs
+  with geometry have b near 0.5. With one known cut b is 0.25.
+- A rank with m cut edges reads ``h = M (1 - exp(-m / M))`` distinct rows: m draws from a pool of M
+  rows, which is a constant share of all remote rows. Without known rows the share is 1, which
+  overestimates: real edges meet in hubs.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 
 @dataclass(frozen=True)
@@ -70,3 +81,87 @@ def _fewer(counts: Sequence[int], most: int) -> tuple[int, ...]:
     largest = max(counts)
     rest, ones = divmod(sum(counts) - largest, most - 1)
     return (largest, *(rest + (i < ones) for i in range(most - 1)))
+
+
+@dataclass(frozen=True)
+class CutPoint:
+    """What is known of a cut into ranks, at least 2.
+
+    Attributes:
+        share: Share of the edges that are cut.
+        halo_rows: Halo rows of all ranks together, or None.
+        skew: Rows of a rank's largest remote block over those of its mean one.
+        imbalance: Edges and halo rows of the largest rank over those of the mean one.
+    """
+
+    num_ranks: int
+    share: float
+    halo_rows: float | None = None
+    skew: float = 4.0
+    imbalance: float = 1.1
+
+
+def extrapolate(
+    num_nodes: int, num_edges: int, points: Sequence[CutPoint], num_ranks: int
+) -> RankSizes:
+    """The largest rank of a cut that is not known.
+
+    Of the known cuts (`points`) the nearest counts, and the two with most ranks give the exponent.
+    """
+    if num_ranks == 1:
+        return RankSizes((num_nodes,), (num_edges,))
+    own = -(-num_nodes // num_ranks)
+    near = min(points, key=lambda p: abs(math.log(p.num_ranks / num_ranks)))
+    share = min(_share(points, near, num_ranks), 1 - 1 / num_ranks)
+    pool = _pool_share(near, num_nodes, num_edges) * num_nodes * (1 - 1 / num_ranks)
+    rows = _distinct(share * num_edges / num_ranks, pool) * near.imbalance
+    edges = num_edges / num_ranks * near.imbalance
+    weights = [1.0]
+    if num_ranks > 2:
+        largest = min(near.skew / (num_ranks - 1), 1.0)
+        weights = [largest, *[(1 - largest) / (num_ranks - 2)] * (num_ranks - 2)]
+    return RankSizes(
+        own=(own,),
+        own_edges=(round(edges * (1 - share)),),
+        halo=tuple(min(n, own) for n in _dealt(rows, weights)),
+        halo_edges=_dealt(edges * share, weights),
+        boundary=math.ceil(rows),
+    )
+
+
+def _dealt(total: float, weights: Sequence[float]) -> tuple[int, ...]:
+    """A number in whole shares of given weights, whose sum is right."""
+    ends = [0, *(round(total * w) for w in accumulate(weights))]
+    return tuple(b - a for a, b in pairwise(ends))
+
+
+def _share(points: Sequence[CutPoint], near: CutPoint, num_ranks: int) -> float:
+    def scale(p: CutPoint) -> float:
+        return p.share / (1 - 1 / p.num_ranks)
+
+    exponent = 0.25
+    known = sorted((p for p in points if p.share > 0), key=lambda p: p.num_ranks)
+    if len(known) > 1:
+        low, high = known[-2:]
+        exponent = math.log(scale(high) / scale(low)) / math.log(high.num_ranks / low.num_ranks)
+        exponent = min(max(exponent, 0.0), 1.0)
+    ratio = num_ranks / near.num_ranks
+    return float(scale(near) * (1 - 1 / num_ranks) * ratio**exponent)
+
+
+def _pool_share(point: CutPoint, num_nodes: int, num_edges: int) -> float:
+    """The pool M as a share of the remote rows, from the known rows by bisection."""
+    remote = num_nodes * (1 - 1 / point.num_ranks)
+    draws = point.share * num_edges / point.num_ranks
+    if point.halo_rows is None or draws == 0:
+        return 1.0
+    rows = point.halo_rows / point.num_ranks
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _distinct(draws, middle * remote) < rows else (low, middle)
+    return high
+
+
+def _distinct(draws: float, pool: float) -> float:
+    return pool * -math.expm1(-draws / pool) if pool else 0.0

@@ -10,8 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from pyg_sar.planner.cuts import CutPoint, extrapolate
-from pyg_sar.planner.sizes import RankSizes
+from pyg_sar.planner.sizes import CutPoint, RankSizes, extrapolate
 from pyg_sar.shard.format.meta import EdgeInfo, NodeInfo, read_meta
 
 
@@ -51,7 +50,7 @@ class Statistics:
         """The cut for `num_ranks` ranks.
 
         A folder runs on every divisor of its number of parts; other cuts are extrapolated (see
-        :mod:`pyg_sar.planner.cuts`).
+        :mod:`pyg_sar.planner.sizes`).
 
         Raises:
             ValueError: If `num_ranks` is not between 1 and the number of nodes.
@@ -96,13 +95,13 @@ class Parts:
 
     def ranks(self, num_ranks: int) -> tuple[RankSizes, ...]:
         """Every rank, with a contiguous run of parts each."""
-        return tuple(self._rank(rank, num_ranks) for rank in range(num_ranks))
-
-    def _rank(self, rank: int, num_ranks: int) -> RankSizes:
         k = self.num_parts // num_ranks
-        parts = [range(r * k, r * k + k) for r in range(num_ranks)]
-        own = parts[rank]
-        remote = [q for s in range(1, num_ranks) for q in parts[rank - s]]
+        runs = [range(r * k, r * k + k) for r in range(num_ranks)]
+        return tuple(self._rank(rank, runs) for rank in range(num_ranks))
+
+    def _rank(self, rank: int, parts: list[range]) -> RankSizes:
+        own, k = parts[rank], len(parts[rank])
+        remote = [q for s in range(1, len(parts)) for q in parts[rank - s]]
         edges = [sum(self.block_edges[p][q] for p in own) for q in (*own, *remote)]
         return RankSizes(
             own=tuple(self.num_nodes[q] for q in own),

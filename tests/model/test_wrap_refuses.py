@@ -17,7 +17,7 @@ from torch_geometric.nn import GCNConv, GINConv, MessagePassing, SAGEConv, conv
 
 from pyg_sar import SARConv, wrap
 from pyg_sar.conv.support import REFUSED, why_refused
-from pyg_sar.models.rect import GlobalRECT_L
+from pyg_sar.models.counts import GlobalRECT_L
 from pyg_sar.norm import GlobalBatchNorm
 
 
@@ -276,14 +276,14 @@ SUBCLASSES: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
         lambda: _OwnInfomax(6, GCNConv(6, 6), lambda *_: _, lambda *_: _),
         'wrap its encoder alone',
     ),
-    'RECT_L': (lambda: _OwnRECT(6, 6), 'derive it from pyg_sar.models.rect.GlobalRECT_L'),
+    'RECT_L': (lambda: _OwnRECT(6, 6), 'derive it from pyg_sar.models.counts.GlobalRECT_L'),
     'CorrectAndSmooth': (
         lambda: _OwnSmooth(2, 0.5, 2, 0.5),
-        'derive it from pyg_sar.models.label_prop.GlobalCorrectAndSmooth',
+        'derive it from pyg_sar.models.counts.GlobalCorrectAndSmooth',
     ),
     'SuperGATConv': (
         lambda: _OwnSuperGAT(6, 6),
-        'derive it from pyg_sar.models.super_gat.GlobalSuperGATConv',
+        'derive it from pyg_sar.models.counts.GlobalSuperGATConv',
     ),
 }
 

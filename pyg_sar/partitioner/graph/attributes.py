@@ -19,12 +19,10 @@ _NODE_NAMES = frozenset({'x', 'pos', 'batch', 'node_type', 'train_mask', 'val_ma
 _EDGE_NAMES = frozenset({'edge_attr', 'edge_weight', 'edge_type'})
 _RESERVED = frozenset({'n_id', 'e_id'})
 _MAY_BE_SPARSE = _NODE_NAMES | _EDGE_NAMES | {'y'}
-_SPARSE_TYPES = frozenset(
-    {
-        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-        *(torch.complex64, torch.complex128),
-    }
+_SPARSE_TYPES = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex64, torch.complex128),
 )
 """Of what torch makes a sparse tensor dense."""
 _NUMPY_KINDS = 'biufc'

@@ -6,6 +6,7 @@ A homogeneous graph is a heterogeneous one with one type of nodes and one relati
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -73,11 +74,8 @@ class TypedGraph:
     @property
     def offsets(self) -> dict[NodeKey, int]:
         """The number of the first node of every type, the types counted one after another."""
-        offsets, start = {}, 0
-        for key, nodes in self.nodes.items():
-            offsets[key] = start
-            start += nodes.num_nodes
-        return offsets
+        ends = accumulate(nodes.num_nodes for nodes in self.nodes.values())
+        return dict(zip(self.nodes, (0, *ends), strict=False))
 
     def homogeneous_edge_index(self) -> Tensor:
         """All edges in one numbering of all nodes, that of :attr:`offsets`; integer [2, E]."""

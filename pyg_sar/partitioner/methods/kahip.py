@@ -25,17 +25,11 @@ _IMBALANCE = 0.03
 def _kahip(problem: Problem) -> list[Tensor]:
     """KaHIP's kaffpa, in its fast configuration for graphs with power-law degrees."""
     kahip = import_module('kahip')
-    _, parts = kahip.kaffpa(
-        problem.weight.tolist(),
-        problem.indptr.tolist(),
-        [1] * len(problem.index),
-        problem.index.tolist(),
-        problem.num_parts,
-        _IMBALANCE,
-        True,  # suppress_output
-        problem.options.seed,
-        kahip.FASTSOCIAL,
-    )
+    weights, edge_weights = problem.weight.tolist(), [1] * len(problem.index)
+    graph = weights, problem.indptr.tolist(), edge_weights, problem.index.tolist()
+    is_quiet, seed = True, problem.options.seed
+    sizes = problem.num_parts, _IMBALANCE
+    _, parts = kahip.kaffpa(*graph, *sizes, is_quiet, seed, kahip.FASTSOCIAL)
     return [torch.tensor(parts, dtype=torch.int64)]
 
 

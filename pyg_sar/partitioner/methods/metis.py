@@ -94,20 +94,11 @@ def part_graph(problem: Problem, seed: int, *, recursive: bool, volume: bool) ->
     parts = np.empty(len(problem.indptr) - 1, dtype=np.int64)
     objective = ctypes.c_int64()
     call = library.METIS_PartGraphRecursive if recursive else library.METIS_PartGraphKway
-    # nvtxs, ncon, xadj, adjncy, vwgt, vsize, adjwgt, nparts, tpwgts, ubvec, options, edgecut, part
-    status = call(
-        _number(len(parts)),
-        _number(weights.shape[1]),
-        *(_pointer(array) for array in arrays),
-        None,
-        None,
-        _number(problem.num_parts),
-        None,
-        None,
-        _pointer(options),
-        ctypes.byref(objective),
-        _pointer(parts),
-    )
+    # nvtxs, ncon, xadj, adjncy, vwgt, vsize, adjwgt
+    graph = [_number(len(parts)), _number(weights.shape[1]), *map(_pointer, arrays), None, None]
+    # nparts, tpwgts, ubvec, options
+    wanted = [_number(problem.num_parts), None, None, _pointer(options)]
+    status = call(*graph, *wanted, ctypes.byref(objective), _pointer(parts))
     if status != _METIS_OK:
         raise RuntimeError(f'METIS failed (got status {status})')
     return torch.from_numpy(parts)

@@ -15,8 +15,6 @@ sparse ones, where METIS finds a cut of a few percent.
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -33,7 +31,7 @@ _GAMMA = 1.5
 """Fennel's exponent; its authors' choice."""
 
 
-def _stream(method: str, problem: Problem) -> list[Tensor]:
+def stream_assignment(problem: Problem, method: str) -> Tensor:
     """Assigns nodes to parts in the order of their ids, a batch at a time.
 
     A batch sees the parts as they were before it. Where near ids are neighbours (a crawl, a sorted
@@ -62,7 +60,7 @@ def _stream(method: str, problem: Problem) -> list[Tensor]:
             score = near * (1 - fill) if method == 'ldg' else near - slope * np.sqrt(fill)
             score -= 1e-6 * fill + order
             parts[nodes] = _choose(score, weights, loads, caps)
-    return [torch.from_numpy(parts)]
+    return torch.from_numpy(parts)
 
 
 def _start(indptr: IndexArray, index: IndexArray, num_parts: int) -> Int64Array:
@@ -124,7 +122,11 @@ def _fits(best: Int64Array, weights: Int64Array, loads: FloatArray, caps: FloatA
     return fits
 
 
-METHODS = tuple(
-    Method(name, partial(_stream, name), keeps_duplicates=True, several=True, takes_passes=True)
-    for name in ('ldg', 'fennel')
-)
+def _streaming(name: str) -> Method:
+    def cut(problem: Problem) -> list[Tensor]:
+        return [stream_assignment(problem, name)]
+
+    return Method(name, cut, keeps_duplicates=True, several=True, takes_passes=True)
+
+
+METHODS = _streaming('ldg'), _streaming('fennel')

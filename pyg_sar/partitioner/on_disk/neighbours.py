@@ -74,8 +74,7 @@ class BothWays:
 
     def rows(self) -> Iterator[tuple[int, int, int]]:
         """Every bucket with its first row and the one after its last."""
-        bounds = enumerate(pairwise(self._bounds))
-        return ((number, start, stop) for number, (start, stop) in bounds)
+        return ((b, start, stop) for b, (start, stop) in enumerate(pairwise(self._bounds)))
 
 
 def undirected_csr(

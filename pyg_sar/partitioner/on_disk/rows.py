@@ -28,7 +28,6 @@ SHARE = 128
 """In between a chunk is this part of all edges, or of all rows, as the memory for it shall be a
 small part of theirs."""
 
-
 _AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 

@@ -85,8 +85,7 @@ def graph_of_arrays(
     data = Data()
     if any(key in arrays for key in _CSR):
         data.x = _csr_features(arrays, name, is_mapped=is_mapped)
-    known = ('edge_index', 'x', 'y', 'num_nodes', *MASKS)
-    for key in known:
+    for key in ('edge_index', 'x', 'y', 'num_nodes', *MASKS):
         if key in arrays:
             data[key] = _value(arrays.pop(key), key, name)
     data.edge_index = checked_edge_index(data, f"'{name}'")

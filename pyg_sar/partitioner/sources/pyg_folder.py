@@ -130,8 +130,7 @@ def read_pyg_folder(path: Path, attrs: str | os.PathLike[str] | None) -> Data | 
         )
     else:
         _add_attrs(data, Path(attrs))
-    result: Data | HeteroData = data
-    return result
+    return data
 
 
 @dataclass(frozen=True)

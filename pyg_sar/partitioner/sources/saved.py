@@ -41,7 +41,6 @@ _ALLOWED: list[Any] = [
     *(index.Index, index.CatMetadata, _plain_dict, dict),
 ]
 
-
 _EXPECTED = "expected a torch_geometric.data.Data, HeteroData or dict of tensors in '{}' (got {})"
 
 

@@ -16,8 +16,6 @@ from pyg_sar.partitioner.on_disk.mapped import Array, Scratch, map_raw
 TABLES = ('.parquet', '.csv')
 """Endings of the files that :func:`read_table` reads."""
 
-_ENDS = ('src', 'dst')
-
 
 def read_table(path: Path, scratch: Scratch) -> dict[str, Array]:
     """Reads a table with a row per edge, .parquet or .csv with a header, into scratch space.
@@ -84,7 +82,7 @@ def _column_order(names: list[str], path: Path) -> list[str]:
         raise ValueError(
             f"expected two columns or more, of different names, in '{path}' (got {names})"
         )
-    ends = list(_ENDS) if set(_ENDS) <= set(names) else names[:2]
+    ends = ['src', 'dst'] if {'src', 'dst'} <= set(names) else names[:2]
     return [*ends, *(name for name in names if name not in ends)]
 
 

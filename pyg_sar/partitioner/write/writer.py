@@ -15,15 +15,7 @@ from pyg_sar.partitioner.graph.typed import NodeSet, Relation, TypedGraph
 from pyg_sar.partitioner.on_disk.mapped import trim
 from pyg_sar.partitioner.on_disk.rows import Rows, chunks, edge_chunks, take_rows
 from pyg_sar.partitioner.on_disk.torch_archive import save_rows
-from pyg_sar.partitioner.write.layout import (
-    EdgeGroups,
-    Halos,
-    NodeGroups,
-    find_halos,
-    group_edges,
-    group_nodes,
-    part_layout,
-)
+from pyg_sar.partitioner.write import layout
 from pyg_sar.partitioner.write.summary import PartitionSummary, summarize
 from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.format import file_names
@@ -59,12 +51,12 @@ def write_partition(
     if num_parts == 1:  # Known before any pass.
         for relation in graph.relations.values():
             check_block_edges(relation.edge_index.size(1))
-    nodes = {key: group_nodes(parts, num_parts) for key, parts in assignment.items()}
+    nodes = {key: layout.group_nodes(parts, num_parts) for key, parts in assignment.items()}
     edges = {
-        key: group_edges(r.edge_index, nodes[r.src], nodes[r.dst], graph.scratch)
+        key: layout.group_edges(r.edge_index, nodes[r.src], nodes[r.dst], graph.scratch)
         for key, r in graph.relations.items()
     }
-    exchanges = {key: find_halos(groups) for key, groups in edges.items()}
+    exchanges = {key: layout.find_halos(groups) for key, groups in edges.items()}
     for key, exchange in exchanges.items():
         _check_part_sizes(edges[key], exchange)
     for part in range(num_parts):
@@ -114,7 +106,7 @@ def write_partition(
     return summary
 
 
-def _check_part_sizes(edges: EdgeGroups, exchange: Halos) -> None:
+def _check_part_sizes(edges: layout.EdgeGroups, exchange: layout.Halos) -> None:
     largest = int((edges.src.partptr.diff() + exchange.halo_rows.sum(dim=1)).max())
     if largest > torch.iinfo(torch.int32).max:
         raise ValueError(
@@ -128,9 +120,9 @@ def _write_part(
     folder: Path,
     part: int,
     graph: TypedGraph,
-    nodes: dict[NodeKey, NodeGroups],
-    edges: dict[EdgeKey, EdgeGroups],
-    exchanges: dict[EdgeKey, Halos],
+    nodes: dict[NodeKey, layout.NodeGroups],
+    edges: dict[EdgeKey, layout.EdgeGroups],
+    exchanges: dict[EdgeKey, layout.Halos],
 ) -> None:
     """Writes the files of one part."""
     node_feats, node_attrs, n_ids = {}, {}, {}
@@ -150,11 +142,11 @@ def _write_part(
     edge_feats, edge_attrs, indices = {}, {}, {}
     pyg_graph: dict[EdgeKey, dict[str, Any]] = {}
     for edge_key, edge_groups in edges.items():
-        layout = part_layout(edge_groups, exchanges[edge_key], part, graph.scratch)
+        of_part = layout.part_layout(edge_groups, exchanges[edge_key], part, graph.scratch)
         relation = graph.relations[edge_key]
-        pyg_graph[edge_key] = _sort_by_time(layout.graph, relation, graph.nodes[relation.src])
-        indices[edge_key] = layout.sar
-        e_id = layout.sar['e_id']
+        pyg_graph[edge_key] = _sort_by_time(of_part.graph, relation, graph.nodes[relation.src])
+        indices[edge_key] = of_part.sar
+        e_id = of_part.sar['e_id']
         attrs = {n: take_rows(v, e_id) for n, v in relation.attrs.items()}
         edge_attrs[edge_key] = attrs
         time = _time(relation.attrs, *_EDGE_TIMES)
@@ -222,13 +214,13 @@ def _sort_by_time(graph: dict[str, Any], relation: Relation, src_nodes: NodeSet)
     return {**graph, **{name: graph[name][order] for name in ('edge_id', 'row', 'col')}}
 
 
-def _node_part(nodes: NodeGroups) -> Rows:
+def _node_part(nodes: layout.NodeGroups) -> Rows:
     """The part of every node, int64 [N]."""
     parts = nodes.assignment
     return Rows(torch.int64, (nodes.num_nodes,), lambda: (p.long() for p in chunks(parts)))
 
 
-def _edge_part(edges: EdgeGroups) -> Rows:
+def _edge_part(edges: layout.EdgeGroups) -> Rows:
     """The part of every edge, int64 [E]."""
     part, ends = edges.dst.assignment, edges.edge_index
     shape = (ends.size(1),)

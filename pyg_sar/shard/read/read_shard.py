@@ -89,18 +89,18 @@ def _join(
     per_rank = num_parts // world_size
     own = range(rank * per_rank, (rank + 1) * per_rank)
     indices = [part.index[key] for part in parts]
-    own_ptr = _ptr_of([part.n_id[info.src].numel() for part in parts])
-    dst_ptr = _ptr_of([part.n_id[info.dst].numel() for part in parts])
+    own_ptr = [0, *accumulate(part.n_id[info.src].numel() for part in parts)]
+    dst_ptr = [0, *accumulate(part.n_id[info.dst].numel() for part in parts)]
     num_own = own_ptr[-1]
 
     # Halo rows: two own parts may read the same remote row; it is fetched once.
     halo_pos = [
         _unique([rows_of(p, 'halo', q) for p in indices], q in own) for q in range(num_parts)
     ]
-    halo_ptr = _ptr_of([pos.numel() for pos in halo_pos])
+    halo_ptr = [0, *accumulate(pos.numel() for pos in halo_pos)]
 
     src, dst, place, block_ptr = [], [], [], [0]
-    edge_start = _ptr_of([p['e_id'].numel() for p in indices])
+    edge_start = [0, *accumulate(p['e_id'].numel() for p in indices)]
     for q in range(num_parts):
         check_block_edges(sum(int(p['block_ptr'][q : q + 2].diff()) for p in indices))
         for i, p in enumerate(indices):
@@ -147,8 +147,3 @@ def _unique(groups: list[Tensor], is_empty: bool) -> Tensor:
     if is_empty:
         return torch.empty(0, dtype=torch.int64)
     return torch.unique(torch.cat(groups).long()) if len(groups) > 1 else groups[0].long()
-
-
-def _ptr_of(sizes: list[int]) -> list[int]:
-    """Where runs of these sizes start and end, one after another."""
-    return [0, *accumulate(sizes)]

@@ -1,7 +1,8 @@
-"""Label propagation, and correct and smooth: what they count over all nodes, over all ranks.
+"""Models and convs that count over all nodes or edges, which here are those of all ranks.
 
-The propagation itself is a conv like any other. Beside it `LabelPropagation` takes the number of
-classes from the labels, and `CorrectAndSmooth` the mean error over all training nodes.
+Label propagation takes the number of classes from the labels, correct and smooth the mean error
+over all training nodes, RECT mean features per class, SuperGAT a mean loss over all edges. The
+propagation itself is a conv like any other.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn.models import CorrectAndSmooth, LabelPropagation
-from torch_geometric.utils import one_hot
+from torch_geometric.nn import SuperGATConv
+from torch_geometric.nn.models import RECT_L, CorrectAndSmooth, LabelPropagation
+from torch_geometric.utils import one_hot, scatter
 
 from pyg_sar.comm import agree, all_reduce_sum, sum_over_ranks
 from pyg_sar.shard.edge_index import ShardEdgeIndex
@@ -73,8 +76,57 @@ class GlobalCorrectAndSmooth(CorrectAndSmooth):  # type: ignore[misc]
         count = all_reduce_sum(torch.tensor(error[mask].size(0), device=error.device))
         scale = total / count / smoothed.abs().sum(dim=1, keepdim=True)
         scale[scale.isinf() | (scale > 1000)] = 1.0
-        corrected: Tensor = y_soft + scale * smoothed
-        return corrected
+        return y_soft + scale * smoothed  # type: ignore[no-any-return]
+
+
+class GlobalRECT_L(RECT_L):  # type: ignore[misc]
+    """``RECT_L`` whose semantic labels are means over the nodes of all ranks."""
+
+    @torch.no_grad()
+    def get_semantic_labels(self, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+        """The mean feature of each selected own node's class ``[num_selected, F]``.
+
+        Args:
+            x: Features of own nodes ``[num_own, F]``.
+            y: Their class labels, int64 ``[num_own]``.
+            mask: Which of them to use, bool ``[num_own]`` or indices.
+
+        Raises:
+            ValueError: On all ranks, if a selected label is negative on any.
+        """
+        y = y[mask]
+        size = num_classes(y)
+        total = all_reduce_sum(scatter(x[mask], y, dim=0, dim_size=size, reduce='sum'))
+        count = all_reduce_sum(torch.bincount(y, minlength=size))
+        means: Tensor = total / count.clamp(min=1).view(-1, 1)
+        return means[y]
+
+
+class GlobalSuperGATConv(SuperGATConv):  # type: ignore[misc]
+    """``SuperGATConv`` whose loss is the mean over the positive and negative edges of all ranks."""
+
+    _is_cut = False
+
+    def forward(self, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """The rows of own nodes; notes whether the graph is cut."""
+        self._is_cut = isinstance(edge_index, ShardEdgeIndex)
+        return super().forward(x, edge_index, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def get_attention_loss(self) -> Tensor:
+        """The loss of the last forward, as :func:`pyg_sar.global_mean` gives a loss.
+
+        Collective after a forward on a cut graph in training: one all-reduce of two numbers, and
+        one in backward.
+        """
+        if not (self.training and self._is_cut):
+            return super().get_attention_loss()  # type: ignore[no-any-return]
+        losses = F.binary_cross_entropy_with_logits(
+            self.att_x.mean(dim=-1), self.att_y, reduction='none'
+        )
+        local = losses.sum().double()
+        total, count = sum_over_ranks(torch.stack([local, local.new_tensor(losses.numel())]))
+        mean: Tensor = total / count.detach()
+        return mean.to(losses.dtype)
 
 
 def num_classes(y: Tensor) -> int:
