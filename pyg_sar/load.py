@@ -7,11 +7,10 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm import agree, in_call, is_distributed, raise_together
+from pyg_sar.comm import agree, in_call, is_distributed, raise_together, transport
 from pyg_sar.monitor import bytes_text, say
 from pyg_sar.shard.read.read_shard import read_shard
 
@@ -79,8 +78,8 @@ def load_shard(
     data: Data | HeteroData | None = None
     error: FileNotFoundError | ValueError | None = None
     try:
-        own = dist.get_rank() if rank is None else rank
-        data = read_shard(root, own, dist.get_world_size(), verify=verify)
+        own = transport.rank() if rank is None else rank
+        data = read_shard(root, own, transport.world_size(), verify=verify)
     except (FileNotFoundError, ValueError) as failure:
         error = failure
     except Exception as failure:  # whatever it is, the other ranks must not wait for this one

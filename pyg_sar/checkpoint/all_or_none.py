@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-import torch.distributed as dist
-
-from pyg_sar.comm import agree, is_distributed
+from pyg_sar.comm import agree, is_distributed, rank
 
 T = TypeVar('T')
 
 _KINDS = {k.__name__: k for k in (FileNotFoundError, OSError, TypeError, ValueError, RuntimeError)}
-
-
-def world() -> tuple[int, int]:
-    """This rank and the number of ranks; 0 and 1 of a process that is the only one."""
-    return (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
 
 
 def together(step: Callable[[], T]) -> list[T]:
@@ -40,10 +33,10 @@ def together(step: Callable[[], T]) -> list[T]:
         if failure is not None:
             kind, text = failure
             place = f'rank {number}: ' if is_distributed() else ''
-            raise _KINDS[kind](place + text) from (error if number == world()[0] else None)
+            raise _KINDS[kind](place + text) from (error if number == rank() else None)
     return [answer for answer, _ in answers]
 
 
 def on_rank_0(step: Callable[[], T]) -> T:
     """What `step` gives on rank 0, which alone takes it (collective: one all-gather)."""
-    return together(lambda: step() if world()[0] == 0 else None)[0]  # type: ignore[return-value]
+    return together(lambda: step() if rank() == 0 else None)[0]  # type: ignore[return-value]

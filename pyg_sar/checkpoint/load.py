@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pyg_sar.checkpoint import states
-from pyg_sar.checkpoint.all_or_none import on_rank_0, together, world
+from pyg_sar.checkpoint.all_or_none import on_rank_0, together
 from pyg_sar.checkpoint.folders import complete
 from pyg_sar.checkpoint.reader import read_metadata, read_values
-from pyg_sar.comm import in_call
+from pyg_sar.comm import in_call, rank
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def load_checkpoint(
                     scheduler.load_state_dict(training['scheduler'])
             states.set_model_state(model, saved)
             if optimizer is not None and num_ranks == found[-1]:
-                states.set_random_states(training['random'][world()[0]])
+                states.set_random_states(training['random'][rank()])
             made.append(Checkpoint(folder, *found))
 
     num_ranks = len(together(read))

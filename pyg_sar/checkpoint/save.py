@@ -23,11 +23,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pyg_sar.checkpoint.all_or_none import on_rank_0, together, world
+from pyg_sar.checkpoint.all_or_none import on_rank_0, together
 from pyg_sar.checkpoint.folders import begin, publish
 from pyg_sar.checkpoint.reader import load_plain
 from pyg_sar.checkpoint.states import TRAINING, model_state, optimizer_state, random_states
-from pyg_sar.comm import check_equal, in_call
+from pyg_sar.comm import check_equal, in_call, rank, world_size
 
 
 @in_call('save_checkpoint')
@@ -101,7 +101,7 @@ def save_checkpoint(
         _write(state, folder)
         return root / on_rank_0(lambda: publish(folder, keep=keep).name)
     except Exception:
-        if world()[0] == 0:
+        if rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)  # The disk may be full.
         raise
 
@@ -125,7 +125,7 @@ def _write(state: dict[str, Any], folder: Path) -> None:
     """
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     writer = FileSystemWriter(folder, sync_files=True)
-    own, num_ranks = world()
+    own, num_ranks = rank(), world_size()
     metadata: Any = None
     indices: dict[str, MetadataIndex] = {}
 

@@ -26,4 +26,4 @@ from pyg_sar.comm.group import (
     sum_over_ranks,
 )
 from pyg_sar.comm.reshard.reverse_edges import EdgeMove, Reversed, reverse
-from pyg_sar.comm.transport import is_distributed
+from pyg_sar.comm.transport import is_distributed, rank, world_size

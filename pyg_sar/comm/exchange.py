@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from pyg_sar.comm import transport
 from pyg_sar.comm.buffers import BufferPool, Buffers, Rows
 from pyg_sar.comm.faults.guarded import exchange_group
 from pyg_sar.comm.group import all_to_all, all_to_all_counts
 from pyg_sar.comm.rounding import Wire
 from pyg_sar.comm.swap import ROWS_TAG, Swap
+from pyg_sar.comm.transport import is_distributed
 from pyg_sar.shard.shard import Shard, Step
 
 
@@ -58,8 +59,9 @@ class Exchange:
         if depth < 1:
             raise ValueError(f"'depth' must be at least 1 (got {depth})")
         rank, world_size = 0, 1
-        if shard.world_size > 1 and exchange_group() is not None:
-            rank, world_size = dist.get_rank(), dist.get_world_size()
+        if shard.world_size > 1 and is_distributed():
+            exchange_group()  # raises if it has ended
+            rank, world_size = transport.rank(), transport.world_size()
         if (shard.rank, shard.world_size) != (rank, world_size):
             raise ValueError(
                 f'expected a shard of rank {rank} of {world_size}, as this process is '

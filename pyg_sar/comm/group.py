@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from pyg_sar.comm import transport
@@ -61,7 +60,7 @@ def check_equal(what: str, own: object, values: Sequence[object]) -> None:
     for rank, value in enumerate(values):
         if value != own:
             raise ValueError(
-                f'expected the same {what} on all ranks: {own} on rank {dist.get_rank()} '
+                f'expected the same {what} on all ranks: {own} on rank {transport.rank()} '
                 f'(got {value} on rank {rank})'
             )
 
@@ -143,7 +142,7 @@ def all_to_all(rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[i
             exchange_group(),
         )
         if hook.watchers:
-            own = dist.get_rank()  # its rows stay here
+            own = transport.rank()  # its rows stay here
             came, went = (sum(n) - n[own] for n in (recv_counts, send_counts))
             moved = came, went, came * row_bytes, went * row_bytes
             hook.moved(hook.Transfer('all ranks', 'rows', *moved))

@@ -11,11 +11,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
+
+from pyg_sar.comm import transport
 
 if TYPE_CHECKING:
     from pyg_sar.ddp.gradients import Gradients
@@ -53,13 +55,12 @@ class Backward:
 
     def __call__(self) -> None:
         """The end."""
-        global _running
         whole: dict[Tensor, None] = {}
         try:
             for model in self._models:
                 whole |= dict.fromkeys(model.reduce(set(self._new)))
         finally:
-            _running = None
+            _running.pop(transport.world() or _NO_WORLD, None)
             self._give_hooks_back()
         for p in whole:
             for hook in tuple((p._post_accumulate_grad_hooks or {}).values()):
@@ -75,22 +76,24 @@ class Backward:
             p._post_accumulate_grad_hooks = hooks
 
 
-_running: ReferenceType[Backward] | None = None
+_NO_WORLD = transport.World()
+_running: WeakKeyDictionary[transport.World, ReferenceType[Backward]] = WeakKeyDictionary()
+"""By the world that it runs in. Not by thread: on a GPU hooks run in a thread of the device."""
 
 
 def running() -> Backward | None:
     """The outermost backward pass that runs, if it has met anything of ours."""
-    return None if _running is None else _running()
+    found = _running.get(transport.world() or _NO_WORLD)
+    return None if found is None else found()
 
 
 def started() -> Backward:
     """The same; to be called in a backward, which is noted from now on."""
-    global _running
     backward = running()
     if backward is None:
         backward = Backward()
         torch.autograd.Variable._execution_engine.queue_callback(backward)
-        _running = ref(backward)
+        _running[transport.world() or _NO_WORLD] = ref(backward)
     return backward
 
 

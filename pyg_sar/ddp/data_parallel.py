@@ -19,6 +19,7 @@ from pyg_sar.comm import (
     raise_together,
     set_debug,
     set_timeout,
+    transport,
 )
 from pyg_sar.ddp.gradients import Gradients
 from pyg_sar.ddp.same_model import check_same_model
@@ -167,5 +168,5 @@ def _send_from_rank_0(module: torch.nn.Module) -> None:
     for tensor in [*module.parameters(), *module.buffers()]:
         sent = tensor.detach().contiguous()
         with guard('sending parameters to all ranks'):
-            dist.broadcast(sent, src=0, group=exchange_group())
+            transport.broadcast(sent, exchange_group())
         tensor.detach().copy_(sent)

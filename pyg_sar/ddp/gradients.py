@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from pyg_sar.comm import all_reduce_sum, is_distributed
+from pyg_sar.comm import all_reduce_sum, world_size
 from pyg_sar.ddp.backward import is_accumulated, is_inside_a_function, running, started
 from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind, tensors_in
 
@@ -120,7 +120,7 @@ class Gradients:
                 p.grad = p.grad.to_dense()
         rows = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
         total = torch.cat([*(t.reshape(-1) for t in rows), rows[0].new_tensor(flags)])
-        total /= dist.get_world_size()
+        total /= world_size()
         del rows
         all_reduce_sum(total, 'the sum of the gradients of parameters', self._group)
         sizes = [p.numel() for p in bucket]
@@ -147,7 +147,7 @@ class Gradients:
 
     @property
     def _is_parallel(self) -> bool:
-        return self._module is not None and is_distributed() and dist.get_world_size() > 1
+        return self._module is not None and world_size() > 1
 
     def _let_go(self) -> None:
         self._module = None

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data.data import BaseData
 
+from pyg_sar.comm import world_size
 from pyg_sar.ddp.backward import running
 
 
@@ -32,7 +32,7 @@ def divide_gradients(leaves: Iterable[Tensor]) -> None:
         if isinstance(leaf, torch.nn.Parameter) and elsewhere is None:
             elsewhere = _in_torchs_own()
         is_elsewhere = elsewhere is not None and leaf in elsewhere
-        divide = _Divide(1 if is_elsewhere else dist.get_world_size())
+        divide = _Divide(1 if is_elsewhere else world_size())
         leaf.register_hook(divide)  # type: ignore[no-untyped-call]
 
 

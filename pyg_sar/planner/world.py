@@ -8,14 +8,10 @@ rehearsal knows :func:`equal_ranks` alone.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import patch
 
-import torch.distributed
+import torch
 from torch import Tensor
 
 from pyg_sar.comm import transport
@@ -24,70 +20,59 @@ from pyg_sar.monitor import Counts, Meter, hook
 
 @contextmanager
 def equal_ranks(num_ranks: int) -> Iterator[Counts]:
-    """While it lasts, pyg_sar takes this process for rank 0 of `num_ranks` equal ones.
+    """While it lasts, pyg_sar takes this thread for rank 0 of `num_ranks` equal ones.
 
     Yields:
         The rows and bytes that rank 0 has received so far.
     """
-    world, counts = _World(num_ranks), Counts()
+    counts = Counts()
+    meter = Meter(counts)
     with ExitStack() as stack:
-        for name, module in list(sys.modules.items()):
-            is_ours = name.startswith('pyg_sar.') and name != __name__
-            if is_ours and vars(module).get('dist') is torch.distributed:
-                stack.enter_context(patch.object(module, 'dist', world))
-        for name in ('start_swap', 'all_to_all', 'all_reduce', 'all_gather'):
-            stack.enter_context(patch.object(transport, name, getattr(world, name)))
-        meter = Meter(counts)
+        if num_ranks > 1:
+            stack.enter_context(transport.inside(_EqualRanks(num_ranks)))
         hook.add(meter)
         stack.callback(hook.remove, meter)
         yield counts
 
 
-class _Group:
-    """Stands for a process group."""
-
-
-class _World:
-    """Stands in for ``torch.distributed`` and for what pyg_sar asks of it; all ranks are alike."""
+class _EqualRanks(transport.World):
+    rank = 0
 
     def __init__(self, size: int) -> None:
+        super().__init__()
         self.size = size
-        self.group = SimpleNamespace(WORLD=_Group())
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch.distributed, name)  # what is not collective: types, constants
-
-    def is_initialized(self) -> bool:
-        return self.size > 1
-
-    def get_rank(self) -> int:
-        return 0
-
-    def get_world_size(self) -> int:
-        return self.size
-
-    def new_group(self, **_: Any) -> _Group:
-        return _Group()
+    def sum_alike(
+        self, operation: str, alike: str = '', *, number: int = 0, state: str = ''
+    ) -> int | None:
+        return number * self.size
 
     def start_swap(
-        self, received: Iterable[Tensor], _: int, sent: Iterable[Tensor], *__: Any
-    ) -> list[Any]:
+        self,
+        received: Sequence[Tensor],
+        recv_rank: int,
+        sent: Sequence[Tensor],
+        send_rank: int,
+        tag: int,
+    ) -> list[transport.Work]:
         """In one step as many rows come from rank -s as go to rank +s."""
         for come, to in zip(received, sent, strict=True):
             come.copy_(to)
         return []
 
     def all_to_all(
-        self, received: Tensor, sent: Tensor, came: list[int], went: list[int], _: Any
+        self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
     ) -> None:
         """What comes from rank r is what goes to rank -r."""
-        parts = torch.split(sent, went)
-        for rank, place in enumerate(torch.split(received, came)):
+        parts = torch.split(sent, send_sizes)
+        for rank, place in enumerate(torch.split(received, recv_sizes)):
             place.copy_(parts[-rank % self.size])
 
-    def all_reduce(self, tensor: Tensor, _: Any) -> Tensor:
+    def all_reduce(self, tensor: Tensor) -> None:
         tensor *= self.size
-        return tensor
 
-    def all_gather(self, own: Tensor, _: Any) -> Tensor:
+    def all_gather(self, own: Tensor) -> Tensor:
         return torch.stack([own] * self.size)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        pass

@@ -14,12 +14,11 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
-from pyg_sar.comm import is_distributed
+from pyg_sar.comm import rank, world_size
 from pyg_sar.conv.names import name_of
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
@@ -86,9 +85,8 @@ class Recording(Meter):
         passes = [p for layer in self._layers for p in (layer.forward, layer.backward)]
         spent = sum(p.waiting + p.computing for p in passes) + self._outside.waiting
         self._outside.computing = max(seconds - spent, 0.0)  # of all threads
-        rank, world_size = (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
-        start, name = self._start_bytes, self._memory.name
-        return Summary(rank, world_size, seconds, self._layers, self._outside, start, name)
+        world, start = (rank(), world_size()), self._start_bytes
+        return Summary(*world, seconds, self._layers, self._outside, start, self._memory.name)
 
     def clock(self) -> float:
         """Seconds; on a GPU when all that was started is done."""

@@ -46,10 +46,7 @@ class Connection:
     ) -> None:
         self.number, self.timeout = number, timeout
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        try:
-            store = dist.distributed_c10d._get_default_store()
-        except ValueError:  # a rehearsal of one process
-            store = None
+        store = dist.distributed_c10d._get_default_store()
         self.reports = Reports(store, f'pyg_sar/{number}', self.rank, self.world_size)
         self.error: ExchangeError | None = None
         self.debug: bool = before is not None and before.debug

@@ -1,8 +1,9 @@
 """The process group of the exchanges, and what guards its operations.
 
 All state of exchanges and of debugging hangs on a :class:`Connection`, and every function here
-finds its own by :func:`_connection`: that of the default group. Worlds of another kind, such as one
-of threads, need another answer there and nothing else.
+finds its own by :func:`_connection`: that of the default group. A world of another kind
+(:func:`pyg_sar.comm.transport.world`) has no connections that could break: its rank is told what
+it is at, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import functools
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from pyg_sar.comm import transport
 from pyg_sar.comm.faults.connection import Connection, Guard
-from pyg_sar.comm.faults.errors import in_layer, layer_of_place
-from pyg_sar.comm.transport import is_distributed
+from pyg_sar.comm.faults.errors import in_layer, layer_of_place, placed
+from pyg_sar.comm.transport import World, is_distributed
 from pyg_sar.monitor import hook
 
 Function = TypeVar('Function', bound=type)
@@ -32,13 +34,13 @@ _num_connections = 0
 
 def _connection() -> Connection | None:
     """Of the world that this code runs in; None if it has none yet."""
-    default = dist.group.WORLD
+    default = dist.group.WORLD if transport.world() is None else None
     return None if default is None else _connections.get(default)
 
 
-def connected() -> Connection:
-    """The same, made at its first use (collective)."""
-    return _connection() or _connect(None)
+def connected() -> Connection | World:
+    """The same, made at its first use (collective); or the world of another kind."""
+    return transport.world() or _connection() or _connect(None)
 
 
 def guard(
@@ -54,11 +56,15 @@ def guard(
             raises on all ranks where they differ.
     """
     connection = connected()
-    if not is_wait:
-        connection.num_operations += 1
-        if connection.debug:
-            connection.sum_alike(operation, alike)
-    guarded = Guard(connection, operation, peer)
+    if isinstance(connection, World):
+        connection.operation = placed(operation)
+        guarded: AbstractContextManager[None] = nullcontext()
+    else:
+        if not is_wait:
+            connection.num_operations += 1
+            if connection.debug:
+                connection.sum_alike(operation, alike)
+        guarded = Guard(connection, operation, peer)
     return hook.in_operation(guarded, operation, peer, is_wait) if hook.watchers else guarded
 
 
@@ -99,7 +105,8 @@ def communicates(function: Function) -> Function:
 def exchange_group() -> dist.ProcessGroup | None:
     """The group of the exchanges: all ranks, made once beside the default group (collective).
 
-    None when ``torch.distributed`` is not initialised; raises ExchangeError if it has ended.
+    None when ``torch.distributed`` is not initialised, and in another world; raises ExchangeError
+    if it has ended.
     """
     if not is_distributed():
         return None
@@ -113,7 +120,7 @@ def set_timeout(timeout: timedelta | None) -> None:
         return
     exchange_group()  # raises if it has ended
     before = connected()
-    if before.timeout != timeout:
+    if isinstance(before, Connection) and before.timeout != timeout:
         _connect(timeout)
         assert before.group is not None
         dist.destroy_process_group(before.group)

@@ -50,7 +50,7 @@ class Cause(NamedTuple):
 
 
 class Reports:
-    """The reports of all ranks of a group, in `store`; None is as a store that is gone."""
+    """The reports of all ranks of a group, in `store`."""
 
     def __init__(self, store: Any, name: str, rank: int, world_size: int) -> None:
         self.store, self.name, self.rank = store, name, rank

@@ -7,7 +7,8 @@ the globals of the modules that define the conv's classes, and of the libraries'
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from pyg_sar.comm.threads import put_away_between_turns
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 _LIBRARY_MODULES = ('torch', 'torch_geometric.utils', 'torch_geometric.nn.conv.gcn_conv')
@@ -46,22 +48,66 @@ def replaced(module: torch.nn.Module, replacements: dict[AnyFn, AnyFn]) -> Itera
     Inside another one it lasts for its own time, and the outer one's functions come back after it.
     """
     classes = frozenset(type(m) for m in module.modules())
-    undo: list[tuple[ModuleType, str, AnyFn]] = []
-    known: dict[int, AnyFn] = {}
+    bound = _Bound()
+    _here.all_of.append(bound)
     try:
         for function, replacement in replacements.items():
-            places = _places(classes, function)
-            known[id(replacement)] = replacement
-            _originals[id(replacement)] = function
-            for place, name in places:
-                undo.append((place, name, getattr(place, name)))
-                setattr(place, name, replacement)
+            bound.add(function, replacement, _places(classes, function))
         yield
     finally:
-        for place, name, before in undo:
+        _here.all_of.pop()
+        bound.take_off()
+
+
+class _Bound:
+    """Functions that are bound now, and what is bound without them."""
+
+    def __init__(self) -> None:
+        self.replacements: list[tuple[AnyFn, AnyFn]] = []
+        self.places: list[tuple[ModuleType, str, AnyFn, AnyFn]] = []
+
+    def add(
+        self, function: AnyFn, replacement: AnyFn, places: Iterable[tuple[ModuleType, str]]
+    ) -> None:
+        self.replacements.append((function, replacement))
+        _originals[id(replacement)] = function
+        for place, name in places:
+            self.places.append((place, name, getattr(place, name), replacement))
+            setattr(place, name, replacement)
+
+    def take_off(self) -> None:
+        for place, name, before, _ in reversed(self.places):
             setattr(place, name, before)
-        for each in known:
-            _originals.pop(each, None)
+        for _, replacement in self.replacements:
+            _originals.pop(id(replacement), None)
+
+    def put_on(self) -> None:
+        for function, replacement in self.replacements:
+            _originals[id(replacement)] = function
+        for place, name, _, replacement in self.places:
+            setattr(place, name, replacement)
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.all_of: list[_Bound] = []
+
+
+_here = _Here()
+
+
+@put_away_between_turns
+def _take_all_off() -> Callable[[], None]:
+    """Takes the functions of this thread off; returns what puts them on again."""
+    bound = list(_here.all_of)
+    for each in reversed(bound):
+        each.take_off()
+
+    def put_on() -> None:
+        for each in bound:
+            each.put_on()
+
+    return put_on
 
 
 def on_shards(function: AnyFn, form: AnyFn) -> AnyFn:
