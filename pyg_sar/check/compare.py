@@ -1,0 +1,215 @@
+"""Runs a program on the small graph whole and in two parts, and says where they differ."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.check.run import CannotRun, Run, Step, no_collectives, rows_of, run
+from pyg_sar.check.small_graph import NUM_PARTS, SmallGraph
+from pyg_sar.comm import transport
+from pyg_sar.comm.threads import run_threads
+
+Program = Callable[[torch.nn.Module, Any], Any]
+
+_TOLERANCE = {torch.float64: 1e-7, torch.complex128: 1e-7}
+_SINGLE = 1e-3  # of any other dtype
+
+_INSTEAD = {
+    'mean': 'pyg_sar.global_mean',
+    'sum': 'pyg_sar.global_sum',
+    'batch_norm': 'torch.nn.BatchNorm1d as a module',
+}
+"""What computes over the nodes of all ranks, by the name of what computes over those of one."""
+
+
+def difference(model: torch.nn.Module, program: Program, small: SmallGraph) -> str | None:
+    """What differs between the whole small graph and its two parts, in words; None if nothing.
+
+    The model runs in float64 if it can, so that rounding is no difference.
+
+    Args:
+        model: The model, its convs and norms converted.
+        program: Calls the model with arguments.
+        small: The small graph.
+
+    Raises:
+        CannotRun: If the program does not run on the small graph.
+    """
+    dtypes: list[torch.dtype | None] = [torch.float64, None]
+    error: Exception | None = None
+    for dtype in dtypes:
+        runs = _Runs(model, program, small, dtype)
+        try:
+            whole, *parts = runs.all_of()
+        except CannotRun:
+            raise
+        except Exception as found:
+            error = error or found
+            continue
+        where = _where(whole, parts)
+        if where is None:
+            return None
+        if any(each.has_odd_draws for each in (whole, *parts)):
+            raise CannotRun('it draws random numbers that no single node or edge has')
+        whole, *parts = runs.all_of(records=True)
+        return _sentence(model, where, _first_step(whole, parts))
+    raise CannotRun(f'{type(error).__name__}: {error}') from error
+
+
+class _Runs:
+    """The program in one dtype, whole and in parts."""
+
+    def __init__(
+        self, model: torch.nn.Module, program: Program, small: SmallGraph, dtype: torch.dtype | None
+    ) -> None:
+        self._model, self._program, self._small, self._dtype = model, program, small, dtype
+
+    def all_of(self, *, records: bool = False) -> list[Run]:
+        """The run of the whole, and those of the parts."""
+
+        def of_rank(first: int) -> Run:
+            view = self._small.views[first + transport.rank()]
+            arguments = self._small.cut(view, self._dtype)
+            return run(model, self._program, arguments, view, records=records)
+
+        with _default(self._dtype), no_collectives():
+            model = copy.deepcopy(self._model).cpu()
+            if self._dtype is not None:
+                model = model.to(self._dtype)
+            return [*run_threads(of_rank, 1, 0), *run_threads(of_rank, NUM_PARTS, 1)]
+
+
+@contextmanager
+def _default(dtype: torch.dtype | None) -> Any:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _where(whole: Run, parts: Sequence[Run]) -> str | None:
+    """What differs first: an output, a gradient, a buffer."""
+    num_outputs = {len(each.outputs) for each in (whole, *parts)}
+    if len(num_outputs) > 1:
+        return 'the number of its outputs differs'
+    for i, out in enumerate(whole.outputs):
+        found = _compared(out, [part.outputs[i] for part in parts], whole, parts)
+        if found is not None:
+            name = 'its output' if len(whole.outputs) == 1 else f'its output {i}'
+            return f'{name} differs {found}'
+    for i, grad in enumerate(whole.input_gradients):
+        found = _gradients(grad, [part.input_gradients[i] for part in parts], whole, parts)
+        if found is not None:
+            return f'the gradient of its input differs {found}'
+    for name, grad in whole.gradients.items():
+        found = _gradients(grad, [part.gradients[name] for part in parts], whole, parts, alike=True)
+        if found is not None:
+            return f"the gradient of '{name}' differs {found}"
+    for name, buffer in whole.buffers.items():
+        found = _compared(buffer, [part.buffers[name] for part in parts], whole, parts, alike=True)
+        if found is not None:
+            return f"the buffer '{name}' differs {found}"
+    return None
+
+
+def _gradients(
+    whole: Tensor | None,
+    parts: Sequence[Tensor | None],
+    whole_run: Run,
+    part_runs: Sequence[Run],
+    *,
+    alike: bool = False,
+) -> str | None:
+    given = [grad for grad in (whole, *parts) if grad is not None]
+    if not given:
+        return None
+    filled = [
+        torch.zeros_like(given[0]) if grad is None and alike else grad for grad in (whole, *parts)
+    ]
+    first, *others = [grad for grad in filled if grad is not None]
+    if len(others) < len(parts):
+        return 'as it is there on some ranks only'
+    return _compared(first, others, whole_run, part_runs, alike=alike)
+
+
+def _compared(
+    whole: Tensor,
+    parts: Sequence[Tensor],
+    whole_run: Run,
+    part_runs: Sequence[Run],
+    *,
+    alike: bool = False,
+) -> str | None:
+    """By how much a tensor of the whole differs from those of the parts; None if it does not.
+
+    Args:
+        whole: The tensor of the whole small graph.
+        parts: Those of the parts.
+        whole_run: Its run.
+        part_runs: Their runs.
+        alike: Whether it has no rows of nodes or edges: it is the same on all ranks.
+    """
+    found = None if alike else rows_of(whole, whole_run.view)
+    worst = 0.0
+    for part, part_run in zip(parts, part_runs, strict=True):
+        expected = whole
+        if found is not None:
+            mine = rows_of(part, part_run.view)
+            if mine is None or mine[0] != found[0]:
+                return f'in shape: {tuple(whole.shape)} of the whole, {tuple(part.shape)} of a part'
+            expected = whole.index_select(mine[0], mine[1].ids)
+        if expected.shape != part.shape:
+            return f'in shape: {tuple(whole.shape)} of the whole, {tuple(part.shape)} of a part'
+        if expected.numel() == 0:
+            continue
+        finite = whole[torch.isfinite(whole)].abs()
+        scale = max(float(finite.max()) if finite.numel() else 0.0, 1e-30)
+        same = torch.isclose(
+            part, expected, rtol=0, atol=_TOLERANCE.get(part.dtype, _SINGLE) * scale, equal_nan=True
+        )
+        if not same.all():
+            distance = (part - expected)[~same].abs()
+            distance = distance[torch.isfinite(distance)]
+            worst = max(worst, float(distance.max()) / scale if distance.numel() else float('inf'))
+    return f'by {worst:.1g} of its largest value' if worst else None
+
+
+def _first_step(whole: Run, parts: Sequence[Run]) -> Step | None:
+    """The first tensor on the way that differs, as far as steps of the runs belong together."""
+    step: Step
+    for step, *others in zip(whole.steps, *(part.steps for part in parts), strict=False):
+        if any((o.function, o.path) != (step.function, step.path) for o in others):
+            return None
+        shapes = {tuple(o.value.shape) for o in others} | {tuple(step.value.shape)}
+        if rows_of(step.value, whole.view) is None and len(shapes) > 1:
+            continue  # rows of something else, such as of selected nodes
+        if _compared(step.value, [o.value for o in others], whole, parts) is not None:
+            return step
+    return None
+
+
+def _sentence(model: torch.nn.Module, where: str, step: Step | None) -> str:
+    at = ''
+    instead = 'what needs all nodes must come from pyg_sar (docs/porting.md)'
+    if step is not None:
+        place = f"'{step.path}' ({step.kind})" if step.path else f'{step.kind}.forward'
+        at = (
+            f', first at {place}'
+            if not step.function
+            else f", first at '{step.function}' in {place}"
+        )
+        better = _INSTEAD.get(step.function)
+        if better is not None:
+            instead = f'it sees the nodes of one rank only: use {better} (docs/porting.md)'
+    return (
+        f'{type(model).__name__} does not give on a cut graph what it gives on the whole one: '
+        f'{where}{at}; {instead}, or pass check=False if you mean it so'
+    )

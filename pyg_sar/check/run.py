@@ -1,0 +1,309 @@
+"""One run of a program on the small graph: its outputs, its gradients, and what came on the way.
+
+Dropout is off in all runs. Other random numbers are the same for the same row of the small graph,
+whichever run draws them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pyg_sar.check.small_graph import Rows, View, _leaves
+from pyg_sar.comm import all_reduce_sum, world_size
+from pyg_sar.conv.names import name_of
+from pyg_sar.conv.sar_conv import SARConv
+
+_DROPOUTS = {
+    getattr(torch.nn.functional, name)
+    for name in (
+        *('dropout', 'dropout1d', 'dropout2d', 'dropout3d'),
+        *('alpha_dropout', 'feature_alpha_dropout'),
+    )
+} | {torch.dropout, torch.dropout_, torch.alpha_dropout, torch.feature_dropout}
+
+_DRAWS = {
+    *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.bernoulli, torch.normal),
+    *(torch.rand_like, torch.randn_like, torch.randint_like, torch.multinomial, torch.poisson),
+    *(Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_, Tensor.random_, Tensor.exponential_),
+    *(Tensor.bernoulli, Tensor.geometric_, Tensor.cauchy_, Tensor.log_normal_, Tensor.multinomial),
+}
+
+
+class CannotRun(Exception):
+    """Why a program cannot be run on the small graph."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A tensor that the model computed on its way.
+
+    Attributes:
+        function: What computed it; empty for a module's output.
+        path: The module in whose forward that was; of a module's output that module.
+        kind: Its class.
+        value: The tensor.
+    """
+
+    function: str
+    path: str
+    kind: str
+    value: Tensor
+
+
+@dataclass(eq=False)
+class Run:
+    """What came out.
+
+    Attributes:
+        view: What the run had of the small graph.
+        outputs: The floating-point tensors that the program returned.
+        gradients: By name, of parameters (mean over the ranks) and inputs.
+        buffers: By name, afterwards.
+        steps: What came on the way, if it was asked for.
+        draws_differ: Whether random numbers were drawn of which rows cannot be told apart.
+    """
+
+    view: View
+    outputs: list[Tensor] = field(default_factory=list)
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    input_gradients: list[Tensor | None] = field(default_factory=list)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    has_odd_draws: bool = False
+
+
+def run(
+    model: torch.nn.Module,
+    program: Callable[[torch.nn.Module, Any], Any],
+    arguments: Any,
+    view: View,
+    *,
+    records: bool = False,
+) -> Run:
+    """Runs a program once, forward and backward, on this rank of the world that this thread is in.
+
+    Args:
+        model: The model; a copy of it is trained.
+        program: Calls it with the arguments, and returns what it gives.
+        arguments: As this run has them.
+        view: What this run has of the small graph.
+        records: Whether to keep what comes on the way.
+    """
+    found = Run(view)
+    model = copy.deepcopy(model)
+    for p in model.parameters():
+        p.grad = None
+    mode = _Same(found, records)
+    with torch.enable_grad(), ExitStack() as stack:
+        _no_dropout(model)
+        if records:
+            stack.enter_context(mode.following(model))
+        with mode:
+            out = program(model, arguments)
+        found.outputs = [t for t in floats_in(out)]
+        loss = _functional(found.outputs, view)
+        if loss is not None:
+            loss.backward()  # type: ignore[no-untyped-call]
+    ranks = world_size()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            flag = p.new_tensor(p.grad is not None, dtype=torch.float64)
+            grad = torch.zeros_like(p) if p.grad is None else p.grad
+            if grad.layout != torch.strided:
+                grad = grad.to_dense()
+            if not (p.is_floating_point() or p.is_complex()) or not p.requires_grad:
+                continue
+            has_any = all_reduce_sum(flag)
+            grad = all_reduce_sum(grad.clone().contiguous()) / ranks
+            found.gradients[name] = grad if has_any > 0 else None
+        found.buffers = {
+            name: b.clone() for name, b in model.named_buffers() if b.is_floating_point()
+        }
+        for value, _ in _leaves(arguments):
+            if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
+                found.input_gradients.append(None if value.grad is None else value.grad / ranks)
+    found.outputs = [t.detach() for t in found.outputs]
+    return found
+
+
+def floats_in(value: Any) -> list[Tensor]:
+    """The floating-point tensors of nested containers."""
+    tensors = (t for t, _ in _leaves(value) if isinstance(t, Tensor))
+    return [t for t in tensors if t.is_floating_point() or t.is_complex()]
+
+
+def rows_of(tensor: Tensor, view: View) -> tuple[int, Rows] | None:
+    """The dimension that a tensor has rows in, and which they are; the first or the second."""
+    for dim in range(min(tensor.dim(), 2)):
+        rows = view.rows_of_size(tensor.size(dim))
+        if rows is not None:
+            return dim, rows
+    return None
+
+
+def _functional(outputs: list[Tensor], view: View) -> Tensor | None:
+    """A scalar of the outputs, the mean of which over the ranks is that of the whole graph.
+
+    A fixed random number times every entry. Rows that only this rank has count P times, as their
+    sum over the ranks is wanted.
+    """
+    total = None
+    for i, out in enumerate(outputs):
+        if not out.requires_grad:
+            continue
+        found = rows_of(out, view)
+        if found is None:
+            weights = _drawn(out.shape, i)
+            part = (out * weights.to(out.dtype)).sum()
+        else:
+            dim, rows = found
+            shape = list(out.shape)
+            shape[dim] = rows.num_rows
+            weights = _drawn(shape, i).index_select(dim, rows.ids)
+            part = (out * weights.to(out.dtype)).sum() * world_size()
+        part = part.real if part.is_complex() else part
+        total = part if total is None else total + part
+    return total
+
+
+def _drawn(shape: Any, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+
+
+def _no_dropout(model: torch.nn.Module) -> None:
+    """Sets what modules call their share of dropped values to 0, for good: it is a copy."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            is_share = 'dropout' in name or (
+                name == 'p' and isinstance(module, torch.nn.modules.dropout._DropoutNd)
+            )
+            if is_share and type(value) is float:
+                setattr(module, name, 0.0)
+
+
+class _Same(TorchFunctionMode):
+    """Makes random numbers the same in all runs, leaves dropout out, and keeps steps."""
+
+    def __init__(self, found: Run, records: bool) -> None:
+        super().__init__()
+        self._run, self._records = found, records
+        self._num_draws = 0
+        self._modules: list[tuple[str, torch.nn.Module]] = []  # whose forwards run, outermost first
+
+    @contextmanager
+    def following(self, model: torch.nn.Module) -> Iterator[None]:
+        """Notes in which module things happen; what is in a SARConv is its own affair."""
+        handles = []
+        for path, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
+            handles.append(module.register_forward_hook(self._leaving(path)))
+        yield
+        for handle in handles:
+            handle.remove()
+
+    def _entering(self, path: str) -> Callable[..., None]:
+        def enter(module: torch.nn.Module, args: Any) -> None:
+            self._modules.append((path, module))
+
+        return enter
+
+    def _leaving(self, path: str) -> Callable[..., None]:
+        def leave(module: torch.nn.Module, args: Any, out: Any) -> None:
+            while self._modules.pop() != (path, module):  # forwards inside that have raised
+                pass
+            self._note('', path, module, out)
+
+        return leave
+
+    def _note(self, function: str, path: str, module: torch.nn.Module, out: Any) -> None:
+        if any(isinstance(outer, SARConv) for _, outer in self._modules):
+            return
+        with torch._C.DisableTorchFunction():
+            for value in floats_in(out):
+                step = Step(function, path, name_of(module), value.detach().clone())
+                self._run.steps.append(step)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _DROPOUTS:
+            return args[0] if args else kwargs['input']
+        out = func(*args, **kwargs)
+        if func in _DRAWS:
+            out = self._same_draw(func, args, kwargs, out)
+        elif self._records and self._modules:
+            self._note(getattr(func, '__name__', str(func)), *self._modules[-1], out)
+        return out
+
+    def _same_draw(self, func: Any, args: Any, kwargs: dict[str, Any], out: Tensor) -> Tensor:
+        """Numbers of the same distribution, one for every row of the small graph."""
+        self._num_draws += 1
+        found = rows_of(out, self._run.view) if out.dim() else None
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(self._num_draws)
+            if found is None:
+                self._run.has_odd_draws |= bool(out.dim())
+                return _again(func, args, kwargs, out, tuple(out.shape), None)
+            dim, rows = found
+            shape = list(out.shape)
+            shape[dim] = rows.num_rows
+            return _again(func, args, kwargs, out, tuple(shape), (dim, rows.ids))
+
+
+def _again(
+    func: Any,
+    args: Any,
+    kwargs: dict[str, Any],
+    out: Tensor,
+    shape: tuple[int, ...],
+    taken: tuple[int, Tensor] | None,
+) -> Tensor:
+    """The same draw for the whole small graph, and of it the rows of this run."""
+    name = func.__name__
+    if name.endswith('_') and not name.startswith('_'):  # in place
+        values = func(torch.empty(shape, dtype=out.dtype), *args[1:], **kwargs)
+        out.copy_(values if taken is None else values.index_select(*taken))
+        return out
+    if name.startswith('randn'):
+        values = torch.randn(shape, dtype=torch.float64)
+    elif name.startswith('randint'):
+        bounds = [arg for arg in args if type(arg) is int]
+        high = kwargs.get('high', bounds[-1] if bounds else 1)
+        low = kwargs.get('low', bounds[0] if len(bounds) > 1 else 0)
+        values = torch.randint(low, high, shape, dtype=torch.int64)
+    elif name in ('rand', 'rand_like', 'bernoulli'):
+        values = torch.rand(shape, dtype=torch.float64)
+    else:
+        return out
+    if taken is not None:
+        values = values.index_select(*taken)
+    if name == 'bernoulli':
+        values = values < args[0]
+    drawn: Tensor = values.to(out.dtype).requires_grad_(out.requires_grad and out.is_leaf)
+    return drawn
+
+
+@contextmanager
+def no_collectives() -> Iterator[None]:
+    """Raises where the program itself communicates: the ranks of the check are not its own."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise CannotRun('it communicates by torch.distributed itself')
+
+    if not dist.is_available():
+        yield
+        return
+    with patch.object(dist.distributed_c10d, '_rank_not_in_group', refuse, create=True):
+        yield
