@@ -32,6 +32,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from pyg_sar.comm.threads import run_threads
+
 GRACE = 0.2  # seconds after the first failure in which other ranks may report theirs
 
 _context = multiprocessing.get_context('forkserver')
@@ -91,6 +93,19 @@ def run_ranks(
         if world_size in _pools:
             _pools.pop(world_size).kill()
         raise
+
+
+def run_as_threads(fn: Callable[..., Any], world_size: int, *args: Any, **kwargs: Any) -> list[Any]:
+    """The same with threads of this process as ranks, which the test of same bits stands for.
+
+    A function that is run so asks pyg_sar.comm for its rank, not torch.distributed.
+    """
+    message = _dump((_warning_filters(), fn, args, kwargs))
+    threads = torch.get_num_threads()
+    try:
+        return run_threads(lambda: _load(_dump(_call(message))), world_size)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def run_once(

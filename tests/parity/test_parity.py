@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from graphs import awkward_graph as graph
 from parity_cases import CASES, make, run
-from ranks import run_ranks
+from ranks import run_as_threads, run_ranks
 from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_sar
+from pyg_sar.comm import all_reduce_sum, is_distributed
 
 TOLERANCE = 1e-10
 FLOAT32_TOLERANCE = 1e-4
@@ -83,13 +83,24 @@ def _differences(
     keys = [key for key, _ in make(name).named_parameters()]
     for key, parameter in zip(keys, module.parameters(), strict=True):
         value = _grad(parameter).clone()
-        if dist.is_initialized():
-            dist.all_reduce(value)
+        if is_distributed():
+            all_reduce_sum(value)
         found[key] = gradients[key], value
     return {
         key: ((a - b).abs() / _scale(name, key, dtype)).max().item() if a.numel() else 0.0
         for key, (a, b) in found.items()
     }
+
+
+def _tensors(name: str, root: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Output and all gradients, those of parameters summed over the ranks."""
+    data = _as(pyg_sar.load_shard(root), dtype)
+    module = pyg_sar.wrap(make(name).to(dtype))
+    out, inputs = run(name, module, data)
+    out.backward(_expected(name, dtype)[1][data.n_id])
+    gradients = {key: _grad(value) for key, value in inputs.items()}
+    shared = {key: all_reduce_sum(_grad(p).clone()) for key, p in module.named_parameters()}
+    return {'out': out.detach(), **gradients, **shared}
 
 
 def _scale(name: str, key: str, dtype: torch.dtype) -> float:
@@ -136,7 +147,8 @@ def test_one_process(partitions: Path, name: str, mode: str, parts: str) -> None
 @pytest.mark.parametrize('name', CASES)
 @pytest.mark.parametrize(('parts', 'mode'), [('random3', mode) for mode in MODES])
 def test_three_ranks(partitions: Path, name: str, mode: str, parts: str) -> None:
-    _check(run_ranks(_differences, 3, name, str(partitions / parts), mode))
+    on_ranks = run_ranks if mode == 'sequential' else run_as_threads
+    _check(on_ranks(_differences, 3, name, str(partitions / parts), mode))
 
 
 LAYOUTS = (
@@ -151,7 +163,7 @@ def test_names_of_cases() -> None:
 
 @pytest.mark.parametrize('name', [name for name in CASES if name not in WIDELY])
 def test_four_ranks(partitions: Path, name: str) -> None:
-    _check(run_ranks(_differences, 4, name, str(partitions / 'random4'), 'sequential'))
+    _check(run_as_threads(_differences, 4, name, str(partitions / 'random4'), 'sequential'))
 
 
 @pytest.mark.parametrize('name', WIDELY)
@@ -164,7 +176,23 @@ def test_four_ranks(partitions: Path, name: str) -> None:
 )
 def test_world_sizes(partitions: Path, name: str, world_size: int, parts: str, mode: str) -> None:
     """One part per rank and several."""
-    _check(run_ranks(_differences, world_size, name, str(partitions / parts), mode))
+    _check(run_as_threads(_differences, world_size, name, str(partitions / parts), mode))
+
+
+@pytest.mark.parametrize('name', WIDELY)
+@pytest.mark.parametrize('world_size', [2, 3, 4])
+def test_threads_have_the_bits_of_processes(partitions: Path, name: str, world_size: int) -> None:
+    """So the tests above hold for processes, too."""
+    root = str(partitions / ('random4' if world_size == 4 else 'random6'))
+    for dtype in (torch.float32, torch.float64):
+        threads, processes = (
+            on_ranks(_tensors, world_size, name, root, dtype)
+            for on_ranks in (run_as_threads, run_ranks)
+        )
+        for ours, theirs in zip(threads, processes, strict=True):
+            assert ours.keys() == theirs.keys()
+            for key, value in ours.items():
+                assert torch.equal(value, theirs[key]), key
 
 
 @pytest.mark.parametrize('name', ['SAGE-median', 'FastRGCN', 'RGAT-scaled'])
@@ -172,13 +200,13 @@ def test_world_sizes(partitions: Path, name: str, world_size: int, parts: str, m
 def test_chunks(partitions: Path, name: str, max_rows: int) -> None:
     """Whatever the bound of the gather path."""
     root = str(partitions / 'random3')
-    _check(run_ranks(_differences, 3, name, root, 'sequential', max_rows=max_rows))
+    _check(run_as_threads(_differences, 3, name, root, 'sequential', max_rows=max_rows))
 
 
 @pytest.mark.parametrize('name', CASES)
 def test_float32(partitions: Path, name: str) -> None:
     root = str(partitions / 'metis3')
-    found = run_ranks(_differences, 3, name, root, 'sequential', torch.float32)
+    found = run_as_threads(_differences, 3, name, root, 'sequential', torch.float32)
     _check(found, FLOAT32_TOLERANCE)
 
 
