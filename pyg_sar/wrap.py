@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch_geometric.nn import MessagePassing
 
+from pyg_sar.check import check_first_forward
 from pyg_sar.comm import set_debug, set_timeout
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.sar_conv import SARConv
@@ -30,6 +31,7 @@ def wrap(
     timeout: float | timedelta | None = None,
     debug: bool | None = None,
     log: LogLevel | None = None,
+    check: bool = True,
     **options: Any,
 ) -> Model:
     """Makes every conv of a model a :class:`SARConv` and its norms global, in place.
@@ -57,6 +59,9 @@ def wrap(
         log: ``'info'`` or ``'debug'``: what this process tells on stderr, or to handlers of the
             logger ``pyg_sar``, about layers, blocks and times (docs/profiling.md); ``'off'``; None
             leaves it as it is, which is what PYG_SAR_LOG in the environment says. Ranks may differ.
+        check: Whether the model runs on a small graph at its first forward in training, whole and
+            in two parts, to see that the numbers are the same: once, for a second or two. So what a
+            model computes over the nodes of one rank, and not over all nodes, is found.
         **options: How every SARConv is computed: :class:`pyg_sar.conv.options.Options`.
 
     Returns:
@@ -65,8 +70,9 @@ def wrap(
     Raises:
         ValueError: If `timeout` is not positive or `log` no level; if the model has no conv, or
             holds a module that cannot be computed on a cut graph; it is named with the reason, and
-            the model is unchanged. If activations of a conv by itself are to be recomputed, which
-            has none around it.
+            the model is unchanged. At the first forward in training, on all ranks, if the model
+            does not give on a cut graph what it gives on the whole one. If activations of a conv by
+            itself are to be recomputed, which has none around it.
     """
     limit = as_timedelta(timeout)
     check_log(log)
@@ -95,6 +101,7 @@ def wrap(
             module._path = name
     if checkpoint_activations:
         recompute_activations_of(model)
+    check_first_forward(model, is_wanted=check)
     _tell(model)
     return model
 

@@ -1,5 +1,3 @@
 """Runs a user's own program twice, whole and in two parts, before it trains."""
 
-from pyg_sar.check.first_forward import FirstForward, check_model
-
-__all__ = ['FirstForward', 'check_model']
+from pyg_sar.check.first_forward import check_first_forward

@@ -6,11 +6,14 @@ import logging
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
+from torch_geometric.nn import MessagePassing
 
 from pyg_sar.check.compare import difference
 from pyg_sar.check.run import CannotRun
 from pyg_sar.check.small_graph import SmallGraph
 from pyg_sar.comm import raise_together, transport
+from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.monitor import say
 
 _logger = logging.getLogger(__name__)
@@ -18,16 +21,32 @@ _MOST_BYTES = 2**28
 
 
 class FirstForward:
-    """A forward pre-hook that checks its model once, with the arguments it is called with.
+    """Checks a model once, at the first forward in training of it or of a module inside it.
 
-    Where several ranks train. A copy of the model is not checked again.
+    A forward pre-hook of all of them, as users call ``model.encode(...)`` as well. With one process
+    nothing is checked. A copy of the model has the hook without its work.
     """
 
     def __init__(self, *, is_done: bool = False) -> None:
-        self.is_done = is_done
+        self._handles: list[RemovableHandle] = []
+        self._is_done = is_done
 
     def __reduce__(self) -> Any:
         return _done, ()
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Waits for the first forward."""
+        for module in model.modules():
+            is_whole = module is model or not isinstance(module, MessagePassing)
+            if is_whole and any(isinstance(inner, SARConv) for inner in module.modules()):
+                handle = module.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
+                self._handles.append(handle)
+
+    def let_go(self) -> None:
+        """Waits no more."""
+        self._is_done = True
+        for handle in self._handles:
+            handle.remove()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -36,10 +55,10 @@ class FirstForward:
         Raises:
             ValueError: On all ranks, if the model is not exact on a cut graph.
         """
-        is_first = not self.is_done and model.training and torch.is_grad_enabled()
+        is_first = not self._is_done and model.training and torch.is_grad_enabled()
         if not is_first or transport.world() is not None or transport.world_size() == 1:
             return
-        self.is_done = True
+        self.let_go()
         error = None
         try:
             found = check_model(model, args, kwargs)
@@ -51,6 +70,16 @@ class FirstForward:
 
 def _done() -> FirstForward:
     return FirstForward(is_done=True)
+
+
+def check_first_forward(model: torch.nn.Module, *, is_wanted: bool) -> None:
+    """Has a model checked at its first forward in training, or no longer."""
+    for module in model.modules():
+        for hook in list(module._forward_pre_hooks.values()):
+            if isinstance(hook, FirstForward):
+                hook.let_go()
+    if is_wanted:
+        FirstForward().watch(model)
 
 
 def check_model(model: torch.nn.Module, args: Any, kwargs: Any) -> str | None:
@@ -70,8 +99,16 @@ def check_model(model: torch.nn.Module, args: Any, kwargs: Any) -> str | None:
     try:
         taken = {size for t in tensors for size in t.shape}
         small = SmallGraph((args, kwargs), taken)
-        return difference(model, program, small)
-    except CannotRun:
-        raise
     except Exception as error:
         raise CannotRun(f'{type(error).__name__}: {error}') from error
+    try:
+        return difference(model, program, small)
+    except CannotRun:
+        for name, p in model.named_parameters():
+            if p.dim() > 1 and p.size(0) in small.own_sizes:
+                return (
+                    f"'{name}' of {type(model).__name__} has {p.size(0)} rows, as many as this "
+                    'rank has nodes: gradients of parameters are averaged over the ranks, so its '
+                    'rows cannot belong to nodes of one rank'
+                )
+        raise

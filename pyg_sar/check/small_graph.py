@@ -91,6 +91,11 @@ class SmallGraph:
         self._generator = torch.Generator().manual_seed(0)
         self.views = self._make()
 
+    @property
+    def own_sizes(self) -> set[int]:
+        """How many own nodes this rank has, of every set."""
+        return {*self._sets.values()}
+
     def _add(self, handle: ShardEdgeIndex, key: Any) -> None:
         shard = handle.shard
         if isinstance(key, tuple):
