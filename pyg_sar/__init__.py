@@ -10,11 +10,19 @@ from pyg_sar.comm import ExchangeError
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.load import load_shard
-from pyg_sar.loss import global_mean, global_sum
 from pyg_sar.monitor import set_log_by_environment
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.profiling import profile
+from pyg_sar.reductions import (
+    global_max,
+    global_mean,
+    global_min,
+    global_softmax,
+    global_std,
+    global_sum,
+)
 from pyg_sar.restricted_layers import restrict
+from pyg_sar.rows import rows
 from pyg_sar.wrap import wrap
 
 __version__ = '0.1.0'
@@ -25,7 +33,11 @@ __all__ = [
     'DistributedDataParallel',
     'ExchangeError',
     'SARConv',
+    'global_max',
     'global_mean',
+    'global_min',
+    'global_softmax',
+    'global_std',
     'global_sum',
     'load_checkpoint',
     'load_shard',
@@ -33,6 +45,7 @@ __all__ = [
     'partition_graph',
     'profile',
     'restrict',
+    'rows',
     'save_checkpoint',
     'transforms',
     'wrap',

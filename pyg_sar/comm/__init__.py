@@ -16,8 +16,11 @@ from pyg_sar.comm.first_derivative_only import once_differentiable
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.group import (
     agree,
+    all_gather_alike,
     all_ranks,
     all_reduce_sum,
+    all_to_all,
+    all_to_all_counts,
     are_alike,
     check_equal,
     least_of_ranks,

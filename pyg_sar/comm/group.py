@@ -113,6 +113,17 @@ def all_reduce_sum(
     return tensor
 
 
+def all_gather_alike(tensor: Tensor, what: str = 'a gather from all ranks') -> Tensor:
+    """The ranks' tensors of one shape and dtype, ``[world_size, ...]`` (collective)."""
+    if not is_distributed():
+        return tensor.unsqueeze(0)
+    alike = f'{what} ({form_of(tensor)})'
+    with guard(what, alike=alike):
+        if tensor.device.type == 'cpu':
+            connected().sum_alike(what, alike)
+        return transport.all_gather(tensor.contiguous(), exchange_group())
+
+
 def all_to_all(rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Tensor:
     """Sends the first rows to rank 0, the next ones to rank 1, ... (collective).
 

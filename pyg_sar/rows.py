@@ -1,0 +1,198 @@
+"""Rows of any nodes, by their ids in the whole graph, from wherever they are.
+
+A rank does not know who owns an id. So ids have a home: rank ``id * P // N``, where the owner is
+written down once. A rank asks the homes of its ids for their owners, then the owners for the rows.
+Homes and answers are kept with the tensors of ids that they belong to: the second call with the
+same ids moves rows only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from pyg_sar.comm import (
+    agree,
+    all_to_all,
+    all_to_all_counts,
+    communicates,
+    in_call,
+    once_differentiable,
+    raise_together,
+    rank,
+    world_size,
+)
+from pyg_sar.ddp.backward import started
+
+
+@in_call('rows')
+def rows(x: Tensor, ids: Tensor, n_id: Tensor) -> Tensor:
+    """The rows of nodes of the whole graph: ``x[ids]``, as if `x` had the rows of all nodes.
+
+    ``z = rows(out, edge_label_index, data.n_id)`` gives a decoder the two ends of every labelled
+    edge, on whichever ranks they are. Gradients go back to the owners.
+
+    Args:
+        x: Own rows ``[num_own, ...]``.
+        ids: Ids of the whole graph, int64, of any shape; they may differ from rank to rank.
+        n_id: ``data.n_id``: the ids of the own nodes, int64 ``[num_own]``. Of a HeteroData that of
+            the type of nodes.
+
+    Returns:
+        ``[*ids.shape, ...]``. Collective: one all-to-all in forward, one in backward; at the first
+        call with these ids a few more. A change of `ids` in place is noticed.
+
+    Raises:
+        ValueError: On all ranks, if on one of them `ids` holds an id that no rank owns, or is not
+            int64, or `x` and `n_id` do not fit together.
+    """
+    plan = _plan(x, ids, n_id)
+    out: Tensor = _Rows.apply(x, plan)  # type: ignore[no-untyped-call]
+    if out.requires_grad:
+        out.register_hook(_note)  # type: ignore[no-untyped-call]
+    return out.index_select(0, plan.place).view(*ids.shape, *x.shape[1:])
+
+
+def _note(grad: Tensor) -> None:
+    """The backward that runs hands gradients back to other ranks."""
+    started()
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """What moves between ranks for some ids.
+
+    Attributes:
+        send_index: Own rows that are sent, by the rank that reads them.
+        send_counts: How many each rank reads.
+        recv_counts: How many come from each rank.
+        place: Which of the rows that come is that of each id.
+    """
+
+    send_index: Tensor
+    send_counts: list[int]
+    recv_counts: list[int]
+    place: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Home:
+    """The owners of the ids from `first` on: rank and row, -1 for an id that nobody owns."""
+
+    first: int
+    num_ids: int
+    rank: Tensor
+    row: Tensor
+
+
+_homes = WeakTensorKeyDictionary()
+_plans = WeakTensorKeyDictionary()
+
+
+def _plan(x: Tensor, ids: Tensor, n_id: Tensor) -> _Plan:
+    error = None
+    if ids.dtype != torch.int64:
+        error = f"expected int64 'ids' (got {ids.dtype})"
+    elif x.shape[:1] != n_id.shape:
+        error = (
+            f"expected one row of 'x' for each of {tuple(n_id.shape)} ids in 'n_id' "
+            f'(got shape {tuple(x.shape)})'
+        )
+    known = _plans.get(ids)  # type: ignore[no-untyped-call]
+    is_known = known is not None and known[0] == ids._version and known[1] is n_id
+    answers = agree((error, is_known))
+    if error is not None:
+        raise ValueError(error)
+    for number, (theirs, _) in enumerate(answers):
+        if theirs is not None:
+            raise ValueError(f'rank {number}: {theirs}')
+    if known is not None and all(each for _, each in answers):
+        kept: _Plan = known[2]
+        return kept
+    plan = _asked_for(ids.reshape(-1), _home(n_id))
+    _plans[ids] = ids._version, n_id, plan
+    return plan
+
+
+def _home(n_id: Tensor) -> _Home:
+    """Of the ids of all ranks (collective)."""
+    known = _homes.get(n_id)  # type: ignore[no-untyped-call]
+    is_known = known is not None and known[0] == n_id._version
+    own_end = int(n_id.max()) + 1 if n_id.numel() else 0
+    answers = agree((is_known, own_end))
+    if known is not None and all(each for each, _ in answers):
+        kept: _Home = known[1]
+        return kept
+    num_ids, ranks = max(end for _, end in answers), world_size()
+    order, counts = _by_home(n_id, num_ids)
+    asked = all_to_all_counts(counts)
+    told = torch.stack([n_id[order], order], dim=1)
+    came = all_to_all(told, counts.tolist(), asked.tolist())
+    owner = torch.repeat_interleave(torch.arange(ranks, device=n_id.device), asked)
+    first, end = _bounds(num_ids)
+    home = _Home(first, num_ids, *(n_id.new_full((end - first,), -1) for _ in range(2)))
+    home.rank[came[:, 0] - first] = owner
+    home.row[came[:, 0] - first] = came[:, 1]
+    _homes[n_id] = n_id._version, home
+    return home
+
+
+def _bounds(num_ids: int) -> tuple[int, int]:
+    """The ids whose home is this rank."""
+    own, ranks = rank(), world_size()
+    return -(-own * num_ids // ranks), -(-(own + 1) * num_ids // ranks)
+
+
+def _by_home(ids: Tensor, num_ids: int) -> tuple[Tensor, Tensor]:
+    """An order of ids by their homes, and how many each has."""
+    home = ids * world_size() // max(num_ids, 1)
+    return torch.argsort(home, stable=True), torch.bincount(home, minlength=world_size())
+
+
+def _asked_for(ids: Tensor, home: _Home) -> _Plan:
+    """Finds the owners of ids, and tells them what will be read (collective)."""
+    unique, place = torch.unique(ids, return_inverse=True)
+    is_wrong = (unique < 0) | (unique >= home.num_ids)
+    order, counts = _by_home(unique[~is_wrong], home.num_ids)
+    asked = all_to_all_counts(counts)
+    questions = all_to_all(unique[~is_wrong][order], counts.tolist(), asked.tolist())
+    found = torch.stack([home.rank, home.row], dim=1)[questions - home.first]
+    answers = torch.empty_like(unique).unsqueeze(1).repeat(1, 2).fill_(-1)
+    told = all_to_all(found, asked.tolist(), counts.tolist())
+    answers[(~is_wrong).nonzero().view(-1)[order]] = told
+    owner, row = answers.unbind(dim=1)
+    missing = unique[owner < 0]
+    raise_together(
+        ValueError(f"'ids' has {int(missing[0])}, which is no node's id in 'n_id' of any rank")
+        if missing.numel()
+        else None
+    )
+    order = torch.argsort(owner, stable=True)
+    recv_counts = torch.bincount(owner, minlength=world_size())
+    send_counts = all_to_all_counts(recv_counts)
+    send_index = all_to_all(row[order], recv_counts.tolist(), send_counts.tolist())
+    position = torch.empty_like(order)
+    position[order] = torch.arange(order.numel(), device=order.device)
+    return _Plan(send_index, send_counts.tolist(), recv_counts.tolist(), position[place])
+
+
+@communicates
+class _Rows(torch.autograd.Function):
+    """Rows that other ranks own, each once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plan: _Plan) -> Tensor:
+        ctx.plan, ctx.shape = plan, x.shape
+        return all_to_all(x[plan.send_index], plan.send_counts, plan.recv_counts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        plan = ctx.plan
+        came = all_to_all(grads[0].contiguous(), plan.recv_counts, plan.send_counts)
+        grad: Tensor = grads[0].new_zeros(ctx.shape).index_add(0, plan.send_index, came)
+        return grad, None
