@@ -26,7 +26,7 @@ MAY_IMPORT = {
     'norm': {'comm', 'norm', 'recompute'},
     'reductions': {'comm', 'ddp'},
     'rows': {'comm', 'ddp'},
-    'check': {'check', 'comm', 'conv', 'monitor', 'partitioner', 'shard'},
+    'check': {'check', 'comm', 'conv', 'monitor', 'norm', 'partitioner', 'shard'},
     'memory': set(),
     'load': {'comm', 'monitor', 'shard'},
     'restricted_layers': {'comm', 'shard'},

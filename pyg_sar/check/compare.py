@@ -22,6 +22,12 @@ _SINGLE = 1e-3  # of any other dtype
 
 _INSTEAD = {
     'mean': 'pyg_sar.global_mean',
+    'std': 'pyg_sar.global_std',
+    'max': 'pyg_sar.global_max',
+    'amax': 'pyg_sar.global_max',
+    'min': 'pyg_sar.global_min',
+    'amin': 'pyg_sar.global_min',
+    'softmax': 'pyg_sar.global_softmax',
     'sum': 'pyg_sar.global_sum',
     'batch_norm': 'torch.nn.BatchNorm1d as a module',
 }
@@ -105,12 +111,16 @@ def _where(whole: Run, parts: Sequence[Run]) -> str | None:
         if found is not None:
             name = 'its output' if len(whole.outputs) == 1 else f'its output {i}'
             return f'{name} differs {found}'
+    # One that is zero but for rounding, of a bias before a norm, has no scale of its own.
+    given = [g for g in (*whole.gradients.values(), *whole.input_gradients) if g is not None]
+    least = 1e-3 * max((float(g.abs().max()) for g in given if g.numel()), default=0.0)
     for i, grad in enumerate(whole.input_gradients):
-        found = _gradients(grad, [part.input_gradients[i] for part in parts], whole, parts)
+        found = _gradients(grad, [part.input_gradients[i] for part in parts], whole, parts, least)
         if found is not None:
             return f'the gradient of its input differs {found}'
     for name, grad in whole.gradients.items():
-        found = _gradients(grad, [part.gradients[name] for part in parts], whole, parts, alike=True)
+        of_parts = [part.gradients[name] for part in parts]
+        found = _gradients(grad, of_parts, whole, parts, least, alike=True)
         if found is not None:
             return f"the gradient of '{name}' differs {found}"
     for name, buffer in whole.buffers.items():
@@ -125,6 +135,7 @@ def _gradients(
     parts: Sequence[Tensor | None],
     whole_run: Run,
     part_runs: Sequence[Run],
+    least: float,
     *,
     alike: bool = False,
 ) -> str | None:
@@ -137,7 +148,7 @@ def _gradients(
     first, *others = [grad for grad in filled if grad is not None]
     if len(others) < len(parts):
         return 'as it is there on some ranks only'
-    return _compared(first, others, whole_run, part_runs, alike=alike)
+    return _compared(first, others, whole_run, part_runs, alike=alike, least=least)
 
 
 def _compared(
@@ -147,6 +158,7 @@ def _compared(
     part_runs: Sequence[Run],
     *,
     alike: bool = False,
+    least: float = 1e-30,
 ) -> str | None:
     """By how much a tensor of the whole differs from those of the parts; None if it does not.
 
@@ -156,6 +168,7 @@ def _compared(
         whole_run: Its run.
         part_runs: Their runs.
         alike: Whether it has no rows of nodes or edges: it is the same on all ranks.
+        least: Smaller numbers are rounding alone.
     """
     found = None if alike else rows_of(whole, whole_run.view)
     worst = 0.0
@@ -171,7 +184,7 @@ def _compared(
         if expected.numel() == 0:
             continue
         finite = whole[torch.isfinite(whole)].abs()
-        scale = max(float(finite.max()) if finite.numel() else 0.0, 1e-30)
+        scale = max(float(finite.max()) if finite.numel() else 0.0, least)
         same = torch.isclose(
             part, expected, rtol=0, atol=_TOLERANCE.get(part.dtype, _SINGLE) * scale, equal_nan=True
         )

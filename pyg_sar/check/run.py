@@ -20,8 +20,10 @@ from torch.overrides import TorchFunctionMode
 
 from pyg_sar.check.small_graph import Rows, View, _leaves
 from pyg_sar.comm import all_reduce_sum, world_size
+from pyg_sar.comm.faults.errors import place
 from pyg_sar.conv.names import name_of
 from pyg_sar.conv.sar_conv import SARConv
+from pyg_sar.norm import GlobalNorm
 
 _DROPOUTS = {
     getattr(torch.nn.functional, name)
@@ -227,7 +229,8 @@ class _Same(TorchFunctionMode):
         return leave
 
     def _note(self, function: str, path: str, module: torch.nn.Module, out: Any) -> None:
-        if any(isinstance(outer, SARConv) for _, outer in self._modules):
+        # What is in a SARConv, a global norm or a function over all nodes is their affair.
+        if place() or any(isinstance(outer, (SARConv, GlobalNorm)) for _, outer in self._modules):
             return
         with torch._C.DisableTorchFunction():
             for value in floats_in(out):
