@@ -5,24 +5,25 @@ What most programs need is here; what is used less is in :mod:`pyg_sar.transform
 """
 
 from pyg_sar import memory, transforms
+from pyg_sar.check_program import check
 from pyg_sar.checkpoint import load_checkpoint, save_checkpoint
 from pyg_sar.comm import ExchangeError
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.load import load_shard
 from pyg_sar.monitor import set_log_by_environment
-from pyg_sar.partitioner import partition_graph
-from pyg_sar.profiling import profile
-from pyg_sar.reductions import (
+from pyg_sar.over_all_nodes import (
     global_max,
     global_mean,
     global_min,
     global_softmax,
     global_std,
     global_sum,
+    rows,
 )
+from pyg_sar.partitioner import partition_graph
+from pyg_sar.profiling import profile
 from pyg_sar.restricted_layers import restrict
-from pyg_sar.rows import rows
 from pyg_sar.wrap import wrap
 
 __version__ = '0.1.0'
@@ -33,6 +34,7 @@ __all__ = [
     'DistributedDataParallel',
     'ExchangeError',
     'SARConv',
+    'check',
     'global_max',
     'global_mean',
     'global_min',

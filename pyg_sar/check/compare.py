@@ -5,17 +5,31 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pyg_sar.check.run import CannotRun, Run, Step, no_collectives, rows_of, run
-from pyg_sar.check.small_graph import NUM_PARTS, SmallGraph
+from pyg_sar.check.small_graph import NUM_PARTS, View
 from pyg_sar.comm import transport
 from pyg_sar.comm.threads import run_threads
 
 Program = Callable[[torch.nn.Module, Any], Any]
+
+
+class Small(Protocol):
+    """What a program is run on.
+
+    Attributes:
+        views: What the run of the whole has of it, and those of the parts.
+    """
+
+    views: list[View]
+
+    def cut(self, view: View, dtype: torch.dtype | None) -> Any:
+        """The arguments of the program as a run has them; float32 numbers in `dtype`."""
+
 
 _TOLERANCE = {torch.float64: 1e-7, torch.complex128: 1e-7}
 _SINGLE = 1e-3  # of any other dtype
@@ -34,7 +48,7 @@ _INSTEAD = {
 """What computes over the nodes of all ranks, by the name of what computes over those of one."""
 
 
-def difference(model: torch.nn.Module, program: Program, small: SmallGraph) -> str | None:
+def difference(model: torch.nn.Module, program: Program, small: Small) -> str | None:
     """What differs between the whole small graph and its two parts, in words; None if nothing.
 
     The model runs in float64 if it can, so that rounding is no difference.
@@ -72,7 +86,7 @@ class _Runs:
     """The program in one dtype, whole and in parts."""
 
     def __init__(
-        self, model: torch.nn.Module, program: Program, small: SmallGraph, dtype: torch.dtype | None
+        self, model: torch.nn.Module, program: Program, small: Small, dtype: torch.dtype | None
     ) -> None:
         self._model, self._program, self._small, self._dtype = model, program, small, dtype
 

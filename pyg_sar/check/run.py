@@ -145,8 +145,8 @@ def floats_in(value: Any) -> list[Tensor]:
 
 
 def rows_of(tensor: Tensor, view: View) -> tuple[int, Rows] | None:
-    """The dimension that a tensor has rows in, and which they are; the first or the second."""
-    for dim in range(min(tensor.dim(), 2)):
+    """The dimension that a tensor has rows in, and which they are; the first that may be one."""
+    for dim in range(tensor.dim()):
         rows = view.rows_of_size(tensor.size(dim))
         if rows is not None:
             return dim, rows

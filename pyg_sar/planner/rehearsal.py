@@ -23,9 +23,9 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.conv.options import Mode
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.monitor import LiveBytes
+from pyg_sar.over_all_nodes import global_mean
 from pyg_sar.planner.sizes import RankSizes
 from pyg_sar.planner.world import equal_ranks
-from pyg_sar.reductions import global_mean
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard, make_steps
 from pyg_sar.wrap import wrap

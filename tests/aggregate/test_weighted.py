@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import run_as_threads, run_ranks
 from small_graphs import ASSIGNMENTS, assert_close, cut, small_graph
 from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, MessagePassing
 
 from pyg_sar import SARConv, load_shard, wrap
+from pyg_sar.comm import all_reduce_sum, is_distributed
 
 MODES = ('sequential', 'sequential_no_remat', 'one_shot')
 
@@ -162,8 +163,8 @@ def _conv_parity(
         assert_close(_grad(own[key]), _grad(inputs[key])[ids], tolerance=tolerance)
     for a, b in zip(wrapped.parameters(), plain.parameters(), strict=True):
         share = _grad(a).clone()
-        if dist.is_initialized():
-            dist.all_reduce(share)
+        if is_distributed():
+            all_reduce_sum(share)
         assert_close(share, _grad(b), tolerance=tolerance)
     return _paths(wrapped)
 
@@ -184,14 +185,18 @@ def _grad(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize('name', CONVS)
 def test_convs(parts, name, world_size, kind, mode):
     root = parts[3 if world_size == 1 else world_size, kind]
-    for paths in run_ranks(_conv_parity, world_size, name, root, mode, torch.float64, False, True):
+    for paths in run_as_threads(
+        _conv_parity, world_size, name, root, mode, torch.float64, False, True
+    ):
         assert set(paths) == {'weighted'}
 
 
 @pytest.mark.parametrize('name', CONVS)
 def test_convs_in_float32(parts, name):
     root = parts[3, 'uneven']
-    for paths in run_ranks(_conv_parity, 3, name, root, 'sequential', torch.float32, False, True):
+    for paths in run_as_threads(
+        _conv_parity, 3, name, root, 'sequential', torch.float32, False, True
+    ):
         assert set(paths) == {'weighted'}
 
 
@@ -206,20 +211,22 @@ def test_convs_in_float32(parts, name):
 def test_weights_without_gradient(parts, name, needs_x, mode):
     """Of several heads, or of stacks; one number times the rows of a matrix is linear."""
     args = (name, parts[3, 'uneven'], mode, torch.float64, True, needs_x)
-    for paths in run_ranks(_conv_parity, 3, *args):
+    for paths in run_as_threads(_conv_parity, 3, *args):
         assert set(paths) == {'linear' if name == 'GCN' else 'weighted'}
 
 
 @pytest.mark.parametrize('name', ['heads', 'GAT', 'GCN'])
 def test_x_without_gradient(parts, name):
-    run_ranks(_conv_parity, 3, name, parts[3, 'uneven'], 'sequential', torch.float64, False, False)
+    run_as_threads(
+        _conv_parity, 3, name, parts[3, 'uneven'], 'sequential', torch.float64, False, False
+    )
 
 
 @pytest.mark.parametrize('name', OTHERS)
 def test_other_products_are_replayed(parts, name):
     """Two products; a weight cut off from its gradient; weights along the channels."""
     args = (name, parts[3, 'uneven'], 'sequential', torch.float64, False, True)
-    for paths in run_ranks(_conv_parity, 3, *args):
+    for paths in run_as_threads(_conv_parity, 3, *args):
         assert paths == ['replay']
 
 

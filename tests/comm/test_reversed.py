@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hetero_graphs import WRITES, hetero_graph
-from ranks import run_ranks
+from ranks import run_as_threads, run_ranks
 from small_graphs import ASSIGNMENTS, assemble, assert_all_raise, assert_close, attempt, cut
 from small_graphs import small_graph as graph
 from torch import Tensor
@@ -34,7 +34,7 @@ layouts = pytest.mark.parametrize(
 
 
 def _on_ranks(world_size: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
-    return [fn(*args)] if world_size == 1 else run_ranks(fn, world_size, *args)
+    return [fn(*args)] if world_size == 1 else run_as_threads(fn, world_size, *args)
 
 
 def _with_loops(data: Data) -> tuple[Tensor, Tensor]:

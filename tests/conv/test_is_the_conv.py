@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from copied_modules import WAYS, copied
-from ranks import run_ranks
+from ranks import run_as_threads, run_ranks
 from small_graphs import cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
@@ -119,7 +119,7 @@ def test_attributes_set_later(graph, tmp_path, name, before, world_size):
     found, found_x = torch.zeros_like(out), torch.zeros_like(grad_x)
     summed = [torch.zeros_like(gradient) for gradient in gradients]
     root = str(cut(graph, 3, tmp_path / 'parts'))
-    for ids, rows, own_x, *own in run_ranks(_changed_on_ranks, world_size, root, name, before):
+    for ids, rows, own_x, *own in run_as_threads(_changed_on_ranks, world_size, root, name, before):
         found[ids], found_x[ids] = rows, own_x
         for total, gradient in zip(summed, own, strict=True):
             total += gradient

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from ranks import run_ranks
+from ranks import run_as_threads, run_ranks
 from small_graphs import (
     ASSIGNMENTS,
     assemble,
@@ -50,7 +50,7 @@ TOLERANCE = 1e-10
 
 
 def _on_ranks(world_size: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
-    return [fn(*args)] if world_size == 1 else run_ranks(fn, world_size, *args)
+    return [fn(*args)] if world_size == 1 else run_as_threads(fn, world_size, *args)
 
 
 class GCN(torch.nn.Module):

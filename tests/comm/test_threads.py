@@ -1,0 +1,187 @@
+"""Ranks as threads of one process: turns, errors, what a rank sets for the process, sums."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch_geometric.utils
+from ranks import run_as_threads, run_ranks
+from torch import Tensor
+
+from pyg_sar import comm
+from pyg_sar.comm import transport
+from pyg_sar.comm.threads import run_threads
+
+
+def _program(seed: int, log: list[int] | None = None) -> list[Any]:
+    """Collectives at random, the same on all ranks."""
+    choices = random.Random(seed)
+    generator = torch.Generator().manual_seed(comm.rank())
+    found: list[Any] = []
+    for _ in range(choices.randrange(1, 8)):
+        if log is not None:
+            log.append(comm.rank())
+        kind, size = choices.randrange(4), choices.randrange(1, 20)
+        if kind == 0:
+            dtype = choices.choice([torch.float32, torch.float64, torch.int64])
+            own = torch.randint(100, (size,), generator=generator).to(dtype) / 3
+            found.append(comm.all_reduce_sum(own.to(dtype)))
+        elif kind == 1:
+            found.append(comm.agree((comm.rank(), size)))
+        elif kind == 2:
+            counts = [choices.randrange(4) for _ in range(comm.world_size())]
+            ours = comm.all_to_all_counts(torch.tensor(counts))
+            rows = torch.full((sum(counts), 2), float(comm.rank()))
+            found.append(comm.all_to_all(rows, counts, ours.tolist()))
+        else:
+            found.append(comm.least_of_ranks(size % 3 if comm.rank() else 1, comm.world_size()))
+    return found
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, Tensor):
+        return torch.equal(ours, theirs)
+    return bool(ours == theirs)
+
+
+@pytest.mark.parametrize('world_size', [1, 2, 3, 4])
+def test_programs_have_the_results_of_processes(world_size: int) -> None:
+    for seed in range(15):
+        threads = run_threads(_program, world_size, seed)
+        processes = run_ranks(_program, world_size, seed)
+        for ours, theirs in zip(threads, processes, strict=True):
+            assert len(ours) == len(theirs)
+            assert all(map(_equal, ours, theirs))
+
+
+@pytest.mark.parametrize('numbers', [1, 3, 7, 100, 1001, 300_001, 1_000_003])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16])
+def test_sums_have_the_bits_of_gloo(numbers: int, dtype: torch.dtype) -> None:
+    for world_size in (2, 3, 4):
+        found = [on(_sum, world_size, numbers, dtype) for on in (run_as_threads, run_ranks)]
+        assert all(map(torch.equal, *found))
+
+
+def _sum(numbers: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(comm.rank())
+    return comm.all_reduce_sum(torch.randn(numbers, generator=generator).to(dtype))
+
+
+def test_the_order_is_always_the_same() -> None:
+    logs: list[list[int]] = []
+    for _ in range(5):
+        log: list[int] = []
+        run_threads(_program, 3, 5, log)
+        logs.append(log)
+    assert all(log == logs[0] for log in logs)
+
+
+def _waits(rank: int, words: str) -> None:
+    with comm.in_call(words):
+        if comm.rank() == rank:
+            comm.agree(1)
+
+
+def test_a_deadlock_names_both() -> None:
+    start = time.perf_counter()
+    with pytest.raises(RuntimeError, match=r'rank 0 is at a comparison .* rank 1 has finished'):
+        run_threads(_waits, 2, 0, 'here')
+    assert time.perf_counter() - start < 1
+    assert threading.active_count() < 50
+
+
+def _other_operations() -> None:
+    comm.agree(1) if comm.rank() == 1 else comm.all_reduce_sum(torch.ones(3))
+
+
+def test_other_operations_name_both() -> None:
+    words = 'rank 0 at a sum over all ranks .* rank 1 at a comparison of all ranks'
+    with pytest.raises(RuntimeError, match=f'^the ranks are at different operations: {words}'):
+        run_threads(_other_operations, 2)
+
+
+def _other_shapes() -> None:
+    comm.all_reduce_sum(torch.ones(3 + comm.rank()))
+
+
+def test_other_shapes_are_an_error() -> None:
+    with pytest.raises(RuntimeError, match='different operations'):
+        run_threads(_other_shapes, 2)
+
+
+def _raises(ended: list[int]) -> None:
+    try:
+        if comm.rank() == 1:
+            raise KeyError('of rank 1')
+        comm.agree(1)
+    finally:
+        ended.append(comm.rank())
+
+
+def test_an_exception_ends_all() -> None:
+    ended: list[int] = []
+    with pytest.raises(KeyError, match='of rank 1') as found:
+        run_threads(_raises, 3, ended)
+    assert sorted(ended) == [0, 1, 2]
+    assert '(on rank 1 of 3)' in str(getattr(found.value, '__notes__', '(on rank 1 of 3)'))
+
+
+def _draws() -> tuple[list[float], list[float], list[float]]:
+    found: tuple[list[float], list[float], list[float]] = ([], [], [])
+    for _ in range(3):
+        found[0].append(torch.rand(()).item())
+        found[1].append(np.random.rand())  # noqa: NPY002
+        found[2].append(random.random())
+        comm.agree(0)
+    return found
+
+
+def test_every_rank_has_random_states_of_its_own() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    alone = run_threads(_draws, 1)[0]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert run_threads(_draws, 3) == [alone] * 3
+
+
+def _patched(module: Any, name: str) -> list[bool]:
+    """Each rank replaces a function in its conv's forward, and looks after others' turns."""
+    from pyg_sar.conv.around.patching import replaced
+
+    plain = getattr(module, name)
+
+    def own(*args: Any) -> Any:
+        return plain(*args)
+
+    found = []
+    with replaced(torch.nn.Identity(), {plain: own}):
+        for _ in range(3):
+            found.append(getattr(module, name) is own)
+            comm.agree(0)
+    found.append(getattr(module, name) is plain)
+    return found
+
+
+def test_functions_that_a_rank_replaces_are_its_own() -> None:
+    plain = torch_geometric.utils.softmax
+    assert run_threads(_patched, 3, torch_geometric.utils, 'softmax') == [[True] * 4] * 3
+    assert torch_geometric.utils.softmax is plain
+
+
+def test_a_world_inside_a_world() -> None:
+    def outer() -> list[int]:
+        return run_threads(comm.rank, 2)
+
+    assert run_threads(outer, 2) == [[0, 1]] * 2
+    assert transport.world() is None
+
+
+def test_no_rank() -> None:
+    with pytest.raises(ValueError, match="'world_size' must be at least 1"):
+        run_threads(comm.rank, 0)
