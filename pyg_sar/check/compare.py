@@ -189,10 +189,7 @@ def _compared(
     for part, part_run in zip(parts, part_runs, strict=True):
         expected = whole
         if found is not None:
-            mine = rows_of(part, part_run.view)
-            if mine is None or mine[0] != found[0]:
-                return f'in shape: {tuple(whole.shape)} of the whole, {tuple(part.shape)} of a part'
-            expected = whole.index_select(mine[0], mine[1].ids)
+            expected = whole.index_select(found[0], part_run.view.rows_of(found[1]).ids)
         if expected.shape != part.shape:
             return f'in shape: {tuple(whole.shape)} of the whole, {tuple(part.shape)} of a part'
         if expected.numel() == 0:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,8 +13,9 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.check.compare import difference
 from pyg_sar.check.run import CannotRun
-from pyg_sar.check.small_graph import SmallGraph
+from pyg_sar.check.small_graph import Argument, SmallGraph
 from pyg_sar.comm import raise_together, transport
+from pyg_sar.conv.names import plain_class
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.monitor import say
 
@@ -92,19 +95,25 @@ def check_model(model: torch.nn.Module, args: Any, kwargs: Any) -> str | None:
     if sum(t.nbytes for t in tensors) > _MOST_BYTES:
         raise CannotRun('its parameters are large, and the check makes copies of them')
 
+    # By their names, where the model has names for them: an edge_weight is of edges.
+    names = inspect.signature(model.forward).parameters
+    named = {Argument(name): value for name, value in zip(names, args, strict=False)}
+    rest = args[len(named) :]
+    kwargs = {Argument(name): value for name, value in kwargs.items()}
+
     def program(model: torch.nn.Module, arguments: Any) -> Any:
-        args, kwargs = arguments
-        return model(*args, **kwargs)
+        named, rest, kwargs = arguments
+        return model(*named.values(), *rest, **kwargs)
 
     try:
         taken = {size for t in tensors for size in t.shape}
-        small = SmallGraph((args, kwargs), taken)
+        small = SmallGraph((named, rest, kwargs), taken)
     except Exception as error:
         raise CannotRun(f'{type(error).__name__}: {error}') from error
     try:
         return difference(model, program, small)
     except CannotRun:
-        for name, p in model.named_parameters():
+        for name, p in _own_parameters(model):
             if p.dim() > 1 and p.size(0) in small.own_sizes:
                 return (
                     f"'{name}' of {type(model).__name__} has {p.size(0)} rows, as many as this "
@@ -112,3 +121,11 @@ def check_model(model: torch.nn.Module, args: Any, kwargs: Any) -> str | None:
                     'rows cannot belong to nodes of one rank'
                 )
         raise
+
+
+def _own_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Those of embeddings, and of modules that are neither torch's nor PyG's."""
+    for path, module in model.named_modules():
+        is_known = plain_class(module).__module__.startswith(('torch.', 'torch_geometric.'))
+        if not is_known or isinstance(module, torch.nn.Embedding):
+            yield from module.named_parameters(path, recurse=False)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyg_sar.check.small_graph import Rows, View, _leaves
+from pyg_sar.check.small_graph import View, _leaves
 from pyg_sar.comm import all_reduce_sum, world_size
 from pyg_sar.comm.faults.errors import place
 from pyg_sar.conv.names import name_of
@@ -112,8 +112,9 @@ def run(
             stack.enter_context(mode.following(model))
         with mode:
             out = program(model, arguments)
-        found.outputs = [t for t in floats_in(out)]
-        loss = _functional(found.outputs, view)
+        outputs = floats_in(out)
+        found.outputs = [t.detach().clone() for t in outputs]  # some models free them in backward
+        loss = _functional(outputs, view)
         if loss is not None:
             loss.backward()  # type: ignore[no-untyped-call]
     ranks = world_size()
@@ -134,7 +135,6 @@ def run(
         for value, _ in _leaves(arguments):
             if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
                 found.input_gradients.append(None if value.grad is None else value.grad / ranks)
-    found.outputs = [t.detach() for t in found.outputs]
     return found
 
 
@@ -144,12 +144,12 @@ def floats_in(value: Any) -> list[Tensor]:
     return [t for t in tensors if t.is_floating_point() or t.is_complex()]
 
 
-def rows_of(tensor: Tensor, view: View) -> tuple[int, Rows] | None:
-    """The dimension that a tensor has rows in, and which they are; the first that may be one."""
-    for dim in range(tensor.dim()):
-        rows = view.rows_of_size(tensor.size(dim))
-        if rows is not None:
-            return dim, rows
+def rows_of(tensor: Tensor, view: View) -> tuple[int, Any] | None:
+    """The dimension that a tensor has rows in, and of what; the first that may be one."""
+    for dim, size in enumerate(tensor.shape):
+        key = view.key_of_size(size)
+        if key is not None:
+            return dim, key
     return None
 
 
@@ -168,7 +168,7 @@ def _functional(outputs: list[Tensor], view: View) -> Tensor | None:
             weights = _drawn(out.shape, i)
             part = (out * weights.to(out.dtype)).sum()
         else:
-            dim, rows = found
+            dim, rows = found[0], view.rows_of(found[1])
             shape = list(out.shape)
             shape[dim] = rows.num_rows
             weights = _drawn(shape, i).index_select(dim, rows.ids)
@@ -259,7 +259,7 @@ class _Same(TorchFunctionMode):
             if found is None:
                 self._run.has_odd_draws |= bool(out.dim())
                 return _again(func, args, kwargs, out, tuple(out.shape), None)
-            dim, rows = found
+            dim, rows = found[0], self._run.view.rows_of(found[1])
             shape = list(out.shape)
             shape[dim] = rows.num_rows
             return _again(func, args, kwargs, out, tuple(shape), (dim, rows.ids))

@@ -26,7 +26,13 @@ from pyg_sar.shard.read.read_shard import read_shard
 
 EdgeKey = tuple[str, str, str]
 NUM_PARTS = 2
+_COUNTS = {'size', 'num_nodes', 'num_edges', 'dim_size'}
+"""Arguments that may be numbers of own nodes; ``num_edges`` is that of hyperedges."""
 _FEWEST_NODES = 29
+
+
+class Argument(str):
+    """The name of an argument, where the key of a dict would be a type of nodes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +60,18 @@ class View:
     rows: dict[Any, Rows]
     handles: dict[EdgeKey, Tensor]
 
-    def rows_of_size(self, size: int) -> Rows | None:
-        """Of which set or relation a tensor with so many rows is."""
-        found = (rows for rows in self.rows.values() if rows.ids.numel() == size)
-        return next(found, None)
+    def key_of_size(self, size: int) -> Any:
+        """Of what a tensor with so many rows has rows: a key of :meth:`rows_of`, or None."""
+        loops = [('with loops', key) for key in self.handles if key[0] == key[2]]
+        return next((k for k in (*self.rows, *loops) if self.rows_of(k).ids.numel() == size), None)
+
+    def rows_of(self, key: Any) -> Rows:
+        """Those of a set or relation, or of a relation's edges and then a loop for every node."""
+        if key in self.rows:
+            return self.rows[key]
+        edges, nodes = self.rows[key[1]], self.rows[key[1][0]]
+        ids = torch.cat([edges.ids, edges.num_rows + nodes.ids])
+        return Rows(edges.num_rows + nodes.num_rows, ids)
 
 
 @dataclass(eq=False)
@@ -78,6 +92,7 @@ class SmallGraph:
     _relations: dict[EdgeKey, ShardEdgeIndex] = field(default_factory=dict)
     _key_of: dict[int, EdgeKey] = field(default_factory=dict)
     _picked: dict[Any, Tensor] = field(default_factory=dict)
+    _jitter: dict[Any, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for value, key in _leaves(self.arguments):
@@ -85,8 +100,10 @@ class SmallGraph:
                 self._add(value, key)
         if not self._relations:
             raise ValueError('it is not called with the edge_index of a shard')
+        is_typed = any(name.startswith('type ') for name in self._sets)
         for value, key in _leaves(self.arguments):
-            if isinstance(key, str) and key.startswith('type ') and isinstance(value, Tensor):
+            is_of_type = isinstance(key, str) and key.startswith('type ')
+            if is_of_type and is_typed and isinstance(value, Tensor) and value.dim():
                 self._sets.setdefault(key, value.size(0))
         self._generator = torch.Generator().manual_seed(0)
         self.views = self._make()
@@ -124,6 +141,11 @@ class SmallGraph:
             edge_index = self._edges(data[key[0]].num_nodes, data[key[2]].num_nodes, key, parts)
             data[key].edge_index = edge_index
             self._picked[key] = self._pick(handle.size(1), edge_index.size(1))
+        # No two rows are equal: which of them is the largest would be a matter of chance.
+        self._jitter = {
+            key: 1 + 1e-3 * torch.rand(picked.numel(), generator=self._generator).double()
+            for key, picked in self._picked.items()
+        }
         whole: dict[Any, Tensor] = {name: torch.arange(data[name].num_nodes) for name in self._sets}
         whole |= {key: torch.arange(data[key].edge_index.size(1)) for key in self._relations}
         handles = {key: data[key].edge_index for key in self._relations}
@@ -165,7 +187,8 @@ class SmallGraph:
             sizes = {*counts, ids.numel()}
             if len(sizes) == NUM_PARTS + 1 and not sizes & self.taken:
                 self.taken |= sizes
-                return torch.stack([src, dst])
+                order = torch.argsort(dst, stable=True)  # some aggregations need it
+                return torch.stack([src, dst])[:, order]
             ids = ids[:-1]
 
     def _permuted(self, size: int) -> Tensor:
@@ -187,6 +210,9 @@ class SmallGraph:
         known: dict[int, Any] = {}
 
         def of_run(value: Any, key: Any) -> Any:
+            if type(value) is int and isinstance(key, Argument) and key in _COUNTS:
+                fitting = [name for name, num_own in self._sets.items() if num_own == value]
+                return view.rows[fitting[0]].ids.numel() if fitting else value
             if not isinstance(value, Tensor):
                 return value
             if id(value) not in known:
@@ -211,6 +237,8 @@ class SmallGraph:
         if dtype is not None and out.dtype == torch.float32:
             out = out.to(dtype)
         out = out.clone()
+        if name is not None and out.is_floating_point():
+            out *= self._jitter[name][view.rows[name].ids].view(-1, *[1] * (out.dim() - 1))
         return out.requires_grad_(value.requires_grad)
 
     def _rows_of(self, value: Tensor, key: Any) -> Any:
@@ -223,13 +251,11 @@ class SmallGraph:
             typed = f'type {key[0]}', str(key[1]), f'type {key[2]}'
             if typed in self._relations and self._relations[typed].size(1) == value.size(0):
                 return typed
-        for name, num_own in self._sets.items():
-            if num_own == value.size(0):
-                return name
-        for relation, handle in self._relations.items():
-            if handle.size(1) == value.size(0):
-                return relation
-        return None
+        fitting = [name for name, num_own in self._sets.items() if num_own == value.size(0)]
+        edges = [key for key, handle in self._relations.items() if handle.size(1) == value.size(0)]
+        is_of_edges = isinstance(key, Argument) and key.startswith('edge_')
+        found: list[Any] = [*edges, *fitting] if is_of_edges else [*fitting, *edges]
+        return found[0] if found else None
 
 
 def _leaves(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -271,7 +297,9 @@ def _like(value: dict[Any, Any], rebuilt: dict[Any, Any]) -> Any:
 
 
 def _key(key: Any) -> Any:
-    """A node type or a relation, from the key of a dict."""
+    """A node type or a relation, from the key of a dict; or the name of an argument for edges."""
     if isinstance(key, tuple) and len(key) == 3:
+        return key
+    if isinstance(key, Argument):
         return key
     return f'type {key}' if isinstance(key, str) else None
