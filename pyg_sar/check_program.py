@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.check.compare import difference
-from pyg_sar.check.run import CannotRun
-from pyg_sar.check.small_graph import NUM_PARTS, Rows, View
+from pyg_sar.checking.compare import difference
+from pyg_sar.checking.run import CannotRun
+from pyg_sar.checking.small_graph import NUM_PARTS, Rows, View
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.shard.read.read_shard import read_shard
 from pyg_sar.wrap import wrap

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.check import check_first_forward
+from pyg_sar.checking import check_first_forward
 from pyg_sar.comm import set_debug, set_timeout
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.sar_conv import SARConv

@@ -7,8 +7,8 @@ it. All the rest is the code that ranks run in processes of their own, and the r
 bits: sums over the ranks are added up in gloo's order.
 
 What a rank sets for the whole process must not be seen by the others, so it is put away when its
-turn ends and comes back when its next turn begins: the states of the random generators, and what
-rooms name by :func:`put_away_between_turns`.
+turn ends and comes back when its next turn begins: the states of the random generators, the default
+dtype, and what rooms name by :func:`put_away_between_turns`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def run_threads(
         threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)
     ]
     listening, hook.watchers = hook.watchers, ()
-    states = _random_states()
+    states = _states_of_process()
     try:
         for thread in threads:
             thread.start()
@@ -93,20 +93,21 @@ def run_threads(
     return results
 
 
-def _random_states() -> PutBack:
-    """What gives random generators the states back that they have now."""
+def _states_of_process() -> PutBack:
+    """What sets random generators and the default dtype back to what they are now."""
     of_torch, of_numpy = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002 (PyG's)
-    of_python = random.getstate()
+    of_python, dtype = random.getstate(), torch.get_default_dtype()
 
     def put_back() -> None:
         torch.set_rng_state(of_torch)
         np.random.set_state(of_numpy)  # noqa: NPY002
         random.setstate(of_python)
+        torch.set_default_dtype(dtype)
 
     return put_back
 
 
-put_away_between_turns(_random_states)
+put_away_between_turns(_states_of_process)
 
 
 class _Ended(BaseException):
@@ -187,7 +188,7 @@ class _Thread:
 
     def __init__(self, turns: _Turns, rank: int) -> None:
         self._turns, self._rank = turns, rank
-        self._states = _random_states()
+        self._states = _states_of_process()
 
     def __enter__(self) -> None:
         self._turns.start(self._rank)

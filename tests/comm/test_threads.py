@@ -150,6 +150,21 @@ def test_every_rank_has_random_states_of_its_own() -> None:
     assert run_threads(_draws, 3) == [alone] * 3
 
 
+def _dtypes() -> list[torch.dtype]:
+    found = []
+    for dtype in (torch.float64, torch.float16):
+        torch.set_default_dtype(dtype if comm.rank() else torch.bfloat16)
+        comm.agree(0)
+        found.append(torch.get_default_dtype())
+    return found
+
+
+def test_every_rank_has_a_default_dtype_of_its_own() -> None:
+    others = [torch.float64, torch.float16]
+    assert run_threads(_dtypes, 3) == [[torch.bfloat16] * 2, others, others]
+    assert torch.get_default_dtype() == torch.float32
+
+
 def _patched(module: Any, name: str) -> list[bool]:
     """Each rank replaces a function in its conv's forward, and looks after others' turns."""
     from pyg_sar.conv.around.patching import replaced

@@ -17,8 +17,8 @@ from model_cases import CASES
 from torch import nn
 
 import pyg_sar
-from pyg_sar.check.first_forward import check_model
-from pyg_sar.check.run import CannotRun
+from pyg_sar.checking.first_forward import check_model
+from pyg_sar.checking.run import CannotRun
 
 CANNOT_RUN = {'LINKX', 'LINKX-no-features', 'LightGCN-ranking', 'LightGCN-some-rankings'}
 """Models with a parameter of the size of the graph."""

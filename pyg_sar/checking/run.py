@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyg_sar.check.small_graph import View, _leaves
+from pyg_sar.checking.small_graph import View, _leaves
 from pyg_sar.comm import all_reduce_sum, world_size
 from pyg_sar.comm.faults.errors import place
 from pyg_sar.conv.names import name_of

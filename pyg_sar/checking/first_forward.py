@@ -11,9 +11,9 @@ import torch
 from torch.utils.hooks import RemovableHandle
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.check.compare import difference
-from pyg_sar.check.run import CannotRun
-from pyg_sar.check.small_graph import Argument, SmallGraph
+from pyg_sar.checking.compare import difference
+from pyg_sar.checking.run import CannotRun
+from pyg_sar.checking.small_graph import Argument, SmallGraph
 from pyg_sar.comm import raise_together, transport
 from pyg_sar.conv.names import plain_class
 from pyg_sar.conv.sar_conv import SARConv

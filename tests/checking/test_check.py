@@ -27,8 +27,8 @@ from torch_geometric.nn import (
 from torch_geometric.utils import dropout_edge, softmax
 
 import pyg_sar
-from pyg_sar.check.first_forward import check_model
-from pyg_sar.check.run import CannotRun
+from pyg_sar.checking.first_forward import check_model
+from pyg_sar.checking.run import CannotRun
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
