@@ -31,7 +31,7 @@ def wrap(
     timeout: float | timedelta | None = None,
     debug: bool | None = None,
     log: LogLevel | None = None,
-    check: bool = True,
+    check: bool = False,
     **options: Any,
 ) -> Model:
     """Makes every conv of a model a :class:`SARConv` and its norms global, in place.

@@ -32,7 +32,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-import pyg_sar
 from pyg_sar.comm.threads import run_threads
 
 GRACE = 0.2  # seconds after the first failure in which other ranks may report theirs
@@ -259,7 +258,6 @@ def _call(message: bytes) -> Any:
     seed()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)
-    pyg_sar.wrap.__kwdefaults__['check'] = False  # tests of the check ask for it
     filters, fn, args, kwargs = _load(message)
     with warnings.catch_warnings():
         warnings.resetwarnings()

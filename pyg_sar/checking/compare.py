@@ -235,5 +235,5 @@ def _sentence(model: torch.nn.Module, where: str, step: Step | None) -> str:
             instead = f'it sees the nodes of one rank only: use {better} (docs/porting.md)'
     return (
         f'{type(model).__name__} does not give on a cut graph what it gives on the whole one: '
-        f'{where}{at}; {instead}, or pass check=False if you mean it so'
+        f'{where}{at}; {instead}, or leave the check out if you mean it so'
     )

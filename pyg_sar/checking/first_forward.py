@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.checking.compare import difference
 from pyg_sar.checking.run import CannotRun
 from pyg_sar.checking.small_graph import Argument, SmallGraph
-from pyg_sar.comm import raise_together, transport
+from pyg_sar.comm import agree, raise_together, transport
+from pyg_sar.conv.exchanges import find_shards
 from pyg_sar.conv.names import plain_class
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.monitor import say
@@ -62,10 +64,14 @@ class FirstForward:
         if not is_first or transport.world() is not None or transport.world_size() == 1:
             return
         self.let_go()
-        error = None
-        try:
-            found = check_model(model, args, kwargs)
-            error = None if found is None else ValueError(found)
+        error, own = None, 0
+        with suppress(ValueError):  # the forward says it better
+            own = sum(shard.num_own for shard in find_shards([*args, *kwargs.values()]))
+        num_rows = agree(own)
+        try:  # one rank does it for all, the one with the most rows to draw from
+            if transport.rank() == num_rows.index(max(num_rows)):
+                found = check_model(model, args, kwargs)
+                error = None if found is None else ValueError(found)
         except CannotRun as reason:
             say(_logger, logging.WARNING, f'{type(model).__name__} was not checked: {reason}')
         raise_together(error)
