@@ -29,7 +29,7 @@ test-oldest: .venv-oldest/installed  ## small trainings and parity with the olde
 	@.venv-oldest/bin/python -m pytest $(OLDEST) $(ARGS)
 
 test-benchmarks: $(INSTALLED)  ## run every benchmark in its smallest form, measure what is bounded, and what takes long
-	@$(BIN)/python -m pytest -m bench -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -m bench $(ARGS)
 
 lint: $(INSTALLED)  ## check style and types
 	@$(BIN)/ruff check .

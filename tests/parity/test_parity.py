@@ -136,8 +136,7 @@ def _check(differences: list[dict[str, float]], tolerance: float = TOLERANCE) ->
 @pytest.mark.parametrize(
     ('parts', 'mode'),
     [
-        *(('metis1', 'sequential'), ('metis3', 'sequential')),
-        *(('random4', 'sequential_no_remat'), ('random4', 'one_shot')),
+        *(('metis1', 'sequential'), ('random4', 'one_shot')),
     ],
 )
 def test_one_process(partitions: Path, name: str, mode: str, parts: str) -> None:
