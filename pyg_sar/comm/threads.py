@@ -210,7 +210,6 @@ class _Meeting:
         self.brought: dict[int, Any] = {}
         self.words: dict[int, str] = {}
         self.result: Any = None
-        self.num_left = 0
 
 
 class _Taken:

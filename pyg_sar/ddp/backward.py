@@ -97,6 +97,15 @@ def started() -> Backward:
     return backward
 
 
+def note_backward_of(tensor: Tensor) -> None:
+    """Has a backward that comes to `tensor` noted: it hands gradients of all ranks' losses back."""
+    tensor.register_hook(_note)  # type: ignore[no-untyped-call]
+
+
+def _note(grad: Tensor) -> None:
+    started()
+
+
 def is_accumulated(leaf: Tensor) -> bool:
     """In a hook of a leaf: whether the gradient goes to ``.grad``, or to autograd.grad's caller."""
     node = torch.autograd.graph.get_gradient_edge(leaf).node

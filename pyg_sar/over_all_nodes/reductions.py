@@ -22,7 +22,7 @@ from pyg_sar.comm import (
     raise_together,
     sum_over_ranks,
 )
-from pyg_sar.ddp.backward import started
+from pyg_sar.ddp.backward import note_backward_of
 
 
 @in_call('global_mean')
@@ -162,7 +162,7 @@ def global_std(
     rows = _Rows(values, mask, dim, None, None)
     count = rows.counts()
     centred = rows.values - rows.sum() / count
-    total = _Rows(centred.square(), None, 0, None, None).sum()
+    total = rows.like(centred.square()).sum()
     return (total / (count - correction)).sqrt()
 
 
@@ -183,9 +183,10 @@ def global_softmax(
     Raises:
         ValueError: On all ranks, as of :func:`global_mean`.
     """
-    largest = _Rows(values.detach(), None, 0, batch, size).max()
+    rows = _Rows(values, None, 0, batch, size)
+    largest = rows.like(values.detach()).max()
     powers = (values - (largest if batch is None else largest[batch])).exp()
-    total = _Rows(powers, None, 0, batch, size).sum()
+    total = rows.like(powers).sum()
     return powers / (total if batch is None else total[batch])
 
 
@@ -253,11 +254,11 @@ class _Rows:
             largest if self.batch is None else largest[self.batch]
         )
         share = all_reduce_sum(self._local(is_largest.to(values.dtype))).clamp(min=1)
-        total = _Rows._of(self, self.values * is_largest).sum() / share
+        total = self.like(self.values * is_largest).sum() / share
         largest = torch.where(largest == float('-inf'), 0.0, largest)
         return largest + (total - total.detach())
 
-    def _of(self, values: Tensor) -> _Rows:
+    def like(self, values: Tensor) -> _Rows:
         """Other values of the same rows."""
         other = object.__new__(_Rows)
         other.values, other.batch, other.size = values, self.batch, self.size
@@ -310,10 +311,5 @@ def _sum(values: Tensor) -> Tensor:
     if total[-1] == 0:
         total = total.detach()
     elif total.requires_grad:
-        total.register_hook(_note)  # type: ignore[no-untyped-call]
+        note_backward_of(total)
     return total[:-1]
-
-
-def _note(grad: Tensor) -> None:
-    """The backward that runs hands gradients of all ranks' losses back."""
-    started()

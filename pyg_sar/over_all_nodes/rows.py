@@ -26,7 +26,7 @@ from pyg_sar.comm import (
     rank,
     world_size,
 )
-from pyg_sar.ddp.backward import started
+from pyg_sar.ddp.backward import note_backward_of
 
 
 @in_call('rows')
@@ -51,15 +51,10 @@ def rows(x: Tensor, ids: Tensor, n_id: Tensor) -> Tensor:
             int64, or `x` and `n_id` do not fit together.
     """
     plan = _plan(x, ids, n_id)
-    out: Tensor = _Rows.apply(x, plan)  # type: ignore[no-untyped-call]
+    out: Tensor = _FetchRows.apply(x, plan)  # type: ignore[no-untyped-call]
     if out.requires_grad:
-        out.register_hook(_note)  # type: ignore[no-untyped-call]
+        note_backward_of(out)
     return out.index_select(0, plan.place).view(*ids.shape, *x.shape[1:])
-
-
-def _note(grad: Tensor) -> None:
-    """The backward that runs hands gradients back to other ranks."""
-    started()
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +176,7 @@ def _asked_for(ids: Tensor, home: _Home) -> _Plan:
 
 
 @communicates
-class _Rows(torch.autograd.Function):
+class _FetchRows(torch.autograd.Function):
     """Rows that other ranks own, each once."""
 
     @staticmethod
