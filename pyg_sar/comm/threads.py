@@ -16,7 +16,8 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -68,14 +69,13 @@ def run_threads(
     results: list[Any] = [None] * world_size
 
     def run(rank: int) -> None:
-        with turns.taken_by(rank), transport.inside(_ThreadWorld(rank, turns)):
+        with turns.of_rank(rank), transport.inside(_ThreadWorld(rank, turns)):
             results[rank] = function(*args, **kwargs)
 
     threads = [
         threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)
     ]
     listening, hook.watchers = hook.watchers, ()
-    states = _states_of_process()
     try:
         for thread in threads:
             thread.start()
@@ -86,7 +86,7 @@ def run_threads(
         turns.error = turns.error or error
         raise
     finally:
-        states()
+        turns.states()
         hook.watchers = listening
     if turns.error is not None:
         raise turns.error
@@ -119,6 +119,7 @@ class _Turns:
 
     Attributes:
         error: Why the world ends, or None.
+        states: Sets the states of the process back to what they were before the first turn.
         meetings: By number, what each rank brought to a meeting of all, and its words.
         boxes: Messages by sender, receiver and tag.
     """
@@ -126,6 +127,7 @@ class _Turns:
     def __init__(self, size: int) -> None:
         self.size = size
         self.error: BaseException | None = None
+        self.states = _states_of_process()
         self.meetings: dict[int, _Meeting] = {}
         self.boxes: dict[tuple[int, int, int], deque[Tensor]] = {}
         self.worlds: list[_ThreadWorld] = []
@@ -136,9 +138,20 @@ class _Turns:
     def begin(self) -> None:
         self._starts[0].release()
 
-    def taken_by(self, rank: int) -> _Thread:
-        """The whole program of a rank."""
-        return _Thread(self, rank)
+    @contextmanager
+    def of_rank(self, rank: int) -> Iterator[None]:
+        """The time of a rank's program, from its first turn to its last; keeps its exception."""
+        self._starts[rank].acquire()
+        self.states()
+        try:
+            yield
+        except BaseException as error:
+            if self.error is None:
+                self.error = error
+                if self.size > 1 and hasattr(error, 'add_note'):
+                    error.add_note(f'(on rank {rank} of {self.size})')
+        self._done.add(rank)
+        self.give(rank)
 
     def wait(self, rank: int, is_ready: Callable[[], bool]) -> None:
         """Returns when `is_ready`, after turns of others if need be."""
@@ -174,33 +187,6 @@ class _Turns:
             for world in sorted(self.worlds, key=lambda world: world.rank)
         ]
         return '; '.join(said)
-
-    def finish(self, rank: int) -> None:
-        self._done.add(rank)
-        self.give(rank)
-
-    def start(self, rank: int) -> None:
-        self._starts[rank].acquire()
-
-
-class _Thread:
-    """The time of a rank's program, from its first turn to its last."""
-
-    def __init__(self, turns: _Turns, rank: int) -> None:
-        self._turns, self._rank = turns, rank
-        self._states = _states_of_process()
-
-    def __enter__(self) -> None:
-        self._turns.start(self._rank)
-        self._states()
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if error is not None and self._turns.error is None:
-            self._turns.error = error
-            if self._turns.size > 1 and hasattr(error, 'add_note'):
-                error.add_note(f'(on rank {self._rank} of {self._turns.size})')
-        self._turns.finish(self._rank)
-        return True
 
 
 class _Meeting:
