@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +12,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.checking.compare import difference
 from pyg_sar.checking.run import CannotRun
-from pyg_sar.checking.small_graph import NUM_PARTS, Rows, View
-from pyg_sar.partitioner import partition_graph
-from pyg_sar.shard.read.read_shard import read_shard
+from pyg_sar.checking.small_graph import Rows, View, cut_in_parts
 from pyg_sar.wrap import wrap
 
 _NUM_NODES = 61
@@ -53,10 +49,8 @@ def check(
             to use instead; or if the step cannot be run on a small graph.
     """
     wrapped = wrap(copy.deepcopy(model), check=False)
-    with tempfile.TemporaryDirectory() as folder:
-        small = _CutData(_small(data), Path(folder) / 'parts')
     try:
-        found = difference(wrapped, step, small)
+        found = difference(wrapped, step, _CutData(_small(data)))
     except CannotRun as reason:
         raise ValueError(f'the step cannot be checked: {reason}') from reason
     if found is not None:
@@ -92,7 +86,7 @@ def _some(num_nodes: int | None, count: int, generator: torch.Generator) -> Tens
 class _CutData:
     """A small graph, and the shards of its two parts."""
 
-    def __init__(self, whole: Data | HeteroData, root: Path) -> None:
+    def __init__(self, whole: Data | HeteroData) -> None:
         parts: Any = {}
         for store in whole.node_stores:
             num_nodes = int(store.num_nodes or 0)
@@ -102,9 +96,7 @@ class _CutData:
         bare = copy.copy(whole)
         for store in bare.node_stores:
             del store.n_id
-        partition_graph(bare, NUM_PARTS, root, method=method)
-        shards = [read_shard(root, rank, NUM_PARTS, verify=False) for rank in range(NUM_PARTS)]
-        self._data = [whole, *(shard.clone() for shard in shards)]
+        self._data = [whole, *cut_in_parts(bare, method)]
         self.views = [self._view(data, whole) for data in self._data]
 
     def _view(self, data: Data | HeteroData, whole: Data | HeteroData) -> View:

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     'conv': {'aggregate', 'comm', 'conv', 'merge', 'models', 'monitor', 'shard'},
     'recompute': {'recompute'},
     'norm': {'comm', 'norm', 'recompute'},
-    'check_program': {'checking', 'partitioner', 'shard', 'wrap'},
+    'check_program': {'checking', 'wrap'},
     'over_all_nodes': {'comm', 'ddp', 'over_all_nodes'},
     'checking': {'checking', 'comm', 'conv', 'monitor', 'norm', 'partitioner', 'shard'},
     'memory': set(),

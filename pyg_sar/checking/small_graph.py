@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import BaseData
 
 from pyg_sar.partitioner import partition_graph
@@ -150,24 +150,13 @@ class SmallGraph:
         whole |= {key: torch.arange(data[key].edge_index.size(1)) for key in self._relations}
         handles = {key: data[key].edge_index for key in self._relations}
         views = [View({key: Rows(ids.numel(), ids) for key, ids in whole.items()}, handles)]
-        with tempfile.TemporaryDirectory() as folder:
-            root = Path(folder) / 'parts'
-            partition_graph(data, NUM_PARTS, root, method=parts)
-            for rank in range(NUM_PARTS):
-                views.append(self._part(read_shard(root, rank, NUM_PARTS, verify=False), whole))
-        return views
+        return views + [self._part(shard, whole) for shard in cut_in_parts(data, parts)]
 
     def _part(self, data: HeteroData, whole: dict[Any, Tensor]) -> View:
-        own: dict[Any, Tensor] = {name: data[name].n_id.clone() for name in self._sets}
-        own |= {key: data[key].e_id.clone() for key in self._relations}
+        own: dict[Any, Tensor] = {name: data[name].n_id for name in self._sets}
+        own |= {key: data[key].e_id for key in self._relations}
         rows = {key: Rows(whole[key].numel(), ids) for key, ids in own.items()}
-        handles: dict[EdgeKey, Tensor] = {}
-        for key in self._relations:
-            handle = data[key].edge_index
-            handles[key] = ShardEdgeIndex.wrap(
-                handle.as_subclass(Tensor).clone(), handle.shard, is_whole=True
-            )
-        return View(rows, handles)
+        return View(rows, {key: data[key].edge_index for key in self._relations})
 
     def _edges(self, num_src: int, num_dst: int, key: EdgeKey, parts: dict[str, Tensor]) -> Tensor:
         """Distinct edges at random, a third of them there and back; the last nodes have none."""
@@ -256,6 +245,15 @@ class SmallGraph:
         is_of_edges = isinstance(key, Argument) and key.startswith('edge_')
         found: list[Any] = [*edges, *fitting] if is_of_edges else [*fitting, *edges]
         return found[0] if found else None
+
+
+def cut_in_parts(data: Data | HeteroData, parts: Any) -> list[Any]:
+    """The shards of NUM_PARTS parts, in memory; `parts` has the part of every node."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / 'parts'
+        partition_graph(data, NUM_PARTS, root, method=parts)
+        ranks = range(NUM_PARTS)
+        return [read_shard(root, rank, NUM_PARTS, verify=False).clone() for rank in ranks]
 
 
 def _leaves(value: Any) -> Iterator[tuple[Any, Any]]:
