@@ -14,6 +14,7 @@ dtype, and what rooms name by :func:`put_away_between_turns`.
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -76,6 +77,7 @@ def run_threads(
         threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)
     ]
     listening, hook.watchers = hook.watchers, ()
+    loaded = set(sys.modules)
     try:
         for thread in threads:
             thread.start()
@@ -87,10 +89,22 @@ def run_threads(
         raise
     finally:
         turns.states()
+        _forget_generated(loaded)
         hook.watchers = listening
     if turns.error is not None:
         raise turns.error
     return results
+
+
+def _forget_generated(loaded: set[str]) -> None:
+    """Forgets the code that PyG has generated for a ``Sequential`` since `loaded` were the modules.
+
+    PyG names it by a draw of ``random``, whose state is set back: the next ``Sequential`` may draw
+    the same name, and would run the code that stands under it.
+    """
+    for name in sys.modules.keys() - loaded:
+        if name.startswith('torch_geometric.nn.sequential_'):
+            del sys.modules[name]
 
 
 def _states_of_process() -> PutBack:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 import torch_geometric.utils
 from ranks import run_as_threads, run_ranks
 from torch import Tensor
+from torch_geometric.nn import Sequential
 
 from pyg_sar import comm
 from pyg_sar.comm import transport
@@ -181,6 +183,19 @@ def _patched(module: Any, name: str) -> list[bool]:
             comm.agree(0)
     found.append(getattr(module, name) is plain)
     return found
+
+
+def _sequential(inputs: str) -> Callable[[], Tensor]:
+    model = Sequential(inputs, [(torch.nn.Identity(), 'x -> x')])
+    return lambda: model(*torch.eye(inputs.count(',') + 1))
+
+
+def test_code_that_pyg_generates_is_of_its_world() -> None:
+    # PyG names it by a draw of `random`, whose state the caller has back.
+    for inputs in ['x', 'x, y', 'x, y, z']:
+        for out in run_threads(lambda inputs: _sequential(inputs)(), 2, inputs):
+            assert out[0] == 1
+    assert _sequential('y, x')()[1] == 1
 
 
 def test_functions_that_a_rank_replaces_are_its_own() -> None:

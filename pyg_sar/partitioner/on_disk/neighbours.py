@@ -85,25 +85,22 @@ def undirected_csr(
     Gives indptr int64 [N + 1] and index int64, the neighbours of every node in ascending order;
     64-bit, as METIS takes nothing else without a copy. Works in memory if `scratch` is None.
     """
-    return _neighbours(edge_index, num_nodes, scratch, np.int64, keep_duplicates=False)
+    indptr, columns = _neighbours(edge_index, num_nodes, scratch, keep_duplicates=False)
+    return indptr.numpy(), _in_memory(columns, np.int64)
 
 
 def symmetric_csr(
     edge_index: Tensor, num_nodes: int, *, scratch: Scratch | None = None
 ) -> tuple[Int64Array, IndexArray]:
     """The same with duplicates, and self loops twice; index int32 (int64 from 2**31 nodes on)."""
-    dtype = np.int32 if num_nodes < 2**31 else np.int64
-    return _neighbours(edge_index, num_nodes, scratch, dtype, keep_duplicates=True)
+    indptr, columns = _neighbours(edge_index, num_nodes, scratch, keep_duplicates=True)
+    return indptr.numpy(), _in_memory(columns, np.int32 if num_nodes < 2**31 else np.int64)
 
 
 def _neighbours(
-    edge_index: Tensor,
-    num_nodes: int,
-    scratch: Scratch | None,
-    dtype: type,
-    *,
-    keep_duplicates: bool,
-) -> tuple[Int64Array, IndexArray]:
+    edge_index: Tensor, num_nodes: int, scratch: Scratch | None, *, keep_duplicates: bool
+) -> tuple[Tensor, Tensor]:
+    """Where the neighbours of every node begin, and the neighbours in scratch space."""
     edges = BothWays(edge_index, num_nodes, scratch or Scratch(), has_loops=keep_duplicates)
     indptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
     columns, end = edges.buckets.columns[0], 0
@@ -125,12 +122,16 @@ def _neighbours(
         del keys, row, column
     indptr.cumsum_(0)
     trim()
-    index: IndexArray = np.empty(end, dtype=dtype)
-    for start, stop in ranges(end, chunk_rows(end)):
+    return indptr, columns[:end]
+
+
+def _in_memory(columns: Tensor, dtype: type) -> IndexArray:
+    index: IndexArray = np.empty(columns.numel(), dtype=dtype)
+    for start, stop in ranges(index.size, chunk_rows(index.size)):
         part = columns[start:stop]
         index[start:stop] = part.numpy()
         release(part)
-    return indptr.numpy(), index
+    return index
 
 
 def neighbours_by_part(
