@@ -31,7 +31,7 @@ def wrap(
     timeout: float | timedelta | None = None,
     debug: bool | None = None,
     log: LogLevel | None = None,
-    check: bool = False,
+    check: bool = True,
     **options: Any,
 ) -> Model:
     """Makes every conv of a model a :class:`SARConv` and its norms global, in place.
@@ -60,8 +60,9 @@ def wrap(
             logger ``pyg_sar``, about layers, blocks and times (docs/profiling.md); ``'off'``; None
             leaves it as it is, which is what PYG_SAR_LOG in the environment says. Ranks may differ.
         check: Whether the model runs on a small graph at its first forward in training, whole and
-            in two parts, to see that the numbers are the same: once, for a second or two. So what a
-            model computes over the nodes of one rank, and not over all nodes, is found.
+            in two parts, to see that the numbers are the same: once, for a second or two
+            (docs/porting.md). So what a model computes over the nodes of one rank, and not over all
+            nodes, is found. Nothing is checked on one process.
         **options: How every SARConv is computed: :class:`pyg_sar.conv.options.Options`.
 
     Returns:

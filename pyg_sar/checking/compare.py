@@ -96,12 +96,12 @@ class _Runs:
         def of_rank(first: int) -> Run:
             view = self._small.views[first + transport.rank()]
             arguments = self._small.cut(view, self._dtype)
-            return run(model, self._program, arguments, view, records=records)
-
-        with _default(self._dtype), no_collectives():
             model = copy.deepcopy(self._model).cpu()
             if self._dtype is not None:
                 model = model.to(self._dtype)
+            return run(model, self._program, arguments, view, records=records)
+
+        with _default(self._dtype), no_collectives():
             return [*run_threads(of_rank, 1, 0), *run_threads(of_rank, NUM_PARTS, 1)]
 
 
@@ -235,5 +235,5 @@ def _sentence(model: torch.nn.Module, where: str, step: Step | None) -> str:
             instead = f'it sees the nodes of one rank only: use {better} (docs/porting.md)'
     return (
         f'{type(model).__name__} does not give on a cut graph what it gives on the whole one: '
-        f'{where}{at}; {instead}, or leave the check out if you mean it so'
+        f'{where}{at}; {instead}, or say check=False if you mean it so'
     )

@@ -6,7 +6,6 @@ whichever run draws them.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -95,14 +94,13 @@ def run(
     """Runs a program once, forward and backward, on this rank of the world that this thread is in.
 
     Args:
-        model: The model; a copy of it is trained.
+        model: The model, for this run alone.
         program: Calls it with the arguments, and returns what it gives.
         arguments: As this run has them.
         view: What this run has of the small graph.
         records: Whether to keep what comes on the way.
     """
     found = Run(view)
-    model = copy.deepcopy(model)
     for p in model.parameters():
         p.grad = None
     mode = _Same(found, records)

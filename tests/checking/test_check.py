@@ -263,6 +263,4 @@ def test_on_ranks(tmp_path: Path) -> None:
     root = str(cut(small_graph(), 3, tmp_path / 'parts'))
     assert run_ranks(_train, 3, root, False, True) == ['no error'] * 3
     assert run_ranks(_train, 3, root, True, False) == ['no error'] * 3
-    assert_all_raise(
-        run_ranks(_train, 3, root, True, True), 'ValueError', "'mean'", 'leave the check out'
-    )
+    assert_all_raise(run_ranks(_train, 3, root, True, True), 'ValueError', "'mean'", 'check=False')

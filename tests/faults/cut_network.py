@@ -124,7 +124,7 @@ def _run_rank(rank: int, parts: Path, folder: Path, store: str, faulty: int) -> 
         data = pyg_sar.load_shard(parts)
         torch.manual_seed(0)
         net = Net(default_convs(), at).double()
-        model = pyg_sar.DistributedDataParallel(net, timeout=TIMEOUT)
+        model = pyg_sar.DistributedDataParallel(net, timeout=TIMEOUT, check=False)
         for epoch in range(4):
             epochs.append(epoch)
             pyg_sar.global_mean(model(data.x, data.edge_index).sum(1)).backward()
