@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/installed
 .DEFAULT_GOAL := help
 BENCHMARKS := kernels layers epoch scaling accuracy ogbn partition
 
-.PHONY: help demo test test-oldest test-benchmarks lint format convs faults fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
+.PHONY: help demo test test-slow test-oldest test-benchmarks lint format convs faults fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -19,8 +19,11 @@ help:  ## show this list
 demo: $(INSTALLED)  ## partition a graph and train on it, on this machine
 	@$(BIN)/python examples/demo.py $(ARGS)
 
-test: $(INSTALLED)  ## run all tests but those of the benchmarks
-	@$(BIN)/python -m pytest -m 'not bench' -n 2 --dist loadfile $(ARGS)
+test: $(INSTALLED)  ## run the tests
+	@$(BIN)/python -m pytest -m 'not slow and not bench' -n 2 --dist loadfile $(ARGS)
+
+test-slow: $(INSTALLED)  ## run the same for more cuts, sizes and modes, and the examples
+	@$(BIN)/python -m pytest -m 'slow and not bench' -n 2 --dist loadfile $(ARGS)
 
 # Plain PyG 2.6.1 gives NaN for the case GEN-powermean.
 OLDEST := -k 'not powermean' tests/model/test_training.py tests/parity/test_parity.py::test_one_process tests/parity/test_parity.py::test_world_sizes

@@ -70,6 +70,7 @@ def _refusal(name: str, root: Path) -> str | None:
     return check_model(model, (data.x, data.edge_index), {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', PROGRAMS)
 def test_right_or_refused(name: str, graph: Data, root: Path) -> None:
     try:

@@ -15,7 +15,7 @@ from conformance_expected import (
     READ_ROWS_IN_FORWARD,
     REFUSED_BY_DESIGN,
 )
-from conformance_outcome import NO_NODES, Outcome, outcomes
+from conformance_outcome import CUTS, NO_NODES, Outcome, outcomes
 from conformance_run import reference
 
 IN_BLOCKS = {'linear', 'weighted', 'softmax', 'replay'}
@@ -26,7 +26,7 @@ CONSTANT = {'MessagePassing: integer messages'}
 """Cases without a gradient."""
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='module', params=['random', pytest.param('metis', marks=pytest.mark.slow)])
 def found(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Outcome]:
@@ -34,9 +34,10 @@ def found(
     names = set()
     for item in request.session.items:
         if getattr(item, 'module', None) is request.module and 'found' in item.fixturenames:
-            callspec = getattr(item, 'callspec', None)
-            names |= {callspec.params['name']} if callspec is not None else set(CASES)
-    return outcomes(tmp_path_factory.mktemp('conformance'), [n for n in CASES if n in names])
+            callspec = item.callspec
+            names |= {callspec.params['name']} if 'name' in callspec.params else set(CASES)
+    folder, cut = tmp_path_factory.mktemp('conformance'), request.param
+    return outcomes(folder, [n for n in CASES if n in names], cuts={cut: CUTS[cut]})
 
 
 def test_every_conv_has_a_case() -> None:
@@ -80,6 +81,7 @@ def test_conformance(name: str, found: dict[str, Outcome]) -> None:
         assert outcome.status == 'exact', f'{outcome.status}: {outcome.reason}'
 
 
+@pytest.mark.slow
 def test_a_rank_without_nodes(tmp_path: Path) -> None:
     """It takes part in every exchange all the same: a case of every conv, and all of our own."""
     others = NOT_YET | FAILS_TODAY.keys()

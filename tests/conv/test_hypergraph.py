@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from hetero_graphs import NUM_NODES, WRITES, hetero_graph
-from ranks import run_ranks
+from ranks import run_as_threads, run_ranks
 from small_graphs import assert_all_raise
 from torch import Tensor
 from torch_geometric.nn import HypergraphConv
@@ -72,7 +72,7 @@ def test_hypergraph(
     if world_size == 1:
         answers = [_on_rank(root, attention, mode)]
     else:
-        answers = run_ranks(_on_rank, world_size, root, attention, mode)
+        answers = run_as_threads(_on_rank, world_size, root, attention, mode)
     for authors, papers, got in answers:
         rows = [authors, authors, papers, papers]
         for i, (own, expected) in enumerate(zip(got, want, strict=True)):

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from graphs import awkward_graph
-from ranks import run_ranks
+from ranks import run_as_threads, run_ranks
 from small_graphs import assert_all_raise
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing, SimpleConv, aggr
 
 import pyg_sar
+from pyg_sar.comm import all_reduce_sum
 
 TOLERANCE = 1e-10
 
@@ -53,7 +53,7 @@ def _train(root: Path, name: str, max_rows: int | None) -> Any:
     (out * (data.n_id.view(-1, 1) % 5 - 2) / 4).sum().backward()
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in conv.parameters()]
     for gradient in gradients:
-        dist.all_reduce(gradient)
+        all_reduce_sum(gradient)
     return data.n_id, out.detach(), x.grad, gradients
 
 
@@ -71,7 +71,7 @@ def test_sizes_of_the_whole_graph(how: str, max_rows: int, name: str, tmp_path: 
     two_of_three = torch.randint(2, (graph.num_nodes,), generator=generator) * 2
     method: Any = two_of_three if how == 'no nodes' else how
     pyg_sar.partition_graph(graph, 3, tmp_path / 'parts', method=method)
-    for n_id, out, grad, gradients in run_ranks(_train, 3, tmp_path / 'parts', name, max_rows):
+    for n_id, out, grad, gradients in run_as_threads(_train, 3, tmp_path / 'parts', name, max_rows):
         if n_id.numel():
             assert (out - want[n_id]).abs().max() <= TOLERANCE
             assert (grad - x.grad[n_id]).abs().max() <= TOLERANCE

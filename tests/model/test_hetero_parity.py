@@ -128,8 +128,9 @@ def test_one_process(partitions: Path, name: str, mode: str, parts: str) -> None
 @pytest.mark.parametrize(
     ('world_size', 'parts', 'mode'),
     [
-        *((2, 'random4', 'sequential'), (3, 'metis3', 'sequential')),
         *((3, 'uneven3', mode) for mode in MODES),
+        pytest.param(2, 'random4', 'sequential', marks=pytest.mark.slow),
+        pytest.param(3, 'metis3', 'sequential', marks=pytest.mark.slow),
     ],
 )
 def test_world_sizes(partitions: Path, name: str, mode: str, world_size: int, parts: str) -> None:

@@ -117,12 +117,15 @@ def _check(ranks: list[dict[str, dict[str, float]]]) -> None:
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize('folder', ['metis', 'random', 'by class'])
+@pytest.mark.parametrize(
+    'folder', ['random', *(pytest.param(f, marks=pytest.mark.slow) for f in ('metis', 'by class'))]
+)
 def test_exact_on_three_ranks(folders: dict[str, str], folder: str) -> None:
     names = list(CASES)
     _check(run_ranks(_all_differences, 3, folders[folder], 'sequential', names, timeout=200))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mode', ['sequential_no_remat', 'one_shot'])
 def test_exact_in_the_other_modes(folders: dict[str, str], mode: str) -> None:
     _check(run_as_threads(_all_differences, 3, folders['metis'], mode, list(CASES)))

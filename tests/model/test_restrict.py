@@ -165,7 +165,9 @@ def _check_exact(root: Path, data: Data, world_size: int, *model: Any) -> None:
 
 
 @pytest.mark.parametrize('name', CONVS)
-@pytest.mark.parametrize(('world_size', 'num_parts'), [(1, 3), (3, 3), (2, 6)])
+@pytest.mark.parametrize(
+    ('world_size', 'num_parts'), [(1, 3), (3, 3), pytest.param(2, 6, marks=pytest.mark.slow)]
+)
 def test_outputs_and_gradients_are_those_of_the_whole_graph(
     world_size: int, num_parts: int, name: str, tmp_path: Path
 ) -> None:
@@ -175,6 +177,7 @@ def test_outputs_and_gradients_are_those_of_the_whole_graph(
     _check_exact(root, data, world_size, name, 3, 'sequential')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['sage', 'gat'])
 @layouts
 def test_any_world_size(world_size: int, num_parts: int, name: str, tmp_path: Path) -> None:
@@ -186,7 +189,9 @@ def test_any_world_size(world_size: int, num_parts: int, name: str, tmp_path: Pa
 
 @pytest.mark.parametrize('method', ['metis', 'random', 'empty part', 'one reader'])
 @pytest.mark.parametrize('name', ['sage', 'gat'])
-@pytest.mark.parametrize(('world_size', 'num_parts'), [(2, 4), (3, 3)])
+@pytest.mark.parametrize(
+    ('world_size', 'num_parts'), [(3, 3), pytest.param(2, 4, marks=pytest.mark.slow)]
+)
 def test_any_partition(
     world_size: int, num_parts: int, name: str, method: str, tmp_path: Path
 ) -> None:

@@ -114,7 +114,10 @@ def _assert_equal(name: str, found: tuple[list[float], list[float], dict[str, Te
 
 
 @pytest.mark.parametrize('name', MODELS)
-@pytest.mark.parametrize(('world_size', 'num_parts'), [(2, 4), (3, 3), (4, 4)])
+@pytest.mark.parametrize(
+    ('world_size', 'num_parts'),
+    [(3, 3), *(pytest.param(*size, marks=pytest.mark.slow) for size in ((2, 4), (4, 4)))],
+)
 def test_losses_equal_one_process(
     partitions: Path, name: str, world_size: int, num_parts: int
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import run_as_threads, run_ranks
 from small_graphs import assemble, assert_all_raise, assert_close, attempt, cut, small_graph
 from torch import Tensor
 from torch_geometric import nn as pyg
@@ -114,7 +114,8 @@ def _train_ranks(root: str) -> tuple[Tensor, dict[str, Any]]:
 def test_models(tmp_path, world_size, kind):
     """Two steps of training and an evaluation: outputs, parameters and buffers."""
     graph = small_graph()
-    results = run_ranks(_train_ranks, world_size, str(cut(graph, world_size, tmp_path / 'p', kind)))
+    on_ranks = run_ranks if world_size == 2 else run_as_threads
+    results = on_ranks(_train_ranks, world_size, str(cut(graph, world_size, tmp_path / 'p', kind)))
     for name in MODELS:
         want, state = _train(_model(name), graph, torch.arange(40))
         for i, out in enumerate(want):

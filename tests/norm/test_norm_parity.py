@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
+from ranks import run_as_threads, run_ranks
 from small_graphs import assert_close
 from torch import Tensor
 from torch_geometric import nn as pyg
 
 from pyg_sar import wrap
+from pyg_sar.comm import rank
 
 LAYOUTS = [[11], [3, 8], [6, 0, 5], [0, 0, 9], [1, 7, 2, 1], [0, 1, 0]]
 """Rows of every rank: unequal, one, none, all on one, one of all."""
@@ -162,8 +163,8 @@ def _wrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _run_rank(counts: list[int], dtype: torch.dtype) -> dict[str, Any]:
-    start = sum(counts[: dist.get_rank()])
-    rows = slice(start, start + counts[dist.get_rank()])
+    start = sum(counts[: rank()])
+    rows = slice(start, start + counts[rank()])
     return {
         name: _run(_wrapped(_make(case, dtype)), case, _steps(case, sum(counts), dtype), rows)
         for name, case in CASES.items()
@@ -179,7 +180,7 @@ def _reference(case: Case, num_rows: int, dtype: torch.dtype) -> list[dict[str, 
 
 
 def _check(counts: list[int], dtype: torch.dtype, tolerance: float) -> None:
-    results = run_ranks(_run_rank, len(counts), counts, dtype)
+    results = run_as_threads(_run_rank, len(counts), counts, dtype)
     for name, case in CASES.items():
         expected = _reference(case, sum(counts), dtype)
         found = [result[name] for result in results]

@@ -59,6 +59,7 @@ def _check(root: str, options: dict[str, Any], number: int) -> None:
         assert not found
 
 
+@pytest.mark.slow
 def test_dropped_models(root: str) -> None:
     _check(root, OPTIONS['all'], 8)
 

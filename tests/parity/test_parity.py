@@ -160,11 +160,13 @@ def test_names_of_cases() -> None:
     assert set(WIDELY) <= set(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', [name for name in CASES if name not in WIDELY])
 def test_four_ranks(partitions: Path, name: str) -> None:
     _check(run_as_threads(_differences, 4, name, str(partitions / 'random4'), 'sequential'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', WIDELY)
 @pytest.mark.parametrize(
     ('world_size', 'parts', 'mode'),
@@ -179,7 +181,10 @@ def test_world_sizes(partitions: Path, name: str, world_size: int, parts: str, m
 
 
 @pytest.mark.parametrize('name', WIDELY)
-@pytest.mark.parametrize('world_size', [2, 3, 4])
+@pytest.mark.parametrize(
+    'world_size',
+    [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)],
+)
 def test_threads_have_the_bits_of_processes(partitions: Path, name: str, world_size: int) -> None:
     """So the tests above hold for processes, too."""
     root = str(partitions / ('random4' if world_size == 4 else 'random6'))

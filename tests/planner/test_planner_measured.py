@@ -43,6 +43,7 @@ COMPARED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('model', 'graph', 'mode', 'processes'), COMPARED)
 def test_peak_is_within_15_percent_of_the_measured_one(
     model: str, graph: str, mode: Any, processes: int
