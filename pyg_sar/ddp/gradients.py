@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from pyg_sar.comm import all_reduce_sum, world_size
+from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp.backward import is_accumulated, is_inside_a_function, running, started
 from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind, tensors_in
 
@@ -49,14 +50,21 @@ class Gradients:
         self._parameters: list[torch.nn.Parameter] = []
         self._gathered: set[Tensor] = set()
         self._handles: list[RemovableHandle] = []
+        self._outermost: torch.nn.Module | None = None
         if module is None:
             return
-        for key, hook in list(module._forward_hooks.items()):
+        for hook in list(module._forward_pre_hooks.values()):
             before = getattr(hook, '__self__', None)
             if isinstance(before, Gradients):  # it was parallel already
                 before._let_go()
-                del module._forward_hooks[key], module._forward_hooks_with_kwargs[key]
-        module.register_forward_hook(self.after_forward, with_kwargs=True)
+        for inner in module.modules():  # users call layers, too
+            if inner is module or any(isinstance(m, SARConv) for m in inner.modules()):
+                self._handles += [
+                    inner.register_forward_pre_hook(self.before_forward),
+                    inner.register_forward_hook(
+                        self.after_forward, with_kwargs=True, always_call=True
+                    ),
+                ]
         self._watch(module.parameters())
 
     def __reduce__(self) -> Any:
@@ -64,9 +72,19 @@ class Gradients:
         return Gradients, ()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def before_forward(self, module: torch.nn.Module, args: Any) -> None:
+        """Notes whose forward the user has called: of the model, or of a layer in it."""
+        if self._outermost is None or (self._module is not None and module is self._module()):
+            self._outermost = module
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def after_forward(self, module: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """Has the backward of a forward noted, and gradients that leave the model divided."""
-        if not self._is_parallel:
+        if module is not self._outermost:
+            return
+        self._outermost = None
+        model = None if self._module is None else self._module()
+        if model is None or not self._is_parallel:
             return
         outputs = [t for t in tensors_in(out) if t.requires_grad]
         for output in outputs:
@@ -74,7 +92,7 @@ class Gradients:
                 output.register_hook(_Entry(self))  # type: ignore[no-untyped-call]
         # What runs in a backward computes again what was seen before, from stand-ins.
         if torch._C._current_graph_task_id() == -1:
-            known = set(module.parameters())
+            known = set(model.parameters())
             tensors = [*outputs, *(t for t in tensors_in((args, kwargs)) if t.requires_grad)]
             found = [leaf for leaf in leaves_behind(tensors) if leaf not in known]
             divide_gradients(leaf for leaf in found if not _is_watched(leaf))

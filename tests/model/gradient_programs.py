@@ -104,6 +104,18 @@ class Run:
         }
 
 
+@program
+def layers_called_one_by_one(run: Run) -> None:
+    """As in ``model.encode(...)``: what enters them needs a gradient."""
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList([SAGEConv(6, 8), SAGEConv(8, 4)]).double()
+    model = run.ddp(layers)
+    x = run.own(WHOLE['x'])
+    first, second = run.inner(model)
+    hidden = first(x, run.data.edge_index).relu()
+    run.loss(second(hidden, run.data.edge_index)).backward()
+
+
 def _penalty(model: torch.nn.Module) -> Tensor:
     return sum(p.square().sum() for p in model.parameters())
 
