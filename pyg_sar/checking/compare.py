@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -101,7 +102,8 @@ class _Runs:
                 model = model.to(self._dtype)
             return run(model, self._program, arguments, view, records=records)
 
-        with _default(self._dtype), no_collectives():
+        with _default(self._dtype), no_collectives(), warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # the program itself will give them
             return [*run_threads(of_rank, 1, 0), *run_threads(of_rank, NUM_PARTS, 1)]
 
 

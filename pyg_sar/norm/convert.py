@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch_geometric.nn import norm
 
 from pyg_sar.comm import in_layer
@@ -30,6 +31,13 @@ class GlobalNorm:
     is_global = True
     _path = ''
     """The path of the module in the model that :func:`pyg_sar.wrap` was given."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced = super().__reduce_ex__(protocol)
+        plain = type(self).__bases__[0]
+        if _GLOBAL.get(plain) is not type(self):  # any module can import the class
+            return reduced
+        return _empty, (plain,), *reduced[2:]
 
     def __init_subclass__(cls) -> None:
         for base in cls.__bases__:
@@ -59,7 +67,8 @@ def global_form(module: torch.nn.Module) -> type[GlobalNorm] | None:
     Norms of a row alone (LayerNorm in mode 'node', HeteroLayerNorm, MessageNorm) need none.
 
     Args:
-        module: Any module. A subclass of a norm may do anything in its forward: it is none.
+        module: Any module. A subclass of a norm that has a forward of its own may do anything in
+            it: it is none, and a lazy one will be of another class.
 
     Returns:
         The class, or None if `module` is no norm over rows that is known here.
@@ -68,4 +77,21 @@ def global_form(module: torch.nn.Module) -> type[GlobalNorm] | None:
         return _GLOBAL[torch.nn.BatchNorm1d]
     if isinstance(module, norm.LayerNorm) and module.mode != 'graph':
         return None
-    return _GLOBAL.get(type(module))
+    return None if isinstance(module, GlobalNorm | LazyModuleMixin) else _form_of(type(module))
+
+
+def _form_of(plain: type[torch.nn.Module]) -> type[GlobalNorm] | None:
+    for base in plain.__mro__:
+        form = _GLOBAL.get(base)
+        if form is not None:  # a new class is in the table from then on
+            return form if base is plain else type(plain.__name__, (plain, form), {})
+        if 'forward' in vars(base):
+            break
+    return None
+
+
+def _empty(plain: type[torch.nn.Module]) -> GlobalNorm:
+    """A global norm in place of a plain one of a class that users wrote; without its contents."""
+    form = _form_of(plain)
+    assert form is not None
+    return form.__new__(form)

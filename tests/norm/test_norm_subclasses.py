@@ -1,0 +1,107 @@
+"""Norms of classes that users derive."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_as_threads
+from small_graphs import assert_close, cut, small_graph
+from torch import Tensor
+from torch_geometric.nn import GraphNorm, SAGEConv
+
+import pyg_sar
+from pyg_sar.checking.first_forward import check_model
+
+
+class SlowNorm(torch.nn.BatchNorm1d):
+    """Other defaults."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, momentum=0.01)
+
+
+class NamedNorm(GraphNorm):
+    """More methods."""
+
+    def scale(self) -> Tensor:
+        return self.weight
+
+
+class DoubledNorm(torch.nn.BatchNorm1d):
+    """Another forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Net(torch.nn.Module):
+    def __init__(self, norm: torch.nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = SAGEConv(6, 8), norm
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.norm(self.conv(x, edge_index))
+
+
+class OverNodes(torch.nn.InstanceNorm1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.t()[None])[0].t()
+
+
+NORMS = {'batch': lambda: SlowNorm(8), 'graph': lambda: NamedNorm(8)}
+
+
+def _run(name: str, data: Any, copied: Any, wraps: bool) -> list[Tensor]:
+    model: torch.nn.Module = Net(NORMS[name]()).double()
+    if wraps:
+        model = copied(pyg_sar.wrap(model))
+        assert isinstance(model.norm, type(NORMS[name]()))
+        assert type(model.norm).__name__ == type(NORMS[name]()).__name__
+    out = model(data.x, data.edge_index)
+    model.eval()
+    return [out.detach(), model(data.x, data.edge_index).detach()]
+
+
+def _of_rank(root: Path, name: str, copied: Any) -> Any:
+    data = pyg_sar.load_shard(root)
+    return data.n_id, _run(name, data, copied, True)
+
+
+def _as_it_is(model: torch.nn.Module) -> torch.nn.Module:
+    return model
+
+
+def _pickled(model: torch.nn.Module) -> torch.nn.Module:
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize('copied', [_as_it_is, copy.deepcopy, _pickled])
+@pytest.mark.parametrize('name', NORMS)
+def test_a_subclass_is_global(name: str, copied: Any, tmp_path: Path) -> None:
+    graph = small_graph()
+    want = _run(name, graph, copied, False)
+    root = cut(graph, 3, tmp_path / 'parts')
+    for n_id, found in run_as_threads(_of_rank, 3, root, name, copied):
+        for ours, whole in zip(found, want, strict=True):
+            assert_close(ours, whole[n_id])
+
+
+@pytest.mark.parametrize('norm', [DoubledNorm(8), torch.nn.LazyBatchNorm1d()])
+def test_what_another_class_does_is_not_known(norm: torch.nn.Module) -> None:
+    with pytest.raises(ValueError, match="at 'norm' cannot run on a partitioned graph"):
+        pyg_sar.wrap(Net(norm))
+
+
+def test_instance_norm_of_torch(tmp_path: Path) -> None:
+    """Of a matrix it takes every row by itself; over the nodes it is found."""
+    data = pyg_sar.load_shard(cut(small_graph(200, 900), 2, tmp_path / 'parts'), 0)
+    data.x = data.x.float()
+    for norm, word in ((torch.nn.InstanceNorm1d(8), None), (OverNodes(8), "'norm' (OverNodes)")):
+        found = check_model(pyg_sar.wrap(Net(norm)), (data.x, data.edge_index), {})
+        assert found is None if word is None else word in found
