@@ -38,6 +38,8 @@ def load_shard(
     ``edge_attr``, ...           every edge attribute ``[num_edges, ...]``, in edge order
     ``n_id``                     original ids of the own nodes, int64 ``[num_own]``
     ``e_id``                     original ids of the edges, int64 ``[num_edges]``
+    ``num_nodes``                the number of own nodes; so are the other counts of ``Data``
+    ``num_nodes_total``          the number of nodes of the whole graph
     ===========================  =================================================================
 
     A ``HeteroData`` has the same for every type of nodes and every relation, the types of the whole

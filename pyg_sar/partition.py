@@ -24,6 +24,7 @@ from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.add_reverse_edges import add_reverse_edges
 from pyg_sar.partitioner.sources.pyg_folder import own_parts
 from pyg_sar.partitioner.sources.sources import NAMES, read_source
+from pyg_sar.partitioner.sources.transform import transformed
 from pyg_sar.partitioner.write.atomic_folder import existing_parent, target_folder
 
 _OF_SOURCE = ('seed', 'root', 'attrs')
@@ -60,6 +61,8 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
         data, dropped = read_source(args.source, scratch=scratch, **of_source)
         if args.undirected:
             data = add_reverse_edges(data, scratch)
+        for text in args.transform:
+            data = transformed(data, text, seed=args.seed)
         bar.update()
     if dropped:
         print(f'note: dropped from {args.source}: {", ".join(dropped)}', file=sys.stderr)
@@ -119,6 +122,11 @@ def _parser() -> argparse.ArgumentParser:
     add('--root', metavar='DIR', help=root)
     undirected = 'add the reverse of every edge, as T.ToUndirected does'
     add('--undirected', action='store_true', help=undirected)
+    transform = (
+        'apply a transform of PyG, or of a module of yours, to the whole graph: '
+        "'NormalizeFeatures', 'AddRandomWalkPE(walk_length=20)'; may be given several times"
+    )
+    add('--transform', metavar='NAME', action='append', default=[], help=transform)
     attrs = '.pt file of node attributes, for a folder of torch_geometric.distributed'
     add('--attrs', metavar='FILE', help=attrs)
     binding = "METIS's binding; default: %(default)s"

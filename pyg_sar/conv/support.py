@@ -71,7 +71,7 @@ def why_refused(module: torch.nn.Module) -> str | None:
     if reason is not None:
         return reason
     if not getattr(module, 'is_global', False):
-        # That of torch takes those of each row of x; of x.t()[None] the check of the model finds them.
+        # torch's takes those of every row by itself; over nodes the check of the model finds it.
         if takes_statistics(module) and not isinstance(module, torch.nn.InstanceNorm1d):
             return 'it takes statistics over the rows of one rank'
         if isinstance(module, LayerNorm) and module.mode == 'graph':

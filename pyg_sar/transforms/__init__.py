@@ -1,4 +1,7 @@
 """What is computed once on the whole graph, before training, and kept with the shards."""
 
+from pyg_sar.transforms.on_parts import refuse_on_parts
 from pyg_sar.transforms.save import save_node_attrs
 from pyg_sar.transforms.sign import SIGN
+
+refuse_on_parts()

@@ -35,7 +35,9 @@ def _of_rank(root: str, name: str, parts: list[Tensor], x: Tensor) -> dict[str, 
     return run_program(name, data, parts, x)
 
 
-@pytest.mark.parametrize('world_size', [pytest.param(1, marks=pytest.mark.slow), 2, 3])
+@pytest.mark.parametrize(
+    'world_size', [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3]
+)
 @pytest.mark.parametrize('name', PROGRAMS)
 def test_program(name: str, world_size: int, graph: Data, roots: dict[int, str]) -> None:
     owner = assign(graph.num_nodes, world_size)

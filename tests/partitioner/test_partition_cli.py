@@ -64,6 +64,7 @@ def test_error_is_one_line(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == 'win32', reason='no SIGINT to another process')
 def test_ctrl_c_leaves_nothing(tmp_path):
     """Interrupted once the first files are there."""

@@ -78,7 +78,12 @@ def _check_one(data: HeteroData, graph: HeteroData, rank: int, world_size: int) 
     assert data.sizes == [1, 2]
     assert data['paper'].num_classes == 3
     for name in graph.node_types:
-        assert set(data[name].keys()) == {*graph[name].keys(), 'n_id', 'num_nodes'}
+        assert set(data[name].keys()) == {
+            *graph[name].keys(),
+            'n_id',
+            'num_nodes',
+            'num_nodes_total',
+        }
         assert data[name].num_nodes == data[name].n_id.numel()
     for rel in graph.edge_types:
         store, shard = data[rel], data[rel].edge_index.shard

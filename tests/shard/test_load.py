@@ -87,7 +87,7 @@ def _check_one(data: Data, graph: Data, rank: int, world_size: int) -> None:
     assert set(data.keys()) == {
         *NODE_ATTRS,
         *EDGE_ATTRS,
-        *('edge_index', 'n_id', 'e_id', 'num_nodes', 'num_classes'),
+        *('edge_index', 'n_id', 'e_id', 'num_nodes', 'num_nodes_total', 'num_classes'),
     }
     # Every halo row is read by some edge.
     read = set(data.edge_index.as_subclass(Tensor)[0].tolist())
@@ -168,7 +168,7 @@ def test_a_graph_without_attributes(tmp_path):
     graph = Data(edge_index=small_graph().edge_index, num_nodes=40)
     root = cut(graph, 3, tmp_path / 'parts')
     data = load_shard(root)
-    assert set(data.keys()) == {'edge_index', 'n_id', 'e_id', 'num_nodes'}
+    assert set(data.keys()) == {'edge_index', 'n_id', 'e_id', 'num_nodes', 'num_nodes_total'}
 
 
 def test_a_graph_without_edges(tmp_path):

@@ -67,7 +67,7 @@ def _load_pyg(name: str, root: Path) -> Data | HeteroData:
             f"expected a subclass of torch_geometric.data.Dataset in '{name}' (got "
             f'{"nothing of that name" if cls is None else repr(cls)})'
         )
-    options = _arguments(arguments or '', name)
+    options = keyword_arguments(arguments or '', name)
     if 'root' in inspect.signature(cls).parameters:
         options.setdefault('root', str(root / class_name))
     try:
@@ -103,7 +103,7 @@ def _of_events(events: TemporalData) -> Data:
     )
 
 
-def _arguments(text: str, name: str) -> dict[str, Any]:
+def keyword_arguments(text: str, name: str) -> dict[str, Any]:
     """Keyword arguments; their values are literals, or words that stand for strings."""
     try:
         call = ast.parse(f'f({text})', mode='eval').body
