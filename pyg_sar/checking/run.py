@@ -117,16 +117,7 @@ def run(
             loss.backward()  # type: ignore[no-untyped-call]
     ranks = world_size()
     with torch.no_grad():
-        for name, p in model.named_parameters():
-            flag = p.new_tensor(p.grad is not None, dtype=torch.float64)
-            grad = torch.zeros_like(p) if p.grad is None else p.grad
-            if grad.layout != torch.strided:
-                grad = grad.to_dense()
-            if not (p.is_floating_point() or p.is_complex()) or not p.requires_grad:
-                continue
-            has_any = all_reduce_sum(flag)
-            grad = all_reduce_sum(grad.clone().contiguous()) / ranks
-            found.gradients[name] = grad if has_any > 0 else None
+        found.gradients = _mean_gradients(model)
         found.buffers = {
             name: b.clone() for name, b in model.named_buffers() if b.is_floating_point()
         }
@@ -134,6 +125,33 @@ def run(
             if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
                 found.input_gradients.append(None if value.grad is None else value.grad / ranks)
     return found
+
+
+def _mean_gradients(model: torch.nn.Module) -> dict[str, Tensor | None]:
+    """The mean over the ranks of the gradients of parameters; None where no rank has one."""
+    learned = {
+        name: p
+        for name, p in model.named_parameters()
+        if p.requires_grad and (p.is_floating_point() or p.is_complex())
+    }
+    if not learned:
+        return {}
+    has_any = torch.tensor([float(p.grad is not None) for p in learned.values()])
+    all_reduce_sum(has_any)
+    dense = [torch.zeros_like(p) if p.grad is None else p.grad for p in learned.values()]
+    dense = [grad if grad.layout == torch.strided else grad.to_dense() for grad in dense]
+    dtype = torch.complex128 if any(grad.is_complex() for grad in dense) else torch.float64
+    total = all_reduce_sum(torch.cat([grad.reshape(-1).to(dtype) for grad in dense]))
+    means = torch.split(total / world_size(), [grad.numel() for grad in dense])
+    return {
+        name: _as(mean, p) if has > 0 else None
+        for (name, p), mean, has in zip(learned.items(), means, has_any.tolist(), strict=True)
+    }
+
+
+def _as(values: Tensor, p: Tensor) -> Tensor:
+    values = values.view(p.shape)
+    return (values if p.is_complex() or not values.is_complex() else values.real).to(p.dtype)
 
 
 def floats_in(value: Any) -> list[Tensor]:
