@@ -21,6 +21,7 @@ from pyg_sar.over_all_nodes import (
     global_sum,
     rows,
 )
+from pyg_sar.own_rows import NodeEmbedding
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.profiling import profile
 from pyg_sar.restricted_layers import restrict
@@ -33,6 +34,7 @@ set_log_by_environment()
 __all__ = [
     'DistributedDataParallel',
     'ExchangeError',
+    'NodeEmbedding',
     'SARConv',
     'check',
     'global_max',

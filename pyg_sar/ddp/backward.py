@@ -108,7 +108,8 @@ def _note(grad: Tensor) -> None:
 
 def is_accumulated(leaf: Tensor) -> bool:
     """In a hook of a leaf: whether the gradient goes to ``.grad``, or to autograd.grad's caller."""
-    node = torch.autograd.graph.get_gradient_edge(leaf).node
+    with torch._C.DisableTorchFunctionSubclass():
+        node = torch.autograd.graph.get_gradient_edge(leaf).node
     try:
         return torch._C._will_engine_execute_node(node)
     except RuntimeError:  # "A leaf node was passed ... running autograd.grad()"

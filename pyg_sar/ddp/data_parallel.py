@@ -24,6 +24,7 @@ from pyg_sar.comm import (
 from pyg_sar.ddp.gradients import Gradients
 from pyg_sar.ddp.same_model import check_same_model
 from pyg_sar.memory import return_freed_memory
+from pyg_sar.own_rows import OwnRows
 from pyg_sar.wrap import as_timedelta, wrap
 
 _MIB = 2**20
@@ -34,7 +35,8 @@ class DistributedDataParallel(torch.nn.Module):
 
     Wraps the model's convs and norms (:func:`pyg_sar.wrap`), sends rank 0's parameters and buffers
     to all ranks, and averages the gradients of the ranks at the end of every backward, as torch's
-    DistributedDataParallel does. With a loss made by :func:`pyg_sar.global_mean` they are those of
+    DistributedDataParallel does; rows of a :class:`pyg_sar.NodeEmbedding` stay each rank's own. With a
+    loss made by :func:`pyg_sar.global_mean` they are those of
     one process. What enters the model and needs a gradient gets that of one process as well.
 
     ``model.module`` is the model; calling it, or layers of it, averages gradients just the same.
@@ -166,6 +168,8 @@ def _check(
 
 def _send_from_rank_0(module: torch.nn.Module) -> None:
     for tensor in [*module.parameters(), *module.buffers()]:
+        if isinstance(tensor, OwnRows):
+            continue
         sent = tensor.detach().contiguous()
         with guard('sending parameters to all ranks'):
             transport.broadcast(sent, exchange_group())

@@ -24,6 +24,7 @@ from pyg_sar.comm import all_reduce_sum, world_size
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp.backward import is_accumulated, is_inside_a_function, running, started
 from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind, tensors_in
+from pyg_sar.own_rows import OwnRows
 
 
 class Gradients:
@@ -95,7 +96,9 @@ class Gradients:
             known = set(model.parameters())
             tensors = [*outputs, *(t for t in tensors_in((args, kwargs)) if t.requires_grad)]
             found = [leaf for leaf in leaves_behind(tensors) if leaf not in known]
-            divide_gradients(leaf for leaf in found if not _is_watched(leaf))
+            # The rows of a NodeEmbedding outside of the model are divided where they are looked up.
+            is_done = (isinstance(leaf, OwnRows) or _is_watched(leaf) for leaf in found)
+            divide_gradients(leaf for leaf, done in zip(found, is_done, strict=True) if not done)
 
     def enter(self) -> None:
         """Notes that the backward that runs comes to the module."""
@@ -134,20 +137,22 @@ class Gradients:
                     'expected backward() without create_graph=True: on a graph that is cut pyg_sar '
                     'computes no second derivatives'
                 )
-            if p.grad is not None and p.grad.is_sparse:
+            if p.grad is not None and p.grad.is_sparse and not isinstance(p, OwnRows):
                 p.grad = p.grad.to_dense()
-        rows = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-        total = torch.cat([*(t.reshape(-1) for t in rows), rows[0].new_tensor(flags)])
+        shared = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket if _size(p)]
+        flags_of_all = torch.tensor(flags, dtype=bucket[0].dtype, device=bucket[0].device)
+        total = torch.cat([*(t.reshape(-1) for t in shared), flags_of_all])
         total /= world_size()
-        del rows
+        del shared
         all_reduce_sum(total, 'the sum of the gradients of parameters', self._group)
-        sizes = [p.numel() for p in bucket]
+        sizes = [_size(p) for p in bucket]
         *means, shares = torch.split(total, [*sizes, len(bucket)])
         whole = []
         for p, mean, share in zip(bucket, means, shares.real.tolist(), strict=True):
             if share > 0:
-                p.grad = torch.empty_like(p) if p.grad is None else p.grad
-                p.grad.copy_(mean.view_as(p))
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                if not isinstance(p, OwnRows):
+                    p.grad.copy_(mean.view_as(p))
                 whole.append(p)
         return whole
 
@@ -156,7 +161,7 @@ class Gradients:
         kinds: dict[Any, list[Tensor]] = {}
         for p in self._parameters:
             bucket = kinds.setdefault((p.dtype, p.device), [])
-            size = sum(other.numel() for other in (*bucket, p)) * p.element_size()
+            size = sum(_size(other) for other in (*bucket, p)) * p.element_size()
             if bucket and size > self._bucket_bytes:
                 yield list(bucket)
                 bucket.clear()
@@ -180,6 +185,11 @@ class Gradients:
                 p.requires_grad_(True)  # a frozen one takes no hook
                 self._handles.append(p.register_hook(_Arrival(self, p)))  # type: ignore[no-untyped-call]
                 p.requires_grad_(needs_gradient)
+
+
+def _size(p: Tensor) -> int:
+    """How many of its numbers the ranks have in common."""
+    return 0 if isinstance(p, OwnRows) else p.numel()
 
 
 class _Entry:

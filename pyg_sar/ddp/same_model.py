@@ -11,6 +11,7 @@ import torch
 from pyg_sar.comm import agree
 from pyg_sar.conv.names import plain_class
 from pyg_sar.conv.sar_conv import SARConv
+from pyg_sar.own_rows import OwnRows
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
@@ -57,6 +58,8 @@ def _describe(model: torch.nn.Module, options: dict[str, object]) -> list[str]:
     for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
         is_set = not torch.nn.parameter.is_lazy(tensor)
         shape = tuple(tensor.shape) if is_set else 'not known yet'
+        if isinstance(tensor, OwnRows):
+            shape = 'own nodes', *tensor.shape[1:]
         needs = ', with gradient' if tensor.requires_grad else ''
         lines.append(f"'{path}': {tensor.dtype} of shape {shape}{needs}")
     return lines

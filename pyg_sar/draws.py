@@ -1,0 +1,55 @@
+"""Random numbers that are a function of a seed and of keys, such as a node's id and a column.
+
+What is drawn for a node does not depend on which rank owns it, on how many ranks there are, or on
+what was drawn before. The hash is SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable
+pseudorandom number generators"): every key steps through the sequence whose seed is the hash of the
+keys before it. torch's int64 arithmetic is modulo 2^64, as the hash needs it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_STEP = 0x9E3779B97F4A7C15 - 2**64
+_FACTORS = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+
+
+def uniform(seed: int, *keys: Tensor | int) -> Tensor:
+    """Numbers from [0, 1), uniform, and independent for different seeds or keys.
+
+    Args:
+        seed: Any integer of 64 bits.
+        *keys: Integers or int64 tensors that broadcast, such as ids ``[N, 1]`` and columns ``[C]``.
+            Calls with another number of keys draw from the same sequences: use one seed for each.
+
+    Returns:
+        float64, of the shape that the keys broadcast to.
+    """
+    state = _mixed(torch.tensor(seed))
+    for key in keys:
+        state = _mixed(state + (torch.as_tensor(key) + 1) * _STEP)
+    return _shifted(state, 11).double() * 2.0**-53
+
+
+def normal(seed: int, *keys: Tensor | int) -> Tensor:
+    """Numbers from the standard normal distribution, for keys as :func:`uniform` takes them.
+
+    By Box and Muller (1958), from two uniform numbers for each.
+    """
+    radius = (-2 * torch.log1p(-uniform(seed, *keys, 0))).sqrt()
+    return radius * (2 * math.pi * uniform(seed, *keys, 1)).cos()
+
+
+def _mixed(state: Tensor) -> Tensor:
+    """The function that makes an output of SplitMix64 of its state."""
+    state = (state ^ _shifted(state, 30)) * _FACTORS[0]
+    state = (state ^ _shifted(state, 27)) * _FACTORS[1]
+    return state ^ _shifted(state, 31)
+
+
+def _shifted(state: Tensor, bits: int) -> Tensor:
+    """To the right, with zeros from the left: torch's own shift copies the sign."""
+    return (state >> bits) & (2 ** (64 - bits) - 1)

@@ -1,0 +1,161 @@
+"""``NodeEmbedding``: a learnable row for every node, on the rank that owns the node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from pyg_sar.comm import agree, in_call, world_size
+from pyg_sar.draws import normal
+from pyg_sar.own_rows.own_rows import OwnRows, plain
+
+_DRAWN_AT_ONCE = 2**16  # rows
+
+
+class NodeEmbedding(torch.nn.Module):
+    """One learnable row per node: ``torch.nn.Embedding(data.num_nodes, dim)`` of the whole graph.
+
+    Every rank holds the rows of its own nodes, as ``weight``, float ``[num_own, embedding_dim]``.
+    :class:`pyg_sar.DistributedDataParallel` does not average them; their gradient is that of one
+    process. ``embedding()`` gives them in the order of ``data.x``. Of a HeteroData, give the nodes
+    of a type::
+
+        embedding = pyg_sar.NodeEmbedding(data['author'], 64)
+        x_dict['author'] = embedding()
+
+    The values at first are normal with deviation 1, drawn by seed and id: the same for any number
+    of ranks and any partition. Scale them with ``embedding.weight.mul_(0.1)`` in
+    ``torch.no_grad()``.
+
+    Any optimizer that treats every number by itself is exact (SGD, Adam, SparseAdam ...), and
+    ``clip_grad_norm_`` and other norms of weight and gradient are those of all ranks' rows; all
+    ranks must ask for them. What would see the rows of one rank alone (LBFGS, Adafactor, a penalty
+    of ``embedding.weight`` in the loss) is refused: a penalty is
+    ``global_sum(embedding().square(), dim=0).sum()``.
+
+    ``state_dict()`` has the rows of this rank. :func:`pyg_sar.save_checkpoint` writes those of all
+    ranks by id, with the optimizer's state, for any number of ranks or ``torch.nn.Embedding``.
+
+    Args:
+        data: What :func:`pyg_sar.load_shard` gave, or of a HeteroData the nodes of a type. With one
+            process also a plain graph.
+        embedding_dim: Columns.
+        sparse: Whether gradients are sparse, of the rows that were looked up.
+        seed: For the values at first; None to draw one from torch's generator on rank 0.
+
+    Raises:
+        ValueError: On all ranks, if `data` is a HeteroData or without ``n_id``, the nodes of the
+            ranks are not those of the whole graph, or `embedding_dim` is not positive or differs.
+    """
+
+    weight: OwnRows
+
+    @in_call('NodeEmbedding')
+    def __init__(
+        self, data: Any, embedding_dim: int, *, sparse: bool = False, seed: int | None = None
+    ) -> None:
+        super().__init__()
+        n_id, error = _ids(data)
+        end = int(n_id.max()) + 1 if n_id.numel() else 0
+        answers = agree((error, embedding_dim, n_id.numel(), end))
+        num_nodes = sum(count for _, _, count, _ in answers)
+        for error, dim, _, _ in answers:
+            if error is not None:
+                raise ValueError(error)
+            if dim != embedding_dim or dim < 1:
+                raise ValueError(
+                    "'embedding_dim' must be positive and the same on all ranks (got "
+                    f'{[each for _, each, _, _ in answers]})'
+                )
+        if num_nodes != max(end for *_, end in answers):
+            raise ValueError(
+                f'expected every node of the whole graph on one rank (got {num_nodes} nodes of all '
+                f'ranks, with ids up to {max(end for *_, end in answers) - 1}): give what '
+                'pyg_sar.load_shard gave, on all ranks'
+            )
+        self.embedding_dim, self.sparse, self.seed = embedding_dim, sparse, seed
+        rows = torch.empty(n_id.numel(), embedding_dim).as_subclass(OwnRows)
+        self.weight = torch.nn.Parameter(rows)
+        self.weight.n_id, self.weight.num_nodes = n_id, num_nodes
+        self.weight.node_type = getattr(data, '_key', None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all values anew, with the same seed if there is one (collective)."""
+        seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
+        seed = agree(seed)[0]
+        columns = torch.arange(self.embedding_dim)
+        pieces = (t.split(_DRAWN_AT_ONCE) for t in (self.weight.n_id, plain(self.weight)))
+        for ids, rows in zip(*pieces, strict=True):
+            rows.copy_(normal(seed, ids.unsqueeze(1), columns))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, n_id: Tensor | None = None) -> Tensor:
+        """The rows of own nodes, in the order of ``data.x``, or those of some.
+
+        Args:
+            n_id: Ids of own nodes in the whole graph, int64, such as ``data.n_id[mask]``; rows of
+                any nodes are ``pyg_sar.rows(embedding(), ids, data.n_id)``.
+
+        Returns:
+            ``[num_own, embedding_dim]``, or ``[*n_id.shape, embedding_dim]``.
+
+        Raises:
+            ValueError: If a node is not an own one of this rank.
+        """
+        weight = self.weight
+        if not isinstance(weight, OwnRows):
+            raise TypeError(
+                f"expected the 'weight' that the embedding was made with (got a "
+                f'{type(weight).__name__}): copy values into it, and leave it to '
+                'pyg_sar.DistributedDataParallel'
+            )
+        places = None if n_id is None else _places(weight.n_id.to(n_id.device), n_id)
+        with torch._C.DisableTorchFunctionSubclass():
+            if places is None and self.sparse:
+                places = torch.arange(len(weight), device=weight.device)
+            out = (
+                weight.clone() if places is None else embedding(places, weight, sparse=self.sparse)
+            )
+        if out.requires_grad and world_size() > 1:
+            out.register_hook(_of_the_mean)
+        return out
+
+    def extra_repr(self) -> str:
+        """What is shown of it."""
+        of_type = f' of {self.weight.node_type}' if self.weight.node_type else ''
+        return f'{len(self.weight)} of {self.weight.num_nodes} nodes{of_type}, {self.embedding_dim}'
+
+
+def _of_the_mean(grad: Tensor) -> Tensor:
+    """Of the mean over the ranks of their losses: backward gives that of their sum."""
+    return grad / world_size()
+
+
+def _places(own: Tensor, n_id: Tensor) -> Tensor | None:
+    """Where the rows of ids are; None of all in their order."""
+    if torch.equal(own, n_id):
+        return None
+    others = n_id[~torch.isin(n_id, own)]
+    if others.numel():
+        raise ValueError(
+            f"'n_id' must hold ids of own nodes of this rank (got {int(others[0])}): rows of any "
+            'nodes are pyg_sar.rows(embedding(), ids, data.n_id)'
+        )
+    order = own.argsort()
+    return order[torch.searchsorted(own, n_id, sorter=order)]
+
+
+def _ids(data: Any) -> tuple[Tensor, str | None]:
+    """Ids of the own nodes in the whole graph, and what is wrong with the data."""
+    none = torch.empty(0, dtype=torch.int64)
+    if hasattr(data, 'node_types'):
+        return none, "expected the nodes of one type, such as data['author'] (got a HeteroData)"
+    if 'n_id' in data:
+        return data.n_id.cpu(), None
+    if world_size() > 1:
+        return none, 'expected what pyg_sar.load_shard gave (got a graph without n_id)'
+    return torch.arange(data.num_nodes), None
