@@ -13,6 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar.checking.compare import difference
 from pyg_sar.checking.run import CannotRun
 from pyg_sar.checking.small_graph import Rows, View, cut_in_parts
+from pyg_sar.own_rows import OwnRows, plain
 from pyg_sar.wrap import wrap
 
 _NUM_NODES = 61
@@ -50,22 +51,22 @@ def check(
     """
     wrapped = wrap(copy.deepcopy(model), check=False)
     try:
-        found = difference(wrapped, step, _CutData(_small(data)))
+        found = difference(wrapped, step, _CutData(*_small(data)))
     except CannotRun as reason:
         raise ValueError(f'the step cannot be checked: {reason}') from reason
     if found is not None:
         raise ValueError(found)
 
 
-def _small(data: Data | HeteroData) -> Data | HeteroData:
-    """Some nodes that are reached from one another, and a few others."""
+def _small(data: Data | HeteroData) -> tuple[Data | HeteroData, dict[str | None, Tensor]]:
+    """Some nodes that are reached from one another, and a few others; and which they are."""
     generator = torch.Generator().manual_seed(0)
     if isinstance(data, HeteroData):
-        chosen = {
+        chosen: dict[str | None, Tensor] = {
             name: _some(data[name].num_nodes, _NUM_NODES + 2 * i, generator)
             for i, name in enumerate(data.node_types)
         }
-        return copy.copy(data).subgraph(chosen)
+        return copy.copy(data).subgraph(chosen), chosen
     num_nodes = data.num_nodes
     assert num_nodes is not None
     chosen_nodes = _some(num_nodes, _NUM_NODES // 3, generator)
@@ -76,7 +77,8 @@ def _small(data: Data | HeteroData) -> Data | HeteroData:
         if more.numel() == chosen_nodes.numel():
             more = torch.unique(torch.cat([more, _some(num_nodes, _NUM_NODES, generator)]))
         chosen_nodes = more
-    return copy.copy(data).subgraph(chosen_nodes[:_NUM_NODES])
+    chosen_nodes = chosen_nodes[:_NUM_NODES]
+    return copy.copy(data).subgraph(chosen_nodes), {None: chosen_nodes}
 
 
 def _some(num_nodes: int | None, count: int, generator: torch.Generator) -> Tensor:
@@ -86,7 +88,8 @@ def _some(num_nodes: int | None, count: int, generator: torch.Generator) -> Tens
 class _CutData:
     """A small graph, and the shards of its two parts."""
 
-    def __init__(self, whole: Data | HeteroData) -> None:
+    def __init__(self, whole: Data | HeteroData, chosen: dict[str | None, Tensor]) -> None:
+        self._chosen = chosen
         parts: Any = {}
         for store in whole.node_stores:
             num_nodes = int(store.num_nodes or 0)
@@ -115,3 +118,8 @@ class _CutData:
         return data.clone().apply(
             lambda t: t.to(dtype) if dtype is not None and t.dtype == torch.float32 else t
         )
+
+    def learned(self, rows: OwnRows, view: View) -> OwnRows:
+        """The rows of a node embedding as a run has them."""
+        ids = view.rows['nodes', rows.node_type].ids
+        return rows.of_some(plain(rows)[self._chosen[rows.node_type][ids]].clone(), ids)

@@ -40,7 +40,7 @@ def normal(seed: int, *keys: Tensor | int) -> Tensor:
     By Box and Muller (1958), from two uniform numbers for each.
     """
     radius = (-2 * torch.log1p(-uniform(seed, *keys, 0))).sqrt()
-    return radius * (2 * math.pi * uniform(seed, *keys, 1)).cos()
+    return radius * torch.cos(2 * math.pi * uniform(seed, *keys, 1))
 
 
 def _mixed(state: Tensor) -> Tensor:
@@ -52,4 +52,5 @@ def _mixed(state: Tensor) -> Tensor:
 
 def _shifted(state: Tensor, bits: int) -> Tensor:
     """To the right, with zeros from the left: torch's own shift copies the sign."""
-    return (state >> bits) & (2 ** (64 - bits) - 1)
+    shifted: Tensor = (state >> bits) & (2 ** (64 - bits) - 1)
+    return shifted

@@ -15,6 +15,7 @@ from pyg_sar.checking.run import CannotRun, Run, Step, no_collectives, rows_of, 
 from pyg_sar.checking.small_graph import NUM_PARTS, View
 from pyg_sar.comm import transport
 from pyg_sar.comm.threads import run_threads
+from pyg_sar.own_rows import OwnRows
 
 Program = Callable[[torch.nn.Module, Any], Any]
 
@@ -30,6 +31,9 @@ class Small(Protocol):
 
     def cut(self, view: View, dtype: torch.dtype | None) -> Any:
         """The arguments of the program as a run has them; float32 numbers in `dtype`."""
+
+    def learned(self, rows: OwnRows, view: View) -> OwnRows:
+        """The rows of a node embedding as a run has them."""
 
 
 _TOLERANCE = {torch.float64: 1e-7, torch.complex128: 1e-7}
@@ -97,7 +101,9 @@ class _Runs:
         def of_rank(first: int) -> Run:
             view = self._small.views[first + transport.rank()]
             arguments = self._small.cut(view, self._dtype)
-            model = copy.deepcopy(self._model).cpu()
+            own = [p for p in self._model.parameters() if isinstance(p, OwnRows)]
+            instead: dict[int, Any] = {id(p): self._small.learned(p, view) for p in own}
+            model = copy.deepcopy(self._model, instead).cpu()
             if self._dtype is not None:
                 model = model.to(self._dtype)
             return run(model, self._program, arguments, view, records=records)

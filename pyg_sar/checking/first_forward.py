@@ -20,6 +20,7 @@ from pyg_sar.conv.exchanges import find_shards
 from pyg_sar.conv.names import plain_class
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.monitor import say
+from pyg_sar.own_rows import OwnRows
 
 _logger = logging.getLogger(__name__)
 _MOST_BYTES = 2**28
@@ -98,6 +99,7 @@ def check_model(model: torch.nn.Module, args: Any, kwargs: Any) -> str | None:
         CannotRun: If it cannot be run on a small graph.
     """
     tensors = [*model.parameters(), *model.buffers()]
+    tensors = [t for t in tensors if not isinstance(t, OwnRows)]
     if sum(t.nbytes for t in tensors) > _MOST_BYTES:
         raise CannotRun('its parameters are large, and the check makes copies of them')
 
@@ -120,11 +122,12 @@ def check_model(model: torch.nn.Module, args: Any, kwargs: Any) -> str | None:
         return difference(model, program, small)
     except CannotRun:
         for name, p in _own_parameters(model):
-            if p.dim() > 1 and p.size(0) in small.own_sizes:
+            is_whole = not isinstance(p, OwnRows)
+            if is_whole and p.dim() > 1 and p.size(0) in small.own_sizes:
                 return (
                     f"'{name}' of {type(model).__name__} has {p.size(0)} rows, as many as this "
                     'rank has nodes: gradients of parameters are averaged over the ranks, so its '
-                    'rows cannot belong to nodes of one rank'
+                    'rows cannot belong to nodes of one rank; pyg_sar.NodeEmbedding has such rows'
                 )
         raise
 

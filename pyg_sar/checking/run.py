@@ -23,6 +23,7 @@ from pyg_sar.comm.faults.errors import place
 from pyg_sar.conv.names import name_of
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.norm import GlobalNorm
+from pyg_sar.own_rows import OwnRows, plain
 
 _DROPOUTS = {
     getattr(torch.nn.functional, name)
@@ -118,6 +119,9 @@ def run(
     ranks = world_size()
     with torch.no_grad():
         found.gradients = _mean_gradients(model)
+        for p in model.parameters():
+            if isinstance(p, OwnRows):  # of this rank's rows alone, and that of the mean already
+                found.input_gradients.append(None if p.grad is None else plain(p.grad).to_dense())
         found.buffers = {
             name: b.clone() for name, b in model.named_buffers() if b.is_floating_point()
         }
@@ -132,7 +136,7 @@ def _mean_gradients(model: torch.nn.Module) -> dict[str, Tensor | None]:
     learned = {
         name: p
         for name, p in model.named_parameters()
-        if p.requires_grad and (p.is_floating_point() or p.is_complex())
+        if p.requires_grad and (p.is_floating_point() or p.is_complex()) and type(p) is not OwnRows
     }
     if not learned:
         return {}

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import BaseData
 
+from pyg_sar.own_rows import OwnRows, plain
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.read.read_shard import read_shard
@@ -209,6 +210,14 @@ class SmallGraph:
             return known[id(value)]
 
         return _rebuilt(self.arguments, None, of_run)
+
+    def learned(self, rows: OwnRows, view: View) -> OwnRows:
+        """The rows of a node embedding as a run has them."""
+        key = None if rows.node_type is None else f'type {rows.node_type}'
+        if self._rows_of(rows, key) is None:
+            raise ValueError('it has a NodeEmbedding of nodes that it is not called with')
+        values, n_id = (self._tensor(t, key, view, None) for t in (plain(rows), rows.n_id))
+        return rows.of_some(values, n_id)
 
     def _tensor(self, value: Tensor, key: Any, view: View, dtype: torch.dtype | None) -> Tensor:
         if isinstance(value, ShardEdgeIndex):

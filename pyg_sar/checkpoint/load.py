@@ -17,7 +17,9 @@ from pyg_sar.checkpoint import states
 from pyg_sar.checkpoint.all_or_none import on_rank_0, together
 from pyg_sar.checkpoint.folders import complete
 from pyg_sar.checkpoint.reader import read_metadata, read_values
+from pyg_sar.checkpoint.tables import from_runs, run_of
 from pyg_sar.comm import in_call, rank
+from pyg_sar.own_rows import OwnRows
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def load_checkpoint(
     if name is None:
         return None
     folder, saved, made = root / name, dict[str, Any](), list[Checkpoint]()
+    tables: dict[str, OwnRows] = {}
 
     def read() -> None:
         metadata = read_metadata(folder, root)
@@ -84,7 +87,10 @@ def load_checkpoint(
             states.check_model(model, metadata)
             if states.TRAINING not in metadata.state_dict_metadata:
                 raise ValueError(f"expected '{states.TRAINING}' in it (got none)")
-        saved.update(read_values(folder, root, metadata, with_optimizer=optimizer is not None))
+            tables.update(states.tables(metadata, model, optimizer))
+        runs = {key: run_of(rank(), weight.num_nodes) for key, weight in tables.items()}
+        with_optimizer = optimizer is not None
+        saved.update(read_values(folder, root, metadata, with_optimizer=with_optimizer, runs=runs))
 
     def apply() -> None:
         with _of_this_run(folder):
@@ -102,6 +108,7 @@ def load_checkpoint(
             made.append(Checkpoint(folder, *found))
 
     num_ranks = len(together(read))
+    saved.update({key: from_runs(saved[key], weight) for key, weight in tables.items()})
     together(apply)
     return made[0]
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from pyg_sar.checkpoint.states import OPTIMIZER
@@ -66,11 +68,23 @@ def read_metadata(folder: Path, root: Path) -> Metadata:
 
 
 def read_values(
-    folder: Path, root: Path, metadata: Metadata, *, with_optimizer: bool
+    folder: Path,
+    root: Path,
+    metadata: Metadata,
+    *,
+    with_optimizer: bool,
+    runs: dict[str, range] | None = None,
 ) -> dict[str, Any]:
-    """The tensors and plain values of a checkpoint, each read as a whole by this process alone.
+    """The tensors and plain values of a checkpoint, each read by this process alone.
 
     Not by ``torch.distributed.checkpoint.load``: its ranks send each other pickles.
+
+    Args:
+        folder: The checkpoint.
+        root: Where its files must be.
+        metadata: What it holds.
+        with_optimizer: Whether to read an optimizer's state.
+        runs: The rows that are wanted of some tensors; of others all are.
 
     Raises:
         ValueError: If a file is damaged or holds anything else, which is not run.
@@ -78,22 +92,53 @@ def read_values(
     """
     values = {}
     try:
-        places = {index.fqn: info for index, info in metadata.storage_data.items()}
+        places = {
+            (index.fqn, tuple(index.offset or ())): info
+            for index, info in metadata.storage_data.items()
+        }
+
+        def read(key: str, start: tuple[int, ...]) -> Any:
+            return load_plain(_content(folder, root, places[key, start]))
+
         for key, described in metadata.state_dict_metadata.items():
             if key.startswith(OPTIMIZER) and not with_optimizer:
                 continue
-            value = load_plain(_content(folder, root, places[key]))
             if isinstance(described, TensorStorageMetadata):
-                value = value.detach()
-                got, want = (value.shape, value.dtype), (described.size, described.properties.dtype)
-                if got != want:
-                    raise ValueError(f"expected '{key}' as {want} (got {got})")
-            values[key] = value
+                values[key] = _rows(key, described, (runs or {}).get(key), read)
+            else:
+                values[key] = read(key, ())
     except OSError:
         raise
     except Exception as error:  # what was unpickled may be anything
         raise ValueError(f'{folder} cannot be read: {error}') from error
     return values
+
+
+def _rows(
+    key: str,
+    described: TensorStorageMetadata,
+    run: range | None,
+    read: Callable[[str, tuple[int, ...]], Any],
+) -> Tensor:
+    """Rows of a tensor, or the whole, from the pieces that it lies in one after another."""
+    size, dtype = described.size, described.properties.dtype
+    run = range(size[0] if size else 1) if run is None else run
+    pieces, position = [], run.start
+    for chunk in sorted(described.chunks, key=lambda chunk: tuple(chunk.offsets)):
+        begin, count = (chunk.offsets[0], chunk.sizes[0]) if size else (0, 1)
+        low, high = max(begin, run.start), min(begin + count, run.stop)
+        if low >= high:
+            continue
+        piece = read(key, tuple(chunk.offsets)).detach()
+        got, want = (piece.shape, piece.dtype), (torch.Size([count, *size[1:]][: len(size)]), dtype)
+        if got != want or low != position:
+            raise ValueError(f"expected '{key}' as {want} from row {position} on (got {got})")
+        pieces.append(piece[low - begin : high - begin] if size else piece)
+        position = high
+    if position != run.stop:
+        raise ValueError(f"expected {run.stop} rows of '{key}' (got {position})")
+    none = torch.empty(0, *size[1:], dtype=dtype)
+    return pieces[0] if len(pieces) == 1 else torch.cat([none, *pieces])
 
 
 def _content(folder: Path, root: Path, place: Any) -> io.BytesIO:

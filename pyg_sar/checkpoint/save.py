@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
@@ -27,6 +26,7 @@ from pyg_sar.checkpoint.all_or_none import on_rank_0, together
 from pyg_sar.checkpoint.folders import begin, publish
 from pyg_sar.checkpoint.reader import load_plain
 from pyg_sar.checkpoint.states import TRAINING, model_state, optimizer_state, random_states
+from pyg_sar.checkpoint.tables import SavePlanner, Table
 from pyg_sar.comm import check_equal, in_call, rank, world_size
 
 
@@ -120,31 +120,42 @@ def _check_plain(name: str, value: object) -> None:
 def _write(state: dict[str, Any], folder: Path) -> None:
     """Writes a state and syncs its files (collective).
 
-    The tensors are the same on all ranks, which share the writing; what is no tensor is under
-    TRAINING, of which rank 0's is written.
+    The tensors are the same on all ranks, which share the writing, but for tables of nodes; what is
+    no tensor is under TRAINING, of which rank 0's is written.
     """
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    tables = {k: value.in_runs() for k, value in state.items() if isinstance(value, Table)}
+    state = {name: value for name, value in state.items() if name not in tables}
+    planner = SavePlanner(tables)
     writer = FileSystemWriter(folder, sync_files=True)
     own, num_ranks = rank(), world_size()
     metadata: Any = None
-    indices: dict[str, MetadataIndex] = {}
+    indices: dict[Any, MetadataIndex] = {}
 
-    def write_share() -> list[tuple[str, int, tuple[str, int, int]]]:
+    def write_share() -> list[tuple[Any, int, tuple[str, int, int]]]:
         nonlocal metadata
         planner.set_up_planner(state, writer.storage_meta(), is_coordinator=own == 0)
         writer.set_up_storage_writer(own == 0)
         whole = writer.prepare_local_plan(planner.create_local_plan())
         shared = replace(whole, items=[item for item in whole.items if item.index.fqn != TRAINING])
-        plans, metadata = planner.create_global_plan([whole, *[shared] * (num_ranks - 1)])
+        plans = [
+            replace(plan, items=[*plan.items, *planner.items_of(number)])
+            for number, plan in enumerate([whole, *[shared] * (num_ranks - 1)])
+        ]
+        plans, metadata = planner.create_global_plan(plans)
         plans = writer.prepare_global_plan(plans)
-        indices.update({item.index.fqn: item.index for plan in plans for item in plan.items})
+        indices.update({_place(item.index): item.index for plan in plans for item in plan.items})
         written = writer.write_data(planner.finish_plan(plans[own]), planner)
         written.wait()
-        told = [(r.index.fqn, r.size_in_bytes, r.storage_data) for r in written.value()]
-        return [(name, size, (at.relative_path, at.offset, at.length)) for name, size, at in told]
+        told = [(_place(r.index), r.size_in_bytes, r.storage_data) for r in written.value()]
+        return [(where, size, (at.relative_path, at.offset, at.length)) for where, size, at in told]
 
     results = [
-        [WriteResult(indices[name], size, _StorageInfo(*place)) for name, size, place in of_rank]
+        [WriteResult(indices[where], size, _StorageInfo(*place)) for where, size, place in of_rank]
         for of_rank in together(write_share)
     ]
     on_rank_0(lambda: writer.finish(metadata, results))
+
+
+def _place(index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
+    """What tells pieces apart: a name and where the piece begins."""
+    return index.fqn, tuple(index.offset or ())

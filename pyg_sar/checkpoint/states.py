@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.optim import Optimizer
 
+from pyg_sar.checkpoint.tables import Table
 from pyg_sar.ddp import DistributedDataParallel
+from pyg_sar.own_rows import OwnRows
 
 MODEL, OPTIMIZER, TRAINING = 'model.', 'optimizer.', 'training'
 
@@ -30,8 +32,21 @@ def plain_model(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def model_state(model: torch.nn.Module) -> dict[str, Any]:
-    """Under the keys of the plain PyG model."""
-    return {f'{MODEL}{key}': value for key, value in plain_model(model).state_dict().items()}
+    """Under the keys of the plain PyG model; rows of node embeddings as tables."""
+    state = {f'{MODEL}{key}': value for key, value in plain_model(model).state_dict().items()}
+    return state | {key: Table.of(weight, weight) for key, weight in embeddings(model).items()}
+
+
+def embeddings(model: torch.nn.Module) -> dict[str, OwnRows]:
+    """The rows of node embeddings, under the keys of the plain PyG model."""
+    named = plain_model(model).named_parameters(remove_duplicate=False)
+    return {f'{MODEL}{name}': p for name, p in named if isinstance(p, OwnRows)}
+
+
+def embeddings_of(optimizer: Optimizer) -> dict[int, OwnRows]:
+    """Those that an optimizer has, by their numbers in its state."""
+    parameters = (p for group in optimizer.param_groups for p in group['params'])
+    return {index: p for index, p in enumerate(parameters) if isinstance(p, OwnRows)}
 
 
 def set_model_state(model: torch.nn.Module, saved: dict[str, Any]) -> None:
@@ -40,19 +55,49 @@ def set_model_state(model: torch.nn.Module, saved: dict[str, Any]) -> None:
     plain_model(model).load_state_dict(state)
 
 
-def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors, one entry each, and the rest.
+def tables(
+    metadata: Metadata, model: torch.nn.Module, optimizer: Optimizer | None
+) -> dict[str, OwnRows]:
+    """What a checkpoint has of node embeddings, by key, with the rows that it is for.
+
+    Raises:
+        ValueError: If an optimizer's state of one has another shape.
+    """
+    found = embeddings(model)
+    for index, weight in ({} if optimizer is None else embeddings_of(optimizer)).items():
+        want = torch.Size([weight.num_nodes, *weight.shape[1:]])
+        for key, described in metadata.state_dict_metadata.items():
+            is_of_it = key.startswith(f'{OPTIMIZER}{index}.')
+            if is_of_it and isinstance(described, TensorStorageMetadata) and described.size:
+                if described.size != want:
+                    raise ValueError(f"expected '{key}' as {list(want)} (got {described.size})")
+                found[key] = weight
+    return found
+
+
+def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors, one entry each, those of node embeddings as tables; and the rest.
 
     Not torch.distributed.checkpoint's ``get_state_dict``: it makes a step of an optimizer that has
     made none, and leaves out what a scheduler has noted in the parameter groups.
     """
     state = optimizer.state_dict()
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Any] = {}
     rest: dict[Any, Any] = {}
+    tables = embeddings_of(optimizer)
     for index, values in state['state'].items():
         if isinstance(index, int) and isinstance(values, dict):
             split = {name: isinstance(value, Tensor) for name, value in values.items()}
-            tensors |= {f'{OPTIMIZER}{index}.{n}': values[n] for n, is_in in split.items() if is_in}
+            for n in (name for name, is_in in split.items() if is_in):
+                key, value = f'{OPTIMIZER}{index}.{n}', values[n]
+                if index in tables and value.dim() > 0:
+                    if value.shape != tables[index].shape:
+                        raise ValueError(
+                            f"expected '{n}' of {type(optimizer).__name__} to have a row for every "
+                            f'own node (got {list(value.shape)} for {list(tables[index].shape)})'
+                        )
+                    value = Table.of(tables[index], value)
+                tensors[key] = value
             values = {name: value for name, value in values.items() if not split[name]}
         rest[index] = values
     other = {key: value for key, value in state.items() if key != 'state'}
@@ -91,7 +136,8 @@ def check_model(model: torch.nn.Module, metadata: Metadata) -> None:
         if key not in saved:
             raise ValueError(f"expected '{short}' of the model, a {name}, in it (got none)")
         found = saved.pop(key)
-        if isinstance(value, Tensor) != isinstance(found, TensorStorageMetadata):
+        is_tensor = isinstance(value, (Tensor, Table))
+        if is_tensor != isinstance(found, TensorStorageMetadata):
             raise ValueError(f"expected '{short}' to be a tensor in both or in neither")
         if not isinstance(found, TensorStorageMetadata) or torch.nn.parameter.is_lazy(value):
             continue

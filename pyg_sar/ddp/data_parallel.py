@@ -35,9 +35,9 @@ class DistributedDataParallel(torch.nn.Module):
 
     Wraps the model's convs and norms (:func:`pyg_sar.wrap`), sends rank 0's parameters and buffers
     to all ranks, and averages the gradients of the ranks at the end of every backward, as torch's
-    DistributedDataParallel does; rows of a :class:`pyg_sar.NodeEmbedding` stay each rank's own. With a
-    loss made by :func:`pyg_sar.global_mean` they are those of
-    one process. What enters the model and needs a gradient gets that of one process as well.
+    DistributedDataParallel does. With a loss made by :func:`pyg_sar.global_mean` they are those of
+    one process. What enters the model and needs a gradient gets that of one process as well. Rows
+    of a :class:`pyg_sar.NodeEmbedding` are neither sent nor averaged.
 
     ``model.module`` is the model; calling it, or layers of it, averages gradients just the same.
     Hooks of parameters get this rank's share, as in torch; those registered by

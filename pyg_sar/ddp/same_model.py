@@ -57,9 +57,9 @@ def _describe(model: torch.nn.Module, options: dict[str, object]) -> list[str]:
         lines += [f'{name}: {option}={value}' for option, value in sorted(found.items())]
     for path, tensor in [*model.named_parameters(), *model.named_buffers()]:
         is_set = not torch.nn.parameter.is_lazy(tensor)
-        shape = tuple(tensor.shape) if is_set else 'not known yet'
+        shape: object = tuple(tensor.shape) if is_set else 'not known yet'
         if isinstance(tensor, OwnRows):
-            shape = 'own nodes', *tensor.shape[1:]
+            shape = ('own nodes', *tensor.shape[1:])
         needs = ', with gradient' if tensor.requires_grad else ''
         lines.append(f"'{path}': {tensor.dtype} of shape {shape}{needs}")
     return lines

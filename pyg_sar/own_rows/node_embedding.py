@@ -78,7 +78,7 @@ class NodeEmbedding(torch.nn.Module):
             )
         self.embedding_dim, self.sparse, self.seed = embedding_dim, sparse, seed
         rows = torch.empty(n_id.numel(), embedding_dim).as_subclass(OwnRows)
-        self.weight = torch.nn.Parameter(rows)
+        self.weight = torch.nn.Parameter(rows)  # type: ignore[assignment]
         self.weight.n_id, self.weight.num_nodes = n_id, num_nodes
         self.weight.node_type = getattr(data, '_key', None)
         self.reset_parameters()
@@ -88,8 +88,8 @@ class NodeEmbedding(torch.nn.Module):
         seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
         seed = agree(seed)[0]
         columns = torch.arange(self.embedding_dim)
-        pieces = (t.split(_DRAWN_AT_ONCE) for t in (self.weight.n_id, plain(self.weight)))
-        for ids, rows in zip(*pieces, strict=True):
+        tensors = self.weight.n_id, plain(self.weight)
+        for ids, rows in zip(*(torch.split(t, _DRAWN_AT_ONCE) for t in tensors), strict=True):
             rows.copy_(normal(seed, ids.unsqueeze(1), columns))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -121,7 +121,7 @@ class NodeEmbedding(torch.nn.Module):
                 weight.clone() if places is None else embedding(places, weight, sparse=self.sparse)
             )
         if out.requires_grad and world_size() > 1:
-            out.register_hook(_of_the_mean)
+            out.register_hook(_of_the_mean)  # type: ignore[no-untyped-call]
         return out
 
     def extra_repr(self) -> str:

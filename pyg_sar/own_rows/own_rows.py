@@ -22,7 +22,8 @@ from pyg_sar.shard.local_ids import READS_NO_IDS, name_of, names
 
 _READS = READS_NO_IDS - names('rand_like randn_like') | names(
     'tolist numpy __array__ sparse_dim dense_dim _nnz _indices indices new is_coalesced is_signed '
-    'is_conj is_neg _has_compatible_shallow_copy_type register_hook register_post_accumulate_grad_hook'
+    'is_conj is_neg _has_compatible_shallow_copy_type register_hook '
+    'register_post_accumulate_grad_hook'
 )
 """Operations by name that tell of this rank's rows, or make tensors that have nothing of them."""
 
@@ -65,7 +66,7 @@ class OwnRows(Tensor):
                 return func(*args, **kwargs)
             if name in _REDUCES and not is_whole:
                 return _reduced(func, name, args, kwargs)
-            is_kept = name in _KEEPS or _is_by_number(name)
+            is_kept = name in _KEEPS or _is_by_number(name) or _sets_a_number(name, args)
             if not (is_whole or is_attribute or is_kept or name == _UNSCALES):
                 _refuse(name)
             out = func(*args, **kwargs)
@@ -81,20 +82,25 @@ class OwnRows(Tensor):
                     _refuse(name)
         return out
 
+    def of_some(self, values: Tensor, n_id: Tensor) -> OwnRows:
+        """A table of the same kind, with the rows of some of its nodes."""
+        return _rebuilt(values, self.requires_grad, vars(self) | {'n_id': n_id})
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        return memo.setdefault(id(self), _rebuilt(plain(self).clone(), *self._state()))
+        copied = memo[id(self)] = _rebuilt(plain(self).clone(), *self._state())
+        return copied
 
     def __reduce_ex__(self, proto: Any) -> Any:
         if hasattr(self, 'n_id'):
             return _rebuilt, (plain(self), *self._state())
-        return plain(self).__reduce_ex__(proto)  # in a file a state_dict has plain tensors
+        return plain(self).__reduce_ex__(proto)  # type: ignore[no-untyped-call] # in a file a state_dict has plain tensors
 
     def _state(self) -> tuple[bool, dict[str, Any]]:
         return self.requires_grad, dict(vars(self))
 
 
-def _rebuilt(values: Tensor, requires_grad: bool, state: dict[str, Any]) -> Tensor:
-    rows = values.as_subclass(OwnRows).requires_grad_(requires_grad)
+def _rebuilt(values: Tensor, requires_grad: bool, state: dict[str, Any]) -> OwnRows:
+    rows: OwnRows = values.as_subclass(OwnRows).requires_grad_(requires_grad)  # type: ignore[assignment]
     vars(rows).update(state)
     return rows
 
@@ -103,6 +109,11 @@ def plain(rows: Tensor) -> Tensor:
     """The same numbers as a plain tensor, without history."""
     with torch._C.DisableTorchFunctionSubclass():
         return rows.detach()
+
+
+def _sets_a_number(name: str, args: Any) -> bool:
+    """``rows[rows > 0] = 1``."""
+    return name == '__setitem__' and isinstance(args[1], OwnRows) and isinstance(args[2], float)
 
 
 @cache
@@ -121,7 +132,8 @@ def _is_by_number(name: str) -> bool:
 
 def _made(out: Any, given: list[Any]) -> Iterator[tuple[Tensor, Tensor]]:
     """What an operation has made or written to, each with rows that it came from."""
-    sources, made = [tuple(given)], [out]
+    sources: list[Any] = [tuple(given)]
+    made: Any = [out]
     if given and isinstance(given[0], (list, tuple)):  # an operation on lists, place by place
         sources = list(zip(*(g for g in given if isinstance(g, (list, tuple))), strict=False))
         made = out if isinstance(out, (list, tuple)) else given[0]
@@ -143,17 +155,12 @@ def _reduced(func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, A
             for t in rows
         ]
     options = [*rest, *kwargs.values()]
-    if any(option == 'nuc' or type(option) in (int, float) and option == 0 for option in options):
+    if any(each == 'nuc' or (type(each) in (int, float) and each == 0) for each in options):
         _refuse(name)
     counts = torch.tensor(agree(rows.numel()))
     local = func(plain(rows) if rows.numel() else rows.new_zeros([1] * rows.dim()), *rest, **kwargs)
-    if (
-        not isinstance(local, Tensor)
-        or local.dim()
-        or rows.requires_grad
-        and rows.is_leaf
-        and torch.is_grad_enabled()
-    ):
+    is_in_a_loss = rows.requires_grad and torch.is_grad_enabled()
+    if not isinstance(local, Tensor) or local.dim() or is_in_a_loss:
         _refuse(name)
     each, counts = all_gather_alike(local)[counts > 0], counts[counts > 0]
     return (each * counts).sum() / counts.sum() if name == 'mean' else func(each, *rest, **kwargs)
@@ -166,6 +173,6 @@ def _refuse(name: str) -> NoReturn:
     elif torch._C._current_graph_task_id() == -1 and not torch.is_grad_enabled():
         way += '; an optimizer must treat every number by itself, as SGD, Adam and SparseAdam do'
     raise ValueError(
-        f"'{name.strip('_')}' of a NodeEmbedding's weight or its gradient would see the rows of one "
-        f'rank alone: {way}'
+        f"'{name.strip('_')}' of a NodeEmbedding's weight or its gradient would see the rows of "
+        f'one rank alone: {way}'
     )

@@ -16,9 +16,7 @@ from ranks import run_as_threads
 from small_graphs import (
     ASSIGNMENTS,
     assemble,
-    assert_all_raise,
     assert_close,
-    attempt,
     cut,
     small_graph,
 )
@@ -27,7 +25,6 @@ from torch_geometric.nn import GATConv, SAGEConv
 
 import pyg_sar
 from pyg_sar import NodeEmbedding
-from pyg_sar.comm import world_size
 
 DIM = 5
 
@@ -363,3 +360,56 @@ def test_program(name: str, ranks: int, tmp_path: Path) -> None:
     kind = ASSIGNMENTS[ranks % 3]
     root = str(cut(small_graph(), 4 if ranks < 3 else ranks, tmp_path / 'parts', kind))
     _compare(run_as_threads(_of_ranks, ranks, name, root), whole.found())
+
+
+# Checkpoints
+
+
+def _of_part(parts: str, root: str, *, num_steps: int, saves: int, sparse: bool) -> dict[str, Any]:
+    """Some steps from the newest checkpoint on, or by one process from the start."""
+    run = Run(pyg_sar.load_shard(parts) if parts else small_graph(), sparse=sparse, plain=not parts)
+    return _resumed(run, root, num_steps, saves, sparse)
+
+
+def _resumed(run: Run, root: str, num_steps: int, saves: int, sparse: bool) -> dict[str, Any]:
+    if sparse:
+        optimizer: Any = torch.optim.SparseAdam([run.table.weight], lr=0.05)
+    else:
+        optimizer = torch.optim.Adam(run.inner.parameters(), lr=0.05, amsgrad=True)
+    if root:
+        if pyg_sar.load_checkpoint(root, run.model, optimizer) is None:
+            assert saves == 1
+        else:
+            with torch.no_grad():  # the state is rows of all ranks again
+                state = optimizer.state[run.table.weight]['exp_avg']
+                run.losses.append(state.norm().item())
+    for _ in range(num_steps):
+        run.inner.zero_grad()
+        run.loss().backward()
+        optimizer.step()
+    if saves:
+        pyg_sar.save_checkpoint(root, run.model, optimizer, epoch=saves)
+    return run.found()
+
+
+@pytest.mark.parametrize(('sparse', 'piece_bytes'), [(False, 100), (True, 2**24)])
+def test_training_goes_on_on_any_number_of_ranks(
+    sparse: bool, piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr('pyg_sar.checkpoint.tables._PIECE_BYTES', piece_bytes)
+    root, graph = str(tmp_path / 'run'), small_graph()
+    parts = {p: str(cut(graph, p, tmp_path / str(p), ASSIGNMENTS[p % 3])) for p in (2, 3, 4)}
+    whole = Run(small_graph(), sparse=sparse, plain=True)
+    want = _resumed(whole, '', 9, 0, sparse)
+    run_as_threads(_of_part, 3, parts[3], root, num_steps=2, saves=1, sparse=sparse)
+    run_as_threads(_of_part, 2, parts[4], root, num_steps=2, saves=2, sparse=sparse)
+    _of_part('', root, num_steps=1, saves=3, sparse=sparse)  # torch.nn.Embedding
+    run_as_threads(_of_part, 4, parts[4], root, num_steps=2, saves=4, sparse=sparse)
+    results = run_as_threads(_of_part, 2, parts[2], root, num_steps=2, saves=5, sparse=sparse)
+    norms = [found['losses'][0].item() for found in results]
+    assert norms == [norms[0]] * 2
+    assert norms[0] > 0
+    for found in results:
+        assert_close(found['losses'][1:], want['losses'][-2:], tolerance=1e-10)
+        found['losses'] = want['losses']
+    _compare(results, want)
