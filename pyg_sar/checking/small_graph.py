@@ -142,13 +142,13 @@ class SmallGraph:
             edge_index = self._edges(data[key[0]].num_nodes, data[key[2]].num_nodes, key, parts)
             data[key].edge_index = edge_index
             self._picked[key] = self._pick(handle.size(1), edge_index.size(1))
-        # No two rows are equal: which of them is the largest would be a matter of chance.
-        self._jitter = {
-            key: 1 + 1e-3 * torch.rand(picked.numel(), generator=self._generator).double()
-            for key, picked in self._picked.items()
-        }
         whole: dict[Any, Tensor] = {name: torch.arange(data[name].num_nodes) for name in self._sets}
         whole |= {key: torch.arange(data[key].edge_index.size(1)) for key in self._relations}
+        # No two rows are equal: which of them is the largest would be a matter of chance.
+        self._jitter = {
+            key: 1 + 1e-3 * torch.rand(whole[key].numel(), generator=self._generator).double()
+            for key in self._picked
+        }
         handles = {key: data[key].edge_index for key in self._relations}
         views = [View({key: Rows(ids.numel(), ids) for key, ids in whole.items()}, handles)]
         return views + [self._part(shard, whole) for shard in cut_in_parts(data, parts)]

@@ -113,6 +113,12 @@ class NodeEmbedding(torch.nn.Module):
                 f'{type(weight).__name__}): copy values into it, and leave it to '
                 'pyg_sar.DistributedDataParallel'
             )
+        torchs = torch.nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+        if torchs is not None and any(p is weight for p in torchs.module.parameters()):
+            raise ValueError(
+                "torch's DistributedDataParallel would average rows of different nodes: use "
+                'pyg_sar.DistributedDataParallel'
+            )
         places = None if n_id is None else _places(weight.n_id.to(n_id.device), n_id)
         with torch._C.DisableTorchFunctionSubclass():
             if places is None and self.sparse:

@@ -11,20 +11,27 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from ranks import run_as_threads
+from hetero_graphs import assignment, hetero_graph
+from ranks import run_as_threads, run_ranks
 from small_graphs import (
     ASSIGNMENTS,
     assemble,
+    assert_all_raise,
     assert_close,
+    attempt,
     cut,
     small_graph,
 )
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, SAGEConv
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, HGTConv, SAGEConv
 
 import pyg_sar
 from pyg_sar import NodeEmbedding
+from pyg_sar.checking.first_forward import check_model
+from pyg_sar.comm import rank
 
 DIM = 5
 
@@ -413,3 +420,308 @@ def test_training_goes_on_on_any_number_of_ranks(
         assert_close(found['losses'][1:], want['losses'][-2:], tolerance=1e-10)
         found['losses'] = want['losses']
     _compare(results, want)
+
+
+def _after_three(parts: str, root: str) -> Any:
+    run = Run(pyg_sar.load_shard(parts))
+    optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5)
+    outcomes = []
+    for name, model in {
+        'wider': NodeEmbedding(run.data, DIM + 1),
+        'plain': nn.Embedding(len(run.data.n_id), DIM),
+    }.items():
+        run.inner.table = model.double()
+        outcomes.append(f'{name} {attempt(pyg_sar.load_checkpoint, root, run.inner, optimizer)}')
+    return outcomes
+
+
+def test_a_checkpoint_of_other_rows_is_refused(tmp_path: Path) -> None:
+    parts, root = str(cut(small_graph(), 3, tmp_path / 'parts')), str(tmp_path / 'run')
+    run_as_threads(_of_part, 3, parts, root, num_steps=1, saves=1, sparse=False)
+    for wider, plain in run_as_threads(_after_three, 3, parts, root):
+        assert "expected 'table.weight' of the model" in wider
+        assert '[40, 6] torch.float64 (got [40, 5] torch.float64)' in wider
+        assert '(got [40, 5] torch.float64)' in plain
+
+
+def _saves_odd_state(parts: str, root: str) -> str:
+    run = Run(pyg_sar.load_shard(parts))
+    optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5)
+    optimizer.state[run.table.weight]['column_means'] = torch.zeros(DIM)
+    return attempt(pyg_sar.save_checkpoint, root, run.model, optimizer, epoch=1)
+
+
+def test_a_state_without_rows_is_not_saved(tmp_path: Path) -> None:
+    parts = str(cut(small_graph(), 2, tmp_path / 'parts'))
+    outcomes = run_as_threads(_saves_odd_state, 2, parts, str(tmp_path / 'run'))
+    assert_all_raise(outcomes, 'ValueError', "'column_means' of SGD", 'a row for every own node')
+
+
+# Types of nodes
+
+
+class Typed(nn.Module):
+    """As users write it for the types without features."""
+
+    def __init__(self, table: Callable[[str], nn.Module], metadata: Any) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.tables = nn.ModuleDict({name: table(name) for name in metadata[0]})
+        self.conv = HGTConv(DIM, 4, metadata)
+
+    def forward(self, n_id_dict: dict[str, Tensor], edge_index_dict: Any) -> dict[str, Tensor]:
+        x_dict = {name: table(n_id_dict[name]) for name, table in self.tables.items()}
+        return self.conv(x_dict, edge_index_dict)
+
+
+def _typed(data: Any, *, plain: bool = False) -> tuple[nn.Module, dict[str, Tensor]]:
+    def table(name: str) -> nn.Module:
+        own = NodeEmbedding(data[name], DIM, seed=3)
+        if not plain:
+            return own
+        rows = own.weight.detach().as_subclass(Tensor)
+        return nn.Embedding.from_pretrained(rows, freeze=False)
+
+    model: Any = Typed(table, data.metadata()).double()
+    if plain:
+        n_ids = {name: torch.arange(data[name].num_nodes) for name in data.node_types}
+    else:
+        model, n_ids = pyg_sar.DistributedDataParallel(model), data.n_id_dict
+    out = model(n_ids, data.edge_index_dict)
+    mean = torch.mean if plain else pyg_sar.global_mean
+    sum(mean(rows.sin()) for rows in out.values() if rows is not None).backward()
+    return model if plain else model.module, n_ids
+
+
+def _typed_on_ranks(root: str) -> Any:
+    model, n_ids = _typed(pyg_sar.load_shard(root))
+    tables = {name: table.weight.grad.as_subclass(Tensor) for name, table in model.tables.items()}
+    return n_ids, tables, [p.grad for p in model.conv.parameters()]
+
+
+@pytest.mark.parametrize('ranks', [1, 2, 3])
+def test_types_of_nodes(ranks: int, tmp_path: Path) -> None:
+    graph = hetero_graph()
+    pyg_sar.partition_graph(graph, 3 * ranks, tmp_path / 'p', method=assignment(3 * ranks))
+    model, _ = _typed(graph, plain=True)
+    results = run_as_threads(_typed_on_ranks, ranks, str(tmp_path / 'p'))
+    for name, table in model.tables.items():
+        pieces = [(n_ids[name], grads[name]) for n_ids, grads, _ in results]
+        assert_close(assemble(pieces, len(table.weight)), table.weight.grad, tolerance=1e-10)
+    for _, _, grads in results:
+        for got, p in zip(grads, model.conv.parameters(), strict=True):
+            assert (got is None) == (p.grad is None)
+            if got is not None:
+                assert_close(got, p.grad, tolerance=1e-10)
+
+
+# Values at first
+
+
+def _values(root: str, seed: int | None) -> Any:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(rank())  # ranks need not be seeded alike
+    first, second = (NodeEmbedding(data, DIM, seed=seed) for _ in range(2))
+    before = first().detach()
+    first.reset_parameters()
+    return data.n_id, before, second().detach(), first().detach()
+
+
+@pytest.mark.parametrize('seed', [None, 5])
+def test_values_are_those_of_the_node(seed: int | None, tmp_path: Path) -> None:
+    graph = small_graph()
+    torch.manual_seed(0)
+    first, second = (NodeEmbedding(graph, DIM, seed=seed) for _ in range(2))
+    want = [first().detach(), second().detach()]
+    first.reset_parameters()
+    want.append(first().detach())
+    for ranks, num_parts in ((1, 3), (2, 4), (3, 3), (4, 4)):
+        root = str(cut(graph, num_parts, tmp_path / str(ranks)))
+        results = run_as_threads(_values, ranks, root, seed)
+        for i, values in enumerate(want, 1):
+            got = assemble([(found[0], found[i]) for found in results], 40)
+            assert torch.equal(got, values)
+    assert torch.equal(want[0], want[1]) == (seed is not None)
+    assert torch.equal(want[0], want[2]) == (seed is not None)
+
+
+# What is refused
+
+
+def _step(optimizer: Callable[[Any], Any]) -> Callable[[Run], Any]:
+    def step(run: Run) -> None:
+        run.loss().backward()
+        made = optimizer(run.inner.parameters())
+        made.step(run.loss if isinstance(made, torch.optim.LBFGS) else None)
+
+    return step
+
+
+REFUSED: dict[str, tuple[Callable[[Run], Any], str]] = {
+    'penalty of the weight': (lambda r: r.table.weight.square().sum(), 'square'),
+    'norm in a loss': (lambda r: r.table.weight.norm(), 'norm'),
+    'rows by local ids': (lambda r: r.table.weight[torch.tensor([0])], 'getitem'),
+    'into a conv': (lambda r: F.linear(r.table.weight, r.table.weight.new_ones(2, DIM)), 'linear'),
+    'a mean of columns': (lambda r: r.table.weight.detach().mean(dim=0), 'mean'),
+    'a spectral norm': (lambda r: torch.linalg.norm(r.table.weight.detach(), 2), 'linalg_norm'),
+    'a number of entries': (lambda r: r.table.weight.detach().norm(0), 'norm'),
+    'a product': (lambda r: r.table.weight.detach().T, 'T'),
+    'a new draw': (lambda r: nn.init.normal_(r.table.weight), 'normal'),
+    'noise': (lambda r: torch.randn_like(r.table.weight), 'randn_like'),
+    'xavier': (lambda r: nn.init.xavier_uniform_(r.table.weight), 'uniform'),
+    'a vector': (lambda r: nn.utils.parameters_to_vector(r.inner.parameters()), 'view'),
+    'LBFGS': (_step(torch.optim.LBFGS), 'view'),
+    'Adafactor': (_step(torch.optim.Adafactor), 'norm'),
+}
+
+
+def _refused(root: str, name: str) -> str:
+    return attempt(REFUSED[name][0], Run(pyg_sar.load_shard(root)))
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_sees_the_rows_of_one_rank_is_refused(name: str, tmp_path: Path) -> None:
+    root = str(cut(small_graph(), 2, tmp_path / 'p'))
+    outcomes = run_as_threads(_refused, 2, root, name)
+    assert_all_raise(outcomes, 'ValueError', f"'{REFUSED[name][1]}' of a NodeEmbedding's weight")
+    assert run_as_threads(_refused, 1, root, name) == ['no error']
+
+
+def _wrong(root: str) -> list[str]:
+    data = pyg_sar.load_shard(root)
+    table = NodeEmbedding(data, DIM)
+    other = int(max(set(range(40)) - set(data.n_id.tolist())))
+    outcomes = [
+        attempt(NodeEmbedding, small_graph(), DIM),
+        attempt(NodeEmbedding, hetero_graph(), DIM),
+        attempt(NodeEmbedding, data, DIM + rank()),
+        attempt(NodeEmbedding, data, 0),
+        attempt(NodeEmbedding, pyg_sar.load_shard(root, 0), DIM),
+        attempt(table, torch.tensor([other])),
+    ]
+    state = {name: value.as_subclass(Tensor) for name, value in table.state_dict().items()}
+    table.load_state_dict(state, assign=True)
+    outcomes.append(attempt(table))
+    return outcomes
+
+
+def test_what_is_no_part_of_a_graph(tmp_path: Path) -> None:
+    results = run_as_threads(_wrong, 2, str(cut(small_graph(), 2, tmp_path / 'p')))
+    plain, typed, unequal, none, part, other, replaced = zip(*results, strict=True)
+    assert_all_raise(plain, 'ValueError', 'expected what pyg_sar.load_shard gave')
+    assert_all_raise(typed, 'ValueError', "data['author']", 'HeteroData')
+    assert_all_raise(unequal, 'ValueError', "'embedding_dim'", '[5, 6]')
+    assert_all_raise(none, 'ValueError', "'embedding_dim' must be positive", '[0, 0]')
+    assert_all_raise(part, 'ValueError', 'every node of the whole graph on one rank')
+    assert_all_raise(other, 'ValueError', "'n_id' must hold ids of own nodes", 'pyg_sar.rows')
+    assert_all_raise(
+        replaced, 'TypeError', "expected the 'weight' that the embedding was made with"
+    )
+
+
+# The check
+
+
+class Readout(nn.Module):
+    """A table whose rows are averaged."""
+
+    def __init__(self, table: nn.Module, mean: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.table, self.mean, self.conv = table, mean, SAGEConv(DIM, 3)
+
+    def forward(self, edge_index: Tensor) -> Tensor:
+        rows = self.table()
+        return self.conv(rows - self.mean(rows), edge_index)
+
+
+def _plain_mean(rows: Tensor) -> Tensor:
+    return rows.mean(dim=0)
+
+
+def _global_mean(rows: Tensor) -> Tensor:
+    return pyg_sar.global_mean(rows, dim=0)
+
+
+def _checked(root: str) -> list[Any]:
+    data = pyg_sar.load_shard(root)
+    run = Run(data)
+    good = pyg_sar.wrap(Readout(NodeEmbedding(data, DIM), _global_mean))
+    bad = pyg_sar.wrap(Readout(NodeEmbedding(data, DIM, sparse=True), _plain_mean))
+    return [
+        check_model(run.inner, (data,), {}),
+        check_model(good, (data.edge_index,), {}),
+        check_model(bad, (data.edge_index,), {}),
+        good.table.weight.grad,
+    ]
+
+
+def test_the_check_cuts_the_rows(tmp_path: Path) -> None:
+    for of_model, good, bad, grad in run_ranks(
+        _checked, 2, str(cut(small_graph(), 2, tmp_path / 'p'))
+    ):
+        assert of_model is None
+        assert good is None
+        assert grad is None
+        assert "first at 'mean' in Readout.forward" in bad
+
+
+def _checked_typed(root: str) -> Any:
+    data = pyg_sar.load_shard(root)
+    model = Typed(lambda name: NodeEmbedding(data[name], DIM), data.metadata())
+    return check_model(pyg_sar.wrap(model), (data.n_id_dict, data.edge_index_dict), {})
+
+
+def test_the_check_cuts_the_rows_of_types(tmp_path: Path) -> None:
+    pyg_sar.partition_graph(hetero_graph(), 2, tmp_path / 'p', method=assignment(2))
+    assert run_ranks(_checked_typed, 2, str(tmp_path / 'p')) == [None, None]
+
+
+def test_the_check_of_a_step() -> None:
+    graph = small_graph(90, 400)
+    model = Net(NodeEmbedding(graph, DIM)).double()
+
+    def step(model: nn.Module, data: Any) -> Tensor:
+        losses = F.cross_entropy(model(data), data.y, reduction='none')
+        penalty = pyg_sar.global_sum(model.table().square(), dim=0).sum()
+        return pyg_sar.global_mean(losses, data.train_mask) + 0.1 * penalty
+
+    def wrong(model: nn.Module, data: Any) -> Tensor:
+        return step(model, data) + model.table().square().sum()
+
+    pyg_sar.check(step, model, graph)
+    with pytest.raises(ValueError, match='does not give on a cut graph'):
+        pyg_sar.check(wrong, model, graph)
+
+
+# Processes
+
+
+def _in_processes(root: str) -> Any:
+    run = Run(pyg_sar.load_shard(root))
+    PROGRAMS['clipped'](run)
+    file = io.BytesIO()
+    torch.save(run.model.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    assert type(state['module.table.weight']) is Tensor
+    run.model.load_state_dict(state)
+    reduced = attempt(dist.all_reduce, run.table.weight.grad)
+    return run.found(), reduced, attempt(_in_torchs_own, run)
+
+
+def _in_torchs_own(run: Run) -> None:
+    """Of a type of as many nodes on every rank, as torch finds unequal ones itself."""
+    run.inner.table = NodeEmbedding(Data(n_id=torch.arange(3) + 3 * rank()), DIM)
+    model = nn.parallel.DistributedDataParallel(pyg_sar.wrap(run.inner, check=False))
+    model(run.data)
+
+
+def test_in_processes(tmp_path: Path) -> None:
+    whole = Run(small_graph(), plain=True)
+    PROGRAMS['clipped'](whole)
+    results = run_ranks(_in_processes, 2, str(cut(small_graph(), 2, tmp_path / 'p')))
+    _compare([found for found, _, _ in results], whole.found())
+    assert_all_raise([each for _, each, _ in results], 'ValueError', 'all_reduce')
+    assert_all_raise(
+        [each for _, _, each in results], 'ValueError', "torch's DistributedDataParallel"
+    )
