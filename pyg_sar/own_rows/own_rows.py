@@ -40,6 +40,7 @@ _REDUCES = names('sum mean max min amax amin any all norm linalg_vector_norm')
 
 
 _UNSCALES = '_amp_foreach_non_finite_check_and_unscale_'
+_COLLECTIVES = names('all_reduce reduce broadcast all_gather reduce_scatter flatten_dense_tensors')
 _DRAWS = names('normal_ uniform_ random_ exponential_ trunc_normal_ rand_like randn_like')
 
 
@@ -113,7 +114,9 @@ def plain(rows: Tensor) -> Tensor:
 
 def _sets_a_number(name: str, args: Any) -> bool:
     """``rows[rows > 0] = 1``."""
-    return name == '__setitem__' and isinstance(args[1], OwnRows) and isinstance(args[2], float)
+    return (
+        name == '__setitem__' and isinstance(args[1], OwnRows) and not isinstance(args[2], Tensor)
+    )
 
 
 @cache
@@ -126,7 +129,8 @@ def _is_by_number(name: str) -> bool:
         packet = getattr(torch.ops.aten, each, None)
         if packet is not None:
             overloads = (getattr(packet, overload) for overload in packet.overloads())
-            return any(torch.Tag.pointwise in overload.tags for overload in overloads)
+            is_marked = any(torch.Tag.pointwise in overload.tags for overload in overloads)
+            return is_marked and each not in ('equal', 'rrelu')  # one answer; draws
     return False
 
 
@@ -168,7 +172,9 @@ def _reduced(func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, A
 
 def _refuse(name: str) -> NoReturn:
     way = 'call the embedding, whose rows are a plain tensor, and reduce with pyg_sar.global_sum'
-    if name in _DRAWS:
+    if name in _COLLECTIVES:
+        way = 'it has its whole gradient on its rank, leave it out'
+    elif name in _DRAWS:
         way = 'its values are drawn by node id: scale them with weight.mul_(...) in torch.no_grad()'
     elif torch._C._current_graph_task_id() == -1 and not torch.is_grad_enabled():
         way += '; an optimizer must treat every number by itself, as SGD, Adam and SparseAdam do'
