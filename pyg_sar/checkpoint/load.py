@@ -87,10 +87,10 @@ def load_checkpoint(
             states.check_model(model, metadata)
             if states.TRAINING not in metadata.state_dict_metadata:
                 raise ValueError(f"expected '{states.TRAINING}' in it (got none)")
-            tables.update(states.tables(metadata, model, optimizer))
+            tables.update(states.tables_in(metadata, model, optimizer))
         runs = {key: run_of(rank(), weight.num_nodes) for key, weight in tables.items()}
-        with_optimizer = optimizer is not None
-        saved.update(read_values(folder, root, metadata, with_optimizer=with_optimizer, runs=runs))
+        is_wanted = optimizer is not None
+        saved.update(read_values(folder, root, metadata, with_optimizer=is_wanted, runs=runs))
 
     def apply() -> None:
         with _of_this_run(folder):

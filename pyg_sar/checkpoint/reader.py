@@ -130,7 +130,8 @@ def _rows(
         if low >= high:
             continue
         piece = read(key, tuple(chunk.offsets)).detach()
-        got, want = (piece.shape, piece.dtype), (torch.Size([count, *size[1:]][: len(size)]), dtype)
+        rows = torch.Size([count, *size[1:]]) if size else size
+        got, want = (piece.shape, piece.dtype), (rows, dtype)
         if got != want or low != position:
             raise ValueError(f"expected '{key}' as {want} from row {position} on (got {got})")
         pieces.append(piece[low - begin : high - begin] if size else piece)

@@ -49,7 +49,8 @@ def save_checkpoint(
 
     It is a folder of ``torch.distributed.checkpoint``: the ranks share the writing. The model's
     keys are those of the plain PyG model, after ``model.``. :func:`load_checkpoint` reads it with
-    any number of ranks and parts, or into the plain model on one machine.
+    any number of ranks and parts, or into the plain model on one machine. Rows of a
+    :class:`pyg_sar.NodeEmbedding` are in it as ``torch.nn.Embedding`` has them, by id.
 
     Args:
         root: A folder that all ranks see; made if missing.

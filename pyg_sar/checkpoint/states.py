@@ -55,7 +55,7 @@ def set_model_state(model: torch.nn.Module, saved: dict[str, Any]) -> None:
     plain_model(model).load_state_dict(state)
 
 
-def tables(
+def tables_in(
     metadata: Metadata, model: torch.nn.Module, optimizer: Optimizer | None
 ) -> dict[str, OwnRows]:
     """What a checkpoint has of node embeddings, by key, with the rows that it is for.

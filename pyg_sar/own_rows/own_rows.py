@@ -38,7 +38,6 @@ _KEEPS = names(
 _REDUCES = names('sum mean max min amax amin any all norm linalg_vector_norm')
 """Reductions to one number that give the same again of what they give of the parts."""
 
-
 _UNSCALES = '_amp_foreach_non_finite_check_and_unscale_'
 _COLLECTIVES = names('all_reduce reduce broadcast all_gather reduce_scatter flatten_dense_tensors')
 _DRAWS = names('normal_ uniform_ random_ exponential_ trunc_normal_ rand_like randn_like')
@@ -67,7 +66,10 @@ class OwnRows(Tensor):
                 return func(*args, **kwargs)
             if name in _REDUCES and not is_whole:
                 return _reduced(func, name, args, kwargs)
-            is_kept = name in _KEEPS or _is_by_number(name) or _sets_a_number(name, args)
+            # rows[rows > 0] = 1
+            is_set = name == '__setitem__' and isinstance(args[1], OwnRows)
+            is_set = is_set and not isinstance(args[2], Tensor)
+            is_kept = name in _KEEPS or _is_by_number(name) or is_set
             if not (is_whole or is_attribute or is_kept or name == _UNSCALES):
                 _refuse(name)
             out = func(*args, **kwargs)
@@ -94,7 +96,8 @@ class OwnRows(Tensor):
     def __reduce_ex__(self, proto: Any) -> Any:
         if hasattr(self, 'n_id'):
             return _rebuilt, (plain(self), *self._state())
-        return plain(self).__reduce_ex__(proto)  # type: ignore[no-untyped-call] # in a file a state_dict has plain tensors
+        # In a file a state_dict has plain tensors.
+        return plain(self).__reduce_ex__(proto)  # type: ignore[no-untyped-call]
 
     def _state(self) -> tuple[bool, dict[str, Any]]:
         return self.requires_grad, dict(vars(self))
@@ -110,13 +113,6 @@ def plain(rows: Tensor) -> Tensor:
     """The same numbers as a plain tensor, without history."""
     with torch._C.DisableTorchFunctionSubclass():
         return rows.detach()
-
-
-def _sets_a_number(name: str, args: Any) -> bool:
-    """``rows[rows > 0] = 1``."""
-    return (
-        name == '__setitem__' and isinstance(args[1], OwnRows) and not isinstance(args[2], Tensor)
-    )
 
 
 @cache
