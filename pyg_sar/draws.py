@@ -15,6 +15,7 @@ from torch import Tensor
 
 _STEP = 0x9E3779B97F4A7C15 - 2**64
 _FACTORS = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+_HALF = 2**32 - 1
 
 
 def uniform(seed: int, *keys: Tensor | int) -> Tensor:
@@ -23,24 +24,29 @@ def uniform(seed: int, *keys: Tensor | int) -> Tensor:
     Args:
         seed: Any integer of 64 bits.
         *keys: Integers or int64 tensors that broadcast, such as ids ``[N, 1]`` and columns ``[C]``.
-            Calls with another number of keys draw from the same sequences: use one seed for each.
 
     Returns:
         float64, of the shape that the keys broadcast to.
     """
-    state = _mixed(torch.tensor(seed))
-    for key in keys:
-        state = _mixed(state + (torch.as_tensor(key) + 1) * _STEP)
-    return _shifted(state, 11).double() * 2.0**-53
+    return _shifted(_hash(seed, keys), 11).double() * 2.0**-53
 
 
 def normal(seed: int, *keys: Tensor | int) -> Tensor:
     """Numbers from the standard normal distribution, for keys as :func:`uniform` takes them.
 
-    By Box and Muller (1958), from two uniform numbers for each.
+    By Box and Muller (1958), from the two halves of one hash: at most 6.7 deviations from 0. Those
+    of :func:`uniform` for the same seed and keys are not independent of them.
     """
-    radius = (-2 * torch.log1p(-uniform(seed, *keys, 0))).sqrt()
-    return radius * torch.cos(2 * math.pi * uniform(seed, *keys, 1))
+    hashed = _hash(seed, keys)
+    first, second = (half.double() * 2.0**-32 for half in (_shifted(hashed, 32), hashed & _HALF))
+    return (-2 * torch.log1p(-first)).sqrt() * torch.cos(2 * math.pi * second)
+
+
+def _hash(seed: int, keys: tuple[Tensor | int, ...]) -> Tensor:
+    state = _mixed(torch.tensor(seed))
+    for key in keys:
+        state = _mixed(state + (torch.as_tensor(key) + 1) * _STEP)
+    return state
 
 
 def _mixed(state: Tensor) -> Tensor:

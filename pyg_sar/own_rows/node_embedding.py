@@ -12,7 +12,7 @@ from pyg_sar.comm import agree, in_call, world_size
 from pyg_sar.draws import normal
 from pyg_sar.own_rows.own_rows import OwnRows, plain
 
-_DRAWN_AT_ONCE = 2**16  # rows
+_DRAWN_AT_ONCE = 2**12  # rows: what is computed on the way stays in the cache
 
 
 class NodeEmbedding(torch.nn.Module):
