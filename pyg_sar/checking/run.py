@@ -136,7 +136,9 @@ def _mean_gradients(model: torch.nn.Module) -> dict[str, Tensor | None]:
     learned = {
         name: p
         for name, p in model.named_parameters()
-        if p.requires_grad and (p.is_floating_point() or p.is_complex()) and type(p) is not OwnRows
+        if not isinstance(p, OwnRows)
+        and p.requires_grad
+        and (p.is_floating_point() or p.is_complex())
     }
     if not learned:
         return {}
