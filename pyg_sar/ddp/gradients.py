@@ -95,10 +95,10 @@ class Gradients:
         if torch._C._current_graph_task_id() == -1:
             known = set(model.parameters())
             tensors = [*outputs, *(t for t in tensors_in((args, kwargs)) if t.requires_grad)]
-            found = [leaf for leaf in leaves_behind(tensors) if leaf not in known]
-            # The rows of a NodeEmbedding outside of the model are divided where they are looked up.
-            is_done = (isinstance(leaf, OwnRows) or _is_watched(leaf) for leaf in found)
-            divide_gradients(leaf for leaf, done in zip(found, is_done, strict=True) if not done)
+            leaves = (leaf for leaf in leaves_behind(tensors) if leaf not in known)
+            # A NodeEmbedding divides those of its rows by itself.
+            found = [leaf for leaf in leaves if not isinstance(leaf, OwnRows)]
+            divide_gradients(leaf for leaf in found if not _is_watched(leaf))
 
     def enter(self) -> None:
         """Notes that the backward that runs comes to the module."""

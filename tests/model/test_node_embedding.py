@@ -343,6 +343,62 @@ def _pickled(value: Any) -> Any:
     return torch.load(file, weights_only=False)
 
 
+@program
+def sharpness_aware(run: Run) -> None:
+    optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.1)
+    for _ in range(2):
+        run.loss().backward()
+        with torch.no_grad():
+            norms = [p.grad.norm(2) for p in run.inner.parameters()]
+            scale = 0.05 / torch.stack(norms).norm(2)
+            steps = [p.grad * scale for p in run.inner.parameters()]
+            for p, step in zip(run.inner.parameters(), steps, strict=True):
+                p.add_(step)
+        optimizer.zero_grad()
+        run.loss().backward()
+        with torch.no_grad():
+            for p, step in zip(run.inner.parameters(), steps, strict=True):
+                p.sub_(step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@program
+def optimizer_through_a_file(run: Run) -> None:
+    """What torch has loaded is rows of all ranks again after a step."""
+    optimizer = torch.optim.Adam(run.inner.parameters(), lr=0.05)
+    run.train(optimizer)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    optimizer = torch.optim.Adam(run.inner.parameters(), lr=0.05)
+    optimizer.load_state_dict(torch.load(file, weights_only=True))
+    run.train(optimizer)
+    run.losses.append(optimizer.state[run.table.weight]['exp_avg'].norm().item())
+
+
+@program
+def rows_of_any_nodes(run: Run) -> None:
+    ids = torch.tensor([[3, 17, 5, 39], [0, 0, 8, 21]])
+    z = run.table(ids) if run.plain else pyg_sar.rows(run.table(), ids, run.data.n_id)
+    loss = (z[0] * z[1]).sum().sin()
+    loss.backward()
+    run.losses.append(loss.item())
+
+
+@program
+def written_and_looked_at(run: Run) -> None:
+    weight = run.table.weight
+    with torch.no_grad():
+        weight.mul_(0.1)
+        weight += 1
+        weight.data.div_(2)
+        weight[weight > 0.5] = 0.25
+        run.losses += [f(weight).item() for f in (torch.sum, torch.mean, torch.max, torch.min)]
+        run.losses += [(weight < 0.5).all().item(), weight.isnan().any().item()]
+    run.loss().backward()
+
+
 def _of_ranks(name: str, root: str) -> Any:
     run = Run(pyg_sar.load_shard(root), sparse=name.startswith('sparse'))
     PROGRAMS[name](run)
