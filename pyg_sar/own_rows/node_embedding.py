@@ -161,7 +161,7 @@ def _ids(data: Any) -> tuple[Tensor, str | None]:
     if hasattr(data, 'node_types'):
         return none, "expected the nodes of one type, such as data['author'] (got a HeteroData)"
     if 'n_id' in data:
-        return data.n_id.cpu(), None
+        return data.n_id.cpu().clone(), None
     if world_size() > 1:
         return none, 'expected what pyg_sar.load_shard gave (got a graph without n_id)'
     return torch.arange(data.num_nodes), None
