@@ -31,7 +31,8 @@ READS_NO_IDS = names(
     'is_floating_point is_complex is_inference is_pinned is_shared is_same_size '
     'data_ptr get_device requires_grad requires_grad_ __len__ __repr__ __format__ __hash__ __dir__ '
     'new_empty new_full new_ones new_zeros empty_like full_like ones_like rand_like randn_like '
-    'zeros_like share_memory_ record_stream untyped_storage _is_view _typed_storage'
+    'zeros_like share_memory_ record_stream untyped_storage _is_view _base _typed_storage '
+    'is_conj is_neg'
 )
 """Operations by name whose result does not depend on the ids."""
 

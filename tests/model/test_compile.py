@@ -64,3 +64,25 @@ def test_compile_on_ranks(tmp_path):
             assert abs(loss - want) <= 1e-10
             for gradient, each in zip(gradients, wanted, strict=True):
                 torch.testing.assert_close(gradient, each, rtol=1e-10, atol=1e-10)
+
+
+class Broken(torch.nn.Module):
+    """The graph breaks before a conv."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convs = GAT(6, 8, 2, 3)
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        x = 2 * x
+        torch._dynamo.graph_break()
+        return self.convs(x, edge_index)
+
+
+def test_another_graph_break(tmp_path):
+    graph, model = small_graph(), Broken().double()
+    data = pyg_sar.load_shard(cut(graph, 2, tmp_path / 'parts'))
+    want = model(graph.x, graph.edge_index)[data.n_id]
+    out = torch.compile(pyg_sar.wrap(model), backend='eager')(data.x, data.edge_index)
+    torch.testing.assert_close(out, want, rtol=1e-10, atol=1e-10)
