@@ -36,7 +36,7 @@ def _refusing(call: Callable[..., Any]) -> Callable[..., Any]:
         is_known = type(self).__module__.startswith('torch_geometric.') and name not in _BY_ROW
         if is_known and isinstance(data, BaseData) and _is_part(data):
             raise ValueError(
-                f'T.{name} means nothing on a part of a graph: apply it to the whole graph before '
+                f'T.{name} means nothing on a cut graph: apply it to the whole graph before '
                 f"it is cut (python -m pyg_sar.partition --transform '{name}')"
             )
         return call(self, data)
