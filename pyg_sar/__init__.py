@@ -19,6 +19,8 @@ from pyg_sar.over_all_nodes import (
     global_softmax,
     global_std,
     global_sum,
+    negative_sampling,
+    permute_rows,
     rows,
 )
 from pyg_sar.own_rows import NodeEmbedding
@@ -46,7 +48,9 @@ __all__ = [
     'load_checkpoint',
     'load_shard',
     'memory',
+    'negative_sampling',
     'partition_graph',
+    'permute_rows',
     'profile',
     'restrict',
     'rows',

@@ -14,7 +14,7 @@ from pyg_sar.comm import set_debug, set_timeout
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.conv.support import why_refused
-from pyg_sar.models import make_global
+from pyg_sar.models import decoders_in, make_global
 from pyg_sar.monitor import LogLevel, check_log, say, set_log
 from pyg_sar.norm import GlobalNorm, global_form
 from pyg_sar.recompute import recompute_activations_of
@@ -140,6 +140,7 @@ def _convertible(
     convs: list[MessagePassing] = []
     is_wrapped = False
     inside: set[torch.nn.Module] = set()
+    decoders = decoders_in(model)
     for name, module in model.named_modules():
         if isinstance(module, MessagePassing) and module not in inside:
             inside.update(module.modules())
@@ -150,7 +151,7 @@ def _convertible(
         form = global_form(module)
         if form is not None:
             norms[module] = form
-        elif not isinstance(module, SARConv):
+        elif not isinstance(module, SARConv) and module not in decoders:
             reason = why_refused(module)
             if reason is not None:
                 place = f" at '{name}'" if name else ''

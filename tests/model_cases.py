@@ -229,17 +229,10 @@ CASES: dict[str, Case] = {
 _CONV = partial(GCNConv, F, F)
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    'ARGA': (lambda: M.ARGA(_CONV(), nn.Linear(F, 1)), 'wrap its encoder'),
-    'ARGVA': (lambda: M.ARGVA(_CONV(), nn.Linear(F, 1)), 'wrap its encoder'),
     'ARLinkPredictor': (lambda: M.ARLinkPredictor(F, H), 'reads node rows by edge'),
     'AttentiveFP': (lambda: M.AttentiveFP(F, H, C, NUM_EDGE_FEATURES, 2, 2), 'readout'),
-    'DeepGraphInfomax': (
-        lambda: M.DeepGraphInfomax(F, _CONV(), torch.mean, torch.flip),
-        'wrap its encoder',
-    ),
     'DimeNet': (lambda: M.DimeNet(8, 1, 1, 2, 2, 2), 'positions'),
     'DimeNetPlusPlus': (lambda: M.DimeNetPlusPlus(8, 1, 1, 4, 4, 8, 2, 2), 'positions'),
-    'GAE': (lambda: M.GAE(_CONV()), 'wrap its encoder'),
     'GNNFF': (lambda: M.GNNFF(8, 8, 1), 'positions'),
     'GPSE': (lambda: M.GPSE(), 'readout'),
     'GraphUNet': (lambda: M.GraphUNet(F, H, C, 2), 'selects nodes of the whole graph'),
@@ -260,13 +253,15 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     'SchNet': (lambda: M.SchNet(8, 8, 1), 'positions'),
     'SignedGCN': (lambda: M.SignedGCN(F, H, 2), 'two graphs'),
     'TGNMemory': (lambda: _tgn_memory(), 'events'),
-    'VGAE': (lambda: M.VGAE(_CONV()), 'wrap its encoder'),
     'ViSNet': (lambda: M.ViSNet(hidden_channels=16, num_heads=2, num_layers=1), 'positions'),
 }
 """How to make it, and words of the reason."""
 
 ROWWISE = {'MLP', 'HeteroJumpingKnowledge', 'GPSENodeEncoder'}
 """No conv and no look at other nodes: right inside any model as they are."""
+
+UNSUPERVISED = {'ARGA', 'ARGVA', 'DeepGraphInfomax', 'GAE', 'VGAE'}
+"""See test_unsupervised.py."""
 
 FUNCTIONS = {'to_captum_model', 'to_captum_input', 'captum_output_to_dicts'}
 

@@ -266,7 +266,8 @@ class _Same(TorchFunctionMode):
         if func in _DROPOUTS:
             return args[0] if args else kwargs['input']
         out = func(*args, **kwargs)
-        if func in _DRAWS:
+        is_seeded = bool(place()) and kwargs.get('generator') is not None  # by one of our functions
+        if func in _DRAWS and not is_seeded:
             out = self._same_draw(func, args, kwargs, out)
         elif self._records and self._modules:
             self._note(getattr(func, '__name__', str(func)), *self._modules[-1], out)

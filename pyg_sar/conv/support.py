@@ -9,9 +9,6 @@ from pyg_sar.conv.names import plain_class
 from pyg_sar.models import why_not_global
 
 _REASONS = {
-    'its losses see the nodes and edges of one rank; wrap its encoder alone': (
-        'ARGA ARGVA DeepGraphInfomax GAE VGAE'
-    ),
     'it reads node rows by edge itself, and a source may lie on another rank': (
         'ARLinkPredictor InnerProductDecoder MetaLayer'
     ),

@@ -22,8 +22,8 @@ from torch.utils.hooks import RemovableHandle
 
 from pyg_sar.comm import all_reduce_sum, world_size
 from pyg_sar.conv.sar_conv import SARConv
-from pyg_sar.ddp.backward import is_accumulated, is_inside_a_function, running, started
 from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind, tensors_in
+from pyg_sar.over_all_nodes.backward import is_accumulated, is_inside_a_function, running, started
 from pyg_sar.own_rows import OwnRows
 
 

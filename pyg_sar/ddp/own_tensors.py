@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.data.data import BaseData
 
 from pyg_sar.comm import world_size
-from pyg_sar.ddp.backward import running
+from pyg_sar.over_all_nodes.backward import running
 
 
 def divide_gradients(leaves: Iterable[Tensor]) -> None:

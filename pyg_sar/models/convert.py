@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import torch
 from torch_geometric.nn import SuperGATConv
-from torch_geometric.nn.models import RECT_L, CorrectAndSmooth, LabelPropagation, LightGCN
+from torch_geometric.nn.models import (
+    ARGA,
+    ARGVA,
+    GAE,
+    RECT_L,
+    VGAE,
+    CorrectAndSmooth,
+    DeepGraphInfomax,
+    InnerProductDecoder,
+    LabelPropagation,
+    LightGCN,
+)
 from torch_geometric.nn.models.linkx import SparseLinear
 
 from pyg_sar.models.counts import (
@@ -13,10 +24,25 @@ from pyg_sar.models.counts import (
     GlobalRECT_L,
     GlobalSuperGATConv,
 )
+from pyg_sar.models.unsupervised import (
+    GlobalARGA,
+    GlobalARGVA,
+    GlobalDeepGraphInfomax,
+    GlobalGAE,
+    GlobalInnerProductDecoder,
+    GlobalVGAE,
+    Unsupervised,
+)
 from pyg_sar.models.whole_graph_rows import GlobalLightGCN, GlobalSparseLinear
 
-_GLOBAL: dict[type, type] = {
+_GLOBAL: dict[type, type] = {  # derived classes before their bases
+    ARGVA: GlobalARGVA,
+    ARGA: GlobalARGA,
     CorrectAndSmooth: GlobalCorrectAndSmooth,
+    DeepGraphInfomax: GlobalDeepGraphInfomax,
+    VGAE: GlobalVGAE,
+    GAE: GlobalGAE,
+    InnerProductDecoder: GlobalInnerProductDecoder,
     LabelPropagation: GlobalLabelPropagation,
     LightGCN: GlobalLightGCN,
     RECT_L: GlobalRECT_L,
@@ -27,8 +53,12 @@ _GLOBAL: dict[type, type] = {
 
 def why_not_global(module: torch.nn.Module) -> str | None:
     """Why a module cannot become one of these classes, as the end of a sentence; None if it can."""
+    if isinstance(module, GAE) and not isinstance(module.decoder, torch.nn.Module):
+        return 'its decoder is a function; make it a torch.nn.Module'
+    if type(module) in _GLOBAL:
+        return None
     for plain, form in _GLOBAL.items():
-        if isinstance(module, plain) and type(module) is not plain and not isinstance(module, form):
+        if isinstance(module, plain) and not isinstance(module, form):
             return (
                 f'it is derived from {plain.__name__}, which looks at all nodes; derive it from '
                 f'{form.__module__}.{form.__name__}, which is the same class for a cut graph'
@@ -48,3 +78,10 @@ def make_global(model: torch.nn.Module) -> None:
     for module in model.modules():
         if type(module) in _GLOBAL:
             module.__class__ = _GLOBAL[type(module)]
+        if isinstance(module, Unsupervised):
+            module.watch()
+
+
+def decoders_in(model: torch.nn.Module) -> set[torch.nn.Module]:
+    """The decoders of autoencoders, which are given the rows of pairs of nodes."""
+    return {module.decoder for module in model.modules() if isinstance(module, GAE)}

@@ -6,17 +6,20 @@ the gradient of a rank is its own nodes' share, and the sum over the ranks is th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.models import LightGCN
 from torch_geometric.nn.models.linkx import SparseLinear
 
 from pyg_sar.aggregate.halo import with_halo
-from pyg_sar.comm import Exchange, is_distributed
+from pyg_sar.comm import Exchange
+from pyg_sar.over_all_nodes import global_mean, global_sum, rows
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.local_ids import plain
+from pyg_sar.shard.shard import Shard, n_id_of
 
 
 class GlobalSparseLinear(SparseLinear):  # type: ignore[misc]
@@ -36,29 +39,14 @@ class GlobalSparseLinear(SparseLinear):  # type: ignore[misc]
         return out if self.bias is None else out + self.bias
 
 
-def _of_one_process(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The method of LightGCN, refused on several processes."""
-
-    @wraps(method)
-    def checked(*args: Any, **kwargs: Any) -> Tensor:
-        if is_distributed():
-            raise ValueError(
-                f"LightGCN's '{method.__name__}' sees the nodes and edges of one rank; use the "
-                'embeddings or rankings with pyg_sar.global_mean instead'
-            )
-        return method(*args, **kwargs)
-
-    return checked
-
-
 class GlobalLightGCN(LightGCN):  # type: ignore[misc]
-    """``LightGCN`` on a cut graph: embeddings of own nodes, rankings of own edges.
+    """``LightGCN`` on a cut graph: embeddings of own nodes, rankings of this rank's pairs.
 
-    Its losses and recommendations take no edge_index that would tell them of the cut, so with
-    several processes they raise a ValueError. There ``recommendation_loss`` is
-    ``pyg_sar.global_mean(-F.logsigmoid(positive - negative))``; as regularisation add ``lambda_reg
-    / number of pairs * pyg_sar.global_sum(model.embedding.weight[data.n_id].square().sum())``.
+    Pairs of nodes are edges of the shard, or ids of the whole graph in a plain tensor. Losses are
+    those of the pairs of all ranks.
     """
+
+    _is_cut = False
 
     def get_embedding(self, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
         """The embeddings of own nodes ``[num_own, embedding_dim]``.
@@ -66,6 +54,7 @@ class GlobalLightGCN(LightGCN):  # type: ignore[misc]
         Raises:
             ValueError: If there is not one embedding per node of the whole graph.
         """
+        self._is_cut = isinstance(edge_index, ShardEdgeIndex)
         if not isinstance(edge_index, ShardEdgeIndex):
             return super().get_embedding(edge_index, edge_weight)  # type: ignore[no-any-return]
         x = _own_rows(self.embedding.weight, edge_index)
@@ -78,31 +67,117 @@ class GlobalLightGCN(LightGCN):  # type: ignore[misc]
     def forward(
         self, edge_index: Any, edge_label_index: Any = None, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """Rankings of edges of this shard ``[num_labels]``, all of them by default.
+        """Rankings of pairs of nodes ``[num_pairs]``, by default of the edges of this shard.
 
-        One exchange of all halo embeddings beside the convs'.
+        One exchange of embeddings beside the convs'.
+
+        Args:
+            edge_index: That of the shard.
+            edge_label_index: Edges selected from it, or ids of the whole graph in a plain tensor.
+            edge_weight: One number per edge.
 
         Raises:
-            ValueError: If `edge_label_index` is not made of edges of the shard: other pairs of
-                nodes may lie on ranks that exchange nothing.
+            ValueError: On all ranks, if an id is no node's.
         """
         if not isinstance(edge_index, ShardEdgeIndex):
             out: Tensor = super().forward(edge_index, edge_label_index, edge_weight)
             return out
-        labels = edge_index if edge_label_index is None else edge_label_index
-        if not isinstance(labels, ShardEdgeIndex):
-            raise ValueError(
-                "expected edges selected from the shard's edge_index in 'edge_label_index' "
-                f'(got {type(labels).__name__})'
-            )
         own = self.get_embedding(edge_index, edge_weight)
-        rows = with_halo(own, Exchange(edge_index.shard))
-        src, dst = labels.as_subclass(Tensor)
-        return (rows[src] * rows[dst]).sum(dim=-1)
+        pairs = edge_index if edge_label_index is None else edge_label_index
+        ends, (src, dst) = ends_of(pairs, own, edge_index.shard)
+        rankings: Tensor = (ends[src] * ends[dst]).sum(dim=-1)
+        return rankings
 
-    link_pred_loss = _of_one_process(LightGCN.link_pred_loss)
-    recommendation_loss = _of_one_process(LightGCN.recommendation_loss)
-    recommend = _of_one_process(LightGCN.recommend)
+    def recommend(
+        self,
+        edge_index: Any,
+        edge_weight: Tensor | None = None,
+        src_index: Tensor | None = None,
+        dst_index: Tensor | None = None,
+        k: int = 1,
+        sorted: bool = True,
+    ) -> Tensor:
+        """The ids in the whole graph of the `k` best nodes ``[num_src, k]`` for own nodes.
+
+        Every rank reads the embeddings of all nodes to choose from.
+
+        Args:
+            edge_index: That of the shard.
+            edge_weight: One number per edge.
+            src_index: Ids of the whole graph of other nodes to recommend to.
+            dst_index: Ids of the whole graph to choose from, int64; None for all.
+            k: How many.
+            sorted: Whether the best comes first.
+        """
+        if not isinstance(edge_index, ShardEdgeIndex):
+            args = (edge_weight, src_index, dst_index, k, sorted)
+            return super().recommend(edge_index, *args)  # type: ignore[no-any-return]
+        own, n_id = self.get_embedding(edge_index, edge_weight), n_id_of(edge_index.shard)
+        if dst_index is None:
+            dst_index = torch.arange(edge_index.shard.num_nodes, device=own.device)
+        src = own if src_index is None else rows(own, src_index, n_id)
+        best = (src @ rows(own, dst_index, n_id).t()).topk(k, sorted=sorted).indices
+        found: Tensor = dst_index[best]
+        return found
+
+    def link_pred_loss(self, pred: Tensor, edge_label: Tensor, **kwargs: Any) -> Tensor:
+        """The loss of the pairs of all ranks, equal on all."""
+        if not self._is_cut or kwargs.get('reduction') == 'none':
+            return super().link_pred_loss(pred, edge_label, **kwargs)  # type: ignore[no-any-return]
+        is_sum = kwargs.pop('reduction', 'mean') == 'sum'
+        losses: Tensor = super().link_pred_loss(pred, edge_label, reduction='none', **kwargs)
+        return global_sum(losses, dim=0) if is_sum else global_mean(losses)
+
+    def recommendation_loss(
+        self,
+        pos_edge_rank: Tensor,
+        neg_edge_rank: Tensor,
+        node_id: Tensor | None = None,
+        lambda_reg: float = 1e-4,
+        **kwargs: Any,
+    ) -> Tensor:
+        """The loss of the pairs of all ranks, equal on all; regularised by all embeddings.
+
+        Raises:
+            ValueError: With `node_id`, as ranks may name a node several times.
+        """
+        if not self._is_cut:
+            out: Tensor = super().recommendation_loss(
+                pos_edge_rank, neg_edge_rank, node_id, lambda_reg, **kwargs
+            )
+            return out
+        if node_id is not None:
+            raise ValueError(
+                "'node_id' must be None, as ranks may name a node several times (got a tensor); "
+                'regularise some nodes by pyg_sar.global_sum of their own rows'
+            )
+        loss = -global_mean(F.logsigmoid(pos_edge_rank - neg_edge_rank))
+        count = global_sum(pos_edge_rank.new_tensor(pos_edge_rank.numel(), dtype=torch.int64))
+        penalty: Tensor = lambda_reg * self.embedding.weight.square().sum() / count
+        return loss + penalty
+
+
+def ends_of(pairs: Tensor, z: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
+    """The rows that pairs of nodes refer to, and the pairs as places in them (collective).
+
+    Args:
+        pairs: Edges of a shard, or ids of the whole graph, int64 ``[2, num_pairs]``.
+        z: Own rows ``[num_own, ...]``.
+        shard: That of the own rows.
+
+    Raises:
+        ValueError: If `z` has not the rows of own nodes, or pairs are of two types of nodes.
+    """
+    if shard.is_bipartite or z.size(0) != shard.num_own:
+        what = 'nodes of two types' if shard.is_bipartite else f'{shard.num_own} nodes'
+        raise ValueError(
+            f"expected one row in 'z' for each own node, of one type (got {z.size(0)} rows for "
+            f'{what}); decode pyg_sar.rows(z, ids, n_id)'
+        )
+    if isinstance(pairs, ShardEdgeIndex):
+        return with_halo(z, Exchange(pairs.shard)), plain(pairs)
+    ends = rows(z, pairs, n_id_of(shard)).flatten(0, 1)
+    return ends, torch.arange(pairs.numel(), device=z.device).view(pairs.shape)
 
 
 def _own_rows(weight: Tensor, edge_index: ShardEdgeIndex) -> Tensor:
@@ -113,6 +188,4 @@ def _own_rows(weight: Tensor, edge_index: ShardEdgeIndex) -> Tensor:
             f'expected one row per node of the whole graph: {shard.num_nodes} rows '
             f'(got shape {tuple(weight.shape)})'
         )
-    if shard.n_id is None:
-        raise ValueError('expected the edge_index of load_shard (got one derived from it)')
-    return weight.index_select(0, shard.n_id)
+    return weight.index_select(0, n_id_of(shard))

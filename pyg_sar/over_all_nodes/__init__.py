@@ -9,3 +9,4 @@ from pyg_sar.over_all_nodes.reductions import (
     global_sum,
 )
 from pyg_sar.over_all_nodes.rows import rows
+from pyg_sar.over_all_nodes.sampling import negative_sampling, permute_rows

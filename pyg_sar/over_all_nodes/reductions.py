@@ -22,7 +22,7 @@ from pyg_sar.comm import (
     raise_together,
     sum_over_ranks,
 )
-from pyg_sar.ddp.backward import note_backward_of
+from pyg_sar.over_all_nodes.backward import note_backward_of
 
 
 @in_call('global_mean')

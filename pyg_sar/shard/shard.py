@@ -150,3 +150,14 @@ class Shard:
         steps = tuple(replace(s, send_index=s.send_index.to(device)) for s in self.steps)
         e_id, n_id = (None if t is None else t.to(device) for t in (self.e_id, self.n_id))
         return replace(self, steps=steps, e_id=e_id, n_id=n_id, cache={})
+
+
+def n_id_of(shard: Shard) -> Tensor:
+    """Ids of the own nodes in the whole graph.
+
+    Raises:
+        ValueError: If the shard does not know them.
+    """
+    if shard.n_id is None:
+        raise ValueError('expected the edge_index of load_shard (got one derived from it)')
+    return shard.n_id

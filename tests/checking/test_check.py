@@ -133,6 +133,14 @@ WRONG: dict[str, tuple[Step | nn.Module, str]] = {
         Module(aggr.AttentionalAggregation(nn.Linear(8, 1)), lambda m, x, e: x + m(x)),
         "'step.module",
     ),
+    'softmax readout': (
+        Module(aggr.SoftmaxAggregation(learn=True), lambda m, x, e: x + m(x, _zeros(x))),
+        "'step.module",
+    ),
+    'Set2Set': (
+        Module(aggr.Set2Set(8, 2), lambda m, x, e: x + m(x, _zeros(x))[:, :8]),
+        "'step.module",
+    ),
     'LSTM': (
         Module(nn.LSTM(8, 8, batch_first=True), lambda m, x, e: m(x.unsqueeze(0))[0].squeeze(0)),
         "'step.module' \\(LSTM\\)|'lstm'",
@@ -166,6 +174,10 @@ RIGHT: dict[str, Step | nn.Module] = {
     'global std': lambda x, e: x / (1 + pyg_sar.global_std(x)),
     'global max': lambda x, e: x - pyg_sar.global_max(x),
     'global softmax': lambda x, e: x * pyg_sar.global_softmax(x),
+    'global attention': lambda x, e: (
+        x + pyg_sar.global_sum(pyg_sar.global_softmax(2 * x) * x, dim=0)
+    ),
+    'order': lambda x, e: x + pyg_sar.permute_rows(x, e),
     'global readout': lambda x, e: x + pyg_sar.global_mean(x, batch=_zeros(x)),
     'sum over the ranks': lambda x, e: x + pyg_sar.global_sum(x.sum(dim=0)),
     'dropout': lambda x, e: F.dropout(x, 0.5),

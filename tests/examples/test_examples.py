@@ -102,6 +102,8 @@ _EPOCHS = ['epoch'] * EPOCHS
 _SHORT: dict[str, tuple[list[object], list[str]]] = {
     'appnp': (['--dropout', 0, '--hops', 4], _EPOCHS),
     'correct_and_smooth': (['--layers', 5], [*_EPOCHS, 'predicted', 'corrected', 'smoothed']),
+    'infomax': (['--hidden', 8], [*_EPOCHS, 'test']),
+    'link_prediction': (['--hidden', 8], _EPOCHS),
     'sign': (['--hops', 2, '--save'], _EPOCHS),
 }
 """Options, and the first word of every line."""
@@ -115,6 +117,8 @@ def test_example_is_the_same_on_one_and_two_processes(name: str, tmp_path: Path)
     for launcher in ([], ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', 2]):
         root = tmp_path / f'parts{len(found)}'
         pyg_sar.partition_graph(_graph(), 2, root, method=torch.arange(60) % 3 // 2)
+        links = torch.arange(60).view(2, 2, 15)
+        torch.save({'val': links, 'test': links.flip(1)}, f'{root}.links.pt')
         command = [*launcher, ROOT / 'examples' / f'{name}.py', root, '--epochs', EPOCHS, *options]
         found.append(_lines(*command))
         kept = {key for key in pyg_sar.load_shard(root).keys() if key in ('x1', 'x2')}  # noqa: SIM118

@@ -8,7 +8,19 @@ import pickle
 import pytest
 import torch
 from graphs import awkward_graph
-from model_cases import _CONV, CASES, FUNCTIONS, NUM_NODES, REFUSED, ROWWISE, TOLERANCE, C, F, H
+from model_cases import (
+    _CONV,
+    CASES,
+    FUNCTIONS,
+    NUM_NODES,
+    REFUSED,
+    ROWWISE,
+    TOLERANCE,
+    UNSUPERVISED,
+    C,
+    F,
+    H,
+)
 from ranks import run_as_threads, run_ranks
 from small_graphs import assert_all_raise, attempt
 from torch import Tensor, nn
@@ -22,7 +34,7 @@ from pyg_sar.comm import all_reduce_sum, is_distributed
 
 def test_every_class_is_decided_on() -> None:
     tested = {name.split('-')[0] for name in CASES} | {'JumpingKnowledge', 'CorrectAndSmooth'}
-    decided = tested | set(REFUSED) | ROWWISE | FUNCTIONS
+    decided = tested | set(REFUSED) | ROWWISE | FUNCTIONS | UNSUPERVISED
     assert set(M.classes) - decided == set()
 
 
@@ -184,15 +196,13 @@ def _refusals(root: str) -> list[str]:
     propagate = pyg_sar.wrap(M.LabelPropagation(2, 0.5))
     light = pyg_sar.wrap(M.LightGCN(NUM_NODES, 4, 1))
     rank = light(data.edge_index)
-    pairs = torch.zeros(2, 1, dtype=torch.int64)
+    pairs = torch.full((2, 1), NUM_NODES)
     return [
         attempt(propagate, y, data.edge_index),
         attempt(pyg_sar.wrap(M.LightGCN(NUM_NODES - 1, 4, 1)), data.edge_index),
         attempt(pyg_sar.wrap(M.LINKX(9, F, H, C, 1)), None, data.edge_index),
         attempt(light, data.edge_index, pairs),
-        attempt(light.recommendation_loss, rank, rank),
-        attempt(light.link_pred_loss, rank, rank),
-        attempt(light.recommend, data.edge_index),
+        attempt(light.recommendation_loss, rank, rank, data.n_id),
     ]
 
 
@@ -201,23 +211,9 @@ def test_refused_on_all_ranks_with_the_reason(folders: dict[str, str]) -> None:
         "class labels of 0 and above in 'y' (got -1)",
         'one row per node of the whole graph: 60 rows (got shape (59, 4))',
         'one row per node of the whole graph: 60 rows (got shape (9, 6))',
-        "edges selected from the shard's edge_index in 'edge_label_index' (got Tensor)",
-        "LightGCN's 'recommendation_loss' sees the nodes and edges of one rank",
-        "LightGCN's 'link_pred_loss' sees the nodes and edges of one rank",
-        "LightGCN's 'recommend' sees the nodes and edges of one rank",
+        "'ids' has 60, which is no node's id",
+        "'node_id' must be None",
     ]
     outcomes = run_ranks(_refusals, 3, folders['by class'])
     for found, part in zip(zip(*outcomes, strict=True), words, strict=True):
         assert_all_raise(found, 'ValueError', part)
-
-
-def test_losses_of_light_gcn_on_one_process(folders: dict[str, str]) -> None:
-    data = pyg_sar.load_shard(folders['random'])
-    model = pyg_sar.wrap(_make('LightGCN'))
-    rank = model(data.edge_index)
-    half = rank.numel() // 2
-    loss = model.recommendation_loss(rank[:half], rank[half : 2 * half])
-    plain = M.LightGCN.recommendation_loss(model, rank[:half], rank[half : 2 * half])
-    assert torch.equal(loss, plain)
-    assert model.link_pred_loss(rank, rank.detach().sigmoid()).isfinite()
-    assert model.recommend(data.edge_index, k=2).shape == (NUM_NODES, 2)

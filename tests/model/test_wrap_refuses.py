@@ -274,7 +274,7 @@ SUBCLASSES: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
     'GPSConv': (lambda: _OwnGPS(6, GCNConv(6, 6), norm=None), 'global attention'),
     'DeepGraphInfomax': (
         lambda: _OwnInfomax(6, GCNConv(6, 6), lambda *_: _, lambda *_: _),
-        'wrap its encoder alone',
+        'derive it from pyg_sar.models.unsupervised.GlobalDeepGraphInfomax',
     ),
     'RECT_L': (lambda: _OwnRECT(6, 6), 'derive it from pyg_sar.models.counts.GlobalRECT_L'),
     'CorrectAndSmooth': (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -19,8 +19,12 @@ from torch.autograd.function import BackwardCFunction
 
 from pyg_sar.comm import transport
 
-if TYPE_CHECKING:
-    from pyg_sar.ddp.gradients import Gradients
+
+class Reducer(Protocol):
+    """A model that makes its gradients whole at the end of a backward."""
+
+    def reduce(self, new: set[Tensor]) -> list[Tensor]:
+        """Does so; returns those that any rank has a new gradient of, of which `new` are here."""
 
 
 class Backward:
@@ -37,15 +41,15 @@ class Backward:
     def __init__(self) -> None:
         self.task = torch._C._current_graph_task_id()
         self.is_checked = False
-        self._models: list[Gradients] = []
+        self._models: list[Reducer] = []
         self._hooks: dict[Tensor, Any] = {}
         self._new: list[Tensor] = []
 
-    def meets(self, model: Gradients) -> bool:
+    def meets(self, model: Reducer) -> bool:
         """Whether it has come to this model before."""
         return model in self._models
 
-    def enter(self, model: Gradients, parameters: Iterable[Tensor]) -> None:
+    def enter(self, model: Reducer, parameters: Iterable[Tensor]) -> None:
         """Has gradients of a model made whole at the end."""
         self._models.append(model)
         for p in parameters:

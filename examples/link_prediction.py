@@ -1,0 +1,121 @@
+"""Predicts links with a graph autoencoder or LightGCN, full batch, exactly as one machine would.
+
+    python examples/link_prediction.py parts/ --partition 4    # once: WordNet's nouns
+    torchrun --nproc-per-node 4 examples/link_prediction.py parts/
+    python examples/link_prediction.py parts/ --model lightgcn    # one process, all the parts
+
+The links to predict are split off before the cut, as the models must not see them. They lie beside
+the partition folder, in ids of the whole graph, and each rank takes a share of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn.models import GAE, GraphSAGE, LightGCN
+from torch_geometric.transforms import RandomLinkSplit
+
+import pyg_sar
+from pyg_sar.partitioner.sources.sources import load_source
+
+
+def split_links(data: Data) -> tuple[Data, dict[str, Tensor]]:
+    """A graph without some of its links, and those: existing and drawn pairs ``[2, 2, num]``."""
+    split = RandomLinkSplit(
+        0.05, 0.1, is_undirected=data.is_undirected(), add_negative_train_samples=False
+    )
+    train, *others = split(data)
+    links = {}
+    for name, part in zip(('val', 'test'), others, strict=True):
+        is_link = part.edge_label > 0
+        pairs = [part.edge_label_index[:, mask] for mask in (is_link, ~is_link)]
+        links[name] = torch.stack([each[:, : is_link.sum()] for each in pairs])
+    del train.edge_label, train.edge_label_index
+    return train, links
+
+
+def embed(model: torch.nn.Module, data: Data) -> Tensor:
+    """A row for every own node."""
+    if isinstance(model, GAE):
+        return model.encode(data.x, data.edge_index)
+    return model.get_embedding(data.edge_index)
+
+
+def train(
+    model: torch.nn.Module, data: Data, links: dict[str, Tensor], epochs: int, lr: float = 0.01
+) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """Yields the loss of every epoch, and how often a link is ranked above a pair without one."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    for epoch in range(epochs):
+        model.train()
+        if isinstance(model, GAE):
+            negative = pyg_sar.negative_sampling(data.edge_index, seed=epoch)
+            loss = model.recon_loss(embed(model, data), data.edge_index, negative)
+        else:
+            src, dst, other = pyg_sar.negative_sampling(data.edge_index, paired=True, seed=epoch)
+            pairs = torch.stack([torch.cat([src, other]), torch.cat([dst, dst])])
+            loss = model.recommendation_loss(*model(data.edge_index, pairs).chunk(2))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            z = embed(model, data)
+            yield loss.detach(), {name: ranked(z, data, pairs) for name, pairs in links.items()}
+
+
+def ranked(z: Tensor, data: Data, pairs: Tensor) -> Tensor:
+    """How many of the links ``pairs[0]`` have a larger inner product than ``pairs[1]``."""
+    ends = pyg_sar.rows(z, pairs, data.n_id)  # of nodes on any rank
+    link, no_link = (ends[:, 0] * ends[:, 1]).sum(dim=-1)
+    return pyg_sar.global_mean(link > no_link)
+
+
+def main() -> None:
+    args = parse()
+    links_file = Path(f'{args.root.rstrip("/")}.links.pt')
+    if args.partition:
+        graph, links = split_links(load_source(args.graph))
+        print(pyg_sar.partition_graph(graph, args.partition, args.root))
+        torch.save(links, links_file)
+        return
+    if dist.is_torchelastic_launched():  # by torchrun
+        dist.init_process_group('gloo')
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    data = pyg_sar.load_shard(args.root)
+    links = {name: pairs[..., rank::ranks] for name, pairs in torch.load(links_file).items()}
+    torch.manual_seed(args.seed)
+    if args.model == 'gae':
+        model: Any = GAE(GraphSAGE(data.num_features, args.hidden, 2))
+    else:
+        model = LightGCN(data.num_nodes_total, args.hidden, 2)
+    model = pyg_sar.DistributedDataParallel(model).module
+    for epoch, (loss, shares) in enumerate(train(model, data, links, args.epochs)):
+        if rank == 0:
+            found = '  '.join(f'{name} {share:.4f}' for name, share in shares.items())
+            print(f'epoch {epoch + 1:3d}  loss {loss:.6f}  ranked right: {found}', flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('root', help='partition folder')
+    parser.add_argument('--partition', type=int, metavar='P', help='write --graph there in P parts')
+    parser.add_argument('--graph', default='wordnet-noun', help='what to cut; a name or a file')
+    parser.add_argument('--model', choices=('gae', 'lightgcn'), default='gae')
+    parser.add_argument('--hidden', type=int, default=64, help='numbers per node')
+    parser.add_argument('--epochs', type=int, default=30)
+    parser.add_argument('--seed', type=int, default=0, help='of the initial weights')
+    return parser.parse_args()
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,204 @@
+"""Random pairs of nodes without an edge, and nodes in random order, of the whole graph.
+
+The numbers drawn belong to nodes, not to ranks: the same seed gives the same pairs on any number of
+ranks, and on the plain graph. A rank draws the negative edges into its own nodes. It has all edges
+into them, so it knows by itself which pairs are edges, and nothing is exchanged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm import Exchange, agree, check_equal, in_call, raise_together
+from pyg_sar.draws import uniform
+from pyg_sar.over_all_nodes.rows import rows
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.shard import n_id_of
+
+_TRIES = 100
+
+
+@in_call('negative_sampling')
+def negative_sampling(
+    edge_index: Tensor,
+    num_nodes: int | None = None,
+    num_neg_samples: int | None = None,
+    *,
+    paired: bool = False,
+    seed: int | None = None,
+) -> Tensor:
+    """Random pairs of different nodes of the whole graph that are no edges of `edge_index`.
+
+    As ``torch_geometric.utils.negative_sampling``; sources are uniform over all nodes, and every
+    node is the destination of ``num_neg_samples / num_nodes`` pairs, rounded up or down at random.
+    A pair may come twice.
+
+    Args:
+        edge_index: That of :func:`pyg_sar.load_shard`, or edges selected from it; or a plain one.
+        num_nodes: Of a plain edge_index, as in PyG; a shard knows it.
+        num_neg_samples: How many on all ranks together; None for as many as there are edges. Fewer
+            come where a node has edges from nearly all others.
+        paired: Whether to draw another source for every edge, which has no edge into its
+            destination (for a ranking loss). Repeated edges get the same.
+        seed: None for one drawn by torch's generator of rank 0.
+
+    Returns:
+        Ids of the whole graph, int64: pairs into own nodes ``[2, num_pairs]``; with `paired`
+        source, destination and other source of every edge ``[3, num_edges]``. Collective: a few
+        small all-gathers, and at the first call one exchange of ids.
+
+    Raises:
+        ValueError: On all ranks, if they want different things, edges run between nodes of two
+            types, `num_nodes` is not that of the whole graph, or with `paired` no source is found.
+    """
+    error = None
+    if paired and num_neg_samples is not None:
+        error = f"'num_neg_samples' has no meaning with paired=True (got {num_neg_samples})"
+    elif num_neg_samples is not None and not (
+        type(num_neg_samples) is int and num_neg_samples >= 0
+    ):
+        error = f"'num_neg_samples' must be a number of pairs, an int >= 0 (got {num_neg_samples})"
+    _raise(edge_index, error or _why_not(edge_index, num_nodes))
+    graph = _graph(edge_index, num_nodes)
+    seed, num_edges = _common(edge_index, seed, (num_neg_samples, paired), edge_index.size(1))
+    if paired:
+        dst, keys = graph.dst, (graph.src, graph.n_id[graph.dst])
+    else:
+        count = graph.counts(num_edges if num_neg_samples is None else num_neg_samples, seed)
+        dst = torch.repeat_interleave(count)
+        first = torch.cumsum(count, 0) - count
+        keys = graph.n_id[dst], torch.arange(dst.numel(), device=dst.device) - first[dst]
+    src = graph.sources(dst, keys, seed)
+    is_found = src >= 0
+    if paired:
+        missing = graph.n_id[dst[~is_found]].tolist()
+        words = 'expected a node without an edge into every node (got none for node'
+        _raise(edge_index, f'{words} {missing[0]})' if missing else None)
+        return torch.stack([graph.src, graph.n_id[dst], src])
+    return torch.stack([src, graph.n_id[dst]])[:, is_found]
+
+
+@in_call('permute_rows')
+def permute_rows(x: Tensor, edge_index: Tensor, *, seed: int | None = None) -> Tensor:
+    """Rows of all nodes in random order: ``x[torch.randperm(x.size(0))]``.
+
+    The corruption of Deep Graph Infomax: ``lambda x, edge_index: (permute_rows(x, edge_index),
+    edge_index)``.
+
+    Args:
+        x: Own rows ``[num_own, ...]``.
+        edge_index: That of :func:`pyg_sar.load_shard`; or a plain one, with the rows of all nodes.
+        seed: None for one drawn by torch's generator of rank 0.
+
+    Returns:
+        Rows for the own nodes, ``[num_own, ...]``; gradients go back to the owners. Every rank
+        holds the order of all nodes for a moment (8 bytes a node). Collective: as
+        :func:`pyg_sar.rows` at its first call, and a small all-gather.
+
+    Raises:
+        ValueError: On all ranks, if their seeds differ, or `x` does not fit.
+    """
+    if isinstance(edge_index, ShardEdgeIndex):
+        num_nodes, n_id = edge_index.shard.num_nodes, n_id_of(edge_index.shard)
+    else:
+        num_nodes, n_id = x.size(0), None
+    seed, _ = _common(edge_index, seed, (), 0)
+    order = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed)).to(x.device)
+    return x[order] if n_id is None else rows(x, order[n_id], n_id)
+
+
+@dataclass(frozen=True, eq=False)
+class _Graph:
+    """Edges into own nodes.
+
+    Attributes:
+        src: Their sources, ids of the whole graph.
+        dst: Their destinations, places in `n_id`.
+        n_id: Ids of the own nodes.
+        num_nodes: Nodes of the whole graph.
+    """
+
+    src: Tensor
+    dst: Tensor
+    n_id: Tensor
+    num_nodes: int
+
+    def counts(self, num_samples: int, seed: int) -> Tensor:
+        """How many of all samples each own node is the destination of."""
+        each, rest = divmod(num_samples, max(self.num_nodes, 1))
+        # One more for `rest` of all nodes: a n + b modulo N, with gcd(a, N) = 1, is a permutation.
+        generator = torch.Generator().manual_seed(seed)
+        a, b = torch.randint(max(self.num_nodes, 1), (2,), generator=generator).tolist()
+        while gcd(a, self.num_nodes) > 1:
+            a += 1
+        place: Tensor = (self.n_id * a + b) % max(self.num_nodes, 1)
+        return each + (place < rest).long()
+
+    def sources(self, dst: Tensor, keys: tuple[Tensor, Tensor], seed: int) -> Tensor:
+        """A source for each destination, drawn by its keys; -1 where every draw was an edge."""
+        nodes = torch.arange(self.n_id.numel(), device=dst.device)
+        taken = torch.cat([self.dst, nodes]) * self.num_nodes + torch.cat([self.src, self.n_id])
+        taken = taken.sort().values
+        src, left = torch.full_like(dst, -1), torch.arange(dst.numel(), device=dst.device)
+        for attempt in range(_TRIES):
+            if not left.numel():
+                break
+            drawn = (uniform(seed, attempt, *(key[left] for key in keys)) * self.num_nodes).long()
+            pair = dst[left] * self.num_nodes + drawn
+            next_taken = torch.searchsorted(taken, pair).clamp(max=taken.numel() - 1)
+            is_taken = taken[next_taken] == pair
+            src[left[~is_taken]] = drawn[~is_taken]
+            left = left[is_taken]
+        return src
+
+
+def _why_not(edge_index: Tensor, num_nodes: int | None) -> str | None:
+    if not isinstance(edge_index, ShardEdgeIndex):
+        return None
+    if edge_index.shard.is_bipartite:
+        return (
+            'expected edges between nodes of one type (got a relation of two types; draw its '
+            'negative edges before partitioning)'
+        )
+    total = edge_index.shard.num_nodes
+    if num_nodes not in (None, total):
+        return f"'num_nodes' must be {total}, of the whole graph, or left out (got {num_nodes})"
+    return None
+
+
+def _graph(edge_index: Tensor, num_nodes: int | None) -> _Graph:
+    """Collective with a shard: a small all-gather, and at the first call an exchange of ids."""
+    if not isinstance(edge_index, ShardEdgeIndex):
+        if num_nodes is None:
+            num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
+        src, dst = edge_index
+        return _Graph(src, dst, torch.arange(num_nodes, device=src.device), num_nodes)
+    shard, n_id = edge_index.shard, n_id_of(edge_index.shard)
+    if not all(agree('source ids' in shard.cache)):
+        halo = Exchange(shard).fetch_all([n_id])[0] if shard.world_size > 1 else n_id[:0]
+        shard.cache['source ids'] = torch.cat([n_id, halo])
+    src, dst = (edge_index.flip(0) if edge_index.is_flipped else edge_index).as_subclass(Tensor)
+    return _Graph(shard.cache['source ids'][src], dst, n_id, shard.num_nodes)
+
+
+def _common(edge_index: Tensor, seed: int | None, asked: object, number: int) -> tuple[int, int]:
+    """The seed that all ranks use, and the sum of their numbers."""
+    drawn = int(torch.randint(2**62, ())) if seed is None else seed
+    if not isinstance(edge_index, ShardEdgeIndex):
+        return drawn, number
+    answers = agree(((seed, asked), drawn, number))
+    check_equal('arguments', (seed, asked), [each for each, _, _ in answers])
+    return answers[0][1], sum(number for _, _, number in answers)
+
+
+def _raise(edge_index: Tensor, text: str | None) -> None:
+    """On all ranks, if any has an error."""
+    error = None if text is None else ValueError(text)
+    if isinstance(edge_index, ShardEdgeIndex):
+        raise_together(error)
+    elif error is not None:
+        raise error
