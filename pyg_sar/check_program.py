@@ -12,7 +12,8 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.checking.compare import difference
 from pyg_sar.checking.run import CannotRun
-from pyg_sar.checking.small_graph import Rows, View, cut_in_parts
+from pyg_sar.checking.small_graph import cut_in_parts
+from pyg_sar.checking.view import Rows, View
 from pyg_sar.own_rows import OwnRows, plain
 from pyg_sar.wrap import wrap
 

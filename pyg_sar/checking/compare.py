@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pyg_sar.checking.run import CannotRun, Run, Step, no_collectives, rows_of, run
-from pyg_sar.checking.small_graph import NUM_PARTS, View
+from pyg_sar.checking.run import CannotRun, Run, Step, no_collectives, run
+from pyg_sar.checking.small_graph import NUM_PARTS
+from pyg_sar.checking.view import View, rows_of
 from pyg_sar.comm import transport
 from pyg_sar.comm.threads import run_threads
 from pyg_sar.own_rows import OwnRows

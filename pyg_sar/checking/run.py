@@ -17,7 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyg_sar.checking.small_graph import View, _leaves
+from pyg_sar.checking.same_draws import DRAWS, same_draw
+from pyg_sar.checking.small_graph import leaves
+from pyg_sar.checking.view import View, rows_of
 from pyg_sar.comm import all_reduce_sum, world_size
 from pyg_sar.comm.faults.errors import place
 from pyg_sar.conv.names import name_of
@@ -32,13 +34,6 @@ _DROPOUTS = {
         *('alpha_dropout', 'feature_alpha_dropout'),
     )
 } | {torch.dropout, torch.dropout_, torch.alpha_dropout, torch.feature_dropout}
-
-_DRAWS = {
-    *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.bernoulli, torch.normal),
-    *(torch.rand_like, torch.randn_like, torch.randint_like, torch.multinomial, torch.poisson),
-    *(Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_, Tensor.random_, Tensor.exponential_),
-    *(Tensor.bernoulli, Tensor.geometric_, Tensor.cauchy_, Tensor.log_normal_, Tensor.multinomial),
-}
 
 
 class CannotRun(Exception):
@@ -125,7 +120,7 @@ def run(
         found.buffers = {
             name: b.clone() for name, b in model.named_buffers() if b.is_floating_point()
         }
-        for value, _ in _leaves(arguments):
+        for value, _ in leaves(arguments):
             if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
                 found.input_gradients.append(None if value.grad is None else value.grad / ranks)
     return found
@@ -162,17 +157,8 @@ def _as(values: Tensor, p: Tensor) -> Tensor:
 
 def floats_in(value: Any) -> list[Tensor]:
     """The floating-point tensors of nested containers."""
-    tensors = (t for t, _ in _leaves(value) if isinstance(t, Tensor))
+    tensors = (t for t, _ in leaves(value) if isinstance(t, Tensor))
     return [t for t in tensors if t.is_floating_point() or t.is_complex()]
-
-
-def rows_of(tensor: Tensor, view: View) -> tuple[int, Any] | None:
-    """The dimension that a tensor has rows in, and of what; the first that may be one."""
-    for dim, size in enumerate(tensor.shape):
-        key = view.key_of_size(size)
-        if key is not None:
-            return dim, key
-    return None
 
 
 def _functional(outputs: list[Tensor], view: View) -> Tensor | None:
@@ -267,58 +253,14 @@ class _Same(TorchFunctionMode):
             return args[0] if args else kwargs['input']
         out = func(*args, **kwargs)
         is_seeded = bool(place()) and kwargs.get('generator') is not None  # by one of our functions
-        if func in _DRAWS and not is_seeded:
-            out = self._same_draw(func, args, kwargs, out)
+        if func in DRAWS and not is_seeded:
+            view = self._run.view
+            self._run.has_odd_draws |= out.dim() > 0 and rows_of(out, view) is None
+            self._num_draws += 1
+            out = same_draw(func, args, kwargs, out, view, self._num_draws)
         elif self._records and self._modules:
             self._note(getattr(func, '__name__', str(func)), *self._modules[-1], out)
         return out
-
-    def _same_draw(self, func: Any, args: Any, kwargs: dict[str, Any], out: Tensor) -> Tensor:
-        """Numbers of the same distribution, one for every row of the small graph."""
-        self._num_draws += 1
-        found = rows_of(out, self._run.view) if out.dim() else None
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(self._num_draws)
-            if found is None:
-                self._run.has_odd_draws |= bool(out.dim())
-                return _again(func, args, kwargs, out, tuple(out.shape), None)
-            dim, rows = found[0], self._run.view.rows_of(found[1])
-            shape = list(out.shape)
-            shape[dim] = rows.num_rows
-            return _again(func, args, kwargs, out, tuple(shape), (dim, rows.ids))
-
-
-def _again(
-    func: Any,
-    args: Any,
-    kwargs: dict[str, Any],
-    out: Tensor,
-    shape: tuple[int, ...],
-    taken: tuple[int, Tensor] | None,
-) -> Tensor:
-    """The same draw for the whole small graph, and of it the rows of this run."""
-    name = func.__name__
-    if name.endswith('_') and not name.startswith('_'):  # in place
-        values = func(torch.empty(shape, dtype=out.dtype), *args[1:], **kwargs)
-        out.copy_(values if taken is None else values.index_select(*taken))
-        return out
-    if name.startswith('randn'):
-        values = torch.randn(shape, dtype=torch.float64)
-    elif name.startswith('randint'):
-        bounds = [arg for arg in args if type(arg) is int]
-        high = kwargs.get('high', bounds[-1] if bounds else 1)
-        low = kwargs.get('low', bounds[0] if len(bounds) > 1 else 0)
-        values = torch.randint(low, high, shape, dtype=torch.int64)
-    elif name in ('rand', 'rand_like', 'bernoulli'):
-        values = torch.rand(shape, dtype=torch.float64)
-    else:
-        return out
-    if taken is not None:
-        values = values.index_select(*taken)
-    if name == 'bernoulli':
-        values = values < args[0]
-    drawn: Tensor = values.to(out.dtype).requires_grad_(out.requires_grad and out.is_leaf)
-    return drawn
 
 
 @contextmanager

@@ -20,12 +20,12 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import BaseData
 
+from pyg_sar.checking.view import EdgeKey, Rows, View
 from pyg_sar.own_rows import OwnRows, plain
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.read.read_shard import read_shard
 
-EdgeKey = tuple[str, str, str]
 NUM_PARTS = 2
 _COUNTS = {'size', 'num_nodes', 'num_edges', 'dim_size'}
 """Arguments that may be numbers of own nodes; ``num_edges`` is that of hyperedges."""
@@ -34,45 +34,6 @@ _FEWEST_NODES = 29
 
 class Argument(str):
     """The name of an argument, where the key of a dict would be a type of nodes."""
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """The rows that one of the runs has of a set of nodes or of the edges of a relation.
-
-    Attributes:
-        num_rows: How many there are in the small graph.
-        ids: Which of them this run has, in its order, int64.
-    """
-
-    num_rows: int
-    ids: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """What one run has of the small graph: all of it, or a part.
-
-    Attributes:
-        rows: By set of nodes, and by relation.
-        handles: The edge_index of every relation.
-    """
-
-    rows: dict[Any, Rows]
-    handles: dict[EdgeKey, Tensor]
-
-    def key_of_size(self, size: int) -> Any:
-        """Of what a tensor with so many rows has rows: a key of :meth:`rows_of`, or None."""
-        loops = [('with loops', key) for key in self.handles if key[0] == key[2]]
-        return next((k for k in (*self.rows, *loops) if self.rows_of(k).ids.numel() == size), None)
-
-    def rows_of(self, key: Any) -> Rows:
-        """Those of a set or relation, or of a relation's edges and then a loop for every node."""
-        if key in self.rows:
-            return self.rows[key]
-        edges, nodes = self.rows[key[1]], self.rows[key[1][0]]
-        ids = torch.cat([edges.ids, edges.num_rows + nodes.ids])
-        return Rows(edges.num_rows + nodes.num_rows, ids)
 
 
 @dataclass(eq=False)
@@ -96,13 +57,13 @@ class SmallGraph:
     _jitter: dict[Any, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for value, key in _leaves(self.arguments):
+        for value, key in leaves(self.arguments):
             if isinstance(value, ShardEdgeIndex):
                 self._add(value, key)
         if not self._relations:
             raise ValueError('it is not called with the edge_index of a shard')
         is_typed = any(name.startswith('type ') for name in self._sets)
-        for value, key in _leaves(self.arguments):
+        for value, key in leaves(self.arguments):
             is_of_type = isinstance(key, str) and key.startswith('type ')
             if is_of_type and is_typed and isinstance(value, Tensor) and value.dim():
                 self._sets.setdefault(key, value.size(0))
@@ -265,7 +226,7 @@ def cut_in_parts(data: Data | HeteroData, parts: Any) -> list[Any]:
         return [read_shard(root, rank, NUM_PARTS, verify=False).clone() for rank in ranks]
 
 
-def _leaves(value: Any) -> Iterator[tuple[Any, Any]]:
+def leaves(value: Any) -> Iterator[tuple[Any, Any]]:
     """What is in nested containers, each with the type or relation whose key it has."""
     found: list[tuple[Any, Any]] = []
 
