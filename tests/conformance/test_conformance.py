@@ -113,6 +113,7 @@ def test_rows_held_at_once(found: dict[str, Outcome]) -> None:
     assert not wrong, wrong
 
 
+@pytest.mark.parametrize('found', ['random'], indirect=True)
 def test_rows_are_counted(found: dict[str, Outcome]) -> None:
     """More than one block at once, as the next one travels, and far less than the halo."""
     for name, num_tensors in {'SAGEConv: aggr=mean': 1, 'PPFConv: self loops': 3}.items():
@@ -134,5 +135,6 @@ def test_checks_can_fail(tmp_path: Path) -> None:
     assert results['Check: exact'].status == 'exact'
 
 
+@pytest.mark.parametrize('found', ['random'], indirect=True)
 def test_table_is_current(found: dict[str, Outcome]) -> None:
     assert table.PATH.read_text(encoding='utf-8') == table.render(found), 'run: make convs'

@@ -22,7 +22,7 @@ from pyg_sar.shard.read.read_shard import read_shard
 
 pytestmark = pytest.mark.filterwarnings('ignore:Sparse CS. tensor support is in beta')
 
-RESERVED = {'num_nodes', 'edge_index', 'n_id', 'e_id'}
+RESERVED = {'num_nodes', 'num_nodes_total', 'edge_index', 'n_id', 'e_id'}
 
 
 def _loaded(drawn: Drawn, data: Any, key: Any) -> dict[str, Any]:

@@ -53,8 +53,8 @@ def read_shard(
         n_id = _cat([part.n_id[node_key] for part in parts])
         attrs = {n: _cat([part.node_attrs[node_key][n] for part in parts]) for n in nodes.attrs}
         store = data if node_key is None else data[node_key]
-        counts = {'num_nodes': n_id.numel(), 'num_nodes_total': nodes.num_nodes}
-        _put(store, {**attrs, 'n_id': n_id, **counts, **nodes.extra})
+        _put(store, {'num_nodes_total': nodes.num_nodes, **attrs})
+        _put(store, {'n_id': n_id, 'num_nodes': n_id.numel(), **nodes.extra})
     for edge_key, edges in meta.edges.items():
         shard, edge_index, perm = _join(parts, edge_key, meta, root, rank, world_size)
         values = {n: _cat([part.edge_attrs[edge_key][n] for part in parts]) for n in edges.attrs}
