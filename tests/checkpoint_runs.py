@@ -36,7 +36,7 @@ class Run:
     def __init__(self, data: Data, *, dropout: float = 0.0, plain: bool = False) -> None:
         self.data = data
         torch.manual_seed(4)
-        model = Net(dropout=dropout).double()
+        model = Net(dropout=dropout).double().to(data.x.device)
         self.model = model if plain else pyg_sar.DistributedDataParallel(model)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.8)
@@ -61,14 +61,22 @@ class Run:
         return pyg_sar.load_checkpoint(root, self.model, self.optimizer, self.scheduler)
 
 
-def losses(parts: str, num_epochs: int, *, dropout: float = 0.0) -> list[float]:
+def losses(
+    parts: str, num_epochs: int, *, dropout: float = 0.0, device: str = 'cpu'
+) -> list[float]:
     """Of a run that nothing interrupts and that writes nothing."""
-    run = Run(pyg_sar.load_shard(parts), dropout=dropout)
+    run = Run(pyg_sar.load_shard(parts).to(device), dropout=dropout)
     return [run.epoch() for _ in range(num_epochs)]
 
 
 def resumed(
-    parts: str, root: str, num_epochs: int, *, dropout: float = 0.0, beats: str | None = None
+    parts: str,
+    root: str,
+    num_epochs: int,
+    *,
+    dropout: float = 0.0,
+    beats: str | None = None,
+    device: str = 'cpu',
 ) -> list[float]:
     """Of a run from the last checkpoint on, with a new one after every epoch.
 
@@ -78,8 +86,9 @@ def resumed(
         num_epochs: Where the run ends.
         dropout: The probability.
         beats: A file that rank 0 makes longer by a byte at the start and after every epoch.
+        device: Where it runs.
     """
-    run = Run(pyg_sar.load_shard(parts), dropout=dropout)
+    run = Run(pyg_sar.load_shard(parts).to(device), dropout=dropout)
     last = run.load(root)
     found = [] if last is None else list(last.extra['losses'])
     assert len(found) == (0 if last is None else last.epoch)

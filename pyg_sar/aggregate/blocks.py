@@ -126,10 +126,10 @@ class Blocks:
             yield from chunks
 
     def _chunks(
-        self, block: Block, cuts: list[tuple[int, int, int, int]], rows: Rows, place: int
+        self, block: Block, cuts: list[Cut], rows: Rows, place: int
     ) -> Iterator[tuple[Chunk, Arguments]]:
         a = self.arguments
-        for i, (start, end, first, last) in enumerate(cuts):
+        for i, (start, end, first, last, offset) in enumerate(cuts):
             self.surroundings.enter(place + i)
             edges = block.edges
             if isinstance(edges, slice):
@@ -138,7 +138,6 @@ class Blocks:
                 edges = edges[start:end]
             of_chunk = replace(block, edges=edges)
             edge_index = of_chunk.take(self.plan.edge_index, dim=1)
-            offset = edge_index.new_tensor([[block.start], [first]])
             chunk = Chunk(of_chunk, slice(first, last + 1), edge_index - offset)
             yield (
                 chunk,
@@ -152,13 +151,13 @@ class Blocks:
                 ),
             )
 
-    def _cuts(self) -> list[list[tuple[int, int, int, int]]]:
-        """Of every chunk of every block first edge, end, first and last destination."""
+    def _cuts(self) -> list[list[Cut]]:
+        """The chunks of every block."""
         max_edges = self.max_edges
         key = ('cuts', max_edges)
         if key not in self.plan.cache:
             self.plan.cache[key] = [_cut(b, self.plan, max_edges) for b in self.plan.blocks]
-        cuts: list[list[tuple[int, int, int, int]]] = self.plan.cache[key]
+        cuts: list[list[Cut]] = self.plan.cache[key]
         return cuts
 
 
@@ -166,7 +165,12 @@ def _row_bytes(values: Tensor, dim: int) -> int:
     return values.narrow(dim, 0, min(values.size(dim), 1)).numel() * values.element_size()
 
 
-def _cut(block: Block, plan: Plan, max_edges: int) -> list[tuple[int, int, int, int]]:
+Cut = tuple[int, int, int, int, Tensor]
+"""First edge, end, first and last destination; and what its ids start at, int64 ``[2, 1]``."""
+
+
+@torch.inference_mode(False)  # it outlives the caller's mode
+def _cut(block: Block, plan: Plan, max_edges: int) -> list[Cut]:
     starts = list(range(0, block.num_edges, max_edges))
     ends = [min(start + max_edges, block.num_edges) for start in starts]
     if not starts:
@@ -174,8 +178,10 @@ def _cut(block: Block, plan: Plan, max_edges: int) -> list[tuple[int, int, int, 
     device = plan.edge_index.device
     outer = torch.tensor([starts, [end - 1 for end in ends]], device=device)
     places = outer + block.edges.start if isinstance(block.edges, slice) else block.edges[outer]
-    first, last = plan.edge_index[1][places].tolist()
-    return list(zip(starts, ends, first, last, strict=True))
+    dst = plan.edge_index[1][places]
+    offsets = torch.stack([torch.full_like(dst[0], block.start), dst[0]])
+    first, last = dst.tolist()
+    return list(zip(starts, ends, first, last, torch.split(offsets, 1, 1), strict=True))
 
 
 def block_sources(

@@ -189,7 +189,8 @@ def _row_sum(
     for part, grad in zip(parts, grads, strict=True):
         if grad is None:
             continue
-        step = max(_STEP_BYTES // (prod(part.shape[1:]) * part.element_size()), 1)
+        step_bytes = _STEP_BYTES if part.device.type == 'cpu' else 64 * _STEP_BYTES
+        step = max(step_bytes // (prod(part.shape[1:]) * part.element_size()), 1)
         for start in range(0, part.size(0), step):
             rows = slice(start, start + step)
             products = (part[rows] * grad[rows]).contiguous()

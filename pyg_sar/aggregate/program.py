@@ -6,6 +6,7 @@ block without knowing what it computes. Its tensors have nodes or edges in their
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -197,8 +198,9 @@ class Surroundings:
             generators = torch.cuda.default_generators if is_cuda else ()
             self._generator = generators[device.index] if is_cuda else torch.default_generator
             self._first = self._generator.get_state()
-            self._seed = int(torch.randint(2**62, (), device=device))
-            self._generator.set_state(self._first)
+            # From the state itself: a draw on a device would wait for it.
+            digest = hashlib.blake2b(self._first.numpy().tobytes(), digest_size=7).digest()
+            self._seed = int.from_bytes(digest, 'big')
 
     def enter(self, place: int) -> None:
         """Brings about the random state of a chunk."""

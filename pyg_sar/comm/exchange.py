@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyg_sar.comm import transport
 from pyg_sar.comm.buffers import BufferPool, Buffers, Rows
-from pyg_sar.comm.faults.guarded import exchange_group
+from pyg_sar.comm.faults.guarded import connect_devices, exchange_group
 from pyg_sar.comm.group import all_to_all, all_to_all_counts
 from pyg_sar.comm.rounding import Wire
 from pyg_sar.comm.swap import ROWS_TAG, Swap
@@ -61,6 +61,7 @@ class Exchange:
         rank, world_size = 0, 1
         if shard.world_size > 1 and is_distributed():
             exchange_group()  # raises if it has ended
+            connect_devices(shard.steps[0].send_index.device)
             rank, world_size = transport.rank(), transport.world_size()
         if (shard.rank, shard.world_size) != (rank, world_size):
             raise ValueError(

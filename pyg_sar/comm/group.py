@@ -107,9 +107,10 @@ def all_reduce_sum(
     if is_distributed():
         alike = f'{what} ({form_of(tensor)})'
         with guard(what, alike=alike):
-            if tensor.device.type == 'cpu':  # others are no affair of gloo's
+            chosen = group or exchange_group()
+            if transport.goes_by_host(tensor.device, chosen):  # others: gloo has no part in it
                 connected().sum_alike(what, alike)
-            transport.all_reduce(tensor, group or exchange_group())
+            transport.all_reduce(tensor, chosen)
     return tensor
 
 
@@ -119,7 +120,7 @@ def all_gather_alike(tensor: Tensor, what: str = 'a gather from all ranks') -> T
         return tensor.unsqueeze(0)
     alike = f'{what} ({form_of(tensor)})'
     with guard(what, alike=alike):
-        if tensor.device.type == 'cpu':
+        if transport.goes_by_host(tensor.device, exchange_group()):
             connected().sum_alike(what, alike)
         return transport.all_gather(tensor.contiguous(), exchange_group())
 
@@ -143,7 +144,7 @@ def all_to_all(rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[i
     what = 'an exchange of rows with all ranks at once'
     alike = f'{what} ({form_of(rows, is_rows=True)})'
     with guard(what, alike=alike):
-        if rows.device.type == 'cpu':  # others are no affair of gloo's
+        if transport.goes_by_host(rows.device, exchange_group()):
             connected().sum_alike(what, alike)
         transport.all_to_all(
             received.view(-1).view(torch.uint8),

@@ -70,7 +70,9 @@ def run_threads(
     results: list[Any] = [None] * world_size
 
     def run(rank: int) -> None:
-        with turns.of_rank(rank), transport.inside(_ThreadWorld(rank, turns)):
+        # All ranks' backwards would run in one thread of the device, whose turn is no rank's.
+        backward_here = torch.autograd.set_multithreading_enabled(False)
+        with turns.of_rank(rank), transport.inside(_ThreadWorld(rank, turns)), backward_here:
             results[rank] = function(*args, **kwargs)
 
     threads = [
@@ -111,11 +113,15 @@ def _states_of_process() -> PutBack:
     """What sets random generators and the default dtype back to what they are now."""
     of_torch, of_numpy = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002 (PyG's)
     of_python, dtype = random.getstate(), torch.get_default_dtype()
+    of_devices = []
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        of_devices = torch.cuda.get_rng_state_all()
 
     def put_back() -> None:
         torch.set_rng_state(of_torch)
         np.random.set_state(of_numpy)  # noqa: NPY002
         random.setstate(of_python)
+        torch.cuda.set_rng_state_all(of_devices)
         torch.set_default_dtype(dtype)
 
     return put_back

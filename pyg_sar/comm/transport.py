@@ -142,13 +142,51 @@ def start_swap(
     """Begins to receive tensors from one rank and to send others to another.
 
     Receives come first: a send completes early only if its receive is posted already. Messages
-    meet if their tags are equal, where the backend knows tags (gloo).
+    meet if their tags are equal, where the backend knows tags (gloo). Tensors are contiguous.
     """
+    received, sent = list(received), list(sent)
     if _here.world is not None:
-        return _here.world.start_swap(list(received), recv_rank, list(sent), send_rank, tag)
-    ops = [dist.P2POp(dist.irecv, t, recv_rank, group, tag) for t in received]
-    ops += [dist.P2POp(dist.isend, t, send_rank, group, tag) for t in sent]
-    return dist.batch_isend_irecv(ops) if ops else []
+        return _here.world.start_swap(received, recv_rank, sent, send_rank, tag)
+    come, go = ([_carried(t, group) for t in tensors] for tensors in (received, sent))
+    for message, tensor in zip(go, sent, strict=True):
+        if message.device != tensor.device:
+            message.copy_(tensor)
+    ops = [dist.P2POp(dist.irecv, t, recv_rank, group, tag) for t in come]
+    ops += [dist.P2POp(dist.isend, t, send_rank, group, tag) for t in go]
+    works: list[Work] = [*dist.batch_isend_irecv(ops)] if ops else []
+    for i, (message, tensor) in enumerate(zip(come, received, strict=True)):
+        if message.device != tensor.device:
+            works[i] = _Landing(works[i], message, tensor)
+    return works
+
+
+class _Landing:
+    """A transfer into memory of the host, from where it goes on to a device."""
+
+    def __init__(self, work: Work, host: Tensor, place: Tensor) -> None:
+        self._work, self._host, self._place = work, host, place
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._place.copy_(self._host, non_blocking=True)
+
+
+def goes_by_host(device: torch.device, group: Group) -> bool:
+    """Whether tensors of a device travel from host to host: by gloo; so ranks may share a GPU."""
+    if device.type == 'cpu' or _here.world is not None:
+        return True
+    chosen = group or dist.group.WORLD
+    assert chosen is not None
+    return chosen._get_backend(device).name() == 'gloo'
+
+
+def _carried(tensor: Tensor, group: Group) -> Tensor:
+    """What a backend carries for a contiguous tensor: itself, memory of the host, or its bytes."""
+    if tensor.device.type == 'cpu':
+        return tensor
+    if goes_by_host(tensor.device, group):  # gloo takes every address for one of the host
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device='cpu', pin_memory=True)
+    return tensor.view(-1).view(torch.uint8)  # NCCL does not know all dtypes
 
 
 def all_to_all(
@@ -180,18 +218,15 @@ def all_gather(own: Tensor, group: Group) -> Tensor:
 
 
 def broadcast(tensor: Tensor, group: Group) -> None:
-    """Gives all ranks what rank 0 has in a tensor."""
+    """Gives all ranks what rank 0 has in a contiguous tensor."""
     if _here.world is not None:
         _here.world.broadcast(tensor)
     else:
-        dist.broadcast(tensor, src=0, group=group)
+        is_host = goes_by_host(tensor.device, group)
+        dist.broadcast(tensor if is_host else _carried(tensor, group), src=0, group=group)
 
 
 def small_device(group: Group) -> torch.device:
     """Where tensors of a few bytes must be to travel: on the CPU, if the group can do that."""
     types: Sequence[torch.device] = getattr(group, '_device_types', ())
-    if not types or torch.device('cpu') in types:
-        return torch.device('cpu')
-    if torch.device('cuda') in types:
-        return torch.device('cuda', torch.cuda.current_device())
-    return torch.device(types[0])
+    return torch.device('cpu' if not types or torch.device('cpu') in types else types[0])

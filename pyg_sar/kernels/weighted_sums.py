@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from pyg_sar.shard.bags import Bags
+from pyg_sar.shard.bags import MAX_EDGES, Bags
 
 _BAG_BYTES = 2 << 20
 """Sums of one chunk of bags: see bag_sums."""
@@ -77,9 +77,11 @@ def add_weighted_sums(
     # Pairs of a node and a head as rows: embedding_bag would copy the strided rows of one head.
     pairs = values.reshape(-1, channels)
     max_bags = _BAG_BYTES // (out.element_size() * heads * channels)
-    for start, end, first, last in _chunks(bags.ptr, max_bags, _CHUNK_EDGES):
-        ptr = bags.ptr[start : end + 1] - first
-        columns = bags.columns[first:last] * heads
+    for start, end, first, last in _chunks(bags, max_bags, _CHUNK_EDGES):
+        ptr, columns = bags.ptr[start : end + 1] - first, bags.columns[first:last]
+        if pairs.size(0) > MAX_EDGES:  # 32 bits do not count that far
+            ptr, columns = ptr.long(), columns.long()
+        columns = columns * heads
         by_head = _in_bag_order(weight, bags, first, last).t().contiguous()
         is_in_place = is_zero and bags.keys is None
         sums = out[start:end] if is_in_place else out.new_empty(end - start, heads, channels)
@@ -132,7 +134,7 @@ def _dots_by_sampling(left: Tensor, right: Tensor, bags: Bags) -> Tensor:
     rows = torch.arange(num_bags, device=left.device) if bags.keys is None else bags.keys
     for head in range(heads):
         columns_of_product = right[:, head].contiguous().t()
-        for start, end, first, last in _chunks(bags.ptr, num_bags, _SAMPLED_EDGES):
+        for start, end, first, last in _chunks(bags, num_bags, _SAMPLED_EDGES):
             pattern = _pattern(
                 bags.ptr[start : end + 1] - first,
                 bags.columns[first:last],
@@ -191,15 +193,15 @@ def _edge_chunks(bags: Bags, values: Tensor) -> Iterator[tuple[Tensor, Tensor, i
         yield rows, bags.columns[first:last], first, last
 
 
-def _chunks(ptr: Tensor, max_bags: int, max_edges: int) -> Iterator[tuple[int, int, int, int]]:
+def _chunks(bags: Bags, max_bags: int, max_edges: int) -> Iterator[tuple[int, int, int, int]]:
     """Runs of bags: their first and last bag, and their first and last edge.
 
     At most so many bags and edges, but at least one bag; on other devices than a CPU all at once.
     """
-    num_bags = ptr.numel() - 1
+    ptr, num_bags = bags.ptr, bags.ptr.numel() - 1
     if ptr.device.type != 'cpu':
         if num_bags:
-            yield 0, num_bags, 0, int(ptr[-1])
+            yield 0, num_bags, 0, bags.columns.numel()
         return
     start, first = 0, 0
     while start < num_bags:

@@ -196,14 +196,14 @@ class _BatchNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
-        wide = _to(weight, mean)
+        wide, invstd = _to(weight, mean), (var + ctx.eps).rsqrt()
         # With fixed statistics: weight * invstd * g, sum of g * xhat, sum of g.
         if x.size(0):
             # Half precision is rounded once, at the end: what the statistics add is the same for
             # all rows, and so would its rounding be.
             grad, rows = grads[0].to(mean.dtype).contiguous(), x.to(mean.dtype)
             grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-                grad, rows, wide, mean, var, None, None, False, ctx.eps, [True] * 3
+                grad, rows, wide, mean, var, mean, invstd, False, ctx.eps, [True] * 3
             )
         else:
             rows, grad_x = x, torch.zeros_like(x)  # not x itself: it is changed in place below
@@ -211,7 +211,6 @@ class _BatchNorm(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             sums = torch.stack([grad_weight, grad_bias])
             all_reduce_sum(sums)
-            invstd = (var + ctx.eps).rsqrt()
             scale = invstd if wide is None else invstd * wide
             slope = scale * invstd * sums[0] / ctx.count
             offset = scale * sums[1] / ctx.count - slope * mean

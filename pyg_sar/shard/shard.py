@@ -145,7 +145,8 @@ class Shard:
 
     def to(self, device: torch.device) -> Shard:
         """The same shard with its index tensors on `device`."""
-        if all(step.send_index.device == device for step in self.steps):
+        tensors = [self.e_id, self.n_id, *(step.send_index for step in self.steps)]
+        if all(t is None or t.device == device for t in tensors):
             return self
         steps = tuple(replace(s, send_index=s.send_index.to(device)) for s in self.steps)
         e_id, n_id = (None if t is None else t.to(device) for t in (self.e_id, self.n_id))

@@ -82,7 +82,7 @@ def spline_kernels() -> Iterator[None]:
         place = pseudo * (sizes - is_open)
         low = place.floor()
         weights, indices = [], []
-        for corner in torch.cartesian_prod(*[torch.arange(2)] * len(sizes)):
+        for corner in torch.cartesian_prod(*[torch.arange(2, device=sizes.device)] * len(sizes)):
             fraction = place - low
             weights.append(torch.where(corner == 1, fraction, 1 - fraction).prod(-1))
             strides = torch.cat([sizes.new_ones(1), sizes[:-1].cumprod(0)])

@@ -68,14 +68,14 @@ def outcomes(
     found: dict[str, dict[str, Outcome]] = defaultdict(dict)
     for method, num_parts in cuts.items():
         graphs = {name: (CASES | CHECKS)[name].graph for name in names}
-        roots, reasons = _cut(folder, method, num_parts, set(graphs.values()))
+        roots, reasons = cut_graphs(folder, method, num_parts, set(graphs.values()))
         results = _run(folder / f'log-{method}', names, roots, patience)
         for name, by_rank in results.items():
-            found[name][method] = _outcome(by_rank, reasons.get(graphs[name], ''))
+            found[name][method] = outcome_of(by_rank, reasons.get(graphs[name], ''))
     return {name: _worst(by_method) for name, by_method in found.items()}
 
 
-def _cut(
+def cut_graphs(
     folder: Path, method: str, num_parts: int, graphs: set[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Folders of the graphs, and why a graph has none."""
@@ -128,7 +128,7 @@ def _read(file: Path) -> dict[str, Result]:
     return {name: Result(**values) for name, values in map(json.loads, lines)}
 
 
-def _outcome(results: list[Result | str], why_no_graph: str) -> Outcome:
+def outcome_of(results: list[Result | str], why_no_graph: str = '') -> Outcome:
     known = tuple(r for r in results if isinstance(r, Result))
     ends = {(r.stage, r.error) for r in known}
     if len(known) < len(results) or len(ends) > 1:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import faulthandler
 import functools
 import json
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import conformance_case
 import torch
 import torch.distributed as dist
-from conformance_case import Case, Inputs
+from conformance_case import Case, Edges, Inputs
 from conformance_cases import CASES, CHECKS
 from conformance_compare import (
     GlobalIds,
@@ -26,6 +28,7 @@ from conformance_graphs import GRAPHS
 from conformance_meter import Meter, metered
 
 import pyg_sar
+from pyg_sar.comm import all_reduce_sum, transport
 
 TOLERANCE = 1e-10
 """Of absolute differences, relative to the largest entry of a tensor where that exceeds 1."""
@@ -104,22 +107,25 @@ def run_cases(names: list[str], roots: dict[str, str], log: str, patience: float
                 raise DesynchronisedError(f"'{name}' ended differently on the ranks: {ends}")
 
 
-def run_case(case: Case, roots: dict[str, str]) -> Result:
-    """One case; whatever it raises is its result."""
+def run_case(
+    case: Case, roots: dict[str, str], device: str = 'cpu', mode: str = 'sequential'
+) -> Result:
+    """One case; whatever it raises is its result. Rows are not counted where ranks are threads."""
     result = Result()
     try:
         with case.during():
             module = conformance_case.make(case)
             result.stage = 'construction'
-            module = pyg_sar.wrap(module)
+            module = pyg_sar.wrap(module, mode=mode).to(device)
             result.stage = 'partition'
             if case.graph not in roots:
                 return result
             result.stage = 'reference'
             reference(case)
             result.stage = 'forward'
-            with metered() as meter:
-                _run(case, module, roots[case.graph], meter, result)
+            metering = metered() if transport.world() is None else nullcontext(Meter())
+            with metering as meter:
+                _run(case, module, roots[case.graph], device, meter, result)
     except Exception as error:
         result.error, result.reason = type(error).__name__, str(error)
         if 'closed by peer' in result.reason:
@@ -127,13 +133,15 @@ def run_case(case: Case, roots: dict[str, str]) -> Result:
     return result
 
 
-def _run(case: Case, module: torch.nn.Module, root: str, meter: Meter, result: Result) -> None:
+def _run(
+    case: Case, module: torch.nn.Module, root: str, device: str, meter: Meter, result: Result
+) -> None:
     whole = GRAPHS[case.graph]()
     data = pyg_sar.load_shard(root)
     plain, plain_inputs, expected = reference(case)
-    inputs = Inputs(data)
+    inputs = Inputs(copy.copy(data).to(device))
     try:
-        outputs = flatten(case.call(module, inputs))
+        outputs = {k: _on_host(v) for k, v in flatten(case.call(module, inputs)).items()}
         result.stage = 'backward'
         ids = GlobalIds(whole, data)
         backward(outputs, ids)
@@ -145,14 +153,21 @@ def _run(case: Case, module: torch.nn.Module, root: str, meter: Meter, result: R
         rows = ids.rows_of(key)
         name = f'gradient of {" ".join(map(str, filter(None, key)))}'
         want = gradient(plain_inputs.leaves[key])
-        result.differences[name] = difference(gradient(leaf), want[rows], want)
+        result.differences[name] = difference(gradient(leaf).cpu(), want[rows], want)
     pairs = zip(plain.named_parameters(), module.parameters(), strict=True)
     for (name, want), own in pairs:
         got = gradient(own).clone()
-        dist.all_reduce(got)
-        result.differences[f'gradient of {name}'] = difference(got, gradient(want))
+        all_reduce_sum(got)
+        result.differences[f'gradient of {name}'] = difference(got.cpu(), gradient(want))
     for (name, want), own in zip(plain.named_buffers(), module.buffers(), strict=True):
-        result.differences[name] = difference(own, want)
+        result.differences[name] = difference(own.cpu(), want)
+
+
+def _on_host(output: Any) -> Any:
+    """With its history."""
+    if isinstance(output, Edges):
+        return Edges(output.edge_index.as_subclass(torch.Tensor).cpu(), output.values.cpu())
+    return output.cpu()
 
 
 def _note(meter: Meter, data: Any, result: Result) -> None:

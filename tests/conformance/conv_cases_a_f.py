@@ -46,7 +46,7 @@ CASES = [
         'ChebConv',
         'no normalisation, lambda_max given',
         lambda: conv.ChebConv(8, 6, 3, None),
-        lambda m, d: m(d.x, d.edge_index, lambda_max=torch.tensor(7.0)),
+        lambda m, d: m(d.x, d.edge_index, lambda_max=torch.tensor(7.0, device=d.x.device)),
     ),
     Case('ChebConv', 'no normalisation', lambda: conv.ChebConv(8, 6, 3, None), fixed_weight),
     Case('ClusterGCNConv', 'self loops', lambda: conv.ClusterGCNConv(8, 6, 0.3)),

@@ -115,8 +115,9 @@ def test_any_block(data):
 
 
 def test_chunks_cover_every_bag_once():
-    ptr = torch.tensor([0, 3, 3, 10, 11, 11], dtype=torch.int32)
-    chunks = list(weighted_sums._chunks(ptr, 2, 5))
+    rows = torch.tensor([0] * 3 + [2] * 7 + [3])
+    bags = make_bags(rows, rows, 5, is_sorted=True)
+    chunks = list(weighted_sums._chunks(bags, 2, 5))
     assert chunks == [(0, 2, 0, 3), (2, 3, 3, 10), (3, 5, 10, 11)]
 
 

@@ -126,20 +126,22 @@ def _loss(out: Tensor, target: Tensor) -> Tensor:
     return (out - target).square().sum(1)
 
 
-def _trained(root: Path, name: str, num_layers: int, mode: Any) -> dict[str, Any]:
-    data = pyg_sar.load_shard(root)
+def _trained(
+    root: Path, name: str, num_layers: int, mode: Any, device: str = 'cpu'
+) -> dict[str, Any]:
+    data = pyg_sar.load_shard(root).to(device)
     answers = {}
     for wanted in WANTED:
         layers = restrict(data, data[wanted], num_layers)
-        net = _net(name, num_layers)
+        net = _net(name, num_layers).to(device)
         parameters = dict(net.named_parameters())
         model = DistributedDataParallel(net, mode=mode)
         x = data.x.clone().requires_grad_()
         out = model(x[layers.input_nodes], data, layers)
         pyg_sar.global_mean(_loss(out, data.target[layers.output_nodes])).backward()
-        gradients = {key: p.grad for key, p in parameters.items()}
-        ids = data.n_id[layers.output_nodes]
-        answers[wanted] = ids, out.detach(), (data.n_id, x.grad), gradients
+        gradients = {key: p.grad.cpu() for key, p in parameters.items()}
+        ids, n_id = data.n_id[layers.output_nodes].cpu(), data.n_id.cpu()
+        answers[wanted] = ids, out.detach().cpu(), (n_id, x.grad.cpu()), gradients
     return answers
 
 

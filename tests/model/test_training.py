@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,9 +78,11 @@ def _plain(name: str) -> tuple[list[float], list[float], dict[str, Tensor]]:
     return losses, accuracies, copy.deepcopy(model.state_dict())
 
 
-def _train(name: str, root: str, mode: str) -> tuple[list[float], list[float], dict[str, Tensor]]:
-    data = pyg_sar.load_shard(root)
-    model = pyg_sar.DistributedDataParallel(_model(name), mode=mode)
+def _train(
+    name: str, root: str, mode: str, device: str = 'cpu', **options: Any
+) -> tuple[list[float], list[float], dict[str, Tensor]]:
+    data = pyg_sar.load_shard(root).to(device)
+    model = pyg_sar.DistributedDataParallel(_model(name).to(device), mode=mode, **options)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses, accuracies = [], []
     for _ in range(EPOCHS):
@@ -91,7 +94,7 @@ def _train(name: str, root: str, mode: str) -> tuple[list[float], list[float], d
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return losses, accuracies, model.module.state_dict()
+    return losses, accuracies, {k: v.cpu() for k, v in model.module.state_dict().items()}
 
 
 @pytest.fixture(scope='module')

@@ -128,13 +128,18 @@ def _steps(case: Case, num_rows: int, dtype: torch.dtype) -> list[dict[str, Tens
 
 
 def _run(
-    module: torch.nn.Module, case: Case, steps: list[dict[str, Tensor]], rows: slice
+    module: torch.nn.Module,
+    case: Case,
+    steps: list[dict[str, Tensor]],
+    rows: slice,
+    device: str = 'cpu',
 ) -> list[dict[str, Tensor]] | str:
     """Training steps on some rows, then an evaluation on them, or the kind of error."""
     results = []
+    module.to(device)
     for step in [*steps, steps[0]]:
         module.train(len(results) < len(steps))
-        values = {name: value[rows].clone() for name, value in step.items()}
+        values = {name: value[rows].clone().to(device) for name, value in step.items()}
         given = [name for name in ('x', *case.rows) if values[name].is_floating_point()]
         for name in given:
             values[name].requires_grad_()
@@ -150,7 +155,7 @@ def _run(
         result |= {f'grad of {name}': values[name].grad for name in given}
         result |= {name: p.grad.clone() for name, p in _trained(module)}
         result |= {f'buffer {name}': b.detach().clone() for name, b in module.named_buffers()}
-        results.append(result)
+        results.append({name: value.cpu() for name, value in result.items()})
     return results
 
 
@@ -162,13 +167,14 @@ def _wrapped(module: torch.nn.Module) -> torch.nn.Module:
     return wrap(torch.nn.ModuleList([pyg.SAGEConv(4, 4), module]))[1]
 
 
-def _run_rank(counts: list[int], dtype: torch.dtype) -> dict[str, Any]:
+def _run_rank(counts: list[int], dtype: torch.dtype, device: str) -> dict[str, Any]:
     start = sum(counts[: rank()])
     rows = slice(start, start + counts[rank()])
-    return {
-        name: _run(_wrapped(_make(case, dtype)), case, _steps(case, sum(counts), dtype), rows)
-        for name, case in CASES.items()
-    }
+    found = {}
+    for name, case in CASES.items():
+        steps = _steps(case, sum(counts), dtype)
+        found[name] = _run(_wrapped(_make(case, dtype)), case, steps, rows, device)
+    return found
 
 
 def _reference(case: Case, num_rows: int, dtype: torch.dtype) -> list[dict[str, Tensor]] | str:
@@ -179,8 +185,14 @@ def _reference(case: Case, num_rows: int, dtype: torch.dtype) -> list[dict[str, 
     return _run(module, case, _steps(case, num_rows, dtype), slice(None))
 
 
-def _check(counts: list[int], dtype: torch.dtype, tolerance: float) -> None:
-    results = run_as_threads(_run_rank, len(counts), counts, dtype)
+def _check(
+    counts: list[int],
+    dtype: torch.dtype,
+    tolerance: float,
+    device: str = 'cpu',
+    on_ranks: Callable[..., list[Any]] = run_as_threads,
+) -> None:
+    results = on_ranks(_run_rank, len(counts), counts, dtype, device)
     for name, case in CASES.items():
         expected = _reference(case, sum(counts), dtype)
         found = [result[name] for result in results]

@@ -14,6 +14,7 @@ import re
 import threading
 import time
 import traceback
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pyg_sar.comm import transport
 from pyg_sar.comm.faults.errors import ExchangeError, place, placed
 from pyg_sar.comm.faults.program_check import code_of, gather_texts, sum_if_alike
 from pyg_sar.comm.faults.reports import PATIENCE, Cause, Reports, for_operations, for_reports
@@ -58,7 +60,8 @@ class Connection:
         self._seconds = limit.total_seconds() if limit is not None else float('inf')
         with Guard(self, 'connecting the ranks', None):
             self._meet(dist.group.WORLD if before is None or before.group is None else before.group)
-            self.group = dist.new_group(timeout=for_operations(limit))
+            self.group = dist.new_group(timeout=for_operations(limit), backend=_backend())
+        self._devices: set[torch.device] = set()
 
     def _meet(self, group: Any) -> None:
         """Sees ranks that have ended, which new_group would wait for."""
@@ -67,6 +70,17 @@ class Connection:
             limit = for_operations(_timeout_of(group)) if group is dist.group.WORLD else None
             assert work is not None
             work.wait(limit) if limit is not None else work.wait()
+
+    def connect_devices(self, device: torch.device) -> None:
+        """Has all ranks connect their devices, at the first call for one (collective).
+
+        NCCL does it in the first operation. If that is a step of an exchange, ranks without rows in
+        it do not take part, and the others wait for them.
+        """
+        if device not in self._devices and not transport.goes_by_host(device, self.group):
+            with Guard(self, 'connecting the devices of the ranks', None):
+                transport.all_reduce(torch.zeros(1, device=device), self.group)
+        self._devices.add(device)
 
     def check(self, operation: str) -> None:
         """Raises if the group has ended; waits where that is not decided yet."""
@@ -176,12 +190,12 @@ class Connection:
         group, self.group = self.group, None
         if group is None:
             return
-        try:
+        # Either may fail: a backend may not know how to abort, and the group may have gone already.
+        with suppress(RuntimeError, ValueError, AssertionError):
             if dist.get_backend(group) != 'gloo':
                 group.abort()
+        with suppress(RuntimeError, ValueError, AssertionError):
             dist.destroy_process_group(group)
-        except (RuntimeError, ValueError, AssertionError):
-            return  # with the default group it has gone already
 
 
 class Guard:
@@ -223,9 +237,20 @@ def _reason(cause: Cause, own: Cause, error: Exception) -> str:
 
 def _timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
     """The timeout of a group, which torch does not hand on to new ones; None if unknown."""
-    try:
-        backend = group._get_backend(torch.device('cpu'))  # type: ignore[union-attr]
-        found = backend.options._timeout
-    except (AttributeError, RuntimeError):
+    for device in getattr(group, '_device_types', ()):
+        with suppress(AttributeError, RuntimeError):
+            found = group._get_backend(device).options._timeout  # type: ignore[union-attr]
+            if isinstance(found, timedelta):
+                return found
+    return None
+
+
+def _backend() -> str | None:
+    """The backends of the exchanges: those of the default group, with gloo for what is no row.
+
+    Decisions and texts of a few bytes go from host to host. By a device alone each would wait for
+    it, on the one that is current, which need not be the one that holds the rank's rows.
+    """
+    if torch.device('cpu') in getattr(dist.group.WORLD, '_device_types', ()):
         return None
-    return found if isinstance(found, timedelta) else None
+    return f'cpu:gloo,{dist.get_backend_config()}'

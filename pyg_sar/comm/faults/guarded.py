@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 
 from pyg_sar.comm import transport
@@ -112,6 +113,13 @@ def exchange_group() -> dist.ProcessGroup | None:
         return None
     connected().check('an exchange')
     return connected().group
+
+
+def connect_devices(device: torch.device) -> None:
+    """See :meth:`Connection.connect_devices`."""
+    connection = connected()
+    if isinstance(connection, Connection):
+        connection.connect_devices(device)
 
 
 def set_timeout(timeout: timedelta | None) -> None:

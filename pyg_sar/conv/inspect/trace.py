@@ -117,7 +117,9 @@ def trace(binding: Binding) -> Trace:
     rows = _only_source(binding, values)
     recorder = ProductRecorder(rows, samples.edge)
     aggregate = None
-    with Undone(conv, edge_index.device) as undone, _refusing_statistics(conv):
+    # A gradient inside the function is taken in this thread, which alone numbers the history.
+    here = torch.autograd.set_multithreading_enabled(False)
+    with here, Undone(conv, edge_index.device) as undone, _refusing_statistics(conv):
         with in_message.in_force(), recorder, use:
             out = binding.run(values)
         if binding.function == 'message':
@@ -204,11 +206,13 @@ def learnable_leaves(
     A function computed `outputs` from `samples`, right after `first_node` of the history was made.
 
     Raises:
-        MessageError: If the history goes on before `first_node`.
+        MessageError: If the history goes on before `first_node`, or in another thread: each numbers
+            its own nodes, and backward on a device runs in another.
     """
     known = {id(t) for t in samples}
     found: dict[int, Tensor] = {}
     seen: set[Any] = set()
+    last_node = node_of_now()
     todo = [t.grad_fn for t in outputs if t.grad_fn is not None]
     for output in outputs:
         if output.requires_grad and output.grad_fn is None and id(output) not in known:
@@ -223,7 +227,7 @@ def learnable_leaves(
             if id(variable) not in known:
                 found[id(variable)] = variable
             continue
-        if node._sequence_nr() < first_node._sequence_nr():
+        if not first_node._sequence_nr() <= node._sequence_nr() <= last_node._sequence_nr():
             raise MessageError(
                 'it reads a tensor that forward computed and kept on the conv; '
                 'pass that tensor to propagate instead'

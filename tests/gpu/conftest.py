@@ -1,0 +1,17 @@
+"""The tests of a device take cases and programs from those of the CPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+for room in ('conformance', 'model', 'norm'):
+    sys.path.append(str(Path(__file__).parents[1] / room))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.gpu)

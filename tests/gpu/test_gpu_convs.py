@@ -1,0 +1,88 @@
+"""Every conv of PyG on a device: output and gradients are those of one process on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from conformance_cases import ALL, CASES
+from conformance_expected import NOT_YET, REFUSED_BY_DESIGN
+from conformance_outcome import NO_NODES, cut_graphs, outcome_of
+from conformance_run import Result, run_case
+from ranks import run_as_threads, run_ranks
+
+RUN = [c.name for c in ALL if c.conv not in REFUSED_BY_DESIGN and c.name not in NOT_YET]
+OF_CONVS = list({CASES[name].conv: name for name in reversed(RUN)}.values())
+"""A case of every conv."""
+
+MODES = ['sequential_no_remat', 'one_shot']
+TWELVE = [RUN[first::12] for first in range(12)]
+"""Cases that are run in one call: parts of all of them."""
+
+Roots = dict[str, str]
+
+
+@pytest.fixture(scope='module')
+def roots(tmp_path_factory: pytest.TempPathFactory) -> Roots:
+    """Every graph in six parts."""
+    return _cut(tmp_path_factory.mktemp('six'), 'random', 6)
+
+
+@pytest.fixture(scope='module')
+def with_an_empty_rank(tmp_path_factory: pytest.TempPathFactory) -> Roots:
+    return _cut(tmp_path_factory.mktemp('empty'), *next(iter(NO_NODES.items())))
+
+
+def _cut(folder: Path, method: str, num_parts: int) -> Roots:
+    return cut_graphs(folder, method, num_parts, {CASES[name].graph for name in RUN})[0]
+
+
+def _run(names: list[str], roots: Roots, mode: str = 'sequential') -> dict[str, Result]:
+    return {name: run_case(CASES[name], roots, 'cuda', mode) for name in names}
+
+
+def _assert_exact(results: list[dict[str, Result]]) -> None:
+    for name in results[0]:
+        outcome = outcome_of([result[name] for result in results])
+        assert outcome.status == 'exact', f'{name}: {outcome.status}: {outcome.reason}'
+
+
+@pytest.mark.parametrize('name', RUN)
+def test_one_process(name: str, roots: Roots) -> None:
+    """All parts on one device."""
+    _assert_exact([_run([name], roots)])
+
+
+@pytest.mark.parametrize('name', RUN)
+@pytest.mark.parametrize('world_size', [2, 3])
+def test_ranks_as_threads(world_size: int, name: str, roots: Roots) -> None:
+    _assert_exact(run_as_threads(_run, world_size, [name], roots))
+
+
+@pytest.mark.parametrize('name', OF_CONVS)
+def test_modes(name: str, roots: Roots) -> None:
+    for mode in MODES:
+        _assert_exact(run_as_threads(_run, 3, [name], roots, mode))
+
+
+@pytest.mark.parametrize('name', OF_CONVS)
+def test_a_rank_without_nodes(name: str, with_an_empty_rank: Roots) -> None:
+    _assert_exact(run_as_threads(_run, 3, [name], with_an_empty_rank))
+
+
+@pytest.mark.parametrize('names', TWELVE, ids=lambda names: names[0])
+def test_processes_share_the_device(names: list[str], roots: Roots) -> None:
+    """Over gloo, by way of the host's memory."""
+    _assert_exact(run_ranks(_run, 2, names, roots, timeout=240))
+
+
+@pytest.mark.parametrize('backend', ['nccl', 'cpu:gloo,cuda:nccl'])
+def test_one_rank_with_nccl(backend: str, roots: Roots, tmp_path: Path) -> None:
+    torch.cuda.set_device(0)
+    dist.init_process_group(backend, init_method=f'file://{tmp_path}/s', rank=0, world_size=1)
+    try:
+        _assert_exact([_run(OF_CONVS, roots)])
+    finally:
+        dist.destroy_process_group()
