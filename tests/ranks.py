@@ -38,8 +38,10 @@ from pyg_sar.comm.threads import run_threads
 GRACE = 0.2  # seconds after the first failure in which other ranks may report theirs
 
 _context = multiprocessing.get_context('forkserver')
-# pytest and hypothesis: a rank imports the test module, and perhaps pytest as the main module.
-_context.set_forkserver_preload(['torch_geometric', 'pyg_sar', 'pytest', 'hypothesis'])
+# pytest and hypothesis: a rank imports the test module, and perhaps pytest as the main module. On
+# a machine with a GPU nothing: what asks CUDA for its devices at import spoils it for all forks.
+_PRELOADED = ['torch_geometric', 'pyg_sar', 'pytest', 'hypothesis']
+_context.set_forkserver_preload([] if torch.cuda.is_available() else _PRELOADED)
 _pools: dict[int, _Pool] = {}
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pyg_sar.aggregate.program import NO_ARGUMENTS, Arguments, Program, Surroundings
 from pyg_sar.comm import Exchange, Rows
+from pyg_sar.merge import rows_at
 from pyg_sar.shard.plan import Block, Plan
 
 CHUNK_BYTES = 4 << 20
@@ -142,8 +143,8 @@ class Blocks:
             yield (
                 chunk,
                 Arguments(
-                    tuple(t.index_select(0, chunk.src) for t in rows),
-                    tuple(chunk.at_rows(t).index_select(0, chunk.dst) for t in a.dst),
+                    tuple(rows_at(t, chunk.src) for t in rows),
+                    tuple(rows_at(chunk.at_rows(t), chunk.dst) for t in a.dst),
                     tuple(of_chunk.take(t) for t in a.edge),
                     a.whole,
                     a.learnable,

@@ -27,7 +27,7 @@ from pyg_sar.aggregate.blocks import Blocks
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.aggregate.replay_backward import ReplayBackward
 from pyg_sar.comm import communicates, once_differentiable
-from pyg_sar.merge import SoftmaxStats, State
+from pyg_sar.merge import SoftmaxStats, State, rows_at
 
 _EPSILON = 1e-16  # as in torch_geometric.utils.softmax
 _STEP_BYTES = 2 << 20
@@ -144,7 +144,7 @@ def _forward_pass(blocks: Blocks) -> tuple[tuple[Tensor, Tensor], list[Tensor], 
         for output, values in zip(outputs, edge_outputs, strict=True):
             chunk.block.put(output, values)
         if outputs and stats.max is not None:
-            chunk.block.put(maxima, stats.max[chunk.rows].index_select(0, chunk.dst))
+            chunk.block.put(maxima, rows_at(stats.max[chunk.rows], chunk.dst))
         del arguments, messages, edge_outputs  # not while those of the next chunk are made
     stats.spoil_masked(plan.in_degree)
     assert stats.max is not None
@@ -167,8 +167,8 @@ def _correct(
     for start in range(0, dst.numel(), step):
         edges = slice(start, start + step)
         index = dst[edges]
-        factor = (maxima[edges] - largest.index_select(0, index)).exp_()
-        factor /= total.index_select(0, index)
+        factor = (maxima[edges] - rows_at(largest, index)).exp_()
+        factor /= rows_at(total, index)
         for output in outputs:
             rows = output[edges]
             _by_weight(rows, factor).mul_(_factor(factor, rows))

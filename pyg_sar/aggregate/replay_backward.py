@@ -12,7 +12,7 @@ from torch import Tensor
 from pyg_sar.aggregate.blocks import Blocks, Chunk
 from pyg_sar.aggregate.program import Arguments, Reduction, SoftmaxFn, gradients_of
 from pyg_sar.comm import GradientReturn
-from pyg_sar.merge import SoftmaxStats, State
+from pyg_sar.merge import SoftmaxStats, State, rows_at
 
 
 class ReplayBackward:
@@ -182,4 +182,4 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         alpha, dst, row_sum = ctx.saved_tensors
-        return alpha * (grads[0] - row_sum.index_select(0, dst)), None, None, None, None
+        return alpha * (grads[0] - rows_at(row_sum, dst)), None, None, None, None

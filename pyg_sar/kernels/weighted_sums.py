@@ -20,6 +20,9 @@ copy of the rows of each head.
 So it is ``embedding_bag``, once for every head, and ``sampled_addmm`` from a few channels on; below
 that, gather and multiply in chunks that stay in the cache. One bag for every row and head takes
 8.1, but 8 bytes kept for every edge and head; ``torch.segment_reduce`` takes 138.
+
+On an H100 (2.3 million edges, 4 x 32) the sum takes 2.7 with ``embedding_bag``, 5.1 with
+``index_add`` and 0.8 as a CSR product; the dots take 6.5 with gather, 1.8 with ``sampled_addmm``.
 """
 
 from __future__ import annotations
@@ -75,17 +78,22 @@ def add_weighted_sums(
     if not is_fast:
         return add_by_index_add(out, values, bags, weight)
     # Pairs of a node and a head as rows: embedding_bag would copy the strided rows of one head.
-    pairs = values.reshape(-1, channels)
+    pairs, is_cpu = values.reshape(-1, channels), values.device.type == 'cpu'
     max_bags = _BAG_BYTES // (out.element_size() * heads * channels)
     for start, end, first, last in _chunks(bags, max_bags, _CHUNK_EDGES):
         ptr, columns = bags.ptr[start : end + 1] - first, bags.columns[first:last]
-        if pairs.size(0) > MAX_EDGES:  # 32 bits do not count that far
-            ptr, columns = ptr.long(), columns.long()
-        columns = columns * heads
+        if is_cpu:
+            if pairs.size(0) > MAX_EDGES:  # 32 bits do not count that far
+                ptr, columns = ptr.long(), columns.long()
+            columns = columns * heads
         by_head = _in_bag_order(weight, bags, first, last).t().contiguous()
         is_in_place = is_zero and bags.keys is None
         sums = out[start:end] if is_in_place else out.new_empty(end - start, heads, channels)
         for head in range(heads):
+            if not is_cpu:
+                matrix = _pattern(ptr, columns, by_head[head], values.size(0))
+                sums[:, head] = matrix @ values[:, head]
+                continue
             sums[:, head] = embedding_bag(
                 columns,
                 pairs[head:],
@@ -116,12 +124,11 @@ def edge_dots(left: Tensor, right: Tensor, bags: Bags) -> Tensor:
     """
     channels = left.size(2)
     is_fast = (
-        left.device.type == 'cpu'
-        and left.dtype in _FAST_DTYPES
+        left.dtype in _FAST_DTYPES
         and channels >= _MIN_CHANNELS_OF_SAMPLES
-        # With repeated edges: sampled_addmm refuses more entries than a matrix has places.
+        # With repeated edges: on a CPU it refuses more entries than a matrix has places.
         and bags.ptr.numel() > 1
-        and int(bags.ptr.diff().max()) <= right.size(0)
+        and (left.device.type != 'cpu' or int(bags.ptr.diff().max()) <= right.size(0))
     )
     return _dots_by_sampling(left, right, bags) if is_fast else _dots_by_gather(left, right, bags)
 
@@ -175,7 +182,9 @@ def _dots_by_gather(left: Tensor, right: Tensor, bags: Bags) -> Tensor:
 def _in_bag_order(weight: Tensor, bags: Bags, first: int, last: int) -> Tensor:
     if bags.perm is None:
         return weight[first:last]
-    return weight.index_select(0, bags.perm[first:last])
+    places = bags.perm[first:last]
+    # For narrow rows index_select takes ten times as long as indexing on a device.
+    return weight.index_select(0, places) if weight.device.type == 'cpu' else weight[places]
 
 
 def _edge_chunks(bags: Bags, values: Tensor) -> Iterator[tuple[Tensor, Tensor, int, int]]:

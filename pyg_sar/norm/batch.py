@@ -196,7 +196,9 @@ class _BatchNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
-        wide, invstd = _to(weight, mean), (var + ctx.eps).rsqrt()
+        invstd = (var + ctx.eps).rsqrt()
+        # Ones for None: a device gives no sums of a weight that is not there.
+        wide = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
         # With fixed statistics: weight * invstd * g, sum of g * xhat, sum of g.
         if x.size(0):
             # Half precision is rounded once, at the end: what the statistics add is the same for
@@ -211,7 +213,7 @@ class _BatchNorm(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             sums = torch.stack([grad_weight, grad_bias])
             all_reduce_sum(sums)
-            scale = invstd if wide is None else invstd * wide
+            scale = invstd * wide
             slope = scale * invstd * sums[0] / ctx.count
             offset = scale * sums[1] / ctx.count - slope * mean
             grad_x = grad_x.addcmul_(rows, slope.to(rows.dtype), value=-1)

@@ -42,6 +42,20 @@ def in_order() -> Data:
     return data.edge_subgraph(data.edge_index[1].argsort(stable=True))
 
 
+def loops_once() -> Data:
+    """The same as `plain`, with one self loop at a node at most.
+
+    Of several with different weights PyG's functions keep one: on a CPU the last, on a device any.
+    """
+    data = plain()
+    seen: set[int] = set()
+    is_kept = []
+    for src, dst in data.edge_index.t().tolist():
+        is_kept.append(src != dst or src not in seen)
+        seen |= {src} if src == dst else set()
+    return data.edge_subgraph(torch.tensor(is_kept))
+
+
 def bipartite() -> HeteroData:
     """40 sources of 8 features, 25 destinations of 5, and edges from the ones to the others."""
     draw = _Draw(3)
@@ -82,6 +96,7 @@ def hypergraph() -> HeteroData:
 GRAPHS: dict[str, Callable[[], Data | HeteroData]] = {
     'plain': plain,
     'sorted': in_order,
+    'loops once': loops_once,
     'bipartite': bipartite,
     'hetero': hetero,
     'hypergraph': hypergraph,

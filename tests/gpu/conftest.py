@@ -11,7 +11,13 @@ for room in ('conformance', 'model', 'norm'):
     sys.path.append(str(Path(__file__).parents[1] / room))
 
 
+IGNORED = ('ignore:The usage of `scatter', 'ignore:Attempting to run cuBLAS')
+"""PyG tells of a missing package, and torch of a context that its own thread has made late."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.gpu)
+            for text in IGNORED:
+                item.add_marker(pytest.mark.filterwarnings(text))

@@ -65,7 +65,8 @@ def observe(binding: Binding) -> Observation:
     samples, edge_index = samples_of(binding)
     first_node = node_of_now()
     sizes = WholeGraphSizes(binding.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
-    with Undone(binding.conv, edge_index.device) as undone, sizes.in_force():
+    here = torch.autograd.set_multithreading_enabled(False)  # as in a trace
+    with here, Undone(binding.conv, edge_index.device) as undone, sizes.in_force():
         out, edge_outputs = _run(binding, samples, edge_index, NUM_SAMPLES)
     names = undone.edge_attributes
     edge_outputs += undone.edge_rows(names, NUM_SAMPLES)
