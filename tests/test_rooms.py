@@ -17,7 +17,7 @@ MAY_IMPORT = {
     'monitor': {'monitor'},
     'shard': {'shard'},
     'comm': {'comm', 'monitor', 'shard'},
-    'merge': set(),
+    'merge': {'shard'},
     'kernels': {'kernels', 'shard'},
     'aggregate': {'aggregate', 'comm', 'kernels', 'merge', 'shard'},
     'draws': set(),

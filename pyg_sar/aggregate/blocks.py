@@ -19,8 +19,8 @@ from torch import Tensor
 
 from pyg_sar.aggregate.program import NO_ARGUMENTS, Arguments, Program, Surroundings
 from pyg_sar.comm import Exchange, Rows
-from pyg_sar.merge import rows_at
 from pyg_sar.shard.plan import Block, Plan
+from pyg_sar.shard.rows_at import rows_at
 
 CHUNK_BYTES = 4 << 20
 """Bytes that the largest tensor of a chunk may take on a CPU: what stays in its cache."""

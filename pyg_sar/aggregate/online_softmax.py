@@ -27,7 +27,8 @@ from pyg_sar.aggregate.blocks import Blocks
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.aggregate.replay_backward import ReplayBackward
 from pyg_sar.comm import communicates, once_differentiable
-from pyg_sar.merge import SoftmaxStats, State, rows_at
+from pyg_sar.merge import SoftmaxStats, State
+from pyg_sar.shard.rows_at import rows_at
 
 _EPSILON = 1e-16  # as in torch_geometric.utils.softmax
 _STEP_BYTES = 2 << 20

@@ -12,7 +12,8 @@ from torch import Tensor
 from pyg_sar.aggregate.blocks import Blocks, Chunk
 from pyg_sar.aggregate.program import Arguments, Reduction, SoftmaxFn, gradients_of
 from pyg_sar.comm import GradientReturn
-from pyg_sar.merge import SoftmaxStats, State, rows_at
+from pyg_sar.merge import SoftmaxStats, State
+from pyg_sar.shard.rows_at import rows_at
 
 
 class ReplayBackward:

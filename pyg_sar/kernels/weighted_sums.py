@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from pyg_sar.shard.bags import MAX_EDGES, Bags
+from pyg_sar.shard.rows_at import rows_at
 
 _BAG_BYTES = 2 << 20
 """Sums of one chunk of bags: see bag_sums."""
@@ -78,11 +79,11 @@ def add_weighted_sums(
     if not is_fast:
         return add_by_index_add(out, values, bags, weight)
     # Pairs of a node and a head as rows: embedding_bag would copy the strided rows of one head.
-    pairs, is_cpu = values.reshape(-1, channels), values.device.type == 'cpu'
+    pairs, is_product = values.reshape(-1, channels), _has_cusparse(values, bags)
     max_bags = _BAG_BYTES // (out.element_size() * heads * channels)
     for start, end, first, last in _chunks(bags, max_bags, _CHUNK_EDGES):
         ptr, columns = bags.ptr[start : end + 1] - first, bags.columns[first:last]
-        if is_cpu:
+        if not is_product:
             if pairs.size(0) > MAX_EDGES:  # 32 bits do not count that far
                 ptr, columns = ptr.long(), columns.long()
             columns = columns * heads
@@ -90,7 +91,7 @@ def add_weighted_sums(
         is_in_place = is_zero and bags.keys is None
         sums = out[start:end] if is_in_place else out.new_empty(end - start, heads, channels)
         for head in range(heads):
-            if not is_cpu:
+            if is_product:
                 matrix = _pattern(ptr, columns, by_head[head], values.size(0))
                 sums[:, head] = matrix @ values[:, head]
                 continue
@@ -128,7 +129,11 @@ def edge_dots(left: Tensor, right: Tensor, bags: Bags) -> Tensor:
         and channels >= _MIN_CHANNELS_OF_SAMPLES
         # With repeated edges: on a CPU it refuses more entries than a matrix has places.
         and bags.ptr.numel() > 1
-        and (left.device.type != 'cpu' or int(bags.ptr.diff().max()) <= right.size(0))
+        and (
+            int(bags.ptr.diff().max()) <= right.size(0)
+            if left.device.type == 'cpu'
+            else _has_cusparse(right, bags)
+        )
     )
     return _dots_by_sampling(left, right, bags) if is_fast else _dots_by_gather(left, right, bags)
 
@@ -152,6 +157,16 @@ def _dots_by_sampling(left: Tensor, right: Tensor, bags: Bags) -> Tensor:
             dots = torch.sparse.sampled_addmm(pattern, left_of_head, columns_of_product, beta=0.0)
             out[first:last, head] = dots.values()
     return out
+
+
+def _has_cusparse(values: Tensor, bags: Bags) -> bool:
+    """Whether a GPU may take sparse products, for `bags` of rows of `values`.
+
+    Their last bits differ from run to run, and they want no more entries than a matrix has places.
+    """
+    num_places = (bags.ptr.numel() - 1) * values.size(0)
+    is_possible = values.device.type != 'cpu' and bags.columns.numel() <= num_places
+    return is_possible and not torch.are_deterministic_algorithms_enabled()
 
 
 def _pattern(ptr: Tensor, columns: Tensor, values: Tensor, num_cols: int) -> Tensor:
@@ -182,9 +197,7 @@ def _dots_by_gather(left: Tensor, right: Tensor, bags: Bags) -> Tensor:
 def _in_bag_order(weight: Tensor, bags: Bags, first: int, last: int) -> Tensor:
     if bags.perm is None:
         return weight[first:last]
-    places = bags.perm[first:last]
-    # For narrow rows index_select takes ten times as long as indexing on a device.
-    return weight.index_select(0, places) if weight.device.type == 'cpu' else weight[places]
+    return rows_at(weight, bags.perm[first:last])
 
 
 def _edge_chunks(bags: Bags, values: Tensor) -> Iterator[tuple[Tensor, Tensor, int, int]]:

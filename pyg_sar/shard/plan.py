@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pyg_sar.shard.bags import Bags, make_bags
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.rows_at import rows_at
 from pyg_sar.shard.shard import Shard
 
 _MAX_EDGES = 4
@@ -63,7 +64,7 @@ class Block:
         """The block's rows of an edge tensor ``[E, ...]``; a view where the edges are a range."""
         if isinstance(self.edges, slice):
             return values.narrow(dim, self.edges.start, self.num_edges)
-        return values.index_select(dim, self.edges)
+        return rows_at(values, self.edges) if dim == 0 else values.index_select(dim, self.edges)
 
     def put(self, values: Tensor, rows: Tensor) -> None:
         """Writes the block's rows into an edge tensor ``[E, ...]``."""
