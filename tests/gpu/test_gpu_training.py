@@ -62,7 +62,7 @@ def test_nccl(name: str, backend: str, partitions: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize('counts', [[11], [3, 8], [6, 0, 5]], ids=str)
 def test_norms(counts: list[int]) -> None:
-    norms._check(counts, torch.float64, 1e-10, 'cuda')
+    norms._check(counts, torch.float64, 1e-10, 'cuda', run_ranks)
 
 
 @pytest.mark.parametrize('name', restricted.CONVS)
