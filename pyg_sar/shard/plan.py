@@ -218,12 +218,13 @@ def _is_of(plan: Plan, given: Tensor) -> bool:
         return False
     if own.data_ptr() == edge_index.data_ptr() and own.stride() == edge_index.stride():
         return True
+    if edge_index.device.type == 'cpu' or edge_index.is_inference():
+        return torch.equal(own, edge_index)
     # Comparing contents waits for a device, and a conv asks for the same edges twice.
-    version = None if edge_index.is_inference() else edge_index._version
-    found, version_then = plan.cache.get('equal', (None, None))
-    if found is not None and found() is given and version_then == version is not None:
+    found, version = plan.cache.get('equal', (None, None))
+    if found is not None and found() is given and version == edge_index._version:
         return True
     is_equal = torch.equal(own, edge_index)
     if is_equal:
-        plan.cache['equal'] = ref(given), version
+        plan.cache['equal'] = ref(given), edge_index._version
     return is_equal

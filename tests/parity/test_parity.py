@@ -20,7 +20,6 @@ TOLERANCE = 1e-10
 FLOAT32_TOLERANCE = 1e-4
 
 MODES = ['sequential', 'sequential_no_remat', 'one_shot']
-MARKED = ['sequential', pytest.param('sequential_no_remat', marks=pytest.mark.slow), 'one_shot']
 
 WIDELY = [
     *('SAGE', 'GCN', 'GIN', 'GINE', 'NN', 'PNA', 'RGCN', 'GEN-softmax', 'SAGE-median', 'SAGE-max'),
@@ -145,7 +144,13 @@ def test_one_process(partitions: Path, name: str, mode: str, parts: str) -> None
 
 
 @pytest.mark.parametrize('name', CASES)
-@pytest.mark.parametrize(('parts', 'mode'), [('random3', mode) for mode in MARKED])
+@pytest.mark.parametrize(
+    ('parts', 'mode'),
+    [
+        *(('random3', mode) for mode in ('sequential', 'one_shot')),
+        pytest.param('random3', 'sequential_no_remat', marks=pytest.mark.slow),
+    ],
+)
 def test_three_ranks(partitions: Path, name: str, mode: str, parts: str) -> None:
     on_ranks = run_ranks if mode == 'sequential' else run_as_threads
     _check(on_ranks(_differences, 3, name, str(partitions / parts), mode))
