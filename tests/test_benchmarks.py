@@ -225,6 +225,7 @@ def test_every_kernel_of_a_job_is_public(load) -> None:
     assert all(not re.match('_', name) and callable(fn) for name, fn in found.items())
 
 
+@pytest.mark.slow
 def test_an_unknown_dataset_is_named() -> None:
     done = _run(BENCHMARKS / 'ogbn' / 'main.py', '--datasets', 'karate')
     assert done.returncode == 1

@@ -107,10 +107,10 @@ def all_reduce_sum(
     if is_distributed():
         alike = f'{what} ({form_of(tensor)})'
         with guard(what, alike=alike):
-            chosen = group or exchange_group()
-            if transport.goes_by_host(tensor.device, chosen):  # others: gloo has no part in it
+            if transport.goes_by_host(tensor.device, group):  # others: gloo has no part in it
                 connected().sum_alike(what, alike)
-            transport.all_reduce(tensor, chosen)
+            # Looked for only now: it tells of a rank that was lost meanwhile.
+            transport.all_reduce(tensor, group or exchange_group())
     return tensor
 
 

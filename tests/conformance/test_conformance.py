@@ -66,7 +66,17 @@ def test_case_runs_in_plain_pyg(name: str) -> None:
     assert any(t.grad is not None and t.grad.any() for t in takes_gradient) or name in CONSTANT
 
 
-@pytest.mark.parametrize('name', CASES)
+FIRST = {case.conv: case.name for case in reversed(ALL)}
+"""A case of every conv."""
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        name if name in FIRST.values() else pytest.param(name, marks=pytest.mark.slow)
+        for name in CASES
+    ],
+)
 def test_conformance(name: str, found: dict[str, Outcome]) -> None:
     case, outcome = CASES[name], found[name]
     if case.conv in REFUSED_BY_DESIGN:
@@ -99,6 +109,7 @@ def test_a_rank_without_nodes(tmp_path: Path) -> None:
     assert not wrong, wrong
 
 
+@pytest.mark.slow
 def test_rows_held_at_once(found: dict[str, Outcome]) -> None:
     """One block in use and one under way, of every tensor that is read at a source."""
     wrong = [
@@ -113,6 +124,7 @@ def test_rows_held_at_once(found: dict[str, Outcome]) -> None:
     assert not wrong, wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('found', ['random'], indirect=True)
 def test_rows_are_counted(found: dict[str, Outcome]) -> None:
     """More than one block at once, as the next one travels, and far less than the halo."""
@@ -135,6 +147,7 @@ def test_checks_can_fail(tmp_path: Path) -> None:
     assert results['Check: exact'].status == 'exact'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('found', ['random'], indirect=True)
 def test_table_is_current(found: dict[str, Outcome]) -> None:
     assert table.PATH.read_text(encoding='utf-8') == table.render(found), 'run: make convs'

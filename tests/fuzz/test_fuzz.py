@@ -20,6 +20,7 @@ def _run(tmp_path: Path, cases: int, seed: int) -> None:
     assert f'{cases} cases of seed {seed}' in done.stdout
 
 
+@pytest.mark.slow
 def test_damaged_files(tmp_path: Path) -> None:
     _run(tmp_path, 150, 1)
 

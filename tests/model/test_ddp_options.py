@@ -25,7 +25,7 @@ MAKES: dict[str, Callable[[], torch.nn.Module]] = {
     'net': make_model,
     'lazy': lambda: torch.nn.ModuleList([SAGEConv(-1, 3)]),
     'no convs': lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()),
-    'instance norm': lambda: GIN(6, 8, 2, 3, norm=torch.nn.InstanceNorm1d(8)),
+    'images': lambda: GIN(6, 8, 2, 3, norm=torch.nn.BatchNorm2d(8)),
 }
 
 
@@ -39,7 +39,7 @@ MAKES: dict[str, Callable[[], torch.nn.Module]] = {
         ('net', {'device_ids': ['meta']}, "'device_ids' must be where the model is, ['cpu'] (got"),
         ('net', {'prefetch': 0}, "'prefetch' must be a positive int (got 0)"),
         ('no convs', {}, 'expected a model with at least one message-passing conv'),
-        ('instance norm', {}, 'statistics over the rows of one rank'),
+        ('images', {}, 'statistics over the rows of one rank'),
     ],
 )
 def test_refused_on_all_ranks(make, kwargs, words, world_size):

@@ -20,7 +20,10 @@ from pyg_sar.partitioner.sources.sources import load_source
 
 RECORDED = Path(__file__).parents[1] / 'data' / 'pyg_partitions.zip'
 NAMES = ('homo', 'bare', 'hetero')
-KEPT = {'x', 'edge_attr', 'time', 'edge_time', 'n_id', 'e_id', 'edge_index', 'num_nodes'}
+KEPT = {
+    *('x', 'edge_attr', 'time', 'edge_time', 'n_id', 'e_id', 'edge_index'),
+    *('num_nodes', 'num_nodes_total'),
+}
 
 
 @pytest.fixture

@@ -190,14 +190,19 @@ def test_kept_sums_move_no_rows(root):
         assert found == [(0, 0, 0, 0)] * 2
 
 
+def _hooks(conv: torch.nn.Module) -> list[int]:
+    return [*conv._forward_hooks, *conv._forward_pre_hooks]
+
+
 def _same_bits(root: str, options: dict[str, Any]) -> None:
     data = pyg_sar.load_shard(root)
     answers = []
     for is_profiled in (False, True):
         model = pyg_sar.DistributedDataParallel(_model(_gat), **options)
+        hooks = [_hooks(conv) for conv in model.module.convs]
         with pyg_sar.profile(model) if is_profiled else nullcontext():
             answers.append([_step(model, data) for _ in range(2)])
-        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.module.convs)
+        assert [_hooks(conv) for conv in model.module.convs] == hooks
     for plain, profiled in zip(*answers, strict=True):
         for a, b in zip(plain, profiled, strict=True):
             assert torch.equal(a, b)
