@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -24,6 +25,7 @@ from pyg_sar.own_rows import OwnRows
 
 _logger = logging.getLogger(__name__)
 _MOST_BYTES = 2**28
+_WRAPPERS = {'DistributedDataParallel', 'OptimizedModule'}
 
 
 class FirstForward:
@@ -65,6 +67,7 @@ class FirstForward:
         if not is_first or transport.world() is not None or transport.world_size() == 1:
             return
         self.let_go()
+        model, args, kwargs = _outermost(model, args, kwargs)
         error, own = None, 0
         with suppress(ValueError):  # the forward says it better
             own = sum(shard.num_own for shard in find_shards([*args, *kwargs.values()]))
@@ -76,6 +79,26 @@ class FirstForward:
         except CannotRun as reason:
             say(_logger, logging.WARNING, f'{type(model).__name__} was not checked: {reason}')
         raise_together(error)
+
+
+def _outermost(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[torch.nn.Module, Any, Any]:
+    """The module whose forward all of this is in, such as one around an encoder, and its arguments.
+
+    Of those that are called with a shard; of wrappers such as DistributedDataParallel what is in
+    them.
+    """
+    found = model, args, kwargs
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is torch.nn.Module._call_impl.__code__:
+            given = (frame.f_locals[name] for name in ('self', 'args', 'kwargs'))
+            outer, args, kwargs = given
+            with suppress(ValueError):
+                has_shard = bool(find_shards([*args, *kwargs.values()]))
+                if has_shard and type(outer).__name__ not in _WRAPPERS:
+                    found = outer, args, kwargs
+    return found
 
 
 def _done() -> FirstForward:

@@ -24,6 +24,7 @@ from torch_geometric.nn import (
     global_max_pool,
     global_mean_pool,
 )
+from torch_geometric.nn.models import DeepGraphInfomax
 from torch_geometric.utils import dropout_edge, softmax
 
 import pyg_sar
@@ -276,3 +277,18 @@ def test_on_ranks(tmp_path: Path) -> None:
     assert run_ranks(_train, 3, root, False, True) == ['no error'] * 3
     assert run_ranks(_train, 3, root, True, False) == ['no error'] * 3
     assert_all_raise(run_ranks(_train, 3, root, True, True), 'ValueError', "'mean'", 'check=False')
+
+
+def _around(root: str) -> str:
+    data = pyg_sar.load_shard(root)
+    encoder = pyg_sar.DistributedDataParallel(SAGEConv(6, 8).double(), check=True)
+    model = DeepGraphInfomax(
+        8, encoder, lambda z, *args: z.mean(dim=0).sigmoid(), lambda x, e: (x.flip(0), e)
+    ).double()
+    return attempt(lambda: model(data.x, data.edge_index))
+
+
+def test_what_is_around_a_wrapped_encoder(tmp_path: Path) -> None:
+    """It is checked with the encoder in it."""
+    root = str(cut(small_graph(), 3, tmp_path / 'parts'))
+    assert_all_raise(run_ranks(_around, 3, root), 'ValueError', 'DeepGraphInfomax')
