@@ -180,7 +180,7 @@ def _grad(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize('mode', MODES)
-@pytest.mark.parametrize('kind', ['uneven', 'empty part'])
+@pytest.mark.parametrize('kind', ['uneven', pytest.param('empty part', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('world_size', [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize('name', CONVS)
 def test_convs(parts, name, world_size, kind, mode):

@@ -147,8 +147,8 @@ def test_one_process(partitions: Path, name: str, mode: str, parts: str) -> None
 @pytest.mark.parametrize(
     ('parts', 'mode'),
     [
-        *(('random3', mode) for mode in ('sequential', 'one_shot')),
-        pytest.param('random3', 'sequential_no_remat', marks=pytest.mark.slow),
+        ('random3', 'sequential'),
+        *(pytest.param('random3', mode, marks=pytest.mark.slow) for mode in MODES[1:]),
     ],
 )
 def test_three_ranks(partitions: Path, name: str, mode: str, parts: str) -> None:
