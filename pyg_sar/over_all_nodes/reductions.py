@@ -14,15 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import (
-    agree,
-    all_gather_alike,
-    all_reduce_sum,
-    in_call,
-    raise_together,
-    sum_over_ranks,
-)
-from pyg_sar.over_all_nodes.backward import note_backward_of
+from pyg_sar.comm import all_reduce_sum, in_call
+from pyg_sar.over_all_nodes.reduced_rows import Rows, sum_with_history, wrong_mask
 
 
 @in_call('global_mean')
@@ -58,7 +51,7 @@ def global_mean(
     """
     if dim is None and batch is None:
         return _mean_of_all(values, mask)
-    rows = _Rows(values, mask, dim, batch, size)
+    rows = Rows(values, mask, dim, batch, size)
     counts = rows.counts()
     if batch is None and counts == 0:
         raise ValueError("expected at least one value selected by 'mask' on all ranks (got none)")
@@ -92,12 +85,12 @@ def global_sum(
         ValueError: On all ranks, as of :func:`global_mean`.
     """
     if dim is not None or batch is not None:
-        return _Rows(values, mask, dim, batch, size).sum()
+        return Rows(values, mask, dim, batch, size).sum()
     if mask is not None:
         raise ValueError("'mask' needs dim=0 or 'batch' (got neither)")
     if not values.is_floating_point():
         return all_reduce_sum(values.clone())
-    return _sum(values.reshape(-1)).view(values.shape)
+    return sum_with_history(values.reshape(-1)).view(values.shape)
 
 
 @in_call('global_max')
@@ -124,7 +117,7 @@ def global_max(
     Raises:
         ValueError: On all ranks, as of :func:`global_mean`.
     """
-    return _Rows(values, mask, 0, batch, size).max()
+    return Rows(values, mask, 0, batch, size).max()
 
 
 @in_call('global_min')
@@ -136,7 +129,7 @@ def global_min(
     size: int | None = None,
 ) -> Tensor:
     """The smallest value of every column over the nodes of all ranks; see :func:`global_max`."""
-    return -_Rows(-values, mask, 0, batch, size).max()
+    return -Rows(-values, mask, 0, batch, size).max()
 
 
 @in_call('global_std')
@@ -159,7 +152,7 @@ def global_std(
     Raises:
         ValueError: On all ranks, as of :func:`global_mean`.
     """
-    rows = _Rows(values, mask, dim, None, None)
+    rows = Rows(values, mask, dim, None, None)
     count = rows.counts()
     centred = rows.values - rows.sum() / count
     total = rows.like(centred.square()).sum()
@@ -183,99 +176,11 @@ def global_softmax(
     Raises:
         ValueError: On all ranks, as of :func:`global_mean`.
     """
-    rows = _Rows(values, None, 0, batch, size)
+    rows = Rows(values, None, 0, batch, size)
     largest = rows.like(values.detach()).max()
     powers = (values - (largest if batch is None else largest[batch])).exp()
     total = rows.like(powers).sum()
     return powers / (total if batch is None else total[batch])
-
-
-class _Rows:
-    """Rows of own nodes that are reduced, by graph or all together, after all ranks agree."""
-
-    def __init__(
-        self,
-        values: Tensor,
-        mask: Tensor | None,
-        dim: int | None,
-        batch: Tensor | None,
-        size: int | None,
-    ) -> None:
-        error = None
-        num_rows = tuple(values.shape[:1])
-        if values.dim() == 0 or dim not in (None, 0):
-            error = (
-                f"'dim' must be 0, of one row per own node (got {dim}, {values.dim()} dimensions)"
-            )
-        elif mask is not None and (mask.dtype != torch.bool or mask.shape != num_rows):
-            error = _wrong_mask(values, mask)
-        elif batch is not None and (batch.dtype != torch.int64 or batch.shape != num_rows):
-            error = (
-                f"expected an int64 'batch' of shape {num_rows} "
-                f'(got {batch.dtype} of shape {tuple(batch.shape)})'
-            )
-        largest = int(batch.max()) + 1 if error is None and batch is not None and len(batch) else 0
-        if error is None and batch is not None and len(batch):
-            limit = largest if size is None else size
-            if int(batch.min()) < 0 or largest > limit:
-                error = f"'batch' must hold graphs from 0 to {limit - 1} (got {largest - 1})"
-        raise_together(None if error is None else ValueError(error))
-        if mask is not None:
-            values, batch = values[mask], None if batch is None else batch[mask]
-        self.values = values if values.is_floating_point() else values.to(torch.get_default_dtype())
-        self.batch = batch
-        self.size = None
-        if batch is not None:
-            self.size = max(agree(largest)) if size is None else size
-
-    def sum(self) -> Tensor:
-        """``[...]``, or ``[size, ...]`` by graph."""
-        local = self._local(self.values)
-        return _sum(local.reshape(-1)).view(local.shape)
-
-    def counts(self) -> Tensor:
-        """How many rows there are: a scalar, or ``[size, 1, ...]``."""
-        ones = self.values.new_ones(self.values.size(0), dtype=torch.float64)
-        counts = all_reduce_sum(self._local(ones)).to(self.values.dtype)
-        return counts.view(-1, *[1] * (self.values.dim() - 1)) if self.batch is not None else counts
-
-    def max(self) -> Tensor:
-        """``[...]``, or ``[size, ...]``; gradients go to the rows that are largest, in shares."""
-        values = self.values.detach()
-        shape = values.shape[1:] if self.size is None else (self.size, *values.shape[1:])
-        local = values.new_full(shape, float('-inf'))
-        if self.batch is None:
-            local = torch.maximum(local, values.amax(dim=0)) if values.size(0) else local
-        else:
-            index = self.batch.view(-1, *[1] * (values.dim() - 1)).expand_as(values)
-            local = local.scatter_reduce(0, index, values, 'amax')
-        largest = all_gather_alike(local).amax(dim=0)
-        is_largest = self.values.detach() == (
-            largest if self.batch is None else largest[self.batch]
-        )
-        share = all_reduce_sum(self._local(is_largest.to(values.dtype))).clamp(min=1)
-        total = self.like(self.values * is_largest).sum() / share
-        largest = torch.where(largest == float('-inf'), 0.0, largest)
-        return largest + (total - total.detach())
-
-    def like(self, values: Tensor) -> _Rows:
-        """Other values of the same rows."""
-        other = object.__new__(_Rows)
-        other.values, other.batch, other.size = values, self.batch, self.size
-        return other
-
-    def _local(self, values: Tensor) -> Tensor:
-        if self.batch is None:
-            return values.sum(dim=0)
-        out = values.new_zeros((self.size or 0, *values.shape[1:]))
-        return out.index_add(0, self.batch, values)
-
-
-def _wrong_mask(values: Tensor, mask: Tensor) -> str:
-    return (
-        f"expected a bool 'mask' of shape {tuple(values.shape[:1])} "
-        f'(got {mask.dtype} of shape {tuple(mask.shape)})'
-    )
 
 
 def _mean_of_all(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -285,13 +190,13 @@ def _mean_of_all(values: Tensor, mask: Tensor | None) -> Tensor:
         if mask.dtype == torch.bool and mask.shape == values.shape[:1]:
             values = values[mask]
         else:
-            error = ValueError(_wrong_mask(values, mask))
+            error = ValueError(wrong_mask(values, mask))
     if not values.is_floating_point():
         values = values.to(torch.get_default_dtype())
     local = values.sum(dtype=values.dtype if values.dtype == torch.float64 else torch.float32)
     # float64 counts exactly up to 2^53; the third number tells the other ranks of an error.
     counted = local.new_tensor([values.numel(), error is not None], dtype=torch.float64)
-    total, count, num_errors = _sum(torch.cat([local.double().view(1), counted]))
+    total, count, num_errors = sum_with_history(torch.cat([local.double().view(1), counted]))
     if error is not None:
         raise error
     if num_errors > 0:
@@ -302,14 +207,3 @@ def _mean_of_all(values: Tensor, mask: Tensor | None) -> Tensor:
         raise ValueError("expected at least one value selected by 'mask' on all ranks (got none)")
     mean: Tensor = total / count.detach()
     return mean.to(values.dtype)
-
-
-def _sum(values: Tensor) -> Tensor:
-    """Of a vector; with a history on all ranks if on any, as all have to take part in backward."""
-    anchor = values.new_tensor([values.requires_grad]).requires_grad_()
-    total = sum_over_ranks(torch.cat([values, anchor]))
-    if total[-1] == 0:
-        total = total.detach()
-    elif total.requires_grad:
-        note_backward_of(total)
-    return total[:-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import torch
@@ -81,6 +82,7 @@ class NodeEmbedding(torch.nn.Module):
         self.weight = torch.nn.Parameter(rows)  # type: ignore[assignment]
         self.weight.n_id, self.weight.num_nodes = n_id, num_nodes
         self.weight.node_type = getattr(data, '_key', None)
+        self.register_state_dict_post_hook(_note_nodes)  # type: ignore[no-untyped-call]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -130,10 +132,32 @@ class NodeEmbedding(torch.nn.Module):
             out.register_hook(_of_the_mean)  # type: ignore[no-untyped-call]
         return out
 
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *rest: Any
+    ) -> None:
+        own, theirs = _code_of(self.weight.n_id), local_metadata.get('n_id')
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+        if theirs not in (None, own):
+            rest[-1].append(
+                f"'{prefix}weight' has the rows of other nodes than this rank's: "
+                'pyg_sar.save_checkpoint and load_checkpoint bring rows to their nodes'
+            )
+
     def extra_repr(self) -> str:
         """What is shown of it."""
         of_type = f' of {self.weight.node_type}' if self.weight.node_type else ''
         return f'{len(self.weight)} of {self.weight.num_nodes} nodes{of_type}, {self.embedding_dim}'
+
+
+def _note_nodes(
+    module: NodeEmbedding, state_dict: Any, prefix: str, local_metadata: dict[str, Any]
+) -> None:
+    """Of which nodes the rows in a state are: its metadata travels with it, beside the keys."""
+    local_metadata['n_id'] = _code_of(module.weight.n_id)
+
+
+def _code_of(n_id: Tensor) -> int:
+    return zlib.crc32(n_id.cpu().numpy())
 
 
 def _of_the_mean(grad: Tensor) -> Tensor:

@@ -796,3 +796,19 @@ def test_in_processes(tmp_path: Path) -> None:
     assert_all_raise(
         [each for _, _, each in results], 'ValueError', "torch's DistributedDataParallel"
     )
+
+
+def test_the_rows_of_other_nodes_are_not_loaded() -> None:
+    table, other = (NodeEmbedding(Data(n_id=torch.tensor(ids)), DIM) for ids in ([0, 1], [1, 0]))
+    file = io.BytesIO()
+    torch.save(table.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file)
+    with pytest.raises(
+        RuntimeError, match=r"'weight' has the rows of other nodes .* load_checkpoint"
+    ):
+        other.load_state_dict(state)
+    again = NodeEmbedding(Data(n_id=torch.tensor([0, 1])), DIM)
+    again.load_state_dict(state)
+    assert torch.equal(again.weight, table.weight)
+    again.load_state_dict(nn.Embedding(2, DIM).state_dict())

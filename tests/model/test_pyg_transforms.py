@@ -94,9 +94,9 @@ def test_what_is_drawn_depends_on_the_seed(graph: Data) -> None:
 @pytest.mark.parametrize(
     ('text', 'words'),
     [
-        ('Nothing', "expected a transform of torch_geometric.transforms .got 'Nothing'"),
+        ('Nothing', "expected a class in 'Nothing' .got nothing of that name"),
         ('no_such_module.Nothing', "No module named 'no_such_module'"),
-        ('NormalizeFeatures(', 'expected a transform such as'),
+        ('NormalizeFeatures(', 'expected a class such as'),
         ('AddRandomWalkPE(3)', 'arguments without a name'),
         ('AddRandomWalkPE(length=3)', 'could not apply the transform .*length'),
         ('RandomLinkSplit', 'expected one graph from .* .got tuple'),

@@ -97,10 +97,10 @@ def test_events_become_edges_with_a_time():
 @pytest.mark.parametrize(
     ('name', 'message'),
     [
-        ('no.such.Class', "expected a dataset class in 'no.such.Class' (got No module"),
+        ('no.such.Class', "expected a subclass of Dataset in 'no.such.Class' (got No module"),
         (f'{MODULE}.Nothing', 'got nothing of that name'),
-        ('torch_geometric.data.Data', 'expected a subclass of torch_geometric.data.Dataset'),
-        ('os.PathLike(x=1)', 'expected a subclass of torch_geometric.data.Dataset'),
+        ('torch_geometric.data.Data', 'expected a subclass of Dataset'),
+        ('os.PathLike(x=1)', 'expected a subclass of Dataset'),
         (f'{MODULE}.FakeDataset(3)', 'arguments without a name'),
         (f'{MODULE}.FakeDataset(**{{}})', 'arguments without a name'),
         (f'{MODULE}.FakeDataset(num_graphs=print(1))', 'expected arguments such as (name=Cora'),

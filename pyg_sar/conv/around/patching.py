@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pyg_sar.comm.threads import put_away_between_turns
+from pyg_sar.comm.turns import put_away_between_turns
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 _LIBRARY_MODULES = ('torch', 'torch_geometric.utils', 'torch_geometric.nn.conv.gcn_conv')

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
 import inspect
 import os
 import re
@@ -13,6 +11,7 @@ from typing import Any
 import torch
 from torch_geometric.data import Data, Dataset, HeteroData, TemporalData
 
+from pyg_sar.partitioner.sources.named_class import named_class
 from pyg_sar.partitioner.sources.ogb import OGB, load_ogb
 from pyg_sar.partitioner.sources.synthetic import shape_of, synthetic_graph
 
@@ -51,25 +50,9 @@ def load_dataset(
 
 
 def _load_pyg(name: str, root: Path) -> Data | HeteroData:
-    found = _DOTTED.fullmatch(name)
-    if found is None:
-        raise ValueError(
-            'expected the path of a dataset class such as '
-            f"'torch_geometric.datasets.Planetoid(name=Cora)' (got '{name}')"
-        )
-    module, class_name, arguments = found[1][:-1], found[2], found[3]
-    try:
-        cls = getattr(importlib.import_module(module), class_name, None)
-    except ImportError as error:
-        raise ValueError(f"expected a dataset class in '{name}' (got {error})") from error
-    if not (isinstance(cls, type) and issubclass(cls, Dataset)):
-        raise ValueError(
-            f"expected a subclass of torch_geometric.data.Dataset in '{name}' (got "
-            f'{"nothing of that name" if cls is None else repr(cls)})'
-        )
-    options = keyword_arguments(arguments or '', name)
+    cls, options = named_class(name, 'torch_geometric.datasets', Dataset)
     if 'root' in inspect.signature(cls).parameters:
-        options.setdefault('root', str(root / class_name))
+        options.setdefault('root', str(root / cls.__name__))
     try:
         dataset: Any = cls(**options)
         graphs = len(dataset)
@@ -101,20 +84,3 @@ def _of_events(events: TemporalData) -> Data:
     return Data(
         edge_index=torch.stack([events.src, events.dst]), num_nodes=events.num_nodes, **values
     )
-
-
-def keyword_arguments(text: str, name: str) -> dict[str, Any]:
-    """Keyword arguments; their values are literals, or words that stand for strings."""
-    try:
-        call = ast.parse(f'f({text})', mode='eval').body
-        assert isinstance(call, ast.Call)
-        if call.args or any(keyword.arg is None for keyword in call.keywords):
-            raise ValueError('arguments without a name')
-        named = {str(keyword.arg): keyword.value for keyword in call.keywords}
-        return {
-            k: v.id if isinstance(v, ast.Name) else ast.literal_eval(v) for k, v in named.items()
-        }
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(
-            f"expected arguments such as (name=Cora, num_nodes=100) in '{name}' (got {error})"
-        ) from error

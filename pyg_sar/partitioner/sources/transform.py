@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import re
-
 import torch
-from torch_geometric import transforms
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partitioner.sources.datasets import keyword_arguments
-
-_CALL = re.compile(r'((?:[A-Za-z_]\w*\.)*)([A-Za-z_]\w*)(?:\((.*)\))?')
+from pyg_sar.partitioner.sources.named_class import named_class
 
 
 def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | HeteroData:
@@ -28,20 +22,7 @@ def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | 
         ValueError: If there is no such class, it takes other arguments, it fails on this graph, or
             it does not give one graph.
     """
-    found = _CALL.fullmatch(text)
-    if found is None:
-        raise ValueError(
-            f"expected a transform such as 'AddRandomWalkPE(walk_length=20)' (got '{text}')"
-        )
-    module, name = found[1][:-1], found[2]
-    try:
-        cls = getattr(importlib.import_module(module) if module else transforms, name, None)
-    except ImportError as error:
-        raise ValueError(f"expected a transform in '{text}' (got {error})") from error
-    if cls is None:
-        where = module or 'torch_geometric.transforms'
-        raise ValueError(f"expected a transform of {where} (got '{name}')")
-    options = keyword_arguments(found[3] or '', text)
+    cls, options = named_class(text, 'torch_geometric.transforms')
     torch.manual_seed(seed)
     try:
         out = cls(**options)(data)

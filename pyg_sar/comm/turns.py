@@ -1,0 +1,126 @@
+"""Whose turn it is among threads of one process, and what the process has set in between.
+
+One thread runs at a time. It runs until it needs something of another rank that is not there yet;
+then the next rank goes on that can. So the order is always the same, and when no rank can go on the
+world has ended in a deadlock, which is found at once.
+
+What a rank sets for the whole process must not be seen by the others, so it is put away when its
+turn ends and comes back when its next turn begins: the states of the random generators, the default
+dtype, and what rooms name by :func:`put_away_between_turns`.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+PutBack = Callable[[], None]
+
+_put_away: list[Callable[[], PutBack]] = []
+
+
+def put_away_between_turns(put_away: Callable[[], PutBack]) -> Callable[[], PutBack]:
+    """Has `put_away` called when the turn of a rank ends, and what it returns at its next turn."""
+    _put_away.append(put_away)
+    return put_away
+
+
+def _states_of_process() -> PutBack:
+    """What sets random generators and the default dtype back to what they are now."""
+    of_torch, of_numpy = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002 (PyG's)
+    of_python, dtype = random.getstate(), torch.get_default_dtype()
+    of_devices = []
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        of_devices = torch.cuda.get_rng_state_all()
+
+    def put_back() -> None:
+        torch.set_rng_state(of_torch)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        random.setstate(of_python)
+        torch.cuda.set_rng_state_all(of_devices)
+        torch.set_default_dtype(dtype)
+
+    return put_back
+
+
+put_away_between_turns(_states_of_process)
+
+
+class Ended(BaseException):
+    """Another rank has failed: this one's thread ends."""
+
+
+class Turns:
+    """Whose turn it is.
+
+    Attributes:
+        error: Why the world ends, or None.
+        states: Sets the states of the process back to what they were before the first turn.
+    """
+
+    def __init__(self, size: int, doing: Callable[[int], str]) -> None:
+        """With the number of threads, and what tells the operation that one is at."""
+        self.size, self.doing = size, doing
+        self.error: BaseException | None = None
+        self.states = _states_of_process()
+        self._starts = [threading.Semaphore(0) for _ in range(size)]
+        self._waits: list[Callable[[], bool]] = [lambda: True] * size
+        self._done: set[int] = set()
+
+    def begin(self) -> None:
+        """Gives the first turn to rank 0."""
+        self._starts[0].release()
+
+    @contextmanager
+    def of_rank(self, rank: int) -> Iterator[None]:
+        """The time of a rank's program, from its first turn to its last; keeps its exception."""
+        self._starts[rank].acquire()
+        self.states()
+        try:
+            yield
+        except BaseException as error:
+            if self.error is None:
+                self.error = error
+                if self.size > 1 and hasattr(error, 'add_note'):
+                    error.add_note(f'(on rank {rank} of {self.size})')
+        self._done.add(rank)
+        self.give(rank)
+
+    def wait(self, rank: int, is_ready: Callable[[], bool]) -> None:
+        """Returns when `is_ready`, after turns of others if need be."""
+        if self.error is not None:
+            raise Ended
+        if is_ready():
+            return
+        self._waits[rank] = is_ready
+        put_back = [put_away() for put_away in reversed(_put_away)]
+        self.give(rank)
+        self._starts[rank].acquire()
+        for put in reversed(put_back):
+            put()
+        if self.error is not None:
+            raise Ended
+
+    def give(self, rank: int) -> None:
+        """Gives the turn to the next rank that can go on."""
+        others = [(rank + i) % self.size for i in range(1, self.size + 1)]
+        left = [other for other in others if other not in self._done]
+        able = [other for other in left if self.error is not None or self._waits[other]()]
+        if left and not able:
+            self.error = RuntimeError(f'the ranks wait for each other: {self._stuck()}')
+            able = left
+        if able:
+            self._starts[able[0]].release()
+
+    def _stuck(self) -> str:
+        return '; '.join(
+            f'rank {rank} has finished'
+            if rank in self._done
+            else f'rank {rank} is at {self.doing(rank)}'
+            for rank in range(self.size)
+        )
