@@ -157,7 +157,7 @@ def _note_nodes(
 
 
 def _code_of(n_id: Tensor) -> int:
-    return zlib.crc32(n_id.cpu().numpy())
+    return zlib.crc32(n_id.cpu().numpy().tobytes())
 
 
 def _of_the_mean(grad: Tensor) -> Tensor:

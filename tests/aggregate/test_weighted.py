@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from few import few
 from ranks import run_as_threads, run_ranks
 from small_graphs import ASSIGNMENTS, assert_close, cut, small_graph
 from torch import Tensor
@@ -179,7 +180,7 @@ def _grad(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
-@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('mode', few(MODES))
 @pytest.mark.parametrize('kind', ['uneven', pytest.param('empty part', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('world_size', [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize('name', CONVS)

@@ -56,6 +56,7 @@ def test_lists_are_of_cases() -> None:
 
 
 @pytest.mark.parametrize('name', [c.name for c in ALL if c.conv not in REFUSED_BY_DESIGN])
+@pytest.mark.slow
 def test_case_runs_in_plain_pyg(name: str) -> None:
     """Otherwise a case that is refused today could be no case at all."""
     case = CASES[name]

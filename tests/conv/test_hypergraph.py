@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import few
 from hetero_graphs import NUM_NODES, WRITES, hetero_graph
 from ranks import run_as_threads, run_ranks
 from small_graphs import assert_all_raise
@@ -59,7 +60,7 @@ def _on_rank(root: Path, attention: str, mode: Any) -> Any:
     ('world_size', 'method'), [(1, 'random'), (2, 'random'), (3, 'metis'), (3, 'no nodes')]
 )
 @pytest.mark.parametrize('attention', ATTENTION)
-@pytest.mark.parametrize('mode', ['sequential', 'sequential_no_remat', 'one_shot'])
+@pytest.mark.parametrize('mode', few(['sequential', 'sequential_no_remat', 'one_shot']))
 def test_hypergraph(
     mode: str, attention: str, world_size: int, method: str, tmp_path: Path
 ) -> None:

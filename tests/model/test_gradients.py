@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_model import make_model
+from few import few
 from gradient_programs import PROGRAMS, run_program
 from ranks import run_ranks
 from small_graphs import assert_all_raise, assert_close, assign, attempt, cut, small_graph
@@ -38,7 +39,7 @@ def _of_rank(root: str, name: str, parts: list[Tensor], x: Tensor) -> dict[str, 
 @pytest.mark.parametrize(
     'world_size', [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3]
 )
-@pytest.mark.parametrize('name', PROGRAMS)
+@pytest.mark.parametrize('name', few(PROGRAMS, every=2))
 def test_program(name: str, world_size: int, graph: Data, roots: dict[int, str]) -> None:
     owner = assign(graph.num_nodes, world_size)
     parts = [(owner == rank).nonzero().view(-1) for rank in range(world_size)]

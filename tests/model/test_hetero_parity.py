@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import few
 from hetero_graphs import assignment, hetero_graph
 from hetero_models import MODELS, Tensors, inputs_of, make
 from ranks import run_as_threads
@@ -116,7 +117,7 @@ def _check(differences: list[dict[str, float]]) -> None:
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('name', few(MODELS, every=2))
 @pytest.mark.parametrize(
     ('parts', 'mode'),
     [('random4', 'sequential'), slow('metis1', 'sequential'), slow('random4', 'one_shot')],

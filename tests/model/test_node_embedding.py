@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
+from few import few
 from hetero_graphs import assignment, hetero_graph
 from ranks import run_as_threads, run_ranks
 from small_graphs import (
@@ -421,7 +422,7 @@ def _compare(results: list[Any], want: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     'ranks', [3, *(pytest.param(p, marks=pytest.mark.slow) for p in (1, 2, 4))]
 )
-@pytest.mark.parametrize('name', PROGRAMS)
+@pytest.mark.parametrize('name', few(PROGRAMS, every=2))
 def test_program(name: str, ranks: int, tmp_path: Path) -> None:
     whole = Run(small_graph(), plain=True, sparse=name.startswith('sparse'))
     PROGRAMS[name](whole)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from few import few
 from ranks import run_as_threads, run_ranks
 from small_graphs import (
     ASSIGNMENTS,
@@ -167,9 +168,7 @@ def _check_exact(root: Path, data: Data, world_size: int, *model: Any) -> None:
 
 
 @pytest.mark.parametrize('name', CONVS)
-@pytest.mark.parametrize(
-    ('world_size', 'num_parts'), [(1, 3), (3, 3), pytest.param(2, 6, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(('world_size', 'num_parts'), few([(3, 3), (1, 3), (2, 6)]))
 def test_outputs_and_gradients_are_those_of_the_whole_graph(
     world_size: int, num_parts: int, name: str, tmp_path: Path
 ) -> None:
@@ -189,7 +188,7 @@ def test_any_world_size(world_size: int, num_parts: int, name: str, tmp_path: Pa
     _check_exact(root, data, world_size, name, 2, 'sequential')
 
 
-@pytest.mark.parametrize('method', ['metis', 'random', 'empty part', 'one reader'])
+@pytest.mark.parametrize('method', few(['empty part', 'metis', 'random', 'one reader'], every=4))
 @pytest.mark.parametrize('name', ['sage', 'gat'])
 @pytest.mark.parametrize(
     ('world_size', 'num_parts'), [(3, 3), pytest.param(2, 4, marks=pytest.mark.slow)]
@@ -203,7 +202,7 @@ def test_any_partition(
     _check_exact(tmp_path / 'parts', data, world_size, name, 3, 'sequential')
 
 
-@pytest.mark.parametrize('mode', ['sequential_no_remat', 'one_shot'])
+@pytest.mark.parametrize('mode', few(['one_shot', 'sequential_no_remat']))
 @pytest.mark.parametrize('name', ['sage', 'transformer', 'sage max'])
 @pytest.mark.parametrize(('world_size', 'num_parts'), [(1, 3), (3, 6)])
 def test_any_mode(world_size: int, num_parts: int, name: str, mode: str, tmp_path: Path) -> None:

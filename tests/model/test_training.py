@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from few import few
 from ranks import run_ranks
 from torch import Tensor
 from torch_geometric.data import Data
@@ -116,7 +117,7 @@ def _assert_equal(name: str, found: tuple[list[float], list[float], dict[str, Te
         torch.testing.assert_close(weights[key], value, rtol=0, atol=1e-6, msg=key)
 
 
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('name', few(MODELS))
 @pytest.mark.parametrize(
     ('world_size', 'num_parts'),
     [(3, 3), *(pytest.param(*size, marks=pytest.mark.slow) for size in ((2, 4), (4, 4)))],

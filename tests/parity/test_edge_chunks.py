@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from few import few
 from graphs import awkward_graph
 from ranks import run_ranks
 from test_parity import _check, _differences
@@ -43,7 +44,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize('name', NAMES)
-@pytest.mark.parametrize('mode', ['sequential', 'sequential_no_remat'])
+@pytest.mark.parametrize('mode', few(['sequential', 'sequential_no_remat']))
 def test_chunks_of_few_edges(root: Path, name: str, mode: str) -> None:
     """One destination's edges, and tied maxima, lie in several chunks."""
     _check(run_ranks(_in_chunks, 3, 5, name, str(root), mode))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from few import few
 from graphs import awkward_graph as graph
 from parity_cases import CASES, make, run
 from ranks import run_as_threads, run_ranks
@@ -136,7 +137,8 @@ def _check(differences: list[dict[str, float]], tolerance: float = TOLERANCE) ->
 @pytest.mark.parametrize(
     ('parts', 'mode'),
     [
-        *(('metis1', 'sequential'), ('random4', 'one_shot')),
+        ('metis1', 'sequential'),
+        pytest.param('random4', 'one_shot', marks=pytest.mark.slow),
     ],
 )
 def test_one_process(partitions: Path, name: str, mode: str, parts: str) -> None:
@@ -186,7 +188,7 @@ def test_world_sizes(partitions: Path, name: str, world_size: int, parts: str, m
     _check(run_as_threads(_differences, world_size, name, str(partitions / parts), mode))
 
 
-@pytest.mark.parametrize('name', WIDELY)
+@pytest.mark.parametrize('name', few(WIDELY))
 @pytest.mark.parametrize(
     'world_size',
     [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)],
@@ -214,6 +216,7 @@ def test_chunks(partitions: Path, name: str, max_rows: int) -> None:
 
 
 @pytest.mark.parametrize('name', CASES)
+@pytest.mark.slow
 def test_float32(partitions: Path, name: str) -> None:
     root = str(partitions / 'metis3')
     found = run_as_threads(_differences, 3, name, root, 'sequential', torch.float32)

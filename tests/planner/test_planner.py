@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from few import few
 from planner_models import USER_MODELS, cut_small_graph, job_of
 from torch import Tensor
 from torch_geometric.nn.models import GraphSAGE
@@ -73,7 +74,7 @@ def test_a_random_cut_stays_one() -> None:
 
 
 @pytest.mark.parametrize('name', USER_MODELS)
-@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('mode', few(MODES))
 def test_any_model_and_fewer_bytes_on_more_ranks(name: str, mode: Any) -> None:
     statistics = by_hand(4000, 24000, [(0.2, 4)])
     found = predict(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import few
 from hetero_graphs import CITES, HAS, REVIEWS, WRITES, assignment, hetero_graph
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,7 +102,7 @@ def _check_one(data: HeteroData, graph: HeteroData, rank: int, world_size: int) 
         assert halo <= set(store.edge_index.as_subclass(Tensor)[0].tolist())
 
 
-@pytest.mark.parametrize('method', ['metis', 'random', 'uneven'])
+@pytest.mark.parametrize('method', few(['uneven', 'metis', 'random']))
 @pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
 def test_ranks_together_hold_the_graph(tmp_path, world_size, num_parts, method):
     graph = hetero_graph()
