@@ -29,7 +29,7 @@ MAY_IMPORT = {
     'own_rows': {'comm', 'draws', 'own_rows', 'shard'},
     'check_program': {'checking', 'own_rows', 'wrap'},
     'checking': {'checking', 'comm', 'conv', 'monitor', 'norm', 'own_rows', 'partitioner', 'shard'},
-    'memory': set(),
+    'memory': {'monitor'},
     'load': {'comm', 'monitor', 'shard'},
     'restricted_layers': {'comm', 'shard'},
     'wrap': {'checking', 'comm', 'conv', 'models', 'monitor', 'norm', 'recompute'},

@@ -29,11 +29,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from pyg_sar.kernels.workers import side_by_side
 from pyg_sar.shard.bags import MAX_EDGES, Bags
 from pyg_sar.shard.rows_at import rows_at
 
@@ -81,7 +83,8 @@ def add_weighted_sums(
     # Pairs of a node and a head as rows: embedding_bag would copy the strided rows of one head.
     pairs, is_product = values.reshape(-1, channels), _has_cusparse(values, bags)
     max_bags = _BAG_BYTES // (out.element_size() * heads * channels)
-    for start, end, first, last in _chunks(bags, max_bags, _CHUNK_EDGES):
+
+    def add(start: int, end: int, first: int, last: int) -> None:
         ptr, columns = bags.ptr[start : end + 1] - first, bags.columns[first:last]
         if not is_product:
             if pairs.size(0) > MAX_EDGES:  # 32 bits do not count that far
@@ -107,6 +110,9 @@ def add_weighted_sums(
             out.index_add_(0, bags.keys[start:end], sums)
         elif not is_in_place:
             out[start:end] += sums
+
+    chunks = _chunks(bags, max_bags, _CHUNK_EDGES)
+    side_by_side((partial(add, *chunk) for chunk in chunks), out.device)
     return out
 
 
@@ -144,18 +150,21 @@ def _dots_by_sampling(left: Tensor, right: Tensor, bags: Bags) -> Tensor:
     out = left.new_empty(bags.columns.numel(), heads)
     num_bags = bags.ptr.numel() - 1
     rows = torch.arange(num_bags, device=left.device) if bags.keys is None else bags.keys
-    for head in range(heads):
+
+    def make(head: int, start: int, end: int, first: int, last: int) -> None:
+        pattern = _pattern(
+            bags.ptr[start : end + 1] - first,
+            bags.columns[first:last],
+            left.new_zeros(last - first),
+            right.size(0),
+        )
+        left_of_head = pairs.index_select(0, rows[start:end] * heads + head)
         columns_of_product = right[:, head].contiguous().t()
-        for start, end, first, last in _chunks(bags, num_bags, _SAMPLED_EDGES):
-            pattern = _pattern(
-                bags.ptr[start : end + 1] - first,
-                bags.columns[first:last],
-                left.new_zeros(last - first),
-                right.size(0),
-            )
-            left_of_head = pairs.index_select(0, rows[start:end] * heads + head)
-            dots = torch.sparse.sampled_addmm(pattern, left_of_head, columns_of_product, beta=0.0)
-            out[first:last, head] = dots.values()
+        dots = torch.sparse.sampled_addmm(pattern, left_of_head, columns_of_product, beta=0.0)
+        out[first:last, head] = dots.values()
+
+    chunks = _chunks(bags, num_bags, _SAMPLED_EDGES)
+    side_by_side((partial(make, head, *c) for c in chunks for head in range(heads)), out.device)
     return out
 
 

@@ -1,0 +1,77 @@
+"""Threads that compute pieces of a sum side by side.
+
+An operation of torch is one parallel region, whose threads wait for each other at its end. A sum of
+many small operations waits as often, and where other programs run on the cores each wait lasts as
+long as the scheduler lets the slowest thread wait. Here every thread takes the next piece when it
+has done one, with all operations in it, and they wait for each other once, at the end of the sum.
+Every row is written by one piece, so results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+_lock = threading.Lock()
+_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+def side_by_side(pieces: Iterable[Callable[[], object]], device: torch.device) -> None:
+    """Runs pieces of work that do not depend on each other, on as many threads as torch uses.
+
+    The pieces compute without autograd. On a device other than a CPU they run one after another.
+    """
+    num_threads = torch.get_num_threads()
+    if device.type != 'cpu' or num_threads == 1:
+        for piece in pieces:
+            piece()
+        return
+    rest, lock, is_inference = iter(pieces), threading.Lock(), torch.is_inference_mode_enabled()
+
+    def take() -> Callable[[], object] | None:
+        with lock:
+            return next(rest, None)
+
+    def work() -> None:
+        with torch.inference_mode(is_inference), torch.no_grad():
+            while (piece := take()) is not None:
+                piece()
+
+    pool = _pool(num_threads)
+    done = [pool.submit(work) for _ in range(num_threads)]
+    for each in done:
+        each.result()
+
+
+def _pool(num_threads: int) -> ThreadPoolExecutor:
+    with _lock:
+        if num_threads not in _pools:
+            # A thread takes the number of threads that was last set for torch, whoever set it.
+            start = threading.Barrier(num_threads + 1)
+
+            def begin() -> None:
+                torch.set_num_threads(1)
+                start.wait()
+
+            pool = ThreadPoolExecutor(num_threads, 'pyg_sar', begin)
+            for _ in range(num_threads):
+                pool.submit(lambda: None)
+            start.wait()
+            torch.set_num_threads(num_threads)
+            _pools[num_threads] = pool
+        return _pools[num_threads]
+
+
+def _forget() -> None:
+    """In a process that was forked: threads are not."""
+    global _lock
+    _lock = threading.Lock()
+    _pools.clear()
+
+
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(after_in_child=_forget)

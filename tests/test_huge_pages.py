@@ -1,0 +1,36 @@
+"""Large tensors are on huge pages, where pyg_sar can still ask for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+_PAGES = """
+import {first}
+import pyg_sar
+print(pyg_sar.memory.has_huge_pages())
+pyg_sar.memory.return_freed_memory()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith('linux'), reason='huge pages of Linux')
+@pytest.mark.parametrize(
+    ('first', 'asked', 'has'),
+    [('torch', None, True), ('torch_geometric', None, False), ('torch', '0', False)],
+)
+def test_huge_pages(first: str, asked: str | None, has: bool) -> None:
+    """Asked for at import, if that is before the first tensor and the user has not chosen."""
+    env = {k: v for k, v in os.environ.items() if k != 'THP_MEM_ALLOC_ENABLE'}
+    env |= {'PYG_SAR_LOG': 'info'} | ({} if asked is None else {'THP_MEM_ALLOC_ENABLE': asked})
+    found = subprocess.run(
+        [sys.executable, '-c', _PAGES.format(first=first)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == str(has)
+    assert ('import pyg_sar before torch_geometric' in found.stderr) == (not has)
