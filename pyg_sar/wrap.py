@@ -16,7 +16,7 @@ from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.conv.support import why_refused
 from pyg_sar.models import decoders_in, make_global
 from pyg_sar.monitor import LogLevel, check_log, say, set_log
-from pyg_sar.norm import GlobalNorm, global_form
+from pyg_sar.norm import GlobalNorm, global_form, note_edges_of
 from pyg_sar.recompute import recompute_activations_of
 
 _logger = logging.getLogger(__name__)
@@ -43,8 +43,13 @@ def wrap(
     the statistics of all ranks' rows from then on, per graph where they are given a batch vector.
     All ranks must call them together, also in evaluation unless they use running statistics.
 
+    The same model runs on batches: on plain edges, such as those of a sampled subgraph, convs and
+    norms are plain ones, of this rank's rows, and nothing is communicated. A SyncBatchNorm takes
+    the statistics of all ranks' rows of batches, too (:class:`pyg_sar.norm.GlobalNorm`).
+
     Args:
-        model: A model with at least one message-passing conv, or a conv itself.
+        model: A model with message-passing convs, a conv itself, or a model of rows alone, such as
+            an MLP.
         checkpoint_activations: Whether norms, activations and dropouts of the model are computed
             again in backward instead of kept: the same bits, less memory
             (:mod:`pyg_sar.recompute`).
@@ -69,11 +74,11 @@ def wrap(
         `model`.
 
     Raises:
-        ValueError: If `timeout` is not positive or `log` no level; if the model has no conv, or
-            holds a module that cannot be computed on a cut graph; it is named with the reason, and
-            the model is unchanged. At the first forward in training, on all ranks, if the model
-            does not give on a cut graph what it gives on the whole one. If activations of a conv by
-            itself are to be recomputed, which has none around it.
+        ValueError: If `timeout` is not positive or `log` no level; if the model holds a module that
+            cannot be computed on a cut graph; it is named with the reason, and the model is
+            unchanged. If there are options of convs, but no conv. At the first forward in training,
+            on all ranks, if the model does not give on a cut graph what it gives on the whole one.
+            If activations of a conv by itself are to be recomputed, which has none around it.
     """
     limit = as_timedelta(timeout)
     check_log(log)
@@ -85,6 +90,11 @@ def wrap(
         )
     checked = Options(**options)
     convs, norms = _convertible(model)
+    if options and not any(isinstance(module, MessagePassing) for module in model.modules()):
+        raise ValueError(
+            f"'{next(iter(options))}' has a meaning for message-passing convs only (got a "
+            f'{type(model).__name__} without any)'
+        )
     make_global(model)
     set_timeout(limit)
     set_debug(debug)
@@ -100,6 +110,11 @@ def wrap(
             in_convs.update(module.modules())
         elif module not in in_convs and isinstance(module, GlobalNorm):
             module._path = name
+    note_edges_of(
+        module
+        for module in model.modules()
+        if any(isinstance(inner, SARConv) for inner in module.modules())
+    )
     if checkpoint_activations:
         recompute_activations_of(model)
     check_first_forward(model, is_wanted=check)
@@ -138,15 +153,12 @@ def _convertible(
     """The convs to convert, and the class that every norm becomes; raises for what is refused."""
     norms: dict[torch.nn.Module, type[GlobalNorm]] = {}
     convs: list[MessagePassing] = []
-    is_wrapped = False
     inside: set[torch.nn.Module] = set()
     decoders = decoders_in(model)
     for name, module in model.named_modules():
         if isinstance(module, MessagePassing) and module not in inside:
             inside.update(module.modules())
-            if isinstance(module, SARConv):
-                is_wrapped = True
-            else:
+            if not isinstance(module, SARConv):
                 convs.append(module)
         form = global_form(module)
         if form is not None:
@@ -158,9 +170,4 @@ def _convertible(
                 raise ValueError(
                     f'{type(module).__name__}{place} cannot run on a partitioned graph: {reason}'
                 )
-    if not convs and not is_wrapped:
-        raise ValueError(
-            f'expected a model with at least one message-passing conv (got {type(model).__name__} '
-            'without any)'
-        )
     return convs, norms

@@ -21,6 +21,7 @@ from pyg_sar.conv.exchanges import find_shards
 from pyg_sar.conv.names import plain_class
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.monitor import say
+from pyg_sar.norm import edges_here, edges_in
 from pyg_sar.own_rows import OwnRows
 
 _logger = logging.getLogger(__name__)
@@ -32,7 +33,8 @@ class FirstForward:
     """Checks a model once, at the first forward in training of it or of a module inside it.
 
     A forward pre-hook of all of them, as users call ``model.encode(...)`` as well. With one process
-    nothing is checked. A copy of the model has the hook without its work.
+    nothing is checked, and nothing on batches, which are not cut: the first forward on the graph
+    that is comes later. A copy of the model has the hook without its work.
     """
 
     def __init__(self, *, is_done: bool = False) -> None:
@@ -65,6 +67,8 @@ class FirstForward:
         """
         is_first = not self._is_done and model.training and torch.is_grad_enabled()
         if not is_first or transport.world() is not None or transport.world_size() == 1:
+            return
+        if (edges_in((args, kwargs)) or edges_here()) == 'batch':
             return
         self.let_go()
         model, args, kwargs = _outermost(model, args, kwargs)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm import in_layer, left_by
+from pyg_sar.comm import in_layer, left_by, world_size
 from pyg_sar.conv.around.patching import overridden, replaced
 from pyg_sar.conv.around.source_rows import Ends
 from pyg_sar.conv.call.decision import Decision, Decisions
@@ -64,8 +64,8 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
     a ``GATConv`` as before, and a ``SARConv``. On the ``edge_index`` of
     :func:`pyg_sar.load_shard` its output holds, for the own nodes, the rows that the conv gives on
     the whole graph, and so do all gradients. Linear layers and skip terms run once per node, at its
-    owner; only the rows that messages read travel. On any other ``edge_index`` it is the plain
-    conv.
+    owner; only the rows that messages read travel. On any other ``edge_index``, such as that of a
+    batch of this rank, it is the plain conv, and nothing is communicated.
 
     The method is Sequential Aggregation and Rematerialization (Mostafa, MLSys 2022,
     `arXiv 2111.06483 <https://arxiv.org/abs/2111.06483>`_).
@@ -107,6 +107,11 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
         """Runs the conv; the arguments are the conv's own."""
         shards = [] if self._sar.is_running else find_shards([*args, *kwargs.values()])
         if not shards:
+            if getattr(self, 'cached', False) and not self._sar.is_running and world_size() > 1:
+                raise ValueError(
+                    f"'cached' of {name_of(self)} must be False on batches (got True): it keeps "
+                    "the edges of its first forward, and those of a batch are not another's"
+                )
             return super().forward(*args, **kwargs)
         with self._on_cut_graph(shards, args, kwargs):
             return super().forward(*args, **kwargs)

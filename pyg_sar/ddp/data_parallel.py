@@ -39,13 +39,17 @@ class DistributedDataParallel(torch.nn.Module):
     one process. What enters the model and needs a gradient gets that of one process as well. Rows
     of a :class:`pyg_sar.NodeEmbedding` are neither sent nor averaged.
 
+    Called with the plain edges of a batch the model is the plain one (docs/models.md): then the sum
+    of the gradients is all that ranks say to each other, and running statistics of norms are made
+    equal in it. A rank whose batch is empty takes part.
+
     ``model.module`` is the model; calling it, or layers of it, averages gradients just the same.
     Hooks of parameters get this rank's share, as in torch; those registered by
     ``register_post_accumulate_grad_hook`` get the whole gradient. ``torch.autograd.grad`` on
     parameters is an error. Without ``torch.distributed`` it runs the wrapped model as it is.
 
     Args:
-        module: A PyG model.
+        module: A PyG model, or a model of rows alone such as an MLP.
         timeout: How long exchanges and the sum of the gradients wait for a rank that says nothing:
             seconds or a timedelta; None for the timeout of the default group.
         debug: Whether the ranks compare what they do before every exchange (:func:`pyg_sar.wrap`).

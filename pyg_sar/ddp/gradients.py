@@ -7,6 +7,9 @@ Here nothing is armed. A backward is met at the model's outputs and at its param
 What was there before is equal on all ranks, so its mean is itself: accumulated gradients stay right
 without being set aside. The price is that nothing is sent while backward still runs; a graph
 model's parameters are small beside its rows.
+
+Running statistics that norms have taken of batches travel with the gradients. Ranks of which one
+has run a batch in evaluation, or the whole graph, do not meet there: an error on all.
 """
 
 from __future__ import annotations
@@ -23,7 +26,15 @@ from torch.utils.hooks import RemovableHandle
 from pyg_sar.comm import all_reduce_sum, world_size
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind, tensors_in
-from pyg_sar.over_all_nodes.backward import is_accumulated, is_inside_a_function, running, started
+from pyg_sar.norm import RunningStatistics, edges_in
+from pyg_sar.over_all_nodes.backward import (
+    await_backward,
+    has_come,
+    is_accumulated,
+    is_inside_a_function,
+    running,
+    started,
+)
 from pyg_sar.own_rows import OwnRows
 
 
@@ -50,6 +61,8 @@ class Gradients:
         self._module = None if module is None else ref(module)
         self._parameters: list[torch.nn.Parameter] = []
         self._gathered: set[Tensor] = set()
+        self._forwards: set[str] = set()  # all, and those that backwards have come through
+        self._met: set[str] = set()
         self._handles: list[RemovableHandle] = []
         self._outermost: torch.nn.Module | None = None
         if module is None:
@@ -88,11 +101,17 @@ class Gradients:
         if model is None or not self._is_parallel:
             return
         outputs = [t for t in tensors_in(out) if t.requires_grad]
+        words = ''  # on a cut graph convs compare more
+        if edges_in((args, kwargs)) == 'batch':
+            words = f'a batch in {"training" if module.training else "evaluation"}'
         for output in outputs:
             if not output.is_leaf:
-                output.register_hook(_Entry(self))  # type: ignore[no-untyped-call]
+                output.register_hook(_Entry(self, words))  # type: ignore[no-untyped-call]
         # What runs in a backward computes again what was seen before, from stand-ins.
         if torch._C._current_graph_task_id() == -1:
+            if outputs:
+                self._forwards.add(words)
+                await_backward(self)
             known = set(model.parameters())
             tensors = [*outputs, *(t for t in tensors_in((args, kwargs)) if t.requires_grad)]
             leaves = (leaf for leaf in leaves_behind(tensors) if leaf not in known)
@@ -120,16 +139,36 @@ class Gradients:
             Those that any rank has a new gradient of; none while gradients only gather.
         """
         self._gathered.update(p for p in self._parameters if p in new)
-        if self.accumulates:
+        module = None if self._module is None else self._module()
+        if self.accumulates or module is None:
             return []
+        has_come(self)
         whole: list[Tensor] = []
         with torch.no_grad():
+            statistics = RunningStatistics(module)
+            vectors = statistics.packed()
             for bucket in self._buckets():
-                whole += self._reduce(bucket)
+                kind = bucket[0].dtype, bucket[0].device
+                vector = vectors.pop(kind, bucket[0].new_empty(0))
+                new_of_it, total = self._reduce(bucket, vector)
+                whole += new_of_it
+                if vector.numel():
+                    statistics.set(kind, total)
+            for kind, vector in vectors.items():  # of a dtype or device that no parameter has
+                statistics.set(kind, self._summed(vector))
         self._gathered.clear()
+        self._forwards.clear()
+        self._met.clear()
         return whole
 
-    def _reduce(self, bucket: Sequence[Tensor]) -> list[Tensor]:
+    def _summed(self, vector: Tensor) -> Tensor:
+        forwards = ' and '.join(sorted((self._met or self._forwards) - {''}))
+        of_what = f' of {forwards}' if forwards else ''
+        what = f'the sum of the gradients of parameters{of_what}'
+        return all_reduce_sum(vector, what, self._group)
+
+    def _reduce(self, bucket: Sequence[Tensor], more: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Of one bucket; the sum of `more`, divided as gradients are, is the second result."""
         flags = [float(p in self._gathered and p.grad is not None) for p in bucket]
         for p in bucket:
             if p.grad is not None and p.grad.requires_grad:
@@ -141,12 +180,12 @@ class Gradients:
                 p.grad = p.grad.to_dense()
         shared = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket if _size(p)]
         flags_of_all = torch.tensor(flags, dtype=bucket[0].dtype, device=bucket[0].device)
-        total = torch.cat([*(t.reshape(-1) for t in shared), flags_of_all])
+        total = torch.cat([*(t.reshape(-1) for t in shared), flags_of_all, more])
         total /= world_size()
         del shared
-        all_reduce_sum(total, 'the sum of the gradients of parameters', self._group)
+        self._summed(total)
         sizes = [_size(p) for p in bucket]
-        *means, shares = torch.split(total, [*sizes, len(bucket)])
+        *means, shares, more = torch.split(total, [*sizes, len(bucket), more.numel()])
         whole = []
         for p, mean, share in zip(bucket, means, shares.real.tolist(), strict=True):
             if share > 0:
@@ -154,7 +193,7 @@ class Gradients:
                 if not isinstance(p, OwnRows):
                     p.grad.copy_(mean.view_as(p))
                 whole.append(p)
-        return whole
+        return whole, more
 
     def _buckets(self) -> Iterator[list[Tensor]]:
         """The parameters by dtype and device, in their order, some at a time."""
@@ -195,13 +234,14 @@ def _size(p: Tensor) -> int:
 class _Entry:
     """The hook of a module's output: a backward comes to the module."""
 
-    def __init__(self, gradients: Gradients) -> None:
-        self.gradients = ref(gradients)
+    def __init__(self, gradients: Gradients, forward: str = '') -> None:
+        self.gradients, self.forward = ref(gradients), forward
 
     def __call__(self, grad: Tensor) -> None:
         gradients = self.gradients()
         if gradients is not None and gradients._is_parallel:
             gradients.enter()
+            gradients._met.add(self.forward)
 
 
 class _Arrival(_Entry):

@@ -9,10 +9,13 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch_geometric.nn import norm
 
 from pyg_sar.comm import in_layer
+from pyg_sar.norm.running import OwnUpdates
+from pyg_sar.norm.whose_rows import edges_here, last_edges, normalized_a_batch
 
 Norm = TypeVar('Norm', bound='GlobalNorm')
 
@@ -21,14 +24,30 @@ _GLOBAL: dict[type[torch.nn.Module], type[GlobalNorm]] = {}
 
 
 class GlobalNorm:
-    """A norm with the statistics of all ranks' rows.
+    """A norm with the statistics of all ranks' rows, or of those of a batch.
 
     A class has this and the plain norm as its bases, hence the norm's constructor, parameters,
     buffers and state_dict. With one process (``torch.distributed`` is not initialised) it is the
     plain norm.
+
+    In a forward of a module that has a conv in it and was called with plain edges, not with those
+    of a shard, a norm is the plain one, of this rank's rows, as models have it in torch's
+    DistributedDataParallel. Nothing is collective then. A batch without rows changes nothing.
+    Everywhere else, also where a program calls a norm outside of such a forward, its statistics are
+    those of all ranks' rows.
+
+    Running statistics are equal on all ranks after every backward of
+    :class:`pyg_sar.DistributedDataParallel`: the mean of those of the ranks whose batches had rows
+    (:mod:`pyg_sar.norm.running`). That is 2 C + 3 numbers more in an all-reduce that is there
+    anyway.
     """
 
     is_global = True
+    is_synced = False
+    """Whether statistics are those of all ranks' rows also of batches."""
+    _own_updates: OwnUpdates | None = None
+    _of_batches: frozenset[bool | None] = frozenset()
+    """Whether forwards were of batches, since those of checkpoints were last computed again."""
     _path = ''
     """The path of the module in the model that :func:`pyg_sar.wrap` was given."""
 
@@ -53,6 +72,42 @@ class GlobalNorm:
             return call(*args, **kwargs)
         with in_layer(f"layer '{self._path}' ({type(self).__name__.removeprefix('Global')})"):
             return call(*args, **kwargs)
+
+    def _is_of_batch(self, batch: Tensor | None = None) -> bool:
+        """Whether the statistics of this forward are those of this rank's rows alone.
+
+        Args:
+            batch: The graph of every row, if there are several.
+
+        Raises:
+            ValueError: If that cannot be told.
+        """
+        if self.is_synced:
+            return False
+        edges = edges_here()
+        is_of_batch = edges == 'batch'
+        if is_of_batch:
+            normalized_a_batch()
+        if torch._C._current_graph_task_id() != -1 and edges is None:  # of a checkpoint
+            known, self._of_batches = self._of_batches - {None}, self._of_batches | {None}
+            if len(known) > 1:
+                raise ValueError(
+                    f'{type(self).__name__} is computed again by a checkpoint after forwards on '
+                    'batches and on the whole graph: call backward() after each, or have the '
+                    'checkpoint take the edge_index as an argument, too'
+                )
+            return True in known
+        is_training: bool = self.training  # type: ignore[attr-defined]
+        if is_training or torch.is_grad_enabled():
+            before = frozenset() if None in self._of_batches else self._of_batches
+            self._of_batches = before | {is_of_batch}
+        if batch is not None and edges is None and last_edges() == 'batch':
+            raise ValueError(
+                f"'batch' of {type(self).__name__} would join graphs of different ranks, as it is "
+                'called outside of a forward that is given edges: call the model itself, '
+                'model(x, edge_index, batch)'
+            )
+        return is_of_batch
 
     @classmethod
     def convert(cls: type[Norm], module: torch.nn.Module) -> Norm:

@@ -1,8 +1,6 @@
 """Norms of groups of rows, whichever ranks own them: graphs of a batch, or node types.
 
-Each is PyG's formula with means over the rows of all ranks. One differentiable sum over the ranks
-is enough: a norm written with it is ordinary autograd code, and reads like the norm of one process.
-The losses of all ranks depend on the sum, so its adjoint is the sum of the ranks' gradients.
+Each is PyG's formula with means over the rows of all ranks, or over those of a batch.
 
 ``batch=None`` takes all nodes of all ranks as one graph. A batch vector holds, for every own node,
 the number of its graph in the whole batch; a graph may be cut.
@@ -10,93 +8,16 @@ the number of its graph in the whole batch; a graph may be cut.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.nn import norm
 
-from pyg_sar.comm import agree, all_reduce_sum, check_equal, is_distributed, sum_over_ranks
+from pyg_sar.comm import is_distributed
 from pyg_sar.norm.convert import GlobalNorm
-
-
-@dataclass(frozen=True)
-class Groups:
-    """The groups that the rows of all ranks fall into.
-
-    Attributes:
-        index: The group of every own row, ``[num_own]``, or None if there is one group.
-        count: The number of rows of every group on all ranks, int64 ``[num_groups]``.
-    """
-
-    index: Tensor | None
-    count: Tensor
-
-    def sum(self, x: Tensor) -> Tensor:
-        """The sum of every group, ``[num_groups, ...]``, in float32 or float64 (collective)."""
-        dtype = x.dtype if x.dtype == torch.float64 else torch.float32
-        if self.index is None:
-            return sum_over_ranks(x.sum(0, keepdim=True, dtype=dtype))
-        sums = x.new_zeros((self.count.numel(), *x.shape[1:]), dtype=dtype)
-        return sum_over_ranks(sums.index_add(0, self.index, x.to(dtype)))
-
-    def mean(self, x: Tensor) -> Tensor:
-        """The mean of every group's rows, in the dtype of `x`; zero of no rows (collective)."""
-        sums = self.sum(x)
-        count = self.count.clamp(min=1).view(-1, *[1] * (x.dim() - 1))
-        return (sums / count).to(x.dtype)
-
-    def centered(self, x: Tensor) -> Tensor:
-        """Own rows less the mean of their group (collective)."""
-        return x - self.of_rows(self.mean(x))
-
-    def of_rows(self, values: Tensor) -> Tensor:
-        """The values of every row's group, ``[num_own, ...]`` (or ``[1, ...]``, to broadcast)."""
-        return values if self.index is None else values.index_select(0, self.index)
-
-
-def groups_of(x: Tensor, index: Tensor | None = None, num_groups: int | None = None) -> Groups:
-    """The groups of all ranks' rows (collective: an all-reduce; with `index` also an all-gather).
-
-    Args:
-        x: Own rows, ``[num_own, ...]``.
-        index: The group of every own row, integer ``[num_own]``; None puts all rows into one.
-        num_groups: The number of groups, the same on all ranks; None takes the largest group that
-            any rank has, plus one.
-
-    Raises:
-        ValueError: On every rank, if `index` or `num_groups` does not fit on any.
-    """
-    if x.dim() < 2:
-        raise ValueError(f"expected 'x' of shape [num_own, num_features] (got {tuple(x.shape)})")
-    if index is None:
-        return Groups(None, all_reduce_sum(torch.tensor([x.size(0)], device=x.device)))
-    num_groups = _agree_on_groups(x, index, num_groups)
-    return Groups(index, all_reduce_sum(torch.bincount(index, minlength=num_groups)))
-
-
-def _agree_on_groups(x: Tensor, index: Tensor, num_groups: int | None) -> int:
-    error, needed = None, 0
-    if index.shape != x.shape[:1] or index.dtype not in (torch.int64, torch.int32):
-        error = (
-            f'expected a group (a graph or a type) for every row: integers of shape '
-            f'{tuple(x.shape[:1])} (got {index.dtype} of shape {tuple(index.shape)})'
-        )
-    elif index.numel():
-        low, high = (int(value) for value in index.aminmax())
-        needed = high + 1
-        if low < 0 or (num_groups is not None and needed > num_groups):
-            most = '' if num_groups is None else f' and below {num_groups}'
-            error = f'expected groups (graphs or types) from 0{most} (got {low} to {high})'
-    answers = agree((num_groups, needed, error))
-    if error is not None:
-        raise ValueError(error)
-    for rank, (_, _, other) in enumerate(answers):
-        if other is not None:
-            raise ValueError(f'rank {rank}: {other}')
-    check_equal('number of groups', num_groups, [given for given, _, _ in answers])
-    return max(n for _, n, _ in answers) if num_groups is None else num_groups
+from pyg_sar.norm.row_groups import Groups, groups_of
+from pyg_sar.norm.running import make_equal, note_update
 
 
 class _NormOfGraphs(GlobalNorm):
@@ -107,8 +28,9 @@ class _NormOfGraphs(GlobalNorm):
         - **batch**: graph of every own row, int64 ``[num_own]``, optional
         - **output**: ``[num_own, F]``
 
-    Collective in training and evaluation alike: an all-reduce for the sizes of the graphs (with a
-    batch vector an all-gather before it), then one for every mean, in forward and in backward.
+    Collective in training and evaluation alike, but for batches: an all-reduce for the sizes of the
+    graphs (with a batch vector an all-gather before it), then one for every mean, in forward and in
+    backward.
 
     Raises:
         ValueError: On every rank, if `batch` or `batch_size` does not fit on any.
@@ -123,7 +45,8 @@ class _NormOfGraphs(GlobalNorm):
         """Normalises own rows by the statistics of their graphs."""
         if not is_distributed():
             return super().forward(x, batch, batch_size)  # type: ignore[misc, no-any-return]
-        return self._normalize(x, groups_of(x, batch, batch_size))
+        is_of_batch = self._is_of_batch(batch)
+        return self._normalize(x, groups_of(x, batch, batch_size, is_of_batch=is_of_batch))
 
     def _normalize(self, x: Tensor, graphs: Groups) -> Tensor:
         raise NotImplementedError
@@ -165,25 +88,35 @@ class GlobalInstanceNorm(_NormOfGraphs, norm.InstanceNorm):  # type: ignore[misc
         """Normalises own rows by the statistics of their graphs, or by running ones."""
         if not is_distributed() or self.training or not self.track_running_stats:
             return super().forward(x, batch, batch_size)
+        make_equal(self)
         std = (self.running_var + self.eps).sqrt()
         return self._scale_and_shift((x - self.running_mean) / std)
 
     def _normalize(self, x: Tensor, graphs: Groups) -> Any:
-        if graphs.index is None and int(graphs.count) < 2:
-            raise ValueError(
-                f'expected more than 1 row on all ranks together (got {int(graphs.count)})'
-            )
+        has_none = graphs.is_of_batch and not x.size(0)
+        if graphs.index is None and int(graphs.count) < 2 and not has_none:
+            where = 'in the batch of a rank' if graphs.is_of_batch else 'on all ranks together'
+            raise ValueError(f'expected more than 1 row {where} (got {int(graphs.count)})')
         mean = graphs.mean(x)
         x = x - graphs.of_rows(mean)
         var = graphs.mean(x * x)
-        # PyG puts new tensors, with a history, in the place of the buffers; here they stay.
-        if self.running_mean is not None:
-            self.running_mean.lerp_(mean.detach().mean(0).to(self.running_mean), self.momentum)
-        if self.running_var is not None:
-            count = graphs.count.view(-1, 1)
-            unbiased = var.detach() * count / (count - 1).clamp(min=1)
-            self.running_var.lerp_(unbiased.mean(0).to(self.running_var), self.momentum)
+        self._update_running(mean, var, graphs, has_none)
         return self._scale_and_shift(x / graphs.of_rows((var + self.eps).sqrt()))
+
+    def _update_running(self, mean: Tensor, var: Tensor, graphs: Groups, has_none: bool) -> None:
+        if self.running_mean is None or self.running_var is None:
+            return
+        if graphs.is_of_batch:
+            note_update(self, torch.tensor([not has_none]))
+        else:
+            make_equal(self)
+        if has_none:
+            return
+        # PyG puts new tensors, with a history, in the place of the buffers; here they stay.
+        count = graphs.count.view(-1, 1)
+        unbiased = var.detach() * count / (count - 1).clamp(min=1)
+        self.running_mean.lerp_(mean.detach().mean(0).to(self.running_mean), self.momentum)
+        self.running_var.lerp_(unbiased.mean(0).to(self.running_var), self.momentum)
 
 
 class GlobalLayerNorm(_NormOfGraphs, norm.LayerNorm):  # type: ignore[misc]
@@ -253,7 +186,8 @@ class GlobalHeteroBatchNorm(GlobalNorm, norm.HeteroBatchNorm):  # type: ignore[m
         - **type_vec**: type of every own row, int64 ``[num_own]``
         - **output**: ``[num_own, F]``
 
-    Collective where it takes statistics of `x`: one all-gather and three all-reduces in forward.
+    Collective where it takes statistics of `x`, but for batches: one all-gather and three
+    all-reduces in forward.
 
     Raises:
         ValueError: On every rank, if `type_vec` does not fit.
@@ -261,20 +195,30 @@ class GlobalHeteroBatchNorm(GlobalNorm, norm.HeteroBatchNorm):  # type: ignore[m
 
     def forward(self, x: Tensor, type_vec: Tensor) -> Tensor:
         """Normalises own rows by the statistics of their type."""
-        if not is_distributed() or (not self.training and self.track_running_stats):
+        if not self.training and self.track_running_stats:
+            make_equal(self)
+            return super().forward(x, type_vec)  # type: ignore[no-any-return]
+        if not is_distributed():
             return super().forward(x, type_vec)  # type: ignore[no-any-return]
         with torch.no_grad():
-            types = groups_of(x, type_vec, self.num_types)
+            types = groups_of(x, type_vec, self.num_types, is_of_batch=self._is_of_batch())
             mean = types.mean(x)
             var = types.mean((x - types.of_rows(mean)).square())
             if self.training and self.track_running_stats:
-                self._update_running(mean, var, types.count > 0)
+                self._update_running(mean, var, types)
         out: Tensor = (x - mean[type_vec]) / var.clamp(self.eps).sqrt()[type_vec]
         if self.affine:
             out = out * self.weight[type_vec] + self.bias[type_vec]
         return out
 
-    def _update_running(self, mean: Tensor, var: Tensor, is_present: Tensor) -> None:
+    def _update_running(self, mean: Tensor, var: Tensor, types: Groups) -> None:
+        is_present = types.count > 0
+        if types.is_of_batch:
+            note_update(self, is_present)
+        else:
+            make_equal(self)
+        if types.is_of_batch and not is_present.any():
+            return
         momentum = self.momentum
         if momentum is None:
             self.num_batches_tracked.add_(1)

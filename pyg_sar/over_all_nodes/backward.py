@@ -23,6 +23,9 @@ from pyg_sar.comm import transport
 class Reducer(Protocol):
     """A model that makes its gradients whole at the end of a backward."""
 
+    def enter(self) -> None:
+        """Notes that the backward that runs comes to the model."""
+
     def reduce(self, new: set[Tensor]) -> list[Tensor]:
         """Does so; returns those that any rank has a new gradient of, of which `new` are here."""
 
@@ -61,6 +64,9 @@ class Backward:
         """The end."""
         whole: dict[Tensor, None] = {}
         try:
+            if not self._models:
+                for model in reversed([*_awaited()]):  # as a backward would come to them
+                    model.enter()
             for model in self._models:
                 whole |= dict.fromkeys(model.reduce(set(self._new)))
         finally:
@@ -108,6 +114,29 @@ def note_backward_of(tensor: Tensor) -> None:
 
 def _note(grad: Tensor) -> None:
     started()
+
+
+_awaiting: WeakKeyDictionary[transport.World, WeakKeyDictionary[Reducer, None]]
+_awaiting = WeakKeyDictionary()
+
+
+def await_backward(model: Reducer) -> None:
+    """Notes that a model has run forward, and that a backward may come.
+
+    On a rank whose batch is empty a loss over all ranks need not depend on the model. The backward
+    of the loss takes part in the sum of the gradients all the same, as the other ranks do.
+    """
+    has_come(model)
+    _awaited()[model] = None
+
+
+def has_come(model: Reducer) -> None:
+    """Notes that it has come."""
+    _awaited().pop(model, None)
+
+
+def _awaited() -> WeakKeyDictionary[Reducer, None]:
+    return _awaiting.setdefault(transport.world() or _NO_WORLD, WeakKeyDictionary())
 
 
 def is_accumulated(leaf: Tensor) -> bool:

@@ -43,17 +43,19 @@ def global_mean(
 
     Returns:
         A scalar; ``[...]`` with `dim`; ``[size, ...]`` with `batch`, 0 for a graph without nodes.
-        Collective: one all-reduce (two more small ones with `dim` or `batch`), one in backward.
+        0 if no rank has any rows, as the batches of a step may all be empty. If it has a history on
+        any rank it has one on all, also on those without rows. Collective: one all-reduce (two more
+        small ones with `dim` or `batch`), one in backward.
 
     Raises:
         ValueError: On all ranks, if `mask` or `batch` does not fit on one of them, `dim` is not 0,
-            or no rank selects a value.
+            or there is a `mask` and no rank selects a value.
     """
     if dim is None and batch is None:
         return _mean_of_all(values, mask)
     rows = Rows(values, mask, dim, batch, size)
     counts = rows.counts()
-    if batch is None and counts == 0:
+    if batch is None and mask is not None and counts == 0:
         raise ValueError("expected at least one value selected by 'mask' on all ranks (got none)")
     return rows.sum() / counts.clamp(min=1)
 
@@ -184,7 +186,7 @@ def global_softmax(
 
 
 def _mean_of_all(values: Tensor, mask: Tensor | None) -> Tensor:
-    """A scalar, by one all-reduce of four numbers."""
+    """A scalar, by one all-reduce of five numbers."""
     error = None
     if mask is not None:
         if mask.dtype == torch.bool and mask.shape == values.shape[:1]:
@@ -194,16 +196,18 @@ def _mean_of_all(values: Tensor, mask: Tensor | None) -> Tensor:
     if not values.is_floating_point():
         values = values.to(torch.get_default_dtype())
     local = values.sum(dtype=values.dtype if values.dtype == torch.float64 else torch.float32)
-    # float64 counts exactly up to 2^53; the third number tells the other ranks of an error.
-    counted = local.new_tensor([values.numel(), error is not None], dtype=torch.float64)
-    total, count, num_errors = sum_with_history(torch.cat([local.double().view(1), counted]))
+    # float64 counts exactly up to 2^53; the other ranks are told of an error, and of a mask.
+    told = [values.numel(), error is not None, mask is not None]
+    counted = local.new_tensor(told, dtype=torch.float64)
+    sums = sum_with_history(torch.cat([local.double().view(1), counted]))
+    total, count, num_errors, num_masks = sums
     if error is not None:
         raise error
     if num_errors > 0:
         raise ValueError(
             f"expected a bool 'mask' of shape {tuple(values.shape[:1])} (got another on some rank)"
         )
-    if count == 0:
+    if count == 0 and num_masks > 0:
         raise ValueError("expected at least one value selected by 'mask' on all ranks (got none)")
-    mean: Tensor = total / count.detach()
+    mean: Tensor = total / count.detach().clamp(min=1)
     return mean.to(values.dtype)

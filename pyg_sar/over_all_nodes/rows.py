@@ -30,14 +30,15 @@ from pyg_sar.over_all_nodes.backward import note_backward_of
 
 
 @in_call('rows')
-def rows(x: Tensor, ids: Tensor, n_id: Tensor) -> Tensor:
+def rows(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> Tensor:
     """The rows of nodes of the whole graph: ``x[ids]``, as if `x` had the rows of all nodes.
 
     ``z = rows(out, edge_label_index, data.n_id)`` gives a decoder the two ends of every labelled
     edge, on whichever ranks they are. Gradients go back to the owners.
 
     Args:
-        x: Own rows ``[num_own, ...]``.
+        x: Own rows ``[num_own, ...]``; or a :class:`pyg_sar.NodeEmbedding`, of which each owner
+            looks up the rows that are asked for, and no others.
         ids: Ids of the whole graph, int64, of any shape; they may differ from rank to rank.
         n_id: ``data.n_id``: the ids of the own nodes, int64 ``[num_own]``. Of a HeteroData that of
             the type of nodes.
@@ -51,10 +52,12 @@ def rows(x: Tensor, ids: Tensor, n_id: Tensor) -> Tensor:
             int64, or `x` and `n_id` do not fit together.
     """
     plan = _plan(x, ids, n_id)
-    out: Tensor = _FetchRows.apply(x, plan)  # type: ignore[no-untyped-call]
+    place = plan.send_index
+    sent = x.index_select(0, place) if isinstance(x, Tensor) else x(n_id[place])
+    out: Tensor = _SendRows.apply(sent, plan)  # type: ignore[no-untyped-call]
     if out.requires_grad:
         note_backward_of(out)
-    return out.index_select(0, plan.place).view(*ids.shape, *x.shape[1:])
+    return out.index_select(0, plan.place).view(*ids.shape, *out.shape[1:])
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +91,17 @@ _homes = WeakTensorKeyDictionary()
 _plans = WeakTensorKeyDictionary()
 
 
-def _plan(x: Tensor, ids: Tensor, n_id: Tensor) -> _Plan:
+def _plan(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> _Plan:
     error = None
     if ids.dtype != torch.int64:
         error = f"expected int64 'ids' (got {ids.dtype})"
+    elif not isinstance(x, Tensor):
+        own = getattr(getattr(x, 'weight', None), 'n_id', None)
+        if own is None or not torch.equal(own, n_id.cpu()):
+            error = (
+                "expected rows or a NodeEmbedding of the nodes in 'n_id' as 'x' "
+                f'(got a {type(x).__name__} of others)'
+            )
     elif x.shape[:1] != n_id.shape:
         error = (
             f"expected one row of 'x' for each of {tuple(n_id.shape)} ids in 'n_id' "
@@ -176,18 +186,16 @@ def _asked_for(ids: Tensor, home: _Home) -> _Plan:
 
 
 @communicates
-class _FetchRows(torch.autograd.Function):
+class _SendRows(torch.autograd.Function):
     """Rows that other ranks own, each once."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, plan: _Plan) -> Tensor:
-        ctx.plan, ctx.shape = plan, x.shape
-        return all_to_all(x[plan.send_index], plan.send_counts, plan.recv_counts)
+    def forward(ctx: Any, sent: Tensor, plan: _Plan) -> Tensor:
+        ctx.plan = plan
+        return all_to_all(sent, plan.send_counts, plan.recv_counts)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         plan = ctx.plan
-        came = all_to_all(grads[0].contiguous(), plan.recv_counts, plan.send_counts)
-        grad: Tensor = grads[0].new_zeros(ctx.shape).index_add(0, plan.send_index, came)
-        return grad, None
+        return all_to_all(grads[0].contiguous(), plan.recv_counts, plan.send_counts), None

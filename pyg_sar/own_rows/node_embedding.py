@@ -100,7 +100,7 @@ class NodeEmbedding(torch.nn.Module):
 
         Args:
             n_id: Ids of own nodes in the whole graph, int64, such as ``data.n_id[mask]``; rows of
-                any nodes are ``pyg_sar.rows(embedding(), ids, data.n_id)``.
+                any nodes are ``pyg_sar.rows(embedding, ids, data.n_id)``.
 
         Returns:
             ``[num_own, embedding_dim]``, or ``[*n_id.shape, embedding_dim]``.
@@ -173,7 +173,7 @@ def _places(own: Tensor, n_id: Tensor) -> Tensor | None:
     if others.numel():
         raise ValueError(
             f"'n_id' must hold ids of own nodes of this rank (got {int(others[0])}): rows of any "
-            'nodes are pyg_sar.rows(embedding(), ids, data.n_id)'
+            'nodes are pyg_sar.rows(embedding, ids, data.n_id)'
         )
     order = own.argsort()
     return order[torch.searchsorted(own, n_id, sorter=order)]

@@ -38,7 +38,7 @@ MAKES: dict[str, Callable[[], torch.nn.Module]] = {
         ('net', {'bucket_cap_mb': 0}, "'bucket_cap_mb' must be positive (got 0)"),
         ('net', {'device_ids': ['meta']}, "'device_ids' must be where the model is, ['cpu'] (got"),
         ('net', {'prefetch': 0}, "'prefetch' must be a positive int (got 0)"),
-        ('no convs', {}, 'expected a model with at least one message-passing conv'),
+        ('no convs', {'prefetch': 2}, "'prefetch' has a meaning for message-passing convs only"),
         ('images', {}, 'statistics over the rows of one rank'),
     ],
 )

@@ -150,6 +150,27 @@ def test_nobody_selected(counts):
     assert_all_raise(outcomes, 'ValueError', 'expected at least one value selected', '(got none)')
 
 
+def _no_rows(dim: int | None, needs: list[bool]) -> list[Any]:
+    values = torch.zeros(0, 2, requires_grad=needs[dist.get_rank()])
+    mean = global_mean(values, dim=dim)
+    if mean.requires_grad:
+        mean.sum().backward()
+    return [mean.detach(), mean.requires_grad, values.grad]
+
+
+@pytest.mark.parametrize('dim', [None, 0])
+@pytest.mark.parametrize('needs', [[True] * 3, [False, True, False], [False] * 3], ids=str)
+def test_no_rows_on_any_rank(dim, needs):
+    """The mean is 0, and all ranks can go back if one can."""
+    for (mean, has_history, grad), needs_it in zip(
+        run_ranks(_no_rows, 3, dim, needs), needs, strict=True
+    ):
+        assert torch.equal(mean, torch.zeros(()) if dim is None else torch.zeros(2))
+        assert has_history is any(needs)
+        assert (grad is None) is not needs_it
+        assert grad is None or grad.shape == (0, 2)
+
+
 BAD_MASKS: dict[str, Any] = {
     'short': torch.ones(5, dtype=torch.bool),
     'a column': torch.ones(6, 1, dtype=torch.bool),

@@ -203,13 +203,6 @@ def test_a_batch_norm_with_a_forward_of_its_own():
     _refuses(model, "^OwnBatchNorm at '1' cannot run on a partitioned graph")
 
 
-@pytest.mark.parametrize(
-    'model', [torch.nn.Linear(2, 2), torch.nn.ModuleList(), torch.nn.BatchNorm1d(3)], ids=str
-)
-def test_a_model_without_convs(model):
-    _refuses(model, f'at least one message-passing conv .got {type(model).__name__} without any')
-
-
 @pytest.mark.parametrize('mode', ['parallel', '', None, 'SEQUENTIAL'])
 def test_unknown_modes(mode):
     words = "'mode' must be one of .*sequential.*one_shot.*got"

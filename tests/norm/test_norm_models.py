@@ -26,7 +26,7 @@ from pyg_sar.norm import (
     GlobalLayerNorm,
     GlobalPyGBatchNorm,
 )
-from pyg_sar.norm.groups import groups_of
+from pyg_sar.norm.row_groups import groups_of
 
 NORMS: dict[str, Callable[[], torch.nn.Module]] = {
     'BatchNorm1d': lambda: torch.nn.BatchNorm1d(6),

@@ -1,0 +1,138 @@
+"""Running statistics that the ranks have updated by batches of their own, made equal again.
+
+torch's DistributedDataParallel gives all ranks those of rank 0 at the next forward, and forgets
+what the others have seen. Here their mean is taken. A step of a running mean is linear,
+``(1 - m) running + m mean``, so the mean of the ranks' running statistics is what the mean of their
+batches' statistics would have given. A rank whose batch had no rows does not count.
+
+:class:`pyg_sar.DistributedDataParallel` sends them along with the gradients. What no backward
+followed is made equal where it is next used: in evaluation, or in training on the whole graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm import all_reduce_sum
+
+if TYPE_CHECKING:
+    from pyg_sar.norm.convert import GlobalNorm
+
+Kind: TypeAlias = tuple[torch.dtype, torch.device]
+
+
+@dataclass(eq=False)
+class OwnUpdates:
+    """What a norm has done to its running statistics by itself.
+
+    Attributes:
+        is_updated: Which rows of them it has changed, bool: of HeteroBatchNorm one for every type,
+            else ``[1]``; none for a batch without rows.
+        num_batches: ``num_batches_tracked`` before; None where that is not kept.
+    """
+
+    is_updated: Tensor
+    num_batches: Tensor | None
+
+
+def note_update(norm: Any, is_updated: Tensor) -> None:
+    """Notes that a norm is going to update its running statistics by a batch of this rank."""
+    own: OwnUpdates | None = norm._own_updates
+    if own is None:
+        tracked = norm._buffers.get('num_batches_tracked')
+        norm._own_updates = OwnUpdates(is_updated, None if tracked is None else tracked.clone())
+    else:
+        own.is_updated = own.is_updated | is_updated
+
+
+class RunningStatistics:
+    """Those of all norms in a module, as vectors that can be added up over the ranks.
+
+    They have the same sizes on all ranks, whether a rank has updated anything or not. A norm has
+    ``[w, w * mean, w * var, num_batches, has_any]``, with w 1 for the rows it has updated.
+
+    Args:
+        module: A module.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._norms: dict[Kind, list[GlobalNorm]] = {}
+        for norm in module.modules():
+            mean = norm._buffers.get('running_mean') if hasattr(norm, '_own_updates') else None
+            if mean is not None:
+                kind = torch.promote_types(mean.dtype, torch.float32), mean.device
+                self._norms.setdefault(kind, []).append(norm)  # type: ignore[arg-type]
+
+    def packed(self) -> dict[Kind, Tensor]:
+        """What this rank adds, a vector for every dtype and device."""
+        return {
+            kind: torch.cat([piece for norm in norms for piece in _pieces(norm, kind)])
+            for kind, norms in self._norms.items()
+        }
+
+    def set(self, kind: Kind, total: Tensor) -> None:
+        """Sets them by the sum over the ranks of what :meth:`packed` gave, or a multiple of it."""
+        norms = self._norms[kind]
+        pieces = torch.split(total, [_size(norm) for norm in norms])
+        has_any = torch.stack([piece[-1] for piece in pieces]).tolist()
+        for norm, piece, count in zip(norms, pieces, has_any, strict=True):
+            if count > 0:
+                _set(norm, piece)
+            norm._own_updates = None
+
+
+def make_equal(norm: Any) -> None:
+    """Makes the running statistics of a norm equal, if it has updated them by itself (collective).
+
+    Raises:
+        ExchangeError: If another rank has not.
+    """
+    if norm._own_updates is None:
+        return
+    statistics = RunningStatistics(norm)
+    for kind, vector in statistics.packed().items():
+        statistics.set(kind, all_reduce_sum(vector, 'the mean of running statistics'))
+
+
+def _by_row(buffer: Tensor) -> Tensor:
+    return buffer.view(-1, buffer.size(-1))
+
+
+def _size(norm: Any) -> int:
+    mean: Tensor = norm.running_mean
+    return _by_row(mean).size(0) + 2 * mean.numel() + 2
+
+
+def _pieces(norm: Any, kind: Kind) -> Iterator[Tensor]:
+    own: OwnUpdates | None = norm._own_updates
+    if own is None:
+        yield torch.zeros(_size(norm), dtype=kind[0], device=kind[1])
+        return
+    weight = own.is_updated.to(dtype=kind[0], device=kind[1])
+    yield weight
+    for buffer in (norm.running_mean, norm.running_var):
+        yield (weight.unsqueeze(1) * _by_row(buffer)).view(-1)
+    num_batches = weight.new_zeros(1)
+    if own.num_batches is not None:
+        num_batches += norm.num_batches_tracked - own.num_batches
+    yield num_batches
+    yield weight.amax().view(1)
+
+
+def _set(norm: Any, piece: Tensor) -> None:
+    mean, own = _by_row(norm.running_mean), norm._own_updates
+    sizes = [mean.size(0), mean.numel(), mean.numel(), 1, 1]
+    weight, means, variances, num_batches, has_any = torch.split(piece, sizes)
+    weight = weight.unsqueeze(1)
+    for buffer, total in ((mean, means), (_by_row(norm.running_var), variances)):
+        new = (total.view_as(buffer) / weight).to(buffer.dtype)
+        buffer.copy_(torch.where(weight > 0, new, buffer))
+    tracked = norm._buffers.get('num_batches_tracked')
+    if tracked is not None:
+        before = tracked if own is None else own.num_batches
+        tracked.copy_(before + (num_batches / has_any).round().view(()))

@@ -1,0 +1,132 @@
+"""Whose rows a norm takes statistics of: those of all ranks, or those of a batch of this rank.
+
+A model is called with the edge_index of a shard, or with the plain one of a batch. Its norms are
+given rows alone. So every module that has a conv in it notes what its forward was called with, and
+a norm asks for what is noted. Nothing is noted where a program calls a norm from outside of such a
+forward: the statistics are those of all ranks' rows then, which is right for batches, too, and
+costs collectives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch_geometric.data.data import BaseData
+from torch_geometric.typing import SparseTensor
+
+from pyg_sar.shard.local_ids import LocalIds
+
+Edges = Literal['shard', 'batch']
+
+
+@dataclasses.dataclass(eq=False)
+class _Forward:
+    """A forward that runs.
+
+    Attributes:
+        module: Whose.
+        edges: What it was called with.
+        has_normalized: Whether a norm in it has taken statistics of a batch.
+    """
+
+    module: torch.nn.Module
+    edges: Edges | None
+    has_normalized: bool = False
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.forwards: list[_Forward] = []
+        self.last: Edges | None = None
+
+
+_here = _Here()
+
+
+def note_edges_of(modules: Iterable[torch.nn.Module]) -> None:
+    """Has modules note in every forward which edges they are called with."""
+    for module in modules:
+        if _enter not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_enter, with_kwargs=True, prepend=True)
+            module.register_forward_hook(_leave, always_call=True)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _enter(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    running, edges = _here.forwards, edges_in((args, kwargs))
+    if edges == 'shard':
+        for outer in running:
+            if outer.has_normalized:
+                raise ValueError(
+                    f"{type(module).__name__} is called with a shard's edge_index inside of a "
+                    f'forward of {type(outer.module).__name__} that was called with plain edges, '
+                    f"and whose norms took those for a batch: give the shard's edge_index to "
+                    f'{type(outer.module).__name__} as an argument'
+                )
+            outer.edges = 'shard'
+    running.append(_Forward(module, edges))
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _leave(module: torch.nn.Module, args: Any, out: Any) -> None:
+    running = _here.forwards
+    while any(each.module is module for each in running):
+        left = running.pop()  # those inside that were interrupted, and then its own
+        if left.module is module:
+            _here.last = left.edges or _here.last
+            return
+
+
+def edges_here() -> Edges | None:
+    """Which edges the forward that runs was called with; None where nothing tells."""
+    found = {each.edges for each in _here.forwards}
+    return 'shard' if 'shard' in found else 'batch' if 'batch' in found else None
+
+
+def last_edges() -> Edges | None:
+    """Which edges the last forward was called with that told."""
+    return _here.last
+
+
+def normalized_a_batch() -> None:
+    """Notes that a norm in the forward that runs has taken statistics of a batch."""
+    for each in _here.forwards:
+        each.has_normalized = True
+
+
+def edges_in(value: Any) -> Edges | None:
+    """The kind of edges among arguments: those of a shard if there are any, or plain ones."""
+    found: Edges | None = None
+    for leaf in _leaves(value):
+        if isinstance(leaf, LocalIds):
+            return 'shard'
+        if _are_edges(leaf):
+            found = 'batch'
+    return found
+
+
+def _are_edges(value: Any) -> bool:
+    if not isinstance(value, Tensor):
+        return isinstance(value, SparseTensor)
+    if value.layout != torch.strided:
+        return True
+    return value.dim() == 2 and value.size(0) == 2 and value.dtype in (torch.int64, torch.int32)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, BaseData):
+        value = value.stores
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value

@@ -1,0 +1,629 @@
+"""Programs that mix batches and the whole graph: right, or refused with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hand_batches import batch_of, hetero_batch_of
+from hetero_graphs import assignment, hetero_graph
+from hetero_models import METADATA
+from ranks import run_as_threads, run_once, run_ranks
+from small_graphs import assemble, assert_all_raise, assert_close, attempt, cut, small_graph
+from torch import Tensor, nn
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import BatchNorm, GATConv, GCNConv, GraphNorm, HeteroConv, SAGEConv
+from torch_geometric.utils import trim_to_layer
+
+import pyg_sar
+from pyg_sar import DistributedDataParallel, NodeEmbedding, global_mean, load_shard, wrap
+from pyg_sar.checking import first_forward
+from pyg_sar.comm import rank, world_size
+from pyg_sar.norm import GlobalBatchNorm
+
+
+class Net(nn.Module):
+    def __init__(self, norm: Callable[[int], nn.Module] = nn.BatchNorm1d) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = SAGEConv(6, 8), norm(8), SAGEConv(8, 3)
+
+    def encode(self, x: Tensor, edge_index: Tensor, *batch: Tensor) -> Tensor:
+        return self.norm(self.first(x, edge_index), *batch).relu()
+
+    def forward(self, x: Tensor, edge_index: Tensor, *batch: Tensor) -> Tensor:
+        return self.second(self.encode(x, edge_index, *batch), edge_index)
+
+
+def _net(*args: Any) -> Net:
+    torch.manual_seed(0)
+    return Net(*args).double()
+
+
+def _seeds(*of_ranks: list[int]) -> Tensor:
+    return torch.tensor(of_ranks[rank()], dtype=torch.int64)
+
+
+def _loss(model: nn.Module, batch: Data) -> Tensor:
+    out = model(batch.x, batch.edge_index)[: batch.batch_size]
+    return global_mean(F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none'))
+
+
+# Ranks that do different things end in an error that tells what each is at.
+
+
+def _one_on_the_whole_graph(root: str, graph: Data) -> None:
+    data, model = load_shard(root), DistributedDataParallel(_net())
+    if rank() == 0:
+        out = model(data.x, data.edge_index)
+        global_mean(F.cross_entropy(out, data.y, reduction='none')).backward()
+    else:
+        _loss(model, batch_of(graph, torch.tensor([1, 2]))).backward()
+
+
+def _one_in_evaluation(root: str, graph: Data) -> None:
+    model = DistributedDataParallel(_net())
+    model.train(rank() == 0)
+    _loss(model, batch_of(graph, torch.tensor([1, 2]))).backward()
+
+
+def _one_without_a_backward(root: str, graph: Data) -> None:
+    model = DistributedDataParallel(_net())
+    loss = _loss(model, batch_of(graph, torch.tensor([1, 2])))
+    if rank() == 0:
+        loss.backward()
+
+
+PROGRAMS = {
+    'one on the whole graph': (
+        _one_on_the_whole_graph,
+        ["layer 'first' (SAGEConv)", 'a sum over all ranks in global_mean'],
+    ),
+    'one in evaluation': (
+        _one_in_evaluation,
+        ['parameters of a batch in training', 'parameters of a batch in evaluation'],
+    ),
+    'one without a backward': (_one_without_a_backward, ['global_mean']),
+}
+
+
+@pytest.mark.parametrize('name', PROGRAMS)
+def test_ranks_that_part(tmp_path, name):
+    graph, (program, words) = small_graph(), PROGRAMS[name]
+    root = str(cut(graph, 2, tmp_path / 'parts'))
+    with pytest.raises(RuntimeError) as caught:
+        run_as_threads(program, 2, root, graph)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def _parted(root: str, graph: Data, name: str) -> str:
+    return attempt(PROGRAMS[name][0], root, graph)
+
+
+@pytest.mark.parametrize('name', ['one on the whole graph', 'one in evaluation'])
+def test_processes_that_part(tmp_path, name):
+    graph = small_graph()
+    root = str(cut(graph, 2, tmp_path / 'parts'))
+    outcomes = run_once(_parted, 2, root, graph, name)
+    assert_all_raise(outcomes, 'ExchangeError', PROGRAMS[name][1][-1])
+
+
+# The check looks at the first forward on the graph that is cut.
+
+
+def _checks(root: str, graph: Data) -> list[list[str]]:
+    checked: list[str] = []
+    original = first_forward.check_model
+    data, model = load_shard(root), DistributedDataParallel(_net(), check=True)
+    first_forward.check_model = lambda model, *_: checked.append(type(model).__name__)
+    try:
+        found = []
+        for batch in (_seeds([1], [2, 3]), _seeds([], [4])):
+            _loss(model, batch_of(graph, batch)).backward()
+            model.module.encode(data.x[:0], torch.empty(2, 0, dtype=torch.int64))
+            found.append([*checked])
+        for _ in range(2):
+            model(data.x, data.edge_index)
+            found.append([*checked])
+    finally:
+        first_forward.check_model = original
+    return found
+
+
+def test_the_check_waits_for_the_graph(tmp_path):
+    graph = small_graph()
+    results = run_ranks(_checks, 2, str(cut(graph, 2, tmp_path / 'parts')), graph)
+    assert sorted(results) == [[[], [], [], []], [[], [], ['Net'], ['Net']]]
+
+
+class _Mean(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = SAGEConv(6, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(x - x.mean(dim=0), edge_index)
+
+
+def _wrong_on_the_graph(root: str, graph: Data) -> list[str]:
+    data, model = load_shard(root), DistributedDataParallel(_Mean().double(), check=True)
+    _loss(model, batch_of(graph, torch.tensor([rank(), 5]))).backward()
+    return [attempt(model, data.x, data.edge_index)]
+
+
+def test_the_check_finds_what_is_wrong_on_the_graph_after_batches(tmp_path):
+    graph = small_graph()
+    for outcomes in run_ranks(_wrong_on_the_graph, 2, str(cut(graph, 2, tmp_path / 'p')), graph):
+        assert_all_raise(outcomes, 'ValueError', "first at 'mean'", 'pyg_sar.global_mean')
+
+
+# Norms outside of forwards that tell of edges are those of all ranks.
+
+
+def _by_layers(graph: Data) -> tuple[Tensor, Tensor]:
+    model = DistributedDataParallel(_net())
+    batch = batch_of(graph, _seeds([1, 2], [], [9]))
+    out = model.module.encode(batch.x, batch.edge_index)
+    return out.detach(), model.module.norm.running_mean
+
+
+def test_a_method_of_the_model_takes_the_statistics_of_all_ranks(graph):
+    results = run_as_threads(_by_layers, 3, graph)
+    net = _net()
+    batches = [batch_of(graph, torch.tensor(seeds)) for seeds in ([1, 2], [9])]
+    rows = torch.cat([net.first(b.x, b.edge_index) for b in batches])
+    want = net.norm(rows).relu().detach()
+    assert_close(torch.cat([out for out, _ in results]), want)
+    for _, running_mean in results:
+        assert_close(running_mean, net.norm.running_mean)
+
+
+def _graphs_by_layers(graph: Data) -> list[str]:
+    model = DistributedDataParallel(_net(GraphNorm))
+    batch = batch_of(graph, _seeds([1, 2], [9, 3]))
+    graphs = torch.zeros(batch.x.size(0), dtype=torch.int64)
+    return [
+        attempt(model, batch.x, batch.edge_index, graphs),
+        attempt(model.module.encode, batch.x, batch.edge_index, graphs),
+    ]
+
+
+def test_graphs_of_ranks_are_not_joined(graph):
+    for inside, outside in run_as_threads(_graphs_by_layers, 2, graph):
+        assert inside == 'no error'
+        assert_all_raise([outside], 'ValueError', "'batch' of GlobalGraphNorm would join graphs")
+
+
+class _Holder:
+    def __init__(self, edge_index: Tensor) -> None:
+        self.edge_index = edge_index
+
+
+class _Hidden(nn.Module):
+    """Gets the shard in an object of its own, beside pairs of nodes that look like edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm1d(6), SAGEConv(6, 3)
+
+    def forward(self, x: Tensor, holder: _Holder, pairs: Tensor, norm_first: bool) -> Tensor:
+        if norm_first:
+            return self.conv(self.norm(x), holder.edge_index)
+        self.conv(x, holder.edge_index)
+        return self.norm(x)
+
+
+def _hidden(root: str) -> Any:
+    data, model = load_shard(root), DistributedDataParallel(_Hidden().double())
+    args = data.x, _Holder(data.edge_index), torch.zeros(2, 5, dtype=torch.int64)
+    return data.n_id, attempt(model, *args, True), model(*args, False).detach()
+
+
+def test_a_shard_that_is_hidden_from_the_norms(tmp_path):
+    graph = small_graph()
+    results = run_as_threads(_hidden, 2, str(cut(graph, 2, tmp_path / 'parts')))
+    words = "SAGEConv is called with a shard's edge_index inside of a forward of _Hidden"
+    assert all(words in outcome for _, outcome, _ in results)
+    found = assemble([(n_id, out) for n_id, _, out in results], 40)
+    assert_close(found, nn.BatchNorm1d(6).double()(graph.x).detach())
+
+
+def _cached(root: str, graph: Data) -> list[str]:
+    data, batch = load_shard(root), batch_of(graph, torch.tensor([rank()]))
+    conv = wrap(GCNConv(6, 3, cached=True).double())
+    outcomes = [attempt(conv, data.x, data.edge_index), attempt(conv, batch.x, batch.edge_index)]
+    return [*outcomes, attempt(conv, data.x, data.edge_index)]
+
+
+def test_a_conv_that_keeps_its_edges(tmp_path):
+    graph = small_graph()
+    for outcomes in run_as_threads(_cached, 2, str(cut(graph, 2, tmp_path / 'parts')), graph):
+        assert outcomes[::2] == ['no error'] * 2
+        assert_all_raise(outcomes[1:2], 'ValueError', "'cached' of GCNConv must be False")
+
+
+# Backwards in other orders.
+
+
+def _two_models(graph: Data) -> list[dict[str, Tensor]]:
+    """The second model takes what the first gives; the losses of rank 1 depend on neither."""
+    torch.manual_seed(0)
+    models = [DistributedDataParallel(conv.double()) for conv in (SAGEConv(6, 5), SAGEConv(5, 3))]
+    batch = batch_of(graph, _seeds([1, 2], []))
+    out = models[1](models[0](batch.x, batch.edge_index), batch.edge_index)[: batch.batch_size]
+    losses = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
+    global_mean(losses if rank() == 0 else losses.detach()).backward()
+    return [{name: p.grad for name, p in model.module.named_parameters()} for model in models]
+
+
+def test_two_models_on_an_empty_batch(graph):
+    first, second = run_as_threads(_two_models, 2, graph)
+    for a, b in zip(first, second, strict=True):
+        assert all(grad.abs().max() > 0 for grad in a.values())
+        assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _backward_again(graph: Data) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The first backward has changed the running statistics; the second goes through the norm."""
+    model = DistributedDataParallel(_net())
+    loss = _loss(model, batch_of(graph, _seeds([1, 2], [9])))
+    found = []
+    for keeps in (True, False):
+        model.zero_grad()
+        loss.backward(retain_graph=keeps)
+        found.append({name: p.grad.clone() for name, p in model.module.named_parameters()})
+    return found[0], found[1]
+
+
+def test_a_second_backward(graph):
+    for first, second in run_as_threads(_backward_again, 2, graph):
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def _in_one_backward(root: str, graph: Data) -> dict[str, Tensor]:
+    data, model = load_shard(root), DistributedDataParallel(_net())
+    loss = _loss(model, batch_of(graph, _seeds([1, 2], [9])))
+    out = model(data.x, data.edge_index)
+    (loss + global_mean(F.cross_entropy(out, data.y, reduction='none'))).backward()
+    return {name: p.grad for name, p in model.module.named_parameters()}
+
+
+def test_a_batch_and_the_whole_graph_in_one_backward(tmp_path):
+    graph, model = small_graph(), _net()
+    results = run_as_threads(_in_one_backward, 2, str(cut(graph, 2, tmp_path / 'parts')), graph)
+    batches = [batch_of(graph, torch.tensor(seeds)) for seeds in ([1, 2], [9])]
+    outs = [model(b.x, b.edge_index)[: b.batch_size] for b in batches]
+    loss = F.cross_entropy(torch.cat(outs), torch.cat([b.y[: b.batch_size] for b in batches]))
+    (loss + F.cross_entropy(model(graph.x, graph.edge_index), graph.y)).backward()
+    for gradients in results:
+        for name, p in model.named_parameters():
+            assert_close(gradients[name], p.grad)
+
+
+def _between(root: str, graph: Data) -> list[Tensor]:
+    """While gradients gather, rank 1 without rows so far: evaluation on the whole graph."""
+    data, model = load_shard(root), DistributedDataParallel(_net())
+    with model.no_sync():
+        _loss(model, batch_of(graph, _seeds([1, 2], [], [9]))).backward()
+    with torch.no_grad():
+        model.eval()(data.x, data.edge_index)
+    found = model.module.norm.running_mean.clone()
+    model.train()
+    with model.no_sync():
+        _loss(model, batch_of(graph, _seeds([], [3], [4]))).backward()
+    model(data.x, data.edge_index).sum().backward()
+    return [found, *(b.clone() for b in model.module.buffers())]
+
+
+def test_the_whole_graph_while_gradients_gather(tmp_path):
+    graph, net = small_graph(), _net()
+    results = run_as_threads(_between, 3, str(cut(graph, 3, tmp_path / 'parts')), graph)
+    assert all(torch.equal(a, b) for r in results for a, b in zip(r, results[0], strict=True))
+    batches = [batch_of(graph, torch.tensor(seeds)) for seeds in ([1, 2], [9], [3], [4])]
+    means = [net.first(b.x, b.edge_index).mean(0).detach() for b in batches]
+    first = 0.1 * (means[0] + means[1]) / 2
+    assert_close(results[0][0], first)
+    second = 0.9 * first + 0.1 * (means[2] + means[3]) / 2
+    whole = net.first(graph.x, graph.edge_index).mean(0).detach()
+    assert_close(results[0][1], 0.9 * second + 0.1 * whole)
+
+
+def _recomputed(graph: Data, recomputes: bool) -> dict[str, Tensor]:
+    model = DistributedDataParallel(_net(), checkpoint_activations=recomputes)
+    _loss(model, batch_of(graph, _seeds([1, 2], [], [9, 4]))).backward()
+    return {name: p.grad for name, p in model.module.named_parameters()}
+
+
+def test_recomputed_activations(graph):
+    kept, again = (run_as_threads(_recomputed, 3, graph, value) for value in (False, True))
+    for a, b in zip(kept, again, strict=True):
+        assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+class OfData(Net):
+    def forward(self, data: Data) -> Tensor:
+        return super().forward(data.x, data.edge_index)
+
+
+def _of_data(graph: Data) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(OfData().double())
+    batch = batch_of(graph, _seeds([1, 2], [9]))
+    return model(batch).detach(), model(data=batch).detach()
+
+
+def test_models_of_data_objects(graph):
+    for seeds, found in zip(([1, 2], [9]), run_as_threads(_of_data, 2, graph), strict=True):
+        batch = batch_of(graph, torch.tensor(seeds))
+        want = _net()(batch.x, batch.edge_index).detach()
+        assert all(torch.allclose(out, want, rtol=1e-12, atol=1e-12) for out in found)
+
+
+# Kinds of models and batches.
+
+
+class Trimmed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([SAGEConv(6, 8), SAGEConv(8, 3)])
+        self.norm = BatchNorm(8)
+
+    def forward(self, x: Tensor, edge_index: Tensor, nodes: Any = None, edges: Any = None) -> Any:
+        for i, conv in enumerate(self.convs):
+            if nodes is not None:
+                x, edge_index, _ = trim_to_layer(i, nodes, edges, x, edge_index)
+            x = conv(x, edge_index)
+            x = self.norm(x).relu() if i == 0 else x
+        return x
+
+
+def _layered(graph: Data, seeds: list[int]) -> tuple[Tensor, Tensor, list[int], list[int]]:
+    """Two hops as a loader gives them: nodes and edges in the order of the hops."""
+    nodes, hops, edges = [*seeds], [len(seeds)], []
+    new = seeds
+    for _ in range(2):
+        into = [e for e in graph.edge_index.t().tolist() if e[1] in new]
+        edges.append(into)
+        new = list(dict.fromkeys(src for src, _ in into if src not in nodes))
+        nodes += new
+        hops.append(len(new))
+    flat = [[nodes.index(src), nodes.index(dst)] for hop in edges for src, dst in hop]
+    edge_index = torch.tensor(flat, dtype=torch.int64).view(-1, 2).t()
+    return graph.x[nodes], edge_index, hops, [len(hop) for hop in edges]
+
+
+def _trimmed(graph: Data) -> Any:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Trimmed().double())
+    seeds = [[1, 2, 3], []][rank()]
+    x, edge_index, hops, edges = _layered(graph, seeds)
+    out = model(x, edge_index, hops, edges)[: len(seeds)]
+    global_mean(out.square().sum(dim=1)).backward()
+    return out.detach(), {name: p.grad for name, p in model.module.named_parameters()}
+
+
+def test_trim_to_layer(graph):
+    results = run_as_threads(_trimmed, 2, graph)
+    torch.manual_seed(0)
+    model = Trimmed().double()
+    x, edge_index, hops, edges = _layered(graph, [1, 2, 3])
+    out = model(x, edge_index, hops, edges)[:3]
+    out.square().sum(dim=1).mean().backward()
+    assert_close(results[0][0], out.detach())
+    for _, gradients in results:
+        for name, p in model.named_parameters():
+            assert_close(gradients[name], p.grad)
+
+
+class Hetero(nn.Module):
+    def __init__(self, kind: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.first = HeteroConv({rel: kind((-1, -1), 8) for rel in METADATA[1]})
+        self.norms = nn.ModuleDict({name: BatchNorm(8) for name in METADATA[0]})
+        self.second = HeteroConv({rel: kind((-1, -1), 3) for rel in METADATA[1]})
+
+    def forward(self, x: dict[str, Tensor], edge_index: dict[Any, Tensor]) -> Tensor:
+        h = self.first(x, edge_index)
+        h = {name: self.norms[name](rows).relu() for name, rows in h.items()}
+        return self.second(h, edge_index)['paper']
+
+
+def _hetero_inputs(data: HeteroData) -> tuple[dict[str, Tensor], dict[Any, Tensor]]:
+    x = {name: data[name].x for name in ('paper', 'author')}
+    x['term'] = torch.ones(data['term'].num_nodes, 2, dtype=torch.float64)
+    return x, {rel: data[rel].edge_index for rel in METADATA[1]}
+
+
+def _hetero(kind: Callable[..., nn.Module]) -> Hetero:
+    torch.manual_seed(0)
+    model = Hetero(kind).double().eval()
+    with torch.no_grad():
+        model(*_hetero_inputs(hetero_graph()))
+    return model.train()
+
+
+def _sage(i: Any, o: int) -> nn.Module:
+    return SAGEConv(i, o)
+
+
+def _gat(i: Any, o: int) -> nn.Module:
+    return GATConv(i, o, add_self_loops=False)
+
+
+HETERO_SEEDS = [[[0, 3, 4], [], [9]], [[1], [5, 6], [30]]]
+
+
+def _train_hetero(root: str, graph: HeteroData, kind: Any) -> Any:
+    data, model = load_shard(root), DistributedDataParallel(_hetero(kind))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for seeds in HETERO_SEEDS:
+        batch = hetero_batch_of(graph, 'paper', _seeds(*seeds))
+        size = batch['paper'].batch_size
+        losses = F.cross_entropy(
+            model(*_hetero_inputs(batch))[:size], batch['paper'].y[:size], reduction='none'
+        )
+        optimizer.zero_grad()
+        global_mean(losses).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        return data['paper'].n_id, model(*_hetero_inputs(data)), model.module.state_dict()
+
+
+@pytest.mark.parametrize('kind', [_sage, _gat], ids=['SAGE', 'GAT'])
+def test_heterogeneous_batches_and_exact_evaluation(tmp_path, kind):
+    graph = hetero_graph()
+    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts', method=assignment(3))
+    results = run_as_threads(_train_hetero, 3, str(tmp_path / 'parts'), graph, kind)
+    model = _hetero(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for seeds in HETERO_SEEDS:
+        before, states, losses = {}, [], []
+        before = {name: b.clone() for name, b in model.named_buffers()}
+        for of_rank in filter(None, seeds):
+            batch = hetero_batch_of(graph, 'paper', torch.tensor(of_rank))
+            size = batch['paper'].batch_size
+            for name, buffer in model.named_buffers():
+                buffer.data = before[name].clone()
+            out = model(*_hetero_inputs(batch))[:size]
+            losses.append(F.cross_entropy(out, batch['paper'].y[:size], reduction='none'))
+            states.append({name: b.clone() for name, b in model.named_buffers()})
+        for name, buffer in model.named_buffers():
+            mean = torch.stack([state[name].double() for state in states]).mean(0)
+            buffer.copy_(mean.to(buffer.dtype))
+        optimizer.zero_grad()
+        torch.cat(losses).mean().backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        want = model(*_hetero_inputs(graph))
+    found = assemble([(ids, out) for ids, out, _ in results], graph['paper'].num_nodes)
+    assert_close(found, want, tolerance=1e-10)
+    for _, _, state in results:
+        assert list(state) == list(model.state_dict())
+        for name, tensor in state.items():
+            assert torch.equal(tensor, results[0][2][name]), name
+
+
+def _lazy(graph: Data) -> list[Tensor]:
+    torch.manual_seed(rank())
+    batch = batch_of(graph, _seeds([], [1, 2]))
+    model = wrap(nn.ModuleList([SAGEConv(-1, 3)]).double())
+    with torch.no_grad():
+        model[0](batch.x, batch.edge_index)
+    model = DistributedDataParallel(model)
+    return [p.detach() for p in model.parameters()]
+
+
+def test_lazy_models_may_see_a_batch_first(graph):
+    first, second = run_as_threads(_lazy, 2, graph)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert all(p.size(-1) in (3, 6) for p in first)
+
+
+def _embedded(root: str, graph: Data, sparse: bool) -> Any:
+    """Two steps; Adam's moments of rows that no batch asks for stay as they are if it is sparse."""
+    data, model = load_shard(root), DistributedDataParallel(_net())
+    table = NodeEmbedding(data, 6, seed=1, sparse=sparse).double()
+    kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
+    optimizer = kind(table.parameters(), lr=0.1, eps=1e-3)
+    for seeds in EMBEDDED:
+        batch = batch_of(graph, _seeds(*seeds))
+        batch.x = pyg_sar.rows(table, batch.n_id, data.n_id)
+        optimizer.zero_grad()
+        _loss(model, batch).backward()
+        optimizer.step()
+    out = model.eval()(table(), data.edge_index)
+    return data.n_id, table().detach(), out.detach()
+
+
+EMBEDDED = [[[1, 2], [], [9, 30]], [[4], [7], [36]]]
+
+
+def _embedded_alone(graph: Data, weight: Tensor, sparse: bool) -> Tensor:
+    model = _net()
+    table = nn.Embedding.from_pretrained(weight.clone(), freeze=False, sparse=sparse)
+    kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
+    optimizer = kind(table.parameters(), lr=0.1, eps=1e-3)
+    for seeds in EMBEDDED:
+        outs, targets = [], []
+        for own in filter(None, seeds):
+            batch = batch_of(graph, torch.tensor(own))
+            outs.append(model(table(batch.n_id), batch.edge_index)[: len(own)])
+            targets.append(batch.y[: len(own)])
+        optimizer.zero_grad()
+        F.cross_entropy(torch.cat(outs), torch.cat(targets)).backward()
+        optimizer.step()
+    return table.weight.detach()
+
+
+def _first_rows(root: str) -> Any:
+    data = load_shard(root)
+    return data.n_id, NodeEmbedding(data, 6, seed=1).double()().detach()
+
+
+@pytest.mark.parametrize('sparse', [False, True], ids=['dense', 'sparse'])
+def test_rows_of_an_embedding_by_batch(tmp_path, sparse):
+    graph = small_graph()
+    root = str(cut(graph, 3, tmp_path / 'parts'))
+    results = run_as_threads(_embedded, 3, root, graph, sparse)
+    first = assemble(run_as_threads(_first_rows, 3, root), 40)
+    found = assemble([(ids, rows) for ids, rows, _ in results], 40)
+    assert not torch.equal(found, first)
+    assert_close(found, _embedded_alone(graph, first, sparse), tolerance=1e-9)
+
+
+def _embedding_refused(root: str) -> list[str]:
+    data = load_shard(root)
+    table, ids = NodeEmbedding(data, 6), torch.tensor([1, 2])
+    return [
+        attempt(pyg_sar.rows, table.weight, ids, data.n_id),
+        attempt(pyg_sar.rows, table, ids, data.n_id + 1),
+        attempt(pyg_sar.rows, nn.Linear(2, 2), ids, data.n_id),
+    ]
+
+
+def test_what_rows_of_an_embedding_are_not(tmp_path):
+    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
+    for weight, *others in run_as_threads(_embedding_refused, 2, root):
+        assert_all_raise([weight], 'ValueError', "of a NodeEmbedding's weight")
+        assert_all_raise(others, 'ValueError', "a NodeEmbedding of the nodes in 'n_id'")
+
+
+class Mlp(nn.Sequential):
+    """No conv: a model of rows alone."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 8), BatchNorm(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def _mlp(root: str) -> Any:
+    torch.manual_seed(0)
+    data, model = load_shard(root), DistributedDataParallel(Mlp().double())
+    losses = F.cross_entropy(model(data.x), data.y, reduction='none')
+    global_mean(losses, data.train_mask).backward()
+    assert type(model.module[1].module) is GlobalBatchNorm
+    gradients = {name: p.grad for name, p in model.module.named_parameters()}
+    return data.n_id, model.eval()(data.x).detach(), gradients
+
+
+def test_a_model_without_convs(tmp_path):
+    graph = small_graph()
+    results = run_as_threads(_mlp, 3, str(cut(graph, 3, tmp_path / 'parts')))
+    torch.manual_seed(0)
+    model = Mlp().double()
+    F.cross_entropy(model(graph.x)[graph.train_mask], graph.y[graph.train_mask]).backward()
+    for _, _, gradients in results:
+        for name, p in model.named_parameters():
+            assert_close(gradients[name], p.grad)
+    found = assemble([(n_id, out) for n_id, out, _ in results], 40)
+    assert_close(found, model.eval()(graph.x).detach())
+
+
+def test_options_of_convs_without_convs():
+    with pytest.raises(ValueError, match="'mode' has a meaning for message-passing convs only"):
+        wrap(Mlp(), mode='one_shot')
+    assert world_size() == 1
