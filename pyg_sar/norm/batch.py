@@ -81,6 +81,8 @@ class GlobalBatchNorm(GlobalNorm, torch.nn.BatchNorm1d):
         if not input.size(0):
             return self._of_no_rows(input)
         mean, var = self.running_mean, self.running_var
+        if self.training:  # they may be updated before backward, which needs these
+            mean, var = (None if b is None else b.clone() for b in (mean, var))
         return F.batch_norm(input, mean, var, self.weight, self.bias, eps=self.eps)
 
     def _of_own_rows(self, input: Tensor) -> Tensor:

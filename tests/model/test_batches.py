@@ -104,9 +104,8 @@ def _train_ranks(root: str, graph: Data, name: str, steps: Any, full: bool) -> A
 
 def _mean_of_buffers(model: nn.Module, states: list[dict[str, Tensor]]) -> None:
     for name, buffer in model.named_buffers():
-        if states:
-            mean = torch.stack([state[name].double() for state in states]).mean(0)
-            buffer.copy_(mean.to(buffer.dtype))
+        mean = torch.stack([state[name].double() for state in states]).mean(0)
+        buffer.data = mean.to(buffer.dtype)
 
 
 def _train_alone(graph: Data, name: str, steps: Any, full: bool) -> Any:
