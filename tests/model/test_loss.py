@@ -209,8 +209,7 @@ def test_one_process():
     assert_close(grad, want)
     with pytest.raises(ValueError, match='expected at least one value'):
         global_mean(values, torch.zeros(9, dtype=torch.bool))
-    with pytest.raises(ValueError, match='expected at least one value'):
-        global_mean(values[:0])
+    assert global_mean(values[:0]) == 0
 
 
 def _sums() -> list[Tensor]:
