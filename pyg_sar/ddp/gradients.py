@@ -109,7 +109,7 @@ class Gradients:
                 output.register_hook(_Entry(self, words))  # type: ignore[no-untyped-call]
         # What runs in a backward computes again what was seen before, from stand-ins.
         if torch._C._current_graph_task_id() == -1:
-            if outputs:
+            if outputs and words:
                 self._forwards.add(words)
                 await_backward(self)
             known = set(model.parameters())
@@ -162,7 +162,7 @@ class Gradients:
         return whole
 
     def _summed(self, vector: Tensor) -> Tensor:
-        forwards = ' and '.join(sorted((self._met or self._forwards) - {''}))
+        forwards = ' and '.join(sorted(self._met - {''} or self._forwards))
         of_what = f' of {forwards}' if forwards else ''
         what = f'the sum of the gradients of parameters{of_what}'
         return all_reduce_sum(vector, what, self._group)

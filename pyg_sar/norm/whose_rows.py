@@ -59,6 +59,10 @@ def note_edges_of(modules: Iterable[torch.nn.Module]) -> None:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _enter(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
     running, edges = _here.forwards, edges_in((args, kwargs))
+    for i, each in enumerate(running):
+        if each.module is module:  # interrupted from the keyboard, which calls no hooks
+            del running[i:]
+            break
     if edges == 'shard':
         for outer in running:
             if outer.has_normalized:

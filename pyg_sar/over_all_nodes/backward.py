@@ -121,7 +121,7 @@ _awaiting = WeakKeyDictionary()
 
 
 def await_backward(model: Reducer) -> None:
-    """Notes that a model has run forward, and that a backward may come.
+    """Notes that a model has run on a batch, and that a backward may come.
 
     On a rank whose batch is empty a loss over all ranks need not depend on the model. The backward
     of the loss takes part in the sum of the gradients all the same, as the other ranks do.

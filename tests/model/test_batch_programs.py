@@ -100,16 +100,14 @@ def test_ranks_that_part(tmp_path, name):
         assert word in str(caught.value)
 
 
-def _parted(root: str, graph: Data, name: str) -> str:
-    return attempt(PROGRAMS[name][0], root, graph)
+def _parted(root: str, graph: Data) -> str:
+    return attempt(_one_on_the_whole_graph, root, graph)
 
 
-@pytest.mark.parametrize('name', ['one on the whole graph', 'one in evaluation'])
-def test_processes_that_part(tmp_path, name):
+def test_processes_that_part(tmp_path):
     graph = small_graph()
-    root = str(cut(graph, 2, tmp_path / 'parts'))
-    outcomes = run_once(_parted, 2, root, graph, name)
-    assert_all_raise(outcomes, 'ExchangeError', PROGRAMS[name][1][-1])
+    outcomes = run_once(_parted, 2, str(cut(graph, 2, tmp_path / 'parts')), graph)
+    assert_all_raise(outcomes, 'ExchangeError', "layer 'first' (SAGEConv)", 'in global_mean')
 
 
 # The check looks at the first forward on the graph that is cut.
@@ -342,6 +340,43 @@ def test_recomputed_activations(graph):
     kept, again = (run_as_threads(_recomputed, 3, graph, value) for value in (False, True))
     for a, b in zip(kept, again, strict=True):
         assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _raise_interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _interrupted(root: str, graph: Data) -> tuple[Tensor, Tensor]:
+    """In a notebook: a forward on a batch is stopped, and the next cell runs the whole graph."""
+    data, model = load_shard(root), DistributedDataParallel(_net())
+    batch = batch_of(graph, _seeds([1, 2], [9]))
+    handle = model.module.second.register_forward_pre_hook(_raise_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(batch.x, batch.edge_index)
+    handle.remove()
+    return data.n_id, model(data.x, data.edge_index).detach()
+
+
+def test_after_an_interrupt_from_the_keyboard(tmp_path):
+    graph = small_graph()
+    results = run_as_threads(_interrupted, 2, str(cut(graph, 2, tmp_path / 'parts')), graph)
+    assert_close(assemble(results, 40), _net()(graph.x, graph.edge_index).detach())
+
+
+def _rank_0_evaluates(graph: Data) -> dict[str, Tensor]:
+    model = DistributedDataParallel(_net())
+    batch = batch_of(graph, _seeds([1, 2], [9]))
+    for evaluates in (rank() == 0, False):
+        _loss(model, batch).backward()
+        if evaluates:  # with gradients, which nobody asks for
+            model.eval()(batch.x, batch.edge_index)
+            model.train()
+    return model.module.state_dict()
+
+
+def test_one_rank_may_evaluate_its_batches(graph):
+    first, second = run_as_threads(_rank_0_evaluates, 2, graph)
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 class OfData(Net):
