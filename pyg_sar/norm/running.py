@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -70,17 +71,20 @@ class RunningStatistics:
 
     def packed(self) -> dict[Kind, Tensor]:
         """What this rank adds, a vector for every dtype and device."""
-        return {
-            kind: torch.cat([piece for norm in norms for piece in _pieces(norm, kind)])
-            for kind, norms in self._norms.items()
-        }
+        packed = {}
+        for kind, norms in self._norms.items():
+            if any(norm._own_updates for norm in norms):
+                packed[kind] = torch.cat([piece for norm in norms for piece in _pieces(norm, kind)])
+            else:
+                packed[kind] = torch.zeros(sum(map(_size, norms)), dtype=kind[0], device=kind[1])
+        return packed
 
     def set(self, kind: Kind, total: Tensor) -> None:
         """Sets them by the sum over the ranks of what :meth:`packed` gave, or a multiple of it."""
         norms = self._norms[kind]
-        pieces = torch.split(total, [_size(norm) for norm in norms])
-        has_any = torch.stack([piece[-1] for piece in pieces]).tolist()
-        for norm, piece, count in zip(norms, pieces, has_any, strict=True):
+        sizes = [_size(norm) for norm in norms]
+        has_any = total[[end - 1 for end in accumulate(sizes)]].tolist()
+        for norm, piece, count in zip(norms, torch.split(total, sizes), has_any, strict=True):
             if count > 0:
                 _set(norm, piece)
             norm._own_updates = None
@@ -105,7 +109,8 @@ def _by_row(buffer: Tensor) -> Tensor:
 
 def _size(norm: Any) -> int:
     mean: Tensor = norm.running_mean
-    return _by_row(mean).size(0) + 2 * mean.numel() + 2
+    num_rows = 1 if mean.dim() == 1 else mean.size(0)
+    return num_rows + 2 * mean.numel() + 2
 
 
 def _pieces(norm: Any, kind: Kind) -> Iterator[Tensor]:

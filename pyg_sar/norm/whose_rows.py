@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch_geometric.data.data import BaseData
+from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import SparseTensor
 
 from pyg_sar.shard.local_ids import LocalIds
@@ -32,11 +33,13 @@ class _Forward:
         module: Whose.
         edges: What it was called with.
         has_normalized: Whether a norm in it has taken statistics of a batch.
+        has_passed: Whether a conv in it has passed messages along plain edges.
     """
 
     module: torch.nn.Module
     edges: Edges | None
     has_normalized: bool = False
+    has_passed: bool = False
 
 
 class _Here(threading.local):
@@ -74,6 +77,9 @@ def _enter(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
                 )
             outer.edges = 'shard'
     running.append(_Forward(module, edges))
+    if edges == 'batch' and isinstance(module, MessagePassing):
+        for each in running:
+            each.has_passed = True
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -82,8 +88,17 @@ def _leave(module: torch.nn.Module, args: Any, out: Any) -> None:
     while any(each.module is module for each in running):
         left = running.pop()  # those inside that were interrupted, and then its own
         if left.module is module:
-            _here.last = left.edges or _here.last
-            return
+            break
+    else:
+        return
+    if left.edges == 'shard' or left.has_passed:
+        _here.last = left.edges
+    elif left.has_normalized and _here.last != 'batch' and out is not None:
+        raise ValueError(
+            f'the norms in {type(module).__name__} took it for a forward on a batch, as it is '
+            'called with a tensor like an edge_index, but no conv has passed messages along it: '
+            'call a module without convs in it, whose norms are of all ranks'
+        )
 
 
 def edges_here() -> Edges | None:

@@ -230,6 +230,44 @@ def test_a_shard_that_is_hidden_from_the_norms(tmp_path):
     assert_close(found, nn.BatchNorm1d(6).double()(graph.x).detach())
 
 
+class _Decoder(nn.Module):
+    """Its forward gets pairs of nodes, which look like edges; its convs run in a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = SAGEConv(6, 8)
+        self.decoder = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+    def forward(self, ends: Tensor, pairs: Tensor) -> Tensor:
+        return self.decoder(ends)
+
+
+def _decoded(root: str, graph: Data) -> tuple[list[str], Tensor]:
+    data, model = load_shard(root), DistributedDataParallel(_Decoder().double())
+    batch = batch_of(graph, _seeds([1, 2], [9]))
+    pairs = torch.tensor([[1, 2, 3], [4, 5, rank()]])
+    outcomes = []
+    for x, edge_index in ((data.x, data.edge_index), (batch.x, batch.edge_index)):
+        z = model.module.conv(x, edge_index)
+        outcomes.append(attempt(model, z[:3] * z[1:4], pairs))
+    z = pyg_sar.rows(model.module.conv(data.x, data.edge_index), pairs, data.n_id)
+    return outcomes, model.module.decoder(z[0] * z[1]).detach()
+
+
+def test_pairs_of_nodes_are_no_batch(tmp_path):
+    graph = small_graph()
+    torch.manual_seed(0)
+    net = _Decoder().double()
+    z = net.conv(graph.x, graph.edge_index)
+    pairs = torch.tensor([[1, 2, 3, 1, 2, 3], [4, 5, 0, 4, 5, 1]])
+    want = net.decoder(z[pairs[0]] * z[pairs[1]]).detach()
+    results = run_as_threads(_decoded, 2, str(cut(graph, 2, tmp_path / 'parts')), graph)
+    for (whole, batch), _ in results:
+        assert_all_raise([whole], 'ValueError', 'the norms in _Decoder took it for a forward on')
+        assert batch == 'no error'
+    assert_close(torch.cat([out for _, out in results]), want)
+
+
 def _cached(root: str, graph: Data) -> list[str]:
     data, batch = load_shard(root), batch_of(graph, torch.tensor([rank()]))
     conv = wrap(GCNConv(6, 3, cached=True).double())
