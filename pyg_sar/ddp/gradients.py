@@ -61,8 +61,8 @@ class Gradients:
         self._module = None if module is None else ref(module)
         self._parameters: list[torch.nn.Parameter] = []
         self._gathered: set[Tensor] = set()
-        self._forwards: set[str] = set()  # all, and those that backwards have come through
-        self._met: set[str] = set()
+        self._forwards: set[str] = set()  # on batches, in words
+        self._met: set[str] = set()  # of these, where a backward has come through
         self._handles: list[RemovableHandle] = []
         self._outermost: torch.nn.Module | None = None
         if module is None:

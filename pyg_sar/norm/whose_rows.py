@@ -33,13 +33,11 @@ class _Forward:
         module: Whose.
         edges: What it was called with.
         has_normalized: Whether a norm in it has taken statistics of a batch.
-        has_passed: Whether a conv in it has passed messages along plain edges.
     """
 
     module: torch.nn.Module
     edges: Edges | None
     has_normalized: bool = False
-    has_passed: bool = False
 
 
 class _Here(threading.local):
@@ -67,7 +65,7 @@ def _enter(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
             del running[i:]
             break
     if edges == 'shard':
-        for outer in running:
+        for outer in (each for each in running if each.edges == 'batch'):
             if outer.has_normalized:
                 raise ValueError(
                     f"{type(module).__name__} is called with a shard's edge_index inside of a "
@@ -77,9 +75,8 @@ def _enter(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
                 )
             outer.edges = 'shard'
     running.append(_Forward(module, edges))
-    if edges == 'batch' and isinstance(module, MessagePassing):
-        for each in running:
-            each.has_passed = True
+    if edges is not None and isinstance(module, MessagePassing):
+        _here.last = edges
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -91,9 +88,7 @@ def _leave(module: torch.nn.Module, args: Any, out: Any) -> None:
             break
     else:
         return
-    if left.edges == 'shard' or left.has_passed:
-        _here.last = left.edges
-    elif left.has_normalized and _here.last != 'batch' and out is not None:
+    if left.has_normalized and _here.last != 'batch' and out is not None:
         raise ValueError(
             f'the norms in {type(module).__name__} took it for a forward on a batch, as it is '
             'called with a tensor like an edge_index, but no conv has passed messages along it: '
@@ -108,14 +103,14 @@ def edges_here() -> Edges | None:
 
 
 def last_edges() -> Edges | None:
-    """Which edges the last forward was called with that told."""
+    """Which edges convs were last called with."""
     return _here.last
 
 
 def normalized_a_batch() -> None:
     """Notes that a norm in the forward that runs has taken statistics of a batch."""
     for each in _here.forwards:
-        each.has_normalized = True
+        each.has_normalized = each.edges == 'batch'
 
 
 def edges_in(value: Any) -> Edges | None:

@@ -197,6 +197,8 @@ def test_graphs_of_ranks_are_not_joined(graph):
 
 
 class _Holder:
+    x: Tensor
+
     def __init__(self, edge_index: Tensor) -> None:
         self.edge_index = edge_index
 
@@ -228,6 +230,36 @@ def test_a_shard_that_is_hidden_from_the_norms(tmp_path):
     assert all(words in outcome for _, outcome, _ in results)
     found = assemble([(n_id, out) for n_id, _, out in results], 40)
     assert_close(found, nn.BatchNorm1d(6).double()(graph.x).detach())
+
+
+class _Both(nn.Module):
+    """Is called with neither edges, and runs both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = _net()
+
+    def forward(self, batch: _Holder, whole: _Holder) -> tuple[Tensor, Tensor]:
+        return self.net(batch.x, batch.edge_index), self.net(whole.x, whole.edge_index)
+
+
+def _both(root: str, graph: Data) -> Any:
+    data, model = load_shard(root), DistributedDataParallel(_Both())
+    batch = batch_of(graph, _seeds([1, 2], [9]))
+    holders = [_Holder(each.edge_index) for each in (batch, data)]
+    holders[0].x, holders[1].x = batch.x, data.x
+    of_batch, of_graph = model(*holders)
+    return data.n_id, of_graph.detach(), of_batch.detach()
+
+
+def test_a_batch_and_the_whole_graph_in_one_forward(tmp_path):
+    graph = small_graph()
+    results = run_as_threads(_both, 2, str(cut(graph, 2, tmp_path / 'parts')), graph)
+    want = _net()(graph.x, graph.edge_index).detach()
+    assert_close(assemble([found[:2] for found in results], 40), want)
+    for (_, _, found), seeds in zip(results, ([1, 2], [9]), strict=True):
+        batch = batch_of(graph, torch.tensor(seeds))
+        assert_close(found, _net()(batch.x, batch.edge_index).detach())
 
 
 class _Decoder(nn.Module):
