@@ -138,7 +138,9 @@ def _train_alone(graph: Data, name: str, steps: Any, full: bool) -> Any:
         return found, model(graph.x, graph.edge_index)
 
 
-@pytest.mark.parametrize('full', [False, True], ids=['batches', 'and full batches'])
+@pytest.mark.parametrize(
+    'full', [True, pytest.param(False, marks=pytest.mark.slow)], ids=['and full batches', 'batches']
+)
 @pytest.mark.parametrize('name', MODELS)
 @pytest.mark.parametrize(
     'world_size', [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))]
