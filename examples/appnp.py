@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import APPNP
@@ -38,14 +37,14 @@ class Net(torch.nn.Module):
 
 def main() -> None:
     args = parse()
-    if dist.is_torchelastic_launched():  # by torchrun
-        dist.init_process_group('gloo')
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    process = pyg_sar.init()
 
-    data = pyg_sar.load_shard(args.root)  # a PyG Data: x, y, masks, edge_index of THIS rank's part
+    # A PyG Data: x, y, masks, edge_index of THIS rank's part.
+    data = pyg_sar.load_shard(args.root).to(process.device)
     sets = labelled_sets(data)
     torch.manual_seed(args.seed)
-    model = pyg_sar.DistributedDataParallel(Net(data.num_features, num_classes(data), args))
+    model = Net(data.num_features, num_classes(data), args).to(process.device)
+    model = pyg_sar.DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 
     for epoch in range(1, args.epochs + 1):
@@ -59,12 +58,9 @@ def main() -> None:
         # Of the weights before this step; every rank takes part in every mean.
         correct = (out.argmax(dim=-1) == data.y).float()
         means = {name: pyg_sar.global_mean(correct, data[f'{name}_mask']) for name in sets}
-        if rank == 0:
+        if process.rank == 0:
             accuracies = '  '.join(f'{name} {mean:.4f}' for name, mean in means.items())
             print(f'epoch {epoch:3d}  loss {loss:.6f}  accuracy: {accuracies}', flush=True)
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def parse() -> argparse.Namespace:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
@@ -24,14 +23,13 @@ import pyg_sar
 
 def main() -> None:
     args = parse()
-    if dist.is_torchelastic_launched():  # by torchrun
-        dist.init_process_group('gloo')
+    process = pyg_sar.init()
 
-    data = pyg_sar.load_shard(args.root)
+    data = pyg_sar.load_shard(args.root).to(process.device)
     sets = labelled_sets(data)
     torch.manual_seed(args.seed)
-    model = MLP([data.num_features, args.hidden, num_classes(data)], norm=None)
-    if dist.is_initialized():  # no conv to wrap: torch's own will do
+    model = MLP([data.num_features, args.hidden, num_classes(data)], norm=None).to(process.device)
+    if process.world_size > 1:  # no conv to wrap: torch's own will do
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 
@@ -42,28 +40,25 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        report(f'epoch {epoch:3d}  loss {loss:.6f}', out, data, sets)
+        report(process, f'epoch {epoch:3d}  loss {loss:.6f}', out, data, sets)
 
     post = CorrectAndSmooth(args.layers, args.correction, args.layers, args.smoothing)
     post = pyg_sar.wrap(post)  # propagates over the whole graph
     with torch.no_grad():
         known = data.y[data.train_mask], data.train_mask, data.edge_index
         y_soft = model(data.x).softmax(dim=-1)
-        report('predicted', y_soft, data, sets)
+        report(process, 'predicted', y_soft, data, sets)
         y_soft = post.correct(y_soft, *known)
-        report('corrected', y_soft, data, sets)
+        report(process, 'corrected', y_soft, data, sets)
         y_soft = post.smooth(y_soft, *known)
-        report('smoothed', y_soft, data, sets)
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
+        report(process, 'smoothed', y_soft, data, sets)
 
 
-def report(what: str, out: Tensor, data: Data, sets: list[str]) -> None:
+def report(process: pyg_sar.Process, what: str, out: Tensor, data: Data, sets: list[str]) -> None:
     """Rank 0 prints; every rank takes part in every mean."""
     correct = (out.argmax(dim=-1) == data.y).float()
     means = {name: pyg_sar.global_mean(correct, data[f'{name}_mask']) for name in sets}
-    if not dist.is_initialized() or dist.get_rank() == 0:
+    if process.rank == 0:
         accuracies = '  '.join(f'{name} {mean:.4f}' for name, mean in means.items())
         print(f'{what}  accuracy: {accuracies}', flush=True)
 

@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 4 examples/hetero_rgcn.py parts/
     python examples/hetero_rgcn.py parts/                  # one process, which owns all the parts
 
-Several processes on one machine share its cores: set OMP_NUM_THREADS to cores / processes.
+torchrun gives each process one thread: set OMP_NUM_THREADS to cores / processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import HeteroData
@@ -79,18 +78,15 @@ def main() -> None:
         data = ToUndirected(merge=False)(load_source('wordnet-hetero'))
         print(pyg_sar.partition_graph(data, args.partition, args.root, split='0.6/0.2/0.2'))
         return
-    if dist.is_torchelastic_launched():  # by torchrun
-        dist.init_process_group('gloo')
-    data = pyg_sar.load_shard(args.root)  # a PyG HeteroData of THIS rank's part
+    process = pyg_sar.init()
+    data = pyg_sar.load_shard(args.root).to(process.device)  # the HeteroData of THIS rank's part
     torch.manual_seed(args.seed)
     widths = {key: x.size(1) for key, x in features(data).items()}
     model = RGCN(widths, data.edge_types, args.hidden, data[args.target].num_classes)
-    model = pyg_sar.DistributedDataParallel(model)
+    model = pyg_sar.DistributedDataParallel(model.to(process.device))
     for epoch, (loss, accuracy) in enumerate(train(model, data, args.target, args.epochs)):
-        if not dist.is_initialized() or dist.get_rank() == 0:
+        if process.rank == 0:
             print(f'epoch {epoch + 1:3d}  loss {loss:.6f}  accuracy {accuracy:.4f}', flush=True)
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def parse() -> argparse.Namespace:

@@ -14,7 +14,6 @@ import argparse
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import DeepGraphInfomax, GCNConv
@@ -72,21 +71,17 @@ def accuracy(model: torch.nn.Module, data: Data) -> float:
 
 def main() -> None:
     args = parse()
-    if dist.is_torchelastic_launched():  # by torchrun
-        dist.init_process_group('gloo')
-    data = pyg_sar.load_shard(args.root)
+    process = pyg_sar.init()
+    data = pyg_sar.load_shard(args.root).to(process.device)
     torch.manual_seed(args.seed)
-    model = make_model(data.num_features, args.hidden)
+    model = make_model(data.num_features, args.hidden).to(process.device)
     model = pyg_sar.DistributedDataParallel(model).module
-    is_first = not dist.is_initialized() or dist.get_rank() == 0
     for epoch, loss in enumerate(train(model, data, args.epochs)):
-        if is_first:
+        if process.rank == 0:
             print(f'epoch {epoch + 1:3d}  loss {loss:.6f}', flush=True)
     share = accuracy(model, data)  # every rank takes part
-    if is_first:
+    if process.rank == 0:
         print(f'test accuracy {share:.4f}')
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def parse() -> argparse.Namespace:

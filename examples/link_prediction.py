@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn.models import GAE, GraphSAGE, LightGCN
@@ -86,23 +85,22 @@ def main() -> None:
         print(pyg_sar.partition_graph(graph, args.partition, args.root))
         torch.save(links, links_file)
         return
-    if dist.is_torchelastic_launched():  # by torchrun
-        dist.init_process_group('gloo')
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    data = pyg_sar.load_shard(args.root)
-    links = {name: pairs[..., rank::ranks] for name, pairs in torch.load(links_file).items()}
+    process = pyg_sar.init()
+    data = pyg_sar.load_shard(args.root).to(process.device)
+    all_links = torch.load(links_file, map_location=process.device)
+    links = {
+        name: pairs[..., process.rank :: process.world_size] for name, pairs in all_links.items()
+    }
     torch.manual_seed(args.seed)
     if args.model == 'gae':
         model: Any = GAE(GraphSAGE(data.num_features, args.hidden, 2))
     else:
         model = LightGCN(data.num_nodes_total, args.hidden, 2)
-    model = pyg_sar.DistributedDataParallel(model).module
+    model = pyg_sar.DistributedDataParallel(model.to(process.device)).module
     for epoch, (loss, shares) in enumerate(train(model, data, links, args.epochs)):
-        if rank == 0:
+        if process.rank == 0:
             found = '  '.join(f'{name} {share:.4f}' for name, share in shares.items())
             print(f'epoch {epoch + 1:3d}  loss {loss:.6f}  ranked right: {found}', flush=True)
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def parse() -> argparse.Namespace:

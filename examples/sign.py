@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.models import MLP
@@ -38,9 +37,7 @@ class Net(torch.nn.Module):
 
 def main() -> None:
     args = parse()
-    if dist.is_torchelastic_launched():  # by torchrun
-        dist.init_process_group('gloo')
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    process = pyg_sar.init()
 
     data = pyg_sar.load_shard(args.root)
     sets = labelled_sets(data)
@@ -49,10 +46,11 @@ def main() -> None:
         data = pyg_sar.transforms.SIGN(args.hops)(data)  # reads other ranks' rows
         if args.save:
             pyg_sar.transforms.save_node_attrs(data, names, overwrite=True)
+    data = data.to(process.device)
 
     torch.manual_seed(args.seed)
-    model = Net(data.num_features, num_classes(data), args.hops, args.hidden)
-    if dist.is_initialized():  # no conv is left to wrap: torch's own will do
+    model = Net(data.num_features, num_classes(data), args.hops, args.hidden).to(process.device)
+    if process.world_size > 1:  # no conv is left to wrap: torch's own will do
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 
@@ -67,12 +65,9 @@ def main() -> None:
         # Of the weights before this step; every rank takes part in every mean.
         correct = (out.argmax(dim=-1) == data.y).float()
         means = {name: pyg_sar.global_mean(correct, data[f'{name}_mask']) for name in sets}
-        if rank == 0:
+        if process.rank == 0:
             accuracies = '  '.join(f'{name} {mean:.4f}' for name, mean in means.items())
             print(f'epoch {epoch:3d}  loss {loss:.6f}  accuracy: {accuracies}', flush=True)
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def parse() -> argparse.Namespace:

@@ -4,8 +4,9 @@
     torchrun --nproc-per-node 4 examples/train_full_batch.py parts/
     python examples/train_full_batch.py parts/    # one process, which owns all the parts
 
-Several processes on one machine share its cores: set OMP_NUM_THREADS to cores / processes. With
---checkpoint DIR training goes on from the newest one there, after a failure by itself:
+srun and mpirun start it as well (docs/clusters.md). torchrun gives each process one thread: set
+OMP_NUM_THREADS to cores / processes. With --checkpoint DIR training goes on from the newest one
+there, after a failure by itself:
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --max-restarts 3 ...
 """
@@ -28,16 +29,15 @@ MODELS = {'sage': GraphSAGE, 'gcn': GCN, 'gat': GAT}
 
 def main() -> None:
     args = parse()
-    if dist.is_torchelastic_launched():  # by torchrun
-        dist.init_process_group('gloo')
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    process = pyg_sar.init()
 
-    data = pyg_sar.load_shard(args.root)  # a PyG Data: x, y, masks, edge_index of THIS rank's part
+    # A PyG Data: x, y, masks, edge_index of THIS rank's part.
+    data = pyg_sar.load_shard(args.root).to(process.device)
     sets = labelled_sets(data)
     torch.manual_seed(args.seed)
     sizes = (data.num_features, args.hidden, args.layers, num_classes(data))
     heads = {'heads': 4} if args.model == 'gat' else {}
-    model = MODELS[args.model](*sizes, norm='batch_norm', **heads)
+    model = MODELS[args.model](*sizes, norm='batch_norm', **heads).to(process.device)
     model = pyg_sar.DistributedDataParallel(model, mode=args.mode)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
 
@@ -53,14 +53,11 @@ def main() -> None:
         # Of the weights before this step; every rank takes part in every mean.
         correct = (out.argmax(dim=-1) == data.y).float()
         means = {name: pyg_sar.global_mean(correct, data[f'{name}_mask']) for name in sets}
-        if rank == 0:
+        if process.rank == 0:
             accuracies = '  '.join(f'{name} {mean:.4f}' for name, mean in means.items())
             print(f'epoch {epoch:3d}  loss {loss:.6f}  accuracy: {accuracies}', flush=True)
         if args.checkpoint:
             pyg_sar.save_checkpoint(args.checkpoint, model, optimizer, epoch=epoch)
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def labelled_sets(data: Data) -> list[str]:

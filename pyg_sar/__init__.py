@@ -10,6 +10,7 @@ from pyg_sar.checkpoint import load_checkpoint, save_checkpoint
 from pyg_sar.comm import ExchangeError
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
+from pyg_sar.launching import Process, init, launch
 from pyg_sar.load import load_shard
 from pyg_sar.monitor import set_log_by_environment
 from pyg_sar.over_all_nodes import (
@@ -37,6 +38,7 @@ __all__ = [
     'DistributedDataParallel',
     'ExchangeError',
     'NodeEmbedding',
+    'Process',
     'SARConv',
     'check',
     'global_max',
@@ -45,6 +47,8 @@ __all__ = [
     'global_softmax',
     'global_std',
     'global_sum',
+    'init',
+    'launch',
     'load_checkpoint',
     'load_shard',
     'memory',

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import agree, in_call, is_distributed, raise_together, transport
+from pyg_sar.launching import launched
 from pyg_sar.monitor import bytes_text, say
 from pyg_sar.shard.read.read_shard import read_shard
 
@@ -28,7 +29,8 @@ def load_shard(
 
     The parts of the folder are dealt out in contiguous runs: with 8 parts on 2 ranks, rank 0 owns
     parts 0 to 3. Without ``torch.distributed`` this process owns all of them. A rank reads only its
-    own parts' files, memory-mapped, as plain tensors (``weights_only``).
+    own parts' files, memory-mapped, as plain tensors (``weights_only``); besides META.json, the
+    folders of other parts need not be there.
 
     ===========================  =================================================================
     ``x``, ``y``, masks, ...     every node attribute, own rows ``[num_own, ...]``
@@ -64,16 +66,17 @@ def load_shard(
 
     Raises:
         FileNotFoundError: If the folder or one of its files is missing.
-        ValueError: If the number of parts is not a multiple of the number of ranks, a file does not
-            hold what META.json says or was changed, or the ranks' folders hold different
-            partitions.
+        ValueError: If this is one of several processes and :func:`pyg_sar.init` was not called, the
+            number of parts is not a multiple of the number of ranks, a file does not hold what
+            META.json says or was changed, or the ranks' folders hold different partitions.
     """
     if not is_distributed():
-        launched = int(os.environ.get('WORLD_SIZE', '1'))
-        if launched > 1 and rank is None:
+        start = launched(os.environ) if rank is None else None
+        if start is not None and start.world_size > 1:
             raise ValueError(
-                'expected torch.distributed to be initialised before load_shard, as this is one of '
-                f"{launched} processes (call torch.distributed.init_process_group('gloo') first)"
+                'expected pyg_sar.init() before load_shard, as this is one of '
+                f'{start.world_size} processes started by {start.launcher} (call pyg_sar.init() '
+                'first)'
             )
         own, num_ranks = (0, 1) if rank is None else (rank, None)
         return _logged(read_shard(root, own, num_ranks, verify=verify))

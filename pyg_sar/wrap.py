@@ -10,7 +10,7 @@ import torch
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.checking import check_first_forward
-from pyg_sar.comm import set_debug, set_timeout
+from pyg_sar.comm import as_timedelta, set_debug, set_timeout
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.conv.support import why_refused
@@ -132,19 +132,6 @@ def _tell(model: torch.nn.Module) -> None:
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     text = f'wrapped {type(model).__name__}, {num_parameters} parameters, {len(layers)} layers'
     say(_logger, logging.INFO, f'{text}: {of_layers}')
-
-
-def as_timedelta(timeout: float | timedelta | None) -> timedelta | None:
-    """A timeout in seconds, checked."""
-    if timeout is None:
-        return None
-    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if not (is_number or isinstance(timeout, timedelta)):
-        raise ValueError(f"'timeout' must be seconds or a timedelta (got {timeout!r})")
-    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-    if limit < timedelta(milliseconds=1):
-        raise ValueError(f"'timeout' must be positive (got {timeout!r})")
-    return limit
 
 
 def _convertible(

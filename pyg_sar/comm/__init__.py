@@ -4,6 +4,7 @@ from pyg_sar.comm.buffers import Rows
 from pyg_sar.comm.exchange import Exchange, Request
 from pyg_sar.comm.faults.errors import ExchangeError, in_call, in_layer
 from pyg_sar.comm.faults.guarded import (
+    as_timedelta,
     communicates,
     exchange_group,
     guard,

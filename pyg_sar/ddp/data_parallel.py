@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pyg_sar.comm import (
+    as_timedelta,
     exchange_group,
     guard,
     in_call,
@@ -25,7 +26,7 @@ from pyg_sar.ddp.gradients import Gradients
 from pyg_sar.ddp.same_model import check_same_model
 from pyg_sar.memory import return_freed_memory
 from pyg_sar.own_rows import OwnRows
-from pyg_sar.wrap import as_timedelta, wrap
+from pyg_sar.wrap import wrap
 
 _MIB = 2**20
 

@@ -38,7 +38,7 @@ def test_the_ten_lines(tmp_path: Path) -> None:
     data.train_mask = torch.arange(data.num_nodes) % 2 == 0
     torch.save(data, tmp_path / 'data.pt')
     # Into a file each: the lines of several ranks may run into one another on stdout.
-    note = "open(f'loss-{dist.get_rank()}', 'w').write(repr(loss.item()))\n"
+    note = "open(f'loss-{torch.distributed.get_rank()}', 'w').write(repr(loss.item()))\n"
     (tmp_path / 'train.py').write_text(program[1] + note)
 
     words = shlex.split(partition)

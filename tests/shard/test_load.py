@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
+from ranks import run_as_threads, run_ranks
 from small_graphs import ASSIGNMENTS, assemble, assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.nn import SimpleConv
 
-from pyg_sar import load_shard
+from pyg_sar import SARConv, load_shard
+from pyg_sar.comm import transport
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.read.read_shard import read_shard
 
@@ -210,12 +212,24 @@ def test_rank_out_of_range(root, rank):
         load_shard(root, rank)
 
 
-def test_launched_but_not_initialised(root, monkeypatch):
-    monkeypatch.setenv('WORLD_SIZE', '3')
-    with pytest.raises(ValueError, match=r'initialised before load_shard.*one of 3 processes'):
+_ONE_OF_THREE = [
+    {'RANK': '0', 'WORLD_SIZE': '3', 'MASTER_ADDR': 'a', 'MASTER_PORT': '1'},
+    {'OMPI_COMM_WORLD_RANK': '0', 'OMPI_COMM_WORLD_SIZE': '3', 'MASTER_ADDR': 'a'},
+    {'PMI_RANK': '2', 'PMI_SIZE': '3', 'MPI_LOCALNRANKS': '3'},
+    {'SLURM_PROCID': '1', 'SLURM_STEP_NUM_TASKS': '3', 'SLURM_STEP_NODELIST': 'n[1-3]'},
+]
+
+
+@pytest.mark.parametrize('variables', _ONE_OF_THREE, ids=lambda variables: next(iter(variables)))
+def test_launched_but_not_initialised(root, monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    message = 'this is one of 3 processes started by .*call pyg_sar.init.. first'
+    with pytest.raises(ValueError, match=message):
         load_shard(root)
     assert load_shard(root, 1).edge_index.shard.rank == 1
-    monkeypatch.setenv('WORLD_SIZE', '1')
+    for name in variables:
+        monkeypatch.delenv(name)
     assert load_shard(root).num_nodes == 40
 
 
@@ -234,6 +248,56 @@ def test_a_copy_of_the_partition_is_the_same(root, tmp_path):
     shutil.copytree(root, tmp_path / 'copy')
     roots = [str(root), str(tmp_path / 'copy'), str(root)]
     assert run_ranks(_load, 3, roots) == ['no error'] * 3
+
+
+def _machines(root: Path, world_size: int, to: Path) -> list[str]:
+    """A folder for every rank, with META.json and its own parts alone."""
+    per_rank = 6 // world_size
+    for rank in range(world_size):
+        folder = to / f'machine{rank}' / 'parts'
+        folder.mkdir(parents=True)
+        shutil.copy(root / 'META.json', folder)
+        for part in range(rank * per_rank, (rank + 1) * per_rank):
+            shutil.copytree(root / f'part_{part}', folder / f'part_{part}')
+    return [str(to / f'machine{rank}' / 'parts') for rank in range(world_size)]
+
+
+def _load_own(root_of_rank: list[str]) -> tuple[Tensor, Tensor]:
+    data = load_shard(root_of_rank[transport.rank()])
+    return data.n_id, SARConv(SimpleConv())(data.x, data.edge_index)
+
+
+@pytest.mark.parametrize('world_size', [2, 3])
+def test_a_machine_holds_the_parts_of_its_rank_alone(tmp_path, world_size):
+    graph = small_graph()
+    root = cut(graph, 6, tmp_path / 'parts')
+    roots = _machines(root, world_size, tmp_path)
+    found = run_as_threads(_load_own, world_size, roots)
+    want = SimpleConv()(graph.x, graph.edge_index)
+    torch.testing.assert_close(assemble(found, 40), want)
+
+
+def _attempt_own(root_of_rank: list[str]) -> str:
+    return attempt(load_shard, root_of_rank[transport.rank()])
+
+
+def test_a_missing_part_is_named_on_all_ranks(tmp_path):
+    roots = _machines(cut(small_graph(), 6, tmp_path / 'parts'), 3, tmp_path)
+    shutil.rmtree(Path(roots[1]) / 'part_3')
+    words = f"the folders of parts 2 to 3 in '{roots[1]}', which rank 1 of 3 owns (got no"
+    outcomes = run_as_threads(_attempt_own, 3, roots)
+    assert_all_raise(outcomes, 'FileNotFoundError', words, f"'{roots[1]}/part_3'")
+
+
+def test_a_part_that_was_copied_badly_raises_on_all(tmp_path):
+    roots = _machines(cut(small_graph(), 6, tmp_path / 'parts'), 3, tmp_path)
+    file = Path(roots[2]) / 'part_4' / 'node_attrs.pt'
+    content = bytearray(file.read_bytes())
+    pos = torch.load(file, weights_only=True)['pos'].numpy().tobytes()
+    content[content.index(pos)] ^= 1
+    file.write_bytes(content)
+    outcomes = run_as_threads(_attempt_own, 3, roots)
+    assert_all_raise(outcomes, 'ValueError', f"expected '{file}' as it was written")
 
 
 def test_wrong_world_size_raises_on_all(root):

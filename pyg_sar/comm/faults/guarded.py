@@ -122,6 +122,19 @@ def connect_devices(device: torch.device) -> None:
         connection.connect_devices(device)
 
 
+def as_timedelta(timeout: float | timedelta | None) -> timedelta | None:
+    """A timeout in seconds, checked."""
+    if timeout is None:
+        return None
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not (is_number or isinstance(timeout, timedelta)):
+        raise ValueError(f"'timeout' must be seconds or a timedelta (got {timeout!r})")
+    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    if limit < timedelta(milliseconds=1):
+        raise ValueError(f"'timeout' must be positive (got {timeout!r})")
+    return limit
+
+
 def set_timeout(timeout: timedelta | None) -> None:
     """How long exchanges wait for a silent rank from now on (collective if it is another time)."""
     if timeout is None or not is_distributed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.checksums import check_files
-from pyg_sar.shard.format.file_names import EdgeKey, type_name
+from pyg_sar.shard.format.file_names import EdgeKey, part_dir, type_name
 from pyg_sar.shard.format.meta import Meta, read_meta
 from pyg_sar.shard.read.parts import READ_FILES, Part, read_part, rows_of
 from pyg_sar.shard.shard import Shard, make_steps
@@ -30,6 +31,9 @@ def read_shard(
         rank: Which rank's parts.
         world_size: Number of ranks; divides the number of parts. None for one rank per part.
         verify: Whether files are compared with their checksums.
+
+    Raises:
+        FileNotFoundError: If META.json, or the folder or a file of an own part is missing.
     """
     root = Path(root)
     meta = read_meta(root)
@@ -44,6 +48,13 @@ def read_shard(
         raise ValueError(f"'rank' must lie in [0, {world_size}) (got {rank})")
     per_rank = num_parts // world_size
     own = range(rank * per_rank, (rank + 1) * per_rank)
+    missing = [part for part in own if not os.path.isdir(part_dir(root, part))]
+    if missing:
+        folders = "', '".join(str(part_dir(root, part)) for part in missing)
+        raise FileNotFoundError(
+            f"expected the folders of parts {own.start} to {own.stop - 1} in '{root}', which rank "
+            f"{rank} of {world_size} owns (got no '{folders}'; copy what is missing)"
+        )
     parts = [read_part(root, part, meta) for part in own]
     if verify:  # last, as other errors say more
         check_files(root, meta, [f'part_{part}/{name}' for part in own for name in READ_FILES])

@@ -1,0 +1,226 @@
+"""What launchers tell a process in its environment: which rank it is, of how many, and where 0 is.
+
+Launchers start each other: torchrun may run inside a step of Slurm, and ``mpirun`` starts its own
+daemons by ``srun``, whose variables the ranks inherit. So they are asked from the inside out. Which
+rank shares a machine with which is not asked here: the ranks tell each other.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+DEFAULT_PORT = 29500
+"""That of torchrun."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A process of a training.
+
+    Attributes:
+        launcher: Who started it.
+        rank: Which process it is.
+        world_size: How many there are.
+        address: A name or an address of the machine of rank 0; empty if there is no other rank.
+        port: Where the ranks meet on that machine.
+    """
+
+    launcher: str = ''
+    rank: int = 0
+    world_size: int = 1
+    address: str = ''
+    port: int = DEFAULT_PORT
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """A launcher's variables.
+
+    Attributes:
+        name: For messages.
+        rank: The variable with the rank.
+        size: That with the number of ranks.
+        is_both: Whether one of these without the other is an error. Slurm gives a batch script a
+            rank, though it is one process.
+        local_size: One that equals the number of ranks if all run on one machine.
+        jobs: Those that all ranks have in common, and no other job has.
+        hosts: A list of machines, the first with rank 0.
+        pass_on: How a user gives all ranks a variable.
+    """
+
+    name: str
+    rank: str
+    size: str
+    is_both: bool
+    local_size: str
+    jobs: tuple[str, ...]
+    hosts: str
+    pass_on: str
+
+
+_SLURM = _Launcher(
+    'Slurm',
+    'SLURM_PROCID',
+    'SLURM_STEP_NUM_TASKS',
+    False,
+    'SLURM_STEP_TASKS_PER_NODE',
+    ('SLURM_JOB_ID', 'SLURM_STEP_ID'),
+    'SLURM_STEP_NODELIST',
+    'export MASTER_ADDR=HOST',
+)
+_OPEN_MPI = _Launcher(
+    'Open MPI',
+    'OMPI_COMM_WORLD_RANK',
+    'OMPI_COMM_WORLD_SIZE',
+    True,
+    'OMPI_COMM_WORLD_LOCAL_SIZE',
+    ('PMIX_NAMESPACE',),
+    'SLURM_JOB_NODELIST',  # not that of the step, which is one of the daemons
+    'mpirun -x MASTER_ADDR=HOST',
+)
+_MPICH = _Launcher(  # and Intel MPI
+    'MPI',
+    'PMI_RANK',
+    'PMI_SIZE',
+    True,
+    'MPI_LOCALNRANKS',
+    ('SLURM_JOB_ID',),
+    'SLURM_JOB_NODELIST',
+    'mpiexec -genv MASTER_ADDR HOST',
+)
+
+
+def launched(environ: Mapping[str, str]) -> Launched:
+    """Who started this process, and as which rank; one by itself where nobody says otherwise.
+
+    Args:
+        environ: The variables of the environment.
+
+    Raises:
+        ValueError: If variables are missing, wrong or contradict each other.
+    """
+    launcher, rank, size = _by_launcher(environ)
+    by_torch = _by_torch(environ, launcher, rank, size)
+    if by_torch is not None:
+        return by_torch
+    if launcher is None or size == 1:
+        return Launched('' if launcher is None else launcher.name)
+    address = environ.get('MASTER_ADDR') or _address(environ, launcher, rank, size)
+    return Launched(launcher.name, rank, size, address, _port(environ, launcher))
+
+
+def _by_launcher(environ: Mapping[str, str]) -> tuple[_Launcher | None, int, int]:
+    """The innermost launcher but torchrun, and the rank and the size that it tells."""
+    slurm = _rank_and_size(environ, _SLURM)
+    for launcher in (_OPEN_MPI, _MPICH):
+        found = _rank_and_size(environ, launcher)
+        if found is not None and not (launcher is _MPICH and found == slurm):  # srun --mpi=pmi2
+            return launcher, *found
+    return (None, 0, 1) if slurm is None else (_SLURM, *slurm)
+
+
+def _rank_and_size(environ: Mapping[str, str], launcher: _Launcher) -> tuple[int, int] | None:
+    names = launcher.rank, launcher.size
+    there = [name for name in names if environ.get(name)]
+    if not there or (len(there) == 1 and not launcher.is_both):
+        return None
+    return _checked(environ, *names)
+
+
+def _checked(environ: Mapping[str, str], rank_name: str, size_name: str) -> tuple[int, int]:
+    for name, other in ((rank_name, size_name), (size_name, rank_name)):
+        if not environ.get(name):
+            raise ValueError(
+                f'expected {name} beside {other} (got {other}={environ[other]} alone; start the '
+                f'program by torchrun, srun or mpirun, or unset {other})'
+            )
+    rank, size = _number(environ, rank_name), _number(environ, size_name)
+    if not 0 <= rank < size:
+        raise ValueError(f"'{rank_name}' must lie in [0, {size_name}) (got {rank} and {size})")
+    return rank, size
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ[name])
+    except ValueError:
+        raise ValueError(f"'{name}' must be a whole number (got {environ[name]!r})") from None
+
+
+def _by_torch(
+    environ: Mapping[str, str], launcher: _Launcher | None, rank: int, size: int
+) -> Launched | None:
+    """What torch's own variables say; None where the launcher says it."""
+    there = [name for name in ('RANK', 'WORLD_SIZE') if environ.get(name)]
+    if not there or (launcher is None and there == ['WORLD_SIZE'] and environ[there[0]] == '1'):
+        return None
+    is_torchrun = bool(environ.get('TORCHELASTIC_RUN_ID'))
+    if launcher is not None and not is_torchrun:
+        says = {'RANK': (rank, launcher.rank), 'WORLD_SIZE': (size, launcher.size)}
+        numbers = {name: _number(environ, name) for name in there}
+        # Of a step whose tasks start ranks of their own there are more ranks than tasks.
+        if len(there) == 1 or numbers['WORLD_SIZE'] <= size:
+            for name, number in numbers.items():
+                if number != says[name][0]:
+                    raise ValueError(
+                        f"'{name}' must be what {launcher.name} says (got {name}={number} and "
+                        f'{says[name][1]}={says[name][0]}; unset what is not meant)'
+                    )
+            return None
+    rank, size = _checked(environ, 'RANK', 'WORLD_SIZE')
+    name = 'torchrun' if is_torchrun else 'RANK and WORLD_SIZE'
+    if size == 1:
+        return Launched(name)
+    for needed in ('MASTER_ADDR', 'MASTER_PORT'):
+        if not environ.get(needed):
+            raise ValueError(
+                f'expected {needed} beside RANK={rank} and WORLD_SIZE={size} (got none; give all '
+                'ranks the machine of rank 0 and a free port there)'
+            )
+    return Launched(name, rank, size, environ['MASTER_ADDR'], _given_port(environ))
+
+
+def _address(environ: Mapping[str, str], launcher: _Launcher, rank: int, size: int) -> str:
+    """The machine of rank 0."""
+    if environ.get(launcher.local_size) == str(size):
+        return '127.0.0.1'
+    hosts = environ.get(launcher.hosts, '')
+    if hosts:
+        return first_host(hosts)
+    raise ValueError(
+        f'expected MASTER_ADDR for rank {rank} of {size} by {launcher.name} (got none; give all '
+        f"ranks the machine of rank 0, as in '{launcher.pass_on}')"
+    )
+
+
+def first_host(hosts: str) -> str:
+    """The first of a list of machines as Slurm writes it: ``node[07-12,20],login`` has ``node07``.
+
+    Raises:
+        ValueError: If it is no such list.
+    """
+    host = re.sub(r'\[(\w+)[-,\w]*\]', r'\1', hosts).split(',')[0]
+    if not re.fullmatch(r'[\w.-]+', host):
+        raise ValueError(f'expected a list of machines such as node[01-04,7] (got {hosts!r})')
+    return host
+
+
+def _port(environ: Mapping[str, str], launcher: _Launcher) -> int:
+    """MASTER_PORT, or one of the job: jobs that share a machine have different ones, nearly always.
+
+    It lies below the ports that Linux gives to connections (32768 to 60999).
+    """
+    if environ.get('MASTER_PORT'):
+        return _given_port(environ)
+    job = '.'.join(environ[name] for name in launcher.jobs if environ.get(name))
+    return 20000 + zlib.crc32(job.encode()) % 10000 if job else DEFAULT_PORT
+
+
+def _given_port(environ: Mapping[str, str]) -> int:
+    port = _number(environ, 'MASTER_PORT')
+    if not 0 < port < 2**16:
+        raise ValueError(f"'MASTER_PORT' must lie in [1, 65535] (got {port})")
+    return port

@@ -1,0 +1,179 @@
+"""``init``: a program begins with it, and then runs under every launcher and as one process."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pyg_sar.comm import as_timedelta, is_distributed, transport
+from pyg_sar.launching.environment import Launched, launched
+from pyg_sar.launching.machines import Place, Sight, have_own_gpus, own_sight, places
+from pyg_sar.monitor import say
+
+_logger = logging.getLogger(__name__)
+
+_INTERFACES = ('GLOO_SOCKET_IFNAME', 'NCCL_SOCKET_IFNAME')
+_THREADS = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process among those that train together.
+
+    Attributes:
+        rank: Which one it is; 0 of a process by itself.
+        world_size: How many there are.
+        device: Where its data and its model belong.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+
+def init(*, interface: str | None = None, timeout: float | timedelta | None = None) -> Process:
+    """Joins the processes that were started together; the first line of a program.
+
+    torchrun, Slurm (``srun``), Open MPI, MPICH and Intel MPI (``mpirun``), and whoever sets RANK,
+    WORLD_SIZE, MASTER_ADDR and MASTER_PORT tell a process its rank, and
+    :func:`pyg_sar.launch` does. Without any of these it is a process by itself and needs no
+    process group. After ``torch.distributed.init_process_group`` this tells what is there.
+
+    Each rank gets a GPU of its own, which becomes the current one, and rows travel by NCCL, all
+    else by gloo. Ranks that have to share GPUs, and those on CPUs, use gloo alone. The cores of a
+    machine are shared by its ranks, unless OMP_NUM_THREADS or MKL_NUM_THREADS is set, as torchrun
+    does (to 1). Ranks that are all on one machine talk over its loopback interface, unless
+    GLOO_SOCKET_IFNAME is set.
+
+    Collective: all ranks meet at rank 0.
+
+    Args:
+        interface: The network interface that ranks use on every machine, such as ``'eth0'``; it
+            becomes GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.
+        timeout: Seconds, or a timedelta, that ranks wait for each other, here and later; torch's by
+            default (30 minutes for gloo).
+
+    Returns:
+        ``rank``, ``world_size`` and ``device`` of this process.
+
+    Raises:
+        ValueError: If variables of the launcher are missing or contradict each other, there is no
+            such interface, some ranks see GPUs and others none, or options come too late as there
+            is a process group already.
+        ConnectionError: If the ranks do not meet.
+
+    Example::
+
+        process = pyg_sar.init()
+        data = pyg_sar.load_shard('parts/').to(process.device)
+    """
+    limit = as_timedelta(timeout)
+    if is_distributed():
+        for name, value in (('interface', interface), ('timeout', timeout)):
+            if value is not None:
+                raise ValueError(
+                    f"'{name}' must be given before there is a process group (got {value!r} and a "
+                    f'group of {transport.world_size()} ranks)'
+                )
+    else:
+        start = launched(os.environ)
+        if start.world_size > 1:
+            _join(start, interface, limit)
+        else:
+            by = f' by {start.launcher}' if start.launcher else ''
+            say(_logger, logging.INFO, f'one process{by}, {_current_device()}')
+    return Process(transport.rank(), transport.world_size(), _current_device())
+
+
+def _current_device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device('cuda', torch.cuda.current_device())
+    return torch.device('cpu')
+
+
+def _join(start: Launched, interface: str | None, limit: timedelta | None) -> None:
+    store, ranks = _meet(start, limit)
+    _name_interface(interface, ranks)
+    dealt = places(ranks)
+    place = dealt[start.rank]
+    backend = 'gloo'
+    if place.gpu is not None:
+        torch.cuda.set_device(place.gpu)
+        backend = 'cpu:gloo,cuda:nccl' if have_own_gpus(ranks, dealt) else 'gloo'
+    if not any(os.environ.get(name) for name in _THREADS):
+        torch.set_num_threads(place.num_threads)
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore('default_pg', store),
+        rank=start.rank,
+        world_size=start.world_size,
+        timeout=limit,
+    )
+    atexit.register(_leave)
+    _tell(start, place, backend)
+
+
+def _name_interface(interface: str | None, ranks: Sequence[Sight]) -> None:
+    if interface is not None:
+        without = [rank for rank, sight in enumerate(ranks) if interface not in sight.interfaces]
+        if without:
+            raise ValueError(
+                f"'interface' must be there on every rank's machine (got {interface!r}, which is "
+                f'missing on ranks {without}: rank {without[0]} has '
+                f'{", ".join(ranks[without[0]].interfaces)})'
+            )
+        for name in _INTERFACES:
+            os.environ[name] = interface
+    elif len({sight.network for sight in ranks}) == 1 and 'lo' in ranks[0].interfaces:
+        os.environ.setdefault(_INTERFACES[0], 'lo')
+
+
+def _meet(start: Launched, limit: timedelta | None) -> tuple[Any, list[Sight]]:
+    """The store, and what all ranks see."""
+    host = f'[{start.address}]' if ':' in start.address else start.address
+    options = {} if limit is None else {'timeout': limit}
+    try:
+        store, _, _ = next(
+            dist.rendezvous(f'tcp://{host}:{start.port}', start.rank, start.world_size, **options)
+        )
+        names = [f'pyg_sar/sight/{rank}' for rank in range(start.world_size)]
+        store.set(names[start.rank], json.dumps(own_sight()))
+        if start.rank == 0:
+            store.set('pyg_sar/sights', json.dumps([json.loads(store.get(n)) for n in names]))
+        found = json.loads(store.get('pyg_sar/sights'))
+    except dist.DistError as error:
+        reason = str(error).splitlines()[0]
+        raise ConnectionError(
+            f'expected all {start.world_size} ranks at MASTER_ADDR={start.address}, '
+            f'MASTER_PORT={start.port}, as rank {start.rank} by {start.launcher} (got {reason}; '
+            'is this the machine of rank 0, is the port free and open, do all ranks run?)'
+        ) from error
+    return store, [Sight(m, n, *map(tuple, seen)) for m, n, *seen in found]
+
+
+def _tell(start: Launched, place: Place, backend: str) -> None:
+    interface = os.environ.get(_INTERFACES[0], 'the one of the name of the machine')
+    say(
+        _logger,
+        logging.INFO,
+        f'by {start.launcher}, {place.local_rank + 1} of {place.num_local} ranks on '
+        f'{socket.gethostname()}, rank 0 at {start.address}:{start.port}, {backend}, '
+        f'{_current_device()}, {torch.get_num_threads()} threads, interface: {interface}',
+    )
+
+
+def _leave() -> None:
+    """NCCL asks for it; a rank that ends by an error must not wait for others here."""
+    if dist.is_initialized() and getattr(sys, 'last_value', None) is None:
+        dist.destroy_process_group()

@@ -1,0 +1,98 @@
+"""What the ranks have to share: cores and GPUs of the machines that they run on.
+
+The ranks tell each other what they see. So it does not matter how a launcher deals out a machine:
+ranks may be bound to cores and GPUs of their own, or all see all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+
+class Sight(NamedTuple):
+    """What a rank sees.
+
+    Attributes:
+        machine: A name that no other machine has.
+        network: The same of its network, which a container may have for itself.
+        cores: The cores that it may run on.
+        gpus: Names of the GPUs, which no other GPU has.
+        interfaces: Names of the network's interfaces.
+    """
+
+    machine: str
+    network: str
+    cores: tuple[int, ...]
+    gpus: tuple[str, ...]
+    interfaces: tuple[str, ...]
+
+
+class Place(NamedTuple):
+    """What a rank gets.
+
+    Attributes:
+        local_rank: Its number among the ranks of its machine.
+        num_local: How many these are.
+        num_threads: Its share of the cores.
+        gpu: The index of its GPU among those that it sees, or None.
+    """
+
+    local_rank: int
+    num_local: int
+    num_threads: int
+    gpu: int | None
+
+
+def own_sight() -> Sight:
+    """What this process sees."""
+    host = socket.gethostname()
+    try:
+        machine = Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()
+        network = f'{machine} {os.readlink("/proc/self/ns/net")}'
+    except OSError:  # not Linux
+        machine = network = host
+    cores = (
+        os.sched_getaffinity(0) if hasattr(os, 'sched_getaffinity') else range(os.cpu_count() or 1)
+    )
+    gpus = []
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(i)
+            gpus.append(str(getattr(properties, 'uuid', f'{machine} {i}')))
+    interfaces = tuple(name for _, name in socket.if_nameindex())
+    return Sight(machine, network, tuple(sorted(cores)), tuple(gpus), interfaces)
+
+
+def places(ranks: Sequence[Sight]) -> list[Place]:
+    """Deals out cores and GPUs: ranks that see the same ones share them, in the order of ranks.
+
+    Raises:
+        ValueError: If some ranks see a GPU and others none.
+    """
+    blind = [rank for rank, sight in enumerate(ranks) if not sight.gpus]
+    if blind and len(blind) < len(ranks):
+        raise ValueError(
+            f'expected GPUs for all {len(ranks)} ranks or for none (got none for ranks {blind}; '
+            'CUDA_VISIBLE_DEVICES= hides those of the others)'
+        )
+    found = []
+    for rank, sight in enumerate(ranks):
+        local = [r for r, other in enumerate(ranks) if other.machine == sight.machine]
+        of_cores = [r for r in local if ranks[r].cores == sight.cores]
+        of_gpus = [r for r in local if ranks[r].gpus == sight.gpus]
+        num_threads = max(1, len(sight.cores) // len(of_cores))
+        gpu = of_gpus.index(rank) % len(sight.gpus) if sight.gpus else None
+        found.append(Place(local.index(rank), len(local), num_threads, gpu))
+    return found
+
+
+def have_own_gpus(ranks: Sequence[Sight], dealt: Sequence[Place]) -> bool:
+    """Whether every rank has a GPU, and none has another's: NCCL takes no others."""
+    gpus = [s.gpus[p.gpu] for s, p in zip(ranks, dealt, strict=True) if p.gpu is not None]
+    return len(set(gpus)) == len(ranks)

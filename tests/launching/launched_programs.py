@@ -1,0 +1,45 @@
+"""Runs programs without what an outer launcher has put into the environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_OF_LAUNCHERS = (
+    'RANK',
+    'WORLD_SIZE',
+    'MASTER_',
+    'LOCAL_',
+    'TORCHELASTIC_',
+    'OMPI_',
+    'PMI',
+    'SLURM',
+)
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's, without a launcher's variables, with one thread, and with others."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_OF_LAUNCHERS)}
+    return {**kept, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': path, **variables}
+
+
+def run(
+    command: Sequence[object], *, timeout: float = 200, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command; ``python`` is this one."""
+    words = [sys.executable if word == 'python' else str(word) for word in command]
+    return subprocess.run(
+        words, env=environment(**variables), capture_output=True, text=True, timeout=timeout
+    )
+
+
+def output(command: Sequence[object], *, timeout: float = 200, **variables: str) -> str:
+    """What it prints."""
+    done = run(command, timeout=timeout, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

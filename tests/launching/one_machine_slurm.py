@@ -1,0 +1,121 @@
+"""A cluster of Slurm that is this machine, for the time of a test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_PROGRAMS = ('munged', 'slurmctld', 'slurmd', 'srun', 'sbatch', 'sinfo')
+
+_CONF = """
+ClusterName=one
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SchedulerType=sched/builtin
+ReturnToService=2
+MpiDefault=none
+SlurmdParameters=config_overrides
+NodeName={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=100 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+
+
+def why_no_slurm() -> str:
+    """Why there is none here; empty if there is."""
+    missing = [name for name in _PROGRAMS if _program(name) is None]
+    if missing:
+        return f'{", ".join(missing)} not installed (Debian: slurm-wlm, munge)'
+    return '' if os.geteuid() == 0 else 'Slurm is set up by root'
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name) or shutil.which(name, path='/usr/sbin:/sbin')
+
+
+@contextlib.contextmanager
+def slurm(folder: Path) -> Iterator[dict[str, str]]:
+    """Gives the variables that srun and sbatch need; ends the cluster afterwards."""
+    for name in ('state', 'spool'):
+        (folder / name).mkdir()
+    key, conf = folder / 'munge.key', folder / 'slurm.conf'
+    key.write_bytes(secrets.token_bytes(64))
+    key.chmod(0o400)
+    host = socket.gethostname().split('.')[0]
+    conf.write_text(_CONF.format(host=host, ports=_free_ports(2), folder=folder))
+    (folder / 'cgroup.conf').write_text('CgroupAutomount=no\n')
+    variables = {'SLURM_CONF': str(conf)}
+    files = [f'--{what}-file={folder}/munge.{what}' for what in ('key', 'pid', 'log', 'seed')]
+    commands = [
+        ['munged', '--foreground', '--force', f'--socket={folder}/munge.socket', *files],
+        ['slurmctld', '-D', '-f', str(conf)],
+        ['slurmd', '-D', '-f', str(conf)],
+    ]
+    daemons: list[subprocess.Popen[bytes]] = []
+    try:
+        for command in commands:
+            log = (folder / f'{command[0]}.out').open('wb')
+            program = [str(_program(command[0])), *command[1:]]
+            daemons.append(
+                subprocess.Popen(
+                    program, env={**os.environ, **variables}, stdout=log, stderr=subprocess.STDOUT
+                )
+            )
+            if command[0] == 'munged':
+                _wait(lambda: (folder / 'munge.socket').exists(), folder)
+        _wait(lambda: _is_idle(variables), folder)
+        yield variables
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+        for daemon in daemons:
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+
+def _free_ports(number: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(socket.create_server(('127.0.0.1', 0))) for _ in range(number)
+        ]
+        return [server.getsockname()[1] for server in servers]
+
+
+def _is_idle(variables: dict[str, str]) -> bool:
+    done = subprocess.run(
+        ['sinfo', '--noheader', '--format=%t'],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.strip() == 'idle'
+
+
+def _wait(holds: object, folder: Path) -> None:
+    end = time.monotonic() + 40
+    while not holds():  # type: ignore[operator]
+        if time.monotonic() > end:
+            logs = '\n'.join(f'{p.name}:\n{p.read_text()[-2000:]}' for p in folder.glob('*.out'))
+            raise TimeoutError(f'Slurm did not start\n{logs}')
+        time.sleep(0.1)
