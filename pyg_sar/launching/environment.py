@@ -127,7 +127,19 @@ def _rank_and_size(environ: Mapping[str, str], launcher: _Launcher) -> tuple[int
     there = [name for name in names if environ.get(name)]
     if not there or (len(there) == 1 and not launcher.is_both):
         return None
+    if launcher is _SLURM and _is_batch(environ):
+        return None
     return _checked(environ, *names)
+
+
+def _is_batch(environ: Mapping[str, str]) -> bool:
+    """Whether Slurm started a batch script, which inherits variables of the step it came from.
+
+    The script is task 0, alone on its machine. If no machine of the step has a single task, the
+    step is another one.
+    """
+    counts = re.sub(r'\(x\d+\)', '', environ.get('SLURM_STEP_TASKS_PER_NODE', '1')).split(',')
+    return environ.get('SLURM_GTIDS') == '0' and '1' not in counts
 
 
 def _checked(environ: Mapping[str, str], rank_name: str, size_name: str) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """``launch``: ranks as processes of this machine, from a notebook or a script.
 
 A forked process has the functions of a notebook; one that starts anew imports them, which cannot be
-done with those. What CUDA has been asked for cannot be forked, and on a machine with a GPU imported
-libraries have asked for it.
+done with those. Once CUDA was asked for its devices a fork cannot use it, and imported libraries
+ask. Once OpenMP has threads a fork waits for them forever, but only in the thread that had them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -76,7 +77,9 @@ def launch(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any
         warnings.filterwarnings('ignore', '.*multi-threaded, use of fork', DeprecationWarning)
         port = listener.getsockname()[1]
         todo = (function, args, num_ranks, port, folder)
-        context = start_processes(_run, todo, num_ranks, join=False, start_method=method)
+        context = start_processes(  # type: ignore[no-untyped-call]
+            _run, todo, num_ranks, join=False, start_method=method
+        )
         try:
             store = dist.TCPStore(
                 '127.0.0.1',
@@ -128,10 +131,28 @@ def _run(
         'TORCHELASTIC_USE_AGENT_STORE': 'True',
     }
     try:
-        result = function(*args)
+        result = _in_new_thread(function, args)
     except ExchangeError:
         time.sleep(1)  # the rank that failed by itself is to end first, as it has more to say
         raise
     torch.save(result, Path(folder) / str(rank))
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _in_new_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(function(*args))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]

@@ -72,13 +72,12 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
     daemons: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:
-            log = (folder / f'{command[0]}.out').open('wb')
             program = [str(_program(command[0])), *command[1:]]
-            daemons.append(
-                subprocess.Popen(
-                    program, env={**os.environ, **variables}, stdout=log, stderr=subprocess.STDOUT
+            environ = {**os.environ, **variables}
+            with (folder / f'{command[0]}.out').open('wb') as log:
+                daemons.append(
+                    subprocess.Popen(program, env=environ, stdout=log, stderr=subprocess.STDOUT)
                 )
-            )
             if command[0] == 'munged':
                 _wait(lambda: (folder / 'munge.socket').exists(), folder)
         _wait(lambda: _is_idle(variables), folder)

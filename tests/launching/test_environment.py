@@ -32,6 +32,7 @@ BATCH = {
     'SLURM_JOB_ID': '77',
     'SLURM_PROCID': '0',
     'SLURM_LOCALID': '0',
+    'SLURM_GTIDS': '0',
     'SLURM_NTASKS': '3',
     'SLURM_JOB_NODELIST': 'node[6-9]',
 }
@@ -50,6 +51,9 @@ def test_a_process_by_itself() -> None:
     [
         BATCH,
         {**BATCH, 'MASTER_ADDR': 'node6', 'MASTER_PORT': '29500'},
+        # A step of 3 tasks, or of 2 on each of 4 machines, has submitted the script.
+        {**SLURM, **BATCH},
+        {**SLURM, **BATCH, 'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_TASKS_PER_NODE': '2(x4)'},
         {'SLURM_NTASKS': '3', 'SLURM_JOB_ID': '77'},  # the shell of salloc
         {'SLURM_STEP_NUM_TASKS': '3'},
     ],
@@ -109,6 +113,13 @@ def test_the_port_is_that_of_the_job() -> None:
 def test_slurm_on_two_nodes() -> None:
     found = launched({**SLURM, **TWO_NODES})
     assert (found.address, found.port) == ('node07', launched(SLURM).port)
+
+
+def test_slurm_with_one_task_on_the_first_machine() -> None:
+    per_node = {'SLURM_STEP_TASKS_PER_NODE': '1(x2)', 'SLURM_STEP_NUM_TASKS': '2'}
+    for rank in '01':
+        of_rank = {**SLURM, **TWO_NODES, **per_node, 'SLURM_PROCID': rank, 'SLURM_GTIDS': rank}
+        assert launched(of_rank).rank == int(rank)
 
 
 def test_slurm_with_world_size_exported() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from launched_programs import environment
-from ranks import run_as_threads, run_ranks
+from ranks import run_as_threads
 from small_graphs import attempt
 
 import pyg_sar
@@ -52,7 +52,12 @@ def test_wrong_timeout(timeout: Any) -> None:
         pyg_sar.init(timeout=timeout)
 
 
-def _after_the_users_own() -> tuple[Any, ...]:
+def _with_a_group_of_its_own() -> tuple[Any, ...]:
+    dist.init_process_group('gloo')
+    return _after_a_group()
+
+
+def _after_a_group() -> tuple[Any, ...]:
     found = pyg_sar.init()
     return (
         (found.rank, found.world_size, str(found.device)),
@@ -61,9 +66,14 @@ def _after_the_users_own() -> tuple[Any, ...]:
     )
 
 
-@pytest.mark.parametrize('on_ranks', [run_ranks, run_as_threads])
-def test_after_the_users_own(on_ranks: Any) -> None:
-    for rank, (found, interface, timeout) in enumerate(on_ranks(_after_the_users_own, 2)):
+@pytest.mark.parametrize('kind', ['processes', 'threads'])
+def test_after_a_group_of_the_users_own(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setenv('GLOO_SOCKET_IFNAME', 'lo')
+    if kind == 'threads':
+        results = run_as_threads(_after_a_group, 2)
+    else:
+        results = pyg_sar.launch(_with_a_group_of_its_own, 2)
+    for rank, (found, interface, timeout) in enumerate(results):
         assert found == (rank, 2, 'cpu')
         assert "'interface' must be given before there is a process group (got 'lo'" in interface
         assert "'timeout' must be given before there is a process group (got 5" in timeout
@@ -95,7 +105,7 @@ def test_joined() -> None:
         assert found['process'] == found['again'] == pyg_sar.Process(rank, 3, CPU)
         assert found['threads'] == max(1, cores // 3)
         assert found['backend'] == 'cpu:gloo,cuda:gloo'
-        assert found['sum'] == [6.0]
+        assert found['sum'] == [3.0, 3.0]
         if sys.platform == 'linux':
             assert found['interface'] == 'lo'
         (line,) = found['lines']

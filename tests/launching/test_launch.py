@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from launched_programs import environment, output
-from ranks import heed_interrupts, run_ranks
+from ranks import heed_interrupts, run_as_threads
 from small_graphs import attempt, cut, small_graph
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 from torch_geometric.nn import GCNConv
@@ -119,7 +119,7 @@ def _launches() -> str:
 
 
 def test_by_a_rank() -> None:
-    for rank, told in enumerate(run_ranks(_launches, 2)):
+    for rank, told in enumerate(run_as_threads(_launches, 2)):
         assert f'expected a process that is no rank (got rank {rank} of 2' in told
 
 

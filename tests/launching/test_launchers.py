@@ -192,7 +192,8 @@ def test_a_batch_script_is_one_process(tmp_path: Path, cluster: dict[str, str]) 
     script = tmp_path / 'job.sh'
     script.write_text(f'#!/bin/sh\nenv > {tmp_path}/batch\nsrun env > {tmp_path}/step\n')
     command = ['sbatch', '--wait', '-n', 3, '-o', tmp_path / 'out', script]
-    for inherited in ({}, {'SLURM_STEP_NUM_TASKS': '3', 'SLURM_STEP_ID': '0'}):
+    step = {'ID': '0', 'NUM_TASKS': '3', 'TASKS_PER_NODE': '3', 'NODELIST': 'localhost'}
+    for inherited in ({}, {f'SLURM_STEP_{name}': value for name, value in step.items()}):
         output(command, **cluster, **inherited)
         lines = (tmp_path / 'batch').read_text().splitlines()
         environ = dict(line.split('=', 1) for line in lines if '=' in line)
