@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import logging
 import os
@@ -11,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from pyg_sar.monitor import say
 
 _logger = logging.getLogger(__name__)
 
+_num_joins = itertools.count()
 _INTERFACES = ('GLOO_SOCKET_IFNAME', 'NCCL_SOCKET_IFNAME')
 _THREADS = ('OMP_NUM_THREADS', 'MKL_NUM_THREADS')
 
@@ -103,23 +104,35 @@ def _current_device() -> torch.device:
 
 
 def _join(start: Launched, interface: str | None, limit: timedelta | None) -> None:
-    store, ranks = _meet(start, limit)
-    _name_interface(interface, ranks)
-    dealt = places(ranks)
-    place = dealt[start.rank]
-    backend = 'gloo'
-    if place.gpu is not None:
-        torch.cuda.set_device(place.gpu)
-        backend = 'cpu:gloo,cuda:nccl' if have_own_gpus(ranks, dealt) else 'gloo'
-    if not any(os.environ.get(name) for name in _THREADS):
-        torch.set_num_threads(place.num_threads)
-    dist.init_process_group(
-        backend,
-        store=dist.PrefixStore('default_pg', store),
-        rank=start.rank,
-        world_size=start.world_size,
-        timeout=limit,
-    )
+    try:
+        store, ranks = _meet(start, limit)
+        dealt = places(ranks)
+        place = dealt[start.rank]
+        _name_interface(interface, ranks)
+        backend = 'gloo'
+        if place.gpu is not None:
+            torch.cuda.set_device(place.gpu)
+            backend = 'cpu:gloo,cuda:nccl' if have_own_gpus(ranks, dealt) else 'gloo'
+        if not any(os.environ.get(name) for name in _THREADS):
+            torch.set_num_threads(place.num_threads)
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore('default_pg', store),
+            rank=start.rank,
+            world_size=start.world_size,
+            timeout=limit,
+        )
+        # A rank that ended now would cut off those that are still connecting.
+        if store.add('joined', 1) == start.world_size:
+            store.set('all joined', '')
+        store.wait(['all joined'])
+    except RuntimeError as error:
+        raise ConnectionError(
+            f'expected all {start.world_size} ranks at MASTER_ADDR={start.address}, '
+            f'MASTER_PORT={start.port}, as rank {start.rank} by {start.launcher} (got '
+            f'{str(error).splitlines()[0]}; is this the machine of rank 0, is the port free and '
+            'open, is the interface right, do all ranks run?)'
+        ) from error
     atexit.register(_leave)
     _tell(start, place, backend)
 
@@ -139,26 +152,18 @@ def _name_interface(interface: str | None, ranks: Sequence[Sight]) -> None:
         os.environ.setdefault(_INTERFACES[0], 'lo')
 
 
-def _meet(start: Launched, limit: timedelta | None) -> tuple[Any, list[Sight]]:
+def _meet(start: Launched, limit: timedelta | None) -> tuple[dist.Store, list[Sight]]:
     """The store, and what all ranks see."""
     host = f'[{start.address}]' if ':' in start.address else start.address
     options = {} if limit is None else {'timeout': limit}
-    try:
-        store, _, _ = next(
-            dist.rendezvous(f'tcp://{host}:{start.port}', start.rank, start.world_size, **options)
-        )
-        names = [f'pyg_sar/sight/{rank}' for rank in range(start.world_size)]
-        store.set(names[start.rank], json.dumps(own_sight()))
-        if start.rank == 0:
-            store.set('pyg_sar/sights', json.dumps([json.loads(store.get(n)) for n in names]))
-        found = json.loads(store.get('pyg_sar/sights'))
-    except dist.DistError as error:
-        reason = str(error).splitlines()[0]
-        raise ConnectionError(
-            f'expected all {start.world_size} ranks at MASTER_ADDR={start.address}, '
-            f'MASTER_PORT={start.port}, as rank {start.rank} by {start.launcher} (got {reason}; '
-            'is this the machine of rank 0, is the port free and open, do all ranks run?)'
-        ) from error
+    where = f'tcp://{host}:{start.port}'
+    store, _, _ = next(dist.rendezvous(where, start.rank, start.world_size, **options))
+    store = dist.PrefixStore(f'pyg_sar/{next(_num_joins)}', store)  # torchrun keeps its store
+    names = [f'rank {rank}' for rank in range(start.world_size)]
+    store.set(names[start.rank], json.dumps(own_sight()))
+    if start.rank == 0:
+        store.set('all ranks', json.dumps([json.loads(store.get(name)) for name in names]))
+    found = json.loads(store.get('all ranks'))
     return store, [Sight(m, n, *map(tuple, seen)) for m, n, *seen in found]
 
 

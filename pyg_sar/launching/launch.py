@@ -46,6 +46,7 @@ def launch(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any
         torch.multiprocessing.ProcessRaisedException: If a rank raises, with the traceback of the
             first one that fails by itself; `error_index` is its rank. The others are ended.
         torch.multiprocessing.ProcessExitedException: If a rank ends otherwise.
+        RuntimeError: If a rank ends without an error before the function returns.
         ValueError: If `num_ranks` is less than 1, this process is a rank itself, or the function
             cannot be had by processes that start anew.
 
@@ -96,6 +97,11 @@ def launch(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any
                 process.kill()
                 process.join()
         results = [Path(folder) / str(rank) for rank in range(num_ranks)]
+        for rank, path in enumerate(results):
+            if not path.exists():
+                raise RuntimeError(
+                    f'expected a result of rank {rank} (it ended by an exit or interrupt)'
+                )
         return [torch.load(path, weights_only=False) for path in results]  # of this user's ranks
 
 

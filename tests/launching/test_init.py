@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -113,6 +114,35 @@ def test_joined() -> None:
             f'[rank {rank}/3] by RANK and WORLD_SIZE, {rank + 1} of 3 ranks on '
             f'{socket.gethostname()}, rank 0 at 127.0.0.1:'
         )
+
+
+def _twice() -> list[float]:
+    sums = []
+    for _ in range(2):
+        process = pyg_sar.init()
+        sums.append(float(pyg_sar.global_sum(torch.tensor([process.rank + 1.0]))))
+        dist.destroy_process_group()
+    return sums
+
+
+def test_again_after_the_group_was_destroyed() -> None:
+    assert pyg_sar.launch(_twice, 2) == [[3.0, 3.0]] * 2
+
+
+def _slowly_joined() -> int:
+    """Rank 0 ends when it has joined, while others may still connect."""
+    connect = dist.init_process_group
+
+    def slowly(*args: Any, **options: Any) -> None:
+        time.sleep(0.3 * int(os.environ['RANK']))
+        connect(*args, **options)
+
+    dist.init_process_group = slowly
+    return pyg_sar.init().rank
+
+
+def test_ranks_that_end_at_once() -> None:
+    assert pyg_sar.launch(_slowly_joined, 3) == [0, 1, 2]
 
 
 def _threads() -> int:

@@ -104,6 +104,13 @@ def test_a_rank_that_dies() -> None:
     assert time.monotonic() - start < 30
 
 
+def test_a_rank_that_exits() -> None:
+    with pytest.raises(RuntimeError, match='expected a result of rank 0'):
+        pyg_sar.launch(lambda: sys.exit(0), 2)
+    with pytest.raises(ProcessExitedException, match='terminated with exit code 3'):
+        pyg_sar.launch(lambda: sys.exit(3), 2)
+
+
 def test_a_result_that_cannot_travel() -> None:
     with pytest.raises(ProcessRaisedException, match='pickle'):
         pyg_sar.launch(lambda: lambda: 0, 2)
