@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/installed
 .DEFAULT_GOAL := help
 BENCHMARKS := kernels layers epoch scaling accuracy ogbn partition
 
-.PHONY: help demo test test-slow test-oldest test-benchmarks lint format convs faults fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
+.PHONY: help demo test test-slow test-oldest test-benchmarks docs lint format convs faults fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -33,6 +33,11 @@ test-oldest: .venv-oldest/installed  ## small trainings and parity with the olde
 
 test-benchmarks: $(INSTALLED)  ## run every benchmark in its smallest form, measure what is bounded, and what takes long
 	@$(BIN)/python -m pytest -m bench $(ARGS)
+
+docs: .venv-docs/installed  ## build the site into build/docs, without a warning, and list its external links
+	@.venv-docs/bin/python -m sphinx -W --keep-going -q -c docs -d build/doctrees . build/docs
+	@.venv-docs/bin/python -m sphinx -q -b linkcheck -D 'linkcheck_ignore=https?://.*' -c docs -d build/doctrees . build/links
+	@echo "build/docs/index.html; $$(wc -l < build/links/output.json) links, those out of the site not fetched: build/links/output.json"
 
 lint: $(INSTALLED)  ## check style and types
 	@$(BIN)/ruff check .
@@ -71,6 +76,15 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+# On top of .venv, whose torch and PyG it needs to import what it documents.
+.venv-docs/installed: docs/requirements.lock $(INSTALLED)
+	@echo 'installing into .venv-docs, once (a minute) ...'
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r docs/requirements.lock
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$(.venv-docs/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth"
 	@touch $@
 
 .venv-oldest/installed: requirements-oldest.lock pyproject.toml

@@ -30,14 +30,14 @@ def check(
     The step runs on a small part of the graph, once whole and once cut in two, with dropout off;
     what it returns and the gradients of it are compared. So the loss, metrics, class weights and
     whatever is prepared from `data` are checked as well as the model. No ranks are needed: call it
-    in a test or a notebook while porting a script::
+    in a test or a notebook while porting a script. Not collective::
 
         def step(model, data):
             out = model(data.x, data.edge_index)
             losses = F.cross_entropy(out, data.y, reduction='none')
             return pyg_sar.global_mean(losses, data.train_mask)
 
-        pyg_sar.check(step, model, data)
+        pyg_sar.check(step, model, graph)
 
     Args:
         step: Is called with a copy of the model and the data of a rank, as

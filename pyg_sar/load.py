@@ -56,6 +56,11 @@ def load_shard(
     Collective if ``torch.distributed`` is initialised: one small all-gather, so that all ranks
     raise if one of them does.
 
+    As in::
+
+        data = pyg_sar.load_shard('parts/')
+        model(data.x, data.edge_index)
+
     Args:
         root: The folder that ``python -m pyg_sar.partition`` wrote.
         rank: Whose parts to load; the own rank by default. Without ``torch.distributed``, part

@@ -40,7 +40,10 @@ def return_freed_memory(threshold: int = 4 << 20) -> bool:
     """Makes the C library give back large blocks as soon as they are freed, in this process.
 
     Larger allocations then cost a page fault per page each time. Only glibc has such a setting;
-    elsewhere, or if the environment variable MALLOC_MMAP_THRESHOLD_ is set, nothing is changed.
+    elsewhere, or if the environment variable ``MALLOC_MMAP_THRESHOLD_`` is set, nothing is changed.
+    :class:`pyg_sar.DistributedDataParallel` calls it. Not collective::
+
+        pyg_sar.memory.return_freed_memory()
 
     Args:
         threshold: Size in bytes from which a block is given back.

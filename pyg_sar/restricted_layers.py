@@ -76,13 +76,14 @@ class RestrictedLayers:
 def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     """Leaves out of every layer what the outputs of `nodes` do not depend on, exactly.
 
-    .. code-block:: python
+    A layer reads a pair: the rows of its sources, of which its destinations are the first::
 
-        layers = pyg_sar.restrict(data, data.train_mask, num_layers=len(convs))  # once
+        layers = pyg_sar.restrict(data, data.train_mask, num_layers=2)  # once
         x = data.x[layers.input_nodes]
-        for conv, layer in zip(convs, layers):
+        for conv, layer in zip(model.module.convs, layers):
             x = conv((x, x[: layer.num_dst]), layer.edge_index)
-        loss = pyg_sar.global_mean(loss_fn(x, data.y[layers.output_nodes]))
+        losses = F.cross_entropy(x, data.y[layers.output_nodes], reduction='none')
+        loss = pyg_sar.global_mean(losses)
 
     The convs are SARConvs that take a pair ``(x_src, x_dst)``, as they do with PyG's
     neighbour loaders; ``conv(x, data.edge_index)`` computes the same for all nodes. All edges into

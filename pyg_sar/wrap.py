@@ -47,6 +47,13 @@ def wrap(
     norms are plain ones, of this rank's rows, and nothing is communicated. A SyncBatchNorm takes
     the statistics of all ranks' rows of batches, too (:class:`pyg_sar.norm.GlobalNorm`).
 
+    Without averaged gradients, as for inference::
+
+        model = pyg_sar.wrap(GraphSAGE(8, 8, 2, 3))
+        out = model(data.x, data.edge_index)
+
+    Not collective, but with `timeout`; the model's forward and backward are.
+
     Args:
         model: A model with message-passing convs, a conv itself, or a model of rows alone, such as
             an MLP.

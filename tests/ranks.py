@@ -37,11 +37,11 @@ from pyg_sar.comm.threads import run_threads
 
 GRACE = 0.2  # seconds after the first failure in which other ranks may report theirs
 
-_context = multiprocessing.get_context('forkserver')
+context = multiprocessing.get_context('forkserver')
 # pytest and hypothesis: a rank imports the test module, and perhaps pytest as the main module. On
 # a machine with a GPU nothing: what asks CUDA for its devices at import spoils it for all forks.
 _PRELOADED = ['torch_geometric', 'pyg_sar', 'pytest', 'hypothesis']
-_context.set_forkserver_preload([] if torch.cuda.is_available() else _PRELOADED)
+context.set_forkserver_preload([] if torch.cuda.is_available() else _PRELOADED)
 _pools: dict[int, _Pool] = {}
 
 
@@ -155,10 +155,10 @@ class _Pool:
             raise
 
     def _start(self, rank: int, world_size: int) -> None:
-        ours, theirs = _context.Pipe()
+        ours, theirs = context.Pipe()
         self.connections.append(ours)
         with theirs:
-            process = _context.Process(
+            process = context.Process(
                 target=_serve, args=(rank, world_size, str(self.folder), theirs)
             )
             process.start()

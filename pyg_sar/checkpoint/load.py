@@ -57,6 +57,11 @@ def load_checkpoint(
     folder is run: what is no tensor or plain value raises an error. The model may be a plain one,
     as in evaluation on one machine.
 
+    At the beginning of a program::
+
+        last = pyg_sar.load_checkpoint('run/', model, optimizer)  # None the first time
+        first_epoch = 0 if last is None else last.epoch + 1
+
     Args:
         root: The folder given to :func:`save_checkpoint`, visible to all ranks.
         model: A model, or DistributedDataParallel around it.

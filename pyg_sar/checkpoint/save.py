@@ -52,6 +52,10 @@ def save_checkpoint(
     any number of ranks and parts, or into the plain model on one machine. Rows of a
     :class:`pyg_sar.NodeEmbedding` are in it as ``torch.nn.Embedding`` has them, by id.
 
+    At the end of an epoch::
+
+        pyg_sar.save_checkpoint('run/', model, optimizer, epoch=1, extra={'best': 0.7})
+
     Args:
         root: A folder that all ranks see; made if missing.
         model: A model, or DistributedDataParallel around it.

@@ -67,6 +67,11 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
     owner; only the rows that messages read travel. On any other ``edge_index``, such as that of a
     batch of this rank, it is the plain conv, and nothing is communicated.
 
+    By hand, where :func:`pyg_sar.wrap` does it for all convs of a model::
+
+        conv = pyg_sar.SARConv(GATConv(8, 4, heads=2), mode='one_shot')
+        out = conv(data.x, data.edge_index)
+
     The method is Sequential Aggregation and Rematerialization (Mostafa, MLSys 2022,
     `arXiv 2111.06483 <https://arxiv.org/abs/2111.06483>`_).
 

@@ -49,6 +49,13 @@ class DistributedDataParallel(torch.nn.Module):
     ``register_post_accumulate_grad_hook`` get the whole gradient. ``torch.autograd.grad`` on
     parameters is an error. Without ``torch.distributed`` it runs the wrapped model as it is.
 
+    In place of torch's::
+
+        model = pyg_sar.DistributedDataParallel(GraphSAGE(8, 8, 2, 3, norm='batch_norm'))
+        out = model(data.x, data.edge_index)
+
+    Collective: construction, forward and backward; every rank calls them the same number of times.
+
     Args:
         module: A PyG model, or a model of rows alone such as an MLP.
         timeout: How long exchanges and the sum of the gradients wait for a rank that says nothing:

@@ -33,6 +33,11 @@ def global_mean(
     dim=0)`` is ``x.mean(dim=0)`` of the whole graph, and ``global_mean(x, batch=batch)`` is
     ``global_mean_pool(x, batch)`` where graphs are spread over the ranks.
 
+    For a loss and for an accuracy::
+
+        loss = pyg_sar.global_mean(losses, data.train_mask)
+        accuracy = pyg_sar.global_mean(out.argmax(dim=-1) == data.y, data.val_mask)
+
     Args:
         values: One row per own node, floating point or bool, ``[num_own, ...]``. Rows that the mask
             leaves out may be anything, also NaN.
@@ -71,6 +76,11 @@ def global_sum(
 ) -> Tensor:
     """The sum over the nodes of all ranks; of tensors of one shape, the sum over the ranks.
 
+    For the number of labelled nodes, and the nodes of every class::
+
+        num_labelled = pyg_sar.global_sum(data.train_mask.sum())
+        counts = pyg_sar.global_sum(torch.bincount(data.y, minlength=3))
+
     Args:
         values: With `dim` or `batch` one row per own node ``[num_own, ...]``; without, any shape
             that is the same on all ranks, and what is summed are the ranks' tensors.
@@ -105,6 +115,10 @@ def global_max(
 ) -> Tensor:
     """The largest value of every column over the nodes of all ranks: ``x.amax(dim=0)``.
 
+    To scale every column of the features::
+
+        x = data.x / pyg_sar.global_max(data.x.abs()).clamp(min=1e-6)
+
     Args:
         values: ``[num_own, ...]``, floating point.
         mask: bool ``[num_own]``, or None for all nodes.
@@ -130,7 +144,24 @@ def global_min(
     batch: Tensor | None = None,
     size: int | None = None,
 ) -> Tensor:
-    """The smallest value of every column over the nodes of all ranks; see :func:`global_max`."""
+    """The smallest value of every column over the nodes of all ranks: ``x.amin(dim=0)``.
+
+    For the range of every column::
+
+        low, high = pyg_sar.global_min(data.x), pyg_sar.global_max(data.x)
+
+    Args:
+        values: ``[num_own, ...]``, floating point.
+        mask: bool ``[num_own]``, or None for all nodes.
+        batch: See :func:`global_mean`.
+        size: See :func:`global_mean`.
+
+    Returns:
+        ``[...]``, or ``[size, ...]`` with `batch`. Collective, as :func:`global_max`.
+
+    Raises:
+        ValueError: On all ranks, as of :func:`global_mean`.
+    """
     return -Rows(-values, mask, 0, batch, size).max()
 
 
@@ -141,6 +172,10 @@ def global_std(
     """The standard deviation of every column over the nodes of all ranks: ``x.std(dim=0)``.
 
     ``(x - global_mean(x, dim=0)) / global_std(x)`` standardises features of the whole graph.
+
+    To standardise features::
+
+        x = (data.x - pyg_sar.global_mean(data.x, dim=0)) / pyg_sar.global_std(data.x)
 
     Args:
         values: ``[num_own, ...]``, floating point.
@@ -166,6 +201,11 @@ def global_softmax(
     values: Tensor, *, batch: Tensor | None = None, size: int | None = None
 ) -> Tensor:
     """The softmax of every column over the nodes of all ranks: ``x.softmax(dim=0)``.
+
+    For a readout that attends to nodes::
+
+        weights = pyg_sar.global_softmax(out.sum(dim=-1, keepdim=True))
+        readout = pyg_sar.global_sum(weights * out, dim=0)
 
     Args:
         values: ``[num_own, ...]``, floating point.

@@ -36,6 +36,11 @@ def rows(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> Tensor:
     ``z = rows(out, edge_label_index, data.n_id)`` gives a decoder the two ends of every labelled
     edge, on whichever ranks they are. Gradients go back to the owners.
 
+    For both ends of some pairs of nodes, wherever they are::
+
+        pairs = torch.tensor([[0, 3], [17, 12]])  # ids of the whole graph
+        ends = pyg_sar.rows(out, pairs, data.n_id)  # [2, 2, columns]
+
     Args:
         x: Own rows ``[num_own, ...]``; or a :class:`pyg_sar.NodeEmbedding`, of which each owner
             looks up the rows that are asked for, and no others.

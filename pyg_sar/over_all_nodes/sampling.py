@@ -37,6 +37,11 @@ def negative_sampling(
     node is the destination of ``num_neg_samples / num_nodes`` pairs, rounded up or down at random.
     A pair may come twice.
 
+    As many pairs without an edge as there are edges::
+
+        pairs = pyg_sar.negative_sampling(data.edge_index, seed=1)
+        ends = pyg_sar.rows(out, pairs, data.n_id)
+
     Args:
         edge_index: That of :func:`pyg_sar.load_shard`, or edges selected from it; or a plain one.
         num_nodes: Of a plain edge_index, as in PyG; a shard knows it.
@@ -88,6 +93,10 @@ def permute_rows(x: Tensor, edge_index: Tensor, *, seed: int | None = None) -> T
 
     The corruption of Deep Graph Infomax: ``lambda x, edge_index: (permute_rows(x, edge_index),
     edge_index)``.
+
+    Of features::
+
+        x = pyg_sar.permute_rows(data.x, data.edge_index, seed=1)
 
     Args:
         x: Own rows ``[num_own, ...]``.

@@ -22,10 +22,13 @@ class NodeEmbedding(torch.nn.Module):
     Every rank holds the rows of its own nodes, as ``weight``, float ``[num_own, embedding_dim]``.
     :class:`pyg_sar.DistributedDataParallel` does not average them; their gradient is that of one
     process. ``embedding()`` gives them in the order of ``data.x``. Of a HeteroData, give the nodes
-    of a type::
+    of a type, such as ``data['author']``::
 
-        embedding = pyg_sar.NodeEmbedding(data['author'], 64)
-        x_dict['author'] = embedding()
+        embedding = pyg_sar.NodeEmbedding(data, 64)
+        x = embedding()  # [num_own, 64]
+
+    Collective: construction, ``reset_parameters()`` and norms of weight or gradient, with a small
+    all-gather or sum each. Forward is not.
 
     The values at first are normal with deviation 1, drawn by seed and id: the same for any number
     of ranks and any partition. Scale them with ``embedding.weight.mul_(0.1)`` in

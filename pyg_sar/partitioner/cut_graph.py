@@ -69,6 +69,11 @@ def partition_graph(
     of nodes without features or without edges, and relations without edges, as they are. A
     partitioner sees all types as one graph and, unless told otherwise, balances every type.
 
+    Not collective: one process cuts the graph, once::
+
+        summary = pyg_sar.partition_graph(graph, 4, 'new_parts/', balance='nodes,edges')
+        print(summary)
+
     Args:
         data: The graph: ``edge_index`` integer [2, E], and any attributes; or a HeteroData with at
             least one relation; or a file or the name of a graph, as the command line takes it,

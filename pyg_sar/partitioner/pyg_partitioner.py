@@ -33,6 +33,10 @@ class Partitioner:
     that `root` holds already are replaced. For options beyond these use
     :func:`~pyg_sar.partition_graph`.
 
+    Not collective: one process cuts the graph, once::
+
+        pyg_sar.partitioner.Partitioner(graph, 2, 'new_parts/').generate_partition()
+
     Args:
         data: The graph, homogeneous or heterogeneous, with any attributes.
         num_parts: Number of parts, at least 1.

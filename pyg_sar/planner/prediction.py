@@ -97,11 +97,22 @@ class Prediction:
 class Planner:
     """Rehearses training of one model and predicts what it needs on any cut.
 
+    What is rehearsed is kept, so further numbers of ranks cost little. Not collective::
+
+        job = pyg_sar.planner.Job(GraphSAGE(8, 8, 2, 3), in_channels=8)
+        graph = pyg_sar.planner.by_hand(10_000, 100_000, cut=[(0.2, 4)])
+        planner = pyg_sar.planner.Planner(graph, job, bandwidth=1e9, timed=False)
+        prediction = planner.least_ranks(lambda p: p.peak_bytes < 1e9, most=64)
+
     Args:
         statistics: The graph.
         job: What is trained.
         bandwidth: Bytes per second that a rank receives.
         timed: Whether to measure this machine's rate (some seconds).
+
+    Raises:
+        ValueError: If `bandwidth` is not positive; by :meth:`predict`, if nothing is known of the
+            cut for a number of ranks, or the model cannot run on a cut graph.
     """
 
     def __init__(
@@ -229,6 +240,12 @@ def predict(
     ones, by the real code, with every other rank answered for. All tensors that come alive are
     counted, and the peak grows in proportion. So it holds for any model; the model itself is
     copied and stays as it is.
+
+    For the folder of a partition::
+
+        statistics = pyg_sar.planner.read_statistics('parts/')
+        (prediction,) = pyg_sar.planner.predict(statistics, GraphSAGE(8, 8, 2, 3), timed=False)
+        print(prediction.peak_bytes)
 
     Args:
         statistics: Of a folder (:func:`read_statistics`) or :func:`by_hand`.

@@ -124,6 +124,11 @@ class Parts:
 def read_statistics(root: str | Path) -> Statistics:
     """Reads the statistics of a partition folder from its META.json alone.
 
+    Not collective::
+
+        statistics = pyg_sar.planner.read_statistics('parts/')
+        print(statistics.num_nodes, statistics.in_channels)
+
     Raises:
         FileNotFoundError: If the folder or its META.json is missing.
         ValueError: If META.json is not one that this version reads, or the graph has several types.
@@ -156,11 +161,18 @@ def from_counts(
 ) -> Statistics:
     """The statistics of a cut.
 
+    Of two parts with 50 nodes each, which read 5 rows from each other. Not collective::
+
+        cut = pyg_sar.planner.from_counts([50, 50], [[0, 5], [5, 0]], [[90, 10], [10, 90]])
+
     Args:
         part_num_nodes: Own nodes of every part.
         halo_rows: ``halo_rows[p][q]`` rows that part p reads from part q.
         block_edges: ``block_edges[p][q]`` edges from part q into part p.
         **known: Attributes of :class:`Statistics`.
+
+    Raises:
+        IndexError: If a list lacks the entry of a part.
     """
     parts = Parts(part_num_nodes, halo_rows, block_edges)
     halves = [parts.num_parts // 2] if parts.num_parts % 2 == 0 else []
@@ -179,6 +191,10 @@ def by_hand(
     imbalance: float = 1.1,
 ) -> Statistics:
     """The statistics of a graph that is known by a few numbers only.
+
+    Of ogbn-papers100M, if 20 % of its edges are cut at 64 ranks. Not collective::
+
+        graph = pyg_sar.planner.by_hand(111_059_956, 3_231_371_744, cut=[(0.2, 64)])
 
     Args:
         num_nodes: Nodes of the whole graph.

@@ -24,8 +24,8 @@ def profile(model: torch.nn.Module) -> Profile:
     ...         train(model)
     >>> print(prof)
 
-    Results are the same bits. Each rank profiles itself, without any communication, and not all
-    need to. Several profiles may be active at once; two models in one table:
+    Results are the same bits. Each rank profiles itself: not collective, and not all need to.
+    Several profiles may be active at once; two models in one table:
     ``profile(torch.nn.ModuleList([first, second]))``. For a timeline use torch.profiler within:
     layers and operations are ranges with names that begin with ``pyg_sar::``.
 

@@ -40,6 +40,11 @@ def save_node_attrs(data: Data, names: Sequence[str], *, overwrite: bool = False
     stays readable: it then has none of the new attributes (nor, with `overwrite`, the old ones of
     those names).
 
+    For embeddings that later programs read::
+
+        data.z = out.detach()
+        pyg_sar.transforms.save_node_attrs(data, ['z'])
+
     Collective: a few small all-gathers.
 
     Args:

@@ -14,16 +14,19 @@ from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 
 class SIGN(transforms.SIGN):  # type: ignore[misc]
-    r"""``torch_geometric.transforms.SIGN`` on a cut graph, as on one machine.
+    """``torch_geometric.transforms.SIGN`` on a cut graph, as on one machine.
 
-    .. math::
-        \mathbf{X}^{(i)} = {\left( \mathbf{D}^{-1/2} \mathbf{A} \mathbf{D}^{-1/2} \right)}^i
-        \mathbf{X}, \quad i = 1 \ldots K
+    ``X_i = (D^-1/2 A D^-1/2)^i X`` for ``i = 1 ... K``, with the degrees ``D``.
 
     The own rows of the results are ``data.x1``, ``data.x2``, ...; an ``edge_weight`` of the data is
     used. A model that reads them needs no other rank's rows any more, so the nodes may be visited
     in any order, in mini-batches too. :func:`pyg_sar.transforms.save_node_attrs` keeps them in
     the shards.
+
+    For two hops::
+
+        data = pyg_sar.transforms.SIGN(2)(data)
+        x = torch.cat([data.x, data.x1, data.x2], dim=-1)
 
     Collective on the data of :func:`pyg_sar.load_shard`: one exchange per hop, block by block,
     without gradient. On a plain graph it is PyG's transform.
