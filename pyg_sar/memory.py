@@ -30,7 +30,12 @@ _HUGE_PAGES = 'THP_MEM_ALLOC_ENABLE'  # c10/core/alignment.h, c10/core/impl/allo
 
 
 def has_huge_pages() -> bool:
-    """Whether torch asks for huge pages for large tensors in this process."""
+    """Whether torch asks for huge pages for large tensors in this process.
+
+    Not collective::
+
+        print(pyg_sar.memory.has_huge_pages())
+    """
     # Blocks from 2 MiB on begin at a page then; those of malloc begin behind its header.
     blocks = [torch.empty(2 << 20, dtype=torch.uint8) for _ in range(3)]
     return all(block.data_ptr() % 4096 == 0 for block in blocks)

@@ -5,6 +5,7 @@ What is done with a block of code follows from its language and from the comment
 - ``<!-- file: train.py -->``: the block is that file.
 - ``<!-- files: plain.py train.py -->``: a diff, and the files before and after it.
 - ``<!-- setup: other.md graph.py -->``: a file of another page, which is run first.
+- ``<!-- needs: torchmetrics -->``: without it the block and its commands are left out.
 - python without a comment goes on where the last file ends, and is run so by the last command.
 - bash: commands, one a line, run in order; those of several machines (``--nnodes``) at once.
 - text: what the last commands print. Numbers with decimals may differ by 2 %, as bits depend on
@@ -21,6 +22,7 @@ import shlex
 import socket
 import sys
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -62,7 +64,12 @@ class Reader:
 
     def read(self, page: Path) -> None:
         """Does all that the page says."""
+        can_run = True
         for block in blocks_of(page.read_text(encoding='utf-8')):
+            if block.language != 'text' and (can_run or block.language != 'bash'):
+                can_run = all(map(find_spec, block.said.get('needs', [])))
+            if not can_run:
+                continue
             if 'setup' in block.said:
                 other, name = block.said['setup']
                 self._set_up(page.parent / other, name)
@@ -185,6 +192,7 @@ def _program(run: list[str], folder: Path, env: dict[str, str], said: Path) -> N
             os.dup2(file.fileno(), stream)
     os.environ.update(env)
     os.chdir(folder)
+    sys.path.insert(0, str(folder))
     torch.set_num_threads(1)
     if run[0] == '-m':
         sys.argv = run[1:]

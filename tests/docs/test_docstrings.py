@@ -29,7 +29,10 @@ def _public() -> dict[str, Any]:
     rooms = pyg_sar.memory, pyg_sar.partitioner, pyg_sar.planner, pyg_sar.transforms
     for room in rooms:
         for name, value in vars(room).items():
-            is_ours = getattr(value, '__module__', '').startswith('pyg_sar')
+            home = getattr(value, '__module__', '')
+            is_ours = (
+                home.startswith('pyg_sar') if hasattr(room, '__path__') else home == room.__name__
+            )
             if is_ours and not name.startswith('_') and name != 'refuse_on_parts':
                 found[f'{room.__name__}.{name}'] = value
     return {name: value for name, value in found.items() if not isinstance(value, ModuleType)}
@@ -65,7 +68,8 @@ def test_a_public_name_has_a_docstring(name: str) -> None:
 @pytest.mark.parametrize('name', PROGRAMS)
 def test_what_a_docstring_tells(name: str) -> None:
     text = inspect.getdoc(PUBLIC[name]) or ''
-    assert 'Raises:' in text
+    if inspect.signature(PUBLIC[name]).parameters:
+        assert 'Raises:' in text
     assert re.search('[Cc]ollective', text), 'whether all ranks must call it'
     assert _examples(text), 'an example'
     if 'Tensor' in _annotations(PUBLIC[name]):

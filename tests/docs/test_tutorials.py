@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pages import ROOT, Reader, blocks_of, commands_of, one_side
 
-TUTORIALS = sorted((ROOT / 'docs' / 'tutorials').glob('*.md'))
+TUTORIALS = [*sorted((ROOT / 'docs' / 'tutorials').glob('*.md')), ROOT / 'docs' / 'integrations.md']
 
 
 @pytest.mark.slow
@@ -17,7 +17,7 @@ def test_a_tutorial(page: Path, tmp_path: Path) -> None:
 
 
 def test_programs_of_tutorials_compile() -> None:
-    assert len(TUTORIALS) >= 5
+    assert len(TUTORIALS) >= 6
     for page in TUTORIALS:
         for block in blocks_of(page.read_text(encoding='utf-8')):
             sides = '-+' if block.language == 'diff' else []
