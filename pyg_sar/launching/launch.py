@@ -32,7 +32,8 @@ def launch(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any
     :func:`pyg_sar.load_shard`. It runs in a thread, which is not the main one. Processes are
     forked, so it may be written in a notebook, and sees what there is now. On a machine with a GPU
     they start anew, and import it: there it must be one of a module (``%%writefile train.py`` makes
-    one of a cell), or of a script that calls `launch` below ``if __name__ == '__main__':``.
+    one of a cell), or of a script that calls `launch` below ``if __name__ == '__main__':``. Not
+    collective: one process calls it.
 
     Args:
         function: What every rank runs.

@@ -88,7 +88,7 @@ def _of_a_program(folder: Path) -> dict[str, Any]:
     graph = two_communities()
     graph.x, graph.val_mask, graph.pos = graph.x.float(), ~graph.train_mask, graph.x[:, :3]
     graph.edge_weight, graph.edge_attr = graph.edge_weight.float(), graph.edge_attr.float()
-    pyg_sar.partition_graph(graph, 2, folder / 'parts', force=True)
+    pyg_sar.partition_graph(graph, 4, folder / 'parts', force=True)
     torch.save(graph, folder / 'graph.pt')
     data = pyg_sar.load_shard(folder / 'parts')
     model = pyg_sar.DistributedDataParallel(GraphSAGE(8, 8, 2, 3))
@@ -107,6 +107,7 @@ def _of_a_program(folder: Path) -> dict[str, Any]:
         'model': model,
         'optimizer': optimizer,
         'out': out,
+        'loss': torch.tensor(1.0),
         'losses': F.cross_entropy(out, data.y, reduction='none'),
         'pyg_sar': pyg_sar,
         'torch': torch,
