@@ -16,7 +16,6 @@ import argparse
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from train_full_batch import MODELS
 
 import pyg_sar
@@ -24,14 +23,15 @@ import pyg_sar
 
 def main() -> None:
     args = parse()
-    if dist.is_torchelastic_launched():  # by torchrun
-        dist.init_process_group('gloo')
-    data = pyg_sar.load_shard(args.root)
+    process = pyg_sar.init()
+    data = pyg_sar.load_shard(args.root).to(process.device)
     sizes = (data.num_features, args.hidden, args.layers, args.classes or data.num_classes)
     heads = {'heads': 4} if args.model == 'gat' else {}
-    model = MODELS[args.model](*sizes, norm='batch_norm', **heads)
+    model = MODELS[args.model](*sizes, norm='batch_norm', **heads).to(process.device)
     if Path(args.weights).is_file():
-        model.load_state_dict(torch.load(args.weights, weights_only=True))
+        model.load_state_dict(
+            torch.load(args.weights, map_location=process.device, weights_only=True)
+        )
     elif pyg_sar.load_checkpoint(args.weights, model) is None:
         raise SystemExit(f"error: expected a checkpoint in '{args.weights}' (got none)")
 
@@ -40,8 +40,6 @@ def main() -> None:
         out = model(data.x, data.edge_index)  # rows of the own nodes
     rows = out.softmax(dim=-1) if args.probabilities else out.argmax(dim=-1)
     pyg_sar.save_rows(args.out, rows, data)
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def parse() -> argparse.Namespace:
