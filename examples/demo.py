@@ -33,7 +33,7 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt  # noqa: E402
 
 TOLERANCE = 1e-3
-GREY, BLUE = '#4d4d4d', '#1f77b4'
+GREY, BLUE, ORANGE = '#4d4d4d', '#1f77b4', '#d95f02'
 
 Run = dict[str, Any]
 
@@ -127,20 +127,20 @@ def _draw(runs: dict[str, Run], args: argparse.Namespace, path: Path) -> None:
     epochs = range(1, args.epochs + 1)
     (plain_name, plain), (name, sar) = runs.items()
     accuracy = left.twinx()
-    for axis, label, value in (
-        (left, 'loss', lambda run: run['losses']),
-        (accuracy, 'validation accuracy', lambda run: run['accuracies']['val']),
+    marker = 'o' if args.epochs == 1 else None
+    lines = []
+    for axis, label, color, value in (
+        (left, 'loss', BLUE, lambda run: run['losses']),
+        (accuracy, 'validation accuracy', ORANGE, lambda run: run['accuracies']['val']),
     ):
         # The wide grey line shows on both sides of the thin one where they agree.
-        axis.plot(epochs, value(plain), color='0.75', linewidth=6, solid_capstyle='round')
-        axis.plot(epochs, value(sar), color=BLUE, linewidth=1.6)
-        axis.set_ylabel(label)
-        place = (args.epochs, value(sar)[-1])
-        axis.annotate(label, place, (0, 9), textcoords='offset points', ha='right')
-    left.plot([], [], color='0.75', linewidth=6, label=plain_name)
-    left.plot([], [], color=BLUE, linewidth=1.6, label=name)
-    left.legend(frameon=False, loc='center right')
+        wide = {'color': '0.75', 'linewidth': 6, 'markersize': 12, 'marker': marker}
+        grey = axis.plot(epochs, value(plain), solid_capstyle='round', label=plain_name, **wide)
+        style = {'color': color, 'linewidth': 1.6, 'marker': marker}
+        lines += axis.plot(epochs, value(sar), label=f'{name}: {label}', **style)
+        axis.set_ylabel(label, color=color)
     left.set_xlabel('epoch')
+    left.xaxis.get_major_locator().set_params(integer=True)
     left.set_title('the same training')
     left.set_ylim(bottom=0)
     accuracy.set_ylim(0, 1.05)
@@ -158,7 +158,9 @@ def _draw(runs: dict[str, Run], args: argparse.Namespace, path: Path) -> None:
     figure.suptitle(
         f'{args.layers}-layer GraphSAGE, hidden {args.hidden}, full batch on {args.graph}'
     )
-    figure.tight_layout()
+    # Below both: over the curves there is no place that is free for any number of epochs.
+    figure.legend(handles=[*grey, *lines], frameon=False, loc='lower center', ncols=3)
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

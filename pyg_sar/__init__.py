@@ -6,7 +6,7 @@ What most programs need is here; what is used less is in :mod:`pyg_sar.transform
 
 from pyg_sar import memory, transforms
 from pyg_sar.check_program import check
-from pyg_sar.checkpoint import load_checkpoint, save_checkpoint
+from pyg_sar.checkpoint import load_checkpoint, load_rows, save_checkpoint, save_rows
 from pyg_sar.comm import ExchangeError
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
@@ -50,6 +50,7 @@ __all__ = [
     'init',
     'launch',
     'load_checkpoint',
+    'load_rows',
     'load_shard',
     'memory',
     'negative_sampling',
@@ -59,6 +60,7 @@ __all__ = [
     'restrict',
     'rows',
     'save_checkpoint',
+    'save_rows',
     'transforms',
     'wrap',
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,9 +18,12 @@ from tqdm import tqdm
 from pyg_sar.command_line import Parser, aligned, run
 from pyg_sar.inspection import verify_partition
 from pyg_sar.inspection.picture import draw_partition
-from pyg_sar.partitioner.write.summary import summarize
+from pyg_sar.partitioner.write.summary import PartitionSummary, summarize
 from pyg_sar.shard.format.file_names import type_name
 from pyg_sar.shard.format.meta import Meta, read_meta
+
+_UNEVEN = 1.25
+"""Edges of the largest part over the mean, from which on it is worth a word."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,24 +35,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     meta = read_meta(args.parts)
     print(_report(meta))
-    if args.plot is not None:
+    is_whole = not args.verify or _verify(args.parts, meta)
+    if args.plot is not None:  # last: it may lack a package
         draw_partition(summarize(meta), args.plot)
         print(f'drew {args.plot}')
-    if not args.verify:
-        return 0
+    return 0 if is_whole else 1
+
+
+def _verify(parts: str, meta: Meta) -> bool:
     with tqdm(desc='verifying parts', total=meta.num_parts, delay=0.5) as bar:
-        problems = verify_partition(args.parts, on_part=bar.update)
+        problems = verify_partition(parts, on_part=bar.update)
     for problem in problems:
         print(f'wrong: {problem}', file=sys.stderr)
     if not problems:
         print('verified: every file, node, edge and exchanged row is as it was written')
-    return 1 if problems else 0
+    return not problems
 
 
 def _report(meta: Meta) -> str:
     """How the partition was made, its sizes, and the attributes with their bytes."""
     notes, in_summary = meta.notes, ('method', 'edge_cut', 'communication_volume')
-    lines = [str(summarize(meta)), '', *_attributes(meta)]
+    lines = [str(summarize(meta)), *_advice(meta, summarize(meta)), '', *_attributes(meta)]
     how = notes['partition'].items()
     options = [f'{k} {v}' for k, v in how if v is not None and k not in in_summary]
     lines += ['', f'made with   {", ".join(options) or "unknown options"}']
@@ -57,6 +64,24 @@ def _report(meta: Meta) -> str:
     versions = [f'{name} {v}' for name, v in notes['versions'].items() if v]
     lines += [f'versions    {", ".join(versions) or "unknown"}', f'partition   {meta.fingerprint}']
     return '\n'.join(lines)
+
+
+def _advice(meta: Meta, summary: PartitionSummary) -> list[str]:
+    """What evens edges, where one part has many more than the others and nobody asked for it."""
+    balance = str(meta.notes['partition'].get('balance') or '').split(',')
+    if summary.edge_imbalance < _UNEVEN or 'edges' in balance:
+        return []
+    wanted = f'{"types" if meta.is_hetero else "nodes"},edges'
+    cut = summary.edge_cut / max(summary.num_edges, 1)
+    lines = [
+        f'advice                all wait for the part with {summary.edge_imbalance:.2f} times the '
+        f'mean edges: --balance {wanted} evens them, but for single nodes with very many, and '
+        f'mostly cuts more than these {cut:.1%}'
+    ]
+    if meta.notes['command'] and '--balance' not in meta.notes['command']:
+        command = shlex.join([*meta.notes['command'], '--balance', wanted, '--force'])
+        lines.append(f'                      {command}')
+    return lines
 
 
 def _attributes(meta: Meta) -> list[str]:

@@ -57,6 +57,12 @@ def _run(args: argparse.Namespace) -> int:
         f'\nAssumed: {args.bandwidth:g} GB/s received by each rank, {torch.get_num_threads()} '
         f'threads per rank as here, {format_bytes(base)} for Python and its libraries.\n{NOTE}'
     )
+    if statistics.num_relations > 1:
+        print(
+            f'\nThe {statistics.num_relations} relations are taken together, as one graph with '
+            'features of the mean\nwidth. A conv for each of them (HeteroConv) needs more: in each '
+            'layer a row for\nevery destination of every relation. Expect more than these figures.'
+        )
     if args.json is not None:
         Path(args.json).write_text(json.dumps(report, indent=1) + '\n', encoding='utf-8')
     return 0
@@ -82,8 +88,8 @@ def _statistics(args: argparse.Namespace) -> Statistics:
 
 
 def _job(args: argparse.Namespace, statistics: Statistics) -> Job:
-    width = _known('--in', args.in_channels, statistics.in_channels)
-    classes = _known('--out', args.out_channels, statistics.num_classes)
+    width = _known('--in', args.in_channels, statistics.in_channels, 'the width of the features')
+    classes = _known('--out', args.out_channels, statistics.num_classes, 'the number of classes')
     if not 0 <= args.dropout < 1:
         raise ValueError(f"'--dropout' must lie in [0, 1) (got {args.dropout})")
     if args.model == 'gat' and args.hidden % args.heads:
@@ -101,10 +107,13 @@ def _job(args: argparse.Namespace, statistics: Statistics) -> Job:
     return Job(model, width, args.mode, optimizer, getattr(torch, args.dtype))
 
 
-def _known(name: str, given: int | None, found: int | None) -> int:
+def _known(name: str, given: int | None, found: int | None, what: str) -> int:
     value = found if given is None else given
     if value is None:
-        raise ValueError(f"expected '{name}', which the statistics do not tell (got none)")
+        raise ValueError(
+            f"expected '{name}', {what} (got none, and no partition folder that tells: its graph "
+            "has features 'x' and integer labels 'y')"
+        )
     return value
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 from torch_geometric.nn import MessagePassing
 
@@ -70,8 +71,10 @@ class FirstForward:
             return
         if (edges_in((args, kwargs)) or edges_here()) == 'batch':
             return
-        self.let_go()
         model, args, kwargs = _outermost(model, args, kwargs)
+        if any(is_lazy(p) for p in model.parameters()):  # without DistributedDataParallel: the next
+            return
+        self.let_go()
         error, own = None, 0
         with suppress(ValueError):  # the forward says it better
             own = sum(shard.num_own for shard in find_shards([*args, *kwargs.values()]))

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from pyg_sar.comm import (
     as_timedelta,
@@ -23,6 +25,7 @@ from pyg_sar.comm import (
     transport,
 )
 from pyg_sar.ddp.gradients import Gradients
+from pyg_sar.ddp.lazy_layers import LazyLayers
 from pyg_sar.ddp.same_model import check_same_model
 from pyg_sar.memory import return_freed_memory
 from pyg_sar.own_rows import OwnRows
@@ -43,6 +46,9 @@ class DistributedDataParallel(torch.nn.Module):
     Called with the plain edges of a batch the model is the plain one (docs/models.md): then the sum
     of the gradients is all that ranks say to each other, and running statistics of norms are made
     equal in it. A rank whose batch is empty takes part.
+
+    Lazy layers (``GATConv((-1, -1), 64)``) get their shapes at the first forward, which is run once
+    before for that, without gradients and in evaluation.
 
     ``model.module`` is the model; calling it, or layers of it, averages gradients just the same.
     Hooks of parameters get this rank's share, as in torch; those registered by
@@ -76,9 +82,9 @@ class DistributedDataParallel(torch.nn.Module):
             ``checkpoint_activations``, ``log``, ``check``.
 
     Raises:
-        ValueError: On all ranks, as :func:`pyg_sar.wrap` does; if the ranks' models differ or have
-            parameters without a shape; for a `process_group` of some ranks only, another device in
-            `device_ids`, or `broadcast_buffers`.
+        ValueError: On all ranks, as :func:`pyg_sar.wrap` does; if the ranks' models differ; for a
+            `process_group` of some ranks only, another device in `device_ids`, or
+            `broadcast_buffers`.
         ExchangeError: If another rank has ended or is silent.
     """
 
@@ -115,11 +121,11 @@ class DistributedDataParallel(torch.nn.Module):
         set_debug(debug)
         if return_memory:
             return_freed_memory()
-        if is_distributed():
-            _send_from_rank_0(module)
+        _send_from_rank_0([*module.parameters(), *module.buffers()])
         self.module = module
         self._bucket_bytes = bucket_cap_mb * _MIB
         self._gradients = Gradients(module, process_group, self._bucket_bytes)
+        LazyLayers(module, _send_from_rank_0)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != '_gradients'}
@@ -127,6 +133,7 @@ class DistributedDataParallel(torch.nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._gradients = Gradients(self.module, None, self._bucket_bytes)
+        LazyLayers(self.module, _send_from_rank_0)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the wrapped model; the arguments are the model's own."""
@@ -170,17 +177,12 @@ def _check(
             f"'device_ids' must be where the model is, {sorted(map(str, devices))} "
             f'(got {list(device_ids)}): move the model and the shard there first'
         )
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if is_distributed() and torch.nn.parameter.is_lazy(tensor):
-            raise ValueError(
-                f"expected parameters with shapes (got '{name}', which is lazy): run the wrapped "
-                'model once before (pyg_sar.wrap)'
-            )
 
 
-def _send_from_rank_0(module: torch.nn.Module) -> None:
-    for tensor in [*module.parameters(), *module.buffers()]:
-        if isinstance(tensor, OwnRows):
+def _send_from_rank_0(tensors: list[Tensor]) -> None:
+    """Gives all ranks the values that rank 0 has (collective); lazy ones have none yet."""
+    for tensor in tensors if is_distributed() else ():
+        if isinstance(tensor, OwnRows) or is_lazy(tensor):
             continue
         sent = tensor.detach().contiguous()
         with guard('sending parameters to all ranks'):

@@ -21,6 +21,7 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from pyg_sar.comm import all_reduce_sum, world_size
@@ -218,7 +219,7 @@ class Gradients:
 
     def _watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         for p in parameters:
-            may_learn = p.is_floating_point() or p.is_complex()
+            may_learn = not is_lazy(p) and (p.is_floating_point() or p.is_complex())
             if may_learn and not any(h.gradients() is self for h in _watching(p)):
                 needs_gradient = p.requires_grad
                 p.requires_grad_(True)  # a frozen one takes no hook

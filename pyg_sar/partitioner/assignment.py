@@ -110,7 +110,7 @@ def _check_package(method: Method, name: str) -> None:
     except ImportError as error:
         package = method.package.replace('_', '-')
         what = f"method '{name}'" if method.name == name else f"backend '{method.name}'"
-        how = method.install or f"with 'pip install {package}'"
+        how = f"with pip install 'pyg_sar[{package}]'{method.install}"
         raise ValueError(
             f"{what} needs the package '{package}' (got: {error}); install it {how}"
         ) from error

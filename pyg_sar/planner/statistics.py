@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -35,6 +35,7 @@ class Statistics:
         in_channels: Width of the features, where it is known.
         num_classes: Number of classes, where it is known.
         folder: The parts of a partition folder, or None.
+        num_relations: How many relations are taken together.
     """
 
     num_nodes: int
@@ -45,6 +46,7 @@ class Statistics:
     in_channels: int | None = None
     num_classes: int | None = None
     folder: Parts | None = None
+    num_relations: int = 1
 
     def at(self, num_ranks: int) -> Cut:
         """The cut for `num_ranks` ranks.
@@ -117,12 +119,14 @@ class Parts:
         if len(readers) == 1 or rows == 0:
             return self.halo_rows[readers[0]][owner]
         # As if every part chose its rows independently of the others.
-        unread = math.prod(1 - self.halo_rows[p][owner] / rows for p in readers)
+        unread = math.prod(1 - min(self.halo_rows[p][owner] / rows, 1) for p in readers)
         return round(rows * (1 - unread))
 
 
 def read_statistics(root: str | Path) -> Statistics:
     """Reads the statistics of a partition folder from its META.json alone.
+
+    Types of nodes and relations are taken together, as one graph with features of the mean width.
 
     Not collective::
 
@@ -131,26 +135,37 @@ def read_statistics(root: str | Path) -> Statistics:
 
     Raises:
         FileNotFoundError: If the folder or its META.json is missing.
-        ValueError: If META.json is not one that this version reads, or the graph has several types.
+        ValueError: If META.json is not one that this version reads.
     """
     meta = read_meta(root)
-    if meta.is_hetero:
-        raise ValueError(
-            f'expected a graph with one type of nodes and edges (got {len(meta.nodes)} types of '
-            f'nodes and {len(meta.edges)} relations)'
-        )
-    ((_, nodes),), ((_, edges),) = meta.nodes.items(), meta.edges.items()
-    shape = nodes.attrs.get('x', {}).get('shape', [])
-    classes = meta.graph_attrs.get('num_classes')
+    nodes, edges = [*meta.nodes.values()], [*meta.edges.values()]
+    counts = [info.num_nodes for info in nodes]
+    shapes = [info.attrs.get('x', {}).get('shape', []) for info in nodes]
+    widths = [shape[0] if len(shape) == 1 else 0 for shape in shapes]
+    found = [info.extra.get('num_classes') for info in nodes] if meta.is_hetero else []
+    found = [*found, meta.graph_attrs.get('num_classes')]
+    classes = {count for count in found if isinstance(count, int)}
     return from_counts(
-        nodes.part_num_nodes,
-        edges.halo_rows,
-        edges.block_edges,
-        node_bytes=_row_bytes(nodes),
-        edge_bytes=_row_bytes(edges),
-        in_channels=shape[0] if len(shape) == 1 else None,
-        num_classes=classes if isinstance(classes, int) else None,
+        [sum(column) for column in zip(*(info.part_num_nodes for info in nodes), strict=True)],
+        _summed([info.halo_rows for info in edges]),
+        _summed([info.block_edges for info in edges]),
+        node_bytes=round(_mean(map(_row_bytes, nodes), counts)),
+        edge_bytes=round(_mean(map(_row_bytes, edges), [info.num_edges for info in edges])),
+        in_channels=round(_mean(widths, counts)) or None,
+        num_classes=classes.pop() if len(classes) == 1 else None,
+        num_relations=len(edges),
     )
+
+
+def _summed(tables: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
+    """The sums of tables of one size, entry by entry."""
+    return [[sum(each) for each in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
+
+
+def _mean(values: Iterable[int], counts: Sequence[int]) -> float:
+    """The mean of values that occur so often."""
+    total = sum(value * count for value, count in zip(values, counts, strict=True))
+    return total / max(sum(counts), 1)
 
 
 def from_counts(

@@ -174,8 +174,9 @@ def refuse(cls: type[LocalIds], name: str) -> NoReturn:
     """Raises a ValueError that names an operation and says what to do instead."""
     if name in _READS_ROWS:
         way = (
-            'rows of sources are read as x[edge_index[0]] in the forward of a MessagePassing conv '
-            'that SARConv has, or as x_j in its message'
+            'wrap the model before it runs (pyg_sar.DistributedDataParallel; lazy layers get their '
+            'shapes at its first forward); rows of sources are read as x[edge_index[0]] in the '
+            'forward of a MessagePassing conv that SARConv has, or as x_j in its message'
         )
     elif name in _LARGEST:
         way = (

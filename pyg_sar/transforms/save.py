@@ -21,6 +21,7 @@ from torch_geometric.data import Data
 
 from pyg_sar.checkpoint.all_or_none import together
 from pyg_sar.comm import agree, check_equal, in_call
+from pyg_sar.partitioner.graph.labels import label_facts
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.checksums import file_checksum
 from pyg_sar.shard.format.file_names import META_FILE, NODE_ATTRS_FILE, part_dir
@@ -69,11 +70,12 @@ def save_node_attrs(data: Data, names: Sequence[str], *, overwrite: bool = False
     # While parts hold old and new values of an attribute, the folder names neither it nor the
     # checksums of their files.
     unknown = {_file_of(part): None for part in range(shard.num_parts)}
-    together(lambda: _write_meta(shard, kept, unknown))
+    together(lambda: _write_meta(shard, kept, unknown, {}))
     values = {name: data[name] for name in names}
+    facts = _joined_facts(agree(label_facts(values, ())), data)
     written = together(lambda: _write_parts(shard, values, set(kept)))
     checksums = {name: value for own in written for name, value in own.items()}
-    together(lambda: _write_meta(shard, {**kept, **row_types}, checksums))
+    together(lambda: _write_meta(shard, {**kept, **row_types}, checksums, facts))
 
 
 def _check_data(data: Data, names: list[str]) -> None:
@@ -123,6 +125,19 @@ def _known_attrs(shard: Shard, names: list[str], overwrite: bool) -> dict[str, A
     return known
 
 
+def _joined_facts(facts: Sequence[dict[str, Any]], data: Data) -> dict[str, Any]:
+    """What the labels of all ranks tell, if labels are written; classes never become fewer."""
+    joined: dict[str, Any] = {}
+    ranges = [each['label_range'] for each in facts if each]
+    if ranges:
+        joined['label_range'] = [min(low for low, _ in ranges), max(high for _, high in ranges)]
+    counts = [each['num_classes'] for each in facts if 'num_classes' in each]
+    if counts:
+        known = getattr(data, 'num_classes', None)
+        joined['num_classes'] = max(*counts, known if isinstance(known, int) else 0)
+    return {k: v for k, v in joined.items() if not isinstance(getattr(data, k, None), Tensor)}
+
+
 def _write_parts(shard: Shard, values: dict[str, Tensor], keep: set[str]) -> dict[str, str]:
     """Adds the values to the files of the own parts, beside those named in `keep`.
 
@@ -148,7 +163,10 @@ def _file_of(part: int) -> str:
 
 
 def _write_meta(
-    shard: Shard, node_attrs: dict[str, Any], checksums: Mapping[str, str | None]
+    shard: Shard,
+    node_attrs: dict[str, Any],
+    checksums: Mapping[str, str | None],
+    facts: dict[str, Any],
 ) -> None:
     """Rank 0 alone writes, once all ranks are ready."""
     if shard.rank == 0:
@@ -157,7 +175,8 @@ def _write_meta(
         known = {**meta.checksums, **checksums}
         sums = {name: value for name, value in known.items() if value is not None}
         with _replacing(Path(shard.root) / META_FILE) as new:
-            text = meta_text(replace(meta, nodes=nodes, checksums=sums))
+            attrs = {**meta.graph_attrs, **facts}
+            text = meta_text(replace(meta, nodes=nodes, checksums=sums, graph_attrs=attrs))
             new.write_text(text, encoding='utf-8')
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,14 @@ import torch
 from hetero_graphs import assignment, hetero_graph
 from small_graphs import small_graph
 from torch import Tensor
+from torch_geometric.data import Data
 
 import pyg_sar
+from pyg_sar import partition
 from pyg_sar.describe import main
 from pyg_sar.inspection import verify_partition
+from pyg_sar.partitioner.write.summary import summarize
+from pyg_sar.shard.format.meta import read_meta
 
 NUM_PARTS = 3
 
@@ -145,3 +151,45 @@ def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.startswith('error: expected a complete partition folder')
     assert main([str(folder), '--plot', str(folder / 'parts.xyz')]) == 2
     assert 'xyz' in capsys.readouterr().err
+
+
+def test_verifies_without_matplotlib(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+    assert main([str(folder), '--plot', str(folder.parent / 'parts.png'), '--verify']) == 2
+    told = capsys.readouterr()
+    assert 'verified: every file' in told.out
+    assert "install it with pip install 'pyg_sar[plot]'" in told.err
+
+
+def _hubs() -> Data:
+    """Most edges end in few nodes."""
+    generator = torch.Generator().manual_seed(0)
+    dst = torch.randint(400, (3000,), generator=generator).double().div(400).pow(3).mul(400).long()
+    src = torch.randint(400, (3000,), generator=generator)
+    return Data(edge_index=torch.stack([src, dst]), num_nodes=400)
+
+
+def test_uneven_edges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is advised does what it says."""
+    torch.save(_hubs(), tmp_path / 'hubs.pt')
+    words = [str(tmp_path / 'hubs.pt'), str(tmp_path / 'parts'), '--num-parts', '4', '--quiet']
+    summary = pyg_sar.partition_graph(_hubs(), 4, tmp_path / 'other')
+    assert summary.edge_imbalance > 1.25
+    assert partition.main(words) == 0
+    assert main([words[1]]) == 0
+    (*_, advice, command) = capsys.readouterr().out.partition('\n\n')[0].splitlines()
+    assert f'with {summary.edge_imbalance:.2f} times the mean edges' in advice
+    assert f'these {summary.edge_cut / 3000:.1%}' in advice
+    assert partition.main(shlex.split(command)[3:]) == 0
+    assert main([words[1]]) == 0
+    assert 'advice' not in capsys.readouterr().out
+    meta = summarize(read_meta(words[1]))
+    assert meta.edge_imbalance < min(1.2, summary.edge_imbalance)
+    assert meta.edge_cut > summary.edge_cut
+
+
+def test_even_edges_need_no_advice(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(written)]) == 0
+    assert 'advice' not in capsys.readouterr().out

@@ -172,7 +172,12 @@ def test_unequal_epochs_end_at_the_timeout(root: str) -> None:
     *others, last = run_once(_epochs, 3, root)
     assert last == 'no error'
     assert_all_raise(
-        others, 'ExchangeError', "layer 'convs.0' (SAGEConv), forward", 'rank 2 was silent'
+        others,
+        'ExchangeError',
+        "layer 'convs.0' (SAGEConv), forward",
+        'rank 2 was silent',
+        'it may run another program than the others',
+        'debug=True tells where they part',
     )
 
 

@@ -10,7 +10,6 @@ import torch
 from ddp_model import make_model
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt
-from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.models import GIN
 
 from pyg_sar import DistributedDataParallel, SARConv, wrap
@@ -23,7 +22,6 @@ def _built(kwargs: dict[str, Any], make: str) -> str:
 
 MAKES: dict[str, Callable[[], torch.nn.Module]] = {
     'net': make_model,
-    'lazy': lambda: torch.nn.ModuleList([SAGEConv(-1, 3)]),
     'no convs': lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()),
     'images': lambda: GIN(6, 8, 2, 3, norm=torch.nn.BatchNorm2d(8)),
 }
@@ -48,11 +46,6 @@ def test_refused_on_all_ranks(make, kwargs, words, world_size):
     else:
         outcomes = run_ranks(_built, world_size, kwargs, make)
     assert_all_raise(outcomes, 'ValueError', words)
-
-
-def test_lazy_parameters_are_refused_on_all_ranks():
-    outcomes = run_ranks(_built, 2, {}, 'lazy')
-    assert_all_raise(outcomes, 'ValueError', "(got '0.lin_l.weight', which is lazy)")
 
 
 def test_an_unknown_option_is_an_error():

@@ -219,7 +219,7 @@ def test_table_without_pyarrow(tmp_path, monkeypatch):
 
     (tmp_path / 'edges.csv').write_text('src,dst\n0,1\n')
     monkeypatch.setattr(importlib, 'import_module', missing)
-    with pytest.raises(ValueError, match=r"install it with 'pip install pyg_sar\[parquet\]'"):
+    with pytest.raises(ValueError, match=r"install it with pip install 'pyg_sar\[parquet\]'"):
         load_source(tmp_path / 'edges.csv')
 
 

@@ -101,7 +101,7 @@ def test_one_weight_only(monkeypatch, options):
 @pytest.mark.parametrize('package', ['kahip', 'mtkahypar'])
 def test_missing_package(monkeypatch, tmp_path, graph, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ValueError, match=f"method '{package}' needs .* 'pip install {package}'"):
+    with pytest.raises(ValueError, match=rf"method '{package}' needs .*'pyg_sar\[{package}\]'"):
         partition_graph(graph, 2, tmp_path / 'out', method=package)
 
 

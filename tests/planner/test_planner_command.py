@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from planner_models import cut_small_graph
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 
 import pyg_sar
 from pyg_sar import plan
@@ -130,13 +130,35 @@ def test_command_line_errors_are_one_line(
     assert message in text
 
 
-def test_types_are_refused(tmp_path: Path) -> None:
+def test_types_are_taken_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = HeteroData()
-    data['a'].x, data['b'].x = torch.randn(8, 2), torch.randn(8, 2)
-    data['a', 'to', 'b'].edge_index = torch.randint(8, (2, 20))
-    pyg_sar.partition_graph(data, 2, tmp_path / 'parts', seed=0)
-    with pytest.raises(ValueError, match='one type of nodes and edges'):
-        read_statistics(tmp_path / 'parts')
+    data['a'].x, data['b'].x = torch.randn(30, 2), torch.randn(10, 6)
+    data['b'].y = torch.arange(10) % 5
+    data['a', 'to', 'b'].edge_index = torch.stack([torch.arange(30), torch.arange(30) % 10])
+    data['b', 'rev', 'a'].edge_index = data['a', 'to', 'b'].edge_index.flip(0)
+    root = tmp_path / 'parts'
+    summary = pyg_sar.partition_graph(data, 2, root, seed=0)
+    found = read_statistics(root)
+    assert (found.num_nodes, found.num_edges, found.num_relations) == (40, 60, 2)
+    assert (found.in_channels, found.num_classes) == (3, 5)
+    assert found.folder is not None
+    assert found.folder.halo_rows == [list(row) for row in summary.halo_rows]
+    assert plan.main([str(root), *SMALL]) == 0
+    told = capsys.readouterr().out
+    assert '40 nodes, 60 directed edges' in told
+    assert 'The 2 relations are taken together' in told
+    assert 'Expect more than these figures' in told
+
+
+def test_a_graph_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = Data(x=torch.randn(30, 4), edge_index=torch.randint(30, (2, 90)), y=torch.arange(30) % 7)
+    pyg_sar.partition_graph(data, 2, tmp_path / 'parts')
+    assert read_statistics(tmp_path / 'parts').num_classes == 7
+    assert plan.main([str(tmp_path / 'parts'), *SMALL]) == 0
+    del data.y
+    pyg_sar.partition_graph(data, 2, tmp_path / 'unlabelled')
+    assert plan.main([str(tmp_path / 'unlabelled'), *SMALL]) == 2
+    assert "expected '--out', the number of classes" in capsys.readouterr().err
 
 
 def test_statistics_are_immutable() -> None:

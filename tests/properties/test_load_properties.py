@@ -23,6 +23,7 @@ from pyg_sar.shard.read.read_shard import read_shard
 pytestmark = pytest.mark.filterwarnings('ignore:Sparse CS. tensor support is in beta')
 
 RESERVED = {'num_nodes', 'num_nodes_total', 'edge_index', 'n_id', 'e_id'}
+FACTS = ('num_classes', 'label_range')  # of labels, beside what was drawn
 
 
 def _loaded(drawn: Drawn, data: Any, key: Any) -> dict[str, Any]:
@@ -31,7 +32,9 @@ def _loaded(drawn: Drawn, data: Any, key: Any) -> dict[str, Any]:
         found = data._global_store
     else:
         found = drawn.store(data, key)
-    return {name: value for name, value in found.items() if name not in RESERVED}
+    given = {*drawn.extra.get(key, {}), *(drawn.extra.get('', {}) if key is None else {})}
+    others = RESERVED | ({*FACTS} - given)
+    return {name: value for name, value in found.items() if name not in others}
 
 
 def _check_attributes(drawn: Drawn, data: Any) -> None:

@@ -84,6 +84,7 @@ def _check_one(data: HeteroData, graph: HeteroData, rank: int, world_size: int) 
             'n_id',
             'num_nodes',
             'num_nodes_total',
+            *(['label_range'] if 'y' in graph[name] else []),
         }
         assert data[name].num_nodes == data[name].n_id.numel()
     for rel in graph.edge_types:

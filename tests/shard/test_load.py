@@ -89,7 +89,8 @@ def _check_one(data: Data, graph: Data, rank: int, world_size: int) -> None:
     assert set(data.keys()) == {
         *NODE_ATTRS,
         *EDGE_ATTRS,
-        *('edge_index', 'n_id', 'e_id', 'num_nodes', 'num_nodes_total', 'num_classes'),
+        *('edge_index', 'n_id', 'e_id', 'num_nodes', 'num_nodes_total'),
+        *('num_classes', 'label_range'),
     }
     # Every halo row is read by some edge.
     read = set(data.edge_index.as_subclass(Tensor)[0].tolist())

@@ -132,7 +132,13 @@ class Connection:
             # First, so that those who wait for this rank wake up and report as well.
             self._end(self._error(peer, operation, text), own)
             cause = self.reports.first_cause(own, max(end - time.monotonic(), 0.1))
-            self.error = self._error(cause.peer, operation, _reason(cause, own, error))
+            reason = _reason(cause, own, error)
+            if cause.silent and cause.failure is None and not self.debug:
+                reason += (
+                    '; it may run another program than the others (a call that only one rank '
+                    'makes): debug=True tells where they part'
+                )
+            self.error = self._error(cause.peer, operation, reason)
             if peer is None:  # for those who come later
                 self.reports.write(own._replace(peer=cause.peer, silent=cause.silent), seconds=0.2)
         return self._error(self.error.peer, operation, self.error.reason)

@@ -250,7 +250,11 @@ class Propagation:
         ):
             raise ValueError(f"expected 'size' to be {own}, the own nodes (got {tuple(size)})")
         if self.conv.explain:
-            raise ValueError(f'{name_of(self.conv)} cannot be explained on a cut graph')
+            raise ValueError(
+                f'{name_of(self.conv)} cannot be explained on a cut graph: explain the model on a '
+                'plain graph, such as the neighbourhood of a node (k_hop_subgraph), with its '
+                'weights or on one process'
+            )
 
 
 def _layers(conv: MessagePassing, kwargs: dict[str, Any]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import MessagePassing, RGCNConv
 
 from pyg_sar.comm import agree, are_alike, check_equal, raise_together
 from pyg_sar.conv.call.decision import Decisions
@@ -120,6 +120,25 @@ def _kinds(values: Iterable[Any]) -> Iterator[str]:
             yield from _kinds(value)
 
 
+def _check_has_features(conv: MessagePassing, arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError where PyG's own convs are given None for ``x``.
+
+    RGCNConv then learns a row per node, which it numbers from 0 on, and a rank would number its
+    own. Convs on points do without ``x``.
+    """
+    is_pygs = plain_class(conv).__module__.startswith('torch_geometric.')
+    x = arguments.get('x', ())
+    is_missing = x is None or (isinstance(x, (tuple, list)) and len(x) > 0 and x[0] is None)
+    if is_missing and is_pygs and 'pos' not in arguments:
+        of_ids = '; RGCNConv also takes the ids of the own nodes, data.n_id'
+        raise ValueError(
+            f"expected features in 'x' of {name_of(conv)} (got None): nodes without features get "
+            f'rows of their own by pyg_sar.NodeEmbedding(data, width)()'
+            + of_ids
+            * isinstance(conv, RGCNConv)
+        )
+
+
 def _check_inputs(
     conv: MessagePassing, shard: Shard, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
@@ -136,6 +155,7 @@ def _check_inputs(
         return  # the conv itself says it best
     handles = [v for v in arguments.values() if isinstance(v, ShardEdgeIndex)]
     x = arguments.get('x')
+    _check_has_features(conv, arguments)
     # A relation under another name may be an incidence, along which messages go there and back.
     if shard.is_bipartite and isinstance(x, Tensor) and 'edge_index' in arguments:
         raise ValueError(

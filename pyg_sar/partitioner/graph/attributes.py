@@ -12,7 +12,8 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from pyg_sar.partitioner.graph.checks import odd_kind
+from pyg_sar.partitioner.graph.checks import INTEGERS, odd_kind
+from pyg_sar.partitioner.graph.labels import INDICES, mask_of_index
 from pyg_sar.partitioner.on_disk.rows import smallest_and_largest
 
 _NODE_NAMES = frozenset({'x', 'pos', 'batch', 'node_type', 'train_mask', 'val_mask', 'test_mask'})
@@ -45,8 +46,9 @@ def sort_attributes(
     node, to the edges if it has one row per edge. Where both numbers are the same, a name with
     ``edge`` in it belongs to the edges, any other to the nodes. Tensors of two or more dimensions
     with ``index`` in their names hold ids, not rows (``edge_label_index``), and ``face`` does
-    too. What belongs to neither and is no scalar, string or list is dropped with a warning, and so
-    is a sparse tensor, unless its name is `y` or a well-known one: then it is stored dense.
+    too. A list of nodes by a well-known name (``train_idx``) becomes the mask (``train_mask``).
+    What belongs to neither and is no scalar, string or list is dropped with a warning, and so is a
+    sparse tensor, unless its name is `y` or a well-known one: then it is stored dense.
 
     `data` is a graph, or what a HeteroData holds of one type: then one of the numbers is None.
 
@@ -55,6 +57,7 @@ def sort_attributes(
             taken.
     """
     attributes = Attributes({}, {}, {})
+    indices: dict[str, Tensor] = {}
     dropped = []
     for name, value in data.items():
         if name in ('edge_index', 'num_nodes') or value is None:
@@ -69,6 +72,9 @@ def sort_attributes(
             tensor = _from_sparse(name, tensor, where)
         if tensor is None and name in _NODE_NAMES | _EDGE_NAMES:
             raise ValueError(f"'{name}'{where} must be a tensor (got {_describe(value)})")
+        if tensor is not None and num_nodes is not None and _is_index(name, tensor, num_nodes):
+            indices[name] = mask_of_index(tensor, num_nodes, name, where)
+            continue
         owner = None if tensor is None else _owner(name, tensor, num_nodes, num_edges, where)
         if tensor is not None and owner == 'node':
             attributes.node[name] = tensor
@@ -79,7 +85,15 @@ def sort_attributes(
         elif _is_graph_value(value, num_nodes, num_edges):
             attributes.graph[name] = value
         else:
-            dropped.append(f'{name} ({_describe(value)})')
+            are_pairs = tensor is not None and 'index' in name and tensor.shape[:1] == (2,)
+            hint = '; docs/porting.md tells where pairs of nodes are kept' * are_pairs
+            dropped.append(f'{name} ({_describe(value)}{hint})')
+    for name, mask in indices.items():
+        stored = attributes.node.setdefault(INDICES[name], mask)
+        if stored.shape != mask.shape or not torch.equal(stored.bool(), mask):
+            raise ValueError(
+                f"expected one of '{name}' and '{INDICES[name]}'{where} (got both, and they differ)"
+            )
     if dropped:
         warnings.warn(
             f'dropped attributes{where} that are neither one row per node, one row per edge, nor a '
@@ -152,6 +166,12 @@ def _owner(
     if rows == num_nodes:
         return 'node'
     return 'edge' if rows == num_edges else None
+
+
+def _is_index(name: str, value: Tensor, num_nodes: int) -> bool:
+    """Whether a tensor lists nodes, and has no row for every one of them."""
+    is_list = name in INDICES and value.dim() == 1 and value.dtype in INTEGERS
+    return is_list and (value.numel() != num_nodes or torch.unique(value).numel() == num_nodes)
 
 
 def _as_tensor(value: Any) -> Tensor | None:

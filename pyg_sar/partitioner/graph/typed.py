@@ -16,6 +16,7 @@ from torch_geometric.data.hypergraph_data import HyperGraphData
 
 from pyg_sar.partitioner.graph.attributes import count_rows, sort_attributes
 from pyg_sar.partitioner.graph.checks import check_ids, checked_edge_index
+from pyg_sar.partitioner.graph.labels import label_facts
 from pyg_sar.partitioner.on_disk.mapped import Scratch, release
 from pyg_sar.partitioner.on_disk.rows import edge_chunks
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey, type_name
@@ -101,6 +102,8 @@ class TypedGraph:
 def typed_graph(data: Data | HeteroData, scratch: Scratch | None = None) -> TypedGraph:
     """Checks a PyG graph and sorts what it holds.
 
+    Of integer labels ``y`` it gets ``num_classes`` and ``label_range``, unless it has them.
+
     Raises:
         ValueError: If `data` is no graph, or something in it is not as it must be.
     """
@@ -123,7 +126,7 @@ def typed_graph(data: Data | HeteroData, scratch: Scratch | None = None) -> Type
     return TypedGraph(
         nodes={None: NodeSet(num_nodes, attributes.node, {})},
         relations={None: Relation(None, None, edge_index, attributes.edge, {})},
-        attrs=attributes.graph,
+        attrs=attributes.graph | label_facts(attributes.node, data),
         is_hetero=False,
         scratch=scratch,
     )
@@ -154,7 +157,8 @@ def _hetero_graph(data: HeteroData, scratch: Scratch) -> TypedGraph:
         ids = [e[i] for k, e in edge_indices.items() for i in (0, 1) if k[2 * i] == name]
         num_nodes = count_rows(store, ids, f" of '{name}'")
         attributes = sort_attributes(store, num_nodes, None, where=f" of '{name}'")
-        nodes[name] = NodeSet(num_nodes, attributes.node, attributes.graph)
+        extra = attributes.graph | label_facts(attributes.node, store)
+        nodes[name] = NodeSet(num_nodes, attributes.node, extra)
     relations: dict[EdgeKey, Relation] = {}
     for key, store in edge_stores.items():
         edge_index = edge_indices[key]

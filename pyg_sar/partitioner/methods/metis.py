@@ -155,7 +155,7 @@ def _weight(problem: Problem) -> Tensor | None:
     return None if balance.is_equal else torch.from_numpy(balance.for_metis[:, 0].copy())
 
 
-_INSTALL = "as PyG's installation guide says, or use backend='pymetis'"
+_INSTALL = " where PyG's installation guide has a wheel for your torch, or use backend='pymetis'"
 _PYMETIS = Method('pymetis', _pymetis, several=True, objectives=OBJECTIVES, package='pymetis')
 _PYG_LIB = Method('pyg-lib', _pyg_lib, package='pyg_lib', install=_INSTALL)
 _TORCH_SPARSE = Method('torch-sparse', _torch_sparse, package='torch_sparse', install=_INSTALL)

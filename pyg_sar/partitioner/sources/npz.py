@@ -15,13 +15,12 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partitioner.graph.attributes import count_rows
 from pyg_sar.partitioner.graph.checks import checked_edge_index
-from pyg_sar.partitioner.graph.split import MASKS, mask_of
+from pyg_sar.partitioner.graph.labels import INDICES, mask_of_index
+from pyg_sar.partitioner.graph.split import MASKS
 from pyg_sar.partitioner.on_disk.mapped import Array, map_array
-from pyg_sar.partitioner.on_disk.rows import aligned
 from pyg_sar.shard.format.files import ordinary_file
 
 _CSR = ('x_data', 'x_indices', 'x_indptr', 'x_shape')
-_INDICES = {'train_idx': 'train_mask', 'val_idx': 'val_mask', 'test_idx': 'test_mask'}
 _NUMPY_KINDS = 'biufc'
 _WORTH_MAPPING = 1 << 26
 
@@ -91,11 +90,12 @@ def graph_of_arrays(
     data.edge_index = checked_edge_index(data, f"'{name}'")
     num_nodes, num_edges = count_rows(data, data.edge_index), data.edge_index.size(1)
     data.num_nodes = num_nodes
-    for key, mask in _INDICES.items():
+    for key, mask in INDICES.items():
         if key in arrays:
             if mask in data:
                 raise ValueError(f"expected one of '{key}' and '{mask}' in '{name}' (got both)")
-            data[mask] = _index_to_mask(_value(arrays.pop(key), key, name), num_nodes, key, name)
+            ids = _value(arrays.pop(key), key, name)
+            data[mask] = mask_of_index(ids, num_nodes, key, f" of '{name}'")
 
     dropped = []
     for key, array in arrays.items():
@@ -210,15 +210,3 @@ def _csr_features(arrays: dict[str, Any], name: str, *, is_mapped: bool) -> Tens
             f"'x_shape' of '{name}' must be one whose dense matrix fits into memory "
             f'(got {num_rows} x {num_columns})'
         ) from error
-
-
-def _index_to_mask(index: Any, num_nodes: int, key: str, name: str) -> Tensor:
-    if not isinstance(index, Tensor) or index.dim() != 1 or index.is_floating_point():
-        raise ValueError(f"expected a list of node ids in '{key}' of '{name}'")
-    index = aligned(index).long()
-    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < num_nodes:
-        raise ValueError(
-            f"'{key}' of '{name}' must hold node ids in [0, {num_nodes}) "
-            f'(got {int(index.min())} to {int(index.max())})'
-        )
-    return mask_of(index, num_nodes)

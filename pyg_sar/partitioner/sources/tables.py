@@ -62,7 +62,7 @@ def _batches(path: Path) -> Iterator[Any]:
     except ImportError as error:
         raise ValueError(
             f"expected pyarrow to be installed to read '{path}' (got: {error}); install it with "
-            "'pip install pyg_sar[parquet]'"
+            "pip install 'pyg_sar[parquet]'"
         ) from error
     pyarrow = importlib.import_module('pyarrow')
     try:

@@ -1,0 +1,164 @@
+"""Rows of all nodes on disk, in the order of ids: written by any ranks, read by any others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from hetero_graphs import assignment, hetero_graph
+from ranks import run_as_threads, run_ranks
+from small_graphs import assert_all_raise, attempt, cut, small_graph
+from torch import Tensor
+
+import pyg_sar
+from pyg_sar.comm import rank
+
+N = 40
+
+
+def _all_rows(kind: str) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    made = {
+        'float64 [N, 3]': lambda: torch.randn(N, 3, generator=generator, dtype=torch.float64),
+        'int64 [N]': lambda: torch.randint(99, (N,), generator=generator),
+        'bool [N]': lambda: torch.rand(N, generator=generator) < 0.5,
+        'float32 [N, 1]': lambda: torch.randn(N, 1, generator=generator),
+        'float16 [N, 2]': lambda: torch.randn(N, 2, generator=generator).half(),
+        'complex64 [N, 2, 2]': lambda: torch.randn(N, 2, 2, generator=generator).to(torch.cfloat),
+    }
+    return made[kind]()
+
+
+KINDS = ['float64 [N, 3]', 'int64 [N]', 'bool [N]', 'float32 [N, 1]', 'float16 [N, 2]']
+
+
+def _write(root: str, path: str, kind: str) -> None:
+    data = pyg_sar.load_shard(root)
+    pyg_sar.save_rows(path, _all_rows(kind)[data.n_id], data)
+
+
+def _read(root: str, path: str) -> Any:
+    data = pyg_sar.load_shard(root)
+    return data.n_id, pyg_sar.load_rows(path, data)
+
+
+def _whole(path: Path) -> Any:
+    """As other programs read it."""
+    if path.suffix == '.npy':
+        return np.load(path, mmap_mode='r')
+    table = pyarrow.parquet.read_table(path)
+    assert table.column('id').to_pylist() == list(range(N))
+    return np.array(table.column('value').to_pylist())
+
+
+@pytest.mark.parametrize('suffix', ['npy', 'parquet'])
+@pytest.mark.parametrize('kind', KINDS)
+def test_written_and_read(tmp_path, suffix, kind):
+    want, path = _all_rows(kind), tmp_path / f'rows.{suffix}'
+    roots = {n: str(cut(small_graph(), n, tmp_path / f'parts{n}', 'empty part')) for n in (2, 3)}
+    for ranks in (3, 1):  # the second replaces the first
+        run_as_threads(_write, ranks, roots[3], str(path), kind)
+        assert [p.name for p in tmp_path.iterdir() if 'rows' in p.name] == [path.name]
+        found = _whole(path)
+        assert suffix == 'parquet' or found.dtype == want.numpy().dtype
+        assert np.array_equal(found, want.numpy())
+        for n_id, rows in run_as_threads(_read, 2, roots[2], str(path)):  # of another partition
+            assert rows.dtype == want.dtype
+            assert torch.equal(rows, want[n_id])
+
+
+def test_any_rows_as_npy(tmp_path):
+    root, path = cut(small_graph(), 3, tmp_path / 'parts'), tmp_path / 'rows.npy'
+    run_as_threads(_write, 3, str(root), str(path), 'complex64 [N, 2, 2]')
+    assert np.array_equal(np.load(path), _all_rows('complex64 [N, 2, 2]').numpy())
+    np.save(path, np.asfortranarray(np.arange(N * 4.0).reshape(N, 4)))  # another program's
+    for n_id, rows in run_as_threads(_read, 3, str(root), str(path)):
+        assert torch.equal(rows, torch.arange(N * 4.0).double().view(N, 4)[n_id])
+
+
+def test_processes(tmp_path):
+    root, path = cut(small_graph(), 2, tmp_path / 'parts'), tmp_path / 'rows.npy'
+    run_ranks(_write, 2, str(root), str(path), KINDS[0])
+    assert np.array_equal(np.load(path), _all_rows(KINDS[0]).numpy())
+
+
+def _nodes_of_a_type(root: str, path: str) -> str:
+    data = pyg_sar.load_shard(root)
+    pyg_sar.save_rows(path, 2 * data['author'].x, data['author'])
+    assert torch.equal(pyg_sar.load_rows(path, data['author']), 2 * data['author'].x)
+    return attempt(pyg_sar.save_rows, path, data['author'].x, data)
+
+
+def test_nodes_of_a_type(tmp_path):
+    graph = hetero_graph()
+    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts', method=assignment(3))
+    path = tmp_path / 'rows.npy'
+    found = run_as_threads(_nodes_of_a_type, 3, str(tmp_path / 'parts'), str(path))
+    assert_all_raise(found, 'ValueError', "the nodes of a type, data['paper'] (got a HeteroData")
+    assert np.array_equal(np.load(path), 2 * graph['author'].x.numpy())
+
+
+def _wrong(root: str, folder: str, kind: str) -> str:
+    data = pyg_sar.load_shard(root)
+    path, values = f'{folder}/rows.npy', data.x
+    if kind == 'rows' and rank() == 1:
+        values = values[1:]
+    if kind == 'types' and rank() == 1:
+        values = values.float()
+    if kind == 'bfloat16':
+        values = values.bfloat16()
+    if kind == 'dimensions':
+        path, values = f'{folder}/rows.parquet', values.unsqueeze(1)
+    if kind == 'suffix':
+        path = f'{folder}/rows.csv'
+    if kind == 'a folder':
+        path = folder
+    if kind == 'other things':
+        path = f'{folder}/others.parquet'
+    if kind == 'nowhere':
+        path = f'{folder}/no/rows.npy'
+    return attempt(pyg_sar.save_rows, path, values, data)
+
+
+@pytest.mark.parametrize(
+    ('kind', 'words'),
+    [
+        ('rows', "expected one row per own node in 'values'"),
+        ('types', "expected the same rows in 'values' on all ranks"),
+        ('bfloat16', '.float() is one'),
+        ('dimensions', '.npy takes any'),
+        ('suffix', "'path' must end in one of .npy, .parquet"),
+        ('a folder', "expected rows to replace at '"),
+        ('other things', "expected rows to replace at '"),
+        ('nowhere', 'No such file'),
+    ],
+)
+def test_refused_on_all_ranks(tmp_path, kind, words):
+    root, folder = cut(small_graph(), 2, tmp_path / 'parts'), tmp_path / 'results.npy'
+    (folder / 'others.parquet').mkdir(parents=True)
+    (folder / 'others.parquet' / 'mine.txt').write_text('mine')
+    found = run_as_threads(_wrong, 2, str(root), str(folder), kind)
+    assert_all_raise(found, 'FileNotFoundError' if kind == 'nowhere' else 'ValueError', words)
+    assert [p.name for p in folder.iterdir()] == ['others.parquet']
+
+
+@pytest.mark.parametrize('content', ['39 rows', 'text', 'an object', 'nothing'])
+def test_files_that_do_not_fit(tmp_path, content):
+    root, path = cut(small_graph(), 2, tmp_path / 'parts'), tmp_path / 'rows.npy'
+    if content == '39 rows':
+        np.save(path, np.zeros(39))
+    if content == 'text':
+        path.write_text('no array')
+    if content == 'an object':
+        np.save(path, np.array([{}] * N), allow_pickle=True)
+    found = run_as_threads(_read_attempt, 2, str(root), str(path))
+    kind = 'FileNotFoundError' if content == 'nothing' else 'ValueError'
+    assert_all_raise(found, kind, 'expected a')
+
+
+def _read_attempt(root: str, path: str) -> str:
+    return attempt(pyg_sar.load_rows, path, pyg_sar.load_shard(root))

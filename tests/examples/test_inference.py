@@ -1,0 +1,63 @@
+"""The inference example: predictions of weights from anywhere, in the order of original ids."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from graphs import two_communities
+from torch_geometric.data import Data
+from torch_geometric.nn.models import GraphSAGE
+
+import pyg_sar
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _graph() -> Data:
+    data = two_communities(40)
+    data.x, data.y = data.x.float(), torch.arange(data.num_nodes) % 4
+    return data
+
+
+def _model(data: Data) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = GraphSAGE(data.num_features, 16, 2, 4, norm='batch_norm')
+    model(data.x, data.edge_index)  # norms have statistics
+    return model
+
+
+def _infer(folder: Path, *words: object, ranks: int = 1) -> None:
+    torchrun = ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', ranks]
+    launch = torchrun if ranks > 1 else []
+    options = ['--hidden', 16, '--layers', 2]
+    done = subprocess.run(
+        [*map(str, (sys.executable, *launch, ROOT / 'examples/inference.py', *words, *options))],
+        cwd=folder,
+        env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_weights_of_plain_pyg_and_a_checkpoint(tmp_path: Path) -> None:
+    data = _graph()
+    model = _model(data)
+    pyg_sar.partition_graph(data, 2, tmp_path / 'parts')
+    torch.save(model.state_dict(), tmp_path / 'weights.pt')
+    optimizer = torch.optim.Adam(model.parameters())
+    pyg_sar.save_checkpoint(tmp_path / 'run', model, optimizer, epoch=3)
+    _infer(tmp_path, 'parts', 'weights.pt', 'one.npy', '--probabilities')
+    _infer(tmp_path, 'parts', 'run', 'two.npy', ranks=2)
+    with torch.no_grad():
+        want = model.eval()(data.x, data.edge_index).softmax(dim=-1)
+    torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / 'one.npy')), want)
+    assert np.array_equal(np.load(tmp_path / 'two.npy'), want.argmax(dim=-1).numpy())

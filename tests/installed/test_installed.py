@@ -1,0 +1,70 @@
+"""What is installed: the wheel and the sdist by themselves, commands, and what is told of parts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from pyg_sar import __main__, __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_what_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    there = __main__.find_spec
+    monkeypatch.setattr(__main__, 'find_spec', lambda name: name != 'ogb' and there(name))
+    assert __main__.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f'pyg_sar {__version__}'
+    assert any(line.startswith('backends  gloo') for line in lines)
+    assert ['ogb', 'not', 'installed'] in [line.split()[:3] for line in lines]
+    assert lines[-1] == "install an extra with pip install 'pyg_sar[EXTRA]'"
+
+
+def test_the_extras_that_are_told_are_those_that_there_are() -> None:
+    text = (ROOT / 'pyproject.toml').read_text()
+    section = text.split('[project.optional-dependencies]\n')[1].split('\n[')[0]
+    extras = [line.split(' = ')[0] for line in section.splitlines() if ' = ' in line]
+    assert [*__main__._EXTRAS] == [name for name in extras if name not in ('test', 'dev')]
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert f'\nversion: {__version__}\n' in (ROOT / 'CITATION.cff').read_text()
+
+
+def _run(*command: object) -> str:
+    done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['wheel', 'sdist'])
+def test_in_an_environment_of_its_own(tmp_path: Path, kind: str) -> None:
+    """On top of the packages of this one, but for pyg_sar."""
+    source = tmp_path / 'source'
+    listed = _run('git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard').split('\0')
+    for name in filter(None, listed):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    if kind == 'sdist':
+        build = f"import setuptools.build_meta as b; b.build_sdist('{tmp_path}')"
+        subprocess.run([sys.executable, '-c', build], cwd=source, check=True, capture_output=True)
+        (source,) = tmp_path.glob('*.tar.gz')
+    pip = [sys.executable, '-m', 'pip']
+    quiet = ['--quiet', '--no-deps', '--no-build-isolation', '--disable-pip-version-check']
+    _run(*pip, 'wheel', *quiet, '--wheel-dir', tmp_path, source)
+    (wheel,) = tmp_path.glob('*.whl')
+
+    _run(sys.executable, '-m', 'venv', '--without-pip', tmp_path / 'env')
+    python = tmp_path / 'env' / 'bin' / 'python'
+    _run(*pip, '--python', python, 'install', *quiet, '--no-index', wheel)
+    site = _run(python, '-c', "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    here = sysconfig.get_path('purelib')
+    (Path(site) / 'others.pth').write_text(f"import site; site.addsitedir('{here}')\n")
+    assert 'all ran' in _run('env', '-u', 'PYTHONPATH', python, 'tests/installed/try_out.py')

@@ -1,0 +1,117 @@
+"""Tries an installed pyg_sar as a new user does: ``python tests/installed/try_out.py``.
+
+For the Python of an environment into which the wheel alone was installed: its files, its commands,
+the README's ten lines on two processes, and what is said where an optional package is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = Path(sysconfig.get_path('scripts'))
+
+MISSING = {
+    'kahip': ('kahip', 'partition', ['data.pt', 'out', '--num-parts', '2', '--method', 'kahip']),
+    'mtkahypar': (
+        'mtkahypar',
+        'partition',
+        ['data.pt', 'out', '--num-parts', '2', '--method', 'mtkahypar'],
+    ),
+    'torch-sparse': (
+        'torch_sparse',
+        'partition',
+        ['data.pt', 'out', '--num-parts', '2', '--backend', 'torch-sparse'],
+    ),
+    'pyg-lib': (
+        'pyg_lib',
+        'partition',
+        ['data.pt', 'out', '--num-parts', '2', '--backend', 'pyg-lib'],
+    ),
+    'plot': ('matplotlib', 'describe', ['parts', '--plot', 'parts.png']),
+    'parquet': ('pyarrow', 'partition', ['edges.csv', 'out', '--num-parts', '2']),
+}
+"""Of extras a package, and what needs it; ogb needs a dataset on the disk beside it."""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _write_graph(folder)
+        told = _run(folder, sys.executable, '-m', 'pyg_sar')
+        assert told.startswith('pyg_sar '), told
+        assert 'gloo' in told, told
+        told = _run(folder, SCRIPTS / 'pyg-sar-partition', 'data.pt', 'parts', '--num-parts', 4)
+        assert '80 nodes' in told, told
+        told = _run(folder, SCRIPTS / 'pyg-sar-describe', 'parts', '--verify')
+        assert 'verified: every file' in told, told
+        told = _run(folder, SCRIPTS / 'pyg-sar-plan', 'parts', '--hidden', 16, '--no-time')
+        assert '80 nodes' in told, told
+        _run(
+            folder,
+            sys.executable,
+            '-m',
+            'pyg_sar.partition',
+            'wordnet-noun',
+            'nouns',
+            '--num-parts',
+            2,
+        )
+        _ten_lines(folder)
+        (folder / 'edges.csv').write_text('src,dst\n0,1\n1,0\n')
+        missing = {extra: how for extra, how in MISSING.items() if find_spec(how[0]) is None}
+        for extra, (_, command, words) in missing.items():
+            told = _run(folder, SCRIPTS / f'pyg-sar-{command}', *words, fails=True)
+            assert f'pyg_sar[{extra}]' in told, told
+    print(f'{sys.version.split()[0]}: all ran; told without {", ".join(missing) or "nothing"}')
+
+
+def _write_graph(folder: Path) -> None:
+    import torch
+    from torch_geometric.data import Data
+
+    import pyg_sar
+
+    assert ROOT not in Path(pyg_sar.__file__).parents, pyg_sar.__file__
+    torch.manual_seed(0)
+    y = torch.arange(80) % 4
+    data = Data(
+        x=torch.nn.functional.one_hot(y, 4) + 0.1 * torch.randn(80, 4),
+        edge_index=torch.randint(80, (2, 400)),
+        y=y,
+        train_mask=torch.arange(80) % 3 > 0,
+    )
+    torch.save(data, folder / 'data.pt')
+
+
+def _ten_lines(folder: Path) -> None:
+    readme = (ROOT / 'README.md').read_text(encoding='utf-8')
+    found = re.search(r'<!-- readme-example -->\n```python\n(.*?)```', readme, re.DOTALL)
+    assert found is not None
+    (folder / 'train.py').write_text(found[1])
+    torchrun = ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', 2]
+    _run(folder, sys.executable, *torchrun, 'train.py')
+
+
+def _run(folder: Path, *command: object, fails: bool = False) -> str:
+    done = subprocess.run(
+        [*map(str, command)],
+        cwd=folder,  # not where a checkout would be imported
+        env={**os.environ, 'OMP_NUM_THREADS': '1'},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode != 0) == fails, (command, done.stdout, done.stderr)
+    return done.stderr if fails else done.stdout
+
+
+if __name__ == '__main__':
+    main()
