@@ -32,7 +32,7 @@ MAY_IMPORT = {
     'memory': {'monitor'},
     'launching': {'comm', 'launching', 'monitor'},
     'load': {'comm', 'launching', 'monitor', 'shard'},
-    'sampling': {'comm', 'draws', 'sampling', 'shard'},
+    'sampling': {'comm', 'draws', 'monitor', 'sampling', 'shard'},
     'restricted_layers': {'comm', 'shard'},
     'wrap': {'checking', 'comm', 'conv', 'models', 'monitor', 'norm', 'recompute'},
     'ddp': {'comm', 'conv', 'ddp', 'memory', 'norm', 'over_all_nodes', 'own_rows', 'wrap'},
@@ -54,7 +54,7 @@ MAY_IMPORT = {
         'shard',
         'wrap',
     },
-    'plan': {'command_line', 'planner'},
+    'plan': {'command_line', 'monitor', 'planner'},
 }
 
 FOLDERS = {

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
+from pyg_sar.monitor import parse_bytes
 from pyg_sar.sampling.attributes import EdgeKey, NodeKey
 
 _THREAD = "batches are made by one thread of each rank (set 'prefetch' instead)"
@@ -77,6 +78,18 @@ def check_kinds(values: Mapping[str, Any]) -> None:
             "temporal_strategy='last' draws nothing, so it takes neither replace=True nor a "
             f"'weight_attr' (got {values['replace']} and {values['weight_attr']!r})"
         )
+
+
+def cache_bytes(cache: Any) -> int | None:
+    """The bytes of ``'2GB'``; a ValueError for what is no size."""
+    if cache is None or (type(cache) is int and cache > 0):
+        return cache
+    if not isinstance(cache, str):
+        raise ValueError(f"'cache' must be bytes, such as '2GB', or None (got {cache!r})")
+    try:
+        return parse_bytes(cache)
+    except ValueError as error:
+        raise ValueError(f"'cache': {error}") from None
 
 
 def fans_of(num_neighbors: Any, relations: list[EdgeKey]) -> dict[EdgeKey, tuple[int, ...]]:

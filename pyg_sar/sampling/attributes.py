@@ -6,7 +6,7 @@ happens to be as long here. So it is one if it is so on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,7 +132,7 @@ def _rows_of(data: Data | HeteroData, store: Any, is_edge: bool) -> Iterable[tup
     count = int(store.edge_index.size(1) if is_edge else store.num_nodes)
     for name, value in store.items():
         if isinstance(value, np.ndarray) and value.dtype.kind in 'biufc':
-            value = torch.from_numpy(value)
+            value = torch.tensor(value)  # a copy: nothing tells when an array is written to
         if name == 'edge_index' or not isinstance(value, Tensor) or value.dim() == 0:
             continue
         dim = data.__cat_dim__(name, value, store)
@@ -152,24 +152,27 @@ def _words(is_edge: bool, key: Any, name: str) -> str:
     return f"attribute '{name}' of {'edges' if is_edge else 'nodes'}{where}"
 
 
-def take(own: Tensor, row: Tensor, came: Tensor | None) -> Tensor:
+def take(own: Tensor, row: Tensor, came: Sequence[Tensor]) -> Tensor:
     """Rows, some of which came from other ranks.
 
     Args:
         own: Rows of this rank ``[num_own, ...]``.
-        row: Which, int64 ``[N]``; row i of `came` as ``-1 - i``.
-        came: ``[num_came, ...]``; None where all are own.
+        row: Which, int64 ``[N]``; row i of those that came as ``-1 - i``.
+        came: What came, one after another, ``[num_came, ...]`` each; none where all are own.
 
     Returns:
         ``[N, ...]`` on the device of `own`.
     """
     row = row.to(own.device)
-    if came is None:
+    if not came:
         return own.index_select(0, row)
-    out = own.new_empty(row.numel(), *own.shape[1:])
-    for at, rows, values in (
-        ((row >= 0).nonzero().view(-1), row, own),
-        ((row < 0).nonzero().view(-1), -1 - row, came.to(own.device)),
-    ):
-        out.index_copy_(0, at, values.index_select(0, rows.index_select(0, at)))
+    out, first = own.new_empty(row.numel(), *own.shape[1:]), 0
+    at = (row >= 0).nonzero().view(-1)
+    out.index_copy_(0, at, own.index_select(0, row.index_select(0, at)))
+    for values in came:
+        place = -1 - row - first
+        at = ((place >= 0) & (place < values.size(0))).nonzero().view(-1)
+        rows = place.index_select(0, at).to(values.device)
+        out.index_copy_(0, at, values.index_select(0, rows).to(own.device))
+        first += values.size(0)
     return out

@@ -15,12 +15,11 @@ from pyg_sar.sampling.attributes import (
     Attributes,
     EdgeKey,
     NodeKey,
-    Values,
     edge_stores,
     node_stores,
     take,
 )
-from pyg_sar.sampling.found import Linked, Round
+from pyg_sar.sampling.found import Round
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +62,7 @@ class Batches:
     ) -> None:
         self._data, self._attributes, self._sampled = data, attributes, sampled
         self._disjoint, self._subgraph_type = disjoint, subgraph_type
-        self._came = {key: _joined(linked) for key, linked in sampled.edges.items()}
+        self._came = {key: linked.came for key, linked in sampled.edges.items()}
         # Where every node of the round is in its batch.
         self._place = {key: torch.empty_like(grown.keys) for key, grown in sampled.nodes.items()}
 
@@ -80,8 +79,7 @@ class Batches:
             self._place[key][found] = torch.arange(found.numel())
             store.num_nodes, row = found.numel(), grown.row.index_select(0, found)
             for name, value in self._attributes.nodes[key].items():
-                came = None if grown.came is None else grown.came[name]
-                rows = take(value, row, came)
+                rows = take(value, row, [values[name] for values in grown.came])
                 store[name] = self._in_place(name, store, rows)
             if self._disjoint:
                 store.batch = self._trees(key, grown.keys[found], number)
@@ -98,7 +96,7 @@ class Batches:
                 if found_edges.row is None:
                     store.pop(name, None)
                 else:
-                    rows = take(value, found_edges.row, self._came[edge_key].get(name))
+                    rows = take(value, found_edges.row, [v[name] for v in self._came[edge_key]])
                     store[name] = self._in_place(name, store, rows)
             if kind == 'directional':
                 store.num_sampled_edges = found_edges.per_hop
@@ -136,12 +134,6 @@ class Batches:
         store.batch_size = cut.stop - cut.start
         if seeds.until is not None:
             store.seed_time = seeds.until[cut]
-
-
-def _joined(linked: Linked) -> Values:
-    """What came of edges' attributes."""
-    names = linked.came[0] if linked.came else ()
-    return {name: torch.cat([piece[name] for piece in linked.came]) for name in names}
 
 
 def _both_ways(edges: dict[EdgeKey, _Edges]) -> dict[EdgeKey, _Edges]:

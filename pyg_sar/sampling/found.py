@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,14 +21,15 @@ class Grown:
         hops: How many nodes there were before each hop, and after the last.
         cuts: Of every hop, where each batch's nodes begin, and where the last ends: K + 1 places.
         row: Where their attributes are; see :func:`pyg_sar.sampling.attributes.take`.
-        came: Rows of other ranks' attributes by name; None where all are own.
+        came: Rows of other ranks' attributes by name: those that are kept, and then those that
+            were fetched; empty where all are own.
     """
 
     keys: Tensor
     hops: list[int]
     cuts: list[list[int]]
     row: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    came: Values | None = None
+    came: list[Values] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -65,3 +67,22 @@ class Round:
     nodes: dict[NodeKey, Grown]
     edges: dict[EdgeKey, Linked]
     totals: dict[NodeKey, int]
+
+
+@dataclass(eq=False)
+class Kept:
+    """Rows of other ranks' nodes that are kept for all rounds.
+
+    Attributes:
+        position: Of their nodes, by type, ascending.
+        values: Their attributes.
+        of: The attributes when they were fetched; see :func:`pyg_sar.sampling.cache.is_fresh`.
+        num_found: Of the rows that batches have read of other ranks, how many were here.
+        num_read: How many they have read.
+    """
+
+    position: dict[NodeKey, Tensor]
+    values: dict[NodeKey, Values]
+    of: Any = None
+    num_found: int = 0
+    num_read: int = 0

@@ -18,7 +18,6 @@ from torch_geometric.sampler.base import SubgraphType
 from pyg_sar.comm import (
     agree,
     check_equal,
-    count_ranks,
     in_call,
     open_lane,
     raise_together,
@@ -26,15 +25,13 @@ from pyg_sar.comm import (
     world_size,
 )
 from pyg_sar.sampling.ahead import Ahead, Here
-from pyg_sar.sampling.arguments import check_kinds, check_names, fans_of, seeds_of
-from pyg_sar.sampling.attributes import Attributes, EdgeKey, NodeKey, check_data, edge_stores, find
-from pyg_sar.sampling.batch import Batches
-from pyg_sar.sampling.graph import Graph, build
-from pyg_sar.sampling.rounds import Fans, sample
+from pyg_sar.sampling.arguments import cache_bytes, check_kinds, check_names, fans_of, seeds_of
+from pyg_sar.sampling.attributes import EdgeKey, NodeKey, check_data, edge_stores, find
+from pyg_sar.sampling.cache import choose_rows, fill, is_fresh
+from pyg_sar.sampling.graph import build
+from pyg_sar.sampling.rounds import Fans
+from pyg_sar.sampling.sampler import Sampler
 from pyg_sar.sampling.seeds import Inputs, read_inputs
-
-_ROUND = 8
-"""Batches that ranks sample together: so many times fewer messages."""
 
 _ALIKE = (
     'replace',
@@ -47,6 +44,7 @@ _ALIKE = (
     'shuffle',
     'drop_last',
     'seed',
+    'cache',
     'prefetch',
 )
 
@@ -98,6 +96,8 @@ class NeighborLoader:
         shuffle: Whether every epoch takes the seeds in another random order.
         drop_last: Whether a last batch of a part with fewer seeds is left out.
         seed: Of all random numbers; the same on all ranks.
+        cache: Bytes on each rank, or ``'2GB'``, for the rows of other ranks that batches read most.
+            They are fetched once, and again when an attribute has changed between epochs.
         prefetch: How many batches are made ahead, by a thread. 0: none, without a thread. Ranks
             that are threads of one process have no other one.
 
@@ -124,6 +124,7 @@ class NeighborLoader:
         shuffle: bool = False,
         drop_last: bool = False,
         seed: int = 0,
+        cache: int | str | None = None,
         prefetch: int = 2,
         **others: Any,
     ) -> None:
@@ -140,6 +141,7 @@ class NeighborLoader:
         try:
             check_names(others)
             check_kinds(given)
+            given['cache'] = cache_bytes(given['cache'])
             check_data(data, world_size())
             fans = fans_of(given['num_neighbors'], list(edge_stores(data)))
             seeds = seeds_of(data, given['input_nodes'])
@@ -157,7 +159,8 @@ class NeighborLoader:
         disjoint, is_last = given['disjoint'] or is_timed, given['temporal_strategy'] == 'last'
         kind, replace = given['subgraph_type'], given['replace']
         names = given['time_attr'], given['weight_attr']
-        graph = build(data, find(data), *names, replace=replace)
+        found = find(data)
+        graph = build(data, found, *names, replace=replace)
         inputs = read_inputs(graph, seeds, given['input_time'], is_timed=is_timed)
         self._inputs = Inputs(
             *inputs, given['batch_size'], disjoint, given['seed'], given['shuffle']
@@ -171,7 +174,10 @@ class NeighborLoader:
                 f'seeds on all ranks, with drop_last={given["drop_last"]})'
             )
         fan = Fans(fans, replace, is_last, kind == 'induced', disjoint)
-        self._sampler = _Sampler(data, graph, fan, self._inputs, kind)
+        self._sampler = Sampler(data, graph, fan, self._inputs, kind)
+        if given['cache'] is not None and graph.world_size > 1:
+            size = given['cache']
+            self._sampler.kept = choose_rows(graph, found, fan, self._inputs, size)
         self._transform = given['transform']
         self._prefetch = 0 if takes_turns() else given['prefetch']
         self._lane = open_lane() if self._prefetch else None
@@ -192,8 +198,11 @@ class NeighborLoader:
                 self._source.join()
                 self._source = None
             epoch, at = (self._epoch, self._at) if self._is_loaded else (self._epoch + 1, 0)
-            check_equal('epoch and batch', (epoch, at), agree((epoch, at)))
-            attributes = find(self._sampler.data)
+            attributes, kept = find(self._sampler.data), self._sampler.kept
+            answers = agree(((epoch, at), kept is None or is_fresh(kept, attributes)))
+            check_equal('epoch and batch', (epoch, at), [place for place, _ in answers])
+            if kept is not None and not all(fresh for _, fresh in answers):
+                fill(kept, self._sampler.graph, attributes)
             self._epoch, self._at, self._is_loaded = epoch, at, False
 
             def make(is_wanted: Callable[[], bool]) -> Iterator[Data | HeteroData]:
@@ -211,6 +220,12 @@ class NeighborLoader:
         batch = source.next()
         self._at += 1
         return batch if self._transform is None else self._transform(batch)
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the rows of other ranks that batches have read, the share that was in the cache."""
+        kept = self._sampler.kept
+        return kept.num_found / max(kept.num_read, 1) if kept is not None else 0.0
 
     def state_dict(self) -> dict[str, int]:
         """Where the loader is: so many batches of its epoch have been taken.
@@ -253,38 +268,3 @@ class _Iteration(Iterator[Any]):
 
     def __del__(self) -> None:
         self._source.leave()
-
-
-class _Sampler:
-    """All that a thread needs to make batches."""
-
-    def __init__(
-        self, data: Data | HeteroData, graph: Graph, fans: Fans, inputs: Inputs, kind: str
-    ) -> None:
-        self.data, self.graph, self.fans, self.inputs, self.kind = data, graph, fans, inputs, kind
-
-    def batches(
-        self, attributes: Attributes, epoch: int, numbers: range, is_wanted: Callable[[], bool]
-    ) -> Iterator[Data | HeteroData]:
-        """Batches of an epoch, while a rank wants them (collective in every round)."""
-        order = self.inputs.order(epoch)
-        nothing = [part[:0] for part in order]
-        of_round = _ROUND if self.graph.world_size > 1 else 1
-        for start in range(numbers.start, numbers.stop, of_round):
-            own = is_wanted()
-            if not count_ranks(f'sampling batch {start} of epoch {epoch}', own):
-                return
-            asked = range(start, min(start + of_round, numbers.stop))
-            seeds = self.inputs.of_batches(order if own else nothing, epoch, asked)
-            sampled = sample(self.graph, attributes, self.fans, seeds)
-            batches = Batches(
-                self.data,
-                attributes,
-                sampled,
-                disjoint=self.fans.disjoint,
-                subgraph_type=self.kind,
-            )
-            for number in range(len(asked)):
-                if is_wanted():
-                    yield batches[number]
-            del sampled, batches

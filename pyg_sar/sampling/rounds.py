@@ -19,7 +19,7 @@ from pyg_sar.sampling.ask.messages import Asked, Drawn, Told, ask_for_edges, ask
 from pyg_sar.sampling.attributes import Attributes, EdgeKey, NodeKey
 from pyg_sar.sampling.draw import choose
 from pyg_sar.sampling.draw.numbering import number
-from pyg_sar.sampling.found import Grown, Linked, Round
+from pyg_sar.sampling.found import Grown, Kept, Linked, Round
 from pyg_sar.sampling.graph import Graph
 from pyg_sar.sampling.seeds import Seeds
 
@@ -58,14 +58,24 @@ class _Frontier:
     cuts: list[int]
 
 
-def sample(graph: Graph, attributes: Attributes, fans: Fans, seeds: Seeds) -> Round:
+def sample(
+    graph: Graph, attributes: Attributes, fans: Fans, seeds: Seeds, kept: Kept | None = None
+) -> Round:
     """Samples the batches of some seeds (collective; see the room's ``__init__``)."""
-    return _Sampling(graph, attributes, fans, seeds).run()
+    return _Sampling(graph, attributes, fans, seeds, kept).run()
 
 
 class _Sampling:
-    def __init__(self, graph: Graph, attributes: Attributes, fans: Fans, seeds: Seeds) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        attributes: Attributes,
+        fans: Fans,
+        seeds: Seeds,
+        kept: Kept | None,
+    ) -> None:
         self.graph, self.attributes, self.fans, self.seeds = graph, attributes, fans, seeds
+        self.kept = kept
         none = torch.empty(0, dtype=torch.int64)
         nothing = [0] * len(seeds.batch_ptr)
         self.nodes = {key: Grown(none, [0, 0], [nothing]) for key in graph.nodes}
@@ -246,18 +256,22 @@ class _Sampling:
 
     def _find_rows(self) -> None:
         """Where every node's attributes are; fetches those of other ranks (collective)."""
-        wanted, remote = {}, {}
+        wanted = {}
         for key, grown in self.nodes.items():
             nodes = self.graph.nodes[key]
             position = grown.keys % max(nodes.total, 1)
             grown.row = position - nodes.first
             if self.graph.world_size > 1:
                 is_own = (grown.row >= 0) & (position < nodes.rank_ptr[nodes.rank + 1])
-                remote[key] = (~is_own).nonzero().view(-1)
-                none = position[:0]
-                wanted[key], place = number(none, position[remote[key]])
-                grown.row[remote[key]] = -1 - place
+                remote = (~is_own).nonzero().view(-1)
+                kept = self.kept.position[key] if self.kept is not None else position[:0]
+                wanted[key], place = number(kept, position[remote])
+                grown.row[remote] = -1 - place
+                if self.kept is not None:
+                    grown.came.append(self.kept.values[key])
+                    self.kept.num_read += place.numel()
+                    self.kept.num_found += int((place < kept.numel()).sum())
         if self.graph.world_size > 1:
             came = ask_for_rows(self.graph, self.attributes, wanted)
             for key, grown in self.nodes.items():
-                grown.came = came[key]
+                grown.came.append(came[key])
