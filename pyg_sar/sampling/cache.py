@@ -7,6 +7,7 @@ before an epoch when an attribute of any rank is another tensor or was written t
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def choose_rows(
     position, worth, sizes = {}, [], []
     for key, (found, count) in visits.items():
         values = attributes.nodes[key].values()
-        row_bytes = sum(value[:1].nbytes if len(value) else _row_bytes(value) for value in values)
+        row_bytes = sum(math.prod(v.shape[1:]) * v.element_size() for v in values)
         position[key] = found
         worth.append(count / max(row_bytes, 1))
         sizes.append(torch.full(found.shape, row_bytes))
@@ -62,10 +63,6 @@ def fill(kept: Kept, graph: Graph, attributes: Attributes) -> None:
     """Fetches the rows (collective: three all-to-alls, which nothing compares before)."""
     kept.values = ask_for_rows(graph, attributes, kept.position)
     kept.of = attributes, _state(attributes)
-
-
-def _row_bytes(value: Tensor) -> int:
-    return value.new_empty(1, *value.shape[1:]).nbytes
 
 
 def _expected_visits(

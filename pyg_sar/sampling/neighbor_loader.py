@@ -237,6 +237,8 @@ class NeighborLoader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Has the next ``iter(loader)`` go on from there, with the batches that were left.
 
+        An iteration that is under way ends.
+
         Raises:
             ValueError: If it is of a loader with other batches.
         """
@@ -248,6 +250,7 @@ class NeighborLoader:
                 )
         self._epoch, self._at = int(state['epoch']), int(state['batch'])
         self._is_loaded = self._epoch >= 0 and self._at < len(self)
+        self._iteration = lambda: None
 
     def _identity(self) -> dict[str, int]:
         inputs = self._inputs

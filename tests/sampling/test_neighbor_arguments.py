@@ -230,7 +230,10 @@ def test_resumes_before_and_after_an_epoch(folder: str) -> None:
     fresh, other = loader(), loader()
     other.load_state_dict(fresh.state_dict())
     assert_same([take(batch) for batch in other], epochs[0])
+    iteration = iter(fresh)
+    next(iteration)
     fresh.load_state_dict(other.state_dict())
+    assert 'newest iteration' in attempt(next, iteration)
     assert_same([take(batch) for batch in fresh], epochs[1])
 
 
