@@ -43,11 +43,11 @@ def _end_of_threads() -> int:
 
 
 def test_prefetch_changes_nothing(folder: str) -> None:
-    options = {'num_neighbors': [3, 2, 2], 'batch_size': 1, 'shuffle': True}
-    want = join([batches(folder, 2, prefetch=0, **options)])
-    assert_same(join([batches(folder, 2, prefetch=1, **options)]), want)
+    options = {'num_neighbors': [3, 2], 'batch_size': 1, 'shuffle': True}
+    want = join([batches(folder, prefetch=0, **options)])
+    assert_same(join([batches(folder, prefetch=1, **options)]), want)
     for prefetch in (0, 1, 3):
-        got = run_ranks(batches, 2, folder, 2, prefetch=prefetch, **options)
+        got = run_ranks(batches, 2, folder, prefetch=prefetch, **options)
         assert_same(join(got), want)
 
 
