@@ -109,7 +109,7 @@ def find(data: Data | HeteroData) -> Attributes:
         if kinds[words][2]:
             errors.append(
                 f'expected {words} not to require gradients (got one that does): rows of other '
-                f'ranks are copies; give the model a table and read it at batch.n_id'
+                f'ranks are copies; learn a NodeEmbedding and read it with rows() at batch.n_id'
             )
     raise_together(ValueError(errors[0]) if errors else None)
 
