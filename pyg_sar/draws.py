@@ -42,21 +42,50 @@ def normal(seed: int, *keys: Tensor | int) -> Tensor:
     return (-2 * torch.log1p(-first)).sqrt() * torch.cos(2 * math.pi * second)
 
 
-def _hash(seed: int, keys: tuple[Tensor | int, ...]) -> Tensor:
-    state = _mixed(torch.tensor(seed))
+def hashed(seed: int, *keys: Tensor | int) -> Tensor:
+    """64 bits as int64, for keys as :func:`uniform` takes them; that draws the upper 53 of them."""
+    return _hash(seed, keys)
+
+
+def hashed_on(state: Tensor, *keys: Tensor | int) -> Tensor:
+    """What :func:`hashed` gives of the keys that made `state` and of these after them."""
     for key in keys:
         state = _mixed(state + (torch.as_tensor(key) + 1) * _STEP)
     return state
 
 
+def below(hashes: Tensor, bound: Tensor) -> Tensor:
+    """Whole numbers from ``[0, bound)``, uniform up to ``bound / 2^64``: the hash times the bound.
+
+    Args:
+        hashes: Of :func:`hashed`; unsigned numbers of 64 bits.
+        bound: int64 from 1 to ``2^31``; broadcasts with `hashes`.
+
+    Returns:
+        int64: the upper 64 bits of the product of 128, as Lemire (2019, "Fast random integer
+        generation in an interval") takes them.
+    """
+    lower = (hashes & _HALF).mul_(bound).bitwise_right_shift_(32)
+    return _shifted(hashes, 32).mul_(bound).add_(lower).bitwise_right_shift_(32)
+
+
+def unit(hashes: Tensor) -> Tensor:
+    """Numbers from (0, 1), float64, of the upper 53 bits of hashes: never 0."""
+    return _shifted(hashes, 11).double().add_(0.5).mul_(2.0**-53)
+
+
+def _hash(seed: int, keys: tuple[Tensor | int, ...]) -> Tensor:
+    return hashed_on(_mixed(torch.tensor(seed)), *keys)
+
+
 def _mixed(state: Tensor) -> Tensor:
     """The function that makes an output of SplitMix64 of its state."""
-    state = (state ^ _shifted(state, 30)) * _FACTORS[0]
-    state = (state ^ _shifted(state, 27)) * _FACTORS[1]
-    return state ^ _shifted(state, 31)
+    state = _shifted(state, 30).bitwise_xor_(state).mul_(_FACTORS[0])
+    state = _shifted(state, 27).bitwise_xor_(state).mul_(_FACTORS[1])
+    return _shifted(state, 31).bitwise_xor_(state)
 
 
 def _shifted(state: Tensor, bits: int) -> Tensor:
     """To the right, with zeros from the left: torch's own shift copies the sign."""
-    shifted: Tensor = (state >> bits) & (2 ** (64 - bits) - 1)
+    shifted: Tensor = (state >> bits).bitwise_and_(2 ** (64 - bits) - 1)
     return shifted

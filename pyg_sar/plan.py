@@ -17,10 +17,11 @@ import torch
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 from pyg_sar.command_line import Parser, run
+from pyg_sar.monitor import parse_bytes
 from pyg_sar.planner import Planner, Statistics, by_hand, read_statistics
 from pyg_sar.planner.rehearsal import MODES, Job
 from pyg_sar.planner.report import NOTE, as_dict, rank_table, table
-from pyg_sar.planner.units import format_bytes, parse_bytes, parse_counts, parse_share
+from pyg_sar.planner.units import format_bytes, parse_counts, parse_share
 
 _MODELS = {'sage': GraphSAGE, 'gcn': GCN, 'gat': GAT, 'gin': GIN}
 _OPTIMIZERS = {'adam': torch.optim.Adam, 'sgd': torch.optim.SGD}

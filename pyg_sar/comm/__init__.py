@@ -2,13 +2,17 @@
 
 from pyg_sar.comm.buffers import Rows
 from pyg_sar.comm.exchange import Exchange, Request
+from pyg_sar.comm.faults.connection import Connection
 from pyg_sar.comm.faults.errors import ExchangeError, in_call, in_layer
 from pyg_sar.comm.faults.guarded import (
     as_timedelta,
     communicates,
     exchange_group,
     guard,
+    in_lane,
+    lane_failed,
     left_by,
+    open_lane,
     set_debug,
     set_timeout,
 )
@@ -24,10 +28,12 @@ from pyg_sar.comm.group import (
     all_to_all_counts,
     are_alike,
     check_equal,
+    count_ranks,
+    exchange_bytes,
     least_of_ranks,
     max_over_ranks,
     raise_together,
     sum_over_ranks,
 )
 from pyg_sar.comm.reshard.reverse_edges import EdgeMove, Reversed, reverse
-from pyg_sar.comm.transport import is_distributed, rank, world_size
+from pyg_sar.comm.transport import is_distributed, rank, takes_turns, world_size

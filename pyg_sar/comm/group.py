@@ -18,7 +18,7 @@ from pyg_sar.comm.faults.guarded import communicates, connected, exchange_group,
 from pyg_sar.comm.faults.program_check import SHORT, form_of, gather_texts
 from pyg_sar.comm.first_derivative_only import once_differentiable
 from pyg_sar.comm.json_values import decode, encode
-from pyg_sar.comm.transport import is_distributed
+from pyg_sar.comm.transport import is_distributed, world_size
 from pyg_sar.monitor import hook
 
 
@@ -125,13 +125,36 @@ def all_gather_alike(tensor: Tensor, what: str = 'a gather from all ranks') -> T
         return transport.all_gather(tensor.contiguous(), exchange_group())
 
 
-def all_to_all(rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Tensor:
+def count_ranks(words: str, flag: bool) -> int:
+    """How many ranks have set a flag (collective: an all-reduce of one number).
+
+    Args:
+        words: What all are at; they raise ExchangeError if it differs.
+        flag: The own one.
+    """
+    if world_size() == 1:
+        return int(flag)
+    with guard(words):
+        count = connected().sum_alike(words, number=flag)
+    assert count is not None
+    return count
+
+
+def all_to_all(
+    rows: Tensor,
+    send_counts: Sequence[int],
+    recv_counts: Sequence[int],
+    *,
+    is_compared: bool = False,
+) -> Tensor:
     """Sends the first rows to rank 0, the next ones to rank 1, ... (collective).
 
     Args:
         rows: ``[sum(send_counts), ...]``, of any dtype.
         send_counts: Rows for every rank, this one included.
         recv_counts: Rows from every rank.
+        is_compared: Whether the ranks have just compared that they are at the same run of
+            operations, to which this one belongs; and the counts follow from earlier ones of it.
 
     Returns:
         ``[sum(recv_counts), ...]``, by the rank they came from.
@@ -141,30 +164,50 @@ def all_to_all(rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[i
     received = rows.new_empty(sum(recv_counts), *rows.shape[1:])
     # As bytes: every dtype goes through every backend.
     row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
-    what = 'an exchange of rows with all ranks at once'
-    alike = f'{what} ({form_of(rows, is_rows=True)})'
-    with guard(what, alike=alike):
-        if transport.goes_by_host(rows.device, exchange_group()):
-            connected().sum_alike(what, alike)
-        transport.all_to_all(
-            received.view(-1).view(torch.uint8),
-            rows.contiguous().view(-1).view(torch.uint8),
-            [n * row_bytes for n in recv_counts],
-            [n * row_bytes for n in send_counts],
-            exchange_group(),
-        )
-        if hook.watchers:
-            own = transport.rank()  # its rows stay here
-            came, went = (sum(n) - n[own] for n in (recv_counts, send_counts))
-            moved = came, went, came * row_bytes, went * row_bytes
-            hook.moved(hook.Transfer('all ranks', 'rows', *moved))
+    sizes = [n * row_bytes for n in recv_counts], [n * row_bytes for n in send_counts]
+    words = form_of(rows, is_rows=True)
+    sent = rows.contiguous().view(-1).view(torch.uint8)
+    counts = recv_counts, send_counts
+    exchange_bytes(received.view(-1).view(torch.uint8), sent, *sizes, counts, words, is_compared)
     return received
 
 
-def all_to_all_counts(counts: Tensor) -> Tensor:
+def exchange_bytes(
+    received: Tensor,
+    sent: Tensor,
+    recv_sizes: list[int],
+    send_sizes: list[int],
+    counts: tuple[Sequence[int], Sequence[int]],
+    form: str,
+    is_compared: bool,
+) -> None:
+    """Sends runs of bytes to rank 0, 1, ...; those that come fill `received` (collective).
+
+    Args:
+        received: uint8.
+        sent: uint8.
+        recv_sizes: Bytes from every rank.
+        send_sizes: Bytes for every rank.
+        counts: The rows that they are, from every rank and for every rank.
+        form: What a row is, in words that are equal on all ranks.
+        is_compared: See :func:`all_to_all`.
+    """
+    what = 'an exchange of rows with all ranks at once'
+    alike = f'{what} ({form})'
+    with guard(what, alike=alike):
+        if not is_compared and transport.goes_by_host(sent.device, exchange_group()):
+            connected().sum_alike(what, alike)
+        transport.all_to_all(received, sent, recv_sizes, send_sizes, exchange_group())
+        if hook.watchers:
+            own = transport.rank()  # its rows stay here
+            moved = [sum(n) - n[own] for n in (*counts, recv_sizes, send_sizes)]
+            hook.moved(hook.Transfer('all ranks', 'rows', *moved))
+
+
+def all_to_all_counts(counts: Tensor, *, is_compared: bool = False) -> Tensor:
     """What every rank counts for this one: row r of ``[world_size, ...]`` goes to rank r."""
     ones = [1] * counts.size(0)
-    return all_to_all(counts, ones, ones)
+    return all_to_all(counts, ones, ones, is_compared=is_compared)
 
 
 def sum_over_ranks(local: Tensor) -> Tensor:

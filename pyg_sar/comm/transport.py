@@ -117,6 +117,11 @@ def is_distributed() -> bool:
     return _here.world is not None or (dist.is_available() and dist.is_initialized())
 
 
+def takes_turns() -> bool:
+    """Whether ranks are threads of a world of another kind, which would not know a rank's own."""
+    return _here.world is not None
+
+
 def rank() -> int:
     """The own rank; 0 of a process by itself."""
     if _here.world is not None:

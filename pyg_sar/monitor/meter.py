@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from dataclasses import dataclass
 
 from pyg_sar.monitor.hook import OUTSIDE, Transfer, Watcher
+
+_SIZE = r'[0-9]+\.?[0-9]*|\.[0-9]+'
+_POWERS = {'': 0, 'K': 1, 'M': 2, 'G': 3, 'T': 4}
 
 
 @dataclass
@@ -94,3 +98,13 @@ def bytes_text(num_bytes: float) -> str:
             return f'{num_bytes:.0f} B' if unit == 'B' else f'{num_bytes:.1f} {unit}'
         num_bytes /= 1024
     return f'{num_bytes:.1f} TiB'
+
+
+def parse_bytes(text: str) -> int:
+    """``'64GB'``, ``'64 GiB'`` or plain bytes; a ValueError for all but positive sizes."""
+    found = re.fullmatch(rf'\s*({_SIZE})\s*(?:([KMGT])(i?))?B?\s*', text)
+    unit = (1024 if found[3] else 1000) ** _POWERS[found[2] or ''] if found else 0
+    size = round(float(found[1]) * unit) if found else 0
+    if size < 1:
+        raise ValueError(f"expected a size such as 64GB or 500MiB (got '{text}')")
+    return size

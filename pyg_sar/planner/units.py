@@ -1,21 +1,10 @@
-"""Bytes, rates and cuts as people write them."""
+"""Rates and cuts as people write them, and bytes as they read them."""
 
 from __future__ import annotations
 
 import re
 
 _NUMBER = r'[0-9]+\.?[0-9]*|\.[0-9]+'
-_POWERS = {'': 0, 'K': 1, 'M': 2, 'G': 3, 'T': 4}
-
-
-def parse_bytes(text: str) -> int:
-    """``'64GB'``, ``'64 GiB'`` or plain bytes; a ValueError for all but positive sizes."""
-    found = re.fullmatch(rf'\s*({_NUMBER})\s*(?:([KMGT])(i?))?B?\s*', text)
-    unit = (1024 if found[3] else 1000) ** _POWERS[found[2] or ''] if found else 0
-    size = round(float(found[1]) * unit) if found else 0
-    if size < 1:
-        raise ValueError(f"expected a size such as 64GB or 500MiB (got '{text}')")
-    return size
 
 
 def parse_share(text: str) -> tuple[float, int]:

@@ -76,6 +76,8 @@ class Shard:
         steps: The exchange, in order; empty on one rank.
         dst_rows: Of a bipartite shard, how many own destinations there are; None where sources and
             destinations are the same nodes.
+        dst_ptr: Of a bipartite shard as it was loaded, ``parts_per_rank + 1`` offsets: own
+            destinations of the i-th own part.
         e_id: Original ids of the edges, int64 ``[num_edges]``, where they are known.
         n_id: Ids of the own nodes in the whole graph, int64 ``[num_own]``, where they are known.
         cache: Where other rooms keep what they computed once for this shard.
@@ -92,6 +94,7 @@ class Shard:
     block_ptr: tuple[int, ...]
     steps: tuple[Step, ...]
     dst_rows: int | None = None
+    dst_ptr: tuple[int, ...] | None = None
     e_id: Tensor | None = field(default=None, repr=False)
     n_id: Tensor | None = field(default=None, repr=False)
     cache: dict[str, Any] = field(default_factory=dict, repr=False)

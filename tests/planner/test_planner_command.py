@@ -14,8 +14,9 @@ from torch_geometric.data import Data, HeteroData
 
 import pyg_sar
 from pyg_sar import plan
+from pyg_sar.monitor import parse_bytes
 from pyg_sar.planner import Statistics, by_hand, read_statistics
-from pyg_sar.planner.units import format_bytes, parse_bytes, parse_counts, parse_share
+from pyg_sar.planner.units import format_bytes, parse_counts, parse_share
 
 SMALL = ['--hidden', '16', '--layers', '2', '--no-time']
 

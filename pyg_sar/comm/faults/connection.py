@@ -18,6 +18,7 @@ from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -41,12 +42,21 @@ class Connection:
         debug: Whether the ranks compare what they do before every operation.
         travelling: Transfers that are under way; their `works` are dropped if the group ends.
         num_operations: Operations that this rank has begun.
+        main: Of a lane the connection that it ends with; else None.
+        lanes: Connections of other threads of this process, which end with this one.
     """
 
     def __init__(
-        self, number: int, timeout: timedelta | None, before: Connection | None = None
+        self,
+        number: int,
+        timeout: timedelta | None,
+        before: Connection | None = None,
+        *,
+        is_lane: bool = False,
     ) -> None:
         self.number, self.timeout = number, timeout
+        self.main = before if is_lane else None
+        self.lanes: WeakSet[Connection] = WeakSet()
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         store = dist.distributed_c10d._get_default_store()
         self.reports = Reports(store, f'pyg_sar/{number}', self.rank, self.world_size)
@@ -62,6 +72,13 @@ class Connection:
             self._meet(dist.group.WORLD if before is None or before.group is None else before.group)
             self.group = dist.new_group(timeout=for_operations(limit), backend=_backend())
         self._devices: set[torch.device] = set()
+        if self.main is not None:
+            self.reports = self.main.reports
+            self.main.lanes.add(self)
+        elif before is not None:
+            self.lanes = before.lanes
+            for lane in self.lanes:
+                lane.main, lane.reports = self, self.reports
 
     def _meet(self, group: Any) -> None:
         """Sees ranks that have ended, which new_group would wait for."""
@@ -87,8 +104,8 @@ class Connection:
         if self._verdict is not None:
             self._verdict.join()
             self._verdict = None
-        if self.error is not None:
-            first = self.error
+        first = self.error or (self.main.error if self.main is not None else None)
+        if first is not None:
             raise self._error(first.peer, operation, f'exchanges ended before, when {first}')
 
     def sum_alike(
@@ -190,9 +207,21 @@ class Connection:
         """Closes the connections to all ranks, after saying why."""
         self.error = error
         self.reports.write(cause, seconds=for_reports(self._seconds) / 2 if cause.silent else 1)
+        self.end_as(error)
+
+    def end_as(self, error: ExchangeError) -> None:
+        """Closes the connections of this thread and of all lanes, once it has been said why."""
+        self.error = error
         for swap in self.travelling:
             swap.works = []  # they keep connections open
         self.travelling.clear()
+        for lane in tuple(self.lanes):
+            lane.error = lane.error or error
+            lane.close()
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections; an operation of another thread holds them until it is done."""
         group, self.group = self.group, None
         if group is None:
             return

@@ -11,9 +11,10 @@ from __future__ import annotations
 import atexit
 import functools
 import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -23,7 +24,7 @@ import torch.distributed as dist
 
 from pyg_sar.comm import transport
 from pyg_sar.comm.faults.connection import Connection, Guard
-from pyg_sar.comm.faults.errors import in_layer, layer_of_place, placed
+from pyg_sar.comm.faults.errors import ExchangeError, in_layer, layer_of_place, placed
 from pyg_sar.comm.transport import World, is_distributed
 from pyg_sar.monitor import hook
 
@@ -33,8 +34,17 @@ _connections: WeakKeyDictionary[dist.ProcessGroup, Connection] = WeakKeyDictiona
 _num_connections = 0
 
 
+class _Here(threading.local):
+    lane: Connection | None = None
+
+
+_here = _Here()
+
+
 def _connection() -> Connection | None:
-    """Of the world that this code runs in; None if it has none yet."""
+    """Of the lane or the world that this code runs in; None if it has none yet."""
+    if _here.lane is not None:
+        return _here.lane
     default = dist.group.WORLD if transport.world() is None else None
     return None if default is None else _connections.get(default)
 
@@ -66,7 +76,9 @@ def guard(
             if connection.debug:
                 connection.sum_alike(operation, alike)
         guarded = Guard(connection, operation, peer)
-    return hook.in_operation(guarded, operation, peer, is_wait) if hook.watchers else guarded
+    # What a lane waits for, the program does not.
+    is_watched = hook.watchers and _here.lane is None
+    return hook.in_operation(guarded, operation, peer, is_wait) if is_watched else guarded
 
 
 def left_by(error: BaseException) -> None:
@@ -151,6 +163,46 @@ def set_debug(debug: bool | None) -> None:
     """Whether ranks compare their programs before every operation from now on; None: as it is."""
     if debug is not None and is_distributed():
         connected().debug = debug
+
+
+def open_lane() -> Connection | None:
+    """A connection for one more thread of every rank, beside that of the program (collective).
+
+    Operations of a lane never meet those of the program, whatever their order. It ends when the
+    program's connection does. None where there is one rank, or a world of another kind.
+    """
+    global _num_connections
+    if transport.world() is not None or transport.world_size() == 1:
+        return None
+    exchange_group()  # raises if it has ended
+    _num_connections += 1
+    main = _connection()
+    assert main is not None
+    return Connection(_num_connections, main.timeout, main, is_lane=True)
+
+
+@contextmanager
+def in_lane(lane: Connection | None) -> Iterator[None]:
+    """This thread's operations are those of a lane while it lasts."""
+    _here.lane = lane
+    try:
+        yield
+    except BaseException as error:
+        if lane is not None:
+            lane.fail(error)
+        raise
+    finally:
+        _here.lane = None
+
+
+def lane_failed(error: BaseException) -> None:
+    """Ends the program's connection after an exception ended a lane, as it ends with a layer."""
+    connection = _connection()
+    if connection is not None and connection.error is None:
+        if isinstance(error, ExchangeError):
+            connection.end_as(error)
+        else:
+            connection.fail(error)
 
 
 def _connect(timeout: timedelta | None) -> Connection:

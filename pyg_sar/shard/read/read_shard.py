@@ -150,6 +150,7 @@ def _join(
         block_ptr=tuple(block_ptr),
         steps=make_steps(rank, world_size, halo_ptr, sent),
         dst_rows=None if info.src == info.dst else dst_ptr[-1],
+        dst_ptr=None if info.src == info.dst else tuple(dst_ptr),
     )
     return shard, edge_index, None if len(parts) == 1 else torch.cat(place)
 

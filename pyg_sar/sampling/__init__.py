@@ -1,0 +1,3 @@
+"""Mini-batches of the graph of all ranks, exactly as one process would draw them."""
+
+from pyg_sar.sampling.neighbor_loader import NeighborLoader

@@ -1,0 +1,126 @@
+"""Batches made in a thread, ahead of the program.
+
+Ranks sample in rounds that all of them take part in. So the thread has a connection of its own (a
+lane), and its collectives never meet those of the program. A rank whose program has left the loop
+goes on taking part, with no seeds, until no rank wants batches any more: ranks count who does at
+the beginning of every round. So programs may leave their loops at different batches; the next
+iteration begins when all have left.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from pyg_sar.comm import Connection, in_call, in_lane, lane_failed, left_by
+
+_PATIENCE = 2.0  # seconds in which other ranks may leave their loops when this program ends
+
+Make = Callable[[Callable[[], bool]], Iterator[Any]]
+"""Makes batches while it is asked whether they are still wanted."""
+
+
+class Here:
+    """Batches made when they are asked for, by the thread that does."""
+
+    def __init__(self, make: Make) -> None:
+        self._batches = make(lambda: True)
+
+    def next(self) -> Any:
+        """The next batch; raises StopIteration after the last."""
+        try:
+            with in_call('NeighborLoader'), torch.device('cpu'):  # not the program's default
+                return next(self._batches)
+        except Exception as error:
+            if not isinstance(error, StopIteration):
+                left_by(error)
+            raise
+
+    def leave(self) -> None:
+        """No more batches are wanted."""
+        self._batches.close()  # type: ignore[attr-defined]
+
+    def join(self) -> None:
+        """Nothing goes on."""
+
+
+class Ahead:
+    """Batches made by a thread, so many ahead at most.
+
+    Args:
+        make: Makes them.
+        depth: How many.
+        lane: The connection of the thread, or None.
+    """
+
+    def __init__(self, make: Make, depth: int, lane: Connection | None) -> None:
+        self._depth, self._ready = depth, deque[Any]()
+        self._changed = threading.Condition()
+        self._is_wanted, self._is_done = True, False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(make, lane), name='pyg_sar batches', daemon=True
+        )
+        _running.add(self)
+        self._thread.start()
+
+    def _run(self, make: Make, lane: Connection | None) -> None:
+        try:
+            with in_lane(lane), in_call('NeighborLoader'):
+                for batch in make(lambda: self._is_wanted):
+                    with self._changed:
+                        self._changed.wait_for(self._has_room)
+                        self._ready.append(batch)
+                        self._changed.notify_all()
+                    del batch
+        except BaseException as error:
+            self._error = error
+        with self._changed:
+            self._is_done = True
+            self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return not self._is_wanted or len(self._ready) < self._depth
+
+    def next(self) -> Any:
+        """The next batch; raises StopIteration after the last."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._is_done)
+            if self._ready:
+                self._changed.notify_all()
+                return self._ready.popleft()
+        if self._error is not None:
+            lane_failed(self._error)
+            raise self._error
+        raise StopIteration
+
+    def leave(self) -> None:
+        """No more batches are wanted."""
+        with self._changed:
+            self._is_wanted = False
+            self._ready.clear()
+            self._changed.notify_all()
+
+    def join(self, seconds: float | None = None) -> None:
+        """Waits until all ranks have left, as this one has."""
+        self._thread.join(seconds)
+
+
+_running: WeakSet[Ahead] = WeakSet()
+
+
+def _leave_all() -> None:
+    """A thread that waits while the interpreter goes would keep connections open."""
+    for ahead in tuple(_running):
+        ahead.leave()
+    for ahead in tuple(_running):
+        ahead.join(_PATIENCE)
+
+
+atexit.register(_leave_all)

@@ -1,0 +1,182 @@
+"""What a loader is given: read, or refused with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler.base import NumNeighbors, SubgraphType
+
+from pyg_sar.monitor import parse_bytes
+from pyg_sar.sampling.attributes import EdgeKey, NodeKey
+
+_THREAD = "batches are made by one thread of each rank (set 'prefetch' instead)"
+_SORTED = 'edges are sorted once, when the loader is made'
+_MEANINGLESS = {
+    'num_workers': _THREAD,
+    'persistent_workers': _THREAD,
+    'prefetch_factor': _THREAD,
+    'worker_init_fn': _THREAD,
+    'multiprocessing_context': _THREAD,
+    'filter_per_worker': _THREAD,
+    'timeout': "ranks wait for each other as long as 'timeout' of pyg_sar.wrap says",
+    'is_sorted': _SORTED,
+    'directed': "say subgraph_type='induced'",
+    'neighbor_sampler': 'other ranks draw as well',
+    'transform_sampler_output': "batches of all ranks' rows are made in one go (use 'transform')",
+    'custom_cls': "'data' says what a batch is",
+    'input_id': 'it is the place of every seed in input_nodes',
+    'generator': "draws follow from 'seed' and from ids, not from a generator's state",
+    'sampler': 'batches belong to parts, so that they are the same on any number of ranks',
+    'batch_sampler': 'batches belong to parts, so that they are the same on any number of ranks',
+    'collate_fn': 'it is what the loader does',
+    'dataset': "it is 'input_nodes'",
+    'pin_memory': "rows come from where 'data' has them",
+    'pin_memory_device': "rows come from where 'data' has them",
+    'in_order': 'batches always come in order',
+}
+
+
+def check_names(names: Mapping[str, Any]) -> None:
+    """Raises a TypeError for arguments of PyG's loader that have no meaning here, and for others.
+
+    A name is wrong on all ranks alike or in other programs.
+    """
+    for name in names:
+        if name in _MEANINGLESS:
+            raise TypeError(f"'{name}' has no meaning here: {_MEANINGLESS[name]}")
+        raise TypeError(f"NeighborLoader has no argument '{name}'")
+
+
+def check_kinds(values: Mapping[str, Any]) -> None:
+    """Raises a ValueError for options that are not of their kind."""
+    for name in ('replace', 'disjoint', 'shuffle', 'drop_last'):
+        if type(values[name]) is not bool:
+            raise ValueError(f"'{name}' must be True or False (got {values[name]!r})")
+    for name, least in (('batch_size', 1), ('prefetch', 0), ('seed', -(2**63))):
+        value = values[name]
+        if type(value) is not int or not least <= value < 2**63:
+            raise ValueError(f"'{name}' must be an int of at least {least} (got {value!r})")
+    for name, known in (
+        ('subgraph_type', tuple(kind.value for kind in SubgraphType)),
+        ('temporal_strategy', ('uniform', 'last')),
+    ):
+        if values[name] not in known:
+            raise ValueError(f"'{name}' must be one of {known} (got {values[name]!r})")
+    if values['transform'] is not None and not callable(values['transform']):
+        raise ValueError(f"'transform' must be a function (got {values['transform']!r})")
+    has_time, is_last = values['time_attr'] is not None, values['temporal_strategy'] == 'last'
+    if values['input_time'] is not None and not has_time:
+        raise ValueError("'input_time' needs a 'time_attr' (got None)")
+    if is_last and not has_time:
+        raise ValueError("temporal_strategy='last' needs a 'time_attr' (got None)")
+    if is_last and (values['replace'] or values['weight_attr'] is not None):
+        raise ValueError(
+            "temporal_strategy='last' draws nothing, so it takes neither replace=True nor a "
+            f"'weight_attr' (got {values['replace']} and {values['weight_attr']!r})"
+        )
+
+
+def cache_bytes(cache: Any) -> int | None:
+    """The bytes of ``'2GB'``; a ValueError for what is no size."""
+    if cache is None or (type(cache) is int and cache > 0):
+        return cache
+    if not isinstance(cache, str):
+        raise ValueError(f"'cache' must be bytes, such as '2GB', or None (got {cache!r})")
+    try:
+        return parse_bytes(cache)
+    except ValueError as error:
+        raise ValueError(f"'cache': {error}") from None
+
+
+def fans_of(num_neighbors: Any, relations: list[EdgeKey]) -> dict[EdgeKey, tuple[int, ...]]:
+    """The fan-outs of every relation, by hop.
+
+    Raises:
+        ValueError: If they are no whole numbers from -1 on, of unknown relations, missing for one,
+            or of different numbers of hops.
+    """
+    default = None
+    if isinstance(num_neighbors, NumNeighbors):
+        num_neighbors, default = num_neighbors.values, num_neighbors.default
+    if isinstance(num_neighbors, Mapping):
+        by_name = {'__'.join(key): key for key in relations if key is not None}
+        given = {_name(key): fans for key, fans in num_neighbors.items()}
+        for name in given:
+            if name not in by_name:
+                raise ValueError(
+                    f"'num_neighbors' must be of relations of the graph, {list(by_name.values())} "
+                    f"(got one of '{name}')"
+                )
+        fans: dict[EdgeKey, Any] = {k: given.get(name, default) for name, k in by_name.items()}
+        for key, each in fans.items():
+            if each is None:
+                raise ValueError(
+                    f"'num_neighbors' must be given for every relation (none of {key})"
+                )
+    else:
+        fans = dict.fromkeys(relations, num_neighbors)
+    out: dict[EdgeKey, tuple[int, ...]] = {}
+    for key, each in fans.items():
+        if not isinstance(each, (list, tuple)) or not all(type(k) is int and k >= -1 for k in each):
+            raise ValueError(
+                f"'num_neighbors' must be a list of whole numbers, -1 for all (got {each!r})"
+            )
+        out[key] = tuple(each)
+    if len({len(each) for each in out.values()}) > 1:
+        raise ValueError(
+            f"'num_neighbors' must have as many hops for every relation (got {list(out.values())})"
+        )
+    return out
+
+
+def _name(key: Any) -> str:
+    return '__'.join(key) if isinstance(key, tuple) else str(key)
+
+
+def seeds_of(data: Data | HeteroData, input_nodes: Any) -> tuple[NodeKey, Tensor, Tensor]:
+    """The type, the own rows and the `input_id` of the seeds.
+
+    Raises:
+        ValueError: If they are not rows of own nodes, or their type is unknown.
+    """
+    key: NodeKey = None
+    if isinstance(data, HeteroData):
+        if isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2:
+            key, input_nodes = input_nodes
+        else:
+            key, input_nodes = input_nodes, None
+        if key not in data.node_types:
+            raise ValueError(
+                f"'input_nodes' must be a type of nodes, or (type, nodes), of {data.node_types} "
+                f'(got {key!r})'
+            )
+    count = int((data if key is None else data[key]).num_nodes)
+    if input_nodes is None:
+        every = torch.arange(count)
+        return key, every, every
+    try:
+        nodes = torch.as_tensor(input_nodes).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"'input_nodes' must be a mask or rows (got {input_nodes!r})") from error
+    if nodes.dtype == torch.bool and nodes.shape == (count,):
+        rows = nodes.nonzero().view(-1)
+        return key, rows, rows
+    if not nodes.numel() and nodes.dim() == 1 and not isinstance(input_nodes, Tensor):
+        nodes = nodes.long()  # an empty list
+    if nodes.dim() != 1 or nodes.dtype == torch.bool or nodes.is_floating_point():
+        raise ValueError(
+            f"'input_nodes' must be a mask of the {count} own nodes, or rows of them (got "
+            f'{nodes.dtype} {tuple(nodes.shape)})'
+        )
+    rows = nodes.long()
+    wrong = rows[(rows < 0) | (rows >= count)]
+    if wrong.numel():
+        raise ValueError(
+            f"'input_nodes' must be rows of the {count} own nodes, not ids as n_id has them (got "
+            f'{int(wrong[0])})'
+        )
+    return key, rows, torch.arange(rows.numel())

@@ -1,0 +1,1 @@
+"""What ranks ask each other while they sample."""

@@ -1,0 +1,178 @@
+"""Which attributes nodes and edges have, on all ranks alike, and the rows of some of them.
+
+A tensor with a row for each own node may be an attribute of the nodes, or something else that
+happens to be as long here. So it is one if it is so on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_sar.comm import agree, raise_together
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+
+NodeKey = str | None
+EdgeKey = tuple[str, str, str] | None
+Values = dict[str, Tensor]
+
+
+def node_stores(data: Data | HeteroData) -> dict[NodeKey, Any]:
+    """Where the attributes of nodes are, by type; of a homogeneous graph under None."""
+    if isinstance(data, HeteroData):
+        return {key: data[key] for key in data.node_types}
+    return {None: data._store}
+
+
+def edge_stores(data: Data | HeteroData) -> dict[EdgeKey, Any]:
+    """Where the attributes of edges are, by relation; of a homogeneous graph under None."""
+    if isinstance(data, HeteroData):
+        return {key: data[key] for key in data.edge_types}
+    return {None: data._store}
+
+
+def check_data(data: object, world_size: int) -> None:
+    """Raises a ValueError unless data is what load_shard gave for this rank."""
+    if not isinstance(data, (Data, HeteroData)):
+        raise ValueError(
+            f"'data' must be what pyg_sar.load_shard gives (got {type(data).__name__})"
+        )
+    stores = edge_stores(data)
+    if not stores:
+        raise ValueError("'data' must have edges (got none)")
+    for key, store in stores.items():
+        edges = store.get('edge_index')
+        is_shard = isinstance(edges, ShardEdgeIndex) and edges.is_whole and not edges.is_flipped
+        if not is_shard or edges.shard.e_id is None or edges.shard.n_id is None:
+            where = '' if key is None else f' of {key}'
+            raise ValueError(
+                f"'data' must have the edge_index{where} of pyg_sar.load_shard, unchanged (got "
+                f'{type(edges).__name__}); leave out edges before partitioning, and sample a graph '
+                f'that is not cut with torch_geometric.loader.NeighborLoader'
+            )
+        if edges.shard.world_size != world_size:
+            raise ValueError(
+                f"'data' must be a shard of one of {world_size} ranks, as there are (got one of "
+                f'{edges.shard.world_size})'
+            )
+    for stores_of, name in ((node_stores(data), 'n_id'), (stores, 'e_id')):
+        for each, store in stores_of.items():
+            if name not in store:
+                where = '' if each is None else f' of {each}'
+                raise ValueError(
+                    f"'data' must have '{name}'{where}, as load_shard gives it (got none)"
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class Attributes:
+    """Tensors with a row for every own node, or every edge into own nodes, by type and name.
+
+    What PyG joins in another dimension (``__cat_dim__``) is moved so that rows come first.
+    """
+
+    nodes: dict[NodeKey, Values]
+    edges: dict[EdgeKey, Values]
+
+
+def find(data: Data | HeteroData) -> Attributes:
+    """The attributes of nodes and edges as they are now (collective: a small all-gather).
+
+    Raises:
+        ValueError: On all ranks, if an attribute is not of one dtype and width on all of them, or
+            learns.
+    """
+    seen: dict[tuple[bool, Any], Values] = {}
+    kinds: dict[str, Any] = {}
+    for is_edge, stores in ((False, node_stores(data)), (True, edge_stores(data))):
+        for key, store in stores.items():
+            values = seen[is_edge, key] = dict(_rows_of(data, store, is_edge))
+            for name, value in values.items():
+                form = value.dtype, tuple(value.shape[1:]), value.requires_grad
+                kinds[_words(is_edge, key, name)] = form
+    answers = agree(kinds)
+    errors = []
+    for words in sorted(set.intersection(*(set(each) for each in answers))):
+        for number, each in enumerate(answers):
+            if each[words] != kinds[words]:
+                dtype, shape, _ = each[words]
+                errors.append(
+                    f'expected {words} of one dtype and width on all ranks, '
+                    f'{kinds[words][0]} {kinds[words][1]} (got {dtype} {shape} on rank {number})'
+                )
+        if kinds[words][2]:
+            errors.append(
+                f'expected {words} not to require gradients (got one that does): rows of other '
+                f'ranks are copies; learn a NodeEmbedding and read it with rows() at batch.n_id'
+            )
+    raise_together(ValueError(errors[0]) if errors else None)
+
+    def common(is_edge: bool, key: Any) -> Values:
+        return {
+            name: value
+            for name, value in seen[is_edge, key].items()
+            if all(_words(is_edge, key, name) in each for each in answers)
+            and not (key is None and _is_other(is_edge, name, seen, answers))
+        }
+
+    return Attributes(
+        {key: common(False, key) for key in node_stores(data)},
+        {key: common(True, key) for key in edge_stores(data)},
+    )
+
+
+def _rows_of(data: Data | HeteroData, store: Any, is_edge: bool) -> Iterable[tuple[str, Tensor]]:
+    """What has as many rows as there are nodes or edges here."""
+    count = int(store.edge_index.size(1) if is_edge else store.num_nodes)
+    for name, value in store.items():
+        if isinstance(value, np.ndarray) and value.dtype.kind in 'biufc':
+            value = torch.tensor(value)  # a copy: nothing tells when an array is written to
+        if name == 'edge_index' or not isinstance(value, Tensor) or value.dim() == 0:
+            continue
+        dim = data.__cat_dim__(name, value, store)
+        if isinstance(dim, int) and value.size(dim) == count and value.layout == torch.strided:
+            yield name, value.as_subclass(Tensor).movedim(dim, 0)
+
+
+def _is_other(is_edge: bool, name: str, seen: Any, answers: list[dict[str, Any]]) -> bool:
+    """Of what may be of nodes and of edges on all ranks: whether its name says the other."""
+    if any(_words(not is_edge, None, name) not in each for each in answers):
+        return False
+    return is_edge != ('edge' in name or name == 'e_id')
+
+
+def _words(is_edge: bool, key: Any, name: str) -> str:
+    where = '' if key is None else f' of {key}'
+    return f"attribute '{name}' of {'edges' if is_edge else 'nodes'}{where}"
+
+
+def take(own: Tensor, row: Tensor, came: Sequence[Tensor]) -> Tensor:
+    """Rows, some of which came from other ranks.
+
+    Args:
+        own: Rows of this rank ``[num_own, ...]``.
+        row: Which, int64 ``[N]``; row i of those that came as ``-1 - i``.
+        came: What came, one after another, ``[num_came, ...]`` each; none where all are own.
+
+    Returns:
+        ``[N, ...]`` on the device of `own`.
+    """
+    row = row.to(own.device)
+    if not came:
+        return own.index_select(0, row)
+    out, first = own.new_empty(row.numel(), *own.shape[1:]), 0
+    at = (row >= 0).nonzero().view(-1)
+    out.index_copy_(0, at, own.index_select(0, row.index_select(0, at)))
+    for values in came:
+        place = -1 - row - first
+        at = ((place >= 0) & (place < values.size(0))).nonzero().view(-1)
+        rows = place.index_select(0, at).to(values.device)
+        out.index_copy_(0, at, values.index_select(0, rows).to(own.device))
+        first += values.size(0)
+    return out

@@ -1,0 +1,146 @@
+"""Which of their in-edges nodes draw: pure functions of hashes.
+
+The in-edges of a node are places ``start .. end - 1`` of an order that no partition changes. What
+is drawn follows from the hash of the node alone, so every owner draws the same.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyg_sar.draws import below, hashed_on, unit
+
+_CDF_BITS = 52  # so that the sum of a node's weights is exact as a float64
+
+
+def ranges(start: Tensor, count: Tensor) -> Tensor:
+    """``start[i], start[i] + 1, ...``, `count[i]` of them, for every i in turn."""
+    end = count.cumsum(0)
+    out = torch.repeat_interleave(start - end + count, count)
+    return out.add_(torch.arange(out.numel()))
+
+
+def distinct(state: Tensor, num: Tensor, k: int) -> Tensor:
+    """K different ones of ``num > k`` numbers, every set alike likely, by Floyd's algorithm.
+
+    For j = num - k ... num - 1 it draws t from 0 ... j, and takes t, or j where t is taken
+    (Bentley and Floyd, CACM 1987).
+
+    Args:
+        state: Hashes, int64 ``[N]``.
+        num: int64 ``[N]``.
+        k: How many.
+
+    Returns:
+        From ``[0, num)``, int64 ``[k, N]``.
+    """
+    slot = torch.arange(k).unsqueeze(1)
+    bound = num - (k - 1) + slot
+    drawn = below(hashed_on(state, slot), bound)
+    for i in range(1, k):
+        is_taken = (drawn[:i] == drawn[i]).any(0)
+        drawn[i] = torch.where(is_taken, bound[i] - 1, drawn[i])
+    return drawn
+
+
+def uniform(state: Tensor, start: Tensor, num: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """K edges of every node without replacement, or all it has; their places and numbers."""
+    count = num.clamp(max=k)
+    place = ranges(start, count)
+    many = (num > k).nonzero().view(-1)
+    if many.numel() and k:
+        drawn = distinct(state[many], num[many], k).add_(start[many])
+        first = (count.cumsum(0) - count)[many]
+        place[first + torch.arange(k).unsqueeze(1)] = drawn
+    return place, count
+
+
+def repeated(state: Tensor, start: Tensor, num: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """K edges of every node that has any, with replacement."""
+    some = (num > 0).nonzero().view(-1)
+    hashes = hashed_on(state[some].unsqueeze(1), torch.arange(k))
+    drawn = below(hashes, num[some].unsqueeze(1)).add_(start[some].unsqueeze(1))
+    return drawn.view(-1), (num > 0).long() * k
+
+
+def weighted(
+    state: Tensor, start: Tensor, num: Tensor, k: int, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """K edges of every node, one after another by weight among those left; never one of weight 0.
+
+    Every edge waits an exponential time with its weight as rate; the k first are drawn (Efraimidis
+    and Spirakis 2006, in logarithms).
+
+    Args:
+        state: Hashes, int64 ``[N]``.
+        start: Places of their first edges, int64 ``[N]``.
+        num: How many edges they have, int64 ``[N]``.
+        k: How many to draw.
+        weight: Of all edges by place, at least 0, float64 ``[E]``.
+    """
+    node, place = torch.repeat_interleave(num), ranges(start, num)
+    hashes = hashed_on(state[node], place - start[node])
+    time = unit(hashes).log_().neg_() / weight[place]
+    kept = time.isfinite().nonzero().view(-1)
+    order = kept[torch.argsort(time[kept])]
+    order = order[torch.argsort(node[order], stable=True)]
+    found = torch.bincount(node[order], minlength=num.numel())
+    rank = torch.arange(order.numel()) - (found.cumsum(0) - found)[node[order]]
+    return place[order[rank < k]], found.clamp(max=k)
+
+
+def weighted_repeated(
+    state: Tensor, start: Tensor, num: Tensor, k: int, cdf: Tensor
+) -> tuple[Tensor, Tensor]:
+    """K edges of every node by weight, with replacement; none where all weights are 0.
+
+    Args:
+        state: Hashes, int64 ``[N]``.
+        start: Places of their first edges, int64 ``[N]``.
+        num: How many edges they have, int64 ``[N]``.
+        k: How many to draw.
+        cdf: By :func:`cumulated`.
+    """
+    last = (start + num - 1).clamp(min=0)
+    total = torch.where(num > 0, cdf[last], 0) if cdf.numel() else torch.zeros_like(num)
+    some = (total > 0).nonzero().view(-1)
+    hashes = hashed_on(state[some].unsqueeze(1), torch.arange(k))
+    low, end, top = (each[some].unsqueeze(1) for each in (start, start + num, total))
+    target = torch.minimum((unit(hashes) * top).long(), top - 1)
+    return first_above(cdf, low, end, target).view(-1), (total > 0).long() * k
+
+
+def cumulated(weight: Tensor, ptr: Tensor) -> Tensor:
+    """The sums of a node's weights up to each of its edges, in whole numbers, int64 ``[E]``.
+
+    A node's weights are rounded to at least 2^-40 of its largest for up to 4,096 edges. Sums of
+    whole numbers have no order: they are the same wherever the node is.
+    """
+    num = ptr.diff()
+    node = torch.repeat_interleave(num)
+    largest = weight.new_zeros(num.numel()).scatter_reduce_(0, node, weight, 'amax')
+    bits = _CDF_BITS - num.clamp(min=1).double().log2().ceil()
+    units = (weight / largest[node].clamp(min=torch.finfo(weight.dtype).tiny)) * 2 ** bits[node]
+    sums = units.long().cumsum(0)  # modulo 2^64, as are the differences
+    before = torch.cat([sums.new_zeros(1), sums])[ptr[:-1]]
+    return sums - before[node]
+
+
+def first_above(values: Tensor, start: Tensor, end: Tensor, target: Tensor) -> Tensor:
+    """The first place in ``[start, end)`` with a value above `target`; `end` where there is none.
+
+    Args:
+        values: Ascending from every `start` to its `end`, ``[E]``.
+        start: int64, of a shape that broadcasts to that of `target`.
+        end: int64, likewise.
+        target: Of the dtype of `values`.
+    """
+    low, high = start.expand_as(target), end.expand_as(target)
+    while bool((low < high).any()):
+        middle = (low + high) // 2
+        is_above = values[middle.clamp(max=values.numel() - 1)] > target
+        is_open = low < high
+        high = torch.where(is_open & is_above, middle, high)
+        low = torch.where(is_open & ~is_above, middle + 1, low)
+    return low

@@ -1,0 +1,54 @@
+"""Makes the batches of an epoch, round after round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch_geometric.data import Data, HeteroData
+
+from pyg_sar.comm import count_ranks
+from pyg_sar.sampling.attributes import Attributes
+from pyg_sar.sampling.batch import Batches
+from pyg_sar.sampling.found import Kept
+from pyg_sar.sampling.graph import Graph
+from pyg_sar.sampling.rounds import Fans, sample
+from pyg_sar.sampling.seeds import Inputs
+
+ROUND = 8
+"""Batches that ranks sample together: so many times fewer messages."""
+
+
+class Sampler:
+    """All that a thread needs to make batches."""
+
+    def __init__(
+        self, data: Data | HeteroData, graph: Graph, fans: Fans, inputs: Inputs, kind: str
+    ) -> None:
+        self.data, self.graph, self.fans, self.inputs, self.kind = data, graph, fans, inputs, kind
+        self.kept: Kept | None = None
+
+    def batches(
+        self, attributes: Attributes, epoch: int, numbers: range, is_wanted: Callable[[], bool]
+    ) -> Iterator[Data | HeteroData]:
+        """Batches of an epoch, while a rank wants them (collective in every round)."""
+        order = self.inputs.order(epoch)
+        nothing = [part[:0] for part in order]
+        of_round = ROUND if self.graph.world_size > 1 else 1
+        for start in range(numbers.start, numbers.stop, of_round):
+            own = is_wanted()
+            if not count_ranks(f'sampling batch {start} of epoch {epoch}', own):
+                return
+            asked = range(start, min(start + of_round, numbers.stop))
+            seeds = self.inputs.of_batches(order if own else nothing, epoch, asked)
+            sampled = sample(self.graph, attributes, self.fans, seeds, self.kept)
+            batches = Batches(
+                self.data,
+                attributes,
+                sampled,
+                disjoint=self.fans.disjoint,
+                subgraph_type=self.kind,
+            )
+            for number in range(len(asked)):
+                if is_wanted():
+                    yield batches[number]
+            del sampled, batches

@@ -1,0 +1,215 @@
+"""Draws have the distribution that they are said to have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations, permutations
+
+import by_hand
+import pytest
+import torch
+from torch import Tensor
+
+from pyg_sar.draws import below, hashed
+from pyg_sar.sampling.draw import choose
+from pyg_sar.sampling.draw.numbering import number
+
+WEIGHTS = torch.tensor([0.5, 3.0, 0.0, 1.0, 2.0], dtype=torch.float64)
+
+
+def _p_value(counts: Tensor, probabilities: Tensor) -> float:
+    """Of Pearson's test; what is impossible must not have happened."""
+    possible = probabilities > 0
+    assert not counts[~possible].any()
+    counts, wanted = counts[possible], probabilities[possible] * counts.sum()
+    assert float(wanted.min()) > 5
+    statistic = ((counts - wanted) ** 2 / wanted).sum()
+    half = torch.tensor((counts.numel() - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(half, statistic / 2))
+
+
+def _sets(drawn: Tensor, num: int) -> Tensor:
+    """How often each set of numbers came, of draws ``[k, N]``."""
+    sets = list(combinations(range(num), drawn.size(0)))
+    code = {sum(1 << i for i in each): place for place, each in enumerate(sets)}
+    counts = torch.bincount((1 << drawn).sum(0), minlength=1 << num)
+    assert counts.sum() == counts[list(code)].sum()  # no number twice
+    return counts[list(code)]
+
+
+def _states(count: int, seed: int = 0) -> Tensor:
+    return hashed(seed, torch.arange(count))
+
+
+def _check_distinct(num: int, k: int, count: int) -> None:
+    drawn = choose.distinct(_states(count, seed=num), torch.full((count,), num), k)
+    counts = _sets(drawn, num)
+    even = torch.full((counts.numel(),), 1 / counts.numel(), dtype=torch.float64)
+    assert _p_value(counts, even) > 1e-3, (num, k)
+
+
+@pytest.mark.parametrize(('num', 'k'), [(2, 1), (5, 2), (6, 3), (8, 4), (8, 7)])
+def test_every_set_is_as_likely(num: int, k: int) -> None:
+    _check_distinct(num, k, 50_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('num', range(2, 9))
+def test_every_set_is_as_likely_in_a_million(num: int) -> None:
+    for k in range(1, num):
+        _check_distinct(num, k, 1_000_000)
+
+
+def test_a_biased_draw_is_found() -> None:
+    count = 50_000
+    drawn = choose.distinct(_states(count), torch.full((count,), 6), 3)
+    drawn[:, : count // 50] = torch.tensor([[0], [1], [2]])
+    assert _p_value(_sets(drawn, 6), torch.full((20,), 1 / 20, dtype=torch.float64)) < 1e-3
+    # What Floyd's algorithm is without its second half: the number itself where it is taken.
+    states, k, num = _states(count).unsqueeze(0), 3, 6
+    slot = torch.arange(k).unsqueeze(1)
+    naive = below(choose.hashed_on(states, slot), torch.full((1, count), num - k + 1) + slot)
+    kept = naive[:, (naive[0] != naive[1]) & (naive[1] != naive[2]) & (naive[0] != naive[2])]
+    assert _p_value(_sets(kept, num), torch.full((20,), 1 / 20, dtype=torch.float64)) < 1e-3
+
+
+def _nodes(count: int, num: int) -> tuple[Tensor, Tensor]:
+    """Where the edges of `count` nodes begin, with a gap between; how many they have."""
+    return torch.arange(count) * (num + 1), torch.full((count,), num)
+
+
+def _check_repeated(count: int) -> None:
+    start, num = _nodes(count, 4)
+    place, found = choose.repeated(_states(count), start, num, 3)
+    assert torch.equal(found, torch.full((count,), 3))
+    offset = place.view(count, 3) - start.unsqueeze(1)
+    code = (offset * torch.tensor([16, 4, 1])).sum(1)
+    even = torch.full((64,), 1 / 64, dtype=torch.float64)
+    assert _p_value(torch.bincount(code, minlength=64), even) > 1e-3
+
+
+def test_draws_with_replacement_are_independent() -> None:
+    _check_repeated(50_000)
+
+
+@pytest.mark.slow
+def test_draws_with_replacement_are_independent_in_a_million() -> None:
+    _check_repeated(1_000_000)
+
+
+def _check_weighted(count: int, k: int) -> None:
+    start, num = _nodes(count, 5)
+    weight = torch.cat([WEIGHTS, torch.full((1,), 99.0)]).repeat(count)
+    place, found = choose.weighted(_states(count), start, num, k, weight)
+    assert torch.equal(found, torch.full((count,), k))
+    offset = place.view(count, k) - start.unsqueeze(1)
+    code = (offset * 5 ** torch.arange(k)).sum(1)
+    wanted = torch.zeros(5**k, dtype=torch.float64)
+    for order in permutations(range(5), k):
+        left, probability = float(WEIGHTS.sum()), 1.0
+        for i in order:
+            probability *= float(WEIGHTS[i]) / left
+            left -= float(WEIGHTS[i])
+        wanted[sum(i * 5**j for j, i in enumerate(order))] = probability
+    assert _p_value(torch.bincount(code, minlength=5**k), wanted) > 1e-3
+
+
+@pytest.mark.parametrize('k', [1, 2, 3])
+def test_weighted_draws_have_their_probabilities(k: int) -> None:
+    _check_weighted(50_000, k)
+
+
+@pytest.mark.slow
+def test_weighted_draws_have_their_probabilities_in_a_million() -> None:
+    for k in (1, 2, 3):
+        _check_weighted(1_000_000, k)
+
+
+def _check_weighted_repeated(count: int) -> None:
+    start = torch.arange(count) * 5
+    ptr = torch.arange(count + 1) * 5
+    cdf = choose.cumulated(WEIGHTS.repeat(count), ptr)
+    place, found = choose.weighted_repeated(_states(count), start, torch.full((count,), 5), 2, cdf)
+    assert torch.equal(found, torch.full((count,), 2))
+    offset = place.view(count, 2) - start.unsqueeze(1)
+    counts = torch.bincount(offset[:, 0] * 5 + offset[:, 1], minlength=25)
+    share = WEIGHTS / WEIGHTS.sum()
+    assert _p_value(counts, torch.outer(share, share).view(-1)) > 1e-3
+
+
+def test_weighted_draws_with_replacement() -> None:
+    _check_weighted_repeated(50_000)
+
+
+@pytest.mark.slow
+def test_weighted_draws_with_replacement_in_a_million() -> None:
+    _check_weighted_repeated(1_000_000)
+
+
+@pytest.mark.parametrize('way', ['uniform', 'repeated', 'weighted', 'weighted_repeated'])
+def test_nodes_with_few_edges_or_none(way: str) -> None:
+    num = torch.tensor([0, 1, 3, 0, 2, 5, 0])
+    start = num.cumsum(0) - num
+    ptr = torch.cat([start, num.sum().view(1)])
+    weight = torch.ones(11, dtype=torch.float64)
+    weight[1:4] = 0.0  # all of the third node's
+    state = _states(7)
+    if way == 'uniform':
+        place, count = choose.uniform(state, start, num, 2)
+        assert count.tolist() == [0, 1, 2, 0, 2, 2, 0]
+    elif way == 'repeated':
+        place, count = choose.repeated(state, start, num, 2)
+        assert count.tolist() == [0, 2, 2, 0, 2, 2, 0]
+    elif way == 'weighted':
+        place, count = choose.weighted(state, start, num, 2, weight)
+        assert count.tolist() == [0, 1, 0, 0, 2, 2, 0]
+    else:
+        cdf = choose.cumulated(weight, ptr)
+        place, count = choose.weighted_repeated(state, start, num, 2, cdf)
+        assert count.tolist() == [0, 2, 0, 0, 2, 2, 0]
+    node = torch.repeat_interleave(count)
+    assert bool(((place >= start[node]) & (place < (start + num)[node])).all())
+    nothing = torch.empty(0, dtype=torch.int64)
+    no_edges: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
+        'uniform': lambda: choose.uniform(state, num * 0, num * 0, 2),
+        'repeated': lambda: choose.repeated(state, num * 0, num * 0, 2),
+        'weighted': lambda: choose.weighted(state, num * 0, num * 0, 2, weight[:0]),
+        'weighted_repeated': lambda: choose.weighted_repeated(state, num * 0, num * 0, 2, nothing),
+    }
+    place, count = no_edges[way]()
+    assert place.numel() == 0
+    assert not count.any()
+
+
+def test_numbers_below_a_bound_are_exact() -> None:
+    hashes = hashed(3, torch.arange(1000))
+    for bound in (1, 2, 3, 1000, 2**31):
+        want = [by_hand.hashed(3, i) * bound >> 64 for i in range(1000)]
+        assert below(hashes, torch.tensor(bound)).tolist() == want
+
+
+def test_first_place_above_a_target() -> None:
+    values = torch.tensor([1, 3, 3, 7, 0, 2])
+    start, end = torch.tensor([0, 0, 0, 0, 4, 6]), torch.tensor([4, 4, 4, 4, 6, 6])
+    target = torch.tensor([0, 3, 7, 2, 1, 5])
+    assert choose.first_above(values, start, end, target).tolist() == [0, 3, 4, 1, 5, 6]
+
+
+@pytest.mark.parametrize('scale', [1, 2**50])  # in one number with the place, and not
+def test_nodes_are_numbered(scale: int) -> None:
+    known = torch.tensor([5, 2, 5, 9]) * scale
+    keys = torch.tensor([7, 5, 3, 7, 2, 3, 9]) * scale
+    new, place = number(known, keys)
+    assert new.tolist() == [3 * scale, 7 * scale]
+    assert place.tolist() == [5, 0, 4, 5, 1, 4, 3]
+    new, place = number(known[:0], keys[:0])
+    assert new.numel() == place.numel() == 0
+
+
+def test_sums_of_weights_do_not_depend_on_other_nodes() -> None:
+    weight = torch.rand(30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ptr = torch.tensor([0, 4, 4, 17, 30])
+    whole = choose.cumulated(weight, ptr)
+    for start, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True):
+        alone = choose.cumulated(weight[start:end], torch.tensor([0, end - start]))
+        assert torch.equal(whole[start:end], alone)

@@ -1,0 +1,293 @@
+"""Batches made ahead by a thread: the same ones, however the program leaves its loops."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from joined import Taken, assert_same, batches, join, take
+from ranks import run_once, run_ranks
+from small_graphs import cut, small_graph
+
+import pyg_sar
+from pyg_sar.comm import transport
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(cut(small_graph(), 4, tmp_path_factory.mktemp('parts') / 'small'))
+
+
+def _loader(root: str, **options: Any) -> pyg_sar.NeighborLoader:
+    data = pyg_sar.load_shard(root)
+    return pyg_sar.NeighborLoader(data, [2, 2], **{'seed': 3, 'shuffle': True, **options})
+
+
+def _threads() -> int:
+    return sum(thread.name == 'pyg_sar batches' for thread in threading.enumerate())
+
+
+def _end_of_threads() -> int:
+    end = time.monotonic() + 10
+    while _threads() and time.monotonic() < end:
+        time.sleep(0.01)
+    return _threads()
+
+
+def test_prefetch_changes_nothing(folder: str) -> None:
+    options = {'num_neighbors': [3, 2], 'batch_size': 1, 'shuffle': True}
+    want = join([batches(folder, prefetch=0, **options)])
+    assert_same(join([batches(folder, prefetch=1, **options)]), want)
+    for prefetch in (0, 1, 3):
+        got = run_ranks(batches, 2, folder, prefetch=prefetch, **options)
+        assert_same(join(got), want)
+
+
+def _left_early(root: str, prefetch: int) -> tuple[Taken, Taken, int]:
+    """Ranks leave the first epoch at different batches, and the second by an exception."""
+    loader = _loader(root, prefetch=prefetch)
+    assert len(loader) > 9
+    first = []
+    for batch in loader:
+        first.append(take(batch))
+        if len(first) == 1 + 8 * dist.get_rank():
+            break
+    try:
+        for _ in loader:
+            raise KeyError('the loop')
+    except KeyError:
+        pass
+    third = [take(batch) for batch in loader]
+    return first, third, _end_of_threads()
+
+
+def test_ranks_leave_at_different_batches(folder: str) -> None:
+    options = {'num_neighbors': [2, 2], 'seed': 3, 'shuffle': True, 'mask': None}
+    want = [batches(folder, 3, prefetch=0, **options)]
+    of_epoch = len(want[0]) // 3
+    results = run_ranks(_left_early, 2, folder, 1)
+    assert [len(first) for first, _, _ in results] == [1, 9]
+    assert_same(join([third for _, third, _ in results]), join(want)[2 * of_epoch :])
+    assert_same(join([first[:1] for first, _, _ in results]), join(want)[:1])
+    assert [left for _, _, left in results] == [0, 0]
+
+
+def _interleaved(root: str) -> tuple[Taken, Taken]:
+    one, other = _loader(root), _loader(root, seed=4, shuffle=False)
+    pairs = [(take(a), take(b)) for a, b in zip(one, other, strict=True)]
+    for batch in one:  # another loop inside of a loop, with collectives of the program's own
+        inner = sum(each.num_nodes for each in other)
+        assert sum(pyg_sar.comm.agree(inner)) > batch.num_nodes
+        break
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def test_two_loaders_at_once(folder: str) -> None:
+    options = {'num_neighbors': [2, 2], 'mask': None, 'prefetch': 0}
+    one = join([batches(folder, seed=3, shuffle=True, **options)])
+    other = join([batches(folder, seed=4, **options)])
+    results = run_ranks(_interleaved, 2, folder)
+    assert_same(join([a for a, _ in results]), one)
+    assert_same(join([b for _, b in results]), other)
+
+
+def _forgotten(root: str) -> tuple[int, int]:
+    loader = _loader(root)
+    iteration = iter(loader)
+    next(iteration)
+    during = _threads()
+    del loader, iteration
+    gc.collect()
+    left = _end_of_threads()
+    data = pyg_sar.load_shard(root)  # exchanges go on
+    assert data.num_nodes
+    return during, left
+
+
+def test_a_forgotten_loader_ends_its_thread(folder: str) -> None:
+    assert run_ranks(_forgotten, 2, folder) == [(1, 0), (1, 0)]
+
+
+def _older(root: str) -> str:
+    loader = _loader(root, prefetch=1)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    next(second)
+    try:
+        next(first)
+    except ValueError as error:
+        return str(error)
+    return 'no error'
+
+
+def test_only_the_newest_iteration_goes_on(folder: str) -> None:
+    for text in run_ranks(_older, 2, folder):
+        assert 'newest iteration' in text
+
+
+def _dies(root: str, prefetch: int) -> tuple[str, str]:
+    pyg_sar.comm.set_timeout(timedelta(seconds=20))
+    loader = _loader(root, prefetch=prefetch)
+    iteration = iter(loader)
+    next(iteration)
+    if dist.get_rank() == 1:
+        os._exit(7)
+    try:
+        for _ in iteration:
+            pass
+    except pyg_sar.ExchangeError as error:
+        first = f'{error.peer} {error}'
+    try:
+        pyg_sar.comm.agree(1)
+    except pyg_sar.ExchangeError as error:
+        return first, str(error)
+    return first, 'no error'
+
+
+@pytest.mark.parametrize('prefetch', [0, 1])
+def test_a_rank_that_dies_ends_the_others(folder: str, prefetch: int) -> None:
+    (first, later), _ = run_once(_dies, 2, folder, prefetch, may_die=(1,))
+    assert first.startswith('1 ')
+    assert 'NeighborLoader' in first
+    assert 'ended before' in later
+
+
+def _fails(root: str) -> str:
+    pyg_sar.comm.set_timeout(timedelta(seconds=20))
+    loader = _loader(root, prefetch=1)
+    if dist.get_rank() == 1:
+        ptr = loader._sampler.graph.edges[None].ptr
+        ptr.copy_(torch.arange(ptr.numel()) * 10**6)  # no such edges
+    try:
+        for _ in loader:
+            pass
+    except Exception as error:
+        return f'{type(error).__name__}: {error}'
+    return 'no error'
+
+
+def test_a_thread_that_fails_ends_all_ranks(folder: str) -> None:
+    other, own = run_once(_fails, 2, folder)
+    assert own.startswith('IndexError') or own.startswith('RuntimeError')
+    assert other.startswith('ExchangeError')
+    assert 'rank 1 failed with' in other
+
+
+def _program_fails(root: str) -> str:
+    pyg_sar.comm.set_timeout(timedelta(seconds=20))
+    loader = _loader(root, prefetch=1)
+    iteration = iter(loader)
+    next(iteration)
+    if dist.get_rank() == 1:
+        pyg_sar.comm.left_by(ArithmeticError('in a layer'))
+        time.sleep(4)
+    try:
+        for _ in iteration:
+            pass
+    except pyg_sar.ExchangeError as error:
+        return str(error)
+    return 'no error'
+
+
+def test_a_program_that_fails_ends_the_threads_of_all_ranks(folder: str) -> None:
+    for text in run_once(_program_fails, 2, folder):
+        assert 'in a layer' in text
+
+
+def _count(root: str, num_neighbors: list[int]) -> tuple[int, int]:
+    data = pyg_sar.load_shard(root)
+    loader = pyg_sar.NeighborLoader(data, num_neighbors, prefetch=0)
+    iteration, count = iter(loader), 0
+    names = ('all_to_all', 'all_reduce', 'all_gather', 'broadcast', 'start_swap')
+    real = {name: getattr(transport, name) for name in names}
+
+    def counting(name: str) -> Any:
+        def call(*args: Any) -> Any:
+            nonlocal count
+            count += 1
+            return real[name](*args)
+
+        return call
+
+    for name in names:
+        setattr(transport, name, counting(name))
+    try:
+        num = sum(1 for _ in iteration)
+    finally:
+        for name in names:
+            setattr(transport, name, real[name])
+    return count, num
+
+
+@pytest.mark.parametrize(('num_neighbors', 'per_round'), [([3, 2, 2], 12), ([3], 4), ([3, 2], 8)])
+def test_collectives_of_a_round(folder: str, num_neighbors: list[int], per_round: int) -> None:
+    for count, num in run_ranks(_count, 4, folder, num_neighbors):
+        assert count == per_round * -(-num // 8)
+        assert num >= 16
+
+
+def _ends(root: str, rank: int, store: str, how: str) -> None:
+    dist.init_process_group('gloo', init_method=f'file://{store}', rank=rank, world_size=2)
+    loader = _loader(root, prefetch=1)
+    for number, _ in enumerate(loader):
+        if number == 1:
+            break
+    if how == 'one waits':
+        iteration = iter(loader)
+        if rank == 0:  # a thread is in the middle of a round
+            for _ in range(3):
+                next(iteration)
+        globals()['kept'] = iteration
+    if how == 'destroyed':
+        dist.destroy_process_group()
+    if how == 'raises' and rank == 1:
+        raise SystemExit(3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('how', ['left', 'one waits', 'destroyed', 'raises'])
+def test_programs_end_with_a_loop_left(folder: str, tmp_path: Path, how: str) -> None:
+    import subprocess
+    import sys
+
+    code = (
+        'import sys; sys.path[:0] = {path!r}\n'
+        'import test_neighbor_ahead\n'
+        'test_neighbor_ahead._ends({root!r}, {rank}, {store!r}, {how!r})'
+    )
+    environment = {**os.environ, 'GLOO_SOCKET_IFNAME': 'lo', 'OMP_NUM_THREADS': '1'}
+    programs = []
+    for rank in range(2):
+        text = code.format(
+            path=sys.path, root=folder, rank=rank, store=str(tmp_path / 'store'), how=how
+        )
+        programs.append(
+            subprocess.Popen([sys.executable, '-c', text], env=environment, stderr=subprocess.PIPE)
+        )
+    try:
+        said = [program.communicate(timeout=150)[1].decode() for program in programs]
+    finally:
+        for program in programs:
+            program.kill()
+    codes = [program.returncode for program in programs]
+    assert codes == [0, 3 if how == 'raises' else 0], said
+    assert not any('terminate called' in text for text in said)
+
+
+def test_torch_keeps_its_threads(folder: str) -> None:
+    loader = _loader(folder, prefetch=1)
+    torch.set_num_threads(2)
+    try:
+        want = join([[take(batch) for batch in _loader(folder, prefetch=0)]])
+        assert_same(join([[take(batch) for batch in loader]]), want)
+    finally:
+        torch.set_num_threads(1)

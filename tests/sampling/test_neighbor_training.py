@@ -1,0 +1,54 @@
+"""The loop of the page on mini-batches: the same training on any number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import run_as_threads
+from small_graphs import assert_close, cut, small_graph
+from torch import Tensor
+from torch_geometric.nn import GraphSAGE
+
+import pyg_sar
+
+
+def _train(root: str) -> tuple[list[float], Tensor, dict[str, Tensor]]:
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(0)
+    model = pyg_sar.DistributedDataParallel(GraphSAGE(6, 8, 2, 3).double())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    loader = pyg_sar.NeighborLoader(
+        data, num_neighbors=[3, 2], input_nodes=data.train_mask, batch_size=2, shuffle=True
+    )
+    losses = []
+    for _ in range(2):
+        for batch in loader:
+            out = model(batch.x, batch.edge_index)[: batch.batch_size]
+            values = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
+            loss = pyg_sar.global_mean(values)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    model.eval()
+    with torch.no_grad():
+        out = model(data.x, data.edge_index)
+    return losses, torch.cat([data.n_id.unsqueeze(1), out], dim=1), model.module.state_dict()
+
+
+@pytest.mark.parametrize('world_size', [2, 4])
+def test_training_is_the_same_on_any_number_of_ranks(tmp_path: Path, world_size: int) -> None:
+    root = str(cut(small_graph(), 4, tmp_path / 'parts'))
+    losses, out, state = run_as_threads(_train, 1, root)[0]
+    results = run_as_threads(_train, world_size, root)
+    rows = torch.cat([rows for _, rows, _ in results])
+    assert_close(rows[rows[:, 0].argsort()], out[out[:, 0].argsort()], tolerance=1e-10)
+    for got, _, weights in results:
+        assert_close(
+            *(torch.tensor(each, dtype=torch.float64) for each in (got, losses)), tolerance=1e-10
+        )
+        for name, weight in weights.items():
+            assert_close(weight, state[name], tolerance=1e-10)
