@@ -37,10 +37,12 @@ _AT_ONCE = 1 << 16
 def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
     """Writes a row for every node of the whole graph, such as predictions, in the order of ids.
 
-    ``pyg_sar.save_rows('predictions.npy', out.argmax(dim=-1), data)`` leaves an array ``[N]`` that
-    any program reads: ``numpy.load('predictions.npy', mmap_mode='r')``. By another suffix it is a
-    folder of Parquet files, one of each rank, which pandas, polars and pyarrow read as one table
-    with the columns ``id`` and ``value``.
+    This leaves an array ``[N]`` that any program reads, by ``numpy.load('predictions.npy')``::
+
+        pyg_sar.save_rows('predictions.npy', out.argmax(dim=-1), data)
+
+    By another suffix it is a folder of Parquet files, one of each rank, which pandas, polars and
+    pyarrow read as one table with the columns ``id`` and ``value``.
 
     Collective. A rank holds its own rows and as many again, whatever the graph's size. What is at
     `path` is replaced when all is written; a run that fails leaves it as it was.
@@ -83,6 +85,11 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
 @in_call('load_rows')
 def load_rows(path: str | os.PathLike[str], data: Any) -> Tensor:
     """Reads the rows of the own nodes from what :func:`save_rows` wrote, or any ``.npy`` of N rows.
+
+    ::
+
+        pyg_sar.save_rows('embeddings.npy', out.detach(), data)
+        z = pyg_sar.load_rows('embeddings.npy', data)
 
     Collective. A rank holds the rows of its own nodes; the file is mapped, or read in pieces.
 

@@ -67,6 +67,19 @@ class NeighborLoader:
     ``batch``, ``seed_time``     if `disjoint`: the seed of every node, and the seeds' times
     ===========================  =================================================================
 
+    ::
+
+        loader = pyg_sar.NeighborLoader(
+            data, [10, 5], data.train_mask, batch_size=64, shuffle=True, seed=0
+        )
+        for batch in loader:
+            out = model(batch.x, batch.edge_index)[: batch.batch_size]
+            each = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
+            loss = pyg_sar.global_mean(each)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
     Batches belong to parts: batch i of a rank holds those of its parts side by side, and nothing is
     shared between them. So 8 parts have the same batches on 1, 2, 4 and 8 ranks. All ranks have
     ``len(loader)`` batches; those whose seeds are used up get batches without seeds. Ranks take as
