@@ -67,20 +67,26 @@ def _sampling(args: argparse.Namespace) -> Iterator[Row]:
                     name = f'{variant} {processes}'
                     teams[name], kinds[name] = stack.enter_context(team), (variant, processes)
         steps = take_turns(teams, args.rounds, progress='sampling')
-    peer = slowest(steps[PYG][1:]) if PYG in steps else None
+    rates = {
+        name: [
+            len(ranks) * ranks[0]['batches'] / seconds
+            for ranks, seconds in zip(found[1:], slowest(found[1:]), strict=True)
+        ]
+        for name, found in steps.items()
+    }
     for name, (variant, processes) in kinds.items():
         taken = steps[name][1:]
-        seconds, ranks = slowest(taken), [rank for step in taken for rank in step]
-        num_batches = taken[0][0]['batches']
+        ranks, num_batches = [rank for step in taken for rank in step], taken[0][0]['batches']
+        edges = [sum(rank['edges'] for rank in step) for step in taken]
         row: Row = {
             'what': 'sampling',
             'variant': variant,
             'processes': processes,
-            'batches_per_second': summary([processes * num_batches / each for each in seconds]),
+            'batches_per_second': summary(rates[name]),
             'edges_per_second': summary(
-                [sum(r['edges'] for r in s) / t for s, t in zip(taken, seconds, strict=True)]
+                count / seconds for count, seconds in zip(edges, slowest(taken), strict=True)
             ),
-            'of_pyg': None if peer is None else ratios(peer, seconds),
+            'of_pyg': ratios(rates[name], rates[PYG]) if PYG in rates else None,
         }
         if processes > 1:
             per_batch = {
@@ -114,7 +120,6 @@ def _training(args: argparse.Namespace) -> Iterator[Row]:
             'seconds': summary(seconds),
             'of_one': ratios(seconds, one),
             'waiting': summary(shares),
-            'losses': [step[0]['loss'] for step in taken],
         }
 
 

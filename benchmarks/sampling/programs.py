@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def sample(
         source: A partition folder.
         fan_outs: By hop.
         batch_size: Seeds of a part.
-        batches: How many an epoch has at most.
+        batches: How many of every part an epoch has at most.
         cache_share: Of the bytes of the halo's rows, how many may be kept; of the smallest halo.
     """
     data = _load(source)
@@ -69,7 +70,7 @@ def train(
     loader = _loader(data, fan_outs, batch_size, batches)
     yield {}
     while True:
-        start, waiting, loss = time.perf_counter(), 0.0, torch.zeros(())
+        start, waiting = time.perf_counter(), 0.0
         iteration = iter(loader)
         while True:
             asked = time.perf_counter()
@@ -89,8 +90,7 @@ def train(
             loss.backward()
             optimizer.step()
         seconds = time.perf_counter() - start
-        result = {'seconds': seconds, 'waiting': waiting, 'batches': len(loader)}
-        yield {**result, 'loss': loss.item()}
+        yield {'seconds': seconds, 'waiting': waiting, 'batches': len(loader)}
 
 
 def _load(source: str) -> Data:
@@ -105,15 +105,16 @@ def _load(source: str) -> Data:
 def _loader(
     data: Data, fan_outs: list[int], batch_size: int, batches: int, **options: Any
 ) -> pyg_sar.NeighborLoader:
-    nodes = some_seeds(data, batches * batch_size * len(data.edge_index.shard.parts))
+    ptr = data.edge_index.shard.own_ptr
+    of_parts = [_some_seeds(data, range(*ends), batches * batch_size) for ends in pairwise(ptr)]
     return pyg_sar.NeighborLoader(
-        data, fan_outs, nodes, batch_size=batch_size, shuffle=True, **options
+        data, fan_outs, torch.cat(of_parts), batch_size=batch_size, shuffle=True, **options
     )
 
 
-def some_seeds(data: Data, count: int) -> Tensor:
-    """So many training nodes, at random."""
-    nodes = data.train_mask.nonzero().view(-1)
+def _some_seeds(data: Data, rows: range, count: int) -> Tensor:
+    """So many training nodes of a part, at random."""
+    nodes = data.train_mask[rows.start : rows.stop].nonzero().view(-1) + rows.start
     order = torch.randperm(nodes.numel(), generator=torch.Generator().manual_seed(0))
     return nodes[order[:count]]
 
