@@ -36,7 +36,7 @@ SIZES: dict[str, dict[str, Any]] = {
         'rounds': 5,
         'wheels': '',
     },
-    'quick': {'batches': 16, 'rounds': 3},
+    'quick': {'batches': 8, 'rounds': 3},
     'tiny': {'graph': TINY, 'batch_size': 64, 'batches': 2, 'hidden': 16, 'rounds': 2},
 }
 
