@@ -45,7 +45,8 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     """First sampling alone, then sampled training; in each all teams take turns."""
     size = {'graph': args.graph, **sizes(args.graph)}
     yield from ({**size, **row} for row in _sampling(args))
-    yield from ({**size, **row} for row in _training(args))
+    if max(args.processes) > 1:
+        yield from ({**size, **row} for row in _training(args))
 
 
 def _sampling(args: argparse.Namespace) -> Iterator[Row]:
@@ -196,7 +197,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
     bars(left, [f'{count} ranks' for count in counts], series)
     left.set_ylabel('batches per second, of all ranks together')
     seconds = [row['seconds']['median'] for row in trained]
-    bars(right, [f'{row["processes"]} ranks' for row in trained], {'GraphSAGE': seconds})
+    if trained:
+        bars(right, [f'{row["processes"]} ranks' for row in trained], {'GraphSAGE': seconds})
     right.set_ylabel('s per epoch')
     save(figure, path)
 
