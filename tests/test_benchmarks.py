@@ -19,7 +19,7 @@ from torch_geometric.nn.models import GraphSAGE
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / 'benchmarks'
-NAMES = ('kernels', 'layers', 'epoch', 'scaling', 'accuracy', 'ogbn', 'partition')
+NAMES = ('kernels', 'layers', 'epoch', 'scaling', 'accuracy', 'sampling', 'ogbn', 'partition')
 
 
 @pytest.fixture

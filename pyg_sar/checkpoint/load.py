@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -45,8 +46,10 @@ def load_checkpoint(
     model: torch.nn.Module,
     optimizer: Optimizer | None = None,
     scheduler: LRScheduler | None = None,
+    *,
+    loader: Stateful | None = None,
 ) -> Checkpoint | None:
-    """Sets model, optimizer, scheduler and random states to those of the newest checkpoint.
+    """Sets model, optimizer, scheduler, loader and random states to those of the newest checkpoint.
 
     Collective. Training then goes on as if it had never stopped: with the number of ranks and parts
     of before to the last bit (on one thread), with another one up to rounding, apart from what is
@@ -67,14 +70,17 @@ def load_checkpoint(
         model: A model, or DistributedDataParallel around it.
         optimizer: None to leave optimizer and scheduler alone, and the random states, too.
         scheduler: Of the optimizer.
+        loader: A :class:`pyg_sar.NeighborLoader` with the arguments of the saved one, before it is
+            iterated: the next loop over it has the batches that were left, and after the last one
+            those of the next epoch.
 
     Returns:
         What else is in it, or None on all ranks if there is no checkpoint.
 
     Raises:
         ValueError: On all ranks, if the checkpoint is of another model or optimizer (with the first
-            difference; nothing has been changed then), has no state of a scheduler, or
-            holds other than tensors and plain values.
+            difference; nothing has been changed then), has no state of a scheduler or of a loader
+            that is given, or holds other than tensors and plain values.
         OSError: On all ranks, if one of them cannot read it.
     """
     if scheduler is not None and optimizer is None:
@@ -101,9 +107,12 @@ def load_checkpoint(
         with _of_this_run(folder):
             training = saved[states.TRAINING]
             found = training['epoch'], training['extra'], len(training['random'])
+            for given, value in {'scheduler': scheduler, 'loader': loader}.items():
+                if value is not None and training.get(given) is None:
+                    raise ValueError(f"expected the state of '{given}' (got none)")
+            if loader is not None:
+                loader.load_state_dict(training['loader'])
             if optimizer is not None:
-                if scheduler is not None and training['scheduler'] is None:
-                    raise ValueError("expected the state of 'scheduler' (got none)")
                 states.set_optimizer_state(optimizer, saved, training['optimizer'])
                 if scheduler is not None:
                     scheduler.load_state_dict(training['scheduler'])

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -38,10 +39,11 @@ def save_checkpoint(
     *,
     epoch: int,
     scheduler: LRScheduler | None = None,
+    loader: Stateful | None = None,
     extra: dict[str, Any] | None = None,
     keep: int = 2,
 ) -> Path:
-    """Writes model, optimizer, scheduler and random states, so that training can go on from there.
+    """Writes a training run: model, optimizer, scheduler, loader and random states, to go on with.
 
     Collective. The checkpoint appears in `root` as ``epoch-000012``, all at once, when its files
     are on the disk; a run that is killed meanwhile leaves the ones before as they were. What it has
@@ -62,6 +64,8 @@ def save_checkpoint(
         optimizer: Of the model's parameters.
         epoch: How many epochs (or steps) are behind; larger than that of any checkpoint in `root`.
         scheduler: Of the optimizer.
+        loader: A :class:`pyg_sar.NeighborLoader`, also in the middle of its epoch, after a step:
+            the next batch is the first of the run that goes on. Count steps in `epoch` then.
         extra: Plain values (numbers, strings, None, tensors, and lists, tuples and dicts of them)
             to be given back by :func:`load_checkpoint`; rank 0's are kept.
         keep: How many checkpoints stay in `root`, with the new one; older ones are removed after it
@@ -71,33 +75,36 @@ def save_checkpoint(
         The folder of the checkpoint.
 
     Raises:
-        ValueError: On all ranks, if `epoch` is not larger than the newest one's or differs between
-            ranks, if `keep` is less than 1, or if `extra` or a state holds other than plain values.
+        ValueError: On all ranks, if `epoch` is not larger than the newest one's, if it or the batch
+            that `loader` is at differs between ranks, if `keep` is less than 1, or if `extra` or a
+            state holds other than plain values.
         OSError: On all ranks, if one of them cannot write.
     """
     root = Path(root)
     state: dict[str, Any] = {}
     training: dict[str, Any] = {'epoch': epoch, 'extra': {} if extra is None else extra}
 
-    def collect() -> tuple[int, dict[str, Any]]:
+    def collect() -> tuple[int, Any, dict[str, Any]]:
         if operator.index(epoch) < 0:
             raise ValueError(f"'epoch' must not be negative (got {epoch})")
         if operator.index(keep) < 1:
             raise ValueError(f"'keep' must be at least 1 (got {keep})")
         tensors, training['optimizer'] = optimizer_state(optimizer)
         training['scheduler'] = None if scheduler is None else scheduler.state_dict()
+        training['loader'] = None if loader is None else loader.state_dict()
         for name, value in training.items():
             _check_plain(name, value)
         state.update(model_state(model) | tensors)
-        return operator.index(epoch), random_states()
+        return operator.index(epoch), training['loader'], random_states()
 
     def check_visible() -> None:
         if not folder.is_dir():
             raise FileNotFoundError(f'expected a folder that all ranks see (got none at {folder})')
 
     of_ranks = together(collect)
-    check_equal('epoch', epoch, [number for number, _ in of_ranks])
-    training['random'] = [states for _, states in of_ranks]
+    epochs, batches, training['random'] = (list(values) for values in zip(*of_ranks, strict=True))
+    check_equal('epoch', epoch, epochs)
+    check_equal("state of 'loader'", training['loader'], batches)
     state[TRAINING] = training
 
     folder = root / on_rank_0(lambda: begin(root, epoch).name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,27 @@ def test_train_full_batch_says_what_the_folder_lacks(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert 'got no train_mask' in done.stderr
     assert 'Traceback' not in done.stderr
+
+
+@pytest.mark.slow
+def test_train_sampled_is_the_same_on_one_and_two_processes_and_after_a_stop(
+    folder: Path, tmp_path: Path
+) -> None:
+    options = [EXAMPLE.with_name('train_sampled.py'), folder, '--hidden', 8, '--epochs', 2]
+    options += ['--fan-outs', 3, 2, '--batch-size', 4, '--exact-epochs', 1]
+    one = _epochs(*options)
+    saving = [*options, '--checkpoint', tmp_path, '--every', 3]
+    torchrun = ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', 2]
+    two = _epochs(*torchrun, *saving)
+    assert [line[0] for line in one] == [1, 2, 3]
+    torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=1e-4, atol=1e-4)
+    steps = sorted(path.name for path in tmp_path.iterdir())
+    shutil.rmtree(tmp_path / steps[-1])  # so that it goes on from the middle of an epoch
+    rest = _epochs(*saving)
+    assert len(rest) == 2
+    torch.testing.assert_close(
+        torch.tensor(rest), torch.tensor(one[-len(rest) :]), rtol=1e-4, atol=1e-4
+    )
 
 
 def _lines(*command: object) -> list[tuple[str, list[float]]]:

@@ -1,0 +1,175 @@
+"""Sampled runs that stop in the middle of an epoch go on with the same batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from checkpoint_runs import Net
+from ranks import run_as_threads, run_ranks
+from small_graphs import cut, small_graph
+
+import pyg_sar
+
+EPOCHS = 2
+Steps = list[tuple[float, dict[str, torch.Tensor]]]
+
+
+@pytest.fixture(scope='module')
+def parts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(cut(small_graph(), 4, tmp_path_factory.mktemp('batches') / 'parts'))
+
+
+class SampledRun:
+    """A run of two epochs; what it counts are steps."""
+
+    def __init__(
+        self,
+        parts: str,
+        root: str | None,
+        *,
+        dropout: float = 0.0,
+        of_batch: bool = True,
+        **options: Any,
+    ) -> None:
+        data = pyg_sar.load_shard(parts)
+        torch.manual_seed(4)
+        self.model = pyg_sar.DistributedDataParallel(Net(dropout=dropout).double())
+        self.model.module.norm.train(of_batch)  # statistics of this rank's batch
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02)
+        given = {'batch_size': 2, 'shuffle': True, 'seed': 3, **options}
+        self.loader = pyg_sar.NeighborLoader(data, [2, 2], data.train_mask, **given)
+        self.step, self.root = 0, root
+        if root is not None:
+            last = pyg_sar.load_checkpoint(root, self.model, self.optimizer, loader=self.loader)
+            self.step = 0 if last is None else last.epoch
+
+    def steps(self, stop: int | None = None) -> Steps:
+        """Loss and ids of the batches up to a step; there it saves and leaves."""
+        found = []
+        while self.step < EPOCHS * len(self.loader):
+            for batch in self.loader:
+                out = self.model(batch.x, batch.edge_index)[: batch.batch_size]
+                values = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
+                loss = pyg_sar.global_mean(values)
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+                self.step += 1
+                ids = {name: batch[name] for name in ('n_id', 'e_id', 'edge_index')}
+                found.append((loss.item(), ids))
+                if self.step == stop:
+                    self.save()
+                    return found
+        return found
+
+    def save(self) -> None:
+        pyg_sar.save_checkpoint(
+            self.root, self.model, self.optimizer, epoch=self.step, loader=self.loader
+        )
+
+
+def _whole(parts: str, **options: Any) -> Steps:
+    return SampledRun(parts, None, **options).steps()
+
+
+def _until(parts: str, root: str, stop: int | None, **options: Any) -> Steps:
+    return SampledRun(parts, root, **options).steps(stop)
+
+
+def _in_pieces(parts: str, root: str, stops: list[int | None], **options: Any) -> Steps:
+    return [step for stop in stops for step in _until(parts, root, stop, **options)]
+
+
+def _assert_same(got: list[Steps], want: list[Steps]) -> None:
+    for of_rank, wanted in zip(got, want, strict=True):
+        assert [loss for loss, _ in of_rank] == [loss for loss, _ in wanted]
+        for (_, ids), (_, ids_wanted) in zip(of_rank, wanted, strict=True):
+            assert all(torch.equal(ids[name], ids_wanted[name]) for name in ids)
+
+
+def test_losses_and_batches_are_the_same_to_the_bit(parts, tmp_path):
+    """Stopped after the first batch and after the last one of an epoch."""
+    want = run_as_threads(_whole, 2, parts)
+    of_epoch = len(want[0]) // EPOCHS
+    assert of_epoch > 2
+    stops = [1, of_epoch, None]
+    _assert_same(run_as_threads(_in_pieces, 2, parts, str(tmp_path), stops), want)
+
+
+@pytest.mark.slow  # in processes
+def test_with_dropout_and_batches_made_ahead(parts, tmp_path):
+    """A saved state counts the batches that were taken, not those that were made."""
+    want = run_ranks(_whole, 2, parts, dropout=0.3)
+    stops = [2, None]
+    got = run_ranks(_in_pieces, 2, parts, str(tmp_path), stops, dropout=0.3, prefetch=3)
+    _assert_same(got, want)
+
+
+def _ids(of_ranks: list[Steps]) -> list[dict[str, list[int]]]:
+    """Of every batch of all ranks, in an order that no number of ranks changes."""
+    return [
+        {name: torch.cat([ids[name] for _, ids in each]).sort().values.tolist() for name in NAMES}
+        for each in zip(*of_ranks, strict=True)
+    ]
+
+
+NAMES = ('n_id', 'e_id')
+
+
+def test_another_number_of_ranks_goes_on_with_the_same_batches(parts, tmp_path):
+    want = run_as_threads(_whole, 1, parts, of_batch=False)
+    root = str(tmp_path)
+    first = run_as_threads(_until, 4, parts, root, 2, of_batch=False)
+    second = run_as_threads(_until, 2, parts, root, 4, of_batch=False)
+    last = run_as_threads(_until, 1, parts, root, None, of_batch=False)
+    assert [*_ids(first), *_ids(second), *_ids(last)] == _ids(want)
+    losses = [loss for run in (first, second, last) for loss, _ in run[0]]
+    wanted = [loss for loss, _ in want[0]]
+    torch.testing.assert_close(
+        torch.tensor(losses, dtype=torch.float64),
+        torch.tensor(wanted, dtype=torch.float64),
+        rtol=0,
+        atol=1e-10,
+    )
+
+
+def _uneven(parts: str, root: str) -> str:
+    """Rank 1 has taken one batch more."""
+    run = SampledRun(parts, root)
+    batches = iter(run.loader)
+    for _ in range(1 + pyg_sar.comm.rank()):
+        next(batches)
+    with pytest.raises(ValueError, match="same state of 'loader' on all ranks") as failure:
+        run.save()
+    return str(failure.value)
+
+
+def test_ranks_at_different_batches_save_nothing(parts, tmp_path):
+    for text in run_as_threads(_uneven, 2, parts, str(tmp_path)):
+        assert "'batch': 1" in text
+        assert "'batch': 2" in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loader_with_other_batches_is_refused_before_anything_changes(parts, tmp_path):
+    first = SampledRun(parts, str(tmp_path))
+    first.steps(2)
+    other = SampledRun(parts, None, seed=4)
+    before = {key: value.clone() for key, value in other.model.state_dict().items()}
+    with pytest.raises(ValueError, match="'seed' of this one, 4"):
+        pyg_sar.load_checkpoint(tmp_path, other.model, other.optimizer, loader=other.loader)
+    after = other.model.state_dict()
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+    assert other.optimizer.state_dict()['state'] == {}
+    # Without the loader it is a checkpoint like others.
+    assert pyg_sar.load_checkpoint(tmp_path, other.model, other.optimizer).epoch == 2
+
+
+def test_a_checkpoint_without_a_loader_has_no_state_of_one(parts, tmp_path):
+    run = SampledRun(parts, str(tmp_path))
+    pyg_sar.save_checkpoint(tmp_path, run.model, run.optimizer, epoch=1)
+    with pytest.raises(ValueError, match="expected the state of 'loader'"):
+        SampledRun(parts, str(tmp_path))
