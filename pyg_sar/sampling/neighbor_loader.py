@@ -186,6 +186,9 @@ class NeighborLoader:
                 f"'input_nodes' must give a batch of {size} seeds in some part (got {num_seeds} "
                 f'seeds on all ranks, with drop_last={given["drop_last"]})'
             )
+        of_speed = ('cache', 'prefetch')  # the batches are the same
+        self._identity = {k: v for k, v in same.items() if k not in of_speed}
+        self._identity['num_batches'] = self._num_batches
         fan = Fans(fans, replace, is_last, kind == 'induced', disjoint)
         self._sampler = Sampler(data, graph, fan, self._inputs, kind)
         if given['cache'] is not None and graph.world_size > 1:
@@ -240,14 +243,14 @@ class NeighborLoader:
         kept = self._sampler.kept
         return kept.num_found / max(kept.num_read, 1) if kept is not None else 0.0
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Where the loader is: so many batches of its epoch have been taken.
 
         The same on all ranks, and for any number of ranks.
         """
-        return {'epoch': self._epoch, 'batch': self._at, **self._identity()}
+        return {'epoch': self._epoch, 'batch': self._at, **self._identity}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Has the next ``iter(loader)`` go on from there, with the batches that were left.
 
         An iteration that is under way ends.
@@ -255,7 +258,7 @@ class NeighborLoader:
         Raises:
             ValueError: If it is of a loader with other batches.
         """
-        for name, own in self._identity().items():
+        for name, own in self._identity.items():
             if state.get(name) != own:
                 raise ValueError(
                     f"expected the state of a loader with the '{name}' of this one, {own} (got "
@@ -264,10 +267,6 @@ class NeighborLoader:
         self._epoch, self._at = int(state['epoch']), int(state['batch'])
         self._is_loaded = self._epoch >= 0 and self._at < len(self)
         self._iteration = lambda: None
-
-    def _identity(self) -> dict[str, int]:
-        inputs = self._inputs
-        return {'seed': inputs.seed, 'batch_size': inputs.batch_size, 'num_batches': len(self)}
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}()'

@@ -237,7 +237,7 @@ def test_resumes_before_and_after_an_epoch(folder: str) -> None:
     assert_same([take(batch) for batch in fresh], epochs[1])
 
 
-def _loads(root: str, state: dict[str, int]) -> str:
+def _loads(root: str, state: dict[str, Any]) -> str:
     loader = pyg_sar.NeighborLoader(pyg_sar.load_shard(root), [2])
     return attempt(loader.load_state_dict, state)
 
@@ -253,7 +253,7 @@ def _loads_on_one(root: str) -> str:
 def test_states_that_do_not_fit(folder: str) -> None:
     other = pyg_sar.NeighborLoader(pyg_sar.load_shard(folder), [2], batch_size=7)
     assert_all_raise([_loads(folder, other.state_dict())], 'ValueError', 'batch_size', '7')
-    assert_all_raise([_loads(folder, {})], 'ValueError', 'seed', 'None')
+    assert_all_raise([_loads(folder, {})], 'ValueError', 'replace', 'None')
     outcomes = run_as_threads(_loads_on_one, 2, folder)
     assert_all_raise(outcomes, 'ValueError', 'epoch and batch', '(4, 2)')
 
@@ -275,3 +275,16 @@ def test_ranks_without_seeds_take_part(folder: str) -> None:
     idle, busy, *_ = run_as_threads(_idle, 4, folder)
     assert [size for size, _, _ in busy] == [2, 2, 1]
     assert idle == [(0, [0], 'torch.float64')] * 3
+
+
+@pytest.mark.parametrize(
+    ('name', 'value'),
+    [('num_neighbors', [3]), ('replace', True), ('shuffle', True), ('disjoint', True)],
+)
+def test_the_state_of_other_batches_is_refused(folder: str, name: str, value: Any) -> None:
+    data, given = pyg_sar.load_shard(folder), {'num_neighbors': [2]}
+    state = pyg_sar.NeighborLoader(data, **given).state_dict()
+    other = pyg_sar.NeighborLoader(data, **{**given, name: value})
+    with pytest.raises(ValueError, match=f"with the '{name}' of this one"):
+        other.load_state_dict(state)
+    pyg_sar.NeighborLoader(data, **given, prefetch=0).load_state_dict(state)
