@@ -7,6 +7,7 @@ ask. Once OpenMP has threads a fork waits for them forever, but only in the thre
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -78,6 +79,7 @@ def launch(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any
         # Python 3.12: other threads may hold locks. Those of notebooks and of torch do not.
         warnings.filterwarnings('ignore', '.*multi-threaded, use of fork', DeprecationWarning)
         port = listener.getsockname()[1]
+        gc.collect()  # while threads are there that what nobody refers to may wait for
         todo = (function, args, num_ranks, port, folder)
         context = start_processes(  # type: ignore[no-untyped-call]
             _run, todo, num_ranks, join=False, start_method=method
@@ -128,6 +130,7 @@ def _run(
     folder: str,
 ) -> None:
     """A rank, with the variables that torchrun would give it; the store is the caller's."""
+    gc.freeze()  # stores and groups of the caller's wait for threads that are not here when they go
     os.environ |= {
         'RANK': str(rank),
         'LOCAL_RANK': str(rank),

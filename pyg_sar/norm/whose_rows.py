@@ -20,6 +20,7 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import SparseTensor
 
+from pyg_sar.comm import world_size
 from pyg_sar.shard.local_ids import LocalIds
 
 Edges = Literal['shard', 'batch']
@@ -88,7 +89,8 @@ def _leave(module: torch.nn.Module, args: Any, out: Any) -> None:
             break
     else:
         return
-    if left.has_normalized and _here.last != 'batch' and out is not None:
+    took_a_batch = left.has_normalized and world_size() > 1
+    if took_a_batch and _here.last != 'batch' and out is not None:
         raise ValueError(
             f'the norms in {type(module).__name__} took it for a forward on a batch, as it is '
             'called with a tensor like an edge_index, but no conv has passed messages along it: '
