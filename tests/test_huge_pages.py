@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from few import few
 
 _PAGES = """
 import {first}
@@ -19,7 +20,7 @@ pyg_sar.memory.return_freed_memory()
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='huge pages of Linux')
 @pytest.mark.parametrize(
     ('first', 'asked', 'has'),
-    [('torch', None, True), ('torch_geometric', None, False), ('torch', '0', False)],
+    few([('torch_geometric', None, False), ('torch', None, True), ('torch', '0', False)]),
 )
 def test_huge_pages(first: str, asked: str | None, has: bool) -> None:
     """Asked for at import, if that is before the first tensor and the user has not chosen."""

@@ -81,6 +81,7 @@ def _survives(tmp_path: Path, world_size: int, num_kills: int) -> int:
     return half_written
 
 
+@pytest.mark.slow
 def test_a_run_killed_three_times_is_the_same(tmp_path):
     _survives(tmp_path, 2, 3)
 

@@ -143,6 +143,7 @@ def test_exact_in_the_other_modes(folders: dict[str, str], mode: str) -> None:
     _check(run_as_threads(_all_differences, 3, folders['metis'], mode, list(CASES)))
 
 
+@pytest.mark.slow
 def test_exact_on_one_process_with_all_parts(folders: dict[str, str]) -> None:
     _check([_all_differences(folders['random'], 'sequential', list(CASES))])
 

@@ -257,11 +257,13 @@ def test_exact_on_other_numbers_of_ranks(tmp_path: Path, world_size: int) -> Non
     run_as_threads(_check_all, world_size, str(root), list(CASES))
 
 
+@pytest.mark.slow
 def test_exact_with_a_rank_without_nodes(tmp_path: Path) -> None:
     root = cut(small_graph(), 3, tmp_path / 'parts', 'empty part')
     run_as_threads(_check_all, 3, str(root), list(CASES))
 
 
+@pytest.mark.slow
 def test_exact_on_one_process_with_all_parts(tmp_path: Path) -> None:
     _check_all(str(cut(small_graph(), 3, tmp_path / 'parts')), list(CASES))
 

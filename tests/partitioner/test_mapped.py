@@ -199,6 +199,7 @@ with replace_folder(Path(sys.argv[1])) as folder:
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_left_is_removed(tmp_path, graph):
     command = [sys.executable, '-W', 'ignore', '-c', _KILLED, str(tmp_path / 'out')]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

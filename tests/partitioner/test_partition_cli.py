@@ -55,6 +55,7 @@ def test_success(source, graph, tmp_path, check_partition):
     assert meta['command'][-2:] == ['--seed', '2']
 
 
+@pytest.mark.slow
 def test_error_is_one_line(tmp_path):
     result = _run('cora', tmp_path / 'out', '--num-parts', 3)
     assert result.returncode == 2
