@@ -28,7 +28,7 @@ def uniform(seed: int, *keys: Tensor | int) -> Tensor:
     Returns:
         float64, of the shape that the keys broadcast to.
     """
-    return _shifted(_hash(seed, keys), 11).double() * 2.0**-53
+    return _shifted(hashed(seed, *keys), 11).double() * 2.0**-53
 
 
 def normal(seed: int, *keys: Tensor | int) -> Tensor:
@@ -37,14 +37,14 @@ def normal(seed: int, *keys: Tensor | int) -> Tensor:
     By Box and Muller (1958), from the two halves of one hash: at most 6.7 deviations from 0. Those
     of :func:`uniform` for the same seed and keys are not independent of them.
     """
-    hashed = _hash(seed, keys)
-    first, second = (half.double() * 2.0**-32 for half in (_shifted(hashed, 32), hashed & _HALF))
+    bits = hashed(seed, *keys)
+    first, second = (half.double() * 2.0**-32 for half in (_shifted(bits, 32), bits & _HALF))
     return (-2 * torch.log1p(-first)).sqrt() * torch.cos(2 * math.pi * second)
 
 
 def hashed(seed: int, *keys: Tensor | int) -> Tensor:
     """64 bits as int64, for keys as :func:`uniform` takes them; that draws the upper 53 of them."""
-    return _hash(seed, keys)
+    return hashed_on(_mixed(torch.tensor(seed)), *keys)
 
 
 def hashed_on(state: Tensor, *keys: Tensor | int) -> Tensor:
@@ -72,10 +72,6 @@ def below(hashes: Tensor, bound: Tensor) -> Tensor:
 def unit(hashes: Tensor) -> Tensor:
     """Numbers from (0, 1), float64, of the upper 53 bits of hashes: never 0."""
     return _shifted(hashes, 11).double().add_(0.5).mul_(2.0**-53)
-
-
-def _hash(seed: int, keys: tuple[Tensor | int, ...]) -> Tensor:
-    return hashed_on(_mixed(torch.tensor(seed)), *keys)
 
 
 def _mixed(state: Tensor) -> Tensor:
