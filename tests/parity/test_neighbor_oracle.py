@@ -42,6 +42,7 @@ def test_batches_of_a_homogeneous_graph(tmp_path: Path, kind: str) -> None:
         for name in ('x', 'y', 'pos', 'edge_attr'):
             assert one[name].shape == other[name].shape
         assert set(one.keys()) - set(other.keys()) == {
+            'label_range',
             'num_nodes',
             'num_nodes_total',
             'num_sampled_nodes',
