@@ -18,10 +18,10 @@ from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 from pyg_sar.command_line import Parser, run
 from pyg_sar.monitor import parse_bytes
-from pyg_sar.planner import Planner, Statistics, by_hand, read_statistics
+from pyg_sar.planner import Planner, Statistics, by_hand, predict_batches, read_statistics
 from pyg_sar.planner.rehearsal import MODES, Job
-from pyg_sar.planner.report import NOTE, as_dict, rank_table, table
-from pyg_sar.planner.units import format_bytes, parse_counts, parse_share
+from pyg_sar.planner.report import BATCH_NOTE, NOTE, as_dict, batch_table, rank_table, table
+from pyg_sar.planner.units import format_bytes, parse_counts, parse_fans, parse_share
 
 _MODELS = {'sage': GraphSAGE, 'gcn': GCN, 'gat': GAT, 'gin': GIN}
 _OPTIMIZERS = {'adam': torch.optim.Adam, 'sgd': torch.optim.SGD}
@@ -40,6 +40,8 @@ def _run(args: argparse.Namespace) -> int:
     counts = None if args.ranks is None else parse_counts(args.ranks)
     statistics = _statistics(args)
     job = _job(args, statistics)
+    if args.sampled is not None:
+        return _tell_of_batches(args, statistics, job, counts or _counts(statistics), base)
     planner = Planner(statistics, job, bandwidth=args.bandwidth * 1e9, timed=args.timed)
     predictions = [planner.predict(n) for n in counts or _counts(statistics)]
     print(
@@ -65,6 +67,25 @@ def _run(args: argparse.Namespace) -> int:
             'layer a row for\nevery destination of every relation. Expect more than these figures.'
         )
     if args.json is not None:
+        Path(args.json).write_text(json.dumps(report, indent=1) + '\n', encoding='utf-8')
+    return 0
+
+
+def _tell_of_batches(
+    args: argparse.Namespace, statistics: Statistics, job: Job, counts: Sequence[int], base: int
+) -> int:
+    fans = parse_fans(args.sampled)
+    if args.memory is not None:
+        raise ValueError("'--memory' looks for ranks for full batches (got it with '--sampled')")
+    batches = [predict_batches(statistics, job, n, fans, args.batch_size) for n in counts]
+    print(
+        f'{statistics.num_nodes:,} nodes, {statistics.num_edges:,} directed edges; {args.model}, '
+        f'hidden {args.hidden}, batches of {args.batch_size:,} seeds of each part, {fans}\n\n'
+        f'largest rank, for each number of ranks\n{batch_table(batches, base)}\n\n'
+        f'{format_bytes(base)} for Python and its libraries are in all memory. {BATCH_NOTE}'
+    )
+    if args.json is not None:
+        report = {'base_bytes': base, 'batches': [vars(batch) for batch in batches]}
         Path(args.json).write_text(json.dumps(report, indent=1) + '\n', encoding='utf-8')
     return 0
 
@@ -164,6 +185,10 @@ def _parser() -> argparse.ArgumentParser:
     default('--dtype', choices=('float32', 'float64'), default='float32')
     default('--bandwidth', type=float, default=1.25, metavar='GB/S')
     add('--ranks', metavar='R,R,...', help="default: powers of 2 about the folder's parts")
+    fans = 'mini-batches of NeighborLoader, with so many neighbours by hop; -1 for all'
+    add('--sampled', metavar='K,K,...', help=fans)
+    of_part = 'seeds of a part in a batch; default: %(default)s'
+    add('--batch-size', type=_positive, default=1024, metavar='B', help=of_part)
     add('--memory', metavar='SIZE', help='find the least number of ranks with so much, e.g. 64GB')
     add('--json', metavar='FILE', help='write the figures there, too')
     add('--no-time', dest='timed', action='store_false', help='skip timing this machine')

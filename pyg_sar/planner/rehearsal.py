@@ -83,7 +83,9 @@ class Rehearsal(NamedTuple):
     seconds: float
 
 
-def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2) -> Rehearsal:
+def rehearse(
+    job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2, is_batch: bool = False
+) -> Rehearsal:
     """Trains a copy of the model on a made-up shard.
 
     Args:
@@ -91,6 +93,7 @@ def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2)
         sizes: The counts of the shard.
         count: Whether to count bytes; without, seconds are true ones.
         epochs: Training steps; the first one also makes plans and optimizer states.
+        is_batch: Whether it is a mini-batch, on plain edges.
     """
     with torch.random.fork_rng(devices=[]), equal_ranks(sizes.num_ranks) as traffic:
         torch.manual_seed(0)
@@ -104,6 +107,8 @@ def rehearse(job: Job, sizes: RankSizes, *, count: bool = True, epochs: int = 2)
         index = data.edge_index.as_subclass(Tensor)
         known = [data.x, data.y, data.train_mask, index, *model.parameters(), *model.buffers()]
         known += [step.send_index for step in data.edge_index.shard.steps]
+        if is_batch:
+            data.edge_index = index
         live, seconds = LiveBytes(known), []
         with live if count else nullcontext():
             for _ in range(epochs):

@@ -7,6 +7,7 @@ from typing import Any
 
 from pyg_sar.command_line import aligned
 from pyg_sar.planner.prediction import Prediction, RankPrediction
+from pyg_sar.planner.sampled import SampledPrediction
 from pyg_sar.planner.units import format_bytes
 
 NOTE = (
@@ -15,6 +16,11 @@ NOTE = (
     'Extrapolated cuts add the error of the cut: halo rows within 20 % at twice the ranks.\n'
     'Seconds tell the order of magnitude only: the rate of this machine now, on a graph small\n'
     'enough to measure in seconds, and no exchange hidden behind computing.'
+)
+
+BATCH_NOTE = (
+    'It is\nthat of the shard, the batches of a round (8 on several ranks) and a step. Nodes and\n'
+    'edges are expected numbers: within 30 % of those of the one graph that was compared.'
 )
 
 
@@ -69,6 +75,25 @@ def table(predictions: Sequence[Prediction], base_bytes: int) -> str:
 def rank_table(prediction: Prediction) -> str:
     """One row for every rank of one cut."""
     return _joined([{'rank': str(i), **_most([r])} for i, r in enumerate(prediction.ranks)])
+
+
+def batch_table(batches: Sequence[SampledPrediction], base_bytes: int) -> str:
+    """One row for every number of ranks, of the batches of its largest rank."""
+    rows = [
+        {
+            'ranks': f'{b.num_ranks:,}',
+            'nodes/batch': f'{b.num_nodes:,}',
+            'edges/batch': f'{b.num_edges:,}',
+            'remote rows': f'{b.remote_rows:,}',
+            'received/batch': format_bytes(b.remote_bytes),
+            'batch': format_bytes(b.batch_bytes),
+            'step': format_bytes(b.peak_bytes),
+            'all memory': format_bytes(b.memory_bytes + base_bytes),
+            'batches/epoch of all nodes': f'{b.num_batches:,}',
+        }
+        for b in batches
+    ]
+    return _joined(rows)
 
 
 def as_dict(prediction: Prediction, base_bytes: int) -> dict[str, Any]:

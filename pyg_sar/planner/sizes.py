@@ -113,8 +113,8 @@ def extrapolate(
     own = -(-num_nodes // num_ranks)
     near = min(points, key=lambda p: abs(math.log(p.num_ranks / num_ranks)))
     share = min(_share(points, near, num_ranks), 1 - 1 / num_ranks)
-    pool = _pool_share(near, num_nodes, num_edges) * num_nodes * (1 - 1 / num_ranks)
-    rows = _distinct(share * num_edges / num_ranks, pool) * near.imbalance
+    pool = pool_share(near, num_nodes, num_edges) * num_nodes * (1 - 1 / num_ranks)
+    rows = distinct(share * num_edges / num_ranks, pool) * near.imbalance
     edges = num_edges / num_ranks * near.imbalance
     weights = [1.0]
     if num_ranks > 2:
@@ -149,8 +149,8 @@ def _share(points: Sequence[CutPoint], near: CutPoint, num_ranks: int) -> float:
     return float(scale(near) * (1 - 1 / num_ranks) * ratio**exponent)
 
 
-def _pool_share(point: CutPoint, num_nodes: int, num_edges: int) -> float:
-    """The pool M as a share of the remote rows, from the known rows by bisection."""
+def pool_share(point: CutPoint, num_nodes: int, num_edges: int) -> float:
+    """The pool M as a share of the remote rows, from the known rows by bisection; 1 if unknown."""
     remote = num_nodes * (1 - 1 / point.num_ranks)
     draws = point.share * num_edges / point.num_ranks
     if point.halo_rows is None or draws == 0:
@@ -159,9 +159,10 @@ def _pool_share(point: CutPoint, num_nodes: int, num_edges: int) -> float:
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _distinct(draws, middle * remote) < rows else (low, middle)
+        low, high = (middle, high) if distinct(draws, middle * remote) < rows else (low, middle)
     return high
 
 
-def _distinct(draws: float, pool: float) -> float:
+def distinct(draws: float, pool: float) -> float:
+    """How many of `pool` rows are met by so many draws, each of any of them."""
     return pool * -math.expm1(-draws / pool) if pool else 0.0

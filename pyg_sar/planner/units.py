@@ -24,6 +24,13 @@ def parse_counts(text: str) -> list[int]:
     return [int(entry) for entry in text.split(',')]
 
 
+def parse_fans(text: str) -> list[int]:
+    """``'15,10,-1'``: neighbours by hop; a ValueError for other forms."""
+    if re.fullmatch(r'(-1|[0-9]+)(,(-1|[0-9]+))*', text) is None:
+        raise ValueError(f"expected neighbours by hop such as 15,10,5, -1 for all (got '{text}')")
+    return [int(entry) for entry in text.split(',')]
+
+
 def format_bytes(size: float) -> str:
     """Three to four digits and a decimal unit: ``'1,850 MB'``, ``'24.1 GB'``."""
     for unit, factor in (('TB', 1e12), ('GB', 1e9), ('MB', 1e6)):

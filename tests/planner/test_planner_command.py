@@ -94,6 +94,19 @@ def test_command_line_takes_models(
     assert options[1] in capsys.readouterr().out
 
 
+def test_command_line_of_batches(
+    parts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / 'plan.json'
+    sampled = ['--sampled', '3,-1', '--batch-size', '20', '--json', str(out)]
+    assert plan.main([str(parts), *SMALL, *sampled, '--ranks', '1,4']) == 0
+    assert 'batches of 20 seeds of each part, [3, -1]' in capsys.readouterr().out
+    one, four = json.loads(out.read_text())['batches']
+    assert (one['remote_rows'], one['remote_bytes']) == (0, 0)
+    assert one['num_batches'] == four['num_batches'] == -(-150 // 20)
+    assert 0 < four['remote_rows'] < four['num_nodes'] < one['num_nodes']
+
+
 def test_command_line_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     graph = ['--nodes', '3000000', '--edges', '30000000', '--cut', '0.2@16']
     argv = [*graph, '--in', '8', '--out', '3', *SMALL, '--ranks', '16', '--memory', '900MB']
@@ -118,6 +131,8 @@ def test_command_line_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
         (['parts', '--dropout', '1'], "'--dropout' must lie in [0, 1)"),
         (['parts', '--model', 'gat', '--hidden', '6'], "'--heads' must divide '--hidden'"),
         (['parts', '--bandwidth', '0'], "'bandwidth' must be positive"),
+        (['parts', '--sampled', '5,x'], 'expected neighbours by hop'),
+        (['parts', '--sampled', '5', '--memory', '1GB'], 'looks for ranks for full batches'),
     ],
 )
 def test_command_line_errors_are_one_line(

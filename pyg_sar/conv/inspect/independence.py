@@ -7,8 +7,8 @@ the destinations numbered differently. The results of the other edges must not c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -44,26 +44,36 @@ def check_destinations_are_independent(binding: Binding) -> None:
         MessageError: If they set a number on the conv that changes with the edges.
     """
     samples, edge_index = samples_of(binding)
-    _check_numbers(binding, samples, edge_index)
-    # The same edge values on all edges: groups made from them would join the destinations.
-    alike = replace(samples, edge=tuple(t[:1].expand_as(t) for t in samples.edge))
-    for arguments in (samples, alike):
-        everything, _ = _outputs(binding, arguments, edge_index, NUM_SAMPLES)
-        fewer, _ = _outputs(binding, _without_last(arguments), edge_index[:, :-1], NUM_SAMPLES)
+    with _on_samples(binding):
+        everything, numbers = _outputs(binding, samples, edge_index, NUM_SAMPLES)
+        if numbers:
+            _check_numbers(binding, samples, edge_index, numbers)
+        fewer, _ = _outputs(binding, *_without_last(samples, edge_index), NUM_SAMPLES)
         _compare(everything, fewer)
-        more, _ = _outputs(binding, *with_made_up_edges(arguments, edge_index), NUM_SAMPLES + 1)
+        more, _ = _outputs(binding, *with_made_up_edges(samples, edge_index), NUM_SAMPLES + 1)
         _compare(everything, more, starts=(NUM_MADE_UP, 1))
+        if not samples.edge:
+            return
+        # The same edge values on all edges: groups made from them would join the destinations.
+        alike = replace(samples, edge=tuple(t[:1].expand_as(t) for t in samples.edge))
+        everything, _ = _outputs(binding, alike, edge_index, NUM_SAMPLES)
+        others = with_made_up_edges(*_without_last(alike, edge_index))
+        found, _ = _outputs(binding, *others, NUM_SAMPLES + 1)
+        _compare(everything, found, starts=(NUM_MADE_UP, 1))
 
 
-def _check_numbers(binding: Binding, samples: Arguments, edge_index: Tensor) -> None:
+def _check_numbers(
+    binding: Binding, arguments: Arguments, edge_index: Tensor, numbers: dict[str, Any]
+) -> None:
     """Checks that numbers that are left on the conv are the same whatever the edges are."""
-    _, first = _outputs(binding, samples, edge_index, NUM_SAMPLES)
-    if not first:
-        return
-    _, second = _outputs(binding, with_other_values(samples), edge_index, NUM_SAMPLES)
-    _, third = _outputs(binding, _without_last(samples), edge_index[:, :-1], NUM_SAMPLES)
-    for name, number in first.items():
-        if any(other.get(name) != number for other in (first, second, third)):
+    others = [
+        (arguments, edge_index),
+        (with_other_values(arguments), edge_index),
+        _without_last(arguments, edge_index),
+    ]
+    found = [_outputs(binding, *other, NUM_SAMPLES)[1] for other in others]
+    for name, number in numbers.items():
+        if any(each.get(name) != number for each in found):
             raise MessageError(
                 f"it sets '{name}' on the conv to a number that depends on the edges it sees"
             )
@@ -89,11 +99,12 @@ def check_edges_are_independent(binding: Binding, num_reductions: int) -> None:
 
         return _without_trace(binding, run)[0]
 
-    _compare(reduced(samples, edge_index), reduced(_without_last(samples), edge_index[:, :-1]))
+    with _on_samples(binding):
+        _compare(reduced(samples, edge_index), reduced(*_without_last(samples, edge_index)))
 
 
-def _without_last(arguments: Arguments) -> Arguments:
-    return replace(arguments, edge=tuple(t[:-1] for t in arguments.edge))
+def _without_last(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, Tensor]:
+    return replace(arguments, edge=tuple(t[:-1] for t in arguments.edge)), edge_index[:, :-1]
 
 
 def _of_one_edge(logits: Tensor, _: Tensor) -> Tensor:
@@ -119,16 +130,22 @@ def _outputs(
     return _without_trace(binding, run)
 
 
+@contextmanager
+def _on_samples(binding: Binding) -> Iterator[None]:
+    """While it lasts, any size of the whole graph is as good, and statistics are left alone."""
+    conv = binding.conv
+    sizes = WholeGraphSizes(conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
+    with torch.no_grad(), sizes.in_force(), ExitStack() as stack:
+        for norm in conv.modules():  # it uses its running statistics
+            if getattr(norm, 'is_global', False) and norm.training:
+                stack.enter_context(overridden(norm, 'training', False))
+        yield
+
+
 def _without_trace(
     binding: Binding, run: Callable[[], _Values]
 ) -> tuple[_Values | None, dict[str, Any]]:
-    conv = binding.conv
-    sizes = WholeGraphSizes(conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
-    with Undone(conv, binding.arguments.device) as undone, torch.no_grad(), ExitStack() as stack:
-        stack.enter_context(sizes.in_force())
-        for norm in conv.modules():  # it uses its running statistics and leaves them alone
-            if getattr(norm, 'is_global', False) and norm.training:
-                stack.enter_context(overridden(norm, 'training', False))
+    with Undone(binding.conv, binding.arguments.device) as undone:
         out = run()
     return None if undone.uses_rng else out, undone.numbers
 

@@ -1,0 +1,134 @@
+"""What mini-batches need: their nodes and edges, rows of other ranks, memory.
+
+Degrees are taken to be spread geometrically about their mean d. So a hop draws
+``d (1 - exp(-k / d))`` in-edges of every node that the last hop has found. Of the sources of an
+own node's edges the share c is with other ranks, if c of all edges is cut; of the sources of a
+remote node's edges c / (R - 1) are own nodes. m draws meet ``M (1 - exp(-m / M))`` distinct nodes
+of M: of the own nodes, or of the remote rows that :mod:`pyg_sar.planner.sizes` finds from a cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyg_sar.planner.rehearsal import Job, rehearse
+from pyg_sar.planner.sizes import RankSizes, distinct, pool_share
+from pyg_sar.planner.statistics import Statistics
+
+_MAX_NODES = 1 << 14
+
+
+@dataclass(frozen=True)
+class SampledPrediction:
+    """The batches of the largest rank.
+
+    Attributes:
+        num_ranks: Number of ranks.
+        num_nodes: Nodes of a batch.
+        num_edges: Edges of a batch.
+        remote_rows: Nodes of a batch that other ranks own.
+        remote_bytes: Bytes of their attributes, without a cache.
+        batch_bytes: Bytes of a batch: its attributes, `edge_index` and ids.
+        peak_bytes: The most that a training step holds beside the batch.
+        shard_bytes: The loaded shard.
+        num_batches: Batches of an epoch, if every node is a seed.
+    """
+
+    num_ranks: int
+    num_nodes: int
+    num_edges: int
+    remote_rows: int
+    remote_bytes: int
+    batch_bytes: int
+    peak_bytes: int
+    shard_bytes: int
+    num_batches: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """All but the interpreter: the shard, a round, a batch made ahead and the one in use."""
+        in_round = 8 * self.remote_bytes if self.num_ranks > 1 else 0
+        return self.shard_bytes + in_round + 3 * self.batch_bytes + self.peak_bytes
+
+
+class _Met:
+    """Nodes that hops meet.
+
+    Attributes:
+        there: How many there are.
+        total: How many have been met.
+        last: How many of them by the last hop.
+    """
+
+    def __init__(self, there: float, first: float) -> None:
+        self.there, self.total, self.last = there, first, first
+
+    def meet(self, draws: float) -> None:
+        """The next hop, of so many draws."""
+        unmet = max(1 - self.total / self.there, 0.0) if self.there else 0.0
+        self.last = distinct(draws, self.there) * unmet
+        self.total += self.last
+
+
+def predict_batches(
+    statistics: Statistics,
+    job: Job,
+    num_ranks: int,
+    num_neighbors: Sequence[int],
+    batch_size: int,
+) -> SampledPrediction:
+    """Predicts the batches of :class:`pyg_sar.NeighborLoader` and what a step on one holds.
+
+    The model is rehearsed on a made-up graph of the size of a batch, or of a part of it. Not
+    collective::
+
+        job = pyg_sar.planner.Job(GraphSAGE(8, 8, 2, 3), in_channels=8)
+        graph = pyg_sar.planner.by_hand(10_000, 100_000, cut=[(0.2, 4)])
+        batch = pyg_sar.planner.predict_batches(graph, job, 4, [15, 10], batch_size=64)
+        print(batch.num_nodes, batch.remote_bytes)
+
+    Args:
+        statistics: Of a folder (:func:`read_statistics`) or :func:`by_hand`.
+        job: What is trained.
+        num_ranks: Number of ranks.
+        num_neighbors: By hop; -1 for all.
+        batch_size: Seeds of a part in a batch.
+
+    Raises:
+        ValueError: If nothing is known of the cut for a number of ranks.
+    """
+    sizes = max(statistics.at(num_ranks).ranks, key=lambda rank: rank.num_own)
+    degree = statistics.num_edges / statistics.num_nodes
+    cut = sum(sizes.halo_edges) / max(sizes.num_edges, 1)
+    back = cut / max(num_ranks - 1, 1)
+    known = max(statistics.points, key=lambda p: p.num_ranks, default=None)
+    share = pool_share(known, statistics.num_nodes, statistics.num_edges) if known else 1.0
+    own = _Met(statistics.num_nodes / num_ranks, float(min(batch_size, max(sizes.own))))
+    remote = _Met(share * statistics.num_nodes * (1 - 1 / num_ranks), 0.0)
+    num_edges = 0.0
+    for k in num_neighbors:
+        each = degree * (1.0 if k < 0 else -math.expm1(-k / max(degree, 1e-9)))
+        of_own, of_remote = each * own.last, each * remote.last
+        own.meet(of_own * (1 - cut) + of_remote * back)
+        remote.meet(of_own * cut + of_remote * (1 - back))
+        num_edges += of_own + of_remote
+    parts = len(sizes.own)
+    width, itemsize = job.in_channels, job.dtype.itemsize
+    nodes = round(parts * (own.total + remote.total))
+    edges, rows = round(parts * num_edges), round(parts * remote.total)
+    batch = RankSizes((nodes,), (edges,))
+    factor = min(1.0, _MAX_NODES / nodes)
+    peak = rehearse(job, batch.scaled(factor, factor), is_batch=True).peak_bytes / factor
+    return SampledPrediction(
+        num_ranks,
+        nodes,
+        edges,
+        rows,
+        statistics.shard_bytes(RankSizes((rows,), (0,)), width, itemsize),
+        statistics.shard_bytes(batch, width, itemsize),
+        round(peak),
+        statistics.shard_bytes(sizes, width, itemsize),
+        -(-max(sizes.own) // batch_size),
+    )

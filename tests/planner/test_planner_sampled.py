@@ -1,0 +1,82 @@
+"""Predicted batches beside those that a loader gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from planner_models import job_of
+from ranks import run_as_threads
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.nn.models import GraphSAGE
+
+import pyg_sar
+from pyg_sar.monitor import LiveBytes
+from pyg_sar.planner import predict_batches, read_statistics
+from pyg_sar.planner.prediction import OVERHEAD_BYTES
+from pyg_sar.planner.sampled import SampledPrediction
+
+FANS = [4, 3]
+SEEDS = 10
+
+
+def _cut(folder: Path) -> Path:
+    """4 parts of a graph some of whose nodes have many in-edges, as those of users have."""
+    generator = torch.Generator().manual_seed(0)
+    ends = torch.rand(2, 6000, generator=generator).square() * 900
+    data = Data(
+        x=torch.randn(900, 6, generator=generator),
+        y=torch.randint(3, (900,), generator=generator),
+        edge_index=torch.stack([ends[0], 899 - ends[1]]).long(),
+        num_classes=3,
+    )
+    pyg_sar.partition_graph(data, 4, folder, seed=0)
+    return folder
+
+
+def _count(root: Path) -> list[tuple[int, int, int]]:
+    data = pyg_sar.load_shard(root)
+    counts = []
+    for batch in pyg_sar.NeighborLoader(data, FANS, batch_size=SEEDS, drop_last=True):
+        remote = ~torch.isin(batch.n_id, data.n_id)
+        counts.append((int(batch.num_nodes), int(batch.num_edges), int(remote.sum())))
+    return counts
+
+
+def _predict(root: Path, num_ranks: int) -> SampledPrediction:
+    job = job_of(GraphSAGE(6, 16, 2, 3), 6)
+    return predict_batches(read_statistics(root), job, num_ranks, FANS, SEEDS)
+
+
+@pytest.mark.parametrize('num_ranks', [1, 2, 4])
+def test_counts(tmp_path: Path, num_ranks: int) -> None:
+    root = _cut(tmp_path / 'parts')
+    counts = [c for rank in run_as_threads(_count, num_ranks, root) for c in rank]
+    nodes, edges, remote = torch.tensor(counts, dtype=torch.float64).mean(0).tolist()
+    found = _predict(root, num_ranks)
+    assert found.num_nodes == pytest.approx(nodes, rel=0.3)
+    assert found.num_edges == pytest.approx(edges, rel=0.3)
+    assert found.remote_rows == pytest.approx(remote, rel=0.4)
+    assert found.memory_bytes > found.shard_bytes + found.batch_bytes + found.peak_bytes
+
+
+def test_memory_of_a_step(tmp_path: Path) -> None:
+    root = _cut(tmp_path / 'parts')
+    data = pyg_sar.load_shard(root)
+    batch = next(iter(pyg_sar.NeighborLoader(data, FANS, batch_size=SEEDS)))
+    model = GraphSAGE(6, 16, 2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    known: list[Tensor] = [batch.x, batch.y, batch.edge_index, *model.parameters()]
+    with LiveBytes(known) as live:
+        for _ in range(2):
+            loss = model(batch.x, batch.edge_index).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    found = _predict(root, 1)
+    assert found.peak_bytes / found.num_nodes == pytest.approx(
+        live.peak / batch.num_nodes, rel=0.25
+    )
+    assert found.peak_bytes < OVERHEAD_BYTES  # of tensors alone
