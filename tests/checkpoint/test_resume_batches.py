@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from checkpoint_runs import Net
-from ranks import run_as_threads, run_ranks
+from ranks import RankError, run_as_threads, run_once, run_ranks
 from small_graphs import cut, small_graph
 
 import pyg_sar
@@ -134,6 +137,32 @@ def test_another_number_of_ranks_goes_on_with_the_same_batches(parts, tmp_path):
         rtol=0,
         atol=1e-10,
     )
+
+
+def _killed(parts: str, root: str, log: str, **options: Any) -> None:
+    """Takes a batch and saves, takes the next one and is killed, with every rank."""
+    run = SampledRun(parts, root, **options)
+    found = run.steps(run.step + 1)
+    torch.save(found, f'{log}.{pyg_sar.comm.rank()}')
+    next(iter(run.loader))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow  # in processes
+def test_killed_at_every_batch(parts, tmp_path):
+    """Each life dies one batch later than the one before, and on another number of ranks."""
+    want = run_as_threads(_whole, 1, parts, of_batch=False)
+    lives: list[Any] = []
+    count = len(want[0]) // EPOCHS + 1  # the first of the next epoch, too
+    for number in range(count):
+        ranks, log = (2, 4, 1)[number % 3], str(tmp_path / f'life {number}')
+        with contextlib.suppress(RankError):  # one outlived another by a moment
+            args = (parts, str(tmp_path / 'run'), log)
+            run_once(_killed, ranks, *args, of_batch=False, may_die=range(ranks))
+        found = [torch.load(f'{log}.{rank}') for rank in range(ranks)]
+        lives += _ids(found)
+        assert found[0][0][0] == pytest.approx(want[0][number][0], rel=0, abs=1e-10)
+    assert lives == _ids(want)[:count]
 
 
 def _uneven(parts: str, root: str) -> str:
