@@ -7,7 +7,7 @@ import pytest
 import torch
 from ranks import seed
 
-hypothesis.settings.register_profile('pyg_sar', deadline=None, derandomize=True, max_examples=30)
+hypothesis.settings.register_profile('pyg_sar', deadline=None, derandomize=True, max_examples=15)
 hypothesis.settings.load_profile('pyg_sar')
 
 

@@ -17,6 +17,7 @@ pyg_sar.memory.return_freed_memory()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='huge pages of Linux')
 @pytest.mark.parametrize(
     ('first', 'asked', 'has'),

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
+from few import few
 from message_convs import MESSAGES
 from ranks import run_ranks
 from small_graphs import cut, small_graph
@@ -64,7 +65,7 @@ def _layer(root: str, name: str, prefetch: int) -> tuple[list[Tensor], int, list
 
 
 @pytest.mark.parametrize('name', ['GINE', 'GAT'])
-@pytest.mark.parametrize('num_parts', [4, 8])
+@pytest.mark.parametrize('num_parts', few([4, 8]))
 def test_prefetch(tmp_path, name, num_parts):
     """The same bits, and one block beside those that travel ahead."""
     root = str(cut(small_graph(80, 700), num_parts, tmp_path / 'parts'))

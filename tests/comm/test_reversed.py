@@ -204,6 +204,7 @@ def _without_edges(root: Path) -> tuple[int, list[int]]:
     return kept.size(1), list(out.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('world_size', [2, 3])
 def test_ranks_without_edges(world_size: int, tmp_path: Path) -> None:
     answers = run_ranks(_without_edges, world_size, cut(graph(), world_size, tmp_path / 'parts'))

@@ -12,6 +12,7 @@ import pytest
 from conformance_cases import ALL
 from conformance_graphs import GRAPHS
 from conformance_run import Inputs
+from few import few
 from graphs import awkward_graph
 from model_cases import CASES
 from torch import nn
@@ -46,7 +47,7 @@ def _arguments(module: nn.Module, call: Callable[[], Any]) -> tuple[Any, Any]:
     return found[0]
 
 
-@pytest.mark.parametrize('name', [name for name in CASES if name not in NO_FORWARD])
+@pytest.mark.parametrize('name', few([name for name in CASES if name not in NO_FORWARD]))
 def test_models(name: str, tmp_path: Path) -> None:
     pyg_sar.partition_graph(awkward_graph(60), 2, tmp_path / 'parts', method='random')
     data = pyg_sar.load_shard(tmp_path / 'parts', 0)
@@ -81,7 +82,7 @@ def _check_case(case: Any, root: Path) -> None:
 NAMES = {case.name: case for case in ALL}
 
 
-@pytest.mark.parametrize('name', [*NAMES][::8])
+@pytest.mark.parametrize('name', few([*NAMES][::8]))
 def test_some_convs(name: str, tmp_path: Path) -> None:
     _check_case(NAMES[name], tmp_path / 'parts')
 

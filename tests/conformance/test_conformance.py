@@ -67,17 +67,8 @@ def test_case_runs_in_plain_pyg(name: str) -> None:
     assert any(t.grad is not None and t.grad.any() for t in takes_gradient) or name in CONSTANT
 
 
-FIRST = {case.conv: case.name for case in reversed(ALL)}
-"""A case of every conv."""
-
-
-@pytest.mark.parametrize(
-    'name',
-    [
-        name if name in FIRST.values() else pytest.param(name, marks=pytest.mark.slow)
-        for name in CASES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('name', CASES)
 def test_conformance(name: str, found: dict[str, Outcome]) -> None:
     case, outcome = CASES[name], found[name]
     if case.conv in REFUSED_BY_DESIGN:

@@ -57,7 +57,7 @@ def _on_rank(root: Path, attention: str, mode: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ('world_size', 'method'), [(1, 'random'), (2, 'random'), (3, 'metis'), (3, 'no nodes')]
+    ('world_size', 'method'), few([(1, 'random'), (2, 'random'), (3, 'metis'), (3, 'no nodes')])
 )
 @pytest.mark.parametrize('attention', ATTENTION)
 @pytest.mark.parametrize('mode', few(['sequential', 'sequential_no_remat', 'one_shot']))

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from few import few
 from graphs import awkward_graph
 from ranks import run_ranks
 from torch import Tensor
@@ -76,7 +77,7 @@ def _train(root: Path, mode: Any, kwargs: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize('how', CUTS)
-@pytest.mark.parametrize('mode', ['sequential', 'sequential_no_remat', 'one_shot'])
+@pytest.mark.parametrize('mode', few(['sequential', 'sequential_no_remat', 'one_shot']))
 @pytest.mark.parametrize('kwargs', [{}, {'attention_type': 'SD', 'concat': False}], ids=str)
 def test_same_negatives(how: str, mode: str, kwargs: dict[str, Any], tmp_path: Path) -> None:
     graph, conv = awkward_graph(), _conv(**kwargs)

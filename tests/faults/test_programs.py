@@ -150,6 +150,7 @@ def _skip(root: str, layer: int, phase: str) -> str:
     return attempt(_train, model, data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('layer', 'phase'), [(1, 'forward'), (1, 'backward')])
 def test_a_rank_that_skips_a_layer(root: str, layer: int, phase: str) -> None:
     outcomes = run_once(_skip, 3, root, layer, phase)

@@ -11,6 +11,7 @@ import pytest
 CASES = Path(__file__).with_name('launch_cases.py')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('marked', ['not slow', pytest.param('slow', marks=pytest.mark.slow)])
 def test_in_a_process_of_its_own(marked: str) -> None:
     command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:xdist', '-m', marked, str(CASES)]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from few import few
 from hand_batches import batch_of
 from ranks import run_as_threads, run_ranks
 from small_graphs import assemble, assert_close, cut, small_graph
@@ -141,7 +142,7 @@ def _train_alone(graph: Data, name: str, steps: Any, full: bool) -> Any:
 @pytest.mark.parametrize(
     'full', [True, pytest.param(False, marks=pytest.mark.slow)], ids=['and full batches', 'batches']
 )
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('name', few(MODELS))
 @pytest.mark.parametrize(
     'world_size', [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))]
 )

@@ -148,6 +148,7 @@ def _trained(root: str, name: str, seed_of_rank: list[int]) -> dict[str, Tensor]
     return model.module.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('optimizer', OPTIMIZERS)
 def test_optimizers(graph, tmp_path, optimizer):
     """Five steps; the ranks begin with weights of their own, and rank 0's count."""

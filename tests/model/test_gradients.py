@@ -39,7 +39,7 @@ def _of_rank(root: str, name: str, parts: list[Tensor], x: Tensor) -> dict[str, 
 @pytest.mark.parametrize(
     'world_size', [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3]
 )
-@pytest.mark.parametrize('name', few(PROGRAMS, every=2))
+@pytest.mark.parametrize('name', few(PROGRAMS, every=4))
 def test_program(name: str, world_size: int, graph: Data, roots: dict[int, str]) -> None:
     owner = assign(graph.num_nodes, world_size)
     parts = [(owner == rank).nonzero().view(-1) for rank in range(world_size)]

@@ -126,7 +126,7 @@ def test_one_process(partitions: Path, name: str, mode: str, parts: str) -> None
     _check([_differences(name, str(partitions / parts), mode)])
 
 
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('name', few(MODELS))
 @pytest.mark.parametrize(
     ('world_size', 'parts', 'mode'),
     [

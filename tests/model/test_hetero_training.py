@@ -78,7 +78,7 @@ def _train_on_shard(name: str, root: str) -> tuple[list[float], list[Tensor]]:
     return _train(name, pyg_sar.load_shard(root), plain=False)
 
 
-@pytest.mark.parametrize('name', ['HeteroConv', 'to_hetero'])
+@pytest.mark.parametrize('name', few(['HeteroConv', 'to_hetero']))
 @pytest.mark.parametrize('world_size', few([3, 1, 2]))
 def test_training_equals_one_process(tmp_path: Path, name: str, world_size: int) -> None:
     losses, parameters = _train(name, hetero_graph(), plain=True)

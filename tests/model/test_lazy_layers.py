@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from few import few
 from ranks import run_as_threads, run_ranks
 from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
 from torch import Tensor
@@ -80,7 +81,7 @@ def root(tmp_path: Path) -> str:
     return str(cut(small_graph(), 3, tmp_path / 'parts'))
 
 
-@pytest.mark.parametrize('how', ['one seed', 'other seeds', 'a dry run', 'a copy', 'a method'])
+@pytest.mark.parametrize('how', few(['one seed', 'other seeds', 'a dry run', 'a copy', 'a method']))
 @pytest.mark.parametrize('world_size', [1, 3])
 def test_as_plain_pyg_after_its_dry_run(root, how, world_size):
     """The optimizer is made before the parameters have shapes."""

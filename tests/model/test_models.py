@@ -129,6 +129,7 @@ def _check(ranks: list[dict[str, dict[str, float]]]) -> None:
     assert not wrong, wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'folder', ['random', *(pytest.param(f, marks=pytest.mark.slow) for f in ('metis', 'by class'))]
 )

@@ -422,7 +422,7 @@ def _compare(results: list[Any], want: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     'ranks', [3, *(pytest.param(p, marks=pytest.mark.slow) for p in (1, 2, 4))]
 )
-@pytest.mark.parametrize('name', few(PROGRAMS, every=2))
+@pytest.mark.parametrize('name', few(PROGRAMS, every=4))
 def test_program(name: str, ranks: int, tmp_path: Path) -> None:
     whole = Run(small_graph(), plain=True, sparse=name.startswith('sparse'))
     PROGRAMS[name](whole)

@@ -167,7 +167,7 @@ def _check_exact(root: Path, data: Data, world_size: int, *model: Any) -> None:
                 assert_close(gradients[key], parameter.grad, tolerance=TOLERANCE)
 
 
-@pytest.mark.parametrize('name', CONVS)
+@pytest.mark.parametrize('name', few(CONVS))
 @pytest.mark.parametrize(('world_size', 'num_parts'), few([(3, 3), (1, 3), (2, 6)]))
 def test_outputs_and_gradients_are_those_of_the_whole_graph(
     world_size: int, num_parts: int, name: str, tmp_path: Path

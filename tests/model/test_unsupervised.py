@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import few
 from ranks import run_as_threads, run_ranks
 from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
 from torch import Tensor, nn
@@ -245,7 +246,7 @@ def _check_all(root: str, names: list[str]) -> None:
         _check(name, root)
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', few(CASES))
 def test_exact(tmp_path: Path, name: str) -> None:
     run_as_threads(_check, 3, name, str(cut(small_graph(), 3, tmp_path / 'parts')))
 

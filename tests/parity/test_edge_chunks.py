@@ -43,7 +43,7 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', few(NAMES))
 @pytest.mark.parametrize('mode', few(['sequential', 'sequential_no_remat']))
 def test_chunks_of_few_edges(root: Path, name: str, mode: str) -> None:
     """One destination's edges, and tied maxima, lie in several chunks."""

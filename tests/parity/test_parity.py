@@ -145,7 +145,7 @@ def test_one_process(partitions: Path, name: str, mode: str, parts: str) -> None
     _check([_differences(name, str(partitions / parts), mode)])
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', few(CASES))
 @pytest.mark.parametrize(
     ('parts', 'mode'),
     [

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.distributed as dist
+from few import few
 from ranks import run_once, run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
@@ -107,6 +108,7 @@ def _profiled(root: str, mode: str, kind: str) -> list[Any]:
     return [found, halo, back, layers[0].paths]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('world_size', 'mode', 'kind'),
     [
@@ -155,6 +157,7 @@ def _against_messages(
     return *rows, sum(p.bytes_received for p in passes), traffic.bytes_sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('make', 'options'),
     [
@@ -209,7 +212,7 @@ def _same_bits(root: str, options: dict[str, Any]) -> None:
     assert hook.watchers == ()
 
 
-@pytest.mark.parametrize('world_size', [1, 3])
+@pytest.mark.parametrize('world_size', few([3, 1]))
 @pytest.mark.parametrize('options', [{}, {'checkpoint_activations': True}])
 def test_same_bits(root, world_size, options):
     run_ranks(_same_bits, world_size, root(3), options)

@@ -7,6 +7,7 @@ from typing import Any
 import by_hand
 import pytest
 import torch
+from few import few
 from hetero_graphs import assignment, hetero_graph
 from joined import assert_same, batches, join
 from ranks import run_as_threads
@@ -94,7 +95,7 @@ HOMOGENEOUS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize('size', SIZES)
-@pytest.mark.parametrize('options', HOMOGENEOUS)
+@pytest.mark.parametrize('options', few(HOMOGENEOUS, every=2))
 def test_ranks_have_the_batches_of_their_parts(
     folder: str, options: dict[str, Any], size: int
 ) -> None:
