@@ -28,7 +28,7 @@ from pyg_sar.own_rows import NodeEmbedding
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.profiling import profile
 from pyg_sar.restricted_layers import restrict
-from pyg_sar.sampling import NeighborLoader
+from pyg_sar.sampling import LinkNeighborLoader, NeighborLoader
 from pyg_sar.wrap import wrap
 
 __version__ = '0.1.0'
@@ -38,6 +38,7 @@ set_log_by_environment()
 __all__ = [
     'DistributedDataParallel',
     'ExchangeError',
+    'LinkNeighborLoader',
     'NeighborLoader',
     'NodeEmbedding',
     'Process',

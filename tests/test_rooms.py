@@ -33,7 +33,7 @@ MAY_IMPORT = {
     'memory': {'monitor'},
     'launching': {'comm', 'launching', 'monitor'},
     'load': {'comm', 'launching', 'monitor', 'shard'},
-    'sampling': {'comm', 'draws', 'monitor', 'sampling', 'shard'},
+    'sampling': {'comm', 'draws', 'monitor', 'over_all_nodes', 'sampling', 'shard'},
     'restricted_layers': {'comm', 'shard'},
     'wrap': {'checking', 'comm', 'conv', 'models', 'monitor', 'norm', 'recompute'},
     'ddp': {'comm', 'conv', 'ddp', 'memory', 'norm', 'over_all_nodes', 'own_rows', 'wrap'},
@@ -62,7 +62,7 @@ FOLDERS = {
     'conv': ('call', 'inspect', 'message', 'around', 'reuse'),
     'comm': ('reshard', 'faults'),
     'shard': ('read', 'format'),
-    'sampling': ('ask', 'draw'),
+    'sampling': ('seeds', 'ask', 'draw'),
     'partitioner': ('sources', 'write', 'methods', 'graph', 'on_disk'),
 }
 """The folders of a room: each may import those after it."""

@@ -163,9 +163,23 @@ def _by_home(ids: Tensor, num_ids: int) -> tuple[Tensor, Tensor]:
     return torch.argsort(home, stable=True), torch.bincount(home, minlength=world_size())
 
 
-def _asked_for(ids: Tensor, home: _Home) -> _Plan:
-    """Finds the owners of ids, and tells them what will be read (collective)."""
+def owners_of(ids: Tensor, n_id: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """The ranks that own nodes, and the nodes' rows there (collective: a few all-to-alls).
+
+    Args:
+        ids: Ids of the whole graph, int64 ``[N]``; they may differ from rank to rank.
+        n_id: Those of the own nodes.
+        name: What messages call `ids`.
+
+    Raises:
+        ValueError: On all ranks, if no rank owns an id.
+    """
     unique, place = torch.unique(ids, return_inverse=True)
+    owner, row = _owners_of(unique, _home(n_id), name)
+    return owner[place], row[place]
+
+
+def _owners_of(unique: Tensor, home: _Home, name: str) -> tuple[Tensor, Tensor]:
     is_wrong = (unique < 0) | (unique >= home.num_ids)
     order, counts = _by_home(unique[~is_wrong], home.num_ids)
     asked = all_to_all_counts(counts)
@@ -176,11 +190,19 @@ def _asked_for(ids: Tensor, home: _Home) -> _Plan:
     answers[(~is_wrong).nonzero().view(-1)[order]] = told
     owner, row = answers.unbind(dim=1)
     missing = unique[owner < 0]
-    raise_together(
-        ValueError(f"'ids' has {int(missing[0])}, which is no node's id in 'n_id' of any rank")
-        if missing.numel()
-        else None
-    )
+    error = None
+    if missing.numel():
+        error = ValueError(
+            f"'{name}' has {int(missing[0])}, which is no node's id in 'n_id' of any rank"
+        )
+    raise_together(error)
+    return owner, row
+
+
+def _asked_for(ids: Tensor, home: _Home) -> _Plan:
+    """Finds the owners of ids, and tells them what will be read (collective)."""
+    unique, place = torch.unique(ids, return_inverse=True)
+    owner, row = _owners_of(unique, home, 'ids')
     order = torch.argsort(owner, stable=True)
     recv_counts = torch.bincount(owner, minlength=world_size())
     send_counts = all_to_all_counts(recv_counts)

@@ -29,13 +29,13 @@ Make = Callable[[Callable[[], bool]], Iterator[Any]]
 class Here:
     """Batches made when they are asked for, by the thread that does."""
 
-    def __init__(self, make: Make) -> None:
-        self._batches = make(lambda: True)
+    def __init__(self, make: Make, name: str) -> None:
+        self._batches, self._name = make(lambda: True), name
 
     def next(self) -> Any:
         """The next batch; raises StopIteration after the last."""
         try:
-            with in_call('NeighborLoader'), torch.device('cpu'):  # not the program's default
+            with in_call(self._name), torch.device('cpu'):  # not the program's default
                 return next(self._batches)
         except Exception as error:
             if not isinstance(error, StopIteration):
@@ -57,22 +57,23 @@ class Ahead:
         make: Makes them.
         depth: How many.
         lane: The connection of the thread, or None.
+        name: What messages call the loader.
     """
 
-    def __init__(self, make: Make, depth: int, lane: Connection | None) -> None:
+    def __init__(self, make: Make, depth: int, lane: Connection | None, name: str) -> None:
         self._depth, self._ready = depth, deque[Any]()
         self._changed = threading.Condition()
         self._is_wanted, self._is_done = True, False
         self._error: BaseException | None = None
         self._thread = threading.Thread(
-            target=self._run, args=(make, lane), name='pyg_sar batches', daemon=True
+            target=self._run, args=(make, lane, name), name='pyg_sar batches', daemon=True
         )
         _running.add(self)
         self._thread.start()
 
-    def _run(self, make: Make, lane: Connection | None) -> None:
+    def _run(self, make: Make, lane: Connection | None, name: str) -> None:
         try:
-            with in_lane(lane), in_call('NeighborLoader'):
+            with in_lane(lane), in_call(name):
                 for batch in make(lambda: self._is_wanted):
                     with self._changed:
                         self._changed.wait_for(self._has_room)

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
 from pyg_sar.monitor import parse_bytes
-from pyg_sar.sampling.attributes import EdgeKey, NodeKey
+from pyg_sar.sampling.attributes import EdgeKey
 
 _THREAD = "batches are made by one thread of each rank (set 'prefetch' instead)"
 _SORTED = 'edges are sorted once, when the loader is made'
@@ -28,7 +25,8 @@ _MEANINGLESS = {
     'neighbor_sampler': 'other ranks draw as well',
     'transform_sampler_output': "batches of all ranks' rows are made in one go (use 'transform')",
     'custom_cls': "'data' says what a batch is",
-    'input_id': 'it is the place of every seed in input_nodes',
+    'input_id': 'it is the place of every seed in what is given',
+    'neg_sampling_ratio': "say neg_sampling=dict(mode='binary', amount=...)",
     'generator': "draws follow from 'seed' and from ids, not from a generator's state",
     'sampler': 'batches belong to parts, so that they are the same on any number of ranks',
     'batch_sampler': 'batches belong to parts, so that they are the same on any number of ranks',
@@ -40,7 +38,7 @@ _MEANINGLESS = {
 }
 
 
-def check_names(names: Mapping[str, Any]) -> None:
+def check_names(loader: str, names: Mapping[str, Any]) -> None:
     """Raises a TypeError for arguments of PyG's loader that have no meaning here, and for others.
 
     A name is wrong on all ranks alike or in other programs.
@@ -48,7 +46,7 @@ def check_names(names: Mapping[str, Any]) -> None:
     for name in names:
         if name in _MEANINGLESS:
             raise TypeError(f"'{name}' has no meaning here: {_MEANINGLESS[name]}")
-        raise TypeError(f"NeighborLoader has no argument '{name}'")
+        raise TypeError(f"{loader} has no argument '{name}'")
 
 
 def check_kinds(values: Mapping[str, Any]) -> None:
@@ -69,8 +67,6 @@ def check_kinds(values: Mapping[str, Any]) -> None:
     if values['transform'] is not None and not callable(values['transform']):
         raise ValueError(f"'transform' must be a function (got {values['transform']!r})")
     has_time, is_last = values['time_attr'] is not None, values['temporal_strategy'] == 'last'
-    if values['input_time'] is not None and not has_time:
-        raise ValueError("'input_time' needs a 'time_attr' (got None)")
     if is_last and not has_time:
         raise ValueError("temporal_strategy='last' needs a 'time_attr' (got None)")
     if is_last and (values['replace'] or values['weight_attr'] is not None):
@@ -135,48 +131,3 @@ def fans_of(num_neighbors: Any, relations: list[EdgeKey]) -> dict[EdgeKey, tuple
 
 def _name(key: Any) -> str:
     return '__'.join(key) if isinstance(key, tuple) else str(key)
-
-
-def seeds_of(data: Data | HeteroData, input_nodes: Any) -> tuple[NodeKey, Tensor, Tensor]:
-    """The type, the own rows and the `input_id` of the seeds.
-
-    Raises:
-        ValueError: If they are not rows of own nodes, or their type is unknown.
-    """
-    key: NodeKey = None
-    if isinstance(data, HeteroData):
-        if isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2:
-            key, input_nodes = input_nodes
-        else:
-            key, input_nodes = input_nodes, None
-        if key not in data.node_types:
-            raise ValueError(
-                f"'input_nodes' must be a type of nodes, or (type, nodes), of {data.node_types} "
-                f'(got {key!r})'
-            )
-    count = int((data if key is None else data[key]).num_nodes)
-    if input_nodes is None:
-        every = torch.arange(count)
-        return key, every, every
-    try:
-        nodes = torch.as_tensor(input_nodes).detach().cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"'input_nodes' must be a mask or rows (got {input_nodes!r})") from error
-    if nodes.dtype == torch.bool and nodes.shape == (count,):
-        rows = nodes.nonzero().view(-1)
-        return key, rows, rows
-    if not nodes.numel() and nodes.dim() == 1 and not isinstance(input_nodes, Tensor):
-        nodes = nodes.long()  # an empty list
-    if nodes.dim() != 1 or nodes.dtype == torch.bool or nodes.is_floating_point():
-        raise ValueError(
-            f"'input_nodes' must be a mask of the {count} own nodes, or rows of them (got "
-            f'{nodes.dtype} {tuple(nodes.shape)})'
-        )
-    rows = nodes.long()
-    wrong = rows[(rows < 0) | (rows >= count)]
-    if wrong.numel():
-        raise ValueError(
-            f"'input_nodes' must be rows of the {count} own nodes, not ids as n_id has them (got "
-            f'{int(wrong[0])})'
-        )
-    return key, rows, torch.arange(rows.numel())

@@ -67,7 +67,7 @@ class Batches:
         self._place = {key: torch.empty_like(grown.keys) for key, grown in sampled.nodes.items()}
 
     def __len__(self) -> int:
-        return len(self._sampled.seeds.batch_ptr) - 1
+        return self._sampled.seeds.num_batches
 
     def __getitem__(self, number: int) -> Data | HeteroData:
         sampled, kind = self._sampled, self._subgraph_type
@@ -100,7 +100,7 @@ class Batches:
                     store[name] = self._in_place(name, store, rows)
             if kind == 'directional':
                 store.num_sampled_edges = found_edges.per_hop
-        self._tell_of_seeds(node_stores(out)[sampled.seeds.type], number)
+        sampled.seeds.tell(node_stores(out), edge_stores(out), number)
         return out
 
     def _in_place(self, name: str, store: Any, rows: Tensor) -> Tensor:
@@ -125,15 +125,7 @@ class Batches:
         """The seed of every node of a batch, counted in the batch."""
         total = self._sampled.totals[key]
         group = torch.div(keys, max(total, 1), rounding_mode='floor')
-        return group - self._sampled.seeds.group_ptr[number]
-
-    def _tell_of_seeds(self, store: Any, number: int) -> None:
-        seeds = self._sampled.seeds
-        cut = slice(*seeds.batch_ptr[number : number + 2])
-        store.input_id = seeds.input_id[cut]
-        store.batch_size = cut.stop - cut.start
-        if seeds.until is not None:
-            store.seed_time = seeds.until[cut]
+        return self._sampled.seeds.trees(group, number)
 
 
 def _both_ways(edges: dict[EdgeKey, _Edges]) -> dict[EdgeKey, _Edges]:

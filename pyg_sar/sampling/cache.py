@@ -19,7 +19,7 @@ from pyg_sar.sampling.draw.numbering import number
 from pyg_sar.sampling.found import Kept
 from pyg_sar.sampling.graph import Graph
 from pyg_sar.sampling.rounds import Fans
-from pyg_sar.sampling.seeds import Inputs
+from pyg_sar.sampling.seeds.inputs import Inputs
 
 
 def is_fresh(kept: Kept, attributes: Attributes) -> bool:
@@ -84,15 +84,18 @@ def _expected_visits(
         halo[edges.src] = torch.cat([halo[edges.src], new])
         place[key] = source - nodes.first
         place[key][~is_own] = own[edges.src] + found
-    total = {key: torch.zeros(own[key] + halo[key].numel(), dtype=torch.float64) for key in own}
-    reached = {key: torch.zeros_like(each) for key, each in total.items()}
-    for part in inputs.parts:
-        share = min(inputs.batch_size / max(part.numel(), 1), 1.0)
-        reached[inputs.type].index_add_(
-            0, inputs.row[part], torch.full((part.numel(),), share, dtype=torch.float64)
-        )
+    size = {key: own[key] + halo[key].numel() for key in own}
+    reached = {key: torch.zeros(num, dtype=torch.float64) for key, num in size.items()}
+    for end, position, share in inputs.visits():
+        row = position - graph.nodes[end].first
+        is_own = (row >= 0) & (row < own[end])
+        _, found = number(halo[end], position[~is_own])
+        row[~is_own] = own[end] + found
+        is_known = row < size[end]
+        reached[end].index_add_(0, row[is_known], share[is_known])
+    total = {key: count.clone() for key, count in reached.items()}
     for hop in range(fans.num_hops):
-        following = {key: torch.zeros_like(each) for key, each in total.items()}
+        following = {key: torch.zeros_like(each) for key, each in reached.items()}
         for key, edges in graph.edges.items():
             k, degree = fans.num_neighbors[key][hop], edges.ptr.diff()
             chance = torch.ones_like(degree, dtype=torch.float64)

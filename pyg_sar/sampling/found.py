@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.sampling.attributes import EdgeKey, NodeKey, Values
-from pyg_sar.sampling.seeds import Seeds
+from pyg_sar.sampling.seeds.inputs import Seeds
 
 
 @dataclass(eq=False)

@@ -21,7 +21,7 @@ from pyg_sar.sampling.draw import choose
 from pyg_sar.sampling.draw.numbering import number
 from pyg_sar.sampling.found import Grown, Kept, Linked, Round
 from pyg_sar.sampling.graph import Graph
-from pyg_sar.sampling.seeds import Seeds
+from pyg_sar.sampling.seeds.inputs import Seeds
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,12 @@ class _Sampling:
         self.graph, self.attributes, self.fans, self.seeds = graph, attributes, fans, seeds
         self.kept = kept
         none = torch.empty(0, dtype=torch.int64)
-        nothing = [0] * len(seeds.batch_ptr)
+        nothing = [0] * (seeds.num_batches + 1)
         self.nodes = {key: Grown(none, [0, 0], [nothing]) for key in graph.nodes}
         self.edges = {key: Linked() for key in graph.edges}
-        first = self.nodes[seeds.type]
-        nodes = graph.nodes[seeds.type]
-        first.keys = seeds.group * nodes.total + nodes.first + seeds.row
-        first.hops = [0, first.keys.numel()]
-        first.cuts = [seeds.batch_ptr]
+        for key, first in seeds.first.items():
+            keys = first.group * graph.nodes[key].total + first.position
+            self.nodes[key] = Grown(keys, [0, keys.numel()], [first.cuts])
 
     def run(self) -> Round:
         for hop in range(self.fans.num_hops):
@@ -102,8 +100,9 @@ class _Sampling:
         is_link = hop == self.fans.num_hops
         make = self._all_nodes if is_link else self._last_nodes
         frontiers = {key: make(key) for key in self.nodes}
-        # Seeds are own nodes, so the first hop asks nobody.
-        may_ask = self.graph.world_size > 1 and (hop > 0 or is_link) and bool(fan)
+        # Where seeds are own nodes the first hop asks nobody.
+        is_far = hop > 0 or is_link or not self.seeds.are_own
+        may_ask = self.graph.world_size > 1 and is_far and bool(fan)
         places, told = self._ask(hop, fan, frontiers) if may_ask else ({}, {})
         found: dict[NodeKey, list[tuple[EdgeKey, Tensor, Tensor]]] = {k: [] for k in self.nodes}
         for key in self.edges:
@@ -112,6 +111,8 @@ class _Sampling:
             if key in fan:
                 own, came = places.get(edges.dst, (None, None))
                 count, source = self._merge(hop, fan[key], key, frontier, own, came, told.get(key))
+                if key in self.seeds.excluded:
+                    count, source = self._leave_out(key, frontier, count, source)
             else:
                 count, source = torch.zeros_like(frontier.group), frontier.group[:0]
                 self.edges[key].row.append(source)
@@ -132,7 +133,7 @@ class _Sampling:
     def _all_nodes(self, key: NodeKey) -> _Frontier:
         """Batch after batch."""
         grown, pieces, cuts = self.nodes[key], [], [0]
-        for batch in range(len(self.seeds.batch_ptr) - 1):
+        for batch in range(self.seeds.num_batches):
             pieces += [torch.arange(cut[batch], cut[batch + 1]) for cut in grown.cuts]
             cuts.append(cuts[-1] + sum(cut[batch + 1] - cut[batch] for cut in grown.cuts))
         return self._frontier(key, torch.cat([grown.keys[:0], *pieces]), cuts)
@@ -225,6 +226,16 @@ class _Sampling:
         linked.came.append(told.values)
         linked.num_came += told.source.numel()
         return count, source
+
+    def _leave_out(
+        self, key: EdgeKey, frontier: _Frontier, count: Tensor, source: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Without edges that a batch must not have, such as those it predicts."""
+        linked, excluded = self.edges[key], self.seeds.excluded[key]
+        kept = excluded.keeps(frontier.group, frontier.position, count, source)
+        linked.row[-1] = linked.row[-1][kept]
+        node = torch.repeat_interleave(count)[kept]
+        return torch.bincount(node, minlength=count.numel()), source[kept]
 
     def _number(
         self, src: NodeKey, found: list[tuple[EdgeKey, Tensor, Tensor]], is_link: bool

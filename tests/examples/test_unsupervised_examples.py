@@ -117,3 +117,26 @@ def test_losses_equal_plain_pyg(tmp_path: Path, name: str, world_size: int) -> N
     for losses, found in run_as_threads(_losses, world_size, name, str(root), links):
         assert losses == pytest.approx(expected, abs=1e-10, rel=0)
         assert found == pytest.approx(scores, abs=1e-6)
+
+
+def _sampled(root: str, links: dict[str, Tensor]) -> list[float]:
+    example = _example('link_prediction_sampled')
+    data = pyg_sar.load_shard(root)
+    torch.manual_seed(1)
+    model = pyg_sar.DistributedDataParallel(GraphSAGE(6, 8, 2, 5).double())
+    links = {key: pairs[..., rank() :: world_size()] for key, pairs in links.items()}
+    steps = list(example.train(model, data, links, EPOCHS, 8))
+    return [loss.item() for loss, _ in steps] + [s.item() for s in steps[-1][1].values()]
+
+
+def test_links_in_batches_are_the_same_on_any_number_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    graph, links = _split()
+    root = str(cut(graph, 6, tmp_path / 'parts'))
+    want = _sampled(root, links)
+    assert want[EPOCHS - 1] < want[0]
+    for size in (2, 3):
+        for found in run_as_threads(_sampled, size, root, links):
+            assert found == pytest.approx(want, abs=1e-9)

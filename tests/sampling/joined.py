@@ -10,6 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import pyg_sar
+from pyg_sar.comm import rank, world_size
 
 Taken = list[dict[str, Any]]
 
@@ -42,6 +43,44 @@ def batches(root: str, epochs: int = 1, **options: Any) -> Taken:
     return out
 
 
+def link_batches(
+    root: str,
+    epochs: int = 1,
+    *,
+    relation: Any = None,
+    pairs: Tensor | None = None,
+    more: dict[str, Tensor] | None = None,
+    **options: Any,
+) -> Taken:
+    """The same of links: own edges, or ids of the whole graph of which each rank gives a share.
+
+    Args:
+        root: Of the shards.
+        epochs: How many.
+        relation: Of the links.
+        pairs: Ids of the whole graph, int64 ``[2, num_links]``.
+        more: What belongs to these, such as `edge_label`.
+        **options: Of the loader.
+    """
+    data, size = pyg_sar.load_shard(root), world_size()
+    links = None
+    if pairs is not None:
+        links = pairs.tensor_split(size, dim=1)[rank()]
+        more = {name: value.tensor_split(size)[rank()] for name, value in (more or {}).items()}
+    loader = pyg_sar.LinkNeighborLoader(
+        data,
+        edge_label_index=links if relation is None else (relation, links),
+        **(more or {}),
+        **options,
+    )
+    out = []
+    for _ in range(epochs):
+        taken = [take(batch) for batch in loader]
+        assert len(taken) == len(loader)
+        out += taken
+    return out
+
+
 def join(of_ranks: Sequence[Taken]) -> Taken:
     """Batch by batch: hop after hop, the ranks' nodes and edges one after another."""
     return [_joined(same) for same in zip(*of_ranks, strict=True)]
@@ -63,10 +102,10 @@ def _joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for key in batches[0]['edges']:
         src, dst = (None, None) if key is None else (key[0], key[2])
         each = []
-        for rank, batch in enumerate(batches):
+        for number, batch in enumerate(batches):
             store = dict(batch['edges'][key])
             store['src'], store['dst'] = (
-                _at(places[end], row + 10**6 * rank)
+                _at(places[end], row + 10**6 * number)
                 for end, row in zip((src, dst), store['edge_index'], strict=True)
             )
             each.append(store)
@@ -82,14 +121,54 @@ def _joined(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 if isinstance(v, Tensor)
             }
         edges[key] = values
-    return {'nodes': nodes, 'edges': edges}
+    return {'nodes': nodes, 'edges': edges, 'links': _links(batches, places)}
+
+
+def _links(batches: Sequence[dict[str, Any]], places: dict[Any, Tensor]) -> dict[Any, Any]:
+    """What batches say of links: those of the first rank, of the second, ...; then negatives."""
+    out: dict[Any, Any] = {}
+    for key in batches[0]['edges']:
+        src, dst = (None, None) if key is None else (key[0], key[2])
+        ends = {
+            'src_index': src,
+            'dst_pos_index': dst,
+            'dst_neg_index': dst,
+        }
+        found: dict[str, list[list[Tensor]]] = {}
+
+        def add(name: str, value: Tensor, num: int) -> None:
+            found.setdefault(name, []).append([value[:num], value[num:]])  # noqa: B023
+
+        for of, batch in enumerate(batches):
+            store = batch['edges'][key]
+            num = store['input_id'].numel() if 'input_id' in store else 0
+            if 'edge_label_index' in store:
+                for i, end in enumerate((src, dst)):
+                    number = store['edge_label_index'][i] + 10**6 * of
+                    add(f'edge_label_index {i}', _at(places[end], number), num)
+                for name in ('edge_label', 'edge_label_time'):
+                    if name in store:
+                        add(name, store[name], num)
+            if dst is not None or 'src_index' in store:
+                for name, end in ends.items():
+                    value = batch['nodes'][end].get(name)
+                    if value is not None:
+                        flat = _at(places[end], value.view(-1) + 10**6 * of).view(value.shape)
+                        add(name, flat, len(flat))
+        for name, each in found.items():
+            out[key, name] = torch.cat([v[0] for v in each] + [v[1] for v in each])
+    return {'': out}
 
 
 def _only(stores: list[dict[str, Any]], is_edge: bool) -> list[dict[str, Any]]:
     """What is of nodes, or of edges, of what a homogeneous batch has together."""
-    of_edges = ('src', 'dst', 'e_id')
+    of_edges, of_links = ('src', 'dst', 'e_id'), ('edge_label', 'dst_', 'src_index')
     return [
-        {k: v for k, v in store.items() if ('edge' in k or k in of_edges) == is_edge}
+        {
+            k: v
+            for k, v in store.items()
+            if ('edge' in k or k in of_edges) == is_edge and not k.startswith(of_links)
+        }
         for store in stores
     ]
 
@@ -121,7 +200,9 @@ def assert_same(got: Taken, want: Taken) -> None:
     """Every tensor of every batch has the same numbers, the order of rows included."""
     assert len(got) == len(want)
     for one, other in zip(got, want, strict=True):
-        for kind in ('nodes', 'edges'):
+        for kind in ('nodes', 'edges', 'links'):
+            if kind not in one or kind not in other:
+                continue
             assert one[kind].keys() == other[kind].keys()
             for key, values in one[kind].items():
                 wanted = other[kind][key]

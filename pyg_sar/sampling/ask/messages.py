@@ -99,7 +99,7 @@ def ask_for_edges(
         [int(of_rank.sum()) for of_rank in torch.split(answers[key].count, nodes[key])]
         for key in relations
     ]
-    told = _swap(edges)
+    told = swap(edges)
     tensors, send, recv = [], [], []
     for i, key in enumerate(relations):
         answer = answers[key]
@@ -165,11 +165,11 @@ def _count(graph: Graph, wanted: dict[NodeKey, Tensor]) -> tuple[Counts, Counts]
         torch.bincount(owners(position, graph.nodes[key].rank_ptr), minlength=size).tolist()
         for key, position in wanted.items()
     ]
-    asked = _swap(counts)
+    asked = swap(counts)
     return dict(zip(wanted, counts, strict=True)), dict(zip(wanted, asked, strict=True))
 
 
-def _swap(counts: list[list[int]]) -> list[list[int]]:
+def swap(counts: list[list[int]]) -> list[list[int]]:
     """What the ranks count for this one, of what it counts for every rank."""
     came = all_to_all_counts(torch.tensor(counts).t().contiguous(), is_compared=True)
     swapped: list[list[int]] = came.t().tolist()

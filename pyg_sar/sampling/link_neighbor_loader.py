@@ -1,0 +1,112 @@
+"""``LinkNeighborLoader``: PyG's mini-batches of links, sampled from the graph of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import NegativeSampling
+
+from pyg_sar.sampling.loader import Loader
+from pyg_sar.sampling.seeds.asked_links import read_links
+
+
+class LinkNeighborLoader(Loader):
+    """Mini-batches of links, each with the neighbourhoods of both ends: an iterable, as PyG's.
+
+    A batch is what ``torch_geometric.loader.LinkNeighborLoader`` gives: what is in one of
+    :class:`pyg_sar.NeighborLoader`, but for `batch_size`, and
+
+    ===========================  =================================================================
+    ``edge_label_index``         int64 ``[2, num_links]``, in the batch's own numbers: links, then
+                                 their negatives
+    ``edge_label``               those of the links, and 0 for negatives; if none are given, 1 and 0
+    ``src_index``,               with triplets, in place of these: int64 ``[num_links]``,
+    ``dst_pos_index``,           ``[num_links]``, and ``[num_links, amount]``, or
+    ``dst_neg_index``            ``[num_links]`` for an amount of 1
+    ``input_id``                 places of the links in `edge_label_index`; of ids of the whole
+                                 graph those of rank 0 are counted first, then those of rank 1 ...
+    ``edge_label_time``          if there are times; with triplets ``seed_time``
+    ``batch``                    if `disjoint`: the link of every node
+    ===========================  =================================================================
+
+    ::
+
+        loader = pyg_sar.LinkNeighborLoader(
+            data, [10, 5], batch_size=64, shuffle=True, neg_sampling='binary', exclude_edges=True
+        )
+        for batch in loader:
+            z = model(batch.x, batch.edge_index)[batch.edge_label_index]
+            each = F.binary_cross_entropy_with_logits(
+                (z[0] * z[1]).sum(dim=-1), batch.edge_label.to(z.dtype), reduction='none'
+            )
+            loss = pyg_sar.global_mean(each)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    A link belongs to the part that owns its destination, whichever rank gives it: batch i of a rank
+    holds those of its parts side by side, `batch_size` links of every part. So 8 parts have the
+    same batches on 1, 2, 4 and 8 ranks.
+
+    Negatives are pairs of different nodes without an edge of the links' relation, uniform among
+    these, or in proportion to the weights; with times of nodes, of those that are there by the time
+    of the link.
+
+    Every ``iter(loader)`` is the next epoch. It is collective (two small all-gathers), and so is
+    making a loader. Sampling takes ``4 * (hops + 1)`` collectives for 8 batches, and mostly 4 more
+    with negatives.
+
+    Args:
+        data: That of :func:`pyg_sar.load_shard`.
+        num_neighbors: As of :class:`pyg_sar.NeighborLoader`, and so are all that are not told here.
+        edge_label_index: The links: None for all own edges, or edges selected from
+            ``data.edge_index``; or this rank's share of pairs of ids of the whole graph, a plain
+            int64 tensor ``[2, num_links]``. Of a HeteroData a relation, or ``(relation, links)``.
+        edge_label: Their labels, ``[num_links, ...]``. With binary negatives classes from 0 on,
+            which count from 1 on in batches.
+        edge_label_time: Their times, ``[num_links]``, together with `time_attr`: edges of a batch
+            are not younger.
+        disjoint: Whether both ends of every link have trees of their own. Always so with times.
+        neg_sampling: ``'binary'``, ``'triplet'``, or a ``torch_geometric.sampler.NegativeSampling``
+            or dict, whose weights are of own nodes, ``[num_own]``.
+        exclude_edges: True: the links of a part's batch are no edges of it, so that no model sees
+            what it is asked for; a node may have fewer neighbours than were drawn. ``'reverse'``:
+            nor are the edges the other way round; between nodes of two types name their relation.
+        batch_size: Links of a part in a batch.
+
+    Raises:
+        TypeError: For an argument of PyG's that has no meaning here.
+        ValueError: On all ranks, if an argument is wrong on one, or they differ; while it runs, if
+            no pair without an edge is found.
+    """
+
+    def __init__(
+        self,
+        data: Data | HeteroData,
+        num_neighbors: Any,
+        edge_label_index: Any = None,
+        edge_label: Tensor | None = None,
+        edge_label_time: Tensor | None = None,
+        replace: bool = False,
+        subgraph_type: Literal['directional', 'bidirectional', 'induced'] = 'directional',
+        disjoint: bool = False,
+        temporal_strategy: Literal['uniform', 'last'] = 'uniform',
+        neg_sampling: NegativeSampling | dict[str, Any] | str | None = None,
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        *,
+        exclude_edges: bool | Literal['reverse'] | tuple[str, str, str] = False,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        seed: int = 0,
+        cache: int | str | None = None,
+        prefetch: int = 2,
+        **others: Any,
+    ) -> None:
+        given = {k: v for k, v in locals().items() if k not in ('self', 'others', '__class__')}
+        super().__init__(given, others, read_links)

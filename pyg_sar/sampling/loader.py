@@ -1,0 +1,209 @@
+"""What all loaders of mini-batches share: batches, epochs, their state, and threads.
+
+What is drawn follows from ids of the whole graph and from a seed, and batches belong to parts. So
+batches do not depend on how many ranks there are, nor on who samples when.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler.base import SubgraphType
+
+from pyg_sar.comm import (
+    agree,
+    check_equal,
+    in_call,
+    open_lane,
+    raise_together,
+    takes_turns,
+    world_size,
+)
+from pyg_sar.sampling.ahead import Ahead, Here
+from pyg_sar.sampling.arguments import cache_bytes, check_kinds, check_names, fans_of
+from pyg_sar.sampling.attributes import EdgeKey, check_data, edge_stores, find
+from pyg_sar.sampling.cache import choose_rows, fill, is_fresh
+from pyg_sar.sampling.graph import build
+from pyg_sar.sampling.rounds import Fans
+from pyg_sar.sampling.sampler import Sampler
+from pyg_sar.sampling.seeds.inputs import Asked
+
+_ALIKE = (
+    'replace',
+    'subgraph_type',
+    'disjoint',
+    'temporal_strategy',
+    'time_attr',
+    'weight_attr',
+    'batch_size',
+    'shuffle',
+    'drop_last',
+    'seed',
+    'cache',
+    'prefetch',
+)
+
+
+class Loader:
+    """Mini-batches of a cut graph: an iterable.
+
+    A subclass names its arguments, and tells how those of seeds are read.
+    """
+
+    def __init__(
+        self,
+        given: dict[str, Any],
+        others: dict[str, Any],
+        read: Callable[[Data | HeteroData, Mapping[str, Any]], Asked],
+    ) -> None:
+        self._name = type(self).__name__
+        with in_call(self._name), torch.inference_mode(False), torch.device('cpu'):
+            self._make(given, others, read)
+
+    def _make(
+        self,
+        given: dict[str, Any],
+        others: dict[str, Any],
+        read: Callable[[Data | HeteroData, Mapping[str, Any]], Asked],
+    ) -> None:
+        if isinstance(given['subgraph_type'], SubgraphType):
+            given['subgraph_type'] = given['subgraph_type'].value
+        data, error = given['data'], None
+        fans: dict[EdgeKey, tuple[int, ...]] = {}
+        asked: Asked | None = None
+        try:
+            check_names(self._name, others)
+            check_kinds(given)
+            given['cache'] = cache_bytes(given['cache'])
+            check_data(data, world_size())
+            fans = fans_of(given['num_neighbors'], list(edge_stores(data)))
+            asked = read(data, given)
+        except (TypeError, ValueError) as failure:
+            error = failure
+        raise_together(error)
+        assert asked is not None
+        same = {name: given[name] for name in _ALIKE}
+        same['num_neighbors'] = list(fans.items())
+        same |= asked.same
+        answers = agree(same)
+        for name, own in same.items():
+            check_equal(f"'{name}'", own, [each[name] for each in answers])
+        is_timed = given['time_attr'] is not None
+        disjoint, is_last = given['disjoint'] or is_timed, given['temporal_strategy'] == 'last'
+        kind, replace = given['subgraph_type'], given['replace']
+        names = given['time_attr'], given['weight_attr']
+        found = find(data)
+        graph = build(data, found, *names, replace=replace)
+        inputs = asked.inputs(graph, given, disjoint=disjoint)
+        counts = agree((inputs.key.numel(), inputs.num_batches(given['drop_last'])))
+        self._num_batches: int = max(count for _, count in counts)
+        if not self._num_batches:
+            num_seeds, size = sum(num for num, _ in counts), given['batch_size']
+            raise ValueError(
+                f"'{asked.name}' must give a batch of {size} seeds in some part (got {num_seeds} "
+                f'seeds on all ranks, with drop_last={given["drop_last"]})'
+            )
+        of_speed = ('cache', 'prefetch')  # the batches are the same
+        self._identity = {k: v for k, v in same.items() if k not in of_speed}
+        self._identity['num_batches'] = self._num_batches
+        fan = Fans(fans, replace, is_last, kind == 'induced', disjoint)
+        self._sampler = Sampler(data, graph, fan, inputs, kind)
+        if given['cache'] is not None and graph.world_size > 1:
+            size = given['cache']
+            self._sampler.kept = choose_rows(graph, found, fan, inputs, size)
+        self._transform = given['transform']
+        self._prefetch = 0 if takes_turns() else given['prefetch']
+        self._lane = open_lane() if self._prefetch else None
+        if self._lane is not None:
+            weakref.finalize(self._sampler, self._lane.close).atexit = False
+        self._epoch, self._at, self._is_loaded = -1, 0, False
+        self._source: Ahead | Here | None = None
+        self._iteration: Callable[[], _Iteration | None] = lambda: None
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[Data | HeteroData]:
+        """Begins an epoch, or goes on with one that was loaded (collective)."""
+        with in_call(self._name), torch.device('cpu'):
+            if self._source is not None:
+                self._source.leave()
+                self._source.join()
+                self._source = None
+            epoch, at = (self._epoch, self._at) if self._is_loaded else (self._epoch + 1, 0)
+            attributes, kept = find(self._sampler.data), self._sampler.kept
+            answers = agree(((epoch, at), kept is None or is_fresh(kept, attributes)))
+            check_equal('epoch and batch', (epoch, at), [place for place, _ in answers])
+            if kept is not None and not all(fresh for _, fresh in answers):
+                fill(kept, self._sampler.graph, attributes)
+            self._epoch, self._at, self._is_loaded = epoch, at, False
+
+            def make(is_wanted: Callable[[], bool]) -> Iterator[Data | HeteroData]:
+                return sampler.batches(attributes, epoch, range(at, end), is_wanted)
+
+            sampler, end = self._sampler, self._num_batches
+            if self._prefetch:
+                self._source = Ahead(make, self._prefetch, self._lane, self._name)
+            else:
+                self._source = Here(make, self._name)
+        iteration = _Iteration(self, self._source)
+        self._iteration = weakref.ref(iteration)
+        return iteration
+
+    def _next(self, iteration: _Iteration, source: Ahead | Here) -> Data | HeteroData:
+        if self._iteration() is not iteration:
+            raise ValueError('expected the newest iteration of this loader (got an older one)')
+        batch = source.next()
+        self._at += 1
+        return batch if self._transform is None else self._transform(batch)
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the rows of other ranks that batches have read, the share that was in the cache."""
+        kept = self._sampler.kept
+        return kept.num_found / max(kept.num_read, 1) if kept is not None else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is: so many batches of its epoch have been taken.
+
+        The same on all ranks, and for any number of ranks.
+        """
+        return {'epoch': self._epoch, 'batch': self._at, **self._identity}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Has the next ``iter(loader)`` go on from there, with the batches that were left.
+
+        An iteration that is under way ends.
+
+        Raises:
+            ValueError: If it is of a loader with other batches.
+        """
+        for name, own in self._identity.items():
+            if state.get(name) != own:
+                raise ValueError(
+                    f"expected the state of a loader with the '{name}' of this one, {own} (got "
+                    f'{state.get(name)})'
+                )
+        self._epoch, self._at = int(state['epoch']), int(state['batch'])
+        self._is_loaded = self._epoch >= 0 and self._at < len(self)
+        self._iteration = lambda: None
+
+    def __repr__(self) -> str:
+        return f'{self._name}()'
+
+
+class _Iteration(Iterator[Any]):
+    """The batches of an epoch; when the last reference to it goes, its loop has been left."""
+
+    def __init__(self, loader: Loader, source: Ahead | Here) -> None:
+        self._loader, self._source = loader, source
+
+    def __next__(self) -> Data | HeteroData:
+        return self._loader._next(self, self._source)
+
+    def __del__(self) -> None:
+        self._source.leave()

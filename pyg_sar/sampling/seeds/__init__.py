@@ -1,0 +1,1 @@
+"""Which seeds each batch has: nodes, or the ends of links."""

@@ -1,0 +1,144 @@
+"""Pairs of nodes without an edge, for the links of a batch.
+
+The owner of a destination has all edges into it. So it draws the node and tells whether the pair is
+an edge, in one answer. What is drawn for a pair follows from its place among the negatives of its
+part's batch and from a counter of tries: it is the same on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.sampler import NegativeSampling
+
+from pyg_sar.comm import count_ranks, raise_together
+from pyg_sar.draws import hashed_on
+from pyg_sar.sampling.attributes import EdgeKey
+from pyg_sar.sampling.draw.choose import first_above
+from pyg_sar.sampling.graph import Graph
+from pyg_sar.sampling.seeds.population import Population
+
+_MOST = 500  # tries
+
+
+def read_neg_sampling(given: Any, num_nodes: tuple[int, int]) -> NegativeSampling | None:
+    """What `neg_sampling` says; of weights those of own nodes, float64 on the CPU.
+
+    Raises:
+        ValueError: If it says nothing that PyG knows, or weights do not fit `num_nodes`.
+    """
+    if isinstance(given, str):
+        given = {'mode': given}
+    try:
+        asked = NegativeSampling.cast(given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"'neg_sampling': {error}") from None
+    if asked is None:
+        return None
+    if not isinstance(asked, NegativeSampling) or not math.isfinite(asked.amount):
+        raise ValueError(
+            f"'neg_sampling' must be 'binary', 'triplet' or a NegativeSampling (got {given!r})"
+        )
+    if asked.is_triplet() and asked.src_weight is not None:
+        raise ValueError("'src_weight' has no meaning with triplets (got one): sources are given")
+    weights = []
+    for name, num in zip(('src_weight', 'dst_weight'), num_nodes, strict=True):
+        weight = getattr(asked, name)
+        if weight is not None:
+            weight = torch.as_tensor(weight).detach().cpu()
+            if weight.shape != (num,) or weight.is_complex():
+                raise ValueError(
+                    f"'{name}' must have a number for each of the {num} own nodes (got "
+                    f'{weight.dtype} {tuple(weight.shape)})'
+                )
+            weight = weight.double()
+            if not bool((weight.isfinite() & (weight >= 0)).all()):
+                raise ValueError(f"'{name}' must be finite and at least 0 (got others)")
+        weights.append(weight)
+    return NegativeSampling(asked.mode, asked.amount, *weights)
+
+
+class Negatives:
+    """Draws pairs (making it is collective: two small all-gathers).
+
+    Args:
+        graph: The own part of it.
+        key: The relation that pairs are no edges of.
+        asked: What is to be drawn.
+    """
+
+    def __init__(self, graph: Graph, key: EdgeKey, asked: NegativeSampling) -> None:
+        edges = graph.edges[key]
+        self.amount, self.is_binary = asked.amount, asked.is_binary()
+        self._first, self._ptr = graph.nodes[edges.dst].first, edges.ptr
+        dst = torch.repeat_interleave(edges.ptr.diff()).numpy()
+        order = torch.from_numpy(np.lexsort((edges.source.numpy(), dst)))
+        self._source = edges.source[order]
+        self._is_one_type = edges.src == edges.dst
+        self._src = Population(graph, edges.src, asked.src_weight)
+        self._dst = Population(graph, edges.dst, asked.dst_weight)
+        for name, each in (('src_weight', self._src), ('dst_weight', self._dst)):
+            if not each.total > 0:
+                raise ValueError(f"'{name}' must be above 0 for some node (got 0 for all)")
+        self._is_timed = any(end in graph.times for end in (edges.src, edges.dst))
+
+    def count(self, num_links: Tensor) -> Tensor:
+        """How many are drawn for so many links of part's batches."""
+        return torch.tensor([math.ceil(num * self.amount) for num in num_links.tolist()])
+
+    def draw(
+        self, state: Tensor, source: Tensor | None, until: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Positions of sources and destinations (collective; mostly four calls).
+
+        Args:
+            state: Hashes, one for each pair, int64 ``[N]``.
+            source: Positions of sources, int64 ``[N]``; None draws them, too.
+            until: The time by which both must be there, ``[N]``; None for any.
+
+        Raises:
+            ValueError: On all ranks, if no pair is found.
+        """
+        src = torch.empty_like(state) if source is None else source
+        dst, left = torch.empty_like(state), torch.arange(state.numel())
+        start, num = 0, 8 if self._is_timed else 2
+        while True:
+            hashes = hashed_on(state[left].unsqueeze(1), torch.arange(start, start + num)).view(-1)
+            by = None if until is None else until[left].repeat_interleave(num)
+            tried = src[left].repeat_interleave(num)
+            if source is None:
+                tried = self._src.find(hashed_on(hashes, 0), by)
+            found = self._dst.ask(hashed_on(hashes, 1), by, tried, self._refuses)
+            is_found = ((found >= 0) & (tried >= 0)).view(-1, num)
+            some = is_found.any(1).nonzero().view(-1)
+            at = some * num + is_found[some].byte().argmax(1)
+            src[left[some]], dst[left[some]] = tried[at], found[at]
+            left = left[~is_found.any(1)]
+            if not count_ranks('negative links', left.numel() > 0):
+                return src, dst
+            start, num = start + num, 4 * num
+            if start > _MOST:
+                self._raise(left, until)
+
+    def _refuses(self, row: Tensor, source: Tensor) -> Tensor:
+        """Which pairs are edges into own nodes, or a node and itself."""
+        start, end = self._ptr[row], self._ptr[row + 1]
+        wanted = source.to(self._source.dtype)
+        place = first_above(self._source, start, end, wanted - 1)
+        refused = source == self._first + row if self._is_one_type else place < place
+        at = (place < end).nonzero().view(-1)
+        refused[at] |= self._source[place[at]] == wanted[at]
+        return refused
+
+    def _raise(self, left: Tensor, until: Tensor | None) -> None:
+        """Ends all ranks (collective)."""
+        when = '' if until is None or not left.numel() else f' by the time {until[left[0]].item()}'
+        error = ValueError(
+            f"'neg_sampling' must find two nodes without an edge{when} for each link (got none in "
+            f'{_MOST} tries for {left.numel()} links of a round); leave these links out'
+        )
+        raise_together(error if left.numel() else None)

@@ -1,0 +1,164 @@
+"""Nodes of all ranks, to draw from: alike likely, or by weight, or only those there by a time.
+
+A rank knows how much each part has, and draws a part; the owner draws in it. So no rank holds
+weights or times of other ranks' nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_sar.comm import agree
+from pyg_sar.draws import hashed_on, unit
+from pyg_sar.sampling.ask.messages import swap
+from pyg_sar.sampling.ask.packed import all_to_all_packed
+from pyg_sar.sampling.attributes import NodeKey
+from pyg_sar.sampling.draw import choose
+from pyg_sar.sampling.graph import Graph
+
+Refuses = Callable[[Tensor, Tensor], Tensor]
+"""Of own rows and positions of sources: which pairs are refused, bool."""
+
+
+class Population:
+    """The nodes of a type (making it is collective: a small all-gather).
+
+    With times, a part tells those of its 1st, 2nd, 4th, 8th ... node. So others know how many it
+    has by a time up to a factor of 2, and at least half of what they draw is there.
+
+    Args:
+        graph: The own part of it.
+        key: The type.
+        weight: Of own nodes, at least 0, float64 ``[num_own]``; None for all alike.
+    """
+
+    def __init__(self, graph: Graph, key: NodeKey, weight: Tensor | None) -> None:
+        self._graph, self._nodes, self._weight = graph, graph.nodes[key], weight
+        self._time = graph.times.get(key)
+        self._ptr = torch.tensor(self._nodes.own_ptr)
+        counts = self._ptr.diff()
+        sizes: list[float] = counts.tolist()
+        levels: list[list[float]] = [[] for _ in sizes]
+        if weight is not None:
+            self._cdf = choose.cumulated(weight, self._ptr)
+            sizes = [float(part.sum()) for part in torch.split(weight, counts.tolist())]
+        elif self._time is not None:
+            part = torch.repeat_interleave(counts).numpy()
+            self._order = torch.from_numpy(np.lexsort((self._time.numpy(), part)))
+            times = torch.split(self._time[self._order], counts.tolist())
+            levels = [t[[2**i - 1 for i in range(len(t).bit_length())]].tolist() for t in times]
+        answers: list[Any] = agree((sizes, counts.tolist(), levels))
+        sizes, counts_of, levels = (
+            [v for each in a for v in each] for a in zip(*answers, strict=True)
+        )
+        self._sizes = torch.tensor(sizes, dtype=torch.float64)
+        self._counts = torch.tensor(counts_of)
+        self._levels = [torch.tensor(level, dtype=graph.time_dtype) for level in levels]
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights, or how many nodes there are."""
+        return float(self._sizes.sum())
+
+    def find(self, state: Tensor, until: Tensor | None) -> Tensor:
+        """Draws nodes (collective as :meth:`ask`, with weights or times).
+
+        Args:
+            state: Hashes, int64 ``[N]``.
+            until: The time by which they must be there, ``[N]``.
+
+        Returns:
+            Their positions; -1 where the one drawn is not there.
+        """
+        if self._weight is not None or self._time is not None:
+            return self.ask(state, until)
+        part = self._parts(state, None)
+        first = self._counts.cumsum(0) - self._counts
+        return first[part] + _scaled(state, self._counts[part])
+
+    def ask(
+        self,
+        state: Tensor,
+        until: Tensor | None,
+        source: Tensor | None = None,
+        refuses: Refuses | None = None,
+    ) -> Tensor:
+        """Has owners draw (collective: three all-to-alls, which nothing compares before).
+
+        Args:
+            state: Hashes, int64 ``[N]``.
+            until: As above.
+            source: Positions of sources, int64 ``[N]``.
+            refuses: What the owner tells of the node it draws and of the source; -1 comes then.
+        """
+        part, per_rank = self._parts(state, until), self._graph.parts_per_rank
+        order = torch.argsort(part, stable=True)
+        counts = torch.bincount(part // per_rank, minlength=self._graph.world_size).tolist()
+        (asked,) = swap([counts])
+        told = [part % per_rank, state, until, source]
+        tensors = [each[order] for each in told if each is not None]
+        came = iter(all_to_all_packed(tensors, [counts] * len(tensors), [asked] * len(tensors)))
+        theirs = [None if each is None else next(came) for each in told]
+        own_part, hashes, times, sources = theirs
+        assert own_part is not None
+        assert hashes is not None
+        found = self._draw(own_part, hashes, times)
+        if refuses is not None and sources is not None:
+            there = (found >= 0).nonzero().view(-1)
+            row = found[there] - self._nodes.first
+            found[there[refuses(row, sources[there])]] = -1
+        (answer,) = all_to_all_packed([found], [asked], [counts])
+        return torch.empty_like(answer).index_copy_(0, order, answer)
+
+    def _parts(self, state: Tensor, until: Tensor | None) -> Tensor:
+        """The parts in which nodes are drawn, by how much each has."""
+        sizes = self._sizes
+        if self._weight is None and self._time is not None and until is not None:
+            every = range(len(self._levels))
+            sizes = torch.stack([self._bound(p, until) for p in every], dim=1).double()
+        end = sizes.cumsum(-1)
+        drawn = unit(hashed_on(state, 0)) * end[..., -1]
+        end = end.expand(state.numel(), -1).contiguous()
+        part = torch.searchsorted(end, drawn.unsqueeze(1), right=True).view(-1)
+        return part.clamp_(max=self._counts.numel() - 1)
+
+    def _bound(self, part: int, until: Tensor) -> Tensor:
+        """At least as many nodes as a part has by a time, and at most twice as many."""
+        reached = torch.searchsorted(self._levels[part], until, right=True)
+        return ((1 << reached) - 1).clamp(max=int(self._counts[part]))
+
+    def _draw(self, part: Tensor, state: Tensor, until: Tensor | None) -> Tensor:
+        """Positions of own nodes in own parts; -1 where there is none by the time."""
+        start, end = self._ptr[part], self._ptr[part + 1]
+        count = end - start
+        if self._weight is not None:
+            count = torch.where(count > 0, self._cdf[(end - 1).clamp(min=0)], 0)
+        elif self._time is not None and until is not None:
+            first = self._graph.first_part
+            for own in range(self._graph.parts_per_rank):
+                at = (part == own).nonzero().view(-1)
+                count[at] = self._bound(first + own, until[at])
+        found = torch.full_like(part, -1)
+        some = (count > 0).nonzero().view(-1)
+        drawn, start = _scaled(state[some], count[some]), start[some]
+        if self._weight is not None:
+            row = choose.first_above(self._cdf, start, end[some], drawn)
+        elif self._time is not None and until is not None:
+            row = self._order[start + drawn]
+        else:
+            row = start + drawn
+        if self._time is not None and until is not None:
+            is_there = self._time[row] <= until[some]
+            some, row = some[is_there], row[is_there]
+        found[some] = self._nodes.first + row
+        return found
+
+
+def _scaled(state: Tensor, count: Tensor) -> Tensor:
+    """Whole numbers below counts, all alike likely."""
+    return torch.minimum((unit(hashed_on(state, 1)) * count).long(), count - 1)

@@ -1,0 +1,165 @@
+"""With all neighbours, links have the outputs and gradients of the whole graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hetero_graphs import WRITES, assignment, hetero_graph
+from ranks import run_as_threads
+from small_graphs import assert_close, cut, small_graph
+from test_neighbor_parity import HeteroNet, Net
+from torch import Tensor, nn
+from torch_geometric.data import Data, HeteroData
+
+import pyg_sar
+from pyg_sar import partition_graph
+
+TOLERANCE = 1e-10
+Step = Callable[[Any, nn.Module], tuple[Tensor, Tensor, Tensor]]
+
+
+def _scores(src: Tensor, dst: Tensor, label: Tensor) -> Tensor:
+    values = (src * dst).sum(-1) * 3
+    return nn.functional.binary_cross_entropy_with_logits(values, label.to(values), reduction='sum')
+
+
+def _of_ranks(
+    root: str, make: Callable[[], nn.Module], step: Step, options: dict[str, Any]
+) -> tuple[Any, ...]:
+    """All links that were seen, as ids; what they gave; every gradient."""
+    data = pyg_sar.load_shard(root)
+    model = make()
+    loader = pyg_sar.LinkNeighborLoader(data, [-1, -1], shuffle=True, prefetch=0, **options)
+    seen, losses = [], []
+    for batch in loader:
+        loss, links, _ = step(batch, model)
+        loss.backward()
+        losses.append(loss.detach())
+        seen.append(links)
+    return torch.cat(seen, dim=1), sum(losses), {n: p.grad for n, p in model.named_parameters()}
+
+
+def _compare(
+    results: list[Any], make: Callable[[], nn.Module], whole: Callable[[nn.Module, Tensor], Tensor]
+) -> None:
+    model = make()
+    loss = whole(model, torch.cat([links for links, _, _ in results], dim=1))
+    loss.backward()
+    assert_close(sum(loss for _, loss, _ in results), loss.detach(), tolerance=TOLERANCE)
+    for name, parameter in model.named_parameters():
+        grads = [r[2][name] for r in results if r[2][name] is not None]
+        if parameter.grad is None:
+            assert not any(g.any() for g in grads)
+        else:
+            assert parameter.grad.any()
+            assert_close(sum(grads), parameter.grad, tolerance=TOLERANCE)
+
+
+def _net(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return Net(name).double()
+
+
+def _binary(batch: Data, model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
+    z, (src, dst) = model(batch), batch.edge_label_index
+    links = torch.stack([batch.n_id[src], batch.n_id[dst], batch.edge_label.long()])
+    return _scores(z[src], z[dst], batch.edge_label), links, z
+
+
+def _triplet(batch: Data, model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
+    z = model(batch)
+    src, dst = z[batch.src_index], z[batch.dst_pos_index]
+    other = z[batch.dst_neg_index]
+    loss = nn.functional.softplus((src.unsqueeze(1) * other).sum(-1) - (src * dst).sum(-1, True))
+    ends = [batch.src_index, batch.dst_pos_index, *batch.dst_neg_index.unbind(1)]
+    return loss.sum(), torch.stack([batch.n_id[end] for end in ends]), z
+
+
+NAMES = ['SAGEConv', 'GATConv']
+MORE = [
+    pytest.param(n, marks=pytest.mark.slow) for n in ('GINConv', 'GraphConv', 'TransformerConv')
+]
+
+
+@pytest.mark.parametrize('disjoint', [False, True])
+@pytest.mark.parametrize('mode', ['binary', 'triplet'])
+@pytest.mark.parametrize('name', [*NAMES, *MORE])
+def test_links_as_on_the_whole_graph(tmp_path: Path, name: str, mode: str, disjoint: bool) -> None:
+    graph = small_graph()
+    root = str(cut(graph, 4, tmp_path / 'parts'))
+    options = {
+        'batch_size': 9,
+        'disjoint': disjoint,
+        'neg_sampling': {'mode': mode, 'amount': 2},
+    }
+    step = _binary if mode == 'binary' else _triplet
+    results = run_as_threads(_of_ranks, 2, root, lambda: _net(name), step, options)
+
+    def whole(model: nn.Module, links: Tensor) -> Tensor:
+        z = model(graph)
+        if mode == 'binary':
+            positive = links[:2, links[2] == 1]
+            assert sorted(positive.t().tolist()) == sorted(graph.edge_index.t().tolist())
+            assert links.size(1) == 3 * graph.num_edges
+            return _scores(z[links[0]], z[links[1]], links[2])
+        assert sorted(links[:2].t().tolist()) == sorted(graph.edge_index.t().tolist())
+        src, dst, *others = z[links]
+        other = torch.stack(others, dim=1)
+        margin = (src.unsqueeze(1) * other).sum(-1) - (src * dst).sum(-1, True)
+        return nn.functional.softplus(margin).sum()
+
+    _compare(results, lambda: _net(name), whole)
+
+
+def _hetero() -> HeteroData:
+    graph = hetero_graph()
+    graph['term'].x = torch.eye(graph['term'].num_nodes, dtype=torch.float64)
+    graph['lonely'].x = graph['lonely'].x.double()
+    return graph
+
+
+class BothEnds(HeteroNet):
+    def forward(self, data: HeteroData) -> dict[str, Tensor]:
+        x = data.x_dict
+        for conv in self.convs:
+            x = {key: value.tanh() for key, value in conv(x, data.edge_index_dict).items()}
+        return x
+
+
+def _hetero_net(state: dict[str, Tensor] | None = None) -> nn.Module:
+    graph = _hetero()
+    torch.manual_seed(0)
+    model = BothEnds(graph.edge_types).double()
+    with torch.no_grad():
+        model(graph)
+    if state is not None:
+        model.load_state_dict(state)
+    return model
+
+
+def _of_types(batch: HeteroData, model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
+    z, store = model(batch), batch[WRITES]
+    src, dst = store.edge_label_index
+    ends = [batch['author'].n_id[src], batch['paper'].n_id[dst], store.edge_label.long()]
+    values = _scores(z['author'][src], z['paper'][dst], store.edge_label)
+    return values, torch.stack(ends), src
+
+
+def test_links_as_on_the_whole_heterogeneous_graph(tmp_path: Path) -> None:
+    graph = _hetero()
+    partition_graph(graph, 4, tmp_path / 'parts', method=assignment(4))
+    state = _hetero_net().state_dict()
+    options = {'edge_label_index': WRITES, 'batch_size': 5, 'neg_sampling': 'binary'}
+    results = run_as_threads(
+        _of_ranks, 2, str(tmp_path / 'parts'), lambda: _hetero_net(state), _of_types, options
+    )
+
+    def whole(model: nn.Module, links: Tensor) -> Tensor:
+        z = model(graph)
+        return _scores(z['author'][links[0]], z['paper'][links[1]], links[2])
+
+    _compare(results, lambda: _hetero_net(state), whole)
