@@ -37,7 +37,7 @@ def edge_stores(data: Data | HeteroData) -> dict[EdgeKey, Any]:
     return {None: data._store}
 
 
-def check_data(data: object, world_size: int) -> None:
+def check_data(data: object, world_size: int, loader: str) -> None:
     """Raises a ValueError unless data is what load_shard gave for this rank."""
     if not isinstance(data, (Data, HeteroData)):
         raise ValueError(
@@ -54,7 +54,7 @@ def check_data(data: object, world_size: int) -> None:
             raise ValueError(
                 f"'data' must have the edge_index{where} of pyg_sar.load_shard, unchanged (got "
                 f'{type(edges).__name__}); leave out edges before partitioning, and sample a graph '
-                f'that is not cut with torch_geometric.loader.NeighborLoader'
+                f'that is not cut with torch_geometric.loader.{loader}'
             )
         if edges.shard.world_size != world_size:
             raise ValueError(

@@ -79,7 +79,7 @@ class Loader:
             check_names(self._name, others)
             check_kinds(given)
             given['cache'] = cache_bytes(given['cache'])
-            check_data(data, world_size())
+            check_data(data, world_size(), self._name)
             fans = fans_of(given['num_neighbors'], list(edge_stores(data)))
             asked = read(data, given)
         except (TypeError, ValueError) as failure:

@@ -116,6 +116,11 @@ def test_links_that_are_none(folder: str, links: str) -> None:
     assert_all_raise([_make(folder, {}, links)], 'ValueError', 'edge_label_index')
 
 
+def test_a_graph_that_is_not_cut_is_refused() -> None:
+    text = attempt(pyg_sar.LinkNeighborLoader, small_graph(), [2])
+    assert_all_raise([text], 'ValueError', 'torch_geometric.loader.LinkNeighborLoader')
+
+
 def test_edges_of_another_shard_are_refused(folder: str) -> None:
     data, other = pyg_sar.load_shard(folder), pyg_sar.load_shard(folder)
     text = attempt(pyg_sar.LinkNeighborLoader, data, [2], other.edge_index)
@@ -144,7 +149,7 @@ OPTIONS = {
     'num_neighbors': [2, 2],
     'shuffle': True,
     'seed': 2,
-    'batch_size': 7,
+    'batch_size': 9,
     'neg_sampling': 'binary',
     'exclude_edges': True,
 }
@@ -177,12 +182,15 @@ def test_resumes_on_another_number_of_ranks(folder: str) -> None:
     assert 'of this one' in attempt(nodes.load_state_dict, states[0])
 
 
-@pytest.mark.parametrize('cache', [None, '1MB', 700])
-def test_prefetch_and_cache_change_nothing(folder: str, cache: Any) -> None:
+CASES = [(2, '1MB'), *(pytest.param(c, marks=pytest.mark.slow) for c in ((0, 700), (1, None)))]
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_prefetch_and_cache_change_nothing(folder: str, case: tuple[int, Any]) -> None:
+    prefetch, cache = case
     want = join([link_batches(folder, **OPTIONS)])
-    for prefetch in (0, 2):
-        got = run_ranks(link_batches, 2, folder, prefetch=prefetch, cache=cache, **OPTIONS)
-        assert_same(join(got), want)
+    got = run_ranks(link_batches, 2, folder, prefetch=prefetch, cache=cache, **OPTIONS)
+    assert_same(join(got), want)
 
 
 def _count(root: str, options: dict[str, Any]) -> tuple[int, int]:

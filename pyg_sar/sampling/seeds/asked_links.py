@@ -68,10 +68,8 @@ class LinksAsked:
         key = hashed(0, dst, src)
         for values in (time, label):
             if values is not None:
-                bits = (
-                    values.double().view(key.numel(), math.prod(values.shape[1:])).view(torch.int64)
-                )
-                key = hashed_on(key, *bits.unbind(1))
+                flat = values.double().reshape(key.numel(), math.prod(values.shape[1:]))
+                key = hashed_on(key, *flat.view(torch.int64).unbind(1))
         end = ends_of(self.type)[1]
         negatives = None
         if self.negatives is not None:
@@ -127,8 +125,8 @@ class LinksAsked:
         told = agree((num, int(hashed(0, *self.pairs).sum())))
         if len(told) > 1 and num and all(each == told[0] for each in told):
             raise ValueError(
-                f"'edge_label_index' must be this rank's share of the pairs, as edge_label_index[:, "
-                f'rank::world_size] (got the same {num} pairs on all ranks)'
+                "'edge_label_index' must be this rank's share of the pairs, such as "
+                f'pairs[:, rank::world_size] (got the same {num} pairs on all ranks)'
             )
         place = torch.arange(num) + sum(count for count, _ in told[: rank()])
         order = torch.argsort(owner, stable=True)
