@@ -232,10 +232,11 @@ class _Sampling:
     ) -> tuple[Tensor, Tensor]:
         """Without edges that a batch must not have, such as those it predicts."""
         linked, excluded = self.edges[key], self.seeds.excluded[key]
-        kept = excluded.keeps(frontier.group, frontier.position, count, source)
-        linked.row[-1] = linked.row[-1][kept]
-        node = torch.repeat_interleave(count)[kept]
-        return torch.bincount(node, minlength=count.numel()), source[kept]
+        node, edge = excluded.among(frontier.group, frontier.position, count, source)
+        is_kept = torch.ones_like(source, dtype=torch.bool)
+        is_kept[edge] = False
+        linked.row[-1] = linked.row[-1][is_kept]
+        return count - torch.bincount(node, minlength=count.numel()), source[is_kept]
 
     def _number(
         self, src: NodeKey, found: list[tuple[EdgeKey, Tensor, Tensor]], is_link: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,19 @@ def test_fewer_rows_travel(tmp_path: Path) -> None:
         assert zero == 0.0 < rate < best
         assert most > some > least
         assert 0 < kept < 20
+
+
+def test_the_log_tells_the_hit_rate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
+    caplog.set_level('INFO', logger='pyg_sar.sampling')
+    options: dict[str, Any] = {'num_neighbors': [4, 4], 'batch_size': 4}
+    run_as_threads(batches, 2, root, 2, cache='1MB', **options)
+    found = [re.search(r'epoch (\d): (\d+) of (\d+) rows', line) for line in caplog.messages]
+    assert sorted(line[1] for line in found if line) == ['0', '0', '1', '1']
+    assert all(line and 0 < int(line[2]) <= int(line[3]) for line in found)
+    caplog.clear()
+    run_as_threads(batches, 2, root, **options)
+    assert not caplog.messages
 
 
 def _changed(root: str) -> list[Taken]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyg_sar.sampling.draw.choose import ranges
 from pyg_sar.sampling.draw.numbering import number
 
 
@@ -42,8 +43,10 @@ class Excluded:
         pair = torch.unique(place * num_src + src)
         return Excluded(listed, pair, num_dst, num_src, batch_of_group)
 
-    def keeps(self, group: Tensor, position: Tensor, count: Tensor, source: Tensor) -> Tensor:
-        """Which edges are none of the pairs, bool ``[E]``.
+    def among(
+        self, group: Tensor, position: Tensor, count: Tensor, source: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Which edges are between such pairs: the places of their destinations, and their own.
 
         Args:
             group: Of destinations, int64 ``[N]``.
@@ -52,12 +55,14 @@ class Excluded:
             source: The positions of the edges' sources, int64 ``[E]``.
         """
         if not self.pair.numel():
-            return torch.ones_like(source, dtype=torch.bool)
+            return group[:0], group[:0]
         batch = group if self.batch_of_group is None else self.batch_of_group[group]
         place, is_listed = _find(self.dst, batch * self.num_dst + position)
-        node = torch.repeat_interleave(count)
-        _, is_pair = _find(self.pair, place[node] * self.num_src + source)
-        return ~(is_listed[node] & is_pair)
+        listed = is_listed.nonzero().view(-1)
+        node = torch.repeat_interleave(listed, count[listed])
+        edge = ranges((count.cumsum(0) - count)[listed], count[listed])
+        _, is_pair = _find(self.pair, place[node] * self.num_src + source[edge])
+        return node[is_pair], edge[is_pair]
 
 
 def _find(values: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
