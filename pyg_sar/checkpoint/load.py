@@ -70,9 +70,9 @@ def load_checkpoint(
         model: A model, or DistributedDataParallel around it.
         optimizer: None to leave optimizer and scheduler alone, and the random states, too.
         scheduler: Of the optimizer.
-        loader: A :class:`pyg_sar.NeighborLoader` with the arguments of the saved one, before it is
-            iterated: the next loop over it has the batches that were left, and after the last one
-            those of the next epoch.
+        loader: A :class:`pyg_sar.NeighborLoader` or :class:`pyg_sar.LinkNeighborLoader` with the
+            arguments of the saved one, before it is iterated: the next loop over it has the batches
+            that were left, and after the last one those of the next epoch.
 
     Returns:
         What else is in it, or None on all ranks if there is no checkpoint.

@@ -64,8 +64,9 @@ def save_checkpoint(
         optimizer: Of the model's parameters.
         epoch: How many epochs (or steps) are behind; larger than that of any checkpoint in `root`.
         scheduler: Of the optimizer.
-        loader: A :class:`pyg_sar.NeighborLoader`, also in the middle of its epoch, after a step:
-            the next batch is the first of the run that goes on. Count steps in `epoch` then.
+        loader: A :class:`pyg_sar.NeighborLoader` or :class:`pyg_sar.LinkNeighborLoader`, also in
+            the middle of its epoch, after a step: the next batch is the first of the run that goes
+            on. Count steps in `epoch` then.
         extra: Plain values (numbers, strings, None, tensors, and lists, tuples and dicts of them)
             to be given back by :func:`load_checkpoint`; rank 0's are kept.
         keep: How many checkpoints stay in `root`, with the new one; older ones are removed after it

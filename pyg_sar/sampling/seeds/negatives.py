@@ -59,7 +59,8 @@ def read_neg_sampling(given: Any, num_nodes: tuple[int, int]) -> NegativeSamplin
             if not bool((weight.isfinite() & (weight >= 0)).all()):
                 raise ValueError(f"'{name}' must be finite and at least 0 (got others)")
         weights.append(weight)
-    return NegativeSampling(asked.mode, asked.amount, *weights)
+    amount = float(asked.amount) if asked.is_binary() else int(asked.amount)
+    return NegativeSampling(asked.mode, amount, *weights)
 
 
 class Negatives:
@@ -104,6 +105,7 @@ class Negatives:
             ValueError: On all ranks, if no pair is found.
         """
         src = torch.empty_like(state) if source is None else source
+        until = until if self._is_timed else None
         dst, left = torch.empty_like(state), torch.arange(state.numel())
         start, num = 0, 8 if self._is_timed else 2
         while True:
