@@ -125,7 +125,7 @@ def _sampled(root: str, links: dict[str, Tensor]) -> list[float]:
     torch.manual_seed(1)
     model = pyg_sar.DistributedDataParallel(GraphSAGE(6, 8, 2, 5).double())
     links = {key: pairs[..., rank() :: world_size()] for key, pairs in links.items()}
-    steps = list(example.train(model, data, links, EPOCHS, 8))
+    steps = list(example.train(model, data, links, EPOCHS, 32))
     return [loss.item() for loss, _ in steps] + [s.item() for s in steps[-1][1].values()]
 
 
