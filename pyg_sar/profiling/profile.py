@@ -108,7 +108,7 @@ class Profile(Recording):
         if rank() == 0:
             try:
                 draw_profile(summaries, path, _table(summaries, of_all=True))
-            except (ValueError, OSError) as failure:
+            except Exception as failure:  # whatever it is, the other ranks must not wait
                 error = ValueError(str(failure))
         raise_together(error)
 
