@@ -20,7 +20,13 @@ release = version = pyg_sar.__version__
 copyright = 'pyg_sar contributors'
 
 root_doc = 'docs/index'
-include_patterns = ['docs/**.md', 'benchmarks/*/README.md', 'CONTRIBUTING.md', 'CHANGELOG.md']
+include_patterns = [
+    'docs/**.md',
+    'benchmarks/*/README.md',
+    'examples/*/README.md',
+    'CONTRIBUTING.md',
+    'CHANGELOG.md',
+]
 exclude_patterns = ['.*', 'build', 'parts', 'benchmarks/.*']
 extensions = ['myst_parser', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon']
 nitpicky = True

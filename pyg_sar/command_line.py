@@ -1,11 +1,18 @@
-"""What a terminal shows of all programs alike: options, errors in one line, tables."""
+"""What a terminal shows of all programs alike: options, progress, errors in one line, tables."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import time
 from collections.abc import Callable, Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from tqdm import tqdm
+
+_DELAY = 0.5
+"""Seconds before which no progress is shown."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -29,6 +36,42 @@ def run(program: Callable[[], int], *, interrupted: str = 'interrupted') -> int:
     except KeyboardInterrupt:
         print(f'error: {interrupted}', file=sys.stderr)
         return 130
+
+
+def progress_bar(name: str, total: int, *, quiet: bool = False) -> Any:
+    """Progress on stderr, for a ``with`` statement: ``bar.update()`` after every step.
+
+    A bar in a terminal or a notebook. Elsewhere, as in a log file, a line for every 10 %. Nothing
+    on ranks of torchrun but rank 0.
+
+    Args:
+        name: What is done.
+        total: Number of steps.
+        quiet: Whether to show nothing.
+    """
+    quiet = quiet or os.environ.get('RANK', '0') != '0'
+    if quiet or sys.stderr.isatty() or 'ipykernel' in sys.modules:
+        return tqdm(desc=name, total=total, disable=quiet, delay=_DELAY)
+    return _Lines(name, total)
+
+
+class _Lines:
+    def __init__(self, name: str, total: int) -> None:
+        self._name, self._total, self._done = name, total, 0
+        self._start = time.monotonic()
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def update(self, count: int = 1) -> None:
+        before = 10 * self._done // self._total
+        self._done += count
+        now, seconds = 10 * self._done // self._total, time.monotonic() - self._start
+        if now > before and seconds >= _DELAY:
+            print(f'{self._name}: {now}0 % after {seconds:.0f} s', file=sys.stderr, flush=True)
 
 
 def aligned(rows: Iterable[Iterable[str]], num_left: int = 0) -> list[str]:

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from pyg_sar.command_line import Parser, aligned, run
+from pyg_sar.command_line import Parser, aligned, progress_bar, run
 from pyg_sar.inspection import verify_partition
 from pyg_sar.inspection.picture import draw_partition
 from pyg_sar.partitioner.write.summary import PartitionSummary, summarize
@@ -34,16 +33,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     meta = read_meta(args.parts)
-    print(_report(meta))
-    is_whole = not args.verify or _verify(args.parts, meta)
+    report = _report(meta)
+    print(report)
+    is_whole = not args.verify or _verify(args.parts, meta, quiet=args.quiet)
     if args.plot is not None:  # last: it may lack a package
-        draw_partition(summarize(meta), args.plot)
+        draw_partition(summarize(meta), args.plot, report)
         print(f'drew {args.plot}')
     return 0 if is_whole else 1
 
 
-def _verify(parts: str, meta: Meta) -> bool:
-    with tqdm(desc='verifying parts', total=meta.num_parts, delay=0.5) as bar:
+def _verify(parts: str, meta: Meta, *, quiet: bool) -> bool:
+    with progress_bar('verifying parts', meta.num_parts, quiet=quiet) as bar:
         problems = verify_partition(parts, on_part=bar.update)
     for problem in problems:
         print(f'wrong: {problem}', file=sys.stderr)
@@ -108,8 +108,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser('pyg_sar.describe', description)
     add = parser.add_argument
     add('parts', metavar='PARTS', help='a folder of pyg_sar.partition')
-    add('--plot', metavar='FILE', help='draw rows exchanged and balance, such as parts.png')
+    add('--plot', metavar='FILE', help='draw rows and balance: parts.png, or parts.html, a page')
     add('--verify', action='store_true', help='read all files and check every invariant')
+    add('--quiet', action='store_true', help='no progress bar')
     return parser
 
 

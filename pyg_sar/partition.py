@@ -12,9 +12,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from tqdm import tqdm
-
-from pyg_sar.command_line import Parser, run
+from pyg_sar.command_line import Parser, progress_bar, run
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.assignment import backend_names
 from pyg_sar.partitioner.graph.checks import check_positive, check_seed
@@ -57,7 +55,7 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
         {name: getattr(args, name) for name in names} for names in (_OF_SOURCE, _OF_CUT)
     )
     scratch = Scratch(existing_parent(target))
-    with tqdm(desc='reading', total=1, disable=args.quiet, delay=0.5) as bar:
+    with progress_bar('reading', 1, quiet=args.quiet) as bar:
         data, dropped = read_source(args.source, scratch=scratch, **of_source)
         if args.undirected:
             data = add_reverse_edges(data, scratch)

@@ -77,7 +77,7 @@ class Reader:
                 self._last_commands = commands_of(block.text)
                 self._printed = self.run(self._last_commands)
             elif block.language == 'text':
-                self._compare(block.text)
+                assert_same_output(self._printed, block.text)
             elif block.language in ('python', 'diff'):
                 self._write(block)
             else:
@@ -119,11 +119,13 @@ class Reader:
                 file.write(block.text)
             self.run(self._last_commands)
 
-    def _compare(self, expected: str) -> None:
-        assert _NUMBER.sub('#', self._printed) == _NUMBER.sub('#', expected), self._printed
-        pairs = zip(_NUMBER.findall(self._printed), _NUMBER.findall(expected), strict=True)
-        for got, number in pairs:
-            assert abs(float(got) - float(number)) <= 0.02 * float(number), self._printed
+
+def assert_same_output(printed: str, expected: str) -> None:
+    """The same text; numbers with decimals may differ by 2 %."""
+    assert _NUMBER.sub('#', printed) == _NUMBER.sub('#', expected), printed
+    pairs = zip(_NUMBER.findall(printed), _NUMBER.findall(expected), strict=True)
+    for got, number in pairs:
+        assert abs(float(got) - float(number)) <= 0.02 * float(number), printed
 
 
 def one_side(diff: str, sign: str) -> str:
@@ -206,3 +208,11 @@ def _free_port() -> int:
     with socket.create_server(('127.0.0.1', 0)) as server:
         port: int = server.getsockname()[1]
     return port
+
+
+def is_offline(page: str) -> bool:
+    """Whether a page of HTML runs nothing and loads nothing from elsewhere."""
+    links = re.findall(r'(?:src|href)="([^"]*)"|url\(([^)]*)\)', page)
+    return '<script' not in page and all(
+        link.startswith(('#', 'data:')) for pair in links for link in pair if link
+    )

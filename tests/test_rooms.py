@@ -15,6 +15,7 @@ PACKAGE = ROOT / 'pyg_sar'
 MAY_IMPORT = {
     '__main__': {'command_line'},
     'command_line': set(),
+    'report': set(),
     'monitor': {'monitor'},
     'shard': {'shard'},
     'comm': {'comm', 'monitor', 'shard'},
@@ -37,12 +38,12 @@ MAY_IMPORT = {
     'restricted_layers': {'comm', 'shard'},
     'wrap': {'checking', 'comm', 'conv', 'models', 'monitor', 'norm', 'recompute'},
     'ddp': {'comm', 'conv', 'ddp', 'memory', 'norm', 'over_all_nodes', 'own_rows', 'wrap'},
-    'profiling': {'command_line', 'comm', 'conv', 'ddp', 'monitor', 'profiling'},
+    'profiling': {'command_line', 'comm', 'conv', 'ddp', 'monitor', 'profiling', 'report'},
     'checkpoint': {'checkpoint', 'comm', 'ddp', 'over_all_nodes', 'own_rows', 'shard'},
     'transforms': {'checkpoint', 'comm', 'conv', 'partitioner', 'shard', 'transforms'},
     'partitioner': {'command_line', 'partitioner', 'shard'},
     'partition': {'command_line', 'partitioner'},
-    'inspection': {'inspection', 'partitioner', 'shard'},
+    'inspection': {'inspection', 'partitioner', 'report', 'shard'},
     'describe': {'command_line', 'inspection', 'partitioner', 'shard'},
     'planner': {
         'command_line',

@@ -6,55 +6,33 @@ import os
 from typing import Any
 
 from pyg_sar.partitioner.write.summary import PartitionSummary
+from pyg_sar.report import heat_map, new_figure, save
 
-_MOST_NUMBERS = 12  # parts, up to which every cell of the heat map has its number
 
-
-def draw_partition(summary: PartitionSummary, path: str | os.PathLike[str]) -> None:
+def draw_partition(summary: PartitionSummary, path: str | os.PathLike[str], text: str) -> None:
     """Draws the rows exchanged as a heat map, and the sizes of the parts as bars.
 
     Args:
         summary: The partition.
-        path: The picture to write; its suffix says the format.
+        path: The picture to write, or a page (.html); its suffix says the format.
+        text: What a page says below the picture.
 
     Raises:
         ValueError: If matplotlib is not installed, or does not know the format.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError(
-            f"a picture needs the package 'matplotlib' (got: {error}); "
-            "install it with pip install 'pyg_sar[plot]'"
-        ) from error
-    figure = Figure(figsize=(12, 5), layout='constrained')  # without a window, whatever the backend
-    figure.suptitle(
+    figure = new_figure(12, 5)
+    title = (
         f'{summary.num_nodes:,} nodes and {summary.num_edges:,} edges in {summary.num_parts} parts '
         f'({summary.method}), {summary.edge_cut / max(summary.num_edges, 1):.1%} of the edges cut'
     )
     left, right = figure.subplots(1, 2)
-    _heat_map(figure, left, summary)
+    heat_map(figure, left, summary.halo_rows)
+    left.set_title('rows exchanged per layer')
+    left.set_xlabel('sent by part')
+    left.set_ylabel('read by part')
+    left.yaxis.get_major_locator().set_params(integer=True)
     _bars(right, summary)
-    figure.savefig(path, dpi=120)
-
-
-def _heat_map(figure: Any, axis: Any, summary: PartitionSummary) -> None:
-    rows = summary.halo_rows
-    image = axis.imshow(rows, cmap='Blues', vmin=0)
-    axis.set_title('rows exchanged per layer')
-    axis.set_xlabel('sent by part')
-    axis.set_ylabel('read by part')
-    for ticks in (axis.xaxis, axis.yaxis):
-        ticks.get_major_locator().set_params(integer=True)
-    figure.colorbar(image, ax=axis, shrink=0.8)
-    if summary.num_parts > _MOST_NUMBERS:
-        return
-    style = {'ha': 'center', 'va': 'center', 'fontsize': 8}
-    darkest = max(map(max, rows))
-    for reader, row in enumerate(rows):
-        for sender, count in enumerate(row):
-            color = 'white' if count > darkest / 2 else 'black'
-            axis.text(sender, reader, f'{count:,}', color=color, **style)
+    save(figure, path, title, text)
 
 
 def _bars(axis: Any, summary: PartitionSummary) -> None:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import torch
 from torch_geometric.data import Data, HeteroData
-from tqdm import tqdm
 
+from pyg_sar.command_line import progress_bar
 from pyg_sar.partitioner.assignment import assign_nodes, choose
 from pyg_sar.partitioner.graph.checks import check_no_nan, check_positive, check_seed
 from pyg_sar.partitioner.graph.split import MASKS, parse_split, random_split
@@ -144,10 +144,10 @@ def partition_graph(
             is_hetero=graph.is_hetero,
             has_train_mask=has_train_mask,
         )
-        with tqdm(desc='partitioning', total=1, disable=not progress) as bar:
+        with progress_bar('partitioning', 1, quiet=not progress) as bar:
             assignment = assign_nodes(graph, num_parts, options)
             bar.update()
-        bar = tqdm(desc='writing parts', total=num_parts, disable=not progress)
+        bar = progress_bar('writing parts', num_parts, quiet=not progress)
         with bar, replace_folder(target) as folder:
             return write_partition(
                 folder,

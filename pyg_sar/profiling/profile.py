@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, astuple
 from statistics import fmean
@@ -9,9 +10,10 @@ from typing import Any
 
 import torch
 
-from pyg_sar.comm import agree, check_equal
+from pyg_sar.comm import agree, check_equal, raise_together, rank
 from pyg_sar.command_line import aligned
 from pyg_sar.monitor import bytes_text
+from pyg_sar.profiling.picture import draw_profile
 from pyg_sar.profiling.recording import Recording
 from pyg_sar.profiling.records import Summary, from_dict
 
@@ -86,6 +88,29 @@ class Profile(Recording):
                 this rank's own; collective, see :meth:`all_ranks`.
         """
         return _table(self.all_ranks() if all_ranks else [self.summary], of_all=all_ranks)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Rank 0 draws seconds, bytes and memory of every layer and rank.
+
+        >>> prof.save('profile.html')
+
+        Collective, as :meth:`all_ranks`, and one more small all-gather.
+
+        Args:
+            path: A page (.html), with the table of all ranks and nothing from a network, or a
+                picture (.png, .svg, .pdf).
+
+        Raises:
+            ValueError: On all ranks, as of :meth:`all_ranks`, or if matplotlib is not installed, or
+                the file cannot be written.
+        """
+        summaries, error = self.all_ranks(), None
+        if rank() == 0:
+            try:
+                draw_profile(summaries, path, _table(summaries, of_all=True))
+            except Exception as failure:  # whatever it is, the other ranks must not wait
+                error = ValueError(str(failure))
+        raise_together(error)
 
     def __str__(self) -> str:
         return repr(self) if self.recorded is None else self.table()

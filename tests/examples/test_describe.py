@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import shlex
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from hetero_graphs import assignment, hetero_graph
+from pages import is_offline
 from small_graphs import small_graph
 from torch import Tensor
 from torch_geometric.data import Data
@@ -143,6 +145,11 @@ def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text in ('in 3 parts (random)', 'seed 0', meta['fingerprint'], 'x (node)', 'verified'):
         assert text in printed
     assert picture.read_bytes()[:4] == b'\x89PNG'
+    page = folder.parent / 'parts.html'
+    assert main([str(folder), '--plot', str(page)]) == 0
+    text = page.read_text()
+    assert html.escape(capsys.readouterr().out.split('drew')[0].strip()) in text
+    assert is_offline(text)
 
     (folder / 'node_map.pt').unlink()
     assert main([str(folder), '--verify']) == 1

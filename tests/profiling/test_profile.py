@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import html
 import io
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from few import few
+from pages import is_offline
 from ranks import run_once, run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
@@ -291,6 +293,31 @@ def test_ranges_of_torch_profiler(root):
         assert f'pyg_sar::wait: receiving the rows of part {1 - rank}' in names
         assert 'pyg_sar::wait: receiving gradients of own rows' in names
         assert 'pyg_sar::a sum over all ranks' in names
+
+
+def _saved(root: str, folder: str) -> tuple[str, ...]:
+    data, model = pyg_sar.load_shard(root), _model()
+    with pyg_sar.profile(model) as prof:
+        _step(model, data)
+    prof.save(f'{folder}/profile.html')
+    prof.save(f'{folder}/profile.png')
+    return (
+        attempt(prof.save, f'{folder}/profile.xyz'),
+        attempt(prof.save, f'{folder}/none/profile.html'),
+        prof.table(all_ranks=True),
+    )
+
+
+@pytest.mark.parametrize('world_size', [1, 3])
+def test_save(root: Callable[[int], str], tmp_path: Path, world_size: int) -> None:
+    found = run_ranks(_saved, world_size, root(world_size), str(tmp_path))
+    assert_all_raise([wrong for wrong, _, _ in found], 'ValueError', 'xyz')
+    assert_all_raise([wrong for _, wrong, _ in found], 'ValueError', 'none')
+    page = (tmp_path / 'profile.html').read_text()
+    assert f'Profile of {world_size} ranks' in page
+    assert html.escape(found[0][2]) in page
+    assert is_offline(page)
+    assert (tmp_path / 'profile.png').read_bytes()[:4] == b'\x89PNG'
 
 
 def _fail_halfway(model: torch.nn.Module, data: Data) -> None:

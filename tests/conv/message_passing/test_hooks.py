@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,10 @@ import torch
 from ranks import run_ranks
 from small_graphs import assemble, assert_close
 from torch import Tensor
-from torch_geometric.nn import (
-    GATConv,
-    SAGEConv,
-)
+from torch_geometric.explain import Explainer, GNNExplainer
+from torch_geometric.nn import GCN, GATConv, SAGEConv
 
-from pyg_sar import SARConv, load_shard
+from pyg_sar import DistributedDataParallel, SARConv, load_shard
 
 
 def _hook(kind: str) -> Callable[..., Any]:
@@ -74,3 +73,33 @@ def test_explaining(root):
     plain.explain = True
     with pytest.raises(ValueError, match='SAGEConv cannot be explained'):
         conv(data.x, data.edge_index)
+
+
+def _explained(model: torch.nn.Module, x: Tensor, edge_index: Tensor) -> list[Tensor]:
+    explainer = Explainer(
+        model,
+        GNNExplainer(epochs=3),
+        explanation_type='model',
+        node_mask_type='attributes',
+        edge_mask_type='object',
+        model_config={
+            'mode': 'multiclass_classification',
+            'task_level': 'node',
+            'return_type': 'raw',
+        },
+    )
+    torch.manual_seed(1)
+    found = explainer(x, edge_index, index=3)
+    return [found.node_mask, found.edge_mask]
+
+
+def test_explainer(graph, root):
+    """On a plain graph it says what it says of the plain model, also after it was refused."""
+    data, plain = load_shard(root), GCN(6, 8, 2, 3).double()
+    model = DistributedDataParallel(copy.deepcopy(plain), check=False)
+    with pytest.raises(ValueError, match='GCNConv cannot be explained on a cut graph: explain'):
+        _explained(model, data.x, data.edge_index)
+    for _ in range(2):
+        got, want = (_explained(m, graph.x, graph.edge_index) for m in (model, plain))
+        for mask, of_plain in zip(got, want, strict=True):
+            assert torch.equal(mask, of_plain)

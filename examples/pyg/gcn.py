@@ -1,0 +1,71 @@
+"""GCN on a citation graph, as PyG's examples/gcn.py.
+
+It runs so, or without torchrun as one process:
+
+    python examples/pyg/graphs.py citations graph.pt
+    python -m pyg_sar.partition graph.pt parts/ --num-parts 3
+    torchrun --nproc-per-node 3 examples/pyg/gcn.py
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch_geometric.nn import GCNConv
+
+# plain: import graphs
+import pyg_sar  # sar
+
+EPOCHS, DROPOUT = 200, 0.5
+
+# plain: data = graphs.draw('citations')
+process = pyg_sar.init()  # sar
+data = pyg_sar.load_shard('parts/')  # sar
+torch.manual_seed(0)
+
+
+class GCN(torch.nn.Module):
+    def __init__(self, in_channels, hidden_channels, out_channels):
+        super().__init__()
+        self.conv1 = GCNConv(in_channels, hidden_channels)
+        self.conv2 = GCNConv(hidden_channels, out_channels)
+
+    def forward(self, x, edge_index):
+        x = F.dropout(x, DROPOUT, self.training)
+        x = self.conv1(x, edge_index).relu()
+        x = F.dropout(x, DROPOUT, self.training)
+        return self.conv2(x, edge_index)
+
+
+model = GCN(data.num_features, 16, data.num_classes)
+decayed = {'params': model.conv1.parameters(), 'weight_decay': 5e-4}
+optimizer = torch.optim.Adam([decayed, {'params': model.conv2.parameters()}], lr=0.01)
+model = pyg_sar.DistributedDataParallel(model)  # sar
+
+
+def train():
+    model.train()
+    optimizer.zero_grad()
+    out = model(data.x, data.edge_index)
+    # plain: loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+    losses = F.cross_entropy(out, data.y, reduction='none')  # sar
+    loss = pyg_sar.global_mean(losses, data.train_mask)  # sar
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+@torch.no_grad()
+def test():
+    model.eval()
+    right = (model(data.x, data.edge_index).argmax(dim=-1) == data.y).float()
+    masks = data.train_mask, data.val_mask, data.test_mask
+    # plain: return [float(right[mask].mean()) for mask in masks]
+    return [float(pyg_sar.global_mean(right, mask)) for mask in masks]  # sar
+
+
+for epoch in range(1, EPOCHS + 1):
+    loss, accs = train(), test()
+    # plain: print(f'{epoch:3d}  loss {loss:.4f}  accuracy', *(f'{acc:.4f}' for acc in accs))
+    if process.rank == 0:  # sar
+        print(f'{epoch:3d}  loss {loss:.4f}  accuracy', *(f'{acc:.4f}' for acc in accs))  # sar
