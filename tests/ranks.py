@@ -244,9 +244,7 @@ def _kill_all() -> None:
         _pools.popitem()[1].kill()
 
 
-def _serve(
-    rank: int, world_size: int, backend: str, folder: str, connection: Connection
-) -> None:
+def _serve(rank: int, world_size: int, backend: str, folder: str, connection: Connection) -> None:
     """What a rank does: one call after another, until it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The caller is interrupted, and kills.
     threading.Thread(target=_end_with_caller, args=(folder,), daemon=True).start()

@@ -30,8 +30,8 @@ class Work(Protocol):
 class Watch(Protocol):
     """Sees that transfers of devices end."""
 
-    def add(self, work: Any) -> None:
-        """To be told of one that has begun."""
+    def add(self, work: Any, backend: Any) -> None:
+        """To be told of one that has begun, and of the backend that does it."""
 
 
 watches: WeakKeyDictionary[dist.ProcessGroup, Watch] = WeakKeyDictionary()
@@ -171,9 +171,8 @@ def start_swap(
     ops = [dist.P2POp(dist.irecv, t, recv_rank, group, tag) for t in come]
     ops += [dist.P2POp(dist.isend, t, send_rank, group, tag) for t in go]
     works: list[Work] = [*dist.batch_isend_irecv(ops)] if ops else []
-    if works and not goes_by_host(sent[0].device if sent else received[0].device, group):
-        for work in works:
-            _watch(work, group)
+    for work in works:
+        _watch(work, (come or go)[0].device, group)
     for i, (message, tensor) in enumerate(zip(come, received, strict=True)):
         if message.device != tensor.device:
             works[i] = _Landing(works[i], message, tensor)
@@ -255,15 +254,18 @@ def broadcast(tensor: Tensor, group: Group) -> None:
 
 def _wait(work: Any, tensor: Tensor, group: Group) -> None:
     """Waits for a collective; on a device by NCCL its stream does."""
-    if tensor.device.type != 'cpu' and not goes_by_host(tensor.device, group):
-        _watch(work, group)
+    _watch(work, tensor.device, group)
     work.wait()
 
 
-def _watch(work: Any, group: Group) -> None:
-    watch = watches.get(group or dist.group.WORLD)  # type: ignore[arg-type]
-    if watch is not None:
-        watch.add(work)
+def _watch(work: Any, device: torch.device, group: Group) -> None:
+    """Has a transfer watched whose own wait tells nothing."""
+    if device.type != 'cpu' and not goes_by_host(device, group):
+        chosen = group or dist.group.WORLD
+        assert chosen is not None
+        watch = watches.get(chosen)
+        if watch is not None:
+            watch.add(work, chosen._get_backend(device))
 
 
 def small_device(group: Group) -> torch.device:

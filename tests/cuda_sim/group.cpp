@@ -31,7 +31,7 @@ using Clock = std::chrono::steady_clock;
 using Tensors = std::vector<Tensor>;
 using Carrier = c10::intrusive_ptr<c10d::Backend>;  // gloo
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-constexpr auto kLate = std::chrono::milliseconds(50);
+constexpr auto kLate = std::chrono::milliseconds(10);
 
 struct Stream;
 
@@ -183,6 +183,7 @@ class SimulatedNCCL final : public c10d::Backend {
   bool supportsCoalescing() const override { return true; }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return 0; }
+  c10d::ErrorType getError() override { return c10d::ErrorType::SUCCESS; }
   void abort() override { stream_->end(true); }
   void shutdown() override { stream_->end(false); }
 

@@ -35,6 +35,13 @@ import torch.distributed as dist  # noqa: E402
 SYNC_DEBUG_MODES = {'default': 0, 'warn': 1, 'error': 2}
 
 
+class _Device(contextlib.nullcontext[None]):
+    """The only one is always the current one."""
+
+    def __init__(self, device: Any) -> None:
+        super().__init__()
+
+
 def _simulate_device() -> None:
     """What asks torch for its devices finds one."""
     ops = torch.ops.simulated_cuda
@@ -46,7 +53,8 @@ def _simulate_device() -> None:
         'device_count': lambda: 1,
         'current_device': lambda: 0,
         'set_device': lambda device: None,
-        'device': lambda device: contextlib.nullcontext(),
+        'device': _Device,
+        'get_device_capability': lambda device=None: (9, 0),
         'get_device_name': lambda device=None: 'simulated',
         'synchronize': lambda device=None: None,
         'empty_cache': lambda: None,

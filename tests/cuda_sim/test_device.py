@@ -158,7 +158,11 @@ def test_what_is_not_waited_for_is_garbage() -> None:
 def _refused() -> list[str]:
     said = []
     dist.all_reduce(torch.zeros(1, device='cuda'))
-    for tensor in (torch.ones(3), torch.ones(4, 2).t().to('cuda'), torch.ones(3).short().to('cuda')):
+    for tensor in (
+        torch.ones(3),
+        torch.ones(4, 2).t().to('cuda'),
+        torch.ones(3).short().to('cuda'),
+    ):
         try:
             dist.all_reduce(tensor)
         except (RuntimeError, TypeError, ValueError) as error:

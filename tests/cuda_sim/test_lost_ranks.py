@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from fault_cells import Cell, Outcome, outcomes
 from fault_program import FAULTY, GROUP_TIMEOUT, PHASES, TIMEOUT

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, SAGEConv
 
 import pyg_sar
-from pyg_sar.comm.buffers import Buffers, BufferPool
+from pyg_sar.comm.buffers import BufferPool, Buffers
 from pyg_sar.comm.faults.connection import Connection
 from pyg_sar.comm.swap import Swap
 

@@ -48,7 +48,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 def _on_ranks(backend: str, *args: Any, **kwargs: Any) -> list[Any]:
-    return run_ranks(*args, backend=backend, timeout=240, **kwargs)
+    return run_ranks(*args, backend=backend, timeout=300, **kwargs)
 
 
 @pytest.mark.parametrize('names', convs.TWELVE, ids=lambda names: names[0])
@@ -85,9 +85,7 @@ def test_restrict(name: str, backend: str, tmp_path: Path) -> None:
     data, model = restricted._data(2 * WORLD_SIZE), (name, 3)
     root = tmp_path / 'parts'
     pyg_sar.partition_graph(data, 2 * WORLD_SIZE, root, method=data.part)
-    found = _on_ranks(
-        backend, restricted._trained, WORLD_SIZE, root, *model, 'sequential', 'cuda'
-    )
+    found = _on_ranks(backend, restricted._trained, WORLD_SIZE, root, *model, 'sequential', 'cuda')
     restricted._compare(found, data, *model)
 
 
@@ -144,15 +142,15 @@ def _trained(roots: list[str], device: str) -> list[list[Any]]:
 @pytest.mark.parametrize('num', [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_random_partitions(num: int, backend: str, tmp_path: Path) -> None:
     """Idle ranks, steps without rows, blocks of one row: nobody waits for ever, nothing differs."""
-    roots = []
+    folders = []
     for seed in range(num):
         graph = small_graph(num_nodes=12 + seed % 9, num_edges=10 + 3 * (seed % 7), seed=seed)
         generator = torch.Generator().manual_seed(seed)
         part = torch.randint(0, 1 + seed % WORLD_SIZE, (graph.num_nodes,), generator=generator)
-        roots.append(str(tmp_path / str(seed)))
-        pyg_sar.partition_graph(graph, WORLD_SIZE, roots[-1], method=part)
-    want = run_as_threads(_trained, 1, roots, "cpu")[0]
-    for found in _on_ranks(backend, _trained, WORLD_SIZE, roots, "cuda"):
+        folders.append(str(tmp_path / str(seed)))
+        pyg_sar.partition_graph(graph, WORLD_SIZE, folders[-1], method=part)
+    want = run_as_threads(_trained, 1, folders, 'cpu')[0]
+    for found in _on_ranks(backend, _trained, WORLD_SIZE, folders, 'cuda'):
         for got, expected in zip(found, want, strict=True):
             assert got[0] == pytest.approx(expected[0], abs=1e-12)
             for own, other in zip(got[1:], expected[1:], strict=True):

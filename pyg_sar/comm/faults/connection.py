@@ -289,4 +289,3 @@ def _reason(cause: Cause, own: Cause, error: Exception) -> str:
         return f'{who} has ended or is cut off{seen}'
     waits = f': it waits at {cause.doing}' if cause.doing else ''
     return f'{who} was silent for too long{waits}{seen}'
-

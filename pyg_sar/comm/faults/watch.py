@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
@@ -30,6 +31,7 @@ class Watched(Protocol):
 
 class _Transfer(NamedTuple):
     work: Any
+    backend: Any
     end: float  # when it counts as lost
     place: tuple[str, str]
     operation: str
@@ -50,12 +52,13 @@ class Watch:
         self._is_closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, work: Any) -> None:
+    def add(self, work: Any, backend: Any) -> None:
         """Has a transfer seen to end that has just begun."""
         connection = self._connection()
         assert connection is not None
         end = time.monotonic() + self._seconds
-        self._under_way.append(_Transfer(work, end, place_and_phase(), *connection.current))
+        told = place_and_phase(), *connection.current
+        self._under_way.append(_Transfer(work, backend, end, *told))
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, daemon=True)
             self._thread.start()
@@ -67,9 +70,10 @@ class Watch:
     def _look(self) -> None:
         while not self._is_closed.wait(INTERVAL) and self._connection() is not None:
             while self._under_way and self._under_way[0].work.is_completed():
-                transfer = self._under_way.popleft()
-                if not transfer.work.is_success():
-                    return self._tell(transfer, 'the transfer between the devices failed')
+                if _has_failed(self._under_way[0].backend):
+                    words = 'the transfer between the devices failed'
+                    return self._tell(self._under_way.popleft(), words)
+                self._under_way.popleft()
             if self._under_way and time.monotonic() > self._under_way[0].end:
                 words = f'timed out after {self._seconds:.1f} s on the device'
                 return self._tell(self._under_way.popleft(), words)
@@ -79,3 +83,10 @@ class Watch:
         if connection is not None and not self._is_closed.is_set():
             with in_call(*transfer.place):
                 connection.lost_late(RuntimeError(words), transfer.operation, transfer.peer)
+
+
+def _has_failed(backend: Any) -> bool:
+    """Whether it knows of an error; works that one has met count as done."""
+    with suppress(AttributeError, RuntimeError):  # a backend that cannot tell
+        return bool(backend.get_error().value)
+    return False
