@@ -227,7 +227,8 @@ def global_softmax(
 
 def _mean_of_all(values: Tensor, mask: Tensor | None) -> Tensor:
     """A scalar, by one all-reduce of five numbers."""
-    error, count = None, values.numel()
+    error: Exception | None = None
+    count: Tensor | int = values.numel()
     if mask is not None:
         if mask.dtype == torch.bool and mask.shape == values.shape[:1]:
             values, count = _selected(values, mask)
@@ -237,7 +238,7 @@ def _mean_of_all(values: Tensor, mask: Tensor | None) -> Tensor:
         values = values.to(torch.get_default_dtype())
     local = values.sum(dtype=values.dtype if values.dtype == torch.float64 else torch.float32)
     # float64 counts exactly up to 2^53; the other ranks are told of an error, and of a mask.
-    told = [local, count, error is not None, mask is not None]
+    told: list[Tensor | float] = [local, count, error is not None, mask is not None]
     sums, read = sum_and_read(torch.cat([_as_double(n, local) for n in told]), 3)
     num_values, num_errors, num_masks = read
     if error is not None:

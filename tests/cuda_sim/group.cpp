@@ -108,9 +108,13 @@ struct Stream {
         return;
       }
       next->is_done = true;
-      next->run = nullptr;
+      auto over = std::move(next->run);
       posted.pop_front();
       changed.notify_all();
+      lock.unlock();  // who lets a tensor go may have to wait for Python's lock
+      over = nullptr;
+      next.reset();
+      lock.lock();
     }
   }
 

@@ -45,9 +45,9 @@ def _mutated(name: str) -> Iterator[None]:
 
         change = mock.patch.object(Swap, '__init__', begin_and_free)
     elif name == MUTATIONS[2]:
-        change = mock.patch.object(Swap, 'wait', lambda self: None)
+        change = mock.patch.object(Swap, 'wait')
     elif name == MUTATIONS[3]:
-        change = mock.patch.object(Connection, 'connect_devices', lambda self, device: None)
+        change = mock.patch.object(Connection, 'connect_devices')
     else:
         change = mock.patch.object(Swap, '_unused', None, create=True)
     with change:
@@ -90,6 +90,9 @@ def test_mutations_are_found(mutation: str, roots: dict[bool, str]) -> None:
     except (RankError, TimeoutError):
         assert mutation
         return
-    pairs = zip(sum(found, []), sum(want, []), strict=True)
-    is_same = all(torch.allclose(got, expected, 0, 1e-10) for got, expected in pairs)
+    is_same = all(
+        torch.allclose(got, expected, 0, 1e-10)
+        for ours, theirs in zip(found, want, strict=True)
+        for got, expected in zip(ours, theirs, strict=True)
+    )
     assert is_same == (not mutation)

@@ -119,10 +119,10 @@ def test_batches(backend: str, tmp_path: Path) -> None:
     batches._compare(_on_ranks(backend, batches._train, WORLD_SIZE, root, 'cuda'), want)
 
 
-def _trained(roots: list[str], device: str) -> list[list[Any]]:
+def _trained(folders: list[str], device: str) -> list[list[Any]]:
     """Of every partition what a model gives, and its gradients."""
     found = []
-    for root in roots:
+    for root in folders:
         data = pyg_sar.load_shard(root).to(device)
         torch.manual_seed(0)
         net = torch.nn.ModuleList([SAGEConv(6, 4), GATConv(4, 2, heads=2)]).double().to(device)
