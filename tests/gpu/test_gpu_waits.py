@@ -31,7 +31,7 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], int]] = {
     'max': (lambda: pyg.SAGEConv(6, 4, aggr='max'), 0),
     'FiLM': (lambda: pyg.FiLMConv(6, 4), 0),
     'GAT': (lambda: pyg.GATConv(6, 4, heads=2, add_self_loops=False), 0),
-    'GAT that adds loops': (lambda: pyg.GATConv(6, 4, heads=2), 2),
+    'GAT that adds loops': (lambda: pyg.GATConv(6, 4, heads=2), PARTS),
     'GATv2': (lambda: pyg.GATv2Conv(6, 4, heads=2, add_self_loops=False), PARTS),
     'Transformer': (lambda: pyg.TransformerConv(6, 4, heads=2), PARTS),
     'batch norm': (lambda: pyg.BatchNorm(6), 0),
@@ -99,7 +99,7 @@ def _waits_of_reading() -> Counter[str]:
 
 
 def test_waits_are_counted() -> None:
-    assert list(_waits_of_reading().values()) == [1, 1, 1]
+    assert _waits_of_reading().total() == 3
 
 
 @pytest.mark.parametrize('backend', ['nccl', 'cpu:gloo,cuda:nccl'])
