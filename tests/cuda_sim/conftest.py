@@ -15,5 +15,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.cuda_sim)
+            item.add_marker(pytest.mark.filterwarnings('ignore:The usage of `scatter'))
             if WHY_NOT:
                 item.add_marker(pytest.mark.skip(reason=f'no simulated device: {WHY_NOT}'))
