@@ -15,6 +15,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.cuda_sim)
-            item.add_marker(pytest.mark.filterwarnings('ignore:The usage of `scatter'))
+            ignored = 'ignore:The usage of `scatter'  # PyG tells of a missing package
+            item.add_marker(pytest.mark.filterwarnings(ignored))
             if WHY_NOT:
                 item.add_marker(pytest.mark.skip(reason=f'no simulated device: {WHY_NOT}'))
