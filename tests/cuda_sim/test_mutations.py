@@ -87,8 +87,9 @@ def test_mutations_are_found(mutation: str, roots: dict[bool, str]) -> None:
     want = _on_ranks(root, 'cpu', 'gloo')
     try:
         found = _on_ranks(root, 'cuda', BACKEND, mutation)
-    except (RankError, TimeoutError) as error:
-        assert mutation, str(error)
+    except (RankError, TimeoutError):
+        if not mutation:
+            raise
         return
     is_same = all(
         torch.allclose(got, expected, 0, 1e-10)
