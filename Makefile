@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/installed
 .DEFAULT_GOAL := help
 BENCHMARKS := kernels layers epoch scaling accuracy sampling ogbn partition
 
-.PHONY: help demo test test-slow test-oldest test-benchmarks docs lint format convs faults fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
+.PHONY: help demo test test-slow test-oldest test-cuda-sim test-benchmarks docs lint format convs faults fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -30,6 +30,9 @@ OLDEST := -k 'not powermean' tests/model/test_training.py tests/parity/test_pari
 
 test-oldest: .venv-oldest/installed  ## small trainings and parity with the oldest torch and PyG that are declared
 	@.venv-oldest/bin/python -m pytest $(OLDEST) $(ARGS)
+
+test-cuda-sim: $(INSTALLED)  ## run what users of GPUs do on a simulated one, with a simulated NCCL
+	@PYTHONPATH=tests/cuda_sim $(BIN)/python -m pytest -p simulated_cuda -m 'cuda_sim and not slow' -n 2 --dist loadfile tests/gpu tests/cuda_sim $(ARGS)
 
 test-benchmarks: $(INSTALLED)  ## run every benchmark in its smallest form, measure what is bounded, and what takes long
 	@$(BIN)/python -m pytest -m bench $(ARGS)

@@ -42,7 +42,7 @@ context = multiprocessing.get_context('forkserver')
 # a machine with a GPU nothing: what asks CUDA for its devices at import spoils it for all forks.
 _PRELOADED = ['torch_geometric', 'pyg_sar', 'pytest', 'hypothesis']
 context.set_forkserver_preload([] if torch.cuda.is_available() else _PRELOADED)
-_pools: dict[int, _Pool] = {}
+_pools: dict[tuple[int, str], _Pool] = {}
 
 
 def seed() -> None:
@@ -65,7 +65,12 @@ class RankError(AssertionError):
 
 
 def run_ranks(
-    fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60, **kwargs: Any
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout: float = 60,
+    backend: str = 'gloo',
+    **kwargs: Any,
 ) -> list[Any]:
     """Calls ``fn(*args, **kwargs)`` on every rank of a process group.
 
@@ -77,6 +82,7 @@ def run_ranks(
         world_size: Number of ranks.
         *args: Passed on, the same for every rank.
         timeout: Seconds until all ranks are killed.
+        backend: Of the process group; with NCCL every rank has a GPU of its own.
         **kwargs: Passed on.
 
     Returns:
@@ -87,14 +93,15 @@ def run_ranks(
         TimeoutError: With the stacks of the ranks that had not finished.
     """
     message = _dump((_warning_filters(), fn, args, kwargs))
-    pool = _pools.get(world_size)
+    kind = world_size, backend
+    pool = _pools.get(kind)
     try:
         if pool is None:
-            pool = _pools[world_size] = _Pool(world_size)
+            pool = _pools[kind] = _Pool(world_size, backend)
         return pool.call(message, timeout)
     except BaseException:
-        if world_size in _pools:
-            _pools.pop(world_size).kill()
+        if kind in _pools:
+            _pools.pop(kind).kill()
         raise
 
 
@@ -117,6 +124,7 @@ def run_once(
     *args: Any,
     timeout: float = 60,
     may_die: Collection[int] = (),
+    backend: str = 'gloo',
     **kwargs: Any,
 ) -> list[Any]:
     """The same in processes of its own, for functions that end or spoil their process.
@@ -124,7 +132,7 @@ def run_once(
     Ranks in `may_die` may end without an answer; their result is then None.
     """
     message = _dump((_warning_filters(), fn, args, kwargs))
-    pool = _Pool(world_size)
+    pool = _Pool(world_size, backend)
     try:
         return pool.call(message, timeout, may_die)
     finally:
@@ -141,25 +149,25 @@ class _Failure:
 
 
 class _Pool:
-    """The ranks of one world size."""
+    """The ranks of one world size and backend."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, backend: str = 'gloo') -> None:
         self.folder = Path(tempfile.mkdtemp(prefix='ranks-'))
         self.processes: list[multiprocessing.process.BaseProcess] = []
         self.connections: list[Connection] = []
         try:
             for rank in range(world_size):
-                self._start(rank, world_size)
+                self._start(rank, world_size, backend)
         except BaseException:
             self.kill()
             raise
 
-    def _start(self, rank: int, world_size: int) -> None:
+    def _start(self, rank: int, world_size: int, backend: str) -> None:
         ours, theirs = context.Pipe()
         self.connections.append(ours)
         with theirs:
             process = context.Process(
-                target=_serve, args=(rank, world_size, str(self.folder), theirs)
+                target=_serve, args=(rank, world_size, backend, str(self.folder), theirs)
             )
             process.start()
         self.processes.append(process)
@@ -236,7 +244,7 @@ def _kill_all() -> None:
         _pools.popitem()[1].kill()
 
 
-def _serve(rank: int, world_size: int, folder: str, connection: Connection) -> None:
+def _serve(rank: int, world_size: int, backend: str, folder: str, connection: Connection) -> None:
     """What a rank does: one call after another, until it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The caller is interrupted, and kills.
     threading.Thread(target=_end_with_caller, args=(folder,), daemon=True).start()
@@ -244,8 +252,10 @@ def _serve(rank: int, world_size: int, folder: str, connection: Connection) -> N
     faulthandler.register(signal.SIGUSR1, file=stacks)
     if sys.platform == 'linux':
         os.environ['GLOO_SOCKET_IFNAME'] = 'lo'  # The host's name need not resolve.
+    if 'nccl' in backend:
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        'gloo', init_method=f'file://{folder}/store', rank=rank, world_size=world_size
+        backend, init_method=f'file://{folder}/store', rank=rank, world_size=world_size
     )
     while True:
         sys.path[:], message = connection.recv()

@@ -27,6 +27,8 @@ from pyg_sar.comm.group import (
     all_to_all,
     all_to_all_counts,
     are_alike,
+    await_device,
+    check_arrived,
     check_equal,
     count_ranks,
     exchange_bytes,

@@ -114,6 +114,23 @@ def all_reduce_sum(
     return tensor
 
 
+def check_arrived(what: str) -> None:
+    """Raises ExchangeError if transfers were lost while the program waited for its device.
+
+    Such a wait ends with whatever the memory holds, so this comes between it and what the program
+    does with what it has read.
+    """
+    if is_distributed():
+        connected().check(what)
+
+
+def await_device(device: torch.device, what: str) -> None:
+    """Waits for all that travels to a device, before others see it; raises ExchangeError."""
+    if device.type == 'cuda' and world_size() > 1:
+        torch.cuda.synchronize(device)
+        check_arrived(what)
+
+
 def all_gather_alike(tensor: Tensor, what: str = 'a gather from all ranks') -> Tensor:
     """The ranks' tensors of one shape and dtype, ``[world_size, ...]`` (collective)."""
     if not is_distributed():

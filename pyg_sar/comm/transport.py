@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,17 @@ class Work(Protocol):
 
     def wait(self) -> Any:
         """Returns once it is done."""
+
+
+class Watch(Protocol):
+    """Sees that transfers of devices end."""
+
+    def add(self, work: Any, backend: Any) -> None:
+        """To be told of one that has begun, and of the backend that does it."""
+
+
+watches: WeakKeyDictionary[dist.ProcessGroup, Watch] = WeakKeyDictionary()
+"""Of groups whose transfers are watched."""
 
 
 class World:
@@ -159,6 +171,8 @@ def start_swap(
     ops = [dist.P2POp(dist.irecv, t, recv_rank, group, tag) for t in come]
     ops += [dist.P2POp(dist.isend, t, send_rank, group, tag) for t in go]
     works: list[Work] = [*dist.batch_isend_irecv(ops)] if ops else []
+    for work in works:
+        _watch(work, (come or go)[0].device, group)
     for i, (message, tensor) in enumerate(zip(come, received, strict=True)):
         if message.device != tensor.device:
             works[i] = _Landing(works[i], message, tensor)
@@ -201,7 +215,13 @@ def all_to_all(
     if _here.world is not None:
         _here.world.all_to_all(received, sent, recv_sizes, send_sizes)
     else:
-        dist.all_to_all_single(received, sent, recv_sizes, send_sizes, group=group)
+        _wait(
+            dist.all_to_all_single(
+                received, sent, recv_sizes, send_sizes, group=group, async_op=True
+            ),
+            sent,
+            group,
+        )
 
 
 def all_reduce(tensor: Tensor, group: Group) -> Tensor:
@@ -209,7 +229,7 @@ def all_reduce(tensor: Tensor, group: Group) -> Tensor:
     if _here.world is not None:
         _here.world.all_reduce(tensor)
     else:
-        dist.all_reduce(tensor, group=group)
+        _wait(dist.all_reduce(tensor, group=group, async_op=True), tensor, group)
     return tensor
 
 
@@ -218,7 +238,7 @@ def all_gather(own: Tensor, group: Group) -> Tensor:
     if _here.world is not None:
         return _here.world.all_gather(own)
     out = own.new_empty(dist.get_world_size(group), *own.shape)
-    dist.all_gather(list(out.unbind()), own, group=group)
+    _wait(dist.all_gather(list(out.unbind()), own, group=group, async_op=True), own, group)
     return out
 
 
@@ -228,7 +248,24 @@ def broadcast(tensor: Tensor, group: Group) -> None:
         _here.world.broadcast(tensor)
     else:
         is_host = goes_by_host(tensor.device, group)
-        dist.broadcast(tensor if is_host else _carried(tensor, group), src=0, group=group)
+        sent = tensor if is_host else _carried(tensor, group)
+        _wait(dist.broadcast(sent, src=0, group=group, async_op=True), tensor, group)
+
+
+def _wait(work: Any, tensor: Tensor, group: Group) -> None:
+    """Waits for a collective; on a device by NCCL its stream does."""
+    _watch(work, tensor.device, group)
+    work.wait()
+
+
+def _watch(work: Any, device: torch.device, group: Group) -> None:
+    """Has a transfer watched whose own wait tells nothing."""
+    if device.type != 'cpu' and not goes_by_host(device, group):
+        chosen = group or dist.group.WORLD
+        assert chosen is not None
+        watch = watches.get(chosen)
+        if watch is not None:
+            watch.add(work, chosen._get_backend(device))
 
 
 def small_device(group: Group) -> torch.device:

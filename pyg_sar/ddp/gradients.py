@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from pyg_sar.comm import all_reduce_sum, world_size
+from pyg_sar.comm import all_reduce_sum, await_device, check_arrived, world_size
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind, tensors_in
 from pyg_sar.norm import RunningStatistics, edges_in
@@ -101,6 +101,9 @@ class Gradients:
         model = None if self._module is None else self._module()
         if model is None or not self._is_parallel:
             return
+        if not torch.is_grad_enabled():  # no backward comes that would tell of a lost rank
+            for device in {t.device for t in tensors_in(out)}:
+                await_device(device, 'the end of a forward')
         outputs = [t for t in tensors_in(out) if t.requires_grad]
         words = ''  # on a cut graph convs compare more
         if edges_in((args, kwargs)) == 'batch':
@@ -186,9 +189,11 @@ class Gradients:
         del shared
         self._summed(total)
         sizes = [_size(p) for p in bucket]
-        *means, shares, more = torch.split(total, [*sizes, len(bucket), more.numel()])
+        *means, of_all, more = torch.split(total, [*sizes, len(bucket), more.numel()])
+        shares = of_all.real.tolist()
+        check_arrived('the sum of the gradients of parameters')  # before anyone's gradient changes
         whole = []
-        for p, mean, share in zip(bucket, means, shares.real.tolist(), strict=True):
+        for p, mean, share in zip(bucket, means, shares, strict=True):
             if share > 0:
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                 if not isinstance(p, OwnRows):

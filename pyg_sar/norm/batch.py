@@ -14,7 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import norm
 
-from pyg_sar.comm import all_reduce_sum, communicates, is_distributed, once_differentiable
+from pyg_sar.comm import (
+    agree,
+    all_reduce_sum,
+    communicates,
+    is_distributed,
+    once_differentiable,
+)
 from pyg_sar.norm.convert import GlobalNorm
 from pyg_sar.norm.running import make_equal, note_update
 from pyg_sar.recompute import remember
@@ -183,9 +189,11 @@ def _moments(rows: Tensor) -> tuple[Tensor, Tensor, int]:
     num_local = rows.size(0)
     local_mean, local_squares = _local_moments(rows, dtype)
     # The count goes as float64: exact up to 2^53 rows.
-    sums = torch.cat([local_mean * num_local, local_mean.new_tensor([num_local])])
+    sums = torch.cat([local_mean * num_local, local_mean.new_full((1,), num_local)])
     all_reduce_sum(sums)
-    count = int(sums[-1])
+    # Of a device's rows the hosts tell each other the number: nobody waits for a device.
+    is_host = rows.device.type == 'cpu'
+    count = int(sums[-1]) if is_host else sum(agree(num_local))
     mean = sums[:-1] / max(count, 1)
     # Chan, Golub and LeVeque 1979: squared deviations about the common mean.
     squares = local_squares + (local_mean - mean).square() * num_local

@@ -9,6 +9,7 @@ from pyg_sar.comm import (
     agree,
     all_gather_alike,
     all_reduce_sum,
+    check_arrived,
     raise_together,
     sum_over_ranks,
 )
@@ -106,10 +107,17 @@ def wrong_mask(values: Tensor, mask: Tensor) -> str:
 
 def sum_with_history(values: Tensor) -> Tensor:
     """Of a vector; with a history on all ranks if on any, as all have to take part in backward."""
-    anchor = values.new_tensor([values.requires_grad]).requires_grad_()
+    return sum_and_read(values, 0)[0]
+
+
+def sum_and_read(values: Tensor, num_read: int) -> tuple[Tensor, list[float]]:
+    """The same, and its last numbers as they are: a device is waited for once."""
+    anchor = values.new_full((1,), float(values.requires_grad)).requires_grad_()
     total = sum_over_ranks(torch.cat([values, anchor]))
-    if total[-1] == 0:
+    *read, histories = total.detach()[values.numel() - num_read :].tolist()
+    check_arrived('a sum over all ranks')
+    if histories == 0:
         total = total.detach()
     elif total.requires_grad:
         note_backward_of(total)
-    return total[:-1]
+    return total[:-1], read

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import all_reduce_sum, in_call
-from pyg_sar.over_all_nodes.reduced_rows import Rows, sum_with_history, wrong_mask
+from pyg_sar.over_all_nodes.reduced_rows import Rows, sum_and_read, sum_with_history, wrong_mask
 
 
 @in_call('global_mean')
@@ -227,27 +227,43 @@ def global_softmax(
 
 def _mean_of_all(values: Tensor, mask: Tensor | None) -> Tensor:
     """A scalar, by one all-reduce of five numbers."""
-    error = None
+    error: Exception | None = None
+    count: Tensor | int = values.numel()
     if mask is not None:
         if mask.dtype == torch.bool and mask.shape == values.shape[:1]:
-            values = values[mask]
+            values, count = _selected(values, mask)
         else:
             error = ValueError(wrong_mask(values, mask))
     if not values.is_floating_point():
         values = values.to(torch.get_default_dtype())
     local = values.sum(dtype=values.dtype if values.dtype == torch.float64 else torch.float32)
     # float64 counts exactly up to 2^53; the other ranks are told of an error, and of a mask.
-    told = [values.numel(), error is not None, mask is not None]
-    counted = local.new_tensor(told, dtype=torch.float64)
-    sums = sum_with_history(torch.cat([local.double().view(1), counted]))
-    total, count, num_errors, num_masks = sums
+    told: list[Tensor | float] = [local, count, error is not None, mask is not None]
+    sums, read = sum_and_read(torch.cat([_as_double(n, local) for n in told]), 3)
+    num_values, num_errors, num_masks = read
     if error is not None:
         raise error
     if num_errors > 0:
         raise ValueError(
             f"expected a bool 'mask' of shape {tuple(values.shape[:1])} (got another on some rank)"
         )
-    if count == 0 and num_masks > 0:
+    if num_values == 0 and num_masks > 0:
         raise ValueError("expected at least one value selected by 'mask' on all ranks (got none)")
-    mean: Tensor = total / count.detach().clamp(min=1)
+    mean: Tensor = sums[0] / sums[1].detach().clamp(min=1)
     return mean.to(values.dtype)
+
+
+def _selected(values: Tensor, mask: Tensor) -> tuple[Tensor, int | Tensor]:
+    """Rows of which only the selected count, and how many numbers those hold."""
+    if values.device.type == 'cpu':
+        values = values[mask]
+        return values, values.numel()
+    # A device would be waited for to know how many rows there are.
+    is_selected = mask.view(-1, *[1] * (values.dim() - 1))
+    return torch.where(is_selected, values, 0), mask.sum() * values[:1].numel()
+
+
+def _as_double(number: Tensor | float, like: Tensor) -> Tensor:
+    if isinstance(number, Tensor):
+        return number.double().view(1)
+    return like.new_full((1,), number, dtype=torch.float64)

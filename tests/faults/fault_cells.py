@@ -29,6 +29,7 @@ class Cell(NamedTuple):
     phase: str
     convs: Callable[[], list[torch.nn.Module]] = default_convs
     mode: str = 'sequential'
+    backend: str = 'gloo'
 
 
 NOT_DEFINED = {('shape', phase) for phase in ('backward', 'optimizer', 'checkpoint')}
@@ -74,7 +75,7 @@ def _outcome(cell: Cell, folder: Path) -> Outcome:
     processes = [
         CONTEXT.Process(
             target=run,
-            args=(rank, str(folder), cell.fault, cell.phase, cell.convs, cell.mode, sys.path),
+            args=(rank, str(folder), *cell, sys.path),
         )
         for rank in range(WORLD_SIZE)
     ]

@@ -65,7 +65,9 @@ def median_convs() -> list[torch.nn.Module]:
     return [SAGEConv(i, o, aggr='median') for i, o in ((6, 8), (8, 8), (8, 3))]
 
 
-def run(rank: int, folder: str, fault: str, phase: str, convs: Any, mode: str, path: Any) -> None:
+def run(
+    rank: int, folder: str, fault: str, phase: str, convs: Any, mode: str, backend: str, path: Any
+) -> None:
     """What a rank does: trains, and notes in a file what it ends with."""
     sys.path[:] = path
     torch.set_num_threads(1)
@@ -80,7 +82,7 @@ def run(rank: int, folder: str, fault: str, phase: str, convs: Any, mode: str, p
 
     at.armed = True  # type: ignore[attr-defined]
     try:
-        _train(rank, place, at, convs, mode, fault if fails else '', phase)
+        _train(rank, place, at, convs, mode, backend, fault if fails else '', phase)
     except BaseException as error:
         found = {
             'time': time.monotonic(),
@@ -95,9 +97,12 @@ def run(rank: int, folder: str, fault: str, phase: str, convs: Any, mode: str, p
         raise
 
 
-def _train(rank: int, place: Path, at: Any, convs: Any, mode: str, fault: str, phase: str) -> None:
+def _train(
+    rank: int, place: Path, at: Any, convs: Any, mode: str, backend: str, fault: str, phase: str
+) -> None:
+    device = 'cuda' if 'nccl' in backend else 'cpu'
     dist.init_process_group(
-        'gloo',
+        backend,
         init_method=f'file://{place}/store',
         rank=rank,
         world_size=WORLD_SIZE,
@@ -113,12 +118,12 @@ def _train(rank: int, place: Path, at: Any, convs: Any, mode: str, fault: str, p
     shape = phase if fault == 'shape' else ''
     parts = 'others' if shape == 'load' else 'parts'
     with mock.patch.object(pyg_sar.load, 'read_shard', reading):
-        data = pyg_sar.load_shard(place.parent / parts)
+        data = pyg_sar.load_shard(place.parent / parts).to(device)
     torch.manual_seed(0)
     layers = convs()
     if shape == 'construction':
         layers[2] = GCNConv(8, 4)
-    net = Net(layers, at).double()
+    net = Net(layers, at).double().to(device)
     dist.barrier()  # all have come as far as this
     at('construction')
     model = pyg_sar.DistributedDataParallel(net, mode=mode, timeout=TIMEOUT, check=False)

@@ -147,9 +147,12 @@ def _trained(
 
 
 def _check_exact(root: Path, data: Data, world_size: int, *model: Any) -> None:
-    answers = _on_ranks(world_size, _trained, root, *model)
+    _compare(_on_ranks(world_size, _trained, root, *model), data, *model[:2])
+
+
+def _compare(answers: list[Any], data: Data, name: str, num_layers: int) -> None:
     for wanted in WANTED:
-        net = _net(*model[:2])
+        net = _net(name, num_layers)
         x = data.x.clone().requires_grad_()
         out = net(x, data)[data[wanted]]
         _loss(out, data.target[data[wanted]]).mean().backward()

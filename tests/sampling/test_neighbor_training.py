@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,10 @@ from torch_geometric.nn import GraphSAGE
 import pyg_sar
 
 
-def _train(root: str) -> tuple[list[float], Tensor, dict[str, Tensor]]:
-    data = pyg_sar.load_shard(root)
+def _train(root: str, device: str = 'cpu') -> tuple[list[float], Tensor, dict[str, Tensor]]:
+    data = pyg_sar.load_shard(root).to(device)
     torch.manual_seed(0)
-    model = pyg_sar.DistributedDataParallel(GraphSAGE(6, 8, 2, 3).double())
+    model = pyg_sar.DistributedDataParallel(GraphSAGE(6, 8, 2, 3).double().to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     loader = pyg_sar.NeighborLoader(
         data, num_neighbors=[3, 2], input_nodes=data.train_mask, batch_size=2, shuffle=True
@@ -36,14 +37,18 @@ def _train(root: str) -> tuple[list[float], Tensor, dict[str, Tensor]]:
     model.eval()
     with torch.no_grad():
         out = model(data.x, data.edge_index)
-    return losses, torch.cat([data.n_id.unsqueeze(1), out], dim=1), model.module.state_dict()
+    rows = torch.cat([data.n_id.unsqueeze(1), out], dim=1)
+    return losses, rows.cpu(), {k: v.cpu() for k, v in model.module.state_dict().items()}
 
 
 @pytest.mark.parametrize('world_size', [2, 4])
 def test_training_is_the_same_on_any_number_of_ranks(tmp_path: Path, world_size: int) -> None:
     root = str(cut(small_graph(), 4, tmp_path / 'parts'))
-    losses, out, state = run_as_threads(_train, 1, root)[0]
-    results = run_as_threads(_train, world_size, root)
+    _compare(run_as_threads(_train, world_size, root), run_as_threads(_train, 1, root)[0])
+
+
+def _compare(results: list[Any], wanted: Any) -> None:
+    losses, out, state = wanted
     rows = torch.cat([rows for _, rows, _ in results])
     assert_close(rows[rows[:, 0].argsort()], out[out[:, 0].argsort()], tolerance=1e-10)
     for got, _, weights in results:

@@ -25,8 +25,10 @@ import torch.distributed as dist
 
 from pyg_sar.comm import transport
 from pyg_sar.comm.faults.errors import ExchangeError, place, placed
+from pyg_sar.comm.faults.groups import new_group, timeout_of
 from pyg_sar.comm.faults.program_check import code_of, gather_texts, sum_if_alike
 from pyg_sar.comm.faults.reports import PATIENCE, Cause, Reports, for_operations, for_reports
+from pyg_sar.comm.faults.watch import Watch
 
 _CLASS = re.compile(r' ?\(\w+\)')
 GRACE = 2.0  # seconds in which all ranks may raise alike before the one that raised ends the group
@@ -42,6 +44,7 @@ class Connection:
         debug: Whether the ranks compare what they do before every operation.
         travelling: Transfers that are under way; their `works` are dropped if the group ends.
         num_operations: Operations that this rank has begun.
+        current: The last one of them, and the rank it is with.
         main: Of a lane the connection that it ends with; else None.
         lanes: Connections of other threads of this process, which end with this one.
     """
@@ -66,11 +69,15 @@ class Connection:
         self.num_operations = self._num_open = self._num_raised = 0
         self._verdict: threading.Thread | None = None
         self.group: dist.ProcessGroup | None = None
-        limit = timeout or _timeout_of(dist.group.WORLD)
+        limit = timeout or timeout_of(dist.group.WORLD)
         self._seconds = limit.total_seconds() if limit is not None else float('inf')
+        self._ending = threading.RLock()
+        self.current: tuple[str, int | None] = ('', None)
+        self._watch = Watch(self, self._seconds - for_reports(self._seconds))
         with Guard(self, 'connecting the ranks', None):
             self._meet(dist.group.WORLD if before is None or before.group is None else before.group)
-            self.group = dist.new_group(timeout=for_operations(limit), backend=_backend())
+            self.group = new_group(limit)
+        transport.watches[self.group] = self._watch
         self._devices: set[torch.device] = set()
         if self.main is not None:
             self.reports = self.main.reports
@@ -84,7 +91,7 @@ class Connection:
         """Sees ranks that have ended, which new_group would wait for."""
         if torch.device('cpu') in getattr(group, '_device_types', ()):
             work = dist.barrier(group=group, async_op=True)
-            limit = for_operations(_timeout_of(group)) if group is dist.group.WORLD else None
+            limit = for_operations(timeout_of(group)) if group is dist.group.WORLD else None
             assert work is not None
             work.wait(limit) if limit is not None else work.wait()
 
@@ -101,9 +108,7 @@ class Connection:
 
     def check(self, operation: str) -> None:
         """Raises if the group has ended; waits where that is not decided yet."""
-        if self._verdict is not None:
-            self._verdict.join()
-            self._verdict = None
+        self._await_verdict()
         first = self.error or (self.main.error if self.main is not None else None)
         if first is not None:
             raise self._error(first.peer, operation, f'exchanges ended before, when {first}')
@@ -142,6 +147,17 @@ class Connection:
 
     def lost(self, error: Exception, operation: str, peer: int | None) -> ExchangeError:
         """Ends the group after an operation failed, and gives the error that says so."""
+        with self._ending:
+            self._end_if_first(error, operation, peer)
+        assert self.error is not None
+        return self._error(self.error.peer, operation, self.error.reason)
+
+    def lost_late(self, error: Exception, operation: str, peer: int | None) -> None:
+        """The same from a thread that watches: the program's own is about to come to it."""
+        self._verdict = threading.current_thread()
+        self.lost(error, operation, peer)
+
+    def _end_if_first(self, error: Exception, operation: str, peer: int | None) -> None:
         if self.error is None:
             text = str(error)
             own = Cause(peer, None, 'imed out' in text or 'timeout' in text, placed(operation))
@@ -158,7 +174,6 @@ class Connection:
             self.error = self._error(cause.peer, operation, reason)
             if peer is None:  # for those who come later
                 self.reports.write(own._replace(peer=cause.peer, silent=cause.silent), seconds=0.2)
-        return self._error(self.error.peer, operation, self.error.reason)
 
     def left_by(self, error: BaseException) -> None:
         """Ends the group after an exception left this rank's program, unless all ranks raised it.
@@ -170,8 +185,7 @@ class Connection:
         if is_stop or isinstance(error, ExchangeError) or '_pyg_sar_left' in vars(error):
             return
         vars(error)['_pyg_sar_left'] = self.number  # layers inside others see it, too
-        if self._verdict is not None:
-            self._verdict.join()
+        self._await_verdict()
         if self.error is not None or self.travelling or self._num_open:
             self.fail(error)
             return
@@ -195,6 +209,11 @@ class Connection:
             cause = cause or self._failure(error)
             words = cause.failure or ''
             self._end(ExchangeError(self.rank, self.rank, 'an exception', '', words), cause)
+
+    def _await_verdict(self) -> None:
+        verdict, self._verdict = self._verdict, None
+        if verdict is not None and verdict is not threading.current_thread():
+            verdict.join()
 
     def _error(self, peer: int | None, operation: str, reason: str) -> ExchangeError:
         return ExchangeError(self.rank, peer, operation, place(), reason)
@@ -222,6 +241,7 @@ class Connection:
 
     def close(self) -> None:
         """Closes the connections; an operation of another thread holds them until it is done."""
+        self._watch.close()
         group, self.group = self.group, None
         if group is None:
             return
@@ -244,6 +264,7 @@ class Guard:
     def __enter__(self) -> None:
         self.connection.check(self.operation)
         self.connection._num_open += 1
+        self.connection.current = self.operation, self.peer
 
     def __exit__(
         self, kind: object, error: BaseException | None, trace: TracebackType | None
@@ -268,24 +289,3 @@ def _reason(cause: Cause, own: Cause, error: Exception) -> str:
         return f'{who} has ended or is cut off{seen}'
     waits = f': it waits at {cause.doing}' if cause.doing else ''
     return f'{who} was silent for too long{waits}{seen}'
-
-
-def _timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
-    """The timeout of a group, which torch does not hand on to new ones; None if unknown."""
-    for device in getattr(group, '_device_types', ()):
-        with suppress(AttributeError, RuntimeError):
-            found = group._get_backend(device).options._timeout  # type: ignore[union-attr]
-            if isinstance(found, timedelta):
-                return found
-    return None
-
-
-def _backend() -> str | None:
-    """The backends of the exchanges: those of the default group, with gloo for what is no row.
-
-    Decisions and texts of a few bytes go from host to host. By a device alone each would wait for
-    it, on the one that is current, which need not be the one that holds the rank's rows.
-    """
-    if torch.device('cpu') in getattr(dist.group.WORLD, '_device_types', ()):
-        return None
-    return f'cpu:gloo,{dist.get_backend_config()}'

@@ -53,6 +53,11 @@ def placed(operation: str) -> str:
     return f'{operation} in {where}' if where else operation
 
 
+def place_and_phase() -> tuple[str, str]:
+    """Both, for :func:`in_call`."""
+    return _place.layer, _place.phase
+
+
 def layer_of_place() -> str:
     """The layer alone, forward or backward."""
     return _place.layer

@@ -1,0 +1,49 @@
+"""The process group of the exchanges, made beside the default group."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from pyg_sar.comm.faults.reports import for_operations
+
+_HANDLING = 'TORCH_NCCL_ASYNC_ERROR_HANDLING'
+
+
+def new_group(limit: timedelta | None) -> dist.ProcessGroup:
+    """A group of all ranks whose operations may take that long (collective).
+
+    Its backends are those of the default group, with gloo for what is no row: decisions and texts
+    of a few bytes go from host to host. By a device alone each would wait for it, on the one that
+    is current, which need not be the one that holds the rank's rows.
+
+    Of a rank that is lost under NCCL :mod:`pyg_sar.comm.faults.watch` tells. torch's own watchdog
+    would end the process; a group has it unless this variable says so while the group is made.
+    """
+    backend = None
+    if torch.device('cpu') not in getattr(dist.group.WORLD, '_device_types', ()):
+        backend = f'cpu:gloo,{dist.get_backend_config()}'
+    before = os.environ.get(_HANDLING)
+    os.environ[_HANDLING] = '0'
+    try:
+        group: dist.ProcessGroup = dist.new_group(timeout=for_operations(limit), backend=backend)
+    finally:
+        if before is None:
+            del os.environ[_HANDLING]
+        else:
+            os.environ[_HANDLING] = before
+    return group
+
+
+def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
+    """The timeout of a group, which torch does not hand on to new ones; None if unknown."""
+    for device in getattr(group, '_device_types', ()):
+        with suppress(AttributeError, RuntimeError):
+            found = group._get_backend(device).options._timeout  # type: ignore[union-attr]
+            if isinstance(found, timedelta):
+                return found
+    return None

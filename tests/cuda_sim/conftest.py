@@ -1,0 +1,21 @@
+"""Tests of the simulated device run where it is: ``make test-cuda-sim``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+simulation = sys.modules.get('simulated_cuda')
+WHY_NOT = 'needs -p simulated_cuda' if simulation is None else simulation.why_not
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.cuda_sim)
+            ignored = 'ignore:The usage of `scatter'  # PyG tells of a missing package
+            item.add_marker(pytest.mark.filterwarnings(ignored))
+            if WHY_NOT:
+                item.add_marker(pytest.mark.skip(reason=f'no simulated device: {WHY_NOT}'))

@@ -1,0 +1,101 @@
+"""A CUDA device that is simulated, and NCCL: import it before torch. See README.md.
+
+A plugin of pytest as well: ``python -m pytest -p simulated_cuda``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import sys
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from compiled import CannotCompileError, libraries, torch_folder
+
+assert 'torch' not in sys.modules, 'expected to be imported before torch'
+
+why_not = ''
+"""Why there is no simulation; empty if there is."""
+
+try:
+    _folder = libraries()
+except CannotCompileError as error:
+    why_not = str(error)
+else:
+    ctypes.CDLL(str(torch_folder() / 'lib' / 'libtorch_cpu.so'), ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(_folder / 'libsimulated_cuda.so'), ctypes.RTLD_GLOBAL).start_simulated_cuda()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+SYNC_DEBUG_MODES = {'default': 0, 'warn': 1, 'error': 2}
+
+
+class _Device(contextlib.nullcontext[None]):
+    """The only one is always the current one."""
+
+    def __init__(self, device: Any) -> None:
+        super().__init__()
+
+
+def _simulate_device() -> None:
+    """What asks torch for its devices finds one."""
+    ops = torch.ops.simulated_cuda
+    found: dict[str, Any] = {
+        '_lazy_init': lambda: None,
+        'is_initialized': lambda: True,
+        'is_available': lambda: True,
+        'is_bf16_supported': lambda *args, **kwargs: True,
+        'device_count': lambda: 1,
+        'current_device': lambda: 0,
+        'set_device': lambda device: None,
+        'device': _Device,
+        'get_device_capability': lambda device=None: (9, 0),
+        'get_device_name': lambda device=None: 'simulated',
+        'synchronize': lambda device=None: None,
+        'empty_cache': lambda: None,
+        'mem_get_info': lambda device=None: (1 << 30, 1 << 30),
+        'memory_allocated': lambda device=None: ops.allocated(),
+        'max_memory_allocated': lambda device=None: ops.peak(),
+        'reset_peak_memory_stats': lambda device=None: ops.reset_peak(),
+        'set_sync_debug_mode': lambda mode: ops.set_sync_debug_mode(SYNC_DEBUG_MODES[mode]),
+        'default_generators': (ops.generator(),),
+    }
+    torch.backends.cudnn.is_acceptable = lambda tensor: False
+    for module in (torch.cuda, torch.cuda.random):
+        for name, value in found.items():
+            if module is torch.cuda or hasattr(module, name):
+                setattr(module, name, value)
+
+
+def _simulate_nccl(path: Path) -> None:
+    """torch makes the simulated group where NCCL is asked for."""
+    spec = importlib.util.spec_from_file_location('_simulated_nccl', path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.ProcessGroupNCCL.Options = SimpleNamespace
+    torch.cuda.nccl.version = lambda: (2, 28, 9)
+    c10d = dist.distributed_c10d
+    c10d._NCCL_AVAILABLE = True
+    c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = module.ProcessGroupNCCL
+    c10d.default_pg_nccl_timeout = timedelta(minutes=10)
+
+
+if not why_not:
+    _simulate_device()
+    _simulate_nccl(_folder / '_simulated_nccl.so')
+
+
+def pytest_configure() -> None:
+    """Ranks that tests start have the simulation, too."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    import ranks
+
+    if not why_not:
+        ranks.context.set_forkserver_preload(['simulated_cuda', *ranks._PRELOADED])

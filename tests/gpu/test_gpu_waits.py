@@ -1,0 +1,117 @@
+"""Where a step waits for its device once it has run: each wait is a place where a GPU runs dry."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from small_graphs import cut, small_graph
+from torch_geometric import nn as pyg
+
+import pyg_sar
+
+HAVE_ANY = 'simulated_cuda' in sys.modules
+WORLD_SIZE = 3 if HAVE_ANY else min(torch.cuda.device_count(), 3)
+PARTS = 6
+pytestmark = pytest.mark.cuda_sim
+
+LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], int]] = {
+    'SAGE': (lambda: pyg.SAGEConv(6, 4), 0),
+    'GCN': (lambda: pyg.GCNConv(6, 4), 0),
+    'GIN': (lambda: pyg.GINConv(torch.nn.Linear(6, 4)), 0),
+    'max': (lambda: pyg.SAGEConv(6, 4, aggr='max'), 0),
+    'FiLM': (lambda: pyg.FiLMConv(6, 4), 0),
+    'GAT': (lambda: pyg.GATConv(6, 4, heads=2, add_self_loops=False), 0),
+    'GAT that adds loops': (lambda: pyg.GATConv(6, 4, heads=2), PARTS),
+    'GATv2': (lambda: pyg.GATv2Conv(6, 4, heads=2, add_self_loops=False), PARTS),
+    'Transformer': (lambda: pyg.TransformerConv(6, 4, heads=2), PARTS),
+    'batch norm': (lambda: pyg.BatchNorm(6), 0),
+    'layer norm': (lambda: pyg.LayerNorm(6, mode='node'), 0),
+    'graph norm': (lambda: pyg.GraphNorm(6), 0),
+}
+"""And how often one may wait, forward and backward, for all blocks together."""
+
+
+@contextmanager
+def waits() -> Iterator[Counter[str]]:
+    """Counts them by file and line of pyg_sar, or of what calls it."""
+    found: Counter[str] = Counter()
+
+    def note(message: Any, *_: Any) -> None:
+        if 'called a synchronizing' in str(message):
+            frames = [f for f in traceback.extract_stack() if 'site-packages' not in f.filename]
+            inner = [f for f in frames if '/pyg_sar/' in f.filename] or frames[:-1]
+            found[f'{"/".join(Path(inner[-1].filename).parts[-2:])}:{inner[-1].lineno}'] += 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter('always')
+        warnings.showwarning = note
+        torch.cuda.set_sync_debug_mode('warn')
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode('default')
+
+
+def _waits_of_layer(root: str, name: str) -> Counter[str]:
+    data = pyg_sar.load_shard(root).to('cuda')
+    torch.manual_seed(0)
+    layer = pyg_sar.wrap(torch.nn.ModuleList([LAYERS[name][0]()]).double()).to('cuda')[0]
+    x = data.x.clone().requires_grad_()
+    ones = None
+    for last in (False, False, True):
+        if last:
+            break
+        out = layer(x, data.edge_index) if 'norm' not in name else layer(x)
+        ones = torch.ones_like(out)
+        out.backward(ones)
+    with waits() as found:
+        out = layer(x, data.edge_index) if 'norm' not in name else layer(x)
+        out.backward(ones)
+    return found
+
+
+def _waits_of_loss(root: str) -> Counter[str]:
+    data = pyg_sar.load_shard(root).to('cuda')
+    values = data.x.sum(1).requires_grad_()
+    pyg_sar.global_mean(values, data.train_mask).backward()
+    with waits() as found:
+        pyg_sar.global_mean(values, data.train_mask).backward()
+    return found
+
+
+def _waits_of_reading() -> Counter[str]:
+    with waits() as found:
+        ones = torch.ones(3, device='cuda')
+        ones.sum().item()
+        ones.nonzero()
+        ones.cpu()
+    return found
+
+
+def test_waits_are_counted() -> None:
+    assert _waits_of_reading().total() == 3
+
+
+@pytest.mark.parametrize('backend', ['nccl', 'cpu:gloo,cuda:nccl'])
+@pytest.mark.parametrize('name', LAYERS)
+def test_layers(name: str, backend: str, tmp_path: Path) -> None:
+    root = str(cut(small_graph(), PARTS, tmp_path / 'parts'))
+    for found in run_ranks(_waits_of_layer, WORLD_SIZE, root, name, backend=backend):
+        assert found.total() <= LAYERS[name][1], found
+
+
+@pytest.mark.parametrize('backend', ['nccl', 'cpu:gloo,cuda:nccl'])
+def test_the_loss(backend: str, tmp_path: Path) -> None:
+    root = str(cut(small_graph(), PARTS, tmp_path / 'parts'))
+    for found in run_ranks(_waits_of_loss, WORLD_SIZE, root, backend=backend):
+        assert found.total() == 1, found
