@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from few import few
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch import Tensor, nn
@@ -223,7 +224,7 @@ def _checked(step: Step | nn.Module, data: Any) -> str | None:
     return found
 
 
-@pytest.mark.parametrize('name', WRONG)
+@pytest.mark.parametrize('name', few(WRONG))
 def test_wrong(name: str, part: Any) -> None:
     step, words = WRONG[name]
     found = _checked(step, part)
@@ -231,7 +232,7 @@ def test_wrong(name: str, part: Any) -> None:
     assert re.match(f'Net does not give.*({words})', found), found
 
 
-@pytest.mark.parametrize('name', RIGHT)
+@pytest.mark.parametrize('name', few(RIGHT))
 def test_right(name: str, part: Any) -> None:
     assert _checked(RIGHT[name], part) is None
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
+from few import few
 from hetero_graphs import assignment, hetero_graph
 from ranks import run_as_threads, run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
@@ -56,7 +57,7 @@ def _whole(path: Path) -> Any:
 
 
 @pytest.mark.parametrize('suffix', ['npy', 'parquet'])
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', few(KINDS))
 def test_written_and_read(tmp_path, suffix, kind):
     want, path = _all_rows(kind), tmp_path / f'rows.{suffix}'
     roots = {n: str(cut(small_graph(), n, tmp_path / f'parts{n}', 'empty part')) for n in (2, 3)}

@@ -78,7 +78,7 @@ def _fetched(root: str, dtype: torch.dtype, depth: int, keep: bool) -> list[bool
 
 
 @pytest.mark.parametrize('keep', [False, True])
-@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('dtype', few(DTYPES))
 @pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
 def test_rows_are_rounded_and_own_rows_are_not(tmp_path, world_size, num_parts, dtype, keep):
     root = str(cut(small_graph(), num_parts, tmp_path / 'parts'))

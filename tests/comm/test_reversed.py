@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from few import few
 from hetero_graphs import WRITES, hetero_graph
 from ranks import run_as_threads, run_ranks
 from small_graphs import ASSIGNMENTS, assemble, assert_all_raise, assert_close, attempt, cut
@@ -88,7 +89,7 @@ def _moved(root: Path) -> dict[str, Any]:
 
 
 @layouts
-@pytest.mark.parametrize('kind', ASSIGNMENTS)
+@pytest.mark.parametrize('kind', few(ASSIGNMENTS))
 def test_every_edge_once_at_the_owner_of_its_source(
     world_size: int, num_parts: int, kind: str, tmp_path: Path
 ) -> None:
@@ -146,7 +147,7 @@ def _transposed(root: Path, one_shot: bool) -> tuple[Tensor, Tensor, Tensor]:
     return data.n_id, out.detach(), grad
 
 
-@pytest.mark.parametrize('method', ['metis', 'random', 'empty part'])
+@pytest.mark.parametrize('method', few(['metis', 'random', 'empty part']))
 @pytest.mark.parametrize('one_shot', [False, True])
 @layouts
 def test_a_sum_is_that_of_the_transposed_matrix(

@@ -84,7 +84,7 @@ def _rank(name: str, case: str, root: str) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize('case', CASES)
-@pytest.mark.parametrize('name', CONVS)
+@pytest.mark.parametrize('name', few(CONVS))
 @pytest.mark.parametrize('world_size', few([3, 1]))
 def test_equals_one_process(tmp_path: Path, case: str, name: str, world_size: int) -> None:
     data, parts = CASES[case]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from few import few
 from graphs import awkward_graph
 from ranks import run_ranks
 from small_graphs import assert_close
@@ -116,7 +117,7 @@ def _expected(graph: Data, name: str) -> list[list[Tensor]]:
 
 
 @pytest.mark.parametrize('world_size', [1, 3])
-@pytest.mark.parametrize('name', CONVS)
+@pytest.mark.parametrize('name', few(CONVS))
 def test_exact_and_fetched_once(graph: Data, root: str, name: str, world_size: int) -> None:
     expected = _expected(graph, name)
     for answers, counts, n_id in run_ranks(_epochs, world_size, root, name):

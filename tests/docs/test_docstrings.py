@@ -76,6 +76,7 @@ def test_what_a_docstring_tells(name: str) -> None:
         assert re.search(r'``\[.*?\]``', text, re.DOTALL), 'shapes'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', PROGRAMS)
 def test_the_example_of_a_docstring(name: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)

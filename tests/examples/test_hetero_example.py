@@ -56,6 +56,7 @@ def _losses(root: str) -> list[float]:
     return [loss.item() for loss, _ in example.train(model, data, 'paper', EPOCHS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('world_size', few([3, 1, 2]))
 def test_losses_equal_plain_pyg(tmp_path: Path, world_size: int) -> None:
     example, data = _example(), _graph()

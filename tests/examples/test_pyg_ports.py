@@ -131,6 +131,7 @@ def test_few_lines_differ(name: str) -> None:
     assert re.search(row, (FOLDER / 'README.md').read_text(), re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('_float64')
 @pytest.mark.parametrize('name', few(PORTS, every=5))
 @pytest.mark.parametrize('checks', few([False, True], every=2))

@@ -98,6 +98,7 @@ def _losses(name: str, root: str, links: dict[str, Tensor]) -> tuple[list[float]
     return [loss.item() for loss, _ in steps], [share.item() for share in steps[-1][1].values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('world_size', few([3, 1, 2]))
 @pytest.mark.parametrize('name', ['gae', 'lightgcn', 'infomax'])
 def test_losses_equal_plain_pyg(tmp_path: Path, name: str, world_size: int) -> None:
@@ -129,6 +130,7 @@ def _sampled(root: str, links: dict[str, Tensor]) -> list[float]:
     return [loss.item() for loss, _ in steps] + [s.item() for s in steps[-1][1].values()]
 
 
+@pytest.mark.slow
 def test_links_in_batches_are_the_same_on_any_number_of_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ ONE_OF_EACH = [
 """One moment of every place, in turn; ``make faults`` goes through all."""
 
 
+@pytest.mark.slow
 def test_some(tmp_path: Path) -> None:
     for cell, ends in path_outcomes(QUICK, tmp_path).items():
         check(cell, ends)

@@ -114,5 +114,6 @@ def _trained(root: str) -> None:
             assert_close(a, b)
 
 
+@pytest.mark.slow
 def test_several_convs_of_a_model(tmp_path: Path) -> None:
     run_ranks(_trained, 3, str(cut(small_graph(), 3, tmp_path / 'parts')))

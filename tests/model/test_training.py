@@ -117,7 +117,7 @@ def _assert_equal(name: str, found: tuple[list[float], list[float], dict[str, Te
         torch.testing.assert_close(weights[key], value, rtol=0, atol=1e-6, msg=key)
 
 
-@pytest.mark.parametrize('name', few(MODELS))
+@pytest.mark.parametrize('name', few(MODELS, every=6))
 @pytest.mark.parametrize(
     ('world_size', 'num_parts'),
     [(3, 3), *(pytest.param(*size, marks=pytest.mark.slow) for size in ((2, 4), (4, 4)))],

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from copied_modules import WAYS, copied
+from few import few
 from small_graphs import assert_close
 from torch import Tensor
 from torch_geometric import nn as pyg
@@ -184,7 +185,7 @@ def test_the_same_conv_twice():
 
 @pytest.mark.parametrize('has_run', [False, True])
 @pytest.mark.parametrize('how', WAYS)
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('name', few(MODELS))
 def test_copies(graph, shard, name, how, has_run):
     """Also after a forward on a shard, whose traces must not come along."""
     model = wrap(_make(name), mode='one_shot').eval()

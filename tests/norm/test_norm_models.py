@@ -108,6 +108,7 @@ def _train_ranks(root: str) -> tuple[Tensor, dict[str, Any]]:
     return data.n_id, results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('world_size', 'kind'),
     [

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from few import few
 from ranks import run_ranks
 from torch import Tensor
 from torch_geometric.data import Data
@@ -175,7 +176,7 @@ def test_autocast(root: str, name: str, mode: str) -> None:
     _compare(root, name, torch.bfloat16, 'autocast', mode)
 
 
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('name', few(MODELS))
 @pytest.mark.parametrize(
     'dtype', [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.bench)]
 )

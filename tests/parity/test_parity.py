@@ -133,7 +133,7 @@ def _check(differences: list[dict[str, float]], tolerance: float = TOLERANCE) ->
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', few(CASES))
 @pytest.mark.parametrize(
     ('parts', 'mode'),
     [

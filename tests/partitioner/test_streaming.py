@@ -10,6 +10,7 @@ import in_memory_layout as old
 import numpy as np
 import pytest
 import torch
+from few import few
 from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
@@ -137,7 +138,7 @@ def _arrays(data: Any) -> dict[str, Any]:
     return arrays
 
 
-@pytest.mark.parametrize('method', ['metis', 'random'])
+@pytest.mark.parametrize('method', few(['metis', 'random']))
 @pytest.mark.parametrize('make', [_homogeneous, _heterogeneous])
 @pytest.mark.parametrize('kind', ['npz', 'compressed', 'folder', 'pt'])
 def test_shards_of_files_are_those_of_memory(tmp_path, monkeypatch, request, kind, make, method):

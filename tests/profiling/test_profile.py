@@ -308,7 +308,7 @@ def _saved(root: str, folder: str) -> tuple[str, ...]:
     )
 
 
-@pytest.mark.parametrize('world_size', [1, 3])
+@pytest.mark.parametrize('world_size', few([3, 1]))
 def test_save(root: Callable[[int], str], tmp_path: Path, world_size: int) -> None:
     found = run_ranks(_saved, world_size, root(world_size), str(tmp_path))
     assert_all_raise([wrong for wrong, _, _ in found], 'ValueError', 'xyz')

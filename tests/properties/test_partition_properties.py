@@ -120,6 +120,7 @@ def _check_bytes(drawn: Drawn) -> None:
         assert first == _content(folder / 'c')
 
 
+@pytest.mark.slow
 @examples(25)
 @given(graphs())
 def test_parts_together_are_the_graph(drawn):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from few import few
 from small_graphs import assert_close, cut, small_graph
 from torch import Tensor
 from torch_geometric import EdgeIndex, transforms
@@ -162,7 +163,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize('operation', ROWS)
+@pytest.mark.parametrize('operation', few(ROWS))
 def test_sources_know_their_edges(data, operation):
     row = ROWS[operation](data.edge_index)
     assert isinstance(row, SourceRow)
@@ -295,7 +296,7 @@ def _add_in_place(edge_index: ShardEdgeIndex) -> None:
     'change', [_shuffle, _swap_within_a_block, _overwrite_a_row, _add_in_place]
 )
 @pytest.mark.parametrize('is_clone', [False, True])
-@pytest.mark.parametrize('has_plan', [False, True])
+@pytest.mark.parametrize('has_plan', few([True, False]))
 def test_written_to_in_place(single, change, is_clone, has_plan):
     """Never silently wrong: other edges are computed as they are, or refused."""
     conv = SARConv(SAGEConv(6, 4)).double()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from few import few
 from ranks import run_ranks
 from small_graphs import assemble, assert_close, attempt, cut
 from sum_conv import IMPATIENT, SumConv
@@ -49,7 +50,7 @@ def _norm_in_message(
 
 @pytest.mark.parametrize('before', [[], [False]], ids=['at once', 'after evaluation'])
 @pytest.mark.parametrize('world_size', [1, 3])
-@pytest.mark.parametrize('mode', ['sequential', 'one_shot'])
+@pytest.mark.parametrize('mode', few(['sequential', 'one_shot']))
 @pytest.mark.parametrize('training', [False, True])
 def test_batch_norm_inside_a_message(graph, tmp_path, before, world_size, mode, training):
     root = str(cut(graph, 3, tmp_path / 'parts'))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from few import few
 from ranks import run_ranks
 from small_graphs import assemble, assert_all_raise, assert_close, attempt, cut
 from sum_conv import IMPATIENT, SumConv
@@ -173,7 +174,7 @@ def _forward(name: str, root: str, mode: str) -> str:
     return attempt(SARConv(_conv(name), mode=mode), data.x, data.edge_index)
 
 
-@pytest.mark.parametrize('mode', ['sequential', 'sequential_no_remat'])
+@pytest.mark.parametrize('mode', few(['sequential', 'sequential_no_remat']))
 @pytest.mark.parametrize('name', MESSAGES)
 def test_messages_that_see_other_edges(root, name, mode):
     outcomes = run_ranks(_forward, 3, name, root, mode, timeout=IMPATIENT)
@@ -200,7 +201,7 @@ def _values(name: str, root: str, mode: str) -> tuple[Tensor, Tensor]:
         return data.n_id, SARConv(_conv(name), mode=mode)(data.x, data.edge_index)
 
 
-@pytest.mark.parametrize('mode', ['sequential', 'sequential_no_remat', 'one_shot'])
+@pytest.mark.parametrize('mode', few(['sequential', 'sequential_no_remat', 'one_shot']))
 @pytest.mark.parametrize('name', EXACT)
 def test_messages_that_see_all_in_edges(graph, root, name, mode):
     """With all in-edges of a node at hand they are exact."""
