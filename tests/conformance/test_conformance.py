@@ -26,7 +26,7 @@ CONSTANT = {'MessagePassing: integer messages'}
 """Cases without a gradient."""
 
 
-@pytest.fixture(scope='module', params=['random', pytest.param('metis', marks=pytest.mark.slow)])
+@pytest.fixture(scope='module', params=['random', pytest.param('metis', marks=pytest.mark.bench)])
 def found(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Outcome]:

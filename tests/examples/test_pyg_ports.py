@@ -155,7 +155,7 @@ def test_trains_as_the_plain_program(
             torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.bench
 def test_the_page_can_be_followed(tmp_path: Path) -> None:
     (tmp_path / 'examples').symlink_to(ROOT / 'examples')
     Reader(tmp_path).read(FOLDER / 'README.md')

@@ -43,7 +43,7 @@ def _run(*command: object) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['wheel', 'sdist'])
+@pytest.mark.parametrize('kind', ['wheel', pytest.param('sdist', marks=pytest.mark.bench)])
 def test_in_an_environment_of_its_own(tmp_path: Path, kind: str) -> None:
     """On top of the packages of this one, but for pyg_sar."""
     source = tmp_path / 'source'
