@@ -17,9 +17,11 @@ def _deterministic() -> None:
     torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # the folders have marked theirs
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without a CUDA device its tests, a fifth of all, are left out rather than skipped."""
     if torch.cuda.is_available():
         return
-    for item in items:
-        if item.get_closest_marker('gpu') is not None:
-            item.add_marker(pytest.mark.skip(reason='no CUDA device'))
+    left_out = [item for item in items if item.get_closest_marker('gpu') is not None]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item.get_closest_marker('gpu') is None]

@@ -59,7 +59,7 @@ def _train(root: Path, name: str, max_rows: int | None) -> Any:
 
 
 @pytest.mark.parametrize('name', AGGREGATIONS)
-@pytest.mark.parametrize('max_rows', [1, 30])
+@pytest.mark.parametrize('max_rows', few([1, 30]))
 @pytest.mark.parametrize('how', few(['no nodes', 'metis', 'random']))
 def test_sizes_of_the_whole_graph(how: str, max_rows: int, name: str, tmp_path: Path) -> None:
     """However small the chunks are, widths and counts are those of the graph."""

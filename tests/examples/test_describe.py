@@ -137,6 +137,7 @@ def test_saved_attributes_keep_the_folder_whole(folder: Path) -> None:
         assert verify_partition(folder) == []
 
 
+@pytest.mark.slow
 def test_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = folder.parent / 'parts.png'
     assert main([str(folder), '--verify', '--plot', str(picture)]) == 0

@@ -168,6 +168,7 @@ def _lazy(root: str) -> Any:
     return {key: tuple(value.shape) for key, value in model.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_lazy_layers_get_their_shapes_on_a_shard(tmp_path: Path) -> None:
     """Also on a rank without a node of some type."""
     pyg_sar.partition_graph(hetero_graph(), 3, tmp_path / 'parts', method=assignment(3))

@@ -461,7 +461,7 @@ def _resumed(run: Run, root: str, num_steps: int, saves: int, sparse: bool) -> d
     return run.found()
 
 
-@pytest.mark.parametrize(('sparse', 'piece_bytes'), [(False, 100), (True, 2**24)])
+@pytest.mark.parametrize(('sparse', 'piece_bytes'), few([(False, 100), (True, 2**24)]))
 def test_training_goes_on_on_any_number_of_ranks(
     sparse: bool, piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

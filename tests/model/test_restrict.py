@@ -192,7 +192,7 @@ def test_any_world_size(world_size: int, num_parts: int, name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize('method', few(['empty part', 'metis', 'random', 'one reader'], every=4))
-@pytest.mark.parametrize('name', ['sage', 'gat'])
+@pytest.mark.parametrize('name', few(['sage', 'gat']))
 @pytest.mark.parametrize(
     ('world_size', 'num_parts'), [(3, 3), pytest.param(2, 4, marks=pytest.mark.slow)]
 )

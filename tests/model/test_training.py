@@ -130,7 +130,7 @@ def test_losses_equal_one_process(
         _assert_equal(name, found)
 
 
-@pytest.mark.parametrize('mode', ['sequential_no_remat', 'one_shot'])
+@pytest.mark.parametrize('mode', few(['sequential_no_remat', 'one_shot']))
 def test_modes(partitions: Path, mode: str) -> None:
     for found in run_ranks(_train, 2, 'SAGE', str(partitions / '2'), mode):
         _assert_equal('SAGE', found)

@@ -269,6 +269,7 @@ def test_exact_on_one_process_with_all_parts(tmp_path: Path) -> None:
     _check_all(str(cut(small_graph(), 3, tmp_path / 'parts')), list(CASES))
 
 
+@pytest.mark.slow
 def test_exact_on_processes(tmp_path: Path) -> None:
     root = cut(small_graph(), 2, tmp_path / 'parts')
     run_ranks(_check_all, 2, str(root), ['GAE', 'VGAE', 'ARGVA', 'DeepGraphInfomax'])

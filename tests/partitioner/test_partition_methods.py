@@ -8,6 +8,7 @@ import numpy as np
 import pymetis
 import pytest
 import torch
+from few import few
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -141,7 +142,7 @@ def test_volume_is_asked_of_metis(tmp_path, power_law, monkeypatch):
     assert summary.communication_volume == _volume(power_law.edge_index, parts)
 
 
-@pytest.mark.parametrize('method', ['metis', 'ldg', 'fennel'])
+@pytest.mark.parametrize('method', few(['metis', 'ldg', 'fennel']))
 def test_several_things_balanced_at_once(power_law, method):
     data = Data(edge_index=power_law.edge_index, num_nodes=3000)
     data.edge_index = data.edge_index[
@@ -162,7 +163,7 @@ def test_several_things_balanced_at_once(power_law, method):
 
 
 @pytest.mark.parametrize('method', ['metis', 'ldg', 'fennel'])
-@pytest.mark.parametrize('num_parts', [2, 8])
+@pytest.mark.parametrize('num_parts', few([2, 8]))
 def test_every_type_is_balanced_by_default(venues, method, num_parts):
     """Within 5 %, or to the mean rounded up."""
     passes = {} if method == 'metis' else {'passes': 2}

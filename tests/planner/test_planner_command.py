@@ -107,6 +107,7 @@ def test_command_line_of_batches(
     assert 0 < four['remote_rows'] < four['num_nodes'] < one['num_nodes']
 
 
+@pytest.mark.slow
 def test_command_line_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     graph = ['--nodes', '3000000', '--edges', '30000000', '--cut', '0.2@16']
     argv = [*graph, '--in', '8', '--out', '3', *SMALL, '--ranks', '16', '--memory', '900MB']

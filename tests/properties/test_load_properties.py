@@ -135,6 +135,7 @@ def _check_whole(root: Path, drawn: Drawn) -> None:
     assert data.collect('x', allow_empty=True).keys() == with_x
 
 
+@pytest.mark.slow
 @examples(15)
 @given(graphs())
 def test_ranks_hold_rows_of_the_graph(drawn):

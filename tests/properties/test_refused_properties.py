@@ -165,6 +165,7 @@ def _check_refused(drawn: Drawn, told: list[str], options: dict[str, Any]) -> No
         assert list(Path(folder).iterdir()) == []
 
 
+@pytest.mark.slow
 @examples(50)
 @given(_broken())
 def test_what_is_wrong_is_named(broken):

@@ -113,6 +113,7 @@ HETERO: list[dict[str, Any]] = [
 HETERO_CASES = [*HETERO[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in HETERO[2:])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size', SIZES)
 @pytest.mark.parametrize('options', HETERO_CASES)
 def test_ranks_have_the_batches_of_their_parts_by_type(
