@@ -34,7 +34,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(lambda: _run(args))
 
 
+def _check_options(args: argparse.Namespace) -> None:
+    """Raises a ValueError for an option that would be ignored."""
+    other = ('memory', 'mode', 'bandwidth', 'timed') if args.sampled else ('batch_size',)
+    for name in other:
+        if getattr(args, name) != _parser().get_default(name):
+            option = {'timed': '--no-time'}.get(name, f'--{name.replace("_", "-")}')
+            whose = 'full batches' if args.sampled else "'--sampled'"
+            raise ValueError(f"'{option}' is for {whose} alone (got it for the others)")
+
+
 def _run(args: argparse.Namespace) -> int:
+    _check_options(args)
     base = _base_bytes()
     memory = None if args.memory is None else parse_bytes(args.memory)
     counts = None if args.ranks is None else parse_counts(args.ranks)
@@ -75,8 +86,6 @@ def _tell_of_batches(
     args: argparse.Namespace, statistics: Statistics, job: Job, counts: Sequence[int], base: int
 ) -> int:
     fans = parse_fans(args.sampled)
-    if args.memory is not None:
-        raise ValueError("'--memory' looks for ranks for full batches (got it with '--sampled')")
     batches = [predict_batches(statistics, job, n, fans, args.batch_size) for n in counts]
     print(
         f'{statistics.num_nodes:,} nodes, {statistics.num_edges:,} directed edges; {args.model}, '

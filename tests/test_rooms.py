@@ -55,6 +55,7 @@ MAY_IMPORT = {
         'over_all_nodes',
         'shard',
         'wrap',
+        'sampling',
     },
     'plan': {'command_line', 'monitor', 'planner'},
 }

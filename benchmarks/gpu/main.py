@@ -8,11 +8,7 @@ import json
 import os
 import sys
 import tempfile
-import traceback
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +21,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from cached_graphs import ARXIV, TINY, cut, load_graph  # noqa: E402
+from device_waits import device_waits  # noqa: E402
 from measured_training import as_csr, make_model  # noqa: E402
 from report import Benchmark, Row, ratios, show, summary, table  # noqa: E402
 from torch_geometric import nn as pyg  # noqa: E402
@@ -196,7 +193,7 @@ def _layers(graph: str, parts: int) -> Iterator[Row]:
 
         first = run()
         repeats = [_same(first, run()) for _ in range(4)]
-        with _waits() as waits:
+        with device_waits() as waits:
             run()
         yield {
             'kind': 'layer',
@@ -227,27 +224,6 @@ def _deterministic(run: Callable[[], list[Tensor]]) -> str:
         return str(error).split('.')[0][:120]
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-@contextmanager
-def _waits() -> Iterator[Counter[str]]:
-    """Counts where the program waits for the device, by file and line."""
-    found: Counter[str] = Counter()
-
-    def note(message: Any, *_: Any) -> None:
-        if 'called a synchronizing' in str(message):
-            frames = [f for f in traceback.extract_stack() if 'site-packages' not in f.filename]
-            inner = [f for f in frames if '/pyg_sar/' in f.filename] or frames[:-1]
-            found[f'{"/".join(Path(inner[-1].filename).parts[-2:])}:{inner[-1].lineno}'] += 1
-
-    with warnings.catch_warnings():
-        warnings.simplefilter('always')
-        warnings.showwarning = note
-        torch.cuda.set_sync_debug_mode('warn')
-        try:
-            yield found
-        finally:
-            torch.cuda.set_sync_debug_mode('default')
 
 
 def render(report: dict[str, Any]) -> dict[str, str]:

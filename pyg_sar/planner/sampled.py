@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pyg_sar.planner.rehearsal import Job, rehearse
 from pyg_sar.planner.sizes import RankSizes, distinct, pool_share
 from pyg_sar.planner.statistics import Statistics
+from pyg_sar.sampling.sampler import ROUND
 
 _MAX_NODES = 1 << 14
 
@@ -48,8 +49,8 @@ class SampledPrediction:
 
     @property
     def memory_bytes(self) -> int:
-        """All but the interpreter: the shard, a round, a batch made ahead and the one in use."""
-        in_round = 8 * self.remote_bytes if self.num_ranks > 1 else 0
+        """All but the interpreter: the shard, a round, two batches ahead and the one in use."""
+        in_round = ROUND * self.remote_bytes if self.num_ranks > 1 else 0
         return self.shard_bytes + in_round + 3 * self.batch_bytes + self.peak_bytes
 
 

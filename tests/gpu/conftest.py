@@ -9,6 +9,7 @@ import pytest
 
 for room in ('conformance', 'model', 'norm', 'sampling'):
     sys.path.append(str(Path(__file__).parents[1] / room))
+sys.path.append(str(Path(__file__).parents[2] / 'benchmarks'))
 
 
 IGNORED = ('ignore:The usage of `scatter', 'ignore:Attempting to run cuBLAS')

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-import traceback
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from device_waits import device_waits
 from ranks import run_ranks
 from small_graphs import cut, small_graph
 from torch_geometric import nn as pyg
@@ -41,27 +38,6 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], int]] = {
 """And how often one may wait, forward and backward, for all blocks together."""
 
 
-@contextmanager
-def waits() -> Iterator[Counter[str]]:
-    """Counts them by file and line of pyg_sar, or of what calls it."""
-    found: Counter[str] = Counter()
-
-    def note(message: Any, *_: Any) -> None:
-        if 'called a synchronizing' in str(message):
-            frames = [f for f in traceback.extract_stack() if 'site-packages' not in f.filename]
-            inner = [f for f in frames if '/pyg_sar/' in f.filename] or frames[:-1]
-            found[f'{"/".join(Path(inner[-1].filename).parts[-2:])}:{inner[-1].lineno}'] += 1
-
-    with warnings.catch_warnings():
-        warnings.simplefilter('always')
-        warnings.showwarning = note
-        torch.cuda.set_sync_debug_mode('warn')
-        try:
-            yield found
-        finally:
-            torch.cuda.set_sync_debug_mode('default')
-
-
 def _waits_of_layer(root: str, name: str) -> Counter[str]:
     data = pyg_sar.load_shard(root).to('cuda')
     torch.manual_seed(0)
@@ -74,7 +50,7 @@ def _waits_of_layer(root: str, name: str) -> Counter[str]:
         out = layer(x, data.edge_index) if 'norm' not in name else layer(x)
         ones = torch.ones_like(out)
         out.backward(ones)
-    with waits() as found:
+    with device_waits() as found:
         out = layer(x, data.edge_index) if 'norm' not in name else layer(x)
         out.backward(ones)
     return found
@@ -84,13 +60,13 @@ def _waits_of_loss(root: str) -> Counter[str]:
     data = pyg_sar.load_shard(root).to('cuda')
     values = data.x.sum(1).requires_grad_()
     pyg_sar.global_mean(values, data.train_mask).backward()
-    with waits() as found:
+    with device_waits() as found:
         pyg_sar.global_mean(values, data.train_mask).backward()
     return found
 
 
 def _waits_of_reading() -> Counter[str]:
-    with waits() as found:
+    with device_waits() as found:
         ones = torch.ones(3, device='cuda')
         ones.sum().item()
         ones.nonzero()

@@ -99,7 +99,7 @@ def test_command_line_of_batches(
 ) -> None:
     out = tmp_path / 'plan.json'
     sampled = ['--sampled', '3,-1', '--batch-size', '20', '--json', str(out)]
-    assert plan.main([str(parts), *SMALL, *sampled, '--ranks', '1,4']) == 0
+    assert plan.main([str(parts), *SMALL[:-1], *sampled, '--ranks', '1,4']) == 0
     assert 'batches of 20 seeds of each part, [3, -1]' in capsys.readouterr().out
     one, four = json.loads(out.read_text())['batches']
     assert (one['remote_rows'], one['remote_bytes']) == (0, 0)
@@ -133,7 +133,10 @@ def test_command_line_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
         (['parts', '--model', 'gat', '--hidden', '6'], "'--heads' must divide '--hidden'"),
         (['parts', '--bandwidth', '0'], "'bandwidth' must be positive"),
         (['parts', '--sampled', '5,x'], 'expected neighbours by hop'),
-        (['parts', '--sampled', '5', '--memory', '1GB'], 'looks for ranks for full batches'),
+        (['parts', '--sampled', '5', '--memory', '1GB'], "'--memory' is for full batches"),
+        (['parts', '--sampled', '5', '--no-time'], "'--no-time' is for full batches"),
+        (['parts', '--sampled', '5', '--mode', 'one_shot'], "'--mode' is for full batches"),
+        (['parts', '--batch-size', '5'], "'--batch-size' is for '--sampled' alone"),
     ],
 )
 def test_command_line_errors_are_one_line(

@@ -213,3 +213,10 @@ def assert_same(got: Taken, want: Taken) -> None:
                         assert torch.equal(value, wanted[name]), (key, name)
                     else:
                         assert value == wanted[name], (key, name)
+
+
+class Own:
+    """A value that depends on the rank."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values

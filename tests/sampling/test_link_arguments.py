@@ -6,35 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from hetero_graphs import CITES, WRITES, assignment, hetero_graph
-from joined import Taken, assert_same, join, link_batches, take
+from hetero_graphs import CITES, WRITES
+from joined import Own, Taken, assert_same, join, link_batches, take
 from ranks import run_as_threads, run_ranks
-from small_graphs import assert_all_raise, attempt, cut, small_graph
+from small_graphs import assert_all_raise, attempt, small_graph
 from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 import pyg_sar
-from pyg_sar import partition_graph
 from pyg_sar.comm import rank, transport
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(cut(small_graph(), 4, tmp_path_factory.mktemp('parts') / 'small'))
-
-
-@pytest.fixture(scope='module')
-def hetero_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    root = tmp_path_factory.mktemp('parts') / 'hetero'
-    partition_graph(hetero_graph(), 4, root, method=assignment(4))
-    return str(root)
-
-
-class Own:
-    """A value that depends on the rank."""
-
-    def __init__(self, *values: Any) -> None:
-        self.values = values
 
 
 def _make(root: str, options: dict[str, Any], links: str = '') -> str:

@@ -15,15 +15,9 @@ import torch
 import torch.distributed as dist
 from joined import Taken, assert_same, batches, join, take
 from ranks import run_once, run_ranks
-from small_graphs import cut, small_graph
 
 import pyg_sar
 from pyg_sar.comm import transport
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(cut(small_graph(), 4, tmp_path_factory.mktemp('parts') / 'small'))
 
 
 def _loader(root: str, **options: Any) -> pyg_sar.NeighborLoader:

@@ -7,35 +7,14 @@ from typing import Any
 import pytest
 import torch
 from few import few
-from hetero_graphs import assignment, hetero_graph
-from joined import Taken, assert_same, batches, join, take
+from joined import Own, Taken, assert_same, batches, join, take
 from ranks import run_as_threads
-from small_graphs import assert_all_raise, attempt, cut, small_graph
+from small_graphs import assert_all_raise, attempt, small_graph
 from torch_geometric.data import Data
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
 import pyg_sar
-from pyg_sar import partition_graph
 from pyg_sar.comm import rank
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(cut(small_graph(), 4, tmp_path_factory.mktemp('parts') / 'small'))
-
-
-@pytest.fixture(scope='module')
-def hetero_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    root = tmp_path_factory.mktemp('parts') / 'hetero'
-    partition_graph(hetero_graph(), 4, root, method=assignment(4))
-    return str(root)
-
-
-class Own:
-    """A value that depends on the rank."""
-
-    def __init__(self, *values: Any) -> None:
-        self.values = values
 
 
 def _make(root: str, options: dict[str, Any], change: str = '') -> str:

@@ -131,7 +131,9 @@ class Negatives:
         start, end = self._ptr[row], self._ptr[row + 1]
         wanted = source.to(self._source.dtype)
         place = first_above(self._source, start, end, wanted - 1)
-        refused = source == self._first + row if self._is_one_type else place < place
+        refused = torch.zeros_like(place, dtype=torch.bool)
+        if self._is_one_type:
+            refused = source == self._first + row
         at = (place < end).nonzero().view(-1)
         refused[at] |= self._source[place[at]] == wanted[at]
         return refused
