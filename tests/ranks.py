@@ -55,6 +55,19 @@ def seed() -> None:
     np.random.seed(0)  # noqa: NPY002 (what PyG draws from)
 
 
+def take_device(rank: int, world_size: int) -> None:
+    """Makes a GPU the current one of a rank, before NCCL is asked for; some share one if need be.
+
+    NCCL refuses ranks of one host that share a GPU. So each says that it is another host, and what
+    they tell each other goes through sockets: slow, and with NCCL's own rules and kernels.
+    """
+    count = torch.cuda.device_count()
+    if count < world_size:
+        names = {'NCCL_HOSTID': f'rank {rank}', 'NCCL_SOCKET_IFNAME': 'lo', 'NCCL_NET': 'Socket'}
+        os.environ.update(names)
+    torch.cuda.set_device(rank % count)
+
+
 def heed_interrupts() -> None:
     """For a ``preexec_fn``: a shell starts what runs in the background with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -253,7 +266,7 @@ def _serve(rank: int, world_size: int, backend: str, folder: str, connection: Co
     if sys.platform == 'linux':
         os.environ['GLOO_SOCKET_IFNAME'] = 'lo'  # The host's name need not resolve.
     if 'nccl' in backend:
-        torch.cuda.set_device(rank)
+        take_device(rank, world_size)
     dist.init_process_group(
         backend, init_method=f'file://{folder}/store', rank=rank, world_size=world_size
     )

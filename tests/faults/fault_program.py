@@ -19,6 +19,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from ranks import take_device
 from torch import Tensor
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
@@ -101,6 +102,8 @@ def _train(
     rank: int, place: Path, at: Any, convs: Any, mode: str, backend: str, fault: str, phase: str
 ) -> None:
     device = 'cuda' if 'nccl' in backend else 'cpu'
+    if device == 'cuda':
+        take_device(rank, WORLD_SIZE)
     dist.init_process_group(
         backend,
         init_method=f'file://{place}/store',

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +15,7 @@ from torch_geometric import nn as pyg
 
 import pyg_sar
 
-HAVE_ANY = 'simulated_cuda' in sys.modules
-WORLD_SIZE = 3 if HAVE_ANY else min(torch.cuda.device_count(), 3)
+WORLD_SIZE = 3
 PARTS = 6
 pytestmark = pytest.mark.cuda_sim
 

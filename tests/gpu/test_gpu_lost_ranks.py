@@ -6,6 +6,7 @@ import pytest
 from fault_cells import Cell, Outcome, outcomes
 from fault_program import FAULTY, GROUP_TIMEOUT, PHASES, TIMEOUT
 
+pytestmark = pytest.mark.cuda_sim
 BESIDE_GLOO, ALONE = 'cpu:gloo,cuda:nccl', 'nccl'
 CELLS = [
     *(Cell(f, p, backend=BESIDE_GLOO) for f in ('killed', 'stopped', 'raises') for p in PHASES),
