@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ranks import run_as_threads, run_ranks
 from small_graphs import assert_close, cut, small_graph
 from test_gpu_convs import Roots, roots, with_an_empty_rank  # noqa: F401 (fixtures)
 from test_training import MODELS, partitions  # noqa: F401 (a fixture)
+from torch import Tensor
 from torch_geometric.nn import GATConv, SAGEConv
 
 import pyg_sar
@@ -112,6 +114,44 @@ def test_batches(backend: str, tmp_path: Path) -> None:
     root = str(cut(small_graph(), WORLD_SIZE, tmp_path / 'parts'))
     want = run_as_threads(batches._train, 1, root)[0]
     batches._compare(_on_ranks(backend, batches._train, WORLD_SIZE, root, 'cuda'), want)
+
+
+class _Late(torch.autograd.Function):
+    """The identity, whose backward takes a while."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.seconds)
+        return grads[0], None
+
+
+def _gradients_of_a_loss_on_the_host(root: str, device: str) -> list[Tensor]:
+    """On rank 0 the first layer is ready before the last; on the others it becomes ready later."""
+    data = pyg_sar.load_shard(root).to(device)
+    torch.manual_seed(0)
+    net = torch.nn.ModuleList([GATConv(6, 4), GATConv(6, 2)]).double().to(device)
+    first, last = net = torch.nn.ModuleList([pyg_sar.SARConv(conv) for conv in net])
+    is_first_rank = data.edge_index.shard.rank == 0
+    out = _Late.apply(first(data.x, data.edge_index), 0.0 if is_first_rank else 0.4)
+    other = last(data.x, data.edge_index).cpu()
+    other = _Late.apply(other, 0.4 if is_first_rank else 0.0)
+    (out.cpu().square().sum() + other.square().sum()).backward()
+    return [p.grad.cpu() for p in net.parameters()]
+
+
+def test_a_loss_on_the_host(backend: str, tmp_path: Path) -> None:
+    """Backward takes layers in one order on all ranks, whichever is ready first."""
+    root = str(cut(small_graph(), WORLD_SIZE, tmp_path / 'parts'))
+    want = run_as_threads(_gradients_of_a_loss_on_the_host, WORLD_SIZE, root, 'cpu')
+    found = _on_ranks(backend, _gradients_of_a_loss_on_the_host, WORLD_SIZE, root, 'cuda')
+    for ours, theirs in zip(found, want, strict=True):
+        for got, expected in zip(ours, theirs, strict=True):
+            assert_close(got, expected, tolerance=1e-10)
 
 
 def _trained(folders: list[str], device: str) -> list[list[Any]]:

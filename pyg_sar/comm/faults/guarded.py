@@ -66,6 +66,11 @@ def guard(
         alike: The operation in words that are equal on all ranks, with what it moves; debugging
             raises on all ranks where they differ.
     """
+    # By default a device has a thread of its own for backward. That begins with the first layer
+    # that is ready, while a loss on the CPU, or one of several, is about to make others ready: so
+    # ranks would take two layers in different orders. Messages of NCCL, and collectives, have no
+    # tags that could tell them apart. In one thread the last layer is the first, always.
+    torch.autograd.set_multithreading_enabled(False)
     connection = connected()
     if isinstance(connection, World):
         connection.operation = placed(operation)
