@@ -30,8 +30,8 @@ class Work(Protocol):
 class Watch(Protocol):
     """Sees that transfers of devices end."""
 
-    def add(self, work: Any, backend: Any) -> None:
-        """To be told of one that has begun, and of the backend that does it."""
+    def add(self, work: Any) -> None:
+        """To be told of one that has begun."""
 
 
 watches: WeakKeyDictionary[dist.ProcessGroup, Watch] = WeakKeyDictionary()
@@ -265,7 +265,7 @@ def _watch(work: Any, device: torch.device, group: Group) -> None:
         assert chosen is not None
         watch = watches.get(chosen)
         if watch is not None:
-            watch.add(work, chosen._get_backend(device))
+            watch.add(work)
 
 
 def small_device(group: Group) -> torch.device:

@@ -76,7 +76,7 @@ def groups_of(
     if x.dim() < 2:
         raise ValueError(f"expected 'x' of shape [num_own, num_features] (got {tuple(x.shape)})")
     if index is None:
-        count = torch.tensor([x.size(0)], device=x.device)
+        count = torch.full((1,), x.size(0), device=x.device)  # no copy that waits
     else:
         num_groups = _agree_on_groups(x, index, num_groups, is_of_batch=is_of_batch)
         count = torch.bincount(index, minlength=num_groups)

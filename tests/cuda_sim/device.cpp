@@ -10,6 +10,8 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <cstring>
+#include <map>
+#include <mutex>
 
 namespace simulated_cuda {
 
@@ -32,6 +34,40 @@ struct Memory final : c10::Allocator {
   static void release(void* data) {
     char* block = static_cast<char*>(data) - kHeader;
     allocated -= *reinterpret_cast<int64_t*>(block);
+    c10::GetCPUAllocator()->raw_deallocate(block);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t size) const override {
+    std::memcpy(to, from, size);
+  }
+};
+
+// Of the host, of an address that the device may read while the host goes on.
+struct Pinned final : c10::Allocator {
+  static std::pair<std::mutex, std::map<const char*, size_t>>& blocks() {
+    static auto* found = new std::pair<std::mutex, std::map<const char*, size_t>>;
+    return *found;
+  }
+  static bool holds(const void* data) {
+    auto& [mutex, sizes] = blocks();
+    std::lock_guard<std::mutex> lock(mutex);
+    auto next = sizes.upper_bound(static_cast<const char*>(data));
+    return next != sizes.begin() && static_cast<const char*>(data) < std::prev(next)->first + std::prev(next)->second;
+  }
+  c10::DataPtr allocate(size_t size) override {
+    auto* block = static_cast<char*>(c10::GetCPUAllocator()->raw_allocate(size + kHeader));
+    std::memset(block, 0xff, size);
+    auto& [mutex, sizes] = blocks();
+    std::lock_guard<std::mutex> lock(mutex);
+    sizes[block] = size + kHeader;
+    return {block, block, &release, at::kCPU};
+  }
+  static void release(void* block) {
+    auto& [mutex, sizes] = blocks();
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      sizes.erase(static_cast<char*>(block));
+    }
     c10::GetCPUAllocator()->raw_deallocate(block);
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -73,6 +109,13 @@ c10::Allocator& memory() {
   return *found;
 }
 
+c10::Allocator& pinned_memory() {
+  static auto* found = new Pinned;
+  return *found;
+}
+
+bool pinned_memory_holds(const void* data) { return Pinned::holds(data); }
+
 const at::Generator& generator() {
   static auto* found = new at::Generator(at::make_generator<Random>(42));
   return *found;
@@ -101,8 +144,8 @@ struct SimulatedHooks final : CUDAHooksInterface {
   void setCurrentDevice(DeviceIndex) const override {}
   void deviceSynchronize(DeviceIndex) const override {}
   Device getDeviceFromPtr(void*) const override { return kDevice; }
-  bool isPinnedPtr(const void*) const override { return false; }
-  Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  bool isPinnedPtr(const void* data) const override { return simulated_cuda::pinned_memory_holds(data); }
+  Allocator* getPinnedMemoryAllocator() const override { return &simulated_cuda::pinned_memory(); }
   const Generator& getDefaultGenerator(DeviceIndex) const override {
     return simulated_cuda::generator();
   }

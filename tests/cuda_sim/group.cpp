@@ -6,8 +6,12 @@
 //   follows on a stream is done at once here, so it returns when the transfer is done or aborted.
 // - Transfers of a group are done one after another, as late as allowed: when somebody waits, or after
 //   kLate. Until then a receive buffer holds garbage, and a change of a send buffer is sent.
-// - A transfer that a lost rank had part in is never done.
-// - With TORCH_NCCL_ASYNC_ERROR_HANDLING other than 0 a watchdog ends the process at the timeout.
+// - A transfer fails if a rank that takes part has ended, or if a message comes that is not as long as
+//   what waits for it. Then this one and all after it are said to be completed; that they failed tell
+//   exception() and get_future_result(), not get_error(), and wait(), once exception() is known. What
+//   waits already waits until abort(). With a rank that stands still a transfer is never done.
+// - With TORCH_NCCL_ASYNC_ERROR_HANDLING other than 0 a watchdog ends the process at the timeout, or
+//   when a transfer has failed.
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -41,13 +45,17 @@ struct Transfer final : c10d::Work {
   bool wait(std::chrono::milliseconds) override;
   void synchronize() override { wait(kNoTimeout); }
   bool isCompleted() override;
-  bool isSuccess() const override { return true; }
+  bool isSuccess() const override { throw std::runtime_error("WorkNCCL::isSuccess() is deprecated"); }
   std::vector<Tensor> result() override { return out; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return told; }
+  void tell(c10d::WorkResult how) { told->markCompleted(static_cast<uint8_t>(how)); }
 
   std::shared_ptr<Stream> stream;
   std::function<void()> run;
   Tensors out;
   Clock::time_point posted = Clock::now();
+  c10::intrusive_ptr<c10::ivalue::Future> told =
+      c10::make_intrusive<c10::ivalue::Future>(c10::AnyEnumType::get());
   uint64_t number = 0;
   bool is_done = false;
 };
@@ -60,6 +68,7 @@ struct Stream {
   std::deque<TransferPtr> posted;
   uint64_t num_posted = 0, num_awaited = 0;
   bool is_aborted = false, is_closed = false;
+  std::string failure;  // of a transfer; there is no other after it
 
   TransferPtr post(TransferPtr transfer) {
     std::lock_guard<std::mutex> lock(mutex);
@@ -96,18 +105,22 @@ struct Stream {
         continue;
       }
       lock.unlock();
-      bool is_lost = false;
+      std::string error;
       try {
         next->run();
-      } catch (const std::exception&) {
-        is_lost = true;
+      } catch (const c10::Error& lost) {
+        error = lost.what_without_backtrace();
+      } catch (const std::exception& lost) {
+        error = lost.what();
       }
       lock.lock();
-      if (is_lost) {
+      if (!error.empty()) {
+        failure = error;
         changed.wait(lock, [&] { return is_aborted; });
         return;
       }
       next->is_done = true;
+      next->tell(c10d::WorkResult::SUCCESS);
       auto over = std::move(next->run);
       posted.pop_front();
       changed.notify_all();
@@ -122,21 +135,33 @@ struct Stream {
     std::unique_lock<std::mutex> lock(mutex);
     while (!is_aborted && !is_closed) {
       changed.wait_for(lock, kLate);
-      if (is_aborted || posted.empty() || Clock::now() < posted.front()->posted + timeout) continue;
-      std::fputs("Watchdog caught collective operation timeout: ends the process\n", stderr);
+      const bool is_late = !posted.empty() && Clock::now() >= posted.front()->posted + timeout;
+      if (is_aborted || (failure.empty() && !is_late)) continue;
+      std::fputs("Watchdog caught collective operation timeout or error: ends the process\n", stderr);
       std::_Exit(134);
     }
   }
 };
 
 bool Transfer::wait(std::chrono::milliseconds) {
+  if (auto error = exception()) {
+    stream->end(true);
+    std::rethrow_exception(error);
+  }
   stream->wait(*this);
   return true;
 }
 
 bool Transfer::isCompleted() {
   std::lock_guard<std::mutex> lock(stream->mutex);
-  return is_done || stream->is_aborted;
+  if (is_done || stream->is_aborted) return true;
+  if (stream->failure.empty()) return false;
+  std::lock_guard<std::mutex> own(mutex_);
+  if (!exception_) {
+    exception_ = std::make_exception_ptr(std::runtime_error("NCCL error: " + stream->failure));
+    tell(c10d::WorkResult::COMM_ERROR);
+  }
+  return true;
 }
 
 Tensor on_cpu(const Tensor& t) {
@@ -197,12 +222,32 @@ class SimulatedNCCL final : public c10d::Backend {
   }
   WorkPtr endCoalescing() override {
     open_->run = [g = carrier_, batch = std::move(batch_)] {
-      std::vector<WorkPtr> works;
+      // Of each message the number of bytes goes before it; one receives it for the next tag.
+      std::vector<WorkPtr> works, sizes;
+      std::vector<Tensor> told;
       for (bool sends : {false, true})  // receives first: a send may wait for its receive
         for (const auto& [is_send, cpu, peer, number] : batch) {
-          Tensors t{cpu};
-          if (is_send == sends) works.push_back(is_send ? g->send(t, peer, number) : g->recv(t, peer, number));
+          if (is_send != sends) continue;
+          Tensors t{cpu}, size{at::scalar_tensor(static_cast<int64_t>(cpu.nbytes()), at::kLong)};
+          if (is_send) {
+            works.push_back(g->send(size, peer, 2 * number));
+            works.push_back(g->send(t, peer, 2 * number + 1));
+          } else {
+            sizes.push_back(g->recv(size, peer, 2 * number));
+          }
+          told.push_back(size[0]);
         }
+      size_t i = 0;
+      for (const auto& [is_send, cpu, peer, number] : batch) {
+        if (is_send) continue;
+        sizes[i]->wait();
+        const auto size = told[i++].item<int64_t>();
+        TORCH_CHECK(
+            size == static_cast<int64_t>(cpu.nbytes()), "message truncated: receiving ", size,
+            " bytes instead of ", cpu.nbytes());
+        Tensors t{cpu};
+        works.push_back(g->recv(t, peer, 2 * number + 1));
+      }
       for (auto& work : works) work->wait();
     };
     open_->posted = Clock::now();

@@ -218,6 +218,11 @@ Tensor& set_storage(Tensor& self, c10::Storage storage, int64_t offset, Sizes si
   return self;
 }
 
+Tensor& set_all_of_storage(Tensor& self, c10::Storage storage) {
+  const auto size = static_cast<int64_t>(storage.nbytes() / self.dtype().itemsize());
+  return set_storage(self, std::move(storage), 0, {size}, {});
+}
+
 Tensor values_of_csr(const Tensor& self) { return at::sparse_csr::get_sparse_csr_impl(self)->values().alias(); }
 
 void record_stream(Tensor&, at::Stream) {}
@@ -265,6 +270,7 @@ void register_operators() {
   dense.impl("_reshape_alias", at::cpu::_reshape_alias);
   dense.impl("unfold", at::cpu::unfold);
   dense.impl("set_.source_Tensor", set_tensor);
+  dense.impl("set_.source_Storage", set_all_of_storage);
   dense.impl("set_.source_Storage_storage_offset", set_storage);
   dense.impl("record_stream", record_stream);
   library(torch::Library::IMPL, "aten", DispatchKey::SparseCsrCUDA).impl("values", values_of_csr);

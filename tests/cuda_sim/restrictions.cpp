@@ -2,6 +2,7 @@
 // would not find: read in torch's sources, or met on a GPU.
 #include "device.h"
 
+#include <cmath>
 #include <functional>
 #include <map>
 
@@ -38,10 +39,35 @@ void fits(Arguments given) {
   }
 }
 
+// Raises where torch.use_deterministic_algorithms(True) was said. Where CUDA takes a deterministic
+// form then (index_add, scatter_add, index_put: TensorAdvancedIndexing.cpp, Indexing.cu) nothing is here.
+void is_not_deterministic(const char* name) { at::globalContext().alertNotDeterministic(name); }
+
+// ScanKernels.cpp
+void sums_integers(Arguments given) {
+  const auto type = given[0].toTensor().scalar_type();
+  if (c10::isFloatingType(type) || c10::isComplexType(type)) is_not_deterministic("cumsum_cuda_kernel");
+}
+
+// ScatterGatherKernel.cu: products are atomic.
+void makes_no_product(Arguments given) {
+  if (given[4].toStringRef() == "prod") is_not_deterministic("scatter_reduce_cuda_prod_");
+}
+
+// SummaryOps.cu
+void has_no_weights(Arguments given) {
+  if (given[1].isTensor() && given[1].toTensor().defined()) is_not_deterministic("_bincount_cuda");
+}
+
 const std::map<std::string, std::function<void(Arguments)>>& restrictions() {
   static const auto* found = new std::map<std::string, std::function<void(Arguments)>>{
       {"aten::native_batch_norm_backward", needs_statistics},
       {"aten::sparse_sampled_addmm", fits},
+      {"aten::cumsum", sums_integers},
+      {"aten::cumsum_", sums_integers},
+      {"aten::scatter_reduce", makes_no_product},
+      {"aten::scatter_reduce_", makes_no_product},
+      {"aten::bincount", has_no_weights},
       {"aten::mm", [](Arguments given) { is_floating(given), fits(given); }},
       {"aten::addmm", [](Arguments given) { is_floating(given), fits(given); }},
       {"aten::bmm", is_floating},
@@ -51,6 +77,12 @@ const std::map<std::string, std::function<void(Arguments)>>& restrictions() {
       {"aten::dot", is_floating},
   };
   return *found;
+}
+
+// TensorCompare.cpp: of many it sorts those that are unique, and counts them for that.
+bool is_sorted_by_isin(Arguments of) {
+  if (!of[0].isTensor() || !of[1].isTensor() || of[2].toBool() || of[0].toTensor().numel() == 0) return false;
+  return of[1].toTensor().numel() >= static_cast<int64_t>(10.0 * std::pow(of[0].toTensor().numel(), 0.145));
 }
 
 bool is_empty(const c10::IValue& value) { return value.toTensor().numel() == 0; }
@@ -87,6 +119,7 @@ bool waits(const std::string& name, Arguments given) {
       {"aten::unique_dim_consecutive", nullptr},
       {"aten::index", has_mask},
       {"aten::_index_put_impl_", has_mask},
+      {"aten::isin", is_sorted_by_isin},
       // SummaryOps.cu looks for the largest, of any.
       {"aten::bincount", [](Arguments of) { return !is_empty(of[0]); }},
       // Repeat.cu asks for the size unless it is told.

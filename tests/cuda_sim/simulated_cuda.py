@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import sys
 from datetime import timedelta
@@ -42,9 +43,19 @@ class _Device(contextlib.nullcontext[None]):
         super().__init__()
 
 
+class _Stream:
+    """The only one; what is put on it is done at once."""
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait_stream(self, other: _Stream) -> None:
+        pass
+
+
 def _simulate_device() -> None:
     """What asks torch for its devices finds one."""
-    ops = torch.ops.simulated_cuda
+    ops, stream = torch.ops.simulated_cuda, _Stream()
     found: dict[str, Any] = {
         '_lazy_init': lambda: None,
         'is_initialized': lambda: True,
@@ -57,6 +68,9 @@ def _simulate_device() -> None:
         'get_device_capability': lambda device=None: (9, 0),
         'get_device_name': lambda device=None: 'simulated',
         'synchronize': lambda device=None: None,
+        'current_stream': lambda device=None: stream,
+        'default_stream': lambda device=None: stream,
+        'stream': lambda chosen: contextlib.nullcontext(),
         'empty_cache': lambda: None,
         'mem_get_info': lambda device=None: (1 << 30, 1 << 30),
         'memory_allocated': lambda device=None: ops.allocated(),
@@ -87,8 +101,36 @@ def _simulate_nccl(path: Path) -> None:
     c10d.default_pg_nccl_timeout = timedelta(minutes=10)
 
 
+def _simulate_gloo() -> None:
+    """gloo's collectives copy what is on a device to the host; what it sends must be there."""
+
+    def staged(name: str) -> Any:
+        plain = getattr(dist.ProcessGroup, name)
+
+        @functools.wraps(plain)
+        def call(group: Any, *args: Any) -> Any:
+            return plain(
+                group, *torch.utils._pytree.tree_map(lambda t: _by_gloo(group, name, t), args)
+            )
+
+        return call
+
+    for name in ('allreduce', 'broadcast', 'allgather', 'alltoall_base', 'send', 'recv'):
+        setattr(dist.ProcessGroup, name, staged(name))
+
+
+def _by_gloo(group: dist.ProcessGroup, name: str, value: Any) -> Any:
+    is_there = isinstance(value, torch.Tensor) and value.is_cuda
+    if not is_there or group._get_backend(value.device).name() != 'gloo':
+        return value
+    # ProcessGroupGloo.cpp, send and recv: no check, the address is taken for one of the host.
+    assert name not in ('send', 'recv'), 'Segmentation fault: gloo reads memory of a device'
+    return torch.ops.simulated_cuda.on_cpu(value)
+
+
 if not why_not:
     _simulate_device()
+    _simulate_gloo()
     _simulate_nccl(_folder / '_simulated_nccl.so')
 
 

@@ -31,7 +31,6 @@ class Watched(Protocol):
 
 class _Transfer(NamedTuple):
     work: Any
-    backend: Any
     end: float  # when it counts as lost
     place: tuple[str, str]
     operation: str
@@ -52,13 +51,13 @@ class Watch:
         self._is_closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, work: Any, backend: Any) -> None:
+    def add(self, work: Any) -> None:
         """Has a transfer seen to end that has just begun."""
         connection = self._connection()
         assert connection is not None
         end = time.monotonic() + self._seconds
         told = place_and_phase(), *connection.current
-        self._under_way.append(_Transfer(work, backend, end, *told))
+        self._under_way.append(_Transfer(work, end, *told))
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, daemon=True)
             self._thread.start()
@@ -70,10 +69,9 @@ class Watch:
     def _look(self) -> None:
         while not self._is_closed.wait(INTERVAL) and self._connection() is not None:
             while self._under_way and self._under_way[0].work.is_completed():
-                if _has_failed(self._under_way[0].backend):
-                    words = 'the transfer between the devices failed'
-                    return self._tell(self._under_way.popleft(), words)
-                self._under_way.popleft()
+                transfer = self._under_way.popleft()
+                if _has_failed(transfer.work):
+                    return self._tell(transfer, 'the transfer between the devices failed')
             if self._under_way and time.monotonic() > self._under_way[0].end:
                 words = f'timed out after {self._seconds:.1f} s on the device'
                 return self._tell(self._under_way.popleft(), words)
@@ -85,8 +83,14 @@ class Watch:
                 connection.lost_late(RuntimeError(words), transfer.operation, transfer.peer)
 
 
-def _has_failed(backend: Any) -> bool:
-    """Whether it knows of an error; works that one has met count as done."""
-    with suppress(AttributeError, RuntimeError):  # a backend that cannot tell
-        return bool(backend.get_error().value)
+def _has_failed(work: Any) -> bool:
+    """Whether one that counts as completed did not succeed: a lost rank, a message that does not fit.
+
+    NCCL's backend does not tell (``get_error()``), and ``exception()`` warns that it is deprecated.
+    """
+    with suppress(RuntimeError):  # a backend that cannot tell
+        if not hasattr(work, 'get_future_result'):  # torch 2.5
+            return work.exception() is not None
+        result = work.get_future_result()
+        return bool(result.done() and result.value())
     return False
