@@ -30,6 +30,7 @@ import pyg_sar  # noqa: E402
 
 os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')  # deterministic algorithms need it
 PLAIN, CSR = 'plain PyG', 'plain PyG, CSR'
+NCCL, GLOO, SOCKETS = 'NCCL', 'one GPU by gloo', 'one GPU by NCCL and sockets'
 HIDDEN = {'sage': 256, 'gat': 128}
 SIZES: dict[str, dict[str, Any]] = {
     'full': {'graph': ARXIV, 'models': list(HIDDEN), 'parts': [1, 4], 'rounds': 9, 'epochs': 5},
@@ -109,7 +110,9 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         variants = [PLAIN, CSR, *(f'pyg_sar, {parts} parts' for parts in args.parts)]
         yield from _trainings(name, args, variants)
         for ranks in sorted({2, max(torch.cuda.device_count(), 2)}):
-            yield _on_ranks(name, args, ranks)
+            is_shared = torch.cuda.device_count() < ranks
+            for how in (GLOO, SOCKETS) if is_shared else (NCCL,):
+                yield _on_ranks(name, args, ranks, how)
 
 
 def _trainings(name: str, args: argparse.Namespace, variants: list[str]) -> Iterator[Row]:
@@ -144,35 +147,69 @@ def _row(
     }
 
 
-def _on_ranks(name: str, args: argparse.Namespace, ranks: int) -> Row:
-    """As many processes: each has a GPU and NCCL, or all share one by gloo."""
-    is_shared = torch.cuda.device_count() < ranks
+def _on_ranks(name: str, args: argparse.Namespace, ranks: int, how: str) -> Row:
+    """As many processes, which have a GPU each or share one."""
     cut(args.graph, ranks)
     with tempfile.TemporaryDirectory() as folder:
-        given = (name, args.graph, ranks, args.rounds, args.epochs, is_shared, folder)
+        given = (name, args.graph, ranks, args.rounds, args.epochs, how, folder)
         torch.multiprocessing.spawn(_work, given, nprocs=ranks)
         found = [json.loads((Path(folder) / f'{r}.json').read_text()) for r in range(ranks)]
-    how = f'{ranks} ranks, one GPU by gloo' if is_shared else f'{ranks} ranks, NCCL'
     slowest = [max(each) for each in zip(*(f['seconds'] for f in found), strict=True)]
     plain = Training(name, args.graph, PLAIN, 'cuda')
     of_plain = [plain.seconds(args.epochs) for _ in slowest]
     first = argparse.Namespace(**found[0])
     first.peak = lambda: max(f['peak'] for f in found)
-    return _row(name, how, first, slowest, plain, of_plain)
+    row = _row(name, f'{ranks} ranks, {how}', first, slowest, plain, of_plain)
+    return row if how == GLOO else row | {'overlap': [f['overlap'] for f in found]}
 
 
 def _work(
-    rank: int, name: str, graph: str, ranks: int, rounds: int, epochs: int, shared: bool, root: str
+    rank: int, name: str, graph: str, ranks: int, rounds: int, epochs: int, how: str, root: str
 ) -> None:
-    backend = 'gloo' if shared else 'cpu:gloo,cuda:nccl'
-    device = f'cuda:{0 if shared else rank}'
+    if how == SOCKETS:
+        # NCCL refuses ranks of one host that share a GPU, so each says that it is another host.
+        names = {'NCCL_HOSTID': f'rank {rank}', 'NCCL_SOCKET_IFNAME': 'lo', 'NCCL_NET': 'Socket'}
+        os.environ.update(names)
+    device = f'cuda:{rank if how == NCCL else 0}'
     torch.cuda.set_device(device)
+    backend = 'gloo' if how == GLOO else 'cpu:gloo,cuda:nccl'
     dist.init_process_group(backend, init_method=f'file://{root}/s', rank=rank, world_size=ranks)
     own = Training(name, graph, f'pyg_sar, {ranks} parts', device)
     found = {'losses': own.losses, 'resident': own.resident, 'peak': own.peak()}
     found['seconds'] = [own.seconds(epochs) for _ in range(rounds)]
+    found['overlap'] = None if how == GLOO else _overlap(own)
     (Path(root) / f'{rank}.json').write_text(json.dumps(found))
     dist.destroy_process_group()
+
+
+def _overlap(training: Training) -> dict[str, float]:
+    """Of an epoch: milliseconds of NCCL's kernels, and of others that ran at the same time."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        training.epoch()
+        torch.cuda.synchronize()
+    spans = [
+        (e.time_range.start, e.time_range.end, e.name.startswith('nccl'))
+        for e in profile.events()
+        if e.device_type.name == 'CUDA'
+    ]
+    # Kernels of a kind may overlap each other; at each moment what matters is whether any runs.
+    changes = sorted(
+        change
+        for start, end, is_nccl in spans
+        for change in ((start, 1, is_nccl), (end, -1, is_nccl))
+    )
+    running, before = {True: 0, False: 0}, 0.0
+    found = {'nccl_ms': 0.0, 'other_ms': 0.0, 'both_ms': 0.0}
+    for now, change, is_nccl in changes:
+        for key, holds in (
+            ('nccl_ms', running[True]),
+            ('other_ms', running[False]),
+            ('both_ms', running[True] and running[False]),
+        ):
+            found[key] += (now - before) / 1000 if holds else 0.0
+        running[is_nccl] += change
+        before = now
+    return found
 
 
 def _layers(graph: str, parts: int) -> Iterator[Row]:
@@ -244,7 +281,13 @@ def render(report: dict[str, Any]) -> dict[str, str]:
     names = ['layer', 'path', 'parts', 'waits', 'differs from run to run', 'deterministic']
     errors = [f'{r["model"]}, {r["variant"]}: {r["error"]}' for r in rows if r['kind'] == 'error']
     gpu = next(f'{r["gpu"]}, CUDA {r["cuda"]}.' for r in rows if r['kind'] == 'machine')
-    head = '\n\n'.join([gpu, *errors])
+    travel = [
+        f'{r["model"]}, {r["variant"]}, rank {i}: NCCL {o["nccl_ms"]:.1f} ms of an epoch, '
+        f'other kernels {o["other_ms"]:.1f} ms, both at once {o["both_ms"]:.1f} ms.'
+        for r in rows
+        for i, o in enumerate(r.get('overlap', []))
+    ]
+    head = '\n\n'.join([gpu, *errors, *travel])
     return {'table': f'{head}\n\n{table(header, trainings)}', 'layers': table(names, layers)}
 
 

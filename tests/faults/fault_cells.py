@@ -14,11 +14,19 @@ from typing import Any, NamedTuple
 
 import ranks  # noqa: F401 (what its fork server imports)
 import torch
-from fault_program import FAULTS, FAULTY, GROUP_TIMEOUT, PHASES, WORLD_SIZE, default_convs, run
+from fault_program import (
+    FAULTS,
+    FAULTY,
+    GROUP_TIMEOUT,
+    LIMIT,
+    PHASES,
+    WORLD_SIZE,
+    default_convs,
+    run,
+)
 from small_graphs import cut, small_graph
 
 CONTEXT = multiprocessing.get_context('forkserver')
-LIMIT = 40.0  # seconds until a cell counts as hanging
 SLACK = 2.0  # for telling each other who was lost, on a busy machine
 
 
@@ -41,7 +49,7 @@ class Outcome:
     """How a cell ended.
 
     Attributes:
-        ends: What each of the others raised: type, text, peer, layer.
+        ends: What each of the others raised: type, text, peer, layer; or where it hung: stacks.
         seconds: From the fault to the last of their exceptions.
         exit_codes: Of the others; None for one that did not end by itself.
     """
@@ -93,9 +101,13 @@ def _outcome(cell: Cell, folder: Path) -> Outcome:
             rank.join()
     ends = []
     for i in range(WORLD_SIZE):
-        file = folder / f'end-{i}'
-        if i != FAULTY:
-            ends.append(json.loads(file.read_text()) if file.exists() else {})
+        file, stacks = folder / f'end-{i}', folder / f'stacks-{i}'
+        if i == FAULTY:
+            continue
+        if file.exists():
+            ends.append(json.loads(file.read_text()))
+        else:
+            ends.append({'stacks': stacks.read_text() if stacks.exists() else 'not started'})
     start = folder / 'fault'
     if start.exists():
         last = max(e.get('time', float('inf')) for e in ends)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ import pyg_sar.load
 WORLD_SIZE, FAULTY = 3, 2
 TIMEOUT = 3.0  # of the exchanges, in seconds
 GROUP_TIMEOUT = 4.0  # of the default group
+LIMIT = 40.0  # seconds until a run counts as hanging
 FAULTS = ('killed', 'stopped', 'raises', 'raises, lives on', 'cut off', 'out of memory', 'shape')
 PHASES = ('load', 'construction', 'forward', 'backward', 'optimizer', 'checkpoint')
 
@@ -75,6 +77,8 @@ def run(
     os.environ['GLOO_SOCKET_IFNAME'] = 'lo'
     fails = rank == FAULTY
     place = Path(folder)
+    stacks = (place / f'stacks-{rank}').open('w')
+    faulthandler.dump_traceback_later(LIMIT / 2, file=stacks)
 
     def at(now: str) -> None:
         if fails and now == phase and at.armed:  # type: ignore[attr-defined]

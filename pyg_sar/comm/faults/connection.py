@@ -44,7 +44,7 @@ class Connection:
         debug: Whether the ranks compare what they do before every operation.
         travelling: Transfers that are under way; their `works` are dropped if the group ends.
         num_operations: Operations that this rank has begun.
-        current: The last one of them, and the rank it is with.
+        current: The last one of them, in words.
         main: Of a lane the connection that it ends with; else None.
         lanes: Connections of other threads of this process, which end with this one.
     """
@@ -72,7 +72,7 @@ class Connection:
         limit = timeout or timeout_of(dist.group.WORLD)
         self._seconds = limit.total_seconds() if limit is not None else float('inf')
         self._ending = threading.RLock()
-        self.current: tuple[str, int | None] = ('', None)
+        self.current = ''
         self._watch = Watch(self, self._seconds - for_reports(self._seconds))
         with Guard(self, 'connecting the ranks', None):
             self._meet(dist.group.WORLD if before is None or before.group is None else before.group)
@@ -152,14 +152,19 @@ class Connection:
         assert self.error is not None
         return self._error(self.error.peer, operation, self.error.reason)
 
-    def lost_late(self, error: Exception, operation: str, peer: int | None) -> None:
-        """The same from a thread that watches: the program's own is about to come to it."""
+    def lost_late(self, error: Exception, operation: str) -> None:
+        """The same from a thread that watches: the program's own is about to come to it.
+
+        Which rank was lost is not known: a transfer of NCCL is with two, and fails with its group.
+        """
         self._verdict = threading.current_thread()
-        self.lost(error, operation, peer)
+        self.lost(error, operation, None)
 
     def _end_if_first(self, error: Exception, operation: str, peer: int | None) -> None:
         if self.error is None:
             text = str(error)
+            if isinstance(error, dist.DistBackendError):
+                peer = None  # NCCL tells of the group, not of the rank that was lost
             own = Cause(peer, None, 'imed out' in text or 'timeout' in text, placed(operation))
             end = time.monotonic() + (for_reports(self._seconds) if own.silent else PATIENCE)
             # First, so that those who wait for this rank wake up and report as well.
@@ -264,7 +269,7 @@ class Guard:
     def __enter__(self) -> None:
         self.connection.check(self.operation)
         self.connection._num_open += 1
-        self.connection.current = self.operation, self.peer
+        self.connection.current = self.operation
 
     def __exit__(
         self, kind: object, error: BaseException | None, trace: TracebackType | None
@@ -284,7 +289,8 @@ def _reason(cause: Cause, own: Cause, error: Exception) -> str:
     who = 'a rank that is not known' if cause.peer is None else f'rank {cause.peer}'
     if cause.failure is not None:
         return f'{who} failed with {cause.failure}'
-    seen = f' ({str(error).split(". This is typically")[0]})' if cause.silent == own.silent else ''
+    text = ' '.join(str(error).split('. This is typically')[0].split())
+    seen = f' ({text[:300]})' if cause.silent == own.silent else ''
     if not cause.silent:
         return f'{who} has ended or is cut off{seen}'
     waits = f': it waits at {cause.doing}' if cause.doing else ''

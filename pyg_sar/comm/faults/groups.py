@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from pyg_sar.comm.faults.reports import for_operations
 
-_HANDLING = 'TORCH_NCCL_ASYNC_ERROR_HANDLING'
+_SETTINGS = {'TORCH_NCCL_ASYNC_ERROR_HANDLING': '0', 'TORCH_NCCL_DUMP_ON_TIMEOUT': '0'}
 
 
 def new_group(limit: timedelta | None) -> dist.ProcessGroup:
@@ -22,20 +22,22 @@ def new_group(limit: timedelta | None) -> dist.ProcessGroup:
     is current, which need not be the one that holds the rank's rows.
 
     Of a rank that is lost under NCCL :mod:`pyg_sar.comm.faults.watch` tells. torch's own watchdog
-    would end the process; a group has it unless this variable says so while the group is made.
+    would end the process, and sleep for a minute at every transfer that fails, for dumps that
+    nobody reads; a group has it so unless two variables say otherwise while the group is made.
     """
     backend = None
     if torch.device('cpu') not in getattr(dist.group.WORLD, '_device_types', ()):
         backend = f'cpu:gloo,{dist.get_backend_config()}'
-    before = os.environ.get(_HANDLING)
-    os.environ[_HANDLING] = '0'
+    before = {name: os.environ.get(name) for name in _SETTINGS}
+    os.environ.update(_SETTINGS)
     try:
         group: dist.ProcessGroup = dist.new_group(timeout=for_operations(limit), backend=backend)
     finally:
-        if before is None:
-            del os.environ[_HANDLING]
-        else:
-            os.environ[_HANDLING] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
     return group
 
 

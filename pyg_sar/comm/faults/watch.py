@@ -23,9 +23,9 @@ INTERVAL = 0.05  # seconds between two looks
 class Watched(Protocol):
     """A connection."""
 
-    current: tuple[str, int | None]
+    current: str
 
-    def lost_late(self, error: Exception, operation: str, peer: int | None) -> None:
+    def lost_late(self, error: Exception, operation: str) -> None:
         """To be told of the first transfer that fails."""
 
 
@@ -34,7 +34,6 @@ class _Transfer(NamedTuple):
     end: float  # when it counts as lost
     place: tuple[str, str]
     operation: str
-    peer: int | None
 
 
 class Watch:
@@ -56,8 +55,7 @@ class Watch:
         connection = self._connection()
         assert connection is not None
         end = time.monotonic() + self._seconds
-        told = place_and_phase(), *connection.current
-        self._under_way.append(_Transfer(work, end, *told))
+        self._under_way.append(_Transfer(work, end, place_and_phase(), connection.current))
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, daemon=True)
             self._thread.start()
@@ -80,11 +78,11 @@ class Watch:
         connection = self._connection()
         if connection is not None and not self._is_closed.is_set():
             with in_call(*transfer.place):
-                connection.lost_late(RuntimeError(words), transfer.operation, transfer.peer)
+                connection.lost_late(RuntimeError(words), transfer.operation)
 
 
 def _has_failed(work: Any) -> bool:
-    """Whether one that counts as completed did not succeed: a lost rank, a message that does not fit.
+    """Whether one that counts as completed did not succeed: a lost rank, a wrong size.
 
     NCCL's backend does not tell (``get_error()``), and ``exception()`` warns that it is deprecated.
     """
