@@ -84,7 +84,7 @@ class Watch:
 
 
 def _has_failed(work: Any) -> bool:
-    """Whether one that counts as completed did not succeed: a lost rank, a message that does not fit.
+    """Whether one that counts as completed did not succeed: its rank was lost, a message too long.
 
     NCCL's backend does not tell (``get_error()``), and ``exception()`` warns that it is deprecated.
     """
