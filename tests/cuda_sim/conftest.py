@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+for folder in ('tests/gpu', 'benchmarks'):
+    sys.path.append(str(Path(__file__).parents[2] / folder))
+
 simulation = sys.modules.get('simulated_cuda')
 WHY_NOT = 'needs -p simulated_cuda' if simulation is None else simulation.why_not
 

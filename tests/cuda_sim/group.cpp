@@ -93,6 +93,14 @@ struct Stream {
   }
 
   void serve() {
+    do_all();
+    std::unique_lock<std::mutex> lock(mutex);
+    auto rest = std::move(posted);
+    lock.unlock();
+    for (auto& transfer : rest) transfer->run = nullptr;  // they hold connections open
+  }
+
+  void do_all() {
     std::unique_lock<std::mutex> lock(mutex);
     while (!is_aborted && !(is_closed && posted.empty())) {
       if (posted.empty()) {
@@ -213,7 +221,10 @@ class SimulatedNCCL final : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return 0; }
   c10d::ErrorType getError() override { return c10d::ErrorType::SUCCESS; }
-  void abort() override { stream_->end(true); }
+  void abort() override {
+    stream_->end(true);
+    carrier_ = nullptr;
+  }
   void shutdown() override { stream_->end(false); }
 
   void startCoalescing() override {

@@ -105,6 +105,45 @@ def test_what_only_a_gpu_refuses(form: str) -> None:
         run('cuda')
 
 
+@pytest.mark.parametrize('form', ['running sums', 'products', 'weighted counts'])
+def test_what_only_a_gpu_does_in_any_order(form: str) -> None:
+    def run(device: str, dtype: torch.dtype = torch.float64) -> None:
+        x, index = torch.ones(3, dtype=dtype, device=device), torch.zeros(3, dtype=torch.int64)
+        if form == 'running sums':
+            x.cumsum(0)
+        elif form == 'products':
+            x.scatter_reduce(0, index.to(device), x, 'prod' if dtype.is_floating_point else 'amax')
+        else:
+            torch.bincount(index.to(device), x if dtype.is_floating_point else None)
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        run('cpu')
+        run('cuda', torch.int64)
+        with pytest.raises(RuntimeError, match='deterministic'):
+            run('cuda')
+    finally:
+        torch.use_deterministic_algorithms(False)
+    run('cuda')
+
+
+def test_pinned_memory() -> None:
+    pinned = torch.empty(4, pin_memory=True)
+    assert pinned.is_pinned()
+    assert pinned[1:].is_pinned()
+    assert torch.ones(3).pin_memory().is_pinned()
+    assert not torch.ones(4).is_pinned()
+    there = torch.ones(4, device='cuda')
+    assert pinned.copy_(there).tolist() == [1.0] * 4
+    there.copy_(pinned.fill_(2.0), non_blocking=True)
+    assert there.tolist() == [2.0] * 4
+
+
+def test_storage_comes_to_the_host() -> None:
+    kept = torch.arange(4.0, device='cuda')
+    assert torch.tensor(kept.untyped_storage().cpu().tolist()).ne(0).sum() == 5  # bytes
+
+
 # --- the group ------------------------------------------------------------------------------------
 
 
@@ -168,6 +207,22 @@ def _refused() -> list[str]:
         except (RuntimeError, TypeError, ValueError) as error:
             said.append(str(error))
     return said
+
+
+def _by_gloo() -> list[list[float]]:
+    """gloo copies what it reduces and gathers; what it sends it takes for memory of the host."""
+    rank = dist.get_rank()
+    total = torch.full((2,), rank + 1.0, device='cuda')
+    dist.all_reduce(total)
+    gathered = torch.empty(2, device='cuda')
+    dist.all_gather(list(gathered.unbind()), torch.tensor(float(rank), device='cuda'))
+    with pytest.raises(AssertionError, match='Segmentation fault'):
+        _swap(rank)
+    return [total.tolist(), gathered.tolist()]
+
+
+def test_a_device_and_gloo_alone() -> None:
+    assert run_ranks(_by_gloo, 2) == [[[3.0, 3.0], [0.0, 1.0]]] * 2
 
 
 def test_what_nccl_refuses() -> None:

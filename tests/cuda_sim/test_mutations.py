@@ -1,7 +1,8 @@
-"""Faults that a GPU would punish are found here: each is put in, and must not go unseen."""
+"""Faults that a GPU would punish: each is put in, and the check meant for it must find it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from ranks import RankError, run_once
 from small_graphs import cut, small_graph
+from test_gpu_waits import _waits_of_layer
 from torch import Tensor
 from torch_geometric.nn import GATConv, SAGEConv
 
@@ -20,37 +22,42 @@ from pyg_sar.comm.faults.connection import Connection
 from pyg_sar.comm.swap import Swap
 
 BACKEND = 'cpu:gloo,cuda:nccl'
-MUTATIONS = [
-    'a forgotten device',
-    'a buffer used again before its rows have left',
-    'a wait left out',
-    'a group that idle ranks do not connect',
-]
+
+
+def _without_device(self: BufferPool, num_bytes: int, device: torch.device) -> Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+_begin, _wait = Swap.__init__, Swap.wait
+
+
+def _begin_and_free(self: Swap, received: Any, to: int, sent: Buffers, *args: Any) -> None:
+    _begin(self, received, to, sent, *args)
+    sent.free()
+
+
+def _wait_for_the_device(self: Swap) -> None:
+    _wait(self)
+    torch.zeros(1, device='cuda').item()
+
+
+MUTATIONS: dict[str, tuple[Any, str, Any]] = {
+    '': (Swap, 'no such name', None),
+    'a forgotten device': (BufferPool, 'take', _without_device),
+    'a buffer used again before its rows have left': (Swap, '__init__', _begin_and_free),
+    'a wait left out': (Swap, 'wait', lambda self: None),
+    'a group that idle ranks do not connect': (
+        Connection,
+        'connect_devices',
+        lambda self, device: None,
+    ),
+    'a wait for the device in every step': (Swap, 'wait', _wait_for_the_device),
+}
 
 
 @contextmanager
 def _mutated(name: str) -> Iterator[None]:
-    if name == MUTATIONS[0]:
-
-        def take(self: BufferPool, num_bytes: int, device: torch.device) -> Tensor:
-            return torch.empty(num_bytes, dtype=torch.uint8)
-
-        change: Any = mock.patch.object(BufferPool, 'take', take)
-    elif name == MUTATIONS[1]:
-        begin = Swap.__init__
-
-        def begin_and_free(self: Swap, received: Any, to: int, sent: Buffers, *args: Any) -> None:
-            begin(self, received, to, sent, *args)
-            sent.free()
-
-        change = mock.patch.object(Swap, '__init__', begin_and_free)
-    elif name == MUTATIONS[2]:
-        change = mock.patch.object(Swap, 'wait')
-    elif name == MUTATIONS[3]:
-        change = mock.patch.object(Connection, 'connect_devices')
-    else:
-        change = mock.patch.object(Swap, '_unused', None, create=True)
-    with change:
+    with mock.patch.object(*MUTATIONS[name], create=not name):
         yield
 
 
@@ -69,31 +76,67 @@ def _outputs(root: str, device: str, mutation: str = '') -> list[Tensor]:
     return found
 
 
-def _on_ranks(root: str, device: str, backend: str, mutation: str = '') -> list[list[Tensor]]:
-    return run_once(_outputs, 3, root, device, mutation, backend=backend, timeout=8)
+def _on_ranks(root: str, device: str, mutation: str = '', *, timeout: int = 60) -> Any:
+    backend = BACKEND if device == 'cuda' else 'gloo'
+    return run_once(_outputs, 3, root, device, mutation, backend=backend, timeout=timeout)
 
 
 @pytest.fixture(scope='module')
-def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, str]:
-    """A partition whose ranks exchange rows in all steps, and one where a rank is idle in some."""
-    folder = tmp_path_factory.mktemp('mutations')
-    even = str(cut(small_graph(), 6, folder / 'even'))
-    return {False: even, True: str(cut(small_graph(), 3, folder / 'idle', 'empty part'))}
+def even(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A partition whose ranks exchange rows in all steps."""
+    return str(cut(small_graph(), 6, tmp_path_factory.mktemp('even') / 'parts'))
 
 
-@pytest.mark.parametrize('mutation', ['', *MUTATIONS])
-def test_mutations_are_found(mutation: str, roots: dict[bool, str]) -> None:
-    root = roots[mutation == MUTATIONS[3]]
-    want = _on_ranks(root, 'cpu', 'gloo')
-    try:
-        found = _on_ranks(root, 'cuda', BACKEND, mutation)
-    except (RankError, TimeoutError):
-        if not mutation:
-            raise
-        return
-    is_same = all(
+@pytest.fixture(scope='module')
+def idle(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A partition where a rank is idle in some."""
+    folder = tmp_path_factory.mktemp('idle')
+    return str(cut(small_graph(), 3, folder / 'parts', 'empty part'))
+
+
+@pytest.fixture(scope='module')
+def numbers(even: str) -> list[list[Tensor]]:
+    found: list[list[Tensor]] = _on_ranks(even, 'cpu')
+    return found
+
+
+def _are_equal(found: list[list[Tensor]], numbers: list[list[Tensor]]) -> list[bool]:
+    """Of every rank and every tensor."""
+    return [
         torch.allclose(got, expected, 0, 1e-10)
-        for ours, theirs in zip(found, want, strict=True)
+        for ours, theirs in zip(found, numbers, strict=True)
         for got, expected in zip(ours, theirs, strict=True)
-    )
-    assert is_same == (not mutation)
+    ]
+
+
+def test_without_a_mutation(even: str, idle: str, numbers: list[list[Tensor]]) -> None:
+    assert all(_are_equal(_on_ranks(even, 'cuda'), numbers))
+    assert all(_are_equal(_on_ranks(idle, 'cuda'), _on_ranks(idle, 'cpu')))
+
+
+def test_devices_that_mix_are_found(even: str) -> None:
+    with pytest.raises(RankError, match='all tensors to be on the same device'):
+        _on_ranks(even, 'cuda', 'a forgotten device')
+
+
+@pytest.mark.parametrize(
+    'mutation', ['a buffer used again before its rows have left', 'a wait left out']
+)
+def test_wrong_numbers_are_found(mutation: str, even: str, numbers: list[list[Tensor]]) -> None:
+    assert not any(_are_equal(_on_ranks(even, 'cuda', mutation), numbers))
+
+
+def test_ranks_that_wait_for_ever_are_found(idle: str) -> None:
+    with pytest.raises(TimeoutError, match=r'had not finished'):
+        _on_ranks(idle, 'cuda', 'a group that idle ranks do not connect', timeout=8)
+
+
+def _waits(root: str, mutation: str) -> Counter[str]:
+    with _mutated(mutation):
+        return _waits_of_layer(root, 'SAGE')
+
+
+def test_waits_for_the_device_are_found(even: str) -> None:
+    for mutation in ('', 'a wait for the device in every step'):
+        for found in run_once(_waits, 3, even, mutation, backend=BACKEND):
+            assert bool(found) == bool(mutation), found

@@ -13,6 +13,7 @@ from conformance_cases import ALL, CASES
 from conformance_expected import NOT_YET, REFUSED_BY_DESIGN
 from conformance_outcome import NO_NODES, cut_graphs, outcome_of
 from conformance_run import Result, run_case
+from few import few
 from ranks import run_as_threads, run_ranks
 
 RUN = [c.name for c in ALL if c.conv not in REFUSED_BY_DESIGN and c.name not in NOT_YET]
@@ -91,7 +92,8 @@ def test_a_rank_without_nodes(name: str, with_an_empty_rank: Roots) -> None:
     _assert_exact(run_as_threads(_run, 3, [name], with_an_empty_rank))
 
 
-@pytest.mark.parametrize('names', TWELVE, ids=lambda names: names[0])
+@pytest.mark.cuda_sim
+@pytest.mark.parametrize('names', few(TWELVE, every=6), ids=lambda names: names[0])
 def test_processes_share_the_device(names: list[str], roots: Roots) -> None:
     """Over gloo, by way of the host's memory."""
     _assert_exact(run_ranks(_run, 2, names, roots, timeout=240))

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
+import torch
 from fault_cells import Cell, Outcome, outcomes
 from fault_program import FAULTY, GROUP_TIMEOUT, PHASES, TIMEOUT
+from ranks import run_once
+
+import pyg_sar
+from pyg_sar.comm import transport
+from pyg_sar.comm.faults import guarded
 
 pytestmark = pytest.mark.cuda_sim
 BESIDE_GLOO, ALONE = 'cpu:gloo,cuda:nccl', 'nccl'
@@ -31,3 +39,28 @@ def test_the_others_end(found: dict[Cell, Outcome], cell: Cell) -> None:
         else:
             assert (end['type'], end['peer']) == ('ExchangeError', FAULTY), outcome
         assert f'rank {FAULTY}' in end['text'], outcome
+
+
+def _receive_too_much() -> str:
+    guarded.set_timeout(timedelta(seconds=30))
+    device, rank = torch.device('cuda'), pyg_sar.comm.transport.rank()
+    guarded.connect_devices(device)
+    rows = [torch.zeros(4 + 4 * rank, device=device)]
+    received, sent = ([], rows) if rank else (rows, [])
+    try:
+        with guarded.guard('receiving rows', 1 - rank):
+            group = guarded.exchange_group()
+            for work in transport.start_swap(received, 1 - rank, sent, 1 - rank, 0, group):
+                work.wait()
+        while True:
+            pyg_sar.comm.all_reduce_sum(torch.zeros(1))
+    except pyg_sar.ExchangeError as error:
+        return str(error)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason='NCCL sees it where rows go by sockets')
+def test_a_message_that_is_too_long() -> None:
+    """NCCL's work counts as completed then, its backend tells nothing, its kernel never ends."""
+    receiver, sender = run_once(_receive_too_much, 2, backend=BESIDE_GLOO)
+    assert 'the transfer between the devices failed' in receiver
+    assert 'rank' in sender

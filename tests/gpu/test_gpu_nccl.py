@@ -16,6 +16,7 @@ import test_restrict as restricted
 import test_training as training
 import torch
 from checkpoint_runs import losses, resumed
+from few import few
 from ranks import run_as_threads, run_ranks
 from small_graphs import assert_close, cut, small_graph
 from test_gpu_convs import Roots, roots, with_an_empty_rank  # noqa: F401 (fixtures)
@@ -48,7 +49,7 @@ def _on_ranks(backend: str, *args: Any, **kwargs: Any) -> list[Any]:
     return run_ranks(*args, backend=backend, timeout=300, **kwargs)
 
 
-@pytest.mark.parametrize('names', convs.TWELVE, ids=lambda names: names[0])
+@pytest.mark.parametrize('names', few(convs.TWELVE), ids=lambda names: names[0])
 def test_convs(names: list[str], roots: Roots) -> None:  # noqa: F811
     convs._assert_exact(_on_ranks(BACKENDS[0], convs._run, WORLD_SIZE, names, roots))
 
@@ -62,7 +63,7 @@ def test_a_rank_without_nodes(backend: str, with_an_empty_rank: Roots) -> None: 
     convs._assert_exact(found)
 
 
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize(('name', 'backend'), few((n, b) for n in MODELS for b in BACKENDS))
 def test_trainings(name: str, backend: str, partitions: Path) -> None:  # noqa: F811
     root = str(partitions / str(WORLD_SIZE))
     for mode, options in KINDS:

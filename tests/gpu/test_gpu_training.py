@@ -12,6 +12,7 @@ import test_training as training
 import torch
 import torch.distributed as dist
 from checkpoint_runs import losses, resumed
+from few import few
 from ranks import run_as_threads, run_ranks
 from small_graphs import assert_close, cut, small_graph
 from test_training import MODELS, partitions  # noqa: F401 (a fixture)
@@ -41,8 +42,8 @@ def test_ranks_as_threads(name: str, mode: str, partitions: Path) -> None:  # no
             training._assert_equal(name, of_rank)
 
 
-@pytest.mark.parametrize('name', MODELS)
-@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.cuda_sim
+@pytest.mark.parametrize(('name', 'mode'), few(((n, m) for n in MODELS for m in MODES), every=4))
 def test_processes_share_the_device(name: str, mode: str, partitions: Path) -> None:  # noqa: F811
     root = str(partitions / '2')
     for found in run_ranks(training._train, 2, name, root, mode, 'cuda', **AGAIN):
