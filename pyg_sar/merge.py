@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.rows_at import rows_at
+from pyg_sar.shard.rows_at import add_rows_at, rows_at
 
 State = tuple[Tensor, ...]
 """One or more tensors with one row per destination."""
@@ -154,18 +154,24 @@ def _expand(dst: Tensor, messages: Tensor, dim: int) -> Tensor:
 
 
 _ALL = slice(None)
+_FAR = 40.0
+"""Logits this far from what is subtracted from all of them leave sums well inside of float32."""
+
+_WIDE = (torch.float32, torch.float64)
 
 
 class SoftmaxStats:
-    """Running maximum and sum of a softmax over the in-edges of every destination.
+    """What is subtracted from logits and the sum of a softmax over the in-edges of destinations.
 
     The online softmax (Milakov and Gimelshein 2018, arXiv 1805.02867): with a block's logits l,
     ``m' = max(m, max l)`` and ``s' = s * exp(m - m') + sum exp(l - m')``. The finished softmax is
-    ``exp(l - m) / (s + 1e-16)``, as in ``torch_geometric.utils.softmax``.
+    ``exp(l - m) / s``, for any m that keeps the sum from overflow and underflow. On a CPU, where
+    the maximum of every destination takes most of the time, m is one number for all of them as long
+    as no logit is further than 40 from it.
 
     Args:
         num_dst: Number of destinations.
-        max: The finished maximum ``[num_dst, ...]``, if there is one; -inf where no edge ends.
+        max: The finished m: one number, or ``[num_dst, ...]`` and -inf where no edge ends.
         sum: The finished sum ``[num_dst, ...]``.
     """
 
@@ -177,17 +183,20 @@ class SoftmaxStats:
         """Of no edges; `logits` of any edges give shape and dtype."""
         return SoftmaxStats(num_dst, *_of_no_edges(num_dst, logits))
 
-    def spoil_masked(self, in_degree: Tensor) -> None:
-        """Where all of a destination's logits are -inf its softmax is not a number, as in PyG."""
-        if self.max is None or self.sum is None:
-            return
-        is_masked = self.max == float('-inf')
-        # On a device the question costs more than the answer.
-        if is_masked.device.type != 'cpu' or bool(is_masked.any()):
-            has_edges = (in_degree > 0).view(-1, *[1] * (self.max.dim() - 1))
-            self.sum.masked_fill_(is_masked & has_edges, float('nan'))
+    def finish(self, in_degree: Tensor) -> None:
+        """Makes the sum what to divide by: also where nothing was summed.
 
-    def step(self, logits: Tensor, dst: Tensor, rows: slice = _ALL) -> tuple[Tensor, Tensor]:
+        Where all of a destination's logits are -inf its softmax is not a number, as in PyG.
+        """
+        if self.sum is None:
+            return
+        is_empty = self.sum == 0
+        # On a device the question costs more than the answer.
+        if is_empty.device.type != 'cpu' or bool(is_empty.any()):
+            has_edges = (in_degree > 0).view(-1, *[1] * (self.sum.dim() - 1))
+            self.sum.masked_fill_(is_empty, 1).masked_fill_(is_empty & has_edges, float('nan'))
+
+    def step(self, logits: Tensor, dst: Tensor, rows: slice = _ALL) -> tuple[Tensor, Tensor | None]:
         """Merges the logits of some edges.
 
         Args:
@@ -196,12 +205,19 @@ class SoftmaxStats:
             rows: Destinations among which those of the edges are.
 
         Returns:
-            ``exp(l - m')`` of every edge, and ``exp(m - m')`` of every one of `rows`: by how much
-            what was weighted with earlier maxima shrinks.
+            ``exp(l - m')`` of every edge; and ``exp(m - m')`` of every one of `rows`, by how much
+            what was weighted before shrinks, or None for ones.
         """
         if self.max is None or self.sum is None:
             self.max, self.sum = _of_no_edges(self.num_dst, logits)
-        old_max, total = self.max[rows], self.sum[rows]
+        total = self.sum[rows]
+        if self._is_near(logits):
+            weight = (logits - self.max).exp_()
+            add_rows_at(total, dst, weight)
+            return weight, None
+        if self.max.dim() == 0:  # it was one number until now
+            self.max = torch.where(self.sum == 0, float('-inf'), self.max)
+        old_max = self.max[rows]
         index = dst.view(-1, *[1] * (logits.dim() - 1)).expand_as(logits)
         new_max = old_max.scatter_reduce(0, index, logits, 'amax')
         # Where nothing has arrived yet both are -inf, and -inf - -inf is not a number.
@@ -209,17 +225,33 @@ class SoftmaxStats:
         old_max.copy_(new_max)
         edge_max = rows_at(new_max, dst)
         weight = (logits - edge_max).masked_fill_(edge_max == float('-inf'), float('-inf')).exp_()
-        total.mul_(scale).index_add_(0, dst, weight)
+        add_rows_at(total.mul_(scale), dst, weight)
         return weight, scale
+
+    def _is_near(self, logits: Tensor) -> bool:
+        """Whether the logits are near the one number that is subtracted from all."""
+        assert self.max is not None
+        is_wide_on_cpu = logits.dtype in _WIDE and logits.device.type == 'cpu'
+        if self.max.dim() or not is_wide_on_cpu or logits.numel() == 0:
+            return False
+        low, high = torch.aminmax(logits)
+        if self.max == float('-inf'):
+            self.max = high
+        # Not for what is infinite or no number either.
+        return bool((high - self.max <= _FAR) & (self.max - low <= _FAR))
 
     def alpha(self, logits: Tensor, dst: Tensor, rows: slice = _ALL) -> Tensor:
         """The softmax of the logits of some edges, once all are in; arguments as for `step`."""
         if self.max is None or self.sum is None:  # no edge at all
             return logits.exp()
-        weight = (logits - rows_at(self.max[rows], dst)).exp_()
-        return weight.div_(rows_at(self.sum[rows] + 1e-16, dst))
+        weight = (logits - self.max_at(dst, rows)).exp_()
+        return weight.div_(rows_at(self.sum[rows], dst))
+
+    def max_at(self, dst: Tensor, rows: slice = _ALL) -> Tensor:
+        """What is subtracted from the logits of edges."""
+        assert self.max is not None
+        return rows_at(self.max[rows], dst) if self.max.dim() else self.max
 
 
 def _of_no_edges(num_dst: int, logits: Tensor) -> tuple[Tensor, Tensor]:
-    shape = (num_dst, *logits.shape[1:])
-    return logits.new_full(shape, float('-inf')), logits.new_zeros(shape)
+    return logits.new_full((), float('-inf')), logits.new_zeros((num_dst, *logits.shape[1:]))

@@ -6,7 +6,7 @@ corrects what it has summed when they grow (Milakov and Gimelshein 2018, arXiv 1
 
 | ``sum_i  = sum_i  * exp(m_i - m'_i) + sum of exp(l_e - m'_i)``
 | ``part_i = part_i * exp(m_i - m'_i) + sum of exp(l_e - m'_i) * v_e``
-| ``out_i  = part_i / (sum_i + 1e-16)``
+| ``out_i  = part_i / sum_i``
 
 Backward needs ``r_i = sum over in-edges of alpha_e * d_alpha_e`` before any edge's gradient. As
 ``d_alpha_e = <v_e, d_out_i>``, it is ``r_i = <out_i, d_out_i>`` (Dao et al. 2022, arXiv
@@ -28,9 +28,8 @@ from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.aggregate.replay_backward import ReplayBackward
 from pyg_sar.comm import communicates, once_differentiable
 from pyg_sar.merge import SoftmaxStats, State
-from pyg_sar.shard.rows_at import rows_at
+from pyg_sar.shard.rows_at import add_rows_at, rows_at
 
-_EPSILON = 1e-16  # as in torch_geometric.utils.softmax
 _STEP_BYTES = 2 << 20
 
 
@@ -72,10 +71,10 @@ class _Online(torch.autograd.Function):
         outputs += edge_outputs
         blocks.save(ctx, *parts, *stats)
         ctx.set_materialize_grads(False)
-        largest, total = stats
-        sums = largest.new_zeros(1).expand(largest.shape)
+        total = stats[1]
+        sums = total.new_zeros(1).expand(total.shape)
         links = [t.new_zeros(1).expand(t.shape) for t in edge_outputs]
-        return (*(_divided(part, total + _EPSILON) for part in parts), sums, *links)
+        return (*(_divided(part, total) for part in parts), sums, *links)
 
     @staticmethod
     @once_differentiable
@@ -113,7 +112,7 @@ class _EdgeOutput(torch.autograd.Function):
         output, dst = ctx.saved_tensors
         sums = grads[0].new_zeros(ctx.shape)
         products = _by_weight((output * grads[0]).contiguous(), sums).sum(-1)
-        sums.index_add_(0, dst, products.view(dst.numel(), *ctx.shape[1:]))
+        add_rows_at(sums, dst, products.view(dst.numel(), *ctx.shape[1:]))
         return None, None, grads[0], sums
 
 
@@ -125,51 +124,59 @@ def _forward_pass(blocks: Blocks) -> tuple[tuple[Tensor, Tensor], list[Tensor], 
     stats = SoftmaxStats.empty(num_dst, weights)
     parts = [part for (part,) in program.init_states(num_dst)]
     outputs = [t.new_zeros(plan.num_edges, *t.shape[1:]) for t in program.edge_outputs]
-    # The maxima that edge outputs were weighted with, to correct them once all edges are in.
-    maxima = weights.new_empty(plan.num_edges if outputs else 0, *weights.shape[1:])
+    # The maxima that edge outputs were weighted with, to correct them once all edges are in; while
+    # these are one number for all they need no correction.
+    maxima: Tensor | None = None
     for chunk, arguments in blocks.chunks():
-        scales: list[Tensor] = []
+        scales: list[Tensor | None] = []
 
         def softmax(
-            logits: Tensor, dst: Tensor, rows: slice = chunk.rows, scales: list[Tensor] = scales
+            logits: Tensor,
+            dst: Tensor,
+            rows: slice = chunk.rows,
+            scales: list[Tensor | None] = scales,
         ) -> Tensor:
             weight, scale = stats.step(logits, dst, rows)
             scales.append(scale)
             return weight
 
+        so_far = stats.max
         messages, edge_outputs = program.run(arguments, chunk.edge_index, softmax)
+        (scale,) = scales
         for r, part in zip(program.reductions, parts, strict=True):
             rows = part[chunk.rows]
-            _by_weight(rows, scales[0]).mul_(_factor(scales[0], rows))
+            if scale is not None:
+                _by_weight(rows, scale).mul_(_factor(scale, rows))
             r.merge.step((rows,), messages[r.message], chunk.dst, r.dim)
         for output, values in zip(outputs, edge_outputs, strict=True):
             chunk.block.put(output, values)
-        if outputs and stats.max is not None:
-            chunk.block.put(maxima, rows_at(stats.max[chunk.rows], chunk.dst))
+        if outputs and scale is not None:
+            if maxima is None:
+                assert so_far is not None
+                shape = plan.num_edges, *weights.shape[1:]
+                maxima = so_far.expand(shape).clone()
+            chunk.block.put(maxima, stats.max_at(chunk.dst, chunk.rows))
         del arguments, messages, edge_outputs  # not while those of the next chunk are made
-    stats.spoil_masked(plan.in_degree)
+    stats.finish(plan.in_degree)
     assert stats.max is not None
     assert stats.sum is not None
     if outputs:
-        total = stats.sum + _EPSILON
-        _correct(outputs, maxima, stats.max, total, plan.edge_index[1], blocks.max_edges)
+        _correct(outputs, maxima, stats, plan.edge_index[1], blocks.max_edges)
     return (stats.max, stats.sum), parts, outputs
 
 
 def _correct(
-    outputs: Sequence[Tensor],
-    maxima: Tensor,
-    largest: Tensor,
-    total: Tensor,
-    dst: Tensor,
-    step: int,
+    outputs: Sequence[Tensor], maxima: Tensor | None, stats: SoftmaxStats, dst: Tensor, step: int
 ) -> None:
     """Makes edge outputs that were weighted with ``exp(l - maxima)`` those of the softmax."""
+    assert stats.sum is not None
+    factor_of = stats.sum.reciprocal()
     for start in range(0, dst.numel(), step):
         edges = slice(start, start + step)
         index = dst[edges]
-        factor = (maxima[edges] - rows_at(largest, index)).exp_()
-        factor /= rows_at(total, index)
+        factor = rows_at(factor_of, index)
+        if maxima is not None:
+            factor *= (maxima[edges] - stats.max_at(index)).exp_()
         for output in outputs:
             rows = output[edges]
             _by_weight(rows, factor).mul_(_factor(factor, rows))
@@ -197,7 +204,7 @@ def _row_sum(
             products = (part[rows] * grad[rows]).contiguous()
             products = _by_weight(products, total).sum(-1)
             row_sum[rows] += products.view(row_sum[rows].shape)
-    row_sum /= total + _EPSILON
+    row_sum /= total
     return row_sum if grad_sums is None else row_sum.add_(grad_sums)
 
 

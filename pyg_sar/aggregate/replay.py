@@ -145,6 +145,7 @@ def _softmax_stats(blocks: Blocks, done: Sequence[SoftmaxStats]) -> SoftmaxStats
         with suppress(_Reached):
             blocks.program.run(arguments, chunk.edge_index, _softmax_of(done, chunk.rows, stats))
         del arguments  # not while those of the next chunk are made
+    stats.finish(blocks.plan.in_degree)
     return stats
 
 

@@ -13,7 +13,7 @@ from pyg_sar.aggregate.blocks import Blocks, Chunk
 from pyg_sar.aggregate.program import Arguments, Reduction, SoftmaxFn, gradients_of
 from pyg_sar.comm import GradientReturn
 from pyg_sar.merge import SoftmaxStats, State
-from pyg_sar.shard.rows_at import rows_at
+from pyg_sar.shard.rows_at import add_rows_at, rows_at
 
 
 class ReplayBackward:
@@ -54,7 +54,7 @@ class ReplayBackward:
         for chunk, arguments in self.blocks.chunks():
             terms = self._row_terms(chunk, arguments, k)
             if total is not None and terms is not None:
-                total[chunk.rows].index_add_(0, chunk.dst, terms)
+                add_rows_at(total[chunk.rows], chunk.dst, terms)
             del arguments  # not while those of the next chunk are made
         self.row_sums[k] = total
 
@@ -156,9 +156,9 @@ def _add(
         if gradient is None or target is None:
             continue
         if i < num_src:
-            target.index_add_(0, chunk.src, gradient)
+            add_rows_at(target, chunk.src, gradient)
         elif i < num_src + num_dst:
-            chunk.at_rows(target).index_add_(0, chunk.dst, gradient)
+            add_rows_at(chunk.at_rows(target), chunk.dst, gradient)
         elif i < num_src + num_dst + num_edge:
             chunk.block.put(target, gradient)
         else:
@@ -168,7 +168,7 @@ def _add(
 class _Softmax(torch.autograd.Function):
     """A chunk's share of a softmax whose statistics are known.
 
-    | forward:  ``alpha = exp(l - max_i) / (sum_i + 1e-16)``
+    | forward:  ``alpha = exp(l - max_i) / sum_i``
     | backward: ``d_l = alpha * (d_alpha - r_i)``
     """
 

@@ -1,4 +1,11 @@
-"""Rows of a tensor by an index, as fast as a GPU can."""
+"""Reads and adds rows of a tensor by an index, as fast as the device can.
+
+Rows of a few numbers, such as one for every head, are dear to torch. On a CPU it copies every row
+by a call, and sorts the index before it adds them. As one wide number a row of 4 float32 is read in
+2.5 to 4 ns instead of 6, and as complex numbers it is added in 10 instead of 16 to 34. On a GPU
+rows of a multiple of 16 bytes are copied by a block of threads each: 2.3 million of 16 bytes take
+1.4 ms on an H100, a tenth of its bandwidth. So they are read column by column.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +13,47 @@ import torch
 from torch import Tensor
 
 _NARROW_BYTES = 64
+_MAX_COLUMNS = 4
+_NUMBERS = {8: torch.complex64, 16: torch.complex128}
+"""Numbers by their bytes."""
+
+_PAIRS = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
 def rows_at(values: Tensor, index: Tensor) -> Tensor:
-    """``values.index_select(0, index)``.
-
-    On a GPU torch copies rows of a multiple of 16 bytes by a block of threads each: 2.3 million
-    rows of 16 bytes take 1.4 ms on an H100, a tenth of its bandwidth. So narrow ones are read
-    column by column.
-    """
-    if values.device.type != 'cpu' and values.dim() > 1:
-        row_bytes = values[:1].numel() * values.element_size()
-        if 0 < row_bytes <= _NARROW_BYTES and row_bytes % 16 == 0:
-            columns = values.reshape(values.size(0), -1).unbind(1)
-            out = torch.stack([column.index_select(0, index) for column in columns], 1)
-            return out.view(-1, *values.shape[1:])
+    """``values.index_select(0, index)``, without a gradient."""
+    row_bytes = values[:1].numel() * values.element_size()
+    if values.device.type == 'cpu':
+        number = _NUMBERS.get(row_bytes) if values[:1].numel() > 1 else None
+        wide = None if number is None else _seen_as(values, number)
+        if wide is not None:
+            rows = wide.view(-1).index_select(0, index)
+            return rows.view(values.dtype).view(-1, *values.shape[1:])
+    elif values.dim() > 1 and 0 < row_bytes <= _NARROW_BYTES and row_bytes % 16 == 0:
+        columns = values.reshape(values.size(0), -1).unbind(1)
+        out = torch.stack([column.index_select(0, index) for column in columns], 1)
+        return out.view(-1, *values.shape[1:])
     return values.index_select(0, index)
+
+
+def add_rows_at(target: Tensor, index: Tensor, rows: Tensor) -> None:
+    """``target.index_add_(0, index, rows)``, without a gradient."""
+    pair = _PAIRS.get(target.dtype)
+    if target.device.type == 'cpu' and pair is not None and rows.numel():
+        own, added = (_seen_as(t, pair) for t in (target, rows.contiguous()))
+        if own is None or added is None:
+            own, added = (t.reshape(t.size(0), -1) for t in (target, rows))
+        if own.size(1) <= _MAX_COLUMNS and target.is_contiguous():
+            for column, of_rows in zip(own.unbind(1), added.unbind(1), strict=True):
+                column.index_add_(0, index, of_rows)
+            return
+    target.index_add_(0, index, rows)
+
+
+def _seen_as(values: Tensor, number: torch.dtype) -> Tensor | None:
+    """The rows ``[n, k]`` of wider numbers in the same memory, if they can be seen so."""
+    factor = number.itemsize // values.element_size()
+    is_aligned = values.storage_offset() % factor == 0
+    if not is_aligned or not values.is_contiguous() or values[:1].numel() % factor:
+        return None
+    return values.view(values.size(0), -1).view(number)

@@ -78,6 +78,7 @@ def _merged_softmax(num_dst: int, dst: Tensor, logits: Tensor, blocks: list[slic
     stats = SoftmaxStats(num_dst)
     for block in blocks:
         stats.step(logits[block], dst[block])
+    stats.finish(torch.bincount(dst, minlength=num_dst))
     return torch.cat([stats.alpha(logits[block], dst[block]) for block in blocks])
 
 
@@ -109,13 +110,30 @@ def test_softmax_float32():
 
 
 def test_softmax_statistics():
-    """Maximum and sum over all blocks; -inf and 0 where no edge ends."""
+    """Logits near each other have one number for a maximum, others one for every destination."""
     stats = SoftmaxStats(3)
-    stats.step(torch.tensor([1.0, 3.0]).double(), torch.tensor([0, 2]))
-    stats.step(torch.tensor([2.0, 2.0]).double(), torch.tensor([0, 2]))
-    assert stats.max.tolist() == [2.0, float('-inf'), 3.0]
-    want = torch.tensor([1 + torch.e**-1, 0, 1 + torch.e**-1], dtype=torch.float64)
+    first = torch.tensor([1.0, 3.0]).double()
+    weight, scale = stats.step(first, torch.tensor([0, 2]))
+    assert stats.max.shape == ()
+    assert scale is None
+    assert_close(weight, (first - 3).exp())
+    stats.step(torch.tensor([2.0, 102.0]).double(), torch.tensor([0, 2]))
+    assert stats.max.tolist() == [3.0, float('-inf'), 102.0]
+    want = torch.tensor([torch.e**-2 + torch.e**-1, 0, 1], dtype=torch.float64)
     assert_close(stats.sum, want)
+
+
+@pytest.mark.parametrize('far', [39, 41, 80, -39, -41, -80, 1e3, -1e3])
+@pytest.mark.parametrize('place', range(3))
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_softmax_where_one_block_is_far_from_the_others(far, place, dtype):
+    """A destination in one block, one in all, one that has nothing near."""
+    dst = torch.tensor([0, 1, 0, 2, 0, 3])
+    logits = torch.tensor([0.5, 0.0, 1.0, -0.5, 0.25, 1.5], dtype=dtype)
+    logits[2 * place : 2 * place + 2] += far
+    got = _merged_softmax(5, dst, logits, _blocks(6, [2, 4]))
+    want = softmax(logits.double(), dst, num_nodes=5)
+    assert_close(got.double(), want, tolerance=1e-5 if dtype == torch.float32 else 1e-12)
 
 
 INF = float('inf')
