@@ -138,8 +138,10 @@ class Blocks:
             else:
                 edges = edges[start:end]
             of_chunk = replace(block, edges=edges)
-            edge_index = of_chunk.take(self.plan.edge_index, dim=1)
-            chunk = Chunk(of_chunk, slice(first, last + 1), edge_index - offset)
+            # One row at a time: a third of the time where edges are no range.
+            ids = zip(self.plan.edge_index, offset, strict=True)
+            edge_index = torch.stack([of_chunk.take(row) - base for row, base in ids])
+            chunk = Chunk(of_chunk, slice(first, last + 1), edge_index)
             yield (
                 chunk,
                 Arguments(

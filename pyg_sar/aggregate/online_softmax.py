@@ -123,7 +123,7 @@ def _forward_pass(blocks: Blocks) -> tuple[tuple[Tensor, Tensor], list[Tensor], 
     assert weights is not None
     stats = SoftmaxStats.empty(num_dst, weights)
     parts = [part for (part,) in program.init_states(num_dst)]
-    outputs = [t.new_zeros(plan.num_edges, *t.shape[1:]) for t in program.edge_outputs]
+    outputs = [t.new_empty(plan.num_edges, *t.shape[1:]) for t in program.edge_outputs]
     # The maxima that edge outputs were weighted with, to correct them once all edges are in; while
     # these are one number for all they need no correction.
     maxima: Tensor | None = None

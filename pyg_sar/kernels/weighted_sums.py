@@ -45,11 +45,8 @@ _BAG_BYTES = 2 << 20
 _EDGE_BYTES = 1 << 20
 """Gathered rows of one chunk of edges."""
 
-_CHUNK_EDGES = 1 << 16
+_CHUNK_EDGES = 1 << 17
 """Edges of a chunk whose rows are not gathered."""
-
-_SAMPLED_EDGES = 1 << 20
-"""The same where every chunk costs a copy of all rows: ``sampled_addmm`` makes one."""
 
 _FAST_DTYPES = (torch.float32, torch.float64)
 _MIN_CHANNELS_OF_BAGS = 4
@@ -85,11 +82,10 @@ def add_weighted_sums(
     max_bags = _BAG_BYTES // (out.element_size() * heads * channels)
 
     def add(start: int, end: int, first: int, last: int) -> None:
-        ptr, columns = bags.ptr[start : end + 1] - first, bags.columns[first:last]
-        if not is_product:
-            if pairs.size(0) > MAX_EDGES:  # 32 bits do not count that far
-                ptr, columns = ptr.long(), columns.long()
-            columns = columns * heads
+        if is_product:
+            ptr, columns = bags.ptr[start : end + 1] - first, bags.columns[first:last]
+        else:
+            ptr, columns = _of_pairs(bags, pairs, heads, start, end, first, last)
         by_head = _in_bag_order(weight, bags, first, last).t().contiguous()
         is_in_place = is_zero and bags.keys is None
         sums = out[start:end] if is_in_place else out.new_empty(end - start, heads, channels)
@@ -146,26 +142,34 @@ def edge_dots(left: Tensor, right: Tensor, bags: Bags) -> Tensor:
 
 def _dots_by_sampling(left: Tensor, right: Tensor, bags: Bags) -> Tensor:
     heads, channels = left.shape[1:]
-    pairs = left.reshape(-1, channels)
+    pairs = right.reshape(-1, channels)
     out = left.new_empty(bags.columns.numel(), heads)
-    num_bags = bags.ptr.numel() - 1
-    rows = torch.arange(num_bags, device=left.device) if bags.keys is None else bags.keys
 
-    def make(head: int, start: int, end: int, first: int, last: int) -> None:
-        pattern = _pattern(
-            bags.ptr[start : end + 1] - first,
-            bags.columns[first:last],
-            left.new_zeros(last - first),
-            right.size(0),
-        )
-        left_of_head = pairs.index_select(0, rows[start:end] * heads + head)
-        columns_of_product = right[:, head].contiguous().t()
-        dots = torch.sparse.sampled_addmm(pattern, left_of_head, columns_of_product, beta=0.0)
-        out[first:last, head] = dots.values()
+    def make(start: int, end: int, first: int, last: int) -> None:
+        ptr, columns = _of_pairs(bags, pairs, heads, start, end, first, last)
+        rows = left[start:end] if bags.keys is None else left[bags.keys[start:end]]
+        zeros = left.new_zeros(last - first)
+        dots = []
+        for head in range(heads):
+            of_head = pairs[head:]
+            pattern = _pattern(ptr, columns, zeros, of_head.size(0))
+            product = torch.sparse.sampled_addmm(pattern, rows[:, head], of_head.t(), beta=0.0)
+            dots.append(product.values())
+        torch.stack(dots, 1, out=out[first:last])
 
-    chunks = _chunks(bags, num_bags, _SAMPLED_EDGES)
-    side_by_side((partial(make, head, *c) for c in chunks for head in range(heads)), out.device)
+    chunks = _chunks(bags, bags.ptr.numel(), _CHUNK_EDGES)
+    side_by_side((partial(make, *chunk) for chunk in chunks), out.device)
     return out
+
+
+def _of_pairs(
+    bags: Bags, pairs: Tensor, heads: int, start: int, end: int, first: int, last: int
+) -> tuple[Tensor, Tensor]:
+    """Bags `start` to `end`, of edges `first` to `last`, of pairs of a node and its first head."""
+    ptr, columns = bags.ptr[start : end + 1] - first, bags.columns[first:last]
+    if pairs.size(0) > MAX_EDGES:  # 32 bits do not count that far
+        ptr, columns = ptr.long(), columns.long()
+    return ptr, columns * heads
 
 
 def _has_cusparse(values: Tensor, bags: Bags) -> bool:

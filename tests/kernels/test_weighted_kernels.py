@@ -99,7 +99,6 @@ def test_any_block(data):
         '_BAG_BYTES': data.draw(st.sampled_from([1, 100, 1 << 20])),
         '_EDGE_BYTES': data.draw(st.sampled_from([1, 100, 1 << 20])),
         '_CHUNK_EDGES': data.draw(st.integers(1, 30)),
-        '_SAMPLED_EDGES': data.draw(st.integers(1, 30)),
     }
     with mock.patch.multiple(weighted_sums, **limits):
         out = torch.zeros(num_rows, heads, channels, dtype=torch.float64)

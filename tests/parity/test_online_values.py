@@ -15,7 +15,7 @@ from parity_cases import make, run
 from ranks import run_ranks
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GATv2Conv, MessagePassing, TransformerConv
+from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
 from torch_geometric.utils import softmax
 
 import pyg_sar
@@ -75,17 +75,22 @@ def test_dropout(root: Path, name: str, world_size: int) -> None:
 
 
 ATTENTIVE = {
+    'GAT': lambda: GATConv(8, 4, heads=2, edge_dim=4),
     'Transformer': lambda: TransformerConv(8, 4, heads=2, edge_dim=4),
     'GATv2': lambda: GATv2Conv(8, 4, heads=2, edge_dim=4),
 }
 
 
-def _weighted(name: str, data: Data, rank: int) -> tuple[Tensor, ...]:
-    """Output and gradients of a loss of it and the weights of edges into nodes below 30."""
+def _weighted(name: str, data: Data, rank: int, factor: float) -> tuple[Tensor, ...]:
+    """Output and gradients of a loss of it and the weights of edges into nodes below 30.
+
+    Rows of the nodes from 30 on, which later chunks read, are multiplied by `factor`.
+    """
     torch.manual_seed(0)
     conv = ATTENTIVE[name]().double()
     module: Any = conv if rank < 0 else pyg_sar.wrap(conv)
-    x, edge_attr = data.x.clone().requires_grad_(), data.edge_attr.clone().requires_grad_()
+    x = data.x * torch.where(data.node < 30, 1, factor).view(-1, 1)
+    x, edge_attr = x.requires_grad_(), data.edge_attr.clone().requires_grad_()
     out, (edge_index, alpha) = module(x, data.edge_index, edge_attr, return_attention_weights=True)
     is_read = data.node[edge_index[1]] < 30
     loss = (out * data.node.view(-1, 1).sin()).sum()
@@ -98,22 +103,26 @@ def _weighted(name: str, data: Data, rank: int) -> tuple[Tensor, ...]:
     return out.detach(), x.grad, gradients
 
 
-def _weighted_shard(root: str, name: str) -> tuple[Tensor, ...]:
+def _weighted_shard(root: str, name: str, factor: float) -> tuple[Tensor, ...]:
     data = pyg_sar.load_shard(root)
     rank = dist.get_rank() if dist.is_initialized() else 0
     with _small_chunks():
-        return (data.n_id, *_weighted(name, data, rank))
+        return (data.n_id, *_weighted(name, data, rank, factor))
 
 
 @pytest.mark.parametrize('name', ATTENTIVE)
-def test_gradient_of_the_weights(tmp_path: Path, name: str) -> None:
-    """The weights that a conv gives per edge take a gradient, on some ranks only."""
+@pytest.mark.parametrize('factor', [1.0, 40.0])
+def test_gradient_of_the_weights(tmp_path: Path, name: str, factor: float) -> None:
+    """The weights that a conv gives per edge take a gradient, on some ranks only.
+
+    With the factor, logits of later chunks are far from those of earlier ones.
+    """
     graph = awkward_graph()
     graph.node = torch.arange(60)
     assignment = torch.arange(60) // 20  # the third rank reads none of its weights
     pyg_sar.partition_graph(graph, 3, tmp_path / 'cut', method=assignment)
-    out, grad, gradients = _weighted(name, graph, -1)
-    for n_id, *found in run_ranks(_weighted_shard, 3, str(tmp_path / 'cut'), name):
+    out, grad, gradients = _weighted(name, graph, -1, factor)
+    for n_id, *found in run_ranks(_weighted_shard, 3, str(tmp_path / 'cut'), name, factor):
         for a, b in zip(found, (out[n_id], grad[n_id], gradients), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCE)
 
