@@ -154,8 +154,8 @@ def _expand(dst: Tensor, messages: Tensor, dim: int) -> Tensor:
 
 
 _ALL = slice(None)
-_FAR = 40.0
-"""Logits this far from what is subtracted from all of them leave sums well inside of float32."""
+_FAR = 20.0
+"""Logits this far from what is subtracted leave sums and products well inside of float32."""
 
 _WIDE = (torch.float32, torch.float64)
 
@@ -167,7 +167,7 @@ class SoftmaxStats:
     ``m' = max(m, max l)`` and ``s' = s * exp(m - m') + sum exp(l - m')``. The finished softmax is
     ``exp(l - m) / s``, for any m that keeps the sum from overflow and underflow. On a CPU, where
     the maximum of every destination takes most of the time, m is one number for all of them as long
-    as no logit is further than 40 from it.
+    as no logit is further than 20 from it.
 
     Args:
         num_dst: Number of destinations.

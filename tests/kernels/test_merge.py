@@ -123,7 +123,7 @@ def test_softmax_statistics():
     assert_close(stats.sum, want)
 
 
-@pytest.mark.parametrize('far', [39, 41, 80, -39, -41, -80, 1e3, -1e3])
+@pytest.mark.parametrize('far', [18, 22, 80, -18, -22, -80, 1e3, -1e3])
 @pytest.mark.parametrize('place', range(3))
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 def test_softmax_where_one_block_is_far_from_the_others(far, place, dtype):
