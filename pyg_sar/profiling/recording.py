@@ -86,8 +86,8 @@ class Recording(Meter):
         spent = sum(p.waiting + p.computing for p in passes) + self._outside.waiting
         self._outside.computing = max(seconds - spent, 0.0)  # of all threads
         world, start = (rank(), world_size()), self._start_bytes
-        counts = self._layers, self._outside, start, self._memory.name, *self._cache
-        return Summary(*world, seconds, *counts)
+        counts, memory = (self._layers, self._outside), (start, self._memory.name)
+        return Summary(*world, seconds, *counts, *memory, *self._cache)
 
     def looked_up(self, num_rows: int, num_found: int) -> None:
         """Counts rows that a cache was asked for."""
