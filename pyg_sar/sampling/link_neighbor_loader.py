@@ -56,7 +56,7 @@ class LinkNeighborLoader(Loader):
     of the link, or the earliest one where there are none.
 
     Every ``iter(loader)`` is the next epoch. It is collective (two small all-gathers), and so is
-    making a loader. Sampling takes ``4 * (hops + 1)`` collectives for 8 batches, and mostly 4 more
+    making a loader. Sampling takes ``4 * (hops + 1)`` collectives for 12 batches, and mostly 4 more
     with negatives.
 
     Args:
