@@ -23,12 +23,14 @@ from team import Steps, Team, slowest, take_turns  # noqa: E402
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE  # noqa: E402
 
 PYG, OURS, CACHE = "PyG's NeighborLoader", 'pyg_sar', 'pyg_sar, with a cache'
+LINKS = 'pyg_sar, links with negatives'
 SIZES: dict[str, dict[str, Any]] = {
     'full': {
         'graph': ARXIV,
         'processes': [1, 2, 4],
         'fan_outs': [15, 10, 5],
         'batch_size': 1024,
+        'num_links': 256,
         'batches': 48,
         'cache_share': 0.25,
         'hidden': 256,
@@ -37,7 +39,14 @@ SIZES: dict[str, dict[str, Any]] = {
         'wheels': '',
     },
     'quick': {'batches': 8, 'rounds': 3},
-    'tiny': {'graph': TINY, 'batch_size': 64, 'batches': 2, 'hidden': 16, 'rounds': 2},
+    'tiny': {
+        'graph': TINY,
+        'batch_size': 64,
+        'num_links': 16,
+        'batches': 2,
+        'hidden': 16,
+        'rounds': 2,
+    },
 }
 
 
@@ -61,10 +70,13 @@ def _sampling(args: argparse.Namespace) -> Iterator[Row]:
             program = ProgramTeam([[*command, *map(str, values)]], {'PYTHONPATH': path})
             teams[PYG], kinds[PYG] = stack.enter_context(program), (PYG, 1)
         for processes in args.processes:
-            for variant, share in ((OURS, 0.0), (CACHE, args.cache_share)):
-                if processes > 1 or variant == OURS:
-                    source = str(cut(args.graph, processes))
-                    team = Team(sample, processes, source=source, cache_share=share, **shared)
+            for variant in (OURS, CACHE, LINKS):
+                if processes > 1 or variant != CACHE:
+                    options = dict(shared, source=str(cut(args.graph, processes)))
+                    options['cache_share'] = args.cache_share if variant == CACHE else 0.0
+                    if variant == LINKS:
+                        options |= {'links': True, 'batch_size': args.num_links}
+                    team = Team(sample, processes, **options)
                     name = f'{variant} {processes}'
                     teams[name], kinds[name] = stack.enter_context(team), (variant, processes)
         steps = take_turns(teams, args.rounds, progress='sampling')
@@ -87,7 +99,9 @@ def _sampling(args: argparse.Namespace) -> Iterator[Row]:
             'edges_per_second': summary(
                 count / seconds for count, seconds in zip(edges, slowest(taken), strict=True)
             ),
-            'of_pyg': ratios(rates[name], rates[PYG]) if PYG in rates else None,
+            'of_pyg': ratios(rates[name], rates[PYG])
+            if PYG in rates and variant != LINKS
+            else None,
         }
         if processes > 1:
             per_batch = {

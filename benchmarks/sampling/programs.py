@@ -28,6 +28,7 @@ def sample(
     batch_size: int,
     batches: int,
     cache_share: float,
+    links: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Yields what an epoch without training costs, one after another.
 
@@ -37,10 +38,16 @@ def sample(
         batch_size: Seeds of a part.
         batches: How many of every part an epoch has at most.
         cache_share: Of the bytes of the halo's rows, how many may be kept; of the smallest halo.
+        links: Whether batches are of links, each with a negative one, instead of nodes.
     """
     data = _load(source)
     cache = int(cache_share * min(agree(_halo_bytes(data)))) or None
-    loader = _loader(data, fan_outs, batch_size, batches, prefetch=0, cache=cache)
+    options: dict[str, Any] = {'batch_size': batch_size, 'prefetch': 0, 'cache': cache}
+    loader: Any = (
+        _link_loader(data, fan_outs, batches * batch_size, **options)
+        if links
+        else _loader(data, fan_outs, batches=batches, **options)
+    )
     is_own = torch.zeros(int(pyg_sar.global_sum(torch.tensor(data.num_nodes))), dtype=torch.bool)
     is_own[data.n_id] = True
     yield {}
@@ -109,6 +116,17 @@ def _loader(
     of_parts = [_some_seeds(data, range(*ends), batches * batch_size) for ends in pairwise(ptr)]
     return pyg_sar.NeighborLoader(
         data, fan_outs, torch.cat(of_parts), batch_size=batch_size, shuffle=True, **options
+    )
+
+
+def _link_loader(
+    data: Data, fan_outs: list[int], num_links: int, **options: Any
+) -> pyg_sar.LinkNeighborLoader:
+    """Of some edges into the nodes of this rank's only part, at random."""
+    order = torch.randperm(data.num_edges, generator=torch.Generator().manual_seed(0))
+    links = data.edge_index[:, order[:num_links]]
+    return pyg_sar.LinkNeighborLoader(
+        data, fan_outs, links, neg_sampling='binary', exclude_edges=True, shuffle=True, **options
     )
 
 

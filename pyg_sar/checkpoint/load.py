@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,20 +103,27 @@ def load_checkpoint(
         runs = {key: run_of(rank(), weight.num_nodes) for key, weight in tables.items()}
         is_wanted = optimizer is not None
         saved.update(read_values(folder, root, metadata, with_optimizer=is_wanted, runs=runs))
+        with _of_this_run(folder):
+            for given, value in {'scheduler': scheduler, 'loader': loader}.items():
+                if value is not None and saved[states.TRAINING].get(given) is None:
+                    raise ValueError(f"expected the state of '{given}' (got none)")
+            # Copies refuse what they would, and what they set is only theirs.
+            set_loader_and_optimizer(copy.copy(loader), copy.copy(optimizer))
+
+    def set_loader_and_optimizer(loader: Stateful | None, optimizer: Optimizer | None) -> None:
+        training = saved[states.TRAINING]
+        if loader is not None:
+            loader.load_state_dict(training['loader'])
+        if optimizer is not None:
+            states.set_optimizer_state(optimizer, saved, training['optimizer'])
 
     def apply() -> None:
         with _of_this_run(folder):
             training = saved[states.TRAINING]
             found = training['epoch'], training['extra'], len(training['random'])
-            for given, value in {'scheduler': scheduler, 'loader': loader}.items():
-                if value is not None and training.get(given) is None:
-                    raise ValueError(f"expected the state of '{given}' (got none)")
-            if loader is not None:
-                loader.load_state_dict(training['loader'])
-            if optimizer is not None:
-                states.set_optimizer_state(optimizer, saved, training['optimizer'])
-                if scheduler is not None:
-                    scheduler.load_state_dict(training['scheduler'])
+            set_loader_and_optimizer(loader, optimizer)
+            if scheduler is not None:
+                scheduler.load_state_dict(training['scheduler'])
             states.set_model_state(model, saved)
             if optimizer is not None and num_ranks == found[-1]:
                 states.set_random_states(training['random'][rank()])

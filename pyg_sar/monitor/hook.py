@@ -65,6 +65,9 @@ class Watcher:
     def moved(self, transfer: Transfer) -> None:
         """Rows have been exchanged; within the operation that did so, or after several."""
 
+    def looked_up(self, num_rows: int, num_found: int) -> None:
+        """Sampled batches have read rows of other ranks, some of which were in their cache."""
+
 
 watchers: tuple[Watcher, ...] = ()
 """Who listens now. Whoever tells something twice, as beginning and end, tells the same ones."""
@@ -86,6 +89,12 @@ def moved(transfer: Transfer) -> None:
     """Tells everybody of rows that were exchanged."""
     for watcher in watchers:
         watcher.moved(transfer)
+
+
+def looked_up(num_rows: int, num_found: int) -> None:
+    """Tells everybody of rows that a cache was asked for."""
+    for watcher in watchers:
+        watcher.looked_up(num_rows, num_found)
 
 
 @contextmanager

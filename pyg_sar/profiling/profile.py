@@ -41,6 +41,8 @@ def profile(model: torch.nn.Module) -> Profile:
     - **memory** is, on a CPU, the high-water mark of the process's resident memory during a layer's
       passes (Linux only; it is set back for each pass, which other readers of VmHWM notice). On a
       GPU it is ``torch.cuda.max_memory_allocated``.
+    - **cache of batches** says, where a sampling loader with a `cache` made batches meanwhile, how
+      many rows of other ranks these read, and how many were in it.
     - On a GPU the device is synchronised at both ends of every pass and operation: times are true
       ones, and the epoch takes longer.
 
@@ -149,9 +151,17 @@ def _table(summaries: Sequence[Summary], *, of_all: bool) -> str:
             names = [''] * len(names)
     seconds, share = (fmean(getattr(s, n) for s in summaries) for n in ('seconds', 'outside_share'))
     head = f'{whose}: {seconds:.3f} s, of which {share:.0%} outside of layers; '
-    return '\n'.join(
-        [f'{head}peak: {first.memory} memory{remark}', *aligned(rows, len(rows[0]) - len(_COUNTS))]
+    table = aligned(rows, len(rows[0]) - len(_COUNTS))
+    return '\n'.join([f'{head}peak: {first.memory} memory{remark}', *table, *_cache(summaries)])
+
+
+def _cache(summaries: Sequence[Summary]) -> Iterator[str]:
+    """How many rows of other ranks sampled batches found in their cache, if there was one."""
+    read, found = (
+        sum(getattr(s, name) for s in summaries) for name in ('cache_reads', 'cache_hits')
     )
+    if read:
+        yield f'cache of batches: {found:,} of {read:,} rows of other ranks, {found / read:.0%}'
 
 
 def _lines(summary: Summary) -> Iterator[tuple[list[str], tuple[float | None, ...]]]:

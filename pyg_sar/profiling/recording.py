@@ -41,7 +41,7 @@ class Recording(Meter):
     recorded: Summary | None = None
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._outside = Counts()
+        self._outside, self._cache = Counts(), [0, 0]
         super().__init__(self._outside)
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
         named = self._model.named_modules()
@@ -86,7 +86,13 @@ class Recording(Meter):
         spent = sum(p.waiting + p.computing for p in passes) + self._outside.waiting
         self._outside.computing = max(seconds - spent, 0.0)  # of all threads
         world, start = (rank(), world_size()), self._start_bytes
-        return Summary(*world, seconds, self._layers, self._outside, start, self._memory.name)
+        counts, memory = (self._layers, self._outside), (start, self._memory.name)
+        return Summary(*world, seconds, *counts, *memory, *self._cache)
+
+    def looked_up(self, num_rows: int, num_found: int) -> None:
+        """Counts rows that a cache was asked for."""
+        self._cache[0] += num_rows
+        self._cache[1] += num_found
 
     def clock(self) -> float:
         """Seconds; on a GPU when all that was started is done."""

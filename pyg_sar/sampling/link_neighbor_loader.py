@@ -53,10 +53,10 @@ class LinkNeighborLoader(Loader):
 
     Negatives are pairs of different nodes without an edge of the links' relation, uniform among
     these, or in proportion to the weights; with times of nodes, of those that are there by the time
-    of the link.
+    of the link, or the earliest one where there are none.
 
     Every ``iter(loader)`` is the next epoch. It is collective (two small all-gathers), and so is
-    making a loader. Sampling takes ``4 * (hops + 1)`` collectives for 8 batches, and mostly 4 more
+    making a loader. Sampling takes ``4 * (hops + 1)`` collectives for 12 batches, and mostly 4 more
     with negatives.
 
     Args:
@@ -80,7 +80,7 @@ class LinkNeighborLoader(Loader):
     Raises:
         TypeError: For an argument of PyG's that has no meaning here.
         ValueError: On all ranks, if an argument is wrong on one, or they differ; while it runs, if
-            no pair without an edge is found.
+            no pair without an edge is found and nodes have no times.
     """
 
     def __init__(

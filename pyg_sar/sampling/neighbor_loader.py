@@ -46,10 +46,10 @@ class NeighborLoader(Loader):
     Batches belong to parts: batch i of a rank holds those of its parts side by side, and nothing is
     shared between them. So 8 parts have the same batches on 1, 2, 4 and 8 ranks. All ranks have
     ``len(loader)`` batches; those whose seeds are used up get batches without seeds. Ranks take as
-    many batches as each other, or with ``prefetch=0`` at least the same rounds of 8.
+    many batches as each other, or with ``prefetch=0`` at least the same rounds of 12.
 
     Every ``iter(loader)`` is the next epoch. It is collective (two small all-gathers), and so is
-    making a loader. Sampling takes ``4 * hops`` collectives for 8 batches.
+    making a loader. Sampling takes ``4 * hops`` collectives for 12 batches.
 
     Args:
         data: That of :func:`pyg_sar.load_shard`.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.draws import hashed_on
+from pyg_sar.monitor import hook
 from pyg_sar.sampling.ask.messages import Asked, Drawn, Told, ask_for_edges, ask_for_rows, owners
 from pyg_sar.sampling.attributes import Attributes, EdgeKey, NodeKey
 from pyg_sar.sampling.draw import choose
@@ -281,8 +282,10 @@ class _Sampling:
                 grown.row[remote] = -1 - place
                 if self.kept is not None:
                     grown.came.append(self.kept.values[key])
+                    num_found = int((place < kept.numel()).sum())
                     self.kept.num_read += place.numel()
-                    self.kept.num_found += int((place < kept.numel()).sum())
+                    self.kept.num_found += num_found
+                    hook.looked_up(place.numel(), num_found)
         if self.graph.world_size > 1:
             came = ask_for_rows(self.graph, self.attributes, wanted)
             for key, grown in self.nodes.items():

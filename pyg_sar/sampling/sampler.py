@@ -18,7 +18,7 @@ from pyg_sar.sampling.seeds.inputs import Inputs
 
 _logger = logging.getLogger(__name__)
 
-ROUND = 8
+ROUND = 12
 """Batches that ranks sample together: so many times fewer messages."""
 
 

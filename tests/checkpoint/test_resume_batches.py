@@ -197,6 +197,27 @@ def test_a_loader_with_other_batches_is_refused_before_anything_changes(parts, t
     assert pyg_sar.load_checkpoint(tmp_path, other.model, other.optimizer).epoch == 2
 
 
+def _other_optimizer(parts: str, root: str) -> str:
+    """Only rank 1 has another optimizer."""
+    other = SampledRun(parts, None)
+    next(iter(other.loader))
+    if pyg_sar.comm.rank() == 1:
+        other.optimizer = torch.optim.SGD(other.model.parameters(), lr=0.1)
+    before = other.loader.state_dict()
+    weights = [p.detach().clone() for p in other.model.parameters()]
+    with pytest.raises(ValueError, match='expected the state of SGD') as failure:
+        pyg_sar.load_checkpoint(root, other.model, other.optimizer, loader=other.loader)
+    assert other.loader.state_dict() == before
+    assert all(torch.equal(p, w) for p, w in zip(other.model.parameters(), weights, strict=True))
+    assert other.optimizer.state_dict()['state'] == {}
+    return str(failure.value)
+
+
+def test_another_optimizer_on_one_rank_is_refused_before_anything_changes(parts, tmp_path):
+    run_as_threads(_until, 2, parts, str(tmp_path), 3)
+    assert len(set(run_as_threads(_other_optimizer, 2, parts, str(tmp_path)))) == 1
+
+
 def test_a_checkpoint_without_a_loader_has_no_state_of_one(parts, tmp_path):
     run = SampledRun(parts, str(tmp_path))
     pyg_sar.save_checkpoint(tmp_path, run.model, run.optimizer, epoch=1)

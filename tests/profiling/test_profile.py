@@ -459,6 +459,41 @@ def test_which_pass_is_running(monkeypatch):
     assert (layer.forward.calls, layer.backward.calls) == (3, 3)
 
 
+def _sampled(root: str, page: str) -> tuple[list[int], float, str, str]:
+    data = pyg_sar.load_shard(root)
+    model = _model(lambda: SAGEConv(WIDTH, WIDTH))
+    loader = pyg_sar.NeighborLoader(data, [4, 4], batch_size=4, cache=700, prefetch=1)
+    with pyg_sar.profile(model) as prof:
+        for batch in loader:
+            model(batch.x, batch.edge_index)
+    prof.save(page)
+    whole = prof.table(all_ranks=True)
+    counts = [prof.summary.cache_reads, prof.summary.cache_hits]
+    return counts, loader.hit_rate, str(prof).splitlines()[-1], whole.splitlines()[-1]
+
+
+def test_rows_in_the_cache_of_batches(root, tmp_path):
+    """A line of the table and of the page; none without a cache."""
+    page = tmp_path / 'profile.html'
+    results = run_ranks(_sampled, 2, root(2), str(page))
+    sums = [sum(counts[i] for counts, *_ in results) for i in (0, 1)]
+    for (read, found), rate, own, whole in results:
+        assert 0 < found < read
+        assert found / read == rate
+        words = 'cache of batches: {:,} of {:,} rows of other ranks, {:.0%}'
+        assert own == words.format(found, read, rate)
+        assert whole == words.format(sums[1], sums[0], sums[1] / sums[0])
+    assert whole in html.unescape(page.read_text())
+    assert 'cache' not in str(_table_of_one())
+
+
+def _table_of_one() -> str:
+    model = _model()
+    with pyg_sar.profile(model) as prof:
+        _step(model, small_graph())
+    return prof.table()
+
+
 def _differ(root: str) -> str:
     num_layers = 1 + dist.get_rank()
     model = pyg_sar.wrap(Net(_sage, num_layers))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hetero_graphs import CITES, HAS, WRITES, assignment, hetero_graph
 from joined import assert_same, join, link_batches
-from ranks import run_as_threads
+from ranks import run_as_threads, run_ranks
 from small_graphs import assign, cut, small_graph
 from torch import Tensor
+from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import partition_graph
+from pyg_sar.monitor import hook
 
 SIZES = [8, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))]
 
@@ -251,3 +254,54 @@ def test_ranks_without_links_take_part(folder: str) -> None:
     assert sum(num for each in results for num, _, _ in each) == 2
     assert sum(num for each in results for _, num, _ in each) == 4
     assert all(fine for each in results for _, _, fine in each)
+
+
+class _Operations(hook.Watcher):
+    """What ranks do together, in turn; not what such an operation consists of."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._depth = 0
+
+    def enter_operation(self, operation: str, peer: int | None) -> None:
+        if not self._depth:
+            self.names.append(operation)
+        self._depth += 1
+
+    def leave_operation(self) -> None:
+        self._depth -= 1
+
+
+def _operations(root: str, sampling: str | None) -> tuple[int, int]:
+    data = pyg_sar.load_shard(root)
+    loader = pyg_sar.LinkNeighborLoader(
+        data, [3, 2, 2], batch_size=4, neg_sampling=sampling, prefetch=0
+    )
+    iteration, operations = iter(loader), _Operations()
+    hook.add(operations)
+    try:
+        num = sum(1 for _ in iteration)
+    finally:
+        hook.remove(operations)
+    return len(operations.names), num
+
+
+@pytest.mark.parametrize(
+    ('sampling', 'of_round'),
+    [
+        ('binary', 20),
+        *(pytest.param(*c, marks=pytest.mark.slow) for c in ((None, 16), ('triplet', 20))),
+    ],
+)
+def test_at_most_two_collectives_for_a_batch(
+    tmp_path: Path, sampling: str | None, of_round: int
+) -> None:
+    """Three hops on four ranks, with negatives; a round has 12 batches."""
+    generator = torch.Generator().manual_seed(0)
+    edges = torch.stack([torch.randint(600, (384,), generator=generator), torch.arange(384)])
+    partition_graph(
+        Data(x=torch.rand(600, 3), edge_index=edges), 4, tmp_path, method=torch.arange(600) % 4
+    )
+    for operations, num in run_ranks(_operations, 4, str(tmp_path), sampling):
+        assert num == 24
+        assert operations == of_round * 2 <= 2 * num

@@ -140,6 +140,51 @@ def test_pairs_by_weight_and_time(folder: str) -> None:
     assert _free(_dense())[tuple(pairs)].all()
 
 
+EARLY = torch.tensor([[0, 1, 2, 3], [5, 4, 3, 2]]), torch.tensor([0, 9, -1, 9])
+
+
+def _early(root: str, mode: str, times: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Source and destination of the negatives of early links, and the times of these."""
+    of_rank = slice(pyg_sar.comm.rank(), None, pyg_sar.comm.world_size())
+    links = {'edge_label_index': EARLY[0][:, of_rank], 'edge_label_time': times[of_rank]}
+    data = pyg_sar.load_shard(root)
+    own = None if weight is None else weight[data.n_id]
+    sampling = NegativeSampling(mode, 2, own if mode == 'binary' else None, own)
+    loader = pyg_sar.LinkNeighborLoader(
+        data, [2], neg_sampling=sampling, batch_size=4, time_attr='t', **links
+    )
+    (batch,) = loader
+    num = batch.input_id.numel()
+    if mode == 'triplet':
+        src, dst, when = batch.src_index.repeat_interleave(2), batch.dst_neg_index, batch.seed_time
+        pairs, when = torch.stack([src, dst.view(-1)]), when.repeat_interleave(2)
+    else:
+        pairs, when = batch.edge_label_index[:, num:], batch.edge_label_time[num:]
+    return batch.n_id[pairs], when
+
+
+@pytest.mark.parametrize('size', [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('mode', ['binary', 'triplet'])
+def test_links_before_all_other_nodes_get_the_earliest_one(
+    tmp_path: Path, mode: str, size: int
+) -> None:
+    """As PyG's loader does; node 5 is there first."""
+    graph = Data(edge_index=EARLY[0], num_nodes=9, t=torch.tensor([3, 1, 2, 4, 5, 0, 6, 7, 8]))
+    partition_graph(graph, 4, tmp_path / 'parts', method=torch.arange(9) % 4)
+    for weight in (None, torch.arange(9).double()):
+        results = run_as_threads(_early, size, str(tmp_path / 'parts'), mode, EARLY[1], weight)
+        pairs, when = (torch.cat([each[i] for each in results], dim=-1) for i in (0, 1))
+        assert pairs.size(1) == 8
+        is_early = when < 1
+        assert (pairs[1, is_early] == 5).all()
+        if mode == 'binary':
+            assert (pairs[0, is_early] == 5).all()
+        late = pairs[:, ~is_early]
+        assert (late[0] != late[1]).all()
+        assert (graph.t[late] <= 9).all()
+        assert not {(1, 4), (3, 2)} & set(map(tuple, late.t().tolist()))
+
+
 def test_pairs_of_two_types(tmp_path: Path) -> None:
     graph = HeteroData()
     generator = torch.Generator().manual_seed(3)

@@ -102,7 +102,7 @@ class Negatives:
             until: The time by which both must be there, ``[N]``; None for any.
 
         Raises:
-            ValueError: On all ranks, if no pair is found.
+            ValueError: On all ranks, if no pair is found, and nodes have no times.
         """
         src = torch.empty_like(state) if source is None else source
         until = until if self._is_timed else None
@@ -119,12 +119,17 @@ class Negatives:
             some = is_found.any(1).nonzero().view(-1)
             at = some * num + is_found[some].byte().argmax(1)
             src[left[some]], dst[left[some]] = tried[at], found[at]
-            left = left[~is_found.any(1)]
+            is_left = ~is_found.any(1)
+            left = left[is_left]
             if not count_ranks('negative links', left.numel() > 0):
                 return src, dst
-            start, num = start + num, 4 * num
-            if start > _MOST:
-                self._raise(left, until)
+            if start + num > _MOST:
+                drawn = self._src if source is None else None
+                src[left] = _last(drawn, tried.view(-1, num)[is_left])
+                dst[left] = _last(self._dst, found.view(-1, num)[is_left])
+                self._check(dst[left])
+                return src, dst
+            start, num = start + num, min(8 * num, _MOST)
 
     def _refuses(self, row: Tensor, source: Tensor) -> Tensor:
         """Which pairs are edges into own nodes, or a node and itself."""
@@ -138,11 +143,21 @@ class Negatives:
         refused[at] |= self._source[place[at]] == wanted[at]
         return refused
 
-    def _raise(self, left: Tensor, until: Tensor | None) -> None:
-        """Ends all ranks (collective)."""
-        when = '' if until is None or not left.numel() else f' by the time {until[left[0]].item()}'
+    def _check(self, found: Tensor) -> None:
+        """Ends all ranks where nothing was found (collective)."""
+        missing = int((found < 0).sum())
         error = ValueError(
-            f"'neg_sampling' must find two nodes without an edge{when} for each link (got none in "
-            f'{_MOST} tries for {left.numel()} links of a round); leave these links out'
+            "'neg_sampling' must find two nodes without an edge for each link (got none in "
+            f'{_MOST} tries for {missing} links of a round); leave these links out'
         )
-        raise_together(error if left.numel() else None)
+        raise_together(error if missing else None)
+
+
+def _last(nodes: Population | None, tried: Tensor) -> Tensor:
+    """What links get for which no pair was found: of nodes with times the earliest, as in PyG.
+
+    Mostly these links are so early that no other nodes are there.
+    """
+    if nodes is not None and nodes.earliest is not None:
+        return torch.full_like(tried[:, 0], nodes.earliest)
+    return tried.amax(1)

@@ -35,6 +35,10 @@ class Population:
         graph: The own part of it.
         key: The type.
         weight: Of own nodes, at least 0, float64 ``[num_own]``; None for all alike.
+
+    Attributes:
+        earliest: The position of the node with the least time, of these the one with the least id;
+            None without times.
     """
 
     def __init__(self, graph: Graph, key: NodeKey, weight: Tensor | None) -> None:
@@ -52,13 +56,21 @@ class Population:
             self._order = torch.from_numpy(np.lexsort((self._time.numpy(), part)))
             times = torch.split(self._time[self._order], counts.tolist())
             levels = [t[[2**i - 1 for i in range(len(t).bit_length())]].tolist() for t in times]
-        answers: list[Any] = agree((sizes, counts.tolist(), levels))
-        sizes, counts_of, levels = (
+        answers: list[Any] = agree((sizes, counts.tolist(), levels, self._first_ones()))
+        sizes, counts_of, levels, first_ones = (
             [v for each in a for v in each] for a in zip(*answers, strict=True)
         )
+        self.earliest: int | None = min(first_ones)[-1] if first_ones else None
         self._sizes = torch.tensor(sizes, dtype=torch.float64)
         self._counts = torch.tensor(counts_of)
         self._levels = [torch.tensor(level, dtype=graph.time_dtype) for level in levels]
+
+    def _first_ones(self) -> list[tuple[float, int, int]]:
+        """Time, id and position of the earliest own node, if there is one."""
+        if self._time is None or not self._time.numel():
+            return []
+        row = int(np.lexsort((self._nodes.n_id.numpy(), self._time.numpy()))[0])
+        return [(self._time[row].item(), int(self._nodes.n_id[row]), self._nodes.first + row)]
 
     @property
     def total(self) -> float:
