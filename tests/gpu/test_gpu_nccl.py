@@ -78,7 +78,9 @@ def test_norms(counts: list[int], backend: str) -> None:
     norms._check(counts[:WORLD_SIZE], torch.float64, 1e-10, 'cuda', on_ranks)
 
 
-@pytest.mark.parametrize('name', restricted.CONVS)
+@pytest.mark.parametrize(
+    ('name', 'backend'), few((n, b) for n in restricted.CONVS for b in BACKENDS)
+)
 def test_restrict(name: str, backend: str, tmp_path: Path) -> None:
     data, model = restricted._data(2 * WORLD_SIZE), (name, 3)
     root = tmp_path / 'parts'
