@@ -123,7 +123,8 @@ def test_devices_that_mix_are_found(even: str) -> None:
     'mutation', ['a buffer used again before its rows have left', 'a wait left out']
 )
 def test_wrong_numbers_are_found(mutation: str, even: str, numbers: list[list[Tensor]]) -> None:
-    assert not any(_are_equal(_on_ranks(even, 'cuda', mutation), numbers))
+    # Not all: where this process was late, rows left before their buffer was used again.
+    assert not all(_are_equal(_on_ranks(even, 'cuda', mutation), numbers))
 
 
 def test_ranks_that_wait_for_ever_are_found(idle: str) -> None:

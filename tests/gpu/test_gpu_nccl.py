@@ -49,7 +49,7 @@ def _on_ranks(backend: str, *args: Any, **kwargs: Any) -> list[Any]:
     return run_ranks(*args, backend=backend, timeout=300, **kwargs)
 
 
-@pytest.mark.parametrize('names', few(convs.TWELVE), ids=lambda names: names[0])
+@pytest.mark.parametrize('names', few(convs.TWELVE, every=12), ids=lambda names: names[0])
 def test_convs(names: list[str], roots: Roots) -> None:  # noqa: F811
     convs._assert_exact(_on_ranks(BACKENDS[0], convs._run, WORLD_SIZE, names, roots))
 
@@ -63,7 +63,9 @@ def test_a_rank_without_nodes(backend: str, with_an_empty_rank: Roots) -> None: 
     convs._assert_exact(found)
 
 
-@pytest.mark.parametrize(('name', 'backend'), few((n, b) for n in MODELS for b in BACKENDS))
+@pytest.mark.parametrize(
+    ('name', 'backend'), few(((n, b) for n in MODELS for b in BACKENDS), every=5)
+)
 def test_trainings(name: str, backend: str, partitions: Path) -> None:  # noqa: F811
     root = str(partitions / str(WORLD_SIZE))
     for mode, options in KINDS:
@@ -78,7 +80,9 @@ def test_norms(counts: list[int], backend: str) -> None:
     norms._check(counts[:WORLD_SIZE], torch.float64, 1e-10, 'cuda', on_ranks)
 
 
-@pytest.mark.parametrize('name', restricted.CONVS)
+@pytest.mark.parametrize(
+    ('name', 'backend'), few((n, b) for n in restricted.CONVS for b in BACKENDS)
+)
 def test_restrict(name: str, backend: str, tmp_path: Path) -> None:
     data, model = restricted._data(2 * WORLD_SIZE), (name, 3)
     root = tmp_path / 'parts'

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from device_waits import device_waits
+from few import few
 from ranks import run_ranks
 from small_graphs import cut, small_graph
 from torch_geometric import nn as pyg
@@ -19,6 +20,7 @@ WORLD_SIZE = 3
 PARTS = 6
 pytestmark = pytest.mark.cuda_sim
 
+BACKENDS = ['nccl', 'cpu:gloo,cuda:nccl']
 LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], int]] = {
     'SAGE': (lambda: pyg.SAGEConv(6, 4), 0),
     'GCN': (lambda: pyg.GCNConv(6, 4), 0),
@@ -76,15 +78,14 @@ def test_waits_are_counted() -> None:
     assert _waits_of_reading().total() == 3
 
 
-@pytest.mark.parametrize('backend', ['nccl', 'cpu:gloo,cuda:nccl'])
-@pytest.mark.parametrize('name', LAYERS)
+@pytest.mark.parametrize(('name', 'backend'), few(((n, b) for n in LAYERS for b in BACKENDS), 2))
 def test_layers(name: str, backend: str, tmp_path: Path) -> None:
     root = str(cut(small_graph(), PARTS, tmp_path / 'parts'))
     for found in run_ranks(_waits_of_layer, WORLD_SIZE, root, name, backend=backend):
         assert found.total() <= LAYERS[name][1], found
 
 
-@pytest.mark.parametrize('backend', ['nccl', 'cpu:gloo,cuda:nccl'])
+@pytest.mark.parametrize('backend', BACKENDS)
 def test_the_loss(backend: str, tmp_path: Path) -> None:
     root = str(cut(small_graph(), PARTS, tmp_path / 'parts'))
     for found in run_ranks(_waits_of_loss, WORLD_SIZE, root, backend=backend):
