@@ -90,16 +90,17 @@ def wrap(
             cannot be computed on a cut graph; it is named with the reason, and the model is
             unchanged. If there are options of convs, but no conv. At the first forward in training,
             on all ranks, if the model does not give on a cut graph what it gives on the whole one.
-            If `dropout_seed` is no integer. At a forward in training, if `dropout_seed` is given
-            and the model draws what cannot be drawn by id.
-            If activations of a conv by itself are to be recomputed, which has none around it.
+            If `dropout_seed` is no integer of 64 bits; at a forward in training, if it is given and
+            the model draws what cannot be drawn by id. If activations of a conv by itself are to be recomputed, which has none around it.
     """
     limit = as_timedelta(timeout)
     check_log(log)
     if dropout_seed is not None and (
-        isinstance(dropout_seed, bool) or not isinstance(dropout_seed, int)
+        type(dropout_seed) is not int or not -(2**63) <= dropout_seed < 2**63
     ):
-        raise ValueError(f"'dropout_seed' must be an integer or None (got {dropout_seed!r})")
+        raise ValueError(
+            f"'dropout_seed' must be an integer of 64 bits or None (got {dropout_seed!r})"
+        )
     is_conv = isinstance(model, MessagePassing)
     if checkpoint_activations and is_conv:
         raise ValueError(
@@ -136,13 +137,13 @@ def wrap(
     if checkpoint_activations:
         recompute_activations_of(model)
     if dropout_seed is not None:
-        draw_by_id(model, dropout_seed)
+        _draw_by_id(model, dropout_seed)
     check_first_forward(model, is_wanted=check)
     _tell(model)
     return model
 
 
-def draw_by_id(model: torch.nn.Module, seed: int) -> None:
+def _draw_by_id(model: torch.nn.Module, seed: int) -> None:
     """Has the masks of a model's dropouts drawn by id from now on."""
     for old in of_model(model).values():
         old.let_go()

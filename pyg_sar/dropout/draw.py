@@ -23,8 +23,6 @@ from pyg_sar.recompute import Draw, dropout_arguments
 DROPOUTS = {F.dropout, torch.dropout, torch.dropout_}
 """The functions whose masks are drawn by id."""
 
-WITHOUT_IDS = 'edges whose ids in the whole graph are not known'
-
 _HASHES = 2**15
 """Of one step and thread: what is computed from them stays in the cache of a core."""
 
