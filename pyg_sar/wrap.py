@@ -90,8 +90,9 @@ def wrap(
             cannot be computed on a cut graph; it is named with the reason, and the model is
             unchanged. If there are options of convs, but no conv. At the first forward in training,
             on all ranks, if the model does not give on a cut graph what it gives on the whole one.
-            If `dropout_seed` is no integer of 64 bits; at a forward in training, if it is given and
-            the model draws what cannot be drawn by id. If activations of a conv by itself are to be recomputed, which has none around it.
+            If activations of a conv by itself are to be recomputed, which has none around it. If
+            `dropout_seed` is no integer of 64 bits; at a forward in training, if it is given and
+            the model draws what cannot be drawn by id.
     """
     limit = as_timedelta(timeout)
     check_log(log)

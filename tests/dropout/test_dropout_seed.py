@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from pathlib import Path
 from typing import Any
 
@@ -477,3 +478,39 @@ def test_copies_and_second_seeds(roots: dict[int, Path]) -> None:
     assert torch.equal(pyg_sar.global_mean(F.cross_entropy(out, data.y, reduction='none')), first)
     pyg_sar.wrap(model, dropout_seed=SEED + 1, check=False)
     assert not torch.equal(model(data.x, data.edge_index), out)
+
+
+def test_what_programs_do_around_a_forward(roots: dict[int, Path]) -> None:
+    run, other = (Run(roots[2], _Plain().double()) for _ in range(2))
+    state = torch.get_rng_state()
+    first, second = run.loss(), run.loss()
+    (first + second).backward()  # masks of two steps are drawn again
+    assert first.item() != second.item()
+    assert torch.equal(state, torch.get_rng_state())
+    other.model.eval()
+    other.loss()  # no step
+    other.model.train()
+    assert torch.equal(other.loss(), first)
+    other.loss()
+
+    file = io.BytesIO()
+    torch.save(run.model.module, file)
+    file.seek(0)
+    loaded, data = torch.load(file, weights_only=False), run.data
+    found = loaded(data.x, data.edge_index)
+    assert torch.equal(found, other.model(data.x, data.edge_index))  # the third step
+
+
+class _OfData(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = SAGEConv(6, 3)
+
+    def forward(self, data: Any) -> Tensor:
+        return self.conv(F.dropout(data.x, 0.5, self.training), data.edge_index)
+
+
+def test_the_edge_index_inside_a_data(roots: dict[int, Path]) -> None:
+    data = pyg_sar.load_shard(roots[2])
+    model = pyg_sar.wrap(_OfData().double(), dropout_seed=1, check=False)
+    assert not torch.equal(model(data), model(data))
