@@ -69,6 +69,33 @@ def below(hashes: Tensor, bound: Tensor) -> Tensor:
     return _shifted(hashes, 32).mul_(bound).add_(lower).bitwise_right_shift_(32)
 
 
+LANES = 4
+"""Numbers of 16 bits in a hash."""
+
+
+def kept(p: float, seed: int, *keys: Tensor | int, width: int) -> Tensor:
+    """Which of `width` numbers for every key a dropout keeps.
+
+    Args:
+        p: The share that is dropped, from 0 to 1; rounded to a multiple of ``2^-16``.
+        seed: Any integer of 64 bits.
+        *keys: As :func:`uniform` takes them.
+        width: How many numbers there are.
+
+    Returns:
+        bool ``[..., width]``, after the shape that the keys broadcast to.
+    """
+    state = hashed(seed, *keys).unsqueeze(-1)
+    return kept_of(hashed_on(state, torch.arange(-(-width // LANES))), p, width)
+
+
+def kept_of(hashes: Tensor, p: float, width: int) -> Tensor:
+    """The same from hashes ``[..., ceil(width / 4)]``, each of which is four numbers of 16 bits."""
+    lanes = hashes.view(torch.int16)[..., :width]
+    bound = round(p * 2**16) - 2**15
+    return torch.zeros_like(lanes, dtype=torch.bool) if bound == 2**15 else lanes >= bound
+
+
 def unit(hashes: Tensor) -> Tensor:
     """Numbers from (0, 1), float64, of the upper 53 bits of hashes: never 0."""
     return _shifted(hashes, 11).double().add_(0.5).mul_(2.0**-53)

@@ -14,6 +14,7 @@ from pyg_sar.comm import as_timedelta, set_debug, set_timeout
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.conv.support import why_refused
+from pyg_sar.dropout import SameDropout, of_model
 from pyg_sar.models import decoders_in, make_global
 from pyg_sar.monitor import LogLevel, check_log, say, set_log
 from pyg_sar.norm import GlobalNorm, global_form, note_edges_of
@@ -32,6 +33,7 @@ def wrap(
     debug: bool | None = None,
     log: LogLevel | None = None,
     check: bool = True,
+    dropout_seed: int | None = None,
     **options: Any,
 ) -> Model:
     """Makes every conv of a model a :class:`SARConv` and its norms global, in place.
@@ -75,6 +77,9 @@ def wrap(
             in two parts, to see that the numbers are the same: once, for a second or two
             (docs/porting.md). So what a model computes over the nodes of one rank, and not over all
             nodes, is found. Nothing is checked on one process.
+        dropout_seed: Draws the masks of dropouts in the model's forward from this number, the step,
+            and the ids of nodes and edges in the whole graph, so they are the same on any number of
+            ranks; None leaves them to torch's generator on every rank (docs/dropout.md).
         **options: How every SARConv is computed: :class:`pyg_sar.conv.options.Options`.
 
     Returns:
@@ -85,10 +90,18 @@ def wrap(
             cannot be computed on a cut graph; it is named with the reason, and the model is
             unchanged. If there are options of convs, but no conv. At the first forward in training,
             on all ranks, if the model does not give on a cut graph what it gives on the whole one.
-            If activations of a conv by itself are to be recomputed, which has none around it.
+            If activations of a conv by itself are to be recomputed, which has none around it. If
+            `dropout_seed` is no integer of 64 bits; at a forward in training, if it is given and
+            the model draws what cannot be drawn by id.
     """
     limit = as_timedelta(timeout)
     check_log(log)
+    if dropout_seed is not None and (
+        type(dropout_seed) is not int or not -(2**63) <= dropout_seed < 2**63
+    ):
+        raise ValueError(
+            f"'dropout_seed' must be an integer of 64 bits or None (got {dropout_seed!r})"
+        )
     is_conv = isinstance(model, MessagePassing)
     if checkpoint_activations and is_conv:
         raise ValueError(
@@ -124,9 +137,21 @@ def wrap(
     )
     if checkpoint_activations:
         recompute_activations_of(model)
+    if dropout_seed is not None:
+        _draw_by_id(model, dropout_seed)
     check_first_forward(model, is_wanted=check)
     _tell(model)
     return model
+
+
+def _draw_by_id(model: torch.nn.Module, seed: int) -> None:
+    """Has the masks of a model's dropouts drawn by id from now on."""
+    for old in of_model(model).values():
+        old.let_go()
+    for module in model.modules():
+        if isinstance(module, SARConv):
+            module._sar.drops_by_id = True
+    SameDropout(seed).watch(model)
 
 
 def _tell(model: torch.nn.Module) -> None:

@@ -222,13 +222,14 @@ class Surroundings:
             torch.random.fork_rng(devices=devices, enabled=self.uses_rng),
             torch.autocast(self._device.type, dtype, enabled, cache_enabled=False),
             self._as_in_forward(),
-            _without_hooks(learnable),
+            without_hooks(learnable),
         ):
             yield
 
 
 @contextmanager
-def _without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
+def without_hooks(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """While it lasts, hooks of leaves do not run, such as those that average gradients."""
     hooks = [t._backward_hooks for t in leaves]
     found = [(now, dict(now)) for now in hooks if now]
     for now, _ in found:

@@ -24,6 +24,7 @@ from pyg_sar.comm import all_reduce_sum, world_size
 from pyg_sar.comm.faults.errors import place
 from pyg_sar.conv.names import name_of
 from pyg_sar.conv.sar_conv import SARConv
+from pyg_sar.dropout import switched_off
 from pyg_sar.norm import GlobalNorm
 from pyg_sar.own_rows import OwnRows, plain
 
@@ -102,6 +103,7 @@ def run(
     mode = _Same(found, records)
     with torch.enable_grad(), ExitStack() as stack:
         _no_dropout(model)
+        stack.enter_context(switched_off())
         if records:
             stack.enter_context(mode.following(model))
         with mode:

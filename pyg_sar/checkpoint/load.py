@@ -21,6 +21,7 @@ from pyg_sar.checkpoint.folders import complete
 from pyg_sar.checkpoint.reader import read_metadata, read_values
 from pyg_sar.checkpoint.tables import from_runs, run_of
 from pyg_sar.comm import in_call, rank
+from pyg_sar.dropout import of_model
 from pyg_sar.own_rows import OwnRows
 
 
@@ -55,7 +56,7 @@ def load_checkpoint(
     Collective. Training then goes on as if it had never stopped: with the number of ranks and parts
     of before to the last bit (on one thread), with another one up to rounding, apart from what is
     drawn at random: a rank's random states (torch, NumPy, Python's) are set only if as many ranks
-    wrote the checkpoint, else dropout draws other masks.
+    wrote the checkpoint, else dropout draws other masks, unless the model has a ``dropout_seed``.
 
     All ranks load the same checkpoint, the newest complete one that rank 0 sees. Nothing in the
     folder is run: what is no tensor or plain value raises an error. The model may be a plain one,
@@ -122,6 +123,9 @@ def load_checkpoint(
             training = saved[states.TRAINING]
             found = training['epoch'], training['extra'], len(training['random'])
             set_loader_and_optimizer(loader, optimizer)
+            if optimizer is not None:
+                for path, each in of_model(states.plain_model(model)).items():
+                    each.step = training.get('dropout', {}).get(path, each.step)
             if scheduler is not None:
                 scheduler.load_state_dict(training['scheduler'])
             states.set_model_state(model, saved)

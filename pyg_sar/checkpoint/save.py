@@ -26,9 +26,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from pyg_sar.checkpoint.all_or_none import on_rank_0, together
 from pyg_sar.checkpoint.folders import begin, publish
 from pyg_sar.checkpoint.reader import load_plain
-from pyg_sar.checkpoint.states import TRAINING, model_state, optimizer_state, random_states
+from pyg_sar.checkpoint.states import (
+    TRAINING,
+    model_state,
+    optimizer_state,
+    plain_model,
+    random_states,
+)
 from pyg_sar.checkpoint.tables import SavePlanner, Table
 from pyg_sar.comm import check_equal, in_call, rank, world_size
+from pyg_sar.dropout import of_model
 
 
 @in_call('save_checkpoint')
@@ -92,6 +99,9 @@ def save_checkpoint(
             raise ValueError(f"'keep' must be at least 1 (got {keep})")
         tensors, training['optimizer'] = optimizer_state(optimizer)
         training['scheduler'] = None if scheduler is None else scheduler.state_dict()
+        training['dropout'] = {
+            path: each.step for path, each in of_model(plain_model(model)).items()
+        }
         training['loader'] = None if loader is None else loader.state_dict()
         for name, value in training.items():
             _check_plain(name, value)

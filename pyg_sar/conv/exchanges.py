@@ -11,7 +11,9 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from pyg_sar.comm import EdgeMove, Exchange, Reversed, agree, reverse
+from pyg_sar.dropout import edge_ids, has_ids
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.shard import Shard
 
 _MAX_REVERSED = 4
@@ -81,6 +83,33 @@ class Exchanges:
             return Oriented(into_own, None)
         edges = _reversed(into_own, self.of(into_own).shard)
         return Oriented(edges.edge_index, edges.edges)
+
+    def edge_ids(self, given: Tensor, oriented: Oriented, plan: Plan) -> Tensor:
+        """What names the edges of a call in the whole graph, int64 ``[num_edges]``, remembered.
+
+        Args:
+            given: The edges as they were given.
+            oriented: As messages pass along them.
+            plan: The blocks of these.
+
+        Collective: see :func:`pyg_sar.dropout.edge_ids`; where edges are turned round an all-gather
+        each time and an all-to-all at the first.
+        """
+        shard = self.of(given).shard
+        if not has_ids(shard):
+            raise ValueError(
+                "'dropout_seed' takes dropouts in messages along the edges of load_shard (got "
+                'edges of several relations as one, or of restrict): drop rows of nodes instead'
+            )
+        is_known = 'edge ids' in plan.cache
+        if oriented.edges is not None:  # one rank may still know a plan that another has forgotten
+            is_known = all(agree(is_known))
+        if not is_known:
+            is_flipped = isinstance(given, ShardEdgeIndex) and given.is_flipped
+            ids = edge_ids(given.flip(0) if is_flipped else given, shard)
+            plan.cache['edge ids'] = oriented.to_oriented(ids)
+        found: Tensor = plan.cache['edge ids']
+        return found
 
 
 @dataclass(frozen=True)

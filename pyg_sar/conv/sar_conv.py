@@ -27,6 +27,7 @@ from pyg_sar.conv.names import name_of, plain_class
 from pyg_sar.conv.options import Mode, Options, Path
 from pyg_sar.conv.substitutes import special_forms
 from pyg_sar.conv.support import why_refused
+from pyg_sar.dropout import is_running
 from pyg_sar.models import make_global
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.local_ids import sources_read_by
@@ -155,6 +156,12 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
         sar = self._sar
         with in_layer(sar.place(self)), ExitStack() as stack:
             try:
+                if sar.drops_by_id and self.training and not is_running():
+                    raise ValueError(
+                        f"'dropout_seed' of a model around {name_of(self)} draws in forwards of "
+                        'the model (got a call from outside of one): call the model itself, or '
+                        'wrap the module whose forward has the convs with dropout_seed'
+                    )
                 exchanges = Exchanges(shards, sar.options.prefetch, sar.options.exchange_dtype)
                 decisions = decisions_for(self, sar.options, shards, args, kwargs, sar.decisions)
                 ends = Ends(exchanges)
@@ -221,6 +228,7 @@ class _Converted:
     Attributes:
         options: How it is computed.
         path: The path of the conv in the model that :func:`pyg_sar.wrap` was given.
+        drops_by_id: Whether it is part of a model with `dropout_seed`.
         is_running: Whether its forward runs on a cut graph now, and calls of forward are those of
             the conv itself.
         decisions: What the ranks have decided for each kind of forward, in words; oldest first.
@@ -229,12 +237,13 @@ class _Converted:
     def __init__(self, options: Options, path: str = '') -> None:
         self.options = options
         self.path = path
+        self.drops_by_id = False
         self.is_running = False
         self.decisions: dict[str, Decisions] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy may run with other ranks: they decide anew.
-        return {'options': self.options, 'path': self.path, 'is_running': False, 'decisions': {}}
+        return vars(self) | {'is_running': False, 'decisions': {}}
 
     def place(self, conv: torch.nn.Module) -> str:
         """What errors call this layer: its path in the model, as far as that is known."""

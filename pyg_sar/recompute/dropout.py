@@ -18,6 +18,10 @@ class Draw:
         self.state = torch.cuda.get_rng_state(device) if self.devices else torch.get_rng_state()
         self.mask: Tensor | None = None
 
+    def first(self, x: Tensor) -> Tensor:
+        """The rows, dropped; :meth:`draw` draws the mask of that again."""
+        return F.dropout(x, self.p)
+
     def __call__(self, x: Tensor) -> Tensor:
         """The rows again; the mask is kept, as its backward comes next."""
         self.mask = self.draw(x)
@@ -34,13 +38,13 @@ class Draw:
 
 
 class Dropout(torch.autograd.Function):
-    """``F.dropout`` that keeps the random state and not the mask."""
+    """A dropout that keeps what its mask is drawn from and not the mask."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, draw: Draw) -> Tensor:
-        """The rows, dropped; `draw` has the random state of now."""
+        """The rows, dropped; `draw` is to draw them for the first time."""
         ctx.draw = draw
-        return F.dropout(x, draw.p)
+        return draw.first(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:

@@ -80,6 +80,8 @@ class Shard:
             destinations of the i-th own part.
         e_id: Original ids of the edges, int64 ``[num_edges]``, where they are known.
         n_id: Ids of the own nodes in the whole graph, int64 ``[num_own]``, where they are known.
+        dst_id: Of a bipartite shard as it was loaded, the ids of the own destinations, int64
+            ``[num_dst]``.
         cache: Where other rooms keep what they computed once for this shard.
     """
 
@@ -97,6 +99,7 @@ class Shard:
     dst_ptr: tuple[int, ...] | None = None
     e_id: Tensor | None = field(default=None, repr=False)
     n_id: Tensor | None = field(default=None, repr=False)
+    dst_id: Tensor | None = field(default=None, repr=False)
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -148,12 +151,13 @@ class Shard:
 
     def to(self, device: torch.device) -> Shard:
         """The same shard with its index tensors on `device`."""
-        tensors = [self.e_id, self.n_id, *(step.send_index for step in self.steps)]
+        ids = self.e_id, self.n_id, self.dst_id
+        tensors = [*ids, *(step.send_index for step in self.steps)]
         if all(t is None or t.device == device for t in tensors):
             return self
         steps = tuple(replace(s, send_index=s.send_index.to(device)) for s in self.steps)
-        e_id, n_id = (None if t is None else t.to(device) for t in (self.e_id, self.n_id))
-        return replace(self, steps=steps, e_id=e_id, n_id=n_id, cache={})
+        e_id, n_id, dst_id = (None if t is None else t.to(device) for t in ids)
+        return replace(self, steps=steps, e_id=e_id, n_id=n_id, dst_id=dst_id, cache={})
 
 
 def n_id_of(shard: Shard) -> Tensor:

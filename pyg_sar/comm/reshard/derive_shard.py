@@ -88,6 +88,7 @@ def derive_shard(
         dst_rows=dst_rows,
         e_id=None,
         n_id=None,
+        dst_id=None,
         # The exchanges of both lend each other their buffers.
         cache={key: base.cache[key] for key in ('buffers',) if key in base.cache},
     )

@@ -68,6 +68,7 @@ def observe(binding: Binding) -> Observation:
     here = torch.autograd.set_multithreading_enabled(False)  # as in a trace
     with here, Undone(binding.conv, edge_index.device) as undone, sizes.in_force():
         out, edge_outputs = _run(binding, samples, edge_index, NUM_SAMPLES)
+    binding.check_draws(undone.uses_rng)
     names = undone.edge_attributes
     edge_outputs += undone.edge_rows(names, NUM_SAMPLES)
     outputs = edge_outputs if out is None else (out, *edge_outputs)

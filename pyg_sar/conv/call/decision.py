@@ -34,6 +34,7 @@ class Decision:
         trace: What the function does on this rank; None on paths that do not ask.
         learnable: The names of the parameters that it reads by itself; None if it has to be traced
             at every call: it reads a learnable tensor that is no parameter, or sets a number.
+        drops: Whether it draws masks of dropout by edge, or may do so.
     """
 
     function: str
@@ -44,6 +45,7 @@ class Decision:
     one_shot_bytes: int = 0
     trace: Trace | None = None
     learnable: tuple[str, ...] | None = ()
+    drops: bool = False
 
     def learnable_of(self, conv: torch.nn.Module) -> tuple[Tensor, ...]:
         """The learnable tensors themselves; a program may have replaced them since."""

@@ -37,6 +37,7 @@ from pyg_sar.conv.message.sample_edges import not_saved
 from pyg_sar.conv.names import name_of, plain_class
 from pyg_sar.conv.options import Options, Path
 from pyg_sar.conv.support import takes_statistics
+from pyg_sar.dropout import EdgeDraws, edge_draws
 from pyg_sar.monitor import say
 from pyg_sar.shard.plan import Plan, plan_of
 from pyg_sar.shard.shard import Shard
@@ -81,13 +82,13 @@ class Propagation:
         return after_step(self.conv, 'edge_update', given, out)
 
     def _call(
-        self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
+        self, function: str, given: Tensor, size: Any, kwargs: dict[str, Any]
     ) -> tuple[Call, dict[str, Any]]:
         """A call with its arguments and decision, and its keyword arguments in the order of edges.
 
         Collective where the ranks have not decided on a call like this one.
         """
-        oriented, size, kwargs = self._oriented(function, edge_index, size, kwargs)
+        oriented, size, kwargs = self._oriented(function, given, size, kwargs)
         edge_index = oriented.edge_index
         exchange = self.exchanges.of_messages(edge_index)
         shard = exchange.shard
@@ -96,21 +97,26 @@ class Propagation:
         )
         autocast = torch.is_autocast_enabled(edge_index.device.type)
         kinds = signature(kwargs, int(self.conv.node_dim))
-        key = self.path, function, shard.fingerprint, in_training, autocast, *kinds
+        draws = edge_draws()
+        drops = draws is not None
+        key = self.path, function, shard.fingerprint, in_training, autocast, drops, *kinds
         decision = self.decisions.calls.get(key)
         if decision is None:
             with not_saved():
-                decision = self._decide(function, shard, edge_index, size, kwargs)
+                samples = EdgeDraws() if drops else None
+                decision = self._decide(function, shard, edge_index, size, kwargs, samples)
             self.decisions.calls[key] = decision
             text = f'{place()}: {decision.function}, path {decision.path}, mode {decision.mode!r}'
             say(_logger, logging.INFO, text)
         self._check(shard, size)
         plan = plan_of(edge_index, shard)
         binding = bind(self.conv, function, kwargs, plan, decision.edge_names)
+        ids = self.exchanges.edge_ids(given, oriented, plan) if decision.drops else None
+        binding = binding.dropping(draws, ids)
         if decision.learnable is None:  # what it reads or sets may be another by now
             decision = replace(decision, trace=trace(binding))
-        given = self.options.max_rows, self.in_forward
-        return Call(binding, plan, exchange, oriented, decision, *given), kwargs
+        options = self.options.max_rows, self.in_forward
+        return Call(binding, plan, exchange, oriented, decision, *options), kwargs
 
     def _oriented(
         self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
@@ -158,7 +164,13 @@ class Propagation:
         return {name for name in names if name[-2:] not in ('_i', '_j')}
 
     def _decide(
-        self, function: str, shard: Shard, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
+        self,
+        function: str,
+        shard: Shard,
+        edge_index: Tensor,
+        size: Any,
+        kwargs: dict[str, Any],
+        draws: EdgeDraws | None,
     ) -> Decision:
         """Checks a kind of call once, with all ranks (collective), and picks its path."""
         offer = Offer()
@@ -168,7 +180,7 @@ class Propagation:
         try:
             self._check(shard, size)
             plan = plan_of(edge_index, shard)
-            binding = bind(self.conv, function, kwargs, plan)
+            binding = bind(self.conv, function, kwargs, plan).dropping(draws, None)
             path, traced, needed = self._path(binding, plan)
             one_pass = path == 'replay' and traced is not None and _one_pass(binding, traced)
             takes_gradient = torch.is_grad_enabled() and any(
@@ -203,7 +215,9 @@ class Propagation:
         learnable: tuple[str, ...] | None = ()
         if traced is not None:  # a number that it sets may be another one at every call
             learnable = None if traced.numbers else names_of(self.conv, traced.learnable)
-        return Decision(name, edge_names, path, mode, one_pass, needed, traced, learnable)
+        # A message with statistics is not traced to its end.
+        drops = draws is not None and (draws.has_drawn or (path == 'one_shot' and traced is None))
+        return Decision(name, edge_names, path, mode, one_pass, needed, traced, learnable, drops)
 
     def _path(self, binding: Binding, plan: Plan) -> tuple[Path, Trace | None, int]:
         """How a call is computed: in the cheapest way that is exact for what it does.

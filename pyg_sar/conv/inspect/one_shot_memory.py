@@ -14,7 +14,7 @@ import math
 
 import torch
 
-from pyg_sar.aggregate.program import Arguments, no_autocast_cache
+from pyg_sar.aggregate.program import Arguments, no_autocast_cache, without_hooks
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.sample_edges import NUM_SAMPLES, Undone, samples_of
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
@@ -69,5 +69,6 @@ def _peak_bytes(binding: Binding, num_edges: int) -> int:
         del values
         leaves = [t for t in [*arguments, *learnable] if t.requires_grad]
         if out.requires_grad and leaves:
-            torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
+            with without_hooks(leaves):
+                torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
     return live.peak

@@ -127,6 +127,7 @@ def trace(binding: Binding) -> Trace:
                 binding.aggregate({**values, 'dim_size': 1, 'size_i': 1}, out)
             aggregate = in_aggregate.aggregate(out)
 
+    binding.check_draws(undone.uses_rng)
     edge_attributes = undone.edge_attributes
     reduced = in_aggregate.messages
     edge_outputs = list(undone.edge_rows(edge_attributes, NUM_SAMPLES))

@@ -7,7 +7,8 @@ block, and everything else is passed as it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +18,11 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.conv.message.intercept import SourceIndex
 from pyg_sar.conv.names import name_of
+from pyg_sar.dropout import EdgeDraws
 from pyg_sar.shard.plan import Plan
+
+_IDS = 'edge ids'
+"""No name of an argument."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Binding:
         conv: The conv.
         function: ``'message'`` or ``'edge_update'``.
         arguments: The tensors, with nodes or edges in their first dimension.
+        draws: Where masks of dropout are drawn by edge, those of this call; else None.
         rows: Rows of every tensor that is not read at a node, by name. It is an edge tensor if that
             is the number of edges on every rank.
     """
@@ -49,6 +55,23 @@ class Binding:
     arguments: Arguments
     rows: dict[str, int]
     slots: tuple[_Slot, ...]
+    draws: EdgeDraws | None = None
+
+    def dropping(self, draws: EdgeDraws | None, ids: Tensor | None) -> Binding:
+        """The same with masks of dropout by edge; `ids` of the edges are its last edge tensor."""
+        edge = self.arguments.edge if ids is None else (*self.arguments.edge, ids)
+        slots = self.slots
+        if ids is not None:
+            slots = *slots, _Slot(_IDS, 'edge', len(edge) - 1)
+        return replace(self, arguments=replace(self.arguments, edge=edge), slots=slots, draws=draws)
+
+    def check_draws(self, uses_rng: bool) -> None:
+        """Raises a ValueError if it has drawn random numbers by torch, where masks are by edge."""
+        if self.draws is not None and uses_rng:
+            raise ValueError(
+                f"'dropout_seed' needs a '{self.function}' of {name_of(self.conv)} that draws "
+                'random numbers by F.dropout or torch.nn.Dropout only (got others)'
+            )
 
     def sums_of_whole(self) -> dict[str, float]:
         """Of every tensor that the function reads as it is, the sum of its entries."""
@@ -96,6 +119,11 @@ class Binding:
 
     def run(self, values: dict[str, Any]) -> Tensor:
         """Runs the function on :meth:`inputs`."""
+        draws = self.draws
+        with nullcontext() if draws is None else draws.of_message(values.get(_IDS)):
+            return self._run(values)
+
+    def _run(self, values: dict[str, Any]) -> Tensor:
         conv = self.conv
         kwargs = conv.inspector.collect_param_data(self.function, values)
         if self.function != 'message':  # edge_updater has called its hooks
@@ -108,8 +136,9 @@ class Binding:
         """Runs the conv's aggregation on :meth:`inputs` and the messages."""
         conv = self.conv
         kwargs = conv.inspector.collect_param_data('aggregate', values)
-        kwargs = before_step(conv, 'aggregate', (kwargs,))[0]
-        return after_step(conv, 'aggregate', (kwargs,), conv.aggregate(messages, **kwargs))
+        with nullcontext() if self.draws is None else self.draws.of_aggregation():
+            kwargs = before_step(conv, 'aggregate', (kwargs,))[0]
+            return after_step(conv, 'aggregate', (kwargs,), conv.aggregate(messages, **kwargs))
 
 
 def bind(

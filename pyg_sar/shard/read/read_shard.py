@@ -73,7 +73,8 @@ def read_shard(
         if perm is not None:
             values = {name: value[perm] for name, value in values.items()}
         n_id = _cat([part.n_id[edges.src] for part in parts])
-        shard = replace(shard, e_id=values['e_id'], n_id=n_id)
+        dst_id = _cat([part.n_id[edges.dst] for part in parts]) if shard.is_bipartite else None
+        shard = replace(shard, e_id=values['e_id'], n_id=n_id, dst_id=dst_id)
         handle = ShardEdgeIndex.wrap(edge_index, shard, is_whole=True)
         store = data if edge_key is None else data[edge_key]
         _put(store, {'edge_index': handle, **values, **edges.extra})

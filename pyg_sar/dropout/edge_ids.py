@@ -1,0 +1,54 @@
+"""What names an edge in the whole graph, also one that a model or a conv made.
+
+Convs add self loops and models select edges, so ids that edges were stored with do not reach all of
+them. An edge is named by its ends and by its number among the edges between them, in the order of
+the edges given: no partition changes that order, and no selection does.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm import Exchange
+from pyg_sar.draws import hashed, hashed_on
+from pyg_sar.shard.shard import Shard
+
+
+def has_ids(shard: Shard) -> bool:
+    """Whether the ids of the nodes at both ends are known; the same on all ranks."""
+    return shard.n_id is not None and (shard.dst_id is not None or not shard.is_bipartite)
+
+
+@torch.inference_mode(False)  # they outlive the caller's mode
+def edge_ids(edge_index: Tensor, shard: Shard) -> Tensor:
+    """A hash of ends and number of every edge, int64 ``[num_edges]``.
+
+    Collective at the first time for a shard: one all-to-all for the ids of the halo, which it
+    keeps.
+
+    Args:
+        edge_index: int64 ``[2, num_edges]`` in local ids of `shard`, sources first.
+        shard: Of the edges; see :func:`has_ids`.
+    """
+    assert shard.n_id is not None
+    if 'source ids' not in shard.cache:
+        (halo,) = Exchange(shard).fetch_all([shard.n_id])
+        shard.cache['source ids'] = torch.cat([shard.n_id, halo])
+    ids: Tensor = shard.cache['source ids']
+    src, dst = edge_index.as_subclass(Tensor)
+    of_dst = shard.dst_id if shard.is_bipartite else shard.n_id
+    assert of_dst is not None
+    number = _number_among_equals(dst * max(ids.numel(), 1) + src)
+    return hashed_on(hashed(0).to(src.device), of_dst[dst], ids[src], number)
+
+
+def _number_among_equals(values: Tensor) -> Tensor:
+    """How many equal values come before each."""
+    order = torch.argsort(values, stable=True)
+    ordered = values[order]
+    places = torch.arange(values.numel(), device=values.device)
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    first = torch.where(begins, places, 0).cummax(0).values
+    return torch.empty_like(order).index_copy_(0, order, places - first)

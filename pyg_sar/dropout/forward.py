@@ -1,0 +1,292 @@
+"""A model's forward in which masks of dropout are drawn by id.
+
+The mask of a node or an edge is a function of the seed, the step (how many forwards in training
+there were), the number of the call in the forward, and the id in the whole graph. So it does not
+matter which rank draws it, how many there are, in how many pieces a message is computed, or whether
+it is computed again.
+
+Rows are told by their number, by all ranks together, as edge tensors are: whether they are of own
+nodes, and of which type. What draws random numbers in another way would differ from rank to rank.
+It is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch_geometric.data.data import BaseData
+
+from pyg_sar.comm import agree, check_equal
+from pyg_sar.draws import hashed, hashed_on
+from pyg_sar.dropout.draw import DROPOUTS, EdgeDraws, KeyedDraw, is_drawn
+from pyg_sar.dropout.edge_ids import edge_ids, has_ids
+from pyg_sar.recompute import Dropout, dropout_arguments, remember
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+
+_OTHER = 'dropout_edge, alpha_dropout, torch.rand, the dropout of an LSTM or of MultiheadAttention'
+
+
+class _Here(threading.local):
+    forward: _Forward | None = None
+    is_off = False
+
+
+_here = _Here()
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """While it lasts, dropout in this thread is torch's."""
+    before, _here.is_off = _here.is_off, True
+    try:
+        yield
+    finally:
+        _here.is_off = before
+
+
+def is_running() -> bool:
+    """Whether a forward that draws by id runs in this thread, or may do without."""
+    return _here.forward is not None or _here.is_off
+
+
+def edge_draws() -> EdgeDraws | None:
+    """The dropouts of the next call of message passing; None if they are torch's."""
+    forward = _here.forward
+    return None if forward is None or _here.is_off else EdgeDraws(forward.next_state())
+
+
+def of_model(model: torch.nn.Module) -> dict[str, SameDropout]:
+    """What draws the masks of a model and of models inside it, by their paths."""
+    found = {}
+    for path, module in model.named_modules():
+        for hook in module._forward_pre_hooks.values():
+            owner = getattr(hook, '__self__', None)
+            if isinstance(owner, SameDropout):
+                found[path] = owner
+    return found
+
+
+class SameDropout:
+    """Draws the masks of a model's dropouts by id.
+
+    Args:
+        seed: Of the masks.
+
+    Attributes:
+        step: How many forwards in training there were; it belongs into a checkpoint.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.step = seed, 0
+        self._sets: dict[Any, int] = {}
+        self._is_compared = False
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Draws the masks of every forward of `model` from now on."""
+        self._hooks = [
+            model.register_forward_pre_hook(self._enter, with_kwargs=True),
+            # As it entered last, it leaves first.
+            model.register_forward_hook(self._leave, prepend=True, always_call=True),
+        ]
+
+    def let_go(self) -> None:
+        """Leaves the dropouts of the model to torch."""
+        for hook in self._hooks:
+            hook.remove()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _enter(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        running = _here.forward
+        if running is not None and running.module is module:  # interrupted from the keyboard
+            running.end()
+        if _here.is_off or _here.forward is not None:
+            return
+        handles = list(_handles((args, kwargs)))
+        if handles and not self._is_compared:
+            own = self.seed, self.step
+            check_equal("'dropout_seed' and its step", own, agree(own))
+            self._is_compared = True
+        _here.forward = _Forward(self, module, handles, self._sets)
+        _here.forward.__enter__()  # type: ignore[no-untyped-call]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _leave(self, module: torch.nn.Module, args: Any, out: Any) -> None:
+        forward = _here.forward
+        if forward is None or forward.module is not module:
+            return
+        forward.end()
+        if out is None:
+            return
+        if forward.counts:
+            self.step += 1
+        forward.check_nothing_else_was_drawn()
+
+
+class _Forward(TorchFunctionMode):
+    """One forward: numbers its calls, and draws the masks of nodes."""
+
+    def __init__(
+        self,
+        owner: SameDropout,
+        module: torch.nn.Module,
+        handles: list[ShardEdgeIndex],
+        sets: dict[Any, int],
+    ) -> None:
+        super().__init__()
+        self.module, self.counts = module, module.training
+        self._handles, self._sets = handles, sets
+        self._state = hashed(owner.seed, owner.step)
+        self._number = 0
+        is_checked = (
+            module.training and bool(handles) and not any(map(is_lazy, module.parameters()))
+        )
+        self._before = _random_states() if is_checked else None
+
+    def end(self) -> None:
+        """Leaves dropout to torch again."""
+        _here.forward = None
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def next_state(self) -> Tensor:
+        """What the masks of the next call are drawn from."""
+        _refuse_checkpoints()
+        self._number += 1
+        return hashed_on(self._state, self._number)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in DROPOUTS or _here.is_off:
+            return func(*args, **kwargs)
+        x, p, training, inplace = dropout_arguments(*args, **kwargs)
+        if not is_drawn(p, training):
+            return x
+        self.counts = True
+        state = hashed_on(self.next_state(), 0)
+        draw = KeyedDraw(p, state, self._ids_of(x))
+        if inplace or func is torch.dropout_:
+            return x.mul_(draw.draw(x))
+        out: Tensor = Dropout.apply(x, draw)  # type: ignore[no-untyped-call]
+        remember(out, draw, x)
+        return out
+
+    def _ids_of(self, x: Tensor) -> Tensor:
+        """The ids of the rows of a tensor (collective at the first time)."""
+        if not self._handles:
+            raise ValueError(
+                f"'dropout_seed' needs the edge_index of load_shard among the arguments of "
+                f'{type(self.module).__name__} (got none, and a dropout of shape '
+                f"{tuple(x.shape)}): batches, and models that keep their graph, have torch's own "
+                'dropout only'
+            )
+        sizes = list(self._row_counts())
+        own = frozenset(i for i, size in enumerate(sizes) if x.dim() and x.size(0) == size)
+        names = tuple(handle.shard.fingerprint for handle in self._handles)
+        key = self._number, x.shape[1:], names
+        if key not in self._sets:
+            self._sets[key] = self._agreed(x, own)
+        if self._sets[key] not in own:
+            raise ValueError(
+                f"'dropout_seed' needs forwards with the same dropouts in the same order: "
+                f'{sizes[self._sets[key]]} rows in dropout {self._number} (got shape '
+                f'{tuple(x.shape)})'
+            )
+        return self._ids(self._sets[key]).to(x.device)
+
+    def _agreed(self, x: Tensor, own: frozenset[int]) -> int:
+        """Which rows all ranks can have here."""
+        possible = sorted(frozenset.intersection(*map(frozenset, agree(sorted(own)))))
+        where = f'a dropout of shape {tuple(x.shape)} in {type(self.module).__name__}'
+        if not possible:
+            raise ValueError(
+                f"'dropout_seed' takes dropouts of rows of own nodes, of the edges of the graph, "
+                f'and of messages (got {where}): leave it out there (p=0), or say no dropout_seed'
+            )
+        first: int = possible[0]
+        is_same = all(self._has_same_ids(first, other) for other in possible[1:])
+        if not all(agree(is_same)):
+            raise ValueError(
+                f"'dropout_seed' cannot tell of what the rows are in {where}, as the graph has "
+                'sets of nodes or edges that are equally many on every rank: cut it otherwise, '
+                'or leave it out there (p=0)'
+            )
+        return first
+
+    def _row_counts(self) -> Iterator[int]:
+        """Own sources, own destinations and edges of every handle; -1 where ids are not known."""
+        for handle in self._handles:
+            shard = handle.shard
+            known = has_ids(shard)
+            yield shard.num_own if known else -1
+            yield shard.num_dst if known and shard.is_bipartite else -1
+            yield handle.size(1) if known and not handle.is_flipped else -1
+
+    def _ids(self, place: int) -> Tensor:
+        handle = self._handles[place // 3]
+        shard = handle.shard
+        if place % 3 == 2:
+            return edge_ids(handle, shard)
+        ids = shard.n_id if place % 3 == 0 else shard.dst_id
+        assert ids is not None
+        return ids
+
+    def _has_same_ids(self, a: int, b: int) -> bool:
+        return a % 3 != 2 and b % 3 != 2 and torch.equal(self._ids(a), self._ids(b))
+
+    def check_nothing_else_was_drawn(self) -> None:
+        """Raises a ValueError where torch's generator was used."""
+        if self._before is None:
+            return
+        pairs = zip(self._before, _random_states(), strict=False)
+        if any(not torch.equal(before, after) for before, after in pairs):
+            raise ValueError(
+                f"'dropout_seed' needs a forward of {type(self.module).__name__} that draws random "
+                f'numbers by F.dropout or torch.nn.Dropout only (got others, as of {_OTHER}): draw '
+                'them by pyg_sar.draws and ids, or with a torch.Generator of your own, or give '
+                "negative_sampling a 'seed'"
+            )
+
+
+def _random_states() -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
+def _refuse_checkpoints() -> None:
+    """Raises inside torch.utils.checkpoint: backward would run the call outside of a forward."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            raise ValueError(
+                "'dropout_seed' draws nothing again in torch.utils.checkpoint (got a dropout or a "
+                'conv inside of it): use checkpoint_activations=True instead'
+            )
+
+
+def _handles(value: Any) -> Iterator[ShardEdgeIndex]:
+    """The edges of shards among arguments."""
+    if isinstance(value, ShardEdgeIndex):
+        yield value
+    elif isinstance(value, BaseData):
+        yield from _handles([dict(store) for store in value.stores])
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _handles(vars(value))
+    elif isinstance(value, Mapping):
+        yield from _handles(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _handles(each)
