@@ -69,7 +69,11 @@ def recompute_activations_of(module: torch.nn.Module) -> None:
     module.register_forward_hook(_leave, always_call=True)
 
 
-_entered = threading.local()
+class _Here(threading.local):
+    recorder: _Recorder | None = None
+
+
+_here, _entered = _Here(), threading.local()
 
 
 def _enter(module: torch.nn.Module, args: Any) -> None:
@@ -90,7 +94,7 @@ def remember(out: Tensor, step: Step, *inputs: Tensor | None) -> None:
         step: Gives the same bits again; runs without autograd.
         *inputs: What it follows from.
     """
-    recorder = _Recorder.active
+    recorder = _here.recorder
     if recorder is not None and torch.is_grad_enabled() and out.requires_grad:
         recorder.remember(out, step, inputs)
 
@@ -155,20 +159,18 @@ def _unpack(saved: _Saved) -> Tensor:
 class _Recorder(TorchFunctionMode):
     """Notes the steps of a forward, and packs what autograd saves in it."""
 
-    active: _Recorder | None = None
-
     def __init__(self) -> None:
         super().__init__()
         self._recipes: dict[int, tuple[weakref.ref[Tensor], int, _Recipe]] = {}
         self._noted: list[tuple[_Saved, Tensor]] | None = None
 
     def __enter__(self) -> _Recorder:
-        self._outer, _Recorder.active = _Recorder.active, self
+        self._outer, _here.recorder = _here.recorder, self
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *args: Any) -> None:
-        _Recorder.active = self._outer
+        _here.recorder = self._outer
         super().__exit__(*args)  # type: ignore[no-untyped-call]
 
     def __torch_function__(

@@ -186,7 +186,7 @@ def test_a_forward_that_fails_leaves_nothing() -> None:
     recompute_activations_of(model)
     with pytest.raises(KeyError):
         model(torch.ones(1))
-    assert recorder._Recorder.active is None
+    assert recorder._here.recorder is None
     y = torch.ones(3, requires_grad=True)
     assert isinstance(y.relu().grad_fn._saved_result, Tensor)  # type: ignore[union-attr]
     assert F.relu(y).grad_fn is not None

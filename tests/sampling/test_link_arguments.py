@@ -15,6 +15,7 @@ from torch_geometric.sampler import NegativeSampling
 
 import pyg_sar
 from pyg_sar.comm import rank, transport
+from pyg_sar.sampling.sampler import ROUND
 
 
 def _make(root: str, options: dict[str, Any], links: str = '') -> str:
@@ -196,12 +197,12 @@ def _count(root: str, options: dict[str, Any]) -> tuple[int, int]:
 def test_collectives_of_a_round(folder: str) -> None:
     options = {'num_neighbors': [3, 2, 2], 'batch_size': 3}
     for count, num in run_ranks(_count, 4, folder, options):
-        assert count == 16 * -(-num // 8)
+        assert count == 16 * -(-num // ROUND)
         assert num > 8
     options['neg_sampling'] = 'binary'
     for count, num in run_ranks(_count, 4, folder, options):
         assert count % 4 == 0
-        assert 20 <= count / -(-num // 8) <= 28  # many of 40 nodes are neighbours
+        assert 20 <= count / -(-num // ROUND) <= 28  # many of 40 nodes are neighbours
 
 
 def test_what_is_wanted_of_attributes_of_links(folder: str) -> None:

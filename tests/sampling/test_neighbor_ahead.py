@@ -18,6 +18,7 @@ from ranks import run_once, run_ranks
 
 import pyg_sar
 from pyg_sar.comm import transport
+from pyg_sar.sampling.sampler import ROUND
 
 
 def _loader(root: str, **options: Any) -> pyg_sar.NeighborLoader:
@@ -225,7 +226,7 @@ def _count(root: str, num_neighbors: list[int]) -> tuple[int, int]:
 @pytest.mark.parametrize(('num_neighbors', 'per_round'), [([3, 2, 2], 12), ([3], 4), ([3, 2], 8)])
 def test_collectives_of_a_round(folder: str, num_neighbors: list[int], per_round: int) -> None:
     for count, num in run_ranks(_count, 4, folder, num_neighbors):
-        assert count == per_round * -(-num // 8)
+        assert count == per_round * -(-num // ROUND)
         assert num >= 16
 
 
