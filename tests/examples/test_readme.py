@@ -19,7 +19,7 @@ README = (Path(__file__).parents[2] / 'README.md').read_text(encoding='utf-8')
 def _run(command: list[str], folder: Path) -> str:
     env = {**os.environ, 'OMP_NUM_THREADS': '1'}
     done = subprocess.run(
-        command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
