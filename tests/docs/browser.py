@@ -15,7 +15,7 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, Request, sync_playwright
 
 WIDTHS = 1280, 390
 WIDEST = """() => {
@@ -69,8 +69,13 @@ def _watch(page: Page, width: int, faults: list[str]) -> None:
 
     page.on('console', lambda m: found(m.text) if m.type in ('error', 'warning') else None)
     page.on('pageerror', found)
-    page.on('requestfailed', lambda request: found(f'no answer from {request.url}'))
+    page.on('requestfailed', lambda r: found(f'{r.failure} at {r.url}') if _is_lost(r) else None)
     page.on('response', lambda r: found(f'{r.status} from {r.url}') if r.status >= 400 else None)
+
+
+def _is_lost(request: Request) -> bool:
+    """Whether there was no answer, rather than the browser moving on before it came."""
+    return request.failure != 'net::ERR_ABORTED'
 
 
 if __name__ == '__main__':
