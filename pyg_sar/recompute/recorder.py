@@ -72,18 +72,21 @@ def recompute_activations_of(module: torch.nn.Module) -> None:
 class _Here(threading.local):
     recorder: _Recorder | None = None
 
+    def __init__(self) -> None:
+        self.entered: list[Any] = []
 
-_here, _entered = _Here(), threading.local()
+
+_here = _Here()
 
 
 def _enter(module: torch.nn.Module, args: Any) -> None:
     context = recomputed_activations()
     context.__enter__()
-    vars(_entered).setdefault('contexts', []).append(context)
+    _here.entered.append(context)
 
 
 def _leave(module: torch.nn.Module, args: Any, out: Any) -> None:
-    _entered.contexts.pop().__exit__(None, None, None)
+    _here.entered.pop().__exit__(None, None, None)
 
 
 def remember(out: Tensor, step: Step, *inputs: Tensor | None) -> None:
