@@ -155,8 +155,8 @@ def _ours_heads(work: Work, kernel: Callable[..., Tensor]) -> Run:
     bags, values, weight = work.bags, work.heads(work.values), work.weight
 
     def run() -> Tensor:
-        out = work.heads(torch.zeros(work.num_rows, work.num_features))
-        return kernel(out, values, bags, weight, is_zero=True).flatten(1)
+        out = work.heads(torch.empty(work.num_rows, work.num_features))
+        return kernel(out, values, bags, weight, replace=True).flatten(1)
 
     return run
 

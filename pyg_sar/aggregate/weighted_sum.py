@@ -162,7 +162,7 @@ class _SourceGradient:
             self.returned = GradientReturn(exchange, [grad_out], own=lambda: [self._sums(own)])
             return
         is_made = self.made is not None
-        self.out = self._sums(own) if is_made else grad_out.new_zeros(shard.num_own, *shape)
+        self.out = self._sums(own) if is_made else grad_out.new_empty(shard.num_own, *shape)
         if one_shot:
             self.halo = grad_out.new_empty(shard.num_halo, *shape)
             self.targets = iter(split_rows(self.out, self.halo, plan))
@@ -190,13 +190,8 @@ class _SourceGradient:
         return bag_sums(self.grad_out, block.by_src, self._weight(block), factor=self.factor)
 
     def _write(self, rows: Tensor, block: Block) -> None:
-        weight = self._weight(block)
-        has_heads = weight is not None and weight.dim() == 2
-        if block.num_edges == 0 or block.by_src.keys is not None or has_heads:
-            rows.zero_()
-        if block.num_edges:
-            bags, factor = block.by_src, self.factor
-            add_bag_sums(rows, self.grad_out, bags, weight, factor=factor, is_zero=True)
+        weight, factor = self._weight(block), self.factor
+        add_bag_sums(rows, self.grad_out, block.by_src, weight, factor=factor, replace=True)
 
     def _weight(self, block: Block) -> Tensor | None:
         return None if self.weight is None else block.take(self.weight)

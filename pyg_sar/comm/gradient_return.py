@@ -21,7 +21,8 @@ class GradientReturn:
 
     Args:
         exchange: The exchange whose adjoint it is.
-        out: ``[num_own, ...]`` of each tensor, filled with zeros; gradients are added in place.
+        out: ``[num_own, ...]`` of each tensor, which gradients of other ranks are added to: zeros,
+            or of any content where all own blocks are written.
         own: Makes what own blocks give, in the place of `out`, whose rows tell shapes and dtypes
             only: once the first gradients are on their way. Own blocks do not come then.
     """
@@ -39,7 +40,7 @@ class GradientReturn:
     def rows(self) -> Rows:
         """Where the gradients ``[num_rows, ...]`` of the next block's source rows are to be put.
 
-        For an own block views into `out`, zero so far; for a remote one a buffer of any content.
+        For an own block views into `out`; for a remote one a buffer of any content.
         """
         step = self._step()
         if step is None:

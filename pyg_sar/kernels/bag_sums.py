@@ -35,8 +35,8 @@ def bag_sums(
     """
     has_heads = weight is not None and weight.dim() == 2
     if has_heads or bags.keys is not None or bags.ptr.numel() == 1:
-        out = values.new_zeros(bags.num_rows, *values.shape[1:])
-        return add_bag_sums(out, values, bags, weight, factor=factor, is_zero=True)
+        out = values.new_empty(bags.num_rows, *values.shape[1:])
+        return add_bag_sums(out, values, bags, weight, factor=factor, replace=True)
     weight = _entry_weights(bags, weight, factor)
     return _bag_sums(values, bags, weight, 0, bags.num_rows)
 
@@ -48,7 +48,7 @@ def add_bag_sums(
     weight: Tensor | None = None,
     *,
     factor: Tensor | None = None,
-    is_zero: bool = False,
+    replace: bool = False,
 ) -> Tensor:
     """Adds the weighted sum of every bag to its row of `out`.
 
@@ -64,13 +64,15 @@ def add_bag_sums(
             ``[num_edges, H]`` see :mod:`pyg_sar.kernels.weighted_sums`, where rows are ``[H, C]``.
         factor: ``[num_cols]``: what rows of `values` are multiplied by, or None. It takes no pass
             over them.
-        is_zero: Whether `out` is known to be zero.
+        replace: Whether the sums replace what `out` holds; rows without a bag become zero.
 
     Returns:
         `out`.
     """
     if weight is not None and weight.dim() == 2:
-        return add_weighted_sums(out, values, bags, weight, is_zero=is_zero)
+        return add_weighted_sums(out, values, bags, weight, replace=replace)
+    if replace and bags.keys is not None:
+        out.zero_()
     num_bags = bags.ptr.numel() - 1
     weight = _entry_weights(bags, weight, factor)
     step = max(num_bags, 1)
@@ -83,7 +85,7 @@ def add_bag_sums(
         sums = _bag_sums(values, bags, weight, start, end)
         if bags.keys is not None:
             out.index_add_(0, bags.keys[start:end], sums)
-        elif is_zero:
+        elif replace:
             out[start:end] = sums
         else:
             out[start:end] += sums

@@ -54,7 +54,7 @@ _MIN_CHANNELS_OF_SAMPLES = 8
 
 
 def add_weighted_sums(
-    out: Tensor, values: Tensor, bags: Bags, weight: Tensor, *, is_zero: bool = False
+    out: Tensor, values: Tensor, bags: Bags, weight: Tensor, *, replace: bool = False
 ) -> Tensor:
     """Adds the sum of every bag, weighted by head, to its row of `out`.
 
@@ -66,7 +66,7 @@ def add_weighted_sums(
         values: ``[num_cols, H, C]`` of the same dtype.
         bags: The edges, grouped.
         weight: ``[num_edges, H]`` in edge order, of the same dtype.
-        is_zero: Whether `out` is known to be zero.
+        replace: Whether the sums replace what `out` holds; rows without a bag become zero.
 
     Returns:
         `out`.
@@ -75,6 +75,9 @@ def add_weighted_sums(
     is_fast = values.dtype in _FAST_DTYPES and (
         channels >= _MIN_CHANNELS_OF_BAGS or channels == heads == 1
     )
+    is_in_place = replace and is_fast and bags.keys is None
+    if replace and not is_in_place:
+        out.zero_()
     if not is_fast:
         return add_by_index_add(out, values, bags, weight)
     # Pairs of a node and a head as rows: embedding_bag would copy the strided rows of one head.
@@ -87,7 +90,6 @@ def add_weighted_sums(
         else:
             ptr, columns = _of_pairs(bags, pairs, heads, start, end, first, last)
         by_head = _in_bag_order(weight, bags, first, last).t().contiguous()
-        is_in_place = is_zero and bags.keys is None
         sums = out[start:end] if is_in_place else out.new_empty(end - start, heads, channels)
         for head in range(heads):
             if is_product:

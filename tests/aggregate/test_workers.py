@@ -48,7 +48,7 @@ def _sums() -> tuple[torch.Tensor, torch.Tensor]:
     bags = make_bags(dst.sort().values, src, 3000, is_sorted=True)
     values = torch.randn(3000, 4, 8, generator=generator)
     weight = torch.rand(300_000, 4, generator=generator)
-    out = add_weighted_sums(torch.zeros_like(values), values, bags, weight, is_zero=True)
+    out = add_weighted_sums(torch.empty_like(values), values, bags, weight, replace=True)
     return out, edge_dots(out, values, bags)
 
 

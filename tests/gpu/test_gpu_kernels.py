@@ -25,10 +25,9 @@ def test_weighted_sums(cut: str, is_sorted: bool, heads: int, channels: int) -> 
     weight = torch.randn(num_edges, heads, dtype=torch.float64)
     left = torch.randn(num_rows, heads, channels, dtype=torch.float64)
     there = Bags(*(t.cuda() if isinstance(t, torch.Tensor) else t for t in bags))
-    for is_zero in (True, False):
-        out = torch.zeros_like(left) if is_zero else left.clone()
-        got = add_weighted_sums(out.cuda(), values.cuda(), there, weight.cuda(), is_zero=is_zero)
-        want = add_weighted_sums(out, values, bags, weight, is_zero=is_zero)
+    for replace in (True, False):
+        got = add_weighted_sums(left.cuda(), values.cuda(), there, weight.cuda(), replace=replace)
+        want = add_weighted_sums(left.clone(), values, bags, weight, replace=replace)
         assert_close(got.cpu(), want)
     if is_sorted:
         got = edge_dots(left.cuda(), values.cuda(), there)

@@ -63,10 +63,9 @@ def test_a_matrix_product(block, is_sorted, dtype, has_weight, num_features):
     bags = make_bags(rows, cols, num_rows, is_sorted=is_sorted)
 
     want = _dense_sum(rows, cols, num_rows, values, weight).to(dtype)
-    for is_zero in (False, True):
-        out = torch.zeros(num_rows, num_features, dtype=dtype)
-        assert add_bag_sums(out, values, bags, weight, is_zero=is_zero) is out
-        assert_close(out, want, tolerance=TOLERANCE[dtype])
+    out = torch.full((num_rows, num_features), float('nan'), dtype=dtype)
+    assert add_bag_sums(out, values, bags, weight, replace=True) is out
+    assert_close(out, want, tolerance=TOLERANCE[dtype])
 
     before = torch.randn(num_rows, num_features, dtype=dtype)
     out = add_bag_sums(before.clone(), values, bags, weight)
@@ -83,8 +82,8 @@ def _sums(
 @pytest.mark.parametrize('chunk_bytes', [1, 100, 1000])
 @pytest.mark.parametrize('num_rows', [7, 60, 300])
 @pytest.mark.parametrize('has_weight', [False, True])
-@pytest.mark.parametrize('is_zero', [False, True])
-def test_chunks(monkeypatch, chunk_bytes, num_rows, has_weight, is_zero):
+@pytest.mark.parametrize('replace', [False, True])
+def test_chunks(monkeypatch, chunk_bytes, num_rows, has_weight, replace):
     """Bags in chunks of one, of a few and of many; with empty rows: none, a few, most."""
     rows, cols = _edges(num_rows, 11, 90)
     values = torch.randn(11, 5, dtype=torch.float64)
@@ -92,10 +91,10 @@ def test_chunks(monkeypatch, chunk_bytes, num_rows, has_weight, is_zero):
     bags = make_bags(rows, cols, num_rows)
     assert (bags.keys is None) == (num_rows < 300)
     monkeypatch.setattr(bag_sums, '_CHUNK_BYTES', chunk_bytes)
-    before = torch.zeros(num_rows, 5).double() if is_zero else torch.randn(num_rows, 5).double()
-    out = add_bag_sums(before.clone(), values, bags, weight, is_zero=is_zero)
+    before = torch.randn(num_rows, 5, dtype=torch.float64)
+    out = add_bag_sums(before.clone(), values, bags, weight, replace=replace)
     sums = _dense_sum(rows, cols, num_rows, values, weight)
-    assert_close(out, before + sums)
+    assert_close(out, sums if replace else before + sums)
     assert_close(bag_sums.bag_sums(values, bags, weight), sums)
 
 

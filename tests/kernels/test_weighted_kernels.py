@@ -68,8 +68,8 @@ def test_sums_and_dots_are_dense_products(block, shape, dtype):
         before = torch.randn(num_rows, *shape, dtype=dtype)
         out = add(before.clone(), values, bags, weight)
         assert_close(out, before + want, tolerance=TOLERANCE[dtype])
-    out = torch.zeros(num_rows, *shape, dtype=dtype)
-    assert add_weighted_sums(out, values, bags, weight, is_zero=True) is out
+    out = torch.full((num_rows, *shape), float('nan'), dtype=dtype)
+    assert add_weighted_sums(out, values, bags, weight, replace=True) is out
     assert_close(out, want, tolerance=TOLERANCE[dtype])
 
     rows, order = rows.sort(stable=True)

@@ -1,11 +1,11 @@
-"""Rows read and added by an index, narrow ones as wider numbers, against torch."""
+"""Rows read, added and written by an index, narrow ones as wider numbers, against torch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from pyg_sar.shard.rows_at import add_rows_at, rows_at
+from pyg_sar.shard.rows_at import add_rows_at, rows_at, write_rows_at
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 SHAPES = [(), (1,), (2,), (3,), (4,), (2, 2), (4, 1), (5,), (8,), (0,)]
@@ -31,6 +31,12 @@ def test_rows(dtype, shape, offset, num_rows):
     rows = _values(index.numel(), shape, dtype, 2 - offset)
     want = values.index_add(0, index, rows)
     add_rows_at(values, index, rows)
+    assert torch.equal(values, want)
+    places = torch.tensor([4, 0, 2])[:num_rows]
+    want = values.index_copy(0, places, rows[: places.numel()])
+    write_rows_at(values, places, rows[: places.numel()])
+    assert torch.equal(values, want)
+    write_rows_at(values, places[:0], rows[:0])
     assert torch.equal(values, want)
 
 
