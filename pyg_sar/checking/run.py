@@ -43,41 +43,25 @@ class CannotRun(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A tensor that the model computed on its way.
+    """A tensor that the model computed on its way."""
 
-    Attributes:
-        function: What computed it; empty for a module's output.
-        path: The module in whose forward that was; of a module's output that module.
-        kind: Its class.
-        value: The tensor.
-    """
-
-    function: str
-    path: str
-    kind: str
+    function: str  # what computed it; empty for a module's output
+    path: str  # the module in whose forward that was; of a module's output that module
+    kind: str  # its class
     value: Tensor
 
 
 @dataclass(eq=False)
 class Run:
-    """What came out.
+    """What came out."""
 
-    Attributes:
-        view: What the run had of the small graph.
-        outputs: The floating-point tensors that the program returned.
-        gradients: By name, of parameters (mean over the ranks) and inputs.
-        buffers: By name, afterwards.
-        steps: What came on the way, if it was asked for.
-        draws_differ: Whether random numbers were drawn of which rows cannot be told apart.
-    """
-
-    view: View
-    outputs: list[Tensor] = field(default_factory=list)
-    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    view: View  # what the run had of the small graph
+    outputs: list[Tensor] = field(default_factory=list)  # of floating point, that were returned
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)  # of parameters, the means
     input_gradients: list[Tensor | None] = field(default_factory=list)
-    buffers: dict[str, Tensor] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
-    has_odd_draws: bool = False
+    buffers: dict[str, Tensor] = field(default_factory=dict)  # afterwards
+    steps: list[Step] = field(default_factory=list)  # if they were asked for
+    has_odd_draws: bool = False  # random numbers were drawn of which rows cannot be told apart
 
 
 def run(

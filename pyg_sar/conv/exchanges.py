@@ -114,15 +114,10 @@ class Exchanges:
 
 @dataclass(frozen=True)
 class Oriented:
-    """An edge_index along which messages pass into own nodes.
-
-    Attributes:
-        edge_index: The edges.
-        edges: How the tensors of edges come over, if they were turned round.
-    """
+    """An edge_index along which messages pass into own nodes."""
 
     edge_index: Tensor
-    edges: EdgeMove | None
+    edges: EdgeMove | None  # how the tensors of edges come over, if they were turned round
 
     def to_oriented(self, values: Tensor) -> Tensor:
         """One row per edge, from the caller's order."""

@@ -223,23 +223,16 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
 
 
 class _Converted:
-    """What a SARConv has beside its conv.
+    """What a SARConv has beside its conv."""
 
-    Attributes:
-        options: How it is computed.
-        path: The path of the conv in the model that :func:`pyg_sar.wrap` was given.
-        drops_by_id: Whether it is part of a model with `dropout_seed`.
-        is_running: Whether its forward runs on a cut graph now, and calls of forward are those of
-            the conv itself.
-        decisions: What the ranks have decided for each kind of forward, in words; oldest first.
-    """
-
-    def __init__(self, options: Options, path: str = '') -> None:
+    def __init__(self, options: Options) -> None:
         self.options = options
-        self.path = path
-        self.drops_by_id = False
-        self.is_running = False
-        self.decisions: dict[str, Decisions] = {}
+        self.path = ''  # of the conv in the model that pyg_sar.wrap was given
+        self.drops_by_id = False  # whether it is part of a model with `dropout_seed`
+        self.is_running = False  # on a cut graph now: calls of forward are those of the conv itself
+        self.decisions: dict[
+            str, Decisions
+        ] = {}  # for each kind of forward, in words; oldest first
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy may run with other ranks: they decide anew.

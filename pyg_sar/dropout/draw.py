@@ -67,14 +67,10 @@ def is_drawn(p: float, training: bool) -> bool:
 
 @dataclass(eq=False)
 class EdgeDraws:
-    """The dropouts in a message function, the same whichever edges it runs on.
+    """The dropouts in a message function, the same whichever edges it runs on."""
 
-    Attributes:
-        state: What the masks of this call of message passing are drawn from; None for a run on
-            samples, which drops nothing.
-        has_drawn: Whether there was a dropout.
-    """
-
+    # What the masks of this call of message passing are drawn from; None for a run on samples,
+    # which drops nothing.
     state: Tensor | None = None
     has_drawn: bool = False
 

@@ -18,47 +18,30 @@ DEFAULT_PORT = 29500
 
 @dataclass(frozen=True)
 class Launched:
-    """A process of a training.
+    """A process of a training."""
 
-    Attributes:
-        launcher: Who started it.
-        rank: Which process it is.
-        world_size: How many there are.
-        address: A name or an address of the machine of rank 0; empty if there is no other rank.
-        port: Where the ranks meet on that machine.
-    """
-
-    launcher: str = ''
-    rank: int = 0
-    world_size: int = 1
+    launcher: str = ''  # who started it
+    rank: int = 0  # which process it is
+    world_size: int = 1  # how many there are
+    # A name or an address of the machine of rank 0; empty if there is no other rank.
     address: str = ''
-    port: int = DEFAULT_PORT
+    port: int = DEFAULT_PORT  # where the ranks meet on that machine
 
 
 @dataclass(frozen=True)
 class _Launcher:
-    """A launcher's variables.
+    """A launcher's variables."""
 
-    Attributes:
-        name: For messages.
-        rank: The variable with the rank.
-        size: That with the number of ranks.
-        is_both: Whether one of these without the other is an error. Slurm gives a batch script a
-            rank, though it is one process.
-        local_size: One that equals the number of ranks if all run on one machine.
-        jobs: Those that all ranks have in common, and no other job has.
-        hosts: A list of machines, the first with rank 0.
-        pass_on: How a user gives all ranks a variable.
-    """
-
-    name: str
-    rank: str
-    size: str
+    name: str  # for messages
+    rank: str  # the variable with the rank
+    size: str  # that with the number of ranks
+    # Whether one of these without the other is an error. Slurm gives a batch script a rank, though
+    # it is one process.
     is_both: bool
-    local_size: str
-    jobs: tuple[str, ...]
-    hosts: str
-    pass_on: str
+    local_size: str  # one that equals the number of ranks if all run on one machine
+    jobs: tuple[str, ...]  # those that all ranks have in common, and no other job has
+    hosts: str  # a list of machines, the first with rank 0
+    pass_on: str  # how a user gives all ranks a variable
 
 
 _SLURM = _Launcher(

@@ -17,17 +17,11 @@ from pyg_sar.comm import agree, all_reduce_sum, check_equal, sum_over_ranks
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups that the rows of all ranks fall into.
+    """The groups that the rows of all ranks fall into."""
 
-    Attributes:
-        index: The group of every own row, ``[num_own]``, or None if there is one group.
-        count: The number of rows of every group on all ranks, int64 ``[num_groups]``.
-        is_of_batch: Whether they are this rank's alone; nothing here is collective then.
-    """
-
-    index: Tensor | None
-    count: Tensor
-    is_of_batch: bool = False
+    index: Tensor | None  # the group of every own row, ``[num_own]``, or None if there is one group
+    count: Tensor  # the number of rows of every group on all ranks, int64 ``[num_groups]``
+    is_of_batch: bool = False  # whether they are this rank's alone; nothing here is collective then
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of every group, ``[num_groups, ...]``, in float32 or float64 (collective)."""

@@ -29,16 +29,12 @@ Kind: TypeAlias = tuple[torch.dtype, torch.device]
 
 @dataclass(eq=False)
 class OwnUpdates:
-    """What a norm has done to its running statistics by itself.
+    """What a norm has done to its running statistics by itself."""
 
-    Attributes:
-        is_updated: Which rows of them it has changed, bool: of HeteroBatchNorm one for every type,
-            else ``[1]``; none for a batch without rows.
-        num_batches: ``num_batches_tracked`` before; None where that is not kept.
-    """
-
+    # Which rows of them it has changed, bool: of HeteroBatchNorm one for every type, else ``[1]``;
+    # none for a batch without rows.
     is_updated: Tensor
-    num_batches: Tensor | None
+    num_batches: Tensor | None  # ``num_batches_tracked`` before; None where that is not kept
 
 
 def note_update(norm: Any, is_updated: Tensor) -> None:

@@ -28,17 +28,11 @@ Edges = Literal['shard', 'batch']
 
 @dataclasses.dataclass(eq=False)
 class _Forward:
-    """A forward that runs.
+    """A forward that runs."""
 
-    Attributes:
-        module: Whose.
-        edges: What it was called with.
-        has_normalized: Whether a norm in it has taken statistics of a batch.
-    """
-
-    module: torch.nn.Module
-    edges: Edges | None
-    has_normalized: bool = False
+    module: torch.nn.Module  # whose
+    edges: Edges | None  # what it was called with
+    has_normalized: bool = False  # whether a norm in it has taken statistics of a batch
 
 
 class _Here(threading.local):

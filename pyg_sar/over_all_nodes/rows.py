@@ -67,19 +67,12 @@ def rows(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """What moves between ranks for some ids.
+    """What moves between ranks for some ids."""
 
-    Attributes:
-        send_index: Own rows that are sent, by the rank that reads them.
-        send_counts: How many each rank reads.
-        recv_counts: How many come from each rank.
-        place: Which of the rows that come is that of each id.
-    """
-
-    send_index: Tensor
-    send_counts: list[int]
-    recv_counts: list[int]
-    place: Tensor
+    send_index: Tensor  # own rows that are sent, by the rank that reads them
+    send_counts: list[int]  # how many each rank reads
+    recv_counts: list[int]  # how many come from each rank
+    place: Tensor  # which of the rows that come is that of each id
 
 
 @dataclass(frozen=True, eq=False)

@@ -122,19 +122,12 @@ def permute_rows(x: Tensor, edge_index: Tensor, *, seed: int | None = None) -> T
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
-    """Edges into own nodes.
+    """Edges into own nodes."""
 
-    Attributes:
-        src: Their sources, ids of the whole graph.
-        dst: Their destinations, places in `n_id`.
-        n_id: Ids of the own nodes.
-        num_nodes: Nodes of the whole graph.
-    """
-
-    src: Tensor
-    dst: Tensor
-    n_id: Tensor
-    num_nodes: int
+    src: Tensor  # their sources, ids of the whole graph
+    dst: Tensor  # their destinations, places in `n_id`
+    n_id: Tensor  # ids of the own nodes
+    num_nodes: int  # of the whole graph
 
     def counts(self, num_samples: int, seed: int) -> Tensor:
         """How many of all samples each own node is the destination of."""

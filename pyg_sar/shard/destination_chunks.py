@@ -17,22 +17,16 @@ from pyg_sar.shard.plan import Plan
 
 @dataclass(frozen=True, eq=False)
 class DestinationChunk:
-    """A range of own destinations with all their in-edges.
-
-    Attributes:
-        dst: The destinations.
-        edges: Places of the edges in the order of edge tensors, int64 ``[num_edges]``: by
-            destination, and within a destination in the order of the whole graph.
-        edge_index: int64 ``[2, num_edges]``: rows of the chunk's sources, destinations from zero.
-        own: Own rows among the sources, int64.
-        halo: Halo rows among them, int64, from zero; they follow the own rows.
-    """
+    """A range of own destinations with all their in-edges."""
 
     dst: slice
+    # Places of the edges in the order of edge tensors, int64 ``[num_edges]``: by destination, and
+    # within a destination in the order of the whole graph.
     edges: Tensor
+    # int64 ``[2, num_edges]``: rows of the chunk's sources, destinations from zero.
     edge_index: Tensor
-    own: Tensor
-    halo: Tensor
+    own: Tensor  # own rows among the sources, int64
+    halo: Tensor  # halo rows among them, int64, from zero; they follow the own rows
 
     @property
     def num_dst(self) -> int:

@@ -32,27 +32,18 @@ _MIN_ROWS = 1024
 
 @dataclass(frozen=True)
 class Observation:
-    """What message and aggregation give for a few edges.
+    """What message and aggregation give for a few edges."""
 
-    Attributes:
-        out: The aggregation's result with nodes first, or None for ``edge_update``.
-        edge_outputs: What the function computes per edge.
-        edge_attributes: Attributes of the conv that it sets to a tensor with one row per edge.
-        numbers: Attributes of the conv that it sets to plain numbers, with their values.
-        learnable: Leaf tensors it reads that are not among its arguments.
-        uses_rng: Whether it draws random numbers.
-        is_dense: Whether the aggregation makes dense batches of messages.
-        reads_sizes: Whether it asks for sizes of the whole graph.
-    """
-
-    out: Tensor | None
-    edge_outputs: tuple[Tensor, ...]
+    out: Tensor | None  # the aggregation's result with nodes first, or None for ``edge_update``
+    edge_outputs: tuple[Tensor, ...]  # what the function computes per edge
+    # Attributes of the conv that it sets to a tensor with one row per edge.
     edge_attributes: tuple[str, ...]
+    # Attributes of the conv that it sets to plain numbers, with their values.
     numbers: dict[str, Any]
-    learnable: tuple[Tensor, ...]
+    learnable: tuple[Tensor, ...]  # leaf tensors it reads that are not among its arguments
     uses_rng: bool
-    is_dense: bool
-    reads_sizes: bool
+    is_dense: bool  # whether the aggregation makes dense batches of messages
+    reads_sizes: bool  # whether it asks for sizes of the whole graph
 
 
 @no_autocast_cache()

@@ -32,21 +32,13 @@ _RESHAPES = operations(
 
 @dataclass(frozen=True)
 class Product:
-    """A weight times the rows that messages read.
+    """A weight times the rows that messages read."""
 
-    Attributes:
-        place: The weight's place among the edge tensors.
-        out: The product, or a reshaped one.
-        weight_shape: The weight's shape where it was multiplied.
-        rows_shape: The rows' shape there.
-        is_reshaped: Whether rows or product have other shapes than x_j.
-    """
-
-    place: int
-    out: Tensor
-    weight_shape: torch.Size
-    rows_shape: torch.Size
-    is_reshaped: bool
+    place: int  # the weight's place among the edge tensors
+    out: Tensor  # the product, or a reshaped one
+    weight_shape: torch.Size  # the weight's shape where it was multiplied
+    rows_shape: torch.Size  # the rows' shape there
+    is_reshaped: bool  # whether rows or product have other shapes than x_j
 
     def is_by_head(self, node_dim: int) -> bool:
         """Whether the weight is one for every edge, or for every edge and head.

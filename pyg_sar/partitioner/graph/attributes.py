@@ -111,10 +111,7 @@ def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor], where: str
     ``node`` in its name; else the largest id that an edge has in it plus one.
 
     `data` is a graph, or what a HeteroData holds of one type of nodes; at its nodes `ids` edges
-    start or end.
-
-    Raises:
-        ValueError: If ``num_nodes`` is no number of nodes.
+    start or end. Raises ValueError if ``num_nodes`` is no number of nodes.
     """
     if 'num_nodes' in data and data['num_nodes'] is not None:
         count = data['num_nodes']

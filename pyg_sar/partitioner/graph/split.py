@@ -39,10 +39,7 @@ def random_split(
 
     The masks are bool [N] and disjoint; every labelled node is in one of them. A node is labelled
     if its integer labels `y` [N, ...] are >= 0, or if any of its float labels is not NaN; without
-    `y` every node is.
-
-    Raises:
-        ValueError: If no node is labelled.
+    `y` every node is. Raises ValueError if no node is labelled.
     """
     labelled = _labelled(y, num_nodes).nonzero().view(-1)
     if labelled.numel() == 0:

@@ -31,10 +31,7 @@ _PARTS = ('part', 'num_parts')
 def own_parts(source: str | os.PathLike[str]) -> tuple[Tensor | dict[str, Tensor], int] | None:
     """The part of every node that a source comes with, integer [N] or by type, and their number.
 
-    None of a source without.
-
-    Raises:
-        ValueError: If an array of parts is no integer array.
+    None of a source without. Raises ValueError if an array of parts is no integer array.
     """
     path = Path(source)
     if not path.is_dir():

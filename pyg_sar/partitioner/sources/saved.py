@@ -47,11 +47,8 @@ _EXPECTED = "expected a torch_geometric.data.Data, HeteroData or dict of tensors
 def load_saved(path: Path, *, is_mapped: bool = False) -> Any:
     """What a file of torch.save holds, of tensors, plain values and PyG's classes of data.
 
-    With `is_mapped`, tensors are mapped and not read, where the file allows it.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file holds anything else.
+    With `is_mapped`, tensors are mapped and not read, where the file allows it. Raises
+    FileNotFoundError if there is no such file, ValueError if the file holds anything else.
     """
     ordinary_file(path)
     try:
