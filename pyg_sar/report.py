@@ -31,8 +31,7 @@ svg {{ width: 100%; min-width: 45em; height: auto; }}
 def new_figure(width: float, height: float) -> Any:
     """An empty figure of matplotlib, in inches, without a window whatever the backend.
 
-    Raises:
-        ValueError: If matplotlib is not installed.
+    Raises ValueError if matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -66,13 +65,7 @@ def heat_map(
 
 
 def save(figure: Any, path: str | os.PathLike[str], title: str, text: str) -> None:
-    """Writes a page with the text if the name ends in .html, else the picture.
-
-    Args:
-        figure: Of :func:`new_figure`.
-        path: The file; its suffix says the format.
-        title: Of the page or the picture.
-        text: What stands below the picture, as it would in a terminal.
+    """Writes a page with the text below the picture if the name ends in .html, else the picture.
 
     Raises:
         ValueError: If matplotlib does not know the format.

@@ -57,15 +57,8 @@ _INSTEAD = {
 def difference(model: torch.nn.Module, program: Program, small: Small) -> str | None:
     """What differs between the whole small graph and its two parts, in words; None if nothing.
 
-    The model runs in float64 if it can, so that rounding is no difference.
-
-    Args:
-        model: The model, its convs and norms converted.
-        program: Calls the model with arguments.
-        small: The small graph.
-
-    Raises:
-        CannotRun: If the program does not run on the small graph.
+    The convs and norms of the model are converted. It runs in float64 if it can, so that rounding
+    is no difference. Raises CannotRun if the program does not run on the small graph.
     """
     dtypes: list[torch.dtype | None] = [torch.float64, None]
     error: Exception | None = None
@@ -185,13 +178,8 @@ def _compared(
 ) -> str | None:
     """By how much a tensor of the whole differs from those of the parts; None if it does not.
 
-    Args:
-        whole: The tensor of the whole small graph.
-        parts: Those of the parts.
-        whole_run: Its run.
-        part_runs: Their runs.
-        alike: Whether it has no rows of nodes or edges: it is the same on all ranks.
-        least: Smaller numbers are rounding alone.
+    One that is `alike` has no rows of nodes or edges: it is the same on all ranks. Numbers smaller
+    than `least` are rounding alone.
     """
     found = None if alike else rows_of(whole, whole_run.view)
     worst = 0.0

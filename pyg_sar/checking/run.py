@@ -74,12 +74,8 @@ def run(
 ) -> Run:
     """Runs a program once, forward and backward, on this rank of the world that this thread is in.
 
-    Args:
-        model: The model, for this run alone.
-        program: Calls it with the arguments, and returns what it gives.
-        arguments: As this run has them.
-        view: What this run has of the small graph.
-        records: Whether to keep what comes on the way.
+    The model is for this run alone, and the arguments are as it has them. With `records` what comes
+    on the way is kept.
     """
     found = Run(view)
     for p in model.parameters():

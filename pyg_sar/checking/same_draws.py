@@ -22,13 +22,8 @@ def same_draw(
 ) -> Tensor:
     """Numbers of the same distribution as those that were drawn, one for every row.
 
-    Args:
-        func: What has drawn.
-        args: Its arguments.
-        kwargs: More of them.
-        out: What it gave.
-        view: What this run has of the small graph.
-        number: How many draws there were before; it seeds this one.
+    ``func(*args, **kwargs)`` has drawn `out`. How many draws there were before, `number`, seeds
+    this one.
     """
     found = rows_of(out, view) if out.dim() else None
     with torch.random.fork_rng(devices=[]), torch.no_grad():

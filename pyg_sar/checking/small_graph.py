@@ -40,12 +40,8 @@ class Argument(str):
 class SmallGraph:
     """The sets of nodes and relations in a model's arguments, and a small graph of them.
 
-    Args:
-        arguments: What the model is called with.
-        taken: Sizes that no set of nodes, relation or part may have.
-
-    Raises:
-        ValueError: If there is no edge_index of a shard among the arguments.
+    No set of nodes, relation or part has one of the sizes `taken`. Raises ValueError if there is no
+    edge_index of a shard among the arguments.
     """
 
     arguments: Any
@@ -152,12 +148,7 @@ class SmallGraph:
         return rows.repeat(times)[:num_rows]
 
     def cut(self, view: View, dtype: torch.dtype | None) -> Any:
-        """The arguments as a run has them.
-
-        Args:
-            view: What the run has of the small graph.
-            dtype: Of floating-point tensors of float32; None for what they have.
-        """
+        """The arguments as a run has them, numbers of float32 in another dtype if there is one."""
         known: dict[int, Any] = {}
 
         def of_run(value: Any, key: Any) -> Any:

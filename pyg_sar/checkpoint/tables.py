@@ -73,11 +73,7 @@ def run_of(rank: int, num_nodes: int) -> range:
 
 
 class SavePlanner(DefaultSavePlanner):
-    """Also writes tables.
-
-    Args:
-        tables: By name, with the rows of this rank's run.
-    """
+    """Also writes tables: given by name, with the rows of this rank's run."""
 
     def __init__(self, tables: dict[str, Table]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)

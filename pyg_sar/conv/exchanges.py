@@ -22,13 +22,8 @@ _MAX_REVERSED = 4
 class Exchanges:
     """The exchange of every shard that a forward meets.
 
-    Args:
-        shards: The shards of the conv's arguments.
-        depth: The prefetch depth.
-        dtype: What the rows that messages read are rounded to on their way; None for no rounding.
-
-    Raises:
-        ValueError: If a shard is not this rank's.
+    `depth` is that of the prefetch. Rows that messages read are rounded to `dtype` on their way, if
+    there is one. Raises ValueError if a shard is not this rank's.
     """
 
     def __init__(self, shards: list[Shard], depth: int, dtype: torch.dtype | None = None) -> None:
@@ -68,14 +63,10 @@ class Exchanges:
         return self._exchanges[key]
 
     def oriented(self, edge_index: Tensor, *, flip: bool = False) -> Oriented:
-        """An edge_index as messages pass along it: from row 0 to row 1.
+        """An edge_index as messages pass along it: from row 0 to row 1, or with `flip` from 1 to 0.
 
-        Args:
-            edge_index: Any edge_index of a shard; one whose rows were swapped is turned round.
-            flip: Whether messages pass from row 1 to row 0.
-
-        Collective where edges are turned round: one small all-gather, see also
-        :func:`pyg_sar.comm.reshard.reverse_edges`.
+        One whose rows were swapped is turned round. Collective where edges are turned round: one
+        small all-gather, see also :func:`pyg_sar.comm.reshard.reverse_edges`.
         """
         is_flipped = isinstance(edge_index, ShardEdgeIndex) and edge_index.is_flipped
         into_own = edge_index.flip(0) if is_flipped else edge_index
@@ -87,13 +78,9 @@ class Exchanges:
     def edge_ids(self, given: Tensor, oriented: Oriented, plan: Plan) -> Tensor:
         """What names the edges of a call in the whole graph, int64 ``[num_edges]``, remembered.
 
-        Args:
-            given: The edges as they were given.
-            oriented: As messages pass along them.
-            plan: The blocks of these.
-
-        Collective: see :func:`pyg_sar.dropout.edge_ids`; where edges are turned round an all-gather
-        each time and an all-to-all at the first.
+        They are given once as the caller gave them and once as messages pass along them, of which
+        `plan` is. Collective: see :func:`pyg_sar.dropout.edge_ids`; where edges are turned round an
+        all-gather each time and an all-to-all at the first.
         """
         shard = self.of(given).shard
         if not has_ids(shard):

@@ -40,15 +40,10 @@ from pyg_sar.own_rows import OwnRows
 
 
 class Gradients:
-    """Averages the gradients of a module over the ranks.
+    """Averages the gradients of a module over the ranks; without a module it does nothing.
 
-    Args:
-        module: The module; None for a copy that does nothing.
-        group: The process group of the reductions; None for that of the exchanges.
-        bucket_bytes: Of gradients that are reduced in one piece, unless one is larger.
-
-    Attributes:
-        accumulates: Whether gradients only gather at the moment.
+    Those in one bucket have no more than `bucket_bytes`, unless one has. While it `accumulates`
+    gradients only gather.
     """
 
     def __init__(
@@ -136,11 +131,8 @@ class Gradients:
     def reduce(self, new: set[Tensor]) -> list[Tensor]:
         """Replaces gradients by their mean over the ranks (collective: an all-reduce per bucket).
 
-        Args:
-            new: What has got a gradient in this backward, on this rank.
-
-        Returns:
-            Those that any rank has a new gradient of; none while gradients only gather.
+        In this backward `new` have got a gradient on this rank. Gives those that any rank has a new
+        gradient of; none while gradients only gather.
         """
         self._gathered.update(p for p in self._parameters if p in new)
         module = None if self._module is None else self._module()

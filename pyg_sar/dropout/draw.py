@@ -28,12 +28,10 @@ _HASHES = 2**15
 
 
 class KeyedDraw(Draw):
-    """The mask of one dropout of rows with ids.
+    """The mask of one dropout of rows with ids, int64 ``[num_rows]``.
 
-    Args:
-        p: The share that is dropped, a multiple of ``2^-16`` after rounding.
-        state: What the mask is drawn from, of :func:`pyg_sar.draws.hashed_on`.
-        ids: int64 ``[num_rows]``.
+    The share `p` that is dropped is rounded to a multiple of ``2^-16``. `state` is of
+    :func:`pyg_sar.draws.hashed_on`.
     """
 
     def __init__(self, p: float, state: Tensor, ids: Tensor) -> None:

@@ -77,13 +77,9 @@ def of_model(model: torch.nn.Module) -> dict[str, SameDropout]:
 
 
 class SameDropout:
-    """Draws the masks of a model's dropouts by id.
+    """Draws the masks of a model's dropouts by a seed and by id.
 
-    Args:
-        seed: Of the masks.
-
-    Attributes:
-        step: How many forwards in training there were; it belongs into a checkpoint.
+    How many forwards in training there were, its `step`, belongs into a checkpoint.
     """
 
     def __init__(self, seed: int) -> None:

@@ -79,11 +79,7 @@ _MPICH = _Launcher(  # and Intel MPI
 def launched(environ: Mapping[str, str]) -> Launched:
     """Who started this process, and as which rank; one by itself where nobody says otherwise.
 
-    Args:
-        environ: The variables of the environment.
-
-    Raises:
-        ValueError: If variables are missing, wrong or contradict each other.
+    Raises ValueError if variables of the environment are missing, wrong or contradict each other.
     """
     launcher, rank, size = _by_launcher(environ)
     by_torch = _by_torch(environ, launcher, rank, size)

@@ -67,13 +67,10 @@ def why_not_global(module: torch.nn.Module) -> str | None:
 
 
 def make_global(model: torch.nn.Module) -> None:
-    """Gives every module of `model` that has one the class that is right on a cut graph.
+    """Gives every module of `model` that has one the class that is right on a cut graph, in place.
 
     Each is a subclass that overrides methods alone, so the module keeps its attributes, parameters
     and hooks, and on a plain edge_index does what it did.
-
-    Args:
-        model: Any module; changed in place.
     """
     for module in model.modules():
         if type(module) in _GLOBAL:

@@ -132,11 +132,8 @@ class GlobalSuperGATConv(SuperGATConv):  # type: ignore[misc]
 def num_classes(y: Tensor) -> int:
     """One more than the largest class label of all ranks (collective: one small all-gather).
 
-    Args:
-        y: Class labels of own nodes, int64; may be empty.
-
-    Raises:
-        ValueError: On all ranks, if a label is negative on any.
+    The labels of own nodes are int64, and may be none. Raises ValueError on all ranks, if one is
+    negative on any.
     """
     bounds = agree([int(bound) for bound in torch.aminmax(y)] if y.numel() else [0, -1])
     smallest = min(low for low, _ in bounds)

@@ -160,13 +160,9 @@ class GlobalLightGCN(LightGCN):  # type: ignore[misc]
 def ends_of(pairs: Tensor, z: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
     """The rows that pairs of nodes refer to, and the pairs as places in them (collective).
 
-    Args:
-        pairs: Edges of a shard, or ids of the whole graph, int64 ``[2, num_pairs]``.
-        z: Own rows ``[num_own, ...]``.
-        shard: That of the own rows.
-
-    Raises:
-        ValueError: If `z` has not the rows of own nodes, or pairs are of two types of nodes.
+    Pairs are edges of a shard, or ids of the whole graph, int64 ``[2, num_pairs]``; `z` are the
+    rows of the own nodes of `shard`. Raises ValueError if these do not fit, or pairs are of two
+    types of nodes.
     """
     if shard.is_bipartite or z.size(0) != shard.num_own:
         what = 'nodes of two types' if shard.is_bipartite else f'{shard.num_own} nodes'

@@ -17,10 +17,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     It sees every operation below autograd, in forward and backward, so whatever a model and its
     convs keep or make in passing is counted, not computed from a formula. Scratch memory inside one
-    operation is not seen.
-
-    Args:
-        known: Tensors that were there before; they and their views do not count.
+    operation is not seen. What is `known`, as it was there before, and its views do not count.
 
     Attributes:
         live: Bytes alive now.

@@ -60,12 +60,10 @@ def groups_of(
     Args:
         x: Own rows, ``[num_own, ...]``.
         index: The group of every own row, integer ``[num_own]``; None puts all rows into one.
-        num_groups: The number of groups, the same on all ranks; None takes the largest group that
-            any rank has, plus one.
+        num_groups: The same on all ranks; None takes the largest group that any rank has, plus one.
         is_of_batch: Whether the groups are those of this rank's rows alone; not collective then.
 
-    Raises:
-        ValueError: On every rank, if `index` or `num_groups` does not fit on any.
+    Raises ValueError on every rank, if `index` or `num_groups` does not fit on any.
     """
     if x.dim() < 2:
         raise ValueError(f"expected 'x' of shape [num_own, num_features] (got {tuple(x.shape)})")

@@ -52,9 +52,6 @@ class RunningStatistics:
 
     They have the same sizes on all ranks, whether a rank has updated anything or not. A norm has
     ``[w, w * mean, w * var, num_batches, has_any]``, with w 1 for the rows it has updated.
-
-    Args:
-        module: A module.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:

@@ -159,13 +159,8 @@ def _by_home(ids: Tensor, num_ids: int) -> tuple[Tensor, Tensor]:
 def owners_of(ids: Tensor, n_id: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """The ranks that own nodes, and the nodes' rows there (collective: a few all-to-alls).
 
-    Args:
-        ids: Ids of the whole graph, int64 ``[N]``; they may differ from rank to rank.
-        n_id: Those of the own nodes.
-        name: What messages call `ids`.
-
-    Raises:
-        ValueError: On all ranks, if no rank owns an id.
+    Their ids in the whole graph, int64 ``[N]``, may differ from rank to rank; `n_id` are those of
+    the own nodes. Raises ValueError on all ranks, if no rank owns an id; it calls them by `name`.
     """
     unique, place = torch.unique(ids, return_inverse=True)
     owner, row = _owners_of(unique, _home(n_id), name)

@@ -35,11 +35,8 @@ class Bags(NamedTuple):
 def make_bags(rows: Tensor, cols: Tensor, num_rows: int, *, is_sorted: bool = False) -> Bags:
     """Groups edges by row; raises ValueError if there are more than 2^31 - 1.
 
-    Args:
-        rows: Row of every edge, int64 ``[num_edges]``.
-        cols: Column of every edge, int64 ``[num_edges]``.
-        num_rows: Number of rows.
-        is_sorted: Whether `rows` ascends already.
+    `rows` and `cols` have one entry per edge, int64 ``[num_edges]``; `is_sorted` says that rows
+    ascend already.
     """
     check_block_edges(rows.numel())
     perm = None

@@ -38,10 +38,7 @@ class DestinationChunk:
 def make_chunks(plan: Plan, max_rows: int, max_dst: int | None = None) -> list[DestinationChunk]:
     """Cuts the own destinations into runs of at most `max_rows` in-edges, one destination at least.
 
-    Args:
-        plan: The blocks of the edge_index.
-        max_rows: In-edges of a chunk at most, unless one destination has more.
-        max_dst: Destinations of a chunk at most.
+    A chunk has `max_dst` destinations at most.
     """
     shard = plan.shard
     edge_index = plan.edge_index

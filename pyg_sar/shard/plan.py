@@ -171,12 +171,8 @@ def _source_part(src: Tensor, shard: Shard) -> Tensor:
 def plan_of(edge_index: Tensor, shard: Shard) -> Plan:
     """The blocks of `edge_index`, remembered by its content.
 
-    Args:
-        edge_index: int64 ``[2, E]`` in local ids of `shard`: the shard's own, or derived from it.
-        shard: The shard.
-
-    Raises:
-        ValueError: If an id is out of range, or a destination is not an own node.
+    It is int64 ``[2, E]`` in local ids of `shard`: the shard's own, or derived from it. Raises
+    ValueError if an id is out of range, or a destination is not an own node.
     """
     plans: list[Plan] = shard.cache.setdefault('plans', [])
     plan = next((p for p in reversed(plans) if _is_of(p, edge_index)), None)

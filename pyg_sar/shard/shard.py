@@ -35,11 +35,8 @@ def make_steps(
 ) -> tuple[Step, ...]:
     """The steps of a rank's exchange, also those in which nothing is sent.
 
-    Args:
-        rank: The rank.
-        world_size: Number of ranks.
-        halo_ptr: ``num_parts + 1`` offsets of the halo rows that each part owns.
-        sent: Own rows that rank `reader` reads of the i-th own part: ``sent(reader, i)``.
+    `halo_ptr` are ``num_parts + 1`` offsets of the halo rows that each part owns; ``sent(reader,
+    i)`` are own rows that rank `reader` reads of the i-th own part.
     """
     per_rank = (len(halo_ptr) - 1) // world_size
     steps = []

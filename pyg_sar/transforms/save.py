@@ -139,11 +139,7 @@ def _joined_facts(facts: Sequence[dict[str, Any]], data: Data) -> dict[str, Any]
 
 
 def _write_parts(shard: Shard, values: dict[str, Tensor], keep: set[str]) -> dict[str, str]:
-    """Adds the values to the files of the own parts, beside those named in `keep`.
-
-    Returns:
-        The checksums of the files.
-    """
+    """Adds values to the files of the own parts, beside those named in `keep`; gives checksums."""
     checksums = {}
     for i, part in enumerate(shard.parts):
         path = Path(shard.root) / _file_of(part)

@@ -82,10 +82,8 @@ def run_gather(
     """Computes a conv's message and aggregation by chunks of destinations.
 
     A chunk has `max_rows` in-edges at most; None is for what fits into a share of free memory.
-
-    Returns:
-        The aggregation's result in the conv's node dimension, the edge outputs, and what is to be
-        set on the conv.
+    Gives the aggregation's result in the conv's node dimension, the edge outputs, and what is to be
+    set on the conv.
     """
     seen = observe(binding)
     if seen.is_dense and not (plan.is_whole and plan.shard.e_id is not None):

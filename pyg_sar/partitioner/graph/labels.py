@@ -21,11 +21,7 @@ def label_facts(attrs: Mapping[str, Tensor], taken: Container[str]) -> dict[str,
     """``num_classes`` and ``label_range`` of integer labels ``y``; nothing of other labels.
 
     As PyG's datasets count: of one label per node the largest plus one, of several their number.
-    Negative labels, of nodes without one, are no class.
-
-    Args:
-        attrs: Node attributes, [N, ...].
-        taken: Names that the user has given to something; they stay the user's.
+    Negative labels, of nodes without one, are no class. Names that are `taken` stay the user's.
     """
     y = attrs.get('y')
     if y is None or y.numel() == 0 or y.dtype not in (torch.bool, *INTEGERS):

@@ -76,11 +76,9 @@ def is_pyg_folder(path: Path) -> bool:
 def read_pyg_folder(path: Path, attrs: str | os.PathLike[str] | None) -> Data | HeteroData:
     """The graph of a folder of PyG's own Partitioner, its nodes and edges in their original order.
 
-    Args:
-        path: The folder.
-        attrs: A .pt file of what the Partitioner left out: a dict of tensors by name with one row
-            per node, or one per edge if ``edge`` is in the name; of a heterogeneous graph a dict of
-            them by type of nodes or relation.
+    `attrs` is a .pt file of what the Partitioner left out: a dict of tensors by name with one row
+    per node, or one per edge if ``edge`` is in the name; of a heterogeneous graph a dict of them by
+    type of nodes or relation.
 
     Raises:
         FileNotFoundError: If a file is missing.

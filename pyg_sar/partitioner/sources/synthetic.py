@@ -83,11 +83,10 @@ def shape_of(text: str) -> GraphShape:
 def synthetic_graph(shape: GraphShape, *, seed: int = 0) -> Data:
     """Draws a graph; the same shape and seed give the same graph.
 
-    Returns:
-        ``edge_index`` int64 [2, 2 * num_pairs], symmetric, sorted by (source, destination),
-        without duplicates and self loops; ``x`` float32 [N, num_features], class and community
-        centres plus noise; ``y`` int64 [N]; ``train_mask``, ``val_mask`` and ``test_mask``
-        bool [N]; ``num_classes``.
+    Gives ``edge_index`` int64 [2, 2 * num_pairs], symmetric, sorted by (source, destination),
+    without duplicates and self loops; ``x`` float32 [N, num_features], class and community centres
+    plus noise; ``y`` int64 [N]; ``train_mask``, ``val_mask`` and ``test_mask`` bool [N];
+    ``num_classes``.
     """
     rng = np.random.default_rng(seed)
     groups = _Groups.draw(shape, rng)

@@ -125,14 +125,11 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def read_meta(root: str | Path) -> Meta:
-    """Reads and checks META.json.
+    """Reads META.json of a partition folder and checks it: complete, and consistent in itself.
 
-    Returns what it says, complete and consistent with the number of parts. Raises FileNotFoundError
-    if the folder or its META.json is missing, ValueError if META.json is not one that this version
-    of pyg_sar reads.
-
-    Args:
-        root: The partition folder.
+    Raises:
+        FileNotFoundError: If the folder or its META.json is missing.
+        ValueError: If META.json is not one that this version of pyg_sar reads.
     """
     path = Path(root) / META_FILE
     content = read_json(root)

@@ -30,11 +30,6 @@ _DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torc
 def load_tensors(path: Path, kind: type[T], *, root: Path) -> T:
     """Reads a file of tensors and plain values, memory-mapped; no code of a file is ever run.
 
-    Args:
-        path: The file.
-        kind: What it must hold.
-        root: The folder that it must lie in.
-
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If it lies outside of `root`, holds anything else, or not one `kind` of thing.
@@ -124,14 +119,9 @@ def _check_names(pickled: bytes) -> None:
 
 
 def check_tensors(content: Any, *, are_ordinary: bool = True) -> None:
-    """Checks that every tensor in a file is as large as its bytes there.
+    """Raises ValueError unless every tensor in a file's content is as large as its bytes there.
 
-    Args:
-        content: What the file holds.
-        are_ordinary: Whether they must be dense and on the CPU, without a class or gradient.
-
-    Raises:
-        ValueError: If one is not.
+    With `are_ordinary` they must be dense and on the CPU, without a class or gradient.
     """
     seen: set[int] = set()
     left = [content]
