@@ -59,7 +59,7 @@ class FirstForward:
         for handle in self._handles:
             handle.remove()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def __call__(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Runs the check if this is the first forward in training.
 

@@ -65,5 +65,4 @@ def _again(
         values = values.index_select(*taken)
     if name == 'bernoulli':
         values = values < args[0]
-    drawn: Tensor = values.to(out.dtype).requires_grad_(out.requires_grad and out.is_leaf)
-    return drawn
+    return values.to(out.dtype).requires_grad_(out.requires_grad and out.is_leaf)

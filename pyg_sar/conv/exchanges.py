@@ -95,8 +95,7 @@ class Exchanges:
             is_flipped = isinstance(given, ShardEdgeIndex) and given.is_flipped
             ids = edge_ids(given.flip(0) if is_flipped else given, shard)
             plan.cache['edge ids'] = oriented.to_oriented(ids)
-        found: Tensor = plan.cache['edge ids']
-        return found
+        return plan.cache['edge ids']
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class _Convert(type):
         return cls._plain_class(*args, **kwargs)  # type: ignore[attr-defined]
 
 
-class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
+class SARConv(MessagePassing, metaclass=_Convert):
     r"""Computes a PyG conv exactly on a partitioned graph, one remote part at a time.
 
     ``SARConv(conv, mode='sequential', ...)`` changes the class of `conv` and returns `conv`: it is
@@ -108,7 +108,7 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
     _sar: _Converted
 
     # torch.compile leaves message passing on ranks to itself, and breaks its graph here.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the conv; the arguments are the conv's own."""
         shards = [] if self._sar.is_running else find_shards([*args, *kwargs.values()])
@@ -135,10 +135,9 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
         if self._sar.is_running or not isinstance(edge_index, ShardEdgeIndex):
             # PyG generates them without an argument `size` where the conv never gives one.
             named = kwargs if size is None else {'size': size, **kwargs}
-            out: Tensor = plain(edge_index, **named)
-            return out
+            return plain(edge_index, **named)
         with self._on_cut_graph([edge_index.shard], (), {}, in_forward=False):
-            return getattr(self, method)(edge_index, size=size, **kwargs)  # type: ignore[no-any-return]
+            return getattr(self, method)(edge_index, size=size, **kwargs)
 
     @contextmanager
     def _on_cut_graph(

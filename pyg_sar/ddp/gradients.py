@@ -81,13 +81,13 @@ class Gradients:
         """A copy of the module alone is a plain one."""
         return Gradients, ()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def before_forward(self, module: torch.nn.Module, args: Any) -> None:
         """Notes whose forward the user has called: of the model, or of a layer in it."""
         if self._outermost is None or (self._module is not None and module is self._module()):
             self._outermost = module
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def after_forward(self, module: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """Has the backward of a forward noted, and gradients that leave the model divided."""
         if module is not self._outermost:

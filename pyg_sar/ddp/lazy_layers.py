@@ -48,7 +48,7 @@ class LazyLayers:
     def __reduce__(self) -> Any:
         return LazyLayers, ()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Runs the module once before its first forward (collective, as that is).
 

@@ -100,7 +100,7 @@ class SameDropout:
         for hook in self._hooks:
             hook.remove()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def _enter(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         running = _here.forward
         if running is not None and running.module is module:  # interrupted from the keyboard
@@ -115,7 +115,7 @@ class SameDropout:
         _here.forward = _Forward(self, module, handles, self._sets)
         _here.forward.__enter__()  # type: ignore[no-untyped-call]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def _leave(self, module: torch.nn.Module, args: Any, out: Any) -> None:
         forward = _here.forward
         if forward is None or forward.module is not module:

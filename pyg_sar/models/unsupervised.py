@@ -128,7 +128,7 @@ class Unsupervised(torch.nn.Module):
             self.decoder.register_forward_pre_hook(self.last_graph.give_ends, with_kwargs=True)
 
 
-class GlobalInnerProductDecoder(InnerProductDecoder):  # type: ignore[misc]
+class GlobalInnerProductDecoder(InnerProductDecoder):
     """The decoder of an autoencoder."""
 
     def forward_all(self, z: Tensor, sigmoid: bool = True) -> Tensor:
@@ -142,10 +142,10 @@ class GlobalInnerProductDecoder(InnerProductDecoder):  # type: ignore[misc]
                 "'forward_all' sees the nodes of one rank; give 'forward' pairs of ids of the "
                 'whole graph'
             )
-        return super().forward_all(z, sigmoid)  # type: ignore[no-any-return]
+        return super().forward_all(z, sigmoid)
 
 
-class GlobalGAE(Unsupervised, GAE):  # type: ignore[misc]
+class GlobalGAE(Unsupervised, GAE):
     """``GAE`` on a cut graph: losses and scores over the pairs of all ranks.
 
     Pairs of nodes are edges of the shard (`data.edge_index`, or selected from it), or ids of the
@@ -173,7 +173,7 @@ class GlobalGAE(Unsupervised, GAE):  # type: ignore[misc]
                 )
             is_cut = isinstance(pos_edge_index, ShardEdgeIndex)
             neg_edge_index = negative_sampling(pos_edge_index, None if is_cut else z.size(0))
-        return super().recon_loss(z, pos_edge_index, neg_edge_index)  # type: ignore[no-any-return]
+        return super().recon_loss(z, pos_edge_index, neg_edge_index)
 
     def test(
         self, z: Tensor, pos_edge_index: Tensor, neg_edge_index: Tensor
@@ -185,27 +185,27 @@ class GlobalGAE(Unsupervised, GAE):  # type: ignore[misc]
             scores = [_of_all_ranks(each) for each in scores]
         # PyG's own code, with a decoder that is given the scores.
         given = SimpleNamespace(decoder=lambda z, scores, sigmoid: scores[0])
-        return GAE.test(given, z, *(each.view(1, -1) for each in scores))  # type: ignore[no-any-return]
+        return GAE.test(given, z, *(each.view(1, -1) for each in scores))
 
 
-class GlobalVGAE(GlobalGAE, VGAE):  # type: ignore[misc]
+class GlobalVGAE(GlobalGAE, VGAE):
     """``VGAE`` on a cut graph; see :class:`GlobalGAE`. Each rank draws the noise of its nodes."""
 
     kl_loss = _over_all_nodes(VGAE.kl_loss)
 
 
-class GlobalARGA(GlobalGAE, ARGA):  # type: ignore[misc]
+class GlobalARGA(GlobalGAE, ARGA):
     """``ARGA`` on a cut graph; see :class:`GlobalGAE`."""
 
     reg_loss = _over_all_nodes(ARGA.reg_loss)
     discriminator_loss = _over_all_nodes(ARGA.discriminator_loss)
 
 
-class GlobalARGVA(GlobalARGA, ARGVA):  # type: ignore[misc]
+class GlobalARGVA(GlobalARGA, ARGVA):
     """``ARGVA`` on a cut graph; see :class:`GlobalGAE`."""
 
 
-class GlobalDeepGraphInfomax(Unsupervised, DeepGraphInfomax):  # type: ignore[misc]
+class GlobalDeepGraphInfomax(Unsupervised, DeepGraphInfomax):
     """``DeepGraphInfomax`` on a cut graph.
 
     Its `summary` and `corruption` are the user's, and look at all nodes: ``lambda z, *args:
@@ -227,4 +227,4 @@ class GlobalDeepGraphInfomax(Unsupervised, DeepGraphInfomax):  # type: ignore[mi
         sets = [train_z, train_y, test_z, test_y]
         if self.last_graph.shards:
             sets = [_of_all_ranks(each) for each in sets]
-        return super().test(*sets, *args, **kwargs)  # type: ignore[no-any-return]
+        return super().test(*sets, *args, **kwargs)

@@ -64,7 +64,7 @@ class GlobalNorm:
                 _GLOBAL[base] = cls
 
     # torch.compile leaves what ranks tell each other to itself.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The norm; errors of lost ranks name it."""
         call = super().__call__  # type: ignore[misc]

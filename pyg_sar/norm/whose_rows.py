@@ -52,7 +52,7 @@ def note_edges_of(modules: Iterable[torch.nn.Module]) -> None:
             module.register_forward_hook(_leave, always_call=True)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable
 def _enter(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
     running, edges = _here.forwards, edges_in((args, kwargs))
     for i, each in enumerate(running):
@@ -74,7 +74,7 @@ def _enter(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         _here.last = edges
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable
 def _leave(module: torch.nn.Module, args: Any, out: Any) -> None:
     running = _here.forwards
     while any(each.module is module for each in running):

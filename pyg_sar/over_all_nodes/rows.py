@@ -114,8 +114,7 @@ def _plan(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> _Plan:
         if theirs is not None:
             raise ValueError(f'rank {number}: {theirs}')
     if known is not None and all(each for _, each in answers):
-        kept: _Plan = known[2]
-        return kept
+        return known[2]
     plan = _asked_for(ids.reshape(-1), _home(n_id))
     _plans[ids] = ids._version, n_id, plan
     return plan
@@ -128,8 +127,7 @@ def _home(n_id: Tensor) -> _Home:
     own_end = int(n_id.max()) + 1 if n_id.numel() else 0
     answers = agree((is_known, own_end))
     if known is not None and all(each for each, _ in answers):
-        kept: _Home = known[1]
-        return kept
+        return known[1]
     num_ids, ranks = max(end for _, end in answers), world_size()
     order, counts = _by_home(n_id, num_ids)
     asked = all_to_all_counts(counts)

@@ -34,8 +34,7 @@ MODES: tuple[Mode, ...] = ('sequential', 'sequential_no_remat', 'one_shot')
 
 
 def _run(model: torch.nn.Module, data: Data) -> Tensor:
-    out: Tensor = model(data.x, data.edge_index)
-    return out
+    return model(data.x, data.edge_index)
 
 
 @dataclass(frozen=True)

@@ -130,8 +130,7 @@ def _whole_graph(plan: Plan) -> tuple[int, int]:
         own = int(plan.in_degree.max()) if plan.in_degree.numel() else 0
         widths, sizes = zip(*agree((own, plan.shard.num_dst)), strict=True)
         plan.cache[key] = max(widths), sum(sizes)
-    found: tuple[int, int] = plan.cache[key]
-    return found
+    return plan.cache[key]
 
 
 def _run(

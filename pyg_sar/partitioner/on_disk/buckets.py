@@ -111,7 +111,7 @@ def bucket_bounds(ptr: Tensor, within: Tensor) -> Tensor:
         first, last = int(ptr[start]), int(ptr[stop])
         targets = torch.arange(first, max(last, first + 1), most)[1:]
         cuts.append(torch.searchsorted(ptr[: stop + 1], targets, right=True) - 1)
-    return torch.unique(torch.cat(cuts))  # type: ignore[no-any-return]
+    return torch.unique(torch.cat(cuts))
 
 
 def count_to_ptr(ids: Iterable[Tensor], bound: int) -> Tensor:

@@ -198,8 +198,7 @@ def _draw_pairs(
     )
     dst = groups.draw_nodes(first, last, rng)
     low, high = np.minimum(src, dst), np.maximum(src, dst)
-    pairs: Int64Array = (low * num_nodes + high)[low != high]
-    return pairs
+    return (low * num_nodes + high)[low != high]
 
 
 def _draw_features(shape: GraphShape, groups: _Groups, rng: np.random.Generator) -> Float32Array:
