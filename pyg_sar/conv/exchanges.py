@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch_geometric import EdgeIndex
 from pyg_sar.comm import EdgeMove, Exchange, Reversed, agree, reverse
 from pyg_sar.dropout import edge_ids, has_ids
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.nested import leaves_of
 from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.shard import Shard
 
@@ -130,14 +130,14 @@ def _reversed(edge_index: Tensor, shard: Shard) -> Reversed:
     return found
 
 
-def find_shards(values: Iterable[Any]) -> list[Shard]:
-    """The shards of the handles among a conv's arguments, in lists and dicts too.
+def find_shards(values: Any) -> list[Shard]:
+    """The shards of the handles among the arguments of a conv or a model.
 
     Raises:
         ValueError: If they belong to different partitions, or one was made an EdgeIndex.
     """
     found: dict[int, Shard] = {}
-    for value in values:
+    for value in leaves_of(values):
         if isinstance(value, ShardEdgeIndex):
             found[id(value.shard)] = value.shard
         elif isinstance(value, EdgeIndex) and isinstance(value.as_tensor(), ShardEdgeIndex):
@@ -145,10 +145,6 @@ def find_shards(values: Iterable[Any]) -> list[Shard]:
                 "expected a shard's edge_index as load_shard gave it (got an EdgeIndex made of it, "
                 'which forgets the shard)'
             )
-        elif isinstance(value, (list, tuple)):
-            found |= {id(shard): shard for shard in find_shards(value)}
-        elif isinstance(value, Mapping):
-            found |= {id(shard): shard for shard in find_shards(value.values())}
     shards = list(found.values())
     for shard in shards[1:]:
         if shard.partition != shards[0].partition:

@@ -111,7 +111,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
     @torch.compiler.disable
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the conv; the arguments are the conv's own."""
-        shards = [] if self._sar.is_running else find_shards([*args, *kwargs.values()])
+        shards = [] if self._sar.is_running else find_shards((args, kwargs))
         if not shards:
             if getattr(self, 'cached', False) and not self._sar.is_running and world_size() > 1:
                 raise ValueError(

@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pyg_sar.comm import all_reduce_sum, await_device, check_arrived, world_size
 from pyg_sar.conv.sar_conv import SARConv
-from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind, tensors_in
+from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind
 from pyg_sar.norm import RunningStatistics, edges_in
 from pyg_sar.over_all_nodes.backward import (
     await_backward,
@@ -37,6 +37,7 @@ from pyg_sar.over_all_nodes.backward import (
     started,
 )
 from pyg_sar.own_rows import OwnRows
+from pyg_sar.shard.nested import leaves_of
 
 
 class Gradients:
@@ -96,10 +97,11 @@ class Gradients:
         model = None if self._module is None else self._module()
         if model is None or not self._is_parallel:
             return
+        found = [t for t in leaves_of(out) if isinstance(t, Tensor)]
         if not torch.is_grad_enabled():  # no backward comes that would tell of a lost rank
-            for device in {t.device for t in tensors_in(out)}:
+            for device in {t.device for t in found}:
                 await_device(device, 'the end of a forward')
-        outputs = [t for t in tensors_in(out) if t.requires_grad]
+        outputs = [t for t in found if t.requires_grad]
         words = ''  # on a cut graph convs compare more
         if edges_in((args, kwargs)) == 'batch':
             words = f'a batch in {"training" if module.training else "evaluation"}'
@@ -112,11 +114,11 @@ class Gradients:
                 self._forwards.add(words)
                 await_backward(self)
             known = set(model.parameters())
-            tensors = [*outputs, *(t for t in tensors_in((args, kwargs)) if t.requires_grad)]
-            leaves = (leaf for leaf in leaves_behind(tensors) if leaf not in known)
+            given = (t for t in leaves_of((args, kwargs)) if isinstance(t, Tensor))
+            behind = leaves_behind([*outputs, *(t for t in given if t.requires_grad)])
             # A NodeEmbedding divides those of its rows by itself.
-            found = [leaf for leaf in leaves if not isinstance(leaf, OwnRows)]
-            divide_gradients(leaf for leaf in found if not _is_watched(leaf))
+            own = [t for t in behind if t not in known and not isinstance(t, OwnRows)]
+            divide_gradients(leaf for leaf in own if not _is_watched(leaf))
 
     def enter(self) -> None:
         """Notes that the backward that runs comes to the module."""

@@ -12,10 +12,9 @@ It is refused.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +23,6 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch_geometric.data.data import BaseData
 
 from pyg_sar.comm import agree, check_equal
 from pyg_sar.draws import hashed, hashed_on
@@ -32,6 +30,7 @@ from pyg_sar.dropout.draw import DROPOUTS, EdgeDraws, KeyedDraw, is_drawn
 from pyg_sar.dropout.edge_ids import edge_ids, has_ids
 from pyg_sar.recompute import Dropout, dropout_arguments, remember
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.nested import leaves_of
 
 _OTHER = 'dropout_edge, alpha_dropout, torch.rand, the dropout of an LSTM or of MultiheadAttention'
 
@@ -107,7 +106,7 @@ class SameDropout:
             running.end()
         if _here.is_off or _here.forward is not None:
             return
-        handles = list(_handles((args, kwargs)))
+        handles = [e for e in leaves_of((args, kwargs)) if isinstance(e, ShardEdgeIndex)]
         if handles and not self._is_compared:
             own = self.seed, self.step
             check_equal("'dropout_seed' and its step", own, agree(own))
@@ -271,18 +270,3 @@ def _refuse_checkpoints() -> None:
                 "'dropout_seed' draws nothing again in torch.utils.checkpoint (got a dropout or a "
                 'conv inside of it): use checkpoint_activations=True instead'
             )
-
-
-def _handles(value: Any) -> Iterator[ShardEdgeIndex]:
-    """The edges of shards among arguments."""
-    if isinstance(value, ShardEdgeIndex):
-        yield value
-    elif isinstance(value, BaseData):
-        yield from _handles([dict(store) for store in value.stores])
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from _handles(vars(value))
-    elif isinstance(value, Mapping):
-        yield from _handles(list(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _handles(each)

@@ -8,7 +8,7 @@ taken over those of all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
 from types import SimpleNamespace
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch_geometric.data.data import BaseData
 from torch_geometric.nn.models import (
     ARGA,
     ARGVA,
@@ -31,6 +30,7 @@ from pyg_sar.comm import agree, all_to_all, is_distributed
 from pyg_sar.models.whole_graph_rows import ends_of
 from pyg_sar.over_all_nodes import global_mean, negative_sampling
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.nested import leaves_of
 from pyg_sar.shard.shard import Shard
 
 
@@ -45,7 +45,7 @@ class LastGraph:
 
     def see(self, encoder: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """A forward pre-hook of the encoder."""
-        self.shards = list(dict.fromkeys(_shards_in((args, kwargs))))
+        self.shards = _shards_in((args, kwargs))
 
     def give_ends(self, decoder: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """A forward pre-hook of the decoder: rows of pairs for rows of own nodes (collective)."""
@@ -74,14 +74,9 @@ class LastGraph:
         return self.shards[0]
 
 
-def _shards_in(value: Any) -> Iterator[Shard]:
-    if isinstance(value, ShardEdgeIndex):
-        yield value.shard
-    elif isinstance(value, (Mapping, list, tuple, BaseData)):
-        if isinstance(value, BaseData):
-            value = value.stores
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _shards_in(each)
+def _shards_in(value: Any) -> list[Shard]:
+    shards = (leaf.shard for leaf in leaves_of(value) if isinstance(leaf, ShardEdgeIndex))
+    return list(dict.fromkeys(shards))
 
 
 class _GlobalMeans(TorchFunctionMode):
@@ -98,7 +93,7 @@ def _over_all_nodes(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(method)
     def loss(self: Any, *args: Any, **kwargs: Any) -> Tensor:
-        is_cut = any(_shards_in((args, kwargs))) or self.last_graph.shards
+        is_cut = _shards_in((args, kwargs)) or self.last_graph.shards
         with _GlobalMeans() if is_cut else nullcontext():
             return method(self, *args, **kwargs)
 

@@ -9,24 +9,24 @@ costs collectives.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch_geometric.data.data import BaseData
 from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import SparseTensor
 
 from pyg_sar.comm import world_size
 from pyg_sar.shard.local_ids import LocalIds
+from pyg_sar.shard.nested import leaves_of
 
 Edges = Literal['shard', 'batch']
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class _Forward:
     """A forward that runs."""
 
@@ -112,7 +112,7 @@ def normalized_a_batch() -> None:
 def edges_in(value: Any) -> Edges | None:
     """The kind of edges among arguments: those of a shard if there are any, or plain ones."""
     found: Edges | None = None
-    for leaf in _leaves(value):
+    for leaf in leaves_of(value):
         if isinstance(leaf, LocalIds):
             return 'shard'
         if _are_edges(leaf):
@@ -126,17 +126,3 @@ def _are_edges(value: Any) -> bool:
     if value.layout != torch.strided:
         return True
     return value.dim() == 2 and value.size(0) == 2 and value.dtype in (torch.int64, torch.int32)
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, BaseData):
-        value = value.stores
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = vars(value)
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _leaves(each)
-    else:
-        yield value

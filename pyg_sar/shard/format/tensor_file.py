@@ -11,7 +11,8 @@ from __future__ import annotations
 import io
 import pickletools
 import zipfile
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -59,13 +60,21 @@ def _load(path: Path) -> Any:
     # With torch's own reader: two readers of one archive may see different records.
     pickled = torch._C.PyTorchFileReader(str(path)).get_record('data.pkl')
     _check_names(pickled)
-    allowed = torch.serialization.get_safe_globals()
-    try:
-        torch.serialization.clear_safe_globals()  # PyG allows classes of its own
+    with only_classes([]):
         return torch.load(path, map_location='cpu', weights_only=True, mmap=True)
+
+
+@contextmanager
+def only_classes(allowed: list[Any]) -> Iterator[None]:
+    """Allows torch's restricted unpickler these classes, and none that PyG or others allow it."""
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    try:
+        torch.serialization.add_safe_globals(allowed)
+        yield
     finally:
         torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(allowed)
+        torch.serialization.add_safe_globals(before)
 
 
 def check_plain(source: Path | io.BytesIO) -> None:
