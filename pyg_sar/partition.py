@@ -20,9 +20,9 @@ from pyg_sar.partitioner.graph.split import parse_split
 from pyg_sar.partitioner.methods.method import OBJECTIVES, MethodLike
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.add_reverse_edges import add_reverse_edges
+from pyg_sar.partitioner.sources.named_class import transformed
 from pyg_sar.partitioner.sources.pyg_folder import own_parts
 from pyg_sar.partitioner.sources.sources import NAMES, read_source
-from pyg_sar.partitioner.sources.transform import transformed
 from pyg_sar.partitioner.write.atomic_folder import existing_parent, target_folder
 
 _OF_SOURCE = ('seed', 'root', 'attrs')

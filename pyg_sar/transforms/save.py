@@ -21,7 +21,7 @@ from torch_geometric.data import Data
 
 from pyg_sar.checkpoint.all_or_none import together
 from pyg_sar.comm import agree, check_equal, in_call
-from pyg_sar.partitioner.graph.labels import label_facts
+from pyg_sar.partitioner.graph.attributes import label_facts
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.checksums import file_checksum
 from pyg_sar.shard.format.file_names import META_FILE, NODE_ATTRS_FILE, part_dir
