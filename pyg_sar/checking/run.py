@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -198,25 +199,20 @@ class _Same(TorchFunctionMode):
         """Notes in which module things happen; what is in a SARConv is its own affair."""
         handles = []
         for path, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
-            handles.append(module.register_forward_hook(self._leaving(path)))
+            enter, leave = partial(self._enter, path), partial(self._leave, path)
+            handles.append(module.register_forward_pre_hook(enter, prepend=True))
+            handles.append(module.register_forward_hook(leave))
         yield
         for handle in handles:
             handle.remove()
 
-    def _entering(self, path: str) -> Callable[..., None]:
-        def enter(module: torch.nn.Module, args: Any) -> None:
-            self._modules.append((path, module))
+    def _enter(self, path: str, module: torch.nn.Module, args: Any) -> None:
+        self._modules.append((path, module))
 
-        return enter
-
-    def _leaving(self, path: str) -> Callable[..., None]:
-        def leave(module: torch.nn.Module, args: Any, out: Any) -> None:
-            while self._modules.pop() != (path, module):  # forwards inside that have raised
-                pass
-            self._note('', path, module, out)
-
-        return leave
+    def _leave(self, path: str, module: torch.nn.Module, args: Any, out: Any) -> None:
+        while self._modules.pop() != (path, module):  # forwards inside that have raised
+            pass
+        self._note('', path, module, out)
 
     def _note(self, function: str, path: str, module: torch.nn.Module, out: Any) -> None:
         # What is in a SARConv, a global norm or a function over all nodes is their affair.
