@@ -6,6 +6,7 @@ import html
 import io
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 _MOST_COLUMNS = 12  # up to which every cell of a heat map has its number
@@ -83,5 +84,4 @@ def save(figure: Any, path: str | os.PathLike[str], title: str, text: str) -> No
         picture=picture[picture.index('<svg') :],
         text=html.escape(text),
     )
-    with open(path, 'w', encoding='utf-8') as file:
-        file.write(page)
+    Path(path).write_text(page, encoding='utf-8')

@@ -9,11 +9,11 @@ from itertools import zip_longest
 import torch
 
 from pyg_sar.comm import agree
-from pyg_sar.conv.names import plain_class
+from pyg_sar.conv.names import PLAIN, plain_class
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.own_rows import OwnRows
 
-_PLAIN = (bool, int, float, str, type(None), torch.dtype)
+_PLAIN = (*PLAIN, torch.dtype)
 
 
 def check_same_model(model: torch.nn.Module, options: dict[str, object]) -> None:

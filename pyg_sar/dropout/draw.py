@@ -6,8 +6,7 @@ which draws one number after another (3.4 against 28 ns a number, one thread).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -72,17 +71,13 @@ class EdgeDraws:
     state: Tensor | None = None
     has_drawn: bool = False
 
-    @contextmanager
-    def of_message(self, ids: Tensor | None) -> Iterator[None]:
+    def of_message(self, ids: Tensor | None) -> AbstractContextManager[Any]:
         """While it lasts, dropouts are of edges with these ids, int64 ``[num_edges]``."""
-        with _OfEdges(self, ids):
-            yield
+        return _OfEdges(self, ids)
 
-    @contextmanager
-    def of_aggregation(self) -> Iterator[None]:
+    def of_aggregation(self) -> AbstractContextManager[Any]:
         """While it lasts, dropouts are refused."""
-        with _OfEdges(self, None, in_aggregation=True):
-            yield
+        return _OfEdges(self, None, in_aggregation=True)
 
 
 class _OfEdges(TorchFunctionMode):

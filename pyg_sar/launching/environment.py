@@ -35,9 +35,6 @@ class _Launcher:
     name: str  # for messages
     rank: str  # the variable with the rank
     size: str  # that with the number of ranks
-    # Whether one of these without the other is an error. Slurm gives a batch script a rank, though
-    # it is one process.
-    is_both: bool
     local_size: str  # one that equals the number of ranks if all run on one machine
     jobs: tuple[str, ...]  # those that all ranks have in common, and no other job has
     hosts: str  # a list of machines, the first with rank 0
@@ -48,7 +45,6 @@ _SLURM = _Launcher(
     'Slurm',
     'SLURM_PROCID',
     'SLURM_STEP_NUM_TASKS',
-    False,
     'SLURM_STEP_TASKS_PER_NODE',
     ('SLURM_JOB_ID', 'SLURM_STEP_ID'),
     'SLURM_STEP_NODELIST',
@@ -58,7 +54,6 @@ _OPEN_MPI = _Launcher(
     'Open MPI',
     'OMPI_COMM_WORLD_RANK',
     'OMPI_COMM_WORLD_SIZE',
-    True,
     'OMPI_COMM_WORLD_LOCAL_SIZE',
     ('PMIX_NAMESPACE',),
     'SLURM_JOB_NODELIST',  # not that of the step, which is one of the daemons
@@ -68,7 +63,6 @@ _MPICH = _Launcher(  # and Intel MPI
     'MPI',
     'PMI_RANK',
     'PMI_SIZE',
-    True,
     'MPI_LOCALNRANKS',
     ('SLURM_JOB_ID',),
     'SLURM_JOB_NODELIST',
@@ -104,9 +98,8 @@ def _by_launcher(environ: Mapping[str, str]) -> tuple[_Launcher | None, int, int
 def _rank_and_size(environ: Mapping[str, str], launcher: _Launcher) -> tuple[int, int] | None:
     names = launcher.rank, launcher.size
     there = [name for name in names if environ.get(name)]
-    if not there or (len(there) == 1 and not launcher.is_both):
-        return None
-    if launcher is _SLURM and _is_batch(environ):
+    # Slurm gives a batch script a rank, though it is one process.
+    if not there or (launcher is _SLURM and (len(there) == 1 or _is_batch(environ))):
         return None
     return _checked(environ, *names)
 
