@@ -17,14 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch_geometric.nn.models import (
-    ARGA,
-    ARGVA,
-    GAE,
-    VGAE,
-    DeepGraphInfomax,
-    InnerProductDecoder,
-)
+from torch_geometric.nn.models import ARGA, ARGVA, GAE, VGAE, DeepGraphInfomax, InnerProductDecoder
 
 from pyg_sar.comm import agree, all_to_all, is_distributed
 from pyg_sar.models.whole_graph_rows import ends_of

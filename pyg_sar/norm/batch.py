@@ -14,13 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import norm
 
-from pyg_sar.comm import (
-    agree,
-    all_reduce_sum,
-    communicates,
-    is_distributed,
-    once_differentiable,
-)
+from pyg_sar.comm import agree, all_reduce_sum, communicates, is_distributed, once_differentiable
 from pyg_sar.norm.convert import GlobalNorm
 from pyg_sar.norm.running import make_equal, note_update
 from pyg_sar.recompute import remember
