@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -96,12 +97,9 @@ def _outermost(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[torch.nn
     them.
     """
     found = model, args, kwargs
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
+    for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code is torch.nn.Module._call_impl.__code__:
-            given = (frame.f_locals[name] for name in ('self', 'args', 'kwargs'))
-            outer, args, kwargs = given
+            outer, args, kwargs = (frame.f_locals[name] for name in ('self', 'args', 'kwargs'))
             with suppress(ValueError):
                 has_shard = bool(find_shards((args, kwargs)))
                 if has_shard and type(outer).__name__ not in _WRAPPERS:

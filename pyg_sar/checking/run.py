@@ -81,7 +81,7 @@ def run(
     found = Run(view)
     for p in model.parameters():
         p.grad = None
-    mode = _Same(found, records)
+    mode = _SameDraws(found, records)
     with torch.enable_grad(), ExitStack() as stack:
         _no_dropout(model)
         stack.enter_context(switched_off())
@@ -185,7 +185,7 @@ def _no_dropout(model: torch.nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-class _Same(TorchFunctionMode):
+class _SameDraws(TorchFunctionMode):
     """Makes random numbers the same in all runs, leaves dropout out, and keeps steps."""
 
     def __init__(self, found: Run, records: bool) -> None:

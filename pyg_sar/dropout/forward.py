@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -262,9 +263,7 @@ def _random_states() -> list[Tensor]:
 
 def _refuse_checkpoints() -> None:
     """Raises inside torch.utils.checkpoint: backward would run the call outside of a forward."""
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
+    for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
             raise ValueError(
                 "'dropout_seed' draws nothing again in torch.utils.checkpoint (got a dropout or a "

@@ -30,8 +30,6 @@ class Launched:
 
 @dataclass(frozen=True)
 class _Launcher:
-    """A launcher's variables."""
-
     name: str  # for messages
     rank: str  # the variable with the rank
     size: str  # that with the number of ranks

@@ -27,10 +27,8 @@ Edges = Literal['shard', 'batch']
 
 
 @dataclass(eq=False)
-class _Forward:
-    """A forward that runs."""
-
-    module: torch.nn.Module  # whose
+class _Forward:  # one that runs
+    module: torch.nn.Module
     edges: Edges | None  # what it was called with
     has_normalized: bool = False  # whether a norm in it has taken statistics of a batch
 

@@ -98,7 +98,6 @@ def choose(
 
 
 def _methods(can: Callable[[Method], bool]) -> list[str]:
-    """The names of methods of a kind."""
     return [method.name for method in METHODS.values() if can(method)]
 
 

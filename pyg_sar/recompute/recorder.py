@@ -104,8 +104,6 @@ def remember(out: Tensor, step: Step, *inputs: Tensor | None) -> None:
 
 @dataclass(eq=False)
 class _Kept:
-    """A tensor that is kept."""
-
     tensor: Tensor
     version: int
 
