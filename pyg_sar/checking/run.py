@@ -223,9 +223,7 @@ class _SameDraws(TorchFunctionMode):
                 step = Step(function, path, name_of(module), value.detach().clone())
                 self._run.steps.append(step)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _DROPOUTS:
             return args[0] if args else kwargs['input']

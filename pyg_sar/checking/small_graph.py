@@ -240,19 +240,15 @@ def _rebuilt(value: Any, key: Any, of_leaf: Callable[[Any, Any], Any]) -> Any:
         return out
     if isinstance(value, dict):
         rebuilt = {k: _rebuilt(v, _key(k) or key, of_leaf) for k, v in value.items()}
-        return rebuilt if type(value) is dict else _like(value, rebuilt)
+        if type(value) is dict:
+            return rebuilt
+        out = copy.copy(value)
+        out.update(rebuilt)
+        return out
     if isinstance(value, (list, tuple)):
         items = [_rebuilt(each, key, of_leaf) for each in value]
-        if hasattr(value, '_fields'):
-            return type(value)(*items)
-        return type(value)(items)
+        return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
     return of_leaf(value, key)
-
-
-def _like(value: dict[Any, Any], rebuilt: dict[Any, Any]) -> Any:
-    out = copy.copy(value)
-    out.update(rebuilt)
-    return out
 
 
 def _key(key: Any) -> Any:

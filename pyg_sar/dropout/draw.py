@@ -88,9 +88,7 @@ class _OfEdges(TorchFunctionMode):
         self._draws, self._ids, self._in_aggregation = draws, ids, in_aggregation
         self._place = 0
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in DROPOUTS:
             return func(*args, **kwargs)

@@ -159,9 +159,7 @@ class _Forward(TorchFunctionMode):
         self._number += 1
         return hashed_on(self._state, self._number)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in DROPOUTS or _here.is_off:
             return func(*args, **kwargs)

@@ -30,9 +30,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known = [t.untyped_storage() for t in known]
         self._seen = {storage._cdata for storage in self._known}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():  # torch 2.5 asks them again
             out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._lazy_clone.default:

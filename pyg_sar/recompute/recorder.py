@@ -174,9 +174,7 @@ class _Recorder(TorchFunctionMode):
         _here.recorder = self._outer
         super().__exit__(*args)  # type: ignore[no-untyped-call]
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)

@@ -88,9 +88,7 @@ class ProductRecorder(TorchDispatchMode):
         """Whether there was one."""
         return self._product is not None
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():  # torch 2.5 asks them again
             out = func(*args, **(kwargs or {}))
         if isinstance(out, Tensor) and out.dim() and out.size(0) == NUM_SAMPLES:

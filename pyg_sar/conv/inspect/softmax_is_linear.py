@@ -84,9 +84,7 @@ class SoftmaxUse(TorchDispatchMode):
                 return False
         return True
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():  # torch 2.5 asks them again
             out = func(*args, **kwargs)
