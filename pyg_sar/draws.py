@@ -110,5 +110,4 @@ def _mixed(state: Tensor) -> Tensor:
 
 def _shifted(state: Tensor, bits: int) -> Tensor:
     """To the right, with zeros from the left: torch's own shift copies the sign."""
-    shifted: Tensor = (state >> bits).bitwise_and_(2 ** (64 - bits) - 1)
-    return shifted
+    return (state >> bits).bitwise_and_(2 ** (64 - bits) - 1)

@@ -96,13 +96,10 @@ class Product:
 
 
 class Extremum:
-    """The largest or smallest message of every destination, and how many messages attain it.
+    """The largest (``'amax'``) or smallest message of every destination, and how many attain it.
 
     As in PyG, those that do share the gradient evenly; they may lie in different blocks. A
     destination without messages counts none, and its extremum means nothing.
-
-    Args:
-        reduce: ``'amax'`` or ``'amin'``.
     """
 
     num_tensors = 2
@@ -167,12 +164,8 @@ class SoftmaxStats:
     ``m' = max(m, max l)`` and ``s' = s * exp(m - m') + sum exp(l - m')``. The finished softmax is
     ``exp(l - m) / s``, for any m that keeps the sum from overflow and underflow. On a CPU, where
     the maximum of every destination takes most of the time, m is one number for all of them as long
-    as no logit is further than 20 from it.
-
-    Args:
-        num_dst: Number of destinations.
-        max: The finished m: one number, or ``[num_dst, ...]`` and -inf where no edge ends.
-        sum: The finished sum ``[num_dst, ...]``.
+    as no logit is further than 20 from it. Else it is ``[num_dst, ...]``, as the sum is, and -inf
+    where no edge ends.
     """
 
     def __init__(self, num_dst: int, max: Tensor | None = None, sum: Tensor | None = None) -> None:
@@ -197,16 +190,11 @@ class SoftmaxStats:
             self.sum.masked_fill_(is_empty, 1).masked_fill_(is_empty & has_edges, float('nan'))
 
     def step(self, logits: Tensor, dst: Tensor, rows: slice = _ALL) -> tuple[Tensor, Tensor | None]:
-        """Merges the logits of some edges.
+        """Merges the logits ``[num_edges, ...]`` of some edges.
 
-        Args:
-            logits: ``[num_edges, ...]``.
-            dst: Their destinations, int64 ``[num_edges]``, counted from the first of `rows`.
-            rows: Destinations among which those of the edges are.
-
-        Returns:
-            ``exp(l - m')`` of every edge; and ``exp(m - m')`` of every one of `rows`, by how much
-            what was weighted before shrinks, or None for ones.
+        Their destinations are counted from the first of `rows`. Gives ``exp(l - m')`` of every
+        edge; and ``exp(m - m')`` of every one of `rows`, by how much what was weighted before
+        shrinks, or None for ones.
         """
         if self.max is None or self.sum is None:
             self.max, self.sum = _of_no_edges(self.num_dst, logits)

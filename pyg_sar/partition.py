@@ -20,9 +20,9 @@ from pyg_sar.partitioner.graph.split import parse_split
 from pyg_sar.partitioner.methods.method import OBJECTIVES, MethodLike
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.add_reverse_edges import add_reverse_edges
+from pyg_sar.partitioner.sources.named_class import transformed
 from pyg_sar.partitioner.sources.pyg_folder import own_parts
-from pyg_sar.partitioner.sources.sources import NAMES, read_source
-from pyg_sar.partitioner.sources.transform import transformed
+from pyg_sar.partitioner.sources.sources import NAMES, load_source
 from pyg_sar.partitioner.write.atomic_folder import existing_parent, target_folder
 
 _OF_SOURCE = ('seed', 'root', 'attrs')
@@ -56,14 +56,12 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
     )
     scratch = Scratch(existing_parent(target))
     with progress_bar('reading', 1, quiet=args.quiet) as bar:
-        data, dropped = read_source(args.source, scratch=scratch, **of_source)
+        data = load_source(args.source, scratch=scratch, **of_source)
         if args.undirected:
             data = add_reverse_edges(data, scratch)
         for text in args.transform:
             data = transformed(data, text, seed=args.seed)
         bar.update()
-    if dropped:
-        print(f'note: dropped from {args.source}: {", ".join(dropped)}', file=sys.stderr)
     summary = partition_graph(
         data,
         num_parts,

@@ -20,9 +20,17 @@ from pyg_sar.command_line import Parser, run
 from pyg_sar.monitor import parse_bytes
 from pyg_sar.planner import Planner, Statistics, by_hand, predict_batches, read_statistics
 from pyg_sar.planner.rehearsal import MODES, Job
-from pyg_sar.planner.report import BATCH_NOTE, NOTE, as_dict, batch_table, rank_table, table
-from pyg_sar.planner.units import format_bytes, parse_counts, parse_fans, parse_share
+from pyg_sar.planner.report import (
+    BATCH_NOTE,
+    NOTE,
+    as_dict,
+    batch_table,
+    format_bytes,
+    rank_table,
+    table,
+)
 
+_NUMBER = r'[0-9]+\.?[0-9]*|\.[0-9]+'
 _MODELS = {'sage': GraphSAGE, 'gcn': GCN, 'gat': GAT, 'gin': GIN}
 _OPTIMIZERS = {'adam': torch.optim.Adam, 'sgd': torch.optim.SGD}
 _MOST_RANKS, _MOST_LISTED = 1 << 14, 64
@@ -136,6 +144,30 @@ def _job(args: argparse.Namespace, statistics: Statistics) -> Job:
     )
     optimizer = functools.partial(_OPTIMIZERS[args.optimizer], lr=0.01)
     return Job(model, width, args.mode, optimizer, getattr(torch, args.dtype))
+
+
+def parse_share(text: str) -> tuple[float, int]:
+    """``'0.2@64'``: a number at a number of ranks; a ValueError for other forms."""
+    found = re.fullmatch(rf'({_NUMBER})@([0-9]+)', text)
+    if found is None:
+        raise ValueError(
+            f"expected NUMBER@RANKS, such as 0.2@64 for a fifth at 64 ranks (got '{text}')"
+        )
+    return float(found[1]), int(found[2])
+
+
+def parse_counts(text: str) -> list[int]:
+    """``'1,2,4'``; a ValueError for all but positive ints."""
+    if re.fullmatch(r'[0-9]+(,[0-9]+)*', text) is None or 0 in map(int, text.split(',')):
+        raise ValueError(f"expected numbers of ranks such as 1,2,4 (got '{text}')")
+    return [int(entry) for entry in text.split(',')]
+
+
+def parse_fans(text: str) -> list[int]:
+    """``'15,10,-1'``: neighbours by hop; a ValueError for other forms."""
+    if re.fullmatch(r'(-1|[0-9]+)(,(-1|[0-9]+))*', text) is None:
+        raise ValueError(f"expected neighbours by hop such as 15,10,5, -1 for all (got '{text}')")
+    return [int(entry) for entry in text.split(',')]
 
 
 def _known(name: str, given: int | None, found: int | None, what: str) -> int:

@@ -6,6 +6,7 @@ import html
 import io
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 _MOST_COLUMNS = 12  # up to which every cell of a heat map has its number
@@ -31,8 +32,7 @@ svg {{ width: 100%; min-width: 45em; height: auto; }}
 def new_figure(width: float, height: float) -> Any:
     """An empty figure of matplotlib, in inches, without a window whatever the backend.
 
-    Raises:
-        ValueError: If matplotlib is not installed.
+    Raises ValueError if matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -66,13 +66,7 @@ def heat_map(
 
 
 def save(figure: Any, path: str | os.PathLike[str], title: str, text: str) -> None:
-    """Writes a page with the text if the name ends in .html, else the picture.
-
-    Args:
-        figure: Of :func:`new_figure`.
-        path: The file; its suffix says the format.
-        title: Of the page or the picture.
-        text: What stands below the picture, as it would in a terminal.
+    """Writes a page with the text below the picture if the name ends in .html, else the picture.
 
     Raises:
         ValueError: If matplotlib does not know the format.
@@ -90,5 +84,4 @@ def save(figure: Any, path: str | os.PathLike[str], title: str, text: str) -> No
         picture=picture[picture.index('<svg') :],
         text=html.escape(text),
     )
-    with open(path, 'w', encoding='utf-8') as file:
-        file.write(page)
+    Path(path).write_text(page, encoding='utf-8')

@@ -20,7 +20,7 @@ from pyg_sar.partitioner import assignment, cut_graph
 from pyg_sar.partitioner.methods import metis
 from pyg_sar.partitioner.on_disk import neighbours
 from pyg_sar.partitioner.on_disk.mapped import Scratch, trim
-from pyg_sar.partitioner.sources.sources import read_source
+from pyg_sar.partitioner.sources.sources import load_source
 from pyg_sar.partitioner.write import layout
 from pyg_sar.partitioner.write.atomic_folder import existing_parent
 
@@ -106,7 +106,7 @@ def main() -> None:
         return indptr, index
 
     assignment.undirected_csr = sized
-    phases.watch(cut_graph, 'read_source', 'read')
+    phases.watch(cut_graph, 'load_source', 'read')
     phases.watch(cut_graph, 'typed_graph', 'check')
     phases.watch(neighbours, '_neighbours', 'undirected graph')
     phases.watch(neighbours, '_in_memory', "METIS's input", lambda columns: columns.nbytes)
@@ -123,7 +123,7 @@ def main() -> None:
     if not csr:  # METIS was not run: the size of its input, made for the measurement alone
         torch.set_num_threads(1)  # as in partition_graph
         scratch = Scratch(existing_parent(args.out))
-        data, _ = read_source(args.source, scratch=scratch)
+        data = load_source(args.source, scratch=scratch)
         assignment.undirected_csr(data.edge_index, summary.num_nodes, scratch=scratch)
     found = phases.end()
     # Between these phases next to nothing happens, but METIS's arrays are there.

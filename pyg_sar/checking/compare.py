@@ -57,61 +57,50 @@ _INSTEAD = {
 def difference(model: torch.nn.Module, program: Program, small: Small) -> str | None:
     """What differs between the whole small graph and its two parts, in words; None if nothing.
 
-    The model runs in float64 if it can, so that rounding is no difference.
-
-    Args:
-        model: The model, its convs and norms converted.
-        program: Calls the model with arguments.
-        small: The small graph.
-
-    Raises:
-        CannotRun: If the program does not run on the small graph.
+    The convs and norms of the model are converted. It runs in float64 if it can, so that rounding
+    is no difference. Raises CannotRun if the program does not run on the small graph.
     """
     dtypes: list[torch.dtype | None] = [torch.float64, None]
     error: Exception | None = None
     for dtype in dtypes:
-        runs = _Runs(model, program, small, dtype)
         try:
-            whole, *parts = runs.all_of()
+            runs = _all_runs(model, program, small, dtype)
         except CannotRun:
             raise
         except Exception as found:
             error = error or found
             continue
-        where = _where(whole, parts)
+        where = _where(runs)
         if where is None:
             return None
-        if any(each.has_odd_draws for each in (whole, *parts)):
+        if any(each.has_odd_draws for each in runs):
             raise CannotRun('it draws random numbers that no single node or edge has')
-        whole, *parts = runs.all_of(records=True)
-        return _sentence(model, where, _first_step(whole, parts))
+        runs = _all_runs(model, program, small, dtype, records=True)
+        return _sentence(model, where, _first_step(runs))
     raise CannotRun(f'{type(error).__name__}: {error}') from error
 
 
-class _Runs:
-    """The program in one dtype, whole and in parts."""
+def _all_runs(
+    model: torch.nn.Module,
+    program: Program,
+    small: Small,
+    dtype: torch.dtype | None,
+    *,
+    records: bool = False,
+) -> list[Run]:
+    """The run of the whole, and those of the parts."""
 
-    def __init__(
-        self, model: torch.nn.Module, program: Program, small: Small, dtype: torch.dtype | None
-    ) -> None:
-        self._model, self._program, self._small, self._dtype = model, program, small, dtype
+    def of_rank(first: int) -> Run:
+        view = small.views[first + transport.rank()]
+        own = [p for p in model.parameters() if isinstance(p, OwnRows)]
+        instead: dict[int, Any] = {id(p): small.learned(p, view) for p in own}
+        copied = copy.deepcopy(model, instead).cpu()
+        copied = copied if dtype is None else copied.to(dtype)
+        return run(copied, program, small.cut(view, dtype), view, records=records)
 
-    def all_of(self, *, records: bool = False) -> list[Run]:
-        """The run of the whole, and those of the parts."""
-
-        def of_rank(first: int) -> Run:
-            view = self._small.views[first + transport.rank()]
-            arguments = self._small.cut(view, self._dtype)
-            own = [p for p in self._model.parameters() if isinstance(p, OwnRows)]
-            instead: dict[int, Any] = {id(p): self._small.learned(p, view) for p in own}
-            model = copy.deepcopy(self._model, instead).cpu()
-            if self._dtype is not None:
-                model = model.to(self._dtype)
-            return run(model, self._program, arguments, view, records=records)
-
-        with _default(self._dtype), no_collectives(), warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # the program itself will give them
-            return [*run_threads(of_rank, 1, 0), *run_threads(of_rank, NUM_PARTS, 1)]
+    with _default(dtype), no_collectives(), warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # the program itself will give them
+        return [*run_threads(of_rank, 1, 0), *run_threads(of_rank, NUM_PARTS, 1)]
 
 
 @contextmanager
@@ -124,81 +113,62 @@ def _default(dtype: torch.dtype | None) -> Any:
         torch.set_default_dtype(before)
 
 
-def _where(whole: Run, parts: Sequence[Run]) -> str | None:
-    """What differs first: an output, a gradient, a buffer."""
-    num_outputs = {len(each.outputs) for each in (whole, *parts)}
-    if len(num_outputs) > 1:
+def _where(runs: Sequence[Run]) -> str | None:
+    """What differs first between the whole and the parts: an output, a gradient, a buffer."""
+    whole, views = runs[0], [each.view for each in runs]
+    if len({len(each.outputs) for each in runs}) > 1:
         return 'the number of its outputs differs'
-    for i, out in enumerate(whole.outputs):
-        found = _compared(out, [part.outputs[i] for part in parts], whole, parts)
+    for i in range(len(whole.outputs)):
+        found = _compared([each.outputs[i] for each in runs], views)
         if found is not None:
             name = 'its output' if len(whole.outputs) == 1 else f'its output {i}'
             return f'{name} differs {found}'
     # One that is zero but for rounding, of a bias before a norm, has no scale of its own.
     given = [g for g in (*whole.gradients.values(), *whole.input_gradients) if g is not None]
     least = 1e-3 * max((float(g.abs().max()) for g in given if g.numel()), default=0.0)
-    for i, grad in enumerate(whole.input_gradients):
-        found = _gradients(grad, [part.input_gradients[i] for part in parts], whole, parts, least)
+    for i in range(len(whole.input_gradients)):
+        found = _gradients([each.input_gradients[i] for each in runs], views, least)
         if found is not None:
             return f'the gradient of its input differs {found}'
-    for name, grad in whole.gradients.items():
-        of_parts = [part.gradients[name] for part in parts]
-        found = _gradients(grad, of_parts, whole, parts, least, alike=True)
+    for name in whole.gradients:
+        found = _gradients([each.gradients[name] for each in runs], views, least, alike=True)
         if found is not None:
             return f"the gradient of '{name}' differs {found}"
-    for name, buffer in whole.buffers.items():
-        found = _compared(buffer, [part.buffers[name] for part in parts], whole, parts, alike=True)
+    for name in whole.buffers:
+        found = _compared([each.buffers[name] for each in runs], views, alike=True)
         if found is not None:
             return f"the buffer '{name}' differs {found}"
     return None
 
 
 def _gradients(
-    whole: Tensor | None,
-    parts: Sequence[Tensor | None],
-    whole_run: Run,
-    part_runs: Sequence[Run],
-    least: float,
-    *,
-    alike: bool = False,
+    grads: Sequence[Tensor | None], views: Sequence[View], least: float, *, alike: bool = False
 ) -> str | None:
-    given = [grad for grad in (whole, *parts) if grad is not None]
+    given = [grad for grad in grads if grad is not None]
     if not given:
         return None
-    filled = [
-        torch.zeros_like(given[0]) if grad is None and alike else grad for grad in (whole, *parts)
-    ]
-    first, *others = [grad for grad in filled if grad is not None]
-    if len(others) < len(parts):
+    if alike:
+        given = [torch.zeros_like(given[0]) if grad is None else grad for grad in grads]
+    if len(given) < len(grads):
         return 'as it is there on some ranks only'
-    return _compared(first, others, whole_run, part_runs, alike=alike, least=least)
+    return _compared(given, views, alike=alike, least=least)
 
 
 def _compared(
-    whole: Tensor,
-    parts: Sequence[Tensor],
-    whole_run: Run,
-    part_runs: Sequence[Run],
-    *,
-    alike: bool = False,
-    least: float = 1e-30,
+    tensors: Sequence[Tensor], views: Sequence[View], *, alike: bool = False, least: float = 1e-30
 ) -> str | None:
-    """By how much a tensor of the whole differs from those of the parts; None if it does not.
+    """By how much a tensor of the whole, the first, differs from those of the parts; None if not.
 
-    Args:
-        whole: The tensor of the whole small graph.
-        parts: Those of the parts.
-        whole_run: Its run.
-        part_runs: Their runs.
-        alike: Whether it has no rows of nodes or edges: it is the same on all ranks.
-        least: Smaller numbers are rounding alone.
+    One that is `alike` has no rows of nodes or edges: it is the same on all ranks. Numbers smaller
+    than `least` are rounding alone.
     """
-    found = None if alike else rows_of(whole, whole_run.view)
+    whole, *parts = tensors
+    found = None if alike else rows_of(whole, views[0])
     worst = 0.0
-    for part, part_run in zip(parts, part_runs, strict=True):
+    for part, view in zip(parts, views[1:], strict=True):
         expected = whole
         if found is not None:
-            expected = whole.index_select(found[0], part_run.view.rows_of(found[1]).ids)
+            expected = whole.index_select(found[0], view.rows_of(found[1]).ids)
         if expected.shape != part.shape:
             return f'in shape: {tuple(whole.shape)} of the whole, {tuple(part.shape)} of a part'
         if expected.numel() == 0:
@@ -215,17 +185,17 @@ def _compared(
     return f'by {worst:.1g} of its largest value' if worst else None
 
 
-def _first_step(whole: Run, parts: Sequence[Run]) -> Step | None:
+def _first_step(runs: Sequence[Run]) -> Step | None:
     """The first tensor on the way that differs, as far as steps of the runs belong together."""
-    step: Step
-    for step, *others in zip(whole.steps, *(part.steps for part in parts), strict=False):
-        if any((o.function, o.path) != (step.function, step.path) for o in others):
+    views = [each.view for each in runs]
+    for steps in zip(*(each.steps for each in runs), strict=False):
+        if len({(step.function, step.path) for step in steps}) > 1:
             return None
-        shapes = {tuple(o.value.shape) for o in others} | {tuple(step.value.shape)}
-        if rows_of(step.value, whole.view) is None and len(shapes) > 1:
+        values = [step.value for step in steps]
+        if rows_of(values[0], views[0]) is None and len({value.shape for value in values}) > 1:
             continue  # rows of something else, such as of selected nodes
-        if _compared(step.value, [o.value for o in others], whole, parts) is not None:
-            return step
+        if _compared(values, views) is not None:
+            return steps[0]
     return None
 
 

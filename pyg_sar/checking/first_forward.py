@@ -7,6 +7,8 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -43,7 +45,7 @@ class FirstForward:
         self._is_done = is_done
 
     def __reduce__(self) -> Any:
-        return _done, ()
+        return partial(FirstForward, is_done=True), ()
 
     def watch(self, model: torch.nn.Module) -> None:
         """Waits for the first forward."""
@@ -59,7 +61,7 @@ class FirstForward:
         for handle in self._handles:
             handle.remove()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def __call__(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Runs the check if this is the first forward in training.
 
@@ -77,7 +79,7 @@ class FirstForward:
         self.let_go()
         error, own = None, 0
         with suppress(ValueError):  # the forward says it better
-            own = sum(shard.num_own for shard in find_shards([*args, *kwargs.values()]))
+            own = sum(shard.num_own for shard in find_shards((args, kwargs)))
         num_rows = agree(own)
         try:  # one rank does it for all, the one with the most rows to draw from
             if transport.rank() == num_rows.index(max(num_rows)):
@@ -95,21 +97,14 @@ def _outermost(model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[torch.nn
     them.
     """
     found = model, args, kwargs
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
+    for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code is torch.nn.Module._call_impl.__code__:
-            given = (frame.f_locals[name] for name in ('self', 'args', 'kwargs'))
-            outer, args, kwargs = given
+            outer, args, kwargs = (frame.f_locals[name] for name in ('self', 'args', 'kwargs'))
             with suppress(ValueError):
-                has_shard = bool(find_shards([*args, *kwargs.values()]))
+                has_shard = bool(find_shards((args, kwargs)))
                 if has_shard and type(outer).__name__ not in _WRAPPERS:
                     found = outer, args, kwargs
     return found
-
-
-def _done() -> FirstForward:
-    return FirstForward(is_done=True)
 
 
 def check_first_forward(model: torch.nn.Module, *, is_wanted: bool) -> None:

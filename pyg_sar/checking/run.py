@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -43,41 +44,25 @@ class CannotRun(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A tensor that the model computed on its way.
+    """A tensor that the model computed on its way."""
 
-    Attributes:
-        function: What computed it; empty for a module's output.
-        path: The module in whose forward that was; of a module's output that module.
-        kind: Its class.
-        value: The tensor.
-    """
-
-    function: str
-    path: str
-    kind: str
+    function: str  # what computed it; empty for a module's output
+    path: str  # the module in whose forward that was; of a module's output that module
+    kind: str  # its class
     value: Tensor
 
 
 @dataclass(eq=False)
 class Run:
-    """What came out.
+    """What came out."""
 
-    Attributes:
-        view: What the run had of the small graph.
-        outputs: The floating-point tensors that the program returned.
-        gradients: By name, of parameters (mean over the ranks) and inputs.
-        buffers: By name, afterwards.
-        steps: What came on the way, if it was asked for.
-        draws_differ: Whether random numbers were drawn of which rows cannot be told apart.
-    """
-
-    view: View
-    outputs: list[Tensor] = field(default_factory=list)
-    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    view: View  # what the run had of the small graph
+    outputs: list[Tensor] = field(default_factory=list)  # of floating point, that were returned
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)  # of parameters, the means
     input_gradients: list[Tensor | None] = field(default_factory=list)
-    buffers: dict[str, Tensor] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
-    has_odd_draws: bool = False
+    buffers: dict[str, Tensor] = field(default_factory=dict)  # afterwards
+    steps: list[Step] = field(default_factory=list)  # if they were asked for
+    has_odd_draws: bool = False  # random numbers were drawn of which rows cannot be told apart
 
 
 def run(
@@ -90,17 +75,13 @@ def run(
 ) -> Run:
     """Runs a program once, forward and backward, on this rank of the world that this thread is in.
 
-    Args:
-        model: The model, for this run alone.
-        program: Calls it with the arguments, and returns what it gives.
-        arguments: As this run has them.
-        view: What this run has of the small graph.
-        records: Whether to keep what comes on the way.
+    The model is for this run alone, and the arguments are as it has them. With `records` what comes
+    on the way is kept.
     """
     found = Run(view)
     for p in model.parameters():
         p.grad = None
-    mode = _Same(found, records)
+    mode = _SameDraws(found, records)
     with torch.enable_grad(), ExitStack() as stack:
         _no_dropout(model)
         stack.enter_context(switched_off())
@@ -204,7 +185,7 @@ def _no_dropout(model: torch.nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-class _Same(TorchFunctionMode):
+class _SameDraws(TorchFunctionMode):
     """Makes random numbers the same in all runs, leaves dropout out, and keeps steps."""
 
     def __init__(self, found: Run, records: bool) -> None:
@@ -218,25 +199,20 @@ class _Same(TorchFunctionMode):
         """Notes in which module things happen; what is in a SARConv is its own affair."""
         handles = []
         for path, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
-            handles.append(module.register_forward_hook(self._leaving(path)))
+            enter, leave = partial(self._enter, path), partial(self._leave, path)
+            handles.append(module.register_forward_pre_hook(enter, prepend=True))
+            handles.append(module.register_forward_hook(leave))
         yield
         for handle in handles:
             handle.remove()
 
-    def _entering(self, path: str) -> Callable[..., None]:
-        def enter(module: torch.nn.Module, args: Any) -> None:
-            self._modules.append((path, module))
+    def _enter(self, path: str, module: torch.nn.Module, args: Any) -> None:
+        self._modules.append((path, module))
 
-        return enter
-
-    def _leaving(self, path: str) -> Callable[..., None]:
-        def leave(module: torch.nn.Module, args: Any, out: Any) -> None:
-            while self._modules.pop() != (path, module):  # forwards inside that have raised
-                pass
-            self._note('', path, module, out)
-
-        return leave
+    def _leave(self, path: str, module: torch.nn.Module, args: Any, out: Any) -> None:
+        while self._modules.pop() != (path, module):  # forwards inside that have raised
+            pass
+        self._note('', path, module, out)
 
     def _note(self, function: str, path: str, module: torch.nn.Module, out: Any) -> None:
         # What is in a SARConv, a global norm or a function over all nodes is their affair.
@@ -247,9 +223,7 @@ class _Same(TorchFunctionMode):
                 step = Step(function, path, name_of(module), value.detach().clone())
                 self._run.steps.append(step)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _DROPOUTS:
             return args[0] if args else kwargs['input']

@@ -22,13 +22,8 @@ def same_draw(
 ) -> Tensor:
     """Numbers of the same distribution as those that were drawn, one for every row.
 
-    Args:
-        func: What has drawn.
-        args: Its arguments.
-        kwargs: More of them.
-        out: What it gave.
-        view: What this run has of the small graph.
-        number: How many draws there were before; it seeds this one.
+    ``func(*args, **kwargs)`` has drawn `out`. How many draws there were before, `number`, seeds
+    this one.
     """
     found = rows_of(out, view) if out.dim() else None
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -70,5 +65,4 @@ def _again(
         values = values.index_select(*taken)
     if name == 'bernoulli':
         values = values < args[0]
-    drawn: Tensor = values.to(out.dtype).requires_grad_(out.requires_grad and out.is_leaf)
-    return drawn
+    return values.to(out.dtype).requires_grad_(out.requires_grad and out.is_leaf)

@@ -40,12 +40,8 @@ class Argument(str):
 class SmallGraph:
     """The sets of nodes and relations in a model's arguments, and a small graph of them.
 
-    Args:
-        arguments: What the model is called with.
-        taken: Sizes that no set of nodes, relation or part may have.
-
-    Raises:
-        ValueError: If there is no edge_index of a shard among the arguments.
+    No set of nodes, relation or part has one of the sizes `taken`. Raises ValueError if there is no
+    edge_index of a shard among the arguments.
     """
 
     arguments: Any
@@ -152,12 +148,7 @@ class SmallGraph:
         return rows.repeat(times)[:num_rows]
 
     def cut(self, view: View, dtype: torch.dtype | None) -> Any:
-        """The arguments as a run has them.
-
-        Args:
-            view: What the run has of the small graph.
-            dtype: Of floating-point tensors of float32; None for what they have.
-        """
+        """The arguments as a run has them, numbers of float32 in another dtype if there is one."""
         known: dict[int, Any] = {}
 
         def of_run(value: Any, key: Any) -> Any:
@@ -249,19 +240,15 @@ def _rebuilt(value: Any, key: Any, of_leaf: Callable[[Any, Any], Any]) -> Any:
         return out
     if isinstance(value, dict):
         rebuilt = {k: _rebuilt(v, _key(k) or key, of_leaf) for k, v in value.items()}
-        return rebuilt if type(value) is dict else _like(value, rebuilt)
+        if type(value) is dict:
+            return rebuilt
+        out = copy.copy(value)
+        out.update(rebuilt)
+        return out
     if isinstance(value, (list, tuple)):
         items = [_rebuilt(each, key, of_leaf) for each in value]
-        if hasattr(value, '_fields'):
-            return type(value)(*items)
-        return type(value)(items)
+        return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
     return of_leaf(value, key)
-
-
-def _like(value: dict[Any, Any], rebuilt: dict[Any, Any]) -> Any:
-    out = copy.copy(value)
-    out.update(rebuilt)
-    return out
 
 
 def _key(key: Any) -> Any:

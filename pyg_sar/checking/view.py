@@ -13,28 +13,18 @@ EdgeKey = tuple[str, str, str]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows that one of the runs has of a set of nodes or of the edges of a relation.
+    """The rows that one of the runs has of a set of nodes or of the edges of a relation."""
 
-    Attributes:
-        num_rows: How many there are in the small graph.
-        ids: Which of them this run has, in its order, int64.
-    """
-
-    num_rows: int
-    ids: Tensor
+    num_rows: int  # how many there are in the small graph
+    ids: Tensor  # which of them this run has, in its order, int64
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What one run has of the small graph: all of it, or a part.
+    """What one run has of the small graph: all of it, or a part."""
 
-    Attributes:
-        rows: By set of nodes, and by relation.
-        handles: The edge_index of every relation.
-    """
-
-    rows: dict[Any, Rows]
-    handles: dict[EdgeKey, Tensor]
+    rows: dict[Any, Rows]  # by set of nodes, and by relation
+    handles: dict[EdgeKey, Tensor]  # the edge_index of every relation
 
     def key_of_size(self, size: int) -> Any:
         """Of what a tensor with so many rows has rows: a key of :meth:`rows_of`, or None."""

@@ -15,11 +15,8 @@ _KINDS = {k.__name__: k for k in (FileNotFoundError, OSError, TypeError, ValueEr
 def together(step: Callable[[], T]) -> list[T]:
     """What `step` gives on every rank, in rank order (collective: one all-gather).
 
-    Args:
-        step: Gives plain values, as :func:`pyg_sar.comm.agree` sends them.
-
-    Raises:
-        Exception: If `step` raised anywhere, the error of the first such rank, on all ranks alike.
+    It gives plain values, as :func:`pyg_sar.comm.agree` sends them. If it raised anywhere, all
+    ranks raise the error of the first such rank.
     """
     result, error, told = None, None, None
     try:

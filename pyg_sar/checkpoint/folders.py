@@ -55,12 +55,8 @@ def begin(root: Path, epoch: int) -> Path:
 def publish(folder: Path, *, keep: int) -> Path:
     """Gives a written checkpoint its name, durably; then removes all but the `keep` newest ones.
 
-    Returns:
-        The checkpoint's folder.
-
-    Raises:
-        OSError: If that fails; the checkpoints that were there before are still there, unless they
-            were to be removed.
+    Returns the checkpoint's folder. Raises OSError if that fails; the checkpoints that were there
+    before are still there, unless they were to be removed.
     """
     root = folder.parent
     number = folder.name.removeprefix(_TEMPORARY).split('-')[0]

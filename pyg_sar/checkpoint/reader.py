@@ -77,14 +77,8 @@ def read_values(
 ) -> dict[str, Any]:
     """The tensors and plain values of a checkpoint, each read by this process alone.
 
-    Not by ``torch.distributed.checkpoint.load``: its ranks send each other pickles.
-
-    Args:
-        folder: The checkpoint.
-        root: Where its files must be.
-        metadata: What it holds.
-        with_optimizer: Whether to read an optimizer's state.
-        runs: The rows that are wanted of some tensors; of others all are.
+    Not by ``torch.distributed.checkpoint.load``: its ranks send each other pickles. Its files must
+    be in `root`. Of tensors in `runs` only these rows are read.
 
     Raises:
         ValueError: If a file is damaged or holds anything else, which is not run.

@@ -31,17 +31,11 @@ _PIECE_BYTES = 2**24
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows of a table, on the rank that has them.
+    """Rows of a table, on the rank that has them."""
 
-    Attributes:
-        values: ``[num_rows, ...]``.
-        n_id: Whose rows they are, int64 ``[num_rows]``.
-        num_nodes: Of all ranks.
-    """
-
-    values: Tensor
-    n_id: Tensor
-    num_nodes: int
+    values: Tensor  # ``[num_rows, ...]``
+    n_id: Tensor  # whose rows they are, int64 ``[num_rows]``
+    num_nodes: int  # of all ranks
 
     @classmethod
     def of(cls, weight: OwnRows, values: Tensor) -> Table:
@@ -79,11 +73,7 @@ def run_of(rank: int, num_nodes: int) -> range:
 
 
 class SavePlanner(DefaultSavePlanner):
-    """Also writes tables.
-
-    Args:
-        tables: By name, with the rows of this rank's run.
-    """
+    """Also writes tables: given by name, with the rows of this rank's run."""
 
     def __init__(self, tables: dict[str, Table]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)

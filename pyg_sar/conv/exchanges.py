@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch_geometric import EdgeIndex
 from pyg_sar.comm import EdgeMove, Exchange, Reversed, agree, reverse
 from pyg_sar.dropout import edge_ids, has_ids
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.nested import leaves_of
 from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.shard import Shard
 
@@ -22,13 +22,8 @@ _MAX_REVERSED = 4
 class Exchanges:
     """The exchange of every shard that a forward meets.
 
-    Args:
-        shards: The shards of the conv's arguments.
-        depth: The prefetch depth.
-        dtype: What the rows that messages read are rounded to on their way; None for no rounding.
-
-    Raises:
-        ValueError: If a shard is not this rank's.
+    `depth` is that of the prefetch. Rows that messages read are rounded to `dtype` on their way, if
+    there is one. Raises ValueError if a shard is not this rank's.
     """
 
     def __init__(self, shards: list[Shard], depth: int, dtype: torch.dtype | None = None) -> None:
@@ -68,14 +63,10 @@ class Exchanges:
         return self._exchanges[key]
 
     def oriented(self, edge_index: Tensor, *, flip: bool = False) -> Oriented:
-        """An edge_index as messages pass along it: from row 0 to row 1.
+        """An edge_index as messages pass along it: from row 0 to row 1, or with `flip` from 1 to 0.
 
-        Args:
-            edge_index: Any edge_index of a shard; one whose rows were swapped is turned round.
-            flip: Whether messages pass from row 1 to row 0.
-
-        Collective where edges are turned round: one small all-gather, see also
-        :func:`pyg_sar.comm.reshard.reverse_edges`.
+        One whose rows were swapped is turned round. Collective where edges are turned round: one
+        small all-gather, see also :func:`pyg_sar.comm.reshard.reverse_edges`.
         """
         is_flipped = isinstance(edge_index, ShardEdgeIndex) and edge_index.is_flipped
         into_own = edge_index.flip(0) if is_flipped else edge_index
@@ -87,13 +78,9 @@ class Exchanges:
     def edge_ids(self, given: Tensor, oriented: Oriented, plan: Plan) -> Tensor:
         """What names the edges of a call in the whole graph, int64 ``[num_edges]``, remembered.
 
-        Args:
-            given: The edges as they were given.
-            oriented: As messages pass along them.
-            plan: The blocks of these.
-
-        Collective: see :func:`pyg_sar.dropout.edge_ids`; where edges are turned round an all-gather
-        each time and an all-to-all at the first.
+        They are given once as the caller gave them and once as messages pass along them, of which
+        `plan` is. Collective: see :func:`pyg_sar.dropout.edge_ids`; where edges are turned round an
+        all-gather each time and an all-to-all at the first.
         """
         shard = self.of(given).shard
         if not has_ids(shard):
@@ -108,21 +95,15 @@ class Exchanges:
             is_flipped = isinstance(given, ShardEdgeIndex) and given.is_flipped
             ids = edge_ids(given.flip(0) if is_flipped else given, shard)
             plan.cache['edge ids'] = oriented.to_oriented(ids)
-        found: Tensor = plan.cache['edge ids']
-        return found
+        return plan.cache['edge ids']
 
 
 @dataclass(frozen=True)
 class Oriented:
-    """An edge_index along which messages pass into own nodes.
-
-    Attributes:
-        edge_index: The edges.
-        edges: How the tensors of edges come over, if they were turned round.
-    """
+    """An edge_index along which messages pass into own nodes."""
 
     edge_index: Tensor
-    edges: EdgeMove | None
+    edges: EdgeMove | None  # how the tensors of edges come over, if they were turned round
 
     def to_oriented(self, values: Tensor) -> Tensor:
         """One row per edge, from the caller's order."""
@@ -149,14 +130,14 @@ def _reversed(edge_index: Tensor, shard: Shard) -> Reversed:
     return found
 
 
-def find_shards(values: Iterable[Any]) -> list[Shard]:
-    """The shards of the handles among a conv's arguments, in lists and dicts too.
+def find_shards(values: Any) -> list[Shard]:
+    """The shards of the handles among the arguments of a conv or a model.
 
     Raises:
         ValueError: If they belong to different partitions, or one was made an EdgeIndex.
     """
     found: dict[int, Shard] = {}
-    for value in values:
+    for value in leaves_of(values):
         if isinstance(value, ShardEdgeIndex):
             found[id(value.shard)] = value.shard
         elif isinstance(value, EdgeIndex) and isinstance(value.as_tensor(), ShardEdgeIndex):
@@ -164,10 +145,6 @@ def find_shards(values: Iterable[Any]) -> list[Shard]:
                 "expected a shard's edge_index as load_shard gave it (got an EdgeIndex made of it, "
                 'which forgets the shard)'
             )
-        elif isinstance(value, (list, tuple)):
-            found |= {id(shard): shard for shard in find_shards(value)}
-        elif isinstance(value, Mapping):
-            found |= {id(shard): shard for shard in find_shards(value.values())}
     shards = list(found.values())
     for shard in shards[1:]:
         if shard.partition != shards[0].partition:

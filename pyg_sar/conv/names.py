@@ -14,8 +14,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 def plain_class(module: torch.nn.Module) -> type[torch.nn.Module]:
     """The class of a module; of a SARConv that of the conv it was."""
-    found: type[torch.nn.Module] = getattr(type(module), '_plain_class', None) or type(module)
-    return found
+    return getattr(type(module), '_plain_class', None) or type(module)
 
 
 def name_of(module: torch.nn.Module) -> str:

@@ -58,7 +58,7 @@ class _Convert(type):
         return cls._plain_class(*args, **kwargs)  # type: ignore[attr-defined]
 
 
-class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
+class SARConv(MessagePassing, metaclass=_Convert):
     r"""Computes a PyG conv exactly on a partitioned graph, one remote part at a time.
 
     ``SARConv(conv, mode='sequential', ...)`` changes the class of `conv` and returns `conv`: it is
@@ -108,10 +108,10 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
     _sar: _Converted
 
     # torch.compile leaves message passing on ranks to itself, and breaks its graph here.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the conv; the arguments are the conv's own."""
-        shards = [] if self._sar.is_running else find_shards([*args, *kwargs.values()])
+        shards = [] if self._sar.is_running else find_shards((args, kwargs))
         if not shards:
             if getattr(self, 'cached', False) and not self._sar.is_running and world_size() > 1:
                 raise ValueError(
@@ -135,10 +135,9 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
         if self._sar.is_running or not isinstance(edge_index, ShardEdgeIndex):
             # PyG generates them without an argument `size` where the conv never gives one.
             named = kwargs if size is None else {'size': size, **kwargs}
-            out: Tensor = plain(edge_index, **named)
-            return out
+            return plain(edge_index, **named)
         with self._on_cut_graph([edge_index.shard], (), {}, in_forward=False):
-            return getattr(self, method)(edge_index, size=size, **kwargs)  # type: ignore[no-any-return]
+            return getattr(self, method)(edge_index, size=size, **kwargs)
 
     @contextmanager
     def _on_cut_graph(
@@ -223,23 +222,16 @@ class SARConv(MessagePassing, metaclass=_Convert):  # type: ignore[misc]
 
 
 class _Converted:
-    """What a SARConv has beside its conv.
+    """What a SARConv has beside its conv."""
 
-    Attributes:
-        options: How it is computed.
-        path: The path of the conv in the model that :func:`pyg_sar.wrap` was given.
-        drops_by_id: Whether it is part of a model with `dropout_seed`.
-        is_running: Whether its forward runs on a cut graph now, and calls of forward are those of
-            the conv itself.
-        decisions: What the ranks have decided for each kind of forward, in words; oldest first.
-    """
-
-    def __init__(self, options: Options, path: str = '') -> None:
+    def __init__(self, options: Options) -> None:
         self.options = options
-        self.path = path
-        self.drops_by_id = False
-        self.is_running = False
-        self.decisions: dict[str, Decisions] = {}
+        self.path = ''  # of the conv in the model that pyg_sar.wrap was given
+        self.drops_by_id = False  # whether it is part of a model with `dropout_seed`
+        self.is_running = False  # on a cut graph now: calls of forward are those of the conv itself
+        self.decisions: dict[
+            str, Decisions
+        ] = {}  # for each kind of forward, in words; oldest first
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy may run with other ranks: they decide anew.

@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pyg_sar.comm import all_reduce_sum, await_device, check_arrived, world_size
 from pyg_sar.conv.sar_conv import SARConv
-from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind, tensors_in
+from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind
 from pyg_sar.norm import RunningStatistics, edges_in
 from pyg_sar.over_all_nodes.backward import (
     await_backward,
@@ -37,18 +37,14 @@ from pyg_sar.over_all_nodes.backward import (
     started,
 )
 from pyg_sar.own_rows import OwnRows
+from pyg_sar.shard.nested import leaves_of
 
 
 class Gradients:
-    """Averages the gradients of a module over the ranks.
+    """Averages the gradients of a module over the ranks; without a module it does nothing.
 
-    Args:
-        module: The module; None for a copy that does nothing.
-        group: The process group of the reductions; None for that of the exchanges.
-        bucket_bytes: Of gradients that are reduced in one piece, unless one is larger.
-
-    Attributes:
-        accumulates: Whether gradients only gather at the moment.
+    Those in one bucket have no more than `bucket_bytes`, unless one has. While it `accumulates`
+    gradients only gather.
     """
 
     def __init__(
@@ -86,13 +82,13 @@ class Gradients:
         """A copy of the module alone is a plain one."""
         return Gradients, ()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def before_forward(self, module: torch.nn.Module, args: Any) -> None:
         """Notes whose forward the user has called: of the model, or of a layer in it."""
         if self._outermost is None or (self._module is not None and module is self._module()):
             self._outermost = module
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def after_forward(self, module: torch.nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """Has the backward of a forward noted, and gradients that leave the model divided."""
         if module is not self._outermost:
@@ -101,10 +97,11 @@ class Gradients:
         model = None if self._module is None else self._module()
         if model is None or not self._is_parallel:
             return
+        found = [t for t in leaves_of(out) if isinstance(t, Tensor)]
         if not torch.is_grad_enabled():  # no backward comes that would tell of a lost rank
-            for device in {t.device for t in tensors_in(out)}:
+            for device in {t.device for t in found}:
                 await_device(device, 'the end of a forward')
-        outputs = [t for t in tensors_in(out) if t.requires_grad]
+        outputs = [t for t in found if t.requires_grad]
         words = ''  # on a cut graph convs compare more
         if edges_in((args, kwargs)) == 'batch':
             words = f'a batch in {"training" if module.training else "evaluation"}'
@@ -117,11 +114,11 @@ class Gradients:
                 self._forwards.add(words)
                 await_backward(self)
             known = set(model.parameters())
-            tensors = [*outputs, *(t for t in tensors_in((args, kwargs)) if t.requires_grad)]
-            leaves = (leaf for leaf in leaves_behind(tensors) if leaf not in known)
+            given = (t for t in leaves_of((args, kwargs)) if isinstance(t, Tensor))
+            behind = leaves_behind([*outputs, *(t for t in given if t.requires_grad)])
             # A NodeEmbedding divides those of its rows by itself.
-            found = [leaf for leaf in leaves if not isinstance(leaf, OwnRows)]
-            divide_gradients(leaf for leaf in found if not _is_watched(leaf))
+            own = [t for t in behind if t not in known and not isinstance(t, OwnRows)]
+            divide_gradients(leaf for leaf in own if not _is_watched(leaf))
 
     def enter(self) -> None:
         """Notes that the backward that runs comes to the module."""
@@ -136,11 +133,8 @@ class Gradients:
     def reduce(self, new: set[Tensor]) -> list[Tensor]:
         """Replaces gradients by their mean over the ranks (collective: an all-reduce per bucket).
 
-        Args:
-            new: What has got a gradient in this backward, on this rank.
-
-        Returns:
-            Those that any rank has a new gradient of; none while gradients only gather.
+        In this backward `new` have got a gradient on this rank. Gives those that any rank has a new
+        gradient of; none while gradients only gather.
         """
         self._gathered.update(p for p in self._parameters if p in new)
         module = None if self._module is None else self._module()

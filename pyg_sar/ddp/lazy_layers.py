@@ -22,11 +22,8 @@ class LazyLayers:
     """Gives a model's lazy parameters and buffers their shapes, at the first call of what has them.
 
     A forward pre-hook of every module that holds one, as users call ``model.encode(...)`` as well;
-    the outermost that is called is the first. A copy of it does nothing.
-
-    Args:
-        model: The model; None for a copy.
-        send: Gives all ranks rank 0's values of some tensors (collective).
+    the outermost that is called is the first. A copy of it does nothing, without a model. `send`
+    gives all ranks rank 0's values of some tensors (collective).
     """
 
     def __init__(
@@ -51,7 +48,7 @@ class LazyLayers:
     def __reduce__(self) -> Any:
         return LazyLayers, ()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Runs the module once before its first forward (collective, as that is).
 

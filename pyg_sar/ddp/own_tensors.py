@@ -7,14 +7,11 @@ the tensor enters the model, as a loss may read the leaf by another way too.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
-from torch_geometric.data.data import BaseData
 
 from pyg_sar.comm import world_size
 from pyg_sar.over_all_nodes.backward import running
@@ -50,22 +47,6 @@ def _in_torchs_own() -> set[Tensor]:
     kind = torch.nn.parallel.DistributedDataParallel
     found = [m for m in gc.get_objects() if issubclass(type(m), kind)]
     return {p for module in found for p in module.parameters()}
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of nested lists, dicts, dataclasses and PyG's data objects."""
-    if isinstance(value, Tensor):
-        yield value
-        return
-    if isinstance(value, BaseData):
-        value = value.stores
-    elif dataclasses.is_dataclass(value):
-        value = vars(value)
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple, set)):
-        for each in value:
-            yield from tensors_in(each)
 
 
 def leaves_behind(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

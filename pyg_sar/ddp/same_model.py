@@ -9,24 +9,18 @@ from itertools import zip_longest
 import torch
 
 from pyg_sar.comm import agree
-from pyg_sar.conv.names import plain_class
+from pyg_sar.conv.names import PLAIN, plain_class
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.own_rows import OwnRows
 
-_PLAIN = (bool, int, float, str, type(None), torch.dtype)
+_PLAIN = (*PLAIN, torch.dtype)
 
 
 def check_same_model(model: torch.nn.Module, options: dict[str, object]) -> None:
     """Compares the ranks' models: classes, settings, parameters, options (collective).
 
-    One small all-gather of a checksum; if they differ another one of what they are made of.
-
-    Args:
-        model: A model whose convs are wrapped.
-        options: What else must be equal.
-
-    Raises:
-        ValueError: On all ranks, with the first thing that differs from rank 0's.
+    One small all-gather of a checksum; if they differ another one of what they are made of. Then
+    all ranks raise a ValueError with the first thing that differs from rank 0's.
     """
     own = _describe(model, options)
     digest = hashlib.sha256('\n'.join(own).encode()).hexdigest()

@@ -6,8 +6,7 @@ which draws one number after another (3.4 against 28 ns a number, one thread).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -28,12 +27,10 @@ _HASHES = 2**15
 
 
 class KeyedDraw(Draw):
-    """The mask of one dropout of rows with ids.
+    """The mask of one dropout of rows with ids, int64 ``[num_rows]``.
 
-    Args:
-        p: The share that is dropped, a multiple of ``2^-16`` after rounding.
-        state: What the mask is drawn from, of :func:`pyg_sar.draws.hashed_on`.
-        ids: int64 ``[num_rows]``.
+    The share `p` that is dropped is rounded to a multiple of ``2^-16``. `state` is of
+    :func:`pyg_sar.draws.hashed_on`.
     """
 
     def __init__(self, p: float, state: Tensor, ids: Tensor) -> None:
@@ -67,28 +64,20 @@ def is_drawn(p: float, training: bool) -> bool:
 
 @dataclass(eq=False)
 class EdgeDraws:
-    """The dropouts in a message function, the same whichever edges it runs on.
+    """The dropouts in a message function, the same whichever edges it runs on."""
 
-    Attributes:
-        state: What the masks of this call of message passing are drawn from; None for a run on
-            samples, which drops nothing.
-        has_drawn: Whether there was a dropout.
-    """
-
+    # What the masks of this call of message passing are drawn from; None for a run on samples,
+    # which drops nothing.
     state: Tensor | None = None
     has_drawn: bool = False
 
-    @contextmanager
-    def of_message(self, ids: Tensor | None) -> Iterator[None]:
+    def of_message(self, ids: Tensor | None) -> AbstractContextManager[Any]:
         """While it lasts, dropouts are of edges with these ids, int64 ``[num_edges]``."""
-        with _OfEdges(self, ids):
-            yield
+        return _OfEdges(self, ids)
 
-    @contextmanager
-    def of_aggregation(self) -> Iterator[None]:
+    def of_aggregation(self) -> AbstractContextManager[Any]:
         """While it lasts, dropouts are refused."""
-        with _OfEdges(self, None, in_aggregation=True):
-            yield
+        return _OfEdges(self, None, in_aggregation=True)
 
 
 class _OfEdges(TorchFunctionMode):
@@ -99,9 +88,7 @@ class _OfEdges(TorchFunctionMode):
         self._draws, self._ids, self._in_aggregation = draws, ids, in_aggregation
         self._place = 0
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in DROPOUTS:
             return func(*args, **kwargs)

@@ -24,12 +24,9 @@ def has_ids(shard: Shard) -> bool:
 def edge_ids(edge_index: Tensor, shard: Shard) -> Tensor:
     """A hash of ends and number of every edge, int64 ``[num_edges]``.
 
+    Edges are int64 ``[2, num_edges]`` in local ids, sources first, of a shard that :func:`has_ids`.
     Collective at the first time for a shard: one all-to-all for the ids of the halo, which it
     keeps.
-
-    Args:
-        edge_index: int64 ``[2, num_edges]`` in local ids of `shard`, sources first.
-        shard: Of the edges; see :func:`has_ids`.
     """
     assert shard.n_id is not None
     if 'source ids' not in shard.cache:

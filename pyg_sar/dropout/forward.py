@@ -12,11 +12,11 @@ It is refused.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ import torch.utils.checkpoint
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch_geometric.data.data import BaseData
 
 from pyg_sar.comm import agree, check_equal
 from pyg_sar.draws import hashed, hashed_on
@@ -32,6 +31,7 @@ from pyg_sar.dropout.draw import DROPOUTS, EdgeDraws, KeyedDraw, is_drawn
 from pyg_sar.dropout.edge_ids import edge_ids, has_ids
 from pyg_sar.recompute import Dropout, dropout_arguments, remember
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.nested import leaves_of
 
 _OTHER = 'dropout_edge, alpha_dropout, torch.rand, the dropout of an LSTM or of MultiheadAttention'
 
@@ -77,13 +77,9 @@ def of_model(model: torch.nn.Module) -> dict[str, SameDropout]:
 
 
 class SameDropout:
-    """Draws the masks of a model's dropouts by id.
+    """Draws the masks of a model's dropouts by a seed and by id.
 
-    Args:
-        seed: Of the masks.
-
-    Attributes:
-        step: How many forwards in training there were; it belongs into a checkpoint.
+    How many forwards in training there were, its `step`, belongs into a checkpoint.
     """
 
     def __init__(self, seed: int) -> None:
@@ -104,14 +100,14 @@ class SameDropout:
         for hook in self._hooks:
             hook.remove()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def _enter(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         running = _here.forward
         if running is not None and running.module is module:  # interrupted from the keyboard
             running.end()
         if _here.is_off or _here.forward is not None:
             return
-        handles = list(_handles((args, kwargs)))
+        handles = [e for e in leaves_of((args, kwargs)) if isinstance(e, ShardEdgeIndex)]
         if handles and not self._is_compared:
             own = self.seed, self.step
             check_equal("'dropout_seed' and its step", own, agree(own))
@@ -119,7 +115,7 @@ class SameDropout:
         _here.forward = _Forward(self, module, handles, self._sets)
         _here.forward.__enter__()  # type: ignore[no-untyped-call]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def _leave(self, module: torch.nn.Module, args: Any, out: Any) -> None:
         forward = _here.forward
         if forward is None or forward.module is not module:
@@ -163,9 +159,7 @@ class _Forward(TorchFunctionMode):
         self._number += 1
         return hashed_on(self._state, self._number)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in DROPOUTS or _here.is_off:
             return func(*args, **kwargs)
@@ -267,26 +261,9 @@ def _random_states() -> list[Tensor]:
 
 def _refuse_checkpoints() -> None:
     """Raises inside torch.utils.checkpoint: backward would run the call outside of a forward."""
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
+    for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
             raise ValueError(
                 "'dropout_seed' draws nothing again in torch.utils.checkpoint (got a dropout or a "
                 'conv inside of it): use checkpoint_activations=True instead'
             )
-
-
-def _handles(value: Any) -> Iterator[ShardEdgeIndex]:
-    """The edges of shards among arguments."""
-    if isinstance(value, ShardEdgeIndex):
-        yield value
-    elif isinstance(value, BaseData):
-        yield from _handles([dict(store) for store in value.stores])
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from _handles(vars(value))
-    elif isinstance(value, Mapping):
-        yield from _handles(list(value.values()))
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _handles(each)

@@ -12,13 +12,8 @@ from pyg_sar.report import heat_map, new_figure, save
 def draw_partition(summary: PartitionSummary, path: str | os.PathLike[str], text: str) -> None:
     """Draws the rows exchanged as a heat map, and the sizes of the parts as bars.
 
-    Args:
-        summary: The partition.
-        path: The picture to write, or a page (.html); its suffix says the format.
-        text: What a page says below the picture.
-
-    Raises:
-        ValueError: If matplotlib is not installed, or does not know the format.
+    It writes a picture or a page (.html) with `text` below; the suffix of `path` says the format.
+    Raises ValueError if matplotlib is not installed, or does not know it.
     """
     figure = new_figure(12, 5)
     title = (

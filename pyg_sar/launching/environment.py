@@ -18,54 +18,31 @@ DEFAULT_PORT = 29500
 
 @dataclass(frozen=True)
 class Launched:
-    """A process of a training.
+    """A process of a training."""
 
-    Attributes:
-        launcher: Who started it.
-        rank: Which process it is.
-        world_size: How many there are.
-        address: A name or an address of the machine of rank 0; empty if there is no other rank.
-        port: Where the ranks meet on that machine.
-    """
-
-    launcher: str = ''
-    rank: int = 0
-    world_size: int = 1
+    launcher: str = ''  # who started it
+    rank: int = 0  # which process it is
+    world_size: int = 1  # how many there are
+    # A name or an address of the machine of rank 0; empty if there is no other rank.
     address: str = ''
-    port: int = DEFAULT_PORT
+    port: int = DEFAULT_PORT  # where the ranks meet on that machine
 
 
 @dataclass(frozen=True)
 class _Launcher:
-    """A launcher's variables.
-
-    Attributes:
-        name: For messages.
-        rank: The variable with the rank.
-        size: That with the number of ranks.
-        is_both: Whether one of these without the other is an error. Slurm gives a batch script a
-            rank, though it is one process.
-        local_size: One that equals the number of ranks if all run on one machine.
-        jobs: Those that all ranks have in common, and no other job has.
-        hosts: A list of machines, the first with rank 0.
-        pass_on: How a user gives all ranks a variable.
-    """
-
-    name: str
-    rank: str
-    size: str
-    is_both: bool
-    local_size: str
-    jobs: tuple[str, ...]
-    hosts: str
-    pass_on: str
+    name: str  # for messages
+    rank: str  # the variable with the rank
+    size: str  # that with the number of ranks
+    local_size: str  # one that equals the number of ranks if all run on one machine
+    jobs: tuple[str, ...]  # those that all ranks have in common, and no other job has
+    hosts: str  # a list of machines, the first with rank 0
+    pass_on: str  # how a user gives all ranks a variable
 
 
 _SLURM = _Launcher(
     'Slurm',
     'SLURM_PROCID',
     'SLURM_STEP_NUM_TASKS',
-    False,
     'SLURM_STEP_TASKS_PER_NODE',
     ('SLURM_JOB_ID', 'SLURM_STEP_ID'),
     'SLURM_STEP_NODELIST',
@@ -75,7 +52,6 @@ _OPEN_MPI = _Launcher(
     'Open MPI',
     'OMPI_COMM_WORLD_RANK',
     'OMPI_COMM_WORLD_SIZE',
-    True,
     'OMPI_COMM_WORLD_LOCAL_SIZE',
     ('PMIX_NAMESPACE',),
     'SLURM_JOB_NODELIST',  # not that of the step, which is one of the daemons
@@ -85,7 +61,6 @@ _MPICH = _Launcher(  # and Intel MPI
     'MPI',
     'PMI_RANK',
     'PMI_SIZE',
-    True,
     'MPI_LOCALNRANKS',
     ('SLURM_JOB_ID',),
     'SLURM_JOB_NODELIST',
@@ -96,11 +71,7 @@ _MPICH = _Launcher(  # and Intel MPI
 def launched(environ: Mapping[str, str]) -> Launched:
     """Who started this process, and as which rank; one by itself where nobody says otherwise.
 
-    Args:
-        environ: The variables of the environment.
-
-    Raises:
-        ValueError: If variables are missing, wrong or contradict each other.
+    Raises ValueError if variables of the environment are missing, wrong or contradict each other.
     """
     launcher, rank, size = _by_launcher(environ)
     by_torch = _by_torch(environ, launcher, rank, size)
@@ -125,9 +96,8 @@ def _by_launcher(environ: Mapping[str, str]) -> tuple[_Launcher | None, int, int
 def _rank_and_size(environ: Mapping[str, str], launcher: _Launcher) -> tuple[int, int] | None:
     names = launcher.rank, launcher.size
     there = [name for name in names if environ.get(name)]
-    if not there or (len(there) == 1 and not launcher.is_both):
-        return None
-    if launcher is _SLURM and _is_batch(environ):
+    # Slurm gives a batch script a rank, though it is one process.
+    if not there or (launcher is _SLURM and (len(there) == 1 or _is_batch(environ))):
         return None
     return _checked(environ, *names)
 

@@ -16,37 +16,22 @@ import torch
 
 
 class Sight(NamedTuple):
-    """What a rank sees.
+    """What a rank sees."""
 
-    Attributes:
-        machine: A name that no other machine has.
-        network: The same of its network, which a container may have for itself.
-        cores: The cores that it may run on.
-        gpus: Names of the GPUs, which no other GPU has.
-        interfaces: Names of the network's interfaces.
-    """
-
-    machine: str
-    network: str
-    cores: tuple[int, ...]
-    gpus: tuple[str, ...]
-    interfaces: tuple[str, ...]
+    machine: str  # a name that no other machine has
+    network: str  # the same of its network, which a container may have for itself
+    cores: tuple[int, ...]  # the cores that it may run on
+    gpus: tuple[str, ...]  # names of the GPUs, which no other GPU has
+    interfaces: tuple[str, ...]  # names of the network's interfaces
 
 
 class Place(NamedTuple):
-    """What a rank gets.
+    """What a rank gets."""
 
-    Attributes:
-        local_rank: Its number among the ranks of its machine.
-        num_local: How many these are.
-        num_threads: Its share of the cores.
-        gpu: The index of its GPU among those that it sees, or None.
-    """
-
-    local_rank: int
-    num_local: int
-    num_threads: int
-    gpu: int | None
+    local_rank: int  # its number among the ranks of its machine
+    num_local: int  # how many these are
+    num_threads: int  # its share of the cores
+    gpu: int | None  # the index of its GPU among those that it sees, or None
 
 
 def own_sight() -> Sight:

@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch_geometric.nn import SuperGATConv
-from torch_geometric.nn.models import (
-    ARGA,
-    ARGVA,
-    GAE,
-    RECT_L,
-    VGAE,
-    CorrectAndSmooth,
-    DeepGraphInfomax,
-    InnerProductDecoder,
-    LabelPropagation,
-    LightGCN,
-)
-from torch_geometric.nn.models.linkx import SparseLinear
+from torch_geometric.nn.models import GAE
 
-from pyg_sar.models.counts import (
-    GlobalCorrectAndSmooth,
-    GlobalLabelPropagation,
-    GlobalRECT_L,
-    GlobalSuperGATConv,
-)
-from pyg_sar.models.unsupervised import (
-    GlobalARGA,
-    GlobalARGVA,
-    GlobalDeepGraphInfomax,
-    GlobalGAE,
-    GlobalInnerProductDecoder,
-    GlobalVGAE,
-    Unsupervised,
-)
-from pyg_sar.models.whole_graph_rows import GlobalLightGCN, GlobalSparseLinear
+from pyg_sar.models import counts, unsupervised, whole_graph_rows
+from pyg_sar.models.unsupervised import Unsupervised
 
-_GLOBAL: dict[type, type] = {  # derived classes before their bases
-    ARGVA: GlobalARGVA,
-    ARGA: GlobalARGA,
-    CorrectAndSmooth: GlobalCorrectAndSmooth,
-    DeepGraphInfomax: GlobalDeepGraphInfomax,
-    VGAE: GlobalVGAE,
-    GAE: GlobalGAE,
-    InnerProductDecoder: GlobalInnerProductDecoder,
-    LabelPropagation: GlobalLabelPropagation,
-    LightGCN: GlobalLightGCN,
-    RECT_L: GlobalRECT_L,
-    SparseLinear: GlobalSparseLinear,
-    SuperGATConv: GlobalSuperGATConv,
+_GLOBAL: dict[type, Any] = {
+    form.__bases__[-1]: form
+    for file in (counts, unsupervised, whole_graph_rows)
+    for name, form in vars(file).items()
+    if name.startswith('Global')
 }
+"""The class for cut graphs of every plain one, its last base."""
 
 
 def why_not_global(module: torch.nn.Module) -> str | None:
@@ -57,8 +25,9 @@ def why_not_global(module: torch.nn.Module) -> str | None:
         return 'its decoder is a function; make it a torch.nn.Module'
     if type(module) in _GLOBAL:
         return None
-    for plain, form in _GLOBAL.items():
-        if isinstance(module, plain) and not isinstance(module, form):
+    for plain in type(module).__mro__:
+        form = _GLOBAL.get(plain)
+        if form is not None and not isinstance(module, form):
             return (
                 f'it is derived from {plain.__name__}, which looks at all nodes; derive it from '
                 f'{form.__module__}.{form.__name__}, which is the same class for a cut graph'
@@ -67,13 +36,10 @@ def why_not_global(module: torch.nn.Module) -> str | None:
 
 
 def make_global(model: torch.nn.Module) -> None:
-    """Gives every module of `model` that has one the class that is right on a cut graph.
+    """Gives every module of `model` that has one the class that is right on a cut graph, in place.
 
     Each is a subclass that overrides methods alone, so the module keeps its attributes, parameters
     and hooks, and on a plain edge_index does what it did.
-
-    Args:
-        model: Any module; changed in place.
     """
     for module in model.modules():
         if type(module) in _GLOBAL:

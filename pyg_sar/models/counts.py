@@ -22,7 +22,7 @@ from pyg_sar.comm import agree, all_reduce_sum, sum_over_ranks
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 
-class GlobalLabelPropagation(LabelPropagation):  # type: ignore[misc]
+class GlobalLabelPropagation(LabelPropagation):
     """``LabelPropagation`` with as many classes as the labels of all ranks have.
 
     Collective with class labels in `y`: one small all-gather beside the propagations.
@@ -43,11 +43,10 @@ class GlobalLabelPropagation(LabelPropagation):  # type: ignore[misc]
         """
         if isinstance(edge_index, ShardEdgeIndex) and _are_classes(y):
             y = one_hot(y.view(-1), num_classes=num_classes(y))
-        out: Tensor = super().forward(y, edge_index, mask, edge_weight, post_step)
-        return out
+        return super().forward(y, edge_index, mask, edge_weight, post_step)
 
 
-class GlobalCorrectAndSmooth(CorrectAndSmooth):  # type: ignore[misc]
+class GlobalCorrectAndSmooth(CorrectAndSmooth):
     """``CorrectAndSmooth`` whose autoscale takes the mean error of the training nodes of all ranks.
 
     Collective: with ``autoscale`` one all-reduce of two numbers beside the propagations.
@@ -63,8 +62,7 @@ class GlobalCorrectAndSmooth(CorrectAndSmooth):  # type: ignore[misc]
     ) -> Tensor:
         """Corrects the predictions of own nodes; `y_true` and `mask` are those of own nodes."""
         if not (self.autoscale and isinstance(edge_index, ShardEdgeIndex)):
-            out: Tensor = super().correct(y_soft, y_true, mask, edge_index, edge_weight)
-            return out
+            return super().correct(y_soft, y_true, mask, edge_index, edge_weight)
         if _are_classes(y_true):
             y_true = one_hot(y_true.view(-1), num_classes=y_soft.size(-1), dtype=y_soft.dtype)
         error = torch.zeros_like(y_soft)
@@ -76,10 +74,10 @@ class GlobalCorrectAndSmooth(CorrectAndSmooth):  # type: ignore[misc]
         count = all_reduce_sum(torch.tensor(error[mask].size(0), device=error.device))
         scale = total / count / smoothed.abs().sum(dim=1, keepdim=True)
         scale[scale.isinf() | (scale > 1000)] = 1.0
-        return y_soft + scale * smoothed  # type: ignore[no-any-return]
+        return y_soft + scale * smoothed
 
 
-class GlobalRECT_L(RECT_L):  # type: ignore[misc]
+class GlobalRECT_L(RECT_L):
     """``RECT_L`` whose semantic labels are means over the nodes of all ranks."""
 
     @torch.no_grad()
@@ -102,7 +100,7 @@ class GlobalRECT_L(RECT_L):  # type: ignore[misc]
         return means[y]
 
 
-class GlobalSuperGATConv(SuperGATConv):  # type: ignore[misc]
+class GlobalSuperGATConv(SuperGATConv):
     """``SuperGATConv`` whose loss is the mean over the positive and negative edges of all ranks."""
 
     _is_cut = False
@@ -110,7 +108,7 @@ class GlobalSuperGATConv(SuperGATConv):  # type: ignore[misc]
     def forward(self, x: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
         """The rows of own nodes; notes whether the graph is cut."""
         self._is_cut = isinstance(edge_index, ShardEdgeIndex)
-        return super().forward(x, edge_index, *args, **kwargs)  # type: ignore[no-any-return]
+        return super().forward(x, edge_index, *args, **kwargs)
 
     def get_attention_loss(self) -> Tensor:
         """The loss of the last forward, as :func:`pyg_sar.global_mean` gives a loss.
@@ -119,7 +117,7 @@ class GlobalSuperGATConv(SuperGATConv):  # type: ignore[misc]
         one in backward.
         """
         if not (self.training and self._is_cut):
-            return super().get_attention_loss()  # type: ignore[no-any-return]
+            return super().get_attention_loss()
         losses = F.binary_cross_entropy_with_logits(
             self.att_x.mean(dim=-1), self.att_y, reduction='none'
         )
@@ -132,11 +130,8 @@ class GlobalSuperGATConv(SuperGATConv):  # type: ignore[misc]
 def num_classes(y: Tensor) -> int:
     """One more than the largest class label of all ranks (collective: one small all-gather).
 
-    Args:
-        y: Class labels of own nodes, int64; may be empty.
-
-    Raises:
-        ValueError: On all ranks, if a label is negative on any.
+    The labels of own nodes are int64, and may be none. Raises ValueError on all ranks, if one is
+    negative on any.
     """
     bounds = agree([int(bound) for bound in torch.aminmax(y)] if y.numel() else [0, -1])
     smallest = min(low for low, _ in bounds)

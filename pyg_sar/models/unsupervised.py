@@ -8,7 +8,7 @@ taken over those of all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
 from types import SimpleNamespace
@@ -17,20 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch_geometric.data.data import BaseData
-from torch_geometric.nn.models import (
-    ARGA,
-    ARGVA,
-    GAE,
-    VGAE,
-    DeepGraphInfomax,
-    InnerProductDecoder,
-)
+from torch_geometric.nn.models import ARGA, ARGVA, GAE, VGAE, DeepGraphInfomax, InnerProductDecoder
 
 from pyg_sar.comm import agree, all_to_all, is_distributed
 from pyg_sar.models.whole_graph_rows import ends_of
 from pyg_sar.over_all_nodes import global_mean, negative_sampling
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.nested import leaves_of
 from pyg_sar.shard.shard import Shard
 
 
@@ -45,7 +38,7 @@ class LastGraph:
 
     def see(self, encoder: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """A forward pre-hook of the encoder."""
-        self.shards = list(dict.fromkeys(_shards_in((args, kwargs))))
+        self.shards = _shards_in((args, kwargs))
 
     def give_ends(self, decoder: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """A forward pre-hook of the decoder: rows of pairs for rows of own nodes (collective)."""
@@ -74,14 +67,9 @@ class LastGraph:
         return self.shards[0]
 
 
-def _shards_in(value: Any) -> Iterator[Shard]:
-    if isinstance(value, ShardEdgeIndex):
-        yield value.shard
-    elif isinstance(value, (Mapping, list, tuple, BaseData)):
-        if isinstance(value, BaseData):
-            value = value.stores
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _shards_in(each)
+def _shards_in(value: Any) -> list[Shard]:
+    shards = (leaf.shard for leaf in leaves_of(value) if isinstance(leaf, ShardEdgeIndex))
+    return list(dict.fromkeys(shards))
 
 
 class _GlobalMeans(TorchFunctionMode):
@@ -98,7 +86,7 @@ def _over_all_nodes(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(method)
     def loss(self: Any, *args: Any, **kwargs: Any) -> Tensor:
-        is_cut = any(_shards_in((args, kwargs))) or self.last_graph.shards
+        is_cut = _shards_in((args, kwargs)) or self.last_graph.shards
         with _GlobalMeans() if is_cut else nullcontext():
             return method(self, *args, **kwargs)
 
@@ -128,7 +116,7 @@ class Unsupervised(torch.nn.Module):
             self.decoder.register_forward_pre_hook(self.last_graph.give_ends, with_kwargs=True)
 
 
-class GlobalInnerProductDecoder(InnerProductDecoder):  # type: ignore[misc]
+class GlobalInnerProductDecoder(InnerProductDecoder):
     """The decoder of an autoencoder."""
 
     def forward_all(self, z: Tensor, sigmoid: bool = True) -> Tensor:
@@ -142,10 +130,10 @@ class GlobalInnerProductDecoder(InnerProductDecoder):  # type: ignore[misc]
                 "'forward_all' sees the nodes of one rank; give 'forward' pairs of ids of the "
                 'whole graph'
             )
-        return super().forward_all(z, sigmoid)  # type: ignore[no-any-return]
+        return super().forward_all(z, sigmoid)
 
 
-class GlobalGAE(Unsupervised, GAE):  # type: ignore[misc]
+class GlobalGAE(Unsupervised, GAE):
     """``GAE`` on a cut graph: losses and scores over the pairs of all ranks.
 
     Pairs of nodes are edges of the shard (`data.edge_index`, or selected from it), or ids of the
@@ -173,7 +161,7 @@ class GlobalGAE(Unsupervised, GAE):  # type: ignore[misc]
                 )
             is_cut = isinstance(pos_edge_index, ShardEdgeIndex)
             neg_edge_index = negative_sampling(pos_edge_index, None if is_cut else z.size(0))
-        return super().recon_loss(z, pos_edge_index, neg_edge_index)  # type: ignore[no-any-return]
+        return super().recon_loss(z, pos_edge_index, neg_edge_index)
 
     def test(
         self, z: Tensor, pos_edge_index: Tensor, neg_edge_index: Tensor
@@ -185,27 +173,27 @@ class GlobalGAE(Unsupervised, GAE):  # type: ignore[misc]
             scores = [_of_all_ranks(each) for each in scores]
         # PyG's own code, with a decoder that is given the scores.
         given = SimpleNamespace(decoder=lambda z, scores, sigmoid: scores[0])
-        return GAE.test(given, z, *(each.view(1, -1) for each in scores))  # type: ignore[no-any-return]
+        return GAE.test(given, z, *(each.view(1, -1) for each in scores))
 
 
-class GlobalVGAE(GlobalGAE, VGAE):  # type: ignore[misc]
+class GlobalVGAE(GlobalGAE, VGAE):
     """``VGAE`` on a cut graph; see :class:`GlobalGAE`. Each rank draws the noise of its nodes."""
 
     kl_loss = _over_all_nodes(VGAE.kl_loss)
 
 
-class GlobalARGA(GlobalGAE, ARGA):  # type: ignore[misc]
+class GlobalARGA(GlobalGAE, ARGA):
     """``ARGA`` on a cut graph; see :class:`GlobalGAE`."""
 
     reg_loss = _over_all_nodes(ARGA.reg_loss)
     discriminator_loss = _over_all_nodes(ARGA.discriminator_loss)
 
 
-class GlobalARGVA(GlobalARGA, ARGVA):  # type: ignore[misc]
+class GlobalARGVA(GlobalARGA, ARGVA):
     """``ARGVA`` on a cut graph; see :class:`GlobalGAE`."""
 
 
-class GlobalDeepGraphInfomax(Unsupervised, DeepGraphInfomax):  # type: ignore[misc]
+class GlobalDeepGraphInfomax(Unsupervised, DeepGraphInfomax):
     """``DeepGraphInfomax`` on a cut graph.
 
     Its `summary` and `corruption` are the user's, and look at all nodes: ``lambda z, *args:
@@ -227,4 +215,4 @@ class GlobalDeepGraphInfomax(Unsupervised, DeepGraphInfomax):  # type: ignore[mi
         sets = [train_z, train_y, test_z, test_y]
         if self.last_graph.shards:
             sets = [_of_all_ranks(each) for each in sets]
-        return super().test(*sets, *args, **kwargs)  # type: ignore[no-any-return]
+        return super().test(*sets, *args, **kwargs)

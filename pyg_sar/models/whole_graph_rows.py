@@ -22,7 +22,7 @@ from pyg_sar.shard.local_ids import plain
 from pyg_sar.shard.shard import Shard, n_id_of
 
 
-class GlobalSparseLinear(SparseLinear):  # type: ignore[misc]
+class GlobalSparseLinear(SparseLinear):
     """The first layer of LINKX: ``A @ weight``, with one row of the weight per node."""
 
     def forward(self, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
@@ -32,14 +32,14 @@ class GlobalSparseLinear(SparseLinear):  # type: ignore[misc]
             ValueError: If the weight does not have one row per node of the whole graph.
         """
         if not isinstance(edge_index, ShardEdgeIndex):
-            return super().forward(edge_index, edge_weight)  # type: ignore[no-any-return]
+            return super().forward(edge_index, edge_weight)
         own = _own_rows(self.weight, edge_index)
         # propagate_type: (weight: Tensor, edge_weight: OptTensor)
         out: Tensor = self.propagate(edge_index, weight=own, edge_weight=edge_weight)
         return out if self.bias is None else out + self.bias
 
 
-class GlobalLightGCN(LightGCN):  # type: ignore[misc]
+class GlobalLightGCN(LightGCN):
     """``LightGCN`` on a cut graph: embeddings of own nodes, rankings of this rank's pairs.
 
     Pairs of nodes are edges of the shard, or ids of the whole graph in a plain tensor. Losses are
@@ -56,7 +56,7 @@ class GlobalLightGCN(LightGCN):  # type: ignore[misc]
         """
         self._is_cut = isinstance(edge_index, ShardEdgeIndex)
         if not isinstance(edge_index, ShardEdgeIndex):
-            return super().get_embedding(edge_index, edge_weight)  # type: ignore[no-any-return]
+            return super().get_embedding(edge_index, edge_weight)
         x = _own_rows(self.embedding.weight, edge_index)
         out: Tensor = x * self.alpha[0]
         for i, conv in enumerate(self.convs):
@@ -80,13 +80,11 @@ class GlobalLightGCN(LightGCN):  # type: ignore[misc]
             ValueError: On all ranks, if an id is no node's.
         """
         if not isinstance(edge_index, ShardEdgeIndex):
-            out: Tensor = super().forward(edge_index, edge_label_index, edge_weight)
-            return out
+            return super().forward(edge_index, edge_label_index, edge_weight)
         own = self.get_embedding(edge_index, edge_weight)
         pairs = edge_index if edge_label_index is None else edge_label_index
         ends, (src, dst) = ends_of(pairs, own, edge_index.shard)
-        rankings: Tensor = (ends[src] * ends[dst]).sum(dim=-1)
-        return rankings
+        return (ends[src] * ends[dst]).sum(dim=-1)
 
     def recommend(
         self,
@@ -111,19 +109,18 @@ class GlobalLightGCN(LightGCN):  # type: ignore[misc]
         """
         if not isinstance(edge_index, ShardEdgeIndex):
             args = (edge_weight, src_index, dst_index, k, sorted)
-            return super().recommend(edge_index, *args)  # type: ignore[no-any-return]
+            return super().recommend(edge_index, *args)
         own, n_id = self.get_embedding(edge_index, edge_weight), n_id_of(edge_index.shard)
         if dst_index is None:
             dst_index = torch.arange(edge_index.shard.num_nodes, device=own.device)
         src = own if src_index is None else rows(own, src_index, n_id)
         best = (src @ rows(own, dst_index, n_id).t()).topk(k, sorted=sorted).indices
-        found: Tensor = dst_index[best]
-        return found
+        return dst_index[best]
 
     def link_pred_loss(self, pred: Tensor, edge_label: Tensor, **kwargs: Any) -> Tensor:
         """The loss of the pairs of all ranks, equal on all."""
         if not self._is_cut or kwargs.get('reduction') == 'none':
-            return super().link_pred_loss(pred, edge_label, **kwargs)  # type: ignore[no-any-return]
+            return super().link_pred_loss(pred, edge_label, **kwargs)
         is_sum = kwargs.pop('reduction', 'mean') == 'sum'
         losses: Tensor = super().link_pred_loss(pred, edge_label, reduction='none', **kwargs)
         return global_sum(losses, dim=0) if is_sum else global_mean(losses)
@@ -142,10 +139,9 @@ class GlobalLightGCN(LightGCN):  # type: ignore[misc]
             ValueError: With `node_id`, as ranks may name a node several times.
         """
         if not self._is_cut:
-            out: Tensor = super().recommendation_loss(
+            return super().recommendation_loss(
                 pos_edge_rank, neg_edge_rank, node_id, lambda_reg, **kwargs
             )
-            return out
         if node_id is not None:
             raise ValueError(
                 "'node_id' must be None, as ranks may name a node several times (got a tensor); "
@@ -160,13 +156,9 @@ class GlobalLightGCN(LightGCN):  # type: ignore[misc]
 def ends_of(pairs: Tensor, z: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
     """The rows that pairs of nodes refer to, and the pairs as places in them (collective).
 
-    Args:
-        pairs: Edges of a shard, or ids of the whole graph, int64 ``[2, num_pairs]``.
-        z: Own rows ``[num_own, ...]``.
-        shard: That of the own rows.
-
-    Raises:
-        ValueError: If `z` has not the rows of own nodes, or pairs are of two types of nodes.
+    Pairs are edges of a shard, or ids of the whole graph, int64 ``[2, num_pairs]``; `z` are the
+    rows of the own nodes of `shard`. Raises ValueError if these do not fit, or pairs are of two
+    types of nodes.
     """
     if shard.is_bipartite or z.size(0) != shard.num_own:
         what = 'nodes of two types' if shard.is_bipartite else f'{shard.num_own} nodes'

@@ -22,17 +22,11 @@ OUTSIDE = 'outside of layers'
 
 @dataclass(frozen=True)
 class Transfer:
-    """Rows that have come from other ranks and gone to them, together, and their bytes.
+    """Rows that have come from other ranks and gone to them, together, and their bytes."""
 
-    Attributes:
-        what: ``'part 2'``, or ``'all ranks'`` of an exchange with all at once.
-        kind: ``'rows'`` or ``'gradients'``; of all ranks at once always rows.
-        rows_received: Rows that came in; where several tensors travel, those of each.
-    """
-
-    what: str
-    kind: str
-    rows_received: int
+    what: str  # ``'part 2'``, or ``'all ranks'`` of an exchange with all at once
+    kind: str  # ``'rows'`` or ``'gradients'``; of all ranks at once always rows
+    rows_received: int  # rows that came in; where several tensors travel, those of each
     rows_sent: int
     bytes_received: int
     bytes_sent: int

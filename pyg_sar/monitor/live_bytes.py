@@ -17,10 +17,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     It sees every operation below autograd, in forward and backward, so whatever a model and its
     convs keep or make in passing is counted, not computed from a formula. Scratch memory inside one
-    operation is not seen.
-
-    Args:
-        known: Tensors that were there before; they and their views do not count.
+    operation is not seen. What is `known`, as it was there before, and its views do not count.
 
     Attributes:
         live: Bytes alive now.
@@ -33,9 +30,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known = [t.untyped_storage() for t in known]
         self._seen = {storage._cdata for storage in self._known}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():  # torch 2.5 asks them again
             out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._lazy_clone.default:

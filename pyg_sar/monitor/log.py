@@ -73,11 +73,7 @@ def set_log(level: LogLevel | None) -> None:
 
 
 def set_log_by_environment() -> None:
-    """Does what PYG_SAR_LOG asks for, if it is there.
-
-    Raises:
-        ValueError: If it is no level.
-    """
+    """Does what PYG_SAR_LOG asks for, if it is there; raises ValueError if it is no level."""
     level = os.environ.get('PYG_SAR_LOG', '').lower() or None
     check_log(level, 'PYG_SAR_LOG')
     set_log(level)  # type: ignore[arg-type]

@@ -14,13 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import norm
 
-from pyg_sar.comm import (
-    agree,
-    all_reduce_sum,
-    communicates,
-    is_distributed,
-    once_differentiable,
-)
+from pyg_sar.comm import agree, all_reduce_sum, communicates, is_distributed, once_differentiable
 from pyg_sar.norm.convert import GlobalNorm
 from pyg_sar.norm.running import make_equal, note_update
 from pyg_sar.recompute import remember
@@ -137,7 +131,7 @@ class GlobalBatchNorm(GlobalNorm, torch.nn.BatchNorm1d):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
 
 
-class GlobalPyGBatchNorm(GlobalNorm, norm.BatchNorm):  # type: ignore[misc]
+class GlobalPyGBatchNorm(GlobalNorm, norm.BatchNorm):
     """``torch_geometric.nn.BatchNorm`` around a :class:`GlobalBatchNorm`.
 
     With ``allow_single_element`` the running statistics are used where all ranks together, or the
@@ -159,7 +153,7 @@ class GlobalPyGBatchNorm(GlobalNorm, norm.BatchNorm):  # type: ignore[misc]
                 all_reduce_sum(count)
             if int(count) <= 1:
                 return self.module.by_running_statistics(x)
-        return self.module(x)  # type: ignore[no-any-return]
+        return self.module(x)
 
     @property
     def running_mean(self) -> Tensor | None:
@@ -167,7 +161,7 @@ class GlobalPyGBatchNorm(GlobalNorm, norm.BatchNorm):  # type: ignore[misc]
         return self.module.running_mean
 
 
-class GlobalDiffGroupNorm(GlobalNorm, norm.DiffGroupNorm):  # type: ignore[misc]
+class GlobalDiffGroupNorm(GlobalNorm, norm.DiffGroupNorm):
     """``torch_geometric.nn.DiffGroupNorm`` around a :class:`GlobalBatchNorm`, with its collectives.
 
     The clusters are learned by a linear layer, row by row.

@@ -64,7 +64,7 @@ class GlobalNorm:
                 _GLOBAL[base] = cls
 
     # torch.compile leaves what ranks tell each other to itself.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The norm; errors of lost ranks name it."""
         call = super().__call__  # type: ignore[misc]
@@ -76,11 +76,8 @@ class GlobalNorm:
     def _is_of_batch(self, batch: Tensor | None = None) -> bool:
         """Whether the statistics of this forward are those of this rank's rows alone.
 
-        Args:
-            batch: The graph of every row, if there are several.
-
-        Raises:
-            ValueError: If that cannot be told.
+        `batch` is the graph of every row, if there are several. Raises ValueError if that cannot be
+        told.
         """
         if self.is_synced:
             return False
@@ -117,16 +114,11 @@ class GlobalNorm:
 
 
 def global_form(module: torch.nn.Module) -> type[GlobalNorm] | None:
-    """The class that a plain norm is to become.
+    """The class that a plain norm is to become; None if `module` is no norm over rows known here.
 
-    Norms of a row alone (LayerNorm in mode 'node', HeteroLayerNorm, MessageNorm) need none.
-
-    Args:
-        module: Any module. A subclass of a norm that has a forward of its own may do anything in
-            it: it is none, and a lazy one will be of another class.
-
-    Returns:
-        The class, or None if `module` is no norm over rows that is known here.
+    Norms of a row alone (LayerNorm in mode 'node', HeteroLayerNorm, MessageNorm) need none. A
+    subclass of a norm that has a forward of its own may do anything in it: it is none, and a lazy
+    one will be of another class.
     """
     if type(module) is torch.nn.SyncBatchNorm:
         return _GLOBAL[torch.nn.BatchNorm1d]

@@ -44,7 +44,7 @@ class _NormOfGraphs(GlobalNorm):
     ) -> Tensor:
         """Normalises own rows by the statistics of their graphs."""
         if not is_distributed():
-            return super().forward(x, batch, batch_size)  # type: ignore[misc, no-any-return]
+            return super().forward(x, batch, batch_size)  # type: ignore[misc]
         is_of_batch = self._is_of_batch(batch)
         return self._normalize(x, groups_of(x, batch, batch_size, is_of_batch=is_of_batch))
 
@@ -57,7 +57,7 @@ class _NormOfGraphs(GlobalNorm):
         return x
 
 
-class GlobalGraphNorm(_NormOfGraphs, norm.GraphNorm):  # type: ignore[misc]
+class GlobalGraphNorm(_NormOfGraphs, norm.GraphNorm):
     """``torch_geometric.nn.GraphNorm`` over the nodes of all ranks."""
 
     def _normalize(self, x: Tensor, graphs: Groups) -> Any:
@@ -66,14 +66,14 @@ class GlobalGraphNorm(_NormOfGraphs, norm.GraphNorm):  # type: ignore[misc]
         return self.weight * out / graphs.of_rows(std) + self.bias
 
 
-class GlobalGraphSizeNorm(_NormOfGraphs, norm.GraphSizeNorm):  # type: ignore[misc]
+class GlobalGraphSizeNorm(_NormOfGraphs, norm.GraphSizeNorm):
     """``torch_geometric.nn.GraphSizeNorm`` by the numbers of nodes on all ranks."""
 
     def _normalize(self, x: Tensor, graphs: Groups) -> Any:
         return x * graphs.of_rows(graphs.count.to(x.dtype).pow(-0.5).view(-1, 1))
 
 
-class GlobalInstanceNorm(_NormOfGraphs, norm.InstanceNorm):  # type: ignore[misc]
+class GlobalInstanceNorm(_NormOfGraphs, norm.InstanceNorm):
     """``torch_geometric.nn.InstanceNorm`` over the nodes of all ranks.
 
     Running statistics are equal on all ranks; in evaluation with them nothing is collective.
@@ -119,7 +119,7 @@ class GlobalInstanceNorm(_NormOfGraphs, norm.InstanceNorm):  # type: ignore[misc
         self.running_var.lerp_(unbiased.mean(0).to(self.running_var), self.momentum)
 
 
-class GlobalLayerNorm(_NormOfGraphs, norm.LayerNorm):  # type: ignore[misc]
+class GlobalLayerNorm(_NormOfGraphs, norm.LayerNorm):
     """``torch_geometric.nn.LayerNorm`` in mode 'graph' over the nodes of all ranks.
 
     Mode 'node' is PyG's, without collectives.
@@ -131,7 +131,7 @@ class GlobalLayerNorm(_NormOfGraphs, norm.LayerNorm):  # type: ignore[misc]
         """Normalises own rows by the statistics of their graphs, or each by its own."""
         if self.mode == 'graph':
             return super().forward(x, batch, batch_size)
-        return norm.LayerNorm.forward(self, x, batch, batch_size)  # type: ignore[no-any-return]
+        return norm.LayerNorm.forward(self, x, batch, batch_size)
 
     def _normalize(self, x: Tensor, graphs: Groups) -> Any:
         channels = tuple(range(1, x.dim()))
@@ -149,7 +149,7 @@ def _sqrt(var: Tensor) -> Tensor:
     return torch.where(is_positive, var, 1).sqrt() * is_positive
 
 
-class GlobalMeanSubtractionNorm(_NormOfGraphs, norm.MeanSubtractionNorm):  # type: ignore[misc]
+class GlobalMeanSubtractionNorm(_NormOfGraphs, norm.MeanSubtractionNorm):
     """``torch_geometric.nn.MeanSubtractionNorm`` over the nodes of all ranks."""
 
     def forward(
@@ -162,7 +162,7 @@ class GlobalMeanSubtractionNorm(_NormOfGraphs, norm.MeanSubtractionNorm):  # typ
         return graphs.centered(x)
 
 
-class GlobalPairNorm(_NormOfGraphs, norm.PairNorm):  # type: ignore[misc]
+class GlobalPairNorm(_NormOfGraphs, norm.PairNorm):
     """``torch_geometric.nn.PairNorm`` over the nodes of all ranks."""
 
     def _normalize(self, x: Tensor, graphs: Groups) -> Any:
@@ -175,7 +175,7 @@ class GlobalPairNorm(_NormOfGraphs, norm.PairNorm):  # type: ignore[misc]
         return self.scale * x / (self.eps + graphs.of_rows(square)).sqrt()
 
 
-class GlobalHeteroBatchNorm(GlobalNorm, norm.HeteroBatchNorm):  # type: ignore[misc]
+class GlobalHeteroBatchNorm(GlobalNorm, norm.HeteroBatchNorm):
     """``torch_geometric.nn.HeteroBatchNorm`` over the rows of all ranks.
 
     As in PyG, no gradient goes through the statistics, and ``num_batches_tracked`` counts only
@@ -197,9 +197,9 @@ class GlobalHeteroBatchNorm(GlobalNorm, norm.HeteroBatchNorm):  # type: ignore[m
         """Normalises own rows by the statistics of their type."""
         if not self.training and self.track_running_stats:
             make_equal(self)
-            return super().forward(x, type_vec)  # type: ignore[no-any-return]
+            return super().forward(x, type_vec)
         if not is_distributed():
-            return super().forward(x, type_vec)  # type: ignore[no-any-return]
+            return super().forward(x, type_vec)
         with torch.no_grad():
             types = groups_of(x, type_vec, self.num_types, is_of_batch=self._is_of_batch())
             mean = types.mean(x)

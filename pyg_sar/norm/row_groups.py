@@ -17,17 +17,11 @@ from pyg_sar.comm import agree, all_reduce_sum, check_equal, sum_over_ranks
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups that the rows of all ranks fall into.
+    """The groups that the rows of all ranks fall into."""
 
-    Attributes:
-        index: The group of every own row, ``[num_own]``, or None if there is one group.
-        count: The number of rows of every group on all ranks, int64 ``[num_groups]``.
-        is_of_batch: Whether they are this rank's alone; nothing here is collective then.
-    """
-
-    index: Tensor | None
-    count: Tensor
-    is_of_batch: bool = False
+    index: Tensor | None  # the group of every own row, ``[num_own]``, or None if there is one group
+    count: Tensor  # the number of rows of every group on all ranks, int64 ``[num_groups]``
+    is_of_batch: bool = False  # whether they are this rank's alone; nothing here is collective then
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of every group, ``[num_groups, ...]``, in float32 or float64 (collective)."""
@@ -66,12 +60,10 @@ def groups_of(
     Args:
         x: Own rows, ``[num_own, ...]``.
         index: The group of every own row, integer ``[num_own]``; None puts all rows into one.
-        num_groups: The number of groups, the same on all ranks; None takes the largest group that
-            any rank has, plus one.
+        num_groups: The same on all ranks; None takes the largest group that any rank has, plus one.
         is_of_batch: Whether the groups are those of this rank's rows alone; not collective then.
 
-    Raises:
-        ValueError: On every rank, if `index` or `num_groups` does not fit on any.
+    Raises ValueError on every rank, if `index` or `num_groups` does not fit on any.
     """
     if x.dim() < 2:
         raise ValueError(f"expected 'x' of shape [num_own, num_features] (got {tuple(x.shape)})")

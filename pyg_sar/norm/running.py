@@ -29,16 +29,12 @@ Kind: TypeAlias = tuple[torch.dtype, torch.device]
 
 @dataclass(eq=False)
 class OwnUpdates:
-    """What a norm has done to its running statistics by itself.
+    """What a norm has done to its running statistics by itself."""
 
-    Attributes:
-        is_updated: Which rows of them it has changed, bool: of HeteroBatchNorm one for every type,
-            else ``[1]``; none for a batch without rows.
-        num_batches: ``num_batches_tracked`` before; None where that is not kept.
-    """
-
+    # Which rows of them it has changed, bool: of HeteroBatchNorm one for every type, else ``[1]``;
+    # none for a batch without rows.
     is_updated: Tensor
-    num_batches: Tensor | None
+    num_batches: Tensor | None  # ``num_batches_tracked`` before; None where that is not kept
 
 
 def note_update(norm: Any, is_updated: Tensor) -> None:
@@ -56,9 +52,6 @@ class RunningStatistics:
 
     They have the same sizes on all ranks, whether a rank has updated anything or not. A norm has
     ``[w, w * mean, w * var, num_batches, has_any]``, with w 1 for the rows it has updated.
-
-    Args:
-        module: A module.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:

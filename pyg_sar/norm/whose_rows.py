@@ -9,36 +9,28 @@ costs collectives.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch_geometric.data.data import BaseData
 from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import SparseTensor
 
 from pyg_sar.comm import world_size
 from pyg_sar.shard.local_ids import LocalIds
+from pyg_sar.shard.nested import leaves_of
 
 Edges = Literal['shard', 'batch']
 
 
-@dataclasses.dataclass(eq=False)
-class _Forward:
-    """A forward that runs.
-
-    Attributes:
-        module: Whose.
-        edges: What it was called with.
-        has_normalized: Whether a norm in it has taken statistics of a batch.
-    """
-
+@dataclass(eq=False)
+class _Forward:  # one that runs
     module: torch.nn.Module
-    edges: Edges | None
-    has_normalized: bool = False
+    edges: Edges | None  # what it was called with
+    has_normalized: bool = False  # whether a norm in it has taken statistics of a batch
 
 
 class _Here(threading.local):
@@ -58,7 +50,7 @@ def note_edges_of(modules: Iterable[torch.nn.Module]) -> None:
             module.register_forward_hook(_leave, always_call=True)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable
 def _enter(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
     running, edges = _here.forwards, edges_in((args, kwargs))
     for i, each in enumerate(running):
@@ -80,7 +72,7 @@ def _enter(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         _here.last = edges
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable
 def _leave(module: torch.nn.Module, args: Any, out: Any) -> None:
     running = _here.forwards
     while any(each.module is module for each in running):
@@ -118,7 +110,7 @@ def normalized_a_batch() -> None:
 def edges_in(value: Any) -> Edges | None:
     """The kind of edges among arguments: those of a shard if there are any, or plain ones."""
     found: Edges | None = None
-    for leaf in _leaves(value):
+    for leaf in leaves_of(value):
         if isinstance(leaf, LocalIds):
             return 'shard'
         if _are_edges(leaf):
@@ -132,17 +124,3 @@ def _are_edges(value: Any) -> bool:
     if value.layout != torch.strided:
         return True
     return value.dim() == 2 and value.size(0) == 2 and value.dtype in (torch.int64, torch.int32)
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, BaseData):
-        value = value.stores
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = vars(value)
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _leaves(each)
-    else:
-        yield value

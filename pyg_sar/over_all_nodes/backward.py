@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from traceback import walk_stack
 from typing import Any, Protocol
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -158,7 +159,4 @@ _OF_FUNCTIONS = {
 
 def is_inside_a_function() -> bool:
     """Whether an autograd Function's backward runs this one."""
-    frame = sys._getframe()
-    while frame is not None and frame.f_code not in _OF_FUNCTIONS:
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None
+    return any(frame.f_code in _OF_FUNCTIONS for frame, _ in walk_stack(sys._getframe()))

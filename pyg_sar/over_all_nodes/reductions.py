@@ -171,9 +171,7 @@ def global_std(
 ) -> Tensor:
     """The standard deviation of every column over the nodes of all ranks: ``x.std(dim=0)``.
 
-    ``(x - global_mean(x, dim=0)) / global_std(x)`` standardises features of the whole graph.
-
-    To standardise features::
+    To standardise features of the whole graph::
 
         x = (data.x - pyg_sar.global_mean(data.x, dim=0)) / pyg_sar.global_std(data.x)
 

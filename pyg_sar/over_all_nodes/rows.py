@@ -67,19 +67,12 @@ def rows(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """What moves between ranks for some ids.
+    """What moves between ranks for some ids."""
 
-    Attributes:
-        send_index: Own rows that are sent, by the rank that reads them.
-        send_counts: How many each rank reads.
-        recv_counts: How many come from each rank.
-        place: Which of the rows that come is that of each id.
-    """
-
-    send_index: Tensor
-    send_counts: list[int]
-    recv_counts: list[int]
-    place: Tensor
+    send_index: Tensor  # own rows that are sent, by the rank that reads them
+    send_counts: list[int]  # how many each rank reads
+    recv_counts: list[int]  # how many come from each rank
+    place: Tensor  # which of the rows that come is that of each id
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,8 +114,7 @@ def _plan(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> _Plan:
         if theirs is not None:
             raise ValueError(f'rank {number}: {theirs}')
     if known is not None and all(each for _, each in answers):
-        kept: _Plan = known[2]
-        return kept
+        return known[2]
     plan = _asked_for(ids.reshape(-1), _home(n_id))
     _plans[ids] = ids._version, n_id, plan
     return plan
@@ -135,8 +127,7 @@ def _home(n_id: Tensor) -> _Home:
     own_end = int(n_id.max()) + 1 if n_id.numel() else 0
     answers = agree((is_known, own_end))
     if known is not None and all(each for each, _ in answers):
-        kept: _Home = known[1]
-        return kept
+        return known[1]
     num_ids, ranks = max(end for _, end in answers), world_size()
     order, counts = _by_home(n_id, num_ids)
     asked = all_to_all_counts(counts)
@@ -166,13 +157,8 @@ def _by_home(ids: Tensor, num_ids: int) -> tuple[Tensor, Tensor]:
 def owners_of(ids: Tensor, n_id: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """The ranks that own nodes, and the nodes' rows there (collective: a few all-to-alls).
 
-    Args:
-        ids: Ids of the whole graph, int64 ``[N]``; they may differ from rank to rank.
-        n_id: Those of the own nodes.
-        name: What messages call `ids`.
-
-    Raises:
-        ValueError: On all ranks, if no rank owns an id.
+    Their ids in the whole graph, int64 ``[N]``, may differ from rank to rank; `n_id` are those of
+    the own nodes. Raises ValueError on all ranks, if no rank owns an id; it calls them by `name`.
     """
     unique, place = torch.unique(ids, return_inverse=True)
     owner, row = _owners_of(unique, _home(n_id), name)

@@ -67,7 +67,7 @@ def negative_sampling(
         type(num_neg_samples) is int and num_neg_samples >= 0
     ):
         error = f"'num_neg_samples' must be a number of pairs, an int >= 0 (got {num_neg_samples})"
-    _raise(edge_index, error or _why_not(edge_index, num_nodes))
+    _raise_on_all(edge_index, error or _why_not(edge_index, num_nodes))
     graph = _graph(edge_index, num_nodes)
     seed, num_edges = _common(edge_index, seed, (num_neg_samples, paired), edge_index.size(1))
     if paired:
@@ -82,7 +82,7 @@ def negative_sampling(
     if paired:
         missing = graph.n_id[dst[~is_found]].tolist()
         words = 'expected a node without an edge into every node (got none for node'
-        _raise(edge_index, f'{words} {missing[0]})' if missing else None)
+        _raise_on_all(edge_index, f'{words} {missing[0]})' if missing else None)
         return torch.stack([graph.src, graph.n_id[dst], src])
     return torch.stack([src, graph.n_id[dst]])[:, is_found]
 
@@ -122,19 +122,12 @@ def permute_rows(x: Tensor, edge_index: Tensor, *, seed: int | None = None) -> T
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
-    """Edges into own nodes.
+    """Edges into own nodes."""
 
-    Attributes:
-        src: Their sources, ids of the whole graph.
-        dst: Their destinations, places in `n_id`.
-        n_id: Ids of the own nodes.
-        num_nodes: Nodes of the whole graph.
-    """
-
-    src: Tensor
-    dst: Tensor
-    n_id: Tensor
-    num_nodes: int
+    src: Tensor  # their sources, ids of the whole graph
+    dst: Tensor  # their destinations, places in `n_id`
+    n_id: Tensor  # ids of the own nodes
+    num_nodes: int  # of the whole graph
 
     def counts(self, num_samples: int, seed: int) -> Tensor:
         """How many of all samples each own node is the destination of."""
@@ -204,8 +197,7 @@ def _common(edge_index: Tensor, seed: int | None, asked: object, number: int) ->
     return answers[0][1], sum(number for _, _, number in answers)
 
 
-def _raise(edge_index: Tensor, text: str | None) -> None:
-    """On all ranks, if any has an error."""
+def _raise_on_all(edge_index: Tensor, text: str | None) -> None:
     error = None if text is None else ValueError(text)
     if isinstance(edge_index, ShardEdgeIndex):
         raise_together(error)

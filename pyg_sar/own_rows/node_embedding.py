@@ -97,7 +97,7 @@ class NodeEmbedding(torch.nn.Module):
         for ids, rows in zip(*(torch.split(t, _DRAWN_AT_ONCE) for t in tensors), strict=True):
             rows.copy_(normal(seed, ids.unsqueeze(1), columns))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def forward(self, n_id: Tensor | None = None) -> Tensor:
         """The rows of own nodes, in the order of ``data.x``, or those of some.
 

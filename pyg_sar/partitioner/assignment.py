@@ -98,7 +98,6 @@ def choose(
 
 
 def _methods(can: Callable[[Method], bool]) -> list[str]:
-    """The names of methods of a kind."""
     return [method.name for method in METHODS.values() if can(method)]
 
 
@@ -120,10 +119,7 @@ def assign_nodes(graph: TypedGraph, num_parts: int, options: Options) -> dict[No
     """The part of every node, int32 [N], by type.
 
     A partitioner sees the nodes of all types in one graph, undirected. A type without edges is
-    dealt out evenly.
-
-    Raises:
-        ValueError: If the parts given are not N integers in [0, P).
+    dealt out evenly. Raises ValueError if the parts given are not N integers in [0, P).
     """
     if options.method.place is not None:
         parts = options.method.place(graph, num_parts, options)

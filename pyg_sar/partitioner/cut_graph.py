@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -18,7 +17,7 @@ from pyg_sar.partitioner.graph.typed import TypedGraph, typed_graph
 from pyg_sar.partitioner.methods.method import MethodLike
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.on_disk.rows import aligned
-from pyg_sar.partitioner.sources.sources import read_source
+from pyg_sar.partitioner.sources.sources import load_source
 from pyg_sar.partitioner.write.atomic_folder import existing_parent, replace_folder, target_folder
 from pyg_sar.partitioner.write.summary import PartitionSummary
 from pyg_sar.partitioner.write.writer import write_partition
@@ -118,10 +117,7 @@ def partition_graph(
     with _one_thread():
         scratch = scratch or Scratch(existing_parent(target))
         if isinstance(data, (str, os.PathLike)):
-            name = os.fspath(data)
-            data, dropped = read_source(name, seed=seed, scratch=scratch)
-            if dropped:
-                warnings.warn(f'dropped from {name}: {", ".join(dropped)}', stacklevel=2)
+            data = load_source(data, seed=seed, scratch=scratch)
         graph = typed_graph(data, scratch)
         if num_parts > graph.num_nodes:
             raise ValueError(

@@ -2,14 +2,18 @@
 
 The real code runs, on a made-up shard: so whatever a conv keeps per node, per edge or per row of a
 block is found by measuring it, for any model.
+
+It runs as rank 0 of P while every other rank is thought to hold the same shard, shifted: so what
+rank r sends to rank 0 is what rank 0 itself sends to rank -r. That answers every exchange with
+tensors of the right sizes and sensible values, in one process and without a process group.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -20,12 +24,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
+from pyg_sar.comm import transport
 from pyg_sar.conv.options import Mode
 from pyg_sar.ddp import DistributedDataParallel
-from pyg_sar.monitor import LiveBytes
+from pyg_sar.monitor import Counts, LiveBytes, Meter, hook
 from pyg_sar.over_all_nodes import global_mean
 from pyg_sar.planner.sizes import RankSizes
-from pyg_sar.planner.world import equal_ranks
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard, make_steps
 from pyg_sar.wrap import wrap
@@ -34,8 +38,7 @@ MODES: tuple[Mode, ...] = ('sequential', 'sequential_no_remat', 'one_shot')
 
 
 def _run(model: torch.nn.Module, data: Data) -> Tensor:
-    out: Tensor = model(data.x, data.edge_index)
-    return out
+    return model(data.x, data.edge_index)
 
 
 @dataclass(frozen=True)
@@ -183,3 +186,63 @@ def _block(start: int, end: int, num_dst: int, num_edges: int) -> Tensor:
     dst = torch.randint(max(num_dst, 1), (num_edges,))
     order = torch.argsort(dst * max(end, 1) + src)
     return torch.stack([src[order], dst[order]])
+
+
+@contextmanager
+def equal_ranks(num_ranks: int) -> Iterator[Counts]:
+    """While it lasts, pyg_sar takes this thread for rank 0 of `num_ranks` equal ones.
+
+    Yields:
+        The rows and bytes that rank 0 has received so far.
+    """
+    counts = Counts()
+    meter = Meter(counts)
+    with ExitStack() as stack:
+        if num_ranks > 1:
+            stack.enter_context(transport.inside(_EqualRanks(num_ranks)))
+        hook.add(meter)
+        stack.callback(hook.remove, meter)
+        yield counts
+
+
+class _EqualRanks(transport.World):
+    rank = 0
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def sum_alike(
+        self, operation: str, alike: str = '', *, number: int = 0, state: str = ''
+    ) -> int | None:
+        return number * self.size
+
+    def start_swap(
+        self,
+        received: Sequence[Tensor],
+        recv_rank: int,
+        sent: Sequence[Tensor],
+        send_rank: int,
+        tag: int,
+    ) -> list[transport.Work]:
+        """In one step as many rows come from rank -s as go to rank +s."""
+        for come, to in zip(received, sent, strict=True):
+            come.copy_(to)
+        return []
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
+    ) -> None:
+        """What comes from rank r is what goes to rank -r."""
+        parts = torch.split(sent, send_sizes)
+        for rank, place in enumerate(torch.split(received, recv_sizes)):
+            place.copy_(parts[-rank % self.size])
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        tensor *= self.size
+
+    def all_gather(self, own: Tensor) -> Tensor:
+        return torch.stack([own] * self.size)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        pass

@@ -8,7 +8,6 @@ from typing import Any
 from pyg_sar.command_line import aligned
 from pyg_sar.planner.prediction import Prediction, RankPrediction
 from pyg_sar.planner.sampled import SampledPrediction
-from pyg_sar.planner.units import format_bytes
 
 NOTE = (
     'Peak: the most a process holds in training over what it held with its shard loaded; within\n'
@@ -22,6 +21,15 @@ BATCH_NOTE = (
     'It is\nthat of the shard, the batches of a round (8 on several ranks) and a step. Nodes and\n'
     'edges are expected numbers: within 30 % of those of the one graph that was compared.'
 )
+
+
+def format_bytes(size: float) -> str:
+    """Three to four digits and a decimal unit: ``'1,850 MB'``, ``'24.1 GB'``."""
+    for unit, factor in (('TB', 1e12), ('GB', 1e9), ('MB', 1e6)):
+        if size >= 10 * factor:
+            value = size / factor
+            return f'{value:,.1f} {unit}' if value < 100 else f'{value:,.0f} {unit}'
+    return f'{size / 1e6:.2f} MB'
 
 
 def _seconds(value: float | None) -> str:

@@ -55,13 +55,7 @@ class SampledPrediction:
 
 
 class _Met:
-    """Nodes that hops meet.
-
-    Attributes:
-        there: How many there are.
-        total: How many have been met.
-        last: How many of them by the last hop.
-    """
+    """Nodes that hops meet: how many are `there`, were met in `total`, and by the `last` hop."""
 
     def __init__(self, there: float, first: float) -> None:
         self.there, self.total, self.last = there, first, first

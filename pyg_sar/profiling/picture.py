@@ -22,13 +22,8 @@ _MAPS: dict[str, tuple[Callable[[Counts], float], str]] = {
 def draw_profile(summaries: Sequence[Summary], path: str | os.PathLike[str], text: str) -> None:
     """Draws the seconds of the ranks as bars, and seconds, bytes and memory by layer and rank.
 
-    Args:
-        summaries: The counts of all ranks, by rank.
-        path: The picture to write, or a page (.html); its suffix says the format.
-        text: What a page says below the picture.
-
-    Raises:
-        ValueError: If matplotlib is not installed, or does not know the format.
+    It writes a picture or a page (.html) with `text` below; the suffix of `path` says the format.
+    Raises ValueError if matplotlib is not installed, or does not know it.
     """
     passes = ('forward', 'backward')
     names = [

@@ -29,14 +29,7 @@ T = TypeVar('T', bound='Recording')
 
 
 class Recording(Meter):
-    """Records one model while a ``with`` block lasts.
-
-    Args:
-        model: With SARConvs inside.
-
-    Attributes:
-        recorded: What was recorded, once the block has ended.
-    """
+    """Records one model while a ``with`` block lasts; `recorded` is there once it has ended."""
 
     recorded: Summary | None = None
 

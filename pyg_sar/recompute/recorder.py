@@ -104,8 +104,6 @@ def remember(out: Tensor, step: Step, *inputs: Tensor | None) -> None:
 
 @dataclass(eq=False)
 class _Kept:
-    """A tensor that is kept."""
-
     tensor: Tensor
     version: int
 
@@ -176,9 +174,7 @@ class _Recorder(TorchFunctionMode):
         _here.recorder = self._outer
         super().__exit__(*args)  # type: ignore[no-untyped-call]
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
@@ -204,8 +200,7 @@ class _Recorder(TorchFunctionMode):
                 rest = iter(inputs)
                 full = [next(rest) if value is _INPUT else value for value in pattern]
                 args, kwargs = tree_unflatten(full, structure)
-                result: Tensor = func(*args, **kwargs)
-                return result
+                return func(*args, **kwargs)
 
             self.remember(out, again, inputs, noted)
         return out
@@ -213,8 +208,7 @@ class _Recorder(TorchFunctionMode):
     def _dropout(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         x, p, training, inplace = dropout_arguments(*args, **kwargs)
         if inplace or not training or not x.requires_grad or not 0 < p <= 1:
-            out: Tensor = func(*args, **kwargs)
-            return out
+            return func(*args, **kwargs)
         draw = Draw(p, x.device)
         out = Dropout.apply(x, draw)  # type: ignore[no-untyped-call]
         self.remember(out, draw, (x,))

@@ -21,31 +21,22 @@ def check_block_edges(num_edges: int) -> None:
 
 
 class Bags(NamedTuple):
-    """A sparse 0/1 matrix by rows; empty rows are left out where they are many.
+    """A sparse 0/1 matrix by rows; empty rows are left out where they are many."""
 
-    Attributes:
-        keys: The rows, int64 ``[num_bags]`` ascending; None for all rows, empty ones included.
-        ptr: int32 ``[num_bags + 1]``: entries of bag b are ``columns[ptr[b]:ptr[b + 1]]``.
-        columns: Column of every entry, int32 ``[num_edges]``.
-        perm: Edge of every entry, int32 ``[num_edges]``; None when entries are in edge order.
-        num_rows: Number of rows, empty ones included.
-    """
-
+    # The rows, int64 ``[num_bags]`` ascending; None for all rows, empty ones included.
     keys: Tensor | None
-    ptr: Tensor
-    columns: Tensor
+    ptr: Tensor  # int32 ``[num_bags + 1]``: entries of bag b are ``columns[ptr[b]:ptr[b + 1]]``
+    columns: Tensor  # column of every entry, int32 ``[num_edges]``
+    # Edge of every entry, int32 ``[num_edges]``; None when entries are in edge order.
     perm: Tensor | None
-    num_rows: int
+    num_rows: int  # number of rows, empty ones included
 
 
 def make_bags(rows: Tensor, cols: Tensor, num_rows: int, *, is_sorted: bool = False) -> Bags:
     """Groups edges by row; raises ValueError if there are more than 2^31 - 1.
 
-    Args:
-        rows: Row of every edge, int64 ``[num_edges]``.
-        cols: Column of every edge, int64 ``[num_edges]``.
-        num_rows: Number of rows.
-        is_sorted: Whether `rows` ascends already.
+    `rows` and `cols` have one entry per edge, int64 ``[num_edges]``; `is_sorted` says that rows
+    ascend already.
     """
     check_block_edges(rows.numel())
     perm = None

@@ -17,22 +17,16 @@ from pyg_sar.shard.plan import Plan
 
 @dataclass(frozen=True, eq=False)
 class DestinationChunk:
-    """A range of own destinations with all their in-edges.
-
-    Attributes:
-        dst: The destinations.
-        edges: Places of the edges in the order of edge tensors, int64 ``[num_edges]``: by
-            destination, and within a destination in the order of the whole graph.
-        edge_index: int64 ``[2, num_edges]``: rows of the chunk's sources, destinations from zero.
-        own: Own rows among the sources, int64.
-        halo: Halo rows among them, int64, from zero; they follow the own rows.
-    """
+    """A range of own destinations with all their in-edges."""
 
     dst: slice
+    # Places of the edges in the order of edge tensors, int64 ``[num_edges]``: by destination, and
+    # within a destination in the order of the whole graph.
     edges: Tensor
+    # int64 ``[2, num_edges]``: rows of the chunk's sources, destinations from zero.
     edge_index: Tensor
-    own: Tensor
-    halo: Tensor
+    own: Tensor  # own rows among the sources, int64
+    halo: Tensor  # halo rows among them, int64, from zero; they follow the own rows
 
     @property
     def num_dst(self) -> int:
@@ -44,10 +38,7 @@ class DestinationChunk:
 def make_chunks(plan: Plan, max_rows: int, max_dst: int | None = None) -> list[DestinationChunk]:
     """Cuts the own destinations into runs of at most `max_rows` in-edges, one destination at least.
 
-    Args:
-        plan: The blocks of the edge_index.
-        max_rows: In-edges of a chunk at most, unless one destination has more.
-        max_dst: Destinations of a chunk at most.
+    A chunk has `max_dst` destinations at most.
     """
     shard = plan.shard
     edge_index = plan.edge_index

@@ -9,13 +9,14 @@ Anything else is refused by name, see :mod:`pyg_sar.shard.local_ids`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_sar.shard.local_ids import KEEPS_ALL, LocalIds, SourceRow, names, plain, refuse
+from pyg_sar.shard.nested import leaves_of
 from pyg_sar.shard.shard import Shard
 
 _SELECTS = names(
@@ -65,7 +66,7 @@ class ShardEdgeIndex(LocalIds):
     def _compute(
         cls, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        given = _find([*args, *kwargs.values()])
+        given = [each for each in leaves_of((args, kwargs)) if isinstance(each, LocalIds)]
         source = next(each for each in given if isinstance(each, cls))
         if name == '__getitem__' and args[0] is source:
             row = _row_asked_for(args[1])
@@ -151,14 +152,3 @@ def _flat(dims: Any) -> list[int]:
 
 def _version(edge_index: Tensor) -> int:
     return 0 if edge_index.is_inference() else edge_index._version
-
-
-def _find(args: Iterable[Any]) -> list[LocalIds]:
-    """The tensors of local ids among arguments, inside lists and tuples too."""
-    found: list[LocalIds] = []
-    for arg in args:
-        if isinstance(arg, LocalIds):
-            found.append(arg)
-        elif isinstance(arg, (list, tuple)):
-            found += _find(arg)
-    return found

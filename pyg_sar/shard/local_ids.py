@@ -96,14 +96,10 @@ class LocalIds(Tensor):
 
 
 class SourceRow(LocalIds):
-    """The source of every edge, int64 ``[num_edges]``, in local ids.
-
-    Attributes:
-        edges: The ShardEdgeIndex with these sources, which makes them.
-    """
+    """The source of every edge, int64 ``[num_edges]``, in local ids."""
 
     _what = "the sources in a shard's edge_index"
-    edges: Any
+    edges: Any  # the ShardEdgeIndex with these sources, which makes them
 
     @staticmethod
     def wrap(sources: Tensor, edges: Any) -> SourceRow:

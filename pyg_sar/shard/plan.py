@@ -28,27 +28,18 @@ _MAX_EDGES = 4
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """The edges of one rank whose sources one part owns.
+    """The edges of one rank whose sources one part owns."""
 
-    Attributes:
-        part: The part that owns the sources.
-        num_rows: Number of source rows of the block (own rows, or rows received).
-        num_dst: Number of destinations, i.e. own nodes of the rank.
-        edge_index: Its edges, int64 ``[2, num_edges]``: source row of the block, own destination;
-            sorted by destination.
-        edges: Their places in the order of edge tensors: a slice, or int64 ``[num_edges]``.
-    """
-
-    part: int
-    num_rows: int
-    num_dst: int
-    start: int
-    edges: slice | Tensor
+    part: int  # which owns the sources
+    num_rows: int  # source rows of the block: own rows, or rows received
+    num_dst: int  # own destinations of the rank
+    start: int  # local id of the first source row
+    edges: slice | Tensor  # places in the order of edge tensors, a range or int64 ``[num_edges]``
     _all_edges: Tensor = field(repr=False)
 
     @property
     def edge_index(self) -> Tensor:
-        """Made anew on every call; see the class."""
+        """Source row of the block and own destination, int64 ``[2, num_edges]``, by destination."""
         # Not kept: 16 bytes an edge, and a subtraction is cheap.
         edge_index = self.take(self._all_edges, dim=1)
         return torch.stack([edge_index[0] - self.start, edge_index[1]])
@@ -90,23 +81,14 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """All blocks of one edge_index, in the order in which they are visited: own parts first.
+    """All blocks of one edge_index, in the order in which they are visited: own parts first."""
 
-    Attributes:
-        shard: The shard whose local ids the edge_index uses.
-        blocks: Own blocks, then one block for every step of the shard.
-        num_edges: Number of edges, i.e. the rows of every edge tensor.
-        edge_index: The edge_index, plain int64 ``[2, num_edges]``.
-        version: The version of `edge_index` that the blocks are of.
-        is_whole: Whether these are all edges of the shard in their order.
-        cache: Where other rooms keep what they computed once for this plan.
-    """
-
-    shard: Shard
-    blocks: tuple[Block, ...]
-    edge_index: Tensor
-    version: int
-    is_whole: bool = False
+    shard: Shard  # whose local ids the edge_index uses
+    blocks: tuple[Block, ...]  # own blocks, then one block for every step of the shard
+    edge_index: Tensor  # plain int64 ``[2, num_edges]``
+    version: int  # of `edge_index`, that the blocks are of
+    is_whole: bool = False  # whether these are all edges of the shard in their order
+    # Where other rooms keep what they computed once for this plan.
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -189,12 +171,8 @@ def _source_part(src: Tensor, shard: Shard) -> Tensor:
 def plan_of(edge_index: Tensor, shard: Shard) -> Plan:
     """The blocks of `edge_index`, remembered by its content.
 
-    Args:
-        edge_index: int64 ``[2, E]`` in local ids of `shard`: the shard's own, or derived from it.
-        shard: The shard.
-
-    Raises:
-        ValueError: If an id is out of range, or a destination is not an own node.
+    It is int64 ``[2, E]`` in local ids of `shard`: the shard's own, or derived from it. Raises
+    ValueError if an id is out of range, or a destination is not an own node.
     """
     plans: list[Plan] = shard.cache.setdefault('plans', [])
     plan = next((p for p in reversed(plans) if _is_of(p, edge_index)), None)

@@ -21,20 +21,13 @@ class Step:
     """One step of the exchange: one remote part's rows come in, one own part's rows go out.
 
     In step ``s`` rank ``r`` receives from rank ``r - s`` and sends to ``r + s``: no deadlock.
-
-    Attributes:
-        part: The remote part whose rows are received.
-        recv_rank: The rank that owns `part`.
-        recv_rows: Number of rows received (the halo rows owned by `part`).
-        send_rank: The rank that reads rows of an own part in this step.
-        send_index: Local rows it reads, int64 ``[num_rows]``.
     """
 
-    part: int
-    recv_rank: int
-    recv_rows: int
-    send_rank: int
-    send_index: Tensor
+    part: int  # the remote part whose rows are received
+    recv_rank: int  # the rank that owns `part`
+    recv_rows: int  # number of rows received (the halo rows owned by `part`)
+    send_rank: int  # the rank that reads rows of an own part in this step
+    send_index: Tensor  # local rows it reads, int64 ``[num_rows]``
 
 
 def make_steps(
@@ -42,11 +35,8 @@ def make_steps(
 ) -> tuple[Step, ...]:
     """The steps of a rank's exchange, also those in which nothing is sent.
 
-    Args:
-        rank: The rank.
-        world_size: Number of ranks.
-        halo_ptr: ``num_parts + 1`` offsets of the halo rows that each part owns.
-        sent: Own rows that rank `reader` reads of the i-th own part: ``sent(reader, i)``.
+    `halo_ptr` are ``num_parts + 1`` offsets of the halo rows that each part owns; ``sent(reader,
+    i)`` are own rows that rank `reader` reads of the i-th own part.
     """
     per_rank = (len(halo_ptr) - 1) // world_size
     steps = []
@@ -61,45 +51,32 @@ def make_steps(
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """The part of a partitioned graph that one rank holds, without features and edges.
+    """The part of a partitioned graph that one rank holds, without features and edges."""
 
-    Attributes:
-        root: The partition folder it was read from, for messages.
-        fingerprint: Names the partition; equal on all ranks.
-        rank: The rank that holds it.
-        world_size: Number of ranks.
-        num_parts: Number of parts; a multiple of `world_size`.
-        num_nodes: Nodes of the whole graph.
-        own_ptr: ``parts_per_rank + 1`` offsets: own nodes of the i-th own part.
-        halo_ptr: ``num_parts + 1`` offsets: halo rows owned by each part (own parts: none).
-        block_ptr: ``num_parts + 1`` offsets: edges whose source each part owns.
-        steps: The exchange, in order; empty on one rank.
-        dst_rows: Of a bipartite shard, how many own destinations there are; None where sources and
-            destinations are the same nodes.
-        dst_ptr: Of a bipartite shard as it was loaded, ``parts_per_rank + 1`` offsets: own
-            destinations of the i-th own part.
-        e_id: Original ids of the edges, int64 ``[num_edges]``, where they are known.
-        n_id: Ids of the own nodes in the whole graph, int64 ``[num_own]``, where they are known.
-        dst_id: Of a bipartite shard as it was loaded, the ids of the own destinations, int64
-            ``[num_dst]``.
-        cache: Where other rooms keep what they computed once for this shard.
-    """
-
-    root: str
-    fingerprint: str
-    rank: int
+    root: str  # the partition folder it was read from, for messages
+    fingerprint: str  # names the partition; equal on all ranks
+    rank: int  # the rank that holds it
     world_size: int
-    num_parts: int
-    num_nodes: int
-    own_ptr: tuple[int, ...]
+    num_parts: int  # number of parts; a multiple of `world_size`
+    num_nodes: int  # of the whole graph
+    own_ptr: tuple[int, ...]  # ``parts_per_rank + 1`` offsets: own nodes of the i-th own part
+    # ``num_parts + 1`` offsets: halo rows owned by each part (own parts: none).
     halo_ptr: tuple[int, ...]
-    block_ptr: tuple[int, ...]
-    steps: tuple[Step, ...]
+    block_ptr: tuple[int, ...]  # ``num_parts + 1`` offsets: edges whose source each part owns
+    steps: tuple[Step, ...]  # the exchange, in order; empty on one rank
+    # Of a bipartite shard, how many own destinations there are; None where sources and destinations
+    # are the same nodes.
     dst_rows: int | None = None
+    # Of a bipartite shard as it was loaded, ``parts_per_rank + 1`` offsets: own destinations of the
+    # i-th own part.
     dst_ptr: tuple[int, ...] | None = None
+    # Original ids of the edges, int64 ``[num_edges]``, where they are known.
     e_id: Tensor | None = field(default=None, repr=False)
+    # Ids of the own nodes in the whole graph, int64 ``[num_own]``, where they are known.
     n_id: Tensor | None = field(default=None, repr=False)
+    # Of a bipartite shard as it was loaded, the ids of the own destinations, int64 ``[num_dst]``.
     dst_id: Tensor | None = field(default=None, repr=False)
+    # Where other rooms keep what they computed once for this shard.
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property

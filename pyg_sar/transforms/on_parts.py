@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from torch_geometric.data.data import BaseData
@@ -25,11 +24,9 @@ def refuse_on_parts() -> None:
     They would take statistics, draw, or look for neighbours in one part, without an error.
     """
     call = BaseTransform.__call__
-    if not hasattr(call, '__wrapped__'):
-        BaseTransform.__call__ = _refusing(call)
+    if hasattr(call, '__wrapped__'):
+        return
 
-
-def _refusing(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def __call__(self: BaseTransform, data: Any) -> Any:
         name = type(self).__name__
@@ -41,7 +38,7 @@ def _refusing(call: Callable[..., Any]) -> Callable[..., Any]:
             )
         return call(self, data)
 
-    return __call__
+    BaseTransform.__call__ = __call__
 
 
 def _is_part(data: BaseData) -> bool:

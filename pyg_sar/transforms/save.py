@@ -21,7 +21,7 @@ from torch_geometric.data import Data
 
 from pyg_sar.checkpoint.all_or_none import together
 from pyg_sar.comm import agree, check_equal, in_call
-from pyg_sar.partitioner.graph.labels import label_facts
+from pyg_sar.partitioner.graph.attributes import label_facts
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.checksums import file_checksum
 from pyg_sar.shard.format.file_names import META_FILE, NODE_ATTRS_FILE, part_dir
@@ -139,11 +139,7 @@ def _joined_facts(facts: Sequence[dict[str, Any]], data: Data) -> dict[str, Any]
 
 
 def _write_parts(shard: Shard, values: dict[str, Tensor], keep: set[str]) -> dict[str, str]:
-    """Adds the values to the files of the own parts, beside those named in `keep`.
-
-    Returns:
-        The checksums of the files.
-    """
+    """Adds values to the files of the own parts, beside those named in `keep`; gives checksums."""
     checksums = {}
     for i, part in enumerate(shard.parts):
         path = Path(shard.root) / _file_of(part)

@@ -13,7 +13,7 @@ from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 
-class SIGN(transforms.SIGN):  # type: ignore[misc]
+class SIGN(transforms.SIGN):
     """``torch_geometric.transforms.SIGN`` on a cut graph, as on one machine.
 
     ``X_i = (D^-1/2 A D^-1/2)^i X`` for ``i = 1 ... K``, with the degrees ``D``.
@@ -53,7 +53,7 @@ class SIGN(transforms.SIGN):  # type: ignore[misc]
         return data
 
 
-class _NormalizedSum(MessagePassing):  # type: ignore[misc]
+class _NormalizedSum(MessagePassing):
     """``D^-1/2 A D^-1/2 x``, without self loops of its own."""
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None) -> Tensor:
@@ -63,8 +63,7 @@ class _NormalizedSum(MessagePassing):  # type: ignore[misc]
             edge_index, edge_weight, x.size(0), add_self_loops=False, dtype=x.dtype
         )
         # propagate_type: (x: Tensor, edge_weight: Tensor)
-        out: Tensor = self.propagate(edge_index, x=x, edge_weight=edge_weight)
-        return out
+        return self.propagate(edge_index, x=x, edge_weight=edge_weight)
 
     def message(self, x_j: Tensor, edge_weight: Tensor) -> Tensor:
         return edge_weight.view(-1, 1) * x_j

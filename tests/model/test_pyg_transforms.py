@@ -15,7 +15,7 @@ from torch_geometric.transforms import BaseTransform
 
 import pyg_sar
 from pyg_sar.partition import main
-from pyg_sar.partitioner.sources.transform import transformed
+from pyg_sar.partitioner.sources.named_class import transformed
 
 OWN = [
     T.Constant(),

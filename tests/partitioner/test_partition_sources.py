@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.on_disk.mapped import Scratch
-from pyg_sar.partitioner.sources.sources import load_source, read_source
+from pyg_sar.partitioner.sources.sources import load_source
 
 EDGES = np.array([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
 X = np.array([[1.0, 0, 0], [0, 0, 2], [0, 0, 0], [3, 4, 0]], dtype=np.float32)
@@ -168,8 +168,7 @@ def test_npz_csr(tmp_path, check_partition):
     path = _npz(tmp_path / 'a.npz', edge_index=EDGES, **CSR)
     data = load_source(path)
     assert torch.equal(data.x, torch.tensor(X))
-    sparse, dropped = read_source(path, scratch=Scratch())
-    assert dropped == []
+    sparse = load_source(path, scratch=Scratch())
     assert sparse.x.is_sparse
     assert torch.equal(sparse.x.to_dense(), torch.tensor(X))
     partition_graph(sparse, 2, tmp_path / 'out')

@@ -16,7 +16,7 @@ import pyg_sar
 from pyg_sar import plan
 from pyg_sar.monitor import parse_bytes
 from pyg_sar.planner import Statistics, by_hand, read_statistics
-from pyg_sar.planner.units import format_bytes, parse_counts, parse_share
+from pyg_sar.planner.report import format_bytes
 
 SMALL = ['--hidden', '16', '--layers', '2', '--no-time']
 
@@ -37,9 +37,9 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lambda: by_hand(10, 10).at(2),
         lambda: parse_bytes('64 XB'),
         lambda: parse_bytes('0GB'),
-        lambda: parse_share('0.2'),
-        lambda: parse_counts('1,0'),
-        lambda: parse_counts('1;2'),
+        lambda: plan.parse_share('0.2'),
+        lambda: plan.parse_counts('1,0'),
+        lambda: plan.parse_counts('1;2'),
     ],
 )
 def test_statistics_and_units_are_checked(make: Any) -> None:
@@ -51,8 +51,8 @@ def test_units() -> None:
     assert parse_bytes('64GB') == 64 * 10**9
     assert parse_bytes('1.5 GiB') == 3 << 29
     assert parse_bytes('100') == 100
-    assert parse_share('0.2@64') == (0.2, 64)
-    assert parse_counts('1,2,16') == [1, 2, 16]
+    assert plan.parse_share('0.2@64') == (0.2, 64)
+    assert plan.parse_counts('1,2,16') == [1, 2, 16]
     assert format_bytes(1.85e9) == '1,850 MB'
     assert format_bytes(24.06e9) == '24.1 GB'
 

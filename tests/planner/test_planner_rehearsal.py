@@ -15,9 +15,8 @@ from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
 from pyg_sar.monitor import LiveBytes
-from pyg_sar.planner.rehearsal import MODES, make_data, rehearse
+from pyg_sar.planner.rehearsal import MODES, equal_ranks, make_data, rehearse
 from pyg_sar.planner.sizes import RankSizes
-from pyg_sar.planner.world import equal_ranks
 
 SIZES = RankSizes((7,), (20,), (3, 2, 4), (9, 5, 11), 9)
 

@@ -174,8 +174,7 @@ class Normalizer:
             if len(results) > _MAX_RESULTS:
                 results.popitem(last=False)
         results.move_to_end(key)
-        result: tuple[Tensor, Tensor] = results[key][1]
-        return result
+        return results[key][1]
 
 
 def _inverse_power(degree: Tensor, exponent: float) -> Tensor:

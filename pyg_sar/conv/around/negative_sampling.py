@@ -112,8 +112,7 @@ class Negatives:
         edges = self.exchanges.oriented(edge_index, flip=flip).edge_index
         shard: Shard = self.exchanges.of(edges).shard
         src, dst = edges.as_subclass(Tensor)
-        pairs: Tensor = places(shard, part_ptr, src.device)[src] * shard.num_own + dst
-        return pairs
+        return places(shard, part_ptr, src.device)[src] * shard.num_own + dst
 
 
 def _refuse_batch(*args: Any, **kwargs: Any) -> NoReturn:

@@ -63,8 +63,7 @@ def _is_counted(edge_index: ShardEdgeIndex, exchange: Exchange) -> Tensor:
     ids = torch.cat([n_id, *exchange.fetch_all([n_id])])
     ends = torch.cat([ids[src], n_id[dst]])
     largest = max(agree(int(ends.max()) if ends.numel() else -1))
-    is_counted: Tensor = n_id <= largest
-    return is_counted
+    return n_id <= largest
 
 
 def _check(edge_index: Tensor) -> None:

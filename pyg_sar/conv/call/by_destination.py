@@ -32,27 +32,18 @@ _MIN_ROWS = 1024
 
 @dataclass(frozen=True)
 class Observation:
-    """What message and aggregation give for a few edges.
+    """What message and aggregation give for a few edges."""
 
-    Attributes:
-        out: The aggregation's result with nodes first, or None for ``edge_update``.
-        edge_outputs: What the function computes per edge.
-        edge_attributes: Attributes of the conv that it sets to a tensor with one row per edge.
-        numbers: Attributes of the conv that it sets to plain numbers, with their values.
-        learnable: Leaf tensors it reads that are not among its arguments.
-        uses_rng: Whether it draws random numbers.
-        is_dense: Whether the aggregation makes dense batches of messages.
-        reads_sizes: Whether it asks for sizes of the whole graph.
-    """
-
-    out: Tensor | None
-    edge_outputs: tuple[Tensor, ...]
+    out: Tensor | None  # the aggregation's result with nodes first, or None for ``edge_update``
+    edge_outputs: tuple[Tensor, ...]  # what the function computes per edge
+    # Attributes of the conv that it sets to a tensor with one row per edge.
     edge_attributes: tuple[str, ...]
+    # Attributes of the conv that it sets to plain numbers, with their values.
     numbers: dict[str, Any]
-    learnable: tuple[Tensor, ...]
+    learnable: tuple[Tensor, ...]  # leaf tensors it reads that are not among its arguments
     uses_rng: bool
-    is_dense: bool
-    reads_sizes: bool
+    is_dense: bool  # whether the aggregation makes dense batches of messages
+    reads_sizes: bool  # whether it asks for sizes of the whole graph
 
 
 @no_autocast_cache()
@@ -91,10 +82,8 @@ def run_gather(
     """Computes a conv's message and aggregation by chunks of destinations.
 
     A chunk has `max_rows` in-edges at most; None is for what fits into a share of free memory.
-
-    Returns:
-        The aggregation's result in the conv's node dimension, the edge outputs, and what is to be
-        set on the conv.
+    Gives the aggregation's result in the conv's node dimension, the edge outputs, and what is to be
+    set on the conv.
     """
     seen = observe(binding)
     if seen.is_dense and not (plan.is_whole and plan.shard.e_id is not None):
@@ -141,8 +130,7 @@ def _whole_graph(plan: Plan) -> tuple[int, int]:
         own = int(plan.in_degree.max()) if plan.in_degree.numel() else 0
         widths, sizes = zip(*agree((own, plan.shard.num_dst)), strict=True)
         plan.cache[key] = max(widths), sum(sizes)
-    found: tuple[int, int] = plan.cache[key]
-    return found
+    return plan.cache[key]
 
 
 def _run(

@@ -21,31 +21,20 @@ from pyg_sar.conv.options import Mode, Path
 
 @dataclass(frozen=True)
 class Decision:
-    """How one kind of call is computed, the same on all ranks.
+    """How one kind of call is computed, the same on all ranks."""
 
-    Attributes:
-        function: The function's name, with its conv's.
-        edge_names: The tensors with one row per edge.
-        path: How the call is computed.
-        mode: The mode it is computed in; never ``'auto'``.
-        one_pass: Whether one pass computes its softmax.
-        one_shot_bytes: The most that mode one_shot would hold on any rank, in bytes; 0 where it was
-            not asked for.
-        trace: What the function does on this rank; None on paths that do not ask.
-        learnable: The names of the parameters that it reads by itself; None if it has to be traced
-            at every call: it reads a learnable tensor that is no parameter, or sets a number.
-        drops: Whether it draws masks of dropout by edge, or may do so.
-    """
-
-    function: str
-    edge_names: frozenset[str]
+    function: str  # the function's name, with its conv's
+    edge_names: frozenset[str]  # the tensors with one row per edge
     path: Path
-    mode: Mode
-    one_pass: bool = False
+    mode: Mode  # the mode it is computed in; never ``'auto'``
+    one_pass: bool = False  # whether one pass computes its softmax
+    # The most that mode one_shot would hold on any rank, in bytes; 0 where it was not asked for.
     one_shot_bytes: int = 0
-    trace: Trace | None = None
+    trace: Trace | None = None  # what the function does on this rank; None on paths that do not ask
+    # The names of the parameters that it reads by itself; None if it has to be traced at every
+    # call: it reads a learnable tensor that is no parameter, or sets a number.
     learnable: tuple[str, ...] | None = ()
-    drops: bool = False
+    drops: bool = False  # whether it draws masks of dropout by edge, or may do so
 
     def learnable_of(self, conv: torch.nn.Module) -> tuple[Tensor, ...]:
         """The learnable tensors themselves; a program may have replaced them since."""
@@ -65,44 +54,31 @@ def names_of(conv: torch.nn.Module, tensors: tuple[Tensor, ...]) -> tuple[str, .
 
 @dataclass
 class Decisions:
-    """What the ranks have decided for one kind of forward of a conv.
+    """What the ranks have decided for one kind of forward of a conv."""
 
-    Attributes:
-        local: What the conv was on this rank when they did.
-        calls: How each kind of call is computed, in the conv or a module inside it.
-        turned: The tensors with one row per edge, where edges have to be turned round.
-        checked: Functions of the whole graph whose inputs all ranks have checked.
-    """
-
-    local: tuple[Any, ...]
+    local: tuple[Any, ...]  # what the conv was on this rank when they did
+    # How each kind of call is computed, in the conv or a module inside it.
     calls: dict[Any, Decision] = field(default_factory=dict)
+    # The tensors with one row per edge, where edges have to be turned round.
     turned: dict[Any, list[str]] = field(default_factory=dict)
+    # Functions of the whole graph whose inputs all ranks have checked.
     checked: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a rank tells the others of a call.
+    """What a rank tells the others of a call."""
 
-    Attributes:
-        types: See :func:`kinds_of`.
-        rows: Rows of every tensor that is not read at a node.
-        num_edges: Number of edges on the rank; -1 if the arguments could not be bound.
-        num_nodes: Own sources and own destinations of the rank.
-        sums: Of every tensor that is read as it is, the sum of its entries.
-        path: How the rank is going to compute it.
-        one_pass: Whether one pass could compute its softmax here.
-        one_shot_bytes: What mode one_shot would hold on the rank, where that decides.
-    """
-
-    types: tuple[Any, ...] = ()
+    types: tuple[Any, ...] = ()  # see :func:`kinds_of`
+    # Rows of every tensor that is not read at a node.
     rows: dict[str, int] = field(default_factory=dict)
-    num_edges: int = -1
-    num_nodes: tuple[int, int] = (0, 0)
+    num_edges: int = -1  # number of edges on the rank; -1 if the arguments could not be bound
+    num_nodes: tuple[int, int] = (0, 0)  # own sources and own destinations of the rank
+    # Of every tensor that is read as it is, the sum of its entries.
     sums: dict[str, float] = field(default_factory=dict)
-    path: str = ''
-    one_pass: bool = False
-    one_shot_bytes: int = 0
+    path: str = ''  # how the rank is going to compute it
+    one_pass: bool = False  # whether one pass could compute its softmax here
+    one_shot_bytes: int = 0  # what mode one_shot would hold on the rank, where that decides
 
 
 def kinds_of(arguments: Arguments) -> tuple[Any, ...]:
@@ -135,13 +111,10 @@ def agree_on_call(
 ) -> tuple[frozenset[str], bool, int]:
     """Compares the call of a message function between the ranks (collective: one all-gather).
 
-    Returns:
-        The names of the tensors with one row per edge, whether one pass can compute the softmax on
-        every rank, and the most bytes that mode one_shot would hold on any.
-
-    Raises:
-        ValueError: On all ranks, if the call is wrong on one of them or differs between them. With
-            one rank `error` itself is raised.
+    Returns the names of the tensors with one row per edge, whether one pass can compute the softmax
+    on every rank, and the most bytes that mode one_shot would hold on any. Raises ValueError on all
+    ranks, if the call is wrong on one of them or differs between them. With one rank `error` itself
+    is raised.
     """
     if world_size == 1 and error is not None:
         raise error

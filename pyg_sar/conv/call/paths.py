@@ -31,25 +31,16 @@ from pyg_sar.shard.plan import Plan
 
 @dataclass(frozen=True)
 class Call:
-    """One call of ``propagate``, up to the conv's ``update``, or of ``edge_updater``.
+    """One call of ``propagate``, up to the conv's ``update``, or of ``edge_updater``."""
 
-    Attributes:
-        binding: The function with its arguments.
-        plan: The blocks of the edges.
-        exchange: The exchange of the shard.
-        oriented: The edges; results per edge go back to the caller's order.
-        decision: How the ranks compute it.
-        max_rows: In-edges of a chunk of the gather path; None for what fits into free memory.
-        in_forward: Whether the conv's own forward takes the result.
-    """
-
-    binding: Binding
+    binding: Binding  # the function with its arguments
     plan: Plan
     exchange: Exchange
-    oriented: Oriented
-    decision: Decision
+    oriented: Oriented  # the edges; results per edge go back to the caller's order
+    decision: Decision  # how the ranks compute it
+    # In-edges of a chunk of the gather path; None for what fits into free memory.
     max_rows: int | None
-    in_forward: bool
+    in_forward: bool  # whether the conv's own forward takes the result
 
     @property
     def conv(self) -> MessagePassing:

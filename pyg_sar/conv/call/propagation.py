@@ -222,12 +222,8 @@ class Propagation:
     def _path(self, binding: Binding, plan: Plan) -> tuple[Path, Trace | None, int]:
         """How a call is computed: in the cheapest way that is exact for what it does.
 
-        Returns:
-            The path, what the function does, and in mode auto what mode one_shot would hold, in
-            bytes.
-
-        Raises:
-            ValueError: If there is none.
+        Returns the path, what the function does, and in mode auto what mode one_shot would hold, in
+        bytes. Raises ValueError if there is none.
         """
         path: Path
         traced: Trace | None = None

@@ -72,12 +72,10 @@ def decisions_for(
 def _state_of(
     conv: MessagePassing, options: Options, shards: list[Shard], values: Iterable[Any]
 ) -> tuple[str, tuple[Any, ...]]:
-    """What a forward is decided by.
+    """What a forward is decided by: what must be alike on all ranks, in words, and a rank's own.
 
-    Returns:
-        What must be alike on all ranks, in words; and what may be this rank's own, but asks for new
-        decisions where it changes: numbers and words that the conv and its modules hold, functions
-        and hooks by identity.
+    The second asks for new decisions where it changes: numbers and words that the conv and its
+    modules hold, functions and hooks by identity.
     """
     words = [name_of(conv), str(options), *(shard.fingerprint for shard in shards)]
     words.append(

@@ -32,21 +32,13 @@ _RESHAPES = operations(
 
 @dataclass(frozen=True)
 class Product:
-    """A weight times the rows that messages read.
+    """A weight times the rows that messages read."""
 
-    Attributes:
-        place: The weight's place among the edge tensors.
-        out: The product, or a reshaped one.
-        weight_shape: The weight's shape where it was multiplied.
-        rows_shape: The rows' shape there.
-        is_reshaped: Whether rows or product have other shapes than x_j.
-    """
-
-    place: int
-    out: Tensor
-    weight_shape: torch.Size
-    rows_shape: torch.Size
-    is_reshaped: bool
+    place: int  # the weight's place among the edge tensors
+    out: Tensor  # the product, or a reshaped one
+    weight_shape: torch.Size  # the weight's shape where it was multiplied
+    rows_shape: torch.Size  # the rows' shape there
+    is_reshaped: bool  # whether rows or product have other shapes than x_j
 
     def is_by_head(self, node_dim: int) -> bool:
         """Whether the weight is one for every edge, or for every edge and head.
@@ -96,9 +88,7 @@ class ProductRecorder(TorchDispatchMode):
         """Whether there was one."""
         return self._product is not None
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():  # torch 2.5 asks them again
             out = func(*args, **(kwargs or {}))
         if isinstance(out, Tensor) and out.dim() and out.size(0) == NUM_SAMPLES:

@@ -84,9 +84,7 @@ class SoftmaxUse(TorchDispatchMode):
                 return False
         return True
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():  # torch 2.5 asks them again
             out = func(*args, **kwargs)
@@ -99,7 +97,7 @@ class SoftmaxUse(TorchDispatchMode):
     def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if func in _UNREAD:
             return
-        entries = self._result(func, args, kwargs, out)
+        entries = self._result(func, args, out)
         if entries is not None:
             result = out[0] if isinstance(out, tuple) else out
             self._note(result, entries.expand(result.shape))
@@ -115,9 +113,7 @@ class SoftmaxUse(TorchDispatchMode):
         self._kept += written
         self._spoiled.update(_memory_of(t) for t in written)
 
-    def _result(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> Tensor | None:
+    def _result(self, func: Any, args: tuple[Any, ...], out: Any) -> Tensor | None:
         """The entries that the result is proportional to, or None if it is not."""
         first = self._entries(args[0]) if args else None
         if func in _VIEWS:

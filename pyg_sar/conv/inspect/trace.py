@@ -34,39 +34,27 @@ from pyg_sar.merge import Sum
 
 @dataclass(frozen=True)
 class Trace:
-    """What a message function does.
+    """What a message function does."""
 
-    Attributes:
-        num_softmax: Softmaxes over in-edges.
-        out: What it gives for the samples.
-        messages: What of it the conv's aggregation reduces.
-        edge_outputs: What it computes per edge: the attributes, after the result of `edge_update`.
-        aggregate: What the conv's aggregation reduces; None for ``edge_update``.
-        edge_attributes: Attributes of the conv that it sets to a tensor with one row per edge.
-        numbers: Attributes of the conv that it sets to plain numbers, with their values.
-        learnable: Leaf tensors it reads that are not among its arguments.
-        uses_rng: Whether it draws random numbers.
-        is_copy: Whether the messages are its only source tensor, unchanged.
-        weight: The place among the edge tensors of the weight that multiplies the only source
-            tensor, or None: one for every edge, or for every edge and head.
-        is_plain_weight: Whether that weight takes no gradient and multiplies rows of a matrix.
-        edge_bytes: What the largest tensor that it computes takes per edge.
-        weights: The result of its only softmax for the samples, if all it gives is linear in it.
-    """
-
-    num_softmax: int
-    out: Tensor
-    messages: tuple[Tensor, ...]
+    num_softmax: int  # softmaxes over in-edges
+    out: Tensor  # what it gives for the samples
+    messages: tuple[Tensor, ...]  # what of it the conv's aggregation reduces
+    # What it computes per edge: the attributes, after the result of `edge_update`.
     edge_outputs: tuple[Tensor, ...]
-    aggregate: Aggregate | None
+    aggregate: Aggregate | None  # what the conv's aggregation reduces; None for ``edge_update``
+    # Attributes of the conv that it sets to a tensor with one row per edge.
     edge_attributes: tuple[str, ...]
+    # Attributes of the conv that it sets to plain numbers, with their values.
     numbers: dict[str, Any]
-    learnable: tuple[Tensor, ...]
+    learnable: tuple[Tensor, ...]  # leaf tensors it reads that are not among its arguments
     uses_rng: bool
-    is_copy: bool
+    is_copy: bool  # whether the messages are its only source tensor, unchanged
+    # The place among the edge tensors of the weight that multiplies the only source tensor, or
+    # None: one for every edge, or for every edge and head.
     weight: int | None
-    is_plain_weight: bool
-    edge_bytes: int = 0
+    is_plain_weight: bool  # whether that weight takes no gradient and multiplies rows of a matrix
+    edge_bytes: int = 0  # what the largest tensor that it computes takes per edge
+    # The result of its only softmax for the samples, if all it gives is linear in it.
     weights: Tensor | None = None
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
 from pyg_sar.partitioner.graph.checks import INTEGERS, odd_kind
-from pyg_sar.partitioner.graph.labels import INDICES, mask_of_index
+from pyg_sar.partitioner.graph.split import INDICES, mask_of_index
 from pyg_sar.partitioner.on_disk.rows import smallest_and_largest
 
 _NODE_NAMES = frozenset({'x', 'pos', 'batch', 'node_type', 'train_mask', 'val_mask', 'test_mask'})
@@ -111,10 +111,7 @@ def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor], where: str
     ``node`` in its name; else the largest id that an edge has in it plus one.
 
     `data` is a graph, or what a HeteroData holds of one type of nodes; at its nodes `ids` edges
-    start or end.
-
-    Raises:
-        ValueError: If ``num_nodes`` is no number of nodes.
+    start or end. Raises ValueError if ``num_nodes`` is no number of nodes.
     """
     if 'num_nodes' in data and data['num_nodes'] is not None:
         count = data['num_nodes']
@@ -143,6 +140,22 @@ def count_rows(data: Data | Mapping[str, Any], ids: Iterable[Tensor], where: str
     # One value of the whole graph, or a list of some nodes, may have such a name too.
     names = ('y', *(name for name in arrays if 'node' in name and 'index' not in name))
     return next((arrays[name] for name in names if arrays.get(name, 0) > largest), largest)
+
+
+def label_facts(attrs: Mapping[str, Tensor], taken: Container[str]) -> dict[str, Any]:
+    """``num_classes`` and ``label_range`` of integer labels ``y``; nothing of other labels.
+
+    As PyG's datasets count: of one label per node the largest plus one, of several their number.
+    Negative labels, of nodes without one, are no class. Names that are `taken` stay the user's.
+    """
+    y = attrs.get('y')
+    if y is None or y.numel() == 0 or y.dtype not in (torch.bool, *INTEGERS):
+        return {}
+    flat = y.reshape(-1)  # a view, also of a mapped tensor
+    low, high = smallest_and_largest(flat.view(torch.uint8) if y.dtype == torch.bool else flat)
+    facts = {'num_classes': high + 1 if y.numel() == y.size(0) else y.size(-1)}
+    facts = facts if facts['num_classes'] > 0 else {}
+    return {k: v for k, v in {**facts, 'label_range': [low, high]}.items() if k not in taken}
 
 
 def _owner(

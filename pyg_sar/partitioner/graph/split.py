@@ -1,13 +1,19 @@
-"""A random split of the labelled nodes into train, validation and test masks."""
+"""Masks of the nodes to train, validate and test on: from lists of ids, or split at random."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-MASKS = ('train_mask', 'val_mask', 'test_mask')
+from pyg_sar.partitioner.graph.checks import INTEGERS
+from pyg_sar.partitioner.on_disk.rows import aligned
+
+MASKS = _TRAIN, _VAL, _TEST = ('train_mask', 'val_mask', 'test_mask')
+INDICES = {'train_idx': _TRAIN, 'val_idx': _VAL, 'valid_idx': _VAL, 'test_idx': _TEST}
+"""Lists of node ids, and the masks that are stored in their place."""
 
 
 def parse_split(split: str | tuple[float, ...]) -> tuple[float, float, float]:
@@ -39,10 +45,7 @@ def random_split(
 
     The masks are bool [N] and disjoint; every labelled node is in one of them. A node is labelled
     if its integer labels `y` [N, ...] are >= 0, or if any of its float labels is not NaN; without
-    `y` every node is.
-
-    Raises:
-        ValueError: If no node is labelled.
+    `y` every node is. Raises ValueError if no node is labelled.
     """
     labelled = _labelled(y, num_nodes).nonzero().view(-1)
     if labelled.numel() == 0:
@@ -68,6 +71,23 @@ def mask_of(ids: Tensor, num_nodes: int) -> Tensor:
     mask = torch.zeros(num_nodes, dtype=torch.bool)
     mask[ids] = True
     return mask
+
+
+def mask_of_index(index: Any, num_nodes: int, key: str, where: str) -> Tensor:
+    """The mask bool [N] of a list of node ids, such as ``train_idx``.
+
+    Raises:
+        ValueError: If it is no list of ids of nodes.
+    """
+    if not isinstance(index, Tensor) or index.dim() != 1 or index.dtype not in INTEGERS:
+        raise ValueError(f"expected a list of node ids in '{key}'{where}")
+    index = aligned(index).long()
+    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < num_nodes:
+        raise ValueError(
+            f"'{key}'{where} must hold node ids in [0, {num_nodes}) "
+            f'(got {int(index.min())} to {int(index.max())})'
+        )
+    return mask_of(index, num_nodes)
 
 
 def _labelled(y: Tensor | None, num_nodes: int) -> Tensor:

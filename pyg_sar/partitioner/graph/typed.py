@@ -14,9 +14,8 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.hypergraph_data import HyperGraphData
 
-from pyg_sar.partitioner.graph.attributes import count_rows, sort_attributes
+from pyg_sar.partitioner.graph.attributes import count_rows, label_facts, sort_attributes
 from pyg_sar.partitioner.graph.checks import check_ids, checked_edge_index
-from pyg_sar.partitioner.graph.labels import label_facts
 from pyg_sar.partitioner.on_disk.mapped import Scratch, release
 from pyg_sar.partitioner.on_disk.rows import edge_chunks
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey, type_name

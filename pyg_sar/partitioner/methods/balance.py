@@ -61,8 +61,7 @@ class Balance:
         Of few nodes a part may hold the mean rounded up.
         """
         mean = self.weights.sum(axis=0) / num_parts
-        caps: FloatArray = np.maximum(np.maximum(np.ceil(mean), np.floor(TOLERANCE * mean)), 1.0)
-        return caps
+        return np.maximum(np.maximum(np.ceil(mean), np.floor(TOLERANCE * mean)), 1.0)
 
 
 def parse_balance(

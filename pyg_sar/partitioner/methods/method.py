@@ -56,20 +56,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a method that cuts a graph is given.
+    """What a method that cuts a graph is given."""
 
-    Attributes:
-        indptr: int64 [N + 1]; the neighbours of node v are ``index[indptr[v]:indptr[v + 1]]``.
-        index: int32 or int64, the neighbours, both ways; at least one in all.
-        balance: What the parts shall share evenly.
-        num_parts: Number of parts P, at least 2.
-        options: The options.
-    """
-
+    # int64 [N + 1]; the neighbours of node v are ``index[indptr[v]:indptr[v + 1]]``.
     indptr: Int64Array
-    index: IndexArray
+    index: IndexArray  # int32 or int64, the neighbours, both ways; at least one in all
     balance: Balance
-    num_parts: int
+    num_parts: int  # number of parts P, at least 2
     options: Options
 
     @cached_property
@@ -85,29 +78,20 @@ class Problem:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to assign nodes to parts: either `cut` or `place`.
+    """A way to assign nodes to parts: either `cut` or `place`."""
 
-    Attributes:
-        name: What users call it.
-        cut: Reads edges: gives the part of every node, int64 [N], in one attempt or several, of
-            which the best by the objective is taken. Parts may be empty.
-        place: Does without edges: the part of every node, int64 [N], of a number of parts.
-        keeps_duplicates: Whether `cut` reads the graph with its duplicate edges and self loops.
-        several: Whether `cut` balances several things; else one, nodes or edges.
-        objectives: What it can make small.
-        takes_passes: Whether it has passes.
-        package: What has to be installed.
-        install: How to install it.
-        backends: The bindings that there are of it, each a method; the first is the default.
-    """
-
-    name: str
+    name: str  # what users call it
+    # Reads edges: gives the part of every node, int64 [N], in one attempt or several, of which the
+    # best by the objective is taken. Parts may be empty.
     cut: Callable[[Problem], list[Tensor]] | None = None
+    # Does without edges: the part of every node, int64 [N], of a number of parts.
     place: Callable[[TypedGraph, int, Options], Tensor] | None = None
+    # Whether `cut` reads the graph with its duplicate edges and self loops.
     keeps_duplicates: bool = False
-    several: bool = False
-    objectives: tuple[str, ...] = ('cut',)
+    several: bool = False  # whether `cut` balances several things; else one, nodes or edges
+    objectives: tuple[str, ...] = ('cut',)  # what it can make small
     takes_passes: bool = False
-    package: str | None = None
+    package: str | None = None  # what has to be installed
     install: str = ''
+    # The bindings that there are of it, each a method; the first is the default.
     backends: tuple[Method, ...] = ()

@@ -101,12 +101,9 @@ def bucket_of(bounds: Tensor) -> Tensor:
 def bucket_bounds(ptr: Tensor, within: Tensor) -> Tensor:
     """Cuts a range of items into buckets of a 128th of all records, and those of one item at most.
 
-    Args:
-        ptr: Item i has the records ``ptr[i]`` to ``ptr[i + 1]``, int64 [N + 1].
-        within: Items that must begin a bucket, ascending from 0 to N.
-
-    Returns:
-        The first item of every bucket and N at the end, int64 ascending.
+    Item i has the records ``ptr[i]`` to ``ptr[i + 1]``, int64 [N + 1]. The items `within`,
+    ascending from 0 to N, begin a bucket each. Gives the first item of every bucket and N at the
+    end, int64 ascending.
     """
     most = max(4 * CHUNK_ROWS, int(ptr[-1]) // SHARE)  # few buckets take fewer writes
     cuts = [within]
@@ -114,7 +111,7 @@ def bucket_bounds(ptr: Tensor, within: Tensor) -> Tensor:
         first, last = int(ptr[start]), int(ptr[stop])
         targets = torch.arange(first, max(last, first + 1), most)[1:]
         cuts.append(torch.searchsorted(ptr[: stop + 1], targets, right=True) - 1)
-    return torch.unique(torch.cat(cuts))  # type: ignore[no-any-return]
+    return torch.unique(torch.cat(cuts))
 
 
 def count_to_ptr(ids: Iterable[Tensor], bound: int) -> Tensor:

@@ -50,11 +50,8 @@ def map_array(path: str | os.PathLike[str], member: str | None = None) -> Array:
     """Maps the array of a .npy file, or of a member of an .npz file, into memory.
 
     It may be at an odd address, as archives do not align their members. A compressed member is read
-    instead; :func:`is_mapped` tells.
-
-    Raises:
-        ValueError: If there is no such array, or it holds objects.
-        OSError: If the file cannot be read.
+    instead; :func:`is_mapped` tells. Raises ValueError if there is no such array, or it holds
+    objects, OSError if the file cannot be read.
     """
     with Path(path).open('rb') as file:
         if member is not None:
@@ -122,12 +119,9 @@ def trim() -> None:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Space for temporary arrays, of which nothing is left when the process ends in any way.
+    """Space for temporary arrays, of which nothing is left when the process ends in any way."""
 
-    Attributes:
-        folder: Where files are made, without a name; None keeps everything in memory.
-    """
-
+    # Where files are made, without a name; None keeps everything in memory.
     folder: Path | None = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

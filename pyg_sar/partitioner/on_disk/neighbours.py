@@ -26,20 +26,18 @@ from pyg_sar.partitioner.on_disk.rows import chunk_rows, edge_chunks, ranges
 
 
 class BothWays:
-    """Records ``row * N + column`` of every edge and its reverse, by buckets of rows.
+    """Records ``row * N + column`` of every edge and its reverse, in `buckets` of rows.
 
-    One number is below 2^63 for up to 3 * 10^9 nodes.
+    One number is below 2^63 for up to 3 * 10^9 nodes. In scratch space an edge has 16 bytes, 32
+    with numbers.
 
     Args:
         edge_index: [2, E], any directed graph; in memory or mapped.
         num_nodes: Number of nodes N.
-        scratch: Where the records lie: 16 bytes an edge, 32 with numbers.
+        scratch: Where the records lie.
         has_loops: Whether self loops are among them, then twice as well.
         has_numbers: Whether the number of the edge, a second field, comes with each; that of its
             reverse is greater by E.
-
-    Attributes:
-        buckets: The records.
     """
 
     def __init__(

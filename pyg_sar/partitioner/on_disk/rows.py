@@ -79,11 +79,9 @@ def count_into(counts: Tensor, index: Tensor) -> None:
 
 
 def take_rows(values: Tensor, index: Tensor) -> Rows:
-    """The rows `index` of `values`, dense.
+    """The rows `index` of `values` [N, ...], dense or sparse COO; both in memory or mapped.
 
-    Args:
-        values: [N, ...], dense or sparse COO, in memory or mapped.
-        index: int64 [n], in memory or mapped; reads least where it ascends.
+    Where the index, int64 [n], ascends it reads least.
     """
     dtype = values.dtype
     if dtype in _AS_SIGNED:  # types that torch stores, but picks no rows of

@@ -64,7 +64,7 @@ def _load_pyg(name: str, root: Path) -> Data | HeteroData:
     if graphs != 1:
         raise ValueError(f"expected a dataset of one graph in '{name}' (got {graphs} graphs)")
     if isinstance(data, TemporalData):
-        data = _of_events(data)
+        data = _edges_with_times(data)
     if not isinstance(data, (Data, HeteroData)):
         raise ValueError(f"expected a Data or HeteroData in '{name}' (got {type(data).__name__})")
     y = data.get('y') if isinstance(data, Data) else None
@@ -73,8 +73,7 @@ def _load_pyg(name: str, root: Path) -> Data | HeteroData:
     return data
 
 
-def _of_events(events: TemporalData) -> Data:
-    """Events between nodes as edges with a time."""
+def _edges_with_times(events: TemporalData) -> Data:
     names = {'t': 'edge_time', 'msg': 'edge_attr'}
     values = {
         names.get(key, f'edge_{key}'): value

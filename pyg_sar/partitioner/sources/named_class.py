@@ -1,4 +1,4 @@
-"""Classes that a command line names, with their arguments: ``module.Class(name=Cora)``."""
+"""Classes that a command line names, with their arguments: datasets, and transforms of a graph."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import ast
 import importlib
 import re
 from typing import Any
+
+import torch
+from torch_geometric.data import Data, HeteroData
 
 _CALL = re.compile(r'((?:[A-Za-z_]\w*\.)*)([A-Za-z_]\w*)(?:\((.*)\))?')
 
@@ -33,6 +36,32 @@ def named_class(text: str, module: str, kind: type = object) -> tuple[type[Any],
         got = 'nothing of that name' if cls is None else repr(cls)
         raise ValueError(f"expected {what} in '{text}' (got {got})")
     return cls, _keyword_arguments(found[3] or '', text)
+
+
+def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | HeteroData:
+    """The graph after a transform.
+
+    Args:
+        data: The whole graph; features that are mapped are read into memory.
+        text: A class of torch_geometric.transforms or the path of another, with its arguments by
+            name: ``'NormalizeFeatures'``, ``'AddRandomWalkPE(walk_length=20)'``,
+            ``'my_module.MyTransform'``.
+        seed: Seed of torch's random numbers, for transforms that draw some.
+
+    Raises:
+        ValueError: If there is no such class, it takes other arguments, it fails on this graph, or
+            it does not give one graph.
+    """
+    cls, options = named_class(text, 'torch_geometric.transforms')
+    torch.manual_seed(seed)
+    try:
+        out = cls(**options)(data)
+    except Exception as error:  # of any transform, on any graph
+        reason = ' '.join(f'{type(error).__name__}: {error}'.split())
+        raise ValueError(f"could not apply the transform '{text}' (got {reason})") from error
+    if not isinstance(out, (Data, HeteroData)):
+        raise ValueError(f"expected one graph from '{text}' (got {type(out).__name__})")
+    return out
 
 
 def _keyword_arguments(text: str, name: str) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partitioner.graph.attributes import count_rows
 from pyg_sar.partitioner.graph.checks import checked_edge_index
-from pyg_sar.partitioner.graph.labels import INDICES, mask_of_index
-from pyg_sar.partitioner.graph.split import MASKS
+from pyg_sar.partitioner.graph.split import INDICES, MASKS, mask_of_index
 from pyg_sar.partitioner.on_disk.mapped import Array, map_array
 from pyg_sar.shard.format.files import ordinary_file
 

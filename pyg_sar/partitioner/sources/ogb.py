@@ -31,25 +31,15 @@ URL = 'http://snap.stanford.edu/ogb/data/nodeproppred'
 
 @dataclass(frozen=True)
 class OgbDataset:
-    """What there is to know of a dataset beside its files.
+    """What there is to know of a dataset beside its files."""
 
-    Attributes:
-        archive: Name of the archive and of the folder in it.
-        download: Size of the archive.
-        split: Name of the split.
-        num_classes: Classes, or tasks with several labels per node.
-        key_file: A file in ``raw/`` that is there if the dataset is.
-        node_file: Name of a node attribute beside features and labels.
-        add_inverse_edge: Whether the files hold one direction of every edge.
-    """
-
-    archive: str
-    download: str
+    archive: str  # name of the archive and of the folder in it
+    download: str  # size of the archive
     split: str
-    num_classes: int
-    key_file: str = 'edge.csv.gz'
-    node_file: str | None = None
-    add_inverse_edge: bool = False
+    num_classes: int  # classes, or tasks with several labels per node
+    key_file: str = 'edge.csv.gz'  # a file in ``raw/`` that is there if the dataset is
+    node_file: str | None = None  # name of a node attribute beside features and labels
+    add_inverse_edge: bool = False  # whether the files hold one direction of every edge
 
 
 OGB = {

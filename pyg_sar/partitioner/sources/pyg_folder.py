@@ -31,10 +31,7 @@ _PARTS = ('part', 'num_parts')
 def own_parts(source: str | os.PathLike[str]) -> tuple[Tensor | dict[str, Tensor], int] | None:
     """The part of every node that a source comes with, integer [N] or by type, and their number.
 
-    None of a source without.
-
-    Raises:
-        ValueError: If an array of parts is no integer array.
+    None of a source without. Raises ValueError if an array of parts is no integer array.
     """
     path = Path(source)
     if not path.is_dir():
@@ -79,11 +76,9 @@ def is_pyg_folder(path: Path) -> bool:
 def read_pyg_folder(path: Path, attrs: str | os.PathLike[str] | None) -> Data | HeteroData:
     """The graph of a folder of PyG's own Partitioner, its nodes and edges in their original order.
 
-    Args:
-        path: The folder.
-        attrs: A .pt file of what the Partitioner left out: a dict of tensors by name with one row
-            per node, or one per edge if ``edge`` is in the name; of a heterogeneous graph a dict of
-            them by type of nodes or relation.
+    `attrs` is a .pt file of what the Partitioner left out: a dict of tensors by name with one row
+    per node, or one per edge if ``edge`` is in the name; of a heterogeneous graph a dict of them by
+    type of nodes or relation.
 
     Raises:
         FileNotFoundError: If a file is missing.

@@ -6,8 +6,6 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from pyg_sar.partitioner.on_disk.mapped import register
 from pyg_sar.shard.format.files import ordinary_file
-from pyg_sar.shard.format.tensor_file import check_plain
+from pyg_sar.shard.format.tensor_file import check_plain, only_classes
 
 
 def _plain_dict(*_: object) -> dict[Any, Any]:
@@ -47,16 +45,13 @@ _EXPECTED = "expected a torch_geometric.data.Data, HeteroData or dict of tensors
 def load_saved(path: Path, *, is_mapped: bool = False) -> Any:
     """What a file of torch.save holds, of tensors, plain values and PyG's classes of data.
 
-    With `is_mapped`, tensors are mapped and not read, where the file allows it.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file holds anything else.
+    With `is_mapped`, tensors are mapped and not read, where the file allows it. Raises
+    FileNotFoundError if there is no such file, ValueError if the file holds anything else.
     """
     ordinary_file(path)
     try:
         check_plain(path)
-        with _only_pyg_classes(), warnings.catch_warnings():
+        with only_classes(_ALLOWED), warnings.catch_warnings():
             warnings.filterwarnings('ignore', 'Sparse (CSR|CSC) tensor support is in beta')
             # Files of torch before 1.6 are no zip archives, and cannot be mapped.
             is_mapped = is_mapped and zipfile.is_zipfile(path)
@@ -107,16 +102,3 @@ def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:
         keys = sorted(str(key) for key in content)
         raise ValueError(_EXPECTED.format(path, f"a dict without a tensor 'edge_index': {keys}"))
     return Data.from_dict(content)
-
-
-@contextmanager
-def _only_pyg_classes() -> Iterator[None]:
-    """Allows torch's restricted unpickler the classes in `_ALLOWED`, and no others."""
-    before = torch.serialization.get_safe_globals()
-    torch.serialization.clear_safe_globals()
-    try:
-        torch.serialization.add_safe_globals(_ALLOWED)
-        yield
-    finally:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(before)

@@ -27,8 +27,10 @@ def load_source(
     *,
     seed: int = 0,
     root: str | os.PathLike[str] | None = None,
+    attrs: str | os.PathLike[str] | None = None,
+    scratch: Scratch | None = None,
 ) -> Data | HeteroData:
-    """Loads a graph by name or from a file.
+    """Loads a graph by name or from a file; warns of arrays that are dropped.
 
     Args:
         name_or_path: ``'wordnet-noun'`` and ``'wordnet-hetero'`` (shipped); a dataset by name, see
@@ -39,50 +41,31 @@ def load_source(
             torch_geometric.distributed's own Partitioner.
         seed: Seed of a synthetic graph.
         root: The folder with datasets.
-
-    Returns:
-        The graph in memory, its features dense.
+        attrs: A file of what PyG's own Partitioner left out of its folder, see
+            :func:`~pyg_sar.partitioner.sources.pyg_folder.read_pyg_folder`.
+        scratch: Where tables are unpacked. With it tensors are mapped into memory and not read,
+            those of .pt files, .npy files and uncompressed .npz files where they lie; without, the
+            graph is in memory and its features dense.
 
     Raises:
         ValueError: If there is no such source, or it holds no graph.
     """
-    data, dropped = read_source(name_or_path, seed=seed, root=root)
-    if dropped:
-        warnings.warn(f'dropped from {name_or_path}: {", ".join(dropped)}', stacklevel=2)
-    return data
-
-
-def read_source(
-    name_or_path: str | os.PathLike[str],
-    *,
-    seed: int = 0,
-    scratch: Scratch | None = None,
-    root: str | os.PathLike[str] | None = None,
-    attrs: str | os.PathLike[str] | None = None,
-) -> tuple[Data | HeteroData, list[str]]:
-    """As :func:`load_source`, but may leave the graph on disk; tells what was dropped.
-
-    With `scratch`, tensors are mapped into memory and not read: those of .pt files, .npy files and
-    uncompressed .npz files where they lie, those of tables in scratch space. `attrs` is a file of
-    what PyG's own Partitioner left out of its folder; see
-    :func:`~pyg_sar.partitioner.sources.pyg_folder.read_pyg_folder`.
-    """
     name, is_mapped = os.fspath(name_or_path), scratch is not None
     path = Path(name)
     if path.is_dir() and name not in NAMES and is_pyg_folder(path):
-        return read_pyg_folder(path, attrs), []
+        return read_pyg_folder(path, attrs)
     if attrs is not None:
         raise ValueError(
             f"'attrs' applies to folders of torch_geometric.distributed alone (got '{name}')"
         )
     if name in BUILT_IN:
-        return _built_in(name, is_mapped=is_mapped), []
+        return _built_in(name, is_mapped=is_mapped)
     if path.suffix == '.pt' and path.is_file():
-        return read_saved(path, is_mapped=is_mapped), []
+        return read_saved(path, is_mapped=is_mapped)
     if is_dataset(name) and not path.exists():
-        return load_dataset(name, root=root, seed=seed), []
+        return load_dataset(name, root=root, seed=seed)
     if path.suffix == '.npz' and path.is_file():
-        found = read_npz(path, name, is_mapped=is_mapped)
+        data, dropped = read_npz(path, name, is_mapped=is_mapped)
     else:
         arrays = _read_arrays(path, scratch or Scratch())
         if arrays is None:
@@ -93,8 +76,10 @@ def read_source(
             )
         if not is_mapped:
             arrays = {key: np.array(array) for key, array in arrays.items()}
-        found = graph_of_arrays(arrays, name, is_mapped=is_mapped)
-    return found if is_mapped else (_with_int64(found[0]), found[1])
+        data, dropped = graph_of_arrays(arrays, name, is_mapped=is_mapped)
+    if dropped:
+        warnings.warn(f'dropped from {name}: {", ".join(dropped)}', stacklevel=2)
+    return data if is_mapped else _with_int64(data)
 
 
 def _with_int64(data: Data | HeteroData) -> Data | HeteroData:

@@ -30,29 +30,17 @@ _FEATURE_ROWS = 16384
 
 @dataclass(frozen=True)
 class GraphShape:
-    """The sizes of a synthetic graph.
-
-    Attributes:
-        num_nodes: Number of nodes N.
-        num_pairs: Number of distinct undirected edges; the graph has twice as many directed ones.
-        num_features: Features per node.
-        num_classes: Number of classes, their sizes Zipf-like.
-        community_size: Mean number of nodes of a community, a part of a class.
-        p_community: Share of edges within a community.
-        p_class: Share of edges within a class, but drawn beyond the community.
-        tail: Tail index of the Pareto weights; smaller is heavier.
-        max_weight: Where the weights are cut off.
-    """
+    """The sizes of a synthetic graph."""
 
     num_nodes: int
-    num_pairs: int
+    num_pairs: int  # number of distinct undirected edges; the graph has twice as many directed ones
     num_features: int
-    num_classes: int
-    community_size: int = 350
-    p_community: float = 0.45
-    p_class: float = 0.25
-    tail: float = 1.7
-    max_weight: float = 4000.0
+    num_classes: int  # number of classes, their sizes Zipf-like
+    community_size: int = 350  # mean number of nodes of a community, a part of a class
+    p_community: float = 0.45  # share of edges within a community
+    p_class: float = 0.25  # share of edges within a class, but drawn beyond the community
+    tail: float = 1.7  # tail index of the Pareto weights; smaller is heavier
+    max_weight: float = 4000.0  # where the weights are cut off
 
     def __post_init__(self) -> None:
         if not 4 * self.num_pairs <= self.num_nodes * (self.num_nodes - 1) / 2:
@@ -77,11 +65,8 @@ SPLIT = (0.54, 0.18)
 def shape_of(text: str) -> GraphShape:
     """The shape that the part of a name after ``synthetic:`` stands for.
 
-    It is ``'arxiv'``, ``'products'``, or ``'N,E'``: N nodes, E undirected edges, 32 features and
-    8 classes.
-
-    Raises:
-        ValueError: If it is none of these.
+    It is ``'arxiv'``, ``'products'``, or ``'N,E'``: N nodes, E undirected edges, 32 features and 8
+    classes. Raises ValueError if it is none of these.
     """
     if text in SHAPES:
         return SHAPES[text]
@@ -98,11 +83,10 @@ def shape_of(text: str) -> GraphShape:
 def synthetic_graph(shape: GraphShape, *, seed: int = 0) -> Data:
     """Draws a graph; the same shape and seed give the same graph.
 
-    Returns:
-        ``edge_index`` int64 [2, 2 * num_pairs], symmetric, sorted by (source, destination),
-        without duplicates and self loops; ``x`` float32 [N, num_features], class and community
-        centres plus noise; ``y`` int64 [N]; ``train_mask``, ``val_mask`` and ``test_mask``
-        bool [N]; ``num_classes``.
+    Gives ``edge_index`` int64 [2, 2 * num_pairs], symmetric, sorted by (source, destination),
+    without duplicates and self loops; ``x`` float32 [N, num_features], class and community centres
+    plus noise; ``y`` int64 [N]; ``train_mask``, ``val_mask`` and ``test_mask`` bool [N];
+    ``num_classes``.
     """
     rng = np.random.default_rng(seed)
     groups = _Groups.draw(shape, rng)
@@ -214,8 +198,7 @@ def _draw_pairs(
     )
     dst = groups.draw_nodes(first, last, rng)
     low, high = np.minimum(src, dst), np.maximum(src, dst)
-    pairs: Int64Array = (low * num_nodes + high)[low != high]
-    return pairs
+    return (low * num_nodes + high)[low != high]
 
 
 def _draw_features(shape: GraphShape, groups: _Groups, rng: np.random.Generator) -> Float32Array:

@@ -18,11 +18,8 @@ def own_file(root: str | Path, path: str | Path) -> Path:
     """`path`, if it is an ordinary file in the folder `root` or below it.
 
     Symbolic links are followed: `root` may be one, and those inside may not lead out of it. Pipes
-    and devices are not opened: reading them may never end.
-
-    Raises:
-        FileNotFoundError: If there is nothing.
-        ValueError: If it lies outside, or is no ordinary file.
+    and devices are not opened: reading them may never end. Raises FileNotFoundError if there is
+    nothing, ValueError if it lies outside, or is no ordinary file.
     """
     folder, real = os.path.realpath(root), os.path.realpath(path)
     if os.path.commonpath([folder, real]) != folder:

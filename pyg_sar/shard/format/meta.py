@@ -26,68 +26,42 @@ _NOT_ATTRS = frozenset({'edge_index', 'n_id', 'e_id', 'num_nodes'})
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """What META.json says of one type of nodes.
-
-    Attributes:
-        num_nodes: Number of nodes.
-        part_num_nodes: Own nodes of every part.
-        attrs: dtype and row shape of every node attribute, by name.
-        extra: Values that belong to the type, by name.
-    """
+    """What META.json says of one type of nodes."""
 
     num_nodes: int
-    part_num_nodes: list[int]
-    attrs: dict[str, Any]
-    extra: dict[str, Any]
+    part_num_nodes: list[int]  # own nodes of every part
+    attrs: dict[str, Any]  # dtype and row shape of every node attribute, by name
+    extra: dict[str, Any]  # values that belong to the type, by name
 
 
 @dataclass(frozen=True)
 class EdgeInfo:
-    """What META.json says of one relation.
-
-    Attributes:
-        src: Type of the sources.
-        dst: Type of the destinations.
-        num_edges: Number of edges.
-        part_num_edges: Edges of every part, those into its own nodes.
-        halo_rows: ``halo_rows[p][q]`` rows that part p reads from part q.
-        block_edges: ``block_edges[p][q]`` edges from part q into part p.
-        attrs: dtype and row shape of every edge attribute, by name.
-        extra: Values that belong to the relation, by name.
-    """
+    """What META.json says of one relation."""
 
     src: NodeKey
     dst: NodeKey
     num_edges: int
-    part_num_edges: list[int]
-    halo_rows: list[list[int]]
-    block_edges: list[list[int]]
-    attrs: dict[str, Any]
-    extra: dict[str, Any]
+    part_num_edges: list[int]  # edges of every part, those into its own nodes
+    halo_rows: list[list[int]]  # ``halo_rows[p][q]`` rows that part p reads from part q
+    block_edges: list[list[int]]  # ``block_edges[p][q]`` edges from part q into part p
+    attrs: dict[str, Any]  # dtype and row shape of every edge attribute, by name
+    extra: dict[str, Any]  # values that belong to the relation, by name
 
 
 @dataclass(frozen=True)
 class Meta:
-    """What META.json says of the partition.
-
-    Attributes:
-        num_parts: Number of parts P.
-        fingerprint: Names the partition.
-        nodes: The types of nodes.
-        edges: The relations.
-        graph_attrs: Values that belong to the graph, by name.
-        notes: For people: how the partition came about, command line and versions.
-        checksums: SHA-256 of every other file, by its path in the folder.
-        is_unchanged: Whether META.json has the checksum of its own that was written into it.
-    """
+    """What META.json says of the partition."""
 
     num_parts: int
-    fingerprint: str
+    fingerprint: str  # names the partition
     nodes: dict[NodeKey, NodeInfo]
     edges: dict[EdgeKey, EdgeInfo]
-    graph_attrs: dict[str, Any]
+    graph_attrs: dict[str, Any]  # values that belong to the graph, by name
+    # For people: how the partition came about, command line and versions.
     notes: dict[str, Any] = field(default_factory=dict)
+    # SHA-256 of every other file, by its path in the folder.
     checksums: dict[str, str] = field(default_factory=dict)
+    # Whether META.json has the checksum of its own that was written into it.
     is_unchanged: bool = True
 
     @property
@@ -151,13 +125,7 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def read_meta(root: str | Path) -> Meta:
-    """Reads and checks META.json.
-
-    Args:
-        root: The partition folder.
-
-    Returns:
-        What it says, complete and consistent with the number of parts.
+    """Reads META.json of a partition folder and checks it: complete, and consistent in itself.
 
     Raises:
         FileNotFoundError: If the folder or its META.json is missing.

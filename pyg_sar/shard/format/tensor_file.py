@@ -11,7 +11,8 @@ from __future__ import annotations
 import io
 import pickletools
 import zipfile
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -29,11 +30,6 @@ _DTYPES = {name for name, value in vars(torch).items() if isinstance(value, torc
 
 def load_tensors(path: Path, kind: type[T], *, root: Path) -> T:
     """Reads a file of tensors and plain values, memory-mapped; no code of a file is ever run.
-
-    Args:
-        path: The file.
-        kind: What it must hold.
-        root: The folder that it must lie in.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -64,13 +60,21 @@ def _load(path: Path) -> Any:
     # With torch's own reader: two readers of one archive may see different records.
     pickled = torch._C.PyTorchFileReader(str(path)).get_record('data.pkl')
     _check_names(pickled)
-    allowed = torch.serialization.get_safe_globals()
-    try:
-        torch.serialization.clear_safe_globals()  # PyG allows classes of its own
+    with only_classes([]):
         return torch.load(path, map_location='cpu', weights_only=True, mmap=True)
+
+
+@contextmanager
+def only_classes(allowed: list[Any]) -> Iterator[None]:
+    """Allows torch's restricted unpickler these classes, and none that PyG or others allow it."""
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    try:
+        torch.serialization.add_safe_globals(allowed)
+        yield
     finally:
         torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(allowed)
+        torch.serialization.add_safe_globals(before)
 
 
 def check_plain(source: Path | io.BytesIO) -> None:
@@ -124,14 +128,9 @@ def _check_names(pickled: bytes) -> None:
 
 
 def check_tensors(content: Any, *, are_ordinary: bool = True) -> None:
-    """Checks that every tensor in a file is as large as its bytes there.
+    """Raises ValueError unless every tensor in a file's content is as large as its bytes there.
 
-    Args:
-        content: What the file holds.
-        are_ordinary: Whether they must be dense and on the CPU, without a class or gradient.
-
-    Raises:
-        ValueError: If one is not.
+    With `are_ordinary` they must be dense and on the CPU, without a class or gradient.
     """
     seen: set[int] = set()
     left = [content]

@@ -25,19 +25,12 @@ READ_FILES = (file_names.SAR_FILE, *_NODE_FILES, *_EDGE_FILES)
 
 @dataclass(frozen=True)
 class Part:
-    """What the files of one part hold, by type.
+    """What the files of one part hold, by type."""
 
-    Attributes:
-        n_id: Original ids of the own nodes.
-        index: Local ids, halo, boundary and blocks of every relation.
-        node_attrs: Every node attribute, ``[num_nodes, ...]``.
-        edge_attrs: Every edge attribute, ``[num_edges, ...]``.
-    """
-
-    n_id: dict[NodeKey, Tensor]
-    index: dict[EdgeKey, Tensors]
-    node_attrs: dict[NodeKey, Tensors]
-    edge_attrs: dict[EdgeKey, Tensors]
+    n_id: dict[NodeKey, Tensor]  # original ids of the own nodes
+    index: dict[EdgeKey, Tensors]  # local ids, halo, boundary and blocks of every relation
+    node_attrs: dict[NodeKey, Tensors]  # every node attribute, ``[num_nodes, ...]``
+    edge_attrs: dict[EdgeKey, Tensors]  # every edge attribute, ``[num_edges, ...]``
 
 
 def read_part(root: Path, part: int, meta: Meta) -> Part:
