@@ -12,10 +12,10 @@ import os
 import socket
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +141,29 @@ def _run(
         'TORCHELASTIC_USE_AGENT_STORE': 'True',
     }
     try:
-        result = ThreadPoolExecutor(1).submit(function, *args).result()
+        result = _in_new_thread(function, args)
     except ExchangeError:
         time.sleep(1)  # the rank that failed by itself is to end first, as it has more to say
         raise
     torch.save(result, Path(folder) / str(rank))
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _in_new_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A daemon, unlike a thread of a pool: a process that is interrupted does not wait for it."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(function(*args))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
