@@ -18,7 +18,7 @@ NOTE = (
 )
 
 BATCH_NOTE = (
-    'It is\nthat of the shard, a round (of 12 batches on several ranks), three batches and a step.\n'
+    'It is\nthat of the shard, a round (12 batches on several ranks), three batches and a step.\n'
     'Nodes and edges are expected numbers: within 30 % of those of the one graph that was compared.'
 )
 
