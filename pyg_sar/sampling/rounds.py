@@ -20,7 +20,7 @@ from pyg_sar.sampling.ask.messages import Asked, Drawn, Told, ask_for_edges, ask
 from pyg_sar.sampling.attributes import Attributes, EdgeKey, NodeKey
 from pyg_sar.sampling.draw import choose
 from pyg_sar.sampling.draw.numbering import number
-from pyg_sar.sampling.found import Grown, Kept, Linked, Round
+from pyg_sar.sampling.found import Grown, Kept, Linked
 from pyg_sar.sampling.graph import Graph
 from pyg_sar.sampling.seeds.inputs import Seeds
 
@@ -33,14 +33,14 @@ class Fans:
         num_neighbors: Of every relation, by hop; -1 for all.
         replace: Whether with replacement.
         is_last: Whether the latest are taken.
-        is_induced: Whether a batch has all edges between its nodes.
+        subgraph_type: As PyG's: ``'induced'`` has all edges between the nodes of a batch.
         disjoint: Whether every seed has a tree of its own.
     """
 
     num_neighbors: dict[EdgeKey, tuple[int, ...]]
     replace: bool
     is_last: bool
-    is_induced: bool
+    subgraph_type: str
     disjoint: bool
 
     @property
@@ -59,21 +59,16 @@ class _Frontier:
     cuts: list[int]
 
 
-def sample(
-    graph: Graph, attributes: Attributes, fans: Fans, seeds: Seeds, kept: Kept | None = None
-) -> Round:
-    """Samples the batches of some seeds (collective; see the room's ``__init__``)."""
-    return _Sampling(graph, attributes, fans, seeds, kept).run()
+class Round:
+    """Samples the batches of some seeds (making it is collective: ``4 * hops`` calls).
 
+    Attributes:
+        nodes: What was found, by type.
+        edges: By relation.
+    """
 
-class _Sampling:
     def __init__(
-        self,
-        graph: Graph,
-        attributes: Attributes,
-        fans: Fans,
-        seeds: Seeds,
-        kept: Kept | None,
+        self, graph: Graph, attributes: Attributes, fans: Fans, seeds: Seeds, kept: Kept | None
     ) -> None:
         self.graph, self.attributes, self.fans, self.seeds = graph, attributes, fans, seeds
         self.kept = kept
@@ -84,17 +79,13 @@ class _Sampling:
         for key, first in seeds.first.items():
             keys = first.group * graph.nodes[key].total + first.position
             self.nodes[key] = Grown(keys, [0, keys.numel()], [first.cuts])
-
-    def run(self) -> Round:
-        for hop in range(self.fans.num_hops):
-            fan = {key: fans[hop] for key, fans in self.fans.num_neighbors.items()}
+        for hop in range(fans.num_hops):
+            fan = {key: each[hop] for key, each in fans.num_neighbors.items()}
             self._expand(hop, {key: k for key, k in fan.items() if k})
-        if self.fans.is_induced:
-            self.edges = {key: Linked() for key in self.graph.edges}
-            self._expand(self.fans.num_hops, dict.fromkeys(self.edges, -1))
+        if fans.subgraph_type == 'induced':
+            self.edges = {key: Linked() for key in graph.edges}
+            self._expand(fans.num_hops, dict.fromkeys(self.edges, -1))
         self._find_rows()
-        totals = {key: nodes.total for key, nodes in self.graph.nodes.items()}
-        return Round(self.seeds, self.nodes, self.edges, totals)
 
     def _expand(self, hop: int, fan: dict[EdgeKey, int]) -> None:
         """Draws the in-edges of the nodes that the last hop has found, or links all nodes."""

@@ -20,11 +20,11 @@ from pyg_sar.comm import agree, all_to_all_counts, raise_together, rank, world_s
 from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.over_all_nodes.rows import owners_of
 from pyg_sar.sampling.ask.packed import all_to_all_packed
-from pyg_sar.sampling.attributes import EdgeKey, edge_stores, node_stores
+from pyg_sar.sampling.attributes import EdgeKey, edge_stores, ends_of, node_stores
 from pyg_sar.sampling.graph import Graph
 from pyg_sar.sampling.seeds.inputs import by_part, times_of
 from pyg_sar.sampling.seeds.negatives import Negatives, read_neg_sampling
-from pyg_sar.sampling.seeds.of_links import LinkInputs, ends_of
+from pyg_sar.sampling.seeds.of_links import LinkInputs
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.local_ids import LocalIds
 
