@@ -169,12 +169,11 @@ def take(own: Tensor, row: Tensor, came: Sequence[Tensor]) -> Tensor:
     Returns:
         ``[N, ...]`` on the device of `own`.
     """
-    row = row.to(own.device)
-    if not came:
-        return own.index_select(0, row)
-    out, first = own.new_empty(row.numel(), *own.shape[1:]), 0
-    at = (row >= 0).nonzero().view(-1)
-    out.index_copy_(0, at, own.index_select(0, row.index_select(0, at)))
+    row, first = row.to(own.device), 0
+    if own.size(0):  # a row where others come is written twice, which costs less than a second pass
+        out = own.index_select(0, row.clamp(min=0))
+    else:
+        out = own.new_empty(row.numel(), *own.shape[1:])
     for values in came:
         place = -1 - row - first
         at = ((place >= 0) & (place < values.size(0))).nonzero().view(-1)

@@ -90,7 +90,7 @@ class Loader:
         names = given['time_attr'], given['weight_attr']
         found = find(data)
         graph = build(data, found, *names, replace=replace)
-        inputs = asked.inputs(graph, given, disjoint=disjoint)
+        inputs = asked.inputs(graph, disjoint)
         counts = agree((inputs.key.numel(), inputs.num_batches(given['drop_last'])))
         self._num_batches: int = max(count for _, count in counts)
         if not self._num_batches:
