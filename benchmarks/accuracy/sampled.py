@@ -42,6 +42,8 @@ def train_on_batches(
     read_all(data)
     torch.manual_seed(seed)
     network = make_model('sage', data.num_features, hidden, layers, data.num_classes)
+    # A part's nodes are not like those of others: its batches have other means than the graph has.
+    network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network)
     model = pyg_sar.DistributedDataParallel(network)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     loader = pyg_sar.NeighborLoader(

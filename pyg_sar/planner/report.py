@@ -18,8 +18,8 @@ NOTE = (
 )
 
 BATCH_NOTE = (
-    'It is\nthat of the shard, the batches of a round (8 on several ranks) and a step. Nodes and\n'
-    'edges are expected numbers: within 30 % of those of the one graph that was compared.'
+    'It is\nthat of the shard, a round (12 batches on several ranks), three batches and a step.\n'
+    'Nodes and edges are expected numbers: within 30 % of those of the one graph that was compared.'
 )
 
 

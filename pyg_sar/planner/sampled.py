@@ -5,6 +5,11 @@ Degrees are taken to be spread geometrically about their mean d. So a hop draws
 own node's edges the share c is with other ranks, if c of all edges is cut; of the sources of a
 remote node's edges c / (R - 1) are own nodes. m draws meet ``M (1 - exp(-m / M))`` distinct nodes
 of M: of the own nodes, or of the remote rows that :mod:`pyg_sar.planner.sizes` finds from a cut.
+n batches that meet r of M each meet ``M (1 - (1 - r / M)^n)`` together.
+
+A round keeps 24 bytes for each of its nodes and edges, and those rows. The last hop's numbers take
+twice as much again while they are sorted. Later rows are there four times: gathered and packed,
+received and unpacked.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from pyg_sar.planner.statistics import Statistics
 from pyg_sar.sampling.sampler import ROUND
 
 _MAX_NODES = 1 << 14
+_ID_BYTES = 24
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class SampledPrediction:
         remote_bytes: Bytes of their attributes, without a cache.
         batch_bytes: Bytes of a batch: its attributes, `edge_index` and ids.
         peak_bytes: The most that a training step holds beside the batch.
+        round_rows: Remote rows of all batches of a round, each once.
+        round_bytes: The most that a round holds beside the batches that it gives.
         shard_bytes: The loaded shard.
         num_batches: Batches of an epoch, if every node is a seed.
     """
@@ -44,14 +52,15 @@ class SampledPrediction:
     remote_bytes: int
     batch_bytes: int
     peak_bytes: int
+    round_rows: int
+    round_bytes: int
     shard_bytes: int
     num_batches: int
 
     @property
     def memory_bytes(self) -> int:
         """All but the interpreter: the shard, a round, two batches ahead and the one in use."""
-        in_round = ROUND * self.remote_bytes if self.num_ranks > 1 else 0
-        return self.shard_bytes + in_round + 3 * self.batch_bytes + self.peak_bytes
+        return self.shard_bytes + self.round_bytes + 3 * self.batch_bytes + self.peak_bytes
 
 
 class _Met:
@@ -113,6 +122,15 @@ def predict_batches(
     width, itemsize = job.in_channels, job.dtype.itemsize
     nodes = round(parts * (own.total + remote.total))
     edges, rows = round(parts * num_edges), round(parts * remote.total)
+    num_batches = -(-max(sizes.own) // batch_size)
+    in_round = min(ROUND, num_batches) if num_ranks > 1 else 1
+    unmet = max(1 - remote.total / remote.there, 0.0) if remote.there else 1.0
+    round_rows = round(remote.there * (1 - unmet ** (in_round * parts)))
+    ids = _ID_BYTES * in_round * (nodes + edges)
+
+    def row_bytes(count: int) -> int:
+        return statistics.shard_bytes(RankSizes((count,), (0,)), width, itemsize)
+
     batch = RankSizes((nodes,), (edges,))
     factor = min(1.0, _MAX_NODES / nodes)
     peak = rehearse(job, batch.scaled(factor, factor), is_batch=True).peak_bytes / factor
@@ -121,9 +139,11 @@ def predict_batches(
         nodes,
         edges,
         rows,
-        statistics.shard_bytes(RankSizes((rows,), (0,)), width, itemsize),
+        row_bytes(rows),
         statistics.shard_bytes(batch, width, itemsize),
         round(peak),
+        round_rows,
+        max(3 * ids, ids + 4 * row_bytes(round_rows)),
         statistics.shard_bytes(sizes, width, itemsize),
-        -(-max(sizes.own) // batch_size),
+        num_batches,
     )

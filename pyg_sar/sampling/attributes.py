@@ -23,6 +23,11 @@ EdgeKey = tuple[str, str, str] | None
 Values = dict[str, Tensor]
 
 
+def ends_of(key: EdgeKey) -> tuple[NodeKey, NodeKey]:
+    """The types of the ends of a relation."""
+    return (None, None) if key is None else (key[0], key[2])
+
+
 def node_stores(data: Data | HeteroData) -> dict[NodeKey, Any]:
     """Where the attributes of nodes are, by type; of a homogeneous graph under None."""
     if isinstance(data, HeteroData):
@@ -50,9 +55,8 @@ def check_data(data: object, world_size: int, loader: str) -> None:
         edges = store.get('edge_index')
         is_shard = isinstance(edges, ShardEdgeIndex) and edges.is_whole and not edges.is_flipped
         if not is_shard or edges.shard.e_id is None or edges.shard.n_id is None:
-            where = '' if key is None else f' of {key}'
             raise ValueError(
-                f"'data' must have the edge_index{where} of pyg_sar.load_shard, unchanged (got "
+                f"'data' must have the edge_index{_of(key)} of pyg_sar.load_shard, unchanged (got "
                 f'{type(edges).__name__}); leave out edges before partitioning, and sample a graph '
                 f'that is not cut with torch_geometric.loader.{loader}'
             )
@@ -64,9 +68,8 @@ def check_data(data: object, world_size: int, loader: str) -> None:
     for stores_of, name in ((node_stores(data), 'n_id'), (stores, 'e_id')):
         for each, store in stores_of.items():
             if name not in store:
-                where = '' if each is None else f' of {each}'
                 raise ValueError(
-                    f"'data' must have '{name}'{where}, as load_shard gives it (got none)"
+                    f"'data' must have '{name}'{_of(each)}, as load_shard gives it (got none)"
                 )
 
 
@@ -148,8 +151,11 @@ def _is_other(is_edge: bool, name: str, seen: Any, answers: list[dict[str, Any]]
 
 
 def _words(is_edge: bool, key: Any, name: str) -> str:
-    where = '' if key is None else f' of {key}'
-    return f"attribute '{name}' of {'edges' if is_edge else 'nodes'}{where}"
+    return f"attribute '{name}' of {'edges' if is_edge else 'nodes'}{_of(key)}"
+
+
+def _of(key: Any) -> str:
+    return '' if key is None else f' of {key}'
 
 
 def take(own: Tensor, row: Tensor, came: Sequence[Tensor]) -> Tensor:
@@ -163,12 +169,11 @@ def take(own: Tensor, row: Tensor, came: Sequence[Tensor]) -> Tensor:
     Returns:
         ``[N, ...]`` on the device of `own`.
     """
-    row = row.to(own.device)
-    if not came:
-        return own.index_select(0, row)
-    out, first = own.new_empty(row.numel(), *own.shape[1:]), 0
-    at = (row >= 0).nonzero().view(-1)
-    out.index_copy_(0, at, own.index_select(0, row.index_select(0, at)))
+    row, first = row.to(own.device), 0
+    if own.size(0):  # a row where others come is written twice, which costs less than a second pass
+        out = own.index_select(0, row.clamp(min=0))
+    else:
+        out = own.new_empty(row.numel(), *own.shape[1:])
     for values in came:
         place = -1 - row - first
         at = ((place >= 0) & (place < values.size(0))).nonzero().view(-1)

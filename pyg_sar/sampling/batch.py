@@ -16,10 +16,11 @@ from pyg_sar.sampling.attributes import (
     EdgeKey,
     NodeKey,
     edge_stores,
+    ends_of,
     node_stores,
     take,
 )
-from pyg_sar.sampling.found import Round
+from pyg_sar.sampling.rounds import Round
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,30 +48,15 @@ class Batches:
         data: What the loader was given; what is not of nodes or edges is in every batch as it is.
         attributes: Its attributes.
         sampled: The round.
-        disjoint: Whether `batch` tells the seed of every node.
-        subgraph_type: As PyG's.
     """
 
-    def __init__(
-        self,
-        data: Data | HeteroData,
-        attributes: Attributes,
-        sampled: Round,
-        *,
-        disjoint: bool,
-        subgraph_type: str,
-    ) -> None:
+    def __init__(self, data: Data | HeteroData, attributes: Attributes, sampled: Round) -> None:
         self._data, self._attributes, self._sampled = data, attributes, sampled
-        self._disjoint, self._subgraph_type = disjoint, subgraph_type
-        self._came = {key: linked.came for key, linked in sampled.edges.items()}
         # Where every node of the round is in its batch.
         self._place = {key: torch.empty_like(grown.keys) for key, grown in sampled.nodes.items()}
 
-    def __len__(self) -> int:
-        return self._sampled.seeds.num_batches
-
     def __getitem__(self, number: int) -> Data | HeteroData:
-        sampled, kind = self._sampled, self._subgraph_type
+        sampled, kind = self._sampled, self._sampled.fans.subgraph_type
         out = copy.copy(self._data)
         for key, store in node_stores(out).items():
             grown = sampled.nodes[key]
@@ -81,7 +67,7 @@ class Batches:
             for name, value in self._attributes.nodes[key].items():
                 rows = take(value, row, [values[name] for values in grown.came])
                 store[name] = self._in_place(name, store, rows)
-            if self._disjoint:
+            if sampled.fans.disjoint:
                 store.batch = self._trees(key, grown.keys[found], number)
             if kind != 'bidirectional':
                 store.num_sampled_nodes = [end - start for start, end in cuts]
@@ -96,7 +82,8 @@ class Batches:
                 if found_edges.row is None:
                     store.pop(name, None)
                 else:
-                    rows = take(value, found_edges.row, [v[name] for v in self._came[edge_key]])
+                    came = [values[name] for values in sampled.edges[edge_key].came]
+                    rows = take(value, found_edges.row, came)
                     store[name] = self._in_place(name, store, rows)
             if kind == 'directional':
                 store.num_sampled_edges = found_edges.per_hop
@@ -110,7 +97,7 @@ class Batches:
 
     def _edges(self, key: EdgeKey, number: int) -> _Edges:
         linked = self._sampled.edges[key]
-        src_type, dst_type = (None, None) if key is None else (key[0], key[2])
+        src_type, dst_type = ends_of(key)
         cuts = [slice(*cut[number : number + 2]) for cut in linked.cuts]
 
         def cat(hops: list[Tensor]) -> Tensor:
@@ -123,7 +110,7 @@ class Batches:
 
     def _trees(self, key: NodeKey, keys: Tensor, number: int) -> Tensor:
         """The seed of every node of a batch, counted in the batch."""
-        total = self._sampled.totals[key]
+        total = self._sampled.graph.nodes[key].total
         group = torch.div(keys, max(total, 1), rounding_mode='floor')
         return self._sampled.seeds.trees(group, number)
 

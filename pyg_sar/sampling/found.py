@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.sampling.attributes import EdgeKey, NodeKey, Values
-from pyg_sar.sampling.seeds.inputs import Seeds
+from pyg_sar.sampling.attributes import NodeKey, Values
 
 
 @dataclass(eq=False)
@@ -50,23 +49,6 @@ class Linked:
     cuts: list[list[int]] = field(default_factory=list)
     came: list[Values] = field(default_factory=list)
     num_came: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class Round:
-    """The batches of a round.
-
-    Attributes:
-        seeds: Their seeds.
-        nodes: By type.
-        edges: By relation.
-        totals: How many nodes of each type the graph has.
-    """
-
-    seeds: Seeds
-    nodes: dict[NodeKey, Grown]
-    edges: dict[EdgeKey, Linked]
-    totals: dict[NodeKey, int]
 
 
 @dataclass(eq=False)

@@ -28,6 +28,7 @@ from pyg_sar.sampling.attributes import (
     NodeKey,
     Values,
     edge_stores,
+    ends_of,
     node_stores,
 )
 from pyg_sar.sampling.draw.choose import cumulated
@@ -139,7 +140,7 @@ def build(
     edge_times = {key: time.to(time_dtype) for key, time in edge_times.items()}
     edges = {}
     for key, shard in shards.items():
-        src, dst = (None, None) if key is None else (key[0], key[2])
+        src, dst = ends_of(key)
         own = torch.arange(nodes[src].first, nodes[src].first + shard.num_own)
         told = [own] if src not in times else [own, times[src]]
         if shard.world_size > 1:
@@ -176,7 +177,7 @@ def _nodes(data: Data | HeteroData) -> dict[NodeKey, Nodes]:
     own_ptr: dict[NodeKey, tuple[int, ...]] = {}
     for key, store in edge_stores(data).items():
         shard = store.edge_index.shard
-        src, dst = (None, None) if key is None else (key[0], key[2])
+        src, dst = ends_of(key)
         own_ptr[src] = shard.own_ptr
         if shard.dst_ptr is not None:
             own_ptr[dst] = shard.dst_ptr

@@ -83,6 +83,8 @@ class LinkNeighborLoader(Loader):
             no pair without an edge is found and nodes have no times.
     """
 
+    _read = staticmethod(read_links)
+
     def __init__(
         self,
         data: Data | HeteroData,
@@ -109,4 +111,4 @@ class LinkNeighborLoader(Loader):
         **others: Any,
     ) -> None:
         given = {k: v for k, v in locals().items() if k not in ('self', 'others', '__class__')}
-        super().__init__(given, others, read_links)
+        super().__init__(given, others)

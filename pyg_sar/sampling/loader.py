@@ -54,22 +54,14 @@ class Loader:
     A subclass names its arguments, and tells how those of seeds are read.
     """
 
-    def __init__(
-        self,
-        given: dict[str, Any],
-        others: dict[str, Any],
-        read: Callable[[Data | HeteroData, Mapping[str, Any]], Asked],
-    ) -> None:
+    _read: Callable[[Data | HeteroData, Mapping[str, Any]], Asked]
+
+    def __init__(self, given: dict[str, Any], others: dict[str, Any]) -> None:
         self._name = type(self).__name__
         with in_call(self._name), torch.inference_mode(False), torch.device('cpu'):
-            self._make(given, others, read)
+            self._make(given, others)
 
-    def _make(
-        self,
-        given: dict[str, Any],
-        others: dict[str, Any],
-        read: Callable[[Data | HeteroData, Mapping[str, Any]], Asked],
-    ) -> None:
+    def _make(self, given: dict[str, Any], others: dict[str, Any]) -> None:
         if isinstance(given['subgraph_type'], SubgraphType):
             given['subgraph_type'] = given['subgraph_type'].value
         data, error = given['data'], None
@@ -81,7 +73,7 @@ class Loader:
             given['cache'] = cache_bytes(given['cache'])
             check_data(data, world_size(), self._name)
             fans = fans_of(given['num_neighbors'], list(edge_stores(data)))
-            asked = read(data, given)
+            asked = self._read(data, given)
         except (TypeError, ValueError) as failure:
             error = failure
         raise_together(error)
@@ -94,11 +86,11 @@ class Loader:
             check_equal(f"'{name}'", own, [each[name] for each in answers])
         is_timed = given['time_attr'] is not None
         disjoint, is_last = given['disjoint'] or is_timed, given['temporal_strategy'] == 'last'
-        kind, replace = given['subgraph_type'], given['replace']
+        replace = given['replace']
         names = given['time_attr'], given['weight_attr']
         found = find(data)
         graph = build(data, found, *names, replace=replace)
-        inputs = asked.inputs(graph, given, disjoint=disjoint)
+        inputs = asked.inputs(graph, disjoint)
         counts = agree((inputs.key.numel(), inputs.num_batches(given['drop_last'])))
         self._num_batches: int = max(count for _, count in counts)
         if not self._num_batches:
@@ -110,8 +102,8 @@ class Loader:
         of_speed = ('cache', 'prefetch')  # the batches are the same
         self._identity = {k: v for k, v in same.items() if k not in of_speed}
         self._identity['num_batches'] = self._num_batches
-        fan = Fans(fans, replace, is_last, kind == 'induced', disjoint)
-        self._sampler = Sampler(data, graph, fan, inputs, kind)
+        fan = Fans(fans, replace, is_last, given['subgraph_type'], disjoint)
+        self._sampler = Sampler(data, graph, fan, inputs)
         if given['cache'] is not None and graph.world_size > 1:
             size = given['cache']
             self._sampler.kept = choose_rows(graph, found, fan, inputs, size)

@@ -82,6 +82,8 @@ class NeighborLoader(Loader):
         ValueError: On all ranks, if an argument is wrong on one, or they differ.
     """
 
+    _read = staticmethod(read_nodes)
+
     def __init__(
         self,
         data: Data | HeteroData,
@@ -105,4 +107,4 @@ class NeighborLoader(Loader):
         **others: Any,
     ) -> None:
         given = {k: v for k, v in locals().items() if k not in ('self', 'others', '__class__')}
-        super().__init__(given, others, read_nodes)
+        super().__init__(given, others)

@@ -20,7 +20,7 @@ from pyg_sar.sampling.ask.messages import Asked, Drawn, Told, ask_for_edges, ask
 from pyg_sar.sampling.attributes import Attributes, EdgeKey, NodeKey
 from pyg_sar.sampling.draw import choose
 from pyg_sar.sampling.draw.numbering import number
-from pyg_sar.sampling.found import Grown, Kept, Linked, Round
+from pyg_sar.sampling.found import Grown, Kept, Linked
 from pyg_sar.sampling.graph import Graph
 from pyg_sar.sampling.seeds.inputs import Seeds
 
@@ -33,14 +33,14 @@ class Fans:
         num_neighbors: Of every relation, by hop; -1 for all.
         replace: Whether with replacement.
         is_last: Whether the latest are taken.
-        is_induced: Whether a batch has all edges between its nodes.
+        subgraph_type: As PyG's: ``'induced'`` has all edges between the nodes of a batch.
         disjoint: Whether every seed has a tree of its own.
     """
 
     num_neighbors: dict[EdgeKey, tuple[int, ...]]
     replace: bool
     is_last: bool
-    is_induced: bool
+    subgraph_type: str
     disjoint: bool
 
     @property
@@ -59,21 +59,16 @@ class _Frontier:
     cuts: list[int]
 
 
-def sample(
-    graph: Graph, attributes: Attributes, fans: Fans, seeds: Seeds, kept: Kept | None = None
-) -> Round:
-    """Samples the batches of some seeds (collective; see the room's ``__init__``)."""
-    return _Sampling(graph, attributes, fans, seeds, kept).run()
+class Round:
+    """Samples the batches of some seeds (making it is collective: ``4 * hops`` calls).
 
+    Attributes:
+        nodes: What was found, by type.
+        edges: By relation.
+    """
 
-class _Sampling:
     def __init__(
-        self,
-        graph: Graph,
-        attributes: Attributes,
-        fans: Fans,
-        seeds: Seeds,
-        kept: Kept | None,
+        self, graph: Graph, attributes: Attributes, fans: Fans, seeds: Seeds, kept: Kept | None
     ) -> None:
         self.graph, self.attributes, self.fans, self.seeds = graph, attributes, fans, seeds
         self.kept = kept
@@ -84,17 +79,13 @@ class _Sampling:
         for key, first in seeds.first.items():
             keys = first.group * graph.nodes[key].total + first.position
             self.nodes[key] = Grown(keys, [0, keys.numel()], [first.cuts])
-
-    def run(self) -> Round:
-        for hop in range(self.fans.num_hops):
-            fan = {key: fans[hop] for key, fans in self.fans.num_neighbors.items()}
+        for hop in range(fans.num_hops):
+            fan = {key: each[hop] for key, each in fans.num_neighbors.items()}
             self._expand(hop, {key: k for key, k in fan.items() if k})
-        if self.fans.is_induced:
-            self.edges = {key: Linked() for key in self.graph.edges}
-            self._expand(self.fans.num_hops, dict.fromkeys(self.edges, -1))
+        if fans.subgraph_type == 'induced':
+            self.edges = {key: Linked() for key in graph.edges}
+            self._expand(fans.num_hops, dict.fromkeys(self.edges, -1))
         self._find_rows()
-        totals = {key: nodes.total for key, nodes in self.graph.nodes.items()}
-        return Round(self.seeds, self.nodes, self.edges, totals)
 
     def _expand(self, hop: int, fan: dict[EdgeKey, int]) -> None:
         """Draws the in-edges of the nodes that the last hop has found, or links all nodes."""
@@ -105,13 +96,13 @@ class _Sampling:
         is_far = hop > 0 or is_link or not self.seeds.are_own
         may_ask = self.graph.world_size > 1 and is_far and bool(fan)
         places, told = self._ask(hop, fan, frontiers) if may_ask else ({}, {})
-        found: dict[NodeKey, list[tuple[EdgeKey, Tensor, Tensor]]] = {k: [] for k in self.nodes}
+        found: dict[NodeKey, list[tuple[EdgeKey, Tensor]]] = {key: [] for key in self.nodes}
         for key in self.edges:
             edges = self.graph.edges[key]
             frontier = frontiers[edges.dst]
             if key in fan:
-                own, came = places.get(edges.dst, (None, None))
-                count, source = self._merge(hop, fan[key], key, frontier, own, came, told.get(key))
+                there = places.get(edges.dst)
+                count, source = self._merge(hop, fan[key], key, frontier, there, told.get(key))
                 if key in self.seeds.excluded:
                     count, source = self._leave_out(key, frontier, count, source)
             else:
@@ -122,7 +113,7 @@ class _Sampling:
             self.edges[key].cuts.append(ends[frontier.cuts].tolist())
             group = torch.repeat_interleave(frontier.group, count)
             keys = group.mul_(self.graph.nodes[edges.src].total).add_(source)
-            found[edges.src].append((key, keys, ends))
+            found[edges.src].append((key, keys))
         for src, of_relations in found.items():
             self._number(src, of_relations, is_link)
 
@@ -196,15 +187,14 @@ class _Sampling:
         k: int,
         key: EdgeKey,
         frontier: _Frontier,
-        own: Tensor | None,
-        came: Tensor | None,
+        places: tuple[Tensor, Tensor] | None,
         told: Told | None,
     ) -> tuple[Tensor, Tensor]:
         """How many edges every node of a frontier gets, and their sources' positions."""
         nodes, linked = self.graph.nodes[self.graph.edges[key].dst], self.edges[key]
         position, group = frontier.position, frontier.group
-        if own is not None:
-            position, group = position[own], group[own]
+        if places is not None:
+            position, group = position[places[0]], group[places[0]]
         until = self.seeds.until
         asked = Asked(
             position - nodes.first,
@@ -212,17 +202,18 @@ class _Sampling:
             None if until is None else until[group],
         )
         drawn = self._draw(hop, key, k, asked)
-        if own is None or came is None or told is None:
+        if places is None or told is None:
             linked.row.append(drawn.row)
             return drawn.count, drawn.source.long()
+        own, came = places
         count = torch.empty_like(frontier.group)
         count[own], count[came] = drawn.count, told.count
         first = count.cumsum(0) - count
-        places = [choose.ranges(first[at], count[at]) for at in (own, came)]
+        of_own, of_came = (choose.ranges(first[at], count[at]) for at in (own, came))
         source, row = (torch.empty(int(count.sum()), dtype=torch.int64) for _ in range(2))
-        source[places[0]], source[places[1]] = drawn.source.long(), told.source.long()
-        row[places[0]] = drawn.row
-        row[places[1]] = -1 - linked.num_came - torch.arange(told.source.numel())
+        source[of_own], source[of_came] = drawn.source.long(), told.source.long()
+        row[of_own] = drawn.row
+        row[of_came] = -1 - linked.num_came - torch.arange(told.source.numel())
         linked.row.append(row)
         linked.came.append(told.values)
         linked.num_came += told.source.numel()
@@ -239,18 +230,13 @@ class _Sampling:
         linked.row[-1] = linked.row[-1][is_kept]
         return count - torch.bincount(node, minlength=count.numel()), source[is_kept]
 
-    def _number(
-        self, src: NodeKey, found: list[tuple[EdgeKey, Tensor, Tensor]], is_link: bool
-    ) -> None:
+    def _number(self, src: NodeKey, found: list[tuple[EdgeKey, Tensor]], is_link: bool) -> None:
         """Numbers the sources of edges, and what is new among them."""
         grown = self.nodes[src]
         before = grown.keys.numel()
-        new, places = number(grown.keys, torch.cat([grown.keys[:0], *(k for _, k, _ in found)]))
-        for key, place in zip(
-            (key for key, _, _ in found),
-            torch.split(places, [k.numel() for _, k, _ in found]),
-            strict=True,
-        ):
+        new, places = number(grown.keys, torch.cat([grown.keys[:0], *(k for _, k in found)]))
+        split = torch.split(places, [keys.numel() for _, keys in found])
+        for (key, _), place in zip(found, split, strict=True):
             linked = self.edges[key]
             if is_link:  # edges from what is no node of the batch go again
                 kept = place < before

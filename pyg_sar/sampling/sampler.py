@@ -13,7 +13,7 @@ from pyg_sar.sampling.attributes import Attributes
 from pyg_sar.sampling.batch import Batches
 from pyg_sar.sampling.found import Kept
 from pyg_sar.sampling.graph import Graph
-from pyg_sar.sampling.rounds import Fans, sample
+from pyg_sar.sampling.rounds import Fans, Round
 from pyg_sar.sampling.seeds.inputs import Inputs
 
 _logger = logging.getLogger(__name__)
@@ -25,10 +25,8 @@ ROUND = 12
 class Sampler:
     """All that a thread needs to make batches."""
 
-    def __init__(
-        self, data: Data | HeteroData, graph: Graph, fans: Fans, inputs: Inputs, kind: str
-    ) -> None:
-        self.data, self.graph, self.fans, self.inputs, self.kind = data, graph, fans, inputs, kind
+    def __init__(self, data: Data | HeteroData, graph: Graph, fans: Fans, inputs: Inputs) -> None:
+        self.data, self.graph, self.fans, self.inputs = data, graph, fans, inputs
         self.kept: Kept | None = None
 
     def batches(
@@ -44,14 +42,8 @@ class Sampler:
                 return
             asked = range(start, min(start + of_round, numbers.stop))
             seeds = self.inputs.of_batches(order if own else nothing, epoch, asked)
-            sampled = sample(self.graph, attributes, self.fans, seeds, self.kept)
-            batches = Batches(
-                self.data,
-                attributes,
-                sampled,
-                disjoint=self.fans.disjoint,
-                subgraph_type=self.kind,
-            )
+            sampled = Round(self.graph, attributes, self.fans, seeds, self.kept)
+            batches = Batches(self.data, attributes, sampled)
             for number in range(len(asked)):
                 if is_wanted():
                     yield batches[number]

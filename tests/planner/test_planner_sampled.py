@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -17,17 +18,18 @@ from pyg_sar.monitor import LiveBytes
 from pyg_sar.planner import predict_batches, read_statistics
 from pyg_sar.planner.prediction import OVERHEAD_BYTES
 from pyg_sar.planner.sampled import SampledPrediction
+from pyg_sar.sampling.sampler import ROUND
 
 FANS = [4, 3]
 SEEDS = 10
 
 
-def _cut(folder: Path) -> Path:
+def _cut(folder: Path, width: int = 6) -> Path:
     """4 parts of a graph some of whose nodes have many in-edges, as those of users have."""
     generator = torch.Generator().manual_seed(0)
     ends = torch.rand(2, 6000, generator=generator).square() * 900
     data = Data(
-        x=torch.randn(900, 6, generator=generator),
+        x=torch.randn(900, width, generator=generator),
         y=torch.randint(3, (900,), generator=generator),
         edge_index=torch.stack([ends[0], 899 - ends[1]]).long(),
         num_classes=3,
@@ -45,9 +47,25 @@ def _count(root: Path) -> list[tuple[int, int, int]]:
     return counts
 
 
-def _predict(root: Path, num_ranks: int) -> SampledPrediction:
-    job = job_of(GraphSAGE(6, 16, 2, 3), 6)
-    return predict_batches(read_statistics(root), job, num_ranks, FANS, SEEDS)
+def _predict(
+    root: Path, num_ranks: int, width: int = 6, batch_size: int = SEEDS
+) -> SampledPrediction:
+    job = job_of(GraphSAGE(width, 16, 2, 3), width)
+    return predict_batches(read_statistics(root), job, num_ranks, FANS, batch_size)
+
+
+def _round(root: Path, batch_size: int) -> tuple[int, int]:
+    """Bytes while the first round is made, and how many rows came in it."""
+    data = pyg_sar.load_shard(root)
+    loader = pyg_sar.NeighborLoader(data, FANS, batch_size=batch_size, prefetch=0)
+    with LiveBytes(
+        [value.as_subclass(Tensor) for _, value in data if isinstance(value, Tensor)]
+    ) as live:
+        batches = iter(loader)
+        remote = [next(batches).n_id]
+    remote += [batch.n_id for batch in islice(batches, ROUND - 1)]
+    ids = torch.cat(remote).unique()
+    return live.peak, int((~torch.isin(ids, data.n_id)).sum())
 
 
 @pytest.mark.parametrize('num_ranks', [1, 2, 4])
@@ -60,6 +78,18 @@ def test_counts(tmp_path: Path, num_ranks: int) -> None:
     assert found.num_edges == pytest.approx(edges, rel=0.3)
     assert found.remote_rows == pytest.approx(remote, rel=0.4)
     assert found.memory_bytes > found.shard_bytes + found.batch_bytes + found.peak_bytes
+
+
+@pytest.mark.parametrize('num_ranks', [2, 4])
+@pytest.mark.parametrize('batch_size', [SEEDS, 60])
+def test_memory_of_a_round(tmp_path: Path, num_ranks: int, batch_size: int) -> None:
+    width = 128  # so that rows are most of it
+    root = _cut(tmp_path / 'parts', width)
+    measured = run_as_threads(_round, num_ranks, root, batch_size)
+    peak, rows = torch.tensor(measured, dtype=torch.float64).mean(0).tolist()
+    found = _predict(root, num_ranks, width, batch_size)
+    assert found.round_rows == pytest.approx(rows, rel=0.3)
+    assert found.round_bytes == pytest.approx(peak, rel=0.4)
 
 
 def test_memory_of_a_step(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from pyg_sar.comm import agree, all_to_all_counts, raise_together, rank, world_s
 from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.over_all_nodes.rows import owners_of
 from pyg_sar.sampling.ask.packed import all_to_all_packed
-from pyg_sar.sampling.attributes import EdgeKey, edge_stores, node_stores
+from pyg_sar.sampling.attributes import EdgeKey, edge_stores, ends_of, node_stores
 from pyg_sar.sampling.graph import Graph
-from pyg_sar.sampling.seeds.inputs import by_part, times_of
+from pyg_sar.sampling.seeds.inputs import Asked, by_part, times_of
 from pyg_sar.sampling.seeds.negatives import Negatives, read_neg_sampling
-from pyg_sar.sampling.seeds.of_links import LinkInputs, ends_of
+from pyg_sar.sampling.seeds.of_links import LinkInputs
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.local_ids import LocalIds
 
@@ -32,10 +32,11 @@ Links = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
 
 
 @dataclass(frozen=True, eq=False)
-class LinksAsked:
-    """What `edge_label_index` and the like say; see :class:`pyg_sar.sampling.seeds.inputs.Asked`.
+class _LinksAsked:
+    """What `edge_label_index` and the like say.
 
     Attributes:
+        given: All arguments.
         data: The shard.
         type: The relation.
         pairs: int64 ``[2, N]``: rows of the shard, or ids of the whole graph.
@@ -45,6 +46,7 @@ class LinksAsked:
         reverse: The relation of which links are no edges the other way round, or ``()``.
     """
 
+    given: Mapping[str, Any]
     data: Data | HeteroData
     type: EdgeKey
     pairs: Tensor
@@ -52,12 +54,10 @@ class LinksAsked:
     label: Tensor | None
     negatives: NegativeSampling | None
     reverse: tuple[EdgeKey, ...]
-    same: dict[str, Any]
-    name: str = 'edge_label_index'
 
-    def inputs(self, graph: Graph, given: Mapping[str, Any], *, disjoint: bool) -> LinkInputs:
-        """See :meth:`Asked.inputs`."""
-        num, time, error = self.pairs.size(1), None, None
+    def inputs(self, graph: Graph, disjoint: bool) -> LinkInputs:
+        """The links of this rank; see :class:`Asked`."""
+        given, num, time, error = self.given, self.pairs.size(1), None, None
         if given['edge_label_time'] is not None:
             time, error = times_of(graph, 'edge_label_time', given['edge_label_time'], num)
         raise_together(None if error is None else ValueError(error))
@@ -118,7 +118,7 @@ class LinksAsked:
         """Pairs from all ranks into own nodes (collective)."""
         stores, found = node_stores(self.data), []
         for key, ids in zip(ends_of(self.type), self.pairs, strict=True):
-            owner, row = owners_of(ids, stores[key].n_id.cpu(), self.name)
+            owner, row = owners_of(ids, stores[key].n_id.cpu(), 'edge_label_index')
             found.append((owner, row + torch.tensor(graph.nodes[key].rank_ptr)[owner]))
         (_, src), (owner, dst) = found
         num = self.pairs.size(1)
@@ -139,7 +139,7 @@ class LinksAsked:
         return src, dst, place, [None if each is None else next(came) for each in more]
 
 
-def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> LinksAsked:
+def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
     """What `edge_label_index` and the arguments that belong to it say.
 
     Raises:
@@ -180,7 +180,8 @@ def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> LinksAsked:
         'exclude_edges': given['exclude_edges'],
     }
     reverse = _reverse_of(data, key, given)
-    return LinksAsked(data, key, pairs, are_own, label, negatives, reverse, same)
+    asked = _LinksAsked(given, data, key, pairs, are_own, label, negatives, reverse)
+    return Asked('edge_label_index', same, asked.inputs)
 
 
 def _pairs_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Tensor, bool]:

@@ -6,9 +6,9 @@ batch i of each of its parts. So 8 parts have the same batches on 1, 2, 4 and 8 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -141,22 +141,20 @@ class Inputs:
         return out
 
 
-class Asked(Protocol):
-    """What a loader was asked for, read from its arguments."""
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What a loader was asked for, read from its arguments.
 
-    @property
-    def name(self) -> str:
-        """The argument that gives the seeds."""
-        ...
+    Attributes:
+        name: The argument that gives the seeds.
+        same: What has to be equal on all ranks.
+        inputs: The seeds in the graph, with `disjoint` trees or not; a ValueError on all ranks if
+            they are wrong (collective).
+    """
 
-    @property
-    def same(self) -> dict[str, Any]:
-        """What has to be equal on all ranks."""
-        ...
-
-    def inputs(self, graph: Graph, given: Mapping[str, Any], *, disjoint: bool) -> Inputs:
-        """The seeds in the graph; a ValueError on all ranks if they are wrong (collective)."""
-        ...
+    name: str
+    same: dict[str, Any]
+    inputs: Callable[[Graph, bool], Inputs]
 
 
 def by_part(graph: Graph, key: NodeKey, row: Tensor) -> list[Tensor]:

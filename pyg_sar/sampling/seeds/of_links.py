@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.draws import hashed_on
-from pyg_sar.sampling.attributes import EdgeKey, NodeKey
+from pyg_sar.sampling.attributes import EdgeKey, NodeKey, ends_of
 from pyg_sar.sampling.draw.numbering import number
 from pyg_sar.sampling.seeds.excluded import Excluded
 from pyg_sar.sampling.seeds.inputs import EDGES, NEGATIVES, First, Inputs, Seeds
@@ -238,11 +238,6 @@ class LinkInputs(Inputs):
         share = self.shares()
         yield src_type, self.src, share
         yield dst_type, self.dst, share
-
-
-def ends_of(key: EdgeKey) -> tuple[NodeKey, NodeKey]:
-    """The types of the ends of a relation."""
-    return (None, None) if key is None else (key[0], key[2])
 
 
 def _offsets(count: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from pyg_sar.comm import raise_together
 from pyg_sar.draws import hashed_on
 from pyg_sar.sampling.attributes import NodeKey
 from pyg_sar.sampling.graph import Graph
-from pyg_sar.sampling.seeds.inputs import EDGES, First, Inputs, Seeds, by_part, times_of
+from pyg_sar.sampling.seeds.inputs import EDGES, Asked, First, Inputs, Seeds, by_part, times_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,46 +69,7 @@ class NodeInputs(Inputs):
         yield self.type, self.graph.nodes[self.type].first + self.row, self.shares()
 
 
-@dataclass(frozen=True, eq=False)
-class NodesAsked:
-    """What `input_nodes` says; see :class:`pyg_sar.sampling.seeds.inputs.Asked`."""
-
-    type: NodeKey
-    row: Tensor
-    input_id: Tensor
-    same: dict[str, Any]
-    name: str = 'input_nodes'
-
-    def inputs(self, graph: Graph, given: Mapping[str, Any], *, disjoint: bool) -> NodeInputs:
-        """See :meth:`Asked.inputs`."""
-        nodes, time, error = graph.nodes[self.type], None, None
-        if given['input_time'] is not None:
-            time, error = times_of(graph, 'input_time', given['input_time'], self.row.numel())
-        elif given['time_attr'] is not None and self.type in graph.times:
-            time = graph.times[self.type][self.row]
-        elif given['time_attr'] is not None:  # by edges, or by other nodes
-            error = (
-                "'input_time' must be given where seeds have no 'time_attr' of their own (got None)"
-            )
-        if not nodes.own_ptr:
-            error = f"'input_nodes' must be of a type with edges (got '{self.type}')"
-        raise_together(None if error is None else ValueError(error))
-        return NodeInputs(
-            graph,
-            nodes.n_id[self.row],
-            by_part(graph, self.type, self.row),
-            given['batch_size'],
-            disjoint,
-            given['seed'],
-            given['shuffle'],
-            self.type,
-            self.row,
-            self.input_id,
-            time,
-        )
-
-
-def read_nodes(data: Data | HeteroData, given: Mapping[str, Any]) -> NodesAsked:
+def read_nodes(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
     """What `input_nodes` and `input_time` say.
 
     Raises:
@@ -118,7 +79,25 @@ def read_nodes(data: Data | HeteroData, given: Mapping[str, Any]) -> NodesAsked:
         raise ValueError("'input_time' needs a 'time_attr' (got None)")
     key, row, input_id = _rows_of(data, given['input_nodes'])
     same = {'input_nodes': key, 'input_time': given['input_time'] is not None}
-    return NodesAsked(key, row, input_id, same)
+
+    def inputs(graph: Graph, disjoint: bool) -> NodeInputs:
+        nodes, time, error = graph.nodes[key], None, None
+        if given['input_time'] is not None:
+            time, error = times_of(graph, 'input_time', given['input_time'], row.numel())
+        elif given['time_attr'] is not None and key in graph.times:
+            time = graph.times[key][row]
+        elif given['time_attr'] is not None:  # by edges, or by other nodes
+            error = (
+                "'input_time' must be given where seeds have no 'time_attr' of their own (got None)"
+            )
+        if not nodes.own_ptr:
+            error = f"'input_nodes' must be of a type with edges (got '{key}')"
+        raise_together(None if error is None else ValueError(error))
+        own, parts = nodes.n_id[row], by_part(graph, key, row)
+        options = given['batch_size'], disjoint, given['seed'], given['shuffle']
+        return NodeInputs(graph, own, parts, *options, key, row, input_id, time)
+
+    return Asked('input_nodes', same, inputs)
 
 
 def _rows_of(data: Data | HeteroData, input_nodes: Any) -> tuple[NodeKey, Tensor, Tensor]:
