@@ -1,7 +1,8 @@
 // What ProcessGroupNCCL promises and forbids, for tensors of the simulated device; gloo carries them.
 //
 // - Tensors are contiguous, on the device and of a type that NCCL has. Tags are ignored: order counts.
-// - The first operation makes the communicator: all ranks take part in it, and the host waits.
+// - The first operation makes the communicator: all ranks take part in it, and the host waits. So it
+//   does at the first message between two ranks, which connects them, unless all sent to all before.
 // - wait() orders streams and tells nothing: of a lost rank, or after abort(), it returns as ever. What
 //   follows on a stream is done at once here, so it returns when the transfer is done or aborted.
 // - Transfers of a group are done one after another, as late as allowed: when somebody waits, or after
@@ -26,6 +27,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 
 namespace {
@@ -166,7 +168,8 @@ bool Transfer::isCompleted() {
   if (stream->failure.empty()) return false;
   std::lock_guard<std::mutex> own(mutex_);
   if (!exception_) {
-    exception_ = std::make_exception_ptr(std::runtime_error("NCCL error: " + stream->failure));
+    const c10::SourceLocation here{__func__, __FILE__, __LINE__};
+    exception_ = std::make_exception_ptr(c10::DistBackendError(here, "NCCL error: " + stream->failure));
     tell(c10d::WorkResult::COMM_ERROR);
   }
   return true;
@@ -232,6 +235,8 @@ class SimulatedNCCL final : public c10d::Backend {
     batch_.clear();
   }
   WorkPtr endCoalescing() override {
+    bool connects = false;
+    for (const auto& message : batch_) connects |= connected_.insert(message.peer).second;
     open_->run = [g = carrier_, batch = std::move(batch_)] {
       // Of each message the number of bytes goes before it; one receives it for the next tag.
       std::vector<WorkPtr> works, sizes;
@@ -262,7 +267,9 @@ class SimulatedNCCL final : public c10d::Backend {
       for (auto& work : works) work->wait();
     };
     open_->posted = Clock::now();
-    return start(std::move(open_));
+    auto work = start(std::move(open_));
+    if (connects) work->wait(kNoTimeout);
+    return work;
   }
   WorkPtr send(Tensors& tensors, int peer, int) override { return add(true, checked(tensors.at(0)), peer); }
   WorkPtr recv(Tensors& tensors, int peer, int) override { return add(false, spoilt(checked(tensors.at(0))), peer); }
@@ -282,6 +289,7 @@ class SimulatedNCCL final : public c10d::Backend {
     return start([g = carrier_, places, t = checked(in), options]() mutable { g->allgather(places, t, options)->wait(); }, out.at(0));
   }
   WorkPtr alltoall_base(Tensor& out, Tensor& in, std::vector<int64_t>& out_sizes, std::vector<int64_t>& in_sizes, const c10d::AllToAllOptions& options) override {
+    for (int peer = 0; peer < getSize(); peer++) connected_.insert(peer);
     return start([g = carrier_, to = spoilt(checked(out)), from = checked(in), out_sizes, in_sizes, options]() mutable {
       g->alltoall_base(to, from, out_sizes, in_sizes, options)->wait();
     }, {out});
@@ -322,6 +330,7 @@ class SimulatedNCCL final : public c10d::Backend {
   std::vector<Message> batch_;
   std::map<std::pair<bool, int>, int> numbers_;
   bool has_communicator_ = false;
+  std::set<int> connected_;  // ranks
 };
 
 // As torch calls it: (store, rank, size, options), which have a _timeout.

@@ -69,7 +69,10 @@ def _assert_exact(results: list[dict[str, Result]]) -> None:
         assert outcome.status == 'exact', f'{name}: {outcome.status}: {outcome.reason}'
 
 
-@pytest.mark.parametrize('name', RUN)
+@pytest.mark.cuda_sim
+@pytest.mark.parametrize(
+    'name', [n if n in OF_CONVS else pytest.param(n, marks=pytest.mark.slow) for n in RUN]
+)
 def test_one_process(name: str, roots: Roots) -> None:
     """All parts on one device."""
     _assert_exact([_run([name], roots)])
