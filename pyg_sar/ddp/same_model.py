@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 import torch
 
-from pyg_sar.comm import agree, exchange_group, is_distributed, transport
+from pyg_sar.comm import agree
 from pyg_sar.conv.names import PLAIN, plain_class
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.own_rows import OwnRows
@@ -55,14 +55,9 @@ def _describe(model: torch.nn.Module, options: dict[str, object]) -> list[str]:
         if isinstance(tensor, OwnRows):
             shape = ('own nodes', *tensor.shape[1:])
         needs = ', with gradient' if tensor.requires_grad else ''
-        where = '' if _goes_by_host(tensor.device) else f', on {tensor.device.type}'
+        where = '' if tensor.device.type == 'cpu' else f', on {tensor.device.type}'
         lines.append(f"'{path}': {tensor.dtype} of shape {shape}{needs}{where}")
     return lines
-
-
-def _goes_by_host(device: torch.device) -> bool:
-    """Whether its rank meets those on the host, by gloo; one that speaks by NCCL never would."""
-    return not is_distributed() or transport.goes_by_host(device, exchange_group())
 
 
 def _class_of(module: torch.nn.Module) -> str:

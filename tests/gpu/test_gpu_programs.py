@@ -65,6 +65,7 @@ def _pairs(out: Tensor, data: Any, pairs: Tensor = PAIRS) -> Tensor:
     return (first - second).square().sum()
 
 
+@pytest.mark.filterwarnings('ignore:The .grad attribute of a Tensor')  # torch.compile looks at it
 @pytest.mark.parametrize('loss_of', [_mask_on_the_host, _on_the_host, _compiled, _pairs])
 def test_a_loss(loss_of: Loss, tmp_path: Path) -> None:
     root = str(cut(small_graph(), 2, tmp_path / 'parts'))
@@ -82,15 +83,10 @@ def _mixed(root: str) -> str:
     return ''
 
 
-@pytest.mark.parametrize('backend', BACKENDS)
+@pytest.mark.parametrize('backend', [*BACKENDS, 'gloo'])
 def test_a_rank_that_found_no_device_is_refused(backend: str, tmp_path: Path) -> None:
     """It would wait for the others by gloo, and they for it by NCCL."""
     root = str(cut(small_graph(), 2, tmp_path / 'parts'))
     for said in run_ranks(_mixed, 2, root, backend=backend):
         words = 'expected the same model on all ranks: .* on rank 0 .got .*, on cuda on rank 1'
         assert re.match(words, said), said
-
-
-def test_ranks_on_different_devices_meet_by_gloo(tmp_path: Path) -> None:
-    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
-    assert run_ranks(_mixed, 2, root) == ['', '']
