@@ -38,6 +38,7 @@ using Tensors = std::vector<Tensor>;
 using Carrier = c10::intrusive_ptr<c10d::Backend>;  // gloo
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 constexpr auto kLate = std::chrono::milliseconds(10);
+constexpr int kMeeting = 1 << 30;  // a tag
 
 struct Stream;
 
@@ -235,8 +236,10 @@ class SimulatedNCCL final : public c10d::Backend {
     batch_.clear();
   }
   WorkPtr endCoalescing() override {
-    bool connects = false;
-    for (const auto& message : batch_) connects |= connected_.insert(message.peer).second;
+    std::vector<int> strangers;
+    for (const auto& message : batch_)
+      if (connected_.insert(message.peer).second) strangers.push_back(message.peer);
+    if (!strangers.empty()) connect(std::move(strangers));
     open_->run = [g = carrier_, batch = std::move(batch_)] {
       // Of each message the number of bytes goes before it; one receives it for the next tag.
       std::vector<WorkPtr> works, sizes;
@@ -267,9 +270,7 @@ class SimulatedNCCL final : public c10d::Backend {
       for (auto& work : works) work->wait();
     };
     open_->posted = Clock::now();
-    auto work = start(std::move(open_));
-    if (connects) work->wait(kNoTimeout);
-    return work;
+    return start(std::move(open_));
   }
   WorkPtr send(Tensors& tensors, int peer, int) override { return add(true, checked(tensors.at(0)), peer); }
   WorkPtr recv(Tensors& tensors, int peer, int) override { return add(false, spoilt(checked(tensors.at(0))), peer); }
@@ -309,6 +310,21 @@ class SimulatedNCCL final : public c10d::Backend {
     TORCH_CHECK(open_, "expected sends and receives in a batch, as NCCL needs them");
     batch_.push_back({is_send, std::move(cpu), peer, numbers_[{is_send, peer}]++});
     return open_;
+  }
+
+  // Returns when these ranks do the same.
+  void connect(std::vector<int> peers) {
+    auto meet = [g = carrier_, peers = std::move(peers)] {
+      Tensors told = {at::zeros({1}), at::zeros({1})};
+      std::vector<WorkPtr> works;
+      for (int peer : peers) {
+        Tensors in{told[0]}, out{told[1]};
+        works.push_back(g->recv(in, peer, kMeeting));
+        works.push_back(g->send(out, peer, kMeeting));
+      }
+      for (auto& work : works) work->wait();
+    };
+    stream_->post(c10::make_intrusive<Transfer>(stream_, meet, Tensors{}))->wait(kNoTimeout);
   }
 
   WorkPtr start(std::function<void()> run, Tensors out = {}) {
