@@ -31,6 +31,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch_geometric.template
+from jinja2 import Environment, FileSystemLoader
 
 import pyg_sar
 from pyg_sar.comm.threads import run_threads
@@ -43,6 +45,16 @@ context = multiprocessing.get_context('forkserver')
 _PRELOADED = ['torch_geometric', 'pyg_sar', 'pytest', 'hypothesis']
 context.set_forkserver_preload([] if torch.cuda.is_available() else _PRELOADED)
 _pools: dict[tuple[int, str], _Pool] = {}
+_environments: dict[str, Environment] = {}
+
+
+def _environment(loader: FileSystemLoader) -> Environment:
+    folder = loader.searchpath[0]
+    return _environments.setdefault(folder, Environment(loader=loader, autoescape=False))
+
+
+# PyG compiles its templates anew for every class of conv, a quarter of the time of a test of many.
+torch_geometric.template.Environment = _environment  # type: ignore[attr-defined]
 
 
 def seed() -> None:

@@ -55,7 +55,8 @@ def _describe(model: torch.nn.Module, options: dict[str, object]) -> list[str]:
         if isinstance(tensor, OwnRows):
             shape = ('own nodes', *tensor.shape[1:])
         needs = ', with gradient' if tensor.requires_grad else ''
-        lines.append(f"'{path}': {tensor.dtype} of shape {shape}{needs}")
+        where = '' if tensor.device.type == 'cpu' else f', on {tensor.device.type}'
+        lines.append(f"'{path}': {tensor.dtype} of shape {shape}{needs}{where}")
     return lines
 
 

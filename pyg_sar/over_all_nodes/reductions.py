@@ -257,6 +257,7 @@ def _selected(values: Tensor, mask: Tensor) -> tuple[Tensor, int | Tensor]:
         values = values[mask]
         return values, values.numel()
     # A device would be waited for to know how many rows there are.
+    mask = mask.to(values.device)  # it may be on the host, like any index
     is_selected = mask.view(-1, *[1] * (values.dim() - 1))
     return torch.where(is_selected, values, 0), mask.sum() * values[:1].numel()
 

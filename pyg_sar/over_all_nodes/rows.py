@@ -115,7 +115,7 @@ def _plan(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> _Plan:
             raise ValueError(f'rank {number}: {theirs}')
     if known is not None and all(each for _, each in answers):
         return known[2]
-    plan = _asked_for(ids.reshape(-1), _home(n_id))
+    plan = _asked_for(ids.reshape(-1).to(n_id.device), _home(n_id))
     _plans[ids] = ids._version, n_id, plan
     return plan
 

@@ -1,7 +1,8 @@
 // What ProcessGroupNCCL promises and forbids, for tensors of the simulated device; gloo carries them.
 //
 // - Tensors are contiguous, on the device and of a type that NCCL has. Tags are ignored: order counts.
-// - The first operation makes the communicator: all ranks take part in it, and the host waits.
+// - The first operation makes the communicator: all ranks take part in it, and the host waits. So it
+//   does at the first message between two ranks, which connects them, unless all sent to all before.
 // - wait() orders streams and tells nothing: of a lost rank, or after abort(), it returns as ever. What
 //   follows on a stream is done at once here, so it returns when the transfer is done or aborted.
 // - Transfers of a group are done one after another, as late as allowed: when somebody waits, or after
@@ -26,6 +27,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <thread>
 
 namespace {
@@ -36,6 +38,7 @@ using Tensors = std::vector<Tensor>;
 using Carrier = c10::intrusive_ptr<c10d::Backend>;  // gloo
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 constexpr auto kLate = std::chrono::milliseconds(10);
+constexpr int kMeeting = 1 << 30;  // a tag
 
 struct Stream;
 
@@ -166,7 +169,8 @@ bool Transfer::isCompleted() {
   if (stream->failure.empty()) return false;
   std::lock_guard<std::mutex> own(mutex_);
   if (!exception_) {
-    exception_ = std::make_exception_ptr(std::runtime_error("NCCL error: " + stream->failure));
+    const c10::SourceLocation here{__func__, __FILE__, __LINE__};
+    exception_ = std::make_exception_ptr(c10::DistBackendError(here, "NCCL error: " + stream->failure));
     tell(c10d::WorkResult::COMM_ERROR);
   }
   return true;
@@ -232,6 +236,10 @@ class SimulatedNCCL final : public c10d::Backend {
     batch_.clear();
   }
   WorkPtr endCoalescing() override {
+    std::vector<int> strangers;
+    for (const auto& message : batch_)
+      if (connected_.insert(message.peer).second) strangers.push_back(message.peer);
+    if (!strangers.empty()) connect(std::move(strangers));
     open_->run = [g = carrier_, batch = std::move(batch_)] {
       // Of each message the number of bytes goes before it; one receives it for the next tag.
       std::vector<WorkPtr> works, sizes;
@@ -282,6 +290,7 @@ class SimulatedNCCL final : public c10d::Backend {
     return start([g = carrier_, places, t = checked(in), options]() mutable { g->allgather(places, t, options)->wait(); }, out.at(0));
   }
   WorkPtr alltoall_base(Tensor& out, Tensor& in, std::vector<int64_t>& out_sizes, std::vector<int64_t>& in_sizes, const c10d::AllToAllOptions& options) override {
+    for (int peer = 0; peer < getSize(); peer++) connected_.insert(peer);
     return start([g = carrier_, to = spoilt(checked(out)), from = checked(in), out_sizes, in_sizes, options]() mutable {
       g->alltoall_base(to, from, out_sizes, in_sizes, options)->wait();
     }, {out});
@@ -303,6 +312,21 @@ class SimulatedNCCL final : public c10d::Backend {
     return open_;
   }
 
+  // Returns when these ranks do the same.
+  void connect(std::vector<int> peers) {
+    auto meet = [g = carrier_, peers = std::move(peers)] {
+      Tensors told = {at::zeros({1}), at::zeros({1})};
+      std::vector<WorkPtr> works;
+      for (int peer : peers) {
+        Tensors in{told[0]}, out{told[1]};
+        works.push_back(g->recv(in, peer, kMeeting));
+        works.push_back(g->send(out, peer, kMeeting));
+      }
+      for (auto& work : works) work->wait();
+    };
+    stream_->post(c10::make_intrusive<Transfer>(stream_, meet, Tensors{}))->wait(kNoTimeout);
+  }
+
   WorkPtr start(std::function<void()> run, Tensors out = {}) {
     return start(c10::make_intrusive<Transfer>(stream_, std::move(run), std::move(out)));
   }
@@ -322,6 +346,7 @@ class SimulatedNCCL final : public c10d::Backend {
   std::vector<Message> batch_;
   std::map<std::pair<bool, int>, int> numbers_;
   bool has_communicator_ = false;
+  std::set<int> connected_;  // ranks
 };
 
 // As torch calls it: (store, rank, size, options), which have a _timeout.

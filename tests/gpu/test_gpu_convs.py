@@ -69,7 +69,10 @@ def _assert_exact(results: list[dict[str, Result]]) -> None:
         assert outcome.status == 'exact', f'{name}: {outcome.status}: {outcome.reason}'
 
 
-@pytest.mark.parametrize('name', RUN)
+@pytest.mark.cuda_sim
+@pytest.mark.parametrize(
+    'name', [n if n in OF_CONVS else pytest.param(n, marks=pytest.mark.slow) for n in RUN]
+)
 def test_one_process(name: str, roots: Roots) -> None:
     """All parts on one device."""
     _assert_exact([_run([name], roots)])
@@ -93,7 +96,7 @@ def test_a_rank_without_nodes(name: str, with_an_empty_rank: Roots) -> None:
 
 
 @pytest.mark.cuda_sim
-@pytest.mark.parametrize('names', few(TWELVE, every=12), ids=lambda names: names[0])
+@pytest.mark.parametrize('names', few([OF_CONVS[::4], *TWELVE], every=13), ids=len)
 def test_processes_share_the_device(names: list[str], roots: Roots) -> None:
     """Over gloo, by way of the host's memory."""
     _assert_exact(run_ranks(_run, 2, names, roots, timeout=240))

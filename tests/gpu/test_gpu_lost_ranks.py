@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from datetime import timedelta
 
 import pytest
@@ -18,7 +20,8 @@ pytestmark = pytest.mark.cuda_sim
 BESIDE_GLOO, ALONE = 'cpu:gloo,cuda:nccl', 'nccl'
 CELLS = [
     *(Cell(f, p, backend=BESIDE_GLOO) for f in ('killed', 'stopped', 'raises') for p in PHASES),
-    *(Cell(f, p, backend=ALONE) for f in ('killed', 'stopped') for p in ('forward', 'backward')),
+    Cell('killed', 'backward', backend=ALONE),
+    Cell('stopped', 'forward', backend=ALONE),
 ]
 
 
@@ -56,6 +59,30 @@ def _receive_too_much() -> str:
             pyg_sar.comm.all_reduce_sum(torch.zeros(1))
     except pyg_sar.ExchangeError as error:
         return str(error)
+
+
+def _send_first() -> str:
+    guarded.set_timeout(timedelta(seconds=30))
+    device, rank = torch.device('cuda'), transport.rank()
+    guarded.connect_devices(device)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        with guarded.guard('sending rows', 1):
+            group = guarded.exchange_group()
+            for work in transport.start_swap([], 1, [torch.zeros(4, device=device)], 1, 0, group):
+                work.wait()
+        while True:
+            pyg_sar.comm.all_reduce_sum(torch.zeros(1))
+    except pyg_sar.ExchangeError as error:
+        return str(error)
+
+
+def test_a_rank_that_is_lost_before_its_first_transfer() -> None:
+    """NCCL would wait in C until the two are connected: they are."""
+    found = run_once(_send_first, 3, backend=BESIDE_GLOO, may_die=[1])
+    assert 'rank 1 has ended' in found[0]
+    assert 'rank 1 has ended' in found[2]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 1, reason='NCCL sees it where rows go by sockets')

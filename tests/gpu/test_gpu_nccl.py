@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -49,40 +50,46 @@ def _on_ranks(backend: str, *args: Any, **kwargs: Any) -> list[Any]:
     return run_ranks(*args, backend=backend, timeout=300, **kwargs)
 
 
-@pytest.mark.parametrize('names', few(convs.TWELVE, every=12), ids=lambda names: names[0])
-def test_convs(names: list[str], roots: Roots) -> None:  # noqa: F811
-    convs._assert_exact(_on_ranks(BACKENDS[0], convs._run, WORLD_SIZE, names, roots))
+@pytest.mark.slow
+@pytest.mark.parametrize('names', convs.TWELVE, ids=lambda names: names[0])
+def test_table(names: list[str], backend: str, roots: Roots) -> None:  # noqa: F811
+    """All cases, with both kinds of groups."""
+    convs._assert_exact(_on_ranks(backend, convs._run, WORLD_SIZE, names, roots))
 
 
-def test_a_case_of_every_conv_beside_gloo(roots: Roots) -> None:  # noqa: F811
-    convs._assert_exact(_on_ranks(BACKENDS[1], convs._run, WORLD_SIZE, convs.OF_CONVS, roots))
+@pytest.mark.parametrize('kind', range(2), ids=BACKENDS)
+def test_a_case_of_every_conv(kind: int, roots: Roots) -> None:  # noqa: F811
+    """Every other conv with one kind of group, those between with the other kind."""
+    names = convs.OF_CONVS[kind::2]
+    convs._assert_exact(_on_ranks(BACKENDS[kind], convs._run, WORLD_SIZE, names, roots))
 
 
+@pytest.mark.parametrize('backend', few(BACKENDS))
 def test_a_rank_without_nodes(backend: str, with_an_empty_rank: Roots) -> None:  # noqa: F811
     found = _on_ranks(backend, convs._run, 3, convs.OF_CONVS[::3], with_an_empty_rank)
     convs._assert_exact(found)
 
 
 @pytest.mark.parametrize(
-    ('name', 'backend'), few(((n, b) for n in MODELS for b in BACKENDS), every=5)
+    ('name', 'backend', 'kind'), few(product(MODELS, BACKENDS, KINDS), every=13), ids=str
 )
-def test_trainings(name: str, backend: str, partitions: Path) -> None:  # noqa: F811
+def test_trainings(name: str, backend: str, kind: Any, partitions: Path) -> None:  # noqa: F811
+    mode, options = kind
     root = str(partitions / str(WORLD_SIZE))
-    for mode, options in KINDS:
-        train = functools.partial(training._train, **options)
-        for found in _on_ranks(backend, train, WORLD_SIZE, name, root, mode, 'cuda'):
-            training._assert_equal(name, found)
+    train = functools.partial(training._train, **options)
+    for found in _on_ranks(backend, train, WORLD_SIZE, name, root, mode, 'cuda'):
+        training._assert_equal(name, found)
 
 
-@pytest.mark.parametrize('counts', [[3, 8], [6, 0, 5]], ids=str)
+@pytest.mark.parametrize(
+    ('counts', 'backend'), few(product([[6, 0, 5], [3, 8]], BACKENDS)), ids=str
+)
 def test_norms(counts: list[int], backend: str) -> None:
     on_ranks = functools.partial(_on_ranks, backend)
     norms._check(counts[:WORLD_SIZE], torch.float64, 1e-10, 'cuda', on_ranks)
 
 
-@pytest.mark.parametrize(
-    ('name', 'backend'), few((n, b) for n in restricted.CONVS for b in BACKENDS)
-)
+@pytest.mark.parametrize(('name', 'backend'), few(product(restricted.CONVS, BACKENDS), every=5))
 def test_restrict(name: str, backend: str, tmp_path: Path) -> None:
     data, model = restricted._data(2 * WORLD_SIZE), (name, 3)
     root = tmp_path / 'parts'
@@ -91,6 +98,7 @@ def test_restrict(name: str, backend: str, tmp_path: Path) -> None:
     restricted._compare(found, data, *model)
 
 
+@pytest.mark.parametrize('backend', few(BACKENDS))
 def test_checkpoint(backend: str, tmp_path: Path) -> None:
     """A run goes on where it was, with what dropout would have drawn."""
     parts, root = str(cut(small_graph(), WORLD_SIZE, tmp_path / 'parts')), str(tmp_path / 'run')
@@ -179,7 +187,7 @@ def _trained(folders: list[str], device: str) -> list[list[Any]]:
     return found
 
 
-@pytest.mark.parametrize('num', [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('num', [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_random_partitions(num: int, backend: str, tmp_path: Path) -> None:
     """Idle ranks, steps without rows, blocks of one row: nobody waits for ever, nothing differs."""
     folders = []

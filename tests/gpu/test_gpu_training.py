@@ -43,7 +43,7 @@ def test_ranks_as_threads(name: str, mode: str, partitions: Path) -> None:  # no
 
 
 @pytest.mark.cuda_sim
-@pytest.mark.parametrize(('name', 'mode'), few(((n, m) for n in MODELS for m in MODES), every=4))
+@pytest.mark.parametrize(('name', 'mode'), few(((n, m) for n in MODELS for m in MODES), every=8))
 def test_processes_share_the_device(name: str, mode: str, partitions: Path) -> None:  # noqa: F811
     root = str(partitions / '2')
     for found in run_ranks(training._train, 2, name, root, mode, 'cuda', **AGAIN):

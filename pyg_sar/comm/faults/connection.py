@@ -98,12 +98,14 @@ class Connection:
     def connect_devices(self, device: torch.device) -> None:
         """Has all ranks connect their devices, at the first call for one (collective).
 
-        NCCL does it in the first operation. If that is a step of an exchange, ranks without rows in
-        it do not take part, and the others wait for them.
+        NCCL does it in the first operation of all, and in the first transfer of two; the host waits
+        in C. In a step of an exchange it would for ranks without rows in it, or lost by then.
         """
         if device not in self._devices and not transport.goes_by_host(device, self.group):
             with Guard(self, 'connecting the devices of the ranks', None):
-                transport.all_reduce(torch.zeros(1, device=device), self.group)
+                numbers, ones = torch.zeros(self.world_size, device=device), [1] * self.world_size
+                transport.all_reduce(numbers, self.group)
+                transport.all_to_all(numbers.clone(), numbers, ones, ones, self.group)
         self._devices.add(device)
 
     def check(self, operation: str) -> None:

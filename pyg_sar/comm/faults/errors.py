@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar, cast
+
+import torch
 
 from pyg_sar.monitor import hook
+
+Function = TypeVar('Function', bound=Callable[..., Any])
 
 
 class ExchangeError(RuntimeError):
@@ -71,12 +77,29 @@ def in_layer(layer: str, phase: str = 'forward') -> Iterator[None]:
         yield
 
 
-@contextmanager
-def in_call(function: str, phase: str = '') -> Iterator[None]:
-    """Names a function of this library in the place of a layer; a decorator as well."""
-    before = _place.layer, _place.phase
-    _place.layer, _place.phase = function, phase
-    try:
-        yield
-    finally:
-        _place.layer, _place.phase = before
+class in_call:
+    """Names a function of this library in the place of a layer; a decorator as well.
+
+    torch.compile runs what is decorated as it is: what ranks tell each other it cannot trace.
+    """
+
+    def __init__(self, function: str, phase: str = '') -> None:
+        self._named = function, phase
+
+    def __call__(self, function: Function) -> Function:
+        """For a call of it."""
+        named = self._named
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with in_call(*named):
+                return function(*args, **kwargs)
+
+        return cast(Function, torch.compiler.disable(call))  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> None:
+        self._before = _place.layer, _place.phase
+        _place.layer, _place.phase = self._named
+
+    def __exit__(self, *error: object) -> None:
+        _place.layer, _place.phase = self._before

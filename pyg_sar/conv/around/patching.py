@@ -27,16 +27,28 @@ _originals: dict[int, AnyFn] = {}
 """What the functions that are bound now stand in for, by their id."""
 
 
+Places = tuple[tuple[ModuleType, str], ...]
+
+
 @cache
-def _places(classes: frozenset[type], function: AnyFn) -> tuple[tuple[ModuleType, str], ...]:
+def _places(classes: frozenset[type], function: AnyFn) -> Places:
     """Where `function` is bound among the globals that `classes` can see."""
-    names = {base.__module__ for cls in classes for base in cls.__mro__} | {*_LIBRARY_MODULES}
-    modules = [sys.modules[name] for name in sorted(names) if name in sys.modules]
+    own = {base.__module__ for cls in classes for base in cls.__mro__}.difference(_LIBRARY_MODULES)
+    found = _places_in(sorted(name for name in own if not name.startswith('torch.')), function)
+    return found + _places_in_libraries(function)
+
+
+@cache
+def _places_in_libraries(function: AnyFn) -> Places:
+    return _places_in(_LIBRARY_MODULES, function)  # thousands of names
+
+
+def _places_in(modules: Iterable[str], function: AnyFn) -> Places:
     return tuple(
-        (module, name)
+        (sys.modules[module], name)
         for module in modules
-        if not module.__name__.startswith('torch.')
-        for name, value in vars(module).items()
+        if module in sys.modules
+        for name, value in vars(sys.modules[module]).items()
         if value is function or _originals.get(id(value)) is function
     )
 

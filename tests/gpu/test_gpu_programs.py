@@ -1,0 +1,92 @@
+"""What users write around a model on a device; on a CPU all of it works, or cannot happen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ranks import run_ranks
+from small_graphs import cut, small_graph
+from torch import Tensor
+from torch_geometric.nn import GraphSAGE
+
+import pyg_sar
+from pyg_sar.comm import transport
+
+pytestmark = pytest.mark.cuda_sim
+BACKENDS = ['nccl', 'cpu:gloo,cuda:nccl']
+PAIRS = torch.tensor([[0, 5, 9], [3, 2, 1]])
+
+Loss = Callable[[Tensor, Any], Tensor]
+
+
+def _losses(root: str, loss_of: Loss, data_on: str = 'cuda') -> list[float]:
+    data = pyg_sar.load_shard(root).to(data_on)
+    torch.manual_seed(0)
+    net = GraphSAGE(6, 8, 2, 3, norm='batch_norm').double().to(data_on)
+    model = pyg_sar.DistributedDataParallel(net, check=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = loss_of(model(data.x, data.edge_index), data)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def _plain(out: Tensor, data: Any) -> Tensor:
+    return pyg_sar.global_mean(F.cross_entropy(out, data.y, reduction='none'), data.train_mask)
+
+
+def _mask_on_the_host(out: Tensor, data: Any) -> Tensor:
+    losses = F.cross_entropy(out, data.y, reduction='none')
+    return pyg_sar.global_mean(losses, data.train_mask.cpu())
+
+
+def _on_the_host(out: Tensor, data: Any) -> Tensor:
+    return _plain(out.cpu(), data.clone().cpu())
+
+
+def _compiled(out: Tensor, data: Any) -> Tensor:
+    loss: Tensor = torch.compile(_plain, backend='eager')(out, data)
+    return loss
+
+
+def _pairs(out: Tensor, data: Any, pairs: Tensor = PAIRS) -> Tensor:
+    """Ids that were read from a file are on the host."""
+    first, second = pyg_sar.rows(out, pairs, data.n_id)
+    return (first - second).square().sum()
+
+
+@pytest.mark.filterwarnings('ignore:The .grad attribute of a Tensor')  # torch.compile looks at it
+@pytest.mark.parametrize('loss_of', [_mask_on_the_host, _on_the_host, _compiled, _pairs])
+def test_a_loss(loss_of: Loss, tmp_path: Path) -> None:
+    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
+    want = run_ranks(_losses, 2, root, _pairs if loss_of is _pairs else _plain, 'cpu')
+    found = run_ranks(_losses, 2, root, loss_of, backend=BACKENDS[1])
+    assert found == [pytest.approx(each, abs=1e-12) for each in want]
+
+
+def _mixed(root: str) -> str:
+    device = 'cuda' if transport.rank() else 'cpu'
+    try:
+        _losses(root, _plain, device)
+    except ValueError as error:
+        return str(error)
+    return ''
+
+
+@pytest.mark.parametrize('backend', [*BACKENDS, 'gloo'])
+def test_a_rank_that_found_no_device_is_refused(backend: str, tmp_path: Path) -> None:
+    """It would wait for the others by gloo, and they for it by NCCL."""
+    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
+    for said in run_ranks(_mixed, 2, root, backend=backend):
+        words = 'expected the same model on all ranks: .* on rank 0 .got .*, on cuda on rank 1'
+        assert re.match(words, said), said
