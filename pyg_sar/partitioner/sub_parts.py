@@ -3,7 +3,8 @@
 METIS bisects the edges within a part until pieces have at most 2,048 nodes, and numbers them so
 that pieces of one half are next to each other. So neighbours are near at every scale of caches, and
 the piece only has to be small enough: 2,048 rows of 128 floats are 1 MiB, as much as L2 of most
-cores holds or half of it. Smaller pieces take METIS longer and gain nothing.
+cores holds or half of it. Smaller pieces take METIS longer and gain nothing. One round of METIS's
+refinement cuts as few edges here as ten, in two thirds of the time.
 
 Measured on gathers of 128 floats (2 MiB of L2, time of source order): a power-law graph of
 ogbn-arxiv's size 0.61, Debian's packages 0.80, WordNet's nouns 0.94. Reverse Cuthill-McKee leaves
@@ -53,7 +54,7 @@ def find_sub_parts(
         if count > 1 and index.size:
             ones = np.broadcast_to(np.int64(1), (nodes.numel(), 1))
             problem = Problem(indptr, index, Balance(ones, ones), count, options)
-            found[nodes] += metis_assignment(problem, recursive=True).to(torch.int32)
+            found[nodes] += metis_assignment(problem, recursive=True, rounds=1).to(torch.int32)
         first += count
     trim()
     return graph.by_type(found)
