@@ -17,7 +17,7 @@ from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.assignment import backend_names
 from pyg_sar.partitioner.graph.checks import check_positive, check_seed
 from pyg_sar.partitioner.graph.split import parse_split
-from pyg_sar.partitioner.methods.method import OBJECTIVES, MethodLike
+from pyg_sar.partitioner.methods.method import OBJECTIVES, ORDERS, MethodLike
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.add_reverse_edges import add_reverse_edges
 from pyg_sar.partitioner.sources.named_class import transformed
@@ -26,7 +26,17 @@ from pyg_sar.partitioner.sources.sources import NAMES, load_source
 from pyg_sar.partitioner.write.atomic_folder import existing_parent, target_folder
 
 _OF_SOURCE = ('seed', 'root', 'attrs')
-_OF_CUT = ('backend', 'seed', 'objective', 'balance', 'passes', 'split', 'check_nan', 'force')
+_OF_CUT = (
+    'backend',
+    'seed',
+    'objective',
+    'balance',
+    'passes',
+    'order',
+    'split',
+    'check_nan',
+    'force',
+)
 """Options passed on by their names."""
 
 
@@ -136,6 +146,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add('--balance', metavar='LIST', help=balance)
     add('--passes', type=int, metavar='N', help='passes of ldg and fennel; default: 10')
+    order = (
+        'of the nodes of a part: neighbours near each other, or as in SOURCE; default: cache where '
+        'METIS cuts, else source'
+    )
+    add('--order', choices=ORDERS, help=order)
     split = 'random split of the labelled nodes, such as 0.6/0.2/0.2'
     add('--split', metavar='TRAIN/VAL/TEST', help=split)
     add('--force', action='store_true', help='replace an earlier partition in OUT')

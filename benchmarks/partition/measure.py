@@ -16,7 +16,7 @@ import torch
 from generate import generate
 
 import pyg_sar
-from pyg_sar.partitioner import assignment, cut_graph
+from pyg_sar.partitioner import assignment, cut_graph, sub_parts
 from pyg_sar.partitioner.methods import metis
 from pyg_sar.partitioner.on_disk import neighbours
 from pyg_sar.partitioner.on_disk.mapped import Scratch, trim
@@ -110,9 +110,13 @@ def main() -> None:
     phases.watch(cut_graph, 'typed_graph', 'check')
     phases.watch(neighbours, '_neighbours', 'undirected graph')
     phases.watch(neighbours, '_in_memory', "METIS's input", lambda columns: columns.nbytes)
-    phases.watch(
-        metis, 'metis_assignment', METIS, lambda given: given.indptr.nbytes + given.index.nbytes
-    )
+    for module in (metis, sub_parts):
+        phases.watch(
+            module,
+            'metis_assignment',
+            METIS,
+            lambda given: given.indptr.nbytes + given.index.nbytes,
+        )
     phases.watch(cut_graph, 'assign_nodes', ASSIGN)
     for function in ('group_nodes', 'group_edges', 'find_halos'):
         phases.watch(layout, function, 'edges by part')

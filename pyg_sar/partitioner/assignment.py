@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -14,7 +15,14 @@ from pyg_sar.partitioner.graph.typed import TypedGraph
 from pyg_sar.partitioner.methods import METHODS
 from pyg_sar.partitioner.methods.balance import balance_weights, parse_balance
 from pyg_sar.partitioner.methods.given import GIVEN, equal_runs, fill_empty_parts
-from pyg_sar.partitioner.methods.method import OBJECTIVES, Method, MethodLike, Options, Problem
+from pyg_sar.partitioner.methods.method import (
+    OBJECTIVES,
+    ORDERS,
+    Method,
+    MethodLike,
+    Options,
+    Problem,
+)
 from pyg_sar.partitioner.methods.rebalance import rebalance, refine
 from pyg_sar.partitioner.on_disk.mapped import BoolArray, IndexArray, trim
 from pyg_sar.partitioner.on_disk.neighbours import symmetric_csr, undirected_csr
@@ -39,6 +47,7 @@ def choose(
     objective: str = 'cut',
     balance: str | Sequence[str] | None = None,
     passes: int | None = None,
+    order: str | None = None,
     is_hetero: bool = False,
     has_train_mask: bool = False,
 ) -> Options:
@@ -61,7 +70,7 @@ def choose(
         raise ValueError(f"'backend' applies to {known} alone (got {backend!r}, method={name!r})")
     if bindings:
         found = found.backends[0] if backend == 'auto' else bindings[backend]
-    _check_package(found, name)
+    _check_package(found, f"method '{name}'" if found.name == name else f"backend '{found.name}'")
     what = f'method={name!r}' + (f', backend={backend!r}' if bindings else '')
 
     if objective not in OBJECTIVES:
@@ -74,6 +83,14 @@ def choose(
             known = _methods(lambda other: other.takes_passes)
             raise ValueError(f"'passes' applies to {known} alone (got {what})")
         check_positive('passes', passes)
+
+    metis = METHODS['metis']
+    if order is None:
+        order = 'cache' if name == metis.name and find_spec(str(metis.package)) else 'source'
+    if order not in ORDERS:
+        raise ValueError(f"'order' must be one of {list(ORDERS)} (got {order!r})")
+    if order == 'cache':
+        _check_package(metis, "order='cache'")
 
     names: tuple[str, ...] = ('types',) if is_hetero and found.several else ('nodes',)
     if balance is not None:
@@ -94,6 +111,7 @@ def choose(
         objective=objective,
         balance=names if found.cut is not None else (),
         passes=Options.passes if passes is None else passes,
+        order=order,
     )
 
 
@@ -101,14 +119,13 @@ def _methods(can: Callable[[Method], bool]) -> list[str]:
     return [method.name for method in METHODS.values() if can(method)]
 
 
-def _check_package(method: Method, name: str) -> None:
+def _check_package(method: Method, what: str) -> None:
     if method.package is None:
         return
     try:
         import_module(method.package)
     except ImportError as error:
         package = method.package.replace('_', '-')
-        what = f"method '{name}'" if method.name == name else f"backend '{method.name}'"
         how = f"with pip install 'pyg_sar[{package}]'{method.install}"
         raise ValueError(
             f"{what} needs the package '{package}' (got: {error}); install it {how}"

@@ -18,6 +18,7 @@ from pyg_sar.partitioner.methods.method import MethodLike
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.on_disk.rows import aligned
 from pyg_sar.partitioner.sources.sources import load_source
+from pyg_sar.partitioner.sub_parts import find_sub_parts
 from pyg_sar.partitioner.write.atomic_folder import existing_parent, replace_folder, target_folder
 from pyg_sar.partitioner.write.summary import PartitionSummary
 from pyg_sar.partitioner.write.writer import write_partition
@@ -49,6 +50,7 @@ def partition_graph(
     objective: str = 'cut',
     balance: str | Sequence[str] | None = None,
     passes: int | None = None,
+    order: str | None = None,
     split: str | tuple[float, float, float] | None = None,
     check_nan: bool = False,
     force: bool = False,
@@ -97,6 +99,10 @@ def partition_graph(
             of a HeteroData, else nodes. With pyg-lib, torch-sparse, KaHIP and Mt-KaHyPar one of
             ``'nodes'`` (their default) and ``'edges'``.
         passes: Passes of ``'ldg'`` and ``'fennel'`` over the nodes; 10 by default.
+        order: That of the nodes of a part, which ``n_id`` tells. ``'cache'`` puts neighbours near
+            each other, in runs of 2,048 nodes that METIS finds within every part, so that epochs
+            find more rows in the cache; ``'source'`` keeps the order of ids and saves the time and
+            memory of METIS. By default ``'cache'`` where METIS cuts, else ``'source'``.
         split: Fractions such as ``'0.6/0.2/0.2'``: writes random ``train_mask``, ``val_mask`` and
             ``test_mask`` over the labelled nodes (integer y >= 0; float y not NaN; all without y).
             Of a HeteroData, in every type that has ``y``.
@@ -137,11 +143,14 @@ def partition_graph(
             objective=objective,
             balance=balance,
             passes=passes,
+            order=order,
             is_hetero=graph.is_hetero,
             has_train_mask=has_train_mask,
         )
         with progress_bar('partitioning', 1, quiet=not progress) as bar:
-            assignment = assign_nodes(graph, num_parts, options)
+            assignment = sub_parts = assign_nodes(graph, num_parts, options)
+            if options.order == 'cache':
+                sub_parts = find_sub_parts(graph, assignment, num_parts, seed)
             bar.update()
         bar = progress_bar('writing parts', num_parts, quiet=not progress)
         with bar, replace_folder(target) as folder:
@@ -150,6 +159,7 @@ def partition_graph(
                 graph,
                 assignment,
                 num_parts,
+                sub_parts=sub_parts,
                 provenance=options.provenance(),
                 command=None if command is None else list(command),
                 on_part=bar.update,

@@ -81,7 +81,9 @@ class Partitioner:
                 options = replace(options, recursive=self.recursive)
                 parts = assign_nodes(graph, num_parts, options)
                 method = _spread(graph, parts, num_parts) if is_hetero else parts[None]
-        return partition_graph(self.data, num_parts, self.root, method=method, force=is_partition)
+        return partition_graph(
+            self.data, num_parts, self.root, method=method, order='cache', force=is_partition
+        )
 
 
 def _spread(graph: TypedGraph, parts: dict[NodeKey, Tensor], num_parts: int) -> dict[str, Tensor]:

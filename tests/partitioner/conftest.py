@@ -144,17 +144,18 @@ def _check_partition(
         }
         own = [node for node in range(num_nodes) if part_of[node] == part]
         n_id, e_id = sar['n_id'].tolist(), sar['e_id'].tolist()
-        assert n_id == own
+        assert sorted(n_id) == own
+        own = n_id
 
         # The halo, from the edges alone.
         remote = {s for s, d in edges if part_of[d] == part and part_of[s] != part}
         sources = list(own)  # The global id of every local source id.
         assert len(sar['halo_ptr']) == len(sar['boundary_ptr']) == num_parts + 1
         for owner in range(num_parts):
-            expected = sorted(node for node in remote if part_of[node] == owner)
             positions = _group(sar, 'halo', owner)
             owner_ids = shards[owner]['n_id'].tolist()
-            assert [owner_ids[position] for position in positions] == expected
+            expected = [owner_ids[position] for position in positions]
+            assert sorted(expected) == sorted(n for n in remote if part_of[n] == owner)
             assert positions == sorted(set(positions))
             assert _group(shards[owner], 'boundary', part) == positions
             halo_rows[part][owner] = len(positions)
@@ -169,7 +170,7 @@ def _check_partition(
             assert 0 <= d < len(own)
             assert 0 <= s < len(sources)
             assert (sources[s], own[d]) == edges[e]
-        keys = [(part_of[edges[e][0]], d, s, e) for s, d, e in zip(src, dst, e_id, strict=True)]
+        keys = [(part_of[edges[e][0]], d, edges[e][0], e) for d, e in zip(dst, e_id, strict=True)]
         assert keys == sorted(keys)
         for owner in range(num_parts):
             start, end = sar['block_ptr'][owner : owner + 2].tolist()

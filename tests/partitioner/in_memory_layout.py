@@ -1,6 +1,6 @@
 """Which part holds what: the index tensors of every part, from the part of every node.
 
-Everything rests on one numbering, the *place* of a node: nodes ordered by (part, global id).
+Everything rests on one numbering, the *place* of a node: nodes by (part, sub-part, global id).
 Places of one part are contiguous, so "ascending place" means "grouped by owner, ascending at the
 owner", and that is how halos, boundaries and blocks are all ordered. In a heterogeneous graph every
 type of nodes has places of its own, and every relation has its own halos and blocks.
@@ -20,7 +20,7 @@ class NodeGroups:
 
     Shapes:
         - **assignment** int64 [N]: part of every node
-        - **node_perm** int64 [N]: global node ids, by part, ascending within a part
+        - **node_perm** int64 [N]: global node ids, by place
         - **partptr** int64 [P + 1]: part p is ``node_perm[partptr[p]:partptr[p + 1]]``
         - **place** int64 [N]: position of every node in `node_perm`
     """
@@ -41,13 +41,14 @@ class NodeGroups:
         return self.partptr.numel() - 1
 
     def n_id(self, part: int) -> Tensor:
-        """The nodes of one part, int64 ascending."""
+        """The nodes of one part by place, int64."""
         return _slice(self.node_perm, self.partptr, part).clone()
 
 
-def group_nodes(assignment: Tensor, num_parts: int) -> NodeGroups:
-    """Groups nodes by part."""
-    node_perm, partptr = _sort_by_part(assignment, num_parts)
+def group_nodes(assignment: Tensor, num_parts: int, sub_parts: Tensor) -> NodeGroups:
+    """Groups nodes by part, and within a part by sub-part."""
+    node_perm = _lexsort(sub_parts, assignment)
+    partptr = _ptr(torch.bincount(assignment, minlength=num_parts))
     place = torch.empty_like(node_perm)
     place[node_perm] = torch.arange(node_perm.numel())
     return NodeGroups(assignment, node_perm, partptr, place)
@@ -144,9 +145,9 @@ def part_layout(edges: EdgeGroups, exchange: Halos, part: int) -> PartLayout:
     src_part = src_nodes.assignment.index_select(0, row)
     dst = dst_nodes.place.index_select(0, col) - dst_start
 
-    # Edge ids ascend already, so two stable sorts leave (block, dst, src, e_id); one sort of a
-    # combined key could overflow 64 bits.
-    perm = _lexsort(src_place, src_part * (dst_end - dst_start) + dst)
+    # Edge ids ascend already, so two stable sorts leave (block, dst, id of the source, e_id); one
+    # sort of a combined key could overflow 64 bits.
+    perm = _lexsort(row, src_part * (dst_end - dst_start) + dst)
     halo_src = src_end - src_start + torch.searchsorted(halo, src_place)
     src = torch.where(src_part == part, src_place - src_start, halo_src)
     by_col = _lexsort(row, col)

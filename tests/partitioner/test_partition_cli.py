@@ -45,7 +45,8 @@ def _main(*arguments: object) -> int:
 
 
 def test_success(source, graph, tmp_path, check_partition):
-    result = _run(source, tmp_path / 'out', '--num-parts', 3, '--seed', 2)
+    arguments = '--num-parts', 3, '--order', 'source', '--seed', 2
+    result = _run(source, tmp_path / 'out', *arguments)
     assert result.returncode == 0, result.stderr
     check_partition(tmp_path / 'out', graph, 3)
     assert '50 nodes and 300 edges in 3 parts (metis)' in result.stdout
@@ -55,6 +56,7 @@ def test_success(source, graph, tmp_path, check_partition):
     meta = json.loads((tmp_path / 'out' / 'META.json').read_text())['pyg_sar']
     assert meta['command'][:3] == ['python', '-m', 'pyg_sar.partition']
     assert meta['command'][-2:] == ['--seed', '2']
+    assert meta['partition']['order'] == 'source'
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from pyg_sar.partitioner import partition_graph
+from pyg_sar.partitioner import partition_graph, sub_parts
 
 with warnings.catch_warnings():
     warnings.simplefilter('ignore', DeprecationWarning)  # PyG announces the module's end.
@@ -19,9 +19,12 @@ with warnings.catch_warnings():
 NUM_PARTS = 3
 
 
-@pytest.fixture
-def root(graph: Data, tmp_path: Path) -> Path:
-    partition_graph(graph, NUM_PARTS, tmp_path / 'out')
+@pytest.fixture(params=['cache', 'source'])
+def root(
+    graph: Data, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    monkeypatch.setattr(sub_parts, 'ROWS', 4)
+    partition_graph(graph, NUM_PARTS, tmp_path / 'out', order=request.param)
     return tmp_path / 'out'
 
 

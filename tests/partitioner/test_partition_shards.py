@@ -167,6 +167,7 @@ def test_command_and_versions_are_noted(graph, tmp_path):
         'objective': 'cut',
         'balance': 'nodes',
         'passes': None,
+        'order': 'cache',
         'edge_cut': 0,
         'communication_volume': 0,
     }

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partitioner import cut_graph, partition_graph
+from pyg_sar.partitioner import cut_graph, partition_graph, sub_parts
 from pyg_sar.partitioner.on_disk import buckets, mapped, rows
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.on_disk.neighbours import undirected_csr
@@ -38,9 +38,12 @@ def _tree(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.usefixtures('tiny')
+@pytest.mark.parametrize('order', ['cache', 'source'])
 @pytest.mark.parametrize('num_parts', [1, 2, 5])
 @pytest.mark.parametrize('sizes', [(30, 30, 400), (40, 9, 200), (5, 60, 90), (3, 4, 0)])
-def test_layout_is_that_of_the_whole_graph_in_memory(tmp_path, monkeypatch, num_parts, sizes):
+def test_layout_is_that_of_the_whole_graph_in_memory(
+    tmp_path, monkeypatch, num_parts, sizes, order
+):
     if num_parts == 2:  # as beyond 2^31 nodes
         monkeypatch.setattr(layout, '_smallest', lambda _: torch.int64)
     num_src, num_dst, num_edges = sizes
@@ -49,8 +52,12 @@ def test_layout_is_that_of_the_whole_graph_in_memory(tmp_path, monkeypatch, num_
     draw = lambda n, count: torch.randint(n, (count,), generator=generator)  # noqa: E731
     edge_index = torch.stack([draw(num_src, num_edges), draw(num_dst, num_edges)])
     assignments = [draw(num_parts, num_src), draw(num_parts, num_dst)]
+    runs = assignments
+    if order == 'cache':
+        runs = [of * 3 + draw(3, of.numel()) for of in assignments]
+    both = list(zip(assignments, runs, strict=True))
     found, wanted = (
-        [module.group_nodes(of, num_parts) for of in assignments] for module in (layout, old)
+        [module.group_nodes(of, num_parts, sub) for of, sub in both] for module in (layout, old)
     )
     if not is_bipartite:
         found[1], wanted[1] = found[0], wanted[0]
@@ -142,6 +149,7 @@ def _arrays(data: Any) -> dict[str, Any]:
 @pytest.mark.parametrize('make', [_homogeneous, _heterogeneous])
 @pytest.mark.parametrize('kind', ['npz', 'compressed', 'folder', 'pt'])
 def test_shards_of_files_are_those_of_memory(tmp_path, monkeypatch, request, kind, make, method):
+    monkeypatch.setattr(sub_parts, 'ROWS', 4)
     data = make()
     source = tmp_path / 'graph.npz'
     if kind == 'npz':

@@ -19,6 +19,8 @@ MethodLike = str | Tensor | dict[str, Tensor]
 
 OBJECTIVES = ('cut', 'volume')
 
+ORDERS = ('cache', 'source')
+
 
 @dataclass(frozen=True)
 class Options:
@@ -31,6 +33,7 @@ class Options:
         given: What the caller gave as 'method'.
         balance: Empty if the method has no say.
         recursive: Whether METIS bisects recursively or cuts k-way; None for what serves best.
+        order: That of the nodes of a part.
     """
 
     method: Method
@@ -41,6 +44,7 @@ class Options:
     balance: tuple[str, ...] = ('nodes',)
     passes: int = 10  # more gain little: 2 to 4 % of the cut from 10 to 20
     recursive: bool | None = None
+    order: str = 'source'
 
     def provenance(self) -> dict[str, Any]:
         """What META.json says; None for what the method has no use for."""
@@ -51,6 +55,7 @@ class Options:
             'objective': self.objective if self.balance else None,
             'balance': ','.join(self.balance) or None,
             'passes': self.passes if self.method.takes_passes else None,
+            'order': self.order,
         }
 
 

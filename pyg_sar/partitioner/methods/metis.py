@@ -47,11 +47,14 @@ def _pymetis(problem: Problem) -> list[Tensor]:
     return found
 
 
-def metis_assignment(problem: Problem, *, recursive: bool, volume: bool = False) -> Tensor:
+def metis_assignment(
+    problem: Problem, *, recursive: bool, volume: bool = False, rounds: int | None = None
+) -> Tensor:
     """Assigns nodes to parts with pymetis, by recursive bisection or k-way.
 
-    `volume` minimises communication volume instead of the cut; k-way only. Parts may be empty on
-    graphs of a few nodes per part.
+    `volume` minimises communication volume instead of the cut; k-way only. `rounds` of refinement
+    are METIS's 10 by default, of a balance of one thing. Parts may be empty on graphs of a few
+    nodes per part.
     """
     pymetis = import_module('pymetis')
     indptr, index, num_parts = problem.indptr, problem.index, problem.num_parts
@@ -60,12 +63,13 @@ def metis_assignment(problem: Problem, *, recursive: bool, volume: bool = False)
     weights = None if problem.balance.is_equal else problem.balance.for_metis
     if weights is not None and weights.shape[1] > 1:
         return part_graph(problem, seed, recursive=recursive, volume=volume)
-    objective = {'objtype': int(pymetis.ObjType.VOL)} if volume else {}
+    more = {'objtype': int(pymetis.ObjType.VOL)} if volume else {}
+    more |= {} if rounds is None else {'niter': rounds}
     _, found = pymetis.part_graph(
         num_parts,
         pymetis.CSRAdjacency(indptr, index),
         vweights=None if weights is None else np.ascontiguousarray(weights[:, 0]),
-        options=pymetis.Options(seed=seed, **objective),
+        options=pymetis.Options(seed=seed, **more),
         recursive=recursive,
     )
     return torch.from_numpy(np.array(found, dtype=np.int64))

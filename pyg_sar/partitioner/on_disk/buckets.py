@@ -69,6 +69,13 @@ class Buckets:
         release(place)
         return found
 
+    def reorder(self, bucket: int, order: Tensor) -> None:
+        """Puts the records of one bucket, which is complete, into another order, int64 [n]."""
+        for number, column in enumerate(self.columns):
+            place = column[slice(*self.ptr[bucket : bucket + 2].tolist())]
+            place[:] = self.read(bucket, number).index_select(0, order)
+            release(place)
+
 
 def _write(file: int, content: memoryview, offset: int) -> None:
     content = content.cast('B')

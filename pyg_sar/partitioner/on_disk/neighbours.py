@@ -87,6 +87,22 @@ def undirected_csr(
     return indptr.numpy(), _in_memory(columns, np.int64)
 
 
+def undirected_csrs(
+    edge_index: Tensor, bounds: Tensor, scratch: Scratch
+) -> Iterator[tuple[Int64Array, Int64Array]]:
+    """The same of runs of nodes that no edge leaves, each numbered from 0, one at a time.
+
+    `bounds` is int64 [R + 1]: run r has the nodes ``bounds[r]`` to ``bounds[r + 1]``.
+    """
+    starts: list[int] = bounds.tolist()
+    indptr, columns = _neighbours(edge_index, starts[-1], scratch, keep_duplicates=False)
+    for start, stop in pairwise(starts):
+        ptr = indptr[start : stop + 1]
+        index = _in_memory(columns[ptr[0] : ptr[-1]], np.int64)
+        index -= start
+        yield (ptr - ptr[0]).numpy(), index
+
+
 def symmetric_csr(
     edge_index: Tensor, num_nodes: int, *, scratch: Scratch | None = None
 ) -> tuple[Int64Array, IndexArray]:

@@ -10,15 +10,18 @@ Everything per node is in memory, everything per edge in scratch space. The pass
    destinations, so what is sorted by destination is complete with them, and what is sorted by
    block, then destination, grows in every block at once.
 
-Everything rests on one numbering, the *place* of a node: nodes ordered by (part, global id).
-Places of one part are contiguous, so "ascending place" means "grouped by owner, ascending at the
-owner", and that is how halos, boundaries and blocks are all ordered. In a heterogeneous graph every
-type of nodes has places of its own, and every relation has its own halos and blocks.
+Everything rests on one numbering, the *place* of a node: nodes ordered by (part, sub-part, global
+id), where sub-parts may be the parts themselves. Places of one part are contiguous, so "ascending
+place" means "grouped by owner, ascending at the owner", and that is how halos, boundaries and
+blocks are all ordered. In a heterogeneous graph every type of nodes has places of its own, and
+every relation has its own halos and blocks. PyG's files have edges by global ids: where places are
+in another order, its edges are dealt into buckets and sorted once more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -42,15 +45,18 @@ class NodeGroups:
 
     Shapes:
         - **assignment** integer [N]: part of every node
-        - **node_perm** [N]: global node ids, by part, ascending within a part; int32 if it suffices
+        - **node_perm** [N]: global node ids, by place; int32 if it suffices
         - **partptr** int64 [P + 1]: part p is ``node_perm[partptr[p]:partptr[p + 1]]``
         - **place** [N]: position of every node in `node_perm`, of the same type
+        - **sub_parts** integer [N]: sub-part of every node; `assignment` itself if ids ascend
+          within a part
     """
 
     assignment: Tensor
     node_perm: Tensor
     partptr: Tensor
     place: Tensor
+    sub_parts: Tensor
 
     @property
     def num_nodes(self) -> int:
@@ -63,22 +69,23 @@ class NodeGroups:
         return self.partptr.numel() - 1
 
     def n_id(self, part: int) -> Tensor:
-        """The nodes of one part, int64 ascending."""
+        """The nodes of one part by place, int64."""
         own = self.node_perm[int(self.partptr[part]) : int(self.partptr[part + 1])]
         return own.to(torch.int64, copy=True)
 
 
-def group_nodes(assignment: Tensor, num_parts: int) -> NodeGroups:
-    """Groups nodes by part."""
+def group_nodes(assignment: Tensor, num_parts: int, sub_parts: Tensor | None = None) -> NodeGroups:
+    """Groups nodes by part, and within a part by sub-part, numbered part after part."""
+    sub_parts = assignment if sub_parts is None else sub_parts
     id_type = _smallest(assignment.numel())
-    order = stable_order(assignment, num_parts)
+    order = stable_order(sub_parts, int(sub_parts.max()) + 1 if sub_parts.numel() else 1)
     partptr = counts_to_ptr(torch.bincount(assignment, minlength=num_parts))
     place = torch.empty(order.shape, dtype=id_type)
     place[order] = torch.arange(order.numel(), dtype=id_type)
     node_perm = order.to(id_type)
     del order
     trim()
-    return NodeGroups(assignment, node_perm, partptr, place)
+    return NodeGroups(assignment, node_perm, partptr, place, sub_parts)
 
 
 @dataclass(frozen=True)
@@ -200,14 +207,14 @@ def part_layout(edges: EdgeGroups, exchange: Halos, part: int, scratch: Scratch)
 
     block_ptr = counts_to_ptr(exchange.block_edges[part])
     by_block = Buckets(block_ptr, (torch.int32, torch.int32, torch.int64), scratch)
-    whole = block_ptr[[0, -1]]
-    by_dst = Buckets(whole, (torch.int64, torch.int64, torch.int64), scratch)
+    by_dst = _ByDestination(edges, part, scratch)
     for bucket in edges.of_part(part):
         _sort_bucket(edges, bucket, part, local, by_block, by_dst)
     del local
+    by_dst.sort()
     trim()
     src, dst, e_id = by_block.columns
-    edge_id, row, col = by_dst.columns
+    edge_id, row, col = by_dst.buckets.columns
     return PartLayout(
         sar={
             'halo_ptr': counts_to_ptr(exchange.halo_rows[part]),
@@ -228,24 +235,69 @@ def part_layout(edges: EdgeGroups, exchange: Halos, part: int, scratch: Scratch)
     )
 
 
+class _ByDestination:
+    """The edges of a part by the global ids of (destination, source) and edge.
+
+    They come by the destination's place. Where that is in the order of ids, they are complete as
+    they come. Else they are dealt into buckets, ranges of ids, and each is sorted at the end.
+    """
+
+    def __init__(self, edges: EdgeGroups, part: int, scratch: Scratch) -> None:
+        self._num_src, self._bounds = edges.src.num_nodes, torch.tensor([0, edges.dst.num_nodes])
+        ptr, self._bucket = edges.edgeptr[part : part + 2] - edges.edgeptr[part], None
+        if edges.dst.sub_parts is not edges.dst.assignment:
+            cols = (edges.buckets.read(bucket, 2) for bucket in edges.of_part(part))
+            ends = count_to_ptr(cols, edges.dst.num_nodes)
+            self._bounds = bucket_bounds(ends, self._bounds)
+            ptr, self._bucket = ends[self._bounds], bucket_of(self._bounds)
+        self.buckets = Buckets(ptr, (torch.int64, torch.int64, torch.int64), scratch)
+
+    def add(self, e_id: Tensor, row: Tensor, col: Tensor) -> None:
+        if self._bucket is None:
+            self.buckets.extend(e_id, row, col)
+        else:
+            self.buckets.add(self._bucket.index_select(0, col), e_id, row, col)
+
+    def sort(self) -> None:
+        if self._bucket is None:
+            return
+        self._bucket = None
+        for bucket, (first, stop) in enumerate(pairwise(self._bounds.tolist())):
+            row, col = (self.buckets.read(bucket, number) for number in (1, 2))
+            order = _order_of_pairs(col.sub_(first), row, stop - first, self._num_src)
+            self.buckets.reorder(bucket, order)
+
+
+def _order_of_pairs(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:
+    """The stable order by (destination, source); overwrites `dst`."""
+    # One number per pair: below 2^63 for up to 3 * 10^9 nodes.
+    return stable_order(dst.mul_(num_src).add_(src), num_dst * num_src)
+
+
 def _sort_bucket(
-    edges: EdgeGroups, bucket: int, part: int, local: Tensor, by_block: Buckets, by_dst: Buckets
+    edges: EdgeGroups,
+    bucket: int,
+    part: int,
+    local: Tensor,
+    by_block: Buckets,
+    by_dst: _ByDestination,
 ) -> None:
-    """Appends the edges of a bucket by (destination, source, id), and block by block as well."""
+    """Appends the edges of a bucket by (destination, source, id), and block by block as well.
+
+    Sources are in the order of their ids in every order of nodes: a sum over the edges of a block
+    has the same bits.
+    """
     row, col = (edges.buckets.read(bucket, number) for number in (1, 2))
-    # One number per pair: below 2^63 for up to 3 * 10^9 nodes. Edge ids ascend already.
-    key = edges.dst.place.index_select(0, col).long().sub_(int(edges.bounds[bucket]))
-    key.mul_(edges.src.num_nodes).add_(row)
-    num_dst = int(edges.bounds[bucket + 1] - edges.bounds[bucket])
-    order = stable_order(key, num_dst * edges.src.num_nodes)
-    del key
+    first, stop = edges.bounds[bucket : bucket + 2].tolist()
+    dst = edges.dst.place.index_select(0, col).long().sub_(first)
+    order = _order_of_pairs(dst, row, stop - first, edges.src.num_nodes)  # edge ids ascend already
+    del dst
     row, col = row.index_select(0, order), col.index_select(0, order)
     e_id = edges.buckets.read(bucket, 0).index_select(0, order)
     del order
-    by_dst.extend(e_id, row, col)
+    by_dst.add(e_id, row, col)
     dst = edges.dst.place.index_select(0, col).sub_(int(edges.dst.partptr[part]))
     del col
-    # Within a block, ids and places of sources are in the same order.
     block = edges.src.assignment.index_select(0, row)
     by_block.add(block, local.index_select(0, edges.src.place.index_select(0, row)), dst, e_id)
 

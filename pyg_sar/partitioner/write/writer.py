@@ -30,6 +30,7 @@ def write_partition(
     assignment: dict[NodeKey, Tensor],
     num_parts: int,
     *,
+    sub_parts: dict[NodeKey, Tensor] | None = None,
     provenance: dict[str, Any],
     command: list[str] | None = None,
     on_part: Callable[[], object] = lambda: None,
@@ -41,6 +42,8 @@ def write_partition(
         graph: The graph.
         assignment: Part of every node, integer [N], by type.
         num_parts: The number of parts P; parts may be empty.
+        sub_parts: Sub-part of every node, by type: by these the nodes of a part are in order, then
+            by id.
         provenance: How the assignment came about, for META.json, as is `command`.
         command: The command line.
         on_part: Called after every part.
@@ -51,7 +54,11 @@ def write_partition(
     if num_parts == 1:  # Known before any pass.
         for relation in graph.relations.values():
             check_block_edges(relation.edge_index.size(1))
-    nodes = {key: layout.group_nodes(parts, num_parts) for key, parts in assignment.items()}
+    sub_parts = sub_parts or assignment
+    nodes = {
+        key: layout.group_nodes(parts, num_parts, sub_parts[key])
+        for key, parts in assignment.items()
+    }
     edges = {
         key: layout.group_edges(r.edge_index, nodes[r.src], nodes[r.dst], graph.scratch)
         for key, r in graph.relations.items()
@@ -71,7 +78,7 @@ def write_partition(
     versions = {name: _version(name) for name in _VERSIONED}
     meta = Meta(
         num_parts=num_parts,
-        fingerprint=_fingerprint(graph, assignment),
+        fingerprint=_fingerprint(graph, assignment, sub_parts),
         nodes={
             key: NodeInfo(
                 num_nodes=groups.num_nodes,
@@ -227,7 +234,9 @@ def _edge_part(edges: layout.EdgeGroups) -> Rows:
     return Rows(torch.int64, shape, lambda: (part[dst].long() for *_, dst in edge_chunks(ends)))
 
 
-def _fingerprint(graph: TypedGraph, assignment: dict[NodeKey, Tensor]) -> str:
+def _fingerprint(
+    graph: TypedGraph, assignment: dict[NodeKey, Tensor], sub_parts: dict[NodeKey, Tensor]
+) -> str:
     digest = hashlib.sha256()
     digest.update(f'{graph.num_nodes} {graph.num_edges}'.encode())
     if graph.is_hetero:
@@ -235,7 +244,8 @@ def _fingerprint(graph: TypedGraph, assignment: dict[NodeKey, Tensor]) -> str:
         counts = [(key, r.edge_index.size(1)) for key, r in graph.relations.items()]
         digest.update(f' {sizes} {counts}'.encode())
     ends = (ids for r in graph.relations.values() for ids in r.edge_index)
-    for tensor in [*assignment.values(), *ends]:
+    orders = [] if sub_parts is assignment else sub_parts.values()
+    for tensor in [*assignment.values(), *ends, *orders]:
         for part in chunks(tensor):
             digest.update(part.to(torch.int64).numpy().data)
     return digest.hexdigest()

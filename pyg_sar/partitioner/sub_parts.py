@@ -1,0 +1,73 @@
+"""The order of the nodes of a part: neighbours near each other, so that gathers hit the cache.
+
+METIS bisects the edges within a part until pieces have at most 2,048 nodes, and numbers them so
+that pieces of one half are next to each other. So neighbours are near at every scale of caches, and
+the piece only has to be small enough: 2,048 rows of 128 floats are 1 MiB, as much as L2 of most
+cores holds or half of it. Smaller pieces take METIS longer and gain nothing. One round of METIS's
+refinement cuts as few edges here as ten, in two thirds of the time.
+
+Measured on gathers of 128 floats (2 MiB of L2, time of source order): a power-law graph of
+ogbn-arxiv's size 0.61, Debian's packages 0.80, WordNet's nouns 0.94. Reverse Cuthill-McKee leaves
+0.91, 0.98 and 1.01, an order by degree 1.01, 1.20 and 1.22.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_sar.partitioner.assignment import choose
+from pyg_sar.partitioner.graph.typed import TypedGraph
+from pyg_sar.partitioner.methods.balance import Balance
+from pyg_sar.partitioner.methods.method import Problem
+from pyg_sar.partitioner.methods.metis import metis_assignment
+from pyg_sar.partitioner.on_disk.mapped import release, trim
+from pyg_sar.partitioner.on_disk.neighbours import undirected_csrs
+from pyg_sar.partitioner.on_disk.rows import edge_chunks
+from pyg_sar.partitioner.write.layout import group_nodes
+from pyg_sar.shard.format.file_names import NodeKey
+
+ROWS = 2048
+"""Nodes of a sub-part, at most about."""
+
+
+def find_sub_parts(
+    graph: TypedGraph, assignment: dict[NodeKey, Tensor], num_parts: int, seed: int
+) -> dict[NodeKey, Tensor]:
+    """The sub-part of every node, int32 [N], by type; those of a part follow one another.
+
+    METIS sees the nodes of all types in one graph, undirected, one part at a time. Parts that are
+    no larger than a sub-part stay whole; where all are, it gives `assignment` itself.
+    """
+    parts = torch.cat(list(assignment.values()))
+    groups = group_nodes(parts, num_parts)
+    if int(groups.partptr.diff().max()) <= ROWS:
+        return assignment
+    options = choose('metis', seed=seed)
+    found, first = torch.empty_like(parts), 0
+    csrs = undirected_csrs(_inner_edges(graph, parts, groups.place), groups.partptr, graph.scratch)
+    for part, (indptr, index) in enumerate(csrs):
+        nodes = groups.n_id(part)
+        count = max(-(-nodes.numel() // ROWS), 1)
+        found[nodes] = first
+        if count > 1 and index.size:
+            ones = np.broadcast_to(np.int64(1), (nodes.numel(), 1))
+            problem = Problem(indptr, index, Balance(ones, ones), count, options)
+            found[nodes] += metis_assignment(problem, recursive=True, rounds=1).to(torch.int32)
+        first += count
+    trim()
+    return graph.by_type(found)
+
+
+def _inner_edges(graph: TypedGraph, parts: Tensor, place: Tensor) -> Tensor:
+    """The edges within parts, by the places of their ends; int64 [2, E'] in scratch space."""
+    edge_index = graph.homogeneous_edge_index()
+    inner, end = graph.scratch.empty((2, edge_index.size(1)), torch.int64), 0
+    for _, src, dst in edge_chunks(edge_index):
+        is_inner = parts[src] == parts[dst]
+        kept = inner[:, end : end + int(is_inner.sum())]
+        kept[0], kept[1] = place[src[is_inner]], place[dst[is_inner]]
+        release(*kept)
+        end += kept.size(1)
+    return inner[:, :end]

@@ -1,0 +1,190 @@
+"""The order of nodes within a part: what it changes, and all that it does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hetero_graphs import hetero_graph
+from ranks import run_as_threads
+from torch import Tensor
+from torch.optim import SGD
+from torch_geometric.data import Data
+
+import pyg_sar
+from pyg_sar.inspection.verify import verify_partition
+from pyg_sar.partitioner import Partitioner, assignment, partition_graph, sub_parts
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sub_parts, 'ROWS', 5)
+
+
+def _grid(side: int, seed: int = 0) -> Data:
+    """Neighbours in a square, both ways, ids at random."""
+    node = torch.arange(side * side).view(side, side)
+    one_way = [(node[1:], node[:-1]), (node[:, 1:], node[:, :-1])]
+    edges = torch.cat([torch.stack([a.flatten(), b.flatten()]) for a, b in one_way], dim=1)
+    ids = torch.randperm(side * side, generator=torch.Generator().manual_seed(seed))
+    edge_index = ids[torch.cat([edges, edges.flip(0)], dim=1)]
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(side * side, 4, generator=generator, dtype=torch.float64)
+    return Data(x=x, edge_index=edge_index)
+
+
+def _load(root: Path, part: int, file: str = 'sar.pt') -> Any:
+    return torch.load(root / f'part_{part}' / file, weights_only=True)
+
+
+def _ours(root: Path) -> Any:
+    return json.loads((root / 'META.json').read_text())['pyg_sar']
+
+
+@pytest.mark.usefixtures('tiny')
+@pytest.mark.parametrize('num_parts', [1, 2, 3])
+@pytest.mark.parametrize('kind', ['directed', 'grid'])
+def test_parts_hold_the_same_in_both_orders(tmp_path, graph, check_partition, num_parts, kind):
+    data = graph if kind == 'directed' else _grid(8)
+    names = {} if kind == 'directed' else {'node_attrs': ('x',), 'edge_attrs': ()}
+    roots = {order: tmp_path / order for order in ('cache', 'source')}
+    for order, root in roots.items():
+        partition_graph(data, num_parts, root, order=order)
+        check_partition(root, data, num_parts, **names)
+        assert verify_partition(root) == []
+    cache, source = roots.values()
+    for part in range(num_parts):
+        a, b = _load(cache, part), _load(source, part)
+        assert a['n_id'].tolist() != b['n_id'].tolist() == sorted(a['n_id'].tolist())
+        for name in ('halo_ptr', 'boundary_ptr', 'block_ptr'):
+            assert torch.equal(a[name], b[name])
+        for name, want in _load(source, part, 'graph.pt').items():
+            found = _load(cache, part, 'graph.pt')[name]
+            assert torch.equal(found, want) if isinstance(want, Tensor) else found == want
+    # Parts of one order beside parts of the other would be read wrongly.
+    assert _ours(cache)['fingerprint'] != _ours(source)['fingerprint']
+    assert [_ours(root)['partition']['order'] for root in roots.values()] == list(roots)
+
+
+@pytest.mark.parametrize('num_parts', [1, 3])
+def test_neighbours_are_near_each_other(tmp_path, monkeypatch, num_parts):
+    monkeypatch.setattr(sub_parts, 'ROWS', 16)
+    far = {}
+    for order in ('cache', 'source'):
+        partition_graph(_grid(24), num_parts, tmp_path / order, order=order)
+        sar = _load(tmp_path / order, 0)
+        own = slice(*sar['block_ptr'][:2].tolist())
+        far[order] = ((sar['src'] - sar['dst'])[own].abs() > 32).double().mean()
+    assert far['cache'] < 0.35
+    assert far['source'] > 0.6
+
+
+@pytest.mark.usefixtures('tiny')
+@pytest.mark.parametrize('num_parts', [1, 3])
+def test_types_have_orders_of_their_own(tmp_path, num_parts):
+    for order in ('cache', 'source'):
+        partition_graph(hetero_graph(), num_parts, tmp_path / order, order=order)
+        assert verify_partition(tmp_path / order) == []
+    for part in range(num_parts):
+        found = _load(tmp_path / 'cache', part)['n_id']
+        for name, want in _load(tmp_path / 'source', part)['n_id'].items():
+            assert sorted(found[name].tolist()) == want.tolist()
+            if name in ('paper', 'author'):
+                assert found[name].tolist() != want.tolist()
+
+
+@pytest.mark.usefixtures('tiny')
+def test_the_same_seed_gives_the_same_order(tmp_path, graph):
+    n_ids = []
+    for number, seed in enumerate((7, 7, 8)):
+        root = tmp_path / str(number)
+        partition_graph(graph, 2, root, seed=seed, order='cache', method='range')
+        n_ids.append([_load(root, part)['n_id'].tolist() for part in range(2)])
+    assert n_ids[0] == n_ids[1] != n_ids[2]
+
+
+def test_small_parts_keep_the_order_of_ids(tmp_path, graph):
+    for order in ('cache', 'source'):
+        partition_graph(graph, 2, tmp_path / order, order=order)
+    for part in range(2):
+        a, b = (tmp_path / order / f'part_{part}' / 'sar.pt' for order in ('cache', 'source'))
+        assert a.read_bytes() == b.read_bytes()
+
+
+@pytest.mark.usefixtures('tiny')
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda: Data(x=torch.ones(40, 1), edge_index=torch.empty(2, 0, dtype=torch.int64)),
+        lambda: Data(x=torch.ones(40, 1), edge_index=torch.zeros(2, 9, dtype=torch.int64)),
+        lambda: Data(x=torch.ones(40, 1), edge_index=torch.tensor([[0] * 39, list(range(1, 40))])),
+    ],
+    ids=['no edges', 'loops', 'star'],
+)
+@pytest.mark.parametrize('method', ['metis', 'empty parts'])
+def test_odd_graphs(tmp_path, make, method):
+    parts = torch.full((40,), 2) if method == 'empty parts' else method
+    partition_graph(make(), 4, tmp_path / 'out', method=parts, order='cache')
+    assert verify_partition(tmp_path / 'out') == []
+
+
+@pytest.mark.parametrize(
+    ('method', 'order'), [('metis', 'cache'), ('ldg', 'source'), ('random', 'source')]
+)
+def test_default(tmp_path, graph, method, order):
+    partition_graph(graph, 2, tmp_path / 'out', method=method)
+    assert _ours(tmp_path / 'out')['partition']['order'] == order
+
+
+@pytest.mark.usefixtures('tiny')
+def test_partitioner_of_pyg(tmp_path, graph):
+    for recursive in (None, True):
+        Partitioner(graph, 2, tmp_path / 'out', recursive).generate_partition()
+        n_id = _load(tmp_path / 'out', 0)['n_id'].tolist()
+        assert n_id != sorted(n_id)
+
+
+def test_refused_and_missing(tmp_path, graph, monkeypatch):
+    with pytest.raises(ValueError, match=r"'order' must be one of .* \(got 'ids'\)"):
+        partition_graph(graph, 2, tmp_path / 'out', order='ids')
+
+    def missing(package: str) -> None:
+        raise ImportError(f'no {package}')
+
+    monkeypatch.setattr(assignment, 'import_module', missing)
+    monkeypatch.setattr(assignment, 'find_spec', lambda _: None)
+    with pytest.raises(ValueError, match="order='cache' needs the package 'pymetis'"):
+        partition_graph(graph, 2, tmp_path / 'out', method='range', order='cache')
+    partition_graph(graph, 2, tmp_path / 'out', method='range')
+
+
+def _save(root: str, folder: str) -> None:
+    data = pyg_sar.load_shard(root)
+    for suffix in ('npy', 'parquet'):
+        pyg_sar.save_rows(f'{folder}/rows.{suffix}', data.x, data)
+    model = pyg_sar.NodeEmbedding(data, 4).double()
+    with torch.no_grad():
+        model.weight.copy_(data.x)
+    pyg_sar.save_checkpoint(f'{folder}/runs', model, SGD(model.parameters(), 0.1), epoch=1)
+
+
+def _read(root: str, folder: str) -> list[Tensor]:
+    """What is read, less what belongs there."""
+    data = pyg_sar.load_shard(root)
+    rows = [pyg_sar.load_rows(f'{folder}/rows.{suffix}', data) for suffix in ('npy', 'parquet')]
+    model = pyg_sar.NodeEmbedding(data, 4).double()
+    pyg_sar.load_checkpoint(f'{folder}/runs', model, SGD(model.parameters(), 0.1))
+    return [found - data.x for found in (*rows, model().detach())]
+
+
+@pytest.mark.usefixtures('tiny')
+@pytest.mark.parametrize(('writes', 'reads'), [('source', 'cache'), ('cache', 'source')])
+def test_rows_and_checkpoints_go_from_one_order_to_the_other(tmp_path, writes, reads):
+    for order in (writes, reads):
+        partition_graph(_grid(6), 2, tmp_path / order, order=order)
+    run_as_threads(_save, 2, str(tmp_path / writes), str(tmp_path))
+    for differences in run_as_threads(_read, 2, str(tmp_path / reads), str(tmp_path)):
+        assert all(not difference.any() for difference in differences)
