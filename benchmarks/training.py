@@ -6,6 +6,7 @@ high-water mark of the process minus what it held with data, model and optimizer
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,8 @@ def train(
     seed: int = 0,
     has_accuracy: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Yields seconds, loss and peak memory of one epoch after another; first what was loaded.
+    """Yields seconds, loss, peak memory and minor page faults of one epoch after another; first
+    what was loaded.
 
     Args:
         source: A .pt file for the plain variants, otherwise a partition folder.
@@ -72,6 +74,7 @@ def train(
         yield result
         if has_accuracy:
             memory.restart()
+        faults = _page_faults()
         start = time.perf_counter()
         network.train()
         out = network(data.x, data.edge_index)
@@ -82,6 +85,7 @@ def train(
         optimizer.step()
         result = {'loss': loss.item(), 'seconds': time.perf_counter() - start}
         result['peak_bytes'] = memory.bytes()
+        result['page_faults'] = _page_faults() - faults
         del out, values, loss
         if has_accuracy:
             network.eval()
@@ -89,6 +93,11 @@ def train(
                 correct = (network(data.x, data.edge_index).argmax(dim=-1) == data.y).float()
             for name in ('train', 'val', 'test'):
                 result[name] = mean(correct, data[f'{name}_mask']).item()
+
+
+def _page_faults() -> int:
+    """Minor ones of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def training_team(
