@@ -253,7 +253,7 @@ class _Products(TorchDispatchMode):
 @pytest.mark.parametrize('name', ['sage', 'gat'])
 def test_the_bound_counts_the_products_of_an_epoch(load, name: str) -> None:
     num_nodes, num_edges = 50, 200
-    needs = load('limit', 'bound').needs
+    needs = load('.', 'layer_bound').needs
     model = load('.', 'measured_training').make_model(name, 12, 32, 3, 5)
     expected = []
     for i, conv in enumerate(model.convs):
@@ -269,7 +269,7 @@ def test_the_bound_counts_the_products_of_an_epoch(load, name: str) -> None:
 
 def test_the_bound_counts_what_gathers_move(load) -> None:
     num_nodes, num_edges = 50, 200
-    needs, make_model = load('limit', 'bound').needs, load('.', 'measured_training').make_model
+    needs, make_model = load('.', 'layer_bound').needs, load('.', 'measured_training').make_model
     first, last = make_model('sage', 12, 32, 2, 5).convs
     assert needs(first, True, num_nodes, num_edges).gathered_bytes == 0
     sums = 2 * (num_edges * (5 + 1) + num_nodes * 5)  # 5 classes, both ways
@@ -307,3 +307,18 @@ def test_partitioning_stays_within_its_memory(tmp_path: Path) -> None:
     phases = {phase: found['beside_bytes'] for phase, found in row['phases'].items()}
     assert 0 < row['passes_bytes'] < 1.3 * row['csr_bytes'] + 10e6, phases
     assert 0 < phases['METIS'] < row['csr_bytes'], phases
+
+
+@pytest.mark.slow
+def test_the_model_of_many_ranks_is_of_the_papers_graph(load) -> None:
+    many_ranks = load('scaling', 'many_ranks')
+    measured = {'share_cut': 0.5, 'flops_per_core': 5e10, 'of_bound': 1.5}
+    found = many_ranks._foretold('a cut', 0.5, 8e6, measured)
+    # Rows of 256 and sums of 172, forward and backward; the features' sums never change.
+    assert found['bytes_received'] == pytest.approx(8e6 * 2 * (256 + 172) * 4, rel=1e-3)
+    assert found['steps'] == 127 * 4
+    own = 111_059_956 / 128
+    linears = 2 * 128 * 256 + 3 * 256 * 256 + 3 * 256 * 172  # products of a layer's two linears
+    flops = 2 * 2 * own * linears / (72 * 5e10)
+    gathers = 2 * 4 * (3_228_124_712 / 128 * (256 + 1 + 172 + 1) + own * (256 + 172)) / 307e9
+    assert found['compute_seconds'] == pytest.approx(1.5 * (flops + gathers), rel=1e-3)

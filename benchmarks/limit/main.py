@@ -18,8 +18,8 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from bound import Needs, needs  # noqa: E402
 from cached_graphs import ARXIV, TINY, cut, read_all, sizes  # noqa: E402
+from layer_bound import Needs, needs  # noqa: E402
 from machine_limits import PRODUCTS, limits  # noqa: E402
 from measured_training import make_model, num_cores  # noqa: E402
 from plots import bars, panels, save  # noqa: E402

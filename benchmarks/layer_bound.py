@@ -24,8 +24,12 @@ class Needs:
     gathered_bytes: int
     exponentials: int
 
+    def operations(self, num_rows: int) -> int:
+        """Multiplications and additions of the products, of so many nodes."""
+        return sum(2 * num_rows * width * columns for (width, columns), _ in self.products)
+
     def seconds(self, fastest: dict[str, Any]) -> dict[str, float]:
-        """At the rates that ``main._fastest`` gives."""
+        """By the seconds of one, as of :func:`machine_limits.limits`."""
         return {
             'products': sum(fastest['products'][widths][kind] for widths, kind in self.products),
             'gathers': self.gathered_bytes * fastest['triad'],
