@@ -37,6 +37,7 @@ def train(
     lr: float = 0.01,
     seed: int = 0,
     has_accuracy: bool = False,
+    autocast: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Yields seconds, loss, peak memory and minor page faults of one epoch after another; first
     what was loaded.
@@ -50,6 +51,7 @@ def train(
         lr: Learning rate.
         seed: Of the initial weights.
         has_accuracy: Whether to evaluate after every epoch: not part of its seconds.
+        autocast: Whether forward runs under autocast to bfloat16.
     """
     is_plain = variant in (PLAIN, PLAIN_CSR)
     if is_plain:
@@ -77,8 +79,9 @@ def train(
         faults = _page_faults()
         start = time.perf_counter()
         network.train()
-        out = network(data.x, data.edge_index)
-        values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
+        with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+            out = network(data.x, data.edge_index)
+            values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
         loss = mean(values, data.train_mask)
         optimizer.zero_grad()
         loss.backward()
@@ -89,7 +92,7 @@ def train(
         del out, values, loss
         if has_accuracy:
             network.eval()
-            with torch.no_grad():
+            with torch.no_grad(), torch.autocast('cpu', torch.bfloat16, enabled=autocast):
                 correct = (network(data.x, data.edge_index).argmax(dim=-1) == data.y).float()
             for name in ('train', 'val', 'test'):
                 result[name] = mean(correct, data[f'{name}_mask']).item()

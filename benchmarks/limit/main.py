@@ -42,6 +42,7 @@ SIZES: dict[str, dict[str, Any]] = {
     'tiny': {'graph': TINY, 'rounds': 2, 'stream_mib': 8},
 }
 MACHINE, EPOCH, BESIDE = 'machine', 'epoch', 'epoch beside others'
+AUTOCAST = 'epoch under autocast'
 NAMES = {'sage': 'GraphSAGE, hidden 256', 'gat': 'GAT, 4 heads of 32'}
 
 
@@ -112,9 +113,17 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             for number, name in enumerate(names):
                 team = Team(layer, threads=num_cores(), source=source, number=number, make=make)
                 teams[name] = stack.enter_context(team)
-            team = training_team(args.graph, 'sequential', lr=args.lr, **options)
-            teams[EPOCH] = stack.enter_context(team)
-            teams[BESIDE] = BesideBusyLoops(team)
+            for name in (EPOCH, AUTOCAST):
+                team = training_team(
+                    args.graph,
+                    'sequential',
+                    lr=args.lr,
+                    has_accuracy=True,
+                    autocast=name == AUTOCAST,
+                    **options,
+                )
+                teams[name] = stack.enter_context(team)
+            teams[BESIDE] = BesideBusyLoops(teams[EPOCH])
             steps = take_turns(teams, args.rounds, progress=model)
         fastest = _fastest([step[0] for step in steps.pop(MACHINE)[1:]])
         seconds = {name: slowest(found[1:]) for name, found in steps.items()}
@@ -126,10 +135,24 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             'part': EPOCH,
             **_figures(seconds[EPOCH], of_layers, fastest),
             'page_faults': statistics.median(step[0]['page_faults'] for step in steps[EPOCH][1:]),
+            'autocast': summary(seconds[AUTOCAST]),
+            'autocast_of_float32': ratios(seconds[AUTOCAST], seconds[EPOCH]),
+            'trained': _trained(steps),
             'beside': summary(seconds[BESIDE]),
             'beside_of_quiet': ratios(seconds[BESIDE], seconds[EPOCH]),
             'rates': _rates(fastest, num_nodes),
         }
+
+
+def _trained(steps: dict[str, list[list[Any]]]) -> dict[str, Row]:
+    """The last epoch under autocast, and the one of the same number in float32."""
+    last = len(steps[AUTOCAST]) - 1
+    float32 = [step for both in zip(steps[EPOCH], steps[BESIDE], strict=True) for step in both]
+    found = {EPOCH: float32[last][0], AUTOCAST: steps[AUTOCAST][last][0]}
+    keys = 'loss', 'train', 'val', 'test', 'peak_bytes'
+    return {
+        name: {'epochs': last + 1, **{key: of[key] for key in keys}} for name, of in found.items()
+    }
 
 
 def _fastest(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -198,7 +221,23 @@ def render(report: dict[str, Any]) -> dict[str, str]:
         ]
         for r in epochs
     ]
+    trained = [
+        [
+            NAMES[r['model']] if name == EPOCH else '',
+            'float32' if name == EPOCH else 'autocast, bfloat16',
+            show(r['seconds'] if name == EPOCH else r['autocast']),
+            '' if name == EPOCH else f'**{show(r["autocast_of_float32"])}**',
+            f'{of["peak_bytes"] / 2**20:,.0f}',
+            of['epochs'],
+            f'{of["loss"]:.4f}',
+            *(f'{of[key]:.4f}' for key in ('train', 'val', 'test')),
+        ]
+        for r in epochs
+        for name, of in r['trained'].items()
+    ]
+    of_epochs = ['model', '', 's per epoch', 'of float32', 'peak MiB', 'epochs', 'loss']
     return {
+        'autocast': table([*of_epochs, 'train', 'val', 'test'], trained),
         'table': f'`{rows[0]["graph"]}`: {show_size(rows[0])}.\n\n{table(header, lines)}',
         'beside': table(
             ['model', 'minor page faults', 'quiet, s', 'beside busy loops, s', 'of quiet'], beside

@@ -327,6 +327,16 @@ def test_a_message_is_replayed_in_the_mode_of_forward(root: str) -> None:
     torch.testing.assert_close(model.weight.grad, expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize('make', [conv.GATConv, conv.GATv2Conv])
+def test_narrow_rows_are_weighted_under_autocast(root: str, make: Any) -> None:
+    """Their weights are float32: no tensor of edges x channels is made, as in float32."""
+    data = pyg_sar.load_shard(root)
+    layer = pyg_sar.SARConv(make(NUM_FEATURES, 4, heads=4))
+    with torch.autocast('cpu', torch.bfloat16):
+        layer(data.x, data.edge_index)
+    assert 'weighted' in str(layer.chosen_paths())
+
+
 def test_a_message_is_replayed_in_the_dtype_of_forward(root: str) -> None:
     data = pyg_sar.load_shard(root)
     model = pyg_sar.wrap(NotedMessage())
