@@ -122,7 +122,7 @@ class ProductRecorder(TorchDispatchMode):
             if entry is None or id(rows) not in self._rows or self._product is not None:
                 continue
             # Under autocast rows may be narrower than weights, which come from a softmax.
-            if out.shape != rows.shape or not weight.dtype == out.dtype:
+            if out.shape != rows.shape or weight.dtype != out.dtype:
                 return False
             is_reshaped = self._is_reshaped
             self._product = Product(entry[0], out, weight.shape, rows.shape, is_reshaped)
