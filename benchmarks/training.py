@@ -6,6 +6,7 @@ high-water mark of the process minus what it held with data, model and optimizer
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,8 +37,10 @@ def train(
     lr: float = 0.01,
     seed: int = 0,
     has_accuracy: bool = False,
+    autocast: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Yields seconds, loss and peak memory of one epoch after another; first what was loaded.
+    """Yields seconds, loss, peak memory and minor page faults of one epoch after another; first
+    what was loaded.
 
     Args:
         source: A .pt file for the plain variants, otherwise a partition folder.
@@ -48,6 +51,7 @@ def train(
         lr: Learning rate.
         seed: Of the initial weights.
         has_accuracy: Whether to evaluate after every epoch: not part of its seconds.
+        autocast: Whether forward runs under autocast to bfloat16.
     """
     is_plain = variant in (PLAIN, PLAIN_CSR)
     if is_plain:
@@ -72,23 +76,31 @@ def train(
         yield result
         if has_accuracy:
             memory.restart()
+        faults = _page_faults()
         start = time.perf_counter()
         network.train()
-        out = network(data.x, data.edge_index)
-        values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
+        with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
+            out = network(data.x, data.edge_index)
+            values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
         loss = mean(values, data.train_mask)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         result = {'loss': loss.item(), 'seconds': time.perf_counter() - start}
         result['peak_bytes'] = memory.bytes()
+        result['page_faults'] = _page_faults() - faults
         del out, values, loss
         if has_accuracy:
             network.eval()
-            with torch.no_grad():
+            with torch.no_grad(), torch.autocast('cpu', torch.bfloat16, enabled=autocast):
                 correct = (network(data.x, data.edge_index).argmax(dim=-1) == data.y).float()
             for name in ('train', 'val', 'test'):
                 result[name] = mean(correct, data[f'{name}_mask']).item()
+
+
+def _page_faults() -> int:
+    """Minor ones of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def training_team(

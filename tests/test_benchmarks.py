@@ -15,11 +15,22 @@ from types import ModuleType
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn.models import GraphSAGE
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / 'benchmarks'
-NAMES = ('kernels', 'layers', 'epoch', 'scaling', 'accuracy', 'sampling', 'ogbn', 'partition')
+NAMES = (
+    'kernels',
+    'layers',
+    'limit',
+    'epoch',
+    'scaling',
+    'accuracy',
+    'sampling',
+    'ogbn',
+    'partition',
+)
 
 
 @pytest.fixture
@@ -225,6 +236,52 @@ def test_every_kernel_of_a_job_is_public(load) -> None:
     assert all(not re.match('_', name) and callable(fn) for name, fn in found.items())
 
 
+class _Products(TorchDispatchMode):
+    """Notes the products of matrices: the width that is summed over, and the two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[int, list[int]]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            left, right = args[-2:]
+            self.found.append((left.size(1), sorted([left.size(0), right.size(1)])))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize('name', ['sage', 'gat'])
+def test_the_bound_counts_the_products_of_an_epoch(load, name: str) -> None:
+    num_nodes, num_edges = 50, 200
+    needs = load('.', 'layer_bound').needs
+    model = load('.', 'measured_training').make_model(name, 12, 32, 3, 5)
+    expected = []
+    for i, conv in enumerate(model.convs):
+        for (width, columns), kind in needs(conv, i == 0, num_nodes, num_edges).products:
+            summed = {'forward': width, 'weight': num_nodes, 'input': columns}[kind]
+            others = [width, columns, num_nodes]
+            others.remove(summed)
+            expected.append((summed, sorted(others)))
+    with _Products() as products:
+        model(torch.randn(num_nodes, 12), _graph(num_nodes, num_edges)).sum().backward()
+    assert sorted(products.found) == sorted(expected)
+
+
+def test_the_bound_counts_what_gathers_move(load) -> None:
+    num_nodes, num_edges = 50, 200
+    needs, make_model = load('.', 'layer_bound').needs, load('.', 'measured_training').make_model
+    first, last = make_model('sage', 12, 32, 2, 5).convs
+    assert needs(first, True, num_nodes, num_edges).gathered_bytes == 0
+    sums = 2 * (num_edges * (5 + 1) + num_nodes * 5)  # 5 classes, both ways
+    assert needs(last, False, num_nodes, num_edges).gathered_bytes == 4 * sums
+    (conv,) = make_model('gat', 12, 32, 1, 5).convs
+    found = needs(conv, True, num_nodes, num_edges)
+    loops = num_edges + num_nodes
+    width = 4 * 5  # of all heads: the last layer takes their mean
+    assert found.gathered_bytes == 4 * 3 * (loops * (width + 1 + 4) + num_nodes * width)
+    assert found.exponentials == 4 * loops
+
+
 @pytest.mark.slow
 def test_an_unknown_dataset_is_named() -> None:
     done = _run(BENCHMARKS / 'ogbn' / 'main.py', '--datasets', 'karate')
@@ -250,3 +307,18 @@ def test_partitioning_stays_within_its_memory(tmp_path: Path) -> None:
     phases = {phase: found['beside_bytes'] for phase, found in row['phases'].items()}
     assert 0 < row['passes_bytes'] < 1.3 * row['csr_bytes'] + 10e6, phases
     assert 0 < phases['METIS'] < row['csr_bytes'], phases
+
+
+@pytest.mark.slow
+def test_the_model_of_many_ranks_is_of_the_papers_graph(load) -> None:
+    many_ranks = load('scaling', 'many_ranks')
+    measured = {'share_cut': 0.5, 'flops_per_core': 5e10, 'of_bound': 1.5}
+    found = many_ranks._foretold('a cut', 0.5, 8e6, measured)
+    # Rows of 256 and sums of 172, forward and backward; the features' sums never change.
+    assert found['bytes_received'] == pytest.approx(8e6 * 2 * (256 + 172) * 4, rel=1e-3)
+    assert found['steps'] == 127 * 4
+    own = 111_059_956 / 128
+    linears = 2 * 128 * 256 + 3 * 256 * 256 + 3 * 256 * 172  # products of a layer's two linears
+    flops = 2 * 2 * own * linears / (72 * 5e10)
+    gathers = 2 * 4 * (3_228_124_712 / 128 * (256 + 1 + 172 + 1) + own * (256 + 172)) / 307e9
+    assert found['compute_seconds'] == pytest.approx(1.5 * (flops + gathers), rel=1e-3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from cached_graphs import ARXIV, TINY, cut  # noqa: E402
+from machine_limits import Run, Stream, seconds_of  # noqa: E402
 from plots import bars, panels, save  # noqa: E402
-from registry import JOBS, Job, Run, Work, directions, kernels  # noqa: E402
+from registry import JOBS, Job, Work, directions, kernels  # noqa: E402
 from report import Benchmark, Row, ratios, show, summary, table  # noqa: E402
 
 import pyg_sar  # noqa: E402
@@ -52,7 +52,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         for features in args.features
         for threads in args.threads
     ]
-    stream = _Stream(args.stream_mib << 20)
+    stream = Stream(args.stream_mib << 20)
     for parts, name, direction, features, threads in tqdm(cells, unit='cell'):
         torch.set_num_threads(threads)
         torch.manual_seed(0)
@@ -95,20 +95,6 @@ def _work(graph: str, parts: int, features: int, direction: str) -> Work:
     return Work(src, dst, num_own, num_own, features, is_sorted=False)
 
 
-class _Stream:
-    """The machine's limit: copy ``a = b``, triad ``a = b + s c``, on arrays beyond any cache."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self.a, self.b, self.c = (torch.ones(num_bytes // 4) for _ in range(3))
-        self.copy_bytes, self.triad_bytes = 2 * num_bytes, 3 * num_bytes
-
-    def runs(self) -> dict[str, Run]:
-        return {
-            'copy': lambda: self.a.copy_(self.b),
-            'triad': lambda: torch.add(self.b, self.c, alpha=0.5, out=self.a),
-        }
-
-
 def _check(runs: dict[str, Run], job: Job) -> None:
     expected = runs[job.kernel]()
     for name, run in runs.items():
@@ -119,13 +105,8 @@ def _check(runs: dict[str, Run], job: Job) -> None:
 
 
 def _take_turns(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
+    found = [seconds_of(runs) for _ in range(rounds)]
+    return {name: [seconds[name] for seconds in found] for name in runs}
 
 
 def render(report: dict[str, Any]) -> dict[str, str]:

@@ -15,14 +15,13 @@ from functools import cached_property
 from types import FunctionType
 
 import torch
+from machine_limits import Run, gather_bytes
 from torch import Tensor
 
 import pyg_sar.kernels
 from pyg_sar.shard.bags import Bags, make_bags
 
 HEADS = 4
-
-Run = Callable[[], Tensor]
 
 
 @dataclass(eq=False)
@@ -80,11 +79,6 @@ class Work:
                 ptr.int(), self.cols[order].int(), entries, (self.num_rows, self.num_cols)
             )
 
-    @property
-    def num_bytes(self) -> int:
-        """What has to move: every edge's row and its index, and the result once."""
-        return 4 * (self.rows.numel() * (self.num_features + 1) + self.num_rows * self.num_features)
-
 
 @dataclass(frozen=True)
 class Job:
@@ -105,7 +99,8 @@ class Job:
     is_transposed: bool = True
 
     def num_bytes(self, work: Work) -> int:
-        return work.num_bytes + self.has_weight * 4 * HEADS * work.rows.numel()
+        weights = HEADS if self.has_weight else 0
+        return gather_bytes(work.rows.numel(), work.num_rows, work.num_features, weights)
 
 
 def _sum_by_index_add(work: Work) -> Run:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from few import few
-from ranks import run_ranks
+from ranks import run_as_threads, run_ranks
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing, conv, norm
@@ -149,9 +149,9 @@ def _pass(
     return found | dict(zip(names, [p.grad for p in model.parameters()], strict=True))
 
 
-def _on_rank(name: str, root: str, dtype: torch.dtype, kind: str, mode: str) -> Any:
+def _on_rank(name: str, root: str, dtype: torch.dtype, kind: str, options: dict[str, Any]) -> Any:
     data = pyg_sar.load_shard(root)
-    model = pyg_sar.wrap(_model(name), mode=mode)
+    model = pyg_sar.wrap(_model(name), **options)
     found = _pass(model, data, dtype, kind, data.n_id, data.e_id)
     return data.n_id, data.e_id, found
 
@@ -185,11 +185,14 @@ def test_half_precision_models(root: str, name: str, dtype: torch.dtype) -> None
 
 
 def _compare(root: str, name: str, dtype: torch.dtype, kind: str, mode: str) -> None:
+    _check(name, run_ranks(_on_rank, 2, name, root, dtype, kind, {'mode': mode}), dtype, kind)
+
+
+def _check(name: str, answers: list[Any], dtype: torch.dtype, kind: str) -> None:
     exact, plain = (
         _pass(_model(name), half_graph(), d, kind, slice(None), slice(None))
         for d in (torch.float64, dtype)
     )
-    answers = run_ranks(_on_rank, 2, name, root, dtype, kind, mode)
     found = _assembled(answers, plain)
     assert {k: v.dtype for k, v in found.items()} == {k: v.dtype for k, v in plain.items()}
     allowed, largest = torch.finfo(dtype).eps, max(e.norm() for e in exact.values())
@@ -200,6 +203,25 @@ def _compare(root: str, name: str, dtype: torch.dtype, kind: str, mode: str) -> 
         # A bias before a norm has no gradient: there is rounding only, of the other gradients.
         scale = e.norm() if e.norm() > 1e-6 * largest else largest
         assert error <= 2 * of_plain + allowed * scale, (key, error, of_plain, scale)
+
+
+@pytest.fixture(scope='module')
+def thirds(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder: Path = tmp_path_factory.mktemp('thirds') / 'parts'
+    pyg_sar.partition_graph(half_graph(), 3, folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize('world_size', [1, 3])
+@pytest.mark.parametrize('name', ['linear', 'weighted', 'attention', 'edge features'])
+def test_what_is_computed_again_has_the_same_bits(thirds: str, name: str, world_size: int) -> None:
+    """GraphSAGE, GCN, GAT and GINE: backward runs outside of autocast."""
+    arguments = name, thirds, torch.bfloat16, 'autocast'
+    expected = run_as_threads(_on_rank, world_size, *arguments, {'mode': 'sequential_no_remat'})
+    _check(name, expected, *arguments[2:])
+    for options in ({'mode': 'sequential'}, {'checkpoint_activations': True}):
+        found = run_as_threads(_on_rank, world_size, *arguments, options)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def _cancelled(rank: int, half: bool) -> Tensor:
@@ -305,6 +327,27 @@ def test_a_message_is_replayed_in_the_mode_of_forward(root: str) -> None:
     torch.testing.assert_close(model.weight.grad, expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize('make', [conv.GATConv, conv.GATv2Conv])
+def test_narrow_rows_are_weighted_under_autocast(root: str, make: Any) -> None:
+    """Their weights are float32: no tensor of edges x channels is made, as in float32."""
+    data = pyg_sar.load_shard(root)
+    layer = pyg_sar.SARConv(make(NUM_FEATURES, 4, heads=4))
+    with torch.autocast('cpu', torch.bfloat16):
+        layer(data.x, data.edge_index)
+    assert 'weighted' in str(layer.chosen_paths())
+
+
+def test_a_message_is_replayed_in_the_dtype_of_forward(root: str) -> None:
+    data = pyg_sar.load_shard(root)
+    model = pyg_sar.wrap(NotedMessage())
+    with torch.autocast('cpu', torch.bfloat16):
+        loss = model(data.x, data.edge_index).float().square().sum()
+    of_forward = list(model.dtypes)
+    model.dtypes.clear()
+    loss.backward()
+    assert {*model.dtypes} == {*of_forward} == {torch.bfloat16}
+
+
 class OwnMessage(MessagePassing):
     """A learnable map of every message, not of every node."""
 
@@ -317,3 +360,14 @@ class OwnMessage(MessagePassing):
 
     def message(self, x_j: Tensor) -> Tensor:
         return (x_j @ self.weight).tanh()
+
+
+class NotedMessage(OwnMessage):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: list[torch.dtype] = []
+
+    def message(self, x_j: Tensor) -> Tensor:
+        out = super().message(x_j)
+        self.dtypes.append(out.dtype)
+        return out

@@ -100,6 +100,7 @@ def _linear(call: Call) -> Tensor:
 
     def sum_of(rows: Tensor) -> Tensor:
         flat = None if weight is None else weight.view(-1)
+        rows = rows if flat is None else rows.to(flat.dtype)
         total = weighted_sum(rows, flat, plan, call.exchange, one_shot=call.is_one_shot, mean=mean)
         out = call.trace.out
         return finish(call.binding, call.reductions, [(total,)], out, plan, is_mean=mean)
@@ -119,7 +120,8 @@ def _weighted(call: Call) -> Tensor:
     traced, plan, arguments = call.trace, call.plan, call.binding.arguments
     assert traced.weight is not None
     call.set_attributes(traced, ())
-    x, weight = arguments.src[0], arguments.edge[traced.weight]
+    weight = arguments.edge[traced.weight]
+    x = arguments.src[0].to(weight.dtype)
     heads = math.prod(weight.shape[1:])
     total = weighted_sum(
         x.reshape(x.size(0), heads, math.prod(x.shape[1:]) // heads),

@@ -121,7 +121,8 @@ class ProductRecorder(TorchDispatchMode):
             entry = self._weights.get(id(weight))
             if entry is None or id(rows) not in self._rows or self._product is not None:
                 continue
-            if out.shape != rows.shape or not out.dtype == rows.dtype == weight.dtype:
+            # Under autocast rows may be narrower than weights, which come from a softmax.
+            if out.shape != rows.shape or weight.dtype != out.dtype:
                 return False
             is_reshaped = self._is_reshaped
             self._product = Product(entry[0], out, weight.shape, rows.shape, is_reshaped)

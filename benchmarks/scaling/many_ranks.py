@@ -1,0 +1,189 @@
+"""An epoch of ogbn-papers100M on 128 machines, foretold; run as a program, it measures what it can.
+
+    epoch = products / flops + gathers / bandwidth of memory      (times what an epoch is of that)
+          + steps * (cost of a step + latency) + bytes / bandwidth of the link
+
+Rows and bytes of an epoch are those of a rehearsal of the real code (:mod:`pyg_sar.planner`). The
+cost of a step is measured: rank 0 of 128 runs the real code with hardly a row in each block,
+against rank 0 of 2 with as many rows in one. Rates of one core come from benchmarks/limit. All else
+is assumed, and named here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from cached_graphs import ARXIV, cut, sizes  # noqa: E402
+from layer_bound import Needs, needs  # noqa: E402
+from measured_training import make_model  # noqa: E402
+from report import table  # noqa: E402
+
+from pyg_sar.planner import Job, Planner, by_hand, read_statistics  # noqa: E402
+from pyg_sar.planner.rehearsal import rehearse  # noqa: E402
+from pyg_sar.planner.sizes import RankSizes, distinct, pool_share  # noqa: E402
+
+FILE = HERE / 'many_ranks.json'
+RANKS = 128
+NUM_NODES, NUM_EDGES = 111_059_956, 3_228_124_712  # made undirected
+WIDTHS = {'num_features': 128, 'hidden': 256, 'num_layers': 3, 'num_classes': 172}
+PUBLISHED_SECONDS = 3.8  # README of SAR, 128 workers
+KEPT_BYTES = 50.5e9 - 25e9  # the same: memory of a worker without SAR and with it
+SMALL_RANK = 4000, 20_000  # own nodes and edges where steps are measured
+
+
+CORES, MEMORY_BANDWIDTH = 72, 307e9
+"""Of a machine, assumed: 2 x 36 cores, 2 x 8 channels of DDR4-3200 at 75 % of their 410 GB/s."""
+
+LATENCY = 50e-6  # seconds of a message, assumed: TCP
+LINKS = {'200 Gb/s': 25e9, '25 Gb/s': 3.1e9, '10 Gb/s': 1.25e9}  # bytes a rank receives in a second
+GROUP = 8  # parts in one receive, if steps were grouped
+
+
+def measure() -> dict[str, Any]:
+    """What is measured here, and what follows for every cut."""
+    limit = json.loads((HERE.parent / 'limit' / 'results.json').read_text())
+    epoch = next(r for r in limit['rows'] if (r['model'], r['part']) == ('sage', 'epoch'))
+    bounds = _needs(epoch['num_nodes'], 0, {**WIDTHS, 'num_classes': epoch['num_classes']})
+    operations = sum(of.operations(epoch['num_nodes']) for of in bounds)
+    statistics, size = read_statistics(str(cut(ARXIV, RANKS))), sizes(ARXIV)
+    point = statistics.points[-1]
+    measured = {
+        'flops_per_core': operations / epoch['bounds']['products'] / limit['environment']['cores'],
+        'of_bound': epoch['of_bound']['median'],
+        'step_seconds': _step_seconds(),
+        'share_cut': point.share,
+        'pool_share': pool_share(point, size['num_nodes'], size['num_edges']),
+        'load': os.getloadavg()[0],
+    }
+    cuts = [_foretold(name, *cut, measured) for name, cut in _cuts(measured).items()]
+    return {'measured': measured, 'cuts': cuts}
+
+
+def _needs(num_nodes: int, num_edges: int, widths: dict[str, int]) -> list[Needs]:
+    convs = make_model('sage', **widths).convs
+    return [needs(conv, i == 0, num_nodes, num_edges) for i, conv in enumerate(convs)]
+
+
+def _job() -> Job:
+    return Job(make_model('sage', **WIDTHS), WIDTHS['num_features'])
+
+
+def _step_seconds(rows: int = 16, edges: int = 64, repeats: int = 5) -> float:
+    """What a step costs beyond its rows, with one thread: the least of all repeats."""
+    torch.set_num_threads(1)
+    of = {}
+    for num_ranks in (2, RANKS):
+        remote, share = num_ranks - 1, (RANKS - 1) // (num_ranks - 1)
+        of[num_ranks] = RankSizes(
+            (SMALL_RANK[0],), (SMALL_RANK[1],), (rows * share,) * remote, (edges * share,) * remote
+        )
+    seconds, exchanges = dict.fromkeys(of, float('inf')), 0.0
+    for _ in range(repeats):
+        for num_ranks, small in of.items():
+            found = rehearse(_job(), small, count=False, epochs=6)
+            seconds[num_ranks] = min(seconds[num_ranks], found.seconds)
+            exchanges = found.rows_received / small.num_halo
+    return (seconds[RANKS] - seconds[2]) / (RANKS - 2) / exchanges
+
+
+def _cuts(measured: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """The share of the edges that are cut, and the rows that a rank reads in one exchange."""
+    edges, remote = NUM_EDGES / RANKS, NUM_NODES * (1 - 1 / RANKS)
+    share, at_random = measured['share_cut'], 1 - 1 / RANKS
+    widths = WIDTHS['num_features'] + 2 * WIDTHS['hidden']  # of the layers' inputs
+    return {
+        f'METIS, as `{ARXIV}` here': (
+            share,
+            distinct(share * edges, measured['pool_share'] * remote),
+        ),
+        "at most, by SAR's memory": (share, KEPT_BYTES / (4 * widths)),
+        'nodes at random': (at_random, distinct(at_random * edges, remote)),
+    }
+
+
+def _foretold(name: str, share: float, halo: float, measured: dict[str, Any]) -> dict[str, Any]:
+    """The mean rank of a cut, by the rehearsal."""
+    known = [(share, RANKS)], [(halo / (NUM_NODES / RANKS), RANKS)]
+    graph = by_hand(NUM_NODES, NUM_EDGES, *known, imbalance=1.0)
+    (rank,) = Planner(graph, _job(), bandwidth=1.0, timed=False).predict(RANKS).ranks
+    layers = _needs(rank.sizes.num_own, rank.sizes.num_edges, WIDTHS)
+    operations = sum(of.operations(rank.sizes.num_own) for of in layers)
+    gathered = sum(of.gathered_bytes for of in layers) / MEMORY_BANDWIDTH
+    bound = operations / (CORES * measured['flops_per_core']) + gathered
+    return {
+        'name': name,
+        'halo': halo,
+        'halo_of_own': halo / rank.sizes.num_own,
+        'bytes_received': rank.bytes_per_epoch,
+        'memory_bytes': rank.peak_bytes + rank.shard_bytes,
+        'compute_seconds': measured['of_bound'] * bound,
+        'steps': (RANKS - 1) * round(rank.rows_per_epoch / rank.sizes.num_halo),
+    }
+
+
+def tables() -> dict[str, str]:
+    """For README.md, out of what was measured."""
+    found = json.loads(FILE.read_text())
+    measured, cuts, epochs = found['measured'], [], []
+    for of in found['cuts']:
+        cuts.append(
+            [
+                of['name'],
+                f'{of["halo"] / 1e6:.1f}',
+                f'{of["halo_of_own"]:.1f}',
+                f'{of["bytes_received"] / 1e9:.1f}',
+                f'{of["memory_bytes"] / 1e9:.1f}',
+            ]
+        )
+        for link, bandwidth in LINKS.items():
+            compute, exchange = of['compute_seconds'], of['bytes_received'] / bandwidth
+            steps = of['steps'] * (measured['step_seconds'] + LATENCY)
+            grouped = steps / GROUP
+            epochs.append(
+                [
+                    of['name'] if link == next(iter(LINKS)) else '',
+                    link,
+                    *(f'{seconds:.2f}' for seconds in (compute, exchange, steps)),
+                    *(
+                        f'{max(compute + each, exchange):.1f} to {compute + each + exchange:.1f}'
+                        for each in (steps, grouped)
+                    ),
+                ]
+            )
+    cut_header = ['cut', 'halo, M rows', 'of own nodes', 'GB received', 'memory, GB']
+    header = [
+        'cut',
+        'link',
+        'compute, s',
+        'exchange, s',
+        'steps, s',
+        '**epoch, s**',
+        'in groups, s',
+    ]
+    rates = [
+        ['products, one core', f'{measured["flops_per_core"] / 1e9:.0f} GFLOP/s'],
+        ['epoch of GraphSAGE, of its bound', f'{measured["of_bound"]:.2f}'],
+        ['a step, beyond its rows', f'{measured["step_seconds"] * 1e3:.2f} ms'],
+        [f'edges of `{ARXIV}` cut into {RANKS} parts', f'{measured["share_cut"]:.0%}'],
+        ['rows they meet, of all remote ones', f'{measured["pool_share"]:.0%}'],
+        ['load meanwhile', f'{measured["load"]:.1f}'],
+    ]
+    return {
+        'cuts': table(cut_header, cuts),
+        'epochs': table(header, epochs),
+        'rates': table(['measured here', ''], rates),
+    }
+
+
+if __name__ == '__main__':
+    FILE.write_text(json.dumps(measure(), indent=1) + '\n')
+    print('\n\n'.join(tables().values()))
