@@ -21,7 +21,7 @@ from pyg_sar.partitioner.methods import metis
 from pyg_sar.partitioner.on_disk import neighbours
 from pyg_sar.partitioner.on_disk.mapped import Scratch, trim
 from pyg_sar.partitioner.sources.sources import load_source
-from pyg_sar.partitioner.write import layout
+from pyg_sar.partitioner.write import layout, writer
 from pyg_sar.partitioner.write.atomic_folder import existing_parent
 
 METIS = 'METIS'
@@ -118,8 +118,12 @@ def main() -> None:
             lambda given: given.indptr.nbytes + given.index.nbytes,
         )
     phases.watch(cut_graph, 'assign_nodes', ASSIGN)
-    for function in ('group_nodes', 'group_edges', 'find_halos'):
-        phases.watch(layout, function, 'edges by part')
+    for module, function in (
+        (writer, 'group_nodes'),
+        (writer, 'group_edges'),
+        (layout, 'find_halos'),
+    ):
+        phases.watch(module, function, 'edges by part')
     phases.watch(cut_graph, 'write_partition', 'write')
     start = time.perf_counter()
     summary = pyg_sar.partition_graph(args.source, args.num_parts, args.out, method=args.method)

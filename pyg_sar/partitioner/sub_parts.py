@@ -25,7 +25,7 @@ from pyg_sar.partitioner.methods.metis import metis_assignment
 from pyg_sar.partitioner.on_disk.mapped import release, trim
 from pyg_sar.partitioner.on_disk.neighbours import undirected_csrs
 from pyg_sar.partitioner.on_disk.rows import edge_chunks
-from pyg_sar.partitioner.write.layout import group_nodes
+from pyg_sar.partitioner.write.groups import group_nodes
 from pyg_sar.shard.format.file_names import NodeKey
 
 ROWS = 2048

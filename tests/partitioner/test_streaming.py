@@ -20,7 +20,7 @@ from pyg_sar.partitioner.on_disk import buckets, mapped, rows
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.on_disk.neighbours import undirected_csr
 from pyg_sar.partitioner.sources.sources import load_source
-from pyg_sar.partitioner.write import layout
+from pyg_sar.partitioner.write import groups, layout
 
 
 @pytest.fixture
@@ -45,7 +45,8 @@ def test_layout_is_that_of_the_whole_graph_in_memory(
     tmp_path, monkeypatch, num_parts, sizes, order
 ):
     if num_parts == 2:  # as beyond 2^31 nodes
-        monkeypatch.setattr(layout, '_smallest', lambda _: torch.int64)
+        for module in (groups, layout):
+            monkeypatch.setattr(module, 'smallest_dtype', lambda _: torch.int64)
     num_src, num_dst, num_edges = sizes
     is_bipartite = num_src != num_dst
     generator = torch.Generator().manual_seed(num_edges + num_parts)
@@ -57,13 +58,13 @@ def test_layout_is_that_of_the_whole_graph_in_memory(
         runs = [of * 3 + draw(3, of.numel()) for of in assignments]
     both = list(zip(assignments, runs, strict=True))
     found, wanted = (
-        [module.group_nodes(of, num_parts, sub) for of, sub in both] for module in (layout, old)
+        [module.group_nodes(of, num_parts, sub) for of, sub in both] for module in (groups, old)
     )
     if not is_bipartite:
         found[1], wanted[1] = found[0], wanted[0]
     scratch = Scratch(tmp_path)
     narrow = edge_index.to(torch.int32)
-    edges = layout.group_edges(narrow, *found, scratch)
+    edges = groups.group_edges(narrow, *found, scratch)
     old_edges = old.group_edges(edge_index, *wanted)
     exchange, old_exchange = layout.find_halos(edges), old.find_halos(old_edges)
     assert exchange.halo_rows.tolist() == old_exchange.halo_rows.tolist()

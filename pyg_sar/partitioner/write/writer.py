@@ -16,6 +16,7 @@ from pyg_sar.partitioner.on_disk.mapped import trim
 from pyg_sar.partitioner.on_disk.rows import Rows, chunks, edge_chunks, take_rows
 from pyg_sar.partitioner.on_disk.torch_archive import save_rows
 from pyg_sar.partitioner.write import layout
+from pyg_sar.partitioner.write.groups import EdgeGroups, NodeGroups, group_edges, group_nodes
 from pyg_sar.partitioner.write.summary import PartitionSummary, summarize
 from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.format import file_names
@@ -56,11 +57,10 @@ def write_partition(
             check_block_edges(relation.edge_index.size(1))
     sub_parts = sub_parts or assignment
     nodes = {
-        key: layout.group_nodes(parts, num_parts, sub_parts[key])
-        for key, parts in assignment.items()
+        key: group_nodes(parts, num_parts, sub_parts[key]) for key, parts in assignment.items()
     }
     edges = {
-        key: layout.group_edges(r.edge_index, nodes[r.src], nodes[r.dst], graph.scratch)
+        key: group_edges(r.edge_index, nodes[r.src], nodes[r.dst], graph.scratch)
         for key, r in graph.relations.items()
     }
     exchanges = {key: layout.find_halos(groups) for key, groups in edges.items()}
@@ -113,7 +113,7 @@ def write_partition(
     return summary
 
 
-def _check_part_sizes(edges: layout.EdgeGroups, exchange: layout.Halos) -> None:
+def _check_part_sizes(edges: EdgeGroups, exchange: layout.Halos) -> None:
     largest = int((edges.src.partptr.diff() + exchange.halo_rows.sum(dim=1)).max())
     if largest > torch.iinfo(torch.int32).max:
         raise ValueError(
@@ -127,8 +127,8 @@ def _write_part(
     folder: Path,
     part: int,
     graph: TypedGraph,
-    nodes: dict[NodeKey, layout.NodeGroups],
-    edges: dict[EdgeKey, layout.EdgeGroups],
+    nodes: dict[NodeKey, NodeGroups],
+    edges: dict[EdgeKey, EdgeGroups],
     exchanges: dict[EdgeKey, layout.Halos],
 ) -> None:
     """Writes the files of one part."""
@@ -221,13 +221,13 @@ def _sort_by_time(graph: dict[str, Any], relation: Relation, src_nodes: NodeSet)
     return {**graph, **{name: graph[name][order] for name in ('edge_id', 'row', 'col')}}
 
 
-def _node_part(nodes: layout.NodeGroups) -> Rows:
+def _node_part(nodes: NodeGroups) -> Rows:
     """The part of every node, int64 [N]."""
     parts = nodes.assignment
     return Rows(torch.int64, (nodes.num_nodes,), lambda: (p.long() for p in chunks(parts)))
 
 
-def _edge_part(edges: layout.EdgeGroups) -> Rows:
+def _edge_part(edges: EdgeGroups) -> Rows:
     """The part of every edge, int64 [E]."""
     part, ends = edges.dst.assignment, edges.edge_index
     shape = (ends.size(1),)
