@@ -47,7 +47,8 @@ def find_sub_parts(
     options = choose('metis', seed=seed)
     found, first = torch.empty_like(parts), 0
     csrs = undirected_csrs(_inner_edges(graph, parts, groups.place), groups.partptr, graph.scratch)
-    for part, (indptr, index) in enumerate(csrs):
+    for part in range(num_parts):
+        indptr, index = next(csrs)  # not by enumerate, which holds the last one
         nodes = groups.n_id(part)
         count = max(-(-nodes.numel() // ROWS), 1)
         found[nodes] = first
@@ -55,8 +56,10 @@ def find_sub_parts(
             ones = np.broadcast_to(np.int64(1), (nodes.numel(), 1))
             problem = Problem(indptr, index, Balance(ones, ones), count, options)
             found[nodes] += metis_assignment(problem, recursive=True, rounds=1).to(torch.int32)
+            del problem
         first += count
-    trim()
+        del indptr, index, nodes  # before the next part's are made
+        trim()
     return graph.by_type(found)
 
 

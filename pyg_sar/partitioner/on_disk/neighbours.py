@@ -97,10 +97,13 @@ def undirected_csrs(
     starts: list[int] = bounds.tolist()
     indptr, columns = _neighbours(edge_index, starts[-1], scratch, keep_duplicates=False)
     for start, stop in pairwise(starts):
-        ptr = indptr[start : stop + 1]
-        index = _in_memory(columns[ptr[0] : ptr[-1]], np.int64)
-        index -= start
-        yield (ptr - ptr[0]).numpy(), index
+        yield _run_csr(indptr[start : stop + 1], columns, start)
+
+
+def _run_csr(ptr: Tensor, columns: Tensor, start: int) -> tuple[Int64Array, Int64Array]:
+    index = _in_memory(columns[ptr[0] : ptr[-1]], np.int64)
+    index -= start
+    return (ptr - ptr[0]).numpy(), index
 
 
 def symmetric_csr(
