@@ -166,7 +166,7 @@ def _dots_by_gather(work: Work) -> Run:
 
 def _ours_dots(work: Work, kernel: Callable[..., Tensor]) -> Run:
     bags, right, left = work.bags, work.heads(work.values), work.left
-    return lambda: kernel(left, right, bags)
+    return lambda: kernel(torch.empty_like(work.weight), left, right, bags)
 
 
 _SUM_PEERS = {'index_add': _sum_by_index_add, 'sparse.mm CSR': _sum_by_csr}

@@ -22,7 +22,7 @@ from torch import Tensor
 from pyg_sar.aggregate.blocks import block_sources, split_rows
 from pyg_sar.comm import Exchange, GradientReturn, Rows, communicates, once_differentiable
 from pyg_sar.kernels.bag_sums import add_bag_sums, bag_sums
-from pyg_sar.kernels.weighted_sums import edge_dots
+from pyg_sar.kernels.weighted_sums import edge_dots, weighted_sums_and_dots
 from pyg_sar.shard.plan import Block, Plan
 
 
@@ -97,7 +97,7 @@ class _WeightedSum(torch.autograd.Function):
         for block, (rows,) in zip(plan.blocks, sources, strict=True):
             if block.num_edges == 0:
                 continue
-            block_weight = None if weight is None else block.take(weight)
+            block_weight = None if weight is None else block.span(weight)
             if out is None:
                 out = bag_sums(rows, block.by_dst, block_weight)
             else:
@@ -116,19 +116,21 @@ class _WeightedSum(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, *kept = ctx.saved_tensors
         plan, exchange, grad = ctx.plan, ctx.exchange, grads[0].contiguous()
+        factor = _divisor(plan, grad).reciprocal() if ctx.mean else None
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
         grad_x, grad_weight = None, None
         sources: Iterable[Rows] = repeat([], len(plan.blocks))
-        if ctx.needs_input_grad[1]:
+        if needs_weight:
             grad_weight = grad.new_empty(plan.num_edges, grad.size(1))
             sources = block_sources([x], plan, exchange, one_shot=ctx.one_shot, kept=kept or None)
-        if ctx.needs_input_grad[0]:
-            factor = _divisor(plan, grad).reciprocal() if ctx.mean else None
-            grad_x = _SourceGradient(grad, weight, factor, plan, exchange, ctx.one_shot)
+        of_block = _BlockGradients(grad, weight, factor, grad_weight)
+        if needs_x:
+            grad_x = _SourceGradient(of_block, x, plan, exchange, ctx.one_shot)
         for block, rows in zip(plan.blocks, sources, strict=True):
-            if grad_weight is not None and block.num_edges:
-                block.put(grad_weight, edge_dots(grad, rows[0], block.by_dst))
             if grad_x is not None:
-                grad_x.add(block)
+                grad_x.add(block, rows)
+            else:
+                of_block.write(None, block, rows)
         return None if grad_x is None else grad_x.finish(), grad_weight, *[None] * 5
 
 
@@ -137,10 +139,11 @@ def _divisor(plan: Plan, like: Tensor) -> Tensor:
     return plan.in_degree.clamp(min=1).to(like.dtype)
 
 
-class _SourceGradient:
-    """The gradient of the own rows, from one block after another; see :func:`weighted_sum`.
+class _BlockGradients:
+    """Makes the gradients of one block's source rows and of its edges' weights.
 
-    Rows of `grad_out` are multiplied by `factor` ``[num_dst]`` where there is one.
+    Rows of `grad_out` are multiplied by `factor` ``[num_dst]`` where there is one; the weights'
+    gradient is written to `grad_weight` ``[num_edges, H]`` where there is one.
     """
 
     def __init__(
@@ -148,35 +151,78 @@ class _SourceGradient:
         grad_out: Tensor,
         weight: Tensor | None,
         factor: Tensor | None,
+        grad_weight: Tensor | None,
+    ) -> None:
+        self.grad_out, self.weight = grad_out, weight
+        self.factor, self.grad_weight = factor, grad_weight
+
+    def sums(self, block: Block, rows: Rows) -> Tensor:
+        """The gradient of a block's source rows; `rows` hold them if the weights need it."""
+        if self.grad_weight is None:
+            return bag_sums(self.grad_out, block.by_src, self._weight(block), factor=self.factor)
+        out = self.grad_out.new_empty(block.num_rows, *self.grad_out.shape[1:])
+        self.write(out, block, rows)
+        return out
+
+    def write(self, out: Tensor | None, block: Block, rows: Rows) -> None:
+        """Writes the gradient of source rows to `out`, if that is asked for."""
+        weight, grad_weight = self._weight(block), self.grad_weight
+        if grad_weight is None or not block.num_edges:
+            if out is not None:
+                bags, factor = block.by_src, self.factor
+                add_bag_sums(out, self.grad_out, bags, weight, factor=factor, replace=True)
+            return
+        dots = block.span(grad_weight)
+        if out is None:
+            edge_dots(dots, self.grad_out, rows[0], block.by_dst)
+        else:
+            assert weight is not None
+            weighted_sums_and_dots(out, dots, self.grad_out, rows[0], block, weight)
+
+    def _weight(self, block: Block) -> Tensor | None:
+        return None if self.weight is None else block.span(self.weight)
+
+
+class _SourceGradient:
+    """The gradient of the own rows, from one block after another; see :func:`weighted_sum`."""
+
+    def __init__(
+        self,
+        of_block: _BlockGradients,
+        x: Tensor | None,
         plan: Plan,
         exchange: Exchange,
         one_shot: bool,
     ) -> None:
-        self.grad_out, self.weight, self.factor = grad_out, weight, factor
-        self.exchange, self.one_shot = exchange, one_shot
-        shard, own = plan.shard, plan.blocks[0]
+        self.of_block, self.exchange, self.one_shot = of_block, exchange, one_shot
+        shard, own, grad_out = plan.shard, plan.blocks[0], of_block.grad_out
         shape = grad_out.shape[1:]
+        rows = [] if x is None else [x]
         # With one part the own block's sum is the gradient itself, made in one pass.
         self.made = own if shard.parts_per_rank == 1 and own.num_edges else None
         if self.made is not None and not one_shot:
-            self.returned = GradientReturn(exchange, [grad_out], own=lambda: [self._sums(own)])
+            self.returned = GradientReturn(
+                exchange, [grad_out], own=lambda: [of_block.sums(own, rows)]
+            )
             return
         is_made = self.made is not None
-        self.out = self._sums(own) if is_made else grad_out.new_empty(shard.num_own, *shape)
+        self.out = (
+            of_block.sums(own, rows) if is_made else grad_out.new_empty(shard.num_own, *shape)
+        )
         if one_shot:
             self.halo = grad_out.new_empty(shard.num_halo, *shape)
             self.targets = iter(split_rows(self.out, self.halo, plan))
         else:
             self.returned = GradientReturn(exchange, [self.out])
 
-    def add(self, block: Block) -> None:
+    def add(self, block: Block, rows: Rows) -> None:
         """Makes the gradient of the next block's source rows and sends it to their owner."""
         if self.one_shot:
-            rows = next(self.targets)
+            target = next(self.targets)
             if block is not self.made:
-                self._write(rows, block)
+                self.of_block.write(target, block, rows)
         elif block is not self.made:
-            self._write(self.returned.rows()[0], block)
+            self.of_block.write(self.returned.rows()[0], block, rows)
             self.returned.send()
 
     def finish(self) -> Tensor:
@@ -185,13 +231,3 @@ class _SourceGradient:
             return self.returned.finish()[0]
         self.exchange.return_all([self.halo], [self.out])
         return self.out
-
-    def _sums(self, block: Block) -> Tensor:
-        return bag_sums(self.grad_out, block.by_src, self._weight(block), factor=self.factor)
-
-    def _write(self, rows: Tensor, block: Block) -> None:
-        weight, factor = self._weight(block), self.factor
-        add_bag_sums(rows, self.grad_out, block.by_src, weight, factor=factor, replace=True)
-
-    def _weight(self, block: Block) -> Tensor | None:
-        return None if self.weight is None else block.take(self.weight)

@@ -35,9 +35,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from pyg_sar.kernels.weighted_loops import has_loop, run_loop
 from pyg_sar.kernels.workers import side_by_side
-from pyg_sar.shard.bags import MAX_EDGES, Bags
-from pyg_sar.shard.rows_at import rows_at
+from pyg_sar.shard.bags import MAX_EDGES, Bags, chunks_of_bags
+from pyg_sar.shard.plan import Block
+from pyg_sar.shard.rows_at import rows_at, write_rows_at
 
 _BAG_BYTES = 2 << 20
 """Sums of one chunk of bags: see bag_sums."""
@@ -71,6 +73,11 @@ def add_weighted_sums(
     Returns:
         `out`.
     """
+    if has_loop(values) and out.is_contiguous():
+        if replace and bags.keys is not None:
+            out.zero_()
+        run_loop(values, bags, out=out, weight=weight, replace=replace)
+        return out
     heads, channels = values.shape[1:]
     is_fast = values.dtype in _FAST_DTYPES and (
         channels >= _MIN_CHANNELS_OF_BAGS or channels == heads == 1
@@ -109,24 +116,52 @@ def add_weighted_sums(
         elif not is_in_place:
             out[start:end] += sums
 
-    chunks = _chunks(bags, max_bags, _CHUNK_EDGES)
+    chunks = chunks_of_bags(bags, max_bags, _CHUNK_EDGES)
     side_by_side((partial(add, *chunk) for chunk in chunks), out.device)
     return out
 
 
-def edge_dots(left: Tensor, right: Tensor, bags: Bags) -> Tensor:
-    """The gradient of the weights of :func:`add_weighted_sums`.
+def weighted_sums_and_dots(
+    out: Tensor, dots: Tensor, grad: Tensor, rows: Tensor, block: Block, weight: Tensor
+) -> None:
+    """Writes both gradients of :func:`add_weighted_sums`: of its values and of its weights.
+
+    A compiled loop reads every row of `grad` once for both.
+
+    Args:
+        out: ``[num_cols, H, C]``: the gradient of the values.
+        dots: ``[num_edges, H]`` in edge order, contiguous: the gradient of the weights.
+        grad: ``[num_rows, H, C]``: the gradient of the sums.
+        rows: ``[num_cols, H, C]``: the values.
+        block: The edges, from columns into rows.
+        weight: ``[num_edges, H]`` in edge order.
+    """
+    if has_loop(grad) and out.is_contiguous():
+        if block.by_src.keys is not None:
+            out.zero_()
+        run_loop(grad, block.by_src, out=out, weight=weight, own=rows, dots=dots, replace=True)
+        return
+    edge_dots(dots, grad, rows, block.by_dst)
+    add_weighted_sums(out, grad, block.by_src, weight, replace=True)
+
+
+def edge_dots(out: Tensor, left: Tensor, right: Tensor, bags: Bags) -> Tensor:
+    """Writes the gradient of the weights of :func:`add_weighted_sums`.
 
     For the edges e of bag b, ``out[e, h] = <left[keys[b], h], right[columns[e], h]>``.
 
     Args:
-        left: ``[num_rows, H, C]``.
+        out: ``[num_edges, H]`` in edge order, contiguous; changed in place.
+        left: ``[num_rows, H, C]`` of the same dtype.
         right: ``[num_cols, H, C]`` of the same dtype.
-        bags: The edges, grouped and in edge order (``perm`` is None).
+        bags: The edges, grouped.
 
     Returns:
-        ``[num_edges, H]`` in edge order.
+        `out`.
     """
+    if has_loop(right):
+        run_loop(right, bags, own=left, dots=out)
+        return out
     channels = left.size(2)
     is_fast = (
         left.dtype in _FAST_DTYPES
@@ -139,13 +174,13 @@ def edge_dots(left: Tensor, right: Tensor, bags: Bags) -> Tensor:
             else _has_cusparse(right, bags)
         )
     )
-    return _dots_by_sampling(left, right, bags) if is_fast else _dots_by_gather(left, right, bags)
+    form = _dots_by_sampling if is_fast else _dots_by_gather
+    return form(out, left, right, bags)
 
 
-def _dots_by_sampling(left: Tensor, right: Tensor, bags: Bags) -> Tensor:
+def _dots_by_sampling(out: Tensor, left: Tensor, right: Tensor, bags: Bags) -> Tensor:
     heads, channels = left.shape[1:]
     pairs = right.reshape(-1, channels)
-    out = left.new_empty(bags.columns.numel(), heads)
 
     def make(start: int, end: int, first: int, last: int) -> None:
         ptr, columns = _of_pairs(bags, pairs, heads, start, end, first, last)
@@ -157,9 +192,9 @@ def _dots_by_sampling(left: Tensor, right: Tensor, bags: Bags) -> Tensor:
             pattern = _pattern(ptr, columns, zeros, of_head.size(0))
             product = torch.sparse.sampled_addmm(pattern, rows[:, head], of_head.t(), beta=0.0)
             dots.append(product.values())
-        torch.stack(dots, 1, out=out[first:last])
+        _put(out, bags, first, last, torch.stack(dots, 1))
 
-    chunks = _chunks(bags, bags.ptr.numel(), _CHUNK_EDGES)
+    chunks = chunks_of_bags(bags, bags.ptr.numel(), _CHUNK_EDGES)
     side_by_side((partial(make, *chunk) for chunk in chunks), out.device)
     return out
 
@@ -199,13 +234,12 @@ def add_by_index_add(out: Tensor, values: Tensor, bags: Bags, weight: Tensor | N
     return out
 
 
-def _dots_by_gather(left: Tensor, right: Tensor, bags: Bags) -> Tensor:
+def _dots_by_gather(out: Tensor, left: Tensor, right: Tensor, bags: Bags) -> Tensor:
     """The form for few channels and other dtypes, and the oracle of the tests."""
-    out = left.new_empty(bags.columns.numel(), left.size(1))
     for bag_rows, columns, first, last in _edge_chunks(bags, left):
         rows = right.index_select(0, columns)
         rows *= left.index_select(0, bag_rows)
-        torch.sum(rows, -1, out=out[first:last])
+        _put(out, bags, first, last, rows.sum(-1))
     return out
 
 
@@ -213,6 +247,13 @@ def _in_bag_order(weight: Tensor, bags: Bags, first: int, last: int) -> Tensor:
     if bags.perm is None:
         return weight[first:last]
     return rows_at(weight, bags.perm[first:last])
+
+
+def _put(out: Tensor, bags: Bags, first: int, last: int, dots: Tensor) -> None:
+    if bags.perm is None:
+        out[first:last] = dots
+    else:
+        write_rows_at(out, bags.perm[first:last].long(), dots)
 
 
 def _edge_chunks(bags: Bags, values: Tensor) -> Iterator[tuple[Tensor, Tensor, int, int]]:
@@ -228,25 +269,6 @@ def _edge_chunks(bags: Bags, values: Tensor) -> Iterator[tuple[Tensor, Tensor, i
         bag = torch.bucketize(edges, bags.ptr, out_int32=True, right=True) - 1
         rows = bag if bags.keys is None else bags.keys[bag]
         yield rows, bags.columns[first:last], first, last
-
-
-def _chunks(bags: Bags, max_bags: int, max_edges: int) -> Iterator[tuple[int, int, int, int]]:
-    """Runs of bags: their first and last bag, and their first and last edge.
-
-    At most so many bags and edges, but at least one bag; on other devices than a CPU all at once.
-    """
-    ptr, num_bags = bags.ptr, bags.ptr.numel() - 1
-    if ptr.device.type != 'cpu':
-        if num_bags:
-            yield 0, num_bags, 0, bags.columns.numel()
-        return
-    start, first = 0, 0
-    while start < num_bags:
-        within = int(torch.searchsorted(ptr, first + max_edges, right=True)) - 1
-        end = max(min(start + max_bags, within, num_bags), start + 1)
-        last = int(ptr[end])
-        yield start, end, first, last
-        start, first = end, last
 
 
 # torch warns of sparse CSR tensors at the first one that a process makes. A training run is no

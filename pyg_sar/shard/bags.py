@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,8 @@ class Bags(NamedTuple):
     keys: Tensor | None
     ptr: Tensor  # int32 ``[num_bags + 1]``: entries of bag b are ``columns[ptr[b]:ptr[b + 1]]``
     columns: Tensor  # column of every entry, int32 ``[num_edges]``
-    # Edge of every entry, int32 ``[num_edges]``; None when entries are in edge order.
+    # Edge of every entry, int32 ``[num_edges]`` (int64 if there are too many); None when entries
+    # are in edge order.
     perm: Tensor | None
     num_rows: int  # number of rows, empty ones included
 
@@ -52,3 +54,24 @@ def make_bags(rows: Tensor, cols: Tensor, num_rows: int, *, is_sorted: bool = Fa
     ptr = torch.zeros(counts.numel() + 1, dtype=torch.int32, device=rows.device)
     torch.cumsum(counts, 0, dtype=torch.int32, out=ptr[1:])
     return Bags(keys, ptr, cols.int(), perm, num_rows)
+
+
+def chunks_of_bags(
+    bags: Bags, max_bags: int, max_edges: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """Runs of bags: their first and last bag, and their first and last edge.
+
+    At most so many bags and edges, but at least one bag; on other devices than a CPU all at once.
+    """
+    ptr, num_bags = bags.ptr, bags.ptr.numel() - 1
+    if ptr.device.type != 'cpu':
+        if num_bags:
+            yield 0, num_bags, 0, bags.columns.numel()
+        return
+    start, first = 0, 0
+    while start < num_bags:
+        within = int(torch.searchsorted(ptr, first + max_edges, right=True)) - 1
+        end = max(min(start + max_bags, within, num_bags), start + 1)
+        last = int(ptr[end])
+        yield start, end, first, last
+        start, first = end, last

@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.bags import Bags, make_bags
+from pyg_sar.shard.bags import MAX_EDGES, Bags, make_bags
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.rows_at import rows_at, write_rows_at
 from pyg_sar.shard.shard import Shard
@@ -64,19 +64,36 @@ class Block:
         else:
             write_rows_at(values, self.edges, rows.to(values.dtype))
 
+    def span(self, values: Tensor) -> Tensor:
+        """Where :attr:`by_dst` and :attr:`by_src` find the edges of an edge tensor, a view.
+
+        The block's rows where its edges are a range, else all.
+        """
+        return self.take(values) if isinstance(self.edges, slice) else values
+
     @cached_property
     @torch.inference_mode(False)
     def by_dst(self) -> Bags:
         """Edges grouped by destination: the forward sum."""
         src, dst = self.edge_index
-        return make_bags(dst, src, self.num_dst, is_sorted=True)
+        bags = make_bags(dst, src, self.num_dst, is_sorted=True)
+        return bags if isinstance(self.edges, slice) else bags._replace(perm=_short(self.edges))
 
     @cached_property
     @torch.inference_mode(False)
     def by_src(self) -> Bags:
         """Edges grouped by source row: the transposed sum of backward."""
         src, dst = self.edge_index
-        return make_bags(src, dst, self.num_rows)
+        bags = make_bags(src, dst, self.num_rows)
+        if isinstance(self.edges, slice):
+            return bags
+        return bags._replace(perm=_short(self.edges[bags.perm]))
+
+
+def _short(places: Tensor) -> Tensor:
+    """As int32, if they are not too many for it."""
+    is_far = places.numel() > 0 and int(places.max()) > MAX_EDGES
+    return places if is_far else places.int()
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,12 +6,12 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_graphs import assert_close
 from torch import Tensor
 
-from pyg_sar.kernels import weighted_sums
+from pyg_sar.kernels import weighted_loops, weighted_sums
 from pyg_sar.kernels.weighted_sums import (
     _dots_by_gather,
     _dots_by_sampling,
@@ -19,7 +19,7 @@ from pyg_sar.kernels.weighted_sums import (
     add_weighted_sums,
     edge_dots,
 )
-from pyg_sar.shard.bags import make_bags
+from pyg_sar.shard.bags import chunks_of_bags, make_bags
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-5}
 
@@ -54,6 +54,16 @@ def _dense_sums(rows: Tensor, cols: Tensor, num_rows: int, values: Tensor, w: Te
     return out
 
 
+@pytest.fixture(params=['torch', 'compiled'])
+def form(request, monkeypatch):
+    """Whether numba is there."""
+    if request.param == 'torch':
+        monkeypatch.setattr(weighted_loops, 'loops', lambda: None)
+    else:
+        pytest.importorskip('numba')
+
+
+@pytest.mark.usefixtures('form')
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 @pytest.mark.parametrize('shape', SHAPES)
 @pytest.mark.parametrize('block', BLOCKS)
@@ -81,10 +91,14 @@ def test_sums_and_dots_are_dense_products(block, shape, dtype):
     if block != 'more edges than pairs':
         forms.append(_dots_by_sampling)
     for dots in forms:
-        assert_close(dots(left, values, bags), want, tolerance=TOLERANCE[dtype])
+        out = torch.empty(num_edges, shape[0], dtype=dtype)
+        assert dots(out, left, values, bags) is out
+        assert_close(out, want, tolerance=TOLERANCE[dtype])
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
+@pytest.mark.usefixtures('form')
 def test_any_block(data):
     num_rows, num_cols = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
     heads, channels = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9))
@@ -110,18 +124,19 @@ def test_any_block(data):
         cols = cols[order]
         bags = make_bags(rows, cols, num_rows, is_sorted=True)
         want = (left[rows] * values[cols]).sum(-1)
-        assert_close(edge_dots(left, values, bags), want)
+        assert_close(edge_dots(torch.empty_like(weight), left, values, bags), want)
 
 
 def test_chunks_cover_every_bag_once():
     rows = torch.tensor([0] * 3 + [2] * 7 + [3])
     bags = make_bags(rows, rows, 5, is_sorted=True)
-    chunks = list(weighted_sums._chunks(bags, 2, 5))
+    chunks = list(chunks_of_bags(bags, 2, 5))
     assert chunks == [(0, 2, 0, 3), (2, 3, 3, 10), (3, 5, 10, 11)]
 
 
 def test_the_choice_of_the_form(monkeypatch):
     """From a few channels on no rows of edges are gathered."""
+    monkeypatch.setattr(weighted_loops, 'loops', lambda: None)
     gathered = []
     monkeypatch.setattr(
         weighted_sums, '_edge_chunks', lambda *args: gathered.append(args) or iter(())
@@ -132,7 +147,7 @@ def test_the_choice_of_the_form(monkeypatch):
         gathered.clear()
         values = torch.randn(70, *shape)
         add_weighted_sums(torch.zeros(4, *shape), values, bags, torch.rand(60, shape[0]))
-        edge_dots(torch.randn(4, *shape), values, bags)
+        edge_dots(torch.empty(60, shape[0]), torch.randn(4, *shape), values, bags)
         assert len(gathered) == count, shape
 
 
@@ -146,5 +161,5 @@ def test_half_precision_takes_the_fallback(dtype):
     add_weighted_sums(out, values, make_bags(rows, cols, 9), weight)
     assert torch.equal(out.double(), _dense_sums(rows, cols, 9, values, weight))
     rows = rows.sort().values
-    dots = edge_dots(out, values, make_bags(rows, cols, 9, is_sorted=True))
+    dots = edge_dots(weight.clone(), out, values, make_bags(rows, cols, 9, is_sorted=True))
     assert torch.equal(dots, (out[rows] * values[cols]).sum(-1))

@@ -81,20 +81,21 @@ def _check_plan(plan: Plan, edge_index: Tensor) -> None:
         assert bool(((start <= src) & (src < end)).all())
         assert torch.equal(block.edge_index, torch.stack([src - start, dst]))
         assert bool((dst.diff() >= 0).all())
-        _check_bags(block.by_dst, dst, src - start, shard.num_own)
-        _check_bags(block.by_src, src - start, dst, block.num_rows)
+        found = block.span(torch.arange(num_edges))
+        _check_bags(block.by_dst, found, places, edge_index[1], edge_index[0] - start)
+        _check_bags(block.by_src, found, places, edge_index[0] - start, edge_index[1])
+        assert (block.by_dst.num_rows, block.by_src.num_rows) == (shard.num_own, block.num_rows)
     assert sorted(seen) == list(range(num_edges))
     degree = [edge_index[1].tolist().count(node) for node in range(shard.num_own)]
     assert plan.in_degree.tolist() == degree
 
 
-def _check_bags(bags: Bags, rows: Tensor, cols: Tensor, num_rows: int) -> None:
-    """Every entry is its edge, with the edge's row and column."""
-    assert bags.num_rows == num_rows
-    keys = torch.arange(num_rows) if bags.keys is None else bags.keys
+def _check_bags(bags: Bags, found: Tensor, places: list[int], rows: Tensor, cols: Tensor) -> None:
+    """Every entry is an edge of the block, with the edge's row and column."""
+    keys = torch.arange(bags.num_rows) if bags.keys is None else bags.keys
     row = torch.repeat_interleave(keys, bags.ptr.diff().long())
-    edges = torch.arange(rows.numel()) if bags.perm is None else bags.perm
-    assert edges.sort().values.tolist() == list(range(rows.numel()))
+    edges = found if bags.perm is None else found[bags.perm]
+    assert edges.sort().values.tolist() == sorted(places)
     assert torch.equal(row, rows[edges])
     assert torch.equal(bags.columns.long(), cols[edges])
 

@@ -1,0 +1,45 @@
+"""How loops are compiled, and the one instruction that numba has no name for.
+
+Indices are unsigned: a signed one may count from the end, and loops with that choice in them do not
+vectorise. Sums may be reordered within a row of numbers (``reassoc``), or dots would not vectorise;
+infinities and numbers that are none keep their meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+Loop = TypeVar('Loop', bound=Callable[..., Any])
+
+_OPTIONS = {'nogil': True, 'error_model': 'numpy', 'fastmath': {'reassoc', 'contract'}}
+
+
+def compiled(loop: Loop) -> Loop:
+    """Compiles a loop at its first call with arrays of new dtypes, and keeps it on disk."""
+    try:
+        return njit(cache=True, **_OPTIONS)(loop)  # type: ignore[no-any-return]
+    except RuntimeError:  # there is no folder that may be written
+        return njit(**_OPTIONS)(loop)  # type: ignore[no-any-return]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(typing: Any, array: Any, place: Any) -> Any:
+    """Asks for the cache line of ``array[place]``, which may lie beyond its end."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values = cgutils.create_struct_proxy(signature.args[0])(context, builder, arguments[0])
+        address = builder.gep(values.data, [arguments[1]])
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, 'llvm.prefetch.p0')
+        # To read, into the nearest cache, data rather than code: as the LLVM manual numbers them.
+        builder.call(function, [builder.bitcast(address, byte), number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.uintp), generate

@@ -1,0 +1,90 @@
+"""One loop over bags of edges for sums with a weight for every head, for dots, or for both.
+
+What is None is left out when the loop is compiled. Arrays are flat: rows of ``heads * channels``
+numbers, weights and dots of `heads`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pyg_sar.compiled.jit import compiled, prefetch
+
+_U = np.uintp
+_LINE_BYTES = _U(64)
+_AHEAD_BYTES = _U(6144)
+"""Rows are asked for so far ahead: 12 of 512 bytes were best, and fewer of wider ones fit in."""
+
+
+@compiled
+def sums_and_dots(
+    out: Any,
+    dots: Any,
+    own: Any,
+    values: Any,
+    ptr: Any,
+    columns: Any,
+    keys: Any,
+    perm: Any,
+    weight: Any,
+    heads: Any,
+    channels: Any,
+    start: Any,
+    end: Any,
+    replace: Any,
+) -> bool:
+    """For every entry k of bags `start` to `end`, with r for ``keys[b]`` and e for ``perm[k]``.
+
+    | ``out[r, h] += weight[e, h] * values[columns[k], h]``
+    | ``dots[e, h] = <own[r, h], values[columns[k], h]>``
+
+    Without `keys` r is b, without `perm` e is k. Every row of `values` is read once.
+
+    Returns:
+        Whether all columns were rows of `values`; it stops at the first that is not.
+    """
+    heads, channels = _U(heads), _U(channels)
+    width = heads * channels
+    num_rows, line = _U(values.size) // width, _LINE_BYTES // _U(values.itemsize)
+    ahead = max(_U(2), min(_AHEAD_BYTES // (width * _U(values.itemsize)), _U(32)))
+    last = _U(ptr[_U(end)])
+    for bag in range(_U(start), _U(end)):
+        row = bag
+        if keys is not None:
+            row = _U(keys[bag])
+        row *= width
+        if out is not None and replace:
+            for c in range(width):
+                out[row + c] = 0
+        for k in range(_U(ptr[bag]), _U(ptr[bag + _U(1)])):
+            later = k + ahead
+            if later < last:
+                place = _U(columns[later]) * width
+                for c in range(_U(0), width, line):
+                    prefetch(values, place + c)
+                if perm is not None:
+                    place = _U(perm[later]) * heads
+                    if out is not None:
+                        prefetch(weight, place)
+                    if dots is not None:
+                        prefetch(dots, place)
+            source = _U(columns[k])
+            if source >= num_rows:
+                return False
+            edge = k
+            if perm is not None:
+                edge = _U(perm[k])
+            for h in range(heads):
+                to, of = row + h * channels, source * width + h * channels
+                if dots is not None:
+                    dot = values.dtype.type(0)
+                    for c in range(channels):
+                        dot += own[to + c] * values[of + c]
+                    dots[edge * heads + h] = dot
+                if out is not None:
+                    factor = weight[edge * heads + h]
+                    for c in range(channels):
+                        out[to + c] += factor * values[of + c]
+    return True

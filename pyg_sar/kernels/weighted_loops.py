@@ -1,0 +1,66 @@
+"""The sums and dots of :mod:`pyg_sar.kernels.weighted_sums` by the compiled loop."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.compiled.installed import loops
+from pyg_sar.kernels.workers import side_by_side
+from pyg_sar.shard.bags import Bags, chunks_of_bags
+
+_DTYPES = (torch.float32, torch.float64)
+
+_CHUNK_EDGES = 1 << 16
+"""Edges that a thread takes at a time."""
+
+
+def has_loop(values: Tensor) -> bool:
+    """Whether :func:`run_loop` takes rows like `values`."""
+    is_fit = values.device.type == 'cpu' and values.dtype in _DTYPES
+    return is_fit and prod(values.shape[1:]) > 0 and loops() is not None
+
+
+def run_loop(
+    values: Tensor,
+    bags: Bags,
+    *,
+    out: Tensor | None = None,
+    weight: Tensor | None = None,
+    own: Tensor | None = None,
+    dots: Tensor | None = None,
+    replace: bool = False,
+) -> None:
+    """Adds weighted sums to `out`, writes dots of rows of `own` and `values` to `dots`, or both.
+
+    Args:
+        values: ``[num_cols, H, C]``.
+        bags: The edges, grouped.
+        out: ``[num_rows, H, C]``, contiguous.
+        weight: ``[num_edges, H]`` in edge order.
+        own: ``[num_rows, H, C]``.
+        dots: ``[num_edges, H]`` in edge order, contiguous.
+        replace: Whether sums replace what `out` holds, but for rows without a bag.
+
+    Raises:
+        IndexError: If a column is no row of `values`.
+    """
+    module, (heads, channels) = loops(), values.shape[1:]
+    assert module is not None
+    arrays = (out, dots, own, values, bags.ptr, bags.columns, bags.keys, bags.perm, weight)
+    loop = partial(module.sums_and_dots, *map(_flat, arrays), heads, channels)
+
+    def run(start: int, end: int, first: int, last: int) -> None:
+        if not loop(start, end, replace):
+            raise IndexError(f'expected columns below {values.size(0)} in a block')
+
+    chunks = chunks_of_bags(bags, bags.ptr.numel(), _CHUNK_EDGES)
+    side_by_side((partial(run, *chunk) for chunk in chunks), values.device)
+
+
+def _flat(values: Tensor | None) -> Any:
+    return None if values is None else values.detach().contiguous().view(-1).numpy()
