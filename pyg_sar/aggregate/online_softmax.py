@@ -16,7 +16,7 @@ of ``<output_e, d_output_e>``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -110,10 +110,11 @@ class _EdgeOutput(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         output, dst = ctx.saved_tensors
-        sums = grads[0].new_zeros(ctx.shape)
-        products = _by_weight((output * grads[0]).contiguous(), sums).sum(-1)
-        add_rows_at(sums, dst, products.view(dst.numel(), *ctx.shape[1:]))
-        return None, None, grads[0], sums
+        grad, sums = grads[0], grads[0].new_zeros(ctx.shape)
+        for edges in _steps(output):
+            products = _products(output[edges], grad[edges], sums)
+            add_rows_at(sums, dst[edges], products.view(-1, *ctx.shape[1:]))
+        return None, None, grad, sums
 
 
 def _forward_pass(blocks: Blocks) -> tuple[tuple[Tensor, Tensor], list[Tensor], list[Tensor]]:
@@ -197,15 +198,25 @@ def _row_sum(
     for part, grad in zip(parts, grads, strict=True):
         if grad is None:
             continue
-        step_bytes = _STEP_BYTES if part.device.type == 'cpu' else 64 * _STEP_BYTES
-        step = max(step_bytes // (prod(part.shape[1:]) * part.element_size()), 1)
-        for start in range(0, part.size(0), step):
-            rows = slice(start, start + step)
-            products = (part[rows] * grad[rows]).contiguous()
-            products = _by_weight(products, total).sum(-1)
+        for rows in _steps(part):
+            products = _products(part[rows], grad[rows], total)
             row_sum[rows] += products.view(row_sum[rows].shape)
     row_sum /= total
     return row_sum if grad_sums is None else row_sum.add_(grad_sums)
+
+
+def _steps(values: Tensor) -> Iterator[slice]:
+    """Rows of a few MiB, one range of them after another."""
+    step_bytes = _STEP_BYTES if values.device.type == 'cpu' else 64 * _STEP_BYTES
+    step = max(step_bytes // max(prod(values.shape[1:]) * values.element_size(), 1), 1)
+    for start in range(0, values.size(0), step):
+        yield slice(start, start + step)
+
+
+def _products(values: Tensor, grad: Tensor, weights: Tensor) -> Tensor:
+    """``<values, grad>`` over all that a weight of the softmax weights, ``[n, num_weights]``."""
+    products = _by_weight((values * grad).contiguous(), weights)
+    return products.squeeze(-1) if products.size(-1) == 1 else products.sum(-1)
 
 
 def _by_weight(values: Tensor, weights: Tensor) -> Tensor:

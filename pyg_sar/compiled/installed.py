@@ -7,13 +7,16 @@ import warnings
 from functools import cache
 from types import ModuleType
 
+import numpy as np
+
 
 @cache
 def loops() -> ModuleType | None:
     """:mod:`pyg_sar.compiled.loops`, or None without numba.
 
     Also None where numba may not compile (its variable ``NUMBA_DISABLE_JIT``) or does not fit the
-    numpy that is installed; a warning tells of the latter. numba is imported at the first call.
+    numpy that is installed; a warning tells of the latter. The first call imports numba and starts
+    its compiler, which takes half a second and 120 MiB.
     """
     if os.environ.get('NUMBA_DISABLE_JIT', '0') not in ('', '0'):
         return None
@@ -27,4 +30,6 @@ def loops() -> ModuleType | None:
     del numba
     from pyg_sar.compiled import loops
 
+    nothing = np.empty(0, np.float32)
+    loops.read_rows(nothing, nothing, np.empty(0, np.int64), 1)  # starts the compiler
     return loops

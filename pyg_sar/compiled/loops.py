@@ -14,6 +14,7 @@ from pyg_sar.compiled.jit import compiled, prefetch
 
 _U = np.uintp
 _LINE_BYTES = _U(64)
+_ROWS_AHEAD = _U(24)
 _AHEAD_BYTES = _U(6144)
 """Rows are asked for so far ahead: 12 of 512 bytes were best, and fewer of wider ones fit in."""
 
@@ -87,4 +88,36 @@ def sums_and_dots(
                     factor = weight[edge * heads + h]
                     for c in range(channels):
                         out[to + c] += factor * values[of + c]
+    return True
+
+
+@compiled
+def read_rows(out: Any, values: Any, index: Any, width: Any) -> bool:
+    """``out[k] = values[index[k]]``, rows of `width` numbers; returns as above."""
+    width = _U(width)
+    num_rows, last = _U(values.size) // width, _U(index.size)
+    for k in range(last):
+        if k + _ROWS_AHEAD < last:
+            prefetch(values, _U(index[k + _ROWS_AHEAD]) * width)
+        row = _U(index[k])
+        if row >= num_rows:
+            return False
+        for c in range(width):
+            out[k * width + c] = values[row * width + c]
+    return True
+
+
+@compiled
+def add_rows(target: Any, index: Any, rows: Any, width: Any) -> bool:
+    """``target[index[k]] += rows[k]``, one after another; otherwise as :func:`read_rows`."""
+    width = _U(width)
+    num_rows, last = _U(target.size) // width, _U(index.size)
+    for k in range(last):
+        if k + _ROWS_AHEAD < last:
+            prefetch(target, _U(index[k + _ROWS_AHEAD]) * width)
+        row = _U(index[k])
+        if row >= num_rows:
+            return False
+        for c in range(width):
+            target[row * width + c] += rows[k * width + c]
     return True

@@ -124,8 +124,8 @@ def _weighted(call: Call) -> Tensor:
     x = arguments.src[0].to(weight.dtype)
     heads = math.prod(weight.shape[1:])
     total = weighted_sum(
-        x.reshape(x.size(0), heads, math.prod(x.shape[1:]) // heads),
-        weight.reshape(plan.num_edges, heads),
+        _shaped(x, x.size(0), heads, math.prod(x.shape[1:]) // heads),
+        _shaped(weight, plan.num_edges, heads),
         plan,
         call.exchange,
         keep_rows=call.decision.mode == 'sequential_no_remat',
@@ -135,6 +135,11 @@ def _weighted(call: Call) -> Tensor:
     row_shape = [size for i, size in enumerate(traced.out.shape) if i != dim]
     state = total.view(plan.shard.num_dst, *row_shape).movedim(0, dim)
     return finish(call.binding, call.reductions, [(state,)], traced.out, plan)
+
+
+def _shaped(values: Tensor, *shape: int) -> Tensor:
+    # Not a view without need: autograd would add to its gradient out of place.
+    return values if values.shape == shape else values.reshape(shape)
 
 
 def _replay(call: Call) -> Tensor:
