@@ -18,6 +18,7 @@ _EXTRAS = {
     'mtkahypar': ('mtkahypar', '--method mtkahypar'),
     'torch-sparse': ('torch_sparse', '--backend torch-sparse; used by PyG'),
     'pyg-lib': ('pyg_lib', '--backend pyg-lib; used by PyG'),
+    'fast': ('numba', 'faster attention on a CPU'),
     'plot': ('matplotlib', 'describe --plot, Profile.save'),
     'ogb': ('ogb', 'datasets of OGB'),
     'parquet': ('pyarrow', 'tables of edges; rows as Parquet'),

@@ -23,12 +23,12 @@ _OPTIONS = {'nogil': True, 'error_model': 'numpy', 'fastmath': {'reassoc', 'cont
 def compiled(loop: Loop) -> Loop:
     """Compiles a loop at its first call with arrays of new dtypes, and keeps it on disk."""
     try:
-        return njit(cache=True, **_OPTIONS)(loop)  # type: ignore[no-any-return]
+        return njit(cache=True, **_OPTIONS)(loop)
     except RuntimeError:  # there is no folder that may be written
-        return njit(**_OPTIONS)(loop)  # type: ignore[no-any-return]
+        return njit(**_OPTIONS)(loop)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def prefetch(typing: Any, array: Any, place: Any) -> Any:
     """Asks for the cache line of ``array[place]``, which may lie beyond its end."""
 

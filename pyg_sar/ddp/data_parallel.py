@@ -24,6 +24,7 @@ from pyg_sar.comm import (
     set_timeout,
     transport,
 )
+from pyg_sar.compiled.installed import loops
 from pyg_sar.ddp.gradients import Gradients
 from pyg_sar.ddp.lazy_layers import LazyLayers
 from pyg_sar.ddp.same_model import check_same_model
@@ -121,6 +122,7 @@ class DistributedDataParallel(torch.nn.Module):
         set_debug(debug)
         if return_memory:
             return_freed_memory()
+        loops()  # what they take is there before training
         _send_from_rank_0([*module.parameters(), *module.buffers()])
         self.module = module
         self._bucket_bytes = bucket_cap_mb * _MIB

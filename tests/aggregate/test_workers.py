@@ -49,7 +49,7 @@ def _sums() -> tuple[torch.Tensor, torch.Tensor]:
     values = torch.randn(3000, 4, 8, generator=generator)
     weight = torch.rand(300_000, 4, generator=generator)
     out = add_weighted_sums(torch.empty_like(values), values, bags, weight, replace=True)
-    return out, edge_dots(out, values, bags)
+    return out, edge_dots(torch.empty_like(weight), out, values, bags)
 
 
 def test_the_same_bits_on_any_number_of_threads(num_threads: int) -> None:
