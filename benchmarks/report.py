@@ -23,6 +23,7 @@ import torch
 from measured_training import num_cores
 
 import pyg_sar
+from pyg_sar.compiled.installed import loops
 
 Row = dict[str, Any]
 
@@ -207,15 +208,20 @@ def environment() -> Row:
         'torch': torch.__version__,
         'torch_geometric': version('torch_geometric'),
         'pyg_sar': pyg_sar.__version__,
+        'numba': version('numba') if loops() else None,
+        'preloaded': [Path(library).name for library in os.environ.get('LD_PRELOAD', '').split()],
         'load_at_start': os.getloadavg()[0],
     }
 
 
 def _environment_line(report: dict[str, Any]) -> str:
     e = report['environment']
+    others = [f'numba {e["numba"]}'] if e.get('numba') else []
+    others += [f'{library} preloaded' for library in e.get('preloaded', ())]
+    others += ['gloo on loopback']
     return (
         f'{e["cores"]} cores ({e["machine"]}), {e["memory_gib"]} GiB, {e["system"]}, {e["libc"]}, '
         f'Python {e["python"]}, torch {e["torch"]}, torch_geometric {e["torch_geometric"]}, '
-        f'gloo on loopback. Load of the last minute: {e["load_at_start"]:.1f} before, '
+        f'{", ".join(others)}. Load of the last minute: {e["load_at_start"]:.1f} before, '
         f'{e["load_at_end"]:.1f} at the end (the benchmark included). Form: {report["size"]}.'
     )

@@ -18,7 +18,7 @@ sys.path.insert(0, str(HERE.parent))
 from cached_graphs import ARXIV, TINY, cut  # noqa: E402
 from machine_limits import Run, Stream, seconds_of  # noqa: E402
 from plots import bars, panels, save  # noqa: E402
-from registry import JOBS, Job, Work, directions, kernels  # noqa: E402
+from registry import JOBS, Job, Work, kernels  # noqa: E402
 from report import Benchmark, Row, ratios, show, summary, table  # noqa: E402
 
 import pyg_sar  # noqa: E402
@@ -48,7 +48,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         for parts in args.parts
         for name, job in JOBS.items()
         if job.kernel in found
-        for direction in directions(job)
+        for direction in job.directions
         for features in args.features
         for threads in args.threads
     ]

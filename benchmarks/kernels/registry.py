@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType
@@ -20,6 +20,7 @@ from torch import Tensor
 
 import pyg_sar.kernels
 from pyg_sar.shard.bags import Bags, make_bags
+from pyg_sar.shard.plan import Block
 
 HEADS = 4
 
@@ -88,19 +89,21 @@ class Job:
         kernel: The function of :mod:`pyg_sar.kernels` that does it.
         ours: Makes the call to it.
         peers: Makes the same of others, by name; the first is what ratios are against.
-        has_weight: Whether a weight for every edge and head moves as well.
-        is_transposed: Whether it is measured in both directions.
+        num_weights: Numbers of every edge and head that move as well.
+        num_rows: How often every row of the result's side moves: written, and read.
+        directions: In which it is measured.
     """
 
     kernel: str
     ours: Callable[[Work, Callable[..., Tensor]], Run]
     peers: dict[str, Callable[[Work], Run]]
-    has_weight: bool = False
-    is_transposed: bool = True
+    num_weights: int = 0
+    num_rows: int = 1
+    directions: tuple[str, ...] = ('forward', 'transposed')
 
     def num_bytes(self, work: Work) -> int:
-        weights = HEADS if self.has_weight else 0
-        return gather_bytes(work.rows.numel(), work.num_rows, work.num_features, weights)
+        weights, num_rows = HEADS * self.num_weights, self.num_rows * work.num_rows
+        return gather_bytes(work.rows.numel(), num_rows, work.num_features, weights)
 
 
 def _sum_by_index_add(work: Work) -> Run:
@@ -169,6 +172,25 @@ def _ours_dots(work: Work, kernel: Callable[..., Tensor]) -> Run:
     return lambda: kernel(torch.empty_like(work.weight), left, right, bags)
 
 
+def _both_by_gather(work: Work) -> Run:
+    sums, dots = _heads_by_index_add(work), _dots_by_gather(work)
+    return lambda: (sums(), dots())
+
+
+def _ours_both(work: Work, kernel: Callable[..., None]) -> Run:
+    grad, rows, weight = work.heads(work.values), work.left, work.weight
+    edges = torch.stack([work.rows, work.cols])  # transposed, so columns ascend
+    block = Block(0, work.num_rows, work.num_cols, 0, slice(0, edges.size(1)), edges)
+
+    def run() -> tuple[Tensor, Tensor]:
+        out = work.heads(torch.empty(work.num_rows, work.num_features))
+        dots = torch.empty_like(weight)
+        kernel(out, dots, grad, rows, block, weight)
+        return out.flatten(1), dots
+
+    return run
+
+
 _SUM_PEERS = {'index_add': _sum_by_index_add, 'sparse.mm CSR': _sum_by_csr}
 
 JOBS = {
@@ -178,14 +200,22 @@ JOBS = {
         'add_weighted_sums',
         _ours_heads,
         {'index_add': _heads_by_index_add, 'sparse.mm CSR': _heads_by_csr},
-        has_weight=True,
+        num_weights=1,
     ),
     f'gradient of the weights, {HEADS} heads': Job(
         'edge_dots',
         _ours_dots,
         {'gather, multiply': _dots_by_gather},
-        has_weight=True,
-        is_transposed=False,
+        num_weights=1,
+        directions=('forward',),
+    ),
+    f'both gradients, {HEADS} heads': Job(
+        'weighted_sums_and_dots',
+        _ours_both,
+        {'index_add; gather, multiply': _both_by_gather},
+        num_weights=2,
+        num_rows=2,
+        directions=('transposed',),
     ),
 }
 
@@ -200,9 +230,3 @@ def kernels() -> dict[str, Callable[..., Tensor]]:
             if is_own and not name.startswith('_'):
                 found[name] = value
     return found
-
-
-def directions(job: Job) -> Iterator[str]:
-    yield 'forward'
-    if job.is_transposed:
-        yield 'transposed'
