@@ -15,8 +15,9 @@ def loops() -> ModuleType | None:
     """:mod:`pyg_sar.compiled.loops`, or None without numba.
 
     Also None where numba may not compile (its variable ``NUMBA_DISABLE_JIT``) or does not fit the
-    numpy that is installed; a warning tells of the latter. The first call imports numba and starts
-    its compiler, which takes half a second and 120 MiB.
+    numpy that is installed; a warning tells of the latter. The first call imports numba and makes
+    the loops for float32, which takes a second and 100 MiB, and some seconds where it is the first
+    on this machine.
     """
     if os.environ.get('NUMBA_DISABLE_JIT', '0') not in ('', '0'):
         return None
@@ -30,6 +31,10 @@ def loops() -> ModuleType | None:
     del numba
     from pyg_sar.compiled import loops
 
-    nothing = np.empty(0, np.float32)
-    loops.read_rows(nothing, nothing, np.empty(0, np.int64), 1)  # starts the compiler
+    rows, index, ptr = np.empty(0, np.float32), np.empty(0, np.int64), np.zeros(1, np.int32)
+    loops.read_rows(rows, rows, index, 1)
+    loops.add_rows(rows, index, rows, 1)
+    edges = ptr, ptr[:0], index, ptr[:0]
+    loops.sums_and_dots(rows, None, None, rows, *edges, rows, 1, 1, 0, 0, True)
+    loops.sums_and_dots(rows, rows, rows, rows, *edges, rows, 1, 1, 0, 0, True)
     return loops

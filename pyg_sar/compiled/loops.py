@@ -1,7 +1,7 @@
 """One loop over bags of edges for sums with a weight for every head, for dots, or for both.
 
-What is None is left out when the loop is compiled. Arrays are flat: rows of ``heads * channels``
-numbers, weights and dots of `heads`.
+`out` or `dots` that are None are left out when the loop is compiled. Arrays are flat: rows of
+``heads * channels`` numbers, weights and dots of `heads`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def sums_and_dots(
     | ``out[r, h] += weight[e, h] * values[columns[k], h]``
     | ``dots[e, h] = <own[r, h], values[columns[k], h]>``
 
-    Without `keys` r is b, without `perm` e is k. Every row of `values` is read once.
+    Where `keys` is empty r is b, where `perm` is empty e is k. Every row of `values` is read once.
 
     Returns:
         Whether all columns were rows of `values`; it stops at the first that is not.
@@ -52,10 +52,7 @@ def sums_and_dots(
     ahead = max(_U(2), min(_AHEAD_BYTES // (width * _U(values.itemsize)), _U(32)))
     last = _U(ptr[_U(end)])
     for bag in range(_U(start), _U(end)):
-        row = bag
-        if keys is not None:
-            row = _U(keys[bag])
-        row *= width
+        row = (_U(keys[bag]) if keys.size else bag) * width
         if out is not None and replace:
             for c in range(width):
                 out[row + c] = 0
@@ -65,7 +62,7 @@ def sums_and_dots(
                 place = _U(columns[later]) * width
                 for c in range(_U(0), width, line):
                     prefetch(values, place + c)
-                if perm is not None:
+                if perm.size:
                     place = _U(perm[later]) * heads
                     if out is not None:
                         prefetch(weight, place)
@@ -74,9 +71,7 @@ def sums_and_dots(
             source = _U(columns[k])
             if source >= num_rows:
                 return False
-            edge = k
-            if perm is not None:
-                edge = _U(perm[k])
+            edge = _U(perm[k]) if perm.size else k
             for h in range(heads):
                 to, of = row + h * channels, source * width + h * channels
                 if dots is not None:

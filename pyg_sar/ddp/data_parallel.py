@@ -122,7 +122,7 @@ class DistributedDataParallel(torch.nn.Module):
         set_debug(debug)
         if return_memory:
             return_freed_memory()
-        loops()  # what they take is there before training
+        loops()  # compiled before training, not while another rank waits
         _send_from_rank_0([*module.parameters(), *module.buffers()])
         self.module = module
         self._bucket_bytes = bucket_cap_mb * _MIB

@@ -51,7 +51,9 @@ def run_loop(
     """
     module, (heads, channels) = loops(), values.shape[1:]
     assert module is not None
-    arrays = (out, dots, own, values, bags.ptr, bags.columns, bags.keys, bags.perm, weight)
+    keys = bags.ptr.new_empty(0, dtype=torch.int64) if bags.keys is None else bags.keys
+    perm = bags.columns[:0] if bags.perm is None else bags.perm
+    arrays = (out, dots, own, values, bags.ptr, bags.columns, keys, perm, weight)
     loop = partial(module.sums_and_dots, *map(_flat, arrays), heads, channels)
 
     def run(start: int, end: int, first: int, last: int) -> None:
