@@ -10,6 +10,8 @@ torch_geometric, which makes tensors.
 glibc raises its threshold for separate mappings, up to 32 MiB, whenever a large block is freed.
 From then on tensors of that size come from the heap, whose holes stay with the process: on an
 arxiv-size graph cut into 8 parts a rank held twice the memory that its tensors need (measured).
+An allocator that keeps large blocks with little waste, such as tcmalloc, has neither trouble; it
+must be preloaded (docs/speed.md).
 """
 
 from __future__ import annotations
