@@ -14,27 +14,25 @@ import numpy as np
 def loops() -> ModuleType | None:
     """:mod:`pyg_sar.compiled.loops`, or None without numba.
 
-    Also None where numba may not compile (its variable ``NUMBA_DISABLE_JIT``) or does not fit the
-    numpy that is installed; a warning tells of the latter. The first call imports numba and makes
-    the loops for float32, which takes a second and 100 MiB, and some seconds where it is the first
-    on this machine.
+    Also None where numba may not compile (its variable ``NUMBA_DISABLE_JIT``) or cannot, such as
+    one that does not fit the numpy that is installed; a warning tells of the latter. The first call
+    makes the loops for float32, which takes a second and 100 MiB, and some seconds where it is the
+    first on this machine.
     """
     if os.environ.get('NUMBA_DISABLE_JIT', '0') not in ('', '0'):
         return None
     try:
-        import numba
-    except ModuleNotFoundError:
-        return None
-    except Exception as error:
-        warnings.warn(f'numba is not used: its import failed ({error})', stacklevel=2)
-        return None
-    del numba
-    from pyg_sar.compiled import loops
+        from pyg_sar.compiled import loops
 
-    rows, index, ptr = np.empty(0, np.float32), np.empty(0, np.int64), np.zeros(1, np.int32)
-    loops.read_rows(rows, rows, index, 1)
-    loops.add_rows(rows, index, rows, 1)
-    edges = ptr, ptr[:0], index, ptr[:0]
-    loops.sums_and_dots(rows, None, None, rows, *edges, rows, 1, 1, 0, 0, True)
-    loops.sums_and_dots(rows, rows, rows, rows, *edges, rows, 1, 1, 0, 0, True)
+        rows, index, ptr = np.empty(0, np.float32), np.empty(0, np.int64), np.zeros(1, np.int32)
+        loops.read_rows(rows, rows, index, 1)
+        loops.add_rows(rows, index, rows, 1)
+        edges = ptr, ptr[:0], index, ptr[:0]
+        loops.sums_and_dots(rows, None, None, rows, *edges, rows, 1, 1, 0, 0, True)
+        loops.sums_and_dots(rows, rows, rows, rows, *edges, rows, 1, 1, 0, 0, True)
+    except Exception as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name in ('llvmlite', 'numba')
+        if not is_missing:
+            warnings.warn(f'numba is installed but not used ({error})', stacklevel=2)
+        return None
     return loops

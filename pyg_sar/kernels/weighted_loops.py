@@ -44,17 +44,20 @@ def run_loop(
         weight: ``[num_edges, H]`` in edge order.
         own: ``[num_rows, H, C]``.
         dots: ``[num_edges, H]`` in edge order, contiguous.
-        replace: Whether sums replace what `out` holds, but for rows without a bag.
+        replace: Whether sums replace what `out` holds; rows without a bag become zero.
 
     Raises:
         IndexError: If a column is no row of `values`.
     """
     module, (heads, channels) = loops(), values.shape[1:]
     assert module is not None
+    if out is not None and replace and bags.keys is not None:
+        out.zero_()
     keys = bags.ptr.new_empty(0, dtype=torch.int64) if bags.keys is None else bags.keys
     perm = bags.columns[:0] if bags.perm is None else bags.perm
-    arrays = (out, dots, own, values, bags.ptr, bags.columns, keys, perm, weight)
-    loop = partial(module.sums_and_dots, *map(_flat, arrays), heads, channels)
+    written = (None if t is None else t.view(-1).numpy() for t in (out, dots))  # never a copy
+    read = map(_flat, (own, values, bags.ptr, bags.columns, keys, perm, weight))
+    loop = partial(module.sums_and_dots, *written, *read, heads, channels)
 
     def run(start: int, end: int, first: int, last: int) -> None:
         if not loop(start, end, replace):

@@ -77,8 +77,6 @@ def add_weighted_sums(
         `out`.
     """
     if has_loop(values) and out.is_contiguous():
-        if replace and bags.keys is not None:
-            out.zero_()
         run_loop(values, bags, out=out, weight=weight, replace=replace)
         return out
     heads, channels = values.shape[1:]
@@ -140,8 +138,6 @@ def weighted_sums_and_dots(
         weight: ``[num_edges, H]`` in edge order.
     """
     if has_loop(grad) and out.is_contiguous():
-        if block.by_src.keys is not None:
-            out.zero_()
         run_loop(grad, block.by_src, out=out, weight=weight, own=rows, dots=dots, replace=True)
         return
     edge_dots(dots, grad, rows, block.by_dst)

@@ -51,7 +51,8 @@ def rows_at(values: Tensor, index: Tensor) -> Tensor:
 
 def add_rows_at(target: Tensor, index: Tensor, rows: Tensor) -> None:
     """``target.index_add_(0, index, rows)``, without a gradient."""
-    if _fit_loop(target, index) and rows.dtype == target.dtype:
+    is_alike = rows.dtype == target.dtype and rows.shape == (*index.shape, *target.shape[1:])
+    if is_alike and _fit_loop(target, index):
         _run_loop('add_rows', target, index, rows, width=target[:1].numel())
         return
     pair = _PAIRS.get(target.dtype)
@@ -80,10 +81,11 @@ def write_rows_at(target: Tensor, index: Tensor, rows: Tensor) -> None:
 
 def _fit_loop(values: Tensor, index: Tensor) -> bool:
     """Whether these are narrow rows that compiled loops take."""
+    width = values[:1].numel()
     return (
         values.device.type == 'cpu'
         and values.dtype in _LOOP_DTYPES
-        and values.element_size() < values[:1].numel() * values.element_size() <= _NARROW_BYTES
+        and 1 < width <= _NARROW_BYTES // values.element_size()
         and values.is_contiguous()
         and index.dim() == 1
         and loops() is not None

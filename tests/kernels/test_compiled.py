@@ -73,6 +73,18 @@ def test_narrow_rows(kind, dtype, width):
     assert torch.equal(found, want)
 
 
+def test_rows_that_do_not_fit_are_refused():
+    for rows in (torch.ones(2, 4), torch.ones(3, 5)):
+        with pytest.raises((IndexError, RuntimeError, ValueError)):
+            add_rows_at(torch.zeros(5, 4), torch.tensor([0, 4, 1]), rows)
+
+
+def test_dots_are_never_written_to_a_copy():
+    dots = torch.zeros(2, 6).t()
+    with pytest.raises(RuntimeError, match='view'):
+        edge_dots(dots, torch.ones(4, 2, 4), torch.ones(3, 2, 4), _bags())
+
+
 def test_rows_as_they_come():
     """Strided, with a gradient, in inference mode, of more dimensions, none at all."""
     values, index = torch.randn(4, 9).t(), torch.tensor([8, 0, 0])
