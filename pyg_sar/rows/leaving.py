@@ -1,0 +1,56 @@
+"""The two ways out: the own rows as a plain tensor, and all rows in the order of the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm import in_call
+from pyg_sar.rows.over_ranks import fetched
+from pyg_sar.rows.rows import Rows, plain, plainly
+
+
+def local(x: Any) -> Any:
+    """The plain tensor of this rank's own rows, on purpose; anything else as it is.
+
+    What is computed from it is of this rank alone.
+
+    For the ids of the own nodes, and a count of this rank::
+
+        ids = pyg_sar.local(data.n_id)
+        print(len(ids), 'of', data.num_nodes)
+
+    Args:
+        x: Rows ``[num_total, ...]``, or any value.
+
+    Returns:
+        ``[num_own, ...]`` in the order of the rank, with its history.
+    """
+    return plain(x)
+
+
+@in_call('gather')
+def gather(x: Any) -> Any:
+    """All rows in the order of the whole graph, as a plain tensor on every rank.
+
+    For what needs all rows in one place, such as NumPy, scikit-learn or a metric::
+
+        scores = pyg_sar.gather(out).softmax(dim=-1).numpy(force=True)
+
+    Collective: every rank calls it, one all-to-all in forward and one in backward. Every rank then
+    holds all rows.
+
+    Args:
+        x: Rows ``[num_total, ...]``; a plain tensor is given back as it is.
+
+    Returns:
+        ``[num_total, ...]``, with its history.
+    """
+    if not isinstance(x, Rows):
+        return x
+    with plainly():
+        ids = torch.arange(x._space.total, device=x.device)
+        out: Tensor = fetched(x, ids)
+        return out.movedim(0, x._dim)

@@ -1,0 +1,88 @@
+"""Own rows with those of all ranks: sums, extrema, and rows by their place in the whole.
+
+What these give is plain and equal on all ranks. Backward adds up what the losses of the ranks make
+of it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm import agree, all_gather_alike, all_reduce_sum, world_size
+from pyg_sar.over_all_nodes.reduced_rows import sum_with_history
+from pyg_sar.over_all_nodes.rows import rows as rows_by_id
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse
+from pyg_sar.rows.space import Space
+
+
+def sum_of_ranks(local: Tensor) -> Tensor:
+    """Sums a tensor of one shape over the ranks; booleans are counted (collective)."""
+    if local.dtype == torch.bool:
+        local = local.long()
+    if world_size() == 1:
+        return local
+    if local.is_complex():
+        return torch.view_as_complex(sum_of_ranks(torch.view_as_real(local).contiguous()))
+    if not local.is_floating_point():
+        return all_reduce_sum(local.clone(memory_format=torch.contiguous_format))
+    return sum_with_history(local.reshape(-1)).view(local.shape)
+
+
+def largest_of_ranks(values: Tensor, dims: list[int], *, keepdim: bool, least: bool) -> Tensor:
+    """The largest numbers along dimensions, or the least; equal ones share a gradient evenly.
+
+    Collective: an all-gather; with a gradient two all-reduces.
+    """
+    part = _largest_here(values.detach(), dims, least=least)
+    top = part
+    if world_size() > 1:
+        of_ranks = all_gather_alike(part.long() if part.dtype == torch.bool else part)
+        top = (of_ranks.amin(0) if least else of_ranks.amax(0)).to(part.dtype)
+    if values.is_floating_point() and torch.is_grad_enabled():
+        is_top = values.detach() == top
+        share = sum_of_ranks(is_top.sum(dims, keepdim=True)).clamp(min=1)
+        total = sum_of_ranks(torch.where(is_top, values, 0).sum(dims, keepdim=True)) / share
+        if total.requires_grad:
+            top = top + (total - total.detach()).nan_to_num(0.0, 0.0, 0.0)
+    return top if keepdim else top.squeeze(dims)
+
+
+def _largest_here(values: Tensor, dims: list[int], *, least: bool) -> Tensor:
+    if values.numel():
+        return values.amin(dims, keepdim=True) if least else values.amax(dims, keepdim=True)
+    shape = [1 if i in dims else size for i, size in enumerate(values.shape)]
+    if values.dtype == torch.bool:
+        return torch.full(shape, least, device=values.device)
+    if values.is_floating_point():
+        worst: float = math.inf if least else -math.inf
+    else:
+        limits = torch.iinfo(values.dtype)
+        worst = limits.max if least else limits.min
+    return values.new_full(shape, worst)
+
+
+def fetched(rows: Rows, ids: Tensor) -> Tensor:
+    """Rows by their place in the whole; `ids` may differ from rank to rank.
+
+    From int64 of any shape to ``[*ids.shape, ...]`` (collective, see :func:`pyg_sar.rows`).
+    """
+    space = rows._space
+    if not space.has_ids():
+        refuse('indexing', f'by numbers is not known where the rows lie ({space!r})')
+    with plainly():
+        x = plain(rows).movedim(rows._dim, 0)
+        ids = torch.where(ids < 0, ids + space.total, ids)
+        if world_size() == 1:
+            return x[space.places(ids)]
+        if x.dtype == torch.bool or not (x.is_floating_point() or x.is_complex()):
+            x = x.detach()
+        return rows_by_id(x, ids, space.ids(x.device))
+
+
+def are_own(ids: Tensor, space: Space) -> bool:
+    """Whether every rank is asked for rows of its own only (collective)."""
+    with plainly():
+        return all(agree(bool((space.places(ids) >= 0).all())))

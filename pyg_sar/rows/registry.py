@@ -1,0 +1,97 @@
+"""Which rule a function of torch has on rows. What has none is refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""``rule(func, args, kwargs)`` computes what `func` is of the whole graph."""
+
+_by_name: dict[str, Rule] = {}
+_of_attribute: dict[str, Rule] = {}
+_by_function: dict[Any, Rule] = {}
+
+
+def rule(names: str) -> Callable[[Rule], Rule]:
+    """Enters a rule for functions of torch by their names, without underscores around them.
+
+    ``add`` stands for ``torch.add``, ``Tensor.add_``, ``+``, ``+=`` and their reversed forms.
+    """
+
+    def enter(given: Rule) -> Rule:
+        for name in names.split():
+            assert name not in _by_name, f'two rules for {name}'
+            _by_name[name] = given
+        return given
+
+    return enter
+
+
+def of_attribute(names: str) -> Callable[[Rule], Rule]:
+    """Enters a rule for attributes that are read: ``x.shape``, ``x.T``."""
+
+    def enter(given: Rule) -> Rule:
+        for name in names.split():
+            assert name not in _of_attribute, f'two rules for {name}'
+            _of_attribute[name] = given
+        return given
+
+    return enter
+
+
+def rule_of(func: Any) -> Rule:
+    """The rule of a function of torch; the one that refuses if there is none."""
+    found = _by_function.get(func)
+    if found is None:
+        found = _by_function[func] = _find(func)
+    return found
+
+
+def name_of(func: Any) -> str:
+    """What a function is called in messages and rules; of an attribute its name."""
+    name = getattr(func, '__name__', str(func))
+    if name in ('__get__', '__set__', '__delete__'):
+        name = func.__self__.__name__
+    return str(name)
+
+
+def bare(name: str) -> str:
+    """A name without the underscores of methods in place and of operators."""
+    return name.strip('_')
+
+
+def _find(func: Any) -> Rule:
+    name, kind = name_of(func), getattr(func, '__name__', '')
+    if kind == '__get__':
+        return _of_attribute.get(name, _by_name['attribute_read'])
+    if kind in ('__set__', '__delete__'):
+        return _by_name['attribute_set']
+    if getattr(func, '__module__', '') == 'torch.nn.init':
+        return _by_name['unknown']
+    for each in _forms(name):
+        if each in _by_name:
+            return _by_name[each]
+    return _by_name['pointwise' if is_pointwise(name) else 'unknown']
+
+
+def _forms(name: str) -> list[str]:
+    """A name as it is, without underscores, and of an operator without ``r`` or ``i`` in front."""
+    forms = [name, bare(name)]
+    if name.startswith('__') and name.endswith('__') and bare(name)[:1] in ('r', 'i'):
+        forms.append(bare(name)[1:])
+    return forms
+
+
+@cache
+def is_pointwise(name: str) -> bool:
+    """Whether torch itself says that a function of this name works number by number."""
+    for each in _forms(name)[1:]:
+        packet = getattr(torch.ops.aten, each, None)
+        if packet is not None and each != 'equal':
+            tags = (getattr(packet, overload).tags for overload in packet.overloads())
+            return any(torch.Tag.pointwise in each for each in tags)
+    return False

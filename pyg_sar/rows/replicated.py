@@ -1,0 +1,103 @@
+"""Plain tensors, which are equal on all ranks: what keeps them so where they meet rows.
+
+A rank's gradient of a plain tensor that meets rows is the share of its own rows. Parameters of a
+:class:`pyg_sar.DistributedDataParallel` are averaged at the end of the backward. Of any other plain
+tensor the shares are added up on their way back, so that the gradient is equal on all ranks, too.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from pyg_sar.comm import all_reduce_sum, are_alike, communicates, once_differentiable, rank
+from pyg_sar.comm import world_size as num_ranks
+
+_checked = WeakTensorKeyDictionary()
+
+
+def met(tensor: Tensor) -> Tensor:
+    """A plain tensor as it meets rows: the same numbers, and the whole gradient on every rank."""
+    if not tensor.requires_grad or num_ranks() == 1 or not torch.is_grad_enabled():
+        return tensor
+    if tensor.is_leaf and is_averaged(tensor):
+        return tensor
+    out: Tensor = _Met.apply(tensor)  # type: ignore[no-untyped-call]
+    return out
+
+
+def is_averaged(leaf: Tensor) -> bool:
+    """Whether a wrapper averages the gradient of a leaf at the end of a backward."""
+    return any(getattr(hook, 'averages', False) for hook in (leaf._backward_hooks or {}).values())
+
+
+@communicates
+class _Met(torch.autograd.Function):
+    """The mean over the ranks of the gradients, as each is that of the sum of all ranks' losses."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        total = grads[0].clone(memory_format=torch.contiguous_format)
+        all_reduce_sum(torch.view_as_real(total) if total.is_complex() else total)
+        return total / num_ranks()
+
+
+def check_whole(func: Any, tensor: Tensor) -> None:
+    """Raises a ValueError if a plain tensor with the rows of the whole differs between the ranks.
+
+    Collective: an all-reduce of one number, once for a tensor that is not written to.
+    """
+    if num_ranks() == 1:
+        return
+    version = 0 if tensor.is_inference() else tensor._version
+    if _checked.get(tensor) == version:  # type: ignore[no-untyped-call]
+        return
+    values = tensor.detach().cpu().contiguous().view(-1)
+    digest = zlib.crc32(values.view(torch.uint8).numpy()) if values.numel() else 0
+    if not are_alike(f'a plain tensor {tuple(tensor.shape)} that meets rows: {digest}', True)[0]:
+        name = getattr(func, '__name__', str(func))
+        raise ValueError(
+            f"'{name}' of rows and a plain tensor of shape {tuple(tensor.shape)}, which differs "
+            'between the ranks: a plain tensor is one of the whole graph, equal on all ranks; draw '
+            'it with one seed on all of them'
+        )
+    _checked[tensor] = version
+
+
+@contextmanager
+def own_draws(device: torch.device) -> Iterator[None]:
+    """Random numbers of own rows, which leave the generator as it is on all other ranks.
+
+    Every rank takes one number of torch's generator of `device`, and draws by a seed made of it and
+    its rank. So what is drawn later for the whole graph is equal on all ranks.
+    """
+    if num_ranks() == 1:
+        yield
+        return
+    generator = _generator(device)
+    seed = int(torch.randint(2**62, (), device=device, generator=generator))
+    state = generator.get_state()
+    generator.manual_seed((seed + 0x9E3779B97F4A7C15 * (rank() + 1)) % 2**63)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    if device.type == 'cuda':
+        torch.cuda.init()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return torch.cuda.default_generators[index]
+    return torch.default_generator

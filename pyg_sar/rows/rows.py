@@ -1,0 +1,109 @@
+"""``Rows``: a tensor that knows whose rows it holds.
+
+A rank holds the rows of its own nodes and edges. What is computed over them by a plain tensor is
+right for one rank and wrong for the graph. So the rows of a shard are of a class of their own, as
+the edge_index is. It shows the shape of the whole. Every function of torch has a rule
+(:mod:`pyg_sar.rows.registry`): it works row by row, and runs on the own rows; or over the rows, and
+runs over all ranks, and what it gives is a plain tensor, equal on all ranks; or it is refused.
+
+A plain tensor is equal on all ranks. Where it meets rows it broadcasts, or it has as many rows as
+the whole, in the order of the whole: then the own ones are taken from it.
+
+Gradients are those of the sum of the ranks' losses, as everywhere in this package, and a loss made
+of rows is equal on all ranks; so what a user sees of them is divided by the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from pyg_sar.rows.registry import name_of, rule_of
+from pyg_sar.rows.space import Space
+
+plainly = torch._C.DisableTorchFunctionSubclass
+"""While it lasts, rows are plain tensors of the own rows."""
+
+
+class Rows(Tensor):
+    """Own rows of a space, in one dimension; see the module.
+
+    Made by :func:`pyg_sar.load_shard` and by convs on a cut graph. :func:`pyg_sar.local` gives the
+    plain tensor of the own rows, :func:`pyg_sar.gather` all rows in the order of the whole graph.
+    """
+
+    _dim: int
+    _space: Space
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return rule_of(func)(func, args, kwargs or {})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if not self.is_leaf:
+            raise RuntimeError(
+                'Only Tensors created explicitly by the user (graph leaves) support the deepcopy '
+                'protocol at the moment'
+            )
+        with plainly():
+            out = self.detach().clone().requires_grad_(self.requires_grad)
+            if self.grad is not None:
+                out.grad = self.grad.clone()
+        memo[id(self)] = made = tag(out, self._dim, self._space)
+        return made
+
+    def __reduce_ex__(self, proto: Any) -> Any:
+        raise TypeError(
+            "rows of this rank cannot be pickled or saved as the whole graph's: save "
+            'pyg_sar.gather(x), or each rank its own by pyg_sar.save_rows'
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        with plainly():
+            return f'Rows({self._space!r}, dim={self._dim}, own={self.as_subclass(Tensor)!r})'
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.unbind(0))
+
+
+def tag(tensor: Tensor, dim: int, space: Space) -> Any:
+    """Says of a new plain tensor whose rows it has in dimension `dim`; gives the same object."""
+    if type(tensor) is Tensor:
+        tensor.__class__ = Rows
+    elif type(tensor) is not Rows:
+        tensor = tensor.as_subclass(Rows)
+    tensor._dim, tensor._space = dim, space  # type: ignore[attr-defined]
+    return tensor
+
+
+def plain(value: Any) -> Any:
+    """The plain tensor of the own rows, if it is one of rows."""
+    if isinstance(value, Rows):
+        with plainly():
+            return value.as_subclass(Tensor)
+    return value
+
+
+def in_nested(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same tuples, lists and dicts with other leaves."""
+    if isinstance(value, tuple):
+        items = [in_nested(each, change) for each in value]
+        return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
+    if isinstance(value, list):
+        return [in_nested(each, change) for each in value]
+    if isinstance(value, dict):
+        return {key: in_nested(each, change) for key, each in value.items()}
+    return change(value)
+
+
+def refuse(func: Any, why: str = 'would see the rows of this rank alone') -> NoReturn:
+    """Raises a ValueError that names a function and says what to do instead."""
+    name = func if isinstance(func, str) else name_of(func)
+    raise ValueError(
+        f"'{name.strip('_')}' of rows that are spread over the ranks {why}: pyg_sar.gather(x) has "
+        'all rows in the order of the whole graph, pyg_sar.local(x) is the plain tensor of the own '
+        'rows'
+    )

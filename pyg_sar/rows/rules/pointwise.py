@@ -1,0 +1,73 @@
+"""Functions that work number by number, or row by row whatever the dimension of the rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyg_sar.rows.align import align, as_rows
+from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.replicated import own_draws
+from pyg_sar.rows.rows import Rows, plainly, refuse
+
+_DRAWS = frozenset(
+    [
+        'rand_like',
+        'randn_like',
+        'randint_like',
+        'bernoulli',
+        'normal',
+        'uniform',
+        'exponential',
+        'random',
+        'geometric',
+        'cauchy',
+        'log_normal',
+        'poisson',
+        'dropout',
+        'alpha_dropout',
+        'rrelu',
+        'native_dropout',
+        'binomial',
+        'rrelu_with_noise',
+    ]
+)
+"""Functions that draw random numbers."""
+
+
+@rule(
+    # What torch does not tag as pointwise.
+    'pointwise broadcast_tensors normal to cpu cuda clone detach contiguous float double half '
+    'bfloat16 long int bool short char byte type_as zeros_like ones_like empty_like full_like '
+    'rand_like randn_like randint_like bernoulli uniform exponential random zero fill copy poisson '
+    'dropout alpha_dropout relu leaky_relu elu gelu silu selu celu relu6 softplus softsign '
+    'hardtanh logsigmoid tanhshrink hardshrink softshrink threshold rrelu mish hardswish '
+    'hardsigmoid where masked_fill bucketize isin isclose native_dropout pin_memory positive '
+    'truediv floordiv mod and or xor invert lshift rshift neg pos abs eq ne lt le gt ge pow add '
+    'sub mul rsub rdiv radd rmul rpow div true_divide nan_to_num resolve_conj resolve_neg '
+    'polygamma conj view_as_complex_ conj_physical geometric cauchy log_normal binomial '
+    'cfloat cdouble chalf float_power divmod rdivmod '
+)
+def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
+    """Runs on the own rows."""
+    name = name_of(func)
+    if is_in_place(name) and not isinstance(args[0], Rows):
+        refuse(func, 'into a plain tensor would make it another one on every rank')
+    if kwargs.get('out') is not None:
+        refuse(func, "with 'out' is not known to be right")
+    args, kwargs, right, space = align(func, args, kwargs)
+    with plainly():
+        if bare(name) in _DRAWS:
+            with own_draws(_device(args)):
+                return as_rows(func(*args, **kwargs), right, space)
+        return as_rows(func(*args, **kwargs), right, space)
+
+
+def is_in_place(name: str) -> bool:
+    """Whether a function writes to its first argument."""
+    if name.startswith('__'):
+        return name.startswith('__i') and name != '__invert__'
+    return name.endswith('_')
+
+
+def _device(args: Any) -> Any:
+    return next(each.device for each in args if isinstance(each, Rows))

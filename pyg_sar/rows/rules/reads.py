@@ -1,0 +1,183 @@
+"""What is read of rows without computing: shapes are those of the whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm import world_size
+from pyg_sar.rows.align import argument, dim_of, whole_shape
+from pyg_sar.rows.registry import of_attribute, rule
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+
+
+@rule(
+    'is_floating_point is_complex element_size get_device is_contiguous dim ndimension retain_grad '
+    'type hash is_pinned is_inference is_signed is_conj is_neg is_same_size requires_grad_ '
+    'is_distributed result_type can_cast dir is_shared '
+)
+def _read(func: Any, args: Any, kwargs: Any) -> Any:
+    with plainly():
+        return func(*args, **kwargs)
+
+
+@rule('format')
+def _format(func: Any, args: Any, kwargs: Any) -> Any:
+    if args[1:] not in ((), ('',)):
+        refuse(func)
+    return repr(args[0])
+
+
+@rule('attribute_read')
+def _attribute(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of one that is a tensor (``data``, ``real``) the rows are where they were."""
+    rows = args[0]
+    with plainly():
+        out = func(*args, **kwargs)
+        if isinstance(out, Tensor):
+            if out.dim() != rows.dim():
+                refuse(func)
+            return tag(out, rows._dim, rows._space)
+    return out
+
+
+@rule('attribute_set')
+def _set(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of rows only what has the same rows is set: their data or their gradient."""
+    to, *rest = args
+    with plainly():
+        if rest and isinstance(rest[0], Tensor):
+            value = rest[0]
+            if isinstance(to, Rows) != isinstance(value, Rows):
+                refuse(func, 'is another thing than a plain tensor')
+            if isinstance(to, Rows) and (to._dim, to._space) != (value._dim, value._space):
+                refuse(func, 'takes rows of the same space')
+            if func.__self__.__name__ == 'grad' and value is not None:
+                value = value * world_size()
+            return func(to, value)
+        return func(*args, **kwargs)
+
+
+@of_attribute('shape')
+def _shape(func: Any, args: Any, kwargs: Any) -> Any:
+    return torch.Size(whole_shape(args[0]))
+
+
+@of_attribute('grad')
+def _grad(func: Any, args: Any, kwargs: Any) -> Any:
+    """A leaf's is divided where it arrives; that of other rows is as autograd has it."""
+    rows = args[0]
+    with plainly():
+        grad = func(rows)
+        if grad is None:
+            return None
+        whole = grad if rows.is_leaf else grad / world_size()
+    return tag(plain(whole), rows._dim, rows._space)
+
+
+@of_attribute('T H mT mH')
+def _turned(func: Any, args: Any, kwargs: Any) -> Any:
+    rows, num_dims = args[0], dim_of(args[0])
+    with plainly():
+        out = func(rows)
+    last_two = {num_dims - 1: num_dims - 2, num_dims - 2: num_dims - 1}
+    whole = func.__self__.__name__ in ('T', 'H')
+    dim = num_dims - 1 - rows._dim if whole else last_two.get(rows._dim, rows._dim)
+    return tag(plain(out), dim, rows._space)
+
+
+@of_attribute('nbytes')
+def _nbytes(func: Any, args: Any, kwargs: Any) -> Any:
+    return math.prod(whole_shape(args[0])) * args[0].element_size()
+
+
+@rule('size len numel nelement')
+def _size(func: Any, args: Any, kwargs: Any) -> Any:
+    shape, name = whole_shape(args[0]), func.__name__.strip('_')
+    if name in ('numel', 'nelement'):
+        return math.prod(shape)
+    if name == 'len':
+        return shape[0]
+    dim = argument(args, kwargs, 1, 'dim')
+    return torch.Size(shape) if dim is None else shape[dim]
+
+
+@rule('stride storage_offset')
+def _strides(func: Any, args: Any, kwargs: Any) -> Any:
+    refuse(func, 'is that of the memory of this rank')
+
+
+@rule('backward')
+def _backward(func: Any, args: Any, kwargs: Any) -> Any:
+    """``out.backward(gradient)``: what every rank starts with is its own rows' share."""
+    rows = args[0]
+    gradient = argument(args, kwargs, 1, 'gradient')
+    if not isinstance(rows, Rows):
+        refuse(func, 'starts from a plain tensor')
+    if gradient is None:
+        refuse(func, 'needs a gradient with one row each')
+    if not isinstance(gradient, Rows):
+        from pyg_sar.rows.align import own_rows
+
+        gradient = tag(own_rows(func, gradient, rows._dim, rows._space), rows._dim, rows._space)
+    elif not rows._space.is_same(gradient._space):
+        refuse(func, 'takes a gradient of the same rows')
+    with plainly():
+        rest = {k: v for k, v in kwargs.items() if k != 'gradient'}
+        return plain(rows).backward(plain(gradient) * world_size(), *args[2:], **rest)
+
+
+@rule('register_hook')
+def _hook(func: Any, args: Any, kwargs: Any) -> Any:
+    """A user's hook gets rows of the gradient as one process has it."""
+    rows, hook = args
+    dim, space = rows._dim, rows._space
+    with plainly():
+        if getattr(hook, 'averages', None) is not None or _is_ours(hook):
+            return func(rows, hook)
+
+        def of_rows(grad: Tensor) -> Tensor | None:
+            out = hook(tag(grad / world_size(), dim, space))
+            return None if out is None else plain(out) * world_size()
+
+        return func(rows, of_rows)
+
+
+def _is_ours(hook: Any) -> bool:
+    modules = (getattr(each, '__module__', '') or '' for each in (hook, type(hook)))
+    return any(each.startswith('pyg_sar.') for each in modules)
+
+
+@rule('grad')
+def _autograd_grad(func: Any, args: Any, kwargs: Any) -> Any:
+    """``torch.autograd.grad`` of a loss by rows."""
+    inputs = argument(args, kwargs, 1, 'inputs')
+    many = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+    outputs = argument(args, kwargs, 0, 'outputs')
+    for each in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
+        if isinstance(each, Rows):
+            refuse(func, 'starts from a plain tensor')
+    with plainly():
+        grads = func(*args, **kwargs)
+        return tuple(
+            tag(plain(grad / world_size()), each._dim, each._space)
+            if isinstance(each, Rows) and grad is not None
+            else grad
+            for grad, each in zip(grads, many, strict=True)
+        )
+
+
+@rule('unknown')
+def _unknown(func: Any, args: Any, kwargs: Any) -> Any:
+    refuse(func, 'is not known to be right')
+
+
+@rule(
+    'item tolist numpy array array_wrap __bool__ __float__ __int__ __index__ __complex__ __contains__ '
+    'dlpack to_dlpack'
+)
+def _one_number(func: Any, args: Any, kwargs: Any) -> Any:
+    refuse(func)

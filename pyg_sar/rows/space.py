@@ -1,0 +1,162 @@
+"""Whose rows a tensor holds: the nodes of a type, the edges of a relation, or a selection of them.
+
+A rank has some of the rows of a space, in an order of its own. Where the ids of its rows are known,
+a plain tensor with the rows of the whole graph can be met by them: the own rows are taken from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm import agree, all_reduce_sum, world_size
+
+_MAX_SELECTIONS = 8
+
+
+class Space:
+    """The rows of all ranks, of which this one has `own`.
+
+    Attributes:
+        own: Number of own rows.
+        what: What the rows are, for messages: ``'nodes'``, ``"edges of 'cites'"`` ...
+        parent: Of a selection the space that it was selected from.
+        mask: Of a selection, which own rows of `parent` it has, bool ``[parent.own]``.
+    """
+
+    def __init__(
+        self,
+        own: int,
+        *,
+        what: str,
+        ids: Tensor | None = None,
+        total: int | None = None,
+        parent: Space | None = None,
+        mask: Tensor | None = None,
+    ) -> None:
+        self.own, self.what, self.parent, self.mask = own, what, parent, mask
+        self._ids, self._total = ids, total
+        self._selections: list[tuple[Tensor, int, Space]] = []
+        self._multiples: dict[int, Space] = {}
+        self._alike: dict[int, tuple[Space, bool]] = {}
+        self._order: Tensor | None = None
+
+    @property
+    def total(self) -> int:
+        """Number of rows of all ranks (collective at the first time, if it is not known yet)."""
+        if self._total is None:
+            self._total = _sum_of_ranks(self.own)
+        return self._total
+
+    @property
+    def known_total(self) -> int | None:
+        """The same number, if it is known without asking the other ranks."""
+        return self._total
+
+    def has_ids(self) -> bool:
+        """Whether it is known which rows of the whole the own ones are."""
+        return self._ids is not None or (self.parent is not None and self.parent.has_ids())
+
+    def ids(self, device: torch.device) -> Tensor:
+        """Which rows of the whole the own ones are, int64 ``[own]``.
+
+        Of a selection they are places among all that are selected, in the order of the whole; they
+        are found at the first time (collective: one all-reduce of a number per row of the parent).
+        """
+        if self._ids is None:
+            assert self.parent is not None
+            assert self.mask is not None
+            of_parent = self.parent.ids(self.mask.device)[self.mask]
+            is_in = torch.zeros(self.parent.total, dtype=torch.int64, device=of_parent.device)
+            is_in[of_parent] = 1
+            if world_size() > 1:
+                all_reduce_sum(is_in)
+            self._ids = (is_in.cumsum(0) - 1)[of_parent]
+        if self._ids.device != device:
+            self._ids = self._ids.to(device)
+        return self._ids
+
+    def places(self, ids: Tensor) -> Tensor:
+        """Where rows of the whole are among the own ones, -1 for those of other ranks."""
+        if self._order is None or self._order.device != ids.device:
+            own = self.ids(ids.device)
+            order = torch.full((self.total,), -1, dtype=torch.int64, device=ids.device)
+            order[own] = torch.arange(self.own, device=ids.device)
+            self._order = order
+        return self._order[ids]
+
+    def times(self, count: int) -> Space:
+        """Every row `count` times, one after another."""
+        if count not in self._multiples:
+            ids = None
+            if self.has_ids():
+                own = self.ids(self._device())
+                steps = torch.arange(count, device=own.device)
+                ids = (own.unsqueeze(1) * count + steps).view(-1)
+            total = None if self._total is None else self._total * count
+            made = Space(self.own * count, what=self.what, ids=ids, total=total)
+            self._multiples[count] = made
+        return self._multiples[count]
+
+    def selected(self, mask: Tensor) -> Space:
+        """The rows that a mask of own rows selects; equal for the same mask, not written to since.
+
+        Ranks run one program, so they find the same mask again or all do not.
+        """
+        version = 0 if mask.is_inference() else mask._version
+        for known, then, space in self._selections:
+            if known is mask and then == version:
+                return space
+        space = Space(
+            int(mask.sum()), what=f'selected {self.what}', parent=self, mask=mask.detach()
+        )
+        self._selections.append((mask, version, space))
+        del self._selections[:-_MAX_SELECTIONS]
+        return space
+
+    def is_same(self, other: Space) -> bool:
+        """Whether both hold the same rows in the same order, on all ranks.
+
+        Collective where two selections or lists of ids have to be compared; the answer is kept.
+        """
+        if self is other:
+            return True
+        known = self._alike.get(id(other))
+        if known is None or known[0] is not other:
+            answer = all(agree(self._is_alike_here(other)))
+            known = self._alike[id(other)] = other, answer
+        return known[1]
+
+    def _is_alike_here(self, other: Space) -> bool:
+        if self.own != other.own:
+            return False
+        if self.parent is not None and self.parent is other.parent:
+            assert self.mask is not None
+            assert other.mask is not None
+            return torch.equal(self.mask, other.mask.to(self.mask.device))
+        if self._ids is None or other._ids is None:
+            return False
+        return (
+            self.what == other.what
+            and self._total == other._total
+            and torch.equal(self._ids, other._ids.to(self._ids.device))
+        )
+
+    def _device(self) -> torch.device:
+        known = self._ids if self._ids is not None else self.mask
+        return torch.device('cpu') if known is None else known.device
+
+    def __deepcopy__(self, memo: Any) -> Space:
+        return self
+
+    def __repr__(self) -> str:
+        total = '?' if self._total is None else self._total
+        return f'{self.own} of {total} {self.what}'
+
+
+def _sum_of_ranks(number: int) -> int:
+    if world_size() == 1:
+        return number
+    return int(all_reduce_sum(torch.tensor([number])))
