@@ -1,0 +1,142 @@
+"""Other shapes of the same numbers, or of repeated ones: all sizes are those of the whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.rows.align import align, argument, as_rows, dim_of, from_right, whole_shape
+from pyg_sar.rows.registry import name_of, rule
+from pyg_sar.rows.reshaped import reshaped, sizes_in
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+
+
+@rule('view reshape view_as reshape_as flatten unflatten ravel')
+def _reshape(func: Any, args: Any, kwargs: Any) -> Any:
+    name = name_of(func)
+    rows = args[0] if args else kwargs.get('input')
+    dtype = argument(args, kwargs, 1, 'dtype')
+    if isinstance(dtype, torch.dtype):
+        return _of_dtype(func, rows, dtype)
+    sizes = _sizes(name, rows, args, kwargs)
+    if not isinstance(rows, Rows):  # plain.view_as(rows)
+        with plainly():
+            return rows.view(sizes) if name == 'view_as' else rows.reshape(sizes)
+    shape, dim, space = reshaped(func, rows, sizes)
+    with plainly():
+        own = plain(rows)
+        out = own.view(shape) if name in ('view', 'view_as') else own.reshape(shape)
+        return tag(plain(out), dim, space)
+
+
+def _sizes(name: str, rows: Tensor, args: Any, kwargs: Any) -> list[Any]:
+    shape = whole_shape(rows)
+    if name in ('view_as', 'reshape_as'):
+        return list(whole_shape(argument(args, kwargs, 1, 'other')))
+    if name == 'ravel':
+        return [math.prod(shape)]
+    if name == 'flatten':
+        first = argument(args, kwargs, 1, 'start_dim', default=0)
+        last = argument(args, kwargs, 2, 'end_dim', default=-1)
+        first, last = (_wrapped(each, len(shape)) for each in (first, last))
+        if first > last:
+            raise RuntimeError('flatten() has invalid args: start_dim cannot come after end_dim')
+        return [*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]]
+    if name == 'unflatten':
+        dim = _wrapped(argument(args, kwargs, 1, 'dim'), len(shape))
+        parts = list(argument(args, kwargs, 2, 'sizes'))
+        rest = math.prod(each for each in parts if each != -1)
+        parts = [shape[dim] // max(rest, 1) if each == -1 else each for each in parts]
+        if math.prod(parts) != shape[dim]:
+            raise RuntimeError(f"unflatten: {parts} don't multiply up to {shape[dim]}")
+        return [*shape[:dim], *parts, *shape[dim + 1 :]]
+    return sizes_in(args[1:], kwargs, 'size', 'shape')
+
+
+def _wrapped(dim: int, num_dims: int) -> int:
+    if not -num_dims <= dim < num_dims:
+        raise IndexError(f'Dimension out of range (got {dim} of {num_dims})')
+    return dim % num_dims
+
+
+def _of_dtype(func: Any, rows: Rows, dtype: torch.dtype) -> Any:
+    """Numbers of another width are more or fewer in the last dimension."""
+    with plainly():
+        if rows._dim == rows.dim() - 1 and dtype.itemsize != rows.dtype.itemsize:
+            refuse(func, 'with numbers of another width would be other rows')
+        return tag(plain(rows).view(dtype), rows._dim, rows._space)
+
+
+@rule('view_as_real view_as_complex')
+def _of_pairs(func: Any, args: Any, kwargs: Any) -> Any:
+    rows = args[0]
+    if func is torch.view_as_complex and rows._dim == dim_of(rows) - 1:
+        refuse(func, 'needs all rows in one place')
+    with plainly():
+        return tag(func(*args, **kwargs), rows._dim, rows._space)
+
+
+@rule('expand broadcast_to expand_as')
+def _expand(func: Any, args: Any, kwargs: Any) -> Any:
+    x = args[0] if args else kwargs['input']
+    other = argument(args, kwargs, 1, 'other') if name_of(func) == 'expand_as' else None
+    if not isinstance(x, Rows):  # plain.expand_as(rows)
+        assert other is not None
+        (own, like), _, right, space = align(func, (x, other), {})
+        with plainly():
+            return as_rows(own.expand_as(like), right, space)
+    given = {key: value for key, value in kwargs.items() if key != 'implicit'}
+    sizes = sizes_in(args[1:], given, 'size') if other is None else whole_shape(other)
+    dim = len(sizes) - from_right(x)
+    if dim < 0:
+        raise RuntimeError(f"expand: {sizes} has fewer dimensions than the tensor's {dim_of(x)}")
+    if sizes[dim] not in (-1, x._space.total):
+        refuse(func, f'to {sizes[dim]} rows has no meaning ({x._space!r})')
+    if isinstance(other, Rows):
+        align(func, (x, other), {})  # of the same rows
+    with plainly():
+        sizes[dim] = x._space.own
+        return tag(plain(x).expand(sizes), dim, x._space)
+
+
+@rule('repeat tile')
+def _repeat(func: Any, args: Any, kwargs: Any) -> Any:
+    """All rows a second time after the first would be rows in another order."""
+    rows = args[0] if args else kwargs['input']
+    counts = sizes_in(args[1:], kwargs, 'repeats', 'dims')
+    num_dims = dim_of(rows)
+    if name_of(func) == 'tile':
+        counts = [1] * (num_dims - len(counts)) + counts
+    dim = len(counts) - from_right(rows)
+    if dim >= 0 and counts[dim] != 1:
+        refuse(func, 'along the rows would give them another order')
+    with plainly():
+        return tag(plain(rows).repeat(counts), dim, rows._space)
+
+
+@rule('repeat_interleave')
+def _repeat_interleave(func: Any, args: Any, kwargs: Any) -> Any:
+    rows = args[0] if args else kwargs.get('input')
+    count = argument(args, kwargs, 1, 'repeats')
+    dim = argument(args, kwargs, 2, 'dim')
+    if not isinstance(rows, Rows) or isinstance(count, Rows):
+        refuse(func, 'by numbers of rows is not known to be right')
+    if dim is None:
+        rows, dim = rows.reshape(-1), 0
+    if dim % dim_of(rows) != rows._dim:
+        with plainly():
+            out = torch.repeat_interleave(plain(rows), count, dim)
+            return tag(out, rows._dim, rows._space)
+    if not isinstance(count, int):
+        refuse(func, 'along the rows takes one number for all of them')
+    with plainly():
+        out = torch.repeat_interleave(plain(rows), count, dim)
+        return tag(out, rows._dim, rows._space.times(count))
+
+
+@rule('as_strided as_strided_ resize resize_as set')
+def _of_memory(func: Any, args: Any, kwargs: Any) -> Any:
+    refuse(func, 'is that of the memory of this rank')
