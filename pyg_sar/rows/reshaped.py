@@ -29,15 +29,14 @@ def reshaped(func: Any, rows: Rows, sizes: Sequence[Any]) -> Reshaped:
     old, space = whole_shape(rows), rows._space
     new = inferred(sizes, old)
     base = space.base or space
-    before = math.prod(old[: rows._dim])
+    # As many numbers of every row of `base` lie in the rows as in what takes them up.
     per_base = space.count * math.prod(old[rows._dim + 1 :])
     fits: list[tuple[bool, int, int, int]] = []
     for dim, size in enumerate(new):
         after = math.prod(new[dim + 1 :])
         is_known = after or base.total  # else nothing is in the rows, and there are none
         count = (per_base // after if after else size // base.total) if is_known else space.count
-        is_there = math.prod(new[:dim]) == before and size == base.total * count
-        if is_there and count * after == per_base:
+        if size == base.total * count and count * after == per_base:
             fits.append((count != space.count, count, abs(dim - rows._dim), dim))
     if not fits:
         refuse(func, f'from {old} to {new} would split rows, or mix them with what is before them')

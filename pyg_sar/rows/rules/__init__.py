@@ -1,3 +1,3 @@
 """What every function of torch is on rows, one file per family; see pyg_sar.rows.registry."""
 
-from pyg_sar.rows.rules import new, places, pointwise, products, reads, reduce, shapes
+from pyg_sar.rows.rules import dimensions, new, pointwise, products, reads, reduce, shapes
