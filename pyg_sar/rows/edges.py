@@ -21,12 +21,50 @@ from pyg_sar.rows.space import Space
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
 
-_KEEPS_EDGES = frozenset(['to', 'cpu', 'cuda', 'clone', 'detach', 'contiguous', 'pin_memory', 'long', 'type_as'])
+_KEEPS_EDGES = frozenset(
+    ['to', 'cpu', 'cuda', 'clone', 'detach', 'contiguous', 'pin_memory', 'long', 'type_as']
+)
 _KEEPS_IDS = _KEEPS_EDGES | frozenset(
-    ['view', 'reshape', 'unsqueeze', 'squeeze', 'expand', 'expand_as', 'view_as', 'flatten', '__getitem__', 'index_select', 'narrow', 'masked_select', 'broadcast_to', 'movedim', 'transpose', 't']
+    [
+        'view',
+        'reshape',
+        'unsqueeze',
+        'squeeze',
+        'expand',
+        'expand_as',
+        'view_as',
+        'flatten',
+        '__getitem__',
+        'index_select',
+        'narrow',
+        'masked_select',
+        'broadcast_to',
+        'movedim',
+        'transpose',
+        't',
+    ]
 )
 _READS = frozenset(
-    ['size', 'len', 'numel', 'nelement', 'dim', 'ndimension', 'is_floating_point', 'is_complex', 'get_device', 'is_contiguous', 'element_size', 'is_pinned', 'type', 'hash', 'repr', 'format', 'requires_grad_', 'is_same_size']
+    [
+        'size',
+        'len',
+        'numel',
+        'nelement',
+        'dim',
+        'ndimension',
+        'is_floating_point',
+        'is_complex',
+        'get_device',
+        'is_contiguous',
+        'element_size',
+        'is_pinned',
+        'type',
+        'hash',
+        'repr',
+        'format',
+        'requires_grad_',
+        'is_same_size',
+    ]
 )
 
 

@@ -53,6 +53,27 @@ class _Met(torch.autograd.Function):
         return total / num_ranks()
 
 
+class Divides:
+    """The hook of a leaf with rows: its gradient is that of one process."""
+
+    __torch_unserializable__ = True
+
+    def __call__(self, grad: Tensor) -> Tensor:
+        """Divides the gradient of the sum of the ranks' losses by their number."""
+        return grad / num_ranks()
+
+
+def is_divided(leaf: Tensor) -> bool:
+    """Whether it has that hook."""
+    return any(isinstance(hook, Divides) for hook in (leaf._backward_hooks or {}).values())
+
+
+def divide_gradient(leaf: Tensor) -> None:
+    """Gives it that hook, once."""
+    if leaf.requires_grad and leaf.is_leaf and not is_divided(leaf):
+        leaf.register_hook(Divides())  # type: ignore[no-untyped-call]
+
+
 def check_whole(func: Any, tensor: Tensor) -> None:
     """Raises a ValueError if a plain tensor with the rows of the whole differs between the ranks.
 

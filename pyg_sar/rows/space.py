@@ -25,6 +25,7 @@ class Space:
         parent: Of a selection the space that it was selected from.
         mask: Of a selection, which own rows of `parent` it has, bool ``[parent.own]``.
         neighbours: Of edges the nodes that they run between.
+        base: Of rows that are several times there, those that are once there.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Space:
         self.own, self.what, self.parent, self.mask = own, what, parent, mask
         self._ids, self._total = ids, total
         self.neighbours: tuple[Space, ...] = ()
+        self.base: Space | None = None
         self._selections: list[tuple[Tensor, int, Space]] = []
         self._multiples: dict[int, Space] = {}
         self._alike: dict[int, tuple[Space, bool]] = {}
@@ -101,6 +103,7 @@ class Space:
                 ids = (own.unsqueeze(1) * count + steps).view(-1)
             total = None if self._total is None else self._total * count
             made = Space(self.own * count, what=self.what, ids=ids, total=total)
+            made.base = self
             self._multiples[count] = made
         return self._multiples[count]
 

@@ -1,3 +1,13 @@
 """What every function of torch is on rows, one file per family; see pyg_sar.rows.registry."""
 
-from pyg_sar.rows.rules import assign, group, join, pointwise, reads, reduce, select
+from pyg_sar.rows.rules import (
+    assign,
+    group,
+    join,
+    pointwise,
+    products,
+    reads,
+    reduce,
+    select,
+    shapes,
+)
