@@ -1,9 +1,12 @@
 """What every function of torch is on rows, one file per family; see pyg_sar.rows.registry."""
 
 from pyg_sar.rows.rules import (
+    along,
     assign,
     group,
     join,
+    layers,
+    losses,
     pointwise,
     products,
     reads,

@@ -37,7 +37,8 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
         refuse(func, 'over the rows of all ranks is known for sums, means and extrema')
     keeps = bool(argument(args, kwargs, 5, 'include_self', default=True))
     in_place = name_of(func).endswith('_')
-    made = _Groups(func, out, dim, index, values, 'index' in name).reduced(way, keeps=keeps)
+    before = out.clone() if in_place else out  # what was there is kept for backward
+    made = _Groups(func, before, dim, index, values, 'index' in name).reduced(way, keeps=keeps)
     if not in_place:
         return made
     with plainly():
@@ -115,6 +116,8 @@ class _Groups:
             return whole.index_select(self.dim, space.ids(whole.device))
         places = _like(hint.places, self.index, self.dim)
         if hint.shard is None or hint.shard.world_size == 1:
+            if way == 'sum' and keeps:
+                return out.scatter_add(self.dim, places, self.values)
             return out.scatter_reduce(self.dim, places, self.values, way, include_self=keeps)
         return self._at_sources(out, places, way, keeps, hint.shard)
 

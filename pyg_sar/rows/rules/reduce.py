@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.rows.align import argument, as_rows, dim_of, dims_of
-from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
+from pyg_sar.rows.over_ranks import fetched, largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.rules.pointwise import pointwise
@@ -241,5 +241,18 @@ _OVER_ROWS = {
 }
 """Reductions over the rows of all ranks."""
 
-_OVER_ROWS_BY_PLACE: dict[str, Any] = {}
-"""Those that tell places in the whole; not there yet."""
+
+def _by_place(over: _Over) -> Any:
+    """What tells places, or sorts: of all rows in one place, which every rank holds for it."""
+    if over.is_of_all and over.values.dim() > 1:
+        refuse(over.func, 'of all numbers needs all rows in one place')
+    whole = fetched(over.rows, torch.arange(over.rows._space.total, device=over.values.device))
+    whole = whole.movedim(0, over.rows._dim)
+    args = [whole if each is over.rows else each for each in over.args]
+    kwargs = {k: whole if each is over.rows else each for k, each in over.kwargs.items()}
+    return over.func(*args, **kwargs)
+
+
+_PLACES = 'argmax argmin max min median nanmedian mode quantile nanquantile kthvalue prod'
+_OVER_ROWS_BY_PLACE = dict.fromkeys(_PLACES.split(), _by_place)
+"""Those that tell places in the whole, or need the order of all rows."""
