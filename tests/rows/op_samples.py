@@ -1,0 +1,118 @@
+"""What every function is run with: torch's own sample inputs, and which of them are rows."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from op_run import Case, Tagging
+from op_trees import tensors_of
+from torch import Tensor
+from torch.testing._internal.common_methods_invocations import op_db
+
+NUM_SAMPLES = 5
+NUM_RUNS = 30
+"""At most so many of a function."""
+
+_MOST_SAMPLES = 300
+_LARGEST = 4000  # numbers of a tensor
+_DTYPES = (torch.float64, torch.float32, torch.complex128, torch.int64, torch.bool, torch.float16)
+
+RANDOM = frozenset(
+    'bernoulli cauchy exponential geometric log_normal multinomial normal rand_like randint_like '
+    'randn_like uniform nn.functional.alpha_dropout nn.functional.dropout nn.functional.dropout2d '
+    'nn.functional.dropout3d nn.functional.feature_alpha_dropout nn.functional.rrelu '
+    'nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d pca_lowrank '
+    'svd_lowrank empty_like new_empty new_empty_strided nn.functional.multi_head_attention_forward '
+    'nn.functional.scaled_dot_product_attention gumbel_softmax dropout_ dropout1d '
+    'feature_dropout'.split()
+)
+"""Of what these give only the kind is compared; of attention where there is dropout."""
+
+
+def names_of_ops() -> list[str]:
+    """Every name of torch's op_db that a CPU has."""
+    return sorted({op.name for op in op_db if op.dtypes})
+
+
+def cases_of_op(name: str) -> list[Case]:
+    """A few sample inputs of a function of op_db, of all of its kinds."""
+    cases = []
+    for op in op_db:
+        if op.name != name or not op.dtypes:
+            continue
+        dtype = next((each for each in _DTYPES if each in op.dtypes), None)
+        if dtype is None:
+            continue
+        torch.manual_seed(0)
+        samples = list(islice(op.sample_inputs('cpu', dtype, requires_grad=False), _MOST_SAMPLES))
+        random.Random(zlib.crc32(name.encode())).shuffle(samples)
+        cases += [Case(op.op, (s.input, *s.args), dict(s.kwargs)) for s in samples]
+    return cases
+
+
+def is_random(name: str, case: Case) -> bool:
+    """Whether a call draws random numbers or gives what lies in memory."""
+    if name not in RANDOM:
+        return False
+    if 'attention' in name:
+        return _drops(case)
+    return True
+
+
+def _drops(case: Case) -> bool:
+    numbers = [case.kwargs.get('dropout_p', 0.0)]
+    if len(case.args) > 12:  # of multi_head_attention_forward
+        numbers = [case.args[10] if case.kwargs.get('training', True) else 0.0]
+    return any(isinstance(each, float) and each > 0 for each in numbers)
+
+
+def taggings(case: Case) -> Iterator[Tagging]:
+    """Which tensors are rows, and in which dimension: all that fit together, then each alone."""
+    tensors = tensors_of((case.args, case.kwargs))
+    seen = set()
+    for every in (True, False):
+        for i, tensor in enumerate(tensors[:4]):
+            for dim in range(tensor.dim()):
+                if tensor.size(dim) < 2:
+                    continue
+                tagging: Tagging = tuple(
+                    dim if k == i else (_fitting(other, tensor, dim) if every and k > i else None)
+                    for k, other in enumerate(tensors)
+                )
+                if tagging not in seen:
+                    seen.add(tagging)
+                    yield tagging
+
+
+def _fitting(other: Tensor, tensor: Tensor, dim: int) -> int | None:
+    """The dimension of as many rows, at the same place from the right or from the left."""
+    places = [other.dim() - tensor.dim() + dim, dim]
+    for place in places:
+        if 0 <= place < other.dim() and other.size(place) == tensor.size(dim):
+            return place
+    return None
+
+
+def is_usable(case: Case) -> bool:
+    """Whether a case has tensors that can be cut."""
+    tensors = tensors_of((case.args, case.kwargs))
+    return any(t.dim() > 0 and max(t.shape, default=0) > 1 for t in tensors) and all(
+        t.layout == torch.strided and t.numel() <= _LARGEST for t in tensors
+    )
+
+
+def described(case: Case, tagging: Tagging) -> str:
+    """A case in short, for messages."""
+    tensors = tensors_of((case.args, case.kwargs))
+    shapes = ' '.join(
+        f'{list(t.shape)}' + ('' if dim is None else f'@{dim}')
+        for t, dim in zip(tensors, tagging, strict=True)
+    )
+    rest: list[Any] = [a for a in case.args if not isinstance(a, Tensor)]
+    named = {k: v for k, v in case.kwargs.items() if not isinstance(v, Tensor)}
+    return f'{shapes} {rest} {named}'[:200]
