@@ -116,9 +116,10 @@ class Space:
         for known, then, space in self._selections:
             if known is mask and then == version:
                 return space
-        space = Space(
-            int(mask.sum()), what=f'selected {self.what}', parent=self, mask=mask.detach()
-        )
+        with torch._C.DisableTorchFunctionSubclass():  # it may be one of rows
+            own = mask.detach().as_subclass(Tensor)
+        what = f'selected {self.what}'
+        space = Space(int(own.sum()), what=what, parent=self, mask=own)
         space.neighbours = self.neighbours
         self._selections.append((mask, version, space))
         del self._selections[:-_MAX_SELECTIONS]

@@ -54,7 +54,7 @@ def on_rank(module: str, name: str, folder: str) -> dict[str, Any]:
     """The results of this rank, rows of nodes and edges gathered."""
     what = getattr(import_module(module), name)
     try:
-        data = pyg_sar.load_shard(folder)
+        data = pyg_sar.load_graph(folder)
         results = what(data, pyg_sar.DistributedDataParallel)
         return {path: _whole(leaf) for path, leaf in _leaves(results)}
     except Exception as failure:

@@ -140,7 +140,7 @@ def _moved(func: Any, args: Any, kwargs: Any) -> Any:
     """Dimensions that change their places: found by what they do with a small tensor."""
     rows = args[0]
     # Every dimension has a size of its own: that of the rows tells where they went.
-    probe = torch.empty(range(2, dim_of(rows) + 2), device='meta')
+    probe = torch.empty(tuple(range(2, dim_of(rows) + 2)), device='meta')
     moved = func(probe, *args[1:], **kwargs)
     with plainly():
         out = func(*args, **kwargs)
