@@ -125,8 +125,10 @@ def _own_of_plain(value: Tensor, known: list[Space], what: str) -> Tensor:
     from pyg_sar.rows.align import own_rows
 
     size = value.size(0)
-    fitting = [space for space in known if space.total == size and space.own != size]
-    if len(fitting) == 1 and (value.dim() > 1 or not value.requires_grad):
+    fitting = [space for space in known if space.total == size]
+    if fitting and (value.dim() > 1 or not value.requires_grad):
+        if len(fitting) > 1:
+            refuse(what, f'and a plain tensor with {size} rows, which may be of {fitting}')
         return own_rows(what, value, 0, fitting[0])
     for space in known:
         if space.own == size != space.total and (value.dim() > 1 or size > 1):

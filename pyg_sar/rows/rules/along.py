@@ -97,10 +97,8 @@ def _dims(func: Any, name: str, args: Any, kwargs: Any, num_dims: int) -> list[i
         given = args[1:]
     if name == 'pairwise_distance':
         given = -1
-    if (
-        name == 'roll'
-        and given is None
-        or (name == 'take_along_dim' and argument(args, kwargs, 2, 'dim') is None)
+    if (name == 'roll' and given is None) or (
+        name == 'take_along_dim' and argument(args, kwargs, 2, 'dim') is None
     ):
         refuse(func, 'of all numbers as one')
     if name == 'take_along_dim':
