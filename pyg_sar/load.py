@@ -175,4 +175,5 @@ def load_graph(root: str | Path, *, verify: bool = True) -> Data | HeteroData:
         FileNotFoundError: See :func:`load_shard`.
         ValueError: See :func:`load_shard`.
     """
-    return as_rows_of_graph(load_shard(root, verify=verify))  # type: ignore[no-any-return]
+    graph: Data | HeteroData = as_rows_of_graph(load_shard(root, verify=verify))
+    return graph

@@ -111,7 +111,7 @@ class NodeIds(Rows):
         first = args[0] if args else None
         if isinstance(first, NodeIds):
             if _writes(name):
-                first.__class__ = Rows  # what it remembers is no longer so
+                first.__class__ = Rows  # type: ignore[assignment]  # what it remembers is no longer so
             elif name in _KEEPS_IDS or bare(name) in _KEEPS_EDGES:
                 return _moved(func, first, args, kwargs)
         if any(isinstance(each, EdgeIndex) for each in args):
@@ -159,7 +159,7 @@ class EdgeIndex(Rows):
 
     handle: ShardEdgeIndex
     ends: Ends
-    _values: Rows | None
+    _whole_ids: Rows | None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -197,12 +197,12 @@ class EdgeIndex(Rows):
         return rule_of(func)(func, *values)
 
     @property
-    def values(self) -> Rows:
+    def whole_ids(self) -> Rows:
         """The ids of the whole graph as ordinary rows."""
-        if self._values is None:
+        if self._whole_ids is None:
             rows = [plain(self._row(i)) for i in (0, 1)]
-            self._values = tag(torch.stack(rows), 1, self._space)
-        return self._values
+            self._whole_ids = tag(torch.stack(rows), 1, self._space)
+        return self._whole_ids
 
     def _row(self, row: int) -> Any:
         """Sources or destinations."""
@@ -220,20 +220,20 @@ class EdgeIndex(Rows):
         memo[id(self)] = made = edge_index(self.handle.clone(), self._space, self.ends)
         return made
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f'EdgeIndex({self._space!r})'
 
 
-def edge_index(handle: ShardEdgeIndex, space: Space, ends: Ends) -> EdgeIndex:
+def edge_index(handle: Any, space: Space, ends: Ends) -> EdgeIndex:
     """The edges of a handle, whose rows are those of `space`."""
     with plainly():
         out: Any = handle.as_subclass(Tensor).view(handle.shape).as_subclass(EdgeIndex)
-    out._dim, out._space, out.handle, out.ends, out._values = 1, space, handle, ends, None
-    return out  # type: ignore[no-any-return]
+    out._dim, out._space, out.handle, out.ends, out._whole_ids = 1, space, handle, ends, None
+    return out
 
 
 def _values_of(value: Any) -> Any:
-    return value.values if isinstance(value, EdgeIndex) else value
+    return value.whole_ids if isinstance(value, EdgeIndex) else value
 
 
 def _is_dim_0(dims: Any) -> bool:

@@ -85,7 +85,7 @@ def check_whole(func: Any, tensor: Tensor) -> None:
     if _checked.get(tensor) == version:  # type: ignore[no-untyped-call]
         return
     values = tensor.detach().cpu().contiguous().view(-1)
-    digest = zlib.crc32(values.view(torch.uint8).numpy()) if values.numel() else 0
+    digest = zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0
     if not are_alike(f'a plain tensor {tuple(tensor.shape)} that meets rows: {digest}', True)[0]:
         name = getattr(func, '__name__', str(func))
         raise ValueError(
@@ -118,7 +118,7 @@ def own_draws(device: torch.device) -> Iterator[None]:
 
 def _generator(device: torch.device) -> torch.Generator:
     if device.type == 'cuda':
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         index = torch.cuda.current_device() if device.index is None else device.index
         return torch.cuda.default_generators[index]
     return torch.default_generator

@@ -1,4 +1,4 @@
-"""Functions along one dimension: beside the rows they run here, over the rows some over all ranks."""
+"""Functions along one dimension: beside the rows they run here, over them over all ranks."""
 
 from __future__ import annotations
 

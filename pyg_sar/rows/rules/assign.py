@@ -27,15 +27,15 @@ def _setitem(func: Any, args: Any, kwargs: Any) -> None:
         return
     place, _ = item_of_rows(items, values._dim)
     at = items[place]
-    if not any(isinstance(each, Tensor) for each in items):
-        if isinstance(at, slice) and at == slice(None):
-            with plainly():
-                view = beside_rows(func, values, items, place)
-            if isinstance(new, Tensor):
-                view.copy_(new)
-            else:
-                view.fill_(new)
-            return
+    is_basic = not any(isinstance(each, Tensor) for each in items)
+    if is_basic and isinstance(at, slice) and at == slice(None):
+        with plainly():
+            view = beside_rows(func, values, items, place)
+        if isinstance(new, Tensor):
+            view.copy_(new)
+        else:
+            view.fill_(new)
+        return
     if any(isinstance(each, Tensor) for i, each in enumerate(items) if i != place):
         refuse(func, 'in two dimensions at once is not known to be right')
     _set_rows(func, values, items, place, new)

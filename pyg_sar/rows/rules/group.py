@@ -16,6 +16,7 @@ from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.pointwise import pointwise
+from pyg_sar.rows.space import Space
 
 _WAYS = {'add': 'sum', 'sum': 'sum', 'mean': 'mean', 'amax': 'amax', 'amin': 'amin', 'prod': 'prod'}
 
@@ -97,7 +98,7 @@ class _Groups:
         with plainly():
             made = self._reduced(way, keeps)
         if isinstance(self.out, Rows):
-            return tag(made, self.out._dim, self.out._space)  # type: ignore[no-any-return]
+            return tag(made, self.out._dim, self.out._space)
         return made
 
     def _reduced(self, way: str, keeps: bool) -> Tensor:

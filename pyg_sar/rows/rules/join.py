@@ -81,9 +81,10 @@ def _more_edges(func: Any, parts: list[Any], dim: int) -> Any:
     ends, flipped = first.ends, first.handle.is_flipped
     if dim != 1 or parts[0] is not first:
         return torch.cat(
-            [each.values if isinstance(each, EdgeIndex) else each for each in parts], dim
+            [each.whole_ids if isinstance(each, EdgeIndex) else each for each in parts], dim
         )
-    handles, spaces = [], []
+    handles: list[Any] = []
+    spaces: list[Space] = []
     for part in parts:
         if isinstance(part, EdgeIndex):
             if part.ends is not ends or part.handle.is_flipped != flipped:

@@ -119,10 +119,13 @@ def _of_items(place: Any) -> Any:
             refuse(func, 'takes rows of one space')
 
         def own(value: Any) -> Any:
-            if isinstance(value, Tensor) and not isinstance(value, Rows) and value.dim() > at:
-                if value.dim() == dim_of(first) and value.size(at) == space.total:
-                    if not value.requires_grad and space.has_ids():
-                        return own_rows(func, value, at, space)
+            if (
+                type(value) is Tensor
+                and value.dim() == dim_of(first)
+                and value.size(at) == space.total
+                and space.has_ids()
+            ):
+                return own_rows(func, value, at, space)
             return _as_met(value)
 
         with plainly(), own_draws(first.device):

@@ -73,9 +73,9 @@ def product(func: Any, letters: Any, operands: list[Tensor], compute: Any) -> An
         refuse(func, _ALL_PAIRS)
     letter = named.pop()
     space = rows[0]._space
-    for each in rows[1:]:
-        if not space.is_same(each._space):
-            refuse(func, f'of {space!r} and of {each._space!r} has no meaning')
+    for other in rows[1:]:
+        if not space.is_same(other._space):
+            refuse(func, f'of {space!r} and of {other._space!r} has no meaning')
     given = []
     for term, each in zip(terms, operands, strict=True):
         if isinstance(each, Rows):

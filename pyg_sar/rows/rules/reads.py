@@ -59,10 +59,11 @@ def _set(func: Any, args: Any, kwargs: Any) -> Any:
     to, *rest = args
     with plainly():
         if rest and isinstance(rest[0], Tensor):
-            value = rest[0]
+            value: Any = rest[0]
             if isinstance(to, Rows) != isinstance(value, Rows):
                 refuse(func, 'is another thing than a plain tensor')
-            if isinstance(to, Rows) and (to._dim, to._space) != (value._dim, value._space):
+            both = isinstance(to, Rows) and isinstance(value, Rows)
+            if both and (to._dim, to._space) != (value._dim, value._space):
                 refuse(func, 'takes rows of the same space')
             return func(to, value)
         func(*args, **kwargs)
@@ -188,8 +189,8 @@ def _unknown(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @rule(
-    'item tolist numpy array array_wrap __bool__ __float__ __int__ __index__ __complex__ __contains__ '
-    'dlpack to_dlpack'
+    'item tolist numpy array array_wrap __bool__ __float__ __int__ __index__ __complex__ '
+    '__contains__ dlpack to_dlpack'
 )
 def _one_number(func: Any, args: Any, kwargs: Any) -> Any:
     refuse(func)

@@ -156,7 +156,7 @@ def _amin(over: _Over) -> Tensor:
 
 
 def _aminmax(over: _Over) -> Any:
-    return torch.return_types.aminmax((_amin(over), _amax(over)))  # type: ignore[attr-defined]
+    return torch.return_types.aminmax((_amin(over), _amax(over)))
 
 
 def _moments(over: _Over) -> tuple[Tensor, Tensor]:

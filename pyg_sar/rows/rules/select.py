@@ -23,7 +23,7 @@ def _getitem(func: Any, args: Any, kwargs: Any) -> Any:
     items = as_items(index, dim_of(values))
     if not isinstance(values, Rows):
         return _of_plain(func, values, items)
-    place, dim = item_of_rows(items, values._dim)
+    place, _ = item_of_rows(items, values._dim)
     at = items[place]
     if isinstance(at, slice) and at == slice(None):
         return beside_rows(func, values, items, place)
@@ -61,6 +61,7 @@ def _is_flat(values: Any) -> bool:
 
 
 def dims_used(item: Any) -> int:
+    """How many dimensions an item of an index stands for."""
     if item is None or item is Ellipsis:
         return 0
     if isinstance(item, Tensor) and item.dtype == torch.bool:
@@ -84,9 +85,7 @@ def beside_rows(func: Any, values: Rows, items: list[Any], place: int) -> Any:
     tensors = [i for i, each in enumerate(items) if isinstance(each, Tensor)]
     if any(isinstance(items[i], Rows) for i in tensors):
         refuse(func, 'by rows in another dimension would pair every row with every row')
-    dim = sum(
-        1 for each in items[:place] if not (isinstance(each, int) or isinstance(each, Tensor))
-    )
+    dim = sum(not isinstance(each, (int, Tensor)) for each in items[:place])
     if tensors:
         wide = max(1 if items[i].dtype == torch.bool else items[i].dim() for i in tensors)
         is_run = tensors == list(range(tensors[0], tensors[-1] + 1))
@@ -132,6 +131,7 @@ def rows_at(func: Any, values: Rows, at: Any, dim: int) -> Any:
 
 
 def check_range(ids: Tensor, total: int) -> None:
+    """Raises an IndexError, as torch, for ids that no row of the whole has."""
     with plainly():
         if ids.numel() and not (-total <= int(ids.min()) and int(ids.max()) < total):
             raise IndexError(f'index out of range: expected ids from 0 to {total - 1}')
@@ -158,10 +158,10 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
     if isinstance(mask, Rows):
         if not space.is_same(mask._space):
             refuse(func, f'takes a mask of the same rows (got {mask._space!r} for {space!r})')
-        key, own = mask, plain(mask)
+        own, selected = plain(mask), space.selected(mask)
     else:
-        own = key = own_rows(func, mask, 0, space)
-    selected = space.selected(key)
+        own = own_rows(func, mask, 0, space)
+        selected = space.selected(own)
     with plainly():
         kept = plain(values)[(slice(None),) * dim + (own,)]
         return tag(kept, dim, selected)
@@ -170,7 +170,7 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
 def _by_rows(func: Any, values: Rows, ids: Rows, dim: int) -> Any:
     """Rows by ids that are rows themselves: ``x[edge_index[0]]``, ``x[parent]``."""
     with plainly():
-        x = plain(values).movedim(dim, 0)
+        x: Tensor = plain(values).movedim(dim, 0)
         if isinstance(ids, NodeIds) and ids.of is values._space:
             if ids.shard is not None:
                 x = with_halo(x, Exchange(ids.shard))
@@ -202,10 +202,7 @@ def _number_in_each_row(func: Any, values: Rows, items: list[Any], place: int) -
         refuse(func, 'by rows of different spaces')
     with plainly():
         own = torch.equal(plain(at), space.ids(at.device)) if at._space is space else False
-        if all(agree(own)):
-            picked = plain(values)
-        else:
-            picked = plain(_by_rows(func, values, at, 0))
+        picked = plain(values if all(agree(own)) else _by_rows(func, values, at, 0))
         count = torch.arange(picked.size(0), device=picked.device)
         return tag(picked[count, plain(other)], 0, at._space)
 
@@ -258,7 +255,8 @@ def _take(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('masked_select')
 def _masked_select(func: Any, args: Any, kwargs: Any) -> Any:
-    values, mask = torch.broadcast_tensors(args[0], argument(args, kwargs, 1, 'mask'))
+    pair = args[0], argument(args, kwargs, 1, 'mask')
+    values, mask = torch.broadcast_tensors(*pair)  # type: ignore[no-untyped-call]
     return values[mask]
 
 

@@ -1,4 +1,4 @@
-"""Shapes: dimensions are merged, split, moved and made; sizes that are given are those of the whole."""
+"""Dimensions are merged, split, moved and made; sizes that are given are those of the whole."""
 
 from __future__ import annotations
 
