@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Results, descend, mlp, weights
+from shared import Ddp, Results, descend, mlp, weights
 from torch import Tensor
 from torch.nn import BatchNorm1d, LayerNorm, Linear, Module, ModuleList
 from torch_geometric.data import Data
@@ -36,52 +36,6 @@ class EdgeMLP(Module):
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         row, col = edge_index
         return self.mlp(torch.cat([x[row], x[col], edge_attr], dim=-1))
-
-
-def edge_classification(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(EdgeMLP().double())
-
-    def loss_of() -> Tensor:
-        return F.cross_entropy(model(data.x, data.edge_index, data.edge_attr), data.edge_type)
-
-    losses = descend(loss_of, model)
-    pred = model(data.x, data.edge_index, data.edge_attr).argmax(-1)
-    acc = (pred == data.edge_type).sum().item() / data.edge_index.size(1)
-    return {'losses': losses, 'pred': pred, 'acc': acc, 'weights': weights(model)}
-
-
-def edge_regression_after_convs(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net(6, 8, 5)
-            self.out = Linear(10, 1)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            h = self.net(x, edge_index)
-            return self.out(torch.cat([h[edge_index[0]], h[edge_index[1]]], dim=1)).squeeze(1)
-
-    torch.manual_seed(0)
-    model = ddp(Model().double())
-    losses = descend(lambda: F.mse_loss(model(data.x, data.edge_index), data.edge_weight), model)
-    return {'losses': losses, 'weights': weights(model)}
-
-
-def edge_split_by_mask(data: Data, ddp: Ddp) -> Results:
-    """Some edges train, the others test; all are messages."""
-    torch.manual_seed(0)
-    model = ddp(EdgeMLP().double())
-    train = data.edge_weight > 0.5
-
-    def loss_of() -> Tensor:
-        out = model(data.x, data.edge_index, data.edge_attr)
-        return F.cross_entropy(out[train], data.edge_type[train])
-
-    losses = descend(loss_of, model)
-    out = model(data.x, data.edge_index, data.edge_attr)
-    acc = (out.argmax(-1) == data.edge_type)[~train].double().mean().item()
-    return {'losses': losses, 'acc': acc, 'train': int(train.sum())}
 
 
 class EdgeModel(Module):
