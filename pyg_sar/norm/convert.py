@@ -16,7 +16,9 @@ from torch_geometric.nn import norm
 from pyg_sar.comm import in_layer
 from pyg_sar.norm.running import OwnUpdates
 from pyg_sar.norm.whose_rows import edges_here, last_edges, normalized_a_batch
+from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.rows import Rows, in_nested, plain, tag
+from pyg_sar.rows.space import Space
 
 Norm = TypeVar('Norm', bound='GlobalNorm')
 
@@ -70,7 +72,8 @@ class GlobalNorm:
         """The norm; errors of lost ranks name it."""
         first = next((each for each in (*args, *kwargs.values()) if isinstance(each, Rows)), None)
         if first is not None:
-            args, kwargs = in_nested((args, kwargs), plain)
+            space = first._space
+            args, kwargs = in_nested((args, kwargs), lambda value: _own(value, space))
             return tag(self(*args, **kwargs), first._dim, first._space)
         call = super().__call__  # type: ignore[misc]
         if not self._path:
@@ -116,6 +119,13 @@ class GlobalNorm:
         """Makes a plain norm this one, and returns it: whoever holds it holds the global one."""
         module.__class__ = cls  # type: ignore[assignment]
         return module  # type: ignore[return-value]
+
+
+def _own(value: Any, space: Space) -> Any:
+    """Own rows, also of a plain tensor with a row for each of the whole, such as a batch vector."""
+    if type(value) is Tensor and value.dim() and value.size(0) == space.total:
+        return own_rows('norm', value, 0, space)
+    return plain(value)
 
 
 def global_form(module: torch.nn.Module) -> type[GlobalNorm] | None:

@@ -284,9 +284,12 @@ def _selected(edges: EdgeIndex, index: Any) -> Any:
 
             mask = own_rows('indexing', mask, 0, space)
         else:
-            return _listed(edges, mask)
-        handle = edges.handle[:, mask]
-    return edge_index(handle, space.selected(mask), edges.ends)
+            listed = mask
+            mask = None
+    if mask is None:
+        return _listed(edges, listed)
+    key = index if isinstance(index, Rows) else mask
+    return edge_index(edges.handle[:, mask], space.selected(key), edges.ends)
 
 
 def _listed(edges: EdgeIndex, ids: Tensor) -> EdgeIndex:

@@ -137,12 +137,6 @@ def random_features(data: Data, ddp: Ddp) -> Results:
 
 
 @by_order
-def noise_like_the_features(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(1)
-    return after_training(data, ddp, data.x + 0.1 * torch.randn_like(data.x))
-
-
-@by_order
 def shuffled_features(data: Data, ddp: Ddp) -> Results:
     torch.manual_seed(1)
     return after_training(data, ddp, data.x[torch.randperm(data.num_nodes)])

@@ -12,7 +12,7 @@ from pyg_sar.comm import agree
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, dims_of, found
 from pyg_sar.rows.over_ranks import fetched, largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.pointwise import pointwise
 
 _NEEDS_ALL = 'over the rows of all ranks needs all rows in one place'
@@ -70,9 +70,12 @@ def _along(func: Any, args: Any, kwargs: Any) -> Any:
     if rows._dim in dims:
         if name in ('gather', 'take_along_dim'):
             return _gathered(func, args, kwargs)
-        if name == 'topk':
-            return _top(args, kwargs)
-        refuse(func, _NEEDS_ALL)
+        if dim_of(rows) > 1 or len(found(args, kwargs)) > 1:
+            refuse(func, _NEEDS_ALL)
+        with plainly():  # a vector is gathered: what comes of it is plain
+            whole = fetched(rows, torch.arange(rows._space.total, device=rows.device))
+            args, kwargs = in_nested((args, kwargs), lambda each: whole if each is rows else each)
+            return func(*args, **kwargs)
     if name in ('gather', 'take_along_dim') and not isinstance(args[0], Rows):
         refuse(func, 'from a plain tensor: index it by rows')
     args, kwargs, right, space = align(func, args, kwargs)
@@ -115,16 +118,26 @@ def _gathered(func: Any, args: Any, kwargs: Any) -> Any:
     refuse(func, 'over the rows is not known to be right: use x[index]')
 
 
-def _top(args: Any, kwargs: Any) -> Any:
-    """The largest rows of all ranks, with their places in the whole."""
-    rows, k = args[0], argument(args, kwargs, 1, 'k')
-    largest = argument(args, kwargs, 3, 'largest', default=True)
-    if dim_of(rows) != 1:
-        refuse('topk', _NEEDS_ALL)
+@rule('bucketize searchsorted')
+def _bucketize(func: Any, args: Any, kwargs: Any) -> Any:
+    """Between bounds that are the same for all rows."""
+    name = name_of(func)
+    values, bounds = (0, 1) if name == 'bucketize' else (1, 0)
+    rows = args[values]
+    if not isinstance(rows, Rows) or isinstance(args[bounds], Rows) or dim_of(args[bounds]) != 1:
+        refuse(func, 'takes rows and one list of bounds')
     with plainly():
-        return fetched(rows, torch.arange(rows._space.total, device=rows.device)).topk(
-            k, 0, largest
-        )
+        return tag(func(*args, **kwargs), rows._dim, rows._space)
+
+
+@rule('pad')
+def _pad(func: Any, args: Any, kwargs: Any) -> Any:
+    """Beside the rows."""
+    rows, sizes = args[0], argument(args, kwargs, 1, 'pad')
+    if dim_of(rows) - 1 - rows._dim < len(sizes) // 2:
+        refuse(func, _NEEDS_ALL)
+    with plainly():
+        return tag(func(*args, **kwargs), rows._dim, rows._space)
 
 
 @rule('bincount')

@@ -201,6 +201,27 @@ def _like(places: Tensor, index: Tensor, dim: int) -> Tensor:
     return _wide(places, index, dim) if places.dim() == 1 and index.dim() > 1 else places
 
 
+def _added_up(func: Any, out: Tensor, args: Any, kwargs: Any) -> Tensor:
+    """``table.index_put_((y, pred), ones, accumulate=True)``: what all rows add to a plain table."""
+    index, values = argument(args, kwargs, 1, 'indices'), argument(args, kwargs, 2, 'values')
+    rows = found((*index, values))
+    space = rows[0]._space
+    if isinstance(out, Rows) or any(each._dim or dim_of(each) > 1 for each in rows):
+        refuse(func, 'with accumulate is known for vectors of rows into a plain tensor')
+
+    def own(value: Tensor) -> Tensor:
+        if isinstance(value, Rows):
+            if not space.is_same(value._space):
+                refuse(func, 'takes an index and values of the same rows')
+            return plain(value)  # type: ignore[no-any-return]
+        return own_rows(func, value, 0, space) if value.dim() else met(value)
+
+    with plainly():
+        zeros = torch.zeros_like(out, requires_grad=False)
+        made = zeros.index_put(tuple(own(each) for each in index), own(values), accumulate=True)
+        return out.add_(sum_of_ranks(made))
+
+
 def _put(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     """``index_put_``, ``index_copy_``, ``index_fill_``: as items are set."""
     out = args[0]
@@ -208,7 +229,7 @@ def _put(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         out = out.clone()
     if name == 'index_put':
         if argument(args, kwargs, 3, 'accumulate', default=False):
-            refuse(func, 'with accumulate is not known to be right: use index_add')
+            return _added_up(func, out, args, kwargs)
         out[tuple(argument(args, kwargs, 1, 'indices'))] = argument(args, kwargs, 2, 'values')
         return out
     dim = argument(args, kwargs, 1, 'dim') % dim_of(out)

@@ -14,12 +14,19 @@ from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.rules.pointwise import pointwise
 
-_DIM_PLACE = {'norm': 2, 'kthvalue': 2, 'quantile': 2, 'nanquantile': 2, 'linalg_vector_norm': 2}
+_DIM_PLACE = {
+    'norm': 2,
+    'kthvalue': 2,
+    'quantile': 2,
+    'nanquantile': 2,
+    'linalg_vector_norm': 2,
+    'linalg_norm': 2,
+}
 """Where the dimension stands among the arguments, if not second."""
 
 
 @rule(
-    'sum mean amax amin max min std var norm linalg_vector_norm any all nansum nanmean logsumexp '
+    'sum mean amax amin max min std var norm linalg_norm linalg_vector_norm any all nansum nanmean logsumexp '
     'count_nonzero argmax argmin median prod std_mean var_mean aminmax mode nanmedian quantile '
     'nanquantile kthvalue'
 )
@@ -188,9 +195,10 @@ def _std_mean(over: _Over) -> tuple[Tensor, Tensor]:
 
 
 def _norm(over: _Over) -> Tensor:
-    p = argument(over.args, over.kwargs, 1, 'p', 'ord', default=2)
-    p = 2 if p in (None, 'fro') else p
-    if not isinstance(p, (int, float)):
+    given = argument(over.args, over.kwargs, 1, 'p', 'ord')
+    p = 2 if given in (None, 'fro') else given
+    is_matrix = over.name == 'linalg_norm' and len(over.dims) == 2
+    if not isinstance(p, (int, float)) or (is_matrix and given not in (None, 'fro')):
         refuse(over.func, f'of kind {p!r} is not known to be right')
     if over.name == 'norm' and not over.is_of_all and len(over.dims) > 2 and p != 2:
         refuse(over.func, 'over more than two dimensions is not known to be right')
@@ -237,6 +245,7 @@ _OVER_ROWS = {
     'std_mean': _std_mean,
     'norm': _norm,
     'linalg_vector_norm': _norm,
+    'linalg_norm': _norm,
     'logsumexp': _logsumexp,
 }
 """Reductions over the rows of all ranks."""
