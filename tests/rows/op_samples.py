@@ -23,13 +23,38 @@ _LARGEST = 4000  # numbers of a tensor
 _DTYPES = (torch.float64, torch.float32, torch.complex128, torch.int64, torch.bool, torch.float16)
 
 RANDOM = frozenset(
-    'bernoulli cauchy exponential geometric log_normal multinomial normal rand_like randint_like '
-    'randn_like uniform nn.functional.alpha_dropout nn.functional.dropout nn.functional.dropout2d '
-    'nn.functional.dropout3d nn.functional.feature_alpha_dropout nn.functional.rrelu '
-    'nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d pca_lowrank '
-    'svd_lowrank empty_like new_empty new_empty_strided nn.functional.multi_head_attention_forward '
-    'nn.functional.scaled_dot_product_attention gumbel_softmax dropout_ dropout1d '
-    'feature_dropout'.split()
+    [
+        'bernoulli',
+        'cauchy',
+        'exponential',
+        'geometric',
+        'log_normal',
+        'multinomial',
+        'normal',
+        'rand_like',
+        'randint_like',
+        'randn_like',
+        'uniform',
+        'nn.functional.alpha_dropout',
+        'nn.functional.dropout',
+        'nn.functional.dropout2d',
+        'nn.functional.dropout3d',
+        'nn.functional.feature_alpha_dropout',
+        'nn.functional.rrelu',
+        'nn.functional.fractional_max_pool2d',
+        'nn.functional.fractional_max_pool3d',
+        'pca_lowrank',
+        'svd_lowrank',
+        'empty_like',
+        'new_empty',
+        'new_empty_strided',
+        'nn.functional.multi_head_attention_forward',
+        'nn.functional.scaled_dot_product_attention',
+        'gumbel_softmax',
+        'dropout_',
+        'dropout1d',
+        'feature_dropout',
+    ]
 )
 """Of what these give only the kind is compared; of attention where there is dropout."""
 

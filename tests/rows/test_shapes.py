@@ -52,6 +52,7 @@ ROWS = [
     Small('swapaxes', lambda x: torch.swapaxes(x, 0, 1).moveaxis([0, 1], [2, 0]), '[7,2,3]@0'),
     Small('t', lambda x: x.t(), '[7]@0'),
     Small('narrow', lambda x: x.narrow(1, 1, 2), '[7,4]@0'),
+    Small('select', lambda x: x.select(-1, 2) + torch.select(x, 1, 0), '[7,4]@0'),
     Small('narrow to all', lambda x: x.narrow(0, 0, 7), '[7,4]@0'),
     Small('chunk', lambda x: x.chunk(2, -1), '[7,4]@0'),
     Small('split', lambda x: x.split([1, 3], 1), '[7,4]@0'),
@@ -68,6 +69,11 @@ ROWS = [
     Small('new', lambda x: x.new_zeros(7, 2) + x.new_full((x.size(0), 1), 3), '[7,2]@0'),
 ]
 
+FETCHED = [
+    Small('narrow', lambda x: x.narrow(0, 1, 2) + x.narrow(0, -3, 2), '[7,2]@0'),
+    Small('select', lambda x: x.select(0, 4), '[7,2]@0'),
+]
+
 REFUSED = [
     Small('split rows', lambda x: x.view(2, 4, 3), '[8,3]@0'),
     Small('rows with what is before', lambda x: x.view(-1, 2), '[4,7,2]@1'),
@@ -77,7 +83,6 @@ REFUSED = [
     Small('repeat', lambda x: x.repeat(2, 1), '[7,2]@0'),
     Small('squeeze of one row', torch.squeeze, '[1,2]@0'),
     Small('squeeze the row', lambda x: x.squeeze(0), '[1,2]@0'),
-    Small('narrow', lambda x: x.narrow(0, 1, 2), '[7,2]@0'),
     Small('chunk', lambda x: x.chunk(2), '[7,2]@0'),
     Small('unbind', list, '[7,2]@0'),
     Small('unfold', lambda x: x.unfold(0, 2, 1), '[7,2]@0'),
@@ -89,10 +94,11 @@ REFUSED = [
 
 
 @pytest.mark.parametrize('has_empty', [False, True])
-def test_shapes_are_those_of_the_whole(has_empty: bool) -> None:
-    for small in ROWS:
+@pytest.mark.parametrize('has_rows', [True, False])
+def test_shapes_are_those_of_the_whole(has_rows: bool, has_empty: bool) -> None:
+    for small in ROWS if has_rows else FETCHED:
         made = verdict(small, has_empty=has_empty)
-        assert (made.status, made.has_rows) == ('right', True), (small.name, made.why)
+        assert (made.status, made.has_rows) == ('right', has_rows), (small.name, made.why)
 
 
 @pytest.mark.parametrize('small', REFUSED, ids=lambda small: small.name)

@@ -1,3 +1,18 @@
 """What every function of torch is on rows, one file per family; see pyg_sar.rows.registry."""
 
-from pyg_sar.rows.rules import dimensions, new, pointwise, products, reads, reduce, shapes
+from pyg_sar.rows.rules import (
+    along,
+    assign,
+    dimensions,
+    group,
+    join,
+    layers,
+    losses,
+    new,
+    pointwise,
+    products,
+    reads,
+    reduce,
+    select,
+    shapes,
+)

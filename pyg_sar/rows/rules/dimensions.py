@@ -86,12 +86,25 @@ def _narrow(func: Any, args: Any, kwargs: Any) -> Any:
     rows = args[0] if args else kwargs.get('input')
     dim = argument(args, kwargs, 1, 'dim') % dim_of(rows)
     start, length = argument(args, kwargs, 2, 'start'), argument(args, kwargs, 3, 'length')
-    is_all = dim == rows._dim and int(start) == 0 and length == rows._space.total
-    if dim == rows._dim and not is_all:
-        refuse(func, 'along the rows takes some from some ranks; x[start:end] is of all ranks')
+    if dim == rows._dim:
+        begin = int(start) + (rows._space.total if start < 0 else 0)
+        if not 0 <= begin <= begin + length <= rows._space.total:
+            raise RuntimeError(f'narrow: {length} rows from {start} on, of {rows._space.total}')
+        some = slice(None) if length == rows._space.total else slice(begin, begin + length)
+        return rows[(slice(None),) * dim + (some,)]
     with plainly():
-        length = rows._space.own if is_all else length
         return tag(func(plain(rows), dim, start, length), rows._dim, rows._space)
+
+
+@rule('select select_copy')
+def _select(func: Any, args: Any, kwargs: Any) -> Any:
+    rows = args[0] if args else kwargs['input']
+    dim = argument(args, kwargs, 1, 'dim') % dim_of(rows)
+    index = argument(args, kwargs, 2, 'index')
+    if dim == rows._dim:
+        return rows[(slice(None),) * dim + (index,)]
+    with plainly():
+        return tag(func(plain(rows), dim, index), rows._dim - (dim < rows._dim), rows._space)
 
 
 @rule(

@@ -216,6 +216,19 @@ def _cross(func: Any, args: Any, kwargs: Any) -> Any:
         return as_rows(func(*own, **kwargs), right, space)
 
 
+@rule('cdist')
+def _cdist(func: Any, args: Any, kwargs: Any) -> Any:
+    """Distances ``[..., i, j]`` of ``[..., i, k]`` and ``[..., j, k]``, all of `k` at once."""
+    a, b = argument(args, kwargs, 0, 'x1'), argument(args, kwargs, 1, 'x2')
+    of_a, of_b = _with_batch(dim_of(a), 'ik', ''), _with_batch(dim_of(b), 'jk', '')
+    batch = list(range(-max(dim_of(a), dim_of(b), 2), -2))
+    if rows_letter(func, (a, b), (of_a, of_b)) == 'k':
+        refuse(func, 'along the rows of all ranks needs all rows in one place')
+    rest = {key: value for key, value in kwargs.items() if key not in ('x1', 'x2')}
+    run = lambda x, y: func(x, y, *args[2:], **rest)  # noqa: E731
+    return contract(func, (a, b), (of_a, of_b), [*batch, 'i', 'j'], run, broadcasting=batch)
+
+
 @rule('diagonal linalg_diagonal diag_embed')
 def _diagonal(func: Any, args: Any, kwargs: Any) -> Any:
     """Of two dimensions that are not the rows', or into two."""

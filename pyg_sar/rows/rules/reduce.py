@@ -9,17 +9,24 @@ import torch
 from torch import Tensor
 
 from pyg_sar.rows.align import argument, as_rows, dim_of, dims_of
-from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
+from pyg_sar.rows.over_ranks import fetched, largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.rules.pointwise import pointwise
 
-_DIM_PLACE = {'norm': 2, 'kthvalue': 2, 'quantile': 2, 'nanquantile': 2, 'linalg_vector_norm': 2}
+_DIM_PLACE = {
+    'norm': 2,
+    'kthvalue': 2,
+    'quantile': 2,
+    'nanquantile': 2,
+    'linalg_vector_norm': 2,
+    'linalg_norm': 2,
+}
 """Where the dimension stands among the arguments, if not second."""
 
 
 @rule(
-    'sum mean amax amin max min std var norm linalg_vector_norm any all nansum nanmean logsumexp '
+    'sum mean amax amin max min std var norm linalg_norm linalg_vector_norm any all nansum nanmean logsumexp '
     'count_nonzero argmax argmin median prod std_mean var_mean aminmax mode nanmedian quantile '
     'nanquantile kthvalue'
 )
@@ -156,7 +163,7 @@ def _amin(over: _Over) -> Tensor:
 
 
 def _aminmax(over: _Over) -> Any:
-    return torch.return_types.aminmax((_amin(over), _amax(over)))  # type: ignore[attr-defined]
+    return torch.return_types.aminmax((_amin(over), _amax(over)))
 
 
 def _moments(over: _Over) -> tuple[Tensor, Tensor]:
@@ -188,9 +195,10 @@ def _std_mean(over: _Over) -> tuple[Tensor, Tensor]:
 
 
 def _norm(over: _Over) -> Tensor:
-    p = argument(over.args, over.kwargs, 1, 'p', 'ord', default=2)
-    p = 2 if p in (None, 'fro') else p
-    if not isinstance(p, (int, float)):
+    given = argument(over.args, over.kwargs, 1, 'p', 'ord')
+    p = 2 if given in (None, 'fro') else given
+    is_matrix = over.name == 'linalg_norm' and len(over.dims) == 2
+    if not isinstance(p, (int, float)) or (is_matrix and given not in (None, 'fro')):
         refuse(over.func, f'of kind {p!r} is not known to be right')
     if over.name == 'norm' and not over.is_of_all and len(over.dims) > 2 and p != 2:
         refuse(over.func, 'over more than two dimensions is not known to be right')
@@ -237,9 +245,23 @@ _OVER_ROWS = {
     'std_mean': _std_mean,
     'norm': _norm,
     'linalg_vector_norm': _norm,
+    'linalg_norm': _norm,
     'logsumexp': _logsumexp,
 }
 """Reductions over the rows of all ranks."""
 
-_OVER_ROWS_BY_PLACE: dict[str, Any] = {}
-"""Those that tell places in the whole; not there yet."""
+
+def _by_place(over: _Over) -> Any:
+    """What tells places, or sorts: of all rows in one place, which every rank holds for it."""
+    if over.is_of_all and over.values.dim() > 1:
+        refuse(over.func, 'of all numbers needs all rows in one place')
+    whole = fetched(over.rows, torch.arange(over.rows._space.total, device=over.values.device))
+    whole = whole.movedim(0, over.rows._dim)
+    args = [whole if each is over.rows else each for each in over.args]
+    kwargs = {k: whole if each is over.rows else each for k, each in over.kwargs.items()}
+    return over.func(*args, **kwargs)
+
+
+_PLACES = 'argmax argmin max min median nanmedian mode quantile nanquantile kthvalue prod'
+_OVER_ROWS_BY_PLACE = dict.fromkeys(_PLACES.split(), _by_place)
+"""Those that tell places in the whole, or need the order of all rows."""
