@@ -193,6 +193,12 @@ class Space:
             and torch.equal(self._ids, other._ids.to(self._ids.device))
         )
 
+    def _device(self) -> torch.device:
+        if self._ids is None and self.base is not None:
+            return self.base._device()
+        known = self._ids if self._ids is not None else self.mask
+        return torch.device('cpu') if known is None else known.device
+
     def __deepcopy__(self, memo: Any) -> Space:
         return self
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from pyg_sar.comm import rank
 from pyg_sar.rows import Space, tag
 from pyg_sar.rows.rows import Rows
-from pyg_sar.rows.rules.new import space_of_size
+from pyg_sar.rows.rules.shapes import space_of_size
 
 ROWS = [
     Small('view', lambda x: x.view(x.size(0), -1), '[7,2,3]@0'),
@@ -160,3 +160,17 @@ def _new() -> None:
 
 def test_new_tensors_are_of_the_only_space_of_their_size() -> None:
     run_as_threads(_new, 2)
+
+
+def _joined() -> None:
+    space, x = _cut()
+    many = torch.cat([x.view(-1), x.view(-1)])
+    assert many._space.has_ids()
+    assert many._space.total == 12
+    assert x.view(-1)._space.ids(x.device).tolist() == [
+        2 * i + k for i in space.ids(x.device).tolist() for k in (0, 1)
+    ]
+
+
+def test_repeated_rows_have_the_ids_of_the_whole() -> None:
+    run_as_threads(_joined, 2)

@@ -8,7 +8,6 @@ from pyg_sar.rows.rules import (
     join,
     layers,
     losses,
-    new,
     pointwise,
     products,
     reads,
