@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyg_sar.rows.align import argument, dim_of, own_shape, whole_shape
 from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 from pyg_sar.rows.rules.pointwise import pointwise
 from pyg_sar.rows.space import Space
@@ -93,8 +94,6 @@ def _expand(func: Any, args: Any, kwargs: Any) -> Any:
         if dim_of(rows) >= dim_of(other) - other._dim and rows.size(other._dim - dim_of(other)) > 1:
             return rows.expand(shape)
         made = own_shape(other)
-        from pyg_sar.rows.replicated import met
-
         return tag(met(rows).expand(made), other._dim, other._space)
     old, space = whole_shape(rows), rows._space
     sizes = whole_shape(args[1]) if name == 'expand_as' else sizes_given(args, kwargs)
