@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 import traceback
 from collections.abc import Callable
 from importlib import import_module
@@ -46,6 +47,7 @@ def is_hetero(program: Callable[..., Results]) -> bool:
 
 def on_whole_graph(program: Callable[..., Results], data: Any) -> dict[str, Any]:
     """The results of one process of plain PyG."""
+    random.seed()  # PyG names the code that it generates by it
     torch.manual_seed(99)
     return {name: leaf for name, leaf in _leaves(program(data.clone(), _itself))}
 
@@ -53,6 +55,7 @@ def on_whole_graph(program: Callable[..., Results], data: Any) -> dict[str, Any]
 def on_rank(module: str, name: str, folder: str) -> dict[str, Any]:
     """The results of this rank, rows of nodes and edges gathered."""
     what = getattr(import_module(module), name)
+    random.seed()
     try:
         data = pyg_sar.load_shard(folder)
         results = what(data, pyg_sar.DistributedDataParallel)
