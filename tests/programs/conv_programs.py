@@ -1,4 +1,4 @@
-"""Convs that users write, and models as papers have them."""
+"""Convs that users write: what they do in forward, message and update."""
 
 from __future__ import annotations
 
@@ -8,21 +8,10 @@ import torch
 import torch.nn.functional as F
 from shared import Ddp, Results, descend, mlp, weights
 from torch import Tensor
-from torch.nn import Linear, Module, ModuleList, Parameter
+from torch.nn import Linear, Module, Parameter
 from torch_geometric.data import Data
 from torch_geometric.nn import (
-    APPNP,
-    GCN2Conv,
-    GCNConv,
-    GINConv,
-    GPSConv,
-    JumpingKnowledge,
     MessagePassing,
-    MixHopConv,
-    PNAConv,
-    RGCNConv,
-    SAGEConv,
-    SGConv,
     TransformerConv,
 )
 from torch_geometric.utils import add_self_loops, degree, softmax
@@ -47,7 +36,10 @@ def trained(
 
 
 class Conv(MessagePassing):
-    """6 channels to 3; the messages are what a program is about."""
+    """6 channels to 3; the messages are what a program is about.
+
+    Subclasses differ in name: PyG names the code that it generates for one by it.
+    """
 
     def __init__(self, aggr: str | list[str] = 'add', num: int = 6) -> None:
         super().__init__(aggr=aggr)
@@ -60,7 +52,7 @@ class Conv(MessagePassing):
 def gcn_of_the_tutorial(data: Data, ddp: Ddp) -> Results:
     """Self loops and degrees in forward, as PyG's tutorial writes them."""
 
-    class Model(Conv):
+    class TutorialGCN(Conv):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
             edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
             row, col = edge_index
@@ -71,11 +63,11 @@ def gcn_of_the_tutorial(data: Data, ddp: Ddp) -> Results:
         def message(self, x_j: Tensor, norm: Tensor) -> Tensor:
             return norm.view(-1, 1) * x_j
 
-    return trained(data, ddp, Model)
+    return trained(data, ddp, TutorialGCN)
 
 
 def edge_conv_of_the_tutorial(data: Data, ddp: Ddp) -> Results:
-    class Model(MessagePassing):
+    class TutorialEdge(MessagePassing):
         def __init__(self) -> None:
             super().__init__(aggr='max')
             self.mlp = mlp(12, 8, 3)
@@ -86,71 +78,71 @@ def edge_conv_of_the_tutorial(data: Data, ddp: Ddp) -> Results:
         def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
             return self.mlp(torch.cat([x_i, x_j - x_i], dim=-1))
 
-    return trained(data, ddp, Model)
+    return trained(data, ddp, TutorialEdge)
 
 
 def mean_taken_off_in_the_conv(data: Data, ddp: Ddp) -> Results:
-    class Model(Conv):
+    class Centred(Conv):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
             h = self.lin(x)
             return self.propagate(edge_index, x=h - h.mean(0)) + h.mean(dim=0)
 
-    return trained(data, ddp, Model)
+    return trained(data, ddp, Centred)
 
 
 def normalised_in_the_conv(data: Data, ddp: Ddp) -> Results:
-    class Model(Conv):
+    class Normalised(Conv):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
             out = self.propagate(edge_index, x=F.normalize(self.lin(x), dim=-1))
             return out / degree(edge_index[1], x.size(0)).clamp(min=1).sqrt().view(-1, 1)
 
-    return trained(data, ddp, Model)
+    return trained(data, ddp, Normalised)
 
 
 def statistics_in_update(data: Data, ddp: Ddp) -> Results:
     """`update` divides what is aggregated by its largest value of all nodes."""
 
-    class Model(Conv):
+    class InUpdate(Conv):
         def update(self, aggr_out: Tensor) -> Tensor:
             return aggr_out / aggr_out.abs().max()
 
-    return trained(data, ddp, Model)
+    return trained(data, ddp, InUpdate)
 
 
 def statistics_in_message(data: Data, ddp: Ddp) -> Results:
     """A mean over all messages, which is one over all edges."""
 
-    class Model(Conv):
+    class InMessage(Conv):
         def message(self, x_j: Tensor) -> Tensor:
             return (x_j - x_j.mean(dim=0)).tanh()
 
-    return trained(data, ddp, Model)
+    return trained(data, ddp, InMessage)
 
 
 def several_propagates(data: Data, ddp: Ddp) -> Results:
-    class Model(Conv):
+    class Several(Conv):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
             h = z = self.lin(x)
             for _ in range(3):
                 z = 0.3 * h + 0.7 * self.propagate(edge_index, x=z).tanh()
             return z
 
-    return trained(data, ddp, Model)
+    return trained(data, ddp, Several)
 
 
 def several_aggregations(data: Data, ddp: Ddp) -> Results:
-    class Model(Conv):
+    class Aggregations(Conv):
         def __init__(self) -> None:
             super().__init__(['mean', 'max', 'std'], 18)
 
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
             return self.lin(self.propagate(edge_index, x=x))
 
-    return trained(data, ddp, Model)
+    return trained(data, ddp, Aggregations)
 
 
 def edge_updater(data: Data, ddp: Ddp) -> Results:
-    class Model(Conv):
+    class Updater(Conv):
         def __init__(self) -> None:
             super().__init__()
             self.att = Parameter(torch.randn(3))
@@ -167,7 +159,7 @@ def edge_updater(data: Data, ddp: Ddp) -> Results:
         def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
             return alpha.unsqueeze(-1) * x_j
 
-    return trained(data, ddp, Model)
+    return trained(data, ddp, Updater)
 
 
 def weights_returned_by_attention(data: Data, ddp: Ddp) -> Results:
@@ -179,140 +171,5 @@ def weights_returned_by_attention(data: Data, ddp: Ddp) -> Results:
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
             out, (_, alpha) = self.conv(x, edge_index, return_attention_weights=True)
             return out * (1 + alpha.mean())
-
-    return trained(data, ddp, Model)
-
-
-class Jumping(Module):
-    """Three layers of a kind of jumping knowledge."""
-
-    def __init__(self, mode: str) -> None:
-        super().__init__()
-        self.convs = ModuleList(GCNConv(num, 8) for num in (6, 8, 8))
-        self.jump = JumpingKnowledge(mode, channels=8, num_layers=2)
-        self.lin = Linear(24 if mode == 'cat' else 8, 3)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        xs = []
-        for conv in self.convs:
-            x = conv(x, edge_index).tanh()
-            xs.append(x)
-        return self.lin(self.jump(xs))
-
-
-def jumping_by_cat(data: Data, ddp: Ddp) -> Results:
-    return trained(data, ddp, lambda: Jumping('cat'))
-
-
-def jumping_by_max(data: Data, ddp: Ddp) -> Results:
-    return trained(data, ddp, lambda: Jumping('max'))
-
-
-def jumping_by_lstm(data: Data, ddp: Ddp) -> Results:
-    return trained(data, ddp, lambda: Jumping('lstm'))
-
-
-def appnp(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mlp, self.prop = mlp(6, 8, 3), APPNP(K=4, alpha=0.1)
-
-        def forward(self, x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
-            return self.prop(self.mlp(x), edge_index, weight)
-
-    return trained(data, ddp, Model, data.edge_weight)
-
-
-def gcn2_with_residuals(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = Linear(6, 8), Linear(8, 3)
-            self.convs = ModuleList(GCN2Conv(8, 0.1, 0.5, layer + 1) for layer in range(3))
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            x = x_0 = self.first(x).relu()
-            for conv in self.convs:
-                x = conv(x, x_0, edge_index).relu()
-            return self.last(x)
-
-    return trained(data, ddp, Model)
-
-
-def simplified(data: Data, ddp: Ddp) -> Results:
-    return trained(data, ddp, lambda: SGConv(6, 3, K=2, cached=True))
-
-
-def mixed_hops(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.lin = MixHopConv(6, 4, powers=[0, 1, 2]), Linear(12, 3)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.lin(self.conv(x, edge_index).tanh())
-
-    return trained(data, ddp, Model)
-
-
-def typed_relations(data: Data, ddp: Ddp) -> Results:
-    make = lambda: RGCNConv(6, 3, num_relations=int(data.edge_type.max()) + 1, num_bases=2)  # noqa: E731
-    return trained(data, ddp, make, data.edge_type)
-
-
-def principal_neighbourhood(data: Data, ddp: Ddp) -> Results:
-    """The histogram of degrees comes from the data."""
-    deg = torch.bincount(degree(data.edge_index[1], data.num_nodes, dtype=torch.long))
-
-    def make() -> Module:
-        return PNAConv(6, 3, ['mean', 'max', 'std'], ['identity', 'amplification'], deg)
-
-    return {'deg': deg} | trained(data, ddp, make)
-
-
-def graph_transformer(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = Linear(6, 8), Linear(8, 3)
-            self.gps = GPSConv(8, GINConv(mlp(8, 8, 8)), heads=2, norm='layer_norm')
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.last(self.gps(self.first(x), edge_index))
-
-    return trained(data, ddp, Model)
-
-
-def linkx(data: Data, ddp: Ddp) -> Results:
-    """Rows of the adjacency are embedded: a weight for every node of the graph."""
-
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.mlp = Parameter(torch.randn(data.num_nodes, 8)), mlp(14, 8, 3)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            row, col = edge_index
-            a = torch.zeros(x.size(0), 8, dtype=x.dtype).index_add_(0, col, self.table[row])
-            return self.mlp(torch.cat([a, x], dim=-1))
-
-    return trained(data, ddp, Model)
-
-
-linkx.by_order = True  # type: ignore[attr-defined]
-
-
-def residuals_and_scales(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.convs = ModuleList(SAGEConv(6, 6, aggr=aggr) for aggr in ('mean', 'max', 'sum'))
-            self.scales, self.lin = Parameter(torch.ones(3)), Linear(6, 3)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            for conv, scale in zip(self.convs, self.scales, strict=True):
-                x = x + scale * F.dropout(conv(x, edge_index), 0.0, self.training).tanh()
-            return self.lin(F.dropout(x, 0.5, training=False))
 
     return trained(data, ddp, Model)
