@@ -16,7 +16,7 @@ from torch_geometric.utils import coalesce, homophily, one_hot, sort_edge_index,
 
 
 def trained(data: Data, ddp: Ddp) -> Results:
-    """Three steps on what the data holds."""
+    """Three steps on what the data holds; a program by itself, and part of others."""
     torch.manual_seed(0)
     model = ddp(Net(data.num_features, 8, 3).to(data.x.dtype))
 
