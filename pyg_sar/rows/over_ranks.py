@@ -36,7 +36,7 @@ def largest_of_ranks(values: Tensor, dims: list[int], *, keepdim: bool, least: b
 
     Collective: an all-gather; with a gradient two all-reduces.
     """
-    part = _largest_here(values.detach(), dims, least=least)
+    part = largest_here(values.detach(), dims, least=least)
     top = part
     if world_size() > 1:
         of_ranks = all_gather_alike(part.long() if part.dtype == torch.bool else part)
@@ -50,7 +50,8 @@ def largest_of_ranks(values: Tensor, dims: list[int], *, keepdim: bool, least: b
     return top if keepdim else top.squeeze(dims)
 
 
-def _largest_here(values: Tensor, dims: list[int], *, least: bool) -> Tensor:
+def largest_here(values: Tensor, dims: list[int], *, least: bool) -> Tensor:
+    """The largest of the own numbers, dimensions kept; of none what is less than all others."""
     if values.numel():
         return values.amin(dims, keepdim=True) if least else values.amax(dims, keepdim=True)
     shape = [1 if i in dims else size for i, size in enumerate(values.shape)]

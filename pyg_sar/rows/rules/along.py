@@ -12,6 +12,7 @@ from pyg_sar.comm import agree
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, dims_of, found
 from pyg_sar.rows.over_ranks import fetched, largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.pointwise import pointwise
 
@@ -26,8 +27,6 @@ def _softmax(func: Any, args: Any, kwargs: Any) -> Any:
     if dim is None:
         dim = 0 if dim_of(rows) in (0, 1, 3) else 1
     if dim % dim_of(rows) != rows._dim:
-        from pyg_sar.rows.replicated import own_draws
-
         with own_draws(rows.device), plainly():
             return tag(func(*args, **kwargs), rows._dim, rows._space)
     if name == 'gumbel_softmax':

@@ -26,9 +26,9 @@ _DIM_PLACE = {
 
 
 @rule(
-    'sum mean amax amin max min std var norm linalg_norm linalg_vector_norm any all nansum nanmean logsumexp '
-    'count_nonzero argmax argmin median prod std_mean var_mean aminmax mode nanmedian quantile '
-    'nanquantile kthvalue'
+    'sum mean amax amin max min std var norm linalg_norm linalg_vector_norm any all nansum '
+    'nanmean logsumexp count_nonzero argmax argmin median prod std_mean var_mean aminmax mode '
+    'nanmedian quantile nanquantile kthvalue'
 )
 def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
     name = bare(name_of(func))
