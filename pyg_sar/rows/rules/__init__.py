@@ -1,3 +1,3 @@
 """What every function of torch is on rows, one file per family; see pyg_sar.rows.registry."""
 
-from pyg_sar.rows.rules import pointwise, reads, reduce
+from pyg_sar.rows.rules import along, places, pointwise, reads, reduce, softmax

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import argument, as_rows, dim_of, dims_of
+from pyg_sar.rows.align import argument, as_rows, dim_of, dims_of, found
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse
+from pyg_sar.rows.replicated import all_of_plain
+from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
 from pyg_sar.rows.rules.pointwise import pointwise
+from pyg_sar.rows.without_rows import run
 
 _DIM_PLACE = {'norm': 2, 'kthvalue': 2, 'quantile': 2, 'nanquantile': 2, 'linalg_vector_norm': 2}
 """Where the dimension stands among the arguments, if not second."""
@@ -30,20 +32,23 @@ def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
         return pointwise(func, args, kwargs)
     if not isinstance(rows, Rows) or kwargs.get('out') is not None:
         refuse(func)
+    if len(found(args, kwargs)) > 1:
+        refuse(func, 'by other rows is not known to be right')
     num_dims = dim_of(rows)
     dims = _dims(name, args, kwargs, num_dims)
     keepdim = _keeps(name, args, kwargs)
     if dims is not None and rows._dim not in dims:
         with plainly():
-            out = func(*args, **kwargs)
-            first = out if isinstance(out, Tensor) else out[0]
             dim = rows._dim - (0 if keepdim else sum(i < rows._dim for i in dims))
             if name in ('quantile', 'nanquantile') and _is_vector(argument(args, kwargs, 1, 'q')):
                 dim += 1
+            args = in_nested(args, all_of_plain)
+            out = run(func, args, kwargs, num_dims - rows._dim, lambda out: out.dim() - dim)
+            first = out if isinstance(out, Tensor) else out[0]
             return as_rows(out, first.dim() - dim, rows._space)
     over = _OVER_ROWS.get(name)
     if over is None or (name in ('max', 'min') and dims is not None):
-        over = _OVER_ROWS_BY_PLACE.get(name)
+        over = by_place.get(name)
     if over is None:
         refuse(func, 'over the rows of all ranks needs all rows in one place')
     with plainly():
@@ -241,5 +246,5 @@ _OVER_ROWS = {
 }
 """Reductions over the rows of all ranks."""
 
-_OVER_ROWS_BY_PLACE: dict[str, Any] = {}
-"""Those that tell places in the whole; not there yet."""
+by_place: dict[str, Any] = {}
+"""Those that tell places in the whole, or need all rows in one; see :mod:`.places`."""

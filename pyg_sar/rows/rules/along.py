@@ -1,0 +1,92 @@
+"""Functions along a dimension: they run on the own rows, if it is not the rows' own.
+
+Over the rows they need all rows in one place and are refused, but for softmax
+(:mod:`pyg_sar.rows.rules.softmax`) and what finds places (:mod:`pyg_sar.rows.rules.places`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from pyg_sar.rows.align import align, argument, as_rows, dim_of, dims_of
+from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.replicated import own_draws
+from pyg_sar.rows.rows import Rows, plainly, refuse, tag
+from pyg_sar.rows.rules.pointwise import is_in_place
+from pyg_sar.rows.without_rows import run
+
+_LAST, _ALL = -1, None
+
+_PLACE_AND_DEFAULT: dict[str, tuple[int, Any]] = {
+    **dict.fromkeys(['softmax', 'log_softmax', 'softmin', 'special_softmax'], (1, _LAST)),
+    'special_log_softmax': (1, _LAST),
+    **dict.fromkeys(['sort', 'argsort', 'cumsum', 'cumprod', 'cummax', 'cummin'], (1, _LAST)),
+    **dict.fromkeys(['logcumsumexp', 'glu'], (1, _LAST)),
+    **dict.fromkeys(['unbind', 'unbind_copy'], (1, 0)),
+    **dict.fromkeys(['flip', 'fft_fftshift', 'fft_ifftshift'], (1, _ALL)),
+    'gumbel_softmax': (4, _LAST),
+    'msort': (9, 0),
+    'topk': (2, _LAST),
+    'roll': (2, _ALL),
+    'rot90': (2, (0, 1)),
+    'fliplr': (9, 1),
+    'flipud': (9, 0),
+    'diff': (2, _LAST),
+    'trapezoid': (9, _LAST),
+    'trapz': (9, _LAST),
+    'cumulative_trapezoid': (9, _LAST),
+    **dict.fromkeys([f'fft_{i}{r}fft' for i in ('', 'i') for r in ('', 'r', 'h')], (2, _LAST)),
+    **dict.fromkeys([f'fft_{i}{r}fft2' for i in ('', 'i') for r in ('', 'r', 'h')], (2, (-2, -1))),
+    **dict.fromkeys([f'fft_{i}{r}fftn' for i in ('', 'i') for r in ('', 'r', 'h')], (2, _ALL)),
+}
+"""Where the dimension stands among the arguments, and which one it is if it is not given."""
+
+over_rows: dict[str, Callable[[Any, Rows, Any, Any], Any]] = {}
+"""What is computed over the rows of all ranks: ``f(func, rows, args, kwargs)``."""
+
+
+@rule(' '.join(_PLACE_AND_DEFAULT))
+def _along(func: Any, args: Any, kwargs: Any) -> Any:
+    name = bare(name_of(func))
+    rows = args[0] if args else kwargs.get('input')
+    if not isinstance(rows, Rows) or kwargs.get('out') is not None:
+        refuse(func)
+    num_dims = dim_of(rows)
+    dims = _dims(name, num_dims, args, kwargs)
+    if dims is None or rows._dim in dims:
+        over = over_rows.get(name)
+        if over is None or is_in_place(name_of(func)):
+            refuse(func, 'over the rows of all ranks needs all rows in one place')
+        with plainly():
+            return over(func, rows, args, kwargs)
+    dim, space = rows._dim, rows._space
+    if any(isinstance(each, Tensor) for each in (*args[1:], *kwargs.values())):
+        args, kwargs, _, space = align(func, args, kwargs)
+    with plainly():
+        if name == 'gumbel_softmax':
+            with own_draws(rows.device):
+                return tag(func(*args, **kwargs), dim, space)
+
+        def right_out(out: Tensor) -> int:
+            # A dimension less (unbind, trapezoid) moves rows that stand behind it.
+            return out.dim() - dim + (out.dim() < num_dims and dims[0] < dim)
+
+        out = run(func, args, kwargs, num_dims - dim, right_out)
+        first = out if isinstance(out, Tensor) else out[0]
+        return as_rows(out, right_out(first), space)
+
+
+def _dims(name: str, num_dims: int, args: Any, kwargs: Any) -> list[int] | None:
+    place, default = _PLACE_AND_DEFAULT[name]
+    given = argument(args, kwargs, place, 'dim', 'dims', 'axis', default=default)
+    if name == 'flip' and isinstance(given, int):
+        given = args[1:]
+    if given is None and default is not None:
+        given = default
+    if given is None and name.endswith('n') and kwargs.get('s', args[1:2] or None) is not None:
+        sizes = argument(args, kwargs, 1, 's')
+        given = None if sizes is None else tuple(range(-len(sizes), 0))
+    return dims_of(given, num_dims)
