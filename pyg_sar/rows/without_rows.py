@@ -1,4 +1,4 @@
-"""A rank without rows runs a function on one row of ones, of which nothing is kept.
+"""A rank without rows runs a function on one row, of which nothing is kept.
 
 Some functions of torch refuse empty tensors, and what they give then has no history.
 """
@@ -36,8 +36,7 @@ def run(
         if value.dim() < right or value.size(-right) > 0:
             return value
         is_empty = True
-        shape = [1 if i == value.dim() - right else n for i, n in enumerate(value.shape)]
-        return torch.cat([value, value.new_ones(shape)], value.dim() - right)
+        return with_one_row(value, value.dim() - right)
 
     args, kwargs = in_nested((args, kwargs), padded)
     out = func(*args, **kwargs)
@@ -50,3 +49,16 @@ def run(
         return value.narrow(value.dim() - right_out(value), 0, 0)
 
     return in_nested(out, emptied)
+
+
+def with_one_row(value: Tensor, dim: int) -> Tensor:
+    """No rows in dimension `dim`, and one behind them that has their history.
+
+    Of numbers that differ, as some norms divide by their variance; of zeros where they may be ids.
+    """
+    shape = [1 if i == dim else n for i, n in enumerate(value.shape)]
+    row = value.new_zeros(shape)
+    if value.is_floating_point() or value.is_complex():
+        steps = torch.arange(row.numel(), device=value.device) % 5 + 1
+        row = steps.view(shape).to(value.dtype)
+    return torch.cat([value, row], dim)

@@ -1,3 +1,14 @@
 """What every function of torch is on rows, one file per family; see pyg_sar.rows.registry."""
 
-from pyg_sar.rows.rules import along, places, pointwise, reads, reduce, softmax
+from pyg_sar.rows.rules import (
+    along,
+    cores,
+    items,
+    losses,
+    norms,
+    places,
+    pointwise,
+    reads,
+    reduce,
+    softmax,
+)

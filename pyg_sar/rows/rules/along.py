@@ -27,6 +27,7 @@ _PLACE_AND_DEFAULT: dict[str, tuple[int, Any]] = {
     **dict.fromkeys(['logcumsumexp', 'glu'], (1, _LAST)),
     **dict.fromkeys(['unbind', 'unbind_copy'], (1, 0)),
     **dict.fromkeys(['flip', 'fft_fftshift', 'fft_ifftshift'], (1, _ALL)),
+    'linalg_matrix_norm': (2, (-2, -1)),
     'gumbel_softmax': (4, _LAST),
     'msort': (9, 0),
     'topk': (2, _LAST),
@@ -71,8 +72,9 @@ def _along(func: Any, args: Any, kwargs: Any) -> Any:
                 return tag(func(*args, **kwargs), dim, space)
 
         def right_out(out: Tensor) -> int:
-            # A dimension less (unbind, trapezoid) moves rows that stand behind it.
-            return out.dim() - dim + (out.dim() < num_dims and dims[0] < dim)
+            # A dimension less (unbind, trapezoid, a norm) moves rows that stand behind it.
+            gone = sum(each < dim for each in dims) if out.dim() < num_dims else 0
+            return out.dim() - dim + gone
 
         out = run(func, args, kwargs, num_dims - dim, right_out)
         first = out if isinstance(out, Tensor) else out[0]

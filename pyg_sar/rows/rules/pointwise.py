@@ -40,7 +40,7 @@ _DRAWS = frozenset(
     'bfloat16 long int bool short char byte type_as zeros_like ones_like empty_like full_like '
     'rand_like randn_like randint_like bernoulli uniform exponential random zero fill copy poisson '
     'dropout alpha_dropout relu leaky_relu elu gelu silu selu celu relu6 softplus softsign '
-    'hardtanh logsigmoid tanhshrink hardshrink softshrink threshold rrelu mish hardswish '
+    'hardtanh logsigmoid log_sigmoid tanhshrink hardshrink softshrink threshold rrelu mish hardswish '
     'hardsigmoid where masked_fill bucketize isin isclose native_dropout pin_memory positive '
     'truediv floordiv mod and or xor invert lshift rshift neg pos abs eq ne lt le gt ge pow add '
     'sub mul rsub rdiv radd rmul rpow div true_divide nan_to_num resolve_conj resolve_neg '

@@ -176,8 +176,8 @@ def _unknown(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @rule(
-    'item tolist numpy array array_wrap __bool__ __float__ __int__ __index__ __complex__ __contains__ '
-    'dlpack to_dlpack'
+    'item tolist numpy array array_wrap __bool__ __float__ __int__ __index__ __complex__ '
+    '__contains__ dlpack to_dlpack'
 )
 def _one_number(func: Any, args: Any, kwargs: Any) -> Any:
     refuse(func)
