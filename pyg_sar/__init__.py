@@ -11,7 +11,7 @@ from pyg_sar.comm import ExchangeError
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.launching import Process, init, launch
-from pyg_sar.load import load_shard
+from pyg_sar.load import load_graph, load_shard
 from pyg_sar.monitor import set_log_by_environment
 from pyg_sar.over_all_nodes import (
     global_max,
@@ -28,6 +28,7 @@ from pyg_sar.own_rows import NodeEmbedding
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.profiling import profile
 from pyg_sar.restricted_layers import restrict
+from pyg_sar.rows.leaving import gather, local
 from pyg_sar.sampling import LinkNeighborLoader, NeighborLoader
 from pyg_sar.wrap import wrap
 
@@ -44,6 +45,7 @@ __all__ = [
     'Process',
     'SARConv',
     'check',
+    'gather',
     'global_max',
     'global_mean',
     'global_min',
@@ -53,8 +55,10 @@ __all__ = [
     'init',
     'launch',
     'load_checkpoint',
+    'load_graph',
     'load_rows',
     'load_shard',
+    'local',
     'memory',
     'negative_sampling',
     'partition_graph',

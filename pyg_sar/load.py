@@ -13,6 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar.comm import agree, in_call, is_distributed, raise_together, transport
 from pyg_sar.launching import launched
 from pyg_sar.monitor import bytes_text, say
+from pyg_sar.rows.attach import as_rows_of_graph
 from pyg_sar.shard.read.read_shard import read_shard
 
 _logger = logging.getLogger(__name__)
@@ -147,3 +148,32 @@ def _check_same_partition(data: Data | HeteroData) -> None:
                 f"expected the same partition on all ranks: in '{shard.root}' rank {key[1]} "
                 f'sends {sent[key]} rows to rank {key[2]}, which expects {expected[key]}'
             )
+
+
+@in_call('load_graph')
+def load_graph(root: str | Path, *, verify: bool = True) -> Data | HeteroData:
+    """Loads the graph of all ranks, of which this one holds its part: plain programs run on it.
+
+    Node and edge attributes, ``edge_index`` and counts are those of the whole graph: ``x.size(0)``
+    is its number of nodes, ``x.mean(dim=0)`` and ``F.cross_entropy(out[mask], y[mask])`` are those
+    of all ranks, ``edge_index[0]`` has ids of the whole. Only the own rows are here
+    (:class:`pyg_sar.rows.rows.Rows`); what cannot be computed with them is an error that names it.
+
+    In place of the dataset of a plain program::
+
+        data = pyg_sar.load_graph('parts/')
+        out = model(data.x, data.edge_index)
+        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+
+    Collective, as :func:`load_shard`, and one more small all-gather.
+
+    Args:
+        root: The folder that ``python -m pyg_sar.partition`` wrote.
+        verify: Whether every file that is read is compared with its checksum in META.json.
+
+    Raises:
+        FileNotFoundError: See :func:`load_shard`.
+        ValueError: See :func:`load_shard`.
+    """
+    graph: Data | HeteroData = as_rows_of_graph(load_shard(root, verify=verify))
+    return graph

@@ -29,6 +29,9 @@ from pyg_sar.conv.substitutes import special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import is_running
 from pyg_sar.models import make_global
+from pyg_sar.rows.attach import edges_among, from_conv, given_to_conv
+from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.rows import tag
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.local_ids import sources_read_by
 from pyg_sar.shard.shard import Shard
@@ -111,6 +114,9 @@ class SARConv(MessagePassing, metaclass=_Convert):
     @torch.compiler.disable
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the conv; the arguments are the conv's own."""
+        edges = [] if self._sar.is_running else edges_among((args, kwargs))
+        if edges:
+            return self._of_rows(edges, args, kwargs)
         shards = [] if self._sar.is_running else find_shards((args, kwargs))
         if not shards:
             if getattr(self, 'cached', False) and not self._sar.is_running and world_size() > 1:
@@ -122,6 +128,18 @@ class SARConv(MessagePassing, metaclass=_Convert):
         with self._on_cut_graph(shards, args, kwargs):
             return super().forward(*args, **kwargs)
 
+    def _of_rows(self, edges: list[EdgeIndex], args: Any, kwargs: Any) -> Any:
+        """Runs the conv on rows: PyG's own convs on the own rows, which tests compare for each.
+
+        The forward of any other conv is a program like those around it: it gets the rows, up to
+        ``propagate`` and ``edge_updater``.
+        """
+        if not plain_class(self).__module__.startswith('torch_geometric.'):
+            return super().forward(*args, **kwargs)
+        given = given_to_conv((args, kwargs), edges, name_of(self))
+        out = self.forward(*given[0], **given[1])
+        return from_conv(out, edges, int(self.node_dim), (args, kwargs))
+
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate``; called from outside of forward it is a layer by itself."""
         return self._called('propagate', edge_index, size, kwargs)
@@ -132,6 +150,19 @@ class SARConv(MessagePassing, metaclass=_Convert):
 
     def _called(self, method: str, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Tensor:
         plain: Any = getattr(super(), method)
+        if isinstance(edge_index, EdgeIndex):
+            edges = [edge_index]
+            (handle, kwargs) = given_to_conv((edge_index, kwargs), edges, name_of(self))
+            own = edge_index.ends.src, edge_index.ends.dst
+            if size is not None:
+                known = (
+                    each.own if n == each.total else n for n, each in zip(size, own, strict=True)
+                )
+                size = tuple(known)
+            out = self._called(method, handle, size, kwargs)
+            if method == 'edge_updater':
+                return tag(out, 0, edge_index._space)
+            return tag(out, int(self.node_dim) % out.dim(), edge_index.ends.dst)
         if self._sar.is_running or not isinstance(edge_index, ShardEdgeIndex):
             # PyG generates them without an argument `size` where the conv never gives one.
             named = kwargs if size is None else {'size': size, **kwargs}

@@ -10,7 +10,7 @@ from pyg_sar.models import why_not_global
 
 _REASONS = {
     'it reads node rows by edge itself, and a source may lie on another rank': (
-        'ARLinkPredictor InnerProductDecoder MetaLayer'
+        'ARLinkPredictor InnerProductDecoder'
     ),
     'it selects nodes of the whole graph': (
         'ASAPooling ClusterPooling EdgePooling GraphUNet MemPooling PANPooling SAGPooling '

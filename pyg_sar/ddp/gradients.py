@@ -248,6 +248,7 @@ class _Arrival(_Entry):
     """The hook of a parameter: a gradient comes, by whatever way."""
 
     __torch_unserializable__ = True
+    averages = True
 
     def __init__(self, gradients: Gradients, parameter: Tensor) -> None:
         super().__init__(gradients)

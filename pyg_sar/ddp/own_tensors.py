@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyg_sar.comm import world_size
 from pyg_sar.over_all_nodes.backward import running
+from pyg_sar.rows import Rows
 
 
 def divide_gradients(leaves: Iterable[Tensor]) -> None:
@@ -24,6 +25,8 @@ def divide_gradients(leaves: Iterable[Tensor]) -> None:
     """
     elsewhere: set[Tensor] | None = None
     for leaf in leaves:
+        if isinstance(leaf, Rows):  # they divide theirs by themselves
+            continue
         if any(isinstance(hook, _Divide) for hook in (leaf._backward_hooks or {}).values()):
             continue
         if isinstance(leaf, torch.nn.Parameter) and elsewhere is None:

@@ -16,6 +16,9 @@ from torch_geometric.nn import norm
 from pyg_sar.comm import in_layer
 from pyg_sar.norm.running import OwnUpdates
 from pyg_sar.norm.whose_rows import edges_here, last_edges, normalized_a_batch
+from pyg_sar.rows.align import own_rows
+from pyg_sar.rows.rows import Rows, in_nested, plain, tag
+from pyg_sar.rows.space import Space
 
 Norm = TypeVar('Norm', bound='GlobalNorm')
 
@@ -53,10 +56,10 @@ class GlobalNorm:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced = super().__reduce_ex__(protocol)
-        plain = type(self).__bases__[0]
-        if _GLOBAL.get(plain) is not type(self):  # any module can import the class
+        plain_class = type(self).__bases__[0]
+        if _GLOBAL.get(plain_class) is not type(self):  # any module can import the class
             return reduced
-        return _empty, (plain,), *reduced[2:]
+        return _empty, (plain_class,), *reduced[2:]
 
     def __init_subclass__(cls) -> None:
         for base in cls.__bases__:
@@ -67,6 +70,11 @@ class GlobalNorm:
     @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The norm; errors of lost ranks name it."""
+        first = next((each for each in (*args, *kwargs.values()) if isinstance(each, Rows)), None)
+        if first is not None:
+            space = first._space
+            args, kwargs = in_nested((args, kwargs), lambda value: _own(value, space))
+            return tag(self(*args, **kwargs), first._dim, first._space)
         call = super().__call__  # type: ignore[misc]
         if not self._path:
             return call(*args, **kwargs)
@@ -111,6 +119,13 @@ class GlobalNorm:
         """Makes a plain norm this one, and returns it: whoever holds it holds the global one."""
         module.__class__ = cls  # type: ignore[assignment]
         return module  # type: ignore[return-value]
+
+
+def _own(value: Any, space: Space) -> Any:
+    """Own rows, also of a plain tensor with a row for each of the whole, such as a batch vector."""
+    if type(value) is Tensor and value.dim() and value.size(0) == space.total:
+        return own_rows('norm', value, 0, space)
+    return plain(value)
 
 
 def global_form(module: torch.nn.Module) -> type[GlobalNorm] | None:

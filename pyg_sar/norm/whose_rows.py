@@ -20,6 +20,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import SparseTensor
 
 from pyg_sar.comm import world_size
+from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.shard.local_ids import LocalIds
 from pyg_sar.shard.nested import leaves_of
 
@@ -111,7 +112,7 @@ def edges_in(value: Any) -> Edges | None:
     """The kind of edges among arguments: those of a shard if there are any, or plain ones."""
     found: Edges | None = None
     for leaf in leaves_of(value):
-        if isinstance(leaf, LocalIds):
+        if isinstance(leaf, (LocalIds, EdgeIndex)):
             return 'shard'
         if _are_edges(leaf):
             found = 'batch'

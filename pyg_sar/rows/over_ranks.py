@@ -97,6 +97,12 @@ def fetched(rows: Rows, ids: Tensor) -> Tensor:
         return rows_by_id(x, ids, space.ids(x.device))
 
 
+def all_rows(rows: Rows) -> Tensor:
+    """All rows in the order of the whole, on every rank (collective)."""
+    everything = torch.arange(rows._space.total, device=rows.device)
+    return fetched(rows, everything).movedim(0, rows._dim)
+
+
 def are_own(ids: Tensor, space: Space) -> bool:
     """Whether every rank is asked for rows of its own only (collective)."""
     with plainly():

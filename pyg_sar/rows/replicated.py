@@ -58,6 +58,27 @@ class _Met(torch.autograd.Function):
         return total / num_ranks()
 
 
+class Divides:
+    """The hook of a leaf with rows: its gradient is that of one process."""
+
+    __torch_unserializable__ = True
+
+    def __call__(self, grad: Tensor) -> Tensor:
+        """Divides the gradient of the sum of the ranks' losses by their number."""
+        return grad / num_ranks()
+
+
+def is_divided(leaf: Tensor) -> bool:
+    """Whether it has that hook."""
+    return any(isinstance(hook, Divides) for hook in (leaf._backward_hooks or {}).values())
+
+
+def divide_gradient(leaf: Tensor) -> None:
+    """Gives it that hook, once."""
+    if leaf.requires_grad and leaf.is_leaf and not is_divided(leaf):
+        leaf.register_hook(Divides())  # type: ignore[no-untyped-call]
+
+
 def check_whole(func: Any, tensor: Tensor) -> None:
     """Raises a ValueError if a plain tensor with the rows of the whole differs between the ranks.
 
@@ -69,7 +90,7 @@ def check_whole(func: Any, tensor: Tensor) -> None:
     if _checked.get(tensor) == version:  # type: ignore[no-untyped-call]
         return
     values = tensor.detach().cpu().contiguous().view(-1)
-    digest = zlib.crc32(values.view(torch.uint8).numpy()) if values.numel() else 0
+    digest = zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0
     if not are_alike(f'a plain tensor {tuple(tensor.shape)} that meets rows: {digest}', True)[0]:
         name = getattr(func, '__name__', str(func))
         raise ValueError(
@@ -102,7 +123,7 @@ def own_draws(device: torch.device) -> Iterator[None]:
 
 def _generator(device: torch.device) -> torch.Generator:
     if device.type == 'cuda':
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         index = torch.cuda.current_device() if device.index is None else device.index
         return torch.cuda.default_generators[index]
     return torch.default_generator

@@ -61,7 +61,7 @@ class Rows(Tensor):
             'pyg_sar.gather(x), or each rank its own by pyg_sar.save_rows'
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         with plainly():
             return f'Rows({self._space!r}, dim={self._dim}, own={self.as_subclass(Tensor)!r})'
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import agree, all_reduce_sum, world_size
+from pyg_sar.comm import agree, all_reduce_sum, rank, world_size
 
 _MAX_SELECTIONS = 8
 
@@ -24,6 +24,8 @@ class Space:
         what: What the rows are, for messages: ``'nodes'``, ``"edges of 'cites'"`` ...
         parent: Of a selection the space that it was selected from.
         mask: Of a selection, which own rows of `parent` it has, bool ``[parent.own]``.
+        neighbours: Of edges the nodes that they run between.
+        base: Of rows that are several times there, those that are once there.
     """
 
     def __init__(
@@ -38,10 +40,14 @@ class Space:
     ) -> None:
         self.own, self.what, self.parent, self.mask = own, what, parent, mask
         self._ids, self._total = ids, total
+        self.neighbours: tuple[Space, ...] = ()
+        self.base: Space | None = None
         self._selections: list[tuple[Tensor, int, Space]] = []
         self._multiples: dict[int, Space] = {}
         self._alike: dict[int, tuple[Space, bool]] = {}
         self._order: Tensor | None = None
+        self._unions: dict[Any, Space] = {}
+        self._joined: tuple[Space, ...] = ()
 
     @property
     def total(self) -> int:
@@ -97,6 +103,7 @@ class Space:
                 ids = (own.unsqueeze(1) * count + steps).view(-1)
             total = None if self._total is None else self._total * count
             made = Space(self.own * count, what=self.what, ids=ids, total=total)
+            made.base = self
             self._multiples[count] = made
         return self._multiples[count]
 
@@ -109,12 +116,44 @@ class Space:
         for known, then, space in self._selections:
             if known is mask and then == version:
                 return space
-        space = Space(
-            int(mask.sum()), what=f'selected {self.what}', parent=self, mask=mask.detach()
-        )
+        with torch._C.DisableTorchFunctionSubclass():  # it may be one of rows
+            own = mask.detach().as_subclass(Tensor)
+        what = f'selected {self.what}'
+        space = Space(int(own.sum()), what=what, parent=self, mask=own)
+        space.neighbours = self.neighbours
         self._selections.append((mask, version, space))
         del self._selections[:-_MAX_SELECTIONS]
         return space
+
+    def joined(self, others: tuple[Space, ...]) -> Space:
+        """The rows of this space, then those of others."""
+        key = tuple(id(each) for each in others)
+        if key not in self._unions:
+            spaces = (self, *others)
+            ids = None
+            if all(each.has_ids() for each in spaces):
+                first, parts = 0, []
+                for each in spaces:
+                    parts.append(each.ids(self._device()) + first)
+                    first += each.total
+                ids = torch.cat(parts)
+            totals = [each.total for each in spaces]
+            made = Space(sum(e.own for e in spaces), what=self.what, ids=ids, total=sum(totals))
+            made.neighbours, made._joined = self.neighbours, others  # keeps their ids taken
+            self._unions[key] = made
+        return self._unions[key]
+
+    def dealt(self, count: int) -> Space:
+        """Where new rows go that are equal on all ranks: to nodes, if there is one for each."""
+        for each in self.neighbours:
+            if each.total == count:
+                return each
+        key = 'dealt', count
+        if key not in self._unions:
+            ranks, own = world_size(), rank()
+            ids = torch.arange(own * count // ranks, (own + 1) * count // ranks)
+            self._unions[key] = Space(ids.numel(), what='new rows', ids=ids, total=count)
+        return self._unions[key]
 
     def is_same(self, other: Space) -> bool:
         """Whether both hold the same rows in the same order, on all ranks.

@@ -2,13 +2,20 @@
 
 from pyg_sar.rows.rules import (
     along,
+    assign,
     cores,
+    counts,
+    group,
     items,
+    join,
     losses,
     norms,
     places,
     pointwise,
+    products,
     reads,
     reduce,
+    select,
+    shapes,
     softmax,
 )

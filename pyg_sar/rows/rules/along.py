@@ -1,7 +1,8 @@
 """Functions along a dimension: they run on the own rows, if it is not the rows' own.
 
-Over the rows they need all rows in one place and are refused, but for softmax
-(:mod:`pyg_sar.rows.rules.softmax`) and what finds places (:mod:`pyg_sar.rows.rules.places`).
+Over the rows softmax (:mod:`pyg_sar.rows.rules.softmax`) and topk
+(:mod:`pyg_sar.rows.rules.places`) run over all ranks. The others need all rows in one place: a
+vector is gathered, 8 bytes a row on every rank; more dimensions are refused.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, dims_of
+from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import own_draws
-from pyg_sar.rows.rows import Rows, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, in_nested, plainly, refuse, tag
 from pyg_sar.rows.rules.pointwise import is_in_place
 from pyg_sar.rows.without_rows import run
 
@@ -25,7 +27,6 @@ _PLACE_AND_DEFAULT: dict[str, tuple[int, Any]] = {
     'special_log_softmax': (1, _LAST),
     **dict.fromkeys(['sort', 'argsort', 'cumsum', 'cumprod', 'cummax', 'cummin'], (1, _LAST)),
     **dict.fromkeys(['logcumsumexp', 'glu'], (1, _LAST)),
-    **dict.fromkeys(['unbind', 'unbind_copy'], (1, 0)),
     **dict.fromkeys(['flip', 'fft_fftshift', 'fft_ifftshift'], (1, _ALL)),
     'linalg_matrix_norm': (2, (-2, -1)),
     'gumbel_softmax': (4, _LAST),
@@ -58,8 +59,8 @@ def _along(func: Any, args: Any, kwargs: Any) -> Any:
     num_dims = dim_of(rows)
     dims = _dims(name, num_dims, args, kwargs)
     if dims is None or rows._dim in dims:
-        over = over_rows.get(name)
-        if over is None or is_in_place(name_of(func)):
+        over = over_rows.get(name, of_a_vector)
+        if is_in_place(name_of(func)):
             refuse(func, 'over the rows of all ranks needs all rows in one place')
         with plainly():
             return over(func, rows, args, kwargs)
@@ -79,6 +80,16 @@ def _along(func: Any, args: Any, kwargs: Any) -> Any:
         out = run(func, args, kwargs, num_dims - dim, right_out)
         first = out if isinstance(out, Tensor) else out[0]
         return as_rows(out, right_out(first), space)
+
+
+def of_a_vector(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
+    """Of all numbers of a vector, which every rank has for it; what comes of it is plain."""
+    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+    if dim_of(rows) > 1 or len(tensors) > 1:
+        refuse(func, 'over the rows of all ranks needs all rows in one place')
+    everything = all_rows(rows)
+    args, kwargs = in_nested((args, kwargs), lambda each: everything if each is rows else each)
+    return func(*args, **kwargs)
 
 
 def _dims(name: str, num_dims: int, args: Any, kwargs: Any) -> list[int] | None:

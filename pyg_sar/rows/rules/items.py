@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from pyg_sar.rows.align import argument, dim_of, found, own_rows
@@ -119,19 +118,6 @@ def _patches(func: Any, args: Any, kwargs: Any) -> Any:
     return by_items(func, args, kwargs, 'input', {'input': Items(0, at_least)})
 
 
-@rule('unfold unfold_copy')
-def _unfold(func: Any, args: Any, kwargs: Any) -> Any:
-    """Patches of images, or windows along a dimension that is not the rows'."""
-    if func is torch.nn.functional.unfold:
-        return by_items(func, args, kwargs, 'input', {'input': Items(0, 4)})
-    rows = args[0]
-    along = argument(args, kwargs, 1, 'dimension')
-    if not isinstance(rows, Rows) or along % dim_of(rows) == rows._dim:
-        refuse(func, 'along the rows of all ranks needs all rows in one place')
-    with plainly():
-        return tag(func(plain(rows), *args[1:], **kwargs), rows._dim, rows._space)
-
-
 @rule('lstm gru rnn_tanh rnn_relu')
 def _recurrent(func: Any, args: Any, kwargs: Any) -> Any:
     if len(args) < 9 or isinstance(args[3], (list, tuple)):
@@ -166,12 +152,15 @@ def _embedding(func: Any, args: Any, kwargs: Any) -> Any:
     ids, weight = given.get('input'), given.get('weight')
     if func.__module__ != 'torch.nn.functional':
         refuse(func, 'is known as a function of torch.nn.functional only')
-    if isinstance(weight, Rows) or not isinstance(ids, Rows):
-        refuse(func, 'looks up rows of other ranks: weight[ids] does')
     if given.get('max_norm') is not None or given.get('scale_grad_by_freq'):
         refuse(func, "with 'max_norm' or 'scale_grad_by_freq' looks at the ids of this rank alone")
     if given.get('sparse'):
         refuse(func, "with 'sparse' is not known to be right")
+    if isinstance(weight, Rows):
+        if given.get('padding_idx') is not None:
+            refuse(func, "with 'padding_idx' is not known to be right in a table of rows")
+        return weight[ids]
+    assert isinstance(ids, Rows)
     return by_items(func, args, kwargs, names, {'input': Items(ids._dim)}, ids._dim)
 
 

@@ -6,9 +6,7 @@ weights of the labels that are not ignored. These travel with the sum, in one al
 
 from __future__ import annotations
 
-import inspect
 import math
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from torch import Tensor
 from pyg_sar.comm import world_size
 from pyg_sar.rows.align import align, dim_of, found, own_rows
 from pyg_sar.rows.over_ranks import sum_of_ranks
-from pyg_sar.rows.registry import name_of, rule
+from pyg_sar.rows.registry import name_of, rule, signature_of
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
@@ -51,22 +49,17 @@ _OF_VECTORS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
 _DIVIDES_BY_WEIGHTS = frozenset(['mse_loss', 'l1_loss', 'huber_loss'])
 
 
-@cache
-def _signature(func: Any) -> inspect.Signature:
-    return inspect.signature(func)
-
-
 def _bound(func: Any, args: Any, kwargs: Any) -> tuple[dict[str, Any], str]:
     """Arguments by name, and the reduction."""
     if func is not getattr(F, name_of(func), None):
         refuse(func, 'is known as a function of torch.nn.functional only')
-    given = _signature(func).bind(*args, **kwargs)
+    given = signature_of(func).bind(*args, **kwargs)
     given.apply_defaults()
     named = given.arguments
     size_average, reduce = named.pop('size_average', None), named.pop('reduce', None)
     how = named['reduction']
     if size_average is not None or reduce is not None:
-        how = F._Reduction.legacy_get_string(size_average, reduce)
+        how = torch.nn._reduction.legacy_get_string(size_average, reduce)
     named['reduction'] = how if how == 'none' else 'sum'
     return dict(named), how
 
@@ -89,8 +82,8 @@ def _reduced(func: Any, out: Tensor, how: str, count: int) -> Tensor:
 def _of_numbers(func: Any, args: Any, kwargs: Any) -> Any:
     named, how = _bound(func, args, kwargs)
     name = name_of(func)
-    input_, var = named.get('input'), named.get('var')
-    if isinstance(var, Tensor) and dim_of(var) == dim_of(input_) - 1:
+    var = named.get('var')
+    if isinstance(var, Tensor) and dim_of(var) == dim_of(named['input']) - 1:
         named['var'] = var.unsqueeze(-1)
     values, _, right, space = align(func, tuple(named.get(n) for n in _OF_NUMBERS[name]), {})
     named |= zip(_OF_NUMBERS[name], values, strict=True)
@@ -98,7 +91,7 @@ def _of_numbers(func: Any, args: Any, kwargs: Any) -> Any:
         out = func(**named)
         if how == 'none':
             return tag(out, dim_of(out) - right, space)
-        shape = list(torch.broadcast_shapes(*(v.shape for v in values if isinstance(v, Tensor))))
+        shape = _broadcast([list(v.shape) for v in values if isinstance(v, Tensor)])
         if how == 'batchmean' and name == 'kl_div':
             is_first = right == len(shape)
             return sum_of_ranks(out) / (space.total if is_first else shape[0])
@@ -106,6 +99,12 @@ def _of_numbers(func: Any, args: Any, kwargs: Any) -> Any:
             return _mean(out, named['weight'].sum())
         shape[-right] = space.total
         return _reduced(func, out, how, math.prod(shape))
+
+
+def _broadcast(shapes: list[list[int]]) -> list[int]:
+    wide = max(map(len, shapes))
+    padded = ([1] * (wide - len(shape)) + shape for shape in shapes)
+    return [max(sizes) if min(sizes) > 0 else 0 for sizes in zip(*padded, strict=True)]
 
 
 @rule(' '.join(_OF_VECTORS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from pyg_sar.comm import world_size
 from pyg_sar.norm.batch import _BatchNorm, _moments
 from pyg_sar.rows.align import dim_of
-from pyg_sar.rows.registry import name_of, rule
+from pyg_sar.rows.registry import name_of, rule, signature_of
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.without_rows import run
@@ -22,7 +21,7 @@ def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """Arguments by name; refuses if the first is not rows or another one is."""
     if func is not getattr(F, name_of(func), None):
         refuse(func, 'is known as a function of torch.nn.functional only')
-    given = inspect.signature(func).bind(*args, **kwargs)
+    given = signature_of(func).bind(*args, **kwargs)
     given.apply_defaults()
     named = dict(given.arguments)
     first, *rest = named.values()

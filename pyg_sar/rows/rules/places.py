@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pyg_sar.comm import all_gather_alike, rank, world_size
 from pyg_sar.rows.align import argument, dim_of
-from pyg_sar.rows.over_ranks import fetched, largest_of_ranks, sum_of_ranks
-from pyg_sar.rows.rows import Rows, plain, refuse
+from pyg_sar.rows.over_ranks import all_rows, largest_of_ranks, sum_of_ranks
+from pyg_sar.rows.rows import Rows, in_nested, plain, refuse
 from pyg_sar.rows.rules.along import over_rows
 from pyg_sar.rows.rules.reduce import by_place
 
@@ -96,25 +96,12 @@ def _prod(over: Any) -> Tensor:
 
 
 def _of_all_rows(over: Any) -> Any:
-    """Of a vector: every rank has all its numbers for a while, 8 bytes a row."""
-    if dim_of(over.rows) > 1:
-        refuse(over.func, 'over the rows of all ranks needs all rows in one place')
-    everything = all_rows(over.func, over.rows)
-    kwargs = {k: v for k, v in over.kwargs.items() if v is not over.rows}
-    return over.func(everything, *over.args[1:], **kwargs)
-
-
-def all_rows(func: Any, rows: Rows) -> Tensor:
-    """All rows in the order of the whole (collective)."""
-    _ids(func, rows)
-    return fetched(rows, torch.arange(rows._space.total, device=rows.device)).movedim(0, rows._dim)
-
-
-def _sorted(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
-    if dim_of(rows) > 1:
-        refuse(func, 'over the rows of all ranks needs all rows in one place')
-    kwargs = {k: v for k, v in kwargs.items() if v is not rows}
-    return func(all_rows(func, rows), *args[1:], **kwargs)
+    """Of numbers in order: every rank has all rows for it."""
+    everything = all_rows(over.rows)
+    args, kwargs = in_nested(
+        (over.args, over.kwargs), lambda each: everything if each is over.rows else each
+    )
+    return over.func(*args, **kwargs)
 
 
 def _topk(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
@@ -145,7 +132,7 @@ def _topk(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
         there = torch.cat([there, there.new_zeros(shape)], dim)
     picked = torch.where(own >= 0, there.gather(dim, own.clamp(min=0)), 0)
     found = sum_of_ranks(picked).to(there.dtype)
-    return torch.return_types.topk((found, ids))  # type: ignore[attr-defined]
+    return torch.return_types.topk((found, ids))
 
 
 by_place.update(
@@ -161,4 +148,4 @@ by_place.update(
     kthvalue=_of_all_rows,
     mode=_of_all_rows,
 )
-over_rows.update(topk=_topk, sort=_sorted, argsort=_sorted, msort=_sorted)
+over_rows['topk'] = _topk

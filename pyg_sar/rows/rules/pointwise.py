@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyg_sar.rows.align import align, as_rows
+from pyg_sar.rows.align import align, argument, as_rows
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plainly, refuse
@@ -40,8 +40,8 @@ _DRAWS = frozenset(
     'bfloat16 long int bool short char byte type_as zeros_like ones_like empty_like full_like '
     'rand_like randn_like randint_like bernoulli uniform exponential random zero fill copy poisson '
     'dropout alpha_dropout relu leaky_relu elu gelu silu selu celu relu6 softplus softsign '
-    'hardtanh logsigmoid log_sigmoid tanhshrink hardshrink softshrink threshold rrelu mish hardswish '
-    'hardsigmoid where masked_fill bucketize isin isclose native_dropout pin_memory positive '
+    'hardtanh logsigmoid log_sigmoid tanhshrink hardshrink softshrink threshold rrelu mish '
+    'hardswish hardsigmoid where masked_fill isclose native_dropout pin_memory positive '
     'truediv floordiv mod and or xor invert lshift rshift neg pos abs eq ne lt le gt ge pow add '
     'sub mul rsub rdiv radd rmul rpow div true_divide nan_to_num resolve_conj resolve_neg '
     'polygamma conj view_as_complex_ conj_physical geometric cauchy log_normal binomial '
@@ -56,10 +56,16 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
         refuse(func, "with 'out' is not known to be right")
     args, kwargs, right, space = align(func, args, kwargs)
     with plainly():
-        if bare(name) in _DRAWS:
+        if bare(name) in _DRAWS and not _is_off(name, args, kwargs):
             with own_draws(_device(args)):
                 return as_rows(func(*args, **kwargs), right, space)
         return as_rows(func(*args, **kwargs), right, space)
+
+
+def _is_off(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether a dropout drops nothing, and so draws nothing."""
+    p = argument(args, kwargs, 1, 'p', default=0.5)
+    return 'dropout' in name and (not argument(args, kwargs, 2, 'training', default=True) or p == 0)
 
 
 def is_in_place(name: str) -> bool:

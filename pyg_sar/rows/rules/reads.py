@@ -11,17 +11,26 @@ from torch import Tensor
 from pyg_sar.comm import world_size
 from pyg_sar.rows.align import argument, dim_of, whole_shape
 from pyg_sar.rows.registry import of_attribute, rule
+from pyg_sar.rows.replicated import divide_gradient, is_divided
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 
 
 @rule(
     'is_floating_point is_complex element_size get_device is_contiguous dim ndimension retain_grad '
-    'type hash is_pinned is_inference is_signed is_conj is_neg is_same_size requires_grad_ '
+    'type hash is_pinned is_inference is_signed is_conj is_neg is_same_size '
     'is_distributed result_type can_cast dir is_shared '
 )
 def _read(func: Any, args: Any, kwargs: Any) -> Any:
     with plainly():
         return func(*args, **kwargs)
+
+
+@rule('requires_grad_')
+def _requires_grad(func: Any, args: Any, kwargs: Any) -> Any:
+    with plainly():
+        out = func(*args, **kwargs)
+        divide_gradient(out)
+    return out
 
 
 @rule('format')
@@ -50,15 +59,16 @@ def _set(func: Any, args: Any, kwargs: Any) -> Any:
     to, *rest = args
     with plainly():
         if rest and isinstance(rest[0], Tensor):
-            value = rest[0]
+            value: Any = rest[0]
             if isinstance(to, Rows) != isinstance(value, Rows):
                 refuse(func, 'is another thing than a plain tensor')
-            if isinstance(to, Rows) and (to._dim, to._space) != (value._dim, value._space):
+            both = isinstance(to, Rows) and isinstance(value, Rows)
+            if both and (to._dim, to._space) != (value._dim, value._space):
                 refuse(func, 'takes rows of the same space')
-            if func.__self__.__name__ == 'grad' and value is not None:
-                value = value * world_size()
             return func(to, value)
-        return func(*args, **kwargs)
+        func(*args, **kwargs)
+        if func.__self__.__name__ == 'requires_grad':
+            divide_gradient(to)
 
 
 @of_attribute('shape')
@@ -74,8 +84,9 @@ def _grad(func: Any, args: Any, kwargs: Any) -> Any:
         grad = func(rows)
         if grad is None:
             return None
-        whole = grad if rows.is_leaf else grad / world_size()
-    return tag(plain(whole), rows._dim, rows._space)
+        if rows.is_leaf:
+            return tag(grad, rows._dim, rows._space)
+    return tag(grad / world_size(), rows._dim, rows._space)
 
 
 @of_attribute('T H mT mH')
@@ -163,11 +174,13 @@ def _autograd_grad(func: Any, args: Any, kwargs: Any) -> Any:
     with plainly():
         grads = func(*args, **kwargs)
         return tuple(
-            tag(plain(grad / world_size()), each._dim, each._space)
-            if isinstance(each, Rows) and grad is not None
-            else grad
+            _whole_gradient(grad, each) if isinstance(each, Rows) and grad is not None else grad
             for grad, each in zip(grads, many, strict=True)
         )
+
+
+def _whole_gradient(grad: Tensor, rows: Rows) -> Any:
+    return tag(grad if is_divided(rows) else grad / world_size(), rows._dim, rows._space)
 
 
 @rule('unknown')

@@ -16,7 +16,13 @@ from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
 from pyg_sar.rows.rules.pointwise import pointwise
 from pyg_sar.rows.without_rows import run
 
-_DIM_PLACE = {'norm': 2, 'kthvalue': 2, 'quantile': 2, 'nanquantile': 2, 'linalg_vector_norm': 2}
+_DIM_PLACE = {
+    'norm': 2,
+    'kthvalue': 2,
+    'quantile': 2,
+    'nanquantile': 2,
+    'linalg_vector_norm': 2,
+}
 """Where the dimension stands among the arguments, if not second."""
 
 
@@ -161,7 +167,7 @@ def _amin(over: _Over) -> Tensor:
 
 
 def _aminmax(over: _Over) -> Any:
-    return torch.return_types.aminmax((_amin(over), _amax(over)))  # type: ignore[attr-defined]
+    return torch.return_types.aminmax((_amin(over), _amax(over)))
 
 
 def _moments(over: _Over) -> tuple[Tensor, Tensor]:

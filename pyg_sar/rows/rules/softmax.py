@@ -76,8 +76,9 @@ def _cosine_similarity(func: Any, args: Any, kwargs: Any) -> Any:
             out = torch.cosine_similarity(x, y, dim, eps)
             return as_rows(out, right - (from_right < right), space)
     with plainly():
-        x, y = torch.broadcast_tensors(plain(x), plain(y))
-        sums = torch.stack([x * y, x * x, y * y]).sum(dim % num_dims + 1)
+        products = x * y
+        x, y = (each.expand_as(products) for each in (plain(x), plain(y)))
+        sums = torch.stack([products, x * x, y * y]).sum(dim % num_dims + 1)
         dot, *squares = sum_of_ranks(sums)
         floor = eps * eps
         return dot / (squares[0].clamp_min(floor) * squares[1].clamp_min(floor)).sqrt()

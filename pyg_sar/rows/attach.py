@@ -1,0 +1,192 @@
+"""Where rows come from, and where they are plain again: data of a shard, and calls of convs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_sar.comm import agree
+from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index
+from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
+from pyg_sar.rows.space import Space
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+
+
+def as_rows_of_graph(data: Any) -> Any:
+    """Data of a shard with rows in place of plain tensors, and counts of the whole (collective)."""
+    nodes: dict[Any, Space] = {}
+    own = {store._key: store['n_id'].numel() for store in data.node_stores}
+    edges = [store['edge_index'].shard.num_edges for store in data.edge_stores]
+    totals = [sum(counts) for counts in zip(*agree(edges), strict=True)]
+    for store in data.node_stores:
+        key, n_id = store._key, store['n_id']
+        what = 'nodes' if key is None else f"nodes of type '{key}'"
+        nodes[key] = Space(own[key], what=what, ids=n_id, total=store['num_nodes_total'])
+    for store, total in zip(data.edge_stores, totals, strict=True):
+        _attach_edges(data, store, total, nodes)
+    for store in data.node_stores:
+        space = nodes[store._key]
+        for name, value in list(store.items()):
+            if _has_rows(value, space.own) and not isinstance(value, Rows):
+                if store._key is None and not data.is_node_attr(name):
+                    continue
+                store[name] = _ids_or_rows(name, value, space)
+        store['num_nodes'] = space.total
+    return data
+
+
+def _has_rows(value: Any, count: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == count
+
+
+def _ids_or_rows(name: str, value: Tensor, space: Space) -> Any:
+    import torch
+
+    from pyg_sar.rows.edges import node_ids
+
+    if name == 'n_id':
+        places = torch.arange(space.own, device=value.device)
+        return node_ids(value.view(-1), 0, space, space, places, None)
+    return tag(value.view(value.shape), 0, space)
+
+
+def _attach_edges(data: Any, store: Any, total: int, nodes: dict[Any, Space]) -> None:
+    key, handle = store._key, store['edge_index']
+    src, dst = (nodes[None],) * 2 if key is None else (nodes[key[0]], nodes[key[2]])
+    what = 'edges' if key is None else f'edges of {key}'
+    shard = handle.shard
+    space = Space(shard.num_edges, what=what, ids=shard.e_id, total=total)
+    space.neighbours = (dst,) if src is dst else (dst, src)
+    for name, value in list(store.items()):
+        if name == 'edge_index' or not _has_rows(value, shard.num_edges):
+            continue
+        if key is not None or data.is_edge_attr(name):
+            store[name] = tag(value.view(value.shape), 0, space)
+    store['edge_index'] = edge_index(handle, space, Ends(shard, src, dst))
+
+
+def as_local(data: Any) -> Any:
+    """A shallow copy of such data with plain own rows, handles of edges and own counts."""
+    if not isinstance(data, (Data, HeteroData)):
+        return data
+    out = copy.copy(data)
+    for store in out.stores:
+        num_own = None
+        for name, value in list(store.items()):
+            if isinstance(value, EdgeIndex):
+                store[name] = value.handle
+            elif isinstance(value, Rows):
+                num_own = value._space.own if name == 'n_id' else num_own
+                store[name] = plain(value)
+        if num_own is not None:
+            store['num_nodes'] = num_own
+    return out
+
+
+def edges_among(values: Any) -> list[EdgeIndex]:
+    """The edges of a cut graph among the arguments of a call."""
+    found: list[EdgeIndex] = []
+
+    def note(value: Any) -> Any:
+        if isinstance(value, EdgeIndex):
+            found.append(value)
+        return value
+
+    in_nested(values, note)
+    return found
+
+
+def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
+    """Arguments of a conv as it computes with them: own rows, and edges in ids of the rank.
+
+    A plain tensor with a row for every node, or every edge, of the whole stands for these.
+    """
+    nodes = list(dict.fromkeys(s for each in edges for s in (each.ends.src, each.ends.dst)))
+    known = [*nodes, *dict.fromkeys(each._space for each in edges)]
+
+    def own(value: Any) -> Any:
+        if isinstance(value, EdgeIndex):
+            return value.handle
+        if isinstance(value, Rows):
+            return plain(value)
+        if type(value) is Tensor and value.dim():
+            return _own_of_plain(value, known, what)
+        return value
+
+    with plainly():
+        return in_nested(values, own)
+
+
+def _own_of_plain(value: Tensor, known: list[Space], what: str) -> Tensor:
+    from pyg_sar.rows.align import own_rows
+
+    size = value.size(0)
+    fitting = [space for space in known if space.total == size]
+    if fitting and (value.dim() > 1 or not value.requires_grad):
+        if len(fitting) > 1:
+            refuse(what, f'and a plain tensor with {size} rows, which may be of {fitting}')
+        return own_rows(what, value, 0, fitting[0])
+    for space in known:
+        if space.own == size != space.total and (value.dim() > 1 or size > 1):
+            refuse(what, f'and a plain tensor with {size} rows (these are {space!r})')
+    return value
+
+
+def from_conv(out: Any, edges: list[EdgeIndex], node_dim: int, given: Any) -> Any:
+    """What a conv gives, as rows of the destinations, of edges, or of types of nodes."""
+    first = edges[0]
+    of_type: dict[Any, Space] = {}
+
+    def note_types(value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key, each in value.items():
+                if isinstance(each, Rows) and not isinstance(each, EdgeIndex):
+                    of_type.setdefault(key, each._space)
+        elif isinstance(value, (tuple, list)):
+            for each in value:
+                note_types(each)
+
+    note_types(given)
+    derived: dict[int, Space] = {}
+
+    def rows(value: Any, key: Any = None) -> Any:
+        if isinstance(value, ShardEdgeIndex):
+            return edge_index(value, _space_of(value, edges, derived), first.ends)
+        if isinstance(value, Mapping):
+            return {k: rows(each, k) for k, each in value.items()}
+        if isinstance(value, tuple) and hasattr(value, '_fields'):
+            return type(value)(*(rows(each) for each in value))
+        if isinstance(value, (tuple, list)):
+            return type(value)(rows(each) for each in value)
+        if type(value) is not Tensor or not value.dim():
+            return value
+        space = of_type.get(key, first.ends.dst) if key is not None else first.ends.dst
+        dim = node_dim % value.dim() if -value.dim() <= node_dim < value.dim() else 0
+        for each in dict.fromkeys((dim, 0)):
+            if value.size(each) == space.own:
+                return tag(value, each, space)
+        for other in (*derived.values(), *(each._space for each in edges)):
+            if value.size(0) == other.own:
+                return tag(value, 0, other)
+        return value
+
+    if isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], tuple):
+        # (out, (edge_index, attention weights)): the weights are rows of these edges.
+        edges_out, weights = out[1]
+        index = rows(edges_out)
+        if isinstance(index, EdgeIndex):
+            return rows(out[0]), (index, tag(weights, 0, index._space))
+    return rows(out)
+
+
+def _space_of(handle: ShardEdgeIndex, edges: list[EdgeIndex], derived: dict[int, Space]) -> Space:
+    for each in edges:
+        if each.handle is handle:
+            return each._space
+    space = Space(handle.size(1), what='edges that a conv made')
+    space.neighbours = edges[0]._space.neighbours
+    return derived.setdefault(id(handle), space)

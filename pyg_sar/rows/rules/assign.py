@@ -1,0 +1,104 @@
+"""Rows that are written to: by masks, by their place in the whole, by the ids of nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm import agree
+from pyg_sar.rows.align import dim_of, own_rows
+from pyg_sar.rows.edges import NodeIds
+from pyg_sar.rows.over_ranks import fetched
+from pyg_sar.rows.registry import rule
+from pyg_sar.rows.replicated import check_whole, met
+from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
+from pyg_sar.rows.rules.select import as_items, beside_rows, check_range, dims_used, item_of_rows
+from pyg_sar.rows.space import Space
+
+
+@rule('__setitem__')
+def _setitem(func: Any, args: Any, kwargs: Any) -> None:
+    values, index, new = args
+    items = as_items(index, dim_of(values))
+    if not isinstance(values, Rows):
+        _set_in_plain(values, index, new)
+        return
+    place, _ = item_of_rows(items, values._dim)
+    at = items[place]
+    is_basic = not any(isinstance(each, Tensor) for each in items)
+    if is_basic and isinstance(at, slice) and at == slice(None):
+        with plainly():
+            view = beside_rows(func, values, items, place)
+        if isinstance(new, Tensor):
+            view.copy_(new)
+        else:
+            view.fill_(new)
+        return
+    if any(isinstance(each, Tensor) for i, each in enumerate(items) if i != place):
+        refuse(func, 'in two dimensions at once is not known to be right')
+    _set_rows(func, values, items, place, new)
+
+
+def _set_rows(func: Any, values: Rows, items: list[Any], place: int, new: Any) -> None:
+    at, space = items[place], values._space
+    with plainly():
+        if isinstance(at, Tensor) and at.dtype == torch.bool:
+            if dim_of(at) > 1:
+                if not isinstance(at, Rows) or (isinstance(new, Tensor) and dim_of(new)):
+                    refuse(func, 'by a mask of several dimensions takes a number')
+                plain(values)[plain(at)] = met(new) if isinstance(new, Tensor) else new
+                return
+            if isinstance(at, Rows) and not space.is_same(at._space):
+                refuse(func, 'takes a mask of the same rows')
+            key = at if isinstance(at, Rows) else own_rows(func, at, 0, space)
+            items[place], chosen = plain(key), space.selected(key)
+        elif isinstance(at, NodeIds) and at.of is space and at.shard is None:
+            items[place], chosen = at.places, at._space
+        elif isinstance(at, NodeIds) and at.of is space:
+            if not all(agree(bool((at.places < space.own).all()))):
+                refuse(func, 'at nodes of other ranks is not known to be right')
+            items[place], chosen = at.places, at._space
+        elif isinstance(at, Rows):
+            refuse(func, 'by ids that are rows is not known to be right')
+        else:
+            chosen, items[place] = _listed(func, values, at)
+    if isinstance(new, Tensor) and not isinstance(new, Rows):
+        behind = sum(dims_used(each) for each in items[place + 1 :])
+        behind -= sum(type(each) is int for each in items[place + 1 :])
+        dim = new.dim() - 1 - behind
+        new = own_rows(func, new, dim, chosen) if dim >= 0 else met(new)
+    elif isinstance(new, Rows) and not chosen.is_same(new._space):
+        refuse(func, f'takes a value for the rows that are set (got {new._space!r} for {chosen!r})')
+    with plainly():
+        plain(values)[tuple(plain(each) for each in items)] = plain(new)
+
+
+def _listed(func: Any, values: Rows, at: Any) -> tuple[Space, Tensor]:
+    """The own ones of a list of rows of the whole, and their places."""
+    space = values._space
+    if isinstance(at, slice):
+        at = torch.arange(space.total, device=values.device)[at]
+    ids = torch.as_tensor(at, device=values.device).reshape(-1)
+    check_whole(func, ids)
+    check_range(ids, space.total)
+    places = space.places(torch.where(ids < 0, ids + space.total, ids))
+    is_own = places >= 0
+    own = is_own.nonzero().view(-1)
+    return Space(own.numel(), what='listed rows', ids=own, total=ids.numel()), places[is_own]
+
+
+def _set_in_plain(values: Tensor, index: Any, new: Any) -> None:
+    """Into a tensor of the whole: all ranks write what the rows of all say."""
+
+    def whole(value: Any) -> Any:
+        if not isinstance(value, Rows):
+            return value
+        return fetched(value, torch.arange(value._space.total, device=value.device)).movedim(
+            0, value._dim
+        )
+
+    index, new = in_nested(index, whole), in_nested(new, whole)
+    with plainly():
+        values[index] = new

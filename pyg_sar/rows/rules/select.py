@@ -1,0 +1,284 @@
+"""Rows that are chosen: by masks, by their place in the whole, by the ids of nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.aggregate.halo import with_halo
+from pyg_sar.comm import Exchange, agree
+from pyg_sar.rows.align import argument, dim_of, own_rows
+from pyg_sar.rows.edges import NodeIds, node_ids
+from pyg_sar.rows.over_ranks import fetched
+from pyg_sar.rows.registry import rule
+from pyg_sar.rows.replicated import check_whole, met
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+
+
+@rule('__getitem__')
+def _getitem(func: Any, args: Any, kwargs: Any) -> Any:
+    values, index = args
+    items = as_items(index, dim_of(values))
+    if not isinstance(values, Rows):
+        return _of_plain(func, values, items)
+    place, _ = item_of_rows(items, values._dim)
+    at = items[place]
+    if isinstance(at, slice) and at == slice(None):
+        return beside_rows(func, values, items, place)
+    if any(isinstance(each, Tensor) for i, each in enumerate(items) if i != place):
+        return _number_in_each_row(func, values, items, place)
+    # First what is beside the rows, then the rows.
+    others = [*items[:place], slice(None), *items[place + 1 :]]
+    if any(each is not None and each != slice(None) for each in others):
+        values = beside_rows(func, values, others, place)
+        return rows_at(func, values, at, values._dim)
+    if any(each is None for each in others):
+        values = beside_rows(func, values, others, place)
+    return rows_at(func, values, at, values._dim)
+
+
+def as_items(index: Any, num_dims: int) -> list[Any]:
+    """An index as a list with one item for every dimension, None for new ones; no ``...``."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    items = [
+        torch.tensor(each) if isinstance(each, (list, range)) and _is_flat(each) else each
+        for each in items
+    ]
+    used = sum(dims_used(each) for each in items)
+    dots = [i for i, each in enumerate(items) if each is Ellipsis]
+    fill = [slice(None)] * (num_dims - used)
+    if dots:
+        items[dots[0] : dots[0] + 1] = fill
+    else:
+        items += fill
+    return items
+
+
+def _is_flat(values: Any) -> bool:
+    return all(isinstance(each, (int, bool)) for each in values)
+
+
+def dims_used(item: Any) -> int:
+    """How many dimensions an item of an index stands for."""
+    if item is None or item is Ellipsis:
+        return 0
+    if isinstance(item, Tensor) and item.dtype == torch.bool:
+        return dim_of(item)
+    return 1
+
+
+def item_of_rows(items: list[Any], dim: int) -> tuple[int, int]:
+    """Which item stands for the rows, and with which of its dimensions (of a mask)."""
+    seen = 0
+    for place, item in enumerate(items):
+        used = dims_used(item)
+        if used and seen <= dim < seen + used:
+            return place, dim - seen
+        seen += used
+    raise IndexError('too many indices')
+
+
+def beside_rows(func: Any, values: Rows, items: list[Any], place: int) -> Any:
+    """All rows, and what is asked for of other dimensions."""
+    tensors = [i for i, each in enumerate(items) if isinstance(each, Tensor)]
+    if any(isinstance(items[i], Rows) for i in tensors):
+        refuse(func, 'by rows in another dimension would pair every row with every row')
+    dim = sum(not isinstance(each, (int, Tensor)) for each in items[:place])
+    if tensors:
+        wide = max(1 if items[i].dtype == torch.bool else items[i].dim() for i in tensors)
+        is_run = tensors == list(range(tensors[0], tensors[-1] + 1))
+        # Several that are apart come first (as in NumPy); an int among them counts as one.
+        apart = not is_run or any(type(each) is int for each in items)
+        if apart and len(tensors) + sum(type(each) is int for each in items) > 1:
+            ends = [i for i, e in enumerate(items) if isinstance(e, Tensor) or type(e) is int]
+            is_run = ends == list(range(ends[0], ends[-1] + 1))
+        dim += wide if not is_run or tensors[0] < place else 0
+    with plainly():
+        out = plain(values)[tuple(met(e) if isinstance(e, Tensor) else e for e in items)]
+    return tag(out, dim, values._space)
+
+
+def rows_at(func: Any, values: Rows, at: Any, dim: int) -> Any:
+    """Some of the rows, in dimension `dim`."""
+    space = values._space
+    if isinstance(at, Tensor) and at.dtype == torch.bool:
+        return _masked(func, values, at, dim)
+    if isinstance(at, Rows):
+        return _by_rows(func, values, at, dim)
+    if isinstance(at, slice):
+        if dim == 0 and at.step in (None, 1) and at.start in (None, 0) and at.stop is None:
+            return values
+        at = torch.arange(space.total, device=values.device)[at]
+    if isinstance(at, int):
+        if not -space.total <= at < space.total:
+            raise IndexError(f'index {at} is out of bounds for {space.total} rows')
+        with plainly():
+            out = fetched(values, torch.tensor([at], device=values.device))
+            return out.movedim(0, dim).select(dim, 0)
+    if not isinstance(at, Tensor):
+        refuse(func)
+    ids = at.to(values.device).long()
+    check_whole(func, ids)
+    check_range(ids, space.total)
+    with plainly():
+        out = fetched(values, ids)
+        if dim:
+            into = tuple(range(dim, dim + ids.dim()))
+            out = out.movedim(tuple(range(ids.dim())), into)
+        return out
+
+
+def check_range(ids: Tensor, total: int) -> None:
+    """Raises an IndexError, as torch, for ids that no row of the whole has."""
+    with plainly():
+        if ids.numel() and not (-total <= int(ids.min()) and int(ids.max()) < total):
+            raise IndexError(f'index out of range: expected ids from 0 to {total - 1}')
+
+
+def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
+    """Selected rows; a mask of more dimensions selects numbers out of rows."""
+    space = values._space
+    if dim_of(mask) > 1:
+        if dim or not isinstance(mask, Rows):
+            refuse(func, 'by a mask of several dimensions is known for masks of rows only')
+        if mask._dim:
+            refuse(func, 'by a mask whose rows are elsewhere')
+        count = dim_of(mask)
+        with plainly():
+            width = plain(mask)[0:0].flatten(1).size(1) if mask.shape[0] else 0
+            width = 1
+            for size in mask.shape[1:]:
+                width *= size
+            flat = plain(values).reshape(space.own * width, *values.shape[count:])
+            chosen = plain(mask).reshape(-1)
+        many = tag(flat, 0, space.times(width))
+        return _masked(func, many, tag(chosen, 0, space.times(width)), 0)
+    if isinstance(mask, Rows):
+        if not space.is_same(mask._space):
+            refuse(func, f'takes a mask of the same rows (got {mask._space!r} for {space!r})')
+        own, selected = plain(mask), space.selected(mask)
+    else:
+        own = own_rows(func, mask, 0, space)
+        selected = space.selected(own)
+    with plainly():
+        kept = plain(values)[(slice(None),) * dim + (own,)]
+        return tag(kept, dim, selected)
+
+
+def _by_rows(func: Any, values: Rows, ids: Rows, dim: int) -> Any:
+    """Rows by ids that are rows themselves: ``x[edge_index[0]]``, ``x[parent]``."""
+    with plainly():
+        x: Tensor = plain(values).movedim(dim, 0)
+        if isinstance(ids, NodeIds) and ids.of is values._space:
+            if ids.shard is not None:
+                x = with_halo(x, Exchange(ids.shard))
+            out = x.index_select(0, ids.places.reshape(-1)).view(*ids.places.shape, *x.shape[1:])
+        else:
+            out = fetched(values, plain(ids))
+        if dim:
+            out = out.movedim(tuple(range(ids.dim())), tuple(range(dim, dim + ids.dim())))
+    return tag(out, dim + ids._dim, ids._space)
+
+
+def _number_in_each_row(func: Any, values: Rows, items: list[Any], place: int) -> Any:
+    """``p[torch.arange(n), y]``: of every row one number."""
+    at, others = items[place], [each for i, each in enumerate(items) if i != place]
+    if values._dim or place or len(others) != 1 or not isinstance(others[0], Tensor):
+        refuse(func, 'in two dimensions at once is not known to be right')
+    other = others[0]
+    if at.dtype == torch.bool and isinstance(other, Tensor):
+        refuse(func, 'by a mask and by numbers at once is not known to be right')
+    space = values._space
+    if not isinstance(at, Rows):
+        if not isinstance(other, Rows):
+            found = rows_at(func, values, at, 0)
+            return found[torch.arange(found.size(0), device=found.device), met(other)]
+        at = tag(own_rows(func, at, 0, other._space), 0, other._space)
+    if not isinstance(other, Rows):
+        other = tag(own_rows(func, other, 0, at._space), 0, at._space)
+    if not at._space.is_same(other._space) or dim_of(at) != 1 or dim_of(other) != 1:
+        refuse(func, 'by rows of different spaces')
+    with plainly():
+        own = torch.equal(plain(at), space.ids(at.device)) if at._space is space else False
+        picked = plain(values if all(agree(own)) else _by_rows(func, values, at, 0))
+        count = torch.arange(picked.size(0), device=picked.device)
+        return tag(picked[count, plain(other)], 0, at._space)
+
+
+def _of_plain(func: Any, values: Tensor, items: list[Any]) -> Any:
+    """A plain tensor by rows: one of the whole by a mask, or a table by numbers in rows."""
+    masks = [i for i, e in enumerate(items) if isinstance(e, Rows) and e.dtype == torch.bool]
+    if masks:
+        place = masks[0]
+        if len(masks) > 1 or any(dims_used(each) != 1 for each in items[:place]):
+            refuse(func, 'by several masks is not known to be right')
+        space = items[place]._space
+        rows = tag(own_rows(func, values, place, space), place, space)
+        return rows[tuple(items)]
+    numbers = [each for each in items if isinstance(each, Rows)]
+    right, space = dim_of(numbers[0]) - numbers[0]._dim, numbers[0]._space
+    for each in numbers[1:]:
+        if not space.is_same(each._space) or dim_of(each) - each._dim != right:
+            refuse(func, 'by rows of different spaces')
+    tensors = [i for i, each in enumerate(items) if isinstance(each, Tensor) or type(each) is int]
+    if tensors != list(range(tensors[0], tensors[-1] + 1)) or None in items[: tensors[-1]]:
+        refuse(func, 'by rows in several places is not known to be right')
+
+    def own(each: Any) -> Any:
+        if isinstance(each, Tensor) and not isinstance(each, Rows) and each.dim() >= right:
+            return own_rows(func, each, each.dim() - right, space)
+        return plain(each)
+
+    with plainly():
+        out = met(values)[tuple(own(each) for each in items)]
+        widest = max(dim_of(items[i]) for i in tensors if isinstance(items[i], Tensor))
+        return tag(out, tensors[0] + widest - right, space)
+
+
+@rule('index_select')
+def _index_select(func: Any, args: Any, kwargs: Any) -> Any:
+    values = argument(args, kwargs, 0, 'input', 'self')
+    dim, index = argument(args, kwargs, 1, 'dim'), argument(args, kwargs, 2, 'index')
+    dim %= dim_of(values)
+    return values[(slice(None),) * dim + (index,)]
+
+
+@rule('take')
+def _take(func: Any, args: Any, kwargs: Any) -> Any:
+    values, index = argument(args, kwargs, 0, 'input'), argument(args, kwargs, 1, 'index')
+    if dim_of(values) != 1:
+        refuse(func)
+    return values[index]
+
+
+@rule('masked_select')
+def _masked_select(func: Any, args: Any, kwargs: Any) -> Any:
+    pair = args[0], argument(args, kwargs, 1, 'mask')
+    values, mask = torch.broadcast_tensors(*pair)  # type: ignore[no-untyped-call]
+    return values[mask]
+
+
+@rule('nonzero argwhere')
+def nonzero(func: Any, args: Any, kwargs: Any) -> Any:
+    """Places in the whole of what is not zero, as rows of a selection."""
+    rows = args[0]
+    if rows._dim or dim_of(rows) > 2 or not rows._space.has_ids():
+        refuse(func)
+    as_tuple = argument(args, kwargs, 1, 'as_tuple', default=False)
+    space = rows._space
+    with plainly():
+        own = plain(rows) != 0
+        if rows.dim() == 1:
+            key = rows if rows.dtype == torch.bool else own
+            selected = space.selected(key)
+            places = own.nonzero()
+            ids = node_ids(space.ids(rows.device)[places], 0, selected, space, places, None)
+            return (ids.squeeze(1),) if as_tuple else ids
+        width = rows.size(1)
+        selected = space.times(width).selected(own.reshape(-1))
+        found = own.nonzero()
+        ids = torch.stack([space.ids(rows.device)[found[:, 0]], found[:, 1]], dim=1)
+        both = tag(ids, 0, selected)
+    return both.unbind(1) if as_tuple else both

@@ -1,0 +1,143 @@
+"""Runs one program: on the whole graph, or on one rank. And says whether results are the same."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from program_graphs import Order
+from shared import Results
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+import pyg_sar
+
+TOLERANCE = 1e-8  # of what is largest in a result
+HERE = Path(__file__).parent
+MARK = 'refused: '
+
+
+class ProgramFailed(Exception):
+    """What a program raised, in one line."""
+
+
+def all_programs() -> dict[str, Callable[..., Results]]:
+    """Every function of this folder that takes `data` and `ddp`, by theme and name."""
+    found = {}
+    for file in sorted(HERE.glob('*_programs.py')):
+        if file.stem == 'run_programs':
+            continue
+        for name, value in vars(import_module(file.stem)).items():
+            own = inspect.isfunction(value) and value.__module__ == file.stem
+            if own and list(inspect.signature(value).parameters) == ['data', 'ddp']:
+                found[f'{file.stem.removesuffix("_programs")}.{name}'] = value
+    return found
+
+
+def is_hetero(program: Callable[..., Results]) -> bool:
+    """Whether it says that its data is heterogeneous."""
+    return 'HeteroData' in str(inspect.signature(program).parameters['data'].annotation)
+
+
+def on_whole_graph(program: Callable[..., Results], data: Any) -> dict[str, Any]:
+    """The results of one process of plain PyG."""
+    random.seed()  # PyG names the code that it generates by it
+    torch.manual_seed(99)
+    return {name: leaf for name, leaf in _leaves(program(data.clone(), _itself))}
+
+
+def on_rank(module: str, name: str, folder: str) -> dict[str, Any]:
+    """The results of this rank, rows of nodes and edges gathered."""
+    what = getattr(import_module(module), name)
+    random.seed()
+    try:
+        data = pyg_sar.load_graph(folder)
+        results = what(data, pyg_sar.DistributedDataParallel)
+        return {path: _whole(leaf) for path, leaf in _leaves(results)}
+    except Exception as failure:
+        raise ProgramFailed(MARK + _in_one_line(failure)) from failure
+
+
+def _itself(model: Module) -> Module:
+    return model
+
+
+def _leaves(value: Any, path: str = '') -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [x for k, v in value.items() for x in _leaves(v, f'{path}.{k}' if path else str(k))]
+    if isinstance(value, (list, tuple)):
+        return [x for i, v in enumerate(value) for x in _leaves(v, f'{path}[{i}]')]
+    return [(path, value.detach().clone() if type(value) in (Tensor, Parameter) else value)]
+
+
+def _whole(leaf: Any) -> Any:
+    """Rows of the whole graph, where the library gives such; anything else as it is."""
+    gather = getattr(pyg_sar, 'gather', None)
+    if isinstance(leaf, Tensor) and type(leaf) not in (Tensor, Parameter) and gather is not None:
+        return gather(leaf.detach())
+    return leaf
+
+
+def _in_one_line(failure: BaseException) -> str:
+    """The error, and the last line of the program's files that it came through."""
+    frames = traceback.extract_tb(failure.__traceback__)[1:]
+    where = [
+        f' ({Path(f.filename).name}:{f.lineno})' for f in frames if HERE in Path(f.filename).parents
+    ]
+    first = next(iter(str(failure).strip().splitlines()), '')
+    return f'{type(failure).__name__}: {first}{where[-1] if where else ""}'
+
+
+def differences(want: dict[str, Any], got: dict[str, Any]) -> list[str]:
+    """Which results differ, and by how much; empty if they are the same."""
+    if want.keys() != got.keys():
+        return [f'other results: {sorted(want.keys() ^ got.keys())}']
+    return [
+        f'{name}: {text}'
+        for name in want
+        if (text := _difference(want[name], got[name])) is not None
+    ]
+
+
+def _difference(want: Any, got: Any) -> str | None:
+    if isinstance(want, Tensor) != isinstance(got, Tensor):
+        return f'{type(got).__name__} for {type(want).__name__}'
+    if not isinstance(want, Tensor):
+        if type(want) is not type(got):
+            return f'{type(got).__name__} for {type(want).__name__}'
+        if not isinstance(want, float):
+            return None if want == got else f'{got!r} for {want!r}'
+        want, got = torch.tensor([want, got], dtype=torch.float64).unbind()
+    if want.shape != got.shape or want.dtype != got.dtype:
+        return f'{got.dtype} {list(got.shape)} for {want.dtype} {list(want.shape)}'
+    if not want.is_floating_point():
+        count = int((want != got).sum())
+        return f'{count} of {want.numel()} entries' if count else None
+    if want.numel() == 0 or torch.equal(want, got):
+        return None
+    if not torch.equal(want.isfinite(), got.isfinite()):
+        return 'not finite elsewhere'
+    finite = want.isfinite()
+    if not torch.equal(want[~finite].nan_to_num(), got[~finite].nan_to_num()):
+        return 'other infinities'
+    want, got = want[finite].double(), got[finite].double()
+    error = float((want - got).abs().max() / want.abs().max().clamp(min=1e-3))
+    return f'by {error:.1e}' if error > TOLERANCE else None
+
+
+def as_in(order: Order, results: dict[str, Any]) -> dict[str, Any]:
+    """Results of a graph in another order, with rows of nodes and edges in the first one."""
+    by_size = order.nodes | order.edges
+
+    def back(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.dim() and leaf.size(0) in by_size:
+            return leaf[by_size[leaf.size(0)].argsort()]
+        return leaf
+
+    return {name: back(leaf) for name, leaf in results.items()}
