@@ -7,6 +7,7 @@ of it.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,11 +44,25 @@ def largest_of_ranks(values: Tensor, dims: list[int], *, keepdim: bool, least: b
         top = (of_ranks.amin(0) if least else of_ranks.amax(0)).to(part.dtype)
     if values.is_floating_point() and torch.is_grad_enabled():
         is_top = values.detach() == top
-        share = sum_of_ranks(is_top.sum(dims, keepdim=True)).clamp(min=1)
-        total = sum_of_ranks(torch.where(is_top, values, 0).sum(dims, keepdim=True)) / share
+        # Of NaN, which is equal to nothing, it is 0 / 0, as torch has it.
+        share = sum_of_ranks(is_top.sum(dims, keepdim=True))
+        ties = _Zeros.apply(values) * is_top  # type: ignore[no-untyped-call]
+        total = sum_of_ranks(ties.sum(dims, keepdim=True)) / share
         if total.requires_grad:
-            top = top + (total - total.detach()).nan_to_num(0.0, 0.0, 0.0)
+            top = top + total
     return top if keepdim else top.squeeze(dims)
+
+
+class _Zeros(torch.autograd.Function):
+    """Zeros that pass a gradient on as it is, also where the numbers are infinite."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return torch.zeros_like(values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
 
 
 def largest_here(values: Tensor, dims: list[int], *, least: bool) -> Tensor:
@@ -81,6 +96,12 @@ def fetched(rows: Rows, ids: Tensor) -> Tensor:
         if x.dtype == torch.bool or not (x.is_floating_point() or x.is_complex()):
             x = x.detach()
         return rows_by_id(x, ids, space.ids(x.device))
+
+
+def all_rows(rows: Rows) -> Tensor:
+    """All rows in the order of the whole, on every rank (collective)."""
+    everything = torch.arange(rows._space.total, device=rows.device)
+    return fetched(rows, everything).movedim(0, rows._dim)
 
 
 def are_own(ids: Tensor, space: Space) -> bool:

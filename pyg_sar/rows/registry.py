@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -57,6 +58,12 @@ def name_of(func: Any) -> str:
     if name in ('__get__', '__set__', '__delete__'):
         name = func.__self__.__name__
     return str(name)
+
+
+@cache
+def signature_of(func: Callable[..., Any]) -> inspect.Signature:
+    """The parameters of a function of torch.nn.functional."""
+    return inspect.signature(func)
 
 
 def bare(name: str) -> str:

@@ -32,6 +32,11 @@ def met(tensor: Tensor) -> Tensor:
     return out
 
 
+def all_of_plain(value: Any) -> Any:
+    """:func:`met`, for plain tensors among values of any kind."""
+    return met(value) if type(value) in (Tensor, torch.nn.Parameter) else value
+
+
 def is_averaged(leaf: Tensor) -> bool:
     """Whether a wrapper averages the gradient of a leaf at the end of a backward."""
     return any(getattr(hook, 'averages', False) for hook in (leaf._backward_hooks or {}).values())

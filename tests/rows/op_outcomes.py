@@ -7,14 +7,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
 from op_hand import HAND
 from op_run import Case, verdict_of, whole_of
 from op_samples import (
-    NUM_RUNS,
     NUM_SAMPLES,
+    RUNS_OF_A_SAMPLE,
     cases_of_op,
     described,
     is_random,
@@ -34,6 +35,7 @@ class Outcome:
     Attributes:
         by_dim: How many cases had which end, by the dimension of the first rows among them.
         failures: Cases that are WRONG or an error of the ranks alone.
+        refusals: Cases that are refused, with the reason.
         reached: Functions of torch that met rows on the way.
         families: Files of their rules.
     """
@@ -41,6 +43,7 @@ class Outcome:
     name: str
     by_dim: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     failures: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
     reached: list[str] = field(default_factory=list)
     families: list[str] = field(default_factory=list)
 
@@ -67,36 +70,33 @@ def outcome_of(name: str) -> Outcome:
     outcome = Outcome(name)
     with _noting(outcome), warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        num_cases = num_runs = 0
-        for case in HAND[name]() if name in HAND else cases_of_op(name):
-            if num_cases == NUM_SAMPLES or num_runs >= NUM_RUNS:
-                break
-            if is_usable(case) and (count := _run(outcome, case, NUM_RUNS - num_runs)):
-                num_cases, num_runs = num_cases + 1, num_runs + count
+        num_cases = 0
+        for case in [*cases_of_op(name), *HAND.get(name, list)()]:
+            is_by_hand = case.function.__module__ == 'op_hand'
+            if (num_cases < NUM_SAMPLES or is_by_hand) and is_usable(case):
+                num_cases += _run(outcome, case)
     return outcome
 
 
-def _run(outcome: Outcome, case: Case, limit: int) -> int:
+def _run(outcome: Outcome, case: Case) -> bool:
     try:
         whole = whole_of(case)
     except Exception:
         try:
             whole = whole_of(case, with_grads=False)
         except Exception:
-            return 0
+            return False
     if any(isinstance(t, torch.Tensor) and t.layout != torch.strided for t in whole.leaves):
-        return 0
-    draws, count = is_random(outcome.name, case), 0
-    for number, tagging in enumerate(taggings(case)):
-        if number == limit:
-            break
-        count += 1
+        return False
+    draws = is_random(outcome.name, case)
+    for number, tagging in enumerate(islice(taggings(case), RUNS_OF_A_SAMPLE)):
         verdict = verdict_of(case, tagging, whole, has_empty=number % 3 == 1, is_random=draws)
         dim = next(each for each in tagging if each is not None)
         outcome.by_dim[dim][verdict.status] += 1
-        if verdict.status in ('WRONG', 'error'):
-            outcome.failures.append(f'{verdict.status}: {described(case, tagging)}: {verdict.why}')
-    return count
+        if verdict.status != 'right':
+            to = outcome.refusals if verdict.status == 'refused' else outcome.failures
+            to.append(f'{verdict.status}: {described(case, tagging)}: {verdict.why}')
+    return True
 
 
 @contextmanager

@@ -14,48 +14,23 @@ from op_trees import tensors_of
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 
-NUM_SAMPLES = 5
-NUM_RUNS = 30
-"""At most so many of a function."""
+NUM_SAMPLES = 6
+RUNS_OF_A_SAMPLE = 8
+"""At most so many of a function, and of one of its samples."""
 
 _MOST_SAMPLES = 300
 _LARGEST = 4000  # numbers of a tensor
 _DTYPES = (torch.float64, torch.float32, torch.complex128, torch.int64, torch.bool, torch.float16)
 
-RANDOM = frozenset(
-    [
-        'bernoulli',
-        'cauchy',
-        'exponential',
-        'geometric',
-        'log_normal',
-        'multinomial',
-        'normal',
-        'rand_like',
-        'randint_like',
-        'randn_like',
-        'uniform',
-        'nn.functional.alpha_dropout',
-        'nn.functional.dropout',
-        'nn.functional.dropout2d',
-        'nn.functional.dropout3d',
-        'nn.functional.feature_alpha_dropout',
-        'nn.functional.rrelu',
-        'nn.functional.fractional_max_pool2d',
-        'nn.functional.fractional_max_pool3d',
-        'pca_lowrank',
-        'svd_lowrank',
-        'empty_like',
-        'new_empty',
-        'new_empty_strided',
-        'nn.functional.multi_head_attention_forward',
-        'nn.functional.scaled_dot_product_attention',
-        'gumbel_softmax',
-        'dropout_',
-        'dropout1d',
-        'feature_dropout',
-    ]
-)
+_RANDOM = """
+    bernoulli cauchy exponential geometric log_normal multinomial normal rand_like randint_like
+    randn_like uniform empty_like new_empty new_empty_strided pca_lowrank svd_lowrank
+    nn.functional.alpha_dropout nn.functional.dropout nn.functional.dropout2d
+    nn.functional.dropout3d nn.functional.feature_alpha_dropout nn.functional.rrelu
+    nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d
+    nn.functional.multi_head_attention_forward nn.functional.scaled_dot_product_attention
+"""
+RANDOM = frozenset(_RANDOM.split())
 """Of what these give only the kind is compared; of attention where there is dropout."""
 
 
@@ -76,8 +51,16 @@ def cases_of_op(name: str) -> list[Case]:
         torch.manual_seed(0)
         samples = list(islice(op.sample_inputs('cpu', dtype, requires_grad=False), _MOST_SAMPLES))
         random.Random(zlib.crc32(name.encode())).shuffle(samples)
-        cases += [Case(op.op, (s.input, *s.args), dict(s.kwargs)) for s in samples]
+        drawn = [Case(op.op, (s.input, *s.args), dict(s.kwargs)) for s in samples]
+        batches = sorted(drawn, key=_num_dims_of_batch, reverse=True)
+        cases += [each for pair in zip(batches, drawn, strict=True) for each in pair]
     return cases
+
+
+def _num_dims_of_batch(case: Case) -> int:
+    """How many dimensions the first tensor has, if its first is not of one row."""
+    first = tensors_of((case.args, case.kwargs))[:1]
+    return first[0].dim() if first and first[0].dim() and first[0].size(0) > 1 else 0
 
 
 def is_random(name: str, case: Case) -> bool:
@@ -97,21 +80,23 @@ def _drops(case: Case) -> bool:
 
 
 def taggings(case: Case) -> Iterator[Tagging]:
-    """Which tensors are rows, and in which dimension: all that fit together, then each alone."""
+    """Which tensors are rows, and in which dimension: all that fit together, then each alone.
+
+    The first tensor comes first, and a dimension of one row only for it.
+    """
     tensors = tensors_of((case.args, case.kwargs))
     seen = set()
-    for every in (True, False):
-        for i, tensor in enumerate(tensors[:4]):
-            for dim in range(tensor.dim()):
-                if tensor.size(dim) < 2:
-                    continue
-                tagging: Tagging = tuple(
-                    dim if k == i else (_fitting(other, tensor, dim) if every and k > i else None)
-                    for k, other in enumerate(tensors)
-                )
-                if tagging not in seen:
-                    seen.add(tagging)
-                    yield tagging
+    for i, every in [(0, True), (0, False), *((i, e) for i in (1, 2, 3) for e in (True, False))]:
+        for dim in range(tensors[i].dim() if i < len(tensors) else 0):
+            if tensors[i].size(dim) < (1 if i == 0 and not every else 2):
+                continue
+            tagging: Tagging = tuple(
+                dim if k == i else (_fitting(other, tensors[i], dim) if every and k > i else None)
+                for k, other in enumerate(tensors)
+            )
+            if tagging not in seen:
+                seen.add(tagging)
+                yield tagging
 
 
 def _fitting(other: Tensor, tensor: Tensor, dim: int) -> int | None:

@@ -1,4 +1,8 @@
-"""Losses: those of the rows of all ranks, with the denominators of the whole."""
+"""Losses of rows: torch's own kernel adds up the own rows, then the ranks' sums are added up.
+
+A mean is the sum of all ranks by what torch divides by: the number of all numbers or rows, or the
+weights of the labels that are not ignored. These travel with the sum, in one all-reduce.
+"""
 
 from __future__ import annotations
 
@@ -6,157 +10,185 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_sar.rows.align import align, argument, as_rows, found, own_rows
+from pyg_sar.comm import world_size
+from pyg_sar.rows.align import align, dim_of, found, own_rows
 from pyg_sar.rows.over_ranks import sum_of_ranks
-from pyg_sar.rows.registry import name_of, rule
+from pyg_sar.rows.registry import name_of, rule, signature_of
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.space import Space
 
-_PLACES = {
-    'mse_loss': 4,
-    'l1_loss': 4,
-    'smooth_l1_loss': 4,
-    'huber_loss': 2,
-    'binary_cross_entropy': 5,
-    'binary_cross_entropy_with_logits': 5,
-    'kl_div': 4,
-    'cosine_embedding_loss': 6,
-    'margin_ranking_loss': 6,
-    'hinge_embedding_loss': 5,
-    'soft_margin_loss': 4,
-    'poisson_nll_loss': 7,
-    'gaussian_nll_loss': 5,
-    'triplet_margin_loss': 8,
-    'multi_margin_loss': 7,
-    'multilabel_margin_loss': 4,
-    'multilabel_soft_margin_loss': 5,
-    'cross_entropy': 6,
-    'nll_loss': 6,
+_OF_NUMBERS = {
+    'mse_loss': ('input', 'target', 'weight'),
+    'l1_loss': ('input', 'target', 'weight'),
+    'smooth_l1_loss': ('input', 'target'),
+    'huber_loss': ('input', 'target', 'weight'),
+    'binary_cross_entropy': ('input', 'target', 'weight'),
+    'binary_cross_entropy_with_logits': ('input', 'target', 'weight', 'pos_weight'),
+    'kl_div': ('input', 'target'),
+    'soft_margin_loss': ('input', 'target'),
+    'hinge_embedding_loss': ('input', 'target'),
+    'poisson_nll_loss': ('input', 'target'),
+    'gaussian_nll_loss': ('input', 'target', 'var'),
+    'margin_ranking_loss': ('input1', 'input2', 'target'),
 }
-"""Where `reduction` stands among the arguments."""
+"""Losses of one number each, and what has as many numbers or is broadcast to it."""
+
+_OF_VECTORS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
+    'cosine_embedding_loss': ({'input1': 1, 'input2': 1, 'target': 0}, ()),
+    'triplet_margin_loss': ({'anchor': 1, 'positive': 1, 'negative': 1}, ()),
+    'multi_margin_loss': ({'input': 1, 'target': 0}, ('weight',)),
+    'multilabel_margin_loss': ({'input': 1, 'target': 1}, ()),
+    'multilabel_soft_margin_loss': ({'input': 1, 'target': 1}, ('weight',)),
+}
+"""Losses of one vector each: what has rows, with their number of dimensions, and what is of all."""
+
+_DIVIDES_BY_WEIGHTS = frozenset(['mse_loss', 'l1_loss', 'huber_loss'])
 
 
-def _reduction(func: Any, name: str, args: Any, kwargs: Any) -> tuple[str, Any, dict[str, Any]]:
-    """The reduction that is asked for, and the arguments without it."""
-    kwargs, place = dict(kwargs), _PLACES.get(name, 99)
-    for old in ('size_average', 'reduce'):
-        if kwargs.pop(old, None) is not None:
-            refuse(func, f"with the deprecated '{old}': use reduction")
-    how = kwargs.pop('reduction', None)
-    if how is None:
-        how = args[place] if len(args) > place else 'mean'
-    if len(args) > place and len(args) != place + 1:
-        refuse(func, 'with so many arguments by place: name them')
-    return str(how), args[:place], kwargs
+def _bound(func: Any, args: Any, kwargs: Any) -> tuple[dict[str, Any], str]:
+    """Arguments by name, and the reduction."""
+    if func is not getattr(F, name_of(func), None):
+        refuse(func, 'is known as a function of torch.nn.functional only')
+    given = signature_of(func).bind(*args, **kwargs)
+    given.apply_defaults()
+    named = given.arguments
+    size_average, reduce = named.pop('size_average', None), named.pop('reduce', None)
+    how = named['reduction']
+    if size_average is not None or reduce is not None:
+        how = torch.nn._reduction.legacy_get_string(size_average, reduce)
+    named['reduction'] = how if how == 'none' else 'sum'
+    return dict(named), how
 
 
-@rule(
-    'mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy hinge_embedding_loss '
-    'binary_cross_entropy_with_logits kl_div cosine_embedding_loss margin_ranking_loss '
-    'soft_margin_loss poisson_nll_loss gaussian_nll_loss triplet_margin_loss '
-    'triplet_margin_with_distance_loss multilabel_margin_loss multilabel_soft_margin_loss'
-)
-def _loss(func: Any, args: Any, kwargs: Any) -> Any:
-    """A loss of one number, or of one row, each."""
+def _mean(total: Tensor, count: Tensor) -> Tensor:
+    """The quotient of two sums over the ranks (one all-reduce)."""
+    wide = torch.promote_types(total.dtype, torch.float32)
+    sums = sum_of_ranks(torch.stack([total.to(wide), count.to(wide)]))
+    return (sums[0] / sums[1]).to(total.dtype)
+
+
+def _reduced(func: Any, out: Tensor, how: str, count: int) -> Tensor:
+    total = sum_of_ranks(out)
+    if how not in ('sum', 'mean'):
+        raise ValueError(f"{how} is not a valid value for 'reduction' of {name_of(func)}")
+    return total if how == 'sum' else total / count
+
+
+@rule(' '.join(_OF_NUMBERS))
+def _of_numbers(func: Any, args: Any, kwargs: Any) -> Any:
+    named, how = _bound(func, args, kwargs)
     name = name_of(func)
-    how, args, kwargs = _reduction(func, name, args, kwargs)
-    by_row = {
-        'cosine_embedding_loss',
-        'triplet_margin_loss',
-        'triplet_margin_with_distance_loss',
-        'multilabel_margin_loss',
-        'multilabel_soft_margin_loss',
-    }
-    for rows in found(args, kwargs):
-        if name in by_row and rows._dim == rows.dim() - 1 and rows.dim() > 1:
-            refuse(func, 'with rows in the last dimension')
-    args, kwargs, right, space = _aligned(func, name, args, kwargs)
+    var = named.get('var')
+    if isinstance(var, Tensor) and dim_of(var) == dim_of(named['input']) - 1:
+        named['var'] = var.unsqueeze(-1)
+    values, _, right, space = align(func, tuple(named.get(n) for n in _OF_NUMBERS[name]), {})
+    named |= zip(_OF_NUMBERS[name], values, strict=True)
     with plainly():
-        each = func(*args, **kwargs, reduction='none')
+        out = func(**named)
         if how == 'none':
-            gone = args[0].dim() - each.dim()
-            return as_rows(each, right - gone, space)
-        total = sum_of_ranks(each.sum())
-        if how == 'sum':
-            return total
-        if how == 'batchmean':
-            size = args[0].size(0)
-            return total / (space.total if right == args[0].dim() else size)
-        own = each.numel()
-        others = own // max(space.own, 1) if space.own else math.prod(_beside(each, right, args))
-        return total / (others * space.total)
+            return tag(out, dim_of(out) - right, space)
+        shape = _broadcast([list(v.shape) for v in values if isinstance(v, Tensor)])
+        if how == 'batchmean' and name == 'kl_div':
+            is_first = right == len(shape)
+            return sum_of_ranks(out) / (space.total if is_first else shape[0])
+        if how == 'mean' and name in _DIVIDES_BY_WEIGHTS and named.get('weight') is not None:
+            return _mean(out, named['weight'].sum())
+        shape[-right] = space.total
+        return _reduced(func, out, how, math.prod(shape))
 
 
-def _aligned(func: Any, name: str, args: Any, kwargs: Any) -> Any:
-    """Own rows everywhere; targets of one number for each row stand with the rows in front."""
-    place = {'cosine_embedding_loss': 2}.get(name)
-    target = None if place is None else argument(args, kwargs, place, 'target')
-    if not isinstance(target, Tensor) or argument(args, kwargs, 0, 'input1').dim() < 2:
-        return align(func, args, kwargs)
-    others = (*args[:2],)
-    named = {k: v for k, v in kwargs.items() if k != 'target'}
-    others, named, right, space = align(func, others, named)
-    own = plain(target) if isinstance(target, Rows) else own_rows(func, target, 0, space)
-    return others, {**named, 'target': own}, right, space
+def _broadcast(shapes: list[list[int]]) -> list[int]:
+    wide = max(map(len, shapes))
+    padded = ([1] * (wide - len(shape)) + shape for shape in shapes)
+    return [max(sizes) if min(sizes) > 0 else 0 for sizes in zip(*padded, strict=True)]
 
 
-def _beside(each: Tensor, right: int, args: Any) -> list[int]:
-    place = each.dim() - (right - (args[0].dim() - each.dim()))
-    return [size for i, size in enumerate(each.shape) if i != place]
-
-
-@rule('cross_entropy nll_loss multi_margin_loss')
-def _class_loss(func: Any, args: Any, kwargs: Any) -> Any:
-    """A loss of scores and a class for every row, or its probabilities."""
-    name = name_of(func)
-    how, args, kwargs = _reduction(func, name, args, kwargs)
-    scores, target = argument(args, kwargs, 0, 'input'), argument(args, kwargs, 1, 'target')
-    rows = found((scores, target))
-    if not rows or any(each._dim != 0 for each in rows) or scores.dim() < 2:
-        refuse(func, 'with rows in another dimension than the first')
+@rule(' '.join(_OF_VECTORS))
+def _of_vectors(func: Any, args: Any, kwargs: Any) -> Any:
+    named, how = _bound(func, args, kwargs)
+    of_rows, of_all = _OF_VECTORS[name_of(func)]
+    rows = found(named.values())
     space = rows[0]._space
-    own = []
-    for each in (scores, target):
-        if isinstance(each, Rows):
-            if not space.is_same(each._space):
-                refuse(func, f'of {space!r} and of {each._space!r} has no meaning')
-            own.append(plain(each))
-        else:
-            own.append(own_rows(func, each, 0, space))
-    kwargs |= {'input': own[0], 'target': own[1]}
-    names = {
-        'cross_entropy': ('weight', 'size_average', 'ignore_index', 'reduce'),
-        'nll_loss': ('weight', 'size_average', 'ignore_index', 'reduce'),
-        'multi_margin_loss': ('p', 'margin', 'weight', 'size_average', 'reduce'),
-    }[name]
-    kwargs |= {n: v for n, v in zip(names, args[2:], strict=False) if v is not None}
-    weight = kwargs.get('weight')
-    if weight is not None:
-        if isinstance(weight, Rows):
-            refuse(func, 'with rows as weights')
-        kwargs['weight'] = met(weight)
+    if any(each._dim != 0 or not each._space.is_same(space) for each in rows):
+        refuse(func, 'needs one row for each vector')
+    for name, value in named.items():
+        if name in of_all and isinstance(value, Tensor):
+            if isinstance(value, Rows):
+                refuse(func, f"takes a plain tensor as '{name}'")
+            named[name] = own_rows(func, value, 0, space) if value.dim() > 1 else met(value)
+        elif name in of_rows:
+            if dim_of(value) != of_rows[name] + 1:
+                refuse(func, 'needs one row for each vector')
+            own = value if isinstance(value, Rows) else own_rows(func, value, 0, space)
+            named[name] = plain(own)
     with plainly():
+        out = func(**named)
+        return tag(out, 0, space) if how == 'none' else _reduced(func, out, how, space.total)
+
+
+@rule('triplet_margin_with_distance_loss')
+def _triplet_with_distance(func: Any, args: Any, kwargs: Any) -> Any:
+    named, how = _bound(func, args, kwargs)
+    anchor, positive, negative = (named[n] for n in ('anchor', 'positive', 'negative'))
+    distance = named['distance_function'] or F.pairwise_distance
+    near, far = distance(anchor, positive), distance(anchor, negative)
+    if named['swap']:
+        far = torch.minimum(far, distance(positive, negative))
+    out = (named['margin'] + near - far).clamp_min(0)
+    return out if how == 'none' else getattr(out, how)()
+
+
+@rule('cross_entropy nll_loss')
+def _of_classes(func: Any, args: Any, kwargs: Any) -> Any:
+    """The rows are items of the batch, or stand behind the classes."""
+    named, how = _bound(func, args, kwargs)
+    input_, target, weight = named['input'], named['target'], named['weight']
+    rows = found((input_, target))
+    if not rows or isinstance(weight, Rows):
+        refuse(func)
+    num_dims = dim_of(input_)
+    are_labels = dim_of(target) < num_dims
+    space, dim = _place_of_rows(func, input_, target, are_labels)
+    if num_dims < 2 or dim == 1:
+        refuse(func, 'of classes that are spread over the ranks is not known to be right')
+    dim_of_target = dim - (are_labels and dim > 1)
+    if not isinstance(input_, Rows):
+        input_ = own_rows(func, input_, dim, space)
+    if not isinstance(target, Rows):
+        target = own_rows(func, target, dim_of_target, space)
+    named['input'], named['target'] = input_, target = plain(input_), plain(target)
+    with plainly():
+        if weight is not None:
+            named['weight'] = weight = met(weight)
+        if how == 'mean' and world_size() == 1:
+            return func(**(named | {'reduction': 'mean'}))
+        out = func(**named)
         if how == 'none':
-            return tag(func(**kwargs, reduction='none'), 0, space)
-        # torch 2.13 leaves the sum of no rows unset in multi_margin_loss.
-        each = 'none' if name == 'multi_margin_loss' else 'sum'
-        total = func(**kwargs, reduction=each).sum()
-        if how == 'sum':
-            return sum_of_ranks(total)
-        count = _count(name, own[1], kwargs, total)
-        sums = sum_of_ranks(torch.stack([total, count]))
-        return sums[0] / sums[1]
+            return tag(out, dim_of_target if are_labels else dim - (dim > 1), space)
+        if how == 'mean' and are_labels:
+            return _mean(out, _counted(target, weight, named['ignore_index']).to(target.device))
+        shape = list(input_.shape)
+        shape[dim] = space.total
+        return _reduced(func, out, how, math.prod(shape) // shape[1])
 
 
-def _count(name: str, target: Tensor, kwargs: dict[str, Any], like: Tensor) -> Tensor:
-    """What a mean is divided by: the weights of the classes of rows that count."""
-    weight = kwargs.get('weight')
-    if name == 'multi_margin_loss' or target.is_floating_point():
-        return like.new_tensor(target.size(0) * math.prod(target.shape[2:]))
-    is_in = target != kwargs.get('ignore_index', -100)
+def _place_of_rows(func: Any, input_: Any, target: Any, are_labels: bool) -> tuple[Space, int]:
+    spaces, dims = [], []
+    for each in found((input_, target)):
+        dims.append(each._dim + (each is target and are_labels and each._dim > 0))
+        spaces.append(each._space)
+    if len(set(dims)) > 1 or not all(each.is_same(spaces[0]) for each in spaces):
+        refuse(func, 'and labels of other rows has no meaning')
+    return spaces[0], dims[0]
+
+
+def _counted(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
+    """What torch divides by: the labels that are not ignored, or their weights."""
+    counts = target != ignore_index
     if weight is None:
-        return is_in.sum().to(like.dtype)
-    chosen = weight.detach()[target.clamp(min=0)] * is_in
-    return chosen.sum().to(like.dtype)
+        return counts.sum()
+    return weight.detach()[torch.where(counts, target, 0)].mul(counts).sum()

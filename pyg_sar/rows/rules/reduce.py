@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import argument, as_rows, dim_of, dims_of
-from pyg_sar.rows.over_ranks import fetched, largest_of_ranks, sum_of_ranks
+from pyg_sar.rows.align import argument, as_rows, dim_of, dims_of, found
+from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse
+from pyg_sar.rows.replicated import all_of_plain
+from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
 from pyg_sar.rows.rules.pointwise import pointwise
+from pyg_sar.rows.without_rows import run
 
 _DIM_PLACE = {
     'norm': 2,
@@ -20,15 +22,14 @@ _DIM_PLACE = {
     'quantile': 2,
     'nanquantile': 2,
     'linalg_vector_norm': 2,
-    'linalg_norm': 2,
 }
 """Where the dimension stands among the arguments, if not second."""
 
 
 @rule(
-    'sum mean amax amin max min std var norm linalg_norm linalg_vector_norm any all nansum '
-    'nanmean logsumexp count_nonzero argmax argmin median prod std_mean var_mean aminmax mode '
-    'nanmedian quantile nanquantile kthvalue'
+    'sum mean amax amin max min std var norm linalg_vector_norm any all nansum nanmean logsumexp '
+    'count_nonzero argmax argmin median prod std_mean var_mean aminmax mode nanmedian quantile '
+    'nanquantile kthvalue'
 )
 def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
     name = bare(name_of(func))
@@ -37,20 +38,23 @@ def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
         return pointwise(func, args, kwargs)
     if not isinstance(rows, Rows) or kwargs.get('out') is not None:
         refuse(func)
+    if len(found(args, kwargs)) > 1:
+        refuse(func, 'by other rows is not known to be right')
     num_dims = dim_of(rows)
     dims = _dims(name, args, kwargs, num_dims)
     keepdim = _keeps(name, args, kwargs)
     if dims is not None and rows._dim not in dims:
         with plainly():
-            out = func(*args, **kwargs)
-            first = out if isinstance(out, Tensor) else out[0]
             dim = rows._dim - (0 if keepdim else sum(i < rows._dim for i in dims))
             if name in ('quantile', 'nanquantile') and _is_vector(argument(args, kwargs, 1, 'q')):
                 dim += 1
+            args = in_nested(args, all_of_plain)
+            out = run(func, args, kwargs, num_dims - rows._dim, lambda out: out.dim() - dim)
+            first = out if isinstance(out, Tensor) else out[0]
             return as_rows(out, first.dim() - dim, rows._space)
     over = _OVER_ROWS.get(name)
     if over is None or (name in ('max', 'min') and dims is not None):
-        over = _OVER_ROWS_BY_PLACE.get(name)
+        over = by_place.get(name)
     if over is None:
         refuse(func, 'over the rows of all ranks needs all rows in one place')
     with plainly():
@@ -195,10 +199,9 @@ def _std_mean(over: _Over) -> tuple[Tensor, Tensor]:
 
 
 def _norm(over: _Over) -> Tensor:
-    given = argument(over.args, over.kwargs, 1, 'p', 'ord')
-    p = 2 if given in (None, 'fro') else given
-    is_matrix = over.name == 'linalg_norm' and len(over.dims) == 2
-    if not isinstance(p, (int, float)) or (is_matrix and given not in (None, 'fro')):
+    p = argument(over.args, over.kwargs, 1, 'p', 'ord', default=2)
+    p = 2 if p in (None, 'fro') else p
+    if not isinstance(p, (int, float)):
         refuse(over.func, f'of kind {p!r} is not known to be right')
     if over.name == 'norm' and not over.is_of_all and len(over.dims) > 2 and p != 2:
         refuse(over.func, 'over more than two dimensions is not known to be right')
@@ -245,23 +248,9 @@ _OVER_ROWS = {
     'std_mean': _std_mean,
     'norm': _norm,
     'linalg_vector_norm': _norm,
-    'linalg_norm': _norm,
     'logsumexp': _logsumexp,
 }
 """Reductions over the rows of all ranks."""
 
-
-def _by_place(over: _Over) -> Any:
-    """What tells places, or sorts: of all rows in one place, which every rank holds for it."""
-    if over.is_of_all and over.values.dim() > 1:
-        refuse(over.func, 'of all numbers needs all rows in one place')
-    whole = fetched(over.rows, torch.arange(over.rows._space.total, device=over.values.device))
-    whole = whole.movedim(0, over.rows._dim)
-    args = [whole if each is over.rows else each for each in over.args]
-    kwargs = {k: whole if each is over.rows else each for k, each in over.kwargs.items()}
-    return over.func(*args, **kwargs)
-
-
-_PLACES = 'argmax argmin max min median nanmedian mode quantile nanquantile kthvalue prod'
-_OVER_ROWS_BY_PLACE = dict.fromkeys(_PLACES.split(), _by_place)
-"""Those that tell places in the whole, or need the order of all rows."""
+by_place: dict[str, Any] = {}
+"""Those that tell places in the whole, or need all rows in one; see :mod:`.places`."""

@@ -1,0 +1,174 @@
+"""Functions of the last dimensions of a tensor, its core: matrices, images, pooled windows.
+
+The rows may be in any other dimension, of the batch. Every core is computed by itself, so it runs
+on the own rows; plain tensors are broadcast along the batch, or have the rows of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.rows.align import align, argument, as_rows, dim_of
+from pyg_sar.rows.over_ranks import sum_of_ranks
+from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.replicated import met, own_draws
+from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
+from pyg_sar.rows.rules.pointwise import is_in_place
+from pyg_sar.rows.without_rows import run
+
+_IMAGES: dict[str, int] = {
+    **{f'{kind}_pool{n}d': n for kind in ('avg', 'max', 'lp') for n in (1, 2, 3)},
+    **{f'adaptive_{kind}_pool{n}d': n for kind in ('avg', 'max') for n in (1, 2, 3)},
+    **{f'max_pool{n}d_with_indices': n for n in (1, 2, 3)},
+    **{f'adaptive_max_pool{n}d_with_indices': n for n in (1, 2, 3)},
+    **{f'max_unpool{n}d': n for n in (1, 2, 3)},
+    **dict.fromkeys(['pixel_shuffle', 'pixel_unshuffle'], 3),
+}
+"""How many of the last dimensions are an image."""
+
+_MATRICES = (
+    'linalg_inv linalg_inv_ex linalg_det linalg_slogdet linalg_cholesky linalg_cholesky_ex '
+    'linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_svd linalg_svdvals linalg_qr '
+    'linalg_pinv linalg_matrix_power linalg_matrix_exp linalg_matrix_rank linalg_lu '
+    'linalg_lu_factor linalg_lu_factor_ex linalg_solve_triangular linalg_ldl_factor '
+    'linalg_ldl_factor_ex inverse det slogdet logdet cholesky cholesky_inverse svd qr pinverse '
+    'matrix_power matrix_exp cholesky_solve triangular_solve geqrf'
+)
+
+
+@rule(' '.join(_IMAGES))
+def _of_images(func: Any, args: Any, kwargs: Any) -> Any:
+    return by_cores(func, args, kwargs, _IMAGES[bare(name_of(func))], pads=True)
+
+
+@rule(_MATRICES)
+def _of_matrices(func: Any, args: Any, kwargs: Any) -> Any:
+    others = [*args[1:], *kwargs.values()] if name_of(func) not in _TAKES_TWO else []
+    if kwargs.get('out') is not None or any(isinstance(each, Tensor) for each in others):
+        refuse(func, 'and other tensors is not known to be right')
+    return by_cores(func, args, kwargs, 2)
+
+
+_TAKES_TWO = ('linalg_solve_triangular', 'cholesky_solve', 'triangular_solve')
+
+
+@rule('interpolate upsample upsample_nearest upsample_bilinear')
+def _interpolate(func: Any, args: Any, kwargs: Any) -> Any:
+    rows = argument(args, kwargs, 0, 'input')
+    return by_cores(func, args, kwargs, dim_of(rows) - 2, pads=True)
+
+
+@rule('dropout1d dropout2d dropout3d feature_dropout feature_alpha_dropout')
+def _of_channels(func: Any, args: Any, kwargs: Any) -> Any:
+    """Whole channels are dropped; without a batch the first dimension is that of the channels."""
+    name, rows = bare(name_of(func)), argument(args, kwargs, 0, 'input')
+    if is_in_place(name_of(func)) or argument(args, kwargs, 3, 'inplace', default=False):
+        refuse(func, 'in place is not known to be right')
+    core = int(name[-2]) if name[-1] == 'd' and name[-2].isdigit() else dim_of(rows) - 2
+    return by_cores(func, args, kwargs, core, draws=True)
+
+
+def by_cores(
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    num_core_dims: int,
+    *,
+    draws: bool = False,
+    pads: bool = False,
+) -> Any:
+    """Runs a function on own rows that are in a dimension of the batch."""
+    args, kwargs, right, space = align(func, args, kwargs)
+    if right <= num_core_dims:
+        refuse(func, 'is known where the rows are items of the batch')
+    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+    device = next(each.device for each in tensors if isinstance(each, Rows))
+    # The dimensions of the batch come first, in the results as well.
+    dim = max(map(dim_of, tensors)) - right
+
+    def right_out(out: Tensor) -> int:
+        return out.dim() - dim
+
+    with plainly(), own_draws(device) if draws else nullcontext():
+        if pads:
+            out = run(func, args, kwargs, right, right_out)
+        else:  # torch takes matrices of which there are none
+            out = func(*in_nested(args, plain), **in_nested(kwargs, plain))
+        if isinstance(out, Tensor):
+            return as_rows(out, right_out(out), space)
+        return type(out)([as_rows(each, right_out(each), space) for each in out])
+
+
+@rule('linalg_solve linalg_solve_ex')
+def _solve(func: Any, args: Any, kwargs: Any) -> Any:
+    left, other = argument(args, kwargs, 0, 'A', 'input'), argument(args, kwargs, 1, 'B', 'other')
+    if dim_of(left) != dim_of(other) or kwargs.get('out') is not None:
+        refuse(func, 'and vectors is not known to be right: make them matrices of one column')
+    return by_cores(func, args, kwargs, 2)
+
+
+@rule('scaled_dot_product_attention')
+def _attention(func: Any, args: Any, kwargs: Any) -> Any:
+    """Rows in the batch; or rows ask, of keys and values that are plain."""
+    names = 'query key value attn_mask dropout_p is_causal scale enable_gqa'
+    named = dict(zip(names.split(), args, strict=False)) | kwargs
+    query, key, value = (named.pop(name) for name in ('query', 'key', 'value'))
+    mask, drops = named.pop('attn_mask', None), named.get('dropout_p', 0.0) > 0
+    are_rows = [isinstance(each, Rows) for each in (query, key, value)]
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Any:
+        return func(query, key, value, mask, **named)
+
+    attend.__name__ = 'scaled_dot_product_attention'
+    if are_rows == [True, False, False] and query._dim == dim_of(query) - 2:
+        if named.get('is_causal') or dim_of(mask if mask is not None else query) < 2:
+            refuse(func, "with 'is_causal' is not known to be right")
+        key, value = met(key), met(value)
+        (query, mask), _, right, space = align(func, (query, mask), {})
+        with plainly(), own_draws(query.device) if drops else nullcontext():
+            return as_rows(attend(query, key, value, mask), right, space)
+    if named.get('enable_gqa') and any(
+        isinstance(each, Rows) and each._dim == dim_of(each) - 3 for each in (query, key, value)
+    ):
+        refuse(func, "with 'enable_gqa' and rows as heads is not known to be right")
+    return by_cores(attend, (query, key, value, mask), {}, 2, draws=drops)
+
+
+@rule('cov corrcoef')
+def _covariance(func: Any, args: Any, kwargs: Any) -> Any:
+    """The rows are what is observed, in the last dimension."""
+    rows = args[0] if args else kwargs.get('input')
+    weights = kwargs.get('fweights'), kwargs.get('aweights')
+    if not isinstance(rows, Rows) or rows._dim != dim_of(rows) - 1 or weights != (None, None):
+        refuse(func, 'is known where the rows are observations without weights')
+    correction = kwargs.get('correction', args[1] if len(args) > 1 else 1)
+    with plainly():
+        values, total = plain(rows), rows._space.total
+        wide = values.unsqueeze(0) if values.dim() == 1 else values
+        centred = wide - sum_of_ranks(wide.sum(1, keepdim=True)) / total
+        out = sum_of_ranks(centred @ centred.mH) / max(total - correction, 0)
+        if name_of(func) == 'corrcoef':
+            scale = out.diagonal().real.sqrt()
+            out = out / scale.unsqueeze(1) / scale.unsqueeze(0)
+        return out.squeeze()
+
+
+@rule('linalg_norm')
+def _norm_of_any(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of vectors or matrices, by the number of dimensions."""
+    rows, kind = argument(args, kwargs, 0, 'A', 'input'), argument(args, kwargs, 1, 'ord')
+    dim = argument(args, kwargs, 2, 'dim')
+    rest = {k: v for k, v in kwargs.items() if k in ('keepdim', 'dtype')}
+    if len(args) > 3 or kwargs.get('out') is not None or not isinstance(rows, Rows):
+        refuse(func)
+    num_dims = len(dim) if isinstance(dim, (tuple, list)) else 1
+    if dim is None:
+        num_dims = 1 if kind is None else dim_of(rows)
+    if num_dims == 1 or kind is None:
+        return torch.linalg.vector_norm(rows, 2 if kind is None else kind, dim, **rest)
+    return torch.linalg.matrix_norm(rows, kind, (0, 1) if dim is None else dim, **rest)

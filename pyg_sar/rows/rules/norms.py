@@ -1,0 +1,127 @@
+"""Normalisation: by statistics of all ranks' rows, of every row by itself, or of what is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_sar.comm import world_size
+from pyg_sar.norm.batch import _BatchNorm, _moments
+from pyg_sar.rows.align import dim_of
+from pyg_sar.rows.registry import name_of, rule, signature_of
+from pyg_sar.rows.replicated import met
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.without_rows import run
+
+
+def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Arguments by name; refuses if the first is not rows or another one is."""
+    if func is not getattr(F, name_of(func), None):
+        refuse(func, 'is known as a function of torch.nn.functional only')
+    given = signature_of(func).bind(*args, **kwargs)
+    given.apply_defaults()
+    named = dict(given.arguments)
+    first, *rest = named.values()
+    if not isinstance(first, Rows) or any(isinstance(each, Rows) for each in rest):
+        refuse(func, 'as weights or statistics is not known to be right')
+    for name in ('weight', 'bias'):
+        if isinstance(named.get(name), Tensor):
+            named[name] = met(named[name])
+    return named
+
+
+def _on_own_rows(func: Any, named: dict[str, Any]) -> Any:
+    rows = named['input']
+    right = dim_of(rows) - rows._dim
+    others = {k: v for k, v in named.items() if k != 'input'}
+    with plainly():
+        if name_of(func) in ('layer_norm', 'rms_norm'):  # they take what has no rows
+            return tag(func(plain(rows), **others), rows._dim, rows._space)
+        out = run(
+            lambda own: func(own, **others), (rows,), {}, right, lambda out: out.dim() - rows._dim
+        )
+        return tag(out, rows._dim, rows._space)
+
+
+@rule('batch_norm')
+def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
+    """In training by the moments of all ranks' rows; running statistics are equal on all ranks."""
+    named = _bound(func, args, kwargs)
+    rows = named['input']
+    if rows._dim == 1:
+        refuse(func, 'would have the channels of this rank alone')
+    if not named['training'] or world_size() == 1:
+        return _on_own_rows(func, named)
+    dim, space = rows._dim, rows._space
+    with plainly():
+        x = plain(rows)
+        last = x.movedim(1, -1)
+        flat = last.reshape(-1, x.size(1))
+        mean, var, count = _moments(flat.detach())
+        if count < 2:
+            raise ValueError(
+                f'expected more than 1 row on all ranks together when training (got {count})'
+            )
+        _update(named, mean, var * (count / (count - 1)))
+        out: Tensor = _BatchNorm.apply(  # type: ignore[no-untyped-call]
+            flat, named['weight'], named['bias'], mean, var, count, named['eps']
+        )
+        return tag(out.view(last.shape).movedim(-1, 1), dim, space)
+
+
+def _update(named: dict[str, Any], mean: Tensor, var: Tensor) -> None:
+    with torch.no_grad():
+        for name, value in (('running_mean', mean), ('running_var', var)):
+            running = named[name]
+            if running is not None:
+                running.lerp_(value.to(running.dtype), named['momentum'])
+
+
+@rule('instance_norm')
+def _instance_norm(func: Any, args: Any, kwargs: Any) -> Any:
+    named = _bound(func, args, kwargs)
+    rows = named['input']
+    if not named['use_input_stats']:
+        if rows._dim == 1:
+            refuse(func, 'would have the channels of this rank alone')
+        return _on_own_rows(func, named)
+    if named['running_mean'] is not None:
+        refuse(func, 'with running statistics is not known to be right')
+    if rows._dim == 0:
+        return _on_own_rows(func, named)
+    if rows._dim == 1:
+        refuse(func, 'would have the channels of this rank alone')
+    dims = list(range(2, dim_of(rows)))
+    var = rows.var(dims, unbiased=False, keepdim=True)
+    out = (rows - rows.mean(dims, keepdim=True)) / (var + named['eps']).sqrt()
+    shape = (-1, *[1] * len(dims))
+    out = out if named['weight'] is None else out * named['weight'].view(shape)
+    return out if named['bias'] is None else out + named['bias'].view(shape)
+
+
+@rule('layer_norm rms_norm')
+def _layer_norm(func: Any, args: Any, kwargs: Any) -> Any:
+    named = _bound(func, args, kwargs)
+    rows = named['input']
+    if rows._dim >= dim_of(rows) - len(named['normalized_shape']):
+        refuse(func, 'would take the statistics of this rank alone')
+    return _on_own_rows(func, named)
+
+
+@rule('group_norm')
+def _group_norm(func: Any, args: Any, kwargs: Any) -> Any:
+    named = _bound(func, args, kwargs)
+    if named['input']._dim != 0:
+        refuse(func, 'would take the statistics of this rank alone')
+    return _on_own_rows(func, named)
+
+
+@rule('local_response_norm')
+def _local_response_norm(func: Any, args: Any, kwargs: Any) -> Any:
+    named = _bound(func, args, kwargs)
+    if named['input']._dim == 1:
+        refuse(func, 'would have the channels of this rank alone')
+    return _on_own_rows(func, named)
