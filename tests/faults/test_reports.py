@@ -100,6 +100,8 @@ SILENT, CLOSED, FAILED = _lost(3, silent=True), _lost(3), Cause(3, 'ValueError: 
             {1: Cause(0, None, True, 'a sum')},
             Cause(1, None, True, 'a sum'),
         ),
+        # The same where that one came to its timeout first, and closed its connections.
+        (_lost(1), {1: Cause(0, None, True, 'a sum')}, Cause(1, None, True, 'a sum')),
         # Rank 3 is cut off, and has lost others for its part.
         (_lost(3), {1: _lost(3), 2: _lost(3), 3: _lost(1)}, CLOSED),
         # It is not known whom this rank has lost.
