@@ -48,8 +48,11 @@ def main(folder: Path) -> None:
 def _cut(root: Path, number: int, how: str, store: str, faulty: int) -> dict[str, Any]:
     folder = root / f'case-{number}'
     folder.mkdir()
+    # Names and addresses of its own: the last case's go when the kernel gets to it, and answer.
+    net = f'10.7.{number}'
+    where = f'file://{folder}/store' if store == 'file' else f'tcp://{net}.1:29500'
     ranks = [
-        _CONTEXT.Process(target=_run_rank, args=(i, root / 'parts', folder, store, faulty))
+        _CONTEXT.Process(target=_run_rank, args=(i, root / 'parts', folder, where, faulty))
         for i in range(WORLD_SIZE)
     ]
     for rank in ranks:
@@ -57,10 +60,9 @@ def _cut(root: Path, number: int, how: str, store: str, faulty: int) -> dict[str
     try:
         for i, rank in enumerate(ranks):
             _wait_for(folder / f'started-{i}')
-            # A name of its own: the last case's go with its processes, when the kernel gets to it.
             _ip(f'link add v{number}-{i} type veth peer name eth0 netns {rank.pid}')
             _ip(f'link set v{number}-{i} master br0 up')
-            address = f'addr add 10.7.0.{i + 1}/24 dev eth0'
+            address = f'addr add {net}.{i + 1}/24 dev eth0'
             for line in (address, 'link set eth0 up', 'link set lo up'):
                 _run(f'nsenter -t {rank.pid} -n ip {line}')
         (folder / 'ready').touch()
@@ -100,7 +102,7 @@ def _wait_for(file: Path) -> None:
         time.sleep(0.02)
 
 
-def _run_rank(rank: int, parts: Path, folder: Path, store: str, faulty: int) -> None:
+def _run_rank(rank: int, parts: Path, folder: Path, where: str, faulty: int) -> None:
     """What a rank does: trains, and notes in a file what it ends with."""
     ctypes.CDLL(None).unshare(_CLONE_NEWNET)
     (folder / f'started-{rank}').touch()
@@ -114,7 +116,6 @@ def _run_rank(rank: int, parts: Path, folder: Path, store: str, faulty: int) -> 
             (folder / 'cut me off').touch()
             _wait_for(folder / 'cut off')
 
-    where = f'file://{folder}/store' if store == 'file' else 'tcp://10.7.0.1:29500'
     limit = timedelta(seconds=60)
     found: dict[str, Any] = {}
     try:
