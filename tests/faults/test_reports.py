@@ -110,6 +110,8 @@ SILENT, CLOSED, FAILED = _lost(3, silent=True), _lost(3), Cause(3, 'ValueError: 
         (_lost(None, silent=True), {1: _lost(None), 2: _lost(3)}, SILENT),
         (_lost(None), {1: _lost(None, silent=True), 2: _lost(None)}, SILENT),
         (_lost(1), {1: _lost(None), 2: _lost(None)}, CLOSED),
+        # All have reported, and one was silent for others: that is why its connections closed.
+        (_lost(None), {r: _lost(None, silent=r < 3) for r in (1, 2, 3)}, _lost(None, silent=True)),
         (_lost(None), {3: Cause(None, 'ValueError: no')}, FAILED),
         (_lost(None), {}, _lost(None)),
     ],

@@ -117,7 +117,9 @@ class Reports:
         missing = set(self.others) - said.keys()
         suspects = (named & missing) or missing or named
         is_silent = own.silent or any(c.silent for c in said.values())
-        return Cause(suspects.pop(), None, is_silent) if len(suspects) == 1 else own
+        if len(suspects) == 1:
+            return Cause(suspects.pop(), None, is_silent)
+        return own._replace(silent=is_silent)
 
 
 def _until(holds: Callable[[], bool], seconds: float) -> bool:
