@@ -50,7 +50,17 @@ MAY_IMPORT = {
     'load': {'comm', 'launching', 'monitor', 'rows', 'shard'},
     'sampling': {'comm', 'draws', 'monitor', 'over_all_nodes', 'rows', 'sampling', 'shard'},
     'restricted_layers': {'comm', 'shard'},
-    'wrap': {'checking', 'comm', 'conv', 'dropout', 'models', 'monitor', 'norm', 'recompute'},
+    'wrap': {
+        'checking',
+        'comm',
+        'compiled',
+        'conv',
+        'dropout',
+        'models',
+        'monitor',
+        'norm',
+        'recompute',
+    },
     'ddp': {
         'comm',
         'compiled',
