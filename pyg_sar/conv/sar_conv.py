@@ -20,7 +20,7 @@ from pyg_sar.comm import in_layer, left_by, world_size
 from pyg_sar.conv.around.patching import overridden, replaced
 from pyg_sar.conv.around.source_rows import Ends
 from pyg_sar.conv.call.decision import Decision, Decisions
-from pyg_sar.conv.call.propagation import Propagation
+from pyg_sar.conv.call.propagation import GivenRows, Propagation
 from pyg_sar.conv.call.start import decisions_for
 from pyg_sar.conv.exchanges import Exchanges, find_shards
 from pyg_sar.conv.names import name_of, plain_class
@@ -151,7 +151,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
     def _called(self, method: str, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Tensor:
         plain: Any = getattr(super(), method)
         if isinstance(edge_index, EdgeIndex):
-            edges = [edge_index]
+            edges, given = [edge_index], GivenRows(edge_index, kwargs)
             (handle, kwargs) = given_to_conv((edge_index, kwargs), edges, name_of(self))
             own = edge_index.ends.src, edge_index.ends.dst
             if size is not None:
@@ -159,7 +159,8 @@ class SARConv(MessagePassing, metaclass=_Convert):
                     each.own if n == each.total else n for n, each in zip(size, own, strict=True)
                 )
                 size = tuple(known)
-            out = self._called(method, handle, size, kwargs)
+            with overridden(self._sar, 'of_rows', given):
+                out = self._called(method, handle, size, kwargs)
             if method == 'edge_updater':
                 return tag(out, 0, edge_index._space)
             return tag(out, int(self.node_dim) % out.dim(), edge_index.ends.dst)
@@ -207,6 +208,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
                             options=sar.options,
                             decisions=decisions,
                             in_forward=in_forward,
+                            of_rows=sar.of_rows,
                         )
                         for method in ('propagate', 'edge_updater'):
                             stack.enter_context(overridden(module, method, getattr(form, method)))
@@ -259,6 +261,7 @@ class _Converted:
         self.options = options
         self.path = ''  # of the conv in the model that pyg_sar.wrap was given
         self.drops_by_id = False  # whether it is part of a model with `dropout_seed`
+        self.of_rows: GivenRows | None = None  # a call of propagate with rows of the whole graph
         self.is_running = False  # on a cut graph now: calls of forward are those of the conv itself
         self.decisions: dict[
             str, Decisions

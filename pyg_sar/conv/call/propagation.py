@@ -39,10 +39,20 @@ from pyg_sar.conv.options import Options, Path
 from pyg_sar.conv.support import takes_statistics
 from pyg_sar.dropout import EdgeDraws, edge_draws
 from pyg_sar.monitor import say
+from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.rows import plain, tag
 from pyg_sar.shard.plan import Plan, plan_of
 from pyg_sar.shard.shard import Shard
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class GivenRows:
+    """A call of ``propagate`` as a program made it, with rows of the whole graph."""
+
+    edges: EdgeIndex
+    kwargs: dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -59,6 +69,7 @@ class Propagation:
     options: Options
     decisions: Decisions
     in_forward: bool
+    of_rows: GivenRows | None = None
 
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included."""
@@ -71,9 +82,20 @@ class Propagation:
             num_dst = call.plan.shard.num_dst
             out = AGGREGATE[call.decision.path](call)
             values = {'dim_size': num_dst, 'size_i': num_dst, **layer}
-            outs.append(conv.update(out, **conv.inspector.collect_param_data('update', values)))
+            outs.append(self._updated(out, values))
         out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
         return after_step(conv, 'propagate', given, out)
+
+    def _updated(self, out: Tensor, values: dict[str, Any]) -> Tensor:
+        """``MessagePassing.update``: a program over nodes, so of rows it gets rows."""
+        conv, given = self.conv, self.of_rows
+        if given is None or type(conv).update is MessagePassing.update:
+            return conv.update(out, **conv.inspector.collect_param_data('update', values))
+        dst = given.edges.ends.dst
+        values = values | given.kwargs | {'dim_size': dst.total, 'size_i': dst.total}
+        rows = tag(out, int(conv.node_dim) % out.dim(), dst)
+        made = conv.update(rows, **conv.inspector.collect_param_data('update', values))
+        return plain(made)  # type: ignore[no-any-return]
 
     def edge_updater(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``: one row per edge of `edge_index`, in its order."""
