@@ -30,7 +30,7 @@ MAY_IMPORT = {
     'models': {'aggregate', 'comm', 'models', 'over_all_nodes', 'shard'},
     'conv': {'aggregate', 'comm', 'conv', 'dropout', 'merge', 'models', 'monitor', 'rows', 'shard'},
     'recompute': {'recompute'},
-    'norm': {'comm', 'norm', 'recompute', 'rows', 'shard'},
+    'norm': {'comm', 'norm', 'over_all_nodes', 'recompute', 'rows', 'shard'},
     'own_rows': {'comm', 'draws', 'own_rows', 'rows', 'shard'},
     'check_program': {'checking', 'own_rows', 'wrap'},
     'checking': {
@@ -106,6 +106,7 @@ MAY_IMPORT = {
 }
 
 FOLDERS = {
+    'rows': ('rules',),
     'conv': ('call', 'inspect', 'message', 'around', 'reuse'),
     'comm': ('reshard', 'faults'),
     'shard': ('read', 'format'),

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import Exchange, agree
+from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.registry import bare, name_of, rule_of
+from pyg_sar.rows.replicated import check_whole
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edge_index import ShardEdgeIndex
@@ -252,10 +254,7 @@ def _taken(edges: EdgeIndex, index: Any) -> Any:
     if type(first) is int and -2 <= first < 2:
         row = edges._row(first % 2)
         return row[tuple(rest)] if rest else row
-    if first in ([1, 0], (1, 0)) if not isinstance(first, Tensor) else False:
-        turned = edge_index(edges.handle.flip(0), edges._space, edges.ends)
-        return turned[:, rest[0]] if rest else turned
-    if isinstance(first, Tensor) and type(first) is Tensor and first.tolist() == [1, 0]:
+    if (first.tolist() if type(first) is Tensor else first) in ([1, 0], (1, 0)):
         turned = edge_index(edges.handle.flip(0), edges._space, edges.ends)
         return turned[:, rest[0]] if rest else turned
     if not (isinstance(first, slice) and first == slice(None)):
@@ -280,8 +279,6 @@ def _selected(edges: EdgeIndex, index: Any) -> Any:
         elif isinstance(index, Rows):
             return None
         elif mask.dtype == torch.bool:
-            from pyg_sar.rows.align import own_rows
-
             mask = own_rows('indexing', mask, 0, space)
         else:
             listed = mask
@@ -294,8 +291,6 @@ def _selected(edges: EdgeIndex, index: Any) -> Any:
 
 def _listed(edges: EdgeIndex, ids: Tensor) -> EdgeIndex:
     """Edges by their places in the whole, in the order of a list that is equal on all ranks."""
-    from pyg_sar.rows.replicated import check_whole
-
     check_whole('indexing', ids)
     places = edges._space.places(ids)
     is_own = places >= 0

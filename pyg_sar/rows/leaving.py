@@ -15,7 +15,7 @@ from pyg_sar.rows.rows import Rows, plain, plainly
 def local(x: Any) -> Any:
     """The plain tensor of this rank's own rows, on purpose; anything else as it is.
 
-    What is computed from it is of this rank alone.
+    What is computed from it is of this rank alone. Not collective.
 
     For the ids of the own nodes, and a count of this rank::
 
@@ -27,6 +27,9 @@ def local(x: Any) -> Any:
 
     Returns:
         ``[num_own, ...]`` in the order of the rank, with its history.
+
+    Raises:
+        Nothing.
     """
     return plain(x)
 
@@ -47,6 +50,10 @@ def gather(x: Any) -> Any:
 
     Returns:
         ``[num_total, ...]``, with its history.
+
+    Raises:
+        ValueError: If it is not known where the rows lie, as of numbers that a mask of several
+            dimensions selects.
     """
     if not isinstance(x, Rows):
         return x

@@ -12,7 +12,7 @@ from small_graphs import assert_all_raise, assert_close, attempt
 from torch import Tensor
 
 from pyg_sar.norm import GlobalBatchNorm
-from pyg_sar.norm.batch import _local_moments
+from pyg_sar.over_all_nodes.batch_norm import _local_moments
 
 COUNTS = {1: [11], 2: [3, 8], 3: [6, 0, 5], 4: [1, 7, 2, 1]}
 """Rows of every rank: unequal, one, none."""
@@ -306,7 +306,7 @@ def test_state_moves_both_ways():
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
 def test_moments_of_many_chunks(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    monkeypatch.setattr('pyg_sar.norm.batch._CHUNK_BYTES', 1000)
+    monkeypatch.setattr('pyg_sar.over_all_nodes.batch_norm._CHUNK_BYTES', 1000)
     rows = (torch.randn(997, 5, dtype=torch.float64) * 3 + 20).to(dtype)
     mean, squares = _local_moments(rows, torch.float64 if dtype == torch.float64 else torch.float32)
     tolerance = 1e-12 if dtype == torch.float64 else 1e-6

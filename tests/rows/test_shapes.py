@@ -13,7 +13,7 @@ from torch import Tensor
 from pyg_sar.comm import rank
 from pyg_sar.rows import Space, tag
 from pyg_sar.rows.rows import Rows
-from pyg_sar.rows.rules.shapes import space_of_size
+from pyg_sar.rows.rules.moves.shapes import space_of_size
 
 ROWS = [
     Small('view', lambda x: x.view(x.size(0), -1), '[7,2,3]@0'),

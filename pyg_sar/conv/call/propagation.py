@@ -95,7 +95,7 @@ class Propagation:
         values = values | given.kwargs | {'dim_size': dst.total, 'size_i': dst.total}
         rows = tag(out, int(conv.node_dim) % out.dim(), dst)
         made = conv.update(rows, **conv.inspector.collect_param_data('update', values))
-        return plain(made)  # type: ignore[no-any-return]
+        return plain(made)
 
     def edge_updater(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``: one row per edge of `edge_index`, in its order."""

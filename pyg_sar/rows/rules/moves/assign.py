@@ -14,7 +14,13 @@ from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import check_whole, met
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
-from pyg_sar.rows.rules.select import as_items, beside_rows, check_range, dims_used, item_of_rows
+from pyg_sar.rows.rules.moves.select import (
+    as_items,
+    beside_rows,
+    check_range,
+    dims_used,
+    item_of_rows,
+)
 from pyg_sar.rows.space import Space
 
 

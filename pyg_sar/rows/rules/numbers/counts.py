@@ -14,7 +14,7 @@ from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import met, own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
-from pyg_sar.rows.rules.pointwise import is_in_place
+from pyg_sar.rows.rules.numbers.pointwise import is_in_place
 
 
 @rule('bucketize searchsorted isin')

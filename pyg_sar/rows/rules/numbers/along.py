@@ -1,8 +1,8 @@
 """Functions along a dimension: they run on the own rows, if it is not the rows' own.
 
-Over the rows softmax (:mod:`pyg_sar.rows.rules.softmax`) and topk
-(:mod:`pyg_sar.rows.rules.places`) run over all ranks. The others need all rows in one place: a
-vector is gathered, 8 bytes a row on every rank; more dimensions are refused.
+Over the rows softmax (:mod:`pyg_sar.rows.rules.numbers.softmax`) and topk
+(:mod:`pyg_sar.rows.rules.numbers.places`) run over all ranks. The others need all rows in one
+place: a vector is gathered, 8 bytes a row on every rank; more dimensions are refused.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plainly, refuse, tag
-from pyg_sar.rows.rules.pointwise import is_in_place
-from pyg_sar.rows.without_rows import run
+from pyg_sar.rows.rules.numbers.pointwise import is_in_place
+from pyg_sar.rows.rules.numbers.without_rows import run
 
 _LAST, _ALL = -1, None
 

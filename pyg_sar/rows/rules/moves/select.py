@@ -15,6 +15,7 @@ from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import check_whole, met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rules.numbers.pointwise import pointwise
 
 
 @rule('__getitem__')
@@ -258,6 +259,15 @@ def _masked_select(func: Any, args: Any, kwargs: Any) -> Any:
     pair = args[0], argument(args, kwargs, 1, 'mask')
     values, mask = torch.broadcast_tensors(*pair)  # type: ignore[no-untyped-call]
     return values[mask]
+
+
+@rule('where')
+def _where(func: Any, args: Any, kwargs: Any) -> Any:
+    """Number by number; of a condition alone the places where it holds."""
+    if len(args) + len(kwargs) == 1:
+        condition = argument(args, kwargs, 0, 'condition')
+        return nonzero(func, (condition,), {'as_tuple': True})
+    return pointwise(func, args, kwargs)
 
 
 @rule('nonzero argwhere')

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_sar.comm import world_size
-from pyg_sar.norm.batch import _BatchNorm, _moments
+from pyg_sar.over_all_nodes.batch_norm import BatchNorm, moments
 from pyg_sar.rows.align import dim_of
 from pyg_sar.rows.registry import name_of, rule, signature_of
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.without_rows import run
+from pyg_sar.rows.rules.numbers.without_rows import run
 
 
 def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -60,13 +60,13 @@ def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
         x = plain(rows)
         last = x.movedim(1, -1)
         flat = last.reshape(-1, x.size(1))
-        mean, var, count = _moments(flat.detach())
+        mean, var, count = moments(flat.detach())
         if count < 2:
             raise ValueError(
                 f'expected more than 1 row on all ranks together when training (got {count})'
             )
         _update(named, mean, var * (count / (count - 1)))
-        out: Tensor = _BatchNorm.apply(  # type: ignore[no-untyped-call]
+        out: Tensor = BatchNorm.apply(  # type: ignore[no-untyped-call]
             flat, named['weight'], named['bias'], mean, var, count, named['eps']
         )
         return tag(out.view(last.shape).movedim(-1, 1), dim, space)

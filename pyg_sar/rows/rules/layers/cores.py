@@ -18,8 +18,8 @@ from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import met, own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
-from pyg_sar.rows.rules.pointwise import is_in_place
-from pyg_sar.rows.without_rows import run
+from pyg_sar.rows.rules.numbers.pointwise import is_in_place
+from pyg_sar.rows.rules.numbers.without_rows import run
 
 _IMAGES: dict[str, int] = {
     **{f'{kind}_pool{n}d': n for kind in ('avg', 'max', 'lp') for n in (1, 2, 3)},

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, whole_shape
-from pyg_sar.rows.contract import EVERY_PAIR, contract, rows_letter
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
-from pyg_sar.rows.rules.pointwise import is_in_place
+from pyg_sar.rows.rules.layers.contract import EVERY_PAIR, contract, rows_letter
+from pyg_sar.rows.rules.numbers.pointwise import is_in_place
 
 
 @rule('matmul rmatmul mm bmm mv dot vdot linalg_matmul')

@@ -13,8 +13,8 @@ from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import all_of_plain
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
-from pyg_sar.rows.rules.pointwise import pointwise
-from pyg_sar.rows.without_rows import run
+from pyg_sar.rows.rules.numbers.pointwise import pointwise
+from pyg_sar.rows.rules.numbers.without_rows import run
 
 _DIM_PLACE = {
     'norm': 2,

@@ -15,7 +15,7 @@ from pyg_sar.rows.over_ranks import fetched, largest_here, largest_of_ranks, sum
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.rules.pointwise import pointwise
+from pyg_sar.rows.rules.numbers.pointwise import pointwise
 from pyg_sar.rows.space import Space
 
 _WAYS = {'add': 'sum', 'sum': 'sum', 'mean': 'mean', 'amax': 'amax', 'amin': 'amin', 'prod': 'prod'}

@@ -14,8 +14,8 @@ from pyg_sar.comm import all_gather_alike, rank, world_size
 from pyg_sar.rows.align import argument, dim_of
 from pyg_sar.rows.over_ranks import all_rows, largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.rows import Rows, in_nested, plain, refuse
-from pyg_sar.rows.rules.along import over_rows
-from pyg_sar.rows.rules.reduce import by_place
+from pyg_sar.rows.rules.numbers.along import over_rows
+from pyg_sar.rows.rules.numbers.reduce import by_place
 
 
 def _gathered(values: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, from_right, whole_shape
 from pyg_sar.rows.registry import name_of, rule
-from pyg_sar.rows.reshaped import reshaped, sizes_in
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rules.moves.reshaped import reshaped, sizes_in
 from pyg_sar.rows.space import Space
 
 

@@ -1,0 +1,1 @@
+"""Products, losses, norms and layers."""

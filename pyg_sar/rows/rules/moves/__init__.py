@@ -1,0 +1,1 @@
+"""Rows that are read, chosen, written, joined, grouped and reshaped."""

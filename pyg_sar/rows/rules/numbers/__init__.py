@@ -1,0 +1,1 @@
+"""Functions of numbers, along a dimension and over the rows."""
