@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -24,8 +25,8 @@ from op_samples import (
     taggings,
 )
 
-import pyg_sar.rows.rows as rows_module
 from pyg_sar.rows import registry
+from pyg_sar.rows.rows import Rows
 
 
 @dataclass
@@ -72,7 +73,7 @@ def outcome_of(name: str) -> Outcome:
         warnings.simplefilter('ignore')
         num_cases = 0
         for case in [*cases_of_op(name), *HAND.get(name, list)()]:
-            is_by_hand = case.function.__module__ == 'op_hand'
+            is_by_hand = getattr(case.function, '__module__', '') == 'op_hand'
             if (num_cases < NUM_SAMPLES or is_by_hand) and is_usable(case):
                 num_cases += _run(outcome, case)
     return outcome
@@ -103,6 +104,8 @@ def _run(outcome: Outcome, case: Case) -> bool:
 def _noting(outcome: Outcome) -> Iterator[None]:
     """Notes which functions of torch ask for a rule."""
     found: dict[str, str] = {}
+    # `pyg_sar.rows` is also a function of this name.
+    rows_module = sys.modules[Rows.__module__]
     rule_of = rows_module.rule_of
 
     def noted(func: Any) -> Any:
@@ -110,7 +113,7 @@ def _noting(outcome: Outcome) -> Iterator[None]:
         found[registry.bare(registry.name_of(func))] = rule.__module__.rpartition('.')[2]
         return rule
 
-    rows_module.rule_of = noted
+    rows_module.rule_of = noted  # type: ignore[attr-defined]
     try:
         yield
     finally:
