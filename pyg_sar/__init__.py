@@ -13,7 +13,12 @@ from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.launching import Process, init, launch
 from pyg_sar.load import load_graph, load_shard
 from pyg_sar.monitor import set_log_by_environment
-from pyg_sar.over_all_nodes import (
+from pyg_sar.own_rows import NodeEmbedding
+from pyg_sar.partitioner import partition_graph
+from pyg_sar.profiling import profile
+from pyg_sar.restricted_layers import restrict
+from pyg_sar.rows.leaving import gather, local
+from pyg_sar.rows.over_all_nodes import (
     global_max,
     global_mean,
     global_min,
@@ -24,11 +29,6 @@ from pyg_sar.over_all_nodes import (
     permute_rows,
     rows,
 )
-from pyg_sar.own_rows import NodeEmbedding
-from pyg_sar.partitioner import partition_graph
-from pyg_sar.profiling import profile
-from pyg_sar.restricted_layers import restrict
-from pyg_sar.rows.leaving import gather, local
 from pyg_sar.sampling import LinkNeighborLoader, NeighborLoader
 from pyg_sar.wrap import wrap
 

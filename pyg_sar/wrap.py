@@ -11,6 +11,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.checking import check_first_forward
 from pyg_sar.comm import as_timedelta, set_debug, set_timeout
+from pyg_sar.compiled.installed import loops
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.conv.support import why_refused
@@ -116,7 +117,6 @@ def wrap(
             f'{type(model).__name__} without any)'
         )
     make_global(model)
-    set_timeout(limit)
     set_debug(debug)
     set_log(log)
     for norm, form in norms.items():
@@ -140,8 +140,18 @@ def wrap(
     if dropout_seed is not None:
         _draw_by_id(model, dropout_seed)
     check_first_forward(model, is_wanted=check)
+    if limit is not None:
+        compile_loops(model)
+        set_timeout(limit)  # once this rank has done what takes seconds
     _tell(model)
     return model
+
+
+def compile_loops(model: torch.nn.Module) -> None:
+    """Compiles the loops that rows of a model may take: before training, and not in a layer."""
+    loops()
+    if any(parameter.dtype == torch.float64 for parameter in model.parameters()):
+        loops('float64')
 
 
 def _draw_by_id(model: torch.nn.Module, seed: int) -> None:

@@ -91,7 +91,7 @@ class Reader:
             if '--nnodes' in command and command != commands[-1]:
                 continue
             for process, said in started:
-                process.join(timeout=120)
+                process.join(timeout=600)
                 errors = said.with_suffix('.err').read_text()
                 assert process.exitcode == 0, f'{command}: {process.exitcode}\n{errors}'
                 printed += said.read_text()

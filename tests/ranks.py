@@ -38,7 +38,7 @@ import pyg_sar
 from pyg_sar.comm.threads import run_threads
 from pyg_sar.norm import whose_rows
 
-GRACE = 0.2  # seconds after the first failure in which other ranks may report theirs
+GRACE = 2.0  # seconds after the first failure in which other ranks may report theirs
 
 context = multiprocessing.get_context('forkserver')
 # pytest and hypothesis: a rank imports the test module, and perhaps pytest as the main module. On
@@ -94,7 +94,7 @@ def run_ranks(
     fn: Callable[..., Any],
     world_size: int,
     *args: Any,
-    timeout: float = 60,
+    timeout: float = 120,
     backend: str = 'gloo',
     **kwargs: Any,
 ) -> list[Any]:
@@ -148,7 +148,7 @@ def run_once(
     fn: Callable[..., Any],
     world_size: int,
     *args: Any,
-    timeout: float = 60,
+    timeout: float = 120,
     may_die: Collection[int] = (),
     backend: str = 'gloo',
     **kwargs: Any,
@@ -239,7 +239,7 @@ class _Pool:
             if may_die:
                 return None
             process = self.processes[rank]
-            process.join(5)
+            process.join(60)
             return _Failure((False, 0.0), rank, f'it ended with exit code {process.exitcode}')
 
     def _stacks(self, ranks: Collection[int]) -> str:
@@ -247,8 +247,13 @@ class _Pool:
             pid = self.processes[rank].pid
             if pid is not None:
                 os.kill(pid, signal.SIGUSR1)
-        time.sleep(0.2)
         files = {rank: self.folder / f'stack-{rank}' for rank in sorted(ranks)}
+        end = time.monotonic() + 10
+        while not all(f.exists() and f.stat().st_size for f in files.values()):
+            if time.monotonic() > end:
+                break
+            time.sleep(0.02)
+        time.sleep(0.2)
         return '\n'.join(
             f'rank {rank}:\n{file.read_text() if file.exists() else "not started"}'
             for rank, file in files.items()

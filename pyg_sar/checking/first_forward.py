@@ -26,6 +26,8 @@ from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.monitor import say
 from pyg_sar.norm import edges_here, edges_in
 from pyg_sar.own_rows import OwnRows
+from pyg_sar.rows.rows import Rows
+from pyg_sar.shard.nested import leaves_of
 
 _logger = logging.getLogger(__name__)
 _MOST_BYTES = 2**28
@@ -72,6 +74,9 @@ class FirstForward:
         if not is_first or transport.world() is not None or transport.world_size() == 1:
             return
         if (edges_in((args, kwargs)) or edges_here()) == 'batch':
+            return
+        if any(isinstance(each, Rows) for each in leaves_of((args, kwargs))):
+            self.let_go()  # rows are right or refused by themselves
             return
         model, args, kwargs = _outermost(model, args, kwargs)
         if any(is_lazy(p) for p in model.parameters()):  # without DistributedDataParallel: the next

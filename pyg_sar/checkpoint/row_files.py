@@ -26,6 +26,8 @@ from pyg_sar.checkpoint.all_or_none import on_rank_0, together
 from pyg_sar.checkpoint.tables import Table, run_of
 from pyg_sar.comm import agree, check_equal, in_call, rank, world_size
 from pyg_sar.own_rows import plain
+from pyg_sar.rows.attach import as_local, space_of_nodes
+from pyg_sar.rows.rows import tag
 from pyg_sar.shard.format.files import ordinary_file
 
 _PIECE = re.compile(r'rows-\d{5}-of-\d{5}\.parquet')
@@ -60,6 +62,7 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
         OSError: On all ranks, if one of them cannot write.
     """
     path = Path(path)
+    values, data = as_local((values, data))
     together(lambda: _check(path, values, data))
     row = str(values.dtype), tuple(values.shape[1:])
     check_equal("rows in 'values'", row, agree(row))
@@ -105,6 +108,7 @@ def load_rows(path: str | os.PathLike[str], data: Any) -> Tensor:
         OSError: On all ranks, if one of them cannot read.
     """
     path, found = Path(path), list[Tensor]()
+    space, data = space_of_nodes(data), as_local(data)
 
     def read() -> None:
         _check_data(path, data)
@@ -113,7 +117,8 @@ def load_rows(path: str | os.PathLike[str], data: Any) -> Tensor:
         found.append(torch.from_numpy(read_own(path, ids, int(data.num_nodes_total))))
 
     together(read)
-    return found[0].to(data.n_id.device)
+    values = found[0].to(data.n_id.device)
+    return values if space is None else tag(values, 0, space)
 
 
 def _check_data(path: Path, data: Any) -> None:

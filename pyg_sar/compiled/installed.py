@@ -11,20 +11,20 @@ import numpy as np
 
 
 @cache
-def loops() -> ModuleType | None:
+def loops(dtype: str = 'float32') -> ModuleType | None:
     """:mod:`pyg_sar.compiled.loops`, or None without numba.
 
     Also None where numba may not compile (its variable ``NUMBA_DISABLE_JIT``) or cannot, such as
     one that does not fit the numpy that is installed; a warning tells of the latter. The first call
-    makes the loops for float32, which takes a second and 100 MiB, and some seconds where it is the
-    first on this machine.
+    makes the loops for rows of `dtype`, which takes a second and 100 MiB, and some seconds where it
+    is the first on this machine. Those for other rows are made where they are first met.
     """
     if os.environ.get('NUMBA_DISABLE_JIT', '0') not in ('', '0'):
         return None
     try:
         from pyg_sar.compiled import loops
 
-        rows, index, ptr = np.empty(0, np.float32), np.empty(0, np.int64), np.zeros(1, np.int32)
+        rows, index, ptr = np.empty(0, dtype), np.empty(0, np.int64), np.zeros(1, np.int32)
         loops.read_rows(rows, rows, index, 1)
         loops.add_rows(rows, index, rows, 1)
         edges = ptr, ptr[:0], index, ptr[:0]

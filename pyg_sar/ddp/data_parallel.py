@@ -24,13 +24,12 @@ from pyg_sar.comm import (
     set_timeout,
     transport,
 )
-from pyg_sar.compiled.installed import loops
 from pyg_sar.ddp.gradients import Gradients
 from pyg_sar.ddp.lazy_layers import LazyLayers
 from pyg_sar.ddp.same_model import check_same_model
 from pyg_sar.memory import return_freed_memory
 from pyg_sar.own_rows import OwnRows
-from pyg_sar.wrap import wrap
+from pyg_sar.wrap import compile_loops, wrap
 
 _MIB = 2**20
 
@@ -66,7 +65,8 @@ class DistributedDataParallel(torch.nn.Module):
     Args:
         module: A PyG model, or a model of rows alone such as an MLP.
         timeout: How long exchanges and the sum of the gradients wait for a rank that says nothing:
-            seconds or a timedelta; None for the timeout of the default group.
+            seconds or a timedelta; None for the timeout of the default group, which holds until the
+            model is built in any case: one rank may compile and import for longer than others.
         debug: Whether the ranks compare what they do before every exchange (:func:`pyg_sar.wrap`).
         return_memory: Have large freed tensors given back to the system at once
             (:func:`pyg_sar.memory.return_freed_memory`).
@@ -118,12 +118,12 @@ class DistributedDataParallel(torch.nn.Module):
         check_same_model(
             module, {'timeout': timeout, 'debug': debug, 'bucket_cap_mb': bucket_cap_mb}
         )
-        set_timeout(limit)
         set_debug(debug)
         if return_memory:
             return_freed_memory()
-        loops()  # compiled before training, not while another rank waits
+        compile_loops(module)
         _send_from_rank_0([*module.parameters(), *module.buffers()])
+        set_timeout(limit)  # last: what takes one rank longer than others until here is no fault
         self.module = module
         self._bucket_bytes = bucket_cap_mb * _MIB
         self._gradients = Gradients(module, process_group, self._bucket_bytes)

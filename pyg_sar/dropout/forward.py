@@ -30,6 +30,8 @@ from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.dropout.draw import DROPOUTS, EdgeDraws, KeyedDraw, is_drawn
 from pyg_sar.dropout.edge_ids import edge_ids, has_ids
 from pyg_sar.recompute import Dropout, dropout_arguments, remember
+from pyg_sar.rows.attach import as_local
+from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.nested import leaves_of
 
@@ -107,7 +109,8 @@ class SameDropout:
             running.end()
         if _here.is_off or _here.forward is not None:
             return
-        handles = [e for e in leaves_of((args, kwargs)) if isinstance(e, ShardEdgeIndex)]
+        leaves = as_local(list(leaves_of((args, kwargs))))
+        handles = [each for each in leaves if isinstance(each, ShardEdgeIndex)]
         if handles and not self._is_compared:
             own = self.seed, self.step
             check_equal("'dropout_seed' and its step", own, agree(own))
@@ -168,12 +171,23 @@ class _Forward(TorchFunctionMode):
             return x
         self.counts = True
         state = hashed_on(self.next_state(), 0)
+        if isinstance(x, Rows):
+            return self._of_rows(x, p, state)
         draw = KeyedDraw(p, state, self._ids_of(x))
         if inplace or func is torch.dropout_:
             return x.mul_(draw.draw(x))
         out: Tensor = Dropout.apply(x, draw)  # type: ignore[no-untyped-call]
         remember(out, draw, x)
         return out
+
+    def _of_rows(self, x: Rows, p: float, state: Tensor) -> Any:
+        """Of rows of the whole graph, which have ids."""
+        if x._dim or not x._space.has_ids():
+            raise ValueError(
+                f"'dropout_seed' takes rows with ids in the first dimension (got {x._space!r})"
+            )
+        draw = KeyedDraw(p, state, x._space.ids(x.device))
+        return tag(Dropout.apply(plain(x), draw), 0, x._space)  # type: ignore[no-untyped-call]
 
     def _ids_of(self, x: Tensor) -> Tensor:
         """The ids of the rows of a tensor (collective at the first time)."""

@@ -12,6 +12,8 @@ from torch.nn.functional import embedding
 from pyg_sar.comm import agree, in_call, world_size
 from pyg_sar.draws import normal
 from pyg_sar.own_rows.own_rows import OwnRows, plain
+from pyg_sar.rows.attach import as_local, space_of_nodes
+from pyg_sar.rows.rows import Rows, tag
 
 _DRAWN_AT_ONCE = 2**12  # rows: what is computed on the way stays in the cache
 
@@ -62,6 +64,9 @@ class NodeEmbedding(torch.nn.Module):
         self, data: Any, embedding_dim: int, *, sparse: bool = False, seed: int | None = None
     ) -> None:
         super().__init__()
+        is_store = 'n_id' in data if not hasattr(data, 'node_types') else False
+        self._space = space_of_nodes(data) if is_store else None
+        data = as_local(data)
         n_id, error = _ids(data)
         end = int(n_id.max()) + 1 if n_id.numel() else 0
         answers = agree((error, embedding_dim, n_id.numel(), end))
@@ -111,6 +116,8 @@ class NodeEmbedding(torch.nn.Module):
         Raises:
             ValueError: If a node is not an own one of this rank.
         """
+        if self._space is not None:
+            return self._of_space(n_id)
         weight = self.weight
         if not isinstance(weight, OwnRows):
             raise TypeError(
@@ -134,6 +141,21 @@ class NodeEmbedding(torch.nn.Module):
         if out.requires_grad and world_size() > 1:
             out.register_hook(_of_the_mean)  # type: ignore[no-untyped-call]
         return out
+
+    def _of_space(self, n_id: Tensor | None) -> Any:
+        """Rows of the whole graph: those of all nodes, or of ids that are rows of own nodes."""
+        if n_id is not None and not isinstance(n_id, Rows):
+            raise ValueError(
+                "expected ids of own nodes, such as data.n_id[mask], in 'n_id' of NodeEmbedding "
+                '(got a plain tensor): rows of any nodes are embedding()[ids]'
+            )
+        space, self._space = self._space, None
+        try:
+            out = self.forward(None if n_id is None else as_local(n_id))
+        finally:
+            self._space = space
+        assert space is not None
+        return tag(out, *((0, space) if n_id is None else (n_id._dim, n_id._space)))
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *rest: Any

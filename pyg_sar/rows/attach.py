@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import BaseStorage, NodeStorage
 
 from pyg_sar.comm import agree
-from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index
+from pyg_sar.rows.align import own_rows
+from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edge_index import ShardEdgeIndex
@@ -44,10 +47,6 @@ def _has_rows(value: Any, count: int) -> bool:
 
 
 def _ids_or_rows(name: str, value: Tensor, space: Space) -> Any:
-    import torch
-
-    from pyg_sar.rows.edges import node_ids
-
     if name == 'n_id':
         places = torch.arange(space.own, device=value.device)
         return node_ids(value.view(-1), 0, space, space, places, None)
@@ -69,22 +68,52 @@ def _attach_edges(data: Any, store: Any, total: int, nodes: dict[Any, Space]) ->
     store['edge_index'] = edge_index(handle, space, Ends(shard, src, dst))
 
 
-def as_local(data: Any) -> Any:
-    """A shallow copy of such data with plain own rows, handles of edges and own counts."""
-    if not isinstance(data, (Data, HeteroData)):
-        return data
+def as_local(value: Any) -> Any:
+    """Plain own rows and edges in ids of the rank, also in nested values and in copies of data."""
+    return in_nested(value, _local)
+
+
+def _local(data: Any) -> Any:
+    if isinstance(data, EdgeIndex):
+        return data.handle
+    if isinstance(data, Rows):
+        return plain(data)
+    stores = data.stores if isinstance(data, (Data, HeteroData)) else [data]
+    if not any(isinstance(value, Rows) for each in stores for value in _values_of(each)):
+        return data  # what is set later is seen
+    if isinstance(data, NodeStorage):
+        return _local_of_store(data)
     out = copy.copy(data)
     for store in out.stores:
-        num_own = None
-        for name, value in list(store.items()):
-            if isinstance(value, EdgeIndex):
-                store[name] = value.handle
-            elif isinstance(value, Rows):
-                num_own = value._space.own if name == 'n_id' else num_own
-                store[name] = plain(value)
-        if num_own is not None:
-            store['num_nodes'] = num_own
+        _make_local(store)
     return out
+
+
+def _values_of(store: Any) -> Iterable[Any]:
+    return store.values() if isinstance(store, BaseStorage) else ()
+
+
+def _local_of_store(store: NodeStorage) -> Any:
+    out = copy.copy(store)
+    _make_local(out)
+    return out
+
+
+def _make_local(store: Any) -> None:
+    num_own = None
+    for name, value in list(store.items()):
+        if name == 'n_id' and isinstance(value, Rows):
+            num_own = value._space.own
+        if isinstance(value, Rows):
+            store[name] = _local(value)
+    if num_own is not None:
+        store['num_nodes'] = num_own
+
+
+def space_of_nodes(data: Any) -> Space | None:
+    """The nodes of a graph of one type, or of a type, whose rows are typed; None of other data."""
+    n_id = data.get('n_id') if hasattr(data, 'get') else getattr(data, 'n_id', None)
+    return n_id._space if isinstance(n_id, Rows) else None
 
 
 def edges_among(values: Any) -> list[EdgeIndex]:
@@ -122,8 +151,6 @@ def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
 
 
 def _own_of_plain(value: Tensor, known: list[Space], what: str) -> Tensor:
-    from pyg_sar.rows.align import own_rows
-
     size = value.size(0)
     fitting = [space for space in known if space.total == size]
     if fitting and (value.dim() > 1 or not value.requires_grad):

@@ -37,7 +37,7 @@ def largest_of_ranks(values: Tensor, dims: list[int], *, keepdim: bool, least: b
 
     Collective: an all-gather; with a gradient two all-reduces.
     """
-    part = _largest_here(values.detach(), dims, least=least)
+    part = largest_here(values.detach(), dims, least=least)
     top = part
     if world_size() > 1:
         of_ranks = all_gather_alike(part.long() if part.dtype == torch.bool else part)
@@ -65,7 +65,8 @@ class _Zeros(torch.autograd.Function):
         return grads[0]
 
 
-def _largest_here(values: Tensor, dims: list[int], *, least: bool) -> Tensor:
+def largest_here(values: Tensor, dims: list[int], *, least: bool) -> Tensor:
+    """The largest of the own numbers, dimensions kept; of none what is less than all others."""
     if values.numel():
         return values.amin(dims, keepdim=True) if least else values.amax(dims, keepdim=True)
     shape = [1 if i in dims else size for i, size in enumerate(values.shape)]

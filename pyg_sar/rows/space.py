@@ -24,8 +24,9 @@ class Space:
         what: What the rows are, for messages: ``'nodes'``, ``"edges of 'cites'"`` ...
         parent: Of a selection the space that it was selected from.
         mask: Of a selection, which own rows of `parent` it has, bool ``[parent.own]``.
-        neighbours: Of edges the nodes that they run between.
-        base: Of rows that are several times there, those that are once there.
+        base: Of rows that stand for others `count` times, one after another, those others.
+        count: How often; 1 without a base.
+        neighbours: Further spaces that new tensors may be meant for, as of edges those of nodes.
     """
 
     def __init__(
@@ -37,11 +38,13 @@ class Space:
         total: int | None = None,
         parent: Space | None = None,
         mask: Tensor | None = None,
+        base: Space | None = None,
+        count: int = 1,
+        neighbours: tuple[Space, ...] = (),
     ) -> None:
         self.own, self.what, self.parent, self.mask = own, what, parent, mask
+        self.base, self.count, self.neighbours = base, count, neighbours
         self._ids, self._total = ids, total
-        self.neighbours: tuple[Space, ...] = ()
-        self.base: Space | None = None
         self._selections: list[tuple[Tensor, int, Space]] = []
         self._multiples: dict[int, Space] = {}
         self._alike: dict[int, tuple[Space, bool]] = {}
@@ -53,17 +56,21 @@ class Space:
     def total(self) -> int:
         """Number of rows of all ranks (collective at the first time, if it is not known yet)."""
         if self._total is None:
-            self._total = _sum_of_ranks(self.own)
+            of_base = None if self.base is None else self.base.total * self.count
+            self._total = _sum_of_ranks(self.own) if of_base is None else of_base
         return self._total
 
     @property
     def known_total(self) -> int | None:
         """The same number, if it is known without asking the other ranks."""
+        if self._total is None and self.base is not None and self.base.known_total is not None:
+            self._total = self.base.known_total * self.count
         return self._total
 
     def has_ids(self) -> bool:
         """Whether it is known which rows of the whole the own ones are."""
-        return self._ids is not None or (self.parent is not None and self.parent.has_ids())
+        source = self.parent or self.base
+        return self._ids is not None or (source is not None and source.has_ids())
 
     def ids(self, device: torch.device) -> Tensor:
         """Which rows of the whole the own ones are, int64 ``[own]``.
@@ -71,6 +78,10 @@ class Space:
         Of a selection they are places among all that are selected, in the order of the whole; they
         are found at the first time (collective: one all-reduce of a number per row of the parent).
         """
+        if self._ids is None and self.base is not None:
+            own = self.base.ids(device)
+            steps = torch.arange(self.count, device=own.device)
+            self._ids = (own.unsqueeze(1) * self.count + steps).view(-1)
         if self._ids is None:
             assert self.parent is not None
             assert self.mask is not None
@@ -95,15 +106,12 @@ class Space:
 
     def times(self, count: int) -> Space:
         """Every row `count` times, one after another."""
+        if self.base is not None:
+            return self.base.times(self.count * count)
+        if count == 1:
+            return self
         if count not in self._multiples:
-            ids = None
-            if self.has_ids():
-                own = self.ids(self._device())
-                steps = torch.arange(count, device=own.device)
-                ids = (own.unsqueeze(1) * count + steps).view(-1)
-            total = None if self._total is None else self._total * count
-            made = Space(self.own * count, what=self.what, ids=ids, total=total)
-            made.base = self
+            made = Space(self.own * count, what=self.what, base=self, count=count)
             self._multiples[count] = made
         return self._multiples[count]
 
@@ -175,6 +183,8 @@ class Space:
             assert self.mask is not None
             assert other.mask is not None
             return torch.equal(self.mask, other.mask.to(self.mask.device))
+        if self.base is not None and other.base is not None and self.count == other.count:
+            return self.base._is_alike_here(other.base)
         if self._ids is None or other._ids is None:
             return False
         return (
@@ -184,6 +194,8 @@ class Space:
         )
 
     def _device(self) -> torch.device:
+        if self._ids is None and self.base is not None:
+            return self.base._device()
         known = self._ids if self._ids is not None else self.mask
         return torch.device('cpu') if known is None else known.device
 

@@ -23,6 +23,7 @@ from pyg_sar.comm import (
     takes_turns,
     world_size,
 )
+from pyg_sar.rows.attach import as_local
 from pyg_sar.sampling.ahead import Ahead, Here
 from pyg_sar.sampling.arguments import cache_bytes, check_kinds, check_names, fans_of
 from pyg_sar.sampling.attributes import EdgeKey, check_data, edge_stores, find
@@ -64,7 +65,9 @@ class Loader:
     def _make(self, given: dict[str, Any], others: dict[str, Any]) -> None:
         if isinstance(given['subgraph_type'], SubgraphType):
             given['subgraph_type'] = given['subgraph_type'].value
-        data, error = given['data'], None
+        typed, error = given['data'], None
+        given = as_local(given)
+        data = given['data']
         fans: dict[EdgeKey, tuple[int, ...]] = {}
         asked: Asked | None = None
         try:
@@ -103,7 +106,7 @@ class Loader:
         self._identity = {k: v for k, v in same.items() if k not in of_speed}
         self._identity['num_batches'] = self._num_batches
         fan = Fans(fans, replace, is_last, given['subgraph_type'], disjoint)
-        self._sampler = Sampler(data, graph, fan, inputs)
+        self._sampler = Sampler(typed, graph, fan, inputs)
         if given['cache'] is not None and graph.world_size > 1:
             size = given['cache']
             self._sampler.kept = choose_rows(graph, found, fan, inputs, size)
@@ -127,7 +130,7 @@ class Loader:
                 self._source.join()
                 self._source = None
             epoch, at = (self._epoch, self._at) if self._is_loaded else (self._epoch + 1, 0)
-            attributes, kept = find(self._sampler.data), self._sampler.kept
+            attributes, kept = find(as_local(self._sampler.data)), self._sampler.kept
             answers = agree(((epoch, at), kept is None or is_fresh(kept, attributes)))
             check_equal('epoch and batch', (epoch, at), [place for place, _ in answers])
             if kept is not None and not all(fresh for _, fresh in answers):

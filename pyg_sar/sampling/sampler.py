@@ -9,6 +9,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import count_ranks
 from pyg_sar.monitor import say
+from pyg_sar.rows.attach import as_local
 from pyg_sar.sampling.attributes import Attributes
 from pyg_sar.sampling.batch import Batches
 from pyg_sar.sampling.found import Kept
@@ -43,7 +44,7 @@ class Sampler:
             asked = range(start, min(start + of_round, numbers.stop))
             seeds = self.inputs.of_batches(order if own else nothing, epoch, asked)
             sampled = Round(self.graph, attributes, self.fans, seeds, self.kept)
-            batches = Batches(self.data, attributes, sampled)
+            batches = Batches(as_local(self.data), attributes, sampled)
             for number in range(len(asked)):
                 if is_wanted():
                     yield batches[number]

@@ -45,7 +45,7 @@ def _peaks(root: Path, aggr: str, max_rows: int, world_size: int, store: Path) -
         for rank in range(world_size)
     ]
     try:
-        return [int(rank.communicate(timeout=120)[0]) for rank in ranks]
+        return [int(rank.communicate(timeout=600)[0]) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

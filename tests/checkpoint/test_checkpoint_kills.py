@@ -160,7 +160,7 @@ def _lines(*command: object, **variables: str) -> list[str]:
         env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': path, **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return re.findall(r'^epoch .*$', done.stdout, re.MULTILINE)

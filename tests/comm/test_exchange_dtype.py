@@ -284,7 +284,7 @@ def _dtype_of_rank(root: str) -> str:
 
 def test_ranks_with_other_dtypes(tmp_path):
     root = str(cut(small_graph(), 2, tmp_path / 'parts'))
-    outcomes = run_ranks(_dtype_of_rank, 2, root, timeout=20)
+    outcomes = run_ranks(_dtype_of_rank, 2, root)
     assert_all_raise(outcomes, 'ValueError', 'expected the same layer', 'exchange_dtype')
 
 

@@ -117,7 +117,7 @@ def test_the_program_of_the_page() -> None:
         pipes.append(ours)
         processes.append(process)
     try:
-        assert [pipe.poll(60) and pipe.recv() for pipe in pipes] == [LOOPBACK, LOOPBACK]
+        assert [pipe.poll(300) and pipe.recv() for pipe in pipes] == [LOOPBACK, LOOPBACK]
     finally:
         for process in processes:
             process.kill()

@@ -120,7 +120,7 @@ def test_an_extra_forward_of_one_rank(tmp_path, world_size):
 
 def _rows_of_two_layers(root: str) -> str:
     data = pyg_sar.load_shard(root)
-    set_timeout(timedelta(seconds=1))
+    set_timeout(timedelta(seconds=5))
     exchange = Exchange(data.edge_index.shard)
     rank = dist.get_rank()
     with in_layer(f"layer 'convs.{min(rank, 1)}'"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -91,10 +90,8 @@ def _waits(rank: int, words: str) -> None:
 
 
 def test_a_deadlock_names_both() -> None:
-    start = time.perf_counter()
     with pytest.raises(RuntimeError, match=r'rank 0 is at a comparison .* rank 1 has finished'):
         run_threads(_waits, 2, 0, 'here')
-    assert time.perf_counter() - start < 1
     assert threading.active_count() < 50
 
 

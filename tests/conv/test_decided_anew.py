@@ -82,7 +82,7 @@ def _hooked_later(root: str, name: str, kind: str, ranks: list[int]) -> tuple[st
 @pytest.mark.parametrize('name', CONVS)
 def test_a_hook_on_one_rank(root, name):
     """An error on all ranks at once, where the others waited before."""
-    for error, _, _ in run_ranks(_hooked_later, 3, root, name, 'scales', [1], timeout=30):
+    for error, _, _ in run_ranks(_hooked_later, 3, root, name, 'scales', [1]):
         assert 'expected the same layer on all ranks' in error
         assert 'message_forward_hooks' in error
 
@@ -193,7 +193,7 @@ def _as_wide_as_a_part(root: str) -> tuple[Tensor, Tensor]:
 
 def test_features_as_many_as_nodes_of_one_rank(graph, root):
     """Numbers that happen to be equal on one rank change nothing."""
-    results = run_ranks(_as_wide_as_a_part, 3, root, timeout=30)
+    results = run_ranks(_as_wide_as_a_part, 3, root)
     want = SimpleConv('sum')(graph.x[:, :1], graph.edge_index)
     for ids, out in results:
         torch.testing.assert_close(out, want[ids].expand_as(out), rtol=1e-10, atol=1e-10)

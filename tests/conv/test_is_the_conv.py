@@ -200,7 +200,7 @@ def test_a_saved_model_in_another_process(graph, tmp_path):
     model = wrap(GCN(6, 8, 2, 3).double().eval())
     torch.save(model, tmp_path / 'model.pt')
     paths = [str(tmp_path / 'model.pt'), str(root), str(tmp_path / 'out.pt')]
-    subprocess.run([sys.executable, '-c', LOAD, *paths], check=True, timeout=120)
+    subprocess.run([sys.executable, '-c', LOAD, *paths], check=True, timeout=600)
     want = model(data.x, data.edge_index).detach()
     torch.testing.assert_close(torch.load(tmp_path / 'out.pt'), want, rtol=1e-12, atol=1e-12)
 

@@ -129,7 +129,7 @@ def test_wrong_numbers_are_found(mutation: str, even: str, numbers: list[list[Te
 
 def test_ranks_that_wait_for_ever_are_found(idle: str) -> None:
     with pytest.raises(TimeoutError, match=r'had not finished'):
-        _on_ranks(idle, 'cuda', 'a group that idle ranks do not connect', timeout=5)
+        _on_ranks(idle, 'cuda', 'a group that idle ranks do not connect', timeout=15)
 
 
 def _waits(root: str, mutation: str) -> Counter[str]:

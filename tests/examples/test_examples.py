@@ -54,7 +54,7 @@ def _run(*command: object) -> subprocess.CompletedProcess[str]:
         env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 

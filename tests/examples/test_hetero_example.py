@@ -88,7 +88,7 @@ def _run(*command: object) -> str:
         env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -42,7 +42,7 @@ def _infer(folder: Path, *words: object, ranks: int = 1) -> None:
         env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
 

@@ -46,7 +46,7 @@ def test_notebook(tmp_path: Path) -> None:
     printed = tmp_path / 'printed.json'
     process = context.Process(target=_run, args=(tmp_path, printed))
     process.start()
-    process.join(timeout=120)
+    process.join(timeout=600)
     assert process.exitcode == 0
     for text, (_, shown) in zip(json.loads(printed.read_text()), _cells(), strict=True):
         assert_same_output(text, shown)

@@ -20,6 +20,7 @@ from fault_program import (
     GROUP_TIMEOUT,
     LIMIT,
     PHASES,
+    TIMEOUT,
     WORLD_SIZE,
     default_convs,
     run,
@@ -27,7 +28,7 @@ from fault_program import (
 from small_graphs import cut, small_graph
 
 CONTEXT = multiprocessing.get_context('forkserver')
-SLACK = 2.0  # for telling each other who was lost, on a busy machine
+SLACK = 20.0  # seconds to tell each other who was lost, on a busy machine
 
 
 class Cell(NamedTuple):
@@ -59,13 +60,17 @@ class Outcome:
     exit_codes: list[int | None]
 
 
+def is_silent(cell: Cell) -> bool:
+    """Whether the others find the rank by their timeout."""
+    # What a rank does outside of its model nobody sees: as long as its process lives it is silent.
+    is_seen = cell.phase in ('load', 'forward')
+    return cell.fault == 'stopped' or (cell.fault == 'raises, lives on' and not is_seen)
+
+
 def bound(cell: Cell) -> float:
     """Seconds within which the others have to end."""
-    # What a rank does outside of its model nobody sees: as long as its process lives it is silent.
-    is_outside = cell.phase in ('load', 'construction', 'optimizer', 'checkpoint')
-    is_silent = cell.fault == 'stopped' or (cell.fault == 'raises, lives on' and is_outside)
-    in_backward = cell.fault == 'raises, lives on' and cell.phase == 'backward'
-    return GROUP_TIMEOUT + SLACK if is_silent or in_backward else 5.0
+    limit = GROUP_TIMEOUT if cell.phase in ('load', 'construction') else TIMEOUT
+    return SLACK + (limit if is_silent(cell) else 0)
 
 
 def outcomes(cells: list[Cell], folder: Path, *, at_once: int = 3) -> dict[Cell, Outcome]:

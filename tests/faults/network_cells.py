@@ -19,7 +19,7 @@ def why_no_networks() -> str:
     """Why this machine does not permit them; empty if it does."""
     try:
         subprocess.run(
-            ['unshare', '-Urn', 'sh', '-c', _TRY], check=True, capture_output=True, timeout=20
+            ['unshare', '-Urn', 'sh', '-c', _TRY], check=True, capture_output=True, timeout=120
         )
     except (OSError, subprocess.SubprocessError) as error:
         return f'no network namespaces with veth here ({error})'
@@ -37,7 +37,7 @@ def network_outcomes(folder: Path) -> list[dict[str, Any]]:
         env={**os.environ, 'PYTHONPATH': path},
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -27,7 +27,8 @@ from pyg_sar.comm.faults.errors import place
 from pyg_sar.conv.options import Mode
 
 FAULTY = 2
-TIMEOUT = 3.0
+TIMEOUT = 10.0
+START = 60.0  # the timeout while programs are built and run for the first time, in seconds
 SUM = 'the sum of gradients'
 _PR_SET_PDEATHSIG = 1
 
@@ -100,19 +101,20 @@ def _run(cell: PathCell, rank: int, root: str, folder: Path) -> End:
         init_method=f'file://{folder}/store',
         rank=rank,
         world_size=3,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=START),
     )
     error: Any = None
     try:
         torch.manual_seed(0)
         build, where = program(cell.program)
         data = pyg_sar.load_shard(root)
-        step = build(data, cell.mode, TIMEOUT, folder)
+        step = build(data, cell.mode, START, folder)
         step(1)
         if rank == FAULTY:
             _count_and_fail(cell, step, where, folder)
         else:
             step(2)
+            guarded.set_timeout(timedelta(seconds=TIMEOUT))
             step(3)
             step(4)  # nobody may have needed the rank's last operation
     except Exception as found:
@@ -160,5 +162,6 @@ def _count_and_fail(
     with mock.patch.object(Guard, '__enter__', entering):
         step(2)
         (folder / 'count').write_text(str(count))
+        guarded.set_timeout(timedelta(seconds=TIMEOUT))  # all have come as far as this
         count, last = 0, round(cell.when * (count - 1))
         step(3)

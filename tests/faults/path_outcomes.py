@@ -22,7 +22,7 @@ PLACES = [
     *((name, MODES[0], '') for name, (_, where) in OTHERS.items() if 'layer' not in where),
 ]
 CELLS = [PathCell(*place, *moment) for place in PLACES for moment in MOMENTS]
-SLACK = 3.0  # seconds, on a busy machine
+SLACK = 20.0  # seconds, on a busy machine
 NUM_GROUPS = 4
 
 
@@ -35,7 +35,7 @@ def path_outcomes(cells: list[PathCell], folder: Path) -> dict[PathCell, list[En
         own = folder / f'group-{group}'
         shutil.copytree(root, own / 'parts')
         mine = cells[group::NUM_GROUPS]
-        first, second, _ = run_once(run_cells, 3, str(own / 'parts'), mine, timeout=300)
+        first, second, _ = run_once(run_cells, 3, str(own / 'parts'), mine, timeout=1800)
         return list(zip(mine, zip(first, second, strict=True), strict=True))
 
     with ThreadPoolExecutor(NUM_GROUPS) as pool:
@@ -51,7 +51,7 @@ def check(cell: PathCell, ends: list[End]) -> None:
     for end in ends:
         assert end.kind == 'ExchangeError', (cell, end)
         assert end.peer == FAULTY, (cell, end)
-        assert end.seconds < (5 if cell.fault == 'killed' else TIMEOUT + SLACK), (cell, end)
+        assert end.seconds < SLACK + (TIMEOUT if cell.fault == 'stopped' else 0), (cell, end)
         how = 'was silent for too long' if cell.fault == 'stopped' else 'has ended or is cut off'
         assert f'rank {FAULTY} {how}' in end.text, (cell, end)
         assert end.operation, (cell, end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fault_cells import CELLS, Cell, Outcome, bound, outcomes
+from fault_cells import CELLS, Cell, Outcome, bound, is_silent, outcomes
 from fault_program import FAULTS, FAULTY, gat_convs, max_convs, median_convs
 
 QUICK = [
@@ -62,6 +62,7 @@ def check(cell: Cell, outcome: Outcome) -> None:
             continue
         assert end['peer'] == FAULTY, (cell, outcome)
         assert 'stopped at' in end['text']
+        assert ('was silent' in end['text']) == is_silent(cell), (cell, outcome)
         if cell.phase == 'forward' and cell.fault != 'shape':
             assert end['layer'].startswith("layer 'convs.2'"), (cell, outcome)
             assert end['layer'].endswith('forward')

@@ -8,7 +8,7 @@ import cut_network
 import pytest
 from network_cells import network_outcomes, why_no_networks
 
-SLACK = 3.0  # seconds, on a busy machine
+SLACK = 20.0  # seconds, on a busy machine
 
 
 @pytest.mark.bench
@@ -21,7 +21,7 @@ def test_a_rank_is_cut_off(tmp_path: Path) -> None:
         assert all(code == 1 for code in found['codes']), found
         for rank, end in enumerate(found['ends']):
             assert end['type'] == 'ExchangeError', found
-            limit = cut_network.TIMEOUT + SLACK if how == 'silently' else 5
+            limit = SLACK + (cut_network.TIMEOUT if how == 'silently' else 0)
             assert end['seconds'] < limit, found
             if rank != faulty:
                 words = 'was silent for too long' if how == 'silently' else 'has ended or is cut'

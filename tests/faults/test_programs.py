@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +18,9 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel, ExchangeError, global_mean, load_shard, wrap
-from pyg_sar.comm import Exchange
+from pyg_sar.comm import Exchange, transport
+from pyg_sar.comm.faults import connection
+from pyg_sar.comm.faults.guarded import connected
 
 
 class Net(torch.nn.Module):
@@ -53,13 +58,14 @@ def _raise_on_all(root: str) -> list[str]:
     model = DistributedDataParallel(_net())
     _train(model, data)
     found = []
-    for i in (0, 1, 2, 1):
-        model.module.fails = i
-        time.sleep(0.05 * data.edge_index.shard.rank)  # not quite at the same time
-        found.append(attempt(_train, model, data))
-    model.module.fails = -1
-    model.zero_grad()
-    return [*found, attempt(_train, model, data)]
+    with mock.patch.object(connection, 'GRACE', 60):
+        for i in (0, 1, 2, 1):
+            model.module.fails = i
+            time.sleep(0.05 * data.edge_index.shard.rank)  # not quite at the same time
+            found.append(attempt(_train, model, data))
+        model.module.fails = -1
+        model.zero_grad()
+        return [*found, attempt(_train, model, data)]
 
 
 def test_what_all_ranks_raise_leaves_them_able_to_go_on(root: str) -> None:
@@ -94,7 +100,7 @@ def test_what_one_rank_raises_ends_the_exchanges_of_all(root: str) -> None:
         assert second.startswith('ExchangeError: ')
         assert 'exchanges ended before' in second
         assert last == f'{rank} 1 a sum over all ranks'
-        assert seconds < 5
+        assert seconds < 60  # the timeout is that of the default group, 30 minutes
 
 
 def _different(kind: str) -> str:
@@ -138,7 +144,7 @@ def test_models_are_compared(kind: str, words: list[str]) -> None:
 def _skip(root: str, layer: int, phase: str) -> str:
     data = load_shard(root)
     net = _net()
-    model = DistributedDataParallel(net, debug=True, timeout=1)
+    model = DistributedDataParallel(net, debug=True, timeout=60)
     _train(model, data)
     if data.edge_index.shard.rank == 2:
         if phase == 'forward':
@@ -161,19 +167,57 @@ def test_a_rank_that_skips_a_layer(root: str, layer: int, phase: str) -> None:
     assert any('rank 2 is at' in found for found in outcomes)
 
 
-def _epochs(root: str) -> str:
+def _timeouts(kind: str) -> tuple[list[tuple[str, float | None]], float | None]:
+    """The timeout in force at what may take one rank long, and in the end."""
+    found = []
+
+    def noting(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            found.append((name, _timeout()))
+            return real(*args)
+
+        return call
+
+    module = sys.modules['pyg_sar.wrap']
+    with (
+        mock.patch.object(module, 'loops', noting('compiling', module.loops)),
+        mock.patch.object(transport, 'broadcast', noting('sending', transport.broadcast)),
+    ):
+        (DistributedDataParallel if kind == 'ddp' else wrap)(_net(), timeout=50)
+    return found, _timeout()
+
+
+def _timeout() -> float | None:
+    limit = connected().timeout
+    return None if limit is None else limit.total_seconds()
+
+
+@pytest.mark.parametrize('kind', ['ddp', 'wrap'])
+def test_a_timeout_holds_once_the_model_is_built(kind: str) -> None:
+    """Until then it is that of the default group: one rank may compile for longer than others."""
+    for found, last in run_once(_timeouts, 2, kind):
+        assert found[:2] == [('compiling', None)] * 2  # for rows of float32 and of float64
+        num_sent = len(list(_net().parameters())) if kind == 'ddp' else 0
+        assert found[2:] == [('sending', None)] * num_sent
+        assert last == 50
+
+
+def _epochs(root: str) -> list[str]:
     data = load_shard(root)
-    model = DistributedDataParallel(_net(), timeout=1)
-    for _ in range(2 + (data.edge_index.shard.rank != 2)):
-        found = attempt(_train, model, data)
+    model = DistributedDataParallel(_net())
+    found = [attempt(_train, model, data) for _ in range(2)]
+    wrap(model.module, timeout=6)  # all have come as far as this, and done what takes seconds
+    if data.edge_index.shard.rank != 2:
+        found.append(attempt(_train, model, data))
     return found
 
 
 def test_unequal_epochs_end_at_the_timeout(root: str) -> None:
     *others, last = run_once(_epochs, 3, root)
-    assert last == 'no error'
+    assert last == ['no error'] * 2
+    assert [found[:2] for found in others] == [['no error'] * 2] * 2
     assert_all_raise(
-        others,
+        [found[2] for found in others],
         'ExchangeError',
         "layer 'convs.0' (SAGEConv), forward",
         'rank 2 was silent',

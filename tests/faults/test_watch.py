@@ -61,5 +61,5 @@ def test_it_is_told_once(work: Any, seconds: float, words: str) -> None:
     before = [_work(0), _work(None), _of_torch_2_5(None), _of_a_backend_that_cannot_tell()]
     for each in (*before, work, work):
         watch.add(each)
-    assert connection.has_heard.wait(20)
+    assert connection.has_heard.wait(60)
     assert connection.told == [(words, connection.current)]

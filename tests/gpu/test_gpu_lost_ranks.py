@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 import torch
-from fault_cells import Cell, Outcome, outcomes
-from fault_program import FAULTY, GROUP_TIMEOUT, PHASES, TIMEOUT
+from fault_cells import Cell, Outcome, bound, outcomes
+from fault_program import FAULTY, PHASES
 from ranks import run_once
 
 import pyg_sar
@@ -34,8 +34,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[Cell, Outcome]:
 def test_the_others_end(found: dict[Cell, Outcome], cell: Cell) -> None:
     outcome = found[cell]
     assert set(outcome.exit_codes) <= {1, 255}, outcome
-    limit = GROUP_TIMEOUT if cell.phase in ('load', 'construction') else TIMEOUT
-    assert outcome.seconds < limit + 1, outcome
+    assert outcome.seconds < bound(cell), outcome
     for end in outcome.ends:
         if cell.phase == 'load' and cell.fault == 'raises':
             assert end['type'] == 'ValueError', outcome

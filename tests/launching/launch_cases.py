@@ -94,14 +94,14 @@ def _dies(rank: int) -> None:
     process = pyg_sar.init()
     if process.rank == rank:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+    time.sleep(600)
 
 
 def test_a_rank_that_dies() -> None:
     start = time.monotonic()
     with pytest.raises(ProcessExitedException, match='process 1 terminated with signal SIGKILL'):
         pyg_sar.launch(_dies, 2, 1)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 300
 
 
 def test_a_rank_that_exits() -> None:
@@ -204,7 +204,7 @@ import pyg_sar
 def wait(folder):
     pyg_sar.init()
     open(f'{folder}/{os.getpid()}', 'w').close()
-    time.sleep(100)
+    time.sleep(600)
 
 import sys
 pyg_sar.launch(wait, 2, sys.argv[1])
@@ -221,11 +221,11 @@ def test_interrupted_as_in_a_notebook(tmp_path: Path) -> None:
         text=True,
         preexec_fn=heed_interrupts,
     )
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < end:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, text = process.communicate(timeout=20)
+    _, text = process.communicate(timeout=300)
     assert 'KeyboardInterrupt' in text
     ranks = [int(path.name) for path in tmp_path.iterdir()]
     assert len(ranks) == 2

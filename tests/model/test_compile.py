@@ -59,7 +59,7 @@ def test_compile_on_ranks(tmp_path):
     root = str(cut(small_graph(), 3, tmp_path / 'parts'))
     plain = run_ranks(_step, 3, root, '')
     for order in ('inside', 'outside'):
-        compiled = run_ranks(_step, 3, root, order, timeout=120)
+        compiled = run_ranks(_step, 3, root, order)
         for (loss, gradients), (want, wanted) in zip(compiled, plain, strict=True):
             assert abs(loss - want) <= 1e-10
             for gradient, each in zip(gradients, wanted, strict=True):

@@ -185,5 +185,5 @@ def _other_relation(root: str) -> str:
 
 def test_ranks_that_walk_different_relations_raise(tmp_path: Path) -> None:
     pyg_sar.partition_graph(hetero_graph(), 2, tmp_path / 'parts')
-    outcomes = run_ranks(_other_relation, 2, str(tmp_path / 'parts'), timeout=10)
+    outcomes = run_ranks(_other_relation, 2, str(tmp_path / 'parts'))
     assert_all_raise(outcomes, 'ValueError', 'author__writes__paper', 'author__reviews__paper')

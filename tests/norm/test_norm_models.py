@@ -156,7 +156,7 @@ def _bad_batches() -> dict[str, str]:
 
 
 def test_batch_vectors_that_do_not_fit():
-    results = run_ranks(_bad_batches, 2, timeout=20)
+    results = run_ranks(_bad_batches, 2)
     for name, (*_, words) in BAD.items():
         assert_all_raise([outcomes[name] for outcomes in results], 'ValueError', words, '(got')
 
@@ -172,7 +172,7 @@ def _other_errors() -> list[str]:
 
 
 def test_too_few_rows_or_dimensions():
-    for outcomes in run_ranks(_other_errors, 2, timeout=20):
+    for outcomes in run_ranks(_other_errors, 2):
         few = 'more than 1 row on all ranks together'
         assert_all_raise(outcomes[:1] + outcomes[2:3], 'ValueError', few, '(got 1)')
         assert_all_raise(outcomes[1:2], 'ValueError', '[num_own, num_features] (got (3,))')
@@ -276,7 +276,7 @@ def _in_message(root: str) -> tuple[Tensor, dict[str, Tensor]]:
 def test_norms_in_messages(tmp_path):
     """Their statistics are of the messages of all edges."""
     graph = small_graph()
-    results = run_ranks(_in_message, 3, str(cut(graph, 3, tmp_path / 'parts')), timeout=20)
+    results = run_ranks(_in_message, 3, str(cut(graph, 3, tmp_path / 'parts')))
     for name in IN_MESSAGE:
         want = _conv(name)(graph.x, graph.edge_index).detach()
         assert_close(assemble([(n_id, outs[name]) for n_id, outs in results], 40), want)

@@ -31,7 +31,7 @@ def source(graph: Data, tmp_path: Path) -> Path:
 
 def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 def _main(*arguments: object) -> int:
@@ -83,13 +83,13 @@ def test_ctrl_c_leaves_nothing(tmp_path):
         text=True,
         preexec_fn=heed_interrupts,
     )
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while not list(tmp_path.glob('.out.*.tmp/part_3')):
         assert process.poll() is None, 'finished before it could be interrupted'
         assert time.monotonic() < end
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 130
     assert stdout == ''
     assert stderr.endswith('error: interrupted, nothing was written\n')

@@ -215,7 +215,7 @@ def test_environment_of_a_program(root):
             env={**os.environ, 'PYG_SAR_LOG': value},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=True,
         )
         told = [line for line in run.stderr.splitlines() if '[rank' in line]

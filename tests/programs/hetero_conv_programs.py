@@ -22,7 +22,7 @@ from torch_geometric.nn import (
     to_hetero,
 )
 
-Rows = dict[str, Tensor]
+XDict = dict[str, Tensor]
 
 
 def trained(data: HeteroData, model: Module, *, lr: float = 0.1) -> Results:
@@ -53,7 +53,7 @@ class Encoded(Module):
         )
         self.out = Linear(8, 3)
 
-    def encoded(self, x_dict: Rows) -> Rows:
+    def encoded(self, x_dict: XDict) -> XDict:
         return {name: self.encode[name](x).relu() for name, x in x_dict.items()}
 
 
@@ -70,7 +70,7 @@ def hetero_conv_of_sage(data: HeteroData, ddp: Ddp) -> Results:
                 )
             )
 
-        def forward(self, x_dict: Rows, edge_index_dict: dict[tuple, Tensor]) -> Rows:
+        def forward(self, x_dict: XDict, edge_index_dict: dict[tuple, Tensor]) -> XDict:
             x_dict = self.conv1(x_dict, edge_index_dict)
             x_dict = {name: x.relu() for name, x in x_dict.items()}
             return self.conv2(x_dict, edge_index_dict)
@@ -93,7 +93,7 @@ def hetero_conv_of_many_kinds(data: HeteroData, ddp: Ddp) -> Results:
                 aggr='mean',
             )
 
-        def forward(self, x_dict: Rows, edge_index_dict: dict[tuple, Tensor]) -> Tensor:
+        def forward(self, x_dict: XDict, edge_index_dict: dict[tuple, Tensor]) -> Tensor:
             return self.out(self.conv(self.encoded(x_dict), edge_index_dict)['paper'].tanh())
 
     torch.manual_seed(0)
@@ -114,7 +114,7 @@ def hetero_conv_stacked_with_weights(data: HeteroData, ddp: Ddp) -> Results:
                 aggr='cat',
             )
 
-        def forward(self, x_dict: Rows, edge_index_dict: dict[tuple, Tensor]) -> Tensor:
+        def forward(self, x_dict: XDict, edge_index_dict: dict[tuple, Tensor]) -> Tensor:
             x_dict = self.encoded(x_dict)
             out = self.conv(x_dict, edge_index_dict, edge_weight_dict=data.edge_weight_dict)
             return self.out(out['paper'])
@@ -138,7 +138,7 @@ def to_hetero_of_sage(data: HeteroData, ddp: Ddp) -> Results:
             del self.out
             self.gnn = to_hetero(GNN(), data.metadata(), aggr='sum')
 
-        def forward(self, x_dict: Rows, edge_index_dict: dict[tuple, Tensor]) -> Rows:
+        def forward(self, x_dict: XDict, edge_index_dict: dict[tuple, Tensor]) -> XDict:
             return self.gnn(self.encoded(x_dict), edge_index_dict)
 
     torch.manual_seed(0)
@@ -170,7 +170,7 @@ def hgt(data: HeteroData, ddp: Ddp) -> Results:
             super().__init__()
             self.convs = torch.nn.ModuleList(HGTConv(8, 8, data.metadata(), 2) for _ in range(2))
 
-        def forward(self, x_dict: Rows, edge_index_dict: dict[tuple, Tensor]) -> Tensor:
+        def forward(self, x_dict: XDict, edge_index_dict: dict[tuple, Tensor]) -> Tensor:
             x_dict = self.encoded(x_dict)
             for conv in self.convs:
                 x_dict = conv(x_dict, edge_index_dict)
@@ -189,7 +189,7 @@ def han(data: HeteroData, ddp: Ddp) -> Results:
             widths = {'paper': 6, 'author': 5, 'venue': 4}
             self.conv, self.lin = HANConv(widths, 8, data.metadata(), heads=2), Linear(8, 3)
 
-        def forward(self, x_dict: Rows, edge_index_dict: dict[tuple, Tensor]) -> Tensor:
+        def forward(self, x_dict: XDict, edge_index_dict: dict[tuple, Tensor]) -> Tensor:
             return self.lin(self.conv(x_dict, edge_index_dict)['paper'])
 
     torch.manual_seed(0)
@@ -203,7 +203,7 @@ def dict_linear(data: HeteroData, ddp: Ddp) -> Results:
             self.lin = HeteroDictLinear({'paper': 6, 'author': 5, 'venue': 4}, 8)
             self.conv = GraphConv((8, 8), 3)
 
-        def forward(self, x_dict: Rows, edge_index_dict: dict[tuple, Tensor]) -> Tensor:
+        def forward(self, x_dict: XDict, edge_index_dict: dict[tuple, Tensor]) -> Tensor:
             x_dict = self.lin(x_dict)
             edge_index = edge_index_dict['author', 'writes', 'paper']
             return self.conv((x_dict['author'], x_dict['paper']), edge_index)
@@ -222,7 +222,7 @@ def relations_one_by_one(data: HeteroData, ddp: Ddp) -> Results:
                 {'__'.join(e): GATv2Conv((8, 8), 8, add_self_loops=False) for e in data.edge_types}
             )
 
-        def forward(self, x_dict: Rows, edge_index_dict: dict[tuple, Tensor]) -> Tensor:
+        def forward(self, x_dict: XDict, edge_index_dict: dict[tuple, Tensor]) -> Tensor:
             x_dict = self.encoded(x_dict)
             out = {name: x for name, x in x_dict.items()}
             for (src, rel, dst), edge_index in edge_index_dict.items():
@@ -242,7 +242,7 @@ def learned_weights_of_relations(data: HeteroData, ddp: Ddp) -> Results:
             self.convs = torch.nn.ModuleList(SAGEConv((8, 8), 8) for _ in self.into)
             self.mix = Parameter(torch.zeros(len(self.into)))
 
-        def forward(self, x_dict: Rows, edge_index_dict: dict[tuple, Tensor]) -> Tensor:
+        def forward(self, x_dict: XDict, edge_index_dict: dict[tuple, Tensor]) -> Tensor:
             x = self.encoded(x_dict)
             outs = [
                 conv((x[e[0]], x['paper']), edge_index_dict[e])
@@ -264,7 +264,7 @@ def semantic_attention_by_hand(data: HeteroData, ddp: Ddp) -> Results:
             self.writes = SAGEConv((8, 8), 8)
             self.score = torch.nn.Sequential(Linear(8, 4), torch.nn.Tanh(), Linear(4, 1))
 
-        def forward(self, x_dict: Rows, edge_index_dict: dict[tuple, Tensor]) -> Tensor:
+        def forward(self, x_dict: XDict, edge_index_dict: dict[tuple, Tensor]) -> Tensor:
             x = self.encoded(x_dict)
             cites = self.cites((x['paper'], x['paper']), edge_index_dict['paper', 'cites', 'paper'])
             edge_index = edge_index_dict['author', 'writes', 'paper']

@@ -160,9 +160,7 @@ def degrees_by_relation(data: HeteroData, ddp: Ddp) -> Results:
     ]
     deg = torch.stack(degrees, dim=-1)
     data['paper'].x = torch.cat([data['paper'].x, (deg + 1).log()], dim=1)
-    most = {
-        str(edge_type): int(data[edge_type].edge_index[0].max()) for edge_type in data.edge_types
-    }
+    most = {str(e): int(degree(data[e].edge_index[0]).max()) for e in data.edge_types}
     return {'deg': deg, 'most': most} | trained(data, ddp, Model, 3, 9)
 
 
@@ -236,7 +234,7 @@ def losses_of_two_types(data: HeteroData, ddp: Ddp) -> Results:
 
 
 def edges_of_training_papers(data: HeteroData, ddp: Ddp) -> Results:
-    src, dst = data[CITES].edge_index
+    src = data[CITES].edge_index[0]
     keep = data['paper'].train_mask[src] | (data[CITES].edge_attr[:, 0] > 0)
     data[CITES].edge_index = data[CITES].edge_index[:, keep]
     return {'kept': keep, 'count': data[CITES].edge_index.size(1)} | trained(data, ddp)

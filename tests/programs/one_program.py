@@ -64,6 +64,10 @@ def on_rank(module: str, name: str, folder: str) -> dict[str, Any]:
         raise ProgramFailed(MARK + _in_one_line(failure)) from failure
 
 
+def nothing() -> None:
+    """What ranks do to have started."""
+
+
 def _itself(model: Module) -> Module:
     return model
 

@@ -30,6 +30,7 @@ from one_program import (  # noqa: E402
     as_in,
     differences,
     is_hetero,
+    nothing,
     on_rank,
     on_whole_graph,
 )
@@ -107,6 +108,7 @@ def cut_run(
 ) -> tuple[str, str]:
     """What became of a program on ranks, and why."""
     module, name = program.__module__, program.__name__
+    run_ranks(nothing, world)  # starts ranks where the last program ended them
     try:
         got = run_ranks(on_rank, world, module, name, folder, timeout=timeout)
     except TimeoutError as failure:

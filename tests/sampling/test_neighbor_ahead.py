@@ -31,7 +31,7 @@ def _threads() -> int:
 
 
 def _end_of_threads() -> int:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 120
     while _threads() and time.monotonic() < end:
         time.sleep(0.01)
     return _threads()

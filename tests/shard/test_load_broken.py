@@ -239,7 +239,7 @@ def test_broken_on_one_rank_raises_on_all(root, tmp_path, what):
     shutil.copytree(root, broken)
     change(broken)
     roots = [str(root), str(broken), str(root)]
-    outcomes = run_ranks(_load, 3, roots, timeout=10)
+    outcomes = run_ranks(_load, 3, roots)
     assert_all_raise(outcomes, kind.__name__, 'expected', 'parts of rank 1')
     assert outcomes[0].startswith(f'{kind.__name__}: rank 1: ')
     assert outcomes[2].startswith(f'{kind.__name__}: rank 1: ')

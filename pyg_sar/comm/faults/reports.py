@@ -106,7 +106,10 @@ class Reports:
             seen.add(found.peer)
             found = said[found.peer]
             if found.peer in seen:  # a circle: the nearest link, and what that waits at
-                return own._replace(doing=said[own.peer].doing if own.peer in said else '')
+                assert own.peer is not None
+                nearest = said[own.peer]
+                # Whichever came to its timeout first and closed its connections, both were silent.
+                return own._replace(doing=nearest.doing, silent=own.silent or nearest.silent)
         if found.peer is not None:
             return Cause(found.peer, None, found.silent)
         # Not known from the connections: the one that says nothing.
@@ -114,7 +117,9 @@ class Reports:
         missing = set(self.others) - said.keys()
         suspects = (named & missing) or missing or named
         is_silent = own.silent or any(c.silent for c in said.values())
-        return Cause(suspects.pop(), None, is_silent) if len(suspects) == 1 else own
+        if len(suspects) == 1:
+            return Cause(suspects.pop(), None, is_silent)
+        return own._replace(silent=is_silent)
 
 
 def _until(holds: Callable[[], bool], seconds: float) -> bool:

@@ -5,6 +5,7 @@ from pyg_sar.rows.rules import (
     assign,
     cores,
     counts,
+    dimensions,
     group,
     items,
     join,

@@ -158,23 +158,6 @@ def _covariance(func: Any, args: Any, kwargs: Any) -> Any:
         return out.squeeze()
 
 
-@rule('cdist')
-def _cdist(func: Any, args: Any, kwargs: Any) -> Any:
-    """Distances of rows to plain vectors, or of what lies in rows of a batch."""
-    first, second = (argument(args, kwargs, i, f'x{i + 1}') for i in (0, 1))
-    rest = {k: v for k, v in kwargs.items() if k not in ('x1', 'x2')}
-    one, other = (first, second) if isinstance(first, Rows) else (second, first)
-    if isinstance(other, Rows) or one._dim < dim_of(one) - 2:
-        return by_cores(func, (first, second, *args[2:]), rest, 2)
-    if one._dim == dim_of(one) - 1:
-        refuse(func, 'would see the columns of this rank alone')
-    out_right = 2 if one is first else 1
-    other = met(other)
-    pair = (one, other) if one is first else (other, one)
-    with plainly():
-        return as_rows(func(*pair, *args[2:], **rest), out_right, one._space)
-
-
 @rule('linalg_norm')
 def _norm_of_any(func: Any, args: Any, kwargs: Any) -> Any:
     """Of vectors or matrices, by the number of dimensions."""

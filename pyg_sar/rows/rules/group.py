@@ -11,7 +11,7 @@ from pyg_sar.aggregate.halo import from_halo
 from pyg_sar.comm import Exchange
 from pyg_sar.rows.align import argument, dim_of, found, own_rows
 from pyg_sar.rows.edges import NodeIds
-from pyg_sar.rows.over_ranks import fetched, largest_of_ranks, sum_of_ranks
+from pyg_sar.rows.over_ranks import fetched, largest_here, largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
@@ -167,10 +167,8 @@ class _Groups:
         return torch.where(count > 0, made, out)
 
     def _extreme(self, zeros: Tensor, *, least: bool) -> Tensor:
-        from pyg_sar.rows.over_ranks import _largest_here
-
         values = self.values.detach()
-        start = zeros + _largest_here(values.reshape(-1)[:0], [0], least=least)
+        start = zeros + largest_here(values.reshape(-1)[:0], [0], least=least)
         way = 'amin' if least else 'amax'
         local = start.scatter_reduce(self.dim, self.index, values, way)
         top = largest_of_ranks(local.unsqueeze(0), [0], keepdim=False, least=least)
@@ -202,7 +200,7 @@ def _like(places: Tensor, index: Tensor, dim: int) -> Tensor:
 
 
 def _added_up(func: Any, out: Tensor, args: Any, kwargs: Any) -> Tensor:
-    """``table.index_put_((y, pred), ones, accumulate=True)``: what all rows add to a plain table."""
+    """``table.index_put_((y, pred), ones, accumulate=True)``: what rows add to a table."""
     index, values = argument(args, kwargs, 1, 'indices'), argument(args, kwargs, 2, 'values')
     rows = found((*index, values))
     space = rows[0]._space
@@ -213,7 +211,7 @@ def _added_up(func: Any, out: Tensor, args: Any, kwargs: Any) -> Tensor:
         if isinstance(value, Rows):
             if not space.is_same(value._space):
                 refuse(func, 'takes an index and values of the same rows')
-            return plain(value)  # type: ignore[no-any-return]
+            return plain(value)
         return own_rows(func, value, 0, space) if value.dim() else met(value)
 
     with plainly():

@@ -1,195 +1,267 @@
-"""Products: row by row, or summed over the rows of all ranks; never every row with every row."""
+"""Products: row by row, or with the rows summed over all ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import argument, dim_of, found, own_rows
-from pyg_sar.rows.over_ranks import sum_of_ranks
-from pyg_sar.rows.registry import name_of, rule
-from pyg_sar.rows.replicated import met
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.space import Space
-
-_ALL_PAIRS = (
-    'would pair every row with every row: sums over rows first, q @ (k.t() @ v), or '
-    'torch.nn.functional.scaled_dot_product_attention'
-)
+from pyg_sar.rows.align import align, argument, as_rows, dim_of, whole_shape
+from pyg_sar.rows.contract import EVERY_PAIR, contract, rows_letter
+from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.rows import Rows, plainly, refuse, tag
+from pyg_sar.rows.rules.pointwise import is_in_place
 
 
-@rule('linear')
-def _linear(func: Any, args: Any, kwargs: Any) -> Any:
-    rows, weight = argument(args, kwargs, 0, 'input'), argument(args, kwargs, 1, 'weight')
-    bias = argument(args, kwargs, 2, 'bias')
-    if not isinstance(rows, Rows) or isinstance(weight, Rows) or isinstance(bias, Rows):
-        out = rows @ (weight.t() if dim_of(weight) == 2 else weight)
-        return out if bias is None else out + bias
-    if rows._dim == dim_of(rows) - 1:
-        out = rows @ (weight.t() if dim_of(weight) == 2 else weight)
-        return out if bias is None else out + bias
-    with plainly():
-        out = func(rows, met(weight), None if bias is None else met(bias))
-        return tag(out, rows._dim, rows._space)
-
-
-@rule('matmul rmatmul mm bmm mv dot vdot inner')
+@rule('matmul rmatmul mm bmm mv dot vdot linalg_matmul')
 def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
-    a, b = (
-        argument(args, kwargs, 0, 'input', 'self'),
-        argument(args, kwargs, 1, 'other', 'mat2', 'vec', 'tensor'),
-    )
-    name = name_of(func)
-    if name == '__rmatmul__':
-        a, b = b, a
-    if any(each.layout != torch.strided for each in (a, b)):
-        refuse(func, 'and a sparse matrix is not known to be right')
-    if name == 'vdot':
-        a = a.conj()
-    if name == 'inner' and dim_of(b) > 1:
-        b = b.transpose(-1, -2)
-    letters = _letters(dim_of(a), dim_of(b))
-    return product(func, letters, [a, b], torch.matmul)
+    """``[..., i, k] @ [..., k, j]``, or vectors ``[k]``."""
+    a, b = _operands(func, args, kwargs, ('input', 'self'), ('other', 'mat2', 'vec', 'tensor'))
+    run: Callable[..., Any] = func
+    if name_of(func) == '__rmatmul__':
+        a, b, run = b, a, torch.matmul
+    of_a, of_b = _with_batch(dim_of(a), 'ik', 'k'), _with_batch(dim_of(b), 'kj', 'k')
+    batch = list(range(-max(dim_of(a), dim_of(b), 2), -2))
+    out = [*batch, *of_a[-2:-1], *([of_b[-1]] if len(of_b) > 1 else [])]
+    broadcasting = batch if bare(name_of(func)).endswith('matmul') else []
+    return contract(func, (a, b), (of_a, of_b), out, run, broadcasting=broadcasting)
 
 
-def _letters(num_a: int, num_b: int) -> tuple[list[str], str]:
-    """What matmul does, in the letters of einsum."""
-    batch = 'abcdefgh'[: max(num_a, num_b, 2) - 2]
-    left = ('' if num_a == 1 else batch[len(batch) - (num_a - 2) :] + 'x') + 'y'
-    right = 'y' if num_b == 1 else batch[len(batch) - (num_b - 2) :] + 'yz'
-    out = batch + ('x' if num_a > 1 else '') + ('z' if num_b > 1 else '')
-    return [left, right], out
+def _with_batch(num_dims: int, matrix: str, vector: str) -> list[Hashable]:
+    """Letters of a matrix with dimensions in front, which have numbers from the right."""
+    return [*range(-num_dims, -2), *matrix] if num_dims > 1 else [*vector[:num_dims]]
 
 
-def product(func: Any, letters: Any, operands: list[Tensor], compute: Any) -> Any:
-    """A product of tensors whose dimensions have letters: the rows' is kept, or summed over."""
-    terms, out = letters
-    named = {t[r._dim] for t, r in zip(terms, operands, strict=True) if isinstance(r, Rows)}
-    rows = found(operands)
-    if len(named) != 1:
-        refuse(func, _ALL_PAIRS)
-    letter = named.pop()
-    space = rows[0]._space
-    for other in rows[1:]:
-        if not space.is_same(other._space):
-            refuse(func, f'of {space!r} and of {other._space!r} has no meaning')
-    given = []
-    for term, each in zip(terms, operands, strict=True):
-        if isinstance(each, Rows):
-            given.append(plain(each))
-        elif letter in term:
-            given.append(_own(func, each, term.index(letter), space))
-        else:
-            given.append(met(each))
-    with plainly():
-        made = compute(*given)
-        if letter not in out:
-            return sum_of_ranks(made)
-        return tag(made, out.index(letter), space)
-
-
-def _own(func: Any, tensor: Tensor, dim: int, space: Space) -> Tensor:
-    own = own_rows(func, tensor, dim, space)
-    with plainly():
-        if own.size(dim) != space.own and own.size(dim) == 1:
-            shape = list(own.shape)
-            shape[dim] = space.own
-            return own.expand(shape)
-    return own
-
-
-@rule('addmm addmv addbmm baddbmm addr')
-def _added(func: Any, args: Any, kwargs: Any) -> Any:
-    start, a, b = args[:3]
-    beta, alpha = kwargs.get('beta', 1), kwargs.get('alpha', 1)
-    if name_of(func).endswith('_'):
-        refuse(func, 'in place is not known to be right')
-    if name_of(func) == 'addr':
-        made = torch.outer(a, b)
-    else:
-        made = a @ b
-        made = made.sum(0) if name_of(func) == 'addbmm' else made
-    made = made if alpha == 1 else alpha * made
-    return made + (start if beta == 1 else beta * start) if beta else made
+@rule('inner')
+def _inner(func: Any, args: Any, kwargs: Any) -> Any:
+    """``[..., k]`` and ``[..., k]``."""
+    a, b = _operands(func, args, kwargs, ('input', 'self'), ('other',))
+    if not dim_of(a) or not dim_of(b):
+        return a * b
+    of_a, of_b = [('a', i) for i in range(dim_of(a) - 1)], [('b', i) for i in range(dim_of(b) - 1)]
+    return contract(func, (a, b), ([*of_a, 'k'], [*of_b, 'k']), [*of_a, *of_b], func)
 
 
 @rule('outer ger')
 def _outer(func: Any, args: Any, kwargs: Any) -> Any:
-    a, b = args[0], argument(args, kwargs, 1, 'vec2')
-    return product(func, (['x', 'z'], 'xz'), [a, b], torch.outer)
+    operands = _operands(func, args, kwargs, ('input', 'self'), ('vec2',))
+    return contract(func, operands, ('i', 'j'), 'ij', func)
 
 
-@rule('einsum')
-def _einsum(func: Any, args: Any, kwargs: Any) -> Any:
-    text, *operands = args
-    if not isinstance(text, str):
-        refuse(func, 'in the form of lists is not known to be right')
-    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
-        operands = list(operands[0])
-    text = text.replace(' ', '')
-    given, arrow, out = text.partition('->')
-    terms = given.split(',')
-    if '...' in text:
-        free = [c for c in 'ABCDEFGHIJKLMNOPQRSTUVWXYZ' if c not in text]
-        wide = [
-            dim_of(t) - len(term.replace('...', ''))
-            for t, term in zip(operands, terms, strict=True)
-        ]
-        most = max(w for w, term in zip(wide, terms, strict=True) if '...' in term)
-        dots = ''.join(free[:most])
-        terms = [term.replace('...', dots[most - w :]) for term, w in zip(terms, wide, strict=True)]
-        out = out.replace('...', dots) if arrow else dots + _alone(terms, dots)
-    elif not arrow:
-        out = _alone(terms, '')
-    for term, each in zip(terms, operands, strict=True):
-        if isinstance(each, Rows) and term.count(term[each._dim]) > 1:
-            refuse(func, 'of a diagonal over the rows')
-    equation = f'{",".join(terms)}->{out}'
-    return product(func, (terms, out), operands, lambda *given: torch.einsum(equation, *given))
-
-
-def _alone(terms: list[str], but: str) -> str:
-    """Letters that stand once, in the order of the alphabet."""
-    every = ''.join(terms)
-    return ''.join(sorted(c for c in set(every) if every.count(c) == 1 and c not in but))
-
-
-@rule('tensordot')
-def _tensordot(func: Any, args: Any, kwargs: Any) -> Any:
-    a, b = args[:2]
-    dims = argument(args, kwargs, 2, 'dims', default=2)
-    num_a, num_b = dim_of(a), dim_of(b)
-    if isinstance(dims, int):
-        left, right = list(range(num_a - dims, num_a)), list(range(dims))
-    else:
-        left, right = ([d % n for d in each] for each, n in zip(dims, (num_a, num_b), strict=True))
-    names = iter('abcdefghijklmnopqrstuvwxyz')
-    first = [next(names) for _ in range(num_a)]
-    second = [next(names) for _ in range(num_b)]
-    for i, j in zip(left, right, strict=True):
-        second[j] = first[i]
-    out = [c for i, c in enumerate(first) if i not in left]
-    out += [c for j, c in enumerate(second) if j not in right]
-    equation = f'{"".join(first)},{"".join(second)}->{"".join(out)}'
-    return torch.einsum(equation, a, b)
+@rule('linear')
+def _linear(func: Any, args: Any, kwargs: Any) -> Any:
+    """``[..., k] @ [o, k].t() + [o]``, or a weight ``[k]``."""
+    x, weight = argument(args, kwargs, 0, 'input'), argument(args, kwargs, 1, 'weight')
+    batch: list[Hashable] = list(range(dim_of(x) - 1))
+    of_out = ['o'] if dim_of(weight) > 1 else []
+    letters = [[*batch, 'k'], [*of_out, 'k']]
+    bias = argument(args, kwargs, 2, 'bias')
+    return _with_bias(func, (x, weight), letters, [*batch, *of_out], bias)
 
 
 @rule('bilinear')
 def _bilinear(func: Any, args: Any, kwargs: Any) -> Any:
-    a, b, weight = args[:3]
+    """``[..., i]``, ``[..., j]`` and a weight ``[o, i, j]``, and a bias ``[o]``."""
+    names = ('input1', 'input2', 'weight')
+    operands = tuple(argument(args, kwargs, place, name) for place, name in enumerate(names))
+    batch: list[Hashable] = list(range(dim_of(operands[0]) - 1))
+    letters = [[*batch, 'i'], [*batch, 'j'], ['o', 'i', 'j']]
     bias = argument(args, kwargs, 3, 'bias')
-    if isinstance(weight, Rows) or isinstance(bias, Rows):
-        refuse(func)
-    made = torch.einsum('...i,oij,...j->...o', a, weight, b)
-    return made if bias is None else made + bias
+
+    def run(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+        if 0 not in (*x.shape, *y.shape, *weight.shape):
+            return func(x, y, weight, bias)
+        # Of no rows torch has no gradient at all, and all ranks have to enter the backward.
+        out = torch.einsum('...i,oij,...j->...o', x, weight, y)
+        return out if bias is None else out + bias
+
+    return _with_bias(func, operands, letters, [*batch, 'o'], bias, run)
 
 
-@rule('multi_dot linalg_multi_dot chain_matmul')
+def _with_bias(
+    func: Any, operands: Any, letters: Any, out: Any, bias: Tensor | None, run: Any = None
+) -> Any:
+    """What is summed over the ranks has its bias once, after the sum."""
+    run = run or func
+    if bias is None:
+        return contract(func, operands, letters, out, run)
+    of_bias = out[-dim_of(bias) :] if dim_of(bias) else []
+    operands, letters = (*operands, bias), [*letters, of_bias]
+    if rows_letter(func, operands, letters) in out:
+        return contract(func, operands, letters, out, run, broadcasting=of_bias)
+    return contract(func, operands[:-1], letters[:-1], out, run) + bias
+
+
+@rule('addmm addmv addbmm baddbmm addr')
+def _added(func: Any, args: Any, kwargs: Any) -> Any:
+    """``beta * input + alpha * product``; what `input` holds has no meaning with a `beta` of 0."""
+    if not all(isinstance(each, Tensor) for each in args) or kwargs.get('out') is not None:
+        refuse(func, "with 'out', or in its old form, is not known to be right")
+    name = bare(name_of(func))
+    to = argument(args, kwargs, 0, 'input', 'self')
+    a = argument(args, kwargs, 1, 'mat1', 'batch1', 'mat', 'vec1')
+    b = argument(args, kwargs, 2, 'mat2', 'batch2', 'vec', 'vec2')
+    made: Any = _PRODUCT[name](a, b)
+    if name == 'addbmm':
+        made = made.sum(0)
+    alpha, beta = kwargs.get('alpha', 1), kwargs.get('beta', 1)
+    made = made if alpha == 1 else made * alpha
+    if beta != 0:
+        made = made + (to if beta == 1 else to * beta)
+    return to.copy_(made) if is_in_place(name_of(func)) else made
+
+
+_PRODUCT: dict[str, Callable[..., Any]] = {
+    'addmm': torch.mm,
+    'addmv': torch.mv,
+    'addbmm': torch.bmm,
+    'baddbmm': torch.bmm,
+    'addr': torch.outer,
+}
+
+
+@rule('tensordot')
+def _tensordot(func: Any, args: Any, kwargs: Any) -> Any:
+    """Dimensions of the one with dimensions of the other."""
+    if kwargs.get('out') is not None:
+        refuse(func, "with 'out' is not known to be right")
+    a, b = argument(args, kwargs, 0, 'a', 'self'), argument(args, kwargs, 1, 'b', 'other')
+    dims: Any = argument(args, kwargs, 2, 'dims', default=2)
+    if 'dims_self' in kwargs or len(args) > 3 or isinstance(dims, Tensor):
+        refuse(func, 'with dimensions in this form is not known to be right')
+    if isinstance(dims, int):
+        dims = range(-dims, 0), range(dims)
+    of_a: list[Hashable] = [('a', i) for i in range(dim_of(a))]
+    of_b: list[Hashable] = [('b', i) for i in range(dim_of(b))]
+    pairs = [(i % len(of_a), j % len(of_b)) for i, j in zip(*dims, strict=True)]
+    for i, j in pairs:
+        of_b[j] = of_a[i]
+    gone = {of_a[i] for i, _ in pairs}
+    out = [each for each in (*of_a, *of_b) if each not in gone]
+    given = [list(each) for each in dims]
+    return contract(func, (a, b), (of_a, of_b), out, lambda *own: func(*own, dims=given))
+
+
+@rule('einsum')
+def _einsum(func: Any, args: Any, kwargs: Any) -> Any:
+    """Letters as the user has them; those of ``...`` are numbers from the right."""
+    equation, *operands = args
+    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
+        operands = list(operands[0])
+    text, arrow, result = equation.replace(' ', '').partition('->')
+    letters = [
+        _spelled(each, dim_of(operand))
+        for each, operand in zip(text.split(','), operands, strict=True)
+    ]
+    every = [each for of in letters for each in of]
+    dots = sorted({each for each in every if isinstance(each, int)})
+    if arrow:
+        before, has_dots, after = result.partition('...')
+        out = [*before, *(dots if has_dots else []), *after]
+    else:
+        out = [*dots, *sorted(e for e in every if isinstance(e, str) and every.count(e) == 1)]
+    run = lambda *own: func(equation, *own)  # noqa: E731
+    return contract(func, operands, letters, out, run, broadcasting=every)
+
+
+def _spelled(text: str, num_dims: int) -> list[Hashable]:
+    before, dots, after = text.partition('...')
+    return [*before, *(range(len(before) + len(after) - num_dims, 0) if dots else []), *after]
+
+
+@rule('chain_matmul linalg_multi_dot')
 def _chain(func: Any, args: Any, kwargs: Any) -> Any:
-    matrices = args[0] if isinstance(args[0], (list, tuple)) else args
-    made = matrices[0]
-    for each in matrices[1:]:
-        made = made @ each
-    return made
+    """From the left, after the products that sum over the rows."""
+    if kwargs.get('out') is not None:
+        refuse(func, "with 'out' is not known to be right")
+    given = args if args else (kwargs['tensors'],)
+    left = list(given[0] if isinstance(given[0], (tuple, list)) else given)
+    place = 0
+    while place + 1 < len(left):
+        a, b = left[place : place + 2]
+        is_sum = isinstance(a, Rows) and isinstance(b, Rows) and b._dim == 0
+        if is_sum and a._dim == dim_of(a) - 1:
+            left[place : place + 2] = [a @ b]
+        place += 1
+    return reduce(torch.matmul, left)
+
+
+@rule('linalg_vecdot')
+def _vecdot(func: Any, args: Any, kwargs: Any) -> Any:
+    a, b = argument(args, kwargs, 0, 'x'), argument(args, kwargs, 1, 'y')
+    if kwargs.get('out') is not None:
+        refuse(func, "with 'out' is not known to be right")
+    return (a.conj() * b).sum(argument(args, kwargs, 2, 'dim', default=-1))
+
+
+@rule('cross linalg_cross')
+def _cross(func: Any, args: Any, kwargs: Any) -> Any:
+    """Along a dimension of size 3, which is the first of that size if none is given."""
+    kwargs = dict(kwargs)
+    first = args[0] if args else kwargs['input']
+    is_of_linalg = name_of(func).startswith('linalg')
+    given = argument(args, kwargs, 2, 'dim', default=-1 if is_of_linalg else None)
+    sizes = whole_shape(first)
+    if given is None and 3 not in sizes:
+        raise RuntimeError('no dimension of size 3 in input')
+    dim = sizes.index(3) if given is None else given % len(sizes)
+    kwargs['dim'] = dim
+    (*own,), kwargs, right, space = align(func, args[:2], kwargs)
+    if dim == len(sizes) - right:
+        refuse(func, 'along the rows of all ranks needs all rows in one place')
+    with plainly():
+        return as_rows(func(*own, **kwargs), right, space)
+
+
+@rule('cdist')
+def _cdist(func: Any, args: Any, kwargs: Any) -> Any:
+    """Distances ``[..., i, j]`` of ``[..., i, k]`` and ``[..., j, k]``, all of `k` at once."""
+    a, b = argument(args, kwargs, 0, 'x1'), argument(args, kwargs, 1, 'x2')
+    of_a, of_b = _with_batch(dim_of(a), 'ik', ''), _with_batch(dim_of(b), 'jk', '')
+    batch = list(range(-max(dim_of(a), dim_of(b), 2), -2))
+    if rows_letter(func, (a, b), (of_a, of_b)) == 'k':
+        refuse(func, 'along the rows of all ranks needs all rows in one place')
+    rest = {key: value for key, value in kwargs.items() if key not in ('x1', 'x2')}
+    run = lambda x, y: func(x, y, *args[2:], **rest)  # noqa: E731
+    return contract(func, (a, b), (of_a, of_b), [*batch, 'i', 'j'], run, broadcasting=batch)
+
+
+@rule('diagonal linalg_diagonal diag_embed')
+def _diagonal(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of two dimensions that are not the rows', or into two."""
+    rows = args[0] if args else kwargs.get('input', kwargs.get('A'))
+    name, num_dims = name_of(func), dim_of(rows)
+    embeds = name == 'diag_embed'
+    defaults = (0, 1) if name == 'diagonal' else (-2, -1)
+    dims = [argument(args, kwargs, 2 + i, f'dim{i + 1}', default=defaults[i]) for i in (0, 1)]
+    gone = {each % (num_dims + embeds) for each in dims}
+    if rows._dim in ({num_dims - 1} if embeds else gone):
+        refuse(func, 'needs all rows in one place')
+    with plainly():
+        out = func(*args, **kwargs)
+    if embeds:
+        kept = [place for place in range(num_dims + 1) if place not in gone]
+        return tag(out, kept[rows._dim], rows._space)
+    return tag(out, rows._dim - sum(each < rows._dim for each in gone), rows._space)
+
+
+@rule('kron block_diag cartesian_prod combinations meshgrid')
+def _pairs(func: Any, args: Any, kwargs: Any) -> Any:
+    refuse(func, EVERY_PAIR.partition(';')[0])
+
+
+@rule('trace diag diagflat')
+def _needs_all(func: Any, args: Any, kwargs: Any) -> Any:
+    refuse(func, 'needs all rows in one place')
+
+
+def _operands(
+    func: Any, args: Any, kwargs: Any, names_a: tuple[str, ...], names_b: tuple[str, ...]
+) -> tuple[Any, Any]:
+    """The two operands of a function without options."""
+    if len(args) + len(kwargs) != 2:
+        refuse(func, 'with options is not known to be right')
+    return argument(args, kwargs, 0, *names_a), argument(args, kwargs, 1, *names_b)

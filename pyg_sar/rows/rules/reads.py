@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import world_size
-from pyg_sar.rows.align import argument, dim_of, whole_shape
+from pyg_sar.rows.align import argument, dim_of, own_rows, whole_shape
 from pyg_sar.rows.registry import of_attribute, rule
 from pyg_sar.rows.replicated import divide_gradient, is_divided
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
@@ -131,8 +131,6 @@ def _backward(func: Any, args: Any, kwargs: Any) -> Any:
     if gradient is None:
         refuse(func, 'needs a gradient with one row each')
     if not isinstance(gradient, Rows):
-        from pyg_sar.rows.align import own_rows
-
         gradient = tag(own_rows(func, gradient, rows._dim, rows._space), rows._dim, rows._space)
     elif not rows._space.is_same(gradient._space):
         refuse(func, 'takes a gradient of the same rows')

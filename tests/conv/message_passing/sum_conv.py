@@ -7,9 +7,6 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-IMPATIENT = 6
-"""Seconds after which ranks that wait for one another are given up."""
-
 
 class SumConv(MessagePassing):
     """Sums messages of 6 features."""

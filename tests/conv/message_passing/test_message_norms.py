@@ -7,7 +7,7 @@ import torch
 from few import few
 from ranks import run_ranks
 from small_graphs import assemble, assert_close, attempt, cut
-from sum_conv import IMPATIENT, SumConv
+from sum_conv import SumConv
 from torch import Tensor
 
 from pyg_sar import load_shard, wrap
@@ -58,6 +58,6 @@ def test_batch_norm_inside_a_message(graph, tmp_path, before, world_size, mode, 
     for is_training in (*before, training):
         want = plain.train(is_training)(graph.x, graph.edge_index).detach()
     modes = [*before, training]
-    results = run_ranks(_norm_in_message, world_size, root, modes, mode, timeout=IMPATIENT)
+    results = run_ranks(_norm_in_message, world_size, root, modes, mode)
     assert [outcomes for outcomes, _, _ in results] == [['no error'] * len(modes)] * world_size
     assert_close(assemble([(ids, out) for _, ids, out in results], 40), want)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from few import few
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt, cut
-from sum_conv import IMPATIENT, SumConv
+from sum_conv import SumConv
 from torch import Tensor
 from torch_geometric.nn import (
     GATConv,
@@ -52,7 +52,7 @@ def _with_rows(root: str, name: str, mode: str, change: int, on_ranks: list[int]
 @pytest.mark.parametrize('change', [-1, 2])
 @pytest.mark.parametrize('name', ['SAGE', 'GCN', 'GIN', 'GAT', 'Transformer'])
 def test_wrong_rows_on_one_rank(root, name, change, mode):
-    outcomes = run_ranks(_with_rows, 3, root, name, mode, change, [1], timeout=IMPATIENT)
+    outcomes = run_ranks(_with_rows, 3, root, name, mode, change, [1])
     assert_all_raise(outcomes, 'ValueError', 'expected one row per own node', '(got ')
     assert not outcomes[1].startswith('ValueError: rank ')
     assert outcomes[0].startswith('ValueError: rank 1: ')
@@ -61,9 +61,7 @@ def test_wrong_rows_on_one_rank(root, name, change, mode):
 
 @pytest.mark.parametrize('change', [-1, 2])
 def test_wrong_rows_on_all_ranks(root, change):
-    outcomes = run_ranks(
-        _with_rows, 3, root, 'SAGE', 'sequential', change, [0, 1, 2], timeout=IMPATIENT
-    )
+    outcomes = run_ranks(_with_rows, 3, root, 'SAGE', 'sequential', change, [0, 1, 2])
     for rank, outcome in enumerate(outcomes):
         num_own = load_shard(root, rank).num_nodes
         words = f': {num_own} rows', f'(got shape ({num_own + change}, '
@@ -86,7 +84,7 @@ def _with_edge_rows(root: str, name: str, attribute: str, change: str) -> str:
     ('name', 'attribute'), [('Graph', 'edge_weight'), ('GINE', 'edge_attr'), ('GCN', 'edge_weight')]
 )
 def test_wrong_edge_rows_on_one_rank(root, name, attribute, change):
-    outcomes = run_ranks(_with_edge_rows, 3, root, name, attribute, change, timeout=IMPATIENT)
+    outcomes = run_ranks(_with_edge_rows, 3, root, name, attribute, change)
     assert_all_raise(outcomes, 'ValueError', 'expected', '(got')
 
 
@@ -109,7 +107,7 @@ def _with_odd_input(root: str, name: str, odd: str) -> str:
 )
 def test_other_shapes_or_types_on_one_rank(root, name, odd):
     """Ranks that exchange rows of different sizes would wait, crash or read garbage."""
-    outcomes = run_ranks(_with_odd_input, 3, root, name, odd, timeout=IMPATIENT)
+    outcomes = run_ranks(_with_odd_input, 3, root, name, odd)
     assert_all_raise(outcomes, 'ValueError', 'expected', '(got')
 
 
@@ -123,7 +121,7 @@ def _with_grad_on_one(root: str, name: str) -> str:
 @pytest.mark.parametrize('name', ['SAGE', 'Transformer'])
 def test_a_gradient_wanted_on_one_rank(root, name):
     """Only one rank would enter the exchange of backward: refused, or computed."""
-    outcomes = run_ranks(_with_grad_on_one, 3, root, name, timeout=IMPATIENT)
+    outcomes = run_ranks(_with_grad_on_one, 3, root, name)
     if any(outcome != 'no error' for outcome in outcomes):
         assert_all_raise(outcomes, 'ValueError', 'expected', '(got')
 
@@ -145,7 +143,7 @@ def _with_size(root: str, change: int, on_ranks: list[int]) -> str:
 @pytest.mark.parametrize('change', [-1, 1])
 @pytest.mark.parametrize('on_ranks', [[0, 1, 2], [2]], ids=['all ranks', 'one rank'])
 def test_wrong_size(root, change, on_ranks):
-    outcomes = run_ranks(_with_size, 3, root, change, on_ranks, timeout=IMPATIENT)
+    outcomes = run_ranks(_with_size, 3, root, change, on_ranks)
     assert_all_raise(outcomes, 'ValueError', "expected 'size' to be (", 'the own nodes (got (')
 
 
@@ -166,7 +164,7 @@ def _neighbours_shard(root: str) -> str:
 
 
 def test_another_ranks_handle(root):
-    for rank, outcome in enumerate(run_ranks(_neighbours_shard, 3, root, timeout=IMPATIENT)):
+    for rank, outcome in enumerate(run_ranks(_neighbours_shard, 3, root)):
         words = (
             f'expected a shard of rank {rank} of 3',
             f'got the shard of rank {(rank + 1) % 3} of 3',
@@ -201,7 +199,7 @@ def _two_shards(root: str, other: str) -> list[str]:
 
 def test_two_shards_in_one_call(graph, root, tmp_path):
     other = str(cut(graph, 3, tmp_path / 'other', 'one reader'))
-    for outcomes in run_ranks(_two_shards, 3, root, other, timeout=IMPATIENT):
+    for outcomes in run_ranks(_two_shards, 3, root, other):
         words = 'expected edge indices of one partition', root, other
         assert_all_raise(outcomes[:2], 'ValueError', *words)
         assert outcomes[2:] == ['no error'] * 2
@@ -232,7 +230,7 @@ SEQUENTIAL = ['sequential'] * 3
     ids=str,
 )
 def test_other_layers_or_modes_on_one_rank(root, names, modes):
-    outcomes = run_ranks(_layer_of_rank, 3, root, names, modes, timeout=IMPATIENT)
+    outcomes = run_ranks(_layer_of_rank, 3, root, names, modes)
     assert_all_raise(outcomes, 'ValueError', 'expected the same layer on all ranks', '(got')
 
 
@@ -245,7 +243,7 @@ def _after_a_refusal(root: str) -> tuple[str, str]:
 
 
 def test_ranks_go_on_after_a_refusal(root):
-    results = run_ranks(_after_a_refusal, 3, root, timeout=IMPATIENT)
+    results = run_ranks(_after_a_refusal, 3, root)
     assert_all_raise([first for first, _ in results], 'ValueError', 'one row per own node')
     assert [second for _, second in results] == ['no error'] * 3
 
@@ -294,5 +292,5 @@ EARLY = {
 @pytest.mark.parametrize('name', EARLY)
 def test_convs_that_fail_before_they_propagate(root, name, what):
     """GAT fills in self loops with x and edge_attr first: the other ranks must not wait."""
-    outcomes = run_ranks(_with_short_input, 3, root, name, what, timeout=IMPATIENT)
+    outcomes = run_ranks(_with_short_input, 3, root, name, what)
     assert_all_raise(outcomes, 'ValueError', 'expected one row per', f"'{what}'", '(got shape')

@@ -1,0 +1,99 @@
+"""Products of tensors whose dimensions have letters, as einsum has them.
+
+The rows have one letter. If the result has it, it is computed row by row. If not, every rank sums
+over its own rows, and the sums of all ranks are added up. Two letters with rows would make a number
+for every pair of rows, which no rank can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.rows.align import common_space, own_rows
+from pyg_sar.rows.over_ranks import sum_of_ranks
+from pyg_sar.rows.replicated import met
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.space import Space
+
+Letters = Sequence[Hashable]
+
+EVERY_PAIR = (
+    'would pair every row with every row; attention over all rows is '
+    'torch.nn.functional.scaled_dot_product_attention(q, k, v), and linear attention is '
+    'q @ (k.t() @ v)'
+)
+
+
+def contract(
+    func: Any,
+    operands: Sequence[Tensor],
+    letters: Sequence[Letters],
+    out: Letters,
+    run: Callable[..., Any],
+    *,
+    broadcasting: Collection[Hashable] = (),
+) -> Any:
+    """What ``run(*operands)`` is of the whole.
+
+    Args:
+        func: For messages.
+        operands: Some are rows.
+        letters: Of every operand, one for each of its dimensions.
+        out: Those of the result.
+        run: What computes it, of own rows.
+        broadcasting: Letters of which an operand may have one where others have more.
+
+    Returns:
+        Rows, or a plain tensor if the result has no rows.
+    """
+    check_strided(func, operands)
+    letter = rows_letter(func, operands, letters)
+    if letter is None:
+        refuse(func, 'of these shapes is not known to be right')
+    space = common_space(func, [each for each in operands if isinstance(each, Rows)])
+    own = [
+        _own(func, each, of, letter, space, letter in broadcasting)
+        for each, of in zip(operands, letters, strict=True)
+    ]
+    with plainly():
+        made = run(*own)
+        return tag(made, list(out).index(letter), space) if letter in out else sum_of_ranks(made)
+
+
+def rows_letter(
+    func: Any, operands: Sequence[Tensor], letters: Sequence[Letters]
+) -> Hashable | None:
+    """The letter of the rows, None if no operand has any; refuses two of them."""
+    found: list[Hashable] = []
+    for each, of in zip(operands, letters, strict=True):
+        if isinstance(each, Rows) and each._dim < len(of):  # others are errors of `run`
+            found.append(of[each._dim])
+    for letter in found:
+        if letter != found[0] or any(list(of).count(letter) > 1 for of in letters):
+            refuse(func, EVERY_PAIR)
+    return found[0] if found else None
+
+
+def check_strided(func: Any, operands: Sequence[Any]) -> None:
+    """Refuses sparse tensors and other layouts."""
+    for each in operands:
+        if isinstance(each, Tensor) and each.layout != torch.strided:
+            refuse(func, f'and a tensor of layout {each.layout} is not known to be right')
+
+
+def _own(
+    func: Any, tensor: Tensor, letters: Letters, letter: Hashable, space: Space, broadcasts: bool
+) -> Tensor:
+    if isinstance(tensor, Rows):
+        own: Tensor = plain(tensor)
+        return own
+    if letter not in letters:
+        return met(tensor)
+    dim = list(letters).index(letter)
+    if tensor.size(dim) == 1 and space.total != 1 and not broadcasts:
+        refuse(func, f'({space!r}) and a plain tensor with one row there has no meaning')
+    return own_rows(func, tensor, dim, space)

@@ -1,0 +1,176 @@
+"""Other shapes of rows on three ranks against those of the whole, with gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_as_threads
+from small_cases import Small, verdict
+from torch import Tensor
+
+from pyg_sar.comm import rank
+from pyg_sar.rows import Space, tag
+from pyg_sar.rows.rows import Rows
+from pyg_sar.rows.rules.shapes import space_of_size
+
+ROWS = [
+    Small('view', lambda x: x.view(x.size(0), -1), '[7,2,3]@0'),
+    Small('view heads', lambda x: x.view(-1, 2, 3), '[7,6]@0'),
+    Small('view of all', lambda x: x.view(-1), '[7,6]@0'),
+    Small('view to more rows', lambda x: x.view(-1, 3), '[7,6]@0'),
+    Small('there and back', lambda x: x.view(-1).view(7, -1), '[7,6]@0'),
+    Small('there and half back', lambda x: x.view(-1).view(14, 3).view(7, 3, 2), '[7,6]@0'),
+    Small('a dimension in front', lambda x: x.view(1, 7, 6).reshape(7, 2, 3), '[7,6]@0'),
+    Small('rows in the middle', lambda x: x.reshape(4, -1), '[4,7,2]@1'),
+    Small('view_as', lambda x, y: x.view_as(y), '[7,6]@0 [7,2,3]@0'),
+    Small('plain view_as', lambda x, y: x.view_as(y) * y, '[7,6] [7,2,3]@0'),
+    Small('reshape', lambda x: x.t().reshape(3, 2, 7), '[7,6]@0'),
+    Small('flatten', lambda x: x.flatten(1), '[7,2,3]@0'),
+    Small('flatten of all', torch.flatten, '[7,2,3]@0'),
+    Small('ravel', torch.ravel, '[7,2]@0'),
+    Small('unflatten', lambda x: x.unflatten(-1, (2, -1)), '[7,6]@0'),
+    Small('unflatten rows', lambda x: x.flatten().unflatten(0, (7, -1)), '[7,6]@0'),
+    Small('one row', lambda x: x.view(-1, 2, 3).view(1, 6).view(-1), '[1,6]@0'),
+    Small('no numbers', lambda x: x.reshape(7, 0, 2), '[7,0]@0'),
+    Small('expand', lambda x: x.expand(4, -1, 2), '[7,1]@0'),
+    Small('expand to the whole', lambda x: x.expand(x.size(0), 5), '[7,1]@0'),
+    Small('expand_as', lambda x, y: x.expand_as(y), '[7,1]@0 [7,3]'),
+    Small('plain expand_as', lambda x, y: x.expand_as(y), '[3] [7,3]@0'),
+    Small('repeat', lambda x: x.repeat(2, 1, 3), '[7,2]@0'),
+    Small('tile', lambda x: x.tile(3), '[7,2]@0'),
+    Small('repeat_interleave', lambda x: x.repeat_interleave(2, dim=0), '[7,2]@0'),
+    Small('repeat_interleave features', lambda x: x.repeat_interleave(2, 1), '[7,2]@0'),
+    Small('repeat_interleave of all', lambda x: x.repeat_interleave(2), '[7,2]@0'),
+    Small('repeats back', lambda x: x.repeat_interleave(2, 0).view(7, 2, 3).sum(1), '[7,3]@0'),
+    Small('unsqueeze', lambda x: x.unsqueeze(0) + x.unsqueeze(-3), '[7,2]@0'),
+    Small('squeeze', torch.squeeze, '[7,1]@0'),
+    Small('squeeze a dimension', lambda x: x.squeeze(-1).squeeze(0), '[7,1]@0'),
+    Small('in place', lambda x: (x * 1).unsqueeze_(1).transpose_(0, 1).squeeze_(0), '[7,2]@0'),
+    Small('permute', lambda x: x.permute(2, 0, 1).movedim(1, -1).adjoint(), '[7,2,3]@0'),
+    Small('swapaxes', lambda x: torch.swapaxes(x, 0, 1).moveaxis([0, 1], [2, 0]), '[7,2,3]@0'),
+    Small('t', lambda x: x.t(), '[7]@0'),
+    Small('narrow', lambda x: x.narrow(1, 1, 2), '[7,4]@0'),
+    Small('select', lambda x: x.select(-1, 2) + torch.select(x, 1, 0), '[7,4]@0'),
+    Small('narrow to all', lambda x: x.narrow(0, 0, 7), '[7,4]@0'),
+    Small('chunk', lambda x: x.chunk(2, -1), '[7,4]@0'),
+    Small('split', lambda x: x.split([1, 3], 1), '[7,4]@0'),
+    Small('split sizes', lambda x: torch.split(x, 3, dim=1), '[7,4]@0'),
+    Small('hsplit', lambda x: x.hsplit(2), '[7,4]@0'),
+    Small('unbind', lambda x: x.unbind(1), '[7,4]@0'),
+    Small('unbind in front', lambda x: x.unbind(0), '[2,7,3]@1'),
+    Small('unfold', lambda x: x.unfold(1, 2, 1), '[7,4]@0'),
+    Small('stack', lambda x, y: torch.stack([x, y]), '[7,2]@0 [7,2]@0'),
+    Small('stack of plain rows', lambda x, y: torch.stack([y, x], dim=-1), '[7,2]@0 [7,2]'),
+    Small('atleast', lambda x: torch.atleast_3d(x, x.unsqueeze(1)), '[7]@0'),
+    Small('complex', lambda x: torch.view_as_real(torch.view_as_complex(x)), '[7,3,2]@0'),
+    Small('bits', lambda x: x.view(torch.int32), '[7,2]@0'),
+    Small('new', lambda x: x.new_zeros(7, 2) + x.new_full((x.size(0), 1), 3), '[7,2]@0'),
+]
+
+FETCHED = [
+    Small('narrow', lambda x: x.narrow(0, 1, 2) + x.narrow(0, -3, 2), '[7,2]@0'),
+    Small('select', lambda x: x.select(0, 4), '[7,2]@0'),
+]
+
+REFUSED = [
+    Small('split rows', lambda x: x.view(2, 4, 3), '[8,3]@0'),
+    Small('rows with what is before', lambda x: x.view(-1, 2), '[4,7,2]@1'),
+    Small('turned rows', lambda x: x.t().reshape(-1), '[7,2]@0'),
+    Small('other rows', lambda x: x.reshape(2, 7), '[7,2]@0'),
+    Small('expand a row', lambda x: x.expand(5, -1), '[1,3]@0'),
+    Small('repeat', lambda x: x.repeat(2, 1), '[7,2]@0'),
+    Small('squeeze of one row', torch.squeeze, '[1,2]@0'),
+    Small('squeeze the row', lambda x: x.squeeze(0), '[1,2]@0'),
+    Small('chunk', lambda x: x.chunk(2), '[7,2]@0'),
+    Small('unbind', list, '[7,2]@0'),
+    Small('unfold', lambda x: x.unfold(0, 2, 1), '[7,2]@0'),
+    Small('stack of turned', lambda x, y: torch.stack([x, y]), '[7,7]@0 [7,7]@1'),
+    Small('meshgrid', lambda x: torch.meshgrid(x, x, indexing='ij'), '[7]@0'),
+    Small('block_diag', torch.block_diag, '[7,2]@0'),
+    Small('as_strided', lambda x: x.as_strided((2, 2), (1, 1)), '[7,2]@0'),
+]
+
+
+@pytest.mark.parametrize('has_empty', [False, True])
+@pytest.mark.parametrize('has_rows', [True, False])
+def test_shapes_are_those_of_the_whole(has_rows: bool, has_empty: bool) -> None:
+    for small in ROWS if has_rows else FETCHED:
+        made = verdict(small, has_empty=has_empty)
+        assert (made.status, made.has_rows) == ('right', has_rows), (small.name, made.why)
+
+
+@pytest.mark.parametrize('small', REFUSED, ids=lambda small: small.name)
+def test_refused(small: Small) -> None:
+    assert verdict(small, has_empty=False).status == 'refused'
+
+
+def _cut(total: int = 3, **options: Any) -> tuple[Space, Any]:
+    ids = torch.tensor([[1, 0], [2, 4]])[rank()][: 2 if total > 3 else 2 - rank()]
+    space = Space(len(ids), what='nodes', ids=ids, total=total, **options)
+    return space, tag(torch.ones(len(ids), 2), 0, space)
+
+
+def _errors() -> list[str]:
+    _, x = _cut()
+    found = []
+    for call in (lambda: x.view(4, 2), lambda: x.view(-1, -1), lambda: x.reshape(-1, 4)):
+        with pytest.raises(RuntimeError, match='invalid for input of size 6') as error:
+            call()
+        found.append(str(error.value))
+    return found
+
+
+def test_sizes_that_do_not_fit_are_named_on_all_ranks_alike() -> None:
+    first, second = run_as_threads(_errors, 2)
+    assert first == second
+
+
+def _back() -> None:
+    space, x = _cut()
+    many = x.view(-1)
+    assert many._space is space.times(2)
+    assert many._space.total == 6
+    assert many.view(-1, 2)._space is space
+    assert many.repeat_interleave(3)._space is space.times(6)
+    assert space.times(2).times(3) is space.times(6)
+    assert space.times(1) is space
+
+
+def test_the_way_back_is_to_the_space_itself() -> None:
+    run_as_threads(_back, 2)
+
+
+def _new() -> None:
+    nodes = Space(1, what='nodes', ids=torch.tensor([rank()]), total=2)
+    space, x = _cut(neighbours=(nodes,))
+    assert space_of_size(x, [3, 9]) is space
+    assert space_of_size(x, [2]) is nodes
+    assert space_of_size(x, [4]) is None
+    assert space_of_size(x, []) is None
+    assert x.new_zeros(2, 5)._space is nodes
+    assert x.new_ones(x.size())._space is space
+    for plain in (x.new_zeros(4), x.new_zeros(()), x.new_zeros(3, requires_grad=True)):
+        assert not isinstance(plain, Rows)
+    twice = tag(torch.ones(1, 2), 0, Space(1, what='edges', total=2, neighbours=(nodes,)))
+    assert type(twice.new_zeros(2)) is Tensor  # may be meant for nodes or edges
+    assert type(x.new_tensor([1.0, 2.0, 3.0])) is Tensor
+
+
+def test_new_tensors_are_of_the_only_space_of_their_size() -> None:
+    run_as_threads(_new, 2)
+
+
+def _joined() -> None:
+    space, x = _cut()
+    many = torch.cat([x.view(-1), x.view(-1)])
+    assert many._space.has_ids()
+    assert many._space.total == 12
+    assert x.view(-1)._space.ids(x.device).tolist() == [
+        2 * i + k for i in space.ids(x.device).tolist() for k in (0, 1)
+    ]
+
+
+def test_repeated_rows_have_the_ids_of_the_whole() -> None:
+    run_as_threads(_joined, 2)
