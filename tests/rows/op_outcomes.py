@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from op_hand import HAND
+from op_hand import by_hand
 from op_run import Case, verdict_of, whole_of
 from op_samples import (
     NUM_SAMPLES,
@@ -24,6 +24,7 @@ from op_samples import (
     names_of_ops,
     taggings,
 )
+from op_trees import tensors_of
 
 from pyg_sar.rows import registry
 from pyg_sar.rows.rows import Rows
@@ -63,7 +64,9 @@ class Outcome:
 
 def names() -> list[str]:
     """Functions of op_db, and those with a case written by hand."""
-    return sorted({*names_of_ops(), *HAND})
+    of_ops = names_of_ops()
+    last = {name.rpartition('.')[2] for name in of_ops}
+    return sorted({*of_ops, *(name for name in by_hand() if name not in last)})
 
 
 def outcome_of(name: str) -> Outcome:
@@ -72,9 +75,10 @@ def outcome_of(name: str) -> Outcome:
     with _noting(outcome), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         num_cases = 0
-        for case in [*cases_of_op(name), *HAND.get(name, list)()]:
-            is_by_hand = getattr(case.function, '__module__', '') == 'op_hand'
-            if (num_cases < NUM_SAMPLES or is_by_hand) and is_usable(case):
+        for case in by_hand().get(name.rpartition('.')[2], []):
+            assert _run(outcome, case), f'a case of {name} fails on the whole'
+        for case in cases_of_op(name):
+            if num_cases < NUM_SAMPLES and is_usable(case):
                 num_cases += _run(outcome, case)
     return outcome
 
@@ -89,10 +93,14 @@ def _run(outcome: Outcome, case: Case) -> bool:
             return False
     if any(isinstance(t, torch.Tensor) and t.layout != torch.strided for t in whole.leaves):
         return False
-    draws = is_random(outcome.name, case)
+    draws, tensors = is_random(outcome.name, case), tensors_of((case.args, case.kwargs))
     for number, tagging in enumerate(islice(taggings(case), RUNS_OF_A_SAMPLE)):
         verdict = verdict_of(case, tagging, whole, has_empty=number % 3 == 1, is_random=draws)
-        dim = next(each for each in tagging if each is not None)
+        at = next(i for i, each in enumerate(tagging) if each is not None)
+        dim = tagging[at]
+        assert dim is not None
+        if verdict.status == 'refused' and tensors[at].size(dim) == 1:
+            continue  # what is broadcast is no graph of one node
         outcome.by_dim[dim][verdict.status] += 1
         if verdict.status != 'right':
             to = outcome.refusals if verdict.status == 'refused' else outcome.failures
