@@ -56,7 +56,8 @@ def name_of(func: Any) -> str:
     """What a function is called in messages and rules; of an attribute its name."""
     name = getattr(func, '__name__', str(func))
     if name in ('__get__', '__set__', '__delete__'):
-        name = func.__self__.__name__
+        attribute = func.__self__
+        name = attribute.fget.__name__ if isinstance(attribute, property) else attribute.__name__
     return str(name)
 
 

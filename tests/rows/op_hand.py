@@ -1,10 +1,238 @@
-"""Cases of functions that torch's op_db does not have."""
+"""Cases of functions that torch's op_db does not have, or not with rows where users have them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
+import torch
+import torch.nn.functional as F
 from op_run import Case
+from torch import Tensor
 
-HAND: dict[str, Callable[[], list[Case]]] = {}
-"""By the name of the function."""
+_groups: list[Callable[[], list[Case]]] = []
+
+
+@cache
+def by_hand() -> dict[str, list[Case]]:
+    """Cases by the name of their function."""
+    torch.manual_seed(0)
+    found: dict[str, list[Case]] = {}
+    for case in (case for group in _groups for case in group()):
+        found.setdefault(case.function.__name__, []).append(case)
+    return found
+
+
+def _hand(group: Callable[[], list[Case]]) -> Callable[[], list[Case]]:
+    _groups.append(group)
+    return group
+
+
+def _of(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def _case(function: Any, *args: Any, **kwargs: Any) -> Case:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    call.__name__ = function.__name__
+    return Case(call, args, kwargs)
+
+
+def batch_norm(x: Tensor, mean: Tensor, var: Tensor, *rest: Any) -> Any:
+    """A batch norm, and the running statistics that it has updated."""
+    mean, var = mean.detach().clone(), var.detach().clone()
+    return F.batch_norm(x, mean, var, *rest), mean, var
+
+
+@_hand
+def _batch_norms() -> list[Case]:
+    of_all = [_of(4), _of(4).exp(), _of(4), _of(4)]
+    return [
+        _case(batch_norm, _of(6, 4), *of_all, True, 0.3),
+        _case(batch_norm, _of(6, 4, 3), *of_all, True, 0.1, 1e-3),
+        _case(batch_norm, _of(6, 4, 2, 3), *of_all, True),
+        _case(batch_norm, _of(6, 4), *of_all, False),
+        _case(F.batch_norm, _of(6, 4), None, None, training=True),
+    ]
+
+
+@_hand
+def _lstm() -> list[Case]:
+    def lstm(x: Tensor, h: Tensor, c: Tensor, batch_first: bool, *weights: Tensor) -> Any:
+        options = (True, 1, 0.0, True, False, batch_first)
+        return torch.lstm(x, (h, c), list(weights), *options)
+
+    weights = [_of(12, 5), _of(12, 3), _of(12), _of(12)]
+    return [
+        _case(lstm, _of(4, 6, 5), _of(1, 6, 3), _of(1, 6, 3), False, *weights),
+        _case(lstm, _of(6, 4, 5), _of(1, 6, 3), _of(1, 6, 3), True, *weights),
+    ]
+
+
+def _recurrent(function: Any, gates: int) -> list[Case]:
+    def call(x: Tensor, h: Tensor, batch_first: bool, *weights: Tensor) -> Any:
+        return function(x, h, list(weights), True, 1, 0.0, True, False, batch_first)
+
+    call.__name__ = function.__name__
+    weights = [_of(3 * gates, 5), _of(3 * gates, 3), _of(3 * gates), _of(3 * gates)]
+    return [
+        _case(call, _of(4, 6, 5), _of(1, 6, 3), False, *weights),
+        _case(call, _of(6, 4, 5), _of(1, 6, 3), True, *weights),
+    ]
+
+
+@_hand
+def _recurrents() -> list[Case]:
+    given = {torch.gru: 3, torch.rnn_tanh: 1, torch.rnn_relu: 1}
+    return [case for each, gates in given.items() for case in _recurrent(each, gates)]
+
+
+@_hand
+def _lstm_cells() -> list[Case]:
+    def lstm_cell(x: Tensor, h: Tensor, c: Tensor, *weights: Tensor) -> Any:
+        return torch.lstm_cell(x, (h, c), *weights)
+
+    return [
+        _case(lstm_cell, _of(6, 5), _of(6, 3), _of(6, 3), _of(12, 5), _of(12, 3), _of(12), _of(12))
+    ]
+
+
+def _cell(function: Any, gates: int) -> list[Case]:
+    weights = [_of(3 * gates, 5), _of(3 * gates, 3), _of(3 * gates), _of(3 * gates)]
+    return [_case(function, _of(6, 5), _of(6, 3), *weights)]
+
+
+@_hand
+def _cells() -> list[Case]:
+    given = {torch.gru_cell: 3, torch.rnn_tanh_cell: 1, torch.rnn_relu_cell: 1}
+    return [case for each, gates in given.items() for case in _cell(each, gates)]
+
+
+@_hand
+def _attention() -> list[Case]:
+    layer = torch.nn.MultiheadAttention(4, 2, dtype=torch.float64)
+    weights = [each.detach().clone() for each in layer.parameters()]
+    mask = torch.zeros(6, 5, dtype=torch.bool)
+    mask[:, -1] = True
+
+    def multi_head_attention_forward(
+        q: Tensor, k: Tensor, v: Tensor, mask: Any, *weights: Tensor
+    ) -> Any:
+        in_weight, in_bias, out_weight, out_bias = weights
+        options = (None, None, False, 0.0, out_weight, out_bias)
+        return F.multi_head_attention_forward(
+            q, k, v, 4, 2, in_weight, in_bias, *options, key_padding_mask=mask
+        )
+
+    return [
+        _case(
+            multi_head_attention_forward, _of(3, 6, 4), _of(5, 6, 4), _of(5, 6, 4), None, *weights
+        ),
+        _case(
+            multi_head_attention_forward, _of(3, 6, 4), _of(5, 6, 4), _of(5, 6, 4), mask, *weights
+        ),
+    ]
+
+
+@_hand
+def _attention_to_plain_keys() -> list[Case]:
+    attend = F.scaled_dot_product_attention
+    return [
+        _case(attend, _of(6, 4), _of(5, 4), _of(5, 3)),
+        _case(attend, _of(2, 6, 4), _of(2, 5, 4), _of(2, 5, 3)),
+        _case(attend, _of(2, 6, 4), _of(2, 5, 4), _of(2, 5, 3), torch.rand(6, 5) > 0.3),
+    ]
+
+
+@_hand
+def _layers_of_items() -> list[Case]:
+    return [
+        _case(F.conv1d, _of(6, 4, 8), _of(3, 4, 3), _of(3)),
+        _case(F.conv3d, _of(4, 2, 3, 3, 3), _of(3, 2, 2, 2, 2), _of(3)),
+        _case(F.conv_transpose1d, _of(6, 4, 5), _of(4, 3, 3), _of(3)),
+        _case(F.conv_transpose3d, _of(4, 2, 3, 3, 3), _of(2, 3, 2, 2, 2), _of(3)),
+        _case(F.lp_pool1d, _of(6, 4, 8), 2, 3),
+        _case(F.lp_pool2d, _of(4, 3, 6, 6), 2, 3),
+        _case(F.fold, _of(6, 8, 4), (3, 3), (2, 2)),
+        _case(F.grid_sample, _of(4, 2, 3, 3), _of(4, 2, 2, 2), align_corners=False),
+        _case(F.pixel_shuffle, _of(4, 8, 2, 2), 2),
+        _case(F.group_norm, _of(6, 4, 3), 2, _of(4), _of(4)),
+        _case(F.instance_norm, _of(6, 4, 5), None, None, _of(4), _of(4)),
+        _case(F.layer_norm, _of(6, 4), (4,), _of(4), _of(4)),
+        _case(F.rms_norm, _of(6, 4), (4,), _of(4)),
+        _case(F.embedding_bag, torch.randint(5, (6, 3)), _of(5, 4)),
+        _case(
+            F.embedding_bag,
+            torch.randint(5, (6, 3)),
+            _of(5, 4),
+            per_sample_weights=_of(6, 3),
+            mode='sum',
+        ),
+    ]
+
+
+@_hand
+def _losses_of_rows() -> list[Case]:
+    labels = torch.tensor([0, 3, -100, 2, 1, 3])
+    weight = torch.rand(4, dtype=torch.float64) + 0.1
+    options: list[dict[str, Any]] = [
+        {'weight': weight, 'label_smoothing': 0.2},
+        {'weight': weight, 'ignore_index': 3},
+        {'size_average': False},
+        {'reduce': False},
+    ]
+    return [
+        *(_case(F.cross_entropy, _of(6, 4), labels % 4 if o else labels, **o) for o in options[:2]),
+        *(_case(F.cross_entropy, _of(6, 4), labels, **o) for o in options[2:]),
+        _case(F.cross_entropy, _of(6, 4), labels),
+        _case(F.cross_entropy, _of(3, 4, 6), labels.clamp(min=0).expand(3, 6).clone()),
+        _case(F.nll_loss, _of(6, 4), labels, weight),
+        _case(
+            F.binary_cross_entropy_with_logits, _of(6, 4), _of(6, 4).sigmoid(), pos_weight=weight
+        ),
+        _case(F.kl_div, _of(6, 4), _of(6, 4).softmax(-1), reduction='batchmean'),
+        _case(F.linear_cross_entropy, _of(6, 3), _of(4, 3), labels, linear_bias=_of(4)),
+    ]
+
+
+@_hand
+def _draws() -> list[Case]:
+    return [
+        _case(F.gumbel_softmax, _of(6, 4)),
+        _case(F.dropout1d, _of(6, 4, 3)),
+        _case(torch.feature_dropout, _of(6, 4, 3), 0.5, True),
+        _case(torch.multinomial, _of(6, 4).exp(), 2),
+    ]
+
+
+@_hand
+def _over_the_rows() -> list[Case]:
+    ties = torch.tensor([2, 5, 5, 1, 5, 1])
+    vector = _of(7)
+    names = (
+        'median nanmedian mode kthvalue sort argsort msort cumsum flip quantile topk logcumsumexp'
+    )
+    given: dict[str, tuple[Any, ...]] = {
+        'kthvalue': (3,),
+        'flip': ((0,),),
+        'cumsum': (0,),
+        'logcumsumexp': (0,),
+        'quantile': (0.3,),
+        'topk': (4,),
+    }
+    return [
+        *(_case(getattr(torch, name), vector, *given.get(name, ())) for name in names.split()),
+        *(_case(getattr(torch, name), ties) for name in ('argmax', 'argmin', 'unique', 'bincount')),
+        *(_case(getattr(torch, name), ties, 0) for name in ('max', 'min')),
+        _case(torch.unique, ties, return_inverse=True, return_counts=True),
+        _case(torch.bincount, ties, _of(6), 9),
+        _case(torch.histc, vector, 4),
+        _case(F.one_hot, ties),
+        _case(torch.cov, _of(3, 6)),
+        _case(torch.corrcoef, _of(3, 6)),
+        _case(torch.dist, _of(6, 3), _of(6, 3)),
+        _case(torch.special.logsumexp, _of(6, 3), 0),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from op_hand import HAND
+from op_hand import by_hand
 from op_run import Case, verdict_of, whole_of
 from op_samples import (
     NUM_SAMPLES,
@@ -23,9 +24,10 @@ from op_samples import (
     names_of_ops,
     taggings,
 )
+from op_trees import tensors_of
 
-import pyg_sar.rows.rows as rows_module
 from pyg_sar.rows import registry
+from pyg_sar.rows.rows import Rows
 
 
 @dataclass
@@ -62,7 +64,9 @@ class Outcome:
 
 def names() -> list[str]:
     """Functions of op_db, and those with a case written by hand."""
-    return sorted({*names_of_ops(), *HAND})
+    of_ops = names_of_ops()
+    last = {name.rpartition('.')[2] for name in of_ops}
+    return sorted({*of_ops, *(name for name in by_hand() if name not in last)})
 
 
 def outcome_of(name: str) -> Outcome:
@@ -71,9 +75,10 @@ def outcome_of(name: str) -> Outcome:
     with _noting(outcome), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         num_cases = 0
-        for case in [*cases_of_op(name), *HAND.get(name, list)()]:
-            is_by_hand = case.function.__module__ == 'op_hand'
-            if (num_cases < NUM_SAMPLES or is_by_hand) and is_usable(case):
+        for case in by_hand().get(name.rpartition('.')[2], []):
+            assert _run(outcome, case), f'a case of {name} fails on the whole'
+        for case in cases_of_op(name):
+            if num_cases < NUM_SAMPLES and is_usable(case):
                 num_cases += _run(outcome, case)
     return outcome
 
@@ -88,10 +93,14 @@ def _run(outcome: Outcome, case: Case) -> bool:
             return False
     if any(isinstance(t, torch.Tensor) and t.layout != torch.strided for t in whole.leaves):
         return False
-    draws = is_random(outcome.name, case)
+    draws, tensors = is_random(outcome.name, case), tensors_of((case.args, case.kwargs))
     for number, tagging in enumerate(islice(taggings(case), RUNS_OF_A_SAMPLE)):
         verdict = verdict_of(case, tagging, whole, has_empty=number % 3 == 1, is_random=draws)
-        dim = next(each for each in tagging if each is not None)
+        at = next(i for i, each in enumerate(tagging) if each is not None)
+        dim = tagging[at]
+        assert dim is not None
+        if verdict.status == 'refused' and tensors[at].size(dim) == 1:
+            continue  # what is broadcast is no graph of one node
         outcome.by_dim[dim][verdict.status] += 1
         if verdict.status != 'right':
             to = outcome.refusals if verdict.status == 'refused' else outcome.failures
@@ -103,6 +112,8 @@ def _run(outcome: Outcome, case: Case) -> bool:
 def _noting(outcome: Outcome) -> Iterator[None]:
     """Notes which functions of torch ask for a rule."""
     found: dict[str, str] = {}
+    # `pyg_sar.rows` is also a function of this name.
+    rows_module = sys.modules[Rows.__module__]
     rule_of = rows_module.rule_of
 
     def noted(func: Any) -> Any:
@@ -110,7 +121,7 @@ def _noting(outcome: Outcome) -> Iterator[None]:
         found[registry.bare(registry.name_of(func))] = rule.__module__.rpartition('.')[2]
         return rule
 
-    rows_module.rule_of = noted
+    rows_module.rule_of = noted  # type: ignore[attr-defined]
     try:
         yield
     finally:

@@ -28,7 +28,8 @@ _RANDOM = """
     nn.functional.alpha_dropout nn.functional.dropout nn.functional.dropout2d
     nn.functional.dropout3d nn.functional.feature_alpha_dropout nn.functional.rrelu
     nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d
-    nn.functional.multi_head_attention_forward nn.functional.scaled_dot_product_attention
+    gumbel_softmax dropout1d feature_dropout nn.functional.multi_head_attention_forward
+    nn.functional.scaled_dot_product_attention
 """
 RANDOM = frozenset(_RANDOM.split())
 """Of what these give only the kind is compared; of attention where there is dropout."""

@@ -106,9 +106,9 @@ def _conv(func: Any, args: Any, kwargs: Any) -> Any:
     return by_items(func, args, kwargs, 'input weight bias', where)
 
 
-@rule('grid_sample grid_sampler affine_grid')
+@rule('grid_sample grid_sampler')
 def _sampled(func: Any, args: Any, kwargs: Any) -> Any:
-    where = {'input': Items(0), 'grid': Items(0), 'theta': Items(0)}
+    where = {'input': Items(0), 'grid': Items(0)}
     return by_items(func, args, kwargs, 'input grid', where)
 
 

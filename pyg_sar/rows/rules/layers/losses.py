@@ -192,3 +192,19 @@ def _counted(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor
     if weight is None:
         return counts.sum()
     return weight.detach()[torch.where(counts, target, 0)].mul(counts).sum()
+
+
+@rule('linear_cross_entropy')
+def _of_linear(func: Any, args: Any, kwargs: Any) -> Any:
+    """The two of which it is made, one after the other."""
+    named = dict(zip(('input', 'linear_weight', 'target'), args, strict=False)) | kwargs
+    if named.pop('options', None) is not None or dim_of(named['linear_weight']) != 2:
+        refuse(func, 'in this form is not known to be right: use linear and cross_entropy')
+    scores = F.linear(
+        named.pop('input'), named.pop('linear_weight'), named.pop('linear_bias', None)
+    )
+    if dim_of(scores) != 2:
+        refuse(func, 'in this form is not known to be right: use linear and cross_entropy')
+    if named.get('ignore_index', 0) is None:
+        named.pop('ignore_index')
+    return F.cross_entropy(scores, named.pop('target'), **named)

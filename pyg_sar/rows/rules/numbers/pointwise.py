@@ -45,7 +45,15 @@ _DRAWS = frozenset(
     'truediv floordiv mod and or xor invert lshift rshift neg pos abs eq ne lt le gt ge pow add '
     'sub mul rsub rdiv radd rmul rpow div true_divide nan_to_num resolve_conj resolve_neg '
     'polygamma conj view_as_complex_ conj_physical geometric cauchy log_normal binomial '
-    'cfloat cdouble chalf float_power divmod rdivmod '
+    'cfloat cdouble chalf float_power divmod rdivmod complex polar real isreal alias_copy '
+    'detach_copy '
+    # Other names of those that torch tags.
+    'absolute arccos arccosh arcsin arcsinh arctan arctan2 arctanh divide fix floor_divide greater '
+    'greater_equal less less_equal multiply negative not_equal subtract special_digamma '
+    'special_erf special_erfc special_erfinv special_exp2 special_expit special_expm1 '
+    'special_gammainc special_gammaincc special_gammaln special_i0 special_log1p special_logit '
+    'special_multigammaln special_ndtr special_polygamma special_psi special_round special_sinc '
+    'special_xlogy '
 )
 def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
     """Runs on the own rows."""

@@ -29,10 +29,10 @@ _DIM_PLACE = {
 @rule(
     'sum mean amax amin max min std var norm linalg_vector_norm any all nansum nanmean logsumexp '
     'count_nonzero argmax argmin median prod std_mean var_mean aminmax mode nanmedian quantile '
-    'nanquantile kthvalue'
+    'nanquantile kthvalue special_logsumexp'
 )
 def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
-    name = bare(name_of(func))
+    name = bare(name_of(func)).removeprefix('special_')
     rows = args[0] if args else kwargs.get('input', kwargs.get('self'))
     if name in ('max', 'min') and isinstance(argument(args, kwargs, 1, 'other'), Tensor):
         return pointwise(func, args, kwargs)

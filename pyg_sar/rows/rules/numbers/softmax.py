@@ -106,3 +106,9 @@ def _renorm(func: Any, args: Any, kwargs: Any) -> Any:
     size = torch.linalg.vector_norm(rows, p, others, keepdim=True)
     made = rows * torch.where(size > largest, largest / (size + 1e-7), 1.0)
     return made if not name_of(func).endswith('_') else rows.copy_(made)
+
+
+@rule('dist')
+def _dist(func: Any, args: Any, kwargs: Any) -> Any:
+    first, second = argument(args, kwargs, 0, 'input', 'self'), argument(args, kwargs, 1, 'other')
+    return (first - second).norm(argument(args, kwargs, 2, 'p', default=2))
