@@ -57,7 +57,7 @@ def name_of(func: Any) -> str:
     name = getattr(func, '__name__', str(func))
     if name in ('__get__', '__set__', '__delete__'):
         attribute = func.__self__
-        name = attribute.fget.__name__ if isinstance(attribute, property) else attribute.__name__
+        name = getattr(attribute, 'fget', attribute).__name__
     return str(name)
 
 

@@ -11,7 +11,7 @@ from pyg_sar.aggregate.halo import from_halo
 from pyg_sar.comm import Exchange
 from pyg_sar.rows.align import argument, dim_of, found, own_rows
 from pyg_sar.rows.edges import NodeIds
-from pyg_sar.rows.over_ranks import fetched, largest_here, largest_of_ranks, sum_of_ranks
+from pyg_sar.rows.over_ranks import all_rows, fetched, largest_here, largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
@@ -56,10 +56,16 @@ def _along_other(func: Any, args: Any, kwargs: Any) -> Any:
     out = args[0]
     index = argument(args, kwargs, 2, 'index')
     if 'index' in name_of(func) and not isinstance(index, Rows):
-        rows = out
+        space, place = out._space, out._dim
+
+        def own(value: Any) -> Any:
+            if type(value) is Tensor and value is not index and dim_of(value):
+                return own_rows(func, value, place, space)
+            return plain(value)
+
         with plainly():
-            made = func(*(plain(each) for each in args), **{k: plain(v) for k, v in kwargs.items()})
-            return tag(made, rows._dim, rows._space)
+            made = func(*(own(each) for each in args), **{k: own(v) for k, v in kwargs.items()})
+            return tag(made, place, space)
     return pointwise(func, args, kwargs)
 
 
@@ -203,9 +209,9 @@ def _added_up(func: Any, out: Tensor, args: Any, kwargs: Any) -> Tensor:
     """``table.index_put_((y, pred), ones, accumulate=True)``: what rows add to a table."""
     index, values = argument(args, kwargs, 1, 'indices'), argument(args, kwargs, 2, 'values')
     rows = found((*index, values))
-    space = rows[0]._space
     if isinstance(out, Rows) or any(each._dim or dim_of(each) > 1 for each in rows):
         refuse(func, 'with accumulate is known for vectors of rows into a plain tensor')
+    space = rows[0]._space
 
     def own(value: Tensor) -> Tensor:
         if isinstance(value, Rows):
@@ -232,5 +238,7 @@ def _put(func: Any, name: str, args: Any, kwargs: Any) -> Any:
         return out
     dim = argument(args, kwargs, 1, 'dim') % dim_of(out)
     index = argument(args, kwargs, 2, 'index')
+    if name == 'index_fill':  # a gradient of the value counts every place once
+        index = (all_rows(index) if isinstance(index, Rows) else index).unique()
     out[(slice(None),) * dim + (index,)] = argument(args, kwargs, 3, 'source', 'value')
     return out

@@ -67,6 +67,8 @@ def _stacked_parts(func: Any, name: str, parts: list[Tensor]) -> tuple[list[Tens
     if name == 'hstack':
         return parts, 0 if num_dims == 1 else 1
     if name == 'column_stack':
+        if any(dim_of(each) == 0 for each in parts):
+            refuse(func, 'of single numbers is not known to be right')
         return [each.unsqueeze(1) if dim_of(each) == 1 else each for each in parts], 1
     if name in ('vstack', 'row_stack') and num_dims > 1:
         return parts, 0
