@@ -139,7 +139,7 @@ def wrap(
     )
     if checkpoint_activations:
         recompute_activations_of(model)
-        model.register_forward_pre_hook(_refuse_rows, with_kwargs=True, prepend=True)
+        model.register_forward_pre_hook(_refuse_rows, with_kwargs=True)
     if dropout_seed is not None:
         _draw_by_id(model, dropout_seed)
     check_first_forward(model, is_wanted=check)
