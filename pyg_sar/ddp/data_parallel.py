@@ -29,6 +29,7 @@ from pyg_sar.ddp.lazy_layers import LazyLayers
 from pyg_sar.ddp.same_model import check_same_model
 from pyg_sar.memory import return_freed_memory
 from pyg_sar.own_rows import OwnRows
+from pyg_sar.rows import Rows
 from pyg_sar.wrap import compile_loops, wrap
 
 _MIB = 2**20
@@ -166,6 +167,12 @@ def _check(
         raise ValueError(
             "'broadcast_buffers' must be False (got True): global norms keep buffers equal"
         )
+    for name, p in module.named_parameters():
+        if isinstance(p, Rows):
+            raise ValueError(
+                f"'{name}' must be a plain parameter (got rows of the whole graph): a learned row "
+                'for every node is pyg_sar.NodeEmbedding'
+            )
     if not bucket_cap_mb > 0:
         raise ValueError(f"'bucket_cap_mb' must be positive (got {bucket_cap_mb})")
     if process_group is not None and dist.get_world_size(process_group) != dist.get_world_size():
@@ -184,7 +191,7 @@ def _check(
 def _send_from_rank_0(tensors: list[Tensor]) -> None:
     """Gives all ranks the values that rank 0 has (collective); lazy ones have none yet."""
     for tensor in tensors if is_distributed() else ():
-        if isinstance(tensor, OwnRows) or is_lazy(tensor):
+        if isinstance(tensor, (OwnRows, Rows)) or is_lazy(tensor):
             continue
         sent = tensor.detach().contiguous()
         with guard('sending parameters to all ranks'):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from graphs import awkward_graph
 from ranks import run_ranks
 from torch import Tensor
+from torch_geometric.nn import GCNConv
 from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
@@ -96,6 +97,31 @@ def _activations(root: str, folder: str) -> None:
         model(data.x, data.edge_index)
 
 
+class _WithRows(torch.nn.Module):
+    def __init__(self, x: Tensor, *, learns: bool) -> None:
+        super().__init__()
+        if learns:
+            self.x: Any = torch.nn.Parameter(x.clone())
+        else:
+            self.register_buffer('x', x)
+        self.conv = GCNConv(8, 3)
+
+    def forward(self, edge_index: Tensor) -> Any:
+        return self.conv(self.x, edge_index)
+
+
+def _rows_in_a_model(root: str, folder: str) -> None:
+    data, whole = pyg_sar.load_graph(root), awkward_graph()
+    whole.x = whole.x.float()
+    with pytest.raises(ValueError, match='NodeEmbedding'):
+        pyg_sar.DistributedDataParallel(_WithRows(data.x, learns=True))
+    outs = []
+    for graph, wrap in ((whole, lambda m: m), (data, pyg_sar.DistributedDataParallel)):
+        torch.manual_seed(0)
+        outs.append(wrap(_WithRows(graph.x, learns=False).double())(graph.edge_index))
+    torch.testing.assert_close(pyg_sar.gather(outs[1]), outs[0])
+
+
 def _loops_of_training(root: str, folder: str) -> None:
     data, model = pyg_sar.load_graph(root), _model(check=False)
     data.extra = torch.cat([data.x, data.x.mean(0, keepdim=True).expand(data.num_nodes, -1)], 1)
@@ -114,7 +140,16 @@ def _loops_of_training(root: str, folder: str) -> None:
     assert closure().item() < first
 
 
-ENTRIES = [_batches, _files, _embedding, _draws, _over_all_nodes, _activations, _loops_of_training]
+ENTRIES = [
+    _batches,
+    _files,
+    _embedding,
+    _draws,
+    _over_all_nodes,
+    _activations,
+    _rows_in_a_model,
+    _loops_of_training,
+]
 
 
 @pytest.mark.parametrize('entry', ENTRIES, ids=lambda each: each.__name__)
