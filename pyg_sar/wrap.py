@@ -20,6 +20,8 @@ from pyg_sar.models import decoders_in, make_global
 from pyg_sar.monitor import LogLevel, check_log, say, set_log
 from pyg_sar.norm import GlobalNorm, global_form, note_edges_of
 from pyg_sar.recompute import recompute_activations_of
+from pyg_sar.rows.rows import Rows
+from pyg_sar.shard.nested import leaves_of
 
 _logger = logging.getLogger(__name__)
 
@@ -137,6 +139,7 @@ def wrap(
     )
     if checkpoint_activations:
         recompute_activations_of(model)
+        model.register_forward_pre_hook(_refuse_rows, with_kwargs=True)
     if dropout_seed is not None:
         _draw_by_id(model, dropout_seed)
     check_first_forward(model, is_wanted=check)
@@ -152,6 +155,13 @@ def compile_loops(model: torch.nn.Module) -> None:
     loops()
     if any(parameter.dtype == torch.float64 for parameter in model.parameters()):
         loops('float64')
+
+
+def _refuse_rows(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    if any(isinstance(each, Rows) for each in leaves_of((args, kwargs))):
+        raise ValueError(
+            "'checkpoint_activations' takes the data of pyg_sar.load_shard (got that of load_graph)"
+        )
 
 
 def _draw_by_id(model: torch.nn.Module, seed: int) -> None:

@@ -238,7 +238,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     'GraphUNet': (lambda: M.GraphUNet(F, H, C, 2), 'selects nodes of the whole graph'),
     'InnerProductDecoder': (lambda: M.InnerProductDecoder(), 'reads node rows by edge'),
     'LPFormer': (lambda: M.LPFormer(F, H), 'pairs of nodes'),
-    'MetaLayer': (lambda: M.MetaLayer(node_model=nn.Linear(F, F)), 'reads node rows by edge'),
     'MetaPath2Vec': (
         lambda: M.MetaPath2Vec(
             {('a', 'to', 'a'): torch.tensor([[0, 1], [1, 0]])}, H, [('a', 'to', 'a')] * 2, 2, 2

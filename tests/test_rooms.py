@@ -60,6 +60,8 @@ MAY_IMPORT = {
         'monitor',
         'norm',
         'recompute',
+        'rows',
+        'shard',
     },
     'ddp': {
         'comm',

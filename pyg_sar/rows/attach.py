@@ -14,7 +14,7 @@ from torch_geometric.data.storage import BaseStorage, NodeStorage
 from pyg_sar.comm import agree
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
-from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
@@ -141,7 +141,7 @@ def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
         if isinstance(value, EdgeIndex):
             return value.handle
         if isinstance(value, Rows):
-            return plain(value)
+            return same_plain(value)
         if type(value) is Tensor and value.dim():
             return _own_of_plain(value, known, what)
         return value

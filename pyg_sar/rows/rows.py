@@ -37,6 +37,7 @@ class Rows(Tensor):
 
     _dim: int
     _space: Space
+    _own: Tensor
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -85,6 +86,20 @@ def plain(value: Any) -> Any:
         with plainly():
             return value.as_subclass(Tensor)
     return value
+
+
+def same_plain(rows: Rows) -> Tensor:
+    """The plain tensor of the own rows; without a gradient the same object every time.
+
+    What is computed from features once is known by the tensor.
+    """
+    if rows.requires_grad:
+        return plain(rows)
+    known = vars(rows).get('_own')
+    if known is None:
+        with plainly():
+            known = rows._own = plain(rows).detach()  # no view, which would hold its base
+    return known
 
 
 def in_nested(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -34,6 +34,7 @@ from pyg_sar.comm import all_reduce_sum, is_distributed
 
 def test_every_class_is_decided_on() -> None:
     tested = {name.split('-')[0] for name in CASES} | {'JumpingKnowledge', 'CorrectAndSmooth'}
+    tested.add('MetaLayer')  # a plain program: tests/programs/edge_model_programs.py
     decided = tested | set(REFUSED) | ROWWISE | FUNCTIONS | UNSUPERVISED
     assert set(M.classes) - decided == set()
 

@@ -63,8 +63,9 @@ def _set(func: Any, args: Any, kwargs: Any) -> Any:
             if isinstance(to, Rows) != isinstance(value, Rows):
                 refuse(func, 'is another thing than a plain tensor')
             both = isinstance(to, Rows) and isinstance(value, Rows)
-            if both and (to._dim, to._space) != (value._dim, value._space):
+            if both and (to._dim != value._dim or not to._space.is_same(value._space)):
                 refuse(func, 'takes rows of the same space')
+            vars(to).pop('_own', None)  # the plain tensor of what it held
             return func(to, value)
         func(*args, **kwargs)
         if func.__self__.__name__ == 'requires_grad':

@@ -1,0 +1,115 @@
+"""What rows are: their memory, their gradients, and what leaves them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_as_threads
+from torch import Tensor
+
+import pyg_sar
+from pyg_sar.comm import rank
+from pyg_sar.rows.rows import Rows, same_plain, tag
+from pyg_sar.rows.space import Space
+
+N, P = 10, 3
+X = torch.linspace(-2, 3, N * 4, dtype=torch.float64).view(N, 4)
+
+
+def _rows(values: Tensor = X) -> Any:
+    ids = torch.arange(N)[rank() :: P].flip(0)
+    space = Space(ids.numel(), what='nodes', ids=ids, total=N)
+    return tag(values[ids].clone(), 0, space)
+
+
+def _what_is_known_once() -> None:
+    x = _rows()
+    plain = same_plain(x)
+    assert same_plain(x) is plain
+    x.add_(1)
+    assert torch.equal(plain, pyg_sar.local(x))
+    x.data = torch.ones_like(x)
+    assert (same_plain(x) == 1).all()
+    refs = weakref.ref(x), weakref.ref(plain)
+    del x, plain
+    gc.disable()  # no cycle holds the memory
+    assert [each() for each in refs] == [None, None]
+    gc.enable()
+
+
+def test_the_plain_tensor_of_rows_is_known_by_them() -> None:
+    run_as_threads(_what_is_known_once, P)
+
+
+def _a_copy() -> None:
+    x = _rows().requires_grad_()
+    other = copy.deepcopy(x)
+    assert isinstance(other, Rows)
+    assert other.requires_grad
+    assert other._space is x._space
+    with pytest.raises(TypeError, match='save_rows'):
+        pickle.dumps(x)
+
+
+def test_a_copy_is_of_the_same_rows() -> None:
+    run_as_threads(_a_copy, P)
+
+
+def _gradients() -> dict[str, Tensor]:
+    x = _rows().requires_grad_()
+    weight = torch.ones(4, 2, dtype=torch.float64, requires_grad=True)
+    seen = []
+    y = x @ weight
+    y.register_hook(seen.append)
+    y.retain_grad()
+    ((y - y.mean(0)).square().mean() + weight.square().sum()).backward()
+    assert isinstance(seen[0], Rows)
+    found = {'x': x.grad, 'weight': weight.grad, 'y': y.grad, 'seen': seen[0]}
+    (again,) = torch.autograd.grad((x @ weight).square().sum(), x)
+    found['again'] = again
+    return {name: pyg_sar.gather(value) for name, value in found.items()}
+
+
+def test_gradients_are_those_of_one_process() -> None:
+    x = X.clone().requires_grad_()
+    weight = torch.ones(4, 2, dtype=torch.float64, requires_grad=True)
+    y = x @ weight
+    y.retain_grad()
+    ((y - y.mean(0)).square().mean() + weight.square().sum()).backward()
+    (again,) = torch.autograd.grad((x @ weight).square().sum(), x)
+    expected = {'x': x.grad, 'weight': weight.grad, 'y': y.grad, 'seen': y.grad, 'again': again}
+    for found in run_as_threads(_gradients, P):
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12, msg=name)
+
+
+def _plain_tensors_that_differ() -> None:
+    x = _rows()
+    with pytest.raises(ValueError, match='differs between the ranks'):
+        x + torch.full((N, 4), float(rank()))
+    with pytest.raises(ValueError, match='all 10 rows'):
+        x + torch.ones(pyg_sar.local(x).shape)
+
+
+def test_a_plain_tensor_is_one_of_the_whole() -> None:
+    run_as_threads(_plain_tensors_that_differ, P)
+
+
+def _leaving() -> None:
+    x = _rows()
+    for leave in (x.numpy, x.tolist, lambda: float(x[:, 0].exp()), lambda: bool(x)):
+        with pytest.raises(ValueError, match=r'pyg_sar\.gather'):
+            leave()
+    assert torch.equal(pyg_sar.gather(x), X)
+    assert x.shape == X.shape
+    assert len(x) == N
+
+
+def test_what_leaves_says_so() -> None:
+    run_as_threads(_leaving, P)
