@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/installed
 .DEFAULT_GOAL := help
 BENCHMARKS := kernels layers limit epoch scaling accuracy sampling ogbn partition
 
-.PHONY: help demo test test-slow test-oldest test-cuda-sim test-benchmarks docs lint format convs faults fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
+.PHONY: help demo test test-slow test-oldest test-cuda-sim test-benchmarks docs lint format convs ops faults fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -53,6 +53,9 @@ format: $(INSTALLED)  ## sort imports and format
 
 convs: $(INSTALLED)  ## run every conv of PyG on ranks and write docs/convs.md
 	@$(BIN)/python tests/conformance/table.py
+
+ops: $(INSTALLED)  ## run every function of torch on rows and write docs/ops.md
+	@$(BIN)/python tests/rows/ops_table.py
 
 faults: $(INSTALLED)  ## end ranks in every way and phase, and write docs/faults.md
 	@$(BIN)/python tests/faults/table.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -235,4 +236,61 @@ def _over_the_rows() -> list[Case]:
         _case(torch.corrcoef, _of(3, 6)),
         _case(torch.dist, _of(6, 3), _of(6, 3)),
         _case(torch.special.logsumexp, _of(6, 3), 0),
+    ]
+
+
+def _named(name: str, function: Any, *args: Any) -> Case:
+    function.__name__ = name
+    return Case(function, args, {})
+
+
+@_hand
+def _operators() -> list[Case]:
+    number, other = _of(6, 3), _of(6, 3).abs() + 0.5
+    whole, few = torch.randint(1, 9, (6, 3)), torch.randint(1, 4, (6, 3))
+
+    def of_two(name: str) -> Any:
+        return lambda x, y: getattr(operator, name)(x, y)
+
+    def of_number(name: str) -> Any:
+        return lambda x: getattr(operator, name)(3, x)
+
+    of_numbers = ['truediv', 'floordiv', 'mod', 'iadd', 'isub', 'imul', 'itruediv', 'ifloordiv']
+    of_bits = ['lshift', 'rshift', 'and_', 'or_', 'xor', 'ilshift', 'irshift', 'iand', 'ior']
+    reversed_too = [
+        'add',
+        'sub',
+        'mul',
+        'floordiv',
+        'mod',
+        'lshift',
+        'rshift',
+        'and_',
+        'or_',
+        'xor',
+    ]
+    return [
+        *(_named(f'operator {n}', of_two(n), number, other) for n in [*of_numbers, 'imod']),
+        *(_named(f'operator {n}', of_two(n), whole, few) for n in [*of_bits, 'ixor']),
+        *(_named(f'operator {n} of a number', of_number(n), few) for n in reversed_too),
+    ]
+
+
+@_hand
+def _others() -> list[Case]:
+    return [
+        _case(F.lp_pool3d, _of(3, 2, 4, 4, 4), 2, 2),
+        _case(F.max_pool3d_with_indices, _of(3, 2, 4, 4, 4), 2),
+        _case(torch.slogdet, _of(6, 3, 3)),
+        _case(torch.select_copy, _of(6, 3), 1, 0),
+        _case(torch.unsafe_split_with_sizes, _of(6, 3), [1, 2], 1),
+        _case(torch.native_channel_shuffle, _of(6, 4, 2, 2), 2),
+        _case(torch.grid_sampler, _of(4, 2, 3, 3), _of(4, 2, 2, 2), 0, 0, False),
+        _case(torch.binomial, _of(6, 3).abs().ceil(), torch.rand(6, 3, dtype=torch.float64)),
+        _case(torch.poisson, _of(6, 3).abs()),
+        _case(Tensor.random_, _of(6, 3)),
+        _case(torch.detach_copy, _of(6, 3)),
+        _case(Tensor.type_as, _of(6, 3).float(), _of(6, 3)),
+        _case(Tensor.cpu, _of(6, 3)),
+        _case(torch.chain_matmul, _of(6, 3), _of(3, 2), _of(2, 4)),
     ]

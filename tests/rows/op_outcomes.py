@@ -17,12 +17,14 @@ from op_run import Case, verdict_of, whole_of
 from op_samples import (
     NUM_SAMPLES,
     RUNS_OF_A_SAMPLE,
+    RUNS_OF_A_VARIANT,
     cases_of_op,
     described,
     is_random,
     is_usable,
     names_of_ops,
     taggings,
+    variants_of_op,
 )
 from op_trees import tensors_of
 
@@ -38,16 +40,24 @@ class Outcome:
         by_dim: How many cases had which end, by the dimension of the first rows among them.
         failures: Cases that are WRONG or an error of the ranks alone.
         refusals: Cases that are refused, with the reason.
-        reached: Functions of torch that met rows on the way.
-        families: Files of their rules.
+        family_by_function: Files of their rules, by the names of the functions.
     """
 
     name: str
     by_dim: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     failures: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
-    reached: list[str] = field(default_factory=list)
-    families: list[str] = field(default_factory=list)
+    family_by_function: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def reached(self) -> list[str]:
+        """Functions of torch that met rows on the way."""
+        return sorted(self.family_by_function)
+
+    @property
+    def families(self) -> list[str]:
+        """Files of the rules of these functions."""
+        return sorted(set(self.family_by_function.values()))
 
     @property
     def status(self) -> str:
@@ -80,10 +90,12 @@ def outcome_of(name: str) -> Outcome:
         for case in cases_of_op(name):
             if num_cases < NUM_SAMPLES and is_usable(case):
                 num_cases += _run(outcome, case)
+        for case in variants_of_op(name):
+            _run(outcome, case, RUNS_OF_A_VARIANT)
     return outcome
 
 
-def _run(outcome: Outcome, case: Case) -> bool:
+def _run(outcome: Outcome, case: Case, limit: int = RUNS_OF_A_SAMPLE) -> bool:
     try:
         whole = whole_of(case)
     except Exception:
@@ -94,17 +106,20 @@ def _run(outcome: Outcome, case: Case) -> bool:
     if any(isinstance(t, torch.Tensor) and t.layout != torch.strided for t in whole.leaves):
         return False
     draws, tensors = is_random(outcome.name, case), tensors_of((case.args, case.kwargs))
-    for number, tagging in enumerate(islice(taggings(case), RUNS_OF_A_SAMPLE)):
+    for number, tagging in enumerate(islice(taggings(case), limit)):
         verdict = verdict_of(case, tagging, whole, has_empty=number % 3 == 1, is_random=draws)
         at = next(i for i, each in enumerate(tagging) if each is not None)
         dim = tagging[at]
         assert dim is not None
-        if verdict.status == 'refused' and tensors[at].size(dim) == 1:
-            continue  # what is broadcast is no graph of one node
+        # What is broadcast is no graph of one node; a plain tensor is not written to by rows.
+        is_odd = tensors[at].size(dim) == 1 or (whole.is_in_place and tagging[0] is None)
+        if verdict.status == 'refused' and is_odd:
+            continue
         outcome.by_dim[dim][verdict.status] += 1
         if verdict.status != 'right':
+            named = getattr(case.function, '__name__', '')
             to = outcome.refusals if verdict.status == 'refused' else outcome.failures
-            to.append(f'{verdict.status}: {described(case, tagging)}: {verdict.why}')
+            to.append(f'{verdict.status}: {named} {described(case, tagging)}: {verdict.why}')
     return True
 
 
@@ -126,4 +141,4 @@ def _noting(outcome: Outcome) -> Iterator[None]:
         yield
     finally:
         rows_module.rule_of = rule_of
-        outcome.reached, outcome.families = sorted(found), sorted(set(found.values()))
+        outcome.family_by_function = found

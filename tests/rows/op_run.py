@@ -55,13 +55,16 @@ class Whole:
     weights: list[Tensor | None]
     grads: list[Tensor | None]
     tolerance: float
+    is_in_place: bool
 
 
 def whole_of(case: Case, *, with_grads: bool = True) -> Whole:
     """Results, and the gradients of a fixed sum of them, on one process."""
     tensors = tensors_of((case.args, case.kwargs))
     leaves = [_leaf(t.detach().clone(), with_grads) for t in tensors]
-    out = leaves_of(_called(case, [t.clone() for t in leaves]))
+    given = [t.clone() for t in leaves]
+    result = _called(case, given)
+    out = leaves_of(result)
     weights = [_weights(each, i) for i, each in enumerate(out)]
     terms = [
         _pairing(each, weight)
@@ -74,7 +77,9 @@ def whole_of(case: Case, *, with_grads: bool = True) -> Whole:
         found = iter(torch.autograd.grad(sum(terms), asked, allow_unused=True))
         grads = [next(found) if t.requires_grad else None for t in leaves]
     tolerance = max(_tolerance(t) for t in (*tensors, *out))
-    return Whole([_detached(each) for each in out], weights, list(grads), tolerance)
+    return Whole(
+        [_detached(each) for each in out], weights, list(grads), tolerance, result is given[0]
+    )
 
 
 def verdict_of(

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from op_run import Case, Tagging
-from op_trees import tensors_of
+from op_trees import replaced, tensors_of
 from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 
 NUM_SAMPLES = 6
 RUNS_OF_A_SAMPLE = 8
+RUNS_OF_A_VARIANT = 2
 """At most so many of a function, and of one of its samples."""
 
 _MOST_SAMPLES = 300
@@ -28,7 +29,8 @@ _RANDOM = """
     nn.functional.alpha_dropout nn.functional.dropout nn.functional.dropout2d
     nn.functional.dropout3d nn.functional.feature_alpha_dropout nn.functional.rrelu
     nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d
-    gumbel_softmax dropout1d feature_dropout nn.functional.multi_head_attention_forward
+    binomial poisson random_ gumbel_softmax dropout1d feature_dropout
+    nn.functional.multi_head_attention_forward
     nn.functional.scaled_dot_product_attention
 """
 RANDOM = frozenset(_RANDOM.split())
@@ -56,6 +58,31 @@ def cases_of_op(name: str) -> list[Case]:
         batches = sorted(drawn, key=_num_dims_of_batch, reverse=True)
         cases += [each for pair in zip(batches, drawn, strict=True) for each in pair]
     return cases
+
+
+def variants_of_op(name: str) -> list[Case]:
+    """One sample for each other form of a function: method, operator, in place, other names."""
+    forms: dict[Any, None] = {}
+    for op in op_db:
+        if op.name == name and op.dtypes:
+            forms |= dict.fromkeys(
+                [op.method_variant, op.inplace_variant, op.operator_variant]
+                + [op.inplace_operator_variant]
+                + [form for alias in op.aliases for form in (alias.op, alias.inplace_variant)]
+            )
+    cases = [each for each in cases_of_op(name)[:10] if is_usable(each) and _runs(each)][:1]
+    found = [Case(form, *case[1:]) for case in cases for form in forms if form is not None]
+    return [case for case in found if _runs(case)]
+
+
+def _runs(case: Case) -> bool:
+    """Whether a call has a meaning; what is written to is a copy."""
+    args, kwargs = replaced((case.args, case.kwargs), Tensor.clone)
+    try:
+        case.function(*args, **kwargs)
+    except Exception:
+        return False
+    return True
 
 
 def _num_dims_of_batch(case: Case) -> int:

@@ -94,9 +94,11 @@ def of_a_vector(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
 
 def _dims(name: str, num_dims: int, args: Any, kwargs: Any) -> list[int] | None:
     place, default = _PLACE_AND_DEFAULT[name]
-    given = argument(args, kwargs, place, 'dim', 'dims', 'axis', default=default)
+    given = argument(args, kwargs, place, 'dim', 'dims', 'axis')
     if name == 'flip' and isinstance(given, int):
         given = args[1:]
+    if given is None and name in ('softmax', 'log_softmax', 'softmin'):
+        given = 0 if num_dims in (1, 3) else 1  # what torch.nn.functional takes then
     if given is None and default is not None:
         given = default
     if given is None and name.endswith('n') and kwargs.get('s', args[1:2] or None) is not None:

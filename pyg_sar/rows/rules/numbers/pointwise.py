@@ -26,7 +26,6 @@ _DRAWS = frozenset(
         'dropout',
         'alpha_dropout',
         'rrelu',
-        'native_dropout',
         'binomial',
         'rrelu_with_noise',
     ]
@@ -41,7 +40,7 @@ _DRAWS = frozenset(
     'rand_like randn_like randint_like bernoulli uniform exponential random zero fill copy poisson '
     'dropout alpha_dropout relu leaky_relu elu gelu silu selu celu relu6 softplus softsign '
     'hardtanh logsigmoid log_sigmoid tanhshrink hardshrink softshrink threshold rrelu mish '
-    'hardswish hardsigmoid masked_fill isclose native_dropout pin_memory positive '
+    'hardswish hardsigmoid masked_fill isclose pin_memory positive '
     'truediv floordiv mod and or xor invert lshift rshift neg pos abs eq ne lt le gt ge pow add '
     'sub mul rsub rdiv radd rmul rpow div true_divide nan_to_num resolve_conj resolve_neg '
     'polygamma conj view_as_complex_ conj_physical geometric cauchy log_normal binomial '

@@ -17,7 +17,7 @@ from pyg_sar.rows.rules.numbers.along import over_rows
 
 def _softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     name = bare(name_of(func)).removeprefix('special_')
-    place = 3 if func is torch.nn.functional.softmax or name == 'softmin' else 2
+    place = 3 if func.__module__ == 'torch.nn.functional' else 2
     dtype = argument(args, kwargs, place, 'dtype')
     values = plain(rows) if dtype is None else plain(rows).to(dtype)
     if name == 'softmin':
@@ -103,9 +103,11 @@ def _renorm(func: Any, args: Any, kwargs: Any) -> Any:
         with plainly():
             return tag(func(plain(rows), p, dim, largest), rows._dim, rows._space)
     others = [i for i in range(dim_of(rows)) if i != dim % dim_of(rows)]
-    size = torch.linalg.vector_norm(rows, p, others, keepdim=True)
-    made = rows * torch.where(size > largest, largest / (size + 1e-7), 1.0)
-    return made if not name_of(func).endswith('_') else rows.copy_(made)
+    is_in_place = name_of(func).endswith('_')
+    values = rows.clone() if is_in_place else rows  # what was there is kept for backward
+    size = torch.linalg.vector_norm(values, p, others, keepdim=True)
+    made = values * torch.where(size > largest, largest / (size + 1e-7), 1.0)
+    return rows.copy_(made) if is_in_place else made
 
 
 @rule('dist')

@@ -1,0 +1,206 @@
+"""Writes docs/ops.md: what becomes of every function of torch with rows, from a run of all cases.
+
+python tests/rows/ops_table.py
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+if __name__ == '__main__':
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+import torch
+from op_outcomes import Outcome, names, outcome_of
+from op_run import NUM_RANKS
+from torch.overrides import get_overridable_functions
+
+from pyg_sar.rows import registry
+
+PATH = Path(__file__).parents[2] / 'docs' / 'ops.md'
+
+_NOT_RUN = (
+    'cuda pin_memory set dsmm spmm iadd idiv ifloordiv imod imul isub mod radd rand rmul ror rxor '
+    'truediv'
+)
+NOT_RUN = frozenset(_NOT_RUN.split())
+"""Functions with a rule that no case reaches: operators, which torch calls by other names, and
+what needs a device or sparse tensors."""
+
+_FAMILIES = {
+    'pointwise': 'Number by number',
+    'reduce': 'Reductions',
+    'along': 'Along a dimension',
+    'softmax': 'Softmax and norms of vectors',
+    'counts': 'Counts and look-ups',
+    'products': 'Products',
+    'losses': 'Losses',
+    'norms': 'Normalisation',
+    'items': 'Layers of a batch',
+    'cores': 'Matrices and images',
+    'dimensions': 'Dimensions',
+    'shapes': 'Shapes',
+    'join': 'Side by side',
+    'select': 'Selections',
+    'assign': 'Assignments',
+    'group': 'Groups',
+    'composed': 'Made of others',
+    'reads': 'Read, or not known',
+}
+
+_INTRO = """\
+# Every function of torch on rows
+
+What is computed with rows of a graph that is cut over ranks. `make ops` wrote this page: it runs
+torch's own sample inputs of every function of torch {version}, and cases by hand of those that
+have none, on {num_ranks} ranks that hold uneven parts of the rows in an order of their own, one of
+them sometimes none. The rows are in dimension 0, and in every other one; all tensors that fit are
+rows, or each alone. Results and gradients of all inputs, rows and plain tensors alike, are compared
+with those of one process, in float64; of random numbers the kind is.
+
+{num_right} functions are right wherever the rows are, {num_in_part} in some dimensions or calls and
+refused in others, and {num_refused} are refused: a ValueError that names the function and says what
+to do instead. None is wrong.
+
+- *everywhere*: right in all calls.
+- *in part*: the dimensions of the first rows in which calls are right. The others, and calls that
+  would need all rows in one place, are refused.
+- *refused*: in all calls.
+
+"""
+
+_OUTRO = """\
+## Functions without a run
+
+- *without rows*: no tensors among the arguments, or sparse ones: {no_rows}.
+- *what is read*: shapes are those of the whole; of the others nothing is computed: {reads}.
+- *known by other names*, or with a device or sparse tensors: {not_run}.
+- *refused by name*, as no rule is known for them: {unknown}.
+"""
+
+
+def told_of(outcome: Outcome) -> str:
+    """What the page says of a function."""
+    if outcome.status == 'by dimension':
+        right = sorted(dim for dim, counts in outcome.by_dim.items() if counts['right'])
+        return f'in part: {", ".join(map(str, right))}'
+    return {'right': 'everywhere'}.get(outcome.status, outcome.status)
+
+
+def told(page: str) -> dict[str, str]:
+    """What a page says, by the name of the function."""
+    found = {}
+    for line in page.splitlines():
+        kind, _, functions = line.partition(': ')
+        if not kind.startswith('- *') or '`' not in functions:
+            continue
+        for name, dims in re.findall(r'`([^`]+)`(?: \(([0-9, ]+)\))?', functions):
+            kind_of = kind.strip('- *')
+            what = f'in part: {dims}' if dims else kind_of.replace('without rows', 'no rows')
+            found.setdefault(name, what)
+    return found
+
+
+def render(found: Iterable[Outcome]) -> str:
+    """The page."""
+    outcomes = sorted(found, key=lambda outcome: outcome.name.lower())
+    by_family: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        by_family[family_of(outcome)].append(outcome)
+    counts = {
+        kind: sum(o.status == kind for o in outcomes)
+        for kind in ('right', 'by dimension', 'refused')
+    }
+    parts = [
+        _INTRO.format(
+            version=torch.__version__.partition('+')[0],
+            num_ranks=NUM_RANKS,
+            num_right=counts['right'],
+            num_in_part=counts['by dimension'],
+            num_refused=counts['refused'],
+        )
+    ]
+    for family, title in _FAMILIES.items():
+        lines = _lines(by_family[family])
+        if lines:
+            parts.append(f'## {title}\n\n' + '\n'.join(lines) + '\n\n')
+    reached = {name for outcome in outcomes for name in outcome.reached}
+    kinds = kinds_of_others(reached)
+    parts.append(
+        _OUTRO.format(
+            no_rows=_listed(o.name for o in outcomes if o.status == 'no rows'),
+            reads=_listed(kinds['reads']),
+            not_run=_listed(kinds['not run']),
+            unknown=_listed(kinds['unknown']),
+        )
+    )
+    return ''.join(parts)
+
+
+def family_of(outcome: Outcome) -> str:
+    """The file of the rule of a function; of one with another name, of what it calls."""
+    name = outcome.name.removeprefix('nn.functional.').removeprefix('operator ')
+    known = outcome.family_by_function
+    if outcome.families in ([], ['reads']) or len(outcome.families) == 1:
+        return (outcome.families or ['reads'])[0]
+    if name.startswith('masked.'):
+        return 'composed'
+    others = [each for each in outcome.families if each != 'reads']
+    return known.get(registry.bare(name.replace('.', '_')), others[-1])
+
+
+def _lines(outcomes: list[Outcome]) -> list[str]:
+    right, in_part, refused, failing = [], [], [], []
+    for outcome in outcomes:
+        if outcome.status == 'right':
+            right.append(f'`{outcome.name}`')
+        elif outcome.status == 'by dimension':
+            in_part.append(f'`{outcome.name}` ({told_of(outcome).partition(": ")[2]})')
+        elif outcome.status == 'refused':
+            refused.append(f'`{outcome.name}`')
+        elif outcome.status == 'fails':
+            failing.append(f'`{outcome.name}`')
+    kinds = {'everywhere': right, 'in part': in_part, 'refused': refused, 'fails': failing}
+    return [f'- *{kind}*: ' + ', '.join(each) for kind, each in kinds.items() if each]
+
+
+def kinds_of_others(reached: set[str]) -> dict[str, list[str]]:
+    """What torch lets a class override and no run has reached, by the kind of its rule."""
+    kinds: dict[str, set[str]] = {'reads': set(), 'not run': set(), 'unknown': set()}
+    for functions in get_overridable_functions().values():
+        for function in functions:
+            name = registry.bare(registry.name_of(function))
+            rule = registry.rule_of(function)
+            if rule.__name__ == '_unknown':
+                kinds['unknown'].add(name)
+            elif rule.__module__.endswith('.reads'):
+                kinds['reads'].add(name)
+            elif name not in reached:
+                kinds['not run'].add(name)
+    return {kind: sorted(each) for kind, each in kinds.items()}
+
+
+def _listed(functions: Iterable[str]) -> str:
+    return ', '.join(f'`{name}`' for name in functions)
+
+
+def main() -> None:
+    """Runs all cases and writes the page."""
+    found = [outcome_of(name) for name in names()]
+    reached = {name for outcome in found for name in outcome.reached}
+    not_run = set(kinds_of_others(reached)['not run'])
+    for outcome in found:
+        for failure in outcome.failures:
+            print(f'{outcome.name}: {failure}')
+    if not_run != NOT_RUN:
+        print(f'with a rule and without a case: {sorted(not_run ^ NOT_RUN)}')
+    PATH.write_text(render(found), encoding='utf-8')
+    print(f'wrote {PATH}')
+
+
+if __name__ == '__main__':
+    main()
