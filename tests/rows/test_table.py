@@ -44,6 +44,7 @@ def test_most_functions_are_known() -> None:
 
 def test_what_is_not_run_has_a_rule() -> None:
     for name in NOT_RUN:
-        forms = (getattr(torch.Tensor, each, None) for each in (name, f'{name}_', f'__{name}__'))
+        names = name, f'{name}_', f'__{name}__'
+        forms = (getattr(of, each, None) for of in (torch.Tensor, torch) for each in names)
         function = next(each for each in forms if each is not None)
         assert registry.rule_of(function).__name__ != '_unknown'
