@@ -7,9 +7,7 @@ import pytest
 import torch
 from few import few
 from op_outcomes import names, outcome_of
-from ops_table import NOT_RUN, PATH, told, told_of
-
-from pyg_sar.rows import registry
+from ops_table import PATH, told, told_of
 
 NUM_PARTS = 64
 NAMES = names()
@@ -40,11 +38,3 @@ def test_page_tells_of_every_function() -> None:
 def test_most_functions_are_known() -> None:
     known = [each for each in TOLD.values() if each.startswith(('everywhere', 'in part'))]
     assert len(known) >= 320
-
-
-def test_what_is_not_run_has_a_rule() -> None:
-    for name in NOT_RUN:
-        names = name, f'{name}_', f'__{name}__'
-        forms = (getattr(of, each, None) for of in (torch.Tensor, torch) for each in names)
-        function = next(each for each in forms if each is not None)
-        assert registry.rule_of(function).__name__ != '_unknown'
