@@ -150,7 +150,7 @@ def _embedding(func: Any, args: Any, kwargs: Any) -> Any:
     names = 'input weight padding_idx max_norm norm_type scale_grad_by_freq sparse'
     given = dict(zip(names.split(), args, strict=False)) | kwargs
     ids, weight = given.get('input'), given.get('weight')
-    if func.__module__ != 'torch.nn.functional':
+    if getattr(func, '__module__', '') != 'torch.nn.functional':
         refuse(func, 'is known as a function of torch.nn.functional only')
     if given.get('max_norm') is not None or given.get('scale_grad_by_freq'):
         refuse(func, "with 'max_norm' or 'scale_grad_by_freq' looks at the ids of this rank alone")

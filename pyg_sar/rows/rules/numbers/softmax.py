@@ -17,7 +17,7 @@ from pyg_sar.rows.rules.numbers.along import over_rows
 
 def _softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     name = bare(name_of(func)).removeprefix('special_')
-    place = 3 if func.__module__ == 'torch.nn.functional' else 2
+    place = 3 if getattr(func, '__module__', '') == 'torch.nn.functional' else 2
     dtype = argument(args, kwargs, place, 'dtype')
     values = plain(rows) if dtype is None else plain(rows).to(dtype)
     if name == 'softmin':
