@@ -106,7 +106,7 @@ def main() -> None:
         if args.csr:
             data.edge_index = as_csr(data)
     else:
-        data = pyg_sar.load_shard(args.shards)
+        data = pyg_sar.local(pyg_sar.load_shard(args.shards))
     model = make_model(args.model, data.num_features, args.hidden, args.layers, data.num_classes)
     if args.weights:
         model.load_state_dict(torch.load(args.weights, weights_only=True))

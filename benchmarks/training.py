@@ -59,7 +59,7 @@ def train(
         if variant == PLAIN_CSR:
             data.edge_index = as_csr(data)
     else:
-        data = pyg_sar.load_shard(source)
+        data = pyg_sar.local(pyg_sar.load_shard(source))
         read_all(data)
     torch.manual_seed(seed)
     network = make_model(model, data.num_features, hidden, layers, data.num_classes)

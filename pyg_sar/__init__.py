@@ -11,7 +11,7 @@ from pyg_sar.comm import ExchangeError
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.launching import Process, init, launch
-from pyg_sar.load import load_graph, load_shard
+from pyg_sar.load import load_shard
 from pyg_sar.monitor import set_log_by_environment
 from pyg_sar.own_rows import NodeEmbedding
 from pyg_sar.partitioner import partition_graph
@@ -55,7 +55,6 @@ __all__ = [
     'init',
     'launch',
     'load_checkpoint',
-    'load_graph',
     'load_rows',
     'load_shard',
     'local',

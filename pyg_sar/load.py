@@ -26,7 +26,12 @@ def load_shard(
     *,
     verify: bool = True,
 ) -> Data | HeteroData:
-    """Loads this rank's part of a partitioned graph as an ordinary PyG ``Data`` or ``HeteroData``.
+    """Loads a partitioned graph, of which this rank holds its part, in place of a dataset.
+
+    The tensors know whose rows they hold (:class:`pyg_sar.rows.rows.Rows`), and show the shape of
+    the whole graph. So a program for one machine runs on them as it is: ``x.mean(dim=0)`` and
+    ``F.cross_entropy(out[mask], y[mask])`` are those of all ranks. What cannot be computed with the
+    rows of all ranks is an error that names it.
 
     The parts of the folder are dealt out in contiguous runs: with 8 parts on 2 ranks, rank 0 owns
     parts 0 to 3. Without ``torch.distributed`` this process owns all of them. A rank reads only its
@@ -34,38 +39,37 @@ def load_shard(
     folders of other parts need not be there.
 
     ===========================  =================================================================
-    ``x``, ``y``, masks, ...     every node attribute, own rows ``[num_own, ...]``
-    ``edge_index``               a ``ShardEdgeIndex``, int64 ``[2, num_edges]``: all
-                                 edges into own nodes; own sources are ``0 .. num_own - 1``, remote
-                                 ones follow
-    ``edge_attr``, ...           every edge attribute ``[num_edges, ...]``, in edge order
-    ``n_id``                     original ids of the own nodes, int64 ``[num_own]``
+    ``x``, ``y``, masks, ...     every node attribute, ``[num_nodes, ...]``
+    ``edge_index``               int64 ``[2, num_edges]``, in ids of the whole graph
+    ``edge_attr``, ...           every edge attribute ``[num_edges, ...]``
+    ``n_id``                     original ids of the nodes, int64 ``[num_nodes]``
     ``e_id``                     original ids of the edges, int64 ``[num_edges]``
-    ``num_nodes``                the number of own nodes; so are the other counts of ``Data``
-    ``num_nodes_total``          the number of nodes of the whole graph
+    ``num_nodes``                the number of nodes of the whole graph
     ===========================  =================================================================
 
     A ``HeteroData`` has the same for every type of nodes and every relation, the types of the whole
-    graph on every rank, also where a rank has no node or edge of one. Each relation's sources are
-    numbered as above among the nodes of its source type, its destinations among the own nodes of
-    its destination type: so reverse relations are added before the graph is partitioned, with
-    ``T.ToUndirected``. ``x_dict``, ``edge_index_dict`` and ``metadata()`` are PyG's own.
+    graph on every rank, also where a rank has no node or edge of one. ``x_dict``,
+    ``edge_index_dict`` and ``metadata()`` are PyG's own. Reverse relations are added before the
+    graph is partitioned, with ``T.ToUndirected``.
+
+    :func:`pyg_sar.local` of the data has plain tensors of the own rows.
 
     A folder that ``torch_geometric.distributed.Partitioner`` wrote has neither halos nor labels: it
     is converted once, by ``python -m pyg_sar.partition FOLDER OUT``, which keeps PyG's parts.
 
-    Collective if ``torch.distributed`` is initialised: one small all-gather, so that all ranks
+    Collective if ``torch.distributed`` is initialised: two small all-gathers, so that all ranks
     raise if one of them does.
 
     As in::
 
         data = pyg_sar.load_shard('parts/')
-        model(data.x, data.edge_index)
+        out = model(data.x, data.edge_index)
+        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
 
     Args:
         root: The folder that ``python -m pyg_sar.partition`` wrote.
-        rank: Whose parts to load; the own rank by default. Without ``torch.distributed``, part
-            `rank` alone is loaded, for inspection.
+        rank: For inspection, whose parts to load: then all tensors are plain, with the rows of that
+            rank alone. Without ``torch.distributed``, part `rank` alone is loaded.
         verify: Whether every file that is read is compared with its checksum in META.json, about a
             second a GB. Without, files are mapped and read when they are needed; that they fit
             together is checked in any case.
@@ -76,6 +80,12 @@ def load_shard(
             number of parts is not a multiple of the number of ranks, a file does not hold what
             META.json says or was changed, or the ranks' folders hold different partitions.
     """
+    data = _logged(_read(root, rank, verify))
+    return data if rank is not None else as_rows_of_graph(data)
+
+
+def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData:
+    """The parts of a rank, as plain tensors of its own rows."""
     if not is_distributed():
         start = launched(os.environ) if rank is None else None
         if start is not None and start.world_size > 1:
@@ -85,7 +95,7 @@ def load_shard(
                 'first)'
             )
         own, num_ranks = (0, 1) if rank is None else (rank, None)
-        return _logged(read_shard(root, own, num_ranks, verify=verify))
+        return read_shard(root, own, num_ranks, verify=verify)
     data: Data | HeteroData | None = None
     error: FileNotFoundError | ValueError | None = None
     try:
@@ -98,7 +108,7 @@ def load_shard(
     raise_together(error)
     assert data is not None
     _check_same_partition(data)
-    return _logged(data)
+    return data
 
 
 def _logged(data: Data | HeteroData) -> Data | HeteroData:
@@ -148,32 +158,3 @@ def _check_same_partition(data: Data | HeteroData) -> None:
                 f"expected the same partition on all ranks: in '{shard.root}' rank {key[1]} "
                 f'sends {sent[key]} rows to rank {key[2]}, which expects {expected[key]}'
             )
-
-
-@in_call('load_graph')
-def load_graph(root: str | Path, *, verify: bool = True) -> Data | HeteroData:
-    """Loads the graph of all ranks, of which this one holds its part: plain programs run on it.
-
-    Node and edge attributes, ``edge_index`` and counts are those of the whole graph: ``x.size(0)``
-    is its number of nodes, ``x.mean(dim=0)`` and ``F.cross_entropy(out[mask], y[mask])`` are those
-    of all ranks, ``edge_index[0]`` has ids of the whole. Only the own rows are here
-    (:class:`pyg_sar.rows.rows.Rows`); what cannot be computed with them is an error that names it.
-
-    In place of the dataset of a plain program::
-
-        data = pyg_sar.load_graph('parts/')
-        out = model(data.x, data.edge_index)
-        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
-
-    Collective, as :func:`load_shard`, and one more small all-gather.
-
-    Args:
-        root: The folder that ``python -m pyg_sar.partition`` wrote.
-        verify: Whether every file that is read is compared with its checksum in META.json.
-
-    Raises:
-        FileNotFoundError: See :func:`load_shard`.
-        ValueError: See :func:`load_shard`.
-    """
-    graph: Data | HeteroData = as_rows_of_graph(load_shard(root, verify=verify))
-    return graph

@@ -160,7 +160,7 @@ def compile_loops(model: torch.nn.Module) -> None:
 def _refuse_rows(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
     if any(isinstance(each, Rows) for each in leaves_of((args, kwargs))):
         raise ValueError(
-            "'checkpoint_activations' takes the data of pyg_sar.load_shard (got that of load_graph)"
+            "'checkpoint_activations' takes pyg_sar.local(data) (got rows of all ranks)"
         )
 
 

@@ -38,7 +38,7 @@ def train_on_batches(
         sampled_epochs: After so many, an epoch is one full batch; None for never.
         seed: Of the initial weights and of the batches.
     """
-    data = pyg_sar.load_shard(source)
+    data = pyg_sar.local(pyg_sar.load_shard(source))
     read_all(data)
     torch.manual_seed(seed)
     network = make_model('sage', data.num_features, hidden, layers, data.num_classes)

@@ -39,7 +39,7 @@ def main() -> None:
     dist.init_process_group('gloo')
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        data = pyg_sar.load_shard(_parts(args, folder))
+        data = pyg_sar.local(pyg_sar.load_shard(_parts(args, folder)))
         results = measure(data, args)
     if dist.get_rank() == 0:
         path = HERE / 'results.json'

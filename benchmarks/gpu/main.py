@@ -61,7 +61,7 @@ class Training:
         if variant == CSR:
             data.edge_index = as_csr(data)
         if data is None:
-            data = pyg_sar.load_shard(cut(graph, int(variant.split()[1])))
+            data = pyg_sar.local(pyg_sar.load_shard(cut(graph, int(variant.split()[1]))))
         self.is_plain = variant in (PLAIN, CSR)
         torch.manual_seed(0)
         model = make_model(name, data.num_features, HIDDEN[name], 3, data.num_classes).to(device)
@@ -214,7 +214,7 @@ def _overlap(training: Training) -> dict[str, float]:
 
 def _layers(graph: str, parts: int) -> Iterator[Row]:
     """Of every kind of layer: waits once it has run, and whether its bits repeat."""
-    data = pyg_sar.load_shard(cut(graph, parts)).to('cuda')
+    data = pyg_sar.local(pyg_sar.load_shard(cut(graph, parts))).to('cuda')
     x = torch.randn(data.num_nodes, 64, device='cuda', requires_grad=True)
     for name, (make, path) in CONVS.items():
         torch.manual_seed(0)

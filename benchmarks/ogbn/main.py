@@ -70,7 +70,7 @@ def train(
     if mode is None:
         data = torch.load(source, weights_only=False)
     else:
-        data = pyg_sar.load_shard(source)
+        data = pyg_sar.local(pyg_sar.load_shard(source))
         read_all(data)
     nodes = data['paper'] if isinstance(data, HeteroData) else data
     torch.manual_seed(seed)

@@ -52,7 +52,7 @@ def main() -> None:
     args = _parse()
     dist.init_process_group('gloo')
     torch.set_num_threads(1)
-    data = pyg_sar.load_shard(args.shards)
+    data = pyg_sar.local(pyg_sar.load_shard(args.shards))
     results = [measure(data, fraction, args) for fraction in args.fractions]
     if dist.get_rank() == 0:
         settings = {k: v for k, v in vars(args).items() if k != 'shards'}

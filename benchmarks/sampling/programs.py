@@ -104,7 +104,7 @@ def _load(source: str) -> Data:
     """The shard, in a process that has one core."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank() % len(cores)]})
-    data = pyg_sar.load_shard(source)
+    data = pyg_sar.local(pyg_sar.load_shard(source))
     read_all(data)
     return data
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import in_call
+from pyg_sar.rows.attach import as_local
 from pyg_sar.rows.over_ranks import fetched
-from pyg_sar.rows.rows import Rows, plain, plainly
+from pyg_sar.rows.rows import Rows, plainly
 
 
 def local(x: Any) -> Any:
@@ -23,15 +24,19 @@ def local(x: Any) -> Any:
         print(len(ids), 'of', data.num_nodes)
 
     Args:
-        x: Rows ``[num_total, ...]``, or any value.
+        x: Rows ``[num_total, ...]``; data of :func:`pyg_sar.load_shard`, or a store of it; tuples,
+            lists and dicts of these; or any other value.
 
     Returns:
-        ``[num_own, ...]`` in the order of the rank, with its history.
+        ``[num_own, ...]`` in the order of the rank, with its history. Of data a copy, whose
+        ``edge_index`` has numbers of the rank, a ``ShardEdgeIndex``: all edges into own nodes; own
+        sources are ``0 .. num_own - 1``, those of other ranks follow. ``num_nodes_total`` is the
+        number of nodes of the whole graph.
 
     Raises:
         Nothing.
     """
-    return plain(x)
+    return as_local(x)
 
 
 @in_call('gather')

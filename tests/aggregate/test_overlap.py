@@ -19,7 +19,8 @@ from torch_geometric.nn import (
 )
 from traffic import recorded
 
-from pyg_sar import SARConv, load_shard
+import pyg_sar
+from pyg_sar import SARConv
 from pyg_sar.comm import Exchange, GradientReturn
 from pyg_sar.comm.swap import ROWS_TAG, Swap
 
@@ -51,7 +52,7 @@ def _rows_held() -> Iterator[list[int]]:
 
 def _layer(root: str, name: str, prefetch: int) -> tuple[list[Tensor], int, list[int]]:
     """Output and gradients of a layer, most rows held, and rows of every step."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(3)
     conv = SARConv(MESSAGES[name]().double(), prefetch=prefetch)
     edges = [data.edge_attr] if name == 'GINE' else []
@@ -87,7 +88,7 @@ def _largest_window(steps: list[int], width: int) -> int:
 
 def _order_of_comm(root: str, depth: int) -> tuple[list[str], list[str], list[list[str]]]:
     """The events of a fetch and of a return of gradients, and all batches of messages."""
-    exchange = Exchange(load_shard(root).edge_index.shard, depth=depth)
+    exchange = Exchange(pyg_sar.local(pyg_sar.load_shard(root)).edge_index.shard, depth=depth)
     shard = exchange.shard
     x = torch.randn(shard.num_own, 3)
     with recorded() as forward:
@@ -160,7 +161,7 @@ class _Noted(MessagePassing):
 
 def _order_of_replay(root: str) -> list[str]:
     """The events of the backward pass of a replayed layer."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = SARConv(_Noted())
     x = data.x.clone().requires_grad_()
     out = conv(x, data.edge_index)

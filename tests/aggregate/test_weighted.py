@@ -15,7 +15,8 @@ from small_graphs import ASSIGNMENTS, assert_close, cut, small_graph
 from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, MessagePassing
 
-from pyg_sar import SARConv, load_shard, wrap
+import pyg_sar
+from pyg_sar import SARConv, wrap
 from pyg_sar.comm import all_reduce_sum, is_distributed
 
 MODES = ('sequential', 'sequential_no_remat', 'one_shot')
@@ -149,7 +150,7 @@ def _conv_parity(
     name: str, root: str, mode: str, dtype: torch.dtype, frozen: bool, needs_x: bool
 ) -> list[str]:
     """Compares output and all gradients with plain PyG; returns the paths of propagate."""
-    graph, data = small_graph(), load_shard(root)
+    graph, data = small_graph(), pyg_sar.local(pyg_sar.load_shard(root))
     plain = _module(name, dtype)
     want, inputs = _layer(name, graph, plain, dtype, frozen, needs_x)
     torch.manual_seed(6)
@@ -233,7 +234,7 @@ def test_other_products_are_replayed(parts, name):
 
 def test_half_precision_is_replayed(parts):
     """Products in bfloat16 are rounded before they are summed."""
-    data = load_shard(parts[3, 'uneven'])
+    data = pyg_sar.local(pyg_sar.load_shard(parts[3, 'uneven']))
     want, _ = _layer(
         'heads', small_graph(), _module('heads', torch.bfloat16), torch.bfloat16, False, True
     )
@@ -249,7 +250,7 @@ def test_half_precision_is_replayed(parts):
 @pytest.mark.parametrize('name', ['heads', 'GAT'])
 def test_autocast(parts, name):
     """Mixed dtypes are replayed; output dtype and gradients are plain PyG's, as far as they go."""
-    graph, data = small_graph(), load_shard(parts[3, 'uneven'])
+    graph, data = small_graph(), pyg_sar.local(pyg_sar.load_shard(parts[3, 'uneven']))
     plain, wrapped = _module(name, torch.float32), wrap(_module(name, torch.float32))
     with torch.autocast('cpu', dtype=torch.bfloat16):
         want, inputs = _layer(name, graph, plain, torch.float32, False, True)
@@ -263,7 +264,7 @@ def test_autocast(parts, name):
 
 
 def _needs_differ(root: str) -> str:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     module = wrap(_module('heads', torch.float64))
     frozen = dist.get_rank() == 1
     try:

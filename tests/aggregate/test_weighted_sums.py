@@ -14,7 +14,7 @@ from ranks import run_ranks
 from small_graphs import ASSIGNMENTS, assert_close, cut, small_graph
 from torch import Tensor
 
-from pyg_sar import load_shard
+import pyg_sar
 from pyg_sar.aggregate.weighted_sum import weighted_sum
 from pyg_sar.comm import Exchange
 from pyg_sar.comm.swap import GRADIENTS_TAG, ROWS_TAG, Swap
@@ -83,7 +83,7 @@ def _counted() -> Iterator[dict[str, list[int]]]:
 def _run(
     root: str, mode: str, needs_x: bool, needs_weight: bool, dtype: torch.dtype
 ) -> dict[str, Any]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     x, weight, grad = _inputs(dtype)
     x = x[data.n_id].requires_grad_(needs_x)
     weight = weight[data.e_id].requires_grad_(needs_weight)
@@ -177,7 +177,7 @@ def test_messages_and_saved_tensors(parts, mode, needs, dtype):
 
 
 def test_no_gradient_no_rows_kept(parts):
-    data = load_shard(parts[3, 'uneven'])
+    data = pyg_sar.local(pyg_sar.load_shard(parts[3, 'uneven']))
     plan, exchange = (
         plan_of(data.edge_index, data.edge_index.shard),
         Exchange(data.edge_index.shard),

@@ -263,7 +263,7 @@ def test_what_cannot_run(part: Any) -> None:
 
 
 def _train(root: str, is_wrong: bool, check: bool) -> str:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     step = WRONG['mean'][0] if is_wrong else RIGHT['global mean']
     model = pyg_sar.DistributedDataParallel(Net(step).double(), check=check)
     model.eval()
@@ -281,7 +281,7 @@ def test_on_ranks(tmp_path: Path) -> None:
 
 
 def _around(root: str) -> str:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     encoder = pyg_sar.DistributedDataParallel(SAGEConv(6, 8).double(), check=True)
     model = DeepGraphInfomax(
         8, encoder, lambda z, *args: z.mean(dim=0).sigmoid(), lambda x, e: (x.flip(0), e)

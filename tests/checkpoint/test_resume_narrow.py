@@ -20,7 +20,7 @@ HIDDEN = 32
 
 def _epochs(parts: str, root: str, num_epochs: int, *, resume: bool) -> list[Tensor]:
     """The output and all parameters after each of some epochs, each with a checkpoint."""
-    data = pyg_sar.load_shard(parts)
+    data = pyg_sar.local(pyg_sar.load_shard(parts))
     torch.manual_seed(3)
     model = GraphSAGE(6, HIDDEN, 3, data.num_classes, norm='batch_norm')
     model = pyg_sar.DistributedDataParallel(model)

@@ -38,12 +38,12 @@ KINDS = ['float64 [N, 3]', 'int64 [N]', 'bool [N]', 'float32 [N, 1]', 'float16 [
 
 
 def _write(root: str, path: str, kind: str) -> None:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     pyg_sar.save_rows(path, _all_rows(kind)[data.n_id], data)
 
 
 def _read(root: str, path: str) -> Any:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     return data.n_id, pyg_sar.load_rows(path, data)
 
 
@@ -88,7 +88,7 @@ def test_processes(tmp_path):
 
 
 def _nodes_of_a_type(root: str, path: str) -> str:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     pyg_sar.save_rows(path, 2 * data['author'].x, data['author'])
     assert torch.equal(pyg_sar.load_rows(path, data['author']), 2 * data['author'].x)
     return attempt(pyg_sar.save_rows, path, data['author'].x, data)
@@ -104,7 +104,7 @@ def test_nodes_of_a_type(tmp_path):
 
 
 def _wrong(root: str, folder: str, kind: str) -> str:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     path, values = f'{folder}/rows.npy', data.x
     if kind == 'rows' and rank() == 1:
         values = values[1:]
@@ -162,4 +162,4 @@ def test_files_that_do_not_fit(tmp_path, content):
 
 
 def _read_attempt(root: str, path: str) -> str:
-    return attempt(pyg_sar.load_rows, path, pyg_sar.load_shard(root))
+    return attempt(pyg_sar.load_rows, path, pyg_sar.local(pyg_sar.load_shard(root)))

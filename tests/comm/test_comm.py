@@ -15,7 +15,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from traffic import put
 
-from pyg_sar import load_shard, partition_graph
+import pyg_sar
+from pyg_sar import partition_graph
 from pyg_sar.aggregate.halo import from_halo, with_halo
 from pyg_sar.comm import Exchange, GradientReturn, agree, all_reduce_sum, raise_together
 from pyg_sar.shard.plan import plan_of
@@ -68,7 +69,7 @@ def _block_ids(data: Data, root: str) -> list[Tensor]:
 
 def _fetched(root: str, depth: int, keep: bool) -> list[str]:
     """What is wrong with the rows of all blocks."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     exchange = Exchange(data.edge_index.shard, depth=depth)
     want = [_values(ids) for ids in _block_ids(data, root)]
     wrong, kept = [], []
@@ -165,7 +166,7 @@ def _relative_error(ax: list[Tensor], y: list[Tensor], x: list[Tensor], aty: lis
 
 
 def _adjoint_errors(root: str) -> list[float]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     exchange = Exchange(data.edge_index.shard)
     torch.manual_seed(dist.get_rank())
     n = exchange.shard.num_own
@@ -218,7 +219,7 @@ def test_adjoints(tmp_path, world_size, num_parts, kind):
 
 def _round_trip(root: str) -> bool:
     """from_halo of ones counts the ranks that hold a node: with_halo's transpose, exactly."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     exchange = Exchange(data.edge_index.shard)
     shard = exchange.shard
     held = from_halo(torch.ones(shard.num_own + shard.num_halo, 1), exchange)
@@ -301,7 +302,7 @@ def test_another_ranks_shard(tmp_path):
 
 def _exchange_beside_collectives(root: str) -> bool:
     """The user's own collectives in between cross nothing."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     exchange = Exchange(data.edge_index.shard, depth=2)
     sums = []
     want = [_values(ids)[0] for ids in _block_ids(data, root)]

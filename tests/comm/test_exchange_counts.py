@@ -19,7 +19,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv, TransformerConv
 from traffic import put
 
-from pyg_sar import SARConv, load_shard, partition_graph
+import pyg_sar
+from pyg_sar import SARConv, partition_graph
 from pyg_sar.aggregate.weighted_sum import weighted_sum
 from pyg_sar.comm import Exchange, GradientReturn
 from pyg_sar.shard.plan import plan_of
@@ -92,7 +93,7 @@ def _counted() -> Iterator[Traffic]:
 
 
 def _fetch_traffic(root: str) -> tuple[Traffic, Traffic]:
-    exchange = Exchange(load_shard(root).edge_index.shard)
+    exchange = Exchange(pyg_sar.local(pyg_sar.load_shard(root)).edge_index.shard)
     x = torch.randn(exchange.shard.num_own, 3)
     with _counted() as forward:
         for _ in exchange.fetch([x]):
@@ -163,7 +164,7 @@ def test_one_message_per_step(tmp_path, world_size, num_parts, kind):
 
 
 def _linear_traffic(root: str, needs_grad: bool, one_shot: bool) -> tuple[Traffic, Traffic]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     exchange = Exchange(data.edge_index.shard)
     plan = plan_of(data.edge_index, exchange.shard)
     x = torch.randn(exchange.shard.num_own, 3, requires_grad=needs_grad)
@@ -239,7 +240,7 @@ EXCHANGES = {
 
 def _layer_traffic(root: str, name: str, mode: str) -> tuple[Traffic, Traffic]:
     """Of a layer in its second forward, whose input needs a gradient."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = SARConv(CONVS[name]().double(), mode=mode)
     x = data.x.clone().requires_grad_()
     conv(x, data.edge_index)

@@ -18,7 +18,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import ChebConv, GATConv, GCNConv, MessagePassing, SAGEConv, TransformerConv
 from traffic import counted, put
 
-from pyg_sar import SARConv, load_shard
+import pyg_sar
+from pyg_sar import SARConv
 from pyg_sar.comm import Exchange, GradientReturn
 from pyg_sar.comm.buffers import Buffers
 
@@ -56,7 +57,7 @@ def _same(found: list[Tensor], expected: list[Tensor]) -> bool:
 
 def _fetched(root: str, dtype: torch.dtype, depth: int, keep: bool) -> list[bool]:
     """Whether every block is what it should be: own rows as they are, remote ones rounded."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     shard = data.edge_index.shard
     torch.manual_seed(dist.get_rank())
     values = _values(shard.num_own)
@@ -88,7 +89,7 @@ def test_rows_are_rounded_and_own_rows_are_not(tmp_path, world_size, num_parts, 
 
 def _returned(root: str, dtype: torch.dtype) -> list[bool]:
     """Whether gradients equal the exact return of gradients that were rounded before."""
-    shard = load_shard(root).edge_index.shard
+    shard = pyg_sar.local(pyg_sar.load_shard(root)).edge_index.shard
     torch.manual_seed(dist.get_rank())
     exact, narrow = Exchange(shard), Exchange(shard, dtype=dtype)
     shapes = [(3,), (2, 2)]
@@ -144,7 +145,7 @@ def _layer(
     root: str, name: str, mode: str, dtype: torch.dtype | None, options: dict[str, Any]
 ) -> tuple[list[Tensor], int, int]:
     """Output and gradients in float32, and the bytes sent in forward and backward."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(3)
     conv = SARConv(CONVS[name](), mode=mode, exchange_dtype=dtype, **options)
     edges = [data.edge_attr.float()] if name == 'Transformer' else []
@@ -200,7 +201,7 @@ def _integers(data: Data) -> Tensor:
 
 def _degrees(root: str, name: str, dtype: torch.dtype | None) -> Tensor:
     """A conv whose rows round to themselves, while its degrees' roots do not."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(3)
     make = {'GCN': lambda: GCNConv(3, 3, bias=False), 'Cheb': lambda: ChebConv(3, 3, 2)}[name]
     conv = SARConv(make().double(), exchange_dtype=dtype)
@@ -246,7 +247,7 @@ def _bytes_lent() -> Iterator[list[int]]:
 
 def _memory(root: str, dtype: torch.dtype | None) -> tuple[int, int, int, int]:
     """Most bytes lent in forward and backward, bytes kept for reuse, and of the largest block."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     exchange = Exchange(data.edge_index.shard, dtype=dtype)
     shard = exchange.shard
     shard.cache['buffers'].free.clear()
@@ -277,7 +278,7 @@ def test_no_more_memory(tmp_path):
 
 
 def _dtype_of_rank(root: str) -> str:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = SARConv(SAGEConv(6, 4).double(), exchange_dtype=DTYPES[dist.get_rank()])
     return attempt(conv, data.x, data.edge_index)
 
@@ -296,7 +297,7 @@ def test_half_rows_stay_as_they_are(tmp_path):
 
 
 def _half_rows(root: str) -> bool:
-    shard = load_shard(root).edge_index.shard
+    shard = pyg_sar.local(pyg_sar.load_shard(root)).edge_index.shard
     x = torch.full((shard.num_own, 2), 1e30, dtype=torch.bfloat16)  # infinite in float16
     (halo,) = Exchange(shard, dtype=torch.float16).fetch_all([x])
     return halo.numel() > 0 and bool((halo == x[0]).all())

@@ -47,7 +47,7 @@ def _address(digits: str) -> str:
 
 
 def _ranks_with_a_file(root: str) -> set[str]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     pyg_sar.SARConv(SimpleConv())(data.x, data.edge_index)
     return _listening()
 

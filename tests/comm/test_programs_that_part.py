@@ -93,7 +93,7 @@ def test_one_operation_of_two_layers(world_size: int) -> None:
 
 
 def _extra_forward(root: str) -> str:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = torch.nn.ModuleDict({'conv': SAGEConv(6, 3)}).double()
     pyg_sar.wrap(model, timeout=20)
 
@@ -119,7 +119,7 @@ def test_an_extra_forward_of_one_rank(tmp_path, world_size):
 
 
 def _rows_of_two_layers(root: str) -> str:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     set_timeout(timedelta(seconds=5))
     exchange = Exchange(data.edge_index.shard)
     rank = dist.get_rank()

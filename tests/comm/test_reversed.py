@@ -53,7 +53,7 @@ def _sources(shard: Any, n_id: Tensor) -> Tensor:
 
 
 def _moved(root: Path) -> dict[str, Any]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     edge_index, ids = _with_loops(data)
     rev = reverse(edge_index, data.edge_index.shard)
     n_id = _sources(rev.shard, data.n_id)
@@ -110,7 +110,7 @@ def test_every_edge_once_at_the_owner_of_its_source(
 
 
 def _adjoint(root: Path) -> dict[str, float]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     shard = data.edge_index.shard
     rev = reverse(data.edge_index, shard)
     generator = torch.Generator().manual_seed(shard.rank)
@@ -137,7 +137,7 @@ def test_the_way_back_is_the_adjoint(world_size: int, num_parts: int, tmp_path: 
 
 
 def _transposed(root: Path, one_shot: bool) -> tuple[Tensor, Tensor, Tensor]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     rev = reverse(data.edge_index, data.edge_index.shard)
     weight = rev.edges.to_reversed(data.edge_weight)
     plan = plan_of(rev.edge_index, rev.shard)
@@ -170,7 +170,7 @@ def test_a_sum_is_that_of_the_transposed_matrix(
 
 
 def _reversed_twice(root: Path) -> tuple[list[Any], list[Any]]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     once = reverse(data.edge_index, data.edge_index.shard)
     twice = reverse(once.edge_index, once.shard)
     ids = twice.edges.to_reversed(once.edges.to_reversed(data.e_id))
@@ -192,7 +192,7 @@ def test_reversed_twice_is_the_graph(world_size: int, num_parts: int, tmp_path: 
 
 
 def _without_edges(root: Path) -> tuple[int, list[int]]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     shard = data.edge_index.shard
     # One rank keeps its edges into others' nodes only; the other ranks have none.
     kept = data.edge_index[:, :0] if shard.rank else data.edge_index
@@ -214,7 +214,7 @@ def test_ranks_without_edges(world_size: int, tmp_path: Path) -> None:
 
 
 def _wrong(root: Path) -> tuple[str, str, str]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     shard = data.edge_index.shard
     rev = reverse(data.edge_index, shard)
     bad = data.edge_index.as_subclass(Tensor).clone()
@@ -237,7 +237,7 @@ def test_wrong_input_raises_on_all_ranks(world_size: int, tmp_path: Path) -> Non
 
 
 def _reverse_bipartite(root: Path) -> tuple[Tensor, Tensor]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     edges, authors, papers = data[WRITES], data['author'].n_id, data['paper'].n_id
     shard = edges.edge_index.shard
     rev = reverse(edges.edge_index, shard, shard.e_id)

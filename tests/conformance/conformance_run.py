@@ -171,7 +171,7 @@ def _load_once(root: str) -> Any:
 
 @functools.cache
 def _load_for(root: str, rank: int, world_size: int) -> Any:
-    return pyg_sar.load_shard(root)
+    return pyg_sar.local(pyg_sar.load_shard(root))
 
 
 def _on_host(output: Any) -> Any:

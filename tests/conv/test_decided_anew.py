@@ -22,7 +22,8 @@ from torch_geometric.nn import (
     TransformerConv,
 )
 
-from pyg_sar import SARConv, load_shard
+import pyg_sar
+from pyg_sar import SARConv
 
 CONVS: dict[str, Callable[[], MessagePassing]] = {
     'GCN': lambda: GCNConv(6, 4),
@@ -66,7 +67,7 @@ def root(graph, tmp_path):
 
 
 def _hooked_later(root: str, name: str, kind: str, ranks: list[int]) -> tuple[str, Tensor, Tensor]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(0)
     conv: Any = SARConv(CONVS[name]().double())
     _run(conv, name, data)
@@ -105,7 +106,7 @@ def test_a_hook_that_mixes_edges(root, name):
 
 
 def _trained_later(root: str) -> tuple[str, Tensor, Tensor]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv: Any = SARConv(MixesInTraining()).eval()
     out = conv(data.x, data.edge_index)
     conv.train()
@@ -124,7 +125,7 @@ def test_a_message_that_mixes_edges_in_training(graph, root):
 
 
 def _in_training_on_one_rank(root: str) -> str:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv: Any = SARConv(GATConv(6, 4, dropout=0.5).double())
     conv(data.x, data.edge_index)
     conv.train(dist.get_rank() != 2)
@@ -141,7 +142,7 @@ def test_evaluation_on_one_rank(root):
 
 
 def _with_other_widths(root: str) -> list[Tensor]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv: Any = SARConv(SimpleConv('mean'))
     widths = [data.x, data.x[:, :2], data.pos.flatten(1).double(), data.x[:, :2]]
     return [data.n_id, *(conv(x, data.edge_index) for x in widths)]
@@ -157,7 +158,7 @@ def test_one_conv_for_several_widths(graph, root):
 
 
 def _with_a_hook_that_looks_on(root: str) -> tuple[Tensor, Tensor, int]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(0)
     conv: Any = SARConv(GATConv(6, 4).double())
     conv(data.x, data.edge_index)
@@ -179,7 +180,7 @@ def test_hooks_that_look_on_on_one_rank(graph, root):
 
 
 def _as_wide_as_a_part(root: str) -> tuple[Tensor, Tensor]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     width = data.num_nodes if dist.get_rank() == 0 else 0
     widths = torch.tensor(width)
     dist.all_reduce(widths)

@@ -73,7 +73,7 @@ def _loss_and_gradients(name: str, data: Data, shard: Data | None) -> dict[str, 
 
 
 def _rank(name: str, case: str, root: str) -> tuple[Tensor, dict[str, Tensor]]:
-    shard = pyg_sar.load_shard(root)
+    shard = pyg_sar.local(pyg_sar.load_shard(root))
     found = _loss_and_gradients(name, CASES[case][0], shard)
     if dist.is_initialized():
         for key in found.keys() - {'loss'}:
@@ -107,7 +107,7 @@ def test_more_parts_than_communities(tmp_path: Path) -> None:
     data = _data(10, clique + [(i + 5, j + 5) for i, j in clique])
     pyg_sar.partition_graph(data, 4, tmp_path / 'parts')
     expected = _loss_and_gradients('GCN', data, None)
-    shard = pyg_sar.load_shard(tmp_path / 'parts')
+    shard = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
     found = _loss_and_gradients('GCN', data, shard)
     for key, value in expected.items():
         value = value[shard.n_id] if key == 'x' else value
@@ -119,7 +119,7 @@ def test_dropout_inside_messages_is_replayed(tmp_path: Path, num_parts: int) -> 
     """Backward sees the masks of forward: the gradient is the derivative at a fixed seed."""
     data = _data(9, [(i, j) for i in range(9) for j in range(9) if (i * j) % 4 == 1 or i == j + 1])
     pyg_sar.partition_graph(data, num_parts, tmp_path / 'parts', method='random')
-    shard = pyg_sar.load_shard(tmp_path / 'parts')
+    shard = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
     torch.manual_seed(2)
     conv = pyg_sar.SARConv(GATConv(6, 3, heads=2, dropout=0.5).double()).train()
     weight = torch.randn(9, 6, dtype=torch.float64)
@@ -140,7 +140,7 @@ def test_dropout_inside_messages_is_replayed(tmp_path: Path, num_parts: int) -> 
 def test_backward_leaves_the_random_state_alone(tmp_path: Path) -> None:
     data = _data(9, RING)
     pyg_sar.partition_graph(data, 3, tmp_path / 'parts')
-    shard = pyg_sar.load_shard(tmp_path / 'parts')
+    shard = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
     conv = pyg_sar.SARConv(GATConv(6, 3, dropout=0.5).double()).train()
     x = shard.x.detach().clone().requires_grad_()
     out = conv(x, shard.edge_index)
@@ -152,7 +152,7 @@ def test_backward_leaves_the_random_state_alone(tmp_path: Path) -> None:
 def test_dropout_masks_equal_plain_pyg_on_one_part(tmp_path: Path) -> None:
     data = _data(9, RING + RING[::2])
     pyg_sar.partition_graph(data, 1, tmp_path / 'parts')
-    shard = pyg_sar.load_shard(tmp_path / 'parts')
+    shard = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
     plain = GATConv(6, 3, heads=2, dropout=0.5, add_self_loops=False).double().train()
     conv = pyg_sar.SARConv(plain)
     outs, grads = [], []
@@ -177,7 +177,7 @@ def test_training_after_inference_mode(tmp_path: Path, name: str) -> None:
 
 
 def _infer_then_train(name: str, root: str) -> tuple[Tensor, Tensor]:
-    shard = pyg_sar.load_shard(root)
+    shard = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(1)
     conv = pyg_sar.SARConv(CONVS[name]().double())
     with torch.inference_mode():
@@ -191,7 +191,7 @@ def _infer_then_train(name: str, root: str) -> tuple[Tensor, Tensor]:
 
 def test_plans_of_changing_edges_do_not_pile_up(tmp_path: Path) -> None:
     pyg_sar.partition_graph(_data(9, RING), 3, tmp_path / 'parts')
-    shard = pyg_sar.load_shard(tmp_path / 'parts')
+    shard = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
     conv = pyg_sar.SARConv(SAGEConv(6, 3).double())
     for seed in range(30):
         generator = torch.Generator().manual_seed(seed)
@@ -218,7 +218,7 @@ class _Centred(MessagePassing):  # type: ignore[misc]
 
 
 def _centred(root: str) -> tuple[str, Tensor]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = pyg_sar.SARConv(_Centred(3).double())
     refused = attempt(conv, data.x, data.edge_index, of_nodes=True)
     return refused, conv(data.x, data.edge_index, of_nodes=False)

@@ -43,7 +43,7 @@ def _frames_at_the_kernel(call: Any) -> list[str]:
 
 @pytest.mark.parametrize('needs_gradient', [False, True])
 def test_the_linear_path(tmp_path, needs_gradient):
-    data = pyg_sar.load_shard(cut(small_graph(), 2, tmp_path / 'parts'))
+    data = pyg_sar.local(pyg_sar.load_shard(cut(small_graph(), 2, tmp_path / 'parts')))
     conv = pyg_sar.SARConv(SAGEConv(6, 8).double())
     x = data.x.clone().requires_grad_(needs_gradient)
     conv(x, data.edge_index)

@@ -51,7 +51,7 @@ def _run(conv: Any, data: Any, authors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _on_rank(root: Path, attention: str, mode: Any) -> Any:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     authors, papers = data['author'].n_id, data['paper'].n_id
     return authors, papers, _run(pyg_sar.SARConv(_conv(attention), mode=mode), data, authors)
 
@@ -84,7 +84,7 @@ def test_hypergraph(
 
 
 def _without_num_edges(root: Path) -> str:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     try:
         pyg_sar.SARConv(_conv('none'))(data['author'].x, data[WRITES].edge_index)
     except ValueError as error:

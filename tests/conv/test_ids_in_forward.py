@@ -26,7 +26,8 @@ from torch_geometric.utils import (
     to_undirected,
 )
 
-from pyg_sar import SARConv, load_shard
+import pyg_sar
+from pyg_sar import SARConv
 
 
 class _Conv(MessagePassing):
@@ -99,7 +100,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 @pytest.mark.parametrize('name', REFUSED)
 def test_refused_by_name(name: str, tmp_path: Path) -> None:
     function, words = REFUSED[name]
-    data = load_shard(cut(small_graph(), 3, tmp_path / 'parts'))
+    data = pyg_sar.local(pyg_sar.load_shard(cut(small_graph(), 3, tmp_path / 'parts')))
     with pytest.raises(ValueError, match=words):
         SARConv(_Conv(function))(data.x, data.edge_index)
 
@@ -137,7 +138,7 @@ CONVS: dict[str, Callable[[], MessagePassing]] = {
 
 
 def _run(root: Path, name: str) -> Any:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = SARConv(CONVS[name]())
     x = data.x.detach().requires_grad_()
     out = conv(x, data.edge_index)

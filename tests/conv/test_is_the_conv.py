@@ -27,7 +27,8 @@ from torch_geometric.nn import (
 )
 from torch_geometric.nn.models import GAT, GCN
 
-from pyg_sar import SARConv, load_shard, wrap
+import pyg_sar
+from pyg_sar import SARConv, wrap
 
 
 def _no_self_loops(conv: Any) -> None:
@@ -102,7 +103,7 @@ def _changed(name: str, data: Any, *, sar: bool, before: bool) -> tuple[Tensor, 
 
 
 def _changed_on_ranks(root: str, name: str, before: bool) -> tuple[Tensor, ...]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     found = _changed(name, data, sar=True, before=before)
     return (data.n_id, *(t.detach() for t in found))
 
@@ -167,7 +168,7 @@ def test_names_of_parameters_are_those_of_the_state():
 @pytest.mark.parametrize('make', [lambda: GATConv(6, 4), lambda: GCNConv(6, 4)])
 @pytest.mark.parametrize('way', WAYS)
 def test_copies(graph, tmp_path, make, way):
-    data = load_shard(cut(graph, 2, tmp_path / 'parts'))
+    data = pyg_sar.local(pyg_sar.load_shard(cut(graph, 2, tmp_path / 'parts')))
     sar = SARConv(make().double(), mode='sequential_no_remat')
     want = sar(data.x, data.edge_index)
     other = copied(sar, way)
@@ -196,7 +197,7 @@ def test_a_saved_model_in_another_process(graph, tmp_path):
     import sys
 
     root = cut(graph, 2, tmp_path / 'parts')
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = wrap(GCN(6, 8, 2, 3).double().eval())
     torch.save(model, tmp_path / 'model.pt')
     paths = [str(tmp_path / 'model.pt'), str(root), str(tmp_path / 'out.pt')]
@@ -216,7 +217,7 @@ def test_propagate_called_directly(graph, tmp_path, world_size):
 
 
 def _propagated(root: str | Path) -> tuple[Tensor, Tensor]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = SARConv(SAGEConv(6, 4, aggr='max').double())
     return data.n_id, conv.propagate(data.edge_index, x=(data.x, data.x), size=None).detach()
 
@@ -240,7 +241,7 @@ def test_parametrized(graph, tmp_path, make):
         parametrize.register_parametrization(conv, 'bias', Double())
         with torch.no_grad():
             conv.parametrizations.bias.original.fill_(0.5)
-    data = load_shard(cut(graph, 2, tmp_path / 'parts'))
+    data = pyg_sar.local(pyg_sar.load_shard(cut(graph, 2, tmp_path / 'parts')))
     want = plain(graph.x, graph.edge_index)[data.n_id]
     torch.testing.assert_close(sar(data.x, data.edge_index), want, rtol=1e-10, atol=1e-10)
     again = copy.deepcopy(sar)

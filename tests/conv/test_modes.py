@@ -19,7 +19,8 @@ from torch_geometric.nn import (
 )
 from traffic import Traffic, counted
 
-from pyg_sar import DistributedDataParallel, SARConv, load_shard, wrap
+import pyg_sar
+from pyg_sar import DistributedDataParallel, SARConv, wrap
 
 TOLERANCE = 1e-10
 
@@ -81,7 +82,7 @@ def _auto(
         first, second = ([c.one_shot_bytes for c in choices] for choices in sizes)
         assert max(first) < min(second)
         budget = (max(first) + min(second)) // 2
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = wrap(_model(kind), mode='auto', memory_budget=budget)
     x, edge_attr = data.x.clone().requires_grad_(), data.edge_attr.clone()
     edge_attr.requires_grad_(kind == 'replay')
@@ -144,7 +145,7 @@ def test_auto_with_a_budget_for_nothing_or_everything(tmp_path, kind, budget, mo
 
 def _linear_choice(root: str, budget: int) -> tuple[int, str, int]:
     """What this rank would hold by hand, the mode chosen, and the estimate that counted."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     shard = data.edge_index.shard
     conv = SARConv(SAGEConv(6, 4).double(), mode='auto', memory_budget=budget)
     conv(data.x, data.edge_index)
@@ -167,7 +168,7 @@ def test_the_largest_estimate_of_all_ranks_counts(tmp_path):
 
 def _estimates(root: str, name: str) -> tuple[list[Any], list[Any]]:
     """With and without gradients."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     edges = [data.edge_attr] if name in ('GINE', 'NN') else []
     x = data.x.clone().requires_grad_()
     found = []
@@ -211,7 +212,7 @@ class _Sizes:
 
 
 def _shard_sizes(root: str) -> _Sizes:
-    return _Sizes(load_shard(root).num_edges)
+    return _Sizes(pyg_sar.local(pyg_sar.load_shard(root)).num_edges)
 
 
 class _Tanh(MessagePassing):
@@ -224,7 +225,7 @@ class _Tanh(MessagePassing):
 
 def test_the_estimate_by_hand(tmp_path):
     """Without gradients an edge of tanh(x_j) takes x_j and its tanh."""
-    data = load_shard(cut(small_graph(), 2, tmp_path / 'parts'))
+    data = pyg_sar.local(pyg_sar.load_shard(cut(small_graph(), 2, tmp_path / 'parts')))
     conv = SARConv(_Tanh(), mode='auto', memory_budget=1)
     with torch.no_grad():
         conv(data.x, data.edge_index)
@@ -249,7 +250,7 @@ def _single(
 
 
 def _single_on_ranks(root: str, name: str, budget: str) -> tuple[list[float], list[str]]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     num_bytes = {'none': 1, 'all': 1 << 40}.get(budget, 0)
     if budget == 'between':
         _, layer = _single(name, data, {'mode': 'auto', 'memory_budget': 1})
@@ -318,7 +319,7 @@ def test_models_pass_options_on():
 
 
 def _budget_of_rank(root: str) -> str:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = SARConv(SAGEConv(6, 4).double(), mode='auto', memory_budget=1 + dist.get_rank())
     return attempt(conv, data.x, data.edge_index)
 

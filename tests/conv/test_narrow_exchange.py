@@ -160,7 +160,7 @@ def _run(name: str, data: Data, mode: Any) -> tuple[Any, ...]:
 
 
 def _run_all(root: str, mode: Any) -> dict[str, Any]:
-    found, data = {}, pyg_sar.load_shard(root)
+    found, data = {}, pyg_sar.local(pyg_sar.load_shard(root))
     for name in CONVS:
         try:
             found[name] = _run(name, data, mode)
@@ -233,7 +233,7 @@ def _copied(conv: torch.nn.Module, *args: Any) -> Tensor:
 
 
 def _in_many_ways(root: str) -> list[list[Tensor]]:
-    data, found = pyg_sar.load_shard(root), []
+    data, found = pyg_sar.local(pyg_sar.load_shard(root)), []
     for call in (_called, _checkpointed, _hooked_on_rank_1, _changed_afterwards, _copied):
         torch.manual_seed(3)
         conv = pyg_sar.wrap(SAGEConv(IN, OUT, root_weight=False).double())
@@ -265,7 +265,7 @@ def test_called_in_other_ways(parts: Callable[..., str]) -> None:
 
 def _evaluations(root: str) -> list[Any]:
     """Raw features: sums that nothing learns from are not kept, so they may be narrow."""
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(3)
     conv = pyg_sar.wrap(SAGEConv(6, 2).double())
     sends = sum(step.send_index.numel() for step in data.edge_index.shard.steps)
@@ -294,7 +294,7 @@ def test_evaluations(parts: Callable[..., str]) -> None:
 
 
 def _recomputing(root: str, recompute: bool) -> list[Any]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(3)
     model = GraphSAGE(6, 8, 3, 2, norm='batch_norm').double()
     model = pyg_sar.wrap(model, checkpoint_activations=recompute)
@@ -319,7 +319,7 @@ def test_with_recomputed_activations(parts: Callable[..., str]) -> None:
 
 def _pair(root: str) -> tuple[Any, ...]:
     """Restricted to the edges into some nodes: a pair of sources and destinations."""
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     (layer,) = layers = pyg_sar.restrict(data, data.train_mask, num_layers=1)
     torch.manual_seed(3)
     conv = pyg_sar.wrap(SAGEConv(6, 2).double())

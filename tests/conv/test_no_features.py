@@ -22,7 +22,7 @@ CONVS: dict[str, Any] = {
 
 
 def _without(root: str, name: str) -> str:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     types = (data.edge_type,) if 'RGCN' in name else ()
     return attempt(SARConv(CONVS[name]()), None, data.edge_index, *types)
 
@@ -36,7 +36,7 @@ def test_what_to_do_is_told(tmp_path, name):
 
 
 def _by_ids(root: str, name: str) -> Any:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(0)
     conv = pyg_sar.DistributedDataParallel(CONVS[name]().double())
     out = conv(data.n_id, data.edge_index, data.edge_type)

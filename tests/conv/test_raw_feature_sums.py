@@ -84,7 +84,7 @@ def _step(model: torch.nn.Module, x: Tensor, edge_index: Tensor, *args: Any) -> 
 
 def _epochs(root: str, name: str) -> tuple[list[list[Tensor]], list[int], Tensor]:
     """Steps and evaluations in turn, features changed in place, then replaced."""
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(1)
     model = pyg_sar.wrap(CONVS[name]().double())
     answers, counts = [], []
@@ -129,7 +129,7 @@ def test_exact_and_fetched_once(graph: Data, root: str, name: str, world_size: i
 
 
 def _one_rank_replaces(root: str) -> tuple[list[Tensor], list[int]]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(1)
     model = pyg_sar.wrap(CONVS['SAGE mean']().double())
     outs, counts = [], []
@@ -150,7 +150,7 @@ def test_ranks_keep_and_drop_together(root: str) -> None:
 
 def _unseen_changes(root: str, ranks: list[int], has_weight: bool) -> list[Tensor]:
     """Gradients and outputs of kept results and anew, before and after what torch does not see."""
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(1)
     x, weight = data.x.clone(), data.edge_weight.double()
     kind = pyg.GCNConv if has_weight else pyg.SAGEConv
@@ -191,7 +191,7 @@ def _kept_for(data: Data) -> Any:
 
 
 def test_freed_with_the_features(root: str) -> None:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = pyg_sar.SARConv(pyg.SAGEConv(6, 5).double())
     x = data.x.clone()
     conv(x, data.edge_index)
@@ -205,7 +205,7 @@ def test_freed_with_the_features(root: str) -> None:
 
 
 def test_features_that_take_a_gradient_are_not_kept(root: str) -> None:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = pyg_sar.SARConv(pyg.SAGEConv(6, 5).double())
     x = data.x.clone().requires_grad_()
     conv(x, data.edge_index)
@@ -222,14 +222,14 @@ def test_a_result_that_was_written_to_is_computed_again(root: str) -> None:
         def message(self, x_j: Tensor) -> Tensor:
             return x_j
 
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = pyg_sar.SARConv(Writes(aggr='sum'))
     first, second = (conv(data.x, data.edge_index).clone() for _ in range(2))
     assert torch.equal(first, second)
 
 
 def test_other_weights_and_other_aggregations(graph: Data, root: str) -> None:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     plain = pyg.GraphConv(6, 5).double()
     conv = pyg_sar.SARConv(copy.deepcopy(plain))
     order = torch.argsort(data.n_id)
@@ -253,7 +253,7 @@ def test_other_weights_and_other_aggregations(graph: Data, root: str) -> None:
 
 def test_an_output_is_nobody_elses(root: str) -> None:
     """Writing into one leaves what is kept, and what others were given, alone."""
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = pyg_sar.SARConv(pyg.SimpleConv('sum'))
     first = conv(data.x, data.edge_index)
     before = first.clone()
@@ -268,7 +268,7 @@ def test_an_output_is_nobody_elses(root: str) -> None:
 
 
 def _hook_on_one_rank(root: str) -> tuple[list[Tensor], list[int]]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(1)
     model = pyg_sar.wrap(CONVS['SAGE mean']().double())
     outs, counts = [], []

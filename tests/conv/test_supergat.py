@@ -56,7 +56,7 @@ def _place_of_id(n_id: Tensor) -> Tensor:
 
 
 def _train(root: Path, mode: Any, kwargs: dict[str, Any]) -> Any:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     negatives = _negatives()
     is_own = torch.isin(negatives[1], data.n_id)
     src = _place_of_id(data.n_id)[negatives[0][is_own]]
@@ -94,7 +94,7 @@ def test_same_negatives(how: str, mode: str, kwargs: dict[str, Any], tmp_path: P
 
 
 def _sample(root: Path, is_undirected: bool) -> Any:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = pyg_sar.SARConv(_conv(is_undirected=is_undirected, neg_sample_ratio=2.0))
     drawn = []
     with mock.patch.object(
@@ -137,7 +137,7 @@ def test_no_negative_is_an_edge(how: str, is_undirected: bool, tmp_path: Path) -
 
 
 def _with_batch(root: Path) -> str:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = pyg_sar.SARConv(_conv())
     try:
         conv(data.x, data.edge_index, None, torch.zeros(data.n_id.numel(), dtype=torch.int64))

@@ -47,7 +47,7 @@ def _aggregation(name: str) -> SimpleConv:
 
 
 def _train(root: Path, name: str, max_rows: int | None) -> Any:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = pyg_sar.SARConv(_aggregation(name), max_rows=max_rows)
     x = data.x.detach().requires_grad_()
     out = conv(x, data.edge_index)
@@ -113,7 +113,7 @@ class _ReadsTable(_LeavesLargest):
 
 
 def _outcome(root: Path, conv: Any, change: Any) -> str:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     try:
         pyg_sar.SARConv(conv().double())(data.x, change(data.edge_index))
     except ValueError as error:

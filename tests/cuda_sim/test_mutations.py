@@ -62,7 +62,7 @@ def _mutated(name: str) -> Iterator[None]:
 
 
 def _outputs(root: str, device: str, mutation: str = '') -> list[Tensor]:
-    data = pyg_sar.load_shard(root).to(device)
+    data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
     found = []
     with _mutated(mutation):
         for make in (lambda: SAGEConv(6, 8, aggr='max'), lambda: GATConv(6, 4, heads=2)):

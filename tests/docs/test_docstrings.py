@@ -91,7 +91,7 @@ def _of_a_program(folder: Path) -> dict[str, Any]:
     graph.edge_weight, graph.edge_attr = graph.edge_weight.float(), graph.edge_attr.float()
     pyg_sar.partition_graph(graph, 4, folder / 'parts', force=True)
     torch.save(graph, folder / 'graph.pt')
-    data = pyg_sar.load_shard(folder / 'parts')
+    data = pyg_sar.local(pyg_sar.load_shard(folder / 'parts'))
     model = pyg_sar.DistributedDataParallel(GraphSAGE(8, 8, 2, 3))
     optimizer = torch.optim.Adam(model.parameters())
     out = model(data.x, data.edge_index)

@@ -48,7 +48,7 @@ def _train(model: torch.nn.Module, data: Any, mean: Any) -> dict[str, Any]:
 
 def _on_a_rank(root: Path) -> dict[str, Any]:
     model = pyg_sar.DistributedDataParallel(_model(), check=False)
-    return _train(model, pyg_sar.load_shard(root), pyg_sar.global_mean)
+    return _train(model, pyg_sar.local(pyg_sar.load_shard(root)), pyg_sar.global_mean)
 
 
 def test_scheduler_and_early_stopping(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_scheduler_that_sees_one_rank_differs(tmp_path: Path) -> None:
 
 
 def _local_losses(root: Path) -> float:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     out = pyg_sar.DistributedDataParallel(_model(), check=False)(data.x, data.edge_index)
     return F.cross_entropy(out, data.y).item()
 

@@ -78,7 +78,7 @@ class Net(torch.nn.Module):
 
 class Run:
     def __init__(self, root: Path, model: torch.nn.Module | None = None, **options: Any) -> None:
-        self.data = pyg_sar.load_shard(root)
+        self.data = pyg_sar.local(pyg_sar.load_shard(root))
         torch.manual_seed(1)
         model = Net().double() if model is None else model
         options = {'dropout_seed': SEED, 'check': False, **options}
@@ -256,7 +256,7 @@ class _Ones(torch.nn.Module):
 
 @pytest.mark.parametrize('p', [0.1, 0.5, 0.85, 1.0])
 def test_rate_and_independence(roots: dict[int, Path], p: float) -> None:
-    data = pyg_sar.load_shard(roots[2])
+    data = pyg_sar.local(pyg_sar.load_shard(roots[2]))
     ones = torch.ones(40, 5003)  # no multiple of four
     model = pyg_sar.wrap(_Ones(p), dropout_seed=1, check=False)
     masks = [mask for _ in range(2) for mask in model(ones, data.edge_index)]
@@ -293,7 +293,7 @@ class _Hetero(torch.nn.Module):
 
 
 def _hetero_losses(root: Path, count: int) -> list[float]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(2)
     data['term'].x = torch.ones(data['term'].num_nodes, 2, dtype=torch.float64)
     model = _Hetero(data.metadata()).double()
@@ -385,7 +385,7 @@ def test_what_cannot_be_drawn_by_id_is_refused(roots: dict[int, Path], what: str
 
 
 def _whole_and_parts(root: Path) -> None:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = pyg_sar.DistributedDataParallel(
         GAE(_Plain().double()), dropout_seed=1, check=False
     ).module
@@ -426,7 +426,7 @@ def test_as_many_edges_as_nodes_are_refused(tmp_path: Path) -> None:
     del data.edge_attr, data.edge_weight, data.edge_type
     data.edge_index = torch.stack([nodes, nodes.roll(1)])
     root = cut(data, 2, tmp_path / 'parts')
-    shard = pyg_sar.load_shard(root)
+    shard = pyg_sar.local(pyg_sar.load_shard(root))
     model = pyg_sar.wrap(_Cycle().double(), dropout_seed=1, check=False)
     with pytest.raises(ValueError, match='cannot tell of what the rows are'):
         model(shard.x, shard.edge_index)
@@ -441,7 +441,7 @@ class _InAggregation(_Noise):
 
 
 def test_dropout_inside_an_aggregation_is_refused(roots: dict[int, Path]) -> None:
-    shard = pyg_sar.load_shard(roots[2])
+    shard = pyg_sar.local(pyg_sar.load_shard(roots[2]))
     model = torch.nn.Sequential(_InAggregation())
     conv = pyg_sar.wrap(model, dropout_seed=1, check=False)[0]
     wrapped = pyg_sar.wrap(_InAggregation(), dropout_seed=1, check=False)
@@ -458,7 +458,7 @@ def test_the_seed_is_an_integer(seed: Any) -> None:
 
 
 def _other_seeds(root: Path) -> None:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     seed = 1 + int(data.edge_index.shard.rank)
     model = pyg_sar.wrap(_Plain().double(), dropout_seed=seed, check=False)
     model(data.x, data.edge_index)
@@ -513,6 +513,6 @@ class _OfData(torch.nn.Module):
 
 
 def test_the_edge_index_inside_a_data(roots: dict[int, Path]) -> None:
-    data = pyg_sar.load_shard(roots[2])
+    data = pyg_sar.local(pyg_sar.load_shard(roots[2]))
     model = pyg_sar.wrap(_OfData().double(), dropout_seed=1, check=False)
     assert not torch.equal(model(data), model(data))

@@ -87,7 +87,7 @@ def _scores(z: Tensor, links: dict[str, Tensor]) -> list[float]:
 
 def _losses(name: str, root: str, links: dict[str, Tensor]) -> tuple[list[float], list[float]]:
     example = _example('infomax' if name == 'infomax' else 'link_prediction')
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = pyg_sar.DistributedDataParallel(_model(name)).module
     torch.manual_seed(2)
     if name == 'infomax':
@@ -122,7 +122,7 @@ def test_losses_equal_plain_pyg(tmp_path: Path, name: str, world_size: int) -> N
 
 def _sampled(root: str, links: dict[str, Tensor]) -> list[float]:
     example = _example('link_prediction_sampled')
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(1)
     model = pyg_sar.DistributedDataParallel(GraphSAGE(6, 8, 2, 5).double())
     links = {key: pairs[..., rank() :: world_size()] for key, pairs in links.items()}

@@ -122,7 +122,7 @@ def _run_rank(rank: int, parts: Path, folder: Path, where: str, faulty: int) -> 
         dist.init_process_group(
             'gloo', init_method=where, rank=rank, world_size=WORLD_SIZE, timeout=limit
         )
-        data = pyg_sar.load_shard(parts)
+        data = pyg_sar.local(pyg_sar.load_shard(parts))
         torch.manual_seed(0)
         net = Net(default_convs(), at).double()
         model = pyg_sar.DistributedDataParallel(net, check=False)

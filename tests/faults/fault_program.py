@@ -125,7 +125,7 @@ def _train(
     shape = phase if fault == 'shape' else ''
     parts = 'others' if shape == 'load' else 'parts'
     with mock.patch.object(pyg_sar.load, 'read_shard', reading):
-        data = pyg_sar.load_shard(place.parent / parts).to(device)
+        data = pyg_sar.local(pyg_sar.load_shard(place.parent / parts)).to(device)
     torch.manual_seed(0)
     layers = convs()
     if shape == 'construction':

@@ -107,7 +107,7 @@ def _run(cell: PathCell, rank: int, root: str, folder: Path) -> End:
     try:
         torch.manual_seed(0)
         build, where = program(cell.program)
-        data = pyg_sar.load_shard(root)
+        data = pyg_sar.local(pyg_sar.load_shard(root))
         step = build(data, cell.mode, START, folder)
         step(1)
         if rank == FAULTY:

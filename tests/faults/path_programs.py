@@ -88,7 +88,7 @@ def _first_forward(data: Data, mode: Mode, timeout: float, folder: Path) -> Step
 
     def step(epoch: int) -> None:
         conv = torch.nn.ModuleDict({'conv': GATConv(6, 8, flow=AGAINST)})
-        again = pyg_sar.load_shard(data.edge_index.shard.root)
+        again = pyg_sar.local(pyg_sar.load_shard(data.edge_index.shard.root))
         pyg_sar.wrap(conv.double())['conv'](again.x, again.edge_index)
 
     return step
@@ -140,7 +140,7 @@ OTHERS: dict[str, tuple[Callable[..., Step], str]] = {
     'load_checkpoint': (_load_checkpoint, 'load_checkpoint'),
     'save_node_attrs': (_save_attrs, 'save_node_attrs'),
     'load_shard': (
-        _calls(lambda data: pyg_sar.load_shard(data.edge_index.shard.root)),
+        _calls(lambda data: pyg_sar.local(pyg_sar.load_shard(data.edge_index.shard.root))),
         'load_shard',
     ),
     'restrict': (_calls(lambda data: pyg_sar.restrict(data, data.train_mask, 2)), 'restrict'),

@@ -17,7 +17,7 @@ from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, ExchangeError, global_mean, load_shard, wrap
+from pyg_sar import DistributedDataParallel, ExchangeError, global_mean, wrap
 from pyg_sar.comm import Exchange, transport
 from pyg_sar.comm.faults import connection
 from pyg_sar.comm.faults.guarded import connected
@@ -54,7 +54,7 @@ def root(tmp_path: Path) -> str:
 
 
 def _raise_on_all(root: str) -> list[str]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = DistributedDataParallel(_net())
     _train(model, data)
     found = []
@@ -74,7 +74,7 @@ def test_what_all_ranks_raise_leaves_them_able_to_go_on(root: str) -> None:
 
 
 def _raise_on_one(root: str) -> tuple[list[str], float, str]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = DistributedDataParallel(_net())
     _train(model, data)
     if data.edge_index.shard.rank == 1:
@@ -142,7 +142,7 @@ def test_models_are_compared(kind: str, words: list[str]) -> None:
 
 
 def _skip(root: str, layer: int, phase: str) -> str:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     net = _net()
     model = DistributedDataParallel(net, debug=True, timeout=60)
     _train(model, data)
@@ -203,7 +203,7 @@ def test_a_timeout_holds_once_the_model_is_built(kind: str) -> None:
 
 
 def _epochs(root: str) -> list[str]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = DistributedDataParallel(_net())
     found = [attempt(_train, model, data) for _ in range(2)]
     wrap(model.module, timeout=6)  # all have come as far as this, and done what takes seconds
@@ -233,7 +233,7 @@ def test_timeouts_that_are_none(timeout: Any) -> None:
 
 
 def _other_rows(root: str, kind: str) -> tuple[str, str]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = DistributedDataParallel(_net(), debug=True)
     _train(model, data)
     exchange = Exchange(data.edge_index.shard)

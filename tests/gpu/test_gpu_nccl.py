@@ -145,7 +145,7 @@ class _Late(torch.autograd.Function):
 
 def _gradients_of_a_loss_on_the_host(root: str, device: str) -> list[Tensor]:
     """On rank 0 the first layer is ready before the last; on the others it becomes ready later."""
-    data = pyg_sar.load_shard(root).to(device)
+    data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
     torch.manual_seed(0)
     net = torch.nn.ModuleList([GATConv(6, 4), GATConv(6, 2)]).double().to(device)
     first, last = net = torch.nn.ModuleList([pyg_sar.SARConv(conv) for conv in net])
@@ -171,7 +171,7 @@ def _trained(folders: list[str], device: str) -> list[list[Any]]:
     """Of every partition what a model gives, and its gradients."""
     found = []
     for root in folders:
-        data = pyg_sar.load_shard(root).to(device)
+        data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
         torch.manual_seed(0)
         net = torch.nn.ModuleList([SAGEConv(6, 4), GATConv(4, 2, heads=2)]).double().to(device)
         net = torch.nn.ModuleList([pyg_sar.SARConv(conv) for conv in net])

@@ -57,7 +57,7 @@ class Net(torch.nn.Module):
 
 def _losses(root: str, name: str, mode: str, device: str) -> list[list[float]]:
     """With every set of options those of four epochs."""
-    data = pyg_sar.load_shard(root).to(device)
+    data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
     found = []
     for options in OPTIONS:
         torch.manual_seed(0)

@@ -26,7 +26,7 @@ Loss = Callable[[Tensor, Any], Tensor]
 
 
 def _losses(root: str, loss_of: Loss, data_on: str = 'cuda') -> list[float]:
-    data = pyg_sar.load_shard(root).to(data_on)
+    data = pyg_sar.local(pyg_sar.load_shard(root)).to(data_on)
     torch.manual_seed(0)
     net = GraphSAGE(6, 8, 2, 3, norm='batch_norm').double().to(data_on)
     model = pyg_sar.DistributedDataParallel(net, check=False)

@@ -90,7 +90,7 @@ def test_checkpoint(world_size: int, tmp_path: Path) -> None:
 
 def _rounded(root: str, device: str) -> list[Tensor]:
     """Output and gradients of two convs whose rows travel as bfloat16."""
-    data = pyg_sar.load_shard(root).to(device)
+    data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
     found = []
     for make in (lambda: SAGEConv(6, 8, aggr='max'), lambda: GATConv(6, 4, heads=2)):
         torch.manual_seed(0)

@@ -39,7 +39,7 @@ LAYERS: dict[str, tuple[Callable[[], torch.nn.Module], int]] = {
 
 
 def _waits_of_layer(root: str, name: str) -> Counter[str]:
-    data = pyg_sar.load_shard(root).to('cuda')
+    data = pyg_sar.local(pyg_sar.load_shard(root)).to('cuda')
     torch.manual_seed(0)
     layer = pyg_sar.wrap(torch.nn.ModuleList([LAYERS[name][0]()]).double()).to('cuda')[0]
     x = data.x.clone().requires_grad_()
@@ -57,7 +57,7 @@ def _waits_of_layer(root: str, name: str) -> Counter[str]:
 
 
 def _waits_of_loss(root: str) -> Counter[str]:
-    data = pyg_sar.load_shard(root).to('cuda')
+    data = pyg_sar.local(pyg_sar.load_shard(root)).to('cuda')
     values = data.x.sum(1).requires_grad_()
     pyg_sar.global_mean(values, data.train_mask).backward()
     with device_waits() as found:

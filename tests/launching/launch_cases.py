@@ -23,7 +23,7 @@ import pyg_sar
 
 def _train(root: Path, num_epochs: int = 2) -> list[float]:
     process = pyg_sar.init()
-    data = pyg_sar.load_shard(root).to(process.device)
+    data = pyg_sar.local(pyg_sar.load_shard(root)).to(process.device)
     torch.manual_seed(0)
     conv = pyg_sar.SARConv(GCNConv(6, 3).double())
     optimizer = torch.optim.SGD(conv.parameters(), lr=0.1)
@@ -74,7 +74,7 @@ def test_without_init() -> None:
 
 def _fails(root: Path, rank: int) -> None:
     process = pyg_sar.init()
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = pyg_sar.SARConv(GCNConv(6, 3).double())
     conv(data.x, data.edge_index)
     if process.rank == rank:

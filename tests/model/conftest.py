@@ -8,7 +8,7 @@ import pytest
 from small_graphs import cut, small_graph
 from torch_geometric.data import Data
 
-from pyg_sar import load_shard
+import pyg_sar
 
 
 @pytest.fixture
@@ -19,4 +19,4 @@ def graph() -> Data:
 @pytest.fixture
 def shard(graph: Data, tmp_path: Path) -> Data:
     """Three parts in one process."""
-    return load_shard(cut(graph, 3, tmp_path / 'parts'))
+    return pyg_sar.local(pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts')))

@@ -20,7 +20,7 @@ from torch_geometric.nn import BatchNorm, GATConv, GCNConv, GraphNorm, HeteroCon
 from torch_geometric.utils import trim_to_layer
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, NodeEmbedding, global_mean, load_shard, wrap
+from pyg_sar import DistributedDataParallel, NodeEmbedding, global_mean, wrap
 from pyg_sar.checking import first_forward
 from pyg_sar.comm import rank, world_size
 from pyg_sar.norm import GlobalBatchNorm
@@ -56,7 +56,7 @@ def _loss(model: nn.Module, batch: Data) -> Tensor:
 
 
 def _one_on_the_whole_graph(root: str, graph: Data) -> None:
-    data, model = load_shard(root), DistributedDataParallel(_net())
+    data, model = pyg_sar.local(pyg_sar.load_shard(root)), DistributedDataParallel(_net())
     if rank() == 0:
         out = model(data.x, data.edge_index)
         global_mean(F.cross_entropy(out, data.y, reduction='none')).backward()
@@ -116,7 +116,10 @@ def test_processes_that_part(tmp_path):
 def _checks(root: str, graph: Data) -> list[list[str]]:
     checked: list[str] = []
     original = first_forward.check_model
-    data, model = load_shard(root), DistributedDataParallel(_net(), check=True)
+    data, model = (
+        pyg_sar.local(pyg_sar.load_shard(root)),
+        DistributedDataParallel(_net(), check=True),
+    )
     first_forward.check_model = lambda model, *_: checked.append(type(model).__name__)
     try:
         found = []
@@ -148,7 +151,10 @@ class _Mean(nn.Module):
 
 
 def _wrong_on_the_graph(root: str, graph: Data) -> list[str]:
-    data, model = load_shard(root), DistributedDataParallel(_Mean().double(), check=True)
+    data, model = (
+        pyg_sar.local(pyg_sar.load_shard(root)),
+        DistributedDataParallel(_Mean().double(), check=True),
+    )
     _loss(model, batch_of(graph, torch.tensor([rank(), 5]))).backward()
     return [attempt(model, data.x, data.edge_index)]
 
@@ -218,7 +224,10 @@ class _Hidden(nn.Module):
 
 
 def _hidden(root: str) -> Any:
-    data, model = load_shard(root), DistributedDataParallel(_Hidden().double())
+    data, model = (
+        pyg_sar.local(pyg_sar.load_shard(root)),
+        DistributedDataParallel(_Hidden().double()),
+    )
     args = data.x, _Holder(data.edge_index), torch.zeros(2, 5, dtype=torch.int64)
     return data.n_id, attempt(model, *args, True), model(*args, False).detach()
 
@@ -244,7 +253,7 @@ class _Both(nn.Module):
 
 
 def _both(root: str, graph: Data) -> Any:
-    data, model = load_shard(root), DistributedDataParallel(_Both())
+    data, model = pyg_sar.local(pyg_sar.load_shard(root)), DistributedDataParallel(_Both())
     batch = batch_of(graph, _seeds([1, 2], [9]))
     holders = [_Holder(each.edge_index) for each in (batch, data)]
     holders[0].x, holders[1].x = batch.x, data.x
@@ -275,7 +284,10 @@ class _Decoder(nn.Module):
 
 
 def _decoded(root: str, graph: Data) -> tuple[list[str], Tensor]:
-    data, model = load_shard(root), DistributedDataParallel(_Decoder().double())
+    data, model = (
+        pyg_sar.local(pyg_sar.load_shard(root)),
+        DistributedDataParallel(_Decoder().double()),
+    )
     batch = batch_of(graph, _seeds([1, 2], [9]))
     pairs = torch.tensor([[1, 2, 3], [4, 5, rank()]])
     outcomes = []
@@ -301,7 +313,7 @@ def test_pairs_of_nodes_are_no_batch(tmp_path):
 
 
 def _cached(root: str, graph: Data) -> list[str]:
-    data, batch = load_shard(root), batch_of(graph, torch.tensor([rank()]))
+    data, batch = pyg_sar.local(pyg_sar.load_shard(root)), batch_of(graph, torch.tensor([rank()]))
     conv = wrap(GCNConv(6, 3, cached=True).double())
     outcomes = [attempt(conv, data.x, data.edge_index), attempt(conv, batch.x, batch.edge_index)]
     return [*outcomes, attempt(conv, data.x, data.edge_index)]
@@ -353,7 +365,7 @@ def test_a_second_backward(graph):
 
 
 def _in_one_backward(root: str, graph: Data) -> dict[str, Tensor]:
-    data, model = load_shard(root), DistributedDataParallel(_net())
+    data, model = pyg_sar.local(pyg_sar.load_shard(root)), DistributedDataParallel(_net())
     loss = _loss(model, batch_of(graph, _seeds([1, 2], [9])))
     out = model(data.x, data.edge_index)
     (loss + global_mean(F.cross_entropy(out, data.y, reduction='none'))).backward()
@@ -374,7 +386,7 @@ def test_a_batch_and_the_whole_graph_in_one_backward(tmp_path):
 
 def _between(root: str, graph: Data) -> list[Tensor]:
     """While gradients gather, rank 1 without rows so far: evaluation on the whole graph."""
-    data, model = load_shard(root), DistributedDataParallel(_net())
+    data, model = pyg_sar.local(pyg_sar.load_shard(root)), DistributedDataParallel(_net())
     with model.no_sync():
         _loss(model, batch_of(graph, _seeds([1, 2], [], [9]))).backward()
     with torch.no_grad():
@@ -418,7 +430,7 @@ def _raise_interrupt(*_: Any) -> None:
 
 def _interrupted(root: str, graph: Data) -> tuple[Tensor, Tensor]:
     """In a notebook: a forward on a batch is stopped, and the next cell runs the whole graph."""
-    data, model = load_shard(root), DistributedDataParallel(_net())
+    data, model = pyg_sar.local(pyg_sar.load_shard(root)), DistributedDataParallel(_net())
     batch = batch_of(graph, _seeds([1, 2], [9]))
     handle = model.module.second.register_forward_pre_hook(_raise_interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -564,7 +576,7 @@ HETERO_SEEDS = [[[0, 3, 4], [], [9]], [[1], [5, 6], [30]]]
 
 
 def _train_hetero(root: str, graph: HeteroData, kind: Any) -> Any:
-    data, model = load_shard(root), DistributedDataParallel(_hetero(kind))
+    data, model = pyg_sar.local(pyg_sar.load_shard(root)), DistributedDataParallel(_hetero(kind))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for seeds in HETERO_SEEDS:
         batch = hetero_batch_of(graph, 'paper', _seeds(*seeds))
@@ -637,7 +649,7 @@ def test_lazy_models_may_see_a_batch_first(graph):
 
 def _embedded(root: str, graph: Data, sparse: bool) -> Any:
     """Two steps; Adam's moments of rows that no batch asks for stay as they are if it is sparse."""
-    data, model = load_shard(root), DistributedDataParallel(_net())
+    data, model = pyg_sar.local(pyg_sar.load_shard(root)), DistributedDataParallel(_net())
     table = NodeEmbedding(data, 6, seed=1, sparse=sparse).double()
     kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
     optimizer = kind(table.parameters(), lr=0.1, eps=1e-3)
@@ -672,7 +684,7 @@ def _embedded_alone(graph: Data, weight: Tensor, sparse: bool) -> Tensor:
 
 
 def _first_rows(root: str) -> Any:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     return data.n_id, NodeEmbedding(data, 6, seed=1).double()().detach()
 
 
@@ -688,7 +700,7 @@ def test_rows_of_an_embedding_by_batch(tmp_path, sparse):
 
 
 def _embedding_refused(root: str) -> list[str]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     table, ids = NodeEmbedding(data, 6), torch.tensor([1, 2])
     return [
         attempt(pyg_sar.rows, table.weight, ids, data.n_id),
@@ -713,7 +725,7 @@ class Mlp(nn.Sequential):
 
 def _mlp(root: str) -> Any:
     torch.manual_seed(0)
-    data, model = load_shard(root), DistributedDataParallel(Mlp().double())
+    data, model = pyg_sar.local(pyg_sar.load_shard(root)), DistributedDataParallel(Mlp().double())
     losses = F.cross_entropy(model(data.x), data.y, reduction='none')
     global_mean(losses, data.train_mask).backward()
     assert type(model.module[1].module) is GlobalBatchNorm

@@ -19,7 +19,8 @@ from torch_geometric.data import Batch, Data
 from torch_geometric.nn import BatchNorm, GATConv, GCNConv, GINConv, InstanceNorm, SAGEConv
 from torch_geometric.nn.models import GraphSAGE
 
-from pyg_sar import DistributedDataParallel, global_mean, load_shard
+import pyg_sar
+from pyg_sar import DistributedDataParallel, global_mean
 from pyg_sar.comm import rank
 
 
@@ -82,7 +83,7 @@ def _found(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 def _train_ranks(root: str, graph: Data, name: str, steps: Any, full: bool) -> Any:
     """Every step gives gradients and the state afterwards; with `full` a whole step after each."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = DistributedDataParallel(_model(name))
     optimizer, found = _optimizer(model), []
 
@@ -259,7 +260,10 @@ def test_a_step_without_any_seeds(graph):
 
 def _counted(root: str, graph: Data) -> list[list[str]]:
     """The words of every all-reduce of a step on a batch, of an evaluation on one, and of both."""
-    data, batch = load_shard(root), batch_of(graph, torch.tensor([rank(), 7]))
+    data, batch = (
+        pyg_sar.local(pyg_sar.load_shard(root)),
+        batch_of(graph, torch.tensor([rank(), 7])),
+    )
     model = DistributedDataParallel(_model('SAGE, BatchNorm1d'))
     from pyg_sar.comm import transport  # of the rank's process
 

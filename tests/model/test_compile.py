@@ -20,7 +20,7 @@ pytestmark = [
 @pytest.mark.parametrize('first', ['compile', 'wrap'])
 def test_compile(tmp_path, first):
     graph = small_graph()
-    data = pyg_sar.load_shard(cut(graph, 2, tmp_path / 'parts'))
+    data = pyg_sar.local(pyg_sar.load_shard(cut(graph, 2, tmp_path / 'parts')))
     torch.manual_seed(0)
     model = GAT(6, 8, 2, 3, norm='batch_norm').double()
     want = model(graph.x, graph.edge_index)[data.n_id]
@@ -38,7 +38,7 @@ def test_compile(tmp_path, first):
 
 
 def _step(root: str, order: str) -> tuple[float, list[torch.Tensor]]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(0)
     model: torch.nn.Module = GAT(6, 8, 2, 3, norm='batch_norm').double()
     if order == 'inside':
@@ -82,7 +82,7 @@ class Broken(torch.nn.Module):
 
 def test_another_graph_break(tmp_path):
     graph, model = small_graph(), Broken().double()
-    data = pyg_sar.load_shard(cut(graph, 2, tmp_path / 'parts'))
+    data = pyg_sar.local(pyg_sar.load_shard(cut(graph, 2, tmp_path / 'parts')))
     want = model(graph.x, graph.edge_index)[data.n_id]
     out = torch.compile(pyg_sar.wrap(model), backend='eager')(data.x, data.edge_index)
     torch.testing.assert_close(out, want, rtol=1e-10, atol=1e-10)

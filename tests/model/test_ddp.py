@@ -18,7 +18,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, LGConv
 
-from pyg_sar import DistributedDataParallel, SARConv, global_mean, global_sum, load_shard
+import pyg_sar
+from pyg_sar import DistributedDataParallel, SARConv, global_mean, global_sum
 
 
 def _plain_loss(model: torch.nn.Module, data: Data) -> Tensor:
@@ -52,7 +53,7 @@ def _root(graph: Data, tmp_path: Path, num_parts: int, kind: str = 'uneven') -> 
 
 
 def _gradients(root: str, mode: str) -> tuple[Tensor, dict[str, Tensor]]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = DistributedDataParallel(make_model(), mode=mode)
     loss = _loss(model, data)
     loss.backward()
@@ -83,7 +84,7 @@ def test_an_empty_rank(graph, tmp_path):
 
 
 def _accumulated(root: str) -> list[dict[str, Tensor]]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = DistributedDataParallel(make_model())
     model.eval()
     steps = []
@@ -112,7 +113,7 @@ def test_no_sync_accumulates(graph, tmp_path):
 
 
 def _clipped(root: str) -> tuple[Tensor, dict[str, Tensor]]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = DistributedDataParallel(make_model())
     _loss(model, data).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
@@ -138,7 +139,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def _trained(root: str, name: str, seed_of_rank: list[int]) -> dict[str, Tensor]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = DistributedDataParallel(make_model(seed_of_rank[dist.get_rank()]))
     optimizer = OPTIMIZERS[name](model.parameters())
     for _ in range(5):
@@ -195,7 +196,7 @@ class Propagate(torch.nn.Module):
 
 
 def _without_parameters(root: str) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = DistributedDataParallel(Propagate(2.0 + dist.get_rank()).double())
     with model.no_sync():
         x = data.x.clone().requires_grad_()
@@ -217,7 +218,7 @@ def test_without_learnable_parameters(graph, tmp_path):
 
 
 def _frozen_in_part(root: str) -> dict[str, Tensor]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = make_model()
     model.first.requires_grad_(False)
     model = DistributedDataParallel(model)
@@ -235,7 +236,7 @@ def test_frozen_layer(graph, tmp_path):
 
 def _with_buckets(root: str) -> dict[str, Tensor]:
     """Many small buckets, gradients as views into them, a process group of the user's."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = DistributedDataParallel(
         make_model(),
         bucket_cap_mb=0.0001,
@@ -258,7 +259,7 @@ def test_other_options_pass_through(graph, tmp_path):
 
 
 def test_one_process_without_init(graph, tmp_path):
-    data = load_shard(_root(graph, tmp_path, 3))
+    data = pyg_sar.local(pyg_sar.load_shard(_root(graph, tmp_path, 3)))
     plain, module = make_model(), make_model()
     model = DistributedDataParallel(module)
     assert model.module is module
@@ -290,7 +291,7 @@ class TwoGraphs(torch.nn.Module):
 
 
 def _reused(root: str) -> dict[str, Tensor]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(0)
     model = DistributedDataParallel(TwoGraphs().double().eval())
     _loss(model, data).backward()

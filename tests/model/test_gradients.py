@@ -16,7 +16,8 @@ from small_graphs import assert_all_raise, assert_close, assign, attempt, cut, s
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar import DistributedDataParallel, global_mean, load_shard
+import pyg_sar
+from pyg_sar import DistributedDataParallel, global_mean
 
 
 @pytest.fixture(scope='module')
@@ -31,7 +32,7 @@ def roots(graph: Data, tmp_path_factory: pytest.TempPathFactory) -> dict[int, st
 
 
 def _of_rank(root: str, name: str, parts: list[Tensor], x: Tensor) -> dict[str, Any]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     assert torch.equal(data.n_id, parts[dist.get_rank()])
     return run_program(name, data, parts, x)
 
@@ -59,7 +60,7 @@ def test_program(name: str, world_size: int, graph: Data, roots: dict[int, str])
 
 
 def _model_and_loss(root: str) -> tuple[DistributedDataParallel, Tensor]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = DistributedDataParallel(make_model())
     return model, global_mean(model(data.x, data.edge_index).square())
 
@@ -105,7 +106,7 @@ class Fails(torch.autograd.Function):
 
 def _failing_once(root: str) -> tuple[str, list[Tensor], int]:
     """A backward that fails on all ranks after some parameters have their gradients."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = DistributedDataParallel(make_model())
     calls: list[Tensor] = []
     for p in model.parameters():
@@ -132,7 +133,7 @@ def test_a_backward_that_failed_leaves_nothing_behind(graph: Data, roots: dict[i
 
 def _counted(root: str) -> list[int]:
     """All-reduces of a forward without norms and a loss, of their backward, and inside no_sync."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = DistributedDataParallel(make_model())
     counts = []
     with mock.patch.object(dist, 'all_reduce', wraps=dist.all_reduce) as all_reduce:

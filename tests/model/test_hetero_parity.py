@@ -76,7 +76,7 @@ def _largest(found: dict[Any, tuple[Tensor, Tensor]]) -> dict[Any, float]:
 def _differences(name: str, root: str, mode: str) -> dict[str, float]:
     """The largest absolute difference of each tensor on this rank."""
     expected, given, gradients = _expected(name)
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     own = {key: value[data[key].n_id] for key, value in given.items()}
     model = pyg_sar.wrap(make(name), mode=mode)
     out, own_gradients = _run(model, data, own)

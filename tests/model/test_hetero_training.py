@@ -75,7 +75,7 @@ def _train(name: str, data: HeteroData, *, plain: bool) -> tuple[list[float], li
 
 
 def _train_on_shard(name: str, root: str) -> tuple[list[float], list[Tensor]]:
-    return _train(name, pyg_sar.load_shard(root), plain=False)
+    return _train(name, pyg_sar.local(pyg_sar.load_shard(root)), plain=False)
 
 
 @pytest.mark.parametrize('name', few(['HeteroConv', 'to_hetero']))
@@ -124,7 +124,7 @@ def _rgcn(data: Data, *, plain: bool) -> tuple[Tensor, list[Tensor]]:
 
 
 def _rgcn_on_shard(root: str) -> tuple[Tensor, Tensor, list[Tensor]]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     return data.n_id, *_rgcn(data, plain=False)
 
 
@@ -160,7 +160,7 @@ def test_a_lone_hetero_conv() -> None:
 
 
 def _lazy(root: str) -> Any:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = pyg_sar.wrap(Classifier().double())
     x, edge = inputs_of(data)
     with torch.no_grad():
@@ -177,7 +177,7 @@ def test_lazy_layers_get_their_shapes_on_a_shard(tmp_path: Path) -> None:
 
 
 def _other_relation(root: str) -> str:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     rel = WRITES if dist.get_rank() == 0 else REVIEWS
     conv = SARConv(SAGEConv((4, 6), 5).double())
     return attempt(conv, (data['author'].x, data['paper'].x), data[rel].edge_index)

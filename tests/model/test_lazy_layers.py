@@ -59,7 +59,7 @@ def _train(model: Any, data: Any, mean: Any) -> list[float]:
 
 
 def _on_ranks(root: str, how: str) -> Any:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(7 + 1000 * rank() * (how != 'one seed'))
     model = pyg_sar.DistributedDataParallel(Net().double())
     if how == 'a dry run':
@@ -97,7 +97,7 @@ def test_as_plain_pyg_after_its_dry_run(root, how, world_size):
 
 
 def _loaded(root: str, path: str) -> Tensor:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = pyg_sar.DistributedDataParallel(Net().double())
     model.module.load_state_dict(torch.load(path))
     return data.n_id, model.eval()(data.x, data.edge_index).detach()

@@ -89,7 +89,7 @@ def _grad(tensor: Tensor) -> Tensor:
 def _differences(name: str, root: str, mode: str) -> dict[str, float]:
     """The largest difference of each tensor on this rank."""
     expected, grad, input_grads, parameter_grads = _of_one_process(name)
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = pyg_sar.wrap(_make(name), mode=mode)
     out, inputs = _run(name, model, data)
     rows = data[CASES[name].rows]
@@ -177,7 +177,7 @@ def test_a_wrapped_model_is_the_plain_one_on_a_plain_graph(name: str) -> None:
 
 
 def _propagated_twice(root: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     by_hand = pyg_sar.SARConv(M.LabelPropagation(4, 0.9))
     first = by_hand(data.y, data.edge_index, data.train_mask).clone()
     second = by_hand(data.y, data.edge_index, data.train_mask)
@@ -194,7 +194,7 @@ def test_label_propagation_by_hand_and_again(folders: dict[str, str]) -> None:
 
 
 def _refusals(root: str) -> list[str]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     y = data.y - (data.y == 2).long() * 3  # negative on the ranks that have class 2
     propagate = pyg_sar.wrap(M.LabelPropagation(2, 0.5))
     light = pyg_sar.wrap(M.LightGCN(NUM_NODES, 4, 1))

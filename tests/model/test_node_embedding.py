@@ -401,7 +401,7 @@ def written_and_looked_at(run: Run) -> None:
 
 
 def _of_ranks(name: str, root: str) -> Any:
-    run = Run(pyg_sar.load_shard(root), sparse=name.startswith('sparse'))
+    run = Run(pyg_sar.local(pyg_sar.load_shard(root)), sparse=name.startswith('sparse'))
     PROGRAMS[name](run)
     return run.found()
 
@@ -436,7 +436,11 @@ def test_program(name: str, ranks: int, tmp_path: Path) -> None:
 
 def _of_part(parts: str, root: str, *, num_steps: int, saves: int, sparse: bool) -> dict[str, Any]:
     """Some steps from the newest checkpoint on, or by one process from the start."""
-    run = Run(pyg_sar.load_shard(parts) if parts else small_graph(), sparse=sparse, plain=not parts)
+    run = Run(
+        pyg_sar.local(pyg_sar.load_shard(parts)) if parts else small_graph(),
+        sparse=sparse,
+        plain=not parts,
+    )
     return _resumed(run, root, num_steps, saves, sparse)
 
 
@@ -494,7 +498,7 @@ def test_training_goes_on_on_any_number_of_ranks(
 
 
 def _after_three(parts: str, root: str) -> Any:
-    run = Run(pyg_sar.load_shard(parts))
+    run = Run(pyg_sar.local(pyg_sar.load_shard(parts)))
     optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5)
     outcomes = []
     for name, model in {
@@ -516,7 +520,7 @@ def test_a_checkpoint_of_other_rows_is_refused(tmp_path: Path) -> None:
 
 
 def _saves_odd_state(parts: str, root: str) -> str:
-    run = Run(pyg_sar.load_shard(parts))
+    run = Run(pyg_sar.local(pyg_sar.load_shard(parts)))
     optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5)
     optimizer.state[run.table.weight]['column_means'] = torch.zeros(DIM)
     return attempt(pyg_sar.save_checkpoint, root, run.model, optimizer, epoch=1)
@@ -565,7 +569,7 @@ def _typed(data: Any, *, plain: bool = False) -> tuple[nn.Module, dict[str, Tens
 
 
 def _typed_on_ranks(root: str) -> Any:
-    model, n_ids = _typed(pyg_sar.load_shard(root))
+    model, n_ids = _typed(pyg_sar.local(pyg_sar.load_shard(root)))
     tables = {name: table.weight.grad.as_subclass(Tensor) for name, table in model.tables.items()}
     return n_ids, tables, [p.grad for p in model.conv.parameters()]
 
@@ -590,7 +594,7 @@ def test_types_of_nodes(ranks: int, tmp_path: Path) -> None:
 
 
 def _values(root: str, seed: int | None) -> Any:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(rank())  # ranks need not be seeded alike
     first, second = (NodeEmbedding(data, DIM, seed=seed) for _ in range(2))
     before = first().detach()
@@ -648,7 +652,7 @@ REFUSED: dict[str, tuple[Callable[[Run], Any], str]] = {
 
 
 def _refused(root: str, name: str) -> str:
-    return attempt(REFUSED[name][0], Run(pyg_sar.load_shard(root)))
+    return attempt(REFUSED[name][0], Run(pyg_sar.local(pyg_sar.load_shard(root))))
 
 
 @pytest.mark.parametrize('name', REFUSED)
@@ -660,7 +664,7 @@ def test_what_sees_the_rows_of_one_rank_is_refused(name: str, tmp_path: Path) ->
 
 
 def _wrong(root: str) -> list[str]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     table = NodeEmbedding(data, DIM)
     other = int(max(set(range(40)) - set(data.n_id.tolist())))
     outcomes = [
@@ -715,7 +719,7 @@ def _global_mean(rows: Tensor) -> Tensor:
 
 
 def _checked(root: str) -> list[Any]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     run = Run(data)
     good = pyg_sar.wrap(Readout(NodeEmbedding(data, DIM), _global_mean))
     bad = pyg_sar.wrap(Readout(NodeEmbedding(data, DIM, sparse=True), _plain_mean))
@@ -738,7 +742,7 @@ def test_the_check_cuts_the_rows(tmp_path: Path) -> None:
 
 
 def _checked_typed(root: str) -> Any:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = Typed(lambda name: NodeEmbedding(data[name], DIM), data.metadata())
     return check_model(pyg_sar.wrap(model), (data.n_id_dict, data.edge_index_dict), {})
 
@@ -769,7 +773,7 @@ def test_the_check_of_a_step() -> None:
 
 
 def _in_processes(root: str) -> Any:
-    run = Run(pyg_sar.load_shard(root))
+    run = Run(pyg_sar.local(pyg_sar.load_shard(root)))
     PROGRAMS['clipped'](run)
     file = io.BytesIO()
     torch.save(run.model.state_dict(), file)

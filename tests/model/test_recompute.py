@@ -213,7 +213,7 @@ _CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
 
 def _step_on_ranks(root: str, name: str, mode: Any, again: bool) -> list[Tensor]:
     torch.manual_seed(1)
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     net = _Net(_CONVS[name]).double()
     model = pyg_sar.DistributedDataParallel(net, mode=mode, checkpoint_activations=again)
     torch.manual_seed(2)

@@ -118,7 +118,7 @@ def _on_rank(name: str, root: str) -> None:
     data.x.requires_grad_()
     want = model(data, *_inputs(torch.arange(data.num_nodes)))
     want.square().mean().backward()
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     got = _train(data, program, data.n_id)
     assert_close(got['out'], want[data.n_id].detach())
     assert_close(got['x'], whole.x.grad[data.n_id])
@@ -206,7 +206,7 @@ def _labels(num_nodes: int) -> Tensor:
 
 def _decoded(root: str) -> int:
     """Every rank has another number of the labelled edges."""
-    whole, data = small_graph(), pyg_sar.load_shard(root)
+    whole, data = small_graph(), pyg_sar.local(pyg_sar.load_shard(root))
     labels = _labels(whole.num_nodes)
     ends = [0, *(50 * (i + 1) ** 2 // world_size() ** 2 for i in range(world_size()))]
     own = labels[:, ends[rank()] : ends[rank() + 1]]

@@ -130,7 +130,7 @@ def _loss(out: Tensor, target: Tensor) -> Tensor:
 def _trained(
     root: Path, name: str, num_layers: int, mode: Any, device: str = 'cpu'
 ) -> dict[str, Any]:
-    data = pyg_sar.load_shard(root).to(device)
+    data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
     answers = {}
     for wanted in WANTED:
         layers = restrict(data, data[wanted], num_layers)
@@ -215,7 +215,7 @@ def test_any_mode(world_size: int, num_parts: int, name: str, mode: str, tmp_pat
 
 
 def _structure(root: Path, wanted: str) -> list[Any]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     layers = restrict(data, data[wanted], 3)
     assert torch.equal(layers.output_nodes, data[wanted].nonzero().view(-1))
     assert layers[0].num_src == layers.input_nodes.numel()
@@ -267,7 +267,7 @@ def test_a_layer_has_the_edges_into_the_nodes_that_the_next_one_reads(
 
 
 def _by_ids(root: Path) -> None:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     ids = torch.arange(data.num_nodes - 1, -1, -3)
     layers = restrict(data, ids, 2)
     assert torch.equal(layers.output_nodes, ids)
@@ -282,7 +282,7 @@ def test_ids_give_outputs_in_their_order(world_size: int, num_parts: int, tmp_pa
 
 
 def _restricted_gcn(root: Path) -> tuple[Tensor, Tensor]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     layers = restrict(data, data.train_mask, 2)
     out = pyg_sar.wrap(_net('gcn', 2))(data.x[layers.input_nodes], data, layers)
     return data.n_id[layers.output_nodes], out.detach()
@@ -311,7 +311,7 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / 'docs/models.md').read_text(encoding='utf-8')
     example = re.search(r'<!-- restrict-example -->\n```python\n(.*?)```', page, re.DOTALL)
     assert example is not None
-    data = pyg_sar.load_shard(cut(small_graph(), 2, tmp_path / 'parts'))
+    data = pyg_sar.local(pyg_sar.load_shard(cut(small_graph(), 2, tmp_path / 'parts')))
     convs = [SARConv(SAGEConv(6, 8).double()), SARConv(SAGEConv(8, 3).double())]
     scope = {'pyg_sar': pyg_sar, 'F': F, 'data': data, 'convs': convs}
     exec(example[1], scope)
@@ -324,7 +324,7 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
 
 
 def _refused_convs(root: Path) -> list[str]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     layer = restrict(data, data.train_mask, 1)[0]
     x = torch.ones(layer.num_src, 6)
     pair = x, x[: layer.num_dst]
@@ -349,7 +349,7 @@ def test_convs_that_read_more_than_the_layer_has_are_refused(
 
 
 def _wrong(root: Path) -> list[str]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     shard = data.edge_index.shard
     is_last = shard.rank == shard.world_size - 1
     mask, num_own = data.train_mask, shard.num_own

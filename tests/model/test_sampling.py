@@ -21,7 +21,7 @@ NUM_NODES = 40
 
 
 def _drawn(root: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     edges, some = data.edge_index, data.edge_type == 1
     torch.manual_seed(3 + rank())  # only the generator of rank 0 counts
     paired = pyg_sar.negative_sampling(edges, paired=True, seed=1)
@@ -191,7 +191,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
 
 
 def _attempt(name: str, root: str) -> str:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     return attempt(WRONG[name][rank() != 1], data)
 
 
@@ -207,7 +207,7 @@ def test_pairs_of_edges_dropped_together(tmp_path: Path) -> None:
     graph = Data(x=graph.x, edge_index=to_undirected(graph.edge_index))
     ends = graph.edge_index.sort(dim=0).values
     graph.pair = torch.unique(ends, dim=1, return_inverse=True)[1]
-    data = pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts'))
+    data = pyg_sar.local(pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts')))
     keeps = pyg_sar.draws.uniform(7, data.pair) >= 0.5
     assert data.edge_index[:, keeps].shard is data.edge_index.shard
     kept = graph.edge_index[:, data.e_id[keeps]]
@@ -221,7 +221,7 @@ def test_a_relation_of_two_types(tmp_path: Path) -> None:
     graph['a'].x, graph['b'].x = torch.randn(10, 2), torch.randn(12, 2)
     graph['a', 'to', 'b'].edge_index = torch.randint(10, (2, 30))
     pyg_sar.partition_graph(graph, 2, tmp_path / 'parts', method='random')
-    data = pyg_sar.load_shard(tmp_path / 'parts')
+    data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
     with pytest.raises(ValueError, match='between nodes of one type'):
         pyg_sar.negative_sampling(data['a', 'to', 'b'].edge_index)
     permuted = pyg_sar.permute_rows(data['a'].x, data['a', 'to', 'b'].edge_index)

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import EdgeConv, GATConv, GCNConv, SAGEConv, TransformerConv
 
-from pyg_sar import DistributedDataParallel, SARConv, global_sum, load_shard
+import pyg_sar
+from pyg_sar import DistributedDataParallel, SARConv, global_sum
 from pyg_sar.comm.faults import guarded
 from pyg_sar.conv.options import Mode
 
@@ -66,7 +67,7 @@ def _num_raised() -> int:
 
 
 def _checkpointed(root: str, mode: Mode, reentrant: bool) -> int:
-    data, before = load_shard(root), _num_raised()
+    data, before = pyg_sar.local(pyg_sar.load_shard(root)), _num_raised()
     for name in _convs():
         _compare(name, mode, reentrant, data)
     return _num_raised() - before
@@ -104,7 +105,7 @@ class _Net(torch.nn.Module):
 
 
 def _trained(root: str) -> None:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     plain, model = (DistributedDataParallel(_Net(flag).double()) for flag in (False, True))
     for _ in range(2):
         want, got = (

@@ -82,7 +82,7 @@ def _plain(name: str) -> tuple[list[float], list[float], dict[str, Tensor]]:
 def _train(
     name: str, root: str, mode: str, device: str = 'cpu', **options: Any
 ) -> tuple[list[float], list[float], dict[str, Tensor]]:
-    data = pyg_sar.load_shard(root).to(device)
+    data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
     model = pyg_sar.DistributedDataParallel(_model(name).to(device), mode=mode, **options)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses, accuracies = [], []

@@ -221,7 +221,7 @@ def _of_one_process(name: str) -> tuple[Tensor, Tensor | None, list[Tensor | Non
 
 def _check(name: str, root: str) -> None:
     want, want_x, wanted = _of_one_process(name)
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     data.x.requires_grad_()
     model = pyg_sar.DistributedDataParallel(_make(name), check=False)
     before = list(model.module.state_dict())
@@ -280,7 +280,7 @@ def _scores(root: str) -> None:
     with torch.no_grad():
         z = plain.encode(whole.data.x, whole.data.edge_index)
         want = plain.test(z, whole.pos, whole.neg)
-    model, given = pyg_sar.wrap(_make('GAE')), _given(pyg_sar.load_shard(root))
+    model, given = pyg_sar.wrap(_make('GAE')), _given(pyg_sar.local(pyg_sar.load_shard(root)))
     with torch.no_grad():
         z = model.encode(given.data.x, given.data.edge_index)
         assert model.test(z, given.pos, given.neg) == pytest.approx(want, abs=1e-12)
@@ -306,7 +306,7 @@ def test_scores(tmp_path: Path, kind: str) -> None:
 
 
 def _recommended(root: str) -> None:
-    graph, data = small_graph(), pyg_sar.load_shard(root)
+    graph, data = small_graph(), pyg_sar.local(pyg_sar.load_shard(root))
     plain, model = _make('LightGCN links'), pyg_sar.wrap(_make('LightGCN links'))
     want = plain.recommend(graph.edge_index, k=3)
     assert torch.equal(model.recommend(data.edge_index, k=3), want[data.n_id])
@@ -336,7 +336,7 @@ def test_a_wrapped_model_is_the_plain_one_on_a_plain_graph(name: str) -> None:
 
 
 def test_a_copy_forgets_the_graph(tmp_path: Path) -> None:
-    given = _given(pyg_sar.load_shard(cut(small_graph(), 3, tmp_path / 'parts')))
+    given = _given(pyg_sar.local(pyg_sar.load_shard(cut(small_graph(), 3, tmp_path / 'parts'))))
     model = pyg_sar.wrap(_make('GAE'))
     loss = _recon_of_ids(model, given)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -345,7 +345,7 @@ def test_a_copy_forgets_the_graph(tmp_path: Path) -> None:
 
 
 def _negatives_by_itself(root: str) -> Tensor:
-    data = pyg_sar.load_shard(root) if root else small_graph()
+    data = pyg_sar.local(pyg_sar.load_shard(root)) if root else small_graph()
     model = pyg_sar.wrap(_make('GAE'))
     torch.manual_seed(5)
     return model.recon_loss(model.encode(data.x, data.edge_index), data.edge_index).detach()
@@ -371,14 +371,14 @@ def test_subclasses(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r'derive it from pyg_sar.models.unsupervised.GlobalGAE'):
         pyg_sar.wrap(OwnGAE(Encoder()))
     model = pyg_sar.wrap(pyg_sar.wrap(OwnGlobalGAE(Encoder().double())))
-    given = _given(pyg_sar.load_shard(cut(small_graph(), 3, tmp_path / 'parts')))
+    given = _given(pyg_sar.local(pyg_sar.load_shard(cut(small_graph(), 3, tmp_path / 'parts'))))
     assert len(model.decoder._forward_pre_hooks) == 1
     loss = _recon_of_ids(model, given)
     assert loss != M.GAE.recon_loss(model, torch.randn(NUM_NODES, H).double(), given.pos, given.neg)
 
 
 def _refusals(root: str) -> list[str]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = pyg_sar.wrap(_make('GAE'))
     z = model.encode(data.x, data.edge_index)
     pairs, far = torch.zeros(2, 3, dtype=torch.int64), torch.full((2, 1), NUM_NODES)

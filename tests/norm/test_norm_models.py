@@ -17,7 +17,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GINConv, MessagePassing, SAGEConv
 from torch_geometric.nn.models import GIN
 
-from pyg_sar import DistributedDataParallel, SARConv, global_sum, load_shard, wrap
+import pyg_sar
+from pyg_sar import DistributedDataParallel, SARConv, global_sum, wrap
 from pyg_sar.norm import (
     GlobalBatchNorm,
     GlobalDiffGroupNorm,
@@ -99,7 +100,7 @@ def _train(model: torch.nn.Module, data: Data, nodes: Tensor) -> tuple[list[Tens
 
 
 def _train_ranks(root: str) -> tuple[Tensor, dict[str, Any]]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     results = {}
     for name in MODELS:
         model = DistributedDataParallel(_model(name))
@@ -268,7 +269,7 @@ def _conv(name: str) -> NormInMessage:
 
 
 def _in_message(root: str) -> tuple[Tensor, dict[str, Tensor]]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     outs = {name: wrap(_conv(name))(data.x, data.edge_index).detach() for name in IN_MESSAGE}
     return data.n_id, outs
 
@@ -288,7 +289,7 @@ def test_running_statistics_in_messages(tmp_path, name):
     torch.manual_seed(0)
     plain = NormInMessage(NORMS[name]()).double().eval()
     want = plain(graph.x, graph.edge_index)
-    data = load_shard(cut(graph, 3, tmp_path / 'parts'))
+    data = pyg_sar.local(pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts')))
     assert_close(wrap(plain)(data.x, data.edge_index), want[data.n_id])
 
 

@@ -69,7 +69,7 @@ def _run(name: str, data: Any, copied: Any, wraps: bool) -> list[Tensor]:
 
 
 def _of_rank(root: Path, name: str, copied: Any) -> Any:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     return data.n_id, _run(name, data, copied, True)
 
 

@@ -46,7 +46,7 @@ MODELS = {
 def train(root: str, name: str, mode: str) -> list[str]:
     """The losses' bits and a checksum of the state."""
     torch.manual_seed(0)
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = pyg_sar.DistributedDataParallel(MODELS[name](), mode=mode)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []

@@ -71,7 +71,7 @@ def permuted(data: Data) -> Data:
 
 def cut(name: str, root: str, num_classes: int, epochs: int) -> list[float]:
     """The losses on a rank."""
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = pyg_sar.DistributedDataParallel(_model(name, data.x.size(1), num_classes))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []

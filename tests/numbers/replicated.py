@@ -151,7 +151,7 @@ class Replicated:
         ]
         self.num_data = 1 if layer.edge is None else 2
         if root is not None:
-            self.data = pyg_sar.load_shard(root)
+            self.data = pyg_sar.local(pyg_sar.load_shard(root))
             self.rows, self.edges = self.data.n_id, self.data.e_id
             self.model = pyg_sar.wrap(self.model, mode=layer.mode, **layer.options)
         self.names = [key for key, _ in self.model.named_parameters()]

@@ -93,7 +93,7 @@ def held() -> dict[str, float]:
 
 def soak(root: str, epochs: int, num_samples: int) -> tuple[list[dict[str, float]], list[float]]:
     """What a rank held after every part of the run, and the loss then."""
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = pyg_sar.DistributedDataParallel(SoakModel(), checkpoint_activations=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     samples, losses = [], []

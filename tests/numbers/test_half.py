@@ -150,7 +150,7 @@ def _pass(
 
 
 def _on_rank(name: str, root: str, dtype: torch.dtype, kind: str, options: dict[str, Any]) -> Any:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = pyg_sar.wrap(_model(name), **options)
     found = _pass(model, data, dtype, kind, data.n_id, data.e_id)
     return data.n_id, data.e_id, found
@@ -270,7 +270,7 @@ def _train(model: torch.nn.Module, data: Data, rows: Any, edges: Any, *, cut: bo
 
 
 def _train_on_rank(name: str, root: str) -> list[float]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     return _train(_model(name), data, data.n_id, data.e_id, cut=True)
 
 
@@ -296,7 +296,7 @@ ACTIVATIONS = {
 
 
 def _recomputed(root: str, name: str, checkpoint: bool) -> list[Tensor]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(0)
     between = torch.nn.Sequential(torch.nn.BatchNorm1d(HIDDEN), ACTIVATIONS[name]())
     layers = TwoLayers(conv.SAGEConv, between, '')
@@ -316,7 +316,7 @@ def test_recomputed_activations_under_autocast(root: str, name: str) -> None:
 
 
 def test_a_message_is_replayed_in_the_mode_of_forward(root: str) -> None:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(3)
     model = pyg_sar.wrap(OwnMessage())
     model(data.x, data.edge_index).square().sum().backward()
@@ -330,7 +330,7 @@ def test_a_message_is_replayed_in_the_mode_of_forward(root: str) -> None:
 @pytest.mark.parametrize('make', [conv.GATConv, conv.GATv2Conv])
 def test_narrow_rows_are_weighted_under_autocast(root: str, make: Any) -> None:
     """Their weights are float32: no tensor of edges x channels is made, as in float32."""
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     layer = pyg_sar.SARConv(make(NUM_FEATURES, 4, heads=4))
     with torch.autocast('cpu', torch.bfloat16):
         layer(data.x, data.edge_index)
@@ -338,7 +338,7 @@ def test_narrow_rows_are_weighted_under_autocast(root: str, make: Any) -> None:
 
 
 def test_a_message_is_replayed_in_the_dtype_of_forward(root: str) -> None:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = pyg_sar.wrap(NotedMessage())
     with torch.autocast('cpu', torch.bfloat16):
         loss = model(data.x, data.edge_index).float().square().sum()

@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def _models(root: str, options: dict[str, Any], number: int) -> list[dict[str, float]]:
     """What is held after models that train two epochs each and are dropped."""
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     samples = []
     for i in range(1, number + 1):
         model = pyg_sar.DistributedDataParallel(SoakModel(), **options)

@@ -80,7 +80,7 @@ class Watched(MessagePassing):
 def test_no_more_edges_are_alive(root: Path, aggr: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, '_MIN_EDGES', 1)
     monkeypatch.setattr(blocks, 'CHUNK_BYTES', 16 * ROW_BYTES)
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = Watched(aggr)
     module = pyg_sar.wrap(conv)
     x = data.x.requires_grad_()
@@ -116,7 +116,7 @@ def test_every_chunk_draws_its_own(root: Path, aggr: str, monkeypatch: pytest.Mo
     """Whether the first pass gets to it or stops at a softmax before."""
     monkeypatch.setattr(blocks, '_MIN_EDGES', 32)
     monkeypatch.setattr(blocks, 'CHUNK_BYTES', 1)
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = Dropout(aggr)
     module = pyg_sar.wrap(conv, max_rows=32)
     module(data.x, data.edge_index)

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _on_rank(name: str, root: str) -> dict[str, Tensor]:
-    data = pyg_sar.load_graph(root)
+    data = pyg_sar.load_shard(root)
     data = data.apply(lambda t: t.double() if t.is_floating_point() else t)
     model = pyg_sar.DistributedDataParallel(make(name).double(), check=False)
     out, inputs = run(name, model, data)
@@ -78,7 +78,7 @@ class AllNodes(MessagePassing):
 
 
 def _own_conv(root: str | None) -> dict[str, Tensor]:
-    data = graph() if root is None else pyg_sar.load_graph(root)
+    data = graph() if root is None else pyg_sar.load_shard(root)
     torch.manual_seed(0)
     model: torch.nn.Module = AllNodes().double()
     if root is not None:

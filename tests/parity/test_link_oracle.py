@@ -38,7 +38,7 @@ def _links(batch: Any, store: Any, ends: tuple[Tensor, Tensor]) -> list[Any]:
 @pytest.mark.parametrize('label', [None, torch.arange(30) % 4])
 def test_links_of_a_homogeneous_graph(tmp_path: Path, kind: str, label: Tensor | None) -> None:
     graph = small_graph()
-    data = pyg_sar.load_shard(cut(graph, 1, tmp_path / 'parts'))
+    data = pyg_sar.local(pyg_sar.load_shard(cut(graph, 1, tmp_path / 'parts')))
     pairs = graph.edge_index[:, torch.arange(30) * 5]
     options: dict[str, Any] = {'num_neighbors': [-1, -1], 'batch_size': 4, 'subgraph_type': kind}
     options |= {'edge_label_index': pairs, 'edge_label': label}
@@ -57,7 +57,7 @@ def test_links_of_a_homogeneous_graph(tmp_path: Path, kind: str, label: Tensor |
 def test_links_of_a_heterogeneous_graph(tmp_path: Path, kind: str, relation: Any) -> None:
     graph = hetero_graph()
     partition_graph(graph, 1, tmp_path / 'parts')
-    data = pyg_sar.load_shard(tmp_path / 'parts')
+    data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
     options: dict[str, Any] = {'num_neighbors': [-1, -1], 'batch_size': 6, 'subgraph_type': kind}
     options['edge_label_index'] = relation, graph[relation].edge_index
     ours = list(pyg_sar.LinkNeighborLoader(data, **options))
@@ -81,7 +81,7 @@ def _links_of(batch: HeteroData, relation: Any) -> list[Any]:
 @pytest.mark.parametrize('sampling', ['binary', 'triplet', {'mode': 'binary', 'amount': 0.3}])
 def test_shapes_of_negatives(tmp_path: Path, sampling: Any) -> None:
     graph = small_graph()
-    data = pyg_sar.load_shard(cut(graph, 1, tmp_path / 'parts'))
+    data = pyg_sar.local(pyg_sar.load_shard(cut(graph, 1, tmp_path / 'parts')))
     given = {'mode': sampling} if isinstance(sampling, str) else sampling
     options: dict[str, Any] = {'num_neighbors': [-1], 'batch_size': 7}
     pairs = graph.edge_index

@@ -29,7 +29,7 @@ def _edges(store: Any, src: torch.Tensor, dst: torch.Tensor) -> list[tuple[int, 
 @pytest.mark.parametrize('kind', ['directional', 'induced'])
 def test_batches_of_a_homogeneous_graph(tmp_path: Path, kind: str) -> None:
     graph = small_graph()
-    data = pyg_sar.load_shard(cut(graph, 1, tmp_path / 'parts'))
+    data = pyg_sar.local(pyg_sar.load_shard(cut(graph, 1, tmp_path / 'parts')))
     options = {'num_neighbors': [-1, -1], 'batch_size': 3, 'subgraph_type': kind}
     ours = list(pyg_sar.NeighborLoader(data, input_nodes=data.train_mask, **options))
     ids = data.n_id[data.train_mask]
@@ -55,7 +55,7 @@ def test_batches_of_a_homogeneous_graph(tmp_path: Path, kind: str) -> None:
 def test_batches_of_a_heterogeneous_graph(tmp_path: Path, kind: str) -> None:
     graph = hetero_graph()
     partition_graph(graph, 1, tmp_path / 'parts')
-    data = pyg_sar.load_shard(tmp_path / 'parts')
+    data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
     options = {'num_neighbors': [-1, -1], 'batch_size': 4, 'subgraph_type': kind}
     ours = list(pyg_sar.NeighborLoader(data, input_nodes='paper', **options))
     theirs = list(pyg.NeighborLoader(graph, input_nodes=('paper', data['paper'].n_id), **options))

@@ -73,7 +73,7 @@ ONE_PASS = {
 def test_one_exchange(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward fetches the rows once; backward once, and returns their gradients once."""
     counts = _Counts(monkeypatch)
-    out, _ = run(name, pyg_sar.wrap(make(name)), pyg_sar.load_shard(root))
+    out, _ = run(name, pyg_sar.wrap(make(name)), pyg_sar.local(pyg_sar.load_shard(root)))
     assert counts.take() == (ONE_PASS[name], 0)
     out.sum().backward()
     assert counts.take() == (ONE_PASS[name], ONE_PASS[name])
@@ -194,7 +194,7 @@ def _compare(conv: MessagePassing, data: Data, graph: Data, tolerance: float = T
 def test_other_uses(root: Path, use: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = _Counts(monkeypatch)
     conv = Using(NOT_LINEAR[use])
-    _compare(conv, pyg_sar.load_shard(root), awkward_graph())
+    _compare(conv, pyg_sar.local(pyg_sar.load_shard(root)), awkward_graph())
     assert counts.take() == (4, 1)
 
 
@@ -202,14 +202,16 @@ def test_other_uses(root: Path, use: str, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize('use', LINEAR)
 def test_linear_uses(root: Path, use: str, aggr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = _Counts(monkeypatch)
-    _compare(Using(LINEAR[use], aggr), pyg_sar.load_shard(root), awkward_graph())
+    _compare(Using(LINEAR[use], aggr), pyg_sar.local(pyg_sar.load_shard(root)), awkward_graph())
     assert counts.take() == (2, 1)
 
 
 @pytest.mark.parametrize('aggr', ['max', 'mul', 'std', ['add', 'max']], ids=str)
 def test_other_reductions(root: Path, aggr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = _Counts(monkeypatch)
-    _compare(Using(lambda alpha: alpha, aggr), pyg_sar.load_shard(root), awkward_graph())
+    _compare(
+        Using(lambda alpha: alpha, aggr), pyg_sar.local(pyg_sar.load_shard(root)), awkward_graph()
+    )
     assert counts.take() == (4, 1)
 
 
@@ -221,14 +223,14 @@ def test_in_place_on_the_result(root: Path) -> None:
             inputs += 1
             return inputs.mul_(2)
 
-    _compare(Adding(lambda alpha: alpha), pyg_sar.load_shard(root), awkward_graph())
+    _compare(Adding(lambda alpha: alpha), pyg_sar.local(pyg_sar.load_shard(root)), awkward_graph())
 
 
 def test_hook_of_a_later_call(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook registered after the first call makes messages that are not linear."""
     counts = _Counts(monkeypatch)
     conv = Using(lambda alpha: alpha)
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     module = pyg_sar.wrap(conv)
     module(data.x, data.edge_index)
     assert counts.take()[0] == 1

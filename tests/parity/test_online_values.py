@@ -49,7 +49,7 @@ def _dropped_out(root: str, name: str, general: bool) -> tuple[Tensor, ...]:
             patch.setattr(propagation, '_one_pass', lambda *_: False)
         conv = make(name)
         conv.dropout = 0.4
-        data = pyg_sar.load_shard(root)
+        data = pyg_sar.local(pyg_sar.load_shard(root))
         torch.manual_seed(3)
         out, inputs = run(name, pyg_sar.wrap(conv), data)
         out.backward(torch.ones_like(out))
@@ -69,7 +69,7 @@ def test_dropout(root: Path, name: str, world_size: int) -> None:
     for own, other in zip(found, wanted, strict=True):
         for a, b in zip(own, other, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCE)
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     if world_size == 1:
         assert not torch.allclose(run(name, pyg_sar.wrap(kept), data)[0], found[0][0])
 
@@ -104,7 +104,7 @@ def _weighted(name: str, data: Data, rank: int, factor: float) -> tuple[Tensor, 
 
 
 def _weighted_shard(root: str, name: str, factor: float) -> tuple[Tensor, ...]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     rank = dist.get_rank() if dist.is_initialized() else 0
     with _small_chunks():
         return (data.n_id, *_weighted(name, data, rank, factor))
@@ -143,7 +143,7 @@ class Masked(MessagePassing):
 
 
 def _masked(root: str, factor: float, dtype: torch.dtype, all_of: int | None) -> Any:
-    graph, data = awkward_graph(), pyg_sar.load_shard(root)
+    graph, data = awkward_graph(), pyg_sar.local(pyg_sar.load_shard(root))
     mask = torch.zeros(graph.num_edges, dtype=dtype)
     if all_of is not None:
         mask[::3] = -INF

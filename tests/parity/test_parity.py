@@ -75,7 +75,7 @@ def _differences(
 ) -> dict[str, float]:
     """The largest absolute difference of each tensor on this rank."""
     expected, grad, gradients = _expected(name, dtype)
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     data = _as(data, dtype)
     module = pyg_sar.wrap(make(name).to(dtype), mode=mode, max_rows=max_rows)
     out, inputs = run(name, module, data)
@@ -98,7 +98,7 @@ def _differences(
 
 def _tensors(name: str, root: str, dtype: torch.dtype) -> dict[str, Tensor]:
     """Output and all gradients, those of parameters summed over the ranks."""
-    data = _as(pyg_sar.load_shard(root), dtype)
+    data = _as(pyg_sar.local(pyg_sar.load_shard(root)), dtype)
     module = pyg_sar.wrap(make(name).to(dtype))
     out, inputs = run(name, module, data)
     out.backward(_expected(name, dtype)[1][data.n_id])
@@ -230,7 +230,7 @@ def test_float32(partitions: Path, name: str) -> None:
 def test_autocast(partitions: Path, name: str) -> None:
     """bfloat16 rounds differently where sums are made block by block, but no gradient is lost."""
     data, plain = _as(graph(), torch.float32), make(name).float()
-    shard = _as(pyg_sar.load_shard(partitions / 'metis3'), torch.float32)
+    shard = _as(pyg_sar.local(pyg_sar.load_shard(partitions / 'metis3')), torch.float32)
     wrapped = pyg_sar.wrap(make(name).float())
     with torch.autocast('cpu', dtype=torch.bfloat16):
         expected, inputs = run(name, plain, data)

@@ -51,7 +51,7 @@ def test_load(tmp_path, monkeypatch):
     partition_graph(_graph(both), 2, tmp_path / 'two', method=HALVES)
     monkeypatch.setattr(bags, 'MAX_EDGES', LIMIT)
     with pytest.raises(ValueError, match=r'\(got 13\); use more parts'):
-        pyg_sar.load_shard(tmp_path / 'two')
+        pyg_sar.local(pyg_sar.load_shard(tmp_path / 'two'))
 
 
 @pytest.mark.usefixtures('small_limit')

@@ -129,15 +129,22 @@ def test_command_line(tmp_path, capsys):
     arguments = [str(tmp_path / 'a.pt'), '--num-parts', '2', '--quiet']
     assert main([*arguments, str(tmp_path / 'one')]) == 0
     assert main([*arguments, str(tmp_path / 'both'), '--undirected']) == 0
-    assert _edges(pyg_sar.load_shard(tmp_path / 'one')) == {(0, 1), (1, 2), (2, 1), (2, 3)}
+    assert _edges(pyg_sar.local(pyg_sar.load_shard(tmp_path / 'one'))) == {
+        (0, 1),
+        (1, 2),
+        (2, 1),
+        (2, 3),
+    }
     both = {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}
-    assert _edges(pyg_sar.load_shard(tmp_path / 'both')) == both
+    assert _edges(pyg_sar.local(pyg_sar.load_shard(tmp_path / 'both'))) == both
     hetero = HeteroData(a={'num_nodes': 3}, b={'num_nodes': 2})
     hetero['a', 'to', 'b'].edge_index = torch.tensor([[0, 1, 2], [1, 0, 1]])
     torch.save(hetero, tmp_path / 'b.pt')
     arguments = [str(tmp_path / 'b.pt'), str(tmp_path / 'c'), '--num-parts', '1', '--quiet']
     assert main([*arguments, '--undirected']) == 0
-    back = pyg_sar.load_shard(tmp_path / 'c')['b', 'rev_to', 'a'].edge_index.as_subclass(Tensor)
+    back = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'c'))[
+        'b', 'rev_to', 'a'
+    ].edge_index.as_subclass(Tensor)
     assert sorted(back.t().tolist()) == [[0, 1], [1, 0], [1, 2]]
     assert main(['ogbn-arxiv', str(tmp_path / 'x'), '--num-parts', '2', '--root', 'nowhere']) == 2
     assert "'nowhere/ogbn_arxiv'" in capsys.readouterr().err

@@ -143,5 +143,5 @@ def test_arrays_without_parts(tmp_path, capsys):
     assert main(arguments) == 2
     assert 'required: --num-parts' in capsys.readouterr().err
     assert main([*arguments, '--num-parts', '2']) == 0
-    data = pyg_sar.load_shard(tmp_path / 'out')
+    data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))
     assert torch.equal(data.x, torch.arange(12.0).view(4, 3)[data.n_id])

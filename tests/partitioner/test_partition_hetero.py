@@ -12,7 +12,8 @@ import torch
 from hetero_graphs import CITES, HAS, NUM_NODES, WRITES, assignment, hetero_graph
 from torch_geometric.data import HeteroData
 
-from pyg_sar import load_shard, partition_graph
+import pyg_sar
+from pyg_sar import partition_graph
 
 with warnings.catch_warnings():
     warnings.simplefilter('ignore', DeprecationWarning)  # PyG announces the module's end.
@@ -177,7 +178,7 @@ def test_no_edges_at_all(tmp_path):
     summary = partition_graph(data, 3, tmp_path / 'out')
     assert max(summary.type_num_nodes['a']) == 3
     assert max(summary.type_num_nodes['b']) == 1
-    loaded = load_shard(tmp_path / 'out')
+    loaded = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))
     assert loaded['a', 'to', 'b'].edge_index.shape == (2, 0)
 
 
@@ -209,7 +210,7 @@ def test_split_of_the_types_with_labels(tmp_path):
     del data['paper'].train_mask
     del data['author'].train_mask
     partition_graph(data, 2, tmp_path / 'out', split='0.5/0.25/0.25')
-    loaded = load_shard(tmp_path / 'out')
+    loaded = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))
     masks = torch.stack([loaded['paper'][f'{name}_mask'] for name in ('train', 'val', 'test')])
     assert masks.sum(dim=1).tolist() == [17, 8, 9]
     assert masks.sum(dim=0).tolist() == [1] * 34

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch_geometric import transforms as T
 from torch_geometric.data import HeteroData
 
-from pyg_sar import load_shard, partition_graph
+import pyg_sar
+from pyg_sar import partition_graph
 from pyg_sar.partition import main
 from pyg_sar.partitioner.sources.sources import load_source
 
@@ -53,7 +54,7 @@ def test_command_line(tmp_path, capsys):
     code = main([str(tmp_path / 'data.pt'), str(tmp_path / 'out'), '--num-parts', '2'])
     assert code == 0
     assert 'node types' in capsys.readouterr().out
-    assert load_shard(tmp_path / 'out').num_nodes == sum(NUM_NODES.values())
+    assert pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out')).num_nodes == sum(NUM_NODES.values())
 
 
 def test_npz(tmp_path):
@@ -80,7 +81,7 @@ def test_npz(tmp_path):
     assert data['b'].y.tolist() == [1, 0, 2]
     assert data['a', 'to', 'b'].edge_attr.shape == (2, 3)
     partition_graph(data, 2, tmp_path / 'out')
-    assert load_shard(tmp_path / 'out')['a'].x.shape == (2, 3)
+    assert pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))['a'].x.shape == (2, 3)
 
 
 @pytest.mark.slow
@@ -198,7 +199,7 @@ def test_what_is_dropped_is_named_with_its_type(tmp_path):
 
 
 def test_empty_relation_has_its_attributes(root):
-    loaded = load_shard(root)
+    loaded = pyg_sar.local(pyg_sar.load_shard(root))
     assert loaded[REVIEWS].edge_attr.shape == (0, 5)
     assert loaded[REVIEWS].edge_attr.dtype == torch.float32
 

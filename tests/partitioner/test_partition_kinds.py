@@ -14,7 +14,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.hypergraph_data import HyperGraphData
 
-from pyg_sar import load_shard, partition_graph
+import pyg_sar
+from pyg_sar import partition_graph
 from pyg_sar.inspection import verify_partition
 
 EDGES = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
@@ -29,7 +30,7 @@ def _loaded(data: Data, root: Path) -> Data:
     """All of it, from two parts."""
     partition_graph(data, 2, root, method=PARTS)
     assert verify_partition(root) == []
-    return load_shard(root)
+    return pyg_sar.local(pyg_sar.load_shard(root))
 
 
 def _bits(values: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ def test_unsigned_rows_from_a_file(tmp_path):
     np.save(tmp_path / 'parts.npy', PARTS.numpy())
     method = f'file:{tmp_path / "parts.npy"}'
     partition_graph(tmp_path / 'graph.npz', 2, tmp_path / 'parts', method=method)
-    found = load_shard(tmp_path / 'parts')
+    found = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
     assert np.array_equal(found.x.numpy(), x[found.n_id.numpy()])
 
 
@@ -149,7 +150,7 @@ def test_numbers_of_the_other_byte_order(tmp_path):
     assert torch.equal(found.x, torch.from_numpy(x)[found.n_id])
     np.savez(tmp_path / 'graph.npz', edge_index=EDGES.numpy().astype('>i4'), x=x.astype('>f8'))
     partition_graph(tmp_path / 'graph.npz', 2, tmp_path / 'file')
-    found = load_shard(tmp_path / 'file')
+    found = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'file'))
     assert torch.equal(found.x, torch.from_numpy(x)[found.n_id])
 
 
@@ -196,7 +197,7 @@ def test_isolated_nodes_at_the_end(tmp_path, attrs):
     data = Data(**{'edge_index': EDGES, **attrs})
     assert data.num_nodes == 9
     partition_graph(data, 2, tmp_path / 'parts')
-    found = load_shard(tmp_path / 'parts')
+    found = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
     assert found.num_nodes == 9
     for name in {*attrs} - {'edge_index'}:
         assert torch.equal(found[name], attrs[name][found.n_id])
@@ -206,7 +207,7 @@ def test_a_list_of_some_nodes_is_no_number_of_nodes(tmp_path):
     data = Data(edge_index=EDGES, node_subset=torch.tensor([1, 2]))
     with pytest.warns(UserWarning, match='dropped .*node_subset'):
         partition_graph(data, 2, tmp_path / 'parts')
-    assert load_shard(tmp_path / 'parts').num_nodes == 4
+    assert pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts')).num_nodes == 4
 
 
 @pytest.mark.filterwarnings('ignore:Sparse CSR tensor support is in beta')
@@ -240,7 +241,7 @@ def test_a_split_of_unsigned_labels(tmp_path, dtype):
     """torch does not compare most of them with 0; all are labels."""
     data = _data(y=torch.arange(4).to(dtype))
     partition_graph(data, 2, tmp_path / 'parts', split='0.5/0.25/0.25')
-    found = load_shard(tmp_path / 'parts')
+    found = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
     assert bool((found.train_mask | found.val_mask | found.test_mask).all())
 
 

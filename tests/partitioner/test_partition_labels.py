@@ -82,14 +82,14 @@ def test_every_type_of_nodes(tmp_path):
 
 def test_labels_written_later(tmp_path):
     pyg_sar.partition_graph(_graph(y=Y), 2, tmp_path / 'parts')
-    data = pyg_sar.load_shard(tmp_path / 'parts')
+    data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
     data.y = data.y - 1
     save_node_attrs(data, ['y'], overwrite=True)
-    data = pyg_sar.load_shard(tmp_path / 'parts')
+    data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
     assert (data.num_classes, data.label_range) == (5, [-1, 3])  # never fewer
     data.y = data.y + 8
     save_node_attrs(data, ['y'], overwrite=True)
-    data = pyg_sar.load_shard(tmp_path / 'parts')
+    data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
     assert (data.num_classes, data.label_range) == (12, [7, 11])
 
 

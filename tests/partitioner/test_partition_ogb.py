@@ -98,7 +98,7 @@ def test_papers100m_stays_on_disk(save, tmp_path):
     assert not [*(folder / 'raw').glob('.*')]
     arguments = ['ogbn-papers100M', str(tmp_path / 'out'), '--root', str(tmp_path)]
     assert main([*arguments, '--num-parts', '2', '--quiet']) == 0
-    shard = pyg_sar.load_shard(tmp_path / 'out')
+    shard = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))
     assert np.array_equal(shard.x.numpy(), X[shard.n_id])
     (folder / 'split' / 'time' / 'valid.csv.gz').unlink()
     with pytest.raises(ValueError, match=r"the split of the dataset in '.*valid\.csv\.gz'"):
@@ -132,7 +132,9 @@ def test_arxiv(tmp_path, capsys):
     assert capsys.readouterr().out == ''
     arguments = ['ogbn-arxiv', str(tmp_path / 'out'), '--root', str(tmp_path), '--undirected']
     assert main([*arguments, '--num-parts', '2', '--quiet']) == 0
-    src, dst = pyg_sar.load_shard(tmp_path / 'out').edge_index.as_subclass(torch.Tensor)
+    src, dst = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out')).edge_index.as_subclass(
+        torch.Tensor
+    )
     assert {*zip(src.tolist(), dst.tolist(), strict=True)} == {
         *zip(dst.tolist(), src.tolist(), strict=True)
     }
@@ -209,6 +211,6 @@ def test_mag(tmp_path):
     assert 'y' not in data['author']
     arguments = ['ogbn-mag', str(tmp_path / 'out'), '--root', str(tmp_path), '--undirected']
     assert main([*arguments, '--num-parts', '2', '--quiet']) == 0
-    loaded = pyg_sar.load_shard(tmp_path / 'out')
+    loaded = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))
     assert ('paper', 'rev_writes', 'author') in loaded.edge_types
     assert len(loaded.edge_types) == 7

@@ -77,7 +77,7 @@ def _load(root: str) -> str:
 def test_load_shard_says_how_to_convert(folder):
     command = f'`python -m pyg_sar.partition {folder / "homo"} parts/`'
     with pytest.raises(ValueError, match=r'torch_geometric\.distributed') as caught:
-        pyg_sar.load_shard(folder / 'homo')
+        pyg_sar.local(pyg_sar.load_shard(folder / 'homo'))
     assert command in str(caught.value)
     assert_all_raise(run_ranks(_load, 2, str(folder / 'homo')), 'ValueError', command)
 

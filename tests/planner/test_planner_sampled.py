@@ -39,7 +39,7 @@ def _cut(folder: Path, width: int = 6) -> Path:
 
 
 def _count(root: Path) -> list[tuple[int, int, int]]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     counts = []
     for batch in pyg_sar.NeighborLoader(data, FANS, batch_size=SEEDS, drop_last=True):
         remote = ~torch.isin(batch.n_id, data.n_id)
@@ -56,7 +56,7 @@ def _predict(
 
 def _round(root: Path, batch_size: int) -> tuple[int, int]:
     """Bytes while the first round is made, and how many rows came in it."""
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     loader = pyg_sar.NeighborLoader(data, FANS, batch_size=batch_size, prefetch=0)
     with LiveBytes(
         [value.as_subclass(Tensor) for _, value in data if isinstance(value, Tensor)]
@@ -94,7 +94,7 @@ def test_memory_of_a_round(tmp_path: Path, num_ranks: int, batch_size: int) -> N
 
 def test_memory_of_a_step(tmp_path: Path) -> None:
     root = _cut(tmp_path / 'parts')
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     batch = next(iter(pyg_sar.NeighborLoader(data, FANS, batch_size=SEEDS)))
     model = GraphSAGE(6, 16, 2, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -34,7 +34,7 @@ def _train(root: str, level: Any) -> tuple[str, list[torch.Tensor], list[Any]]:
     with redirect_stderr(err):
         try:
             set_log(level)
-            data = pyg_sar.load_shard(root)
+            data = pyg_sar.local(pyg_sar.load_shard(root))
             torch.manual_seed(0)
             convs = torch.nn.ModuleList([SAGEConv(6, 6), torch.nn.BatchNorm1d(6), SAGEConv(6, 6)])
             model = pyg_sar.DistributedDataParallel(_Chain(convs).double(), log=level)
@@ -118,7 +118,7 @@ def test_levels(root):
 def test_quiet_by_default(root, caplog, capfd):
     """Even where the program shows warnings."""
     run_ranks(_train, 1, root, None)
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = pyg_sar.wrap(SAGEConv(6, 6).double())
     model(data.x, data.edge_index).sum().backward()
     assert hook.watchers == ()
@@ -129,7 +129,7 @@ def test_quiet_by_default(root, caplog, capfd):
 def test_handlers_of_the_program(root, caplog, capfd):
     """They get the lines instead of stderr."""
     try:
-        data = pyg_sar.load_shard(root)
+        data = pyg_sar.local(pyg_sar.load_shard(root))
         model = pyg_sar.wrap(SAGEConv(6, 6).double(), log='info')
         model(data.x, data.edge_index)
     finally:
@@ -184,7 +184,7 @@ def _fails(root: str) -> str:
     err = io.StringIO()
     with redirect_stderr(err):
         try:
-            data = pyg_sar.load_shard(root)
+            data = pyg_sar.local(pyg_sar.load_shard(root))
             model = pyg_sar.wrap(SAGEConv(6, 6).double(), log='debug')
             for x in (data.x[:-1], data.x):
                 with suppress(ValueError):

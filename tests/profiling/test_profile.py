@@ -90,7 +90,7 @@ def _expected(data: Data, *, reverse: bool = False, times: int = 1, width: int =
 
 
 def _profiled(root: str, mode: str, kind: str) -> list[Any]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     dtype = torch.bfloat16 if kind == 'bfloat16' else None
     model = _model(_gat if kind == 'gat' else _sage, mode=mode, exchange_dtype=dtype)
     _step(model, data)  # plans
@@ -147,7 +147,7 @@ def test_rows_of_attention(root, mode):
 def _against_messages(
     root: str, make: Callable[[], torch.nn.Module], **options: Any
 ) -> tuple[int, ...]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = _model(make, **options)
     with pyg_sar.profile(model) as prof, counted() as traffic:
         for _ in range(2):
@@ -178,7 +178,7 @@ def test_bytes_are_those_of_the_messages(root, make, options):
 
 
 def _kept(root: str) -> list[tuple[float, ...]]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(0)
     model = pyg_sar.wrap(_sage().double())
     _step(model, data)
@@ -200,7 +200,7 @@ def _hooks(conv: torch.nn.Module) -> list[int]:
 
 
 def _same_bits(root: str, options: dict[str, Any]) -> None:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     answers = []
     for is_profiled in (False, True):
         model = pyg_sar.DistributedDataParallel(_model(_gat), **options)
@@ -221,7 +221,7 @@ def test_same_bits(root, world_size, options):
 
 
 def _times(root: str) -> Any:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = _model(_gat)
     before = time.perf_counter()
     with pyg_sar.profile(model) as prof:
@@ -270,7 +270,7 @@ def test_times_and_tables(root):
 
 def _ranges(root: str) -> list[set[str]]:
     """What a profiler of torch sees, without a profile of ours and with one."""
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = _model()
     found = []
     for is_profiled in (False, True):
@@ -296,7 +296,7 @@ def test_ranges_of_torch_profiler(root):
 
 
 def _saved(root: str, folder: str) -> tuple[str, ...]:
-    data, model = pyg_sar.load_shard(root), _model()
+    data, model = pyg_sar.local(pyg_sar.load_shard(root)), _model()
     with pyg_sar.profile(model) as prof:
         _step(model, data)
     prof.save(f'{folder}/profile.html')
@@ -327,7 +327,7 @@ def _fail_halfway(model: torch.nn.Module, data: Data) -> None:
 
 def _fails(root: str) -> None:
     """An exception in a layer and one in backward: what came before counts, nothing is left."""
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = _model()
     prof = pyg_sar.profile(model)
     model(data.x, data.edge_index)
@@ -355,7 +355,7 @@ def test_exceptions(root):
 
 
 def _rank_ends(root: str) -> str:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = _model(log='debug')
     error: Exception | None = None
     with redirect_stderr(io.StringIO()), pyg_sar.profile(model) as prof:
@@ -379,7 +379,7 @@ def test_a_lost_rank_is_known_at_once(root):
 
 def test_without_a_process_group(root):
     """All parts on one process, a plain edge_index, two models, a copy, profiles within others."""
-    data = pyg_sar.load_shard(root(3))
+    data = pyg_sar.local(pyg_sar.load_shard(root(3)))
     graph = small_graph()
     first, second = _model(), _model()
     late = first(data.x, data.edge_index).sum()
@@ -460,7 +460,7 @@ def test_which_pass_is_running(monkeypatch):
 
 
 def _sampled(root: str, page: str) -> tuple[list[int], float, str, str]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = _model(lambda: SAGEConv(WIDTH, WIDTH))
     loader = pyg_sar.NeighborLoader(data, [4, 4], batch_size=4, cache=700, prefetch=1)
     with pyg_sar.profile(model) as prof:
@@ -518,7 +518,7 @@ def test_refused(root):
 
 @pytest.mark.gpu
 def test_on_a_gpu(root):
-    data = pyg_sar.load_shard(root(2)).to('cuda')
+    data = pyg_sar.local(pyg_sar.load_shard(root(2))).to('cuda')
     model = _model().cuda()
     with pyg_sar.profile(model) as prof:
         _step(model, data)

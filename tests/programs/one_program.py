@@ -57,7 +57,7 @@ def on_rank(module: str, name: str, folder: str) -> dict[str, Any]:
     what = getattr(import_module(module), name)
     random.seed()
     try:
-        data = pyg_sar.load_graph(folder)
+        data = pyg_sar.load_shard(folder)
         results = what(data, pyg_sar.DistributedDataParallel)
         return {path: _whole(leaf) for path, leaf in _leaves(results)}
     except Exception as failure:

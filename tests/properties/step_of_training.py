@@ -66,7 +66,7 @@ def on_ranks(cases: list[tuple[str, str]]) -> list[dict[str, dict[Any, Tensor]]]
     """The same on this rank, for a partition folder and a mode each; with the ids of all rows."""
     found = []
     for root, mode in cases:
-        data = pyg_sar.load_shard(root)
+        data = pyg_sar.local(pyg_sar.load_shard(root))
         if hasattr(data, 'node_types'):
             nodes: dict[Any, Any] = {key: data[key] for key in data.node_types}
             edges: dict[Any, Any] = {key: data[key] for key in data.edge_types}

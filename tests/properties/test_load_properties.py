@@ -16,7 +16,7 @@ from hypothesis import given
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_sar import load_shard
+import pyg_sar
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.read.read_shard import read_shard
 
@@ -124,7 +124,7 @@ def _check_loading(drawn: Drawn) -> None:
 
 def _check_whole(root: Path, drawn: Drawn) -> None:
     """Without torch.distributed one process has the whole graph, as PyG's idioms see it."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     assert type(data) is type(drawn.data)
     assert data.num_nodes == sum(drawn.num_nodes.values())
     assert data.num_edges == sum(edges.size(1) for edges in drawn.edges.values())

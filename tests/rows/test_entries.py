@@ -1,4 +1,4 @@
-"""What takes data of load_shard takes that of load_graph, and gives rows of the whole graph."""
+"""What takes data of load_shard takes that of load_shard, and gives rows of the whole graph."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _model(**options: Any) -> torch.nn.Module:
 
 def _batches(root: str, folder: str) -> None:
     both = []
-    for load in (pyg_sar.load_shard, pyg_sar.load_graph):
+    for load in (pyg_sar.load_shard, pyg_sar.load_shard):
         data = load(root)
         loader = pyg_sar.NeighborLoader(
             data, [3, 3], batch_size=8, input_nodes=data.train_mask, shuffle=True, seed=1
@@ -50,7 +50,7 @@ def _batches(root: str, folder: str) -> None:
 
 
 def _files(root: str, folder: str) -> None:
-    data = pyg_sar.load_graph(root)
+    data = pyg_sar.load_shard(root)
     pyg_sar.save_rows(f'{folder}/rows.npy', data.x, data)
     x = pyg_sar.load_rows(f'{folder}/rows.npy', data)
     assert isinstance(x, Rows)
@@ -58,7 +58,7 @@ def _files(root: str, folder: str) -> None:
 
 
 def _embedding(root: str, folder: str) -> None:
-    data = pyg_sar.load_graph(root)
+    data = pyg_sar.load_shard(root)
     embedding = pyg_sar.NodeEmbedding(data, 4, seed=1)
     x = embedding()
     assert x.shape == (data.num_nodes, 4)
@@ -71,14 +71,14 @@ def _embedding(root: str, folder: str) -> None:
 
 def _draws(root: str, folder: str) -> None:
     found = []
-    for load in (pyg_sar.load_shard, pyg_sar.load_graph):
+    for load in (pyg_sar.load_shard, pyg_sar.load_shard):
         data, model = load(root), _model(dropout_seed=3, check=False)
         found.append(pyg_sar.local(model(data.x, data.edge_index)))
     assert torch.equal(*found)
 
 
 def _over_all_nodes(root: str, folder: str) -> None:
-    data = pyg_sar.load_graph(root)
+    data = pyg_sar.load_shard(root)
     losses = F.cross_entropy(data.x[:, :3], data.y, reduction='none')
     mean = pyg_sar.global_mean(losses, data.train_mask)
     torch.testing.assert_close(mean, losses[data.train_mask].mean())
@@ -92,7 +92,7 @@ def _over_all_nodes(root: str, folder: str) -> None:
 
 
 def _activations(root: str, folder: str) -> None:
-    data, model = pyg_sar.load_graph(root), _model(checkpoint_activations=True, check=False)
+    data, model = pyg_sar.load_shard(root), _model(checkpoint_activations=True, check=False)
     with pytest.raises(ValueError, match='load_shard'):
         model(data.x, data.edge_index)
 
@@ -111,7 +111,7 @@ class _WithRows(torch.nn.Module):
 
 
 def _rows_in_a_model(root: str, folder: str) -> None:
-    data, whole = pyg_sar.load_graph(root), awkward_graph()
+    data, whole = pyg_sar.load_shard(root), awkward_graph()
     whole.x = whole.x.float()
     with pytest.raises(ValueError, match='NodeEmbedding'):
         pyg_sar.DistributedDataParallel(_WithRows(data.x, learns=True))
@@ -123,7 +123,7 @@ def _rows_in_a_model(root: str, folder: str) -> None:
 
 
 def _loops_of_training(root: str, folder: str) -> None:
-    data, model = pyg_sar.load_graph(root), _model(check=False)
+    data, model = pyg_sar.load_shard(root), _model(check=False)
     data.extra = torch.cat([data.x, data.x.mean(0, keepdim=True).expand(data.num_nodes, -1)], 1)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     model.eval()

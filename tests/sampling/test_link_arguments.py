@@ -19,7 +19,7 @@ from pyg_sar.sampling.sampler import ROUND
 
 
 def _make(root: str, options: dict[str, Any], links: str = '') -> str:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     given = {k: v.values[rank()] if isinstance(v, Own) else v for k, v in options.items()}
     if links:
         given['edge_label_index'] = eval(links, {'data': data, 'torch': torch})
@@ -103,7 +103,10 @@ def test_a_graph_that_is_not_cut_is_refused() -> None:
 
 
 def test_edges_of_another_shard_are_refused(folder: str) -> None:
-    data, other = pyg_sar.load_shard(folder), pyg_sar.load_shard(folder)
+    data, other = (
+        pyg_sar.local(pyg_sar.load_shard(folder)),
+        pyg_sar.local(pyg_sar.load_shard(folder)),
+    )
     text = attempt(pyg_sar.LinkNeighborLoader, data, [2], other.edge_index)
     assert_all_raise([text], 'ValueError', 'edge_label_index', 'this shard')
 
@@ -137,7 +140,7 @@ OPTIONS = {
 
 
 def _half(root: str, num: int, state: dict[str, Any] | None) -> tuple[Taken, dict[str, Any]]:
-    loader = pyg_sar.LinkNeighborLoader(pyg_sar.load_shard(root), **OPTIONS)
+    loader = pyg_sar.LinkNeighborLoader(pyg_sar.local(pyg_sar.load_shard(root)), **OPTIONS)
     if state is not None:
         loader.load_state_dict(state)
     out: Taken = []
@@ -157,9 +160,11 @@ def test_resumes_on_another_number_of_ranks(folder: str) -> None:
     assert all(state == states[0] for state in states)
     rest = run_as_threads(_half, 2, folder, len(want) - num, states[0])
     assert_same(join([taken for taken, _ in rest]), want[num:])
-    other = pyg_sar.LinkNeighborLoader(pyg_sar.load_shard(folder), **{**OPTIONS, 'seed': 3})
+    other = pyg_sar.LinkNeighborLoader(
+        pyg_sar.local(pyg_sar.load_shard(folder)), **{**OPTIONS, 'seed': 3}
+    )
     assert 'seed' in attempt(other.load_state_dict, states[0])
-    nodes = pyg_sar.NeighborLoader(pyg_sar.load_shard(folder), [2, 2])
+    nodes = pyg_sar.NeighborLoader(pyg_sar.local(pyg_sar.load_shard(folder)), [2, 2])
     assert 'of this one' in attempt(nodes.load_state_dict, states[0])
 
 
@@ -175,7 +180,9 @@ def test_prefetch_and_cache_change_nothing(folder: str, case: tuple[int, Any]) -
 
 
 def _count(root: str, options: dict[str, Any]) -> tuple[int, int]:
-    loader = pyg_sar.LinkNeighborLoader(pyg_sar.load_shard(root), prefetch=0, **options)
+    loader = pyg_sar.LinkNeighborLoader(
+        pyg_sar.local(pyg_sar.load_shard(root)), prefetch=0, **options
+    )
     iteration, count, real = iter(loader), 0, {}
     for name in ('all_to_all', 'all_reduce', 'all_gather', 'broadcast', 'start_swap'):
         real[name] = getattr(transport, name)
@@ -207,7 +214,7 @@ def test_collectives_of_a_round(folder: str) -> None:
 
 def test_what_is_wanted_of_attributes_of_links(folder: str) -> None:
     """A shard that has an edge_label_index of its own does not show it in batches."""
-    data = pyg_sar.load_shard(folder)
+    data = pyg_sar.local(pyg_sar.load_shard(folder))
     data.edge_label_index, data.edge_label = torch.zeros(2, 3), torch.zeros(3)
     (batch, *_) = pyg_sar.LinkNeighborLoader(data, [2], neg_sampling='triplet', batch_size=4)
     assert 'edge_label_index' not in batch

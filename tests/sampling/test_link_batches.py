@@ -117,7 +117,7 @@ def test_ranks_have_the_links_of_their_parts_by_type(
 
 @pytest.mark.parametrize('disjoint', [False, True])
 def test_a_batch_tells_of_its_links(folder: str, disjoint: bool) -> None:
-    graph, data = small_graph(), pyg_sar.load_shard(folder)
+    graph, data = small_graph(), pyg_sar.local(pyg_sar.load_shard(folder))
     pairs, parts, batch_size = _pairs(), assign(40, 8), 3
     label = torch.arange(60) % 3
     loader = pyg_sar.LinkNeighborLoader(
@@ -160,7 +160,7 @@ def test_a_batch_tells_of_its_links(folder: str, disjoint: bool) -> None:
 
 
 def test_triplets(folder: str) -> None:
-    graph, data = small_graph(), pyg_sar.load_shard(folder)
+    graph, data = small_graph(), pyg_sar.local(pyg_sar.load_shard(folder))
     edges = set(map(tuple, graph.edge_index.t().tolist()))
     for amount in (1, 2):
         sampling = {'mode': 'triplet', 'amount': amount}
@@ -180,7 +180,7 @@ def test_triplets(folder: str) -> None:
 
 
 def test_selected_edges_are_own_ones(folder: str) -> None:
-    data = pyg_sar.load_shard(folder)
+    data = pyg_sar.local(pyg_sar.load_shard(folder))
     mask = data.edge_type == 1
     for links in (data.edge_index[:, mask], data.edge_index[:, mask.nonzero().view(-1)]):
         weight = data.edge_weight[mask]
@@ -207,7 +207,7 @@ def test_links_are_no_edges_of_their_batch(
     graph.edge_index = torch.cat([graph.edge_index, reverse], dim=1)
     graph = type(graph)(x=graph.x, edge_index=graph.edge_index)
     root = cut(graph, 1, tmp_path_factory.mktemp('parts') / 'both')
-    data, leaks = pyg_sar.load_shard(root), [0, 0]
+    data, leaks = pyg_sar.local(pyg_sar.load_shard(root)), [0, 0]
     loader = pyg_sar.LinkNeighborLoader(
         data,
         [-1, -1],
@@ -243,7 +243,7 @@ def test_links_are_no_edges_of_their_batch(
 
 
 def _mine(root: str) -> list[tuple[int, int, bool]]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     pairs = torch.tensor([[3, 9], [0, 1]]) if pyg_sar.comm.rank() == 1 else torch.empty(2, 0).long()
     loader = pyg_sar.LinkNeighborLoader(data, [2, 2], pairs, batch_size=4, neg_sampling='binary')
     return [(b.input_id.numel(), b.edge_label_index.size(1), b.x.dim() == 2) for b in loader]
@@ -273,7 +273,7 @@ class _Operations(hook.Watcher):
 
 
 def _operations(root: str, sampling: str | None) -> tuple[int, int]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     loader = pyg_sar.LinkNeighborLoader(
         data, [3, 2, 2], batch_size=4, neg_sampling=sampling, prefetch=0
     )

@@ -22,7 +22,7 @@ from pyg_sar.sampling.sampler import ROUND
 
 
 def _loader(root: str, **options: Any) -> pyg_sar.NeighborLoader:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     return pyg_sar.NeighborLoader(data, [2, 2], **{'seed': 3, 'shuffle': True, **options})
 
 
@@ -102,7 +102,7 @@ def _forgotten(root: str) -> tuple[int, int]:
     del loader, iteration
     gc.collect()
     left = _end_of_threads()
-    data = pyg_sar.load_shard(root)  # exchanges go on
+    data = pyg_sar.local(pyg_sar.load_shard(root))  # exchanges go on
     assert data.num_nodes
     return during, left
 
@@ -199,7 +199,7 @@ def test_a_program_that_fails_ends_the_threads_of_all_ranks(folder: str) -> None
 
 
 def _count(root: str, num_neighbors: list[int]) -> tuple[int, int]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     loader = pyg_sar.NeighborLoader(data, num_neighbors, prefetch=0)
     iteration, count = iter(loader), 0
     names = ('all_to_all', 'all_reduce', 'all_gather', 'broadcast', 'start_swap')

@@ -18,7 +18,7 @@ from pyg_sar.comm import rank
 
 
 def _make(root: str, options: dict[str, Any], change: str = '') -> str:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     if change:
         exec(change, {'data': data, 'rank': rank(), 'torch': torch})
     given = {k: v.values[rank()] if isinstance(v, Own) else v for k, v in options.items()}
@@ -127,21 +127,21 @@ def test_a_graph_that_is_not_cut_is_refused() -> None:
 
 
 def test_what_pyg_takes_is_taken(hetero_folder: str, folder: str) -> None:
-    data = pyg_sar.load_shard(hetero_folder)
+    data = pyg_sar.local(pyg_sar.load_shard(hetero_folder))
     fans = NumNeighbors({('author', 'writes', 'paper'): [3, 3]}, default=[1, 1])
     loader = pyg_sar.NeighborLoader(data, fans, 'paper', prefetch=0)
     text = {'__'.join(key): [1, 1] for key in data.edge_types}
     text['author__writes__paper'] = [3, 3]
     same = pyg_sar.NeighborLoader(data, text, ('paper', None), prefetch=0)
     assert_same([take(b) for b in loader], [take(b) for b in same])
-    data = pyg_sar.load_shard(folder)
+    data = pyg_sar.local(pyg_sar.load_shard(folder))
     induced = pyg_sar.NeighborLoader(data, (2,), [0, 3, 1], subgraph_type=SubgraphType.induced)
     assert sum(batch.batch_size for batch in induced) == 3
     assert torch.cat([batch.input_id for batch in induced]).sort().values.tolist() == [0, 1, 2]
 
 
 def test_transforms_run_in_the_program(folder: str) -> None:
-    data = pyg_sar.load_shard(folder)
+    data = pyg_sar.local(pyg_sar.load_shard(folder))
 
     def transform(batch: Data) -> Data:
         batch.draw = torch.rand(())
@@ -154,7 +154,7 @@ def test_transforms_run_in_the_program(folder: str) -> None:
 
 
 def test_attributes_are_those_of_the_epoch(folder: str) -> None:
-    data = pyg_sar.load_shard(folder)
+    data = pyg_sar.local(pyg_sar.load_shard(folder))
     loader = pyg_sar.NeighborLoader(data, [2], prefetch=0)
     data.score = data.n_id.double().unsqueeze(1) * torch.ones(2)
     data.x = data.x * 2
@@ -169,7 +169,7 @@ def test_attributes_are_those_of_the_epoch(folder: str) -> None:
 
 def _half(root: str, num: int, state: dict[str, int] | None) -> tuple[Taken, dict[str, int]]:
     loader = pyg_sar.NeighborLoader(
-        pyg_sar.load_shard(root), [2, 2], batch_size=1, shuffle=True, seed=2
+        pyg_sar.local(pyg_sar.load_shard(root)), [2, 2], batch_size=1, shuffle=True, seed=2
     )
     if state is not None:
         loader.load_state_dict(state)
@@ -200,7 +200,7 @@ def test_resumes_on_another_number_of_ranks(folder: str, num: int) -> None:
 
 
 def test_resumes_before_and_after_an_epoch(folder: str) -> None:
-    data = pyg_sar.load_shard(folder)
+    data = pyg_sar.local(pyg_sar.load_shard(folder))
 
     def loader() -> pyg_sar.NeighborLoader:
         return pyg_sar.NeighborLoader(data, [2], shuffle=True, prefetch=0)
@@ -218,12 +218,12 @@ def test_resumes_before_and_after_an_epoch(folder: str) -> None:
 
 
 def _loads(root: str, state: dict[str, Any]) -> str:
-    loader = pyg_sar.NeighborLoader(pyg_sar.load_shard(root), [2])
+    loader = pyg_sar.NeighborLoader(pyg_sar.local(pyg_sar.load_shard(root)), [2])
     return attempt(loader.load_state_dict, state)
 
 
 def _loads_on_one(root: str) -> str:
-    loader = pyg_sar.NeighborLoader(pyg_sar.load_shard(root), [2])
+    loader = pyg_sar.NeighborLoader(pyg_sar.local(pyg_sar.load_shard(root)), [2])
     state = {**loader.state_dict(), 'epoch': 4, 'batch': 2}
     if rank() == 1:
         loader.load_state_dict(state)
@@ -231,7 +231,7 @@ def _loads_on_one(root: str) -> str:
 
 
 def test_states_that_do_not_fit(folder: str) -> None:
-    other = pyg_sar.NeighborLoader(pyg_sar.load_shard(folder), [2], batch_size=7)
+    other = pyg_sar.NeighborLoader(pyg_sar.local(pyg_sar.load_shard(folder)), [2], batch_size=7)
     assert_all_raise([_loads(folder, other.state_dict())], 'ValueError', 'batch_size', '7')
     assert_all_raise([_loads(folder, {})], 'ValueError', 'replace', 'None')
     outcomes = run_as_threads(_loads_on_one, 2, folder)
@@ -239,7 +239,7 @@ def test_states_that_do_not_fit(folder: str) -> None:
 
 
 def _idle(root: str) -> list[tuple[int, list[int], str]]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     rows = torch.arange(5) if rank() == 1 else []
     out = []
     for batch in pyg_sar.NeighborLoader(data, [2, 2], rows, batch_size=2, disjoint=True):
@@ -262,7 +262,7 @@ def test_ranks_without_seeds_take_part(folder: str) -> None:
     [('num_neighbors', [3]), ('replace', True), ('shuffle', True), ('disjoint', True)],
 )
 def test_the_state_of_other_batches_is_refused(folder: str, name: str, value: Any) -> None:
-    data, given = pyg_sar.load_shard(folder), {'num_neighbors': [2]}
+    data, given = pyg_sar.local(pyg_sar.load_shard(folder)), {'num_neighbors': [2]}
     state = pyg_sar.NeighborLoader(data, **given).state_dict()
     other = pyg_sar.NeighborLoader(data, **{**given, name: value})
     with pytest.raises(ValueError, match=f"with the '{name}' of this one"):

@@ -40,7 +40,7 @@ def test_a_cache_changes_no_batch_by_type(tmp_path: Path) -> None:
 
 def _fetched(root: str, cache: int | None) -> tuple[int, float, int]:
     """Rows fetched in an epoch, the hit rate, and the kept rows."""
-    data, count, real = pyg_sar.load_shard(root), 0, rounds.ask_for_rows
+    data, count, real = pyg_sar.local(pyg_sar.load_shard(root)), 0, rounds.ask_for_rows
 
     def counting(graph: Any, attributes: Any, wanted: Any) -> Any:
         nonlocal count
@@ -84,7 +84,7 @@ def test_the_log_tells_the_hit_rate(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def _changed(root: str) -> list[Taken]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     loader = pyg_sar.NeighborLoader(data, [4, 4], batch_size=4, cache='1MB')
     epochs = [[take(batch) for batch in loader]]
     data.x.mul_(2)
@@ -101,7 +101,7 @@ def test_kept_rows_are_those_of_the_epoch(tmp_path: Path) -> None:
     graph = small_graph()
     root = str(cut(graph, 2, tmp_path / 'parts'))
     results = run_as_threads(_changed, 2, root)
-    own = pyg_sar.load_shard(root)
+    own = pyg_sar.local(pyg_sar.load_shard(root))
     second = own.n_id[own.edge_index.shard.own_ptr[1] :]  # the nodes of rank 1
     x = graph.x * 2
     moved = x.clone()

@@ -18,7 +18,7 @@ import pyg_sar
 
 
 def _train(root: str, device: str = 'cpu') -> tuple[list[float], Tensor, dict[str, Tensor]]:
-    data = pyg_sar.load_shard(root).to(device)
+    data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
     torch.manual_seed(0)
     model = pyg_sar.DistributedDataParallel(GraphSAGE(6, 8, 2, 3).double().to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

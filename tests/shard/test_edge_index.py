@@ -31,7 +31,8 @@ from torch_geometric.utils import (
     to_torch_csr_tensor,
 )
 
-from pyg_sar import SARConv, load_shard
+import pyg_sar
+from pyg_sar import SARConv
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.local_ids import SourceRow
 from pyg_sar.shard.plan import plan_of
@@ -47,7 +48,7 @@ def data(tmp_path: Path) -> Data:
 @pytest.fixture
 def single(tmp_path: Path) -> Data:
     """All three parts in one process, so that a conv can run."""
-    return load_shard(cut(small_graph(), 3, tmp_path / 'single'))
+    return pyg_sar.local(pyg_sar.load_shard(cut(small_graph(), 3, tmp_path / 'single')))
 
 
 def _plain(edge_index: Tensor) -> Tensor:

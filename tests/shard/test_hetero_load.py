@@ -20,6 +20,7 @@ from small_graphs import assemble, assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
+import pyg_sar
 from pyg_sar import load_shard, partition_graph
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.read.read_shard import read_shard
@@ -175,7 +176,7 @@ def test_pyg_idioms(tmp_path):
 
 
 def _found(root: str) -> dict[str, Any]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     edges = {rel: e.as_subclass(Tensor) for rel, e in data.edge_index_dict.items()}
     return {'rank': data[CITES].edge_index.shard.rank, 'x': data.x_dict, 'edges': edges}
 
@@ -247,10 +248,10 @@ BROKEN = {
 @pytest.mark.parametrize('what', BROKEN)
 def test_broken_folder(tmp_path, what):
     partition_graph(hetero_graph(), 2, tmp_path / 'parts', method='random')
-    load_shard(tmp_path / 'parts')
+    pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
     BROKEN[what](tmp_path / 'parts')
     with pytest.raises(ValueError, match=r'expected .*(META|part_[01]).*\(got '):
-        load_shard(tmp_path / 'parts')
+        pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
 
 
 def _load(roots: list[str]) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import SimpleConv
 
+import pyg_sar
 from pyg_sar import SARConv, load_shard
 from pyg_sar.comm import transport
 from pyg_sar.shard.edge_index import ShardEdgeIndex
@@ -113,7 +114,7 @@ def test_ranks_together_hold_the_graph(tmp_path, world_size, num_parts, kind):
 def test_one_process_owns_all_parts(tmp_path, num_parts):
     graph = small_graph()
     root = cut(graph, num_parts, tmp_path / 'parts')
-    data = load_shard(str(root))
+    data = pyg_sar.local(pyg_sar.load_shard(str(root)))
     _check_one(data, graph, 0, 1)
     _check_together([data], graph, root)
     assert data.edge_index.shard.num_halo == 0
@@ -170,7 +171,7 @@ def test_only_the_own_parts_are_read(tmp_path):
 def test_a_graph_without_attributes(tmp_path):
     graph = Data(edge_index=small_graph().edge_index, num_nodes=40)
     root = cut(graph, 3, tmp_path / 'parts')
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     assert set(data.keys()) == {'edge_index', 'n_id', 'e_id', 'num_nodes', 'num_nodes_total'}
 
 
@@ -186,11 +187,11 @@ def test_a_graph_without_edges(tmp_path):
 def test_writing_to_what_was_loaded_leaves_the_files(tmp_path):
     """Files are memory-mapped: copy on write."""
     root = cut(small_graph(), 1, tmp_path / 'parts')
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     before = data.x.clone()
     data.x.zero_()
     data.n_id.zero_()
-    again = load_shard(root)
+    again = pyg_sar.local(pyg_sar.load_shard(root))
     assert torch.equal(again.x, before)
     assert again.n_id.tolist() == list(range(40))
 
@@ -227,11 +228,11 @@ def test_launched_but_not_initialised(root, monkeypatch, variables):
         monkeypatch.setenv(name, value)
     message = 'this is one of 3 processes started by .*call pyg_sar.init.. first'
     with pytest.raises(ValueError, match=message):
-        load_shard(root)
+        pyg_sar.local(pyg_sar.load_shard(root))
     assert load_shard(root, 1).edge_index.shard.rank == 1
     for name in variables:
         monkeypatch.delenv(name)
-    assert load_shard(root).num_nodes == 40
+    assert pyg_sar.local(pyg_sar.load_shard(root)).num_nodes == 40
 
 
 def _load(root_of_rank: list[str], rank: int | None = None) -> str:
@@ -264,7 +265,7 @@ def _machines(root: Path, world_size: int, to: Path) -> list[str]:
 
 
 def _load_own(root_of_rank: list[str]) -> tuple[Tensor, Tensor]:
-    data = load_shard(root_of_rank[transport.rank()])
+    data = pyg_sar.local(pyg_sar.load_shard(root_of_rank[transport.rank()]))
     return data.n_id, SARConv(SimpleConv())(data.x, data.edge_index)
 
 
@@ -313,7 +314,7 @@ def test_rank_out_of_range_raises_on_all(root):
 
 
 def _load_after_a_failure(bad: str, good: str) -> tuple[str, int]:
-    return attempt(load_shard, bad), load_shard(good).edge_index.shard.rank
+    return attempt(load_shard, bad), pyg_sar.local(pyg_sar.load_shard(good)).edge_index.shard.rank
 
 
 def test_ranks_go_on_after_a_failure(root, tmp_path):

@@ -15,6 +15,7 @@ from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
 
+import pyg_sar
 from pyg_sar import load_shard
 from pyg_sar.shard.read.read_shard import read_shard
 
@@ -166,21 +167,21 @@ def root(tmp_path: Path) -> Path:
 def test_missing(root, what):
     MISSING[what](root)
     with pytest.raises(FileNotFoundError, match=r'expected .*parts.*\(got '):
-        load_shard(root)
+        pyg_sar.local(pyg_sar.load_shard(root))
 
 
 @pytest.mark.parametrize('what', BROKEN_META)
 def test_broken_meta(root, what):
     BROKEN_META[what](root)
     with pytest.raises(ValueError, match='expected'):
-        load_shard(root)
+        pyg_sar.local(pyg_sar.load_shard(root))
 
 
 @pytest.mark.parametrize('what', BROKEN_FILES)
 def test_broken_file(root, what):
     BROKEN_FILES[what](root)
     with pytest.raises(ValueError, match=r'expected.*part_1.*\(got '):
-        load_shard(root)
+        pyg_sar.local(pyg_sar.load_shard(root))
 
 
 @pytest.mark.parametrize('what', TAMPERED)
@@ -188,7 +189,7 @@ def test_tampered_shard(root, what):
     """All parts in one process, and the part alone as a rank loads it."""
     TAMPERED[what](root)
     with pytest.raises(ValueError, match=r'expected.*part_1.*\(got '):
-        load_shard(root)
+        pyg_sar.local(pyg_sar.load_shard(root))
     with pytest.raises(ValueError, match=r'expected.*part_1.*\(got '):
         read_shard(root, 1, 3)
 
@@ -208,7 +209,7 @@ def test_a_hostile_file_is_never_run(root, tmp_path, monkeypatch, name, is_zip):
     else:
         path.write_bytes(pickle.dumps({'src': _Hostile()}))
     with pytest.raises(ValueError, match='expected a file of tensors'):
-        load_shard(root)
+        pyg_sar.local(pyg_sar.load_shard(root))
     assert not Path('hostile-file-was-run').exists()
 
 

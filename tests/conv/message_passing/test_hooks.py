@@ -14,7 +14,8 @@ from torch import Tensor
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import GCN, GATConv, SAGEConv
 
-from pyg_sar import DistributedDataParallel, SARConv, load_shard
+import pyg_sar
+from pyg_sar import DistributedDataParallel, SARConv
 
 
 def _hook(kind: str) -> Callable[..., Any]:
@@ -27,7 +28,7 @@ def _hook(kind: str) -> Callable[..., Any]:
 
 
 def _hooked(root: str, kind: str, on_wrapper: bool) -> tuple[Tensor, Tensor]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(0)
     plain = SAGEConv(6, 4).double()
     conv = SARConv(plain)
@@ -57,7 +58,7 @@ def test_hooks(graph, root, kind, on_wrapper):
 
 def test_hooks_of_edge_updates(graph, root):
     """They see the arguments and the result of all edges."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     called = []
     conv = SARConv(GATConv(6, 4, add_self_loops=False).double())
     conv.register_edge_update_forward_pre_hook(lambda _, args: called.append(len(args)))
@@ -67,7 +68,7 @@ def test_hooks_of_edge_updates(graph, root):
 
 
 def test_explaining(root):
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     plain = SAGEConv(6, 4).double()
     conv = SARConv(plain)
     plain.explain = True
@@ -95,7 +96,7 @@ def _explained(model: torch.nn.Module, x: Tensor, edge_index: Tensor) -> list[Te
 
 def test_explainer(graph, root):
     """On a plain graph it says what it says of the plain model, also after it was refused."""
-    data, plain = load_shard(root), GCN(6, 8, 2, 3).double()
+    data, plain = pyg_sar.local(pyg_sar.load_shard(root)), GCN(6, 8, 2, 3).double()
     model = DistributedDataParallel(copy.deepcopy(plain), check=False)
     with pytest.raises(ValueError, match='GCNConv cannot be explained on a cut graph: explain'):
         _explained(model, data.x, data.edge_index)

@@ -10,7 +10,8 @@ from small_graphs import assemble, assert_close, attempt, cut
 from sum_conv import SumConv
 from torch import Tensor
 
-from pyg_sar import load_shard, wrap
+import pyg_sar
+from pyg_sar import wrap
 
 
 class NormInMessage(SumConv):
@@ -32,7 +33,7 @@ def _norm_model() -> torch.nn.ModuleList:
 def _norm_in_message(
     root: str, training: list[bool], mode: str
 ) -> tuple[list[str], Tensor, Tensor | None]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     model = wrap(_norm_model(), mode=mode)
     outcomes = []
     out = None

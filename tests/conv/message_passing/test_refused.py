@@ -15,7 +15,8 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import degree, scatter, softmax
 
-from pyg_sar import SARConv, load_shard, wrap
+import pyg_sar
+from pyg_sar import SARConv, wrap
 
 
 class DividesByDegree(SumConv):
@@ -170,7 +171,7 @@ def _conv(name: str) -> MessagePassing:
 
 
 def _forward(name: str, root: str, mode: str) -> str:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     return attempt(SARConv(_conv(name), mode=mode), data.x, data.edge_index)
 
 
@@ -196,7 +197,7 @@ def test_a_kept_edge_tensor(root):
 
 
 def _values(name: str, root: str, mode: str) -> tuple[Tensor, Tensor]:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     with torch.no_grad():
         return data.n_id, SARConv(_conv(name), mode=mode)(data.x, data.edge_index)
 
@@ -281,6 +282,6 @@ def test_refused_at_construction(name, mode):
 
 @pytest.mark.parametrize('mode', ['sequential', 'one_shot'])
 def test_own_aggregate(graph, tmp_path, mode):
-    data = load_shard(cut(graph, 3, tmp_path / 'parts'))
+    data = pyg_sar.local(pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts')))
     found = SARConv(OwnAggregate(), mode=mode)(data.x, data.edge_index)
     assert_close(found, OwnAggregate()(graph.x, graph.edge_index)[data.n_id])

@@ -26,6 +26,7 @@ from torch_geometric.nn import (
     TransformerConv,
 )
 
+import pyg_sar
 from pyg_sar import SARConv, load_shard
 
 CONVS: dict[str, Callable[[], MessagePassing]] = {
@@ -40,7 +41,7 @@ CONVS: dict[str, Callable[[], MessagePassing]] = {
 
 
 def _with_rows(root: str, name: str, mode: str, change: int, on_ranks: list[int]) -> str:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = SARConv(CONVS[name]().double(), mode=mode)
     x = data.x
     if dist.get_rank() in on_ranks:
@@ -69,7 +70,7 @@ def test_wrong_rows_on_all_ranks(root, change):
 
 
 def _with_edge_rows(root: str, name: str, attribute: str, change: str) -> str:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = SARConv(CONVS[name]().double())
     values = data[attribute]
     if dist.get_rank() == 1:
@@ -89,7 +90,7 @@ def test_wrong_edge_rows_on_one_rank(root, name, attribute, change):
 
 
 def _with_odd_input(root: str, name: str, odd: str) -> str:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     x, conv = data.x, CONVS[name]().double()
     if dist.get_rank() == 1:
         if odd == 'width':
@@ -112,7 +113,7 @@ def test_other_shapes_or_types_on_one_rank(root, name, odd):
 
 
 def _with_grad_on_one(root: str, name: str) -> str:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = SARConv(CONVS[name]().double())
     x = data.x.clone().requires_grad_(dist.get_rank() == 1)
     return attempt(lambda: conv(x, data.edge_index).sum().backward())
@@ -134,7 +135,7 @@ class WithSize(SumConv):
 
 
 def _with_size(root: str, change: int, on_ranks: list[int]) -> str:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     n = data.num_nodes
     size = (n, n + change) if dist.get_rank() in on_ranks else (n, n)
     return attempt(SARConv(WithSize()), data.x, data.edge_index, size)
@@ -149,7 +150,7 @@ def test_wrong_size(root, change, on_ranks):
 
 def test_right_sizes(root):
     assert run_ranks(_with_size, 3, root, 0, []) == ['no error'] * 3
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = SARConv(WithSize())
     want = conv(data.x, data.edge_index, None)
     for size in ((40, 40), [40, None], (None, 40), (None, None)):
@@ -187,7 +188,7 @@ class TwoGraphs(SumConv):
 
 
 def _two_shards(root: str, other: str) -> list[str]:
-    a, b = load_shard(root), load_shard(other)
+    a, b = pyg_sar.local(pyg_sar.load_shard(root)), pyg_sar.local(pyg_sar.load_shard(other))
     conv = SARConv(TwoGraphs())
     return [
         attempt(conv, a.x, a.edge_index, b.edge_index),
@@ -206,7 +207,7 @@ def test_two_shards_in_one_call(graph, root, tmp_path):
 
 
 def _layer_of_rank(root: str, names: list[str], modes: list[str]) -> str:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     rank = dist.get_rank()
     conv = SARConv(CONVS[names[rank]]().double(), mode=modes[rank])
     return attempt(conv, data.x, data.edge_index)
@@ -236,7 +237,7 @@ def test_other_layers_or_modes_on_one_rank(root, names, modes):
 
 def _after_a_refusal(root: str) -> tuple[str, str]:
     """A refusal leaves nothing behind: the next layer runs."""
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     x = data.x[:-1] if dist.get_rank() == 1 else data.x
     conv = SARConv(SAGEConv(6, 4).double())
     return attempt(conv, x, data.edge_index), attempt(conv, data.x, data.edge_index)
@@ -253,7 +254,7 @@ def test_functions_are_put_back_after_a_refusal(root):
     from torch_geometric.nn.conv import gat_conv, gcn_conv
 
     before = gcn_conv.gcn_norm, gat_conv.softmax
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     for plain in (GCNConv(6, 4).double(), GATConv(6, 4).double()):
         with pytest.raises(ValueError, match='one row per own node'):
             SARConv(plain)(data.x[:-1], data.edge_index)
@@ -263,7 +264,7 @@ def test_functions_are_put_back_after_a_refusal(root):
 
 
 def _of_copies(roots: list[str]) -> str:
-    data = load_shard(roots[dist.get_rank()])
+    data = pyg_sar.local(pyg_sar.load_shard(roots[dist.get_rank()]))
     return attempt(SARConv(SAGEConv(6, 4).double()), data.x, data.edge_index)
 
 
@@ -274,7 +275,7 @@ def test_copies_of_one_partition_are_one_partition(root, tmp_path):
 
 
 def _with_short_input(root: str, name: str, what: str) -> str:
-    data = load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = SARConv(EARLY[name]().double())
     x, edge_attr = data.x, data.edge_attr
     if dist.get_rank() == 1:
