@@ -8,6 +8,7 @@ ignore what it forgot to pass on.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from pyg_sar.comm import in_layer, left_by, world_size
 from pyg_sar.conv.around.patching import overridden, replaced
 from pyg_sar.conv.around.source_rows import Ends
 from pyg_sar.conv.call.decision import Decision, Decisions
-from pyg_sar.conv.call.propagation import GivenRows, Propagation
+from pyg_sar.conv.call.propagation import Propagation
 from pyg_sar.conv.call.start import decisions_for
 from pyg_sar.conv.exchanges import Exchanges, find_shards
 from pyg_sar.conv.names import name_of, plain_class
@@ -29,10 +30,7 @@ from pyg_sar.conv.substitutes import special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import is_running
 from pyg_sar.models import make_global
-from pyg_sar.rows.attach import edges_among, from_conv, given_to_conv
-from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.rows.rows import tag
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.rows.attach import as_local, edges_among, rows_of_call
 from pyg_sar.shard.local_ids import sources_read_by
 from pyg_sar.shard.shard import Shard
 
@@ -114,31 +112,26 @@ class SARConv(MessagePassing, metaclass=_Convert):
     @torch.compiler.disable
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the conv; the arguments are the conv's own."""
-        edges = [] if self._sar.is_running else edges_among((args, kwargs))
-        if edges:
-            return self._of_rows(edges, args, kwargs)
-        shards = [] if self._sar.is_running else find_shards((args, kwargs))
+        if self._sar.is_running:
+            return super().forward(*args, **kwargs)
+        shards = find_shards((args, kwargs))
         if not shards:
-            if getattr(self, 'cached', False) and not self._sar.is_running and world_size() > 1:
+            if getattr(self, 'cached', False) and world_size() > 1:
                 raise ValueError(
                     f"'cached' of {name_of(self)} must be False on batches (got True): it keeps "
                     "the edges of its first forward, and those of a batch are not another's"
                 )
             return super().forward(*args, **kwargs)
+        if not edges_among((args, kwargs)):
+            return self._of_own_rows(args, kwargs)
         with self._on_cut_graph(shards, args, kwargs):
             return super().forward(*args, **kwargs)
 
-    def _of_rows(self, edges: list[EdgeIndex], args: Any, kwargs: Any) -> Any:
-        """Runs the conv on rows: PyG's own convs on the own rows, which tests compare for each.
-
-        The forward of any other conv is a program like those around it: it gets the rows, up to
-        ``propagate`` and ``edge_updater``.
-        """
-        if not plain_class(self).__module__.startswith('torch_geometric.'):
-            return super().forward(*args, **kwargs)
-        given = given_to_conv((args, kwargs), edges, name_of(self))
-        out = self.forward(*given[0], **given[1])
-        return from_conv(out, edges, int(self.node_dim), (args, kwargs))
+    def _of_own_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the conv on own rows, and gives own rows."""
+        call = inspect.signature(super().forward).bind(*args, **kwargs)
+        call.arguments.update(rows_of_call(call.arguments, int(self.node_dim)))
+        return as_local(self.forward(*call.args, **call.kwargs))
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate``; called from outside of forward it is a layer by itself."""
@@ -149,26 +142,13 @@ class SARConv(MessagePassing, metaclass=_Convert):
         return self._called('edge_updater', edge_index, size, kwargs)
 
     def _called(self, method: str, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Tensor:
-        plain: Any = getattr(super(), method)
-        if isinstance(edge_index, EdgeIndex):
-            edges, given = [edge_index], GivenRows(edge_index, kwargs)
-            (handle, kwargs) = given_to_conv((edge_index, kwargs), edges, name_of(self))
-            own = edge_index.ends.src, edge_index.ends.dst
-            if size is not None:
-                known = (
-                    each.own if n == each.total else n for n, each in zip(size, own, strict=True)
-                )
-                size = tuple(known)
-            with overridden(self._sar, 'of_rows', given):
-                out = self._called(method, handle, size, kwargs)
-            if method == 'edge_updater':
-                return tag(out, 0, edge_index._space)
-            return tag(out, int(self.node_dim) % out.dim(), edge_index.ends.dst)
-        if self._sar.is_running or not isinstance(edge_index, ShardEdgeIndex):
+        shards = [] if self._sar.is_running else find_shards([edge_index])
+        if not shards:
             # PyG generates them without an argument `size` where the conv never gives one.
             named = kwargs if size is None else {'size': size, **kwargs}
+            plain: Any = getattr(super(), method)
             return plain(edge_index, **named)
-        with self._on_cut_graph([edge_index.shard], (), {}, in_forward=False):
+        with self._on_cut_graph(shards, (), {}, in_forward=False):
             return getattr(self, method)(edge_index, size=size, **kwargs)
 
     @contextmanager
@@ -208,7 +188,6 @@ class SARConv(MessagePassing, metaclass=_Convert):
                             options=sar.options,
                             decisions=decisions,
                             in_forward=in_forward,
-                            of_rows=sar.of_rows,
                         )
                         for method in ('propagate', 'edge_updater'):
                             stack.enter_context(overridden(module, method, getattr(form, method)))
@@ -261,7 +240,6 @@ class _Converted:
         self.options = options
         self.path = ''  # of the conv in the model that pyg_sar.wrap was given
         self.drops_by_id = False  # whether it is part of a model with `dropout_seed`
-        self.of_rows: GivenRows | None = None  # a call of propagate with rows of the whole graph
         self.is_running = False  # on a cut graph now: calls of forward are those of the conv itself
         self.decisions: dict[
             str, Decisions

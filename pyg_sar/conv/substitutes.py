@@ -6,6 +6,7 @@ The arguments of a call decide what it does, whichever conv makes it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -13,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.nn.conv.han_conv import group
 from torch_geometric.utils import (
     assortativity,
     contains_isolated_nodes,
@@ -21,15 +21,17 @@ from torch_geometric.utils import (
     get_laplacian,
     homophily,
 )
-from torch_geometric.utils.hetero import construct_bipartite_edge_index
 
 from pyg_sar.comm import all_reduce_sum, sum_over_ranks
 from pyg_sar.conv.around.gcn_norm import Normalizer
-from pyg_sar.conv.around.negative_sampling import Negatives
 from pyg_sar.conv.around.patching import AnyFn, on_shards
-from pyg_sar.conv.around.self_loops import self_loop_forms
 from pyg_sar.conv.around.source_rows import Ends
 from pyg_sar.conv.exchanges import Exchanges
+from pyg_sar.rows.attach import derived, given_to_conv
+from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.edges import edge_index as make_edge_index
+from pyg_sar.rows.rows import tag
+from pyg_sar.rows.space import Space
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.join_relations import join_relations
 
@@ -76,15 +78,38 @@ def special_forms(
         return edge_index, torch.cat(edge_attrs)
 
     return {
-        gcn_norm: normalizer.gcn_norm,
-        get_laplacian: normalizer.get_laplacian,
-        construct_bipartite_edge_index: joint_edge_index,
-        group: semantic_attention,
-        **ends.forms(),
-        **Negatives(exchanges).forms(),
-        **self_loop_forms(exchanges),
-        **{function: _refusing(function) for function in _OVER_ALL_EDGES},
+        gcn_norm: _of_rows(normalizer.gcn_norm),
+        get_laplacian: _of_rows(normalizer.get_laplacian),
     }
+
+
+def _of_rows(form: AnyFn) -> AnyFn:
+    """A normalisation of the edges of a rank and their weights, given those of the whole graph."""
+
+    def of_rows(edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(edge_index, EdgeIndex):
+            return form(edge_index, *args, **kwargs)
+        args, kwargs = given_to_conv((args, kwargs), [edge_index], form.__name__)
+        handle, weight = form(edge_index.handle, *args, **kwargs)
+        found = vars(handle).get('of_rows')
+        if found is None:
+            call = inspect.signature(form).bind(edge_index, *args, **kwargs).arguments
+            space = _space_of(handle, edge_index, call)
+            handle.of_rows = found = make_edge_index(handle, space, edge_index.ends)
+        return found, tag(weight, 0, found._space)
+
+    return of_rows
+
+
+def _space_of(handle: ShardEdgeIndex, given: EdgeIndex, call: Mapping[str, Any]) -> Space:
+    """The edges of a result: those given, or with a loop at every node in place of those there."""
+    against = call.get('flow', 'source_to_target') != 'source_to_target'
+    if given.handle.is_flipped != against:
+        return derived(given._space, handle)
+    if not call.get('add_self_loops', True):
+        return given._space
+    src, dst = given.handle.as_subclass(Tensor)
+    return given._space.selected(src != dst).joined((given.ends.dst,))
 
 
 _OVER_ALL_EDGES = (assortativity, contains_isolated_nodes, contains_self_loops, homophily)

@@ -36,9 +36,11 @@ from pyg_sar.conv.message.intercept import MessageError, StatisticsError, Unsupp
 from pyg_sar.conv.message.sample_edges import not_saved
 from pyg_sar.conv.names import name_of, plain_class
 from pyg_sar.conv.options import Options, Path
+from pyg_sar.conv.reuse.narrow_exchange import NarrowSum
 from pyg_sar.conv.support import takes_statistics
 from pyg_sar.dropout import EdgeDraws, edge_draws
 from pyg_sar.monitor import say
+from pyg_sar.rows.attach import given_to_conv
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import plain, tag
 from pyg_sar.shard.plan import Plan, plan_of
@@ -69,26 +71,30 @@ class Propagation:
     options: Options
     decisions: Decisions
     in_forward: bool
-    of_rows: GivenRows | None = None
 
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included."""
         conv = self.conv
         given = before_step(conv, 'propagate', (edge_index, size, kwargs))
-        edge_index, size, kwargs = given
+        whole = GivenRows(given[0], given[2]) if isinstance(given[0], EdgeIndex) else None
+        edge_index, size, kwargs = _own(conv, *given)
         outs = []
         for layer in _layers(conv, kwargs):
             call, layer = self._call('message', edge_index, size, layer)
             num_dst = call.plan.shard.num_dst
             out = AGGREGATE[call.decision.path](call)
             values = {'dim_size': num_dst, 'size_i': num_dst, **layer}
-            outs.append(self._updated(out, values))
+            outs.append(self._updated(out, values, whole))
         out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
+        if whole is not None:
+            dst = whole.edges.ends.dst
+            is_narrow = isinstance(out, NarrowSum)
+            out = out.of_nodes(dst) if is_narrow else tag(out, int(conv.node_dim) % out.dim(), dst)
         return after_step(conv, 'propagate', given, out)
 
-    def _updated(self, out: Tensor, values: dict[str, Any]) -> Tensor:
+    def _updated(self, out: Tensor, values: dict[str, Any], given: GivenRows | None) -> Tensor:
         """``MessagePassing.update``: a program over nodes, so of rows it gets rows."""
-        conv, given = self.conv, self.of_rows
+        conv = self.conv
         if given is None or type(conv).update is MessagePassing.update:
             return conv.update(out, **conv.inspector.collect_param_data('update', values))
         dst = given.edges.ends.dst
@@ -100,7 +106,9 @@ class Propagation:
     def edge_updater(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``: one row per edge of `edge_index`, in its order."""
         given = before_step(self.conv, 'edge_update', (edge_index, size, kwargs))
-        out = update_edges(self._call('edge_update', *given)[0])
+        out = update_edges(self._call('edge_update', *_own(self.conv, *given))[0])
+        if isinstance(given[0], EdgeIndex):
+            out = tag(out, 0, given[0]._space)
         return after_step(self.conv, 'edge_update', given, out)
 
     def _call(
@@ -287,6 +295,19 @@ class Propagation:
                 'plain graph, such as the neighbourhood of a node (k_hop_subgraph), with its '
                 'weights or on one process'
             )
+
+
+def _own(
+    conv: MessagePassing, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
+) -> tuple[Tensor, Any, dict[str, Any]]:
+    """The arguments of a call with rows of the whole graph as those of this rank."""
+    if not isinstance(edge_index, EdgeIndex):
+        return edge_index, size, kwargs
+    ends = edge_index.ends.src, edge_index.ends.dst
+    if size is not None:
+        size = tuple(e.own if n == e.total else n for n, e in zip(size, ends, strict=True))
+    handle, kwargs = given_to_conv((edge_index, kwargs), [edge_index], name_of(conv))
+    return handle, size, kwargs
 
 
 def _layers(conv: MessagePassing, kwargs: dict[str, Any]) -> list[dict[str, Any]]:
