@@ -26,11 +26,11 @@ from pyg_sar.conv.call.start import decisions_for
 from pyg_sar.conv.exchanges import Exchanges, find_shards
 from pyg_sar.conv.names import name_of, plain_class
 from pyg_sar.conv.options import Mode, Options, Path
-from pyg_sar.conv.substitutes import special_forms
+from pyg_sar.conv.substitutes import ROW_BY_ROW, special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import is_running
 from pyg_sar.models import make_global
-from pyg_sar.rows.attach import as_local, edges_among, rows_of_call
+from pyg_sar.rows.attach import as_local, edges_among, given_to_conv, rows_by_type, rows_of_call
 from pyg_sar.shard.local_ids import sources_read_by
 from pyg_sar.shard.shard import Shard
 
@@ -122,8 +122,12 @@ class SARConv(MessagePassing, metaclass=_Convert):
                     "the edges of its first forward, and those of a batch are not another's"
                 )
             return super().forward(*args, **kwargs)
-        if not edges_among((args, kwargs)):
+        edges = edges_among((args, kwargs))
+        if not edges and not isinstance(self, ROW_BY_ROW):
             return self._of_own_rows(args, kwargs)
+        if edges and isinstance(self, ROW_BY_ROW):
+            own = given_to_conv((args, kwargs), edges, name_of(self))
+            return rows_by_type(self.forward(*own[0], **own[1]), (args, kwargs))
         with self._on_cut_graph(shards, args, kwargs):
             return super().forward(*args, **kwargs)
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch_geometric.nn import HGTConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import (
     assortativity,
@@ -34,6 +35,10 @@ from pyg_sar.rows.rows import tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.join_relations import join_relations
+
+ROW_BY_ROW = (HGTConv,)
+"""Convs that sort all rows by type before a linear layer. That works row by row, so they run on
+own rows."""
 
 
 def special_forms(
@@ -80,6 +85,7 @@ def special_forms(
     return {
         gcn_norm: _of_rows(normalizer.gcn_norm),
         get_laplacian: _of_rows(normalizer.get_laplacian),
+        construct_bipartite_edge_index: joint_edge_index,
     }
 
 

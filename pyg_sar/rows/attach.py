@@ -219,6 +219,21 @@ def rows_of_call(values: Mapping[str, Any], node_dim: int) -> dict[str, Any]:
     return {name: with_rows(value, name) for name, value in found.items()}
 
 
+def rows_by_type(out: Mapping[str, Any], given: Any) -> dict[str, Any]:
+    """Own rows by type of node as rows of the spaces that the rows given to a call have."""
+    spaces: dict[str, Space] = {}
+
+    def note(value: Any) -> None:
+        for key, each in value.items() if isinstance(value, Mapping) else ():
+            if isinstance(each, Rows):
+                spaces[key] = each._space
+        for each in value if isinstance(value, (tuple, list)) else ():
+            note(each)
+
+    note([*given[0], *given[1].values()])
+    return {k: v if v is None else tag(v, 0, spaces[k]) for k, v in out.items()}
+
+
 def derived(space: Space, handle: Tensor) -> Space:
     """Edges that were made of those of a space, in an order of their own."""
     out = Space(handle.size(1), what='edges made of others')

@@ -26,6 +26,8 @@ from pyg_sar.conv.options import Path
 from pyg_sar.conv.reuse.narrow_exchange import is_hooked, is_sum, sum_for_layer
 from pyg_sar.conv.reuse.raw_feature_sums import are_raw, kept_sum
 from pyg_sar.merge import State
+from pyg_sar.rows.rows import tag
+from pyg_sar.rows.space import Space
 from pyg_sar.shard.plan import Plan
 
 
@@ -41,6 +43,7 @@ class Call:
     # In-edges of a chunk of the gather path; None for what fits into free memory.
     max_rows: int | None
     in_forward: bool  # whether the conv's own forward takes the result
+    space: Space | None  # of the edges, if the call was made with rows of the whole graph
 
     @property
     def conv(self) -> MessagePassing:
@@ -74,7 +77,8 @@ class Call:
         for name, number in seen.numbers.items():
             setattr(self.conv, name, number)
         for name, value in zip(seen.edge_attributes, values, strict=True):
-            setattr(self.conv, name, self.oriented.to_given(value))
+            rows = self.oriented.to_given(value)
+            setattr(self.conv, name, rows if self.space is None else tag(rows, 0, self.space))
 
 
 def update_edges(call: Call) -> Tensor:

@@ -43,6 +43,7 @@ from pyg_sar.monitor import say
 from pyg_sar.rows.attach import given_to_conv
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import plain, tag
+from pyg_sar.rows.space import Space
 from pyg_sar.shard.plan import Plan, plan_of
 from pyg_sar.shard.shard import Shard
 
@@ -54,6 +55,7 @@ class GivenRows:
     """A call of ``propagate`` as a program made it, with rows of the whole graph."""
 
     edges: EdgeIndex
+    dst: Space  # of the rows that it gives
     kwargs: dict[str, Any]
 
 
@@ -76,18 +78,20 @@ class Propagation:
         """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included."""
         conv = self.conv
         given = before_step(conv, 'propagate', (edge_index, size, kwargs))
-        whole = GivenRows(given[0], given[2]) if isinstance(given[0], EdgeIndex) else None
+        whole = None
+        if isinstance(given[0], EdgeIndex):
+            whole = GivenRows(given[0], _ends(conv, given[0])[1], given[2])
         edge_index, size, kwargs = _own(conv, *given)
         outs = []
         for layer in _layers(conv, kwargs):
-            call, layer = self._call('message', edge_index, size, layer)
+            call, layer = self._call('message', edge_index, size, layer, given[0])
             num_dst = call.plan.shard.num_dst
             out = AGGREGATE[call.decision.path](call)
             values = {'dim_size': num_dst, 'size_i': num_dst, **layer}
             outs.append(self._updated(out, values, whole))
         out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
         if whole is not None:
-            dst = whole.edges.ends.dst
+            dst = whole.dst
             is_narrow = isinstance(out, NarrowSum)
             out = out.of_nodes(dst) if is_narrow else tag(out, int(conv.node_dim) % out.dim(), dst)
         return after_step(conv, 'propagate', given, out)
@@ -97,7 +101,7 @@ class Propagation:
         conv = self.conv
         if given is None or type(conv).update is MessagePassing.update:
             return conv.update(out, **conv.inspector.collect_param_data('update', values))
-        dst = given.edges.ends.dst
+        dst = given.dst
         values = values | given.kwargs | {'dim_size': dst.total, 'size_i': dst.total}
         rows = tag(out, int(conv.node_dim) % out.dim(), dst)
         made = conv.update(rows, **conv.inspector.collect_param_data('update', values))
@@ -106,13 +110,13 @@ class Propagation:
     def edge_updater(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``: one row per edge of `edge_index`, in its order."""
         given = before_step(self.conv, 'edge_update', (edge_index, size, kwargs))
-        out = update_edges(self._call('edge_update', *_own(self.conv, *given))[0])
+        out = update_edges(self._call('edge_update', *_own(self.conv, *given), given[0])[0])
         if isinstance(given[0], EdgeIndex):
             out = tag(out, 0, given[0]._space)
         return after_step(self.conv, 'edge_update', given, out)
 
     def _call(
-        self, function: str, given: Tensor, size: Any, kwargs: dict[str, Any]
+        self, function: str, given: Tensor, size: Any, kwargs: dict[str, Any], edges: Tensor
     ) -> tuple[Call, dict[str, Any]]:
         """A call with its arguments and decision, and its keyword arguments in the order of edges.
 
@@ -146,7 +150,8 @@ class Propagation:
         if decision.learnable is None:  # what it reads or sets may be another by now
             decision = replace(decision, trace=trace(binding))
         options = self.options.max_rows, self.in_forward
-        return Call(binding, plan, exchange, oriented, decision, *options), kwargs
+        space = edges._space if isinstance(edges, EdgeIndex) else None
+        return Call(binding, plan, exchange, oriented, decision, *options, space), kwargs
 
     def _oriented(
         self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
@@ -303,11 +308,19 @@ def _own(
     """The arguments of a call with rows of the whole graph as those of this rank."""
     if not isinstance(edge_index, EdgeIndex):
         return edge_index, size, kwargs
-    ends = edge_index.ends.src, edge_index.ends.dst
     if size is not None:
+        ends = edge_index.ends.src, edge_index.ends.dst
+        ends = ends[::-1] if edge_index.handle.is_flipped else ends
         size = tuple(e.own if n == e.total else n for n, e in zip(size, ends, strict=True))
     handle, kwargs = given_to_conv((edge_index, kwargs), [edge_index], name_of(conv))
     return handle, size, kwargs
+
+
+def _ends(conv: MessagePassing, edge_index: EdgeIndex) -> tuple[Space, Space]:
+    """The nodes that messages come from, and those that they go to."""
+    ends = edge_index.ends.src, edge_index.ends.dst
+    is_against = edge_index.handle.is_flipped != (conv.flow != 'source_to_target')
+    return ends[::-1] if is_against else ends
 
 
 def _layers(conv: MessagePassing, kwargs: dict[str, Any]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.halo import from_halo
+from pyg_sar.aggregate.halo import extreme_from_halo, from_halo, with_halo
 from pyg_sar.comm import Exchange
 from pyg_sar.rows.align import argument, dim_of, found, own_rows
 from pyg_sar.rows.edges import NodeIds
@@ -130,8 +130,6 @@ class _Groups:
 
     def _at_sources(self, out: Tensor, places: Tensor, way: str, keeps: bool, shard: Any) -> Tensor:
         """Groups by the sources of edges: what is known of a node is brought to its owner."""
-        if way not in ('sum', 'mean'):
-            refuse(self.func, f'of kind {way!r} by the sources of edges is not known to be right')
         shape = list(out.shape)
         shape[self.dim] = shard.num_own + shard.num_halo
         zeros = self.values.new_zeros(shape)
@@ -141,11 +139,28 @@ class _Groups:
             local = zeros.scatter_add(self.dim, places, values).movedim(self.dim, 0)
             return from_halo(local, exchange).movedim(0, self.dim)
 
-        total = at_owner(self.values)
         if way == 'sum':
+            total = at_owner(self.values)
             return out + total if keeps else total
         count = at_owner(torch.ones_like(self.values)) + float(keeps)
-        return (total + out * float(keeps)) / count.clamp(min=1)
+        if way == 'mean':
+            return (at_owner(self.values) + out * float(keeps)) / count.clamp(min=1)
+        if way not in ('amax', 'amin'):
+            refuse(self.func, f'of kind {way!r} by the sources of edges is not known to be right')
+        values, dim = self.values.detach(), self.dim
+        start = zeros + largest_here(values.reshape(-1)[:0], [0], least=way == 'amin')
+        local = start.scatter_reduce(dim, places, values, way).movedim(dim, 0)
+        top = extreme_from_halo(local, exchange, way)
+        if self.values.is_floating_point() and torch.is_grad_enabled():
+            is_top = values == with_halo(top, exchange).movedim(0, dim).gather(dim, places)
+            share = at_owner(is_top.to(values.dtype)).clamp(min=1)
+            total = at_owner(torch.where(is_top, self.values, 0)) / share
+            top = top.movedim(0, dim) + (total - total.detach())
+        else:
+            top = top.movedim(0, dim)
+        if keeps:
+            top = (torch.minimum if way == 'amin' else torch.maximum)(top, out)
+        return torch.where(count > 0, top, out)
 
     def _into_whole(self, out: Tensor, way: str, keeps: bool) -> Tensor:
         """Into a plain tensor with all groups, on every rank."""
