@@ -19,7 +19,6 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import in_layer, left_by, world_size
 from pyg_sar.conv.around.patching import overridden, replaced
-from pyg_sar.conv.around.source_rows import Ends
 from pyg_sar.conv.call.decision import Decision, Decisions
 from pyg_sar.conv.call.propagation import Propagation
 from pyg_sar.conv.call.start import decisions_for
@@ -31,7 +30,6 @@ from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import is_running
 from pyg_sar.models import make_global
 from pyg_sar.rows.attach import as_local, edges_among, given_to_conv, rows_by_type, rows_of_call
-from pyg_sar.shard.local_ids import sources_read_by
 from pyg_sar.shard.shard import Shard
 
 
@@ -179,9 +177,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
                     )
                 exchanges = Exchanges(shards, sar.options.prefetch, sar.options.exchange_dtype)
                 decisions = decisions_for(self, sar.options, shards, args, kwargs, sar.decisions)
-                ends = Ends(exchanges)
-                stack.enter_context(sources_read_by(ends))
-                forms = special_forms(exchanges, ends, decisions.checked, args, kwargs)
+                forms = special_forms(exchanges, decisions.checked, args, kwargs)
                 stack.enter_context(replaced(self, forms))
                 for path, module in self.named_modules():
                     if isinstance(module, MessagePassing):
