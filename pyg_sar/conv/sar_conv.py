@@ -28,7 +28,6 @@ from pyg_sar.conv.options import Mode, Options, Path
 from pyg_sar.conv.substitutes import ROW_BY_ROW, special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import is_running
-from pyg_sar.models import make_global
 from pyg_sar.rows.attach import as_local, edges_among, given_to_conv, rows_by_type, rows_of_call
 from pyg_sar.shard.shard import Shard
 
@@ -271,7 +270,6 @@ def _convert(conv: MessagePassing, **options: Any) -> MessagePassing:
         reason = why_refused(module)
         if reason is not None:
             raise ValueError(f'{name_of(module)} cannot be wrapped: {reason}')
-    make_global(conv)
     conv.__class__ = _sar_class(type(conv))
     vars(conv)['_sar'] = _Converted(checked)
     return conv

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from pyg_sar.comm import all_reduce_sum, await_device, check_arrived, world_size
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind
-from pyg_sar.norm import RunningStatistics, edges_in
+from pyg_sar.norm import RunningStatistics
 from pyg_sar.over_all_nodes.backward import (
     await_backward,
     has_come,
@@ -37,6 +37,7 @@ from pyg_sar.over_all_nodes.backward import (
     started,
 )
 from pyg_sar.own_rows import OwnRows
+from pyg_sar.rows.rows import Rows
 from pyg_sar.shard.nested import leaves_of
 
 
@@ -103,7 +104,7 @@ class Gradients:
                 await_device(device, 'the end of a forward')
         outputs = [t for t in found if t.requires_grad]
         words = ''  # on a cut graph convs compare more
-        if edges_in((args, kwargs)) == 'batch':
+        if not any(isinstance(t, Rows) for t in leaves_of((args, kwargs))):
             words = f'a batch in {"training" if module.training else "evaluation"}'
         for output in outputs:
             if not output.is_leaf:

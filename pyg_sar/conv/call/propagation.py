@@ -150,8 +150,8 @@ class Propagation:
         if decision.learnable is None:  # what it reads or sets may be another by now
             decision = replace(decision, trace=trace(binding))
         options = self.options.max_rows, self.in_forward
-        space = edges._space if isinstance(edges, EdgeIndex) else None
-        return Call(binding, plan, exchange, oriented, decision, *options, space), kwargs
+        whole = edges if isinstance(edges, EdgeIndex) else None
+        return Call(binding, plan, exchange, oriented, decision, *options, whole), kwargs
 
     def _oriented(
         self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
@@ -211,12 +211,13 @@ class Propagation:
         offer = Offer()
         path: Path = 'one_shot'
         traced: Trace | None = None
+        has_statistics = False
         error: Exception | None = None
         try:
             self._check(shard, size)
             plan = plan_of(edge_index, shard)
             binding = bind(self.conv, function, kwargs, plan).dropping(draws, None)
-            path, traced, needed = self._path(binding, plan)
+            path, traced, needed, has_statistics = self._path(binding, plan)
             one_pass = path == 'replay' and traced is not None and _one_pass(binding, traced)
             takes_gradient = torch.is_grad_enabled() and any(
                 t.requires_grad for t in binding.arguments.edge
@@ -252,13 +253,24 @@ class Propagation:
             learnable = None if traced.numbers else names_of(self.conv, traced.learnable)
         # A message with statistics is not traced to its end.
         drops = draws is not None and (draws.has_drawn or (path == 'one_shot' and traced is None))
-        return Decision(name, edge_names, path, mode, one_pass, needed, traced, learnable, drops)
+        return Decision(
+            name,
+            edge_names,
+            path,
+            mode,
+            one_pass,
+            needed,
+            traced,
+            learnable,
+            drops,
+            has_statistics,
+        )
 
-    def _path(self, binding: Binding, plan: Plan) -> tuple[Path, Trace | None, int]:
+    def _path(self, binding: Binding, plan: Plan) -> tuple[Path, Trace | None, int, bool]:
         """How a call is computed: in the cheapest way that is exact for what it does.
 
-        Returns the path, what the function does, and in mode auto what mode one_shot would hold, in
-        bytes. Raises ValueError if there is none.
+        Returns the path, what the function does, in mode auto what mode one_shot would hold, in
+        bytes, and whether it takes statistics over edges. Raises ValueError if there is none.
         """
         path: Path
         traced: Trace | None = None
@@ -268,7 +280,7 @@ class Propagation:
             check_edges_are_independent(binding, num_reductions)
         except StatisticsError:
             # The statistics are of all edges: all messages have to be there at once.
-            return 'one_shot', None, 0
+            return 'one_shot', None, 0, True
         except UnsupportedMessageError:
             observe(binding)
             path, traced = 'gather', None
@@ -284,9 +296,9 @@ class Propagation:
                 path = 'weighted'
         check_destinations_are_independent(binding)
         if self.options.mode != 'auto':
-            return path, traced, 0
+            return path, traced, 0, False
         is_sum = path in ('linear', 'weighted')
-        return path, traced, one_shot_bytes(binding, plan, is_linear=is_sum)
+        return path, traced, one_shot_bytes(binding, plan, is_linear=is_sum), False
 
     def _check(self, shard: Shard, size: Any) -> None:
         own = shard.num_own, shard.num_dst
