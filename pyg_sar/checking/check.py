@@ -9,21 +9,22 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn.models import autoencoder
 
 from pyg_sar.checking.differences import differences
 from pyg_sar.checking.forked import Failure, run_forked
 from pyg_sar.checking.one_run import Outcome, run_once
 from pyg_sar.checking.plain_model import Around, plain_model
-from pyg_sar.checking.small_part import own_tables, part_of_tables, small_part
+from pyg_sar.checking.small_part import part_of_tables, small_part
 from pyg_sar.comm import is_distributed
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.load import load_shard
+from pyg_sar.over_all_nodes import negative_sampling
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.rows.rows import Rows
 
@@ -67,81 +68,63 @@ def check(
             part of the graph, does not end, or its process dies; if `data` is no plain graph, this
             process is a rank, or CUDA is in use, as such a process cannot be forked.
     """
-    if is_distributed():
-        raise ValueError("'check' needs no ranks: call it in a process that is none")
+    has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if is_distributed() or has_cuda:
+        what = 'one that has used CUDA' if has_cuda else 'a rank'
+        raise ValueError(f"'check' must be forked from another process (got {what}): run it on CPU")
     if any(isinstance(value, Rows) for store in data.stores for value in store.values()):
         raise ValueError("'data' must be the plain graph (got rows of pyg_sar.load_shard)")
-    if torch.cuda.is_initialized():
-        raise ValueError(
-            "'check' forks, which a process that has used CUDA cannot: run it on CPU, with "
-            'CUDA_VISIBLE_DEVICES= in the environment'
-        )
-    dtypes = (torch.float64, torch.get_default_dtype())  # the first if the step runs in it
+    dtypes = torch.float64, torch.get_default_dtype()  # the first if the step runs in it
     for dtype in dtypes:
-        (whole,) = run_forked(
-            [functools.partial(_on_whole, step, model, data, dtype)], step, timeout
-        )
-        if isinstance(whole, Outcome):
+        run = functools.partial(_on_whole, step, model, data, dtype)
+        (whole,) = run_forked([run], step, timeout)
+        if isinstance(whole, Outcome) or not whole.is_raised:
             break
-    else:
-        raise ValueError(
-            f'the step does not run on a small part of the graph, without pyg_sar: {whole}'
-        )
+    if isinstance(whole, Failure):
+        raise ValueError(f'on a small part of the graph the step fails without pyg_sar: {whole}')
     with tempfile.TemporaryDirectory(prefix='pyg_sar-') as folder:
-        on_rank = functools.partial(_on_rank, step, model, data, dtype, whole.has_backward, folder)
-        ranks = [functools.partial(on_rank, rank) for rank in range(_NUM_RANKS)]
+        run = functools.partial(_on_rank, step, model, data, dtype, folder)
+        ranks = [functools.partial(run, rank) for rank in range(_NUM_RANKS)]
         found = run_forked(ranks, step, timeout)
     failures = [each for each in found if isinstance(each, Failure)]
     if failures:
         first = min(failures, key=lambda failure: failure.is_of_another)
-        raise ValueError(f'the step runs on plain PyG, and not on ranks: {first}')
+        raise ValueError(f'the step runs on plain PyG, and not on ranks: {first.text}')
     for each in found:
         texts = differences(whole, each, 1e-6 if dtype == torch.float64 else 1e-3)
         if texts:
-            more = f'; and {len(texts) - 5} more' if len(texts) > 5 else ''
-            raise ValueError(
-                'the step does not give on ranks what it gives on plain PyG (docs/porting.md): '
-                + '; '.join(texts[:5])
-                + more
-            )
+            more = [f'{len(texts) - 5} more'] if len(texts) > 5 else []
+            raise ValueError(f'the step differs on ranks: {"; ".join(texts[:5] + more)}')
 
 
 def _on_whole(step: Step, model: Any, data: Any, dtype: torch.dtype) -> Outcome:
-    torch.set_default_dtype(dtype)
     small, chosen = small_part(data, dtype)
-    model = plain_model(model, dtype)
-    part_of_tables(model, data, chosen)
-    for store in small.node_stores:
-        store.n_id = torch.arange(store.num_nodes)
+    for store in small.node_stores:  # as load_shard has it
+        store.num_nodes_total = store.num_nodes
+        store.n_id, store.num_nodes = torch.arange(store.num_nodes), store.num_nodes
     for store in small.edge_stores:
         store.e_id = torch.arange(store.num_edges)
+    model = plain_model(model, dtype)
+    part_of_tables(model, data, chosen)
+    autoencoder.negative_sampling = negative_sampling  # the pairs that ranks draw
     return run_once(step, model, small)
 
 
 def _on_rank(
-    step: Step,
-    model: Any,
-    data: Any,
-    dtype: torch.dtype,
-    has_backward: bool,
-    folder: str,
-    rank: int,
+    step: Step, model: Any, data: Any, dtype: torch.dtype, folder: str, rank: int
 ) -> Outcome:
-    torch.set_default_dtype(dtype)
     small, chosen = small_part(data, dtype)
     parts: dict[Any, Any] = {
         store._key: _SHARES[torch.arange(store.num_nodes) % len(_SHARES)]
         for store in small.node_stores
     }
-    root = Path(folder) / f'parts-{rank}'
-    partition_graph(small, _NUM_RANKS, root, method=parts.get(None, parts))
-    store_file = f'file://{folder}/store'
-    dist.init_process_group('gloo', init_method=store_file, rank=rank, world_size=_NUM_RANKS)
-    typed = load_shard(root)
+    partition_graph(small, _NUM_RANKS, f'{folder}/{rank}', method=parts.get(None, parts))
+    dist.init_process_group(
+        'gloo', init_method=f'file://{folder}/store', rank=rank, world_size=_NUM_RANKS
+    )
+    typed = load_shard(f'{folder}/{rank}')
     model = plain_model(model, dtype)
-    part_of_tables(model, data, chosen)
-    own_tables(model, typed)
+    part_of_tables(model, data, chosen, typed)
     inner = model.module if isinstance(model, Around) else model
     around = DistributedDataParallel(inner, debug=True, return_memory=False)
-    given = around if isinstance(model, Around) else inner
-    return run_once(step, given, typed, has_backward=has_backward)
+    return run_once(step, around if isinstance(model, Around) else inner, typed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import inspect
 import multiprocessing
@@ -31,6 +30,7 @@ class Failure:
 
     text: str
     is_of_another: bool = False  # it only tells that another rank has failed
+    is_raised: bool = False  # and not how its process ended
 
     def __str__(self) -> str:
         return self.text
@@ -42,7 +42,7 @@ def run_forked(functions: Sequence[Callable[[], Any]], step: Any, timeout: float
     A failure names the innermost line of the file that `step` is in.
     """
     context = multiprocessing.get_context('fork')
-    processes, connections = [], []
+    started: dict[Any, Any] = {}
     with warnings.catch_warnings():
         # Python 3.12: other threads may hold locks. Those of notebooks and of torch do not.
         warnings.filterwarnings('ignore', '.*multi-threaded, use of fork', DeprecationWarning)
@@ -51,31 +51,28 @@ def run_forked(functions: Sequence[Callable[[], Any]], step: Any, timeout: float
             process = context.Process(target=_serve, args=(function, _file_of(step), theirs))
             process.start()
             theirs.close()
-            processes.append(process)
-            connections.append(ours)
+            started[ours] = process
     results: dict[Any, Any] = {}
     end = time.monotonic() + timeout
     try:
-        while len(results) < len(connections):
-            pending = [each for each in connections if each not in results]
+        while len(results) < len(started):
+            pending = [each for each in started if each not in results]
             ready = wait(pending, max(end - time.monotonic(), 0))
-            if not ready:
-                text = f'it has not ended after {timeout:g} s'
-                is_late = any(isinstance(each, Failure) for each in results.values())
-                results |= dict.fromkeys(pending, Failure(text, is_of_another=is_late))
             for connection in ready:
-                index = connections.index(connection)  # type: ignore[arg-type]
-                results[connection] = _received(connections[index], processes[index])
+                results[connection] = _received(connection, started[connection])
                 if isinstance(results[connection], Failure):
                     end = min(end, time.monotonic() + _GRACE)
+            if not ready:
+                late = Failure(f'it has not ended after {timeout:g} s', bool(results))
+                results |= dict.fromkeys(pending, late)
     finally:
-        for process in processes:
+        for process in started.values():
             process.kill()
             process.join()
-    return [results[each] for each in connections]
+    return [results[each] for each in started]
 
 
-def _received(connection: Connection, process: Any) -> Any:
+def _received(connection: Any, process: Any) -> Any:
     try:
         return connection.recv()
     except EOFError:
@@ -86,15 +83,15 @@ def _received(connection: Connection, process: Any) -> Any:
 def _serve(function: Callable[[], Any], file: str | None, connection: Connection) -> None:
     """The life of a process: OpenMP waits for the threads of the caller's, but in a new thread."""
     gc.freeze()  # what waits for threads that are not here when it goes
-    sys.stdout = open(os.devnull, 'w')  # noqa: SIM115 (the caller prints by himself)
+    sys.stdout = open(os.devnull, 'w')  # noqa: SIM115 (open until the end)
     warnings.simplefilter('ignore')
-    os.environ['NUMBA_DISABLE_JIT'] = '1'  # loops for a small graph are not worth to be compiled
+    os.environ['NUMBA_DISABLE_JIT'] = '1'  # to compile loops takes longer than such a graph
     os.environ.setdefault('GLOO_SOCKET_IFNAME', 'lo0' if sys.platform == 'darwin' else 'lo')
     thread = threading.Thread(target=_call, args=(function, file, connection), daemon=True)
     thread.start()
     thread.join()
     connection.close()
-    os._exit(0)  # groups of processes wait for each other when they go
+    os._exit(0)  # groups of ranks wait for each other when they go
 
 
 def _call(function: Callable[[], Any], file: str | None, connection: Connection) -> None:
@@ -102,26 +99,16 @@ def _call(function: Callable[[], Any], file: str | None, connection: Connection)
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002 (what PyG draws from)
     try:
-        answer = function()
+        connection.send(function())
     except BaseException as error:  # also an exit
-        text = f'{type(error).__name__}: {error}{_place(error, file)}'
-        answer = Failure(text, is_of_another=isinstance(error, ExchangeError))
-    connection.send(answer)
+        text = f'{type(error).__name__}: {error}'
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        if frames:
+            text += f' ({file}, line {frames[-1].lineno}: {frames[-1].line})'
+        connection.send(Failure(text, isinstance(error, ExchangeError), is_raised=True))
 
 
 def _file_of(step: Any) -> str | None:
-    while isinstance(step, functools.partial):
-        step = step.func
-    found = inspect.unwrap(step)
-    for each in (found, getattr(type(found), '__call__', None)):
-        code = getattr(inspect.unwrap(each), '__code__', None) if each is not None else None
-        if code is not None:
-            return str(code.co_filename)
-    return None
-
-
-def _place(error: BaseException, file: str | None) -> str:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-    if not frames:
-        return ''
-    return f' ({frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line})'
+    step = inspect.unwrap(getattr(step, 'func', step))  # of a partial
+    code = getattr(step, '__code__', None) or getattr(type(step).__call__, '__code__', None)
+    return code and str(code.co_filename)

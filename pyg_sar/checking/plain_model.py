@@ -36,23 +36,21 @@ class Around(torch.nn.Module):
 
 def plain_model(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """The model with its plain classes again, without gradients, caches and dropout."""
+    torch.set_default_dtype(dtype)
     if isinstance(model, (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)):
         model = Around(model.module)
     for module in model.modules():
         _make_plain(module)
         for name, value in list(vars(module).items()):
-            is_share = 'dropout' in name or (
-                name == 'p' and isinstance(module, torch.nn.modules.dropout._DropoutNd)
-            )
-            if is_share and type(value) is float:
+            is_dropout = isinstance(module, torch.nn.modules.dropout._DropoutNd) and name == 'p'
+            if type(value) is float and ('dropout' in name or is_dropout):
                 setattr(module, name, 0.0)
             elif name in _CACHES:
                 setattr(module, name, None)
     for p in model.parameters():
         p.grad = None
         _without_ours(p._backward_hooks)
-        _without_ours(getattr(p, '_post_accumulate_grad_hooks', None))
-    return model.to(dtype) if dtype == torch.float64 else model
+    return model.double() if dtype == torch.float64 else model
 
 
 def _make_plain(module: torch.nn.Module) -> None:
@@ -71,8 +69,7 @@ def _make_plain(module: torch.nn.Module) -> None:
 
 
 def _without_ours(hooks: dict[int, Any] | None) -> None:
-    """Forgets hooks of pyg_sar."""
-    for key, hook in list((hooks or {}).items()):
+    for key, hook in [*(hooks or {}).items()]:
         home = getattr(hook, '__module__', None) or type(hook).__module__
-        if hooks is not None and home.startswith('pyg_sar.'):
+        if hooks and home.startswith('pyg_sar.'):
             del hooks[key]

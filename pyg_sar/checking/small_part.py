@@ -23,76 +23,53 @@ def small_part(data: Any, dtype: torch.dtype) -> tuple[Any, Chosen]:
     Of every class a node is there, and some of every mask. Numbers are of `dtype`.
     """
     generator = torch.Generator().manual_seed(0)
-    stores = {store._key: store for store in data.node_stores}
-    chosen = {key: _seeds(store, generator) for key, store in stores.items()}
-    limits = {key: max(_NUM_NODES + 2 * i, len(chosen[key])) for i, key in enumerate(stores)}
-    ends = {
-        store._key: (None, None) if store._key is None else (store._key[0], store._key[2])
-        for store in data.edge_stores
-    }
-    for _ in range(3):
-        for store in data.edge_stores:
-            first, last = ends[store._key]
-            src, dst = store.edge_index
-            _add(chosen, first, src[torch.isin(dst, chosen[last])], limits)
-    for key, store in stores.items():
-        _add(chosen, key, torch.randperm(store.num_nodes, generator=generator), limits)
+    chosen = {store._key: _seeds(store, generator) for store in data.node_stores}
+    limits = {key: max(_NUM_NODES + 2 * i, len(chosen[key])) for i, key in enumerate(chosen)}
+
+    def add(key: Any, more: Tensor) -> None:
+        more = torch.unique(more[~torch.isin(more, chosen[key])])
+        chosen[key] = torch.cat([chosen[key], more])[: limits[key]]
+
+    for store in [*data.edge_stores] * 3:
+        src, dst = store.edge_index
+        key = store._key or (None, None, None)
+        add(key[0], src[torch.isin(dst, chosen[key[2]])])
+    for store in data.node_stores:
+        add(store._key, torch.randperm(store.num_nodes, generator=generator)[:_NUM_NODES])
     chosen = {key: nodes.sort().values for key, nodes in chosen.items()}
-    small = copy.copy(data).subgraph(chosen.get(None, chosen))
-    return small.clone().apply(
-        lambda t: t.double() if dtype == torch.float64 and t.dtype == torch.float32 else t
-    ), chosen
+    small = copy.copy(data).subgraph(chosen.get(None, chosen)).clone()
+    return small.apply(lambda t: t.to(dtype) if t.dtype == torch.float32 else t), chosen
 
 
 def _seeds(store: Any, generator: torch.Generator) -> Tensor:
-    """At random, and one of every class, and some of every mask."""
+    """Nodes at random, and one of every class, and some of every mask."""
     found = [torch.randperm(store.num_nodes, generator=generator)[:_NUM_SEEDS]]
-    y = store.get('y')
-    if isinstance(y, Tensor) and y.shape == (store.num_nodes,) and not y.is_floating_point():
-        classes, of_node = y.unique(return_inverse=True)
-        found.append(classes.new_zeros(len(classes)).long().scatter_(0, of_node, _ids(y))[-40:])
-    for value in store.values():
-        is_mask = isinstance(value, Tensor) and value.dtype == torch.bool
-        if is_mask and value.shape == (store.num_nodes,):
-            found.append(value.nonzero().view(-1)[:5])
-    return torch.cat(found).unique()
+    for name, value in store.items():
+        if isinstance(value, Tensor) and value.shape == (store.num_nodes,):
+            if value.dtype == torch.bool:
+                found.append(value.nonzero().view(-1)[:5])
+            elif name == 'y' and not value.is_floating_point():
+                classes, of_node = torch.unique(value, return_inverse=True)
+                last = torch.zeros(len(classes), dtype=torch.int64)
+                found.append(last.scatter_(0, of_node, torch.arange(len(value)))[-40:])
+    return torch.unique(torch.cat(found))
 
 
-def _ids(y: Tensor) -> Tensor:
-    return torch.arange(y.size(0))
+def part_of_tables(model: torch.nn.Module, data: Any, chosen: Chosen, shard: Any = None) -> None:
+    """Leaves the rows of the chosen nodes in tables that have a row for every node (in place).
 
-
-def _add(chosen: Chosen, key: Any, more: Tensor, limits: dict[Any, int]) -> None:
-    more = more[~torch.isin(more, chosen[key])]
-    kept = chosen[key]
-    chosen[key] = torch.cat([kept, more.unique()[: limits[key] - kept.numel()]])
-
-
-def part_of_tables(model: torch.nn.Module, data: Any, chosen: Chosen) -> None:
-    """Leaves the rows of the chosen nodes in tables that have a row for every node (in place)."""
-    of_size = {int(store.num_nodes): store._key for store in reversed(data.node_stores)}
+    Of learned rows a rank has its own, those of `shard`.
+    """
+    of_size = {int(store.num_nodes): store._key for store in data.node_stores}
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding) and module.num_embeddings in of_size:
             nodes = chosen[of_size[module.num_embeddings]]
-            module.weight.data = module.weight.data[nodes]
-            module.num_embeddings = nodes.numel()
+            module.weight.data, module.num_embeddings = module.weight.data[nodes], len(nodes)
     for p in model.parameters():
         if isinstance(p, OwnRows):
             nodes = chosen[p.node_type]
-            _keep(p, nodes, torch.arange(nodes.numel()))
-            p.num_nodes = nodes.numel()
-
-
-def own_tables(model: torch.nn.Module, data: Any) -> None:
-    """Leaves the own rows of this rank in learned rows of all nodes (in place)."""
-    for p in model.parameters():
-        if isinstance(p, OwnRows):
-            store = data if p.node_type is None else data[p.node_type]
-            n_id = local(store.n_id)
-            _keep(p, n_id, n_id)
-
-
-def _keep(p: OwnRows, places: Tensor, n_id: Tensor) -> None:
-    with torch._C.DisableTorchFunctionSubclass():
-        p.data = p.data[places]
-    p.n_id = n_id
+            p.num_nodes, p.n_id = len(nodes), torch.arange(len(nodes))
+            if shard is not None:
+                p.n_id = local((shard if p.node_type is None else shard[p.node_type]).n_id)
+            with torch._C.DisableTorchFunctionSubclass():
+                p.data = p.data[nodes[p.n_id]]

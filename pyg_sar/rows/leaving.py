@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyg_sar.comm import in_call
 from pyg_sar.rows.attach import as_local
+from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.rows import Rows, plainly
 
@@ -62,6 +63,8 @@ def gather(x: Any) -> Any:
     """
     if not isinstance(x, Rows):
         return x
+    if isinstance(x, EdgeIndex):  # which has numbers of the rank
+        return torch.stack([gather(ends) for ends in x.unbind(0)])
     with plainly():
         ids = torch.arange(x._space.total, device=x.device)
         out: Tensor = fetched(x, ids)
