@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.checking import check_first_forward
 from pyg_sar.comm import as_timedelta, set_debug, set_timeout
 from pyg_sar.compiled.installed import loops
 from pyg_sar.conv.options import Options
@@ -32,7 +31,6 @@ def wrap(
     timeout: float | timedelta | None = None,
     debug: bool | None = None,
     log: LogLevel | None = None,
-    check: bool = True,
     dropout_seed: int | None = None,
     **options: Any,
 ) -> Model:
@@ -70,10 +68,6 @@ def wrap(
         log: ``'info'`` or ``'debug'``: what this process tells on stderr, or to handlers of the
             logger ``pyg_sar``, about layers, blocks and times (docs/profiling.md); ``'off'``; None
             leaves it as it is, which is what PYG_SAR_LOG in the environment says. Ranks may differ.
-        check: Whether the model runs on a small graph at its first forward in training, whole and
-            in two parts, to see that the numbers are the same: once, for a second or two
-            (docs/porting.md). So what a model computes over the nodes of one rank, and not over all
-            nodes, is found. Nothing is checked on one process.
         dropout_seed: Draws the masks of dropouts in the model's forward from this number, the step,
             and the ids of nodes and edges in the whole graph, so they are the same on any number of
             ranks; None leaves them to torch's generator on every rank (docs/dropout.md).
@@ -85,8 +79,7 @@ def wrap(
     Raises:
         ValueError: If `timeout` is not positive or `log` no level; if the model holds a module that
             cannot be computed on a cut graph; it is named with the reason, and the model is
-            unchanged. If there are options of convs, but no conv. At the first forward in training,
-            on all ranks, if the model does not give on a cut graph what it gives on the whole one.
+            unchanged. If there are options of convs, but no conv.
             If activations of a conv by itself are to be recomputed, which has none around it. If
             `dropout_seed` is no integer of 64 bits; at a forward in training, if it is given and
             the model draws what cannot be drawn by id.
@@ -124,7 +117,6 @@ def wrap(
         recompute_activations_of(model)
     if dropout_seed is not None:
         _draw_by_id(model, dropout_seed)
-    check_first_forward(model, is_wanted=check)
     if limit is not None:
         compile_loops(model)
         set_timeout(limit)  # once this rank has done what takes seconds

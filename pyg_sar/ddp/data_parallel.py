@@ -81,7 +81,7 @@ class DistributedDataParallel(torch.nn.Module):
         static_graph: See `find_unused_parameters`.
         gradient_as_bucket_view: See `find_unused_parameters`.
         **options: More options of :func:`pyg_sar.wrap`: ``mode`` and all others of the convs,
-            ``checkpoint_activations``, ``dropout_seed``, ``log``, ``check``.
+            ``checkpoint_activations``, ``dropout_seed``, ``log``.
 
     Raises:
         ValueError: On all ranks, as :func:`pyg_sar.wrap` does; if the ranks' models differ; for a

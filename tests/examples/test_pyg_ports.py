@@ -134,11 +134,7 @@ def test_few_lines_differ(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures('_float64')
 @pytest.mark.parametrize('name', few(PORTS, every=5))
-@pytest.mark.parametrize('checks', few([False, True], every=2))
-def test_trains_as_the_plain_program(
-    name: str, checks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(pyg_sar.wrap.__kwdefaults__, 'check', checks)
+def test_trains_as_the_plain_program(name: str) -> None:
     text = _short((FOLDER / f'{name}.py').read_text())
     _commands(text)
     plain = _plain(text)

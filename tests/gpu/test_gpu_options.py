@@ -62,7 +62,7 @@ def _losses(root: str, name: str, mode: str, device: str) -> list[list[float]]:
     for options in OPTIONS:
         torch.manual_seed(0)
         net = Net(CONVS[name], data.num_features).double().to(device)
-        model = pyg_sar.DistributedDataParallel(net, mode=mode, check=False, **options)
+        model = pyg_sar.DistributedDataParallel(net, mode=mode, **options)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         losses = []
         for _ in range(4):

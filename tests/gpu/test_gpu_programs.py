@@ -29,7 +29,7 @@ def _losses(root: str, loss_of: Loss, data_on: str = 'cuda') -> list[float]:
     data = pyg_sar.local(pyg_sar.load_shard(root)).to(data_on)
     torch.manual_seed(0)
     net = GraphSAGE(6, 8, 2, 3, norm='batch_norm').double().to(data_on)
-    model = pyg_sar.DistributedDataParallel(net, check=False)
+    model = pyg_sar.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for _ in range(3):

@@ -33,7 +33,6 @@ from torch_geometric.nn import GATConv, HGTConv, SAGEConv
 
 import pyg_sar
 from pyg_sar import NodeEmbedding
-from pyg_sar.checking.first_forward import check_model
 from pyg_sar.checkpoint.reader import read_metadata
 from pyg_sar.comm import rank
 
@@ -698,60 +697,6 @@ def test_what_is_no_part_of_a_graph(tmp_path: Path) -> None:
 # The check
 
 
-class Readout(nn.Module):
-    """A table whose rows are averaged."""
-
-    def __init__(self, table: nn.Module, mean: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.table, self.mean, self.conv = table, mean, SAGEConv(DIM, 3)
-
-    def forward(self, edge_index: Tensor) -> Tensor:
-        rows = self.table()
-        return self.conv(rows - self.mean(rows), edge_index)
-
-
-def _plain_mean(rows: Tensor) -> Tensor:
-    return rows.mean(dim=0)
-
-
-def _global_mean(rows: Tensor) -> Tensor:
-    return pyg_sar.global_mean(rows, dim=0)
-
-
-def _checked(root: str) -> list[Any]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    run = Run(data)
-    good = pyg_sar.wrap(Readout(NodeEmbedding(data, DIM), _global_mean))
-    bad = pyg_sar.wrap(Readout(NodeEmbedding(data, DIM, sparse=True), _plain_mean))
-    return [
-        check_model(run.inner, (data,), {}),
-        check_model(good, (data.edge_index,), {}),
-        check_model(bad, (data.edge_index,), {}),
-        good.table.weight.grad,
-    ]
-
-
-def test_the_check_cuts_the_rows(tmp_path: Path) -> None:
-    for of_model, good, bad, grad in run_ranks(
-        _checked, 2, str(cut(small_graph(), 2, tmp_path / 'p'))
-    ):
-        assert of_model is None
-        assert good is None
-        assert grad is None
-        assert "first at 'mean' in Readout.forward" in bad
-
-
-def _checked_typed(root: str) -> Any:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    model = Typed(lambda name: NodeEmbedding(data[name], DIM), data.metadata())
-    return check_model(pyg_sar.wrap(model), (data.n_id_dict, data.edge_index_dict), {})
-
-
-def test_the_check_cuts_the_rows_of_types(tmp_path: Path) -> None:
-    pyg_sar.partition_graph(hetero_graph(), 2, tmp_path / 'p', method=assignment(2))
-    assert run_ranks(_checked_typed, 2, str(tmp_path / 'p')) == [None, None]
-
-
 def test_the_check_of_a_step() -> None:
     graph = small_graph(90, 400)
     model = Net(NodeEmbedding(graph, DIM)).double()
@@ -765,7 +710,7 @@ def test_the_check_of_a_step() -> None:
         return step(model, data) + model.table().square().sum()
 
     pyg_sar.check(step, model, graph)
-    with pytest.raises(ValueError, match='does not give on a cut graph'):
+    with pytest.raises(ValueError, match='differs on ranks: the result differs'):
         pyg_sar.check(wrong, model, graph)
 
 
@@ -788,7 +733,7 @@ def _in_processes(root: str) -> Any:
 def _in_torchs_own(run: Run) -> None:
     """Of a type of as many nodes on every rank, as torch finds unequal ones itself."""
     run.inner.table = NodeEmbedding(Data(n_id=torch.arange(3) + 3 * rank()), DIM)
-    model = nn.parallel.DistributedDataParallel(pyg_sar.wrap(run.inner, check=False))
+    model = nn.parallel.DistributedDataParallel(pyg_sar.wrap(run.inner))
     model(run.data)
 
 

@@ -102,7 +102,7 @@ def _train(data: Any, program: Program, n_id: Tensor) -> dict[str, Tensor]:
     data.x.requires_grad_()
     model: nn.Module = Model(program)
     if is_distributed():
-        model = pyg_sar.DistributedDataParallel(model, check=False)
+        model = pyg_sar.DistributedDataParallel(model)
     out = model(data, *_inputs(n_id))
     mean = pyg_sar.global_mean if is_distributed() else torch.mean
     mean(out.square()).backward()
@@ -213,7 +213,7 @@ def _decoded(root: str) -> int:
     plain = Decoder()
     want = plain(whole, labels)
     want.square().mean().backward()
-    model = pyg_sar.DistributedDataParallel(Decoder(), check=False)
+    model = pyg_sar.DistributedDataParallel(Decoder())
     for _ in range(2):  # the second time by the plan of the first
         model.zero_grad()
         got = model(data, own)
