@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import in_layer, left_by, world_size
-from pyg_sar.conv.around.patching import overridden, replaced
+from pyg_sar.conv.around.patching import bind, overridden, replaced
 from pyg_sar.conv.around.source_rows import Ends
 from pyg_sar.conv.call.decision import Decision, Decisions
 from pyg_sar.conv.call.propagation import GivenRows, Propagation
@@ -198,8 +198,9 @@ class SARConv(MessagePassing, metaclass=_Convert):
                 ends = Ends(exchanges)
                 stack.enter_context(sources_read_by(ends))
                 forms = special_forms(exchanges, ends, decisions.checked, args, kwargs)
-                stack.enter_context(replaced(self, forms))
+                stack.enter_context(replaced(forms))
                 for path, module in self.named_modules():
+                    bind(type(module))
                     if isinstance(module, MessagePassing):
                         form = Propagation(
                             conv=module,
@@ -296,6 +297,8 @@ def _convert(conv: MessagePassing, **options: Any) -> MessagePassing:
     make_global(conv)
     conv.__class__ = _sar_class(type(conv))
     vars(conv)['_sar'] = _Converted(checked)
+    for module in conv.modules():
+        bind(type(module))
     return conv
 
 
