@@ -309,7 +309,8 @@ def _sar_class(plain: type[MessagePassing]) -> Any:
     """``SARGATConv(SARConv, GATConv)`` for ``GATConv``, the same at every call."""
     if plain not in _classes:
         names = {'_plain_class': plain, '__module__': plain.__module__, '__doc__': plain.__doc__}
-        _classes[plain] = _Convert(f'SAR{plain.__name__}', (SARConv, plain), names)
+        made = _Convert(f'SAR{plain.__name__}', (SARConv, plain), names)
+        _classes.setdefault(plain, made)  # another thread may have been faster
     return _classes[plain]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from types import FunctionType
@@ -71,25 +71,21 @@ _dispatchers = dict(
 _by_id = {id(function): dispatcher for function, dispatcher in _dispatchers.items()}
 
 
-@functools.cache
+_bound: set[type] = set()
+
+
 def bind(cls: type) -> None:
     """Puts dispatchers where code of `cls` and its bases finds the functions; lasts for good."""
-    _bind_in_libraries()
-    own = {base.__module__ for base in cls.__mro__}.difference(_FUNCTIONS)
-    _bind_in(name for name in own if not name.startswith('torch.'))
-
-
-@functools.cache
-def _bind_in_libraries() -> None:
-    _bind_in(_FUNCTIONS)  # thousands of names
-
-
-def _bind_in(modules: Iterable[str]) -> None:
-    for module in modules:
+    if cls in _bound:
+        return
+    modules = {base.__module__ for base in cls.__mro__}.difference(_FUNCTIONS)
+    modules = {name for name in modules if not name.startswith('torch.')}
+    for module in modules if _bound else modules.union(_FUNCTIONS):
         names = vars(sys.modules[module]) if module in sys.modules else {}
         for name, value in list(names.items()):
             if id(value) in _by_id:
                 names[name] = _by_id[id(value)]
+    _bound.add(cls)
 
 
 @contextmanager
