@@ -35,7 +35,6 @@ import torch_geometric.template
 from jinja2 import Environment, FileSystemLoader
 
 from pyg_sar.comm.threads import run_threads
-from pyg_sar.norm import whose_rows
 
 GRACE = 2.0  # seconds after the first failure in which other ranks may report theirs
 
@@ -301,7 +300,6 @@ def _call(message: bytes) -> Any:
     seed()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)
-    whose_rows._here.last = None  # of an earlier test
     filters, fn, args, kwargs = _load(message)
     with warnings.catch_warnings():
         warnings.resetwarnings()

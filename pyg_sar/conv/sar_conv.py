@@ -18,7 +18,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import in_layer, left_by, world_size
-from pyg_sar.conv.around.patching import overridden, replaced
+from pyg_sar.conv.around.patching import bind, overridden, replaced
 from pyg_sar.conv.call.decision import Decision, Decisions
 from pyg_sar.conv.call.propagation import Propagation
 from pyg_sar.conv.call.start import decisions_for
@@ -177,8 +177,9 @@ class SARConv(MessagePassing, metaclass=_Convert):
                 exchanges = Exchanges(shards, sar.options.prefetch, sar.options.exchange_dtype)
                 decisions = decisions_for(self, sar.options, shards, args, kwargs, sar.decisions)
                 forms = special_forms(exchanges, decisions.checked, args, kwargs)
-                stack.enter_context(replaced(self, forms))
+                stack.enter_context(replaced(forms))
                 for path, module in self.named_modules():
+                    bind(type(module))
                     if isinstance(module, MessagePassing):
                         form = Propagation(
                             conv=module,
@@ -272,6 +273,8 @@ def _convert(conv: MessagePassing, **options: Any) -> MessagePassing:
             raise ValueError(f'{name_of(module)} cannot be wrapped: {reason}')
     conv.__class__ = _sar_class(type(conv))
     vars(conv)['_sar'] = _Converted(checked)
+    for module in conv.modules():
+        bind(type(module))
     return conv
 
 
@@ -282,7 +285,8 @@ def _sar_class(plain: type[MessagePassing]) -> Any:
     """``SARGATConv(SARConv, GATConv)`` for ``GATConv``, the same at every call."""
     if plain not in _classes:
         names = {'_plain_class': plain, '__module__': plain.__module__, '__doc__': plain.__doc__}
-        _classes[plain] = _Convert(f'SAR{plain.__name__}', (SARConv, plain), names)
+        made = _Convert(f'SAR{plain.__name__}', (SARConv, plain), names)
+        _classes.setdefault(plain, made)  # another thread may have been faster
     return _classes[plain]
 
 

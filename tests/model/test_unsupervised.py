@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from few import few
+from pyg_sar.models.unsupervised import GlobalGAE
 from ranks import run_as_threads, run_ranks
 from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
 from torch import Tensor, nn
@@ -22,7 +23,6 @@ from torch_geometric.nn import models as M
 
 import pyg_sar
 from pyg_sar.comm import rank, world_size
-from pyg_sar.models.unsupervised import GlobalGAE
 
 NUM_NODES, H = 40, 4
 
