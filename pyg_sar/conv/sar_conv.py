@@ -120,19 +120,16 @@ class SARConv(MessagePassing, metaclass=_Convert):
                 )
             return super().forward(*args, **kwargs)
         edges = edges_among((args, kwargs))
-        if not edges and not isinstance(self, ROW_BY_ROW):
-            return self._of_own_rows(args, kwargs)
         if edges and isinstance(self, ROW_BY_ROW):
             own = given_to_conv((args, kwargs), edges, name_of(self))
             return rows_by_type(self.forward(*own[0], **own[1]), (args, kwargs))
         with self._on_cut_graph(shards, args, kwargs):
-            return super().forward(*args, **kwargs)
-
-    def _of_own_rows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the conv on own rows, and gives own rows."""
-        call = inspect.signature(super().forward).bind(*args, **kwargs)
-        call.arguments.update(rows_of_call(call.arguments, int(self.node_dim)))
-        return as_local(self.forward(*call.args, **call.kwargs))
+            if edges or isinstance(self, ROW_BY_ROW):
+                return super().forward(*args, **kwargs)
+            # Own rows, as pyg_sar.local gives them: computed as rows of the whole graph.
+            call = inspect.signature(super().forward).bind(*args, **kwargs)
+            call.arguments.update(rows_of_call(call.arguments, int(self.node_dim)))
+            return as_local(super().forward(*call.args, **call.kwargs))
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate``; called from outside of forward it is a layer by itself."""
