@@ -44,6 +44,7 @@ from pyg_sar.rows.attach import given_to_conv
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import plain, tag
 from pyg_sar.rows.space import Space
+from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.plan import Plan, plan_of
 from pyg_sar.shard.shard import Shard
 
@@ -77,6 +78,8 @@ class Propagation:
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included."""
         conv = self.conv
+        if not isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
+            return self._along_plain_edges('propagate', edge_index, size, kwargs)
         given = before_step(conv, 'propagate', (edge_index, size, kwargs))
         whole = None
         if isinstance(given[0], EdgeIndex):
@@ -109,11 +112,22 @@ class Propagation:
 
     def edge_updater(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``: one row per edge of `edge_index`, in its order."""
+        if not isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
+            return self._along_plain_edges('edge_updater', edge_index, size, kwargs)
         given = before_step(self.conv, 'edge_update', (edge_index, size, kwargs))
         out = update_edges(self._call('edge_update', *_own(self.conv, *given), given[0])[0])
         if isinstance(given[0], EdgeIndex):
             out = tag(out, 0, given[0]._space)
         return after_step(self.conv, 'edge_update', given, out)
+
+    def _along_plain_edges(
+        self, method: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
+    ) -> Tensor:
+        """PyG's own method: edges that are equal on all ranks, in ids of the whole graph."""
+        named = kwargs if size is None else {'size': size, **kwargs}
+        plain_method: Any = getattr(plain_class(self.conv), method)
+        out: Tensor = plain_method(self.conv, edge_index, **named)
+        return out
 
     def _call(
         self, function: str, given: Tensor, size: Any, kwargs: dict[str, Any], edges: Tensor
