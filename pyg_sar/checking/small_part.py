@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.own_rows import OwnRows
+from pyg_sar.own_rows import NodeEmbedding
+from pyg_sar.rows.attach import space_of_nodes
 from pyg_sar.rows.leaving import local
 
 _NUM_NODES = 61
@@ -65,11 +66,12 @@ def part_of_tables(model: torch.nn.Module, data: Any, chosen: Chosen, shard: Any
         if isinstance(module, torch.nn.Embedding) and module.num_embeddings in of_size:
             nodes = chosen[of_size[module.num_embeddings]]
             module.weight.data, module.num_embeddings = module.weight.data[nodes], len(nodes)
-    for p in model.parameters():
-        if isinstance(p, OwnRows):
+        if isinstance(module, NodeEmbedding):
+            p, module._space = module.weight, None
             nodes = chosen[p.node_type]
             p.num_nodes, p.n_id = len(nodes), torch.arange(len(nodes))
             if shard is not None:
-                p.n_id = local((shard if p.node_type is None else shard[p.node_type]).n_id)
+                store = shard if p.node_type is None else shard[p.node_type]
+                p.n_id, module._space = local(store.n_id), space_of_nodes(store)
             with torch._C.DisableTorchFunctionSubclass():
                 p.data = p.data[nodes[p.n_id]]

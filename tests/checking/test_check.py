@@ -176,6 +176,26 @@ def test_a_table_of_all_nodes(data: Data) -> None:
     pyg_sar.check(lambda model, data: model(data).square().mean(), Table(), data)
 
 
+@pytest.mark.parametrize('sparse', [False, True])
+def test_learned_rows(data: Data, sparse: bool) -> None:
+    class Learned(nn.Module):
+        def __init__(self, scale: float = 1.0) -> None:
+            super().__init__()
+            self.rows, self.conv = pyg_sar.NodeEmbedding(data, 6, sparse=sparse), GCNConv(6, 3)
+            self.scale = scale
+
+        def forward(self, data: Data) -> Tensor:
+            own = pyg_sar.local(self.rows()).mean(dim=0)
+            return self.conv(self.rows() + (1 - self.scale) * own, data.edge_index)
+
+    def step(model: nn.Module, data: Data) -> Tensor:
+        return model(data).square().mean()
+
+    pyg_sar.check(step, Learned(), data)
+    with pytest.raises(ValueError, match=r"the gradient of 'rows.weight' differs by"):
+        pyg_sar.check(step, Learned(0.5), data)
+
+
 # Wrong steps
 
 

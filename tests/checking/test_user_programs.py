@@ -46,6 +46,7 @@ def _on_ranks(name: str, root: Path, weights: Tensor) -> Any:
     return [pyg_sar.gather(out).detach(), *_gradients(model)]
 
 
+@pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('name', few(PROGRAMS))
 def test_right_or_refused(name: str, graph: Data, root: Path) -> None:
     model = _model(name)
