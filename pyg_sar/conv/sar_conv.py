@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +33,7 @@ from pyg_sar.dropout import is_running
 from pyg_sar.models import make_global
 from pyg_sar.rows.attach import edges_among, from_conv, given_to_conv
 from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.made_edges import with_made_edges
 from pyg_sar.rows.rows import tag
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.local_ids import sources_read_by
@@ -114,7 +117,10 @@ class SARConv(MessagePassing, metaclass=_Convert):
     @torch.compiler.disable
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the conv; the arguments are the conv's own."""
-        edges = [] if self._sar.is_running else edges_among((args, kwargs))
+        edges: list[EdgeIndex] = []
+        if not self._sar.is_running:
+            args, kwargs = with_made_edges(name_of(self), _names(plain_class(self)), args, kwargs)
+            edges = edges_among((args, kwargs))
         if edges:
             return self._of_rows(edges, args, kwargs)
         shards = [] if self._sar.is_running else find_shards((args, kwargs))
@@ -308,6 +314,12 @@ def _sar_class(plain: type[MessagePassing]) -> Any:
         names = {'_plain_class': plain, '__module__': plain.__module__, '__doc__': plain.__doc__}
         _classes[plain] = _Convert(f'SAR{plain.__name__}', (SARConv, plain), names)
     return _classes[plain]
+
+
+@cache
+def _names(plain: type[MessagePassing]) -> list[str]:
+    """Of the arguments of its forward."""
+    return list(signature(plain.forward).parameters)[1:]
 
 
 def _empty(plain: type[MessagePassing]) -> Any:
