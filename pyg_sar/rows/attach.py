@@ -16,11 +16,13 @@ from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.space import Space
+from pyg_sar.rows.unasked import ask_for_rows
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 
 def as_rows_of_graph(data: Any) -> Any:
     """Data of a shard with rows in place of plain tensors, and counts of the whole (collective)."""
+    ask_for_rows()
     nodes: dict[Any, Space] = {}
     own = {store._key: store['n_id'].numel() for store in data.node_stores}
     edges = [store['edge_index'].shard.num_edges for store in data.edge_stores]

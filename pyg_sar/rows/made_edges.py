@@ -25,21 +25,24 @@ from pyg_sar.shard.shard import Shard
 _made = WeakTensorKeyDictionary()
 
 
-def edges_of(func: Any, ids: Tensor, src: Space, dst: Space) -> EdgeIndex:
+def edges_of(
+    func: Any, ids: Tensor, src: Space, dst: Space, made_of: Tensor | None = None
+) -> EdgeIndex:
     """Edges by ids of the whole, int64 ``[2, E]``, equal on all ranks (collective).
 
-    Known again for the same tensor, not written to since.
+    Known again for the same tensor, not written to since, or for another that they were made of.
     """
+    key = ids if made_of is None else made_of
     if not (src.has_ids() and dst.has_ids()):
         refuse(func, f'is not known where the nodes lie ({src!r}, {dst!r})')
-    version = 0 if ids.is_inference() else ids._version
-    known = _made.get(ids)  # type: ignore[no-untyped-call]
+    version = 0 if key.is_inference() else key._version
+    known = _made.get(key)  # type: ignore[no-untyped-call]
     if known is not None and known[:3] == (version, src, dst):
         return known[3]  # type: ignore[no-any-return]
     check_whole(func, ids)
     with plainly():
         made = _dealt(ids.detach(), src, dst)
-    _made[ids] = version, src, dst, made
+    _made[key] = version, src, dst, made
     return made
 
 

@@ -44,7 +44,7 @@ def as_items(index: Any, num_dims: int) -> list[Any]:
     """An index as a list with one item for every dimension, None for new ones; no ``...``."""
     items = list(index) if isinstance(index, tuple) else [index]
     items = [
-        torch.tensor(each) if isinstance(each, (list, range)) and _is_flat(each) else each
+        torch.tensor(each) if isinstance(each, (list, range)) and _is_flat(each) else as_mask(each)
         for each in items
     ]
     used = sum(dims_used(each) for each in items)
@@ -55,6 +55,12 @@ def as_items(index: Any, num_dims: int) -> list[Any]:
     else:
         items += fill
     return items
+
+
+def as_mask(item: Any) -> Any:
+    """Bytes are a mask, as torch has it."""
+    is_bytes = isinstance(item, Tensor) and item.dtype == torch.uint8
+    return item.bool() if is_bytes else item
 
 
 def _is_flat(values: Any) -> bool:
