@@ -18,6 +18,7 @@ def model_of(data: Data, ddp: Ddp, num_out: int = 3) -> Module:
     return ddp(Net(data.num_features, 8, num_out).double())
 
 
+@by_order
 def pairs_with_labels(data: Data, ddp: Ddp) -> Results:
     """Edges and negative ones in one list, with labels."""
     seed_everything(3)
@@ -32,9 +33,6 @@ def pairs_with_labels(data: Data, ddp: Ddp) -> Results:
         return F.binary_cross_entropy_with_logits(score, label)
 
     return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-pairs_with_labels = by_order(pairs_with_labels)
 
 
 @by_order
@@ -61,6 +59,7 @@ def undirected_negatives(data: Data, ddp: Ddp) -> Results:
     return {'neg': neg}
 
 
+@by_order
 def shifted_neighbours(data: Data, ddp: Ddp) -> Results:
     """Every node against the one before it, and in reverse."""
     model = model_of(data, ddp)
@@ -71,9 +70,6 @@ def shifted_neighbours(data: Data, ddp: Ddp) -> Results:
         return F.mse_loss(z, before) + (z * turned).tanh().mean() + F.cross_entropy(z, data.y)
 
     return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-shifted_neighbours = by_order(shifted_neighbours)
 
 
 @by_order
@@ -118,10 +114,11 @@ def train_ids_by_where(data: Data, ddp: Ddp) -> Results:
     }
 
 
+@by_order
 def labels_joined_and_compared(data: Data, ddp: Ddp) -> Results:
     """The rows of two selections that are as many, side by side."""
-    first = data.train_mask.nonzero().view(-1)[:20]
-    second = data.test_mask.nonzero().view(-1)[:20]
+    first = data.train_mask.nonzero().view(-1)[:15]
+    second = data.test_mask.nonzero().view(-1)[:15]
     agree = data.y[first] == data.y[second]
     return {
         'agree': agree.sum(),
@@ -130,9 +127,7 @@ def labels_joined_and_compared(data: Data, ddp: Ddp) -> Results:
     }
 
 
-labels_joined_and_compared = by_order(labels_joined_and_compared)
-
-
+@by_order
 def equally_many_of_two_classes(data: Data, ddp: Ddp) -> Results:
     """Masks of as many rows each, paired by their order."""
     a = (data.y == 0).cumsum(0) * (data.y == 0)
@@ -146,9 +141,6 @@ def equally_many_of_two_classes(data: Data, ddp: Ddp) -> Results:
 
     both = torch.where(data.y[first] == 0, data.x[second][:, 0], data.x[first][:, 1])
     return {'both': both.sum(), 'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-equally_many_of_two_classes = by_order(equally_many_of_two_classes)
 
 
 def sgd_by_autograd_grad(data: Data, ddp: Ddp) -> Results:
@@ -195,6 +187,7 @@ def norm_of_gradients_of_two_losses(data: Data, ddp: Ddp) -> Results:
     return {'losses': descend(loss_of, model), 'weights': weights(model)}
 
 
+@by_order
 def table_of_nodes_as_features(data: Data, ddp: Ddp) -> Results:
     """A parameter of every node beside its features, given to the model whole."""
     torch.manual_seed(1)
@@ -209,9 +202,6 @@ def table_of_nodes_as_features(data: Data, ddp: Ddp) -> Results:
 
     losses = descend(loss_of, [table, *model.parameters()])
     return {'losses': losses, 'table': table, 'weights': weights(model)}
-
-
-table_of_nodes_as_features = by_order(table_of_nodes_as_features)
 
 
 @by_order
@@ -271,7 +261,6 @@ def whitened_targets(data: Data, ddp: Ddp) -> Results:
     return {'weight': weight, 'white': white, 'back': back, 'out': (x @ weight).argmax(1)}
 
 
-@by_order
 def written_by_out(data: Data, ddp: Ddp) -> Results:
     """Functions with out=."""
     total, picked = torch.empty_like(data.x), data.edge_weight.new_empty(data.num_edges)

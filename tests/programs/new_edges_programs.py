@@ -123,6 +123,7 @@ def edges_of_two_types_joined(data: Data, ddp: Ddp) -> Results:
     return trained(data, ddp, Weighted(), data.x, edge_index, weight)
 
 
+@by_order
 def ring_added(data: Data, ddp: Ddp) -> Results:
     """Every node with the next one, beside the edges."""
     ids = torch.arange(data.num_nodes)
@@ -130,9 +131,6 @@ def ring_added(data: Data, ddp: Ddp) -> Results:
     return {'ring': ring.size(1)} | trained(
         data, ddp, net(), data.x, torch.cat([data.edge_index, ring], dim=1)
     )
-
-
-ring_added = by_order(ring_added)
 
 
 def node_beside_all(data: Data, ddp: Ddp) -> Results:
@@ -234,7 +232,6 @@ def sparse_powers(data: Data, ddp: Ddp) -> Results:
 def power_iteration(data: Data, ddp: Ddp) -> Results:
     num = data.num_nodes
     adj = torch.sparse_coo_tensor(data.edge_index.flip(0), data.edge_weight, (num, num))
-    v = torch.ones(num, dtype=torch.double)
     v = data.x.new_ones(num)
     for _ in range(5):
         v = (adj @ v.view(-1, 1)).view(-1)
@@ -314,6 +311,7 @@ def composed_with_undirected(data: Data, ddp: Ddp) -> Results:
     } | trained(data, ddp, net(), data.x, data.edge_index)
 
 
+@by_order
 def parents_by_sorted_ids(data: Data, ddp: Ddp) -> Results:
     """Sums of edges in the order of their destinations."""
     col, order = index_sort(data.edge_index[1])
