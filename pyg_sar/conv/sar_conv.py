@@ -119,7 +119,9 @@ class SARConv(MessagePassing, metaclass=_Convert):
         """Runs the conv; the arguments are the conv's own."""
         edges: list[EdgeIndex] = []
         if not self._sar.is_running:
-            args, kwargs = with_made_edges(name_of(self), _names(plain_class(self)), args, kwargs)
+            args, kwargs = with_made_edges(
+                name_of(self), _names(self._plain_class.forward), args, kwargs
+            )
             edges = edges_among((args, kwargs))
         if edges:
             return self._of_rows(edges, args, kwargs)
@@ -317,9 +319,9 @@ def _sar_class(plain: type[MessagePassing]) -> Any:
 
 
 @cache
-def _names(plain: type[MessagePassing]) -> list[str]:
-    """Of the arguments of its forward."""
-    return list(signature(plain.forward).parameters)[1:]
+def _names(forward: Any) -> list[str]:
+    """Of the arguments of a method."""
+    return list(signature(forward).parameters)[1:]
 
 
 def _empty(plain: type[MessagePassing]) -> Any:

@@ -182,10 +182,14 @@ class Gradients:
     def _reduce_asked(self) -> None:
         for bucket in self._buckets():
             shares = [self._asked.get(p, torch.zeros_like(p)) for p in bucket if _size(p)]
+            if not shares:
+                continue
             total = torch.cat([share.reshape(-1) for share in shares]) / world_size()
             self._summed(total)
             check_arrived('the sum of the gradients of parameters')
-            for share, mean in zip(shares, total.split([s.numel() for s in shares]), strict=True):
+            for share, mean in zip(
+                shares, torch.split(total, [s.numel() for s in shares]), strict=True
+            ):
                 share.copy_(mean.view_as(share))
         self._asked.clear()
         self._is_asked = False

@@ -274,9 +274,9 @@ def _selected(edges: EdgeIndex, index: Any) -> Any:
     space = edges._space
     if isinstance(index, slice):
         index = torch.arange(space.total)[index]
-    if not isinstance(index, Tensor) or index.dtype == torch.uint8:
+    if not isinstance(index, Tensor) or index.dtype == torch.uint8 or dim_of(index) != 1:
         return None
-    if isinstance(index, NodeIds) and index.of is space and dim_of(index) == 1:
+    if isinstance(index, NodeIds) and index.of is space:
         return edge_index(edges.handle[:, index.places], index._space, edges.ends)
     if index.dtype != torch.bool:
         return _listed(edges, whole(index))

@@ -38,7 +38,8 @@ def edges_of(
     version = 0 if key.is_inference() else key._version
     known = _made.get(key)  # type: ignore[no-untyped-call]
     if known is not None and known[:3] == (version, src, dst):
-        return known[3]  # type: ignore[no-any-return]
+        found: EdgeIndex = known[3]
+        return found
     check_whole(func, ids)
     with plainly():
         made = _dealt(ids.detach(), src, dst)

@@ -317,3 +317,133 @@ def parents_by_sorted_ids(data: Data, ddp: Ddp) -> Results:
     col, order = index_sort(data.edge_index[1])
     sums = scatter(data.edge_weight[order], col, dim_size=data.num_nodes, reduce='sum')
     return {'sums': sums, 'largest': col.max().item()}
+
+
+@by_order
+def rows_regrouped(data: Data, ddp: Ddp) -> Results:
+    """Training nodes first, then the others: the edges mean the new places."""
+    x = torch.cat([data.x[data.train_mask], data.x[~data.train_mask]])
+    return trained(data, ddp, net(), x, data.edge_index)
+
+
+@by_order
+def rewired_at_random(data: Data, ddp: Ddp) -> Results:
+    torch.manual_seed(5)
+    edge_index = torch.stack([torch.randperm(data.num_nodes), torch.randperm(data.num_nodes)])
+    return trained(data, ddp, net(), data.x, edge_index)
+
+
+@by_order
+def from_some_nodes_to_others(data: Data, ddp: Ddp) -> Results:
+    """A bipartite graph of two selections of nodes."""
+    src, dst = data.x[data.train_mask], data.x[~data.train_mask]
+    torch.manual_seed(5)
+    edge_index = torch.stack(
+        [torch.randint(src.size(0), (150,)), torch.randint(dst.size(0), (150,))]
+    )
+    torch.manual_seed(0)
+    model, y = ddp(SAGEConv((6, 6), 3).double()), data.y[~data.train_mask]
+    losses = descend(lambda: F.cross_entropy(model((src, dst), edge_index), y), model)
+    return {'losses': losses, 'weights': weights(model)}
+
+
+def both_ends_at_once(data: Data, ddp: Ddp) -> Results:
+    """x[edge_index], of shape [2, E, F]."""
+    torch.manual_seed(0)
+    model = ddp(Net(6, 8, 3).double())
+
+    def loss_of() -> Tensor:
+        ends = model(data.x, data.edge_index)[data.edge_index]
+        return (ends[0] - ends[1]).pow(2).mean() - ends.prod(dim=0).sum(-1).tanh().mean()
+
+    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+
+
+def nodes_that_edges_name(data: Data, ddp: Ddp) -> Results:
+    ids = data.edge_index.unique()
+    flat, counts = torch.unique(data.edge_index.flatten(), return_counts=True)
+    return {
+        'count': ids.numel(),
+        'same': torch.equal(ids, flat),
+        'most': counts.max().item(),
+        'above': int(data.edge_index.max()) < data.num_nodes,
+        'sum': data.x[ids].sum(0),
+    }
+
+
+@by_order
+def edges_among_listed_nodes(data: Data, ddp: Ddp) -> Results:
+    """Nodes of a list, edges between them, renamed by a table."""
+    ids = torch.arange(0, data.num_nodes, 2)
+    inside = torch.isin(data.edge_index, ids).all(dim=0)
+    names = torch.full((data.num_nodes,), -1)
+    names[ids] = torch.arange(ids.numel())
+    edge_index = names[data.edge_index[:, inside]]
+    x, y = data.x[ids], data.y[ids]
+    model = ddp(net().double())
+    losses = descend(lambda: F.cross_entropy(model(x, edge_index), y), model)
+    return {'edges': edge_index.size(1), 'losses': losses, 'weights': weights(model)}
+
+
+def masks_of_bytes(data: Data, ddp: Ddp) -> Results:
+    mask, heavy = data.train_mask.byte(), (data.edge_weight > 0.5).byte()
+    edge_index = data.edge_index[:, heavy.bool()]
+    return {'rows': data.x[mask.bool()].sum(0)} | trained(data, ddp, net(), data.x, edge_index)
+
+
+def least_of_targets(data: Data, ddp: Ddp) -> Results:
+    """Extremes at the sources of edges."""
+    row, col = data.edge_index
+    torch.manual_seed(0)
+    lin = ddp(Linear(6, 3).double())
+
+    def loss_of() -> Tensor:
+        h = lin(data.x)
+        low = scatter(h[col], row, dim_size=data.num_nodes, reduce='min')
+        high = scatter(h[col], row, dim_size=data.num_nodes, reduce='max')
+        return F.cross_entropy(h + low - high, data.y)
+
+    return {'losses': descend(loss_of, lin), 'weights': weights(lin)}
+
+
+@by_order
+def edges_dropped_by_plain_numbers(data: Data, ddp: Ddp) -> Results:
+    """A mask of edges that is drawn for the whole graph, and weights of the rest."""
+    torch.manual_seed(7)
+    keep = torch.rand(data.num_edges) > 0.3
+    weight = torch.rand(int(keep.sum()), dtype=torch.double)
+    return trained(data, ddp, Weighted(), data.x, data.edge_index[:, keep], weight)
+
+
+def matrix_that_is_scaled(data: Data, ddp: Ddp) -> Results:
+    """Row-normalised, by sparse sums, in CSR."""
+    num = data.num_nodes
+    adj = torch.sparse_coo_tensor(data.edge_index.flip(0), data.edge_weight, (num, num)).coalesce()
+    total = torch.sparse.sum(adj, dim=1).to_dense().clamp(min=1e-6)
+    row, col = adj.indices()
+    norm = torch.sparse_coo_tensor(adj.indices(), adj.values() / total[row], (num, num))
+    csr = norm.to_sparse_csr()
+
+    class Model(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.lin = Linear(6, 3)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return csr @ (norm @ self.lin(x))
+
+    return {'largest': int(col.max()) < num} | trained(data, ddp, Model(), data.x, data.edge_index)
+
+
+def shares_of_neighbours_labels(data: Data, ddp: Ddp) -> Results:
+    """Label propagation with a sparse matrix and one-hot labels."""
+    num = data.num_nodes
+    adj = torch.sparse_coo_tensor(
+        data.edge_index.flip(0), torch.ones(data.num_edges, dtype=torch.double), (num, num)
+    )
+    hot = F.one_hot(data.y, 3).double() * data.train_mask.view(-1, 1)
+    out = hot
+    for _ in range(3):
+        out = 0.9 * torch.sparse.mm(adj, out) / 8 + 0.1 * hot
+    return {'out': out, 'right': (out.argmax(1) == data.y).double().mean()}

@@ -62,14 +62,15 @@ _TAKES_TWO = ('linalg_solve_triangular', 'cholesky_solve', 'triangular_solve')
 def _by_columns(func: Any, args: Any, kwargs: Any) -> Any:
     """A system whose right-hand sides are rows: each is solved by itself."""
     rows = found(args, kwargs)
-    if len(rows) != 1 or kwargs.get('out') is not None:
+    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+    if len(rows) != 1 or [dim_of(each) for each in tensors] != [2, 2]:
         return None
     (b,) = rows
     is_second = argument(args, kwargs, 1, 'B', 'other') is b
     is_left = kwargs.get('left', True)
     if name_of(func).startswith(('cholesky', 'triangular')):
         is_second, is_left = argument(args, kwargs, 0, 'input', 'b', 'B') is b, True
-    if not is_second or b._dim != dim_of(b) - (1 if is_left else 2):
+    if not is_second or b._dim != (1 if is_left else 0):
         return None
     with plainly():
         made = func(*(_own(each) for each in args), **{k: _own(v) for k, v in kwargs.items()})

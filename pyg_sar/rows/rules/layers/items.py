@@ -15,7 +15,7 @@ from torch import Tensor
 from pyg_sar.rows.align import argument, dim_of, found, own_rows
 from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.replicated import all_of_plain, own_draws
-from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, in_nested, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.without_rows import with_one_row
 from pyg_sar.rows.space import Space
 

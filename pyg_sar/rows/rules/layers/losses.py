@@ -18,7 +18,7 @@ from pyg_sar.rows.align import align, dim_of, found, own_rows
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.registry import name_of, rule, signature_of
 from pyg_sar.rows.replicated import met
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 from pyg_sar.rows.space import Space
 
 _OF_NUMBERS = {

@@ -44,15 +44,18 @@ def _of_sparse(func: Any, matrix: Tensor, rows: Rows) -> Any:
     if matrix.size(0) != matrix.size(1):
         refuse(func, 'and a sparse matrix that is not square is not known to be right')
     with plainly():
-        entries = matrix if matrix.layout == torch.sparse_coo else matrix.to_sparse_coo()
-        entries = entries.coalesce()
+        entries = matrix.to_sparse().coalesce()
         ids = entries.indices()
         edges = edges_of(func, ids.flip(0), rows._space, rows._space, matrix)
         values = own_rows(func, entries.values(), 0, edges._space)
         x, (src, dst) = plain(rows), edges.handle.as_subclass(Tensor)
         sources = with_halo(x, Exchange(edges.ends.shard)).index_select(0, src)
         terms = sources * values.view(-1, *[1] * (x.dim() - 1))
-        return tag(torch.zeros_like(x, dtype=terms.dtype, requires_grad=False).index_add(0, dst, terms), 0, rows._space)
+        return tag(
+            torch.zeros_like(x, dtype=terms.dtype, requires_grad=False).index_add(0, dst, terms),
+            0,
+            rows._space,
+        )
 
 
 def _with_batch(num_dims: int, matrix: str, vector: str) -> list[Hashable]:

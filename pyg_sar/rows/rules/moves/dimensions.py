@@ -133,14 +133,16 @@ def _pieces_of_all(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     """Along the rows, as slices of all of them."""
     if name_of(func).startswith('unbind'):
         refuse(func, 'along the rows would give each of them to every rank')
-    places = torch.arange(rows._space.total, device='cpu')
+    places = torch.arange(rows._space.total)
     named = {k: v for k, v in kwargs.items() if k not in ('input', 'tensor', 'dim')}
-    rest = args[1:2]
-    name = {'hsplit': 'tensor_split', 'vsplit': 'tensor_split', 'dsplit': 'tensor_split'}
-    cut = getattr(torch, name.get(name_of(func), name_of(func)))
-    items = [(each[0].item(), each.numel()) if each.numel() else (0, 0) for each in cut(places, *rest, **named)]
-    before = (slice(None),) * rows._dim
-    return tuple(rows[(*before, slice(start, start + count))] for start, count in items)
+    name = name_of(func)
+    cut = torch.tensor_split if name in ('hsplit', 'vsplit', 'dsplit') else getattr(torch, name)
+    before, out = (slice(None),) * rows._dim, []
+    for each in cut(places, *args[1:2], **named):
+        first = int(each[0]) if len(each) else 0
+        place = [*before, slice(first, first + len(each))]
+        out.append(rows[tuple(place)])
+    return tuple(out)
 
 
 @rule('unfold')
