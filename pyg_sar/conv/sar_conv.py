@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ from pyg_sar.conv.substitutes import ROW_BY_ROW, special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import is_running
 from pyg_sar.rows.attach import as_local, edges_among, given_to_conv, rows_by_type, rows_of_call
+from pyg_sar.rows.made_edges import with_made_edges
 from pyg_sar.shard.shard import Shard
 
 
@@ -111,6 +113,8 @@ class SARConv(MessagePassing, metaclass=_Convert):
         """Runs the conv; the arguments are the conv's own."""
         if self._sar.is_running:
             return super().forward(*args, **kwargs)
+        names = _names(self._plain_class.forward)
+        args, kwargs = with_made_edges(name_of(self), names, args, kwargs)
         shards = find_shards((args, kwargs))
         if not shards:
             if getattr(self, 'cached', False) and world_size() > 1:
@@ -285,6 +289,12 @@ def _sar_class(plain: type[MessagePassing]) -> Any:
         made = _Convert(f'SAR{plain.__name__}', (SARConv, plain), names)
         _classes.setdefault(plain, made)  # another thread may have been faster
     return _classes[plain]
+
+
+@cache
+def _names(forward: Any) -> list[str]:
+    """Of the arguments of a method."""
+    return list(inspect.signature(forward).parameters)[1:]
 
 
 def _empty(plain: type[MessagePassing]) -> Any:

@@ -53,8 +53,9 @@ class DistributedDataParallel(torch.nn.Module):
 
     ``model.module`` is the model; calling it, or layers of it, averages gradients just the same.
     Hooks of parameters get this rank's share, as in torch; those registered by
-    ``register_post_accumulate_grad_hook`` get the whole gradient. ``torch.autograd.grad`` on
-    parameters is an error. Without ``torch.distributed`` it runs the wrapped model as it is.
+    ``register_post_accumulate_grad_hook`` get the whole gradient, as does the caller of
+    ``torch.autograd.grad``; with ``create_graph=True`` or in ``no_sync()`` it is an
+    error. Without ``torch.distributed`` it runs the wrapped model as it is.
 
     In place of torch's::
 

@@ -59,6 +59,9 @@ class Gradients:
         self._module = None if module is None else ref(module)
         self._parameters: list[torch.nn.Parameter] = []
         self._gathered: set[Tensor] = set()
+        self._has_rows = False  # whether a forward was given rows of the whole graph
+        self._asked: dict[Tensor, Tensor] = {}  # gradients for autograd.grad's caller
+        self._is_asked = False  # whether a rank has any
         self._forwards: set[str] = set()  # on batches, in words
         self._met: set[str] = set()  # of these, where a backward has come through
         self._handles: list[RemovableHandle] = []
@@ -119,7 +122,10 @@ class Gradients:
             behind = leaves_behind([*outputs, *(t for t in given if t.requires_grad)])
             # A NodeEmbedding divides those of its rows by itself.
             own = [t for t in behind if t not in known and not isinstance(t, OwnRows)]
-            divide_gradients(leaf for leaf in own if not _is_watched(leaf))
+            # Beside rows a plain tensor is one of the whole graph, not of this rank.
+            self._has_rows |= any(isinstance(t, Rows) for t in leaves_of((args, kwargs)))
+            if not self._has_rows:
+                divide_gradients(leaf for leaf in own if not _is_watched(leaf))
 
     def enter(self) -> None:
         """Notes that the backward that runs comes to the module."""
@@ -155,10 +161,38 @@ class Gradients:
                     statistics.set(kind, total)
             for kind, vector in vectors.items():  # of a dtype or device that no parameter has
                 statistics.set(kind, self._summed(vector))
+            if self._is_asked:
+                self._reduce_asked()
         self._gathered.clear()
         self._forwards.clear()
         self._met.clear()
         return whole
+
+    def ask(self, p: Tensor, grad: Tensor) -> Tensor:
+        """A gradient for autograd.grad's caller, which is whole when this backward ends."""
+        if self.accumulates or grad.requires_grad:
+            raise RuntimeError(
+                'torch.autograd.grad would give the share of one rank of the gradient of a '
+                f'parameter of shape {tuple(p.shape)}, as with create_graph=True and in no_sync() '
+                'nothing is summed: call loss.backward() and read .grad'
+            )
+        self._asked[p] = grad.clone(memory_format=torch.contiguous_format)
+        return self._asked[p]
+
+    def _reduce_asked(self) -> None:
+        for bucket in self._buckets():
+            shares = [self._asked.get(p, torch.zeros_like(p)) for p in bucket if _size(p)]
+            if not shares:
+                continue
+            total = torch.cat([share.reshape(-1) for share in shares]) / world_size()
+            self._summed(total)
+            check_arrived('the sum of the gradients of parameters')
+            for share, mean in zip(
+                shares, torch.split(total, [s.numel() for s in shares]), strict=True
+            ):
+                share.copy_(mean.view_as(share))
+        self._asked.clear()
+        self._is_asked = False
 
     def _summed(self, vector: Tensor) -> Tensor:
         forwards = ' and '.join(sorted(self._met - {''} or self._forwards))
@@ -177,6 +211,7 @@ class Gradients:
                 )
             if p.grad is not None and p.grad.is_sparse and not isinstance(p, OwnRows):
                 p.grad = p.grad.to_dense()
+        flags.append(float(bool(self._asked)))
         shared = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket if _size(p)]
         flags_of_all = torch.tensor(flags, dtype=bucket[0].dtype, device=bucket[0].device)
         total = torch.cat([*(t.reshape(-1) for t in shared), flags_of_all, more])
@@ -184,8 +219,9 @@ class Gradients:
         del shared
         self._summed(total)
         sizes = [_size(p) for p in bucket]
-        *means, of_all, more = torch.split(total, [*sizes, len(bucket), more.numel()])
-        shares = of_all.real.tolist()
+        *means, of_all, more = torch.split(total, [*sizes, len(flags), more.numel()])
+        *shares, asked = of_all.real.tolist()
+        self._is_asked |= asked > 0
         check_arrived('the sum of the gradients of parameters')  # before anyone's gradient changes
         whole = []
         for p, mean, share in zip(bucket, means, shares, strict=True):
@@ -255,10 +291,10 @@ class _Arrival(_Entry):
         super().__init__(gradients)
         self.parameter = ref(parameter)
 
-    def __call__(self, grad: Tensor) -> None:
+    def __call__(self, grad: Tensor) -> Tensor | None:  # type: ignore[override]
         gradients, parameter = self.gradients(), self.parameter()
         if gradients is None or parameter is None or not gradients._is_parallel:
-            return
+            return None
         backward = running()
         is_nested = backward is not None and torch._C._current_graph_task_id() != backward.task
         if (
@@ -266,16 +302,15 @@ class _Arrival(_Entry):
             and backward.meets(gradients)
             and (is_nested or backward.is_checked)
         ):
-            return
+            return None
         if not is_accumulated(parameter):
             if is_nested or is_inside_a_function():  # a part of that Function's gradient
-                return
-            raise RuntimeError(
-                'torch.autograd.grad would give the share of one rank of the gradient of a '
-                f'parameter of shape {tuple(parameter.shape)}: call loss.backward() and read .grad'
-            )
+                return None
+            gradients.enter()
+            return gradients.ask(parameter, grad)
         gradients.enter()
         started().is_checked = True
+        return None
 
 
 def _watching(p: Tensor) -> list[_Arrival]:

@@ -12,10 +12,11 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage, NodeStorage
 
 from pyg_sar.comm import agree
-from pyg_sar.rows.align import own_rows
+from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.space import Space
+from pyg_sar.rows.unasked import ask_for_rows
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 _WHOLE = 'rows of the whole graph'
@@ -24,6 +25,7 @@ _WHOLE = 'rows of the whole graph'
 
 def as_rows_of_graph(data: Any) -> Any:
     """Data of a shard with rows in place of plain tensors, and counts of the whole (collective)."""
+    ask_for_rows()
     nodes: dict[Any, Space] = {}
     own = {store._key: store['n_id'].numel() for store in data.node_stores}
     edges = [store['edge_index'].shard.num_edges for store in data.edge_stores]
@@ -146,13 +148,25 @@ def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
         if isinstance(value, EdgeIndex):
             return value.handle
         if isinstance(value, Rows):
-            return same_plain(value)
-        if type(value) is Tensor and value.dim():
+            return same_plain(_where_known(value, known))
+        if type(value) in (Tensor, torch.nn.Parameter) and value.dim():
             return _own_of_plain(value, known, what)
         return value
 
     with plainly():
         return in_nested(values, own)
+
+
+def _where_known(value: Rows, known: list[Space]) -> Any:
+    """Rows as those of the nodes or edges that are as many, if these are others."""
+    if any(space is value._space for space in known):
+        return value
+    as_many = [space for space in known if space.total == value._space.total]
+    if not as_many or any(space.is_same(value._space) for space in as_many):
+        return value
+    if len(as_many) > 1:
+        refuse('a conv', f'({value._space!r}) may be of {as_many}')
+    return brought('a conv', value, as_many[0])
 
 
 def _own_of_plain(value: Tensor, known: list[Space], what: str) -> Tensor:

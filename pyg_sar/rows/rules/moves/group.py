@@ -15,7 +15,7 @@ from pyg_sar.rows.over_ranks import all_rows, fetched, largest_here, largest_of_
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.rules.numbers.pointwise import pointwise
+from pyg_sar.rows.rules.numbers.pointwise import into_plain, pointwise
 from pyg_sar.rows.space import Space
 
 _WAYS = {'add': 'sum', 'sum': 'sum', 'mean': 'mean', 'amax': 'amax', 'amin': 'amin', 'prod': 'prod'}
@@ -31,7 +31,11 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
     values = argument(args, kwargs, 3, 'src', 'source', 'value')
     dim %= dim_of(out)
     if _is_along(out, index, values, dim):
-        return _along_other(func, args, kwargs)
+        if isinstance(out, Rows):
+            return _along_other(func, args, kwargs)
+        if 'index' not in name:  # a plain tensor with a row for each of them
+            is_in_place = name_of(func).endswith('_')
+            return (into_plain if is_in_place else pointwise)(func, args, kwargs)
     given = {'index_add': 'sum', 'scatter_add': 'sum'}.get(name)
     way = _WAYS.get(given or argument(args, kwargs, 4, 'reduce', default=''), '')
     if not way or kwargs.get('alpha', 1) != 1:
@@ -48,8 +52,7 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _is_along(out: Any, index: Any, values: Any, dim: int) -> bool:
     """Whether every row is grouped within itself."""
-    rows = found((out, index, values))
-    return all(each._dim != dim for each in rows) and isinstance(out, Rows)
+    return all(each._dim != dim for each in found((out, index, values)))
 
 
 def _along_other(func: Any, args: Any, kwargs: Any) -> Any:
@@ -93,11 +96,7 @@ class _Groups:
             self.index = _wide(self.index, self.values, dim)
 
     def _own(self, value: Any, dim: int, space: Space) -> Tensor:
-        if not isinstance(value, Rows):
-            return own_rows(self.func, value, dim, space)
-        if value._dim != dim or not space.is_same(value._space):
-            refuse(self.func, 'takes an index and values of the same rows')
-        return plain(value)
+        return own_rows(self.func, value, dim, space)
 
     def reduced(self, way: str, *, keeps: bool) -> Tensor:
         """The groups of all ranks: rows if there are rows for them, else a plain tensor."""
@@ -115,14 +114,15 @@ class _Groups:
             return self._into_whole(met(out), way, keeps)
         space = self.out._space
         hint = self.hint
-        if hint is None or hint.of is not space:
+        is_far = hint is not None and hint.shard is not None and hint.shard.world_size > 1
+        if hint is None or hint.of is not space or (is_far and way not in ('sum', 'mean')):
             shape = list(out.shape)
             shape[self.dim] = space.total
             start = fetched(self.out, torch.arange(space.total)).movedim(0, self.dim)
             whole = self._into_whole(start, way, keeps)
             return whole.index_select(self.dim, space.ids(whole.device))
         places = _like(hint.places, self.index, self.dim)
-        if hint.shard is None or hint.shard.world_size == 1:
+        if not is_far:
             if way == 'sum' and keeps:
                 return out.scatter_add(self.dim, places, self.values)
             return out.scatter_reduce(self.dim, places, self.values, way, include_self=keeps)
@@ -229,11 +229,7 @@ def _added_up(func: Any, out: Tensor, args: Any, kwargs: Any) -> Tensor:
     space = rows[0]._space
 
     def own(value: Tensor) -> Tensor:
-        if isinstance(value, Rows):
-            if not space.is_same(value._space):
-                refuse(func, 'takes an index and values of the same rows')
-            return plain(value)
-        return own_rows(func, value, 0, space) if value.dim() else met(value)
+        return own_rows(func, value, 0, space) if dim_of(value) else met(value)
 
     with plainly():
         zeros = torch.zeros_like(out, requires_grad=False)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyg_sar.comm import world_size
 from pyg_sar.rows.align import argument, dim_of, own_rows, whole_shape
+from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import of_attribute, rule
 from pyg_sar.rows.replicated import divide_gradient, is_divided
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
@@ -188,8 +189,17 @@ def _unknown(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @rule(
-    'item tolist numpy array array_wrap __bool__ __float__ __int__ __index__ __complex__ '
+    'item numpy array array_wrap __bool__ __float__ __int__ __index__ __complex__ '
     '__contains__ dlpack to_dlpack'
 )
 def _one_number(func: Any, args: Any, kwargs: Any) -> Any:
     refuse(func)
+
+
+@rule('tolist')
+def _list(func: Any, args: Any, kwargs: Any) -> Any:
+    """The numbers of a vector, which every rank has for it."""
+    if dim_of(args[0]) != 1:
+        refuse(func)
+    with plainly():
+        return all_rows(args[0]).tolist()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from pyg_sar.rows.align import align, argument, as_rows
+from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import own_draws
-from pyg_sar.rows.rows import Rows, plainly, refuse
+from pyg_sar.rows.rows import Rows, in_nested, plainly, refuse
 
 _DRAWS = frozenset(
     [
@@ -58,7 +59,7 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
     """Runs on the own rows."""
     name = name_of(func)
     if is_in_place(name) and not isinstance(args[0], Rows):
-        refuse(func, 'into a plain tensor would make it another one on every rank')
+        return into_plain(func, args, kwargs)
     if kwargs.get('out') is not None:
         refuse(func, "with 'out' is not known to be right")
     args, kwargs, right, space = align(func, args, kwargs)
@@ -67,6 +68,13 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
             with own_draws(_device(args)):
                 return as_rows(func(*args, **kwargs), right, space)
         return as_rows(func(*args, **kwargs), right, space)
+
+
+def into_plain(func: Any, args: Any, kwargs: Any) -> Any:
+    """Into a plain tensor, in place: all ranks write what the rows of all say."""
+    args, kwargs = in_nested((args, kwargs), whole)
+    with plainly():
+        return func(*args, **kwargs)
 
 
 def _is_off(name: str, args: Any, kwargs: Any) -> bool:
