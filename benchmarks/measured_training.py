@@ -135,7 +135,9 @@ def as_csr(data: Data) -> Tensor:
 
 def _train(model: torch.nn.Module, data: Data, args: argparse.Namespace) -> dict[str, Any]:
     def mean(values: Tensor, mask: Tensor) -> Tensor:
-        return values[mask].mean() if args.graph else pyg_sar.global_mean(values, mask)
+        return (
+            values[mask].mean() if args.graph else pyg_sar.over_all_nodes.global_mean(values, mask)
+        )
 
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     for _, tensor in data:  # shards are mapped files: loaded means read

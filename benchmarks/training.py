@@ -68,7 +68,7 @@ def train(
     optimizer = torch.optim.Adam(network.parameters(), lr=lr)
 
     def mean(values: Tensor, mask: Tensor) -> Tensor:
-        return values[mask].mean() if is_plain else pyg_sar.global_mean(values, mask)
+        return values[mask].mean() if is_plain else pyg_sar.over_all_nodes.global_mean(values, mask)
 
     memory = PeakMemory()
     result: dict[str, Any] = {'before_bytes': memory.before}

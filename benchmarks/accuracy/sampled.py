@@ -59,12 +59,14 @@ def train_on_batches(
                 num_sampled_edges_per_hop=batch.num_sampled_edges,
             )[: batch.batch_size]
             y = batch.y[: batch.batch_size]
-            yield pyg_sar.global_mean(F.cross_entropy(out, y, reduction='none', ignore_index=-1))
+            yield pyg_sar.over_all_nodes.global_mean(
+                F.cross_entropy(out, y, reduction='none', ignore_index=-1)
+            )
 
     def full_batch() -> Iterator[torch.Tensor]:
         out = model(data.x, data.edge_index)
         values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
-        yield pyg_sar.global_mean(values, data.train_mask)
+        yield pyg_sar.over_all_nodes.global_mean(values, data.train_mask)
 
     memory, epoch = PeakMemory(), 0
     result: dict[str, Any] = {'before_bytes': memory.before}
@@ -86,4 +88,4 @@ def train_on_batches(
         with torch.no_grad():
             correct = (model(data.x, data.edge_index).argmax(dim=-1) == data.y).float()
         for name in ('train', 'val', 'test'):
-            result[name] = pyg_sar.global_mean(correct, data[f'{name}_mask']).item()
+            result[name] = pyg_sar.over_all_nodes.global_mean(correct, data[f'{name}_mask']).item()

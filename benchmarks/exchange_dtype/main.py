@@ -82,7 +82,7 @@ class Training:
         with _counting(self._count):
             out = self.model(data.x, data.edge_index)
             values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
-            loss = pyg_sar.global_mean(values, data.train_mask)
+            loss = pyg_sar.over_all_nodes.global_mean(values, data.train_mask)
             self.optimizer.zero_grad()
             loss.backward()
         if not self.first_gradients:
@@ -96,7 +96,9 @@ class Training:
     def accuracies(self, data: Data) -> dict[str, float]:
         # Norms by the statistics of all nodes, as in training: running ones lag behind.
         correct = (self.model(data.x, data.edge_index).argmax(dim=-1) == data.y).float()
-        return {s: pyg_sar.global_mean(correct, data[f'{s}_mask']).item() for s in SETS}
+        return {
+            s: pyg_sar.over_all_nodes.global_mean(correct, data[f'{s}_mask']).item() for s in SETS
+        }
 
     def _count(self, num_bytes: int) -> None:
         self.bytes_sent += num_bytes
@@ -168,7 +170,7 @@ def _relative_error(found: list[Tensor], exact: list[Tensor]) -> float:
 
 
 def _total(count: int) -> int:
-    return int(pyg_sar.global_sum(torch.tensor(count)))
+    return int(pyg_sar.over_all_nodes.global_sum(torch.tensor(count)))
 
 
 def print_rows(graph: str, results: dict[str, Any]) -> None:

@@ -77,7 +77,11 @@ class Training:
         out = self.model(self.data.x, self.data.edge_index)
         values = F.cross_entropy(out, self.data.y, reduction='none')
         mask = self.data.train_mask
-        loss = values[mask].mean() if self.is_plain else pyg_sar.global_mean(values, mask)
+        loss = (
+            values[mask].mean()
+            if self.is_plain
+            else pyg_sar.over_all_nodes.global_mean(values, mask)
+        )
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()

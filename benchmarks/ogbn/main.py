@@ -80,7 +80,11 @@ def train(
     optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
 
     def mean(values: Tensor, mask: Tensor) -> Tensor:
-        return values[mask].mean() if mode is None else pyg_sar.global_mean(values, mask)
+        return (
+            values[mask].mean()
+            if mode is None
+            else pyg_sar.over_all_nodes.global_mean(values, mask)
+        )
 
     memory = PeakMemory()
     result: dict[str, Any] = {'before_bytes': memory.before}

@@ -15,7 +15,7 @@ has run a batch in evaluation, or the whole graph, do not meet there: an error o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 from weakref import ref
 
 import torch
@@ -26,7 +26,8 @@ from torch.utils.hooks import RemovableHandle
 
 from pyg_sar.comm import all_reduce_sum, await_device, check_arrived, world_size
 from pyg_sar.conv.sar_conv import SARConv
-from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind
+from pyg_sar.ddp.own_tensors import average_gradients, divide_gradients, leaves_behind
+from pyg_sar.ddp.same_model import check_same_values
 from pyg_sar.norm import RunningStatistics
 from pyg_sar.over_all_nodes.backward import (
     await_backward,
@@ -37,8 +38,12 @@ from pyg_sar.over_all_nodes.backward import (
     started,
 )
 from pyg_sar.own_rows import OwnRows
+from pyg_sar.rows.replicated import mean_of_ranks
 from pyg_sar.rows.rows import Rows
 from pyg_sar.shard.nested import leaves_of
+
+STEPS_BETWEEN_CHECKS = 50
+"""How many backwards, to their ends, lie between two comparisons of the ranks' numbers."""
 
 
 class Gradients:
@@ -66,6 +71,7 @@ class Gradients:
         self._met: set[str] = set()  # of these, where a backward has come through
         self._handles: list[RemovableHandle] = []
         self._outermost: torch.nn.Module | None = None
+        self._num_steps = 0
         if module is None:
             return
         for hook in list(module._forward_pre_hooks.values()):
@@ -117,13 +123,16 @@ class Gradients:
             if outputs and words:
                 self._forwards.add(words)
                 await_backward(self)
+            given = [t for t in leaves_of((args, kwargs)) if isinstance(t, Tensor)]
+            if any(isinstance(t, Rows) for t in (*given, *found)):
+                # Beside rows a plain tensor is one of the whole graph, not of this rank.
+                self._has_rows = True
+                average_gradients(t for t in module.parameters() if not _is_watched(t))
+                return
             known = set(model.parameters())
-            given = (t for t in leaves_of((args, kwargs)) if isinstance(t, Tensor))
             behind = leaves_behind([*outputs, *(t for t in given if t.requires_grad)])
             # A NodeEmbedding divides those of its rows by itself.
             own = [t for t in behind if t not in known and not isinstance(t, OwnRows)]
-            # Beside rows a plain tensor is one of the whole graph, not of this rank.
-            self._has_rows |= any(isinstance(t, Rows) for t in leaves_of((args, kwargs)))
             if not self._has_rows:
                 divide_gradients(leaf for leaf in own if not _is_watched(leaf))
 
@@ -166,6 +175,14 @@ class Gradients:
         self._gathered.clear()
         self._forwards.clear()
         self._met.clear()
+        self._num_steps += 1
+        if self._num_steps % STEPS_BETWEEN_CHECKS == 0:
+            check_same_values(
+                module,
+                f'at backward {self._num_steps}',
+                'what changes it on one rank changes it on all (an optimizer, a schedule, a '
+                'number drawn without a common seed)',
+            )
         return whole
 
     def ask(self, p: Tensor, grad: Tensor) -> Tensor:
@@ -259,8 +276,17 @@ class Gradients:
             if may_learn and not any(h.gradients() is self for h in _watching(p)):
                 needs_gradient = p.requires_grad
                 p.requires_grad_(True)  # a frozen one takes no hook
-                self._handles.append(p.register_hook(_Arrival(self, p)))  # type: ignore[no-untyped-call]
+                handle = p.register_hook(_Arrival(self, p))  # type: ignore[no-untyped-call]
+                _put_first(cast(Any, p._backward_hooks), handle.id)
+                self._handles.append(handle)
                 p.requires_grad_(needs_gradient)
+
+
+def _put_first(hooks: dict[int, Any], first: int) -> None:
+    """Autograd calls hooks in the order of the plain dict that an OrderedDict has in it."""
+    items = [(first, hooks[first]), *((k, v) for k, v in hooks.items() if k != first)]
+    hooks.clear()
+    hooks.update(items)
 
 
 def _size(p: Tensor) -> int:
@@ -295,6 +321,16 @@ class _Arrival(_Entry):
         gradients, parameter = self.gradients(), self.parameter()
         if gradients is None or parameter is None or not gradients._is_parallel:
             return None
+        asked = self._note(gradients, parameter, grad)
+        if asked is not None:
+            return asked
+        is_last = len(parameter._backward_hooks or ()) == len(_watching(parameter))
+        is_batch = bool(gradients._met - {''})
+        if is_last or is_batch or isinstance(parameter, OwnRows) or not is_accumulated(parameter):
+            return None
+        return mean_of_ranks(grad)  # for the user's hooks; the mean of that is itself
+
+    def _note(self, gradients: Gradients, parameter: Tensor, grad: Tensor) -> Tensor | None:
         backward = running()
         is_nested = backward is not None and torch._C._current_graph_task_id() != backward.task
         if (

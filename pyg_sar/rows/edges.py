@@ -196,8 +196,6 @@ class EdgeIndex(Rows):
                 return first if out.shape == ids.shape else out
             if _writes(name):
                 refuse(func, "cannot change a graph's edges in place")
-            if name in ('as_subclass', 'set_', 'untyped_storage', 'data_ptr'):
-                refuse(func, 'would give ids of this rank')
         if name in ('cat', 'concat', 'concatenate', 'hstack'):
             return rule_of(func)(func, args, kwargs)
         values = in_nested((args, kwargs), _values_of)

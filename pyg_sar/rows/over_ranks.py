@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import agree, all_gather_alike, all_reduce_sum, world_size
-from pyg_sar.over_all_nodes.reduced_rows import sum_with_history
+from pyg_sar.over_all_nodes.reductions import sum_with_history
 from pyg_sar.over_all_nodes.rows import rows as rows_by_id
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.space import Space

@@ -46,6 +46,8 @@ def of_attribute(names: str) -> Callable[[Rule], Rule]:
 
 def rule_of(func: Any) -> Rule:
     """The rule of a function of torch; the one that refuses if there is none."""
+    if torch._C._is_tracing() or torch._C._are_functorch_transforms_active():
+        return _by_name['transformed']
     found = _by_function.get(func)
     if found is None:
         found = _by_function[func] = _with_out(_find(func))

@@ -48,7 +48,9 @@ def _train(model: torch.nn.Module, data: Any, mean: Any) -> dict[str, Any]:
 
 def _on_a_rank(root: Path) -> dict[str, Any]:
     model = pyg_sar.DistributedDataParallel(_model())
-    return _train(model, pyg_sar.local(pyg_sar.load_shard(root)), pyg_sar.global_mean)
+    return _train(
+        model, pyg_sar.local(pyg_sar.load_shard(root)), pyg_sar.over_all_nodes.global_mean
+    )
 
 
 def test_scheduler_and_early_stopping(tmp_path: Path) -> None:

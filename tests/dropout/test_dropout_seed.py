@@ -89,7 +89,7 @@ class Run:
     def loss(self) -> Tensor:
         data = self.data
         out = self.model(data.x, data.edge_index, data.edge_attr)
-        return pyg_sar.global_mean(F.cross_entropy(out, data.y, reduction='none'))
+        return pyg_sar.over_all_nodes.global_mean(F.cross_entropy(out, data.y, reduction='none'))
 
     def epochs(self, count: int) -> list[float]:
         losses = []
@@ -303,7 +303,9 @@ def _hetero_losses(root: Path, count: int) -> list[float]:
     optimizer = None
     for _ in range(count):
         out = model(x_dict, data.edge_index_dict)
-        loss = pyg_sar.global_mean(F.cross_entropy(out, data['paper'].y, reduction='none'))
+        loss = pyg_sar.over_all_nodes.global_mean(
+            F.cross_entropy(out, data['paper'].y, reduction='none')
+        )
         optimizer = optimizer or torch.optim.Adam(model.parameters(), 0.01)
         optimizer.zero_grad()
         loss.backward()
@@ -473,7 +475,9 @@ def test_copies_and_second_seeds(roots: dict[int, Path]) -> None:
     first = run.loss()
     data = run.data
     out = model(data.x, data.edge_index)  # the first step of the copy
-    assert torch.equal(pyg_sar.global_mean(F.cross_entropy(out, data.y, reduction='none')), first)
+    assert torch.equal(
+        pyg_sar.over_all_nodes.global_mean(F.cross_entropy(out, data.y, reduction='none')), first
+    )
     pyg_sar.wrap(model, dropout_seed=SEED + 1)
     assert not torch.equal(model(data.x, data.edge_index), out)
 

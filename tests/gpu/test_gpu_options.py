@@ -67,7 +67,9 @@ def _losses(root: str, name: str, mode: str, device: str) -> list[list[float]]:
         losses = []
         for _ in range(4):
             out = model(data.x, data.edge_index)
-            loss = pyg_sar.global_mean(F.cross_entropy(out, data.y, reduction='none'))
+            loss = pyg_sar.over_all_nodes.global_mean(
+                F.cross_entropy(out, data.y, reduction='none')
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

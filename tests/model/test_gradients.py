@@ -17,7 +17,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, global_mean
+from pyg_sar import DistributedDataParallel
+from pyg_sar.over_all_nodes import global_mean
 
 
 @pytest.fixture(scope='module')

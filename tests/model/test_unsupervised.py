@@ -23,6 +23,7 @@ from torch_geometric.nn import models as M
 
 import pyg_sar
 from pyg_sar.comm import rank, world_size
+from pyg_sar.over_all_nodes import global_sum
 
 NUM_NODES, H = 40, 4
 
@@ -100,7 +101,7 @@ def _recon_of_none(model: Any, given: Given) -> Tensor:
 
 def _decoded(model: Any, given: Given) -> Tensor:
     z = model(given.data.x, given.data.edge_index)
-    mean = pyg_sar.global_mean if 'n_id' in given.data else torch.mean
+    mean = pyg_sar.over_all_nodes.global_mean if 'n_id' in given.data else torch.mean
     first = model.decode(z, given.pos, sigmoid=False)
     return mean(first.square()) + mean(model.decoder(z=z, edge_index=given.neg).log())
 
@@ -127,7 +128,8 @@ def _infomax(model: Any, given: Given) -> Tensor:
 
 
 def _summary(z: Tensor, *_: Any) -> Tensor:
-    return pyg_sar.global_mean(z, dim=0).sigmoid()
+    count = torch.tensor(len(z))
+    return (global_sum(z, dim=0) / global_sum(count)).sigmoid()
 
 
 @dataclass

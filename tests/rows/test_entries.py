@@ -92,14 +92,9 @@ def _over_all_nodes(root: str, folder: str) -> None:
 
 
 def _activations(root: str, folder: str) -> None:
-    data, found = pyg_sar.load_shard(root), []
-    for is_recomputed in (False, True):
-        model = _model(checkpoint_activations=is_recomputed)
-        for _ in range(2):
-            model(data.x, data.edge_index).square().mean().backward()
-        found.append([p.grad for p in model.parameters()])
-    for plain, recomputed in zip(*found, strict=True):
-        assert torch.equal(plain, recomputed)
+    data, model = pyg_sar.load_shard(root), _model(checkpoint_activations=True)
+    with pytest.raises(ValueError, match=r'pyg_sar\.local'):
+        model(data.x, data.edge_index)
 
 
 class _WithRows(torch.nn.Module):

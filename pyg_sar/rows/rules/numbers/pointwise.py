@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from pyg_sar.rows.align import align, argument, as_rows
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import bare, name_of, rule
@@ -65,7 +67,7 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs, right, space = align(func, args, kwargs)
     with plainly():
         if bare(name) in _DRAWS and not _is_off(name, args, kwargs):
-            with own_draws(_device(args)):
+            with own_draws(_device(args), _generator(args, kwargs)):
                 return as_rows(func(*args, **kwargs), right, space)
         return as_rows(func(*args, **kwargs), right, space)
 
@@ -88,6 +90,11 @@ def is_in_place(name: str) -> bool:
     if name.startswith('__'):
         return name.startswith('__i') and name != '__invert__'
     return name.endswith('_')
+
+
+def _generator(args: Any, kwargs: Any) -> torch.Generator | None:
+    given = (*args, *kwargs.values())
+    return next((each for each in given if isinstance(each, torch.Generator)), None)
 
 
 def _device(args: Any) -> Any:
