@@ -93,7 +93,7 @@ def _over_all_nodes(root: str, folder: str) -> None:
 
 def _activations(root: str, folder: str) -> None:
     data, model = pyg_sar.load_shard(root), _model(checkpoint_activations=True)
-    with pytest.raises(ValueError, match='pyg_sar.local'):
+    with pytest.raises(ValueError, match=r'pyg_sar\.local'):
         model(data.x, data.edge_index)
 
 
