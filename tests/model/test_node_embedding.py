@@ -763,7 +763,7 @@ def test_the_check_of_a_step() -> None:
         return pyg_sar.over_all_nodes.global_mean(losses, data.train_mask) + 0.1 * penalty
 
     def wrong(model: nn.Module, data: Any) -> Tensor:
-        return step(model, data) + model.table().square().sum()
+        return step(model, data) + pyg_sar.local(model.table()).square().sum()
 
     pyg_sar.check(step, model, graph)
     with pytest.raises(ValueError, match='differs on ranks: the result differs'):
