@@ -142,7 +142,7 @@ def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
             return value.handle
         if isinstance(value, Rows):
             return same_plain(value)
-        if type(value) is Tensor and value.dim():
+        if type(value) in (Tensor, torch.nn.Parameter) and value.dim():
             return _own_of_plain(value, known, what)
         return value
 

@@ -14,10 +14,11 @@ from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import all_rows, fetched, largest_here, largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import met
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
 from pyg_sar.rows.space import Space
 
+_PLAIN = (Tensor, torch.nn.Parameter)
 _WAYS = {'add': 'sum', 'sum': 'sum', 'mean': 'mean', 'amax': 'amax', 'amin': 'amin', 'prod': 'prod'}
 
 
@@ -32,6 +33,8 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
     dim %= dim_of(out)
     if _is_along(out, index, values, dim):
         return _along_other(func, args, kwargs)
+    if not isinstance(out, Rows) and all(each._dim != dim for each in found((index, values))):
+        return _within_plain_rows(func, args, kwargs)
     given = {'index_add': 'sum', 'scatter_add': 'sum'}.get(name)
     way = _WAYS.get(given or argument(args, kwargs, 4, 'reduce', default=''), '')
     if not way or kwargs.get('alpha', 1) != 1:
@@ -59,7 +62,7 @@ def _along_other(func: Any, args: Any, kwargs: Any) -> Any:
         space, place = out._space, out._dim
 
         def own(value: Any) -> Any:
-            if type(value) is Tensor and value is not index and dim_of(value):
+            if type(value) in _PLAIN and value is not index and dim_of(value):
                 return own_rows(func, value, place, space)
             return plain(value)
 
@@ -67,6 +70,17 @@ def _along_other(func: Any, args: Any, kwargs: Any) -> Any:
             made = func(*(own(each) for each in args), **{k: own(v) for k, v in kwargs.items()})
             return tag(made, place, space)
     return pointwise(func, args, kwargs)
+
+
+def _within_plain_rows(func: Any, args: Any, kwargs: Any) -> Any:
+    """``torch.zeros(n, C).scatter_(1, y.unsqueeze(1), 1)``: a plain tensor has all rows after it.
+
+    As PyG's one_hot is computed. Without the underscore it is a function row by row.
+    """
+    if not name_of(func).endswith('_'):
+        return pointwise(func, args, kwargs)
+    args, kwargs = in_nested((args, kwargs), lambda v: all_rows(v) if isinstance(v, Rows) else v)
+    return func(*args, **kwargs)
 
 
 class _Groups:

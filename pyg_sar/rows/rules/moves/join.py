@@ -78,10 +78,14 @@ def _stacked_parts(func: Any, name: str, parts: list[Tensor]) -> tuple[list[Tens
 
 
 def _more_edges(func: Any, parts: list[Any], dim: int) -> Any:
-    """Edges and more edges: of the same nodes, or plain ones, as self loops are added."""
+    """Edges and more edges: of the same nodes, or plain ones, as self loops are added.
+
+    With ids that were computed, as of negative edges, these are pairs of ids and no edges.
+    """
     first = next(each for each in parts if isinstance(each, EdgeIndex))
     ends, flipped = first.ends, first.handle.is_flipped
-    if dim != 1 or parts[0] is not first:
+    computed = any(isinstance(each, Rows) and not isinstance(each, EdgeIndex) for each in parts)
+    if dim != 1 or parts[0] is not first or computed:
         return torch.cat(
             [each.whole_ids if isinstance(each, EdgeIndex) else each for each in parts], dim
         )
@@ -94,8 +98,6 @@ def _more_edges(func: Any, parts: list[Any], dim: int) -> Any:
             handles.append(part.handle)
             spaces.append(part._space)
             continue
-        if isinstance(part, Rows):
-            refuse(func, 'and of ids that were computed is not known to be right')
         space = first._space.dealt(part.size(1))
         check_whole(func, part)
         own = part[:, space.ids(part.device)]
