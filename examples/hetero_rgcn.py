@@ -51,8 +51,8 @@ def features(data: HeteroData) -> dict[str, Tensor]:
     are the same on all ranks.
     """
     (like, *_) = data.x_dict.values()
-    kind = {'dtype': like.dtype, 'device': like.device}
-    ones = {key: torch.ones(count, 1, **kind) for key, count in data.num_nodes_dict.items()}
+    ids = {s._key: s.get('n_id', torch.empty(s.num_nodes)) for s in data.node_stores}  # rows
+    ones = {key: torch.ones_like(each, dtype=like.dtype).unsqueeze(1) for key, each in ids.items()}
     return {**ones, **data.x_dict}
 
 
