@@ -66,7 +66,7 @@ def sizes(name: str) -> dict[str, int]:
 
 def read_all(data: Data | HeteroData) -> None:
     """Reads a shard's files, which are only mapped: so that loading is not measured later."""
-    for store in data.stores:
+    for store in pyg_sar.local(data).stores:
         for value in store.values():
             if isinstance(value, Tensor):
                 value.as_subclass(Tensor).sum()

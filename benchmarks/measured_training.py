@@ -106,7 +106,7 @@ def main() -> None:
         if args.csr:
             data.edge_index = as_csr(data)
     else:
-        data = pyg_sar.local(pyg_sar.load_shard(args.shards))
+        data = pyg_sar.load_shard(args.shards)
     model = make_model(args.model, data.num_features, args.hidden, args.layers, data.num_classes)
     if args.weights:
         model.load_state_dict(torch.load(args.weights, weights_only=True))
@@ -134,13 +134,8 @@ def as_csr(data: Data) -> Tensor:
 
 
 def _train(model: torch.nn.Module, data: Data, args: argparse.Namespace) -> dict[str, Any]:
-    def mean(values: Tensor, mask: Tensor) -> Tensor:
-        return (
-            values[mask].mean() if args.graph else pyg_sar.over_all_nodes.global_mean(values, mask)
-        )
-
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
-    for _, tensor in data:  # shards are mapped files: loaded means read
+    for _, tensor in pyg_sar.local(data):  # shards are mapped files: loaded means read
         if isinstance(tensor, Tensor):
             tensor.as_subclass(Tensor).sum()
     losses, seconds = [], []
@@ -151,8 +146,7 @@ def _train(model: torch.nn.Module, data: Data, args: argparse.Namespace) -> dict
     for _ in bar:
         start = time.perf_counter()
         out = model(data.x, data.edge_index)
-        values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
-        loss = mean(values, data.train_mask)
+        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -161,7 +155,7 @@ def _train(model: torch.nn.Module, data: Data, args: argparse.Namespace) -> dict
         if args.accuracy:
             correct = (out.detach().argmax(dim=-1) == data.y).float()
             for name, values in accuracies.items():
-                values.append(mean(correct, data[f'{name}_mask']).item())
+                values.append(correct[data[f'{name}_mask']].mean().item())
             bar.set_postfix(loss=f'{losses[-1]:.4f}', val=f'{accuracies["val"][-1]:.4f}')
     return {
         'losses': losses,

@@ -18,7 +18,6 @@ from cached_graphs import cut, graph_file, read_all
 from measured_training import as_csr, make_model, num_cores
 from process_memory import PeakMemory
 from team import Team
-from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_sar
@@ -59,7 +58,7 @@ def train(
         if variant == PLAIN_CSR:
             data.edge_index = as_csr(data)
     else:
-        data = pyg_sar.local(pyg_sar.load_shard(source))
+        data = pyg_sar.load_shard(source)
         read_all(data)
     torch.manual_seed(seed)
     network = make_model(model, data.num_features, hidden, layers, data.num_classes)
@@ -67,9 +66,7 @@ def train(
         network = pyg_sar.DistributedDataParallel(network, mode=variant)
     optimizer = torch.optim.Adam(network.parameters(), lr=lr)
 
-    def mean(values: Tensor, mask: Tensor) -> Tensor:
-        return values[mask].mean() if is_plain else pyg_sar.over_all_nodes.global_mean(values, mask)
-
+    mask = data.train_mask
     memory = PeakMemory()
     result: dict[str, Any] = {'before_bytes': memory.before}
     while True:
@@ -81,21 +78,20 @@ def train(
         network.train()
         with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
             out = network(data.x, data.edge_index)
-            values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
-        loss = mean(values, data.train_mask)
+            loss = F.cross_entropy(out[mask], data.y[mask])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         result = {'loss': loss.item(), 'seconds': time.perf_counter() - start}
         result['peak_bytes'] = memory.bytes()
         result['page_faults'] = _page_faults() - faults
-        del out, values, loss
+        del out, loss
         if has_accuracy:
             network.eval()
             with torch.no_grad(), torch.autocast('cpu', torch.bfloat16, enabled=autocast):
                 correct = (network(data.x, data.edge_index).argmax(dim=-1) == data.y).float()
             for name in ('train', 'val', 'test'):
-                result[name] = mean(correct, data[f'{name}_mask']).item()
+                result[name] = correct[data[f'{name}_mask']].mean().item()
 
 
 def _page_faults() -> int:

@@ -51,7 +51,8 @@ def features(data: HeteroData) -> dict[str, Tensor]:
     are the same on all ranks.
     """
     (like, *_) = data.x_dict.values()
-    ones = {key: like.new_ones(count, 1) for key, count in data.num_nodes_dict.items()}
+    ids = {s._key: s.get('n_id', torch.empty(s.num_nodes)) for s in data.node_stores}  # rows
+    ones = {key: torch.ones_like(each, dtype=like.dtype).unsqueeze(1) for key, each in ids.items()}
     return {**ones, **data.x_dict}
 
 
@@ -62,13 +63,13 @@ def train(
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     x, nodes = features(data), data[target]
     for _ in range(epochs):
-        out = model(x, data.edge_index_dict, target)  # rows of the own nodes
-        values = F.cross_entropy(out, nodes.y, reduction='none', ignore_index=-1)
-        loss = pyg_sar.global_mean(values, nodes.train_mask)
+        out = model(x, data.edge_index_dict, target)
+        loss = F.cross_entropy(out[nodes.train_mask], nodes.y[nodes.train_mask])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        yield loss.detach(), pyg_sar.global_mean(out.argmax(dim=-1) == nodes.y, nodes.val_mask)
+        correct = (out.argmax(dim=-1) == nodes.y)[nodes.val_mask]
+        yield loss.detach(), correct.float().mean()
 
 
 def main() -> None:
@@ -79,7 +80,7 @@ def main() -> None:
         print(pyg_sar.partition_graph(data, args.partition, args.root, split='0.6/0.2/0.2'))
         return
     process = pyg_sar.init()
-    data = pyg_sar.load_shard(args.root).to(process.device)  # the HeteroData of THIS rank's part
+    data = pyg_sar.load_shard(args.root).to(process.device)  # a HeteroData
     torch.manual_seed(args.seed)
     widths = {key: x.size(1) for key, x in features(data).items()}
     model = RGCN(widths, data.edge_types, args.hidden, data[args.target].num_classes)

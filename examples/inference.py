@@ -37,7 +37,7 @@ def main() -> None:
 
     model = pyg_sar.wrap(model, mode=args.mode).eval()
     with torch.no_grad():
-        out = model(data.x, data.edge_index)  # rows of the own nodes
+        out = model(data.x, data.edge_index)
     rows = out.softmax(dim=-1) if args.probabilities else out.argmax(dim=-1)
     pyg_sar.save_rows(args.out, rows, data)
 

@@ -5,7 +5,7 @@
     python examples/link_prediction.py parts/ --model lightgcn    # one process, all the parts
 
 The links to predict are split off before the cut, as the models must not see them. They lie beside
-the partition folder, in ids of the whole graph, and each rank takes a share of them.
+the partition folder, in ids of the whole graph.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def split_links(data: Data) -> tuple[Data, dict[str, Tensor]]:
 
 
 def embed(model: torch.nn.Module, data: Data) -> Tensor:
-    """A row for every own node."""
+    """A row for every node."""
     if isinstance(model, GAE):
         return model.encode(data.x, data.edge_index)
     return model.get_embedding(data.edge_index)
@@ -59,22 +59,22 @@ def train(
             loss = model.recon_loss(embed(model, data), data.edge_index, negative)
         else:
             src, dst, other = pyg_sar.negative_sampling(data.edge_index, paired=True, seed=epoch)
-            pairs = torch.stack([torch.cat([src, other]), torch.cat([dst, dst])])
-            loss = model.recommendation_loss(*model(data.edge_index, pairs).chunk(2))
+            z = embed(model, data)
+            ranks = [(z[each] * z[dst]).sum(dim=-1) for each in (src, other)]
+            loss = model.recommendation_loss(*ranks)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         model.eval()
         with torch.no_grad():
             z = embed(model, data)
-            yield loss.detach(), {name: ranked(z, data, pairs) for name, pairs in links.items()}
+            yield loss.detach(), {name: ranked(z, pairs) for name, pairs in links.items()}
 
 
-def ranked(z: Tensor, data: Data, pairs: Tensor) -> Tensor:
+def ranked(z: Tensor, pairs: Tensor) -> Tensor:
     """How many of the links ``pairs[0]`` have a larger inner product than ``pairs[1]``."""
-    ends = pyg_sar.rows(z, pairs, data.n_id)  # of nodes on any rank
-    link, no_link = (ends[:, 0] * ends[:, 1]).sum(dim=-1)
-    return pyg_sar.global_mean(link > no_link)
+    link, no_link = ((z[src] * z[dst]).sum(dim=-1) for src, dst in pairs)
+    return (link > no_link).float().mean()
 
 
 def main() -> None:
@@ -87,15 +87,12 @@ def main() -> None:
         return
     process = pyg_sar.init()
     data = pyg_sar.load_shard(args.root).to(process.device)
-    all_links = torch.load(links_file, map_location=process.device)
-    links = {
-        name: pairs[..., process.rank :: process.world_size] for name, pairs in all_links.items()
-    }
+    links = torch.load(links_file, map_location=process.device)
     torch.manual_seed(args.seed)
     if args.model == 'gae':
         model: Any = GAE(GraphSAGE(data.num_features, args.hidden, 2))
     else:
-        model = LightGCN(data.num_nodes_total, args.hidden, 2)
+        model = LightGCN(data.num_nodes, args.hidden, 2)
     model = pyg_sar.DistributedDataParallel(model.to(process.device)).module
     for epoch, (loss, shares) in enumerate(train(model, data, links, args.epochs)):
         if process.rank == 0:

@@ -53,8 +53,8 @@ def train(
             losses.append(loss.detach())
         model.eval()
         with torch.no_grad():
-            z = model(data.x, data.edge_index)  # of the whole graph: rows of the own nodes
-            shares = {name: ranked(z, data, pairs) for name, pairs in links.items()}
+            z = model(data.x, data.edge_index)  # of the whole graph
+            shares = {name: ranked(z, pairs) for name, pairs in links.items()}
             yield torch.stack(losses).mean(), shares
 
 
@@ -62,10 +62,7 @@ def main() -> None:
     args = parse()
     process = pyg_sar.init()
     data = pyg_sar.load_shard(args.root)
-    all_links = torch.load(Path(f'{args.root.rstrip("/")}.links.pt'))
-    links = {
-        name: pairs[..., process.rank :: process.world_size] for name, pairs in all_links.items()
-    }
+    links = torch.load(Path(f'{args.root.rstrip("/")}.links.pt'))
     torch.manual_seed(args.seed)
     model = pyg_sar.DistributedDataParallel(GraphSAGE(data.num_features, args.hidden, 2))
     for epoch, (loss, shares) in enumerate(train(model, data, links, args.epochs, args.batch_size)):

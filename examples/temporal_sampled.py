@@ -111,7 +111,7 @@ def main() -> None:
         print(pyg_sar.partition_graph(draw_graph(), args.partition, args.root))
         return
     process = pyg_sar.init()
-    data = pyg_sar.load_shard(args.root)
+    data = pyg_sar.local(pyg_sar.load_shard(args.root))  # each rank asks its own nodes
     torch.manual_seed(args.seed)
     model = GraphSAGE(data.num_features, args.hidden, 2, out_channels=2)
     model = pyg_sar.DistributedDataParallel(model)

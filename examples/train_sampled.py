@@ -17,12 +17,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn.models import GAT, GCN, GraphSAGE
-from train_full_batch import labelled_sets, num_classes
+from train_full_batch import labelled_sets
 
 import pyg_sar
 
@@ -31,11 +30,8 @@ MODELS = {'sage': GraphSAGE, 'gcn': GCN, 'gat': GAT}
 
 def main() -> None:
     args = parse()
-    if dist.is_torchelastic_launched():  # by torchrun
-        dist.init_process_group('gloo')
-    rank = dist.get_rank() if dist.is_initialized() else 0
-
-    data = pyg_sar.load_shard(args.root)  # a PyG Data: x, y, masks, edge_index of THIS rank's part
+    process = pyg_sar.init()
+    data = pyg_sar.load_shard(args.root)
     sets = labelled_sets(data)
     loader = pyg_sar.NeighborLoader(
         data,
@@ -46,7 +42,7 @@ def main() -> None:
         seed=args.seed,
     )
     torch.manual_seed(args.seed)
-    sizes = (data.num_features, args.hidden, len(args.fan_outs), num_classes(data))
+    sizes = (data.num_features, args.hidden, len(args.fan_outs), int(data.y.max()) + 1)
     heads = {'heads': 4} if args.model == 'gat' else {}
     model = pyg_sar.DistributedDataParallel(MODELS[args.model](*sizes, **heads))
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
@@ -77,17 +73,14 @@ def main() -> None:
 
         model.eval()
         with torch.no_grad():
-            out = model(data.x, data.edge_index)  # of the whole graph: rows of the own nodes
+            out = model(data.x, data.edge_index)  # of the whole graph
         correct = (out.argmax(dim=-1) == data.y).float()
-        means = {name: pyg_sar.global_mean(correct, data[f'{name}_mask']) for name in sets}
-        if rank == 0:
+        means = {name: float(correct[data[f'{name}_mask']].mean()) for name in sets}
+        if process.rank == 0:
             epoch = step // len(loader) if is_sampled else args.epochs + step - num_sampled
             accuracies = '  '.join(f'{name} {mean:.4f}' for name, mean in means.items())
             loss = sum(losses) / len(losses)
             print(f'epoch {epoch:3d}  loss {loss:.6f}  accuracy: {accuracies}', flush=True)
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def batch_losses(model: torch.nn.Module, loader: pyg_sar.NeighborLoader) -> Iterator[Tensor]:
@@ -103,10 +96,9 @@ def batch_losses(model: torch.nn.Module, loader: pyg_sar.NeighborLoader) -> Iter
 
 
 def full_batch_loss(model: torch.nn.Module, data: Data) -> Iterator[Tensor]:
-    """Of the whole graph: the mean over the training nodes of all ranks."""
+    """Of the whole graph."""
     out = model(data.x, data.edge_index)
-    values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
-    yield pyg_sar.global_mean(values, data.train_mask)
+    yield F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
 
 
 def parse() -> argparse.Namespace:

@@ -31,7 +31,7 @@ from ranks import context
 
 ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = re.compile(r'((?:^<!-- [^\n]* -->\n)*)^```(\w+)\n(.*?)^```$', re.DOTALL | re.MULTILINE)
-_Process = tuple[BaseProcess, Path]
+_Process = tuple[BaseProcess, Path, bool]
 _NUMBER = re.compile(r'\d+\.\d+')
 
 
@@ -90,11 +90,11 @@ class Reader:
             started += _start(launch_of(command), self.folder, port)
             if '--nnodes' in command and command != commands[-1]:
                 continue
-            for process, said in started:
+            for process, said, is_shown in started:
                 process.join(timeout=600)
                 errors = said.with_suffix('.err').read_text()
                 assert process.exitcode == 0, f'{command}: {process.exitcode}\n{errors}'
-                printed += said.read_text()
+                printed += said.read_text() if is_shown else ''
             started = []
         return printed
 
@@ -148,6 +148,7 @@ class _Launch:
     first_rank: int = 0
     num_local: int = 1
     world_size: int = 0
+    shown: list[int] | None = None
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -165,10 +166,13 @@ def launch_of(command: str) -> _Launch:
     for option, default in (('--nproc-per-node', 1), ('--nnodes', 1), ('--node-rank', 0)):
         parser.add_argument(option, type=int, default=default)
     parser.add_argument('--master-addr')
+    parser.add_argument('--local-ranks-filter')
     parser.add_argument('run', nargs=argparse.REMAINDER)
     args = parser.parse_args(rest)
     count = args.nproc_per_node
-    return _Launch(args.run, args.node_rank * count, count, args.nnodes * count, env)
+    named = args.local_ranks_filter
+    shown = None if named is None else [int(rank) for rank in named.split(',')]
+    return _Launch(args.run, args.node_rank * count, count, args.nnodes * count, shown, env)
 
 
 def _start(launch: _Launch, folder: Path, port: int) -> list[_Process]:
@@ -183,7 +187,7 @@ def _start(launch: _Launch, folder: Path, port: int) -> list[_Process]:
         said = folder / f'said-{env.get("RANK", "alone")}'
         process = context.Process(target=_program, args=(launch.run, folder, env, said))
         process.start()
-        started.append((process, said))
+        started.append((process, said, launch.shown is None or local in launch.shown))
     return started
 
 

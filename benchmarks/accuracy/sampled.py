@@ -38,7 +38,7 @@ def train_on_batches(
         sampled_epochs: After so many, an epoch is one full batch; None for never.
         seed: Of the initial weights and of the batches.
     """
-    data = pyg_sar.local(pyg_sar.load_shard(source))
+    data = pyg_sar.load_shard(source)
     read_all(data)
     torch.manual_seed(seed)
     network = make_model('sage', data.num_features, hidden, layers, data.num_classes)
@@ -65,8 +65,7 @@ def train_on_batches(
 
     def full_batch() -> Iterator[torch.Tensor]:
         out = model(data.x, data.edge_index)
-        values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
-        yield pyg_sar.over_all_nodes.global_mean(values, data.train_mask)
+        yield F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
 
     memory, epoch = PeakMemory(), 0
     result: dict[str, Any] = {'before_bytes': memory.before}
@@ -88,4 +87,4 @@ def train_on_batches(
         with torch.no_grad():
             correct = (model(data.x, data.edge_index).argmax(dim=-1) == data.y).float()
         for name in ('train', 'val', 'test'):
-            result[name] = pyg_sar.over_all_nodes.global_mean(correct, data[f'{name}_mask']).item()
+            result[name] = correct[data[f'{name}_mask']].mean().item()

@@ -39,7 +39,7 @@ def main() -> None:
     dist.init_process_group('gloo')
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        data = pyg_sar.local(pyg_sar.load_shard(_parts(args, folder)))
+        data = pyg_sar.load_shard(_parts(args, folder))
         results = measure(data, args)
     if dist.get_rank() == 0:
         path = HERE / 'results.json'
@@ -81,8 +81,7 @@ class Training:
         start = time.perf_counter()
         with _counting(self._count):
             out = self.model(data.x, data.edge_index)
-            values = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
-            loss = pyg_sar.over_all_nodes.global_mean(values, data.train_mask)
+            loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
             self.optimizer.zero_grad()
             loss.backward()
         if not self.first_gradients:
@@ -96,9 +95,7 @@ class Training:
     def accuracies(self, data: Data) -> dict[str, float]:
         # Norms by the statistics of all nodes, as in training: running ones lag behind.
         correct = (self.model(data.x, data.edge_index).argmax(dim=-1) == data.y).float()
-        return {
-            s: pyg_sar.over_all_nodes.global_mean(correct, data[f'{s}_mask']).item() for s in SETS
-        }
+        return {s: correct[data[f'{s}_mask']].mean().item() for s in SETS}
 
     def _count(self, num_bytes: int) -> None:
         self.bytes_sent += num_bytes
@@ -122,12 +119,9 @@ def _counting(count: Callable[[int], None]) -> Iterator[None]:
 
 
 def measure(data: Data, args: argparse.Namespace) -> dict[str, Any]:
-    largest = torch.cat([data.y, data.y.new_tensor([-1])]).max()
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-
     def model(seed: int) -> torch.nn.Module:
         torch.manual_seed(seed)
-        width, classes = data.num_features, int(largest) + 1
+        width, classes = data.num_features, int(data.y.max()) + 1
         return GraphSAGE(width, args.hidden, args.layers, classes, norm='batch_norm')
 
     plain = model(args.seed)
@@ -142,9 +136,9 @@ def measure(data: Data, args: argparse.Namespace) -> dict[str, Any]:
     return {
         'settings': {k: v for k, v in vars(args).items() if k != 'graph'},
         'processes': dist.get_world_size(),
-        'nodes': _total(data.num_nodes),
-        'edges': _total(data.num_edges),
-        'halo_rows': _total(data.edge_index.shard.num_halo),
+        'nodes': data.num_nodes,
+        'edges': data.num_edges,
+        'halo_rows': _total(pyg_sar.local(data.edge_index).shard.num_halo),
         'load': os.getloadavg()[0],
         'trainings': {
             name: {

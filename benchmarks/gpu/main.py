@@ -61,7 +61,7 @@ class Training:
         if variant == CSR:
             data.edge_index = as_csr(data)
         if data is None:
-            data = pyg_sar.local(pyg_sar.load_shard(cut(graph, int(variant.split()[1]))))
+            data = pyg_sar.load_shard(cut(graph, int(variant.split()[1])))
         self.is_plain = variant in (PLAIN, CSR)
         torch.manual_seed(0)
         model = make_model(name, data.num_features, HIDDEN[name], 3, data.num_classes).to(device)
@@ -75,13 +75,8 @@ class Training:
 
     def epoch(self) -> Tensor:
         out = self.model(self.data.x, self.data.edge_index)
-        values = F.cross_entropy(out, self.data.y, reduction='none')
         mask = self.data.train_mask
-        loss = (
-            values[mask].mean()
-            if self.is_plain
-            else pyg_sar.over_all_nodes.global_mean(values, mask)
-        )
+        loss = F.cross_entropy(out[mask], self.data.y[mask])
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()

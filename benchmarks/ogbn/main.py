@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
@@ -70,7 +69,7 @@ def train(
     if mode is None:
         data = torch.load(source, weights_only=False)
     else:
-        data = pyg_sar.local(pyg_sar.load_shard(source))
+        data = pyg_sar.load_shard(source)
         read_all(data)
     nodes = data['paper'] if isinstance(data, HeteroData) else data
     torch.manual_seed(seed)
@@ -78,13 +77,6 @@ def train(
     if mode is not None:
         model = pyg_sar.DistributedDataParallel(model, mode=mode)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
-
-    def mean(values: Tensor, mask: Tensor) -> Tensor:
-        return (
-            values[mask].mean()
-            if mode is None
-            else pyg_sar.over_all_nodes.global_mean(values, mask)
-        )
 
     memory = PeakMemory()
     result: dict[str, Any] = {'before_bytes': memory.before}
@@ -95,17 +87,15 @@ def train(
         start = time.perf_counter()
         model.train()
         out = model(*inputs(data))
-        if nodes.y.dim() == 2:
-            values = F.binary_cross_entropy_with_logits(out, nodes.y, reduction='none').mean(1)
-        else:
-            values = F.cross_entropy(out, nodes.y, reduction='none', ignore_index=-1)
-        loss = mean(values, nodes.train_mask)
+        known, y = out[nodes.train_mask], nodes.y[nodes.train_mask]
+        is_many = y.dim() == 2  # tasks
+        loss = (F.binary_cross_entropy_with_logits if is_many else F.cross_entropy)(known, y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         result = {'loss': loss.item(), 'seconds': time.perf_counter() - start}
         result['peak_bytes'] = memory.bytes()
-        del out, values, loss
+        del out, known, loss
         epoch += 1
         if epoch % config.eval_every == 0 or epoch == config.epochs:
             model.eval()
@@ -114,9 +104,9 @@ def train(
             for name in ('val', 'test'):
                 mask = nodes[f'{name}_mask']
                 if nodes.y.dim() == 2:
-                    result[name] = mean_roc_auc(out[mask], nodes.y[mask])
+                    result[name] = mean_roc_auc(*pyg_sar.local((out[mask], nodes.y[mask])))
                 else:
-                    result[name] = mean((out.argmax(dim=-1) == nodes.y).float(), mask).item()
+                    result[name] = (out.argmax(dim=-1) == nodes.y)[mask].float().mean().item()
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:

@@ -45,7 +45,8 @@ def features(data: HeteroData) -> dict[str, Tensor]:
     """Types without features get a constant; parameters are the same on all ranks, so there can be
     no table with a row per node."""
     x = data['paper'].x
-    ones = {key: x.new_ones(count, 1) for key, count in data.num_nodes_dict.items()}
+    ids = {s._key: s.get('n_id', torch.empty(s.num_nodes)) for s in data.node_stores}  # rows
+    ones = {key: torch.ones_like(each, dtype=x.dtype).unsqueeze(1) for key, each in ids.items()}
     return {**ones, 'paper': x}
 
 

@@ -39,7 +39,7 @@ def normalized_citations() -> Data:
 
 
 def citations_and_links() -> tuple[Data, dict[str, Tensor]]:
-    """Without some edges; pairs with an edge, and pairs of a test, half of them with an edge."""
+    """Without some edges; pairs of a test, half of them with an edge."""
     data = citations()
     has_edge = to_dense_adj(data.edge_index)[0] > 0
     links, others = (
@@ -49,7 +49,7 @@ def citations_and_links() -> tuple[Data, dict[str, Tensor]]:
     num_test = links.size(1) // 10
     data.edge_index = to_undirected(links[:, num_test:])
     test = torch.cat([links[:, :num_test], others[:, :num_test]], dim=1)
-    return data, {'train': links[:, num_test:], 'test': test}
+    return data, {'test': test}
 
 
 def papers() -> HeteroData:

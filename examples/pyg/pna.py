@@ -4,16 +4,14 @@ It runs so, or without torchrun as one process:
 
     python examples/pyg/graphs.py molecules graph.pt beside.pt
     python -m pyg_sar.partition graph.pt parts/ --num-parts 3
-    torchrun --nproc-per-node 3 examples/pyg/pna.py
+    torchrun --local-ranks-filter 0 --nproc-per-node 3 examples/pyg/pna.py
 """
 
 from __future__ import annotations
 
 import torch
 from torch.nn import Embedding, Linear, ReLU, Sequential
-
-# plain: from torch_geometric.nn import PNAConv, global_add_pool
-from torch_geometric.nn import PNAConv  # sar
+from torch_geometric.nn import PNAConv, global_add_pool
 from torch_geometric.utils import degree
 
 # plain: import graphs
@@ -22,12 +20,11 @@ import pyg_sar  # sar
 EPOCHS, LAYERS = 100, 4
 
 # plain: data, y = graphs.draw('molecules')
-process = pyg_sar.init()  # sar
+pyg_sar.init()  # sar
 data, y = pyg_sar.load_shard('parts/'), torch.load('beside.pt')  # sar
 torch.manual_seed(0)
 
 deg = torch.bincount(degree(data.edge_index[1], data.num_nodes, torch.long), minlength=5)
-deg = pyg_sar.global_sum(deg)  # sar
 
 
 class Net(torch.nn.Module):
@@ -47,8 +44,7 @@ class Net(torch.nn.Module):
         x, edge_attr = self.node_emb(x), self.edge_emb(edge_attr)
         for conv in self.convs:
             x = conv(x, edge_index, edge_attr).relu()
-        # plain: x = global_add_pool(x, batch)
-        x = pyg_sar.global_sum(x, batch=batch)  # sar
+        x = global_add_pool(x, batch)
         return self.mlp(x).squeeze(-1)
 
 
@@ -78,6 +74,4 @@ def test():
 for epoch in range(1, EPOCHS + 1):
     loss, accs = train(), test()
     scheduler.step(accs[0])
-    # plain: print(f'{epoch:3d}  loss {loss:.4f}  error of the others {accs[0]:.4f}')
-    if process.rank == 0:  # sar
-        print(f'{epoch:3d}  loss {loss:.4f}  error of the others {accs[0]:.4f}')  # sar
+    print(f'{epoch:3d}  loss {loss:.4f}  error of the others {accs[0]:.4f}')

@@ -71,6 +71,12 @@ def own_rows(func: Any, tensor: Tensor, dim: int, space: Space) -> Tensor:
         if size == space.total and space.has_ids():
             check_whole(func, tensor)
             return met(tensor).index_select(dim, space.ids(tensor.device))
+    if size == space.total:
+        refuse(
+            func,
+            f'and a plain tensor with {size} rows: these are {space!r} without an order over all '
+            'ranks, so write torch.ones_like(x), or another tensor made from the rows',
+        )
     refuse(
         func,
         f'and a plain tensor with {size} rows: a plain tensor has all {space.total} rows of the '

@@ -22,6 +22,7 @@ from torch_geometric.data import Data
 from pyg_sar.checkpoint.all_or_none import together
 from pyg_sar.comm import agree, check_equal, in_call
 from pyg_sar.partitioner.graph.attributes import label_facts
+from pyg_sar.rows.attach import as_local
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.checksums import file_checksum
 from pyg_sar.shard.format.file_names import META_FILE, NODE_ATTRS_FILE, part_dir
@@ -49,7 +50,7 @@ def save_node_attrs(data: Data, names: Sequence[str], *, overwrite: bool = False
     Collective: a few small all-gathers.
 
     Args:
-        data: What load_shard gave, with the new attributes, each ``[num_own, ...]``, in one row
+        data: What load_shard gave, with the new attributes, one row per node each, in one row
             shape and dtype on all ranks.
         names: Which attributes to write.
         overwrite: Whether attributes that the folder has already may be replaced.
@@ -59,7 +60,7 @@ def save_node_attrs(data: Data, names: Sequence[str], *, overwrite: bool = False
             the folder holds another partition by now.
         OSError: On all ranks, if a file is missing or cannot be written on one.
     """
-    names = list(dict.fromkeys(names))
+    data, names = as_local(data), list(dict.fromkeys(names))
     together(lambda: _check_data(data, names))
     shard = data.edge_index.shard
     row_types = {name: row_type(data[name]) for name in names}

@@ -10,6 +10,9 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_sar.conv.sar_conv import SARConv
+from pyg_sar.rows.attach import as_local
+from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.rows import tag
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 
@@ -18,7 +21,7 @@ class SIGN(transforms.SIGN):
 
     ``X_i = (D^-1/2 A D^-1/2)^i X`` for ``i = 1 ... K``, with the degrees ``D``.
 
-    The own rows of the results are ``data.x1``, ``data.x2``, ...; an ``edge_weight`` of the data is
+    The results are ``data.x1``, ``data.x2``, ...; an ``edge_weight`` of the data is
     used. A model that reads them needs no other rank's rows any more, so the nodes may be visited
     in any order, in mini-batches too. :func:`pyg_sar.transforms.save_node_attrs` keeps them in
     the shards.
@@ -40,6 +43,12 @@ class SIGN(transforms.SIGN):
 
     def forward(self, data: Data) -> Data:
         """Adds ``x1`` to ``xK``, each of shape and dtype of ``x``."""
+        if isinstance(data.edge_index, EdgeIndex):
+            space = data.edge_index.ends.dst
+            own = self.forward(as_local(data))
+            for hop in range(1, self.K + 1):
+                data[f'x{hop}'] = tag(own[f'x{hop}'], 0, space)
+            return data
         if not isinstance(data.edge_index, ShardEdgeIndex):
             return super().forward(data)
         if not isinstance(data.x, Tensor) or not data.x.is_floating_point():

@@ -148,7 +148,8 @@ def test_example_is_the_same_on_one_and_two_processes(name: str, tmp_path: Path)
         assert kept == ({'x1', 'x2'} if name == 'sign' else set())
     one, two = found
     assert [line.split()[0] for line, _ in one] == words
-    assert one[EPOCHS - 1][1][0] < one[0][1][0]
+    if name != 'infomax':  # which has another corruption in every epoch
+        assert one[EPOCHS - 1][1][0] < one[0][1][0]
     assert [line for line, _ in two] == [line for line, _ in one]
     if name == 'sign':  # on one process, from what two have saved
         two += _lines(*command[len(launcher) :])

@@ -51,7 +51,7 @@ def _model(example: ModuleType, data: HeteroData) -> torch.nn.Module:
 
 
 def _losses(root: str) -> list[float]:
-    example, data = _example(), pyg_sar.local(pyg_sar.load_shard(root))
+    example, data = _example(), pyg_sar.load_shard(root)
     model = pyg_sar.DistributedDataParallel(_model(example, data))
     return [loss.item() for loss, _ in example.train(model, data, 'paper', EPOCHS)]
 

@@ -18,7 +18,6 @@ from torch_geometric.nn.models import GAE, GraphSAGE, LightGCN
 from torch_geometric.utils import to_undirected
 
 import pyg_sar
-from pyg_sar.comm import rank, world_size
 
 EXAMPLES = Path(__file__).resolve().parents[2] / 'examples'
 EPOCHS, NUM_NODES = 3, 60
@@ -57,10 +56,6 @@ def _steps(model: Any, name: str, data: Data, lr: float) -> list[float]:
     optimizer, losses = torch.optim.Adam(model.parameters(), lr=lr), []
     for epoch in range(EPOCHS):
         if name == 'infomax':
-            seed = int(torch.randint(2**62, ()))
-            order = torch.randperm(NUM_NODES, generator=torch.Generator().manual_seed(seed))
-            model.corruption = lambda x, edge_index, order=order: (x[order], edge_index)
-            model.summary = lambda z, *args: z.mean(dim=0).sigmoid()
             loss = model.loss(*model(data.x, data.edge_index))
         elif name == 'gae':
             negative = pyg_sar.negative_sampling(data.edge_index, NUM_NODES, seed=epoch)
@@ -87,13 +82,12 @@ def _scores(z: Tensor, links: dict[str, Tensor]) -> list[float]:
 
 def _losses(name: str, root: str, links: dict[str, Tensor]) -> tuple[list[float], list[float]]:
     example = _example('infomax' if name == 'infomax' else 'link_prediction')
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = pyg_sar.DistributedDataParallel(_model(name)).module
     torch.manual_seed(2)
     if name == 'infomax':
         losses = [loss.item() for loss in example.train(model, data, EPOCHS)]
         return losses, [example.accuracy(model, data)]
-    links = {key: pairs[..., rank() :: world_size()] for key, pairs in links.items()}
     steps = list(example.train(model, data, links, EPOCHS))
     return [loss.item() for loss, _ in steps], [share.item() for share in steps[-1][1].values()]
 
@@ -122,10 +116,9 @@ def test_losses_equal_plain_pyg(tmp_path: Path, name: str, world_size: int) -> N
 
 def _sampled(root: str, links: dict[str, Tensor]) -> list[float]:
     example = _example('link_prediction_sampled')
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     torch.manual_seed(1)
     model = pyg_sar.DistributedDataParallel(GraphSAGE(6, 8, 2, 5).double())
-    links = {key: pairs[..., rank() :: world_size()] for key, pairs in links.items()}
     steps = list(example.train(model, data, links, EPOCHS, 32))
     return [loss.item() for loss, _ in steps] + [s.item() for s in steps[-1][1].values()]
 

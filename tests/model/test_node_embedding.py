@@ -719,40 +719,6 @@ def _global_mean(rows: Tensor) -> Tensor:
     return global_sum(rows, dim=0) / global_sum(count)
 
 
-def _checked(root: str) -> list[Any]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    run = Run(data)
-    good = pyg_sar.wrap(Readout(NodeEmbedding(data, DIM), _global_mean))
-    bad = pyg_sar.wrap(Readout(NodeEmbedding(data, DIM, sparse=True), _plain_mean))
-    return [
-        check_model(run.inner, (data,), {}),
-        check_model(good, (data.edge_index,), {}),
-        check_model(bad, (data.edge_index,), {}),
-        good.table.weight.grad,
-    ]
-
-
-def test_the_check_cuts_the_rows(tmp_path: Path) -> None:
-    for of_model, good, bad, grad in run_ranks(
-        _checked, 2, str(cut(small_graph(), 2, tmp_path / 'p'))
-    ):
-        assert of_model is None
-        assert good is None
-        assert grad is None
-        assert "first at 'mean' in Readout.forward" in bad
-
-
-def _checked_typed(root: str) -> Any:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    model = Typed(lambda name: NodeEmbedding(data[name], DIM), data.metadata())
-    return check_model(pyg_sar.wrap(model), (data.n_id_dict, data.edge_index_dict), {})
-
-
-def test_the_check_cuts_the_rows_of_types(tmp_path: Path) -> None:
-    pyg_sar.partition_graph(hetero_graph(), 2, tmp_path / 'p', method=assignment(2))
-    assert run_ranks(_checked_typed, 2, str(tmp_path / 'p')) == [None, None]
-
-
 def test_the_check_of_a_step() -> None:
     graph = small_graph(90, 400)
     model = Net(NodeEmbedding(graph, DIM)).double()

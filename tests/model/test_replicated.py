@@ -49,7 +49,7 @@ def _loss(model: torch.nn.Module, data: Any) -> Tensor:
 
 
 def _ddp(model: torch.nn.Module) -> torch.nn.Module:
-    return pyg_sar.DistributedDataParallel(model, check=False)
+    return pyg_sar.DistributedDataParallel(model)
 
 
 def _parting(root: str, what: str) -> str:

@@ -342,7 +342,7 @@ def _run(root: str, name: str) -> list[Any]:
         warnings.simplefilter('ignore')
         data = pyg_sar.load_shard(root)
         return _flat(
-            PROGRAMS[name](data, lambda m: pyg_sar.DistributedDataParallel(m, check=False))
+            PROGRAMS[name](data, lambda m: pyg_sar.DistributedDataParallel(m))
         )
 
 
@@ -377,7 +377,7 @@ def test_is_as_on_one_machine(name: str, num_ranks: int, roots: dict[int, str]) 
 
 def _autocast(root: str) -> list[Tensor]:
     data = pyg_sar.load_shard(root)
-    model = pyg_sar.DistributedDataParallel(Net(), check=False)
+    model = pyg_sar.DistributedDataParallel(Net())
     with torch.autocast('cpu', torch.bfloat16):
         loss = _loss(model, data.apply(lambda t: t.float() if t.is_floating_point() else t))
     loss.backward()

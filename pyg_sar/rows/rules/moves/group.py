@@ -18,6 +18,7 @@ from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import into_plain, pointwise
 from pyg_sar.rows.space import Space
 
+_PLAIN = (Tensor, torch.nn.Parameter)
 _WAYS = {'add': 'sum', 'sum': 'sum', 'mean': 'mean', 'amax': 'amax', 'amin': 'amin', 'prod': 'prod'}
 
 
@@ -62,7 +63,7 @@ def _along_other(func: Any, args: Any, kwargs: Any) -> Any:
         space, place = out._space, out._dim
 
         def own(value: Any) -> Any:
-            if type(value) is Tensor and value is not index and dim_of(value):
+            if type(value) in _PLAIN and value is not index and dim_of(value):
                 return own_rows(func, value, place, space)
             return plain(value)
 
