@@ -93,7 +93,7 @@ def _over_all_nodes(root: str, folder: str) -> None:
 
 def _activations(root: str, folder: str) -> None:
     data, model = pyg_sar.load_shard(root), _model(checkpoint_activations=True, check=False)
-    with pytest.raises(ValueError, match='load_shard'):
+    with pytest.raises(ValueError, match='local'):
         model(data.x, data.edge_index)
 
 

@@ -98,8 +98,8 @@ def _more_edges(func: Any, parts: list[Any], dim: int) -> Any:
             handles.append(part.handle)
             spaces.append(part._space)
             continue
-        space = first._space.dealt(part.size(1))
         check_whole(func, part)
+        space = _dealt_edges(part.flip(0) if flipped else part, first)
         own = part[:, space.ids(part.device)]
         src, dst = own.flip(0) if flipped else own
         places = ends.src.places(src), ends.dst.places(dst)
@@ -110,3 +110,13 @@ def _more_edges(func: Any, parts: list[Any], dim: int) -> Any:
         spaces.append(space)
     joined = torch.cat(handles, dim=1)
     return edge_index(joined, spaces[0].joined(tuple(spaces[1:])), ends)
+
+
+def _dealt_edges(part: Tensor, edges: EdgeIndex) -> Space:
+    """Where new edges go: one for each node to the nodes, any others to their destinations."""
+    space, count = edges._space.dealt(part.size(1)), part.size(1)
+    if space is edges.ends.dst or count == 0:
+        return space
+    is_own = edges.ends.dst.places(part[1]) >= 0
+    ids = is_own.nonzero().view(-1)
+    return Space(ids.numel(), what='new edges', ids=ids, total=count)
