@@ -5,7 +5,7 @@ What most programs need is here; what is used less is in :mod:`pyg_sar.transform
 """
 
 from pyg_sar import memory, transforms
-from pyg_sar.check_program import check
+from pyg_sar.checking import check
 from pyg_sar.checkpoint import load_checkpoint, load_rows, save_checkpoint, save_rows
 from pyg_sar.comm import ExchangeError
 from pyg_sar.conv.sar_conv import SARConv

@@ -1,4 +1,4 @@
-"""Turns a PyG model into one that runs on a partitioned graph: its convs and its norms."""
+"""Turns a PyG model into one that runs on a partitioned graph."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from typing import Any, TypeVar
 import torch
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.checking import check_first_forward
 from pyg_sar.comm import as_timedelta, set_debug, set_timeout
 from pyg_sar.compiled.installed import loops
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import SameDropout, of_model
-from pyg_sar.models import decoders_in, make_global
 from pyg_sar.monitor import LogLevel, check_log, say, set_log
-from pyg_sar.norm import GlobalNorm, global_form, note_edges_of
+from pyg_sar.norm import watch_norms
 from pyg_sar.recompute import recompute_activations_of
-from pyg_sar.rows.rows import Rows
-from pyg_sar.shard.nested import leaves_of
 
 _logger = logging.getLogger(__name__)
 
@@ -35,22 +31,18 @@ def wrap(
     timeout: float | timedelta | None = None,
     debug: bool | None = None,
     log: LogLevel | None = None,
-    check: bool = True,
     dropout_seed: int | None = None,
     **options: Any,
 ) -> Model:
-    """Makes every conv of a model a :class:`SARConv` and its norms global, in place.
+    """Makes every conv of a model a :class:`SARConv`, in place.
 
     Convs and parameters stay the objects they were, and ``state_dict()`` has the keys of the plain
     model, so checkpoints move both ways. Convs that are SARConvs already stay as they are.
 
-    Norms over rows (torch's BatchNorm1d and SyncBatchNorm, all of ``torch_geometric.nn.norm``) take
-    the statistics of all ranks' rows from then on, per graph where they are given a batch vector.
-    All ranks must call them together, also in evaluation unless they use running statistics.
-
-    The same model runs on batches: on plain edges, such as those of a sampled subgraph, convs and
-    norms are plain ones, of this rank's rows, and nothing is communicated. A SyncBatchNorm takes
-    the statistics of all ranks' rows of batches, too (:class:`pyg_sar.norm.GlobalNorm`).
+    Everything else in it runs as it is, on the rows of :func:`pyg_sar.load_shard`: a norm takes the
+    statistics of all ranks' rows, for example. On batches, such as those of a loader, convs and
+    norms are plain ones, of this rank's rows, and nothing is communicated; only a SyncBatchNorm
+    takes the statistics of all ranks' batches.
 
     Without averaged gradients, as for inference::
 
@@ -76,10 +68,6 @@ def wrap(
         log: ``'info'`` or ``'debug'``: what this process tells on stderr, or to handlers of the
             logger ``pyg_sar``, about layers, blocks and times (docs/profiling.md); ``'off'``; None
             leaves it as it is, which is what PYG_SAR_LOG in the environment says. Ranks may differ.
-        check: Whether the model runs on a small graph at its first forward in training, whole and
-            in two parts, to see that the numbers are the same: once, for a second or two
-            (docs/porting.md). So what a model computes over the nodes of one rank, and not over all
-            nodes, is found. Nothing is checked on one process.
         dropout_seed: Draws the masks of dropouts in the model's forward from this number, the step,
             and the ids of nodes and edges in the whole graph, so they are the same on any number of
             ranks; None leaves them to torch's generator on every rank (docs/dropout.md).
@@ -91,8 +79,7 @@ def wrap(
     Raises:
         ValueError: If `timeout` is not positive or `log` no level; if the model holds a module that
             cannot be computed on a cut graph; it is named with the reason, and the model is
-            unchanged. If there are options of convs, but no conv. At the first forward in training,
-            on all ranks, if the model does not give on a cut graph what it gives on the whole one.
+            unchanged. If there are options of convs, but no conv.
             If activations of a conv by itself are to be recomputed, which has none around it. If
             `dropout_seed` is no integer of 64 bits; at a forward in training, if it is given and
             the model draws what cannot be drawn by id.
@@ -112,37 +99,24 @@ def wrap(
             f'{type(model).__name__})'
         )
     checked = Options(**options)
-    convs, norms = _convertible(model)
+    convs = _convs_to_convert(model)
     if options and not any(isinstance(module, MessagePassing) for module in model.modules()):
         raise ValueError(
             f"'{next(iter(options))}' has a meaning for message-passing convs only (got a "
             f'{type(model).__name__} without any)'
         )
-    make_global(model)
     set_debug(debug)
     set_log(log)
-    for norm, form in norms.items():
-        form.convert(norm)
+    watch_norms(model)
     for conv in convs:
         SARConv(conv, **vars(checked))
-    in_convs: set[torch.nn.Module] = set()
     for name, module in model.named_modules():
         if isinstance(module, SARConv):
             module._sar.path = name
-            in_convs.update(module.modules())
-        elif module not in in_convs and isinstance(module, GlobalNorm):
-            module._path = name
-    note_edges_of(
-        module
-        for module in model.modules()
-        if any(isinstance(inner, SARConv) for inner in module.modules())
-    )
     if checkpoint_activations:
         recompute_activations_of(model)
-        model.register_forward_pre_hook(_refuse_rows, with_kwargs=True)
     if dropout_seed is not None:
         _draw_by_id(model, dropout_seed)
-    check_first_forward(model, is_wanted=check)
     if limit is not None:
         compile_loops(model)
         set_timeout(limit)  # once this rank has done what takes seconds
@@ -155,13 +129,6 @@ def compile_loops(model: torch.nn.Module) -> None:
     loops()
     if any(parameter.dtype == torch.float64 for parameter in model.parameters()):
         loops('float64')
-
-
-def _refuse_rows(model: torch.nn.Module, args: Any, kwargs: Any) -> None:
-    if any(isinstance(each, Rows) for each in leaves_of((args, kwargs))):
-        raise ValueError(
-            "'checkpoint_activations' takes pyg_sar.local(data) (got rows of all ranks)"
-        )
 
 
 def _draw_by_id(model: torch.nn.Module, seed: int) -> None:
@@ -186,27 +153,19 @@ def _tell(model: torch.nn.Module) -> None:
     say(_logger, logging.INFO, f'{text}: {of_layers}')
 
 
-def _convertible(
-    model: torch.nn.Module,
-) -> tuple[list[MessagePassing], dict[torch.nn.Module, type[GlobalNorm]]]:
-    """The convs to convert, and the class that every norm becomes; raises for what is refused."""
-    norms: dict[torch.nn.Module, type[GlobalNorm]] = {}
+def _convs_to_convert(model: torch.nn.Module) -> list[MessagePassing]:
+    """The convs that are not inside of others; raises for what is refused."""
     convs: list[MessagePassing] = []
     inside: set[torch.nn.Module] = set()
-    decoders = decoders_in(model)
     for name, module in model.named_modules():
         if isinstance(module, MessagePassing) and module not in inside:
             inside.update(module.modules())
             if not isinstance(module, SARConv):
                 convs.append(module)
-        form = global_form(module)
-        if form is not None:
-            norms[module] = form
-        elif not isinstance(module, SARConv) and module not in decoders:
-            reason = why_refused(module)
-            if reason is not None:
-                place = f" at '{name}'" if name else ''
-                raise ValueError(
-                    f'{type(module).__name__}{place} cannot run on a partitioned graph: {reason}'
-                )
-    return convs, norms
+        reason = None if isinstance(module, SARConv) else why_refused(module)
+        if reason is not None:
+            place = f" at '{name}'" if name else ''
+            raise ValueError(
+                f'{type(module).__name__}{place} cannot run on a partitioned graph: {reason}'
+            )
+    return convs

@@ -45,7 +45,7 @@ class Run:
     def epoch(self) -> float:
         out = self.model(self.data.x, self.data.edge_index)
         values = F.cross_entropy(out, self.data.y, reduction='none')
-        loss = pyg_sar.global_mean(values, self.data.train_mask)
+        loss = pyg_sar.over_all_nodes.global_mean(values, self.data.train_mask)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()

@@ -34,9 +34,7 @@ import torch.distributed as dist
 import torch_geometric.template
 from jinja2 import Environment, FileSystemLoader
 
-import pyg_sar
 from pyg_sar.comm.threads import run_threads
-from pyg_sar.norm import whose_rows
 
 GRACE = 2.0  # seconds after the first failure in which other ranks may report theirs
 
@@ -302,9 +300,6 @@ def _call(message: bytes) -> Any:
     seed()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)
-    # Tests of the check ask for it; for the others it would be a second each.
-    pyg_sar.wrap.__kwdefaults__['check'] = False
-    whose_rows._here.last = None  # of an earlier test
     filters, fn, args, kwargs = _load(message)
     with warnings.catch_warnings():
         warnings.resetwarnings()

@@ -59,7 +59,9 @@ def train_on_batches(
                 num_sampled_edges_per_hop=batch.num_sampled_edges,
             )[: batch.batch_size]
             y = batch.y[: batch.batch_size]
-            yield pyg_sar.global_mean(F.cross_entropy(out, y, reduction='none', ignore_index=-1))
+            yield pyg_sar.over_all_nodes.global_mean(
+                F.cross_entropy(out, y, reduction='none', ignore_index=-1)
+            )
 
     def full_batch() -> Iterator[torch.Tensor]:
         out = model(data.x, data.edge_index)

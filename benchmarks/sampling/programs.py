@@ -48,7 +48,9 @@ def sample(
         if links
         else _loader(data, fan_outs, batches=batches, **options)
     )
-    is_own = torch.zeros(int(pyg_sar.global_sum(torch.tensor(data.num_nodes))), dtype=torch.bool)
+    is_own = torch.zeros(
+        int(pyg_sar.over_all_nodes.global_sum(torch.tensor(data.num_nodes))), dtype=torch.bool
+    )
     is_own[data.n_id] = True
     yield {}
     while True:
@@ -92,7 +94,7 @@ def train(
                 num_sampled_edges_per_hop=batch.num_sampled_edges,
             )[: batch.batch_size]
             values = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
-            loss = pyg_sar.global_mean(values)
+            loss = pyg_sar.over_all_nodes.global_mean(values)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

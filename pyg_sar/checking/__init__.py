@@ -1,3 +1,3 @@
-"""Runs a user's own program twice, whole and in two parts, before it trains."""
+"""``check``: a user's own training step, on plain PyG and on three ranks."""
 
-from pyg_sar.checking.first_forward import check_first_forward
+from pyg_sar.checking.check import check

@@ -5,8 +5,8 @@ then the next rank goes on that can. So the order is always the same, and when n
 world has ended in a deadlock, which is found at once.
 
 What a rank sets for the whole process must not be seen by the others, so it is put away when its
-turn ends and comes back when its next turn begins: the states of the random generators, the default
-dtype, and what rooms name by :func:`put_away_between_turns`.
+turn ends and comes back when its next turn begins: the states of the random generators, and the
+default dtype.
 """
 
 from __future__ import annotations
@@ -19,18 +19,8 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-PutBack = Callable[[], None]
 
-_put_away: list[Callable[[], PutBack]] = []
-
-
-def put_away_between_turns(put_away: Callable[[], PutBack]) -> Callable[[], PutBack]:
-    """Has `put_away` called when the turn of a rank ends, and what it returns at its next turn."""
-    _put_away.append(put_away)
-    return put_away
-
-
-def _states_of_process() -> PutBack:
+def _states_of_process() -> Callable[[], None]:
     """What sets random generators and the default dtype back to what they are now."""
     of_torch, of_numpy = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002 (PyG's)
     of_python, dtype = random.getstate(), torch.get_default_dtype()
@@ -46,9 +36,6 @@ def _states_of_process() -> PutBack:
         torch.set_default_dtype(dtype)
 
     return put_back
-
-
-put_away_between_turns(_states_of_process)
 
 
 class Ended(BaseException):
@@ -98,11 +85,10 @@ class Turns:
         if is_ready():
             return
         self._waits[rank] = is_ready
-        put_back = [put_away() for put_away in reversed(_put_away)]
+        put_back = _states_of_process()
         self.give(rank)
         self._starts[rank].acquire()
-        for put in reversed(put_back):
-            put()
+        put_back()
         if self.error is not None:
             raise Ended
 

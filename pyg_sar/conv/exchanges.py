@@ -11,6 +11,7 @@ from torch_geometric import EdgeIndex
 
 from pyg_sar.comm import EdgeMove, Exchange, Reversed, agree, reverse
 from pyg_sar.dropout import edge_ids, has_ids
+from pyg_sar.rows.edges import EdgeIndex as WholeEdges
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.nested import leaves_of
 from pyg_sar.shard.plan import Plan
@@ -138,8 +139,9 @@ def find_shards(values: Any) -> list[Shard]:
     """
     found: dict[int, Shard] = {}
     for value in leaves_of(values):
-        if isinstance(value, ShardEdgeIndex):
-            found[id(value.shard)] = value.shard
+        if isinstance(value, (ShardEdgeIndex, WholeEdges)):
+            handle = value if isinstance(value, ShardEdgeIndex) else value.handle
+            found[id(handle.shard)] = handle.shard
         elif isinstance(value, EdgeIndex) and isinstance(value.as_tensor(), ShardEdgeIndex):
             raise ValueError(
                 "expected a shard's edge_index as load_shard gave it (got an EdgeIndex made of it, "

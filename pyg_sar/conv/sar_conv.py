@@ -8,8 +8,10 @@ ignore what it forgot to pass on.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -17,23 +19,18 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import in_layer, left_by, world_size
-from pyg_sar.conv.around.patching import overridden, replaced
-from pyg_sar.conv.around.source_rows import Ends
+from pyg_sar.conv.around.patching import bind, overridden, replaced
 from pyg_sar.conv.call.decision import Decision, Decisions
-from pyg_sar.conv.call.propagation import GivenRows, Propagation
+from pyg_sar.conv.call.propagation import Propagation
 from pyg_sar.conv.call.start import decisions_for
 from pyg_sar.conv.exchanges import Exchanges, find_shards
 from pyg_sar.conv.names import name_of, plain_class
 from pyg_sar.conv.options import Mode, Options, Path
-from pyg_sar.conv.substitutes import special_forms
+from pyg_sar.conv.substitutes import ROW_BY_ROW, special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import is_running
-from pyg_sar.models import make_global
-from pyg_sar.rows.attach import edges_among, from_conv, given_to_conv
-from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.rows.rows import tag
-from pyg_sar.shard.edge_index import ShardEdgeIndex
-from pyg_sar.shard.local_ids import sources_read_by
+from pyg_sar.rows.attach import as_local, edges_among, given_to_conv, rows_by_type, rows_of_call
+from pyg_sar.rows.made_edges import with_made_edges
 from pyg_sar.shard.shard import Shard
 
 
@@ -114,31 +111,29 @@ class SARConv(MessagePassing, metaclass=_Convert):
     @torch.compiler.disable
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the conv; the arguments are the conv's own."""
-        edges = [] if self._sar.is_running else edges_among((args, kwargs))
-        if edges:
-            return self._of_rows(edges, args, kwargs)
-        shards = [] if self._sar.is_running else find_shards((args, kwargs))
+        if self._sar.is_running:
+            return super().forward(*args, **kwargs)
+        names = _names(self._plain_class.forward)
+        args, kwargs = with_made_edges(name_of(self), names, args, kwargs)
+        shards = find_shards((args, kwargs))
         if not shards:
-            if getattr(self, 'cached', False) and not self._sar.is_running and world_size() > 1:
+            if getattr(self, 'cached', False) and world_size() > 1:
                 raise ValueError(
                     f"'cached' of {name_of(self)} must be False on batches (got True): it keeps "
                     "the edges of its first forward, and those of a batch are not another's"
                 )
             return super().forward(*args, **kwargs)
+        edges = edges_among((args, kwargs))
+        if edges and isinstance(self, ROW_BY_ROW):
+            own = given_to_conv((args, kwargs), edges, name_of(self))
+            return rows_by_type(self.forward(*own[0], **own[1]), (args, kwargs))
         with self._on_cut_graph(shards, args, kwargs):
-            return super().forward(*args, **kwargs)
-
-    def _of_rows(self, edges: list[EdgeIndex], args: Any, kwargs: Any) -> Any:
-        """Runs the conv on rows: PyG's own convs on the own rows, which tests compare for each.
-
-        The forward of any other conv is a program like those around it: it gets the rows, up to
-        ``propagate`` and ``edge_updater``.
-        """
-        if not plain_class(self).__module__.startswith('torch_geometric.'):
-            return super().forward(*args, **kwargs)
-        given = given_to_conv((args, kwargs), edges, name_of(self))
-        out = self.forward(*given[0], **given[1])
-        return from_conv(out, edges, int(self.node_dim), (args, kwargs))
+            if edges or isinstance(self, ROW_BY_ROW):
+                return super().forward(*args, **kwargs)
+            # Own rows, as pyg_sar.local gives them: computed as rows of the whole graph.
+            call = inspect.signature(super().forward).bind(*args, **kwargs)
+            call.arguments.update(rows_of_call(call.arguments, int(self.node_dim)))
+            return as_local(super().forward(*call.args, **call.kwargs))
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate``; called from outside of forward it is a layer by itself."""
@@ -149,26 +144,13 @@ class SARConv(MessagePassing, metaclass=_Convert):
         return self._called('edge_updater', edge_index, size, kwargs)
 
     def _called(self, method: str, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Tensor:
-        plain: Any = getattr(super(), method)
-        if isinstance(edge_index, EdgeIndex):
-            edges, given = [edge_index], GivenRows(edge_index, kwargs)
-            (handle, kwargs) = given_to_conv((edge_index, kwargs), edges, name_of(self))
-            own = edge_index.ends.src, edge_index.ends.dst
-            if size is not None:
-                known = (
-                    each.own if n == each.total else n for n, each in zip(size, own, strict=True)
-                )
-                size = tuple(known)
-            with overridden(self._sar, 'of_rows', given):
-                out = self._called(method, handle, size, kwargs)
-            if method == 'edge_updater':
-                return tag(out, 0, edge_index._space)
-            return tag(out, int(self.node_dim) % out.dim(), edge_index.ends.dst)
-        if self._sar.is_running or not isinstance(edge_index, ShardEdgeIndex):
+        shards = [] if self._sar.is_running else find_shards([edge_index])
+        if not shards:
             # PyG generates them without an argument `size` where the conv never gives one.
             named = kwargs if size is None else {'size': size, **kwargs}
+            plain: Any = getattr(super(), method)
             return plain(edge_index, **named)
-        with self._on_cut_graph([edge_index.shard], (), {}, in_forward=False):
+        with self._on_cut_graph(shards, (), {}, in_forward=False):
             return getattr(self, method)(edge_index, size=size, **kwargs)
 
     @contextmanager
@@ -195,11 +177,10 @@ class SARConv(MessagePassing, metaclass=_Convert):
                     )
                 exchanges = Exchanges(shards, sar.options.prefetch, sar.options.exchange_dtype)
                 decisions = decisions_for(self, sar.options, shards, args, kwargs, sar.decisions)
-                ends = Ends(exchanges)
-                stack.enter_context(sources_read_by(ends))
-                forms = special_forms(exchanges, ends, decisions.checked, args, kwargs)
-                stack.enter_context(replaced(self, forms))
+                forms = special_forms(exchanges, decisions.checked, args, kwargs)
+                stack.enter_context(replaced(forms))
                 for path, module in self.named_modules():
+                    bind(type(module))
                     if isinstance(module, MessagePassing):
                         form = Propagation(
                             conv=module,
@@ -208,7 +189,6 @@ class SARConv(MessagePassing, metaclass=_Convert):
                             options=sar.options,
                             decisions=decisions,
                             in_forward=in_forward,
-                            of_rows=sar.of_rows,
                         )
                         for method in ('propagate', 'edge_updater'):
                             stack.enter_context(overridden(module, method, getattr(form, method)))
@@ -261,7 +241,6 @@ class _Converted:
         self.options = options
         self.path = ''  # of the conv in the model that pyg_sar.wrap was given
         self.drops_by_id = False  # whether it is part of a model with `dropout_seed`
-        self.of_rows: GivenRows | None = None  # a call of propagate with rows of the whole graph
         self.is_running = False  # on a cut graph now: calls of forward are those of the conv itself
         self.decisions: dict[
             str, Decisions
@@ -293,9 +272,10 @@ def _convert(conv: MessagePassing, **options: Any) -> MessagePassing:
         reason = why_refused(module)
         if reason is not None:
             raise ValueError(f'{name_of(module)} cannot be wrapped: {reason}')
-    make_global(conv)
     conv.__class__ = _sar_class(type(conv))
     vars(conv)['_sar'] = _Converted(checked)
+    for module in conv.modules():
+        bind(type(module))
     return conv
 
 
@@ -306,8 +286,15 @@ def _sar_class(plain: type[MessagePassing]) -> Any:
     """``SARGATConv(SARConv, GATConv)`` for ``GATConv``, the same at every call."""
     if plain not in _classes:
         names = {'_plain_class': plain, '__module__': plain.__module__, '__doc__': plain.__doc__}
-        _classes[plain] = _Convert(f'SAR{plain.__name__}', (SARConv, plain), names)
+        made = _Convert(f'SAR{plain.__name__}', (SARConv, plain), names)
+        _classes.setdefault(plain, made)  # another thread may have been faster
     return _classes[plain]
+
+
+@cache
+def _names(forward: Any) -> list[str]:
+    """Of the arguments of a method."""
+    return list(inspect.signature(forward).parameters)[1:]
 
 
 def _empty(plain: type[MessagePassing]) -> Any:

@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 import torch
-from torch_geometric.nn import LayerNorm, MessagePassing, norm
+from torch_geometric.nn import MessagePassing, norm
 
 from pyg_sar.conv.names import plain_class
-from pyg_sar.models import why_not_global
 
 _REASONS = {
-    'it reads node rows by edge itself, and a source may lie on another rank': (
-        'ARLinkPredictor InnerProductDecoder'
-    ),
-    'it selects nodes of the whole graph': (
-        'ASAPooling ClusterPooling EdgePooling GraphUNet MemPooling PANPooling SAGPooling '
-        'TopKPooling'
-    ),
-    'its readout pools the nodes of one rank': 'AttentiveFP GPSE NeuralFingerprint',
     'its message runs inside a closed CUDA kernel': (
         'CuGraphGATConv CuGraphRGCNConv CuGraphSAGEConv FusedGATConv'
     ),
-    'it builds its graph from positions': 'DimeNet DimeNetPlusPlus GNNFF SchNet ViSNet',
-    'it builds its graph in forward from all nodes': 'DynamicEdgeConv GravNetConv XConv',
-    'its global attention reads all nodes at once': (
-        'GPSConv PerformerAttention Polynormer PolynormerAttention QFormer SGFormer '
-        'SGFormerAttention'
-    ),
-    'it attends to pairs of nodes of the whole graph': 'LPFormer',
     'its message pairs edges by their place, four at a time': 'MeshCNNConv',
     'it samples random walks over the whole graph': 'MetaPath2Vec Node2Vec',
     'it multiplies adjacency matrices': 'PANConv',
     'it follows events in time, not one graph': 'RENet TGNMemory',
-    'it takes two graphs of one set of nodes': 'SignedGCN',
-    'it colours nodes by a dictionary of the whole graph': 'WLConv',
 }
 
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
-"""Classes of torch_geometric.nn that are refused by name, with the reason; so are subclasses."""
+"""Classes of torch_geometric.nn in which rows are used where no rule sees it, with the reason."""
 
 
 _STATISTICS_MODULES = (
@@ -55,7 +37,9 @@ _BLOCK_LOCAL_ARGS = ('edge_index', 'adj_t', 'size', 'size_j', 'ptr_j')
 
 def takes_statistics(module: torch.nn.Module) -> bool:
     """Whether a module's result on one row depends on the other rows it is given."""
-    return isinstance(module, _STATISTICS_MODULES) or hasattr(module, 'is_global')
+    if isinstance(module, norm.LayerNorm):
+        return module.mode == 'graph'
+    return isinstance(module, _STATISTICS_MODULES)
 
 
 def why_refused(module: torch.nn.Module) -> str | None:
@@ -64,17 +48,6 @@ def why_refused(module: torch.nn.Module) -> str | None:
     for base in cls.__mro__:
         if base.__module__.startswith('torch_geometric.') and base.__name__ in REFUSED:
             return REFUSED[base.__name__]
-    reason = why_not_global(module)
-    if reason is not None:
-        return reason
-    if not getattr(module, 'is_global', False):
-        # torch's takes those of every row by itself; over nodes the check of the model finds it.
-        if takes_statistics(module) and not isinstance(module, torch.nn.InstanceNorm1d):
-            return 'it takes statistics over the rows of one rank'
-        if isinstance(module, LayerNorm) and module.mode == 'graph':
-            return "mode='graph' takes statistics over the rows of one rank"
-        if isinstance(module, norm.BatchNorm) and module.allow_single_element:
-            return 'allow_single_element looks at the rows of one rank'
     if not isinstance(module, MessagePassing):
         return None
     for base in cls.__mro__:

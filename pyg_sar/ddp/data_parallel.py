@@ -26,7 +26,7 @@ from pyg_sar.comm import (
 )
 from pyg_sar.ddp.gradients import Gradients
 from pyg_sar.ddp.lazy_layers import LazyLayers
-from pyg_sar.ddp.same_model import check_same_model
+from pyg_sar.ddp.same_model import check_same_model, check_same_values
 from pyg_sar.memory import return_freed_memory
 from pyg_sar.own_rows import OwnRows
 from pyg_sar.rows import Rows
@@ -38,9 +38,9 @@ _MIB = 2**20
 class DistributedDataParallel(torch.nn.Module):
     """Makes a PyG model train on a partitioned graph as on one machine.
 
-    Wraps the model's convs and norms (:func:`pyg_sar.wrap`), sends rank 0's parameters and buffers
-    to all ranks, and averages the gradients of the ranks at the end of every backward, as torch's
-    DistributedDataParallel does. With a loss made by :func:`pyg_sar.global_mean` they are those of
+    Wraps the model's convs and norms (:func:`pyg_sar.wrap`), and averages the gradients of the ranks
+    at the end of every backward, as torch's DistributedDataParallel does. Parameters and buffers
+    are equal on all ranks: that is checked at construction, and at every 50th backward. With a loss made by :func:`pyg_sar.global_mean` they are those of
     one process. What enters the model and needs a gradient gets that of one process as well. Rows
     of a :class:`pyg_sar.NodeEmbedding` are neither sent nor averaged.
 
@@ -49,12 +49,13 @@ class DistributedDataParallel(torch.nn.Module):
     equal in it. A rank whose batch is empty takes part.
 
     Lazy layers (``GATConv((-1, -1), 64)``) get their shapes at the first forward, which is run once
-    before for that, without gradients and in evaluation.
+    before for that, without gradients and in evaluation; then rank 0's parameters are sent to all.
 
     ``model.module`` is the model; calling it, or layers of it, averages gradients just the same.
-    Hooks of parameters get this rank's share, as in torch; those registered by
-    ``register_post_accumulate_grad_hook`` get the whole gradient. ``torch.autograd.grad`` on
-    parameters is an error. Without ``torch.distributed`` it runs the wrapped model as it is.
+    Hooks of parameters get the whole gradient, by a message for each parameter that has one; on
+    batches those of ``register_hook`` get this rank's share, as in torch. The caller of
+    ``torch.autograd.grad`` gets the whole gradient; with ``create_graph=True`` or in ``no_sync()``
+    it is an error. Without ``torch.distributed`` it runs the wrapped model as it is.
 
     In place of torch's::
 
@@ -81,11 +82,11 @@ class DistributedDataParallel(torch.nn.Module):
         static_graph: See `find_unused_parameters`.
         gradient_as_bucket_view: See `find_unused_parameters`.
         **options: More options of :func:`pyg_sar.wrap`: ``mode`` and all others of the convs,
-            ``checkpoint_activations``, ``dropout_seed``, ``log``, ``check``.
+            ``checkpoint_activations``, ``dropout_seed``, ``log``.
 
     Raises:
-        ValueError: On all ranks, as :func:`pyg_sar.wrap` does; if the ranks' models differ; for a
-            `process_group` of some ranks only, another device in `device_ids`, or
+        ValueError: On all ranks, as :func:`pyg_sar.wrap` does; if the ranks' models or their numbers
+            differ, also later; for a `process_group` of some ranks only, another device in `device_ids`, or
             `broadcast_buffers`.
         ExchangeError: If another rank has ended or is silent.
     """
@@ -123,7 +124,12 @@ class DistributedDataParallel(torch.nn.Module):
         if return_memory:
             return_freed_memory()
         compile_loops(module)
-        _send_from_rank_0([*module.parameters(), *module.buffers()])
+        if not any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+            check_same_values(
+                module,
+                'when the model is wrapped',
+                'make the model after torch.manual_seed(0) on every rank, or load one file on all',
+            )
         set_timeout(limit)  # last: what takes one rank longer than others until here is no fault
         self.module = module
         self._bucket_bytes = bucket_cap_mb * _MIB

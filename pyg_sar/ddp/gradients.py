@@ -15,7 +15,7 @@ has run a batch in evaluation, or the whole graph, do not meet there: an error o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 from weakref import ref
 
 import torch
@@ -26,8 +26,9 @@ from torch.utils.hooks import RemovableHandle
 
 from pyg_sar.comm import all_reduce_sum, await_device, check_arrived, world_size
 from pyg_sar.conv.sar_conv import SARConv
-from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind
-from pyg_sar.norm import RunningStatistics, edges_in
+from pyg_sar.ddp.own_tensors import average_gradients, divide_gradients, leaves_behind
+from pyg_sar.ddp.same_model import check_same_values
+from pyg_sar.norm import RunningStatistics
 from pyg_sar.over_all_nodes.backward import (
     await_backward,
     has_come,
@@ -37,7 +38,12 @@ from pyg_sar.over_all_nodes.backward import (
     started,
 )
 from pyg_sar.own_rows import OwnRows
+from pyg_sar.rows.replicated import mean_of_ranks
+from pyg_sar.rows.rows import Rows
 from pyg_sar.shard.nested import leaves_of
+
+STEPS_BETWEEN_CHECKS = 50
+"""How many backwards, to their ends, lie between two comparisons of the ranks' numbers."""
 
 
 class Gradients:
@@ -58,10 +64,14 @@ class Gradients:
         self._module = None if module is None else ref(module)
         self._parameters: list[torch.nn.Parameter] = []
         self._gathered: set[Tensor] = set()
+        self._has_rows = False  # whether a forward was given rows of the whole graph
+        self._asked: dict[Tensor, Tensor] = {}  # gradients for autograd.grad's caller
+        self._is_asked = False  # whether a rank has any
         self._forwards: set[str] = set()  # on batches, in words
         self._met: set[str] = set()  # of these, where a backward has come through
         self._handles: list[RemovableHandle] = []
         self._outermost: torch.nn.Module | None = None
+        self._num_steps = 0
         if module is None:
             return
         for hook in list(module._forward_pre_hooks.values()):
@@ -103,7 +113,7 @@ class Gradients:
                 await_device(device, 'the end of a forward')
         outputs = [t for t in found if t.requires_grad]
         words = ''  # on a cut graph convs compare more
-        if edges_in((args, kwargs)) == 'batch':
+        if not any(isinstance(t, Rows) for t in leaves_of((args, kwargs))):
             words = f'a batch in {"training" if module.training else "evaluation"}'
         for output in outputs:
             if not output.is_leaf:
@@ -113,12 +123,18 @@ class Gradients:
             if outputs and words:
                 self._forwards.add(words)
                 await_backward(self)
+            given = [t for t in leaves_of((args, kwargs)) if isinstance(t, Tensor)]
+            if any(isinstance(t, Rows) for t in (*given, *found)):
+                # Beside rows a plain tensor is one of the whole graph, not of this rank.
+                self._has_rows = True
+                average_gradients(t for t in module.parameters() if not _is_watched(t))
+                return
             known = set(model.parameters())
-            given = (t for t in leaves_of((args, kwargs)) if isinstance(t, Tensor))
             behind = leaves_behind([*outputs, *(t for t in given if t.requires_grad)])
             # A NodeEmbedding divides those of its rows by itself.
             own = [t for t in behind if t not in known and not isinstance(t, OwnRows)]
-            divide_gradients(leaf for leaf in own if not _is_watched(leaf))
+            if not self._has_rows:
+                divide_gradients(leaf for leaf in own if not _is_watched(leaf))
 
     def enter(self) -> None:
         """Notes that the backward that runs comes to the module."""
@@ -154,10 +170,46 @@ class Gradients:
                     statistics.set(kind, total)
             for kind, vector in vectors.items():  # of a dtype or device that no parameter has
                 statistics.set(kind, self._summed(vector))
+            if self._is_asked:
+                self._reduce_asked()
         self._gathered.clear()
         self._forwards.clear()
         self._met.clear()
+        self._num_steps += 1
+        if self._num_steps % STEPS_BETWEEN_CHECKS == 0:
+            check_same_values(
+                module,
+                f'at backward {self._num_steps}',
+                'what changes it on one rank changes it on all (an optimizer, a schedule, a '
+                'number drawn without a common seed)',
+            )
         return whole
+
+    def ask(self, p: Tensor, grad: Tensor) -> Tensor:
+        """A gradient for autograd.grad's caller, which is whole when this backward ends."""
+        if self.accumulates or grad.requires_grad:
+            raise RuntimeError(
+                'torch.autograd.grad would give the share of one rank of the gradient of a '
+                f'parameter of shape {tuple(p.shape)}, as with create_graph=True and in no_sync() '
+                'nothing is summed: call loss.backward() and read .grad'
+            )
+        self._asked[p] = grad.clone(memory_format=torch.contiguous_format)
+        return self._asked[p]
+
+    def _reduce_asked(self) -> None:
+        for bucket in self._buckets():
+            shares = [self._asked.get(p, torch.zeros_like(p)) for p in bucket if _size(p)]
+            if not shares:
+                continue
+            total = torch.cat([share.reshape(-1) for share in shares]) / world_size()
+            self._summed(total)
+            check_arrived('the sum of the gradients of parameters')
+            for share, mean in zip(
+                shares, torch.split(total, [s.numel() for s in shares]), strict=True
+            ):
+                share.copy_(mean.view_as(share))
+        self._asked.clear()
+        self._is_asked = False
 
     def _summed(self, vector: Tensor) -> Tensor:
         forwards = ' and '.join(sorted(self._met - {''} or self._forwards))
@@ -176,6 +228,7 @@ class Gradients:
                 )
             if p.grad is not None and p.grad.is_sparse and not isinstance(p, OwnRows):
                 p.grad = p.grad.to_dense()
+        flags.append(float(bool(self._asked)))
         shared = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket if _size(p)]
         flags_of_all = torch.tensor(flags, dtype=bucket[0].dtype, device=bucket[0].device)
         total = torch.cat([*(t.reshape(-1) for t in shared), flags_of_all, more])
@@ -183,8 +236,9 @@ class Gradients:
         del shared
         self._summed(total)
         sizes = [_size(p) for p in bucket]
-        *means, of_all, more = torch.split(total, [*sizes, len(bucket), more.numel()])
-        shares = of_all.real.tolist()
+        *means, of_all, more = torch.split(total, [*sizes, len(flags), more.numel()])
+        *shares, asked = of_all.real.tolist()
+        self._is_asked |= asked > 0
         check_arrived('the sum of the gradients of parameters')  # before anyone's gradient changes
         whole = []
         for p, mean, share in zip(bucket, means, shares, strict=True):
@@ -222,8 +276,17 @@ class Gradients:
             if may_learn and not any(h.gradients() is self for h in _watching(p)):
                 needs_gradient = p.requires_grad
                 p.requires_grad_(True)  # a frozen one takes no hook
-                self._handles.append(p.register_hook(_Arrival(self, p)))  # type: ignore[no-untyped-call]
+                handle = p.register_hook(_Arrival(self, p))  # type: ignore[no-untyped-call]
+                _put_first(cast(Any, p._backward_hooks), handle.id)
+                self._handles.append(handle)
                 p.requires_grad_(needs_gradient)
+
+
+def _put_first(hooks: dict[int, Any], first: int) -> None:
+    """Autograd calls hooks in the order of the plain dict that an OrderedDict has in it."""
+    items = [(first, hooks[first]), *((k, v) for k, v in hooks.items() if k != first)]
+    hooks.clear()
+    hooks.update(items)
 
 
 def _size(p: Tensor) -> int:
@@ -254,10 +317,20 @@ class _Arrival(_Entry):
         super().__init__(gradients)
         self.parameter = ref(parameter)
 
-    def __call__(self, grad: Tensor) -> None:
+    def __call__(self, grad: Tensor) -> Tensor | None:  # type: ignore[override]
         gradients, parameter = self.gradients(), self.parameter()
         if gradients is None or parameter is None or not gradients._is_parallel:
-            return
+            return None
+        asked = self._note(gradients, parameter, grad)
+        if asked is not None:
+            return asked
+        is_last = len(parameter._backward_hooks or ()) == len(_watching(parameter))
+        is_batch = bool(gradients._met - {''})
+        if is_last or is_batch or isinstance(parameter, OwnRows) or not is_accumulated(parameter):
+            return None
+        return mean_of_ranks(grad)  # for the user's hooks; the mean of that is itself
+
+    def _note(self, gradients: Gradients, parameter: Tensor, grad: Tensor) -> Tensor | None:
         backward = running()
         is_nested = backward is not None and torch._C._current_graph_task_id() != backward.task
         if (
@@ -265,16 +338,15 @@ class _Arrival(_Entry):
             and backward.meets(gradients)
             and (is_nested or backward.is_checked)
         ):
-            return
+            return None
         if not is_accumulated(parameter):
             if is_nested or is_inside_a_function():  # a part of that Function's gradient
-                return
-            raise RuntimeError(
-                'torch.autograd.grad would give the share of one rank of the gradient of a '
-                f'parameter of shape {tuple(parameter.shape)}: call loss.backward() and read .grad'
-            )
+                return None
+            gradients.enter()
+            return gradients.ask(parameter, grad)
         gradients.enter()
         started().is_checked = True
+        return None
 
 
 def _watching(p: Tensor) -> list[_Arrival]:

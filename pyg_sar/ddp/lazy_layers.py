@@ -40,7 +40,7 @@ class LazyLayers:
                 name: tensor for name, tensor in tensors if is_lazy(tensor)
             }
             if waiting:
-                # Before all hooks, such as the check, but after one that gives it shapes itself.
+                # Before all hooks, but after one that gives it shapes itself.
                 is_first = not hasattr(module, 'initialize_parameters')
                 module.register_forward_pre_hook(self, with_kwargs=True, prepend=is_first)
                 self._waiting[module] = waiting

@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import sys
 from itertools import zip_longest
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from pyg_sar.comm import agree
+from pyg_sar.comm import agree, are_alike, is_distributed
 from pyg_sar.conv.names import PLAIN, plain_class
+from pyg_sar.conv.reuse.checksum import checksum
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.own_rows import OwnRows
+from pyg_sar.rows import Rows
 
 _PLAIN = (*PLAIN, torch.dtype)
 
@@ -32,6 +36,39 @@ def check_same_model(model: torch.nn.Module, options: dict[str, object]) -> None
             if a != b:
                 raise ValueError(
                     f'expected the same model on all ranks: {a} on rank 0 (got {b} on rank {rank})'
+                )
+
+
+def check_same_values(model: torch.nn.Module, when: str, advice: str) -> None:
+    """Compares the ranks' parameters and buffers (collective: one small all-reduce).
+
+    Not those that a rank has of its own nodes. `when` and `advice` are for the message.
+
+    Raises:
+        ValueError: On all ranks, with the name of the first that differs.
+    """
+    if not is_distributed():
+        return
+    named = {
+        name: tensor
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+        if not isinstance(tensor, (OwnRows, Rows))
+        and tensor.layout == torch.strided
+        and tensor.device.type != 'meta'
+    }
+    kinds: dict[Any, list[Tensor]] = {}
+    for tensor in named.values():
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach().reshape(-1))
+    sums = [checksum(torch.cat(tensors)) for tensors in kinds.values()]
+    if are_alike(f'parameters and buffers: {sums}', True)[0]:
+        return
+    of_ranks = agree([checksum(tensor) for tensor in named.values()])
+    for name, *sums_of_ranks in zip(named, *of_ranks, strict=True):
+        for rank, each in enumerate(sums_of_ranks):
+            if each != sums_of_ranks[0]:
+                raise ValueError(
+                    f"'{name}' must be equal on all ranks (rank {rank} has other numbers than rank "
+                    f'0 {when}): {advice}'
                 )
 
 

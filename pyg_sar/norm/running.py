@@ -14,15 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from pyg_sar.comm import all_reduce_sum
-
-if TYPE_CHECKING:
-    from pyg_sar.norm.convert import GlobalNorm
 
 Kind: TypeAlias = tuple[torch.dtype, torch.device]
 
@@ -37,9 +34,14 @@ class OwnUpdates:
     num_batches: Tensor | None  # ``num_batches_tracked`` before; None where that is not kept
 
 
+def _updates_of(norm: Any) -> OwnUpdates | None:
+    found: OwnUpdates | None = vars(norm).get('_own_updates')
+    return found
+
+
 def note_update(norm: Any, is_updated: Tensor) -> None:
     """Notes that a norm is going to update its running statistics by a batch of this rank."""
-    own: OwnUpdates | None = norm._own_updates
+    own = _updates_of(norm)
     if own is None:
         tracked = norm._buffers.get('num_batches_tracked')
         norm._own_updates = OwnUpdates(is_updated, None if tracked is None else tracked.clone())
@@ -55,18 +57,18 @@ class RunningStatistics:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._norms: dict[Kind, list[GlobalNorm]] = {}
+        self._norms: dict[Kind, list[Any]] = {}
         for norm in module.modules():
-            mean = norm._buffers.get('running_mean') if hasattr(norm, '_own_updates') else None
+            mean = norm._buffers.get('running_mean')
             if mean is not None:
                 kind = torch.promote_types(mean.dtype, torch.float32), mean.device
-                self._norms.setdefault(kind, []).append(norm)  # type: ignore[arg-type]
+                self._norms.setdefault(kind, []).append(norm)
 
     def packed(self) -> dict[Kind, Tensor]:
         """What this rank adds, a vector for every dtype and device."""
         packed = {}
         for kind, norms in self._norms.items():
-            if any(norm._own_updates for norm in norms):
+            if any(map(_updates_of, norms)):
                 packed[kind] = torch.cat([piece for norm in norms for piece in _pieces(norm, kind)])
             else:
                 packed[kind] = torch.zeros(sum(map(_size, norms)), dtype=kind[0], device=kind[1])
@@ -89,7 +91,7 @@ def make_equal(norm: Any) -> None:
     Raises:
         ExchangeError: If another rank has not.
     """
-    if norm._own_updates is None:
+    if _updates_of(norm) is None:
         return
     statistics = RunningStatistics(norm)
     for kind, vector in statistics.packed().items():
@@ -107,7 +109,7 @@ def _size(norm: Any) -> int:
 
 
 def _pieces(norm: Any, kind: Kind) -> Iterator[Tensor]:
-    own: OwnUpdates | None = norm._own_updates
+    own = _updates_of(norm)
     if own is None:
         yield torch.zeros(_size(norm), dtype=kind[0], device=kind[1])
         return
@@ -123,7 +125,7 @@ def _pieces(norm: Any, kind: Kind) -> Iterator[Tensor]:
 
 
 def _set(norm: Any, piece: Tensor) -> None:
-    mean, own = _by_row(norm.running_mean), norm._own_updates
+    mean, own = _by_row(norm.running_mean), _updates_of(norm)
     sizes = [mean.size(0), mean.numel(), mean.numel(), 1, 1]
     weight, means, variances, num_batches, has_any = torch.split(piece, sizes)
     weight = weight.unsqueeze(1)

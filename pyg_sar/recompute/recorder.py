@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_sar.recompute.dropout import Draw, Dropout, dropout_arguments
+from pyg_sar.rows.replicated import own_draws
+from pyg_sar.rows.rows import Rows, plain, plainly, tag
 
 Step = Callable[..., Tensor]
 
@@ -182,6 +184,9 @@ class _Recorder(TorchFunctionMode):
             return self._dropout(func, args, kwargs)
         if func not in _STEPS:
             return func(*args, **kwargs)
+        has_rows = any(isinstance(each, Rows) for each in args)
+        if has_rows and func is F.batch_norm:  # its rule remembers what it does
+            return func(*args, **kwargs)
         noted: list[tuple[_Saved, Tensor]] = []
         self._noted = noted
         try:
@@ -191,9 +196,11 @@ class _Recorder(TorchFunctionMode):
         if func is F.batch_norm:
             args, kwargs = _batch_norm_again(*args, **kwargs), {}
         values, structure = tree_flatten((args, kwargs))
-        inputs = tuple(value for value in values if isinstance(value, Tensor))
+        inputs = tuple(plain(value) for value in values if isinstance(value, Tensor))
+        if has_rows and not _fit(inputs):
+            return out
         size = sum(t.numel() for t in inputs)
-        if all(out is not t for t in inputs) and size <= _MOST_KEPT * out.numel():
+        if all(out is not t for t in values) and size <= _MOST_KEPT * plain(out).numel():
             pattern = [_INPUT if isinstance(value, Tensor) else value for value in values]
 
             def again(*inputs: Tensor) -> Tensor:
@@ -209,10 +216,12 @@ class _Recorder(TorchFunctionMode):
         x, p, training, inplace = dropout_arguments(*args, **kwargs)
         if inplace or not training or not x.requires_grad or not 0 < p <= 1:
             return func(*args, **kwargs)
-        draw = Draw(p, x.device)
-        out = Dropout.apply(x, draw)  # type: ignore[no-untyped-call]
-        self.remember(out, draw, (x,))
-        return out
+        own = plain(x)
+        with own_draws(x.device) if isinstance(x, Rows) else nullcontext():
+            draw = Draw(p, x.device)
+            out = Dropout.apply(own, draw)  # type: ignore[no-untyped-call]
+        self.remember(out, draw, (own,))
+        return tag(out, x._dim, x._space) if isinstance(x, Rows) else out
 
     def remember(
         self,
@@ -224,6 +233,16 @@ class _Recorder(TorchFunctionMode):
         """Notes a recipe, for `noted` too: what the step itself has saved, perhaps its result."""
         if not isinstance(out, Tensor) or not out.requires_grad or out.layout != torch.strided:
             return
+        with plainly():
+            self._remember(out, step, inputs, noted)
+
+    def _remember(
+        self,
+        out: Tensor,
+        step: Step,
+        inputs: tuple[Tensor | None, ...],
+        noted: Sequence[tuple[_Saved, Tensor]],
+    ) -> None:
         sources = tuple(i if i is None else self._source(i) for i in inputs)
         device = out.device.type
         enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
@@ -237,7 +256,8 @@ class _Recorder(TorchFunctionMode):
 
     def pack(self, tensor: Tensor) -> _Saved:
         """Stands in for a tensor that autograd saves."""
-        saved = _Saved(self._source(tensor))
+        with plainly():
+            saved = _Saved(self._source(tensor))
         if isinstance(saved.source, _Recipe):
             saved.source.num_users += 1
         elif self._noted is not None:  # the result of a step, perhaps: it has not returned yet
@@ -251,6 +271,8 @@ class _Recorder(TorchFunctionMode):
             out = reference()  # while it lives its memory is of no other tensor
             if out is not None and _is_same(tensor, out) and version == tensor._version:
                 return recipe
+        if isinstance(tensor, Rows):
+            tensor = plain(tensor)
         # The result of a node comes with its history, which is the node that keeps it: a circle
         # that the garbage collector does not see. Autograd gives the history back by itself.
         version = tensor._version
@@ -258,6 +280,15 @@ class _Recorder(TorchFunctionMode):
             with torch._C.DisableTorchFunction(), _disable_current_modes():  # they count operations
                 tensor = tensor.detach()
         return _Kept(tensor, version)
+
+
+def _fit(inputs: Sequence[Tensor]) -> bool:
+    """Whether a step on rows works on the own rows alone: a tensor of all rows does not fit."""
+    try:
+        torch.broadcast_shapes(*(each.shape for each in inputs))
+    except RuntimeError:
+        return False
+    return True
 
 
 def _batch_norm_again(

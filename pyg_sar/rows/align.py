@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from pyg_sar.comm import world_size
+from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.replicated import check_whole, met
-from pyg_sar.rows.rows import Rows, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
 
 
@@ -53,20 +54,16 @@ def from_right(rows: Rows) -> int:
     return dim_of(rows) - rows._dim
 
 
-def common_space(func: Any, rows: list[Rows]) -> Space:
-    """The space that all rows are of; refuses others."""
-    space = rows[0]._space
-    for other in rows[1:]:
-        if not space.is_same(other._space):
-            refuse(func, f'({space!r}) and of others ({other._space!r}) has no meaning')
-    return space
-
-
 def own_rows(func: Any, tensor: Tensor, dim: int, space: Space) -> Tensor:
-    """The own rows of a plain tensor with the rows of the whole in dimension `dim`.
+    """The own rows of what has the rows of the whole in dimension `dim`, as a plain tensor.
 
-    One that broadcasts there stays as it is.
+    A plain tensor that broadcasts there stays as it is. Rows of another space that are as many meet
+    these by their place in the whole, as on one machine: they are brought here.
     """
+    if isinstance(tensor, Rows):
+        if tensor._dim != dim:
+            refuse(func, 'in two dimensions would pair every row with every row')
+        return plain(brought(func, tensor, space))
     with plainly():
         size = tensor.size(dim)
         if size == 1 and space.known_total != 1:
@@ -87,6 +84,18 @@ def own_rows(func: Any, tensor: Tensor, dim: int, space: Space) -> Tensor:
     )
 
 
+def brought(func: Any, rows: Rows, space: Space) -> Any:
+    """Rows as those of a space that has as many; the same object if they are of it."""
+    if space.is_same(rows._space):
+        return rows
+    other = rows._space
+    if other.total != space.total or not (other.has_ids() and space.has_ids()):
+        refuse(func, f'({space!r}) and of others ({other!r}) has no meaning')
+    with plainly():
+        ids = space.ids(rows.device)
+        return tag(fetched(rows, ids).movedim(0, rows._dim), rows._dim, space)
+
+
 def align(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], int, Space]:
@@ -95,16 +104,14 @@ def align(
     Returns them with the place of the rows from the right, and their space.
     """
     rows = found(args, kwargs)
-    right = from_right(rows[0])
-    if len(rows) == 1:
-        space = rows[0]._space
-    else:
-        space = common_space(func, rows)
-        if any(from_right(other) != right for other in rows[1:]):
-            refuse(func, 'in two dimensions would pair every row with every row')
+    right, space = from_right(rows[0]), rows[0]._space
+    if any(from_right(other) != right for other in rows[1:]):
+        refuse(func, 'in two dimensions would pair every row with every row')
 
     def own(value: Any) -> Any:
-        if isinstance(value, Tensor) and not isinstance(value, Rows):
+        if isinstance(value, Rows):
+            return brought(func, value, space)
+        if isinstance(value, Tensor):
             dim = value.dim() - right
             return own_rows(func, value, dim, space) if dim >= 0 else met(value)
         if type(value) in (list, tuple) and any(isinstance(each, Tensor) for each in value):

@@ -12,15 +12,20 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage, NodeStorage
 
 from pyg_sar.comm import agree
-from pyg_sar.rows.align import own_rows
+from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.space import Space
+from pyg_sar.rows.unasked import ask_for_rows
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+
+_WHOLE = 'rows of the whole graph'
+"""Where a shard keeps the space of its edges and their ends."""
 
 
 def as_rows_of_graph(data: Any) -> Any:
     """Data of a shard with rows in place of plain tensors, and counts of the whole (collective)."""
+    ask_for_rows()
     nodes: dict[Any, Space] = {}
     own = {store._key: store['n_id'].numel() for store in data.node_stores}
     edges = [store['edge_index'].shard.num_edges for store in data.edge_stores]
@@ -65,7 +70,9 @@ def _attach_edges(data: Any, store: Any, total: int, nodes: dict[Any, Space]) ->
             continue
         if key is not None or data.is_edge_attr(name):
             store[name] = tag(value.view(value.shape), 0, space)
-    store['edge_index'] = edge_index(handle, space, Ends(shard, src, dst))
+    ends = Ends(shard, src, dst)
+    shard.cache[_WHOLE] = space, ends
+    store['edge_index'] = edge_index(handle, space, ends)
 
 
 def as_local(value: Any) -> Any:
@@ -141,13 +148,25 @@ def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
         if isinstance(value, EdgeIndex):
             return value.handle
         if isinstance(value, Rows):
-            return same_plain(value)
+            return same_plain(_where_known(value, known))
         if type(value) in (Tensor, torch.nn.Parameter) and value.dim():
             return _own_of_plain(value, known, what)
         return value
 
     with plainly():
         return in_nested(values, own)
+
+
+def _where_known(value: Rows, known: list[Space]) -> Any:
+    """Rows as those of the nodes or edges that are as many, if these are others."""
+    if any(space is value._space for space in known):
+        return value
+    as_many = [space for space in known if space.total == value._space.total]
+    if not as_many or any(space.is_same(value._space) for space in as_many):
+        return value
+    if len(as_many) > 1:
+        refuse('a conv', f'({value._space!r}) may be of {as_many}')
+    return brought('a conv', value, as_many[0])
 
 
 def _own_of_plain(value: Tensor, known: list[Space], what: str) -> Tensor:
@@ -163,57 +182,74 @@ def _own_of_plain(value: Tensor, known: list[Space], what: str) -> Tensor:
     return value
 
 
-def from_conv(out: Any, edges: list[EdgeIndex], node_dim: int, given: Any) -> Any:
-    """What a conv gives, as rows of the destinations, of edges, or of types of nodes."""
-    first = edges[0]
+def rows_of_call(values: Mapping[str, Any], node_dim: int) -> dict[str, Any]:
+    """Arguments of a conv by name, on the edges and own rows of a rank, as those of the whole."""
+    nodes: list[Space] = []
+    edges: list[Space] = []
     of_type: dict[Any, Space] = {}
 
-    def note_types(value: Any) -> None:
-        if isinstance(value, Mapping):
-            for key, each in value.items():
-                if isinstance(each, Rows) and not isinstance(each, EdgeIndex):
-                    of_type.setdefault(key, each._space)
-        elif isinstance(value, (tuple, list)):
-            for each in value:
-                note_types(each)
+    def whole(handle: ShardEdgeIndex, key: Any = None) -> EdgeIndex:
+        known = handle.shard.cache.get(_WHOLE)
+        if known is None:
+            raise ValueError(
+                'expected the edge_index of pyg_sar.load_shard, or pyg_sar.local of it (got one of '
+                'which it is not known what the whole graph is)'
+            )
+        space, ends = known
+        if not handle.is_whole:
+            space = derived(space, handle)
+        nodes.extend((ends.dst, ends.src))
+        edges.append(space)
+        if isinstance(key, tuple):
+            of_type.update({key: space, key[0]: ends.src, key[-1]: ends.dst})
+        return edge_index(handle, space, ends)
 
-    note_types(given)
-    derived: dict[int, Space] = {}
-
-    def rows(value: Any, key: Any = None) -> Any:
+    def with_edges(value: Any, key: Any = None) -> Any:
         if isinstance(value, ShardEdgeIndex):
-            return edge_index(value, _space_of(value, edges, derived), first.ends)
+            return whole(value, key)
         if isinstance(value, Mapping):
-            return {k: rows(each, k) for k, each in value.items()}
-        if isinstance(value, tuple) and hasattr(value, '_fields'):
-            return type(value)(*(rows(each) for each in value))
-        if isinstance(value, (tuple, list)):
-            return type(value)(rows(each) for each in value)
-        if type(value) is not Tensor or not value.dim():
-            return value
-        space = of_type.get(key, first.ends.dst) if key is not None else first.ends.dst
-        dim = node_dim % value.dim() if -value.dim() <= node_dim < value.dim() else 0
-        for each in dict.fromkeys((dim, 0)):
-            if value.size(each) == space.own:
-                return tag(value, each, space)
-        for other in (*derived.values(), *(each._space for each in edges)):
-            if value.size(0) == other.own:
-                return tag(value, 0, other)
+            return {k: with_edges(each, k) for k, each in value.items()}
+        if isinstance(value, (tuple, list)) and not hasattr(value, '_fields'):
+            return type(value)(with_edges(each) for each in value)
         return value
 
-    if isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], tuple):
-        # (out, (edge_index, attention weights)): the weights are rows of these edges.
-        edges_out, weights = out[1]
-        index = rows(edges_out)
-        if isinstance(index, EdgeIndex):
-            return rows(out[0]), (index, tag(weights, 0, index._space))
-    return rows(out)
+    def with_rows(value: Any, name: str, key: Any = None, place: int = 0) -> Any:
+        if isinstance(value, Mapping):
+            return {k: with_rows(each, name, k) for k, each in value.items()}
+        if isinstance(value, (tuple, list)) and not hasattr(value, '_fields'):
+            return type(value)(with_rows(v, name, None, i) for i, v in enumerate(value))
+        if isinstance(value, Rows) or not isinstance(value, Tensor) or not value.dim():
+            return value
+        sources_first = nodes[::-1] if place == 0 else nodes
+        among = [*edges, *nodes] if name.startswith('edge') else [*sources_first, *edges]
+        dim = node_dim % value.dim() if -value.dim() <= node_dim < value.dim() else 0
+        for space in [of_type[key]] if key in of_type else among:
+            for each in dict.fromkeys((dim, 0)):
+                if value.size(each) == space.own:
+                    return tag(value.view_as(value), each, space)
+        return value
+
+    found = {name: with_edges(value) for name, value in values.items()}
+    return {name: with_rows(value, name) for name, value in found.items()}
 
 
-def _space_of(handle: ShardEdgeIndex, edges: list[EdgeIndex], derived: dict[int, Space]) -> Space:
-    for each in edges:
-        if each.handle is handle:
-            return each._space
-    space = Space(handle.size(1), what='edges that a conv made')
-    space.neighbours = edges[0]._space.neighbours
-    return derived.setdefault(id(handle), space)
+def rows_by_type(out: Mapping[str, Any], given: Any) -> dict[str, Any]:
+    """Own rows by type of node as rows of the spaces that the rows given to a call have."""
+    spaces: dict[str, Space] = {}
+
+    def note(value: Any) -> None:
+        for key, each in value.items() if isinstance(value, Mapping) else ():
+            if isinstance(each, Rows):
+                spaces[key] = each._space
+        for each in value if isinstance(value, (tuple, list)) else ():
+            note(each)
+
+    note([*given[0], *given[1].values()])
+    return {k: v if v is None else tag(v, 0, spaces[k]) for k, v in out.items()}
+
+
+def derived(space: Space, handle: Tensor) -> Space:
+    """Edges that were made of those of a space, in an order of their own."""
+    out = Space(handle.size(1), what='edges made of others')
+    out.neighbours = space.neighbours
+    return out

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import Exchange, agree
-from pyg_sar.rows.align import own_rows
+from pyg_sar.rows.align import brought, dim_of, own_rows
+from pyg_sar.rows.over_ranks import all_rows, whole
 from pyg_sar.rows.registry import bare, name_of, rule_of
 from pyg_sar.rows.replicated import check_whole
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
@@ -189,10 +190,12 @@ class EdgeIndex(Rows):
                 dim = kwargs.get('dim', args[1] if len(args) > 1 else None)
                 index = kwargs.get('index', args[2] if len(args) > 2 else None)
                 return first[index] if dim in (0, -2) else first[:, index]
+            if name in ('view', 'reshape', 'flatten', 'ravel'):
+                ids = all_rows(first).contiguous()
+                out = func(ids, *args[1:], **kwargs)
+                return first if out.shape == ids.shape else out
             if _writes(name):
                 refuse(func, "cannot change a graph's edges in place")
-            if name in ('as_subclass', 'set_', 'untyped_storage', 'data_ptr'):
-                refuse(func, 'would give ids of this rank')
         if name in ('cat', 'concat', 'concatenate', 'hstack'):
             return rule_of(func)(func, args, kwargs)
         values = in_nested((args, kwargs), _values_of)
@@ -269,22 +272,16 @@ def _selected(edges: EdgeIndex, index: Any) -> Any:
     space = edges._space
     if isinstance(index, slice):
         index = torch.arange(space.total)[index]
-    if not isinstance(index, Tensor):
+    if not isinstance(index, Tensor) or index.dtype == torch.uint8 or dim_of(index) != 1:
         return None
+    if isinstance(index, NodeIds) and index.of is space:
+        return edge_index(edges.handle[:, index.places], index._space, edges.ends)
+    if index.dtype != torch.bool:
+        return _listed(edges, whole(index))
+    if isinstance(index, Rows):
+        index = brought('indexing', index, space)
     with plainly():
-        mask = plain(index)
-        if isinstance(index, Rows) and index.dtype == torch.bool:
-            if not space.is_same(index._space):
-                refuse('indexing', 'takes a mask of the same edges')
-        elif isinstance(index, Rows):
-            return None
-        elif mask.dtype == torch.bool:
-            mask = own_rows('indexing', mask, 0, space)
-        else:
-            listed = mask
-            mask = None
-    if mask is None:
-        return _listed(edges, listed)
+        mask = own_rows('indexing', index, 0, space)
     key = index if isinstance(index, Rows) else mask
     return edge_index(edges.handle[:, mask], space.selected(key), edges.ends)
 
@@ -292,6 +289,9 @@ def _selected(edges: EdgeIndex, index: Any) -> Any:
 def _listed(edges: EdgeIndex, ids: Tensor) -> EdgeIndex:
     """Edges by their places in the whole, in the order of a list that is equal on all ranks."""
     check_whole('indexing', ids)
+    ids = torch.where(ids < 0, ids + edges._space.total, ids)
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < edges._space.total:
+        raise IndexError(f'index out of range: expected ids from 0 to {edges._space.total - 1}')
     places = edges._space.places(ids)
     is_own = places >= 0
     space = Space(

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from pyg_sar.comm import in_call
 from pyg_sar.rows.attach import as_local
-from pyg_sar.rows.over_ranks import fetched
+from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.rows import Rows, plainly
 
 
@@ -63,6 +60,4 @@ def gather(x: Any) -> Any:
     if not isinstance(x, Rows):
         return x
     with plainly():
-        ids = torch.arange(x._space.total, device=x.device)
-        out: Tensor = fetched(x, ids)
-        return out.movedim(0, x._dim)
+        return all_rows(x)

@@ -1,4 +1,4 @@
-"""Functions over the nodes of all ranks, which take own rows, called with rows of the whole."""
+"""Functions over the nodes of all ranks, by name: what torch's own give of rows, and more."""
 
 from __future__ import annotations
 
@@ -6,12 +6,216 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
+import torch
+from torch import Tensor
+from torch_geometric.utils import scatter, softmax
+
 from pyg_sar import over_all_nodes as own
+from pyg_sar.comm import in_call
 from pyg_sar.rows.attach import as_local
 from pyg_sar.rows.rows import Rows, in_nested, tag
 from pyg_sar.rows.space import Space
 
 Function = TypeVar('Function', bound=Callable[..., Any])
+
+
+@in_call('global_mean')
+def global_mean(
+    values: Tensor,
+    mask: Tensor | None = None,
+    *,
+    dim: int | None = None,
+    batch: Tensor | None = None,
+    size: int | None = None,
+) -> Tensor:
+    """The mean over the nodes of all ranks: ``values[mask].mean(dim)``.
+
+    For a loss and for an accuracy::
+
+        loss = pyg_sar.global_mean(losses, data.train_mask)
+        accuracy = pyg_sar.global_mean(out.argmax(dim=-1) == data.y, data.val_mask)
+
+    Args:
+        values: Rows ``[num_nodes, ...]``; numbers of another kind than floating point, such as
+            bool, are converted.
+        mask: bool ``[num_nodes]``, or None for all nodes.
+        dim: 0 for a mean per column; None for the mean of all numbers.
+        batch: The graph of every node, int64 ``[num_nodes]``: a mean per graph and column.
+        size: Number of graphs; None for one more than the largest in `batch`.
+
+    Returns:
+        A plain tensor, equal on all ranks: a scalar; ``[...]`` with `dim`; ``[size, ...]`` with
+        `batch`, 0 for a graph without nodes. Collective.
+
+    Raises:
+        ValueError: If `values` are a plain tensor.
+    """
+    x, batch = _chosen('global_mean', values, mask, batch)
+    if not x.is_floating_point():
+        x = x.to(torch.get_default_dtype())
+    if batch is not None:
+        return scatter(x, batch, 0, size, 'mean')
+    return x.mean() if dim is None else x.mean(dim)
+
+
+@in_call('global_sum')
+def global_sum(
+    values: Tensor,
+    mask: Tensor | None = None,
+    *,
+    dim: int | None = None,
+    batch: Tensor | None = None,
+    size: int | None = None,
+) -> Tensor:
+    """The sum over the nodes of all ranks: ``values[mask].sum(dim)``.
+
+    For the number of labelled nodes::
+
+        num_labelled = pyg_sar.global_sum(data.train_mask)
+
+    Args:
+        values: Rows ``[num_nodes, ...]``.
+        mask: See :func:`global_mean`.
+        dim: See :func:`global_mean`.
+        batch: See :func:`global_mean`.
+        size: See :func:`global_mean`.
+
+    Returns:
+        As :func:`global_mean`.
+
+    Raises:
+        ValueError: If `values` are a plain tensor.
+    """
+    x, batch = _chosen('global_sum', values, mask, batch)
+    if batch is not None:
+        return scatter(x, batch, 0, size, 'sum')
+    return x.sum() if dim is None else x.sum(dim)
+
+
+@in_call('global_max')
+def global_max(
+    values: Tensor,
+    mask: Tensor | None = None,
+    *,
+    batch: Tensor | None = None,
+    size: int | None = None,
+) -> Tensor:
+    """The largest value of every column over the nodes of all ranks: ``values[mask].amax(0)``.
+
+    To scale every column of the features::
+
+        x = data.x / pyg_sar.global_max(data.x.abs()).clamp(min=1e-6)
+
+    Args:
+        values: Rows ``[num_nodes, ...]``.
+        mask: See :func:`global_mean`.
+        batch: See :func:`global_mean`.
+        size: See :func:`global_mean`.
+
+    Returns:
+        ``[...]``, or ``[size, ...]`` with `batch`; 0 for a graph without nodes, as PyG gives.
+
+    Raises:
+        ValueError: If `values` are a plain tensor.
+    """
+    x, batch = _chosen('global_max', values, mask, batch)
+    return x.amax(0) if batch is None else scatter(x, batch, 0, size, 'max')
+
+
+@in_call('global_min')
+def global_min(
+    values: Tensor,
+    mask: Tensor | None = None,
+    *,
+    batch: Tensor | None = None,
+    size: int | None = None,
+) -> Tensor:
+    """The smallest value of every column over the nodes of all ranks: ``values[mask].amin(0)``.
+
+    For the range of every column::
+
+        low, high = pyg_sar.global_min(data.x), pyg_sar.global_max(data.x)
+
+    Args:
+        values: Rows ``[num_nodes, ...]``.
+        mask: See :func:`global_mean`.
+        batch: See :func:`global_mean`.
+        size: See :func:`global_mean`.
+
+    Returns:
+        As :func:`global_max`.
+
+    Raises:
+        ValueError: If `values` are a plain tensor.
+    """
+    x, batch = _chosen('global_min', values, mask, batch)
+    return x.amin(0) if batch is None else scatter(x, batch, 0, size, 'min')
+
+
+@in_call('global_std')
+def global_std(
+    values: Tensor, mask: Tensor | None = None, *, dim: int = 0, correction: int = 1
+) -> Tensor:
+    """The standard deviation of every column over the nodes of all ranks: ``values[mask].std(0)``.
+
+    To standardise features of the whole graph::
+
+        x = (data.x - pyg_sar.global_mean(data.x, dim=0)) / pyg_sar.global_std(data.x)
+
+    Args:
+        values: Rows ``[num_nodes, ...]``.
+        mask: See :func:`global_mean`.
+        dim: 0.
+        correction: What the number of nodes is lessened by, as in ``torch.std``.
+
+    Returns:
+        ``[...]``, equal on all ranks. Collective.
+
+    Raises:
+        ValueError: If `values` are a plain tensor.
+    """
+    return _chosen('global_std', values, mask)[0].std(dim, correction=correction)
+
+
+@in_call('global_softmax')
+def global_softmax(
+    values: Tensor, *, batch: Tensor | None = None, size: int | None = None
+) -> Tensor:
+    """The softmax of every column over the nodes of all ranks: ``values.softmax(0)``.
+
+    For a readout that attends to nodes::
+
+        weights = pyg_sar.global_softmax(out.sum(dim=-1, keepdim=True))
+        readout = pyg_sar.global_sum(weights * out, dim=0)
+
+    Args:
+        values: Rows ``[num_nodes, ...]``.
+        batch: The graph of every node: a softmax within each graph.
+        size: See :func:`global_mean`.
+
+    Returns:
+        Rows ``[num_nodes, ...]``. Collective.
+
+    Raises:
+        ValueError: If `values` are a plain tensor.
+    """
+    x, batch = _chosen('global_softmax', values, None, batch)
+    return x.softmax(0) if batch is None else softmax(x, batch, num_nodes=size)
+
+
+def _chosen(
+    name: str, values: Any, mask: Tensor | None, batch: Tensor | None = None
+) -> tuple[Any, Any]:
+    """The rows that a mask selects, and their graphs."""
+    if not isinstance(values, Rows):
+        kind = 'a plain tensor' if isinstance(values, Tensor) else f'a {type(values).__name__}'
+        raise ValueError(
+            f"'{name}' takes rows of load_shard's data (got {kind}): a plain tensor is equal on all "
+            'ranks, so it is the whole already'
+        )
+    if mask is None:
+        return values, batch
+    return values[mask], None if batch is None else batch[mask]
 
 
 def _of_rows(function: Function) -> Function:
@@ -28,9 +232,8 @@ def _of_rows(function: Function) -> Function:
 
 
 def _as_rows(name: str, out: Any, given: list[Rows]) -> Any:
-    first = given[0]
-    if name in ('global_softmax', 'permute_rows'):
-        return tag(out, first._dim, first._space)
+    if name == 'permute_rows':
+        return tag(out, given[0]._dim, given[0]._space)
     if name == 'rows' and len(given) > 1 and given[1]._dim < out.dim() and len(given) > 2:
         return tag(out, given[1]._dim, given[1]._space)
     if name == 'negative_sampling':
@@ -38,12 +241,6 @@ def _as_rows(name: str, out: Any, given: list[Rows]) -> Any:
     return out
 
 
-global_max = _of_rows(own.global_max)
-global_mean = _of_rows(own.global_mean)
-global_min = _of_rows(own.global_min)
-global_softmax = _of_rows(own.global_softmax)
-global_std = _of_rows(own.global_std)
-global_sum = _of_rows(own.global_sum)
 negative_sampling = _of_rows(own.negative_sampling)
 permute_rows = _of_rows(own.permute_rows)
 rows = _of_rows(own.rows)

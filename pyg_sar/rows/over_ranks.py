@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import agree, all_gather_alike, all_reduce_sum, world_size
-from pyg_sar.over_all_nodes.reduced_rows import sum_with_history
+from pyg_sar.over_all_nodes.reductions import sum_with_history
 from pyg_sar.over_all_nodes.rows import rows as rows_by_id
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.space import Space
@@ -85,6 +85,7 @@ def fetched(rows: Rows, ids: Tensor) -> Tensor:
 
     From int64 of any shape to ``[*ids.shape, ...]`` (collective, see :func:`pyg_sar.rows`).
     """
+    rows = getattr(rows, 'whole_ids', rows)  # of edges the ids of the whole
     space = rows._space
     if not space.has_ids():
         refuse('indexing', f'by numbers is not known where the rows lie ({space!r})')
@@ -102,6 +103,11 @@ def all_rows(rows: Rows) -> Tensor:
     """All rows in the order of the whole, on every rank (collective)."""
     everything = torch.arange(rows._space.total, device=rows.device)
     return fetched(rows, everything).movedim(0, rows._dim)
+
+
+def whole(value: Any) -> Any:
+    """What is rows as a plain tensor with all of them, on every rank; anything else as it is."""
+    return all_rows(value) if isinstance(value, Rows) else value
 
 
 def are_own(ids: Tensor, space: Space) -> bool:

@@ -46,10 +46,27 @@ def of_attribute(names: str) -> Callable[[Rule], Rule]:
 
 def rule_of(func: Any) -> Rule:
     """The rule of a function of torch; the one that refuses if there is none."""
+    if torch._C._is_tracing() or torch._C._are_functorch_transforms_active():
+        return _by_name['transformed']
     found = _by_function.get(func)
     if found is None:
-        found = _by_function[func] = _find(func)
+        found = _by_function[func] = _with_out(_find(func))
     return found
+
+
+def _with_out(given: Rule) -> Rule:
+    """What ``out=`` is given is written to it; torch's own would write the rows of this rank."""
+
+    def computed(func: Any, args: Any, kwargs: Any) -> Any:
+        out = kwargs.get('out')
+        if not isinstance(out, torch.Tensor):
+            return given(func, args, kwargs)
+        made = given(func, args, {key: each for key, each in kwargs.items() if key != 'out'})
+        if not isinstance(made, torch.Tensor) or made.shape != out.shape:
+            raise ValueError(f"'{name_of(func)}' of rows takes an 'out' of the shape of the result")
+        return out.copy_(made)
+
+    return computed
 
 
 def name_of(func: Any) -> str:

@@ -18,6 +18,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyg_sar.comm import all_reduce_sum, are_alike, communicates, once_differentiable, rank
 from pyg_sar.comm import world_size as num_ranks
+from pyg_sar.users_line import warn
+
+LARGE = 2**24
+"""Of so many numbers a plain tensor that meets rows is worth a warning."""
 
 _checked = WeakTensorKeyDictionary()
 
@@ -53,9 +57,14 @@ class _Met(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        total = grads[0].clone(memory_format=torch.contiguous_format)
-        all_reduce_sum(torch.view_as_real(total) if total.is_complex() else total)
-        return total / num_ranks()
+        return mean_of_ranks(grads[0])
+
+
+def mean_of_ranks(tensor: Tensor) -> Tensor:
+    """A new tensor with the mean over the ranks (collective)."""
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    all_reduce_sum(torch.view_as_real(total) if total.is_complex() else total)
+    return total / num_ranks()
 
 
 class Divides:
@@ -89,6 +98,11 @@ def check_whole(func: Any, tensor: Tensor) -> None:
     version = 0 if tensor.is_inference() else tensor._version
     if _checked.get(tensor) == version:  # type: ignore[no-untyped-call]
         return
+    if tensor.numel() >= LARGE:
+        warn(
+            f'a plain tensor of shape {tuple(tensor.shape)} meets rows: it is held whole on every '
+            'rank; torch.zeros_like(x) and x.new_zeros(n) are not'
+        )
     values = tensor.detach().cpu().contiguous().view(-1)
     digest = zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0
     if not are_alike(f'a plain tensor {tuple(tensor.shape)} that meets rows: {digest}', True)[0]:
@@ -102,16 +116,16 @@ def check_whole(func: Any, tensor: Tensor) -> None:
 
 
 @contextmanager
-def own_draws(device: torch.device) -> Iterator[None]:
+def own_draws(device: torch.device, generator: torch.Generator | None = None) -> Iterator[None]:
     """Random numbers of own rows, which leave the generator as it is on all other ranks.
 
-    Every rank takes one number of torch's generator of `device`, and draws by a seed made of it and
-    its rank. So what is drawn later for the whole graph is equal on all ranks.
+    Every rank takes one number of the generator, torch's own of `device` if it is None, and draws
+    by a seed made of it and its rank. So what is drawn later for the whole graph is equal on all ranks.
     """
     if num_ranks() == 1:
         yield
         return
-    generator = _generator(device)
+    generator = generator or _generator(device)
     seed = int(torch.randint(2**62, (), device=device, generator=generator))
     state = generator.get_state()
     generator.manual_seed((seed + 0x9E3779B97F4A7C15 * (rank() + 1)) % 2**63)

@@ -56,6 +56,22 @@ class Rows(Tensor):
         memo[id(self)] = made = tag(out, self._dim, self._space)
         return made
 
+    def __copy__(self) -> Tensor:
+        with plainly():
+            out: Any = self.detach().requires_grad_(self.requires_grad)
+        out.__class__ = type(self)
+        vars(out).update(vars(self))
+        return out  # type: ignore[no-any-return]
+
+    # Of these two torch asks no class.
+    def as_subclass(self, cls: Any) -> Any:  # noqa: D102
+        if torch._C._is_torch_function_enabled():
+            refuse('as_subclass')
+        return Tensor.as_subclass(self, cls)
+
+    def set_(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: D102
+        refuse('set_')
+
     def __reduce_ex__(self, proto: Any) -> Any:
         raise TypeError(
             "rows of this rank cannot be pickled or saved as the whole graph's: save "
@@ -84,7 +100,7 @@ def plain(value: Any) -> Any:
     """The plain tensor of the own rows, if it is one of rows."""
     if isinstance(value, Rows):
         with plainly():
-            return value.as_subclass(Tensor)
+            return Tensor.as_subclass(value, Tensor)
     return value
 
 

@@ -152,11 +152,16 @@ class Space:
         return self._unions[key]
 
     def dealt(self, count: int) -> Space:
-        """Where new rows go that are equal on all ranks: to nodes, if there is one for each."""
+        """Where new rows go that are equal on all ranks: to nodes, if there are so many."""
         for each in self.neighbours:
             if each.total == count:
                 return each
         key = 'dealt', count
+        nodes = next((each for each in self.neighbours if each.total > count), None)
+        if key not in self._unions and nodes is not None and nodes.has_ids():
+            own = nodes.ids(self._device())
+            own = own[own < count]  # a loop at each of the first nodes
+            self._unions[key] = Space(own.numel(), what='new rows', ids=own, total=count)
         if key not in self._unions:
             ranks, own = world_size(), rank()
             ids = torch.arange(own * count // ranks, (own + 1) * count // ranks)

@@ -1,295 +1,430 @@
-"""Programs as users write them: right, or refused before training with what differs."""
+"""pyg_sar.check: right steps pass, wrong and refused ones are named, and nothing is changed."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from pathlib import Path
+import copy
+import functools
+import os
+import random
+import time
+import warnings
+from collections import namedtuple
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from few import few
-from ranks import run_ranks
-from small_graphs import assert_all_raise, attempt, cut, small_graph
+from small_graphs import small_graph
 from torch import Tensor, nn
-from torch_geometric.nn import (
-    BatchNorm,
-    GATConv,
-    GCNConv,
-    MessagePassing,
-    SAGEConv,
-    aggr,
-    global_add_pool,
-    global_max_pool,
-    global_mean_pool,
-)
-from torch_geometric.nn.models import DeepGraphInfomax
-from torch_geometric.utils import dropout_edge, softmax
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import GAT, GCN, GCNConv, GraphNorm, HeteroConv, SAGEConv
 
 import pyg_sar
-from pyg_sar.checking.first_forward import check_model
-from pyg_sar.checking.run import CannotRun
+from pyg_sar.checking.one_run import _leaves, _told
 
-Step = Callable[[Tensor, Tensor], Tensor]
-
-
-class Net(nn.Module):
-    """Two convs with something between them."""
-
-    def __init__(self, step: Step | nn.Module, conv: Callable[..., nn.Module] = SAGEConv) -> None:
-        super().__init__()
-        self.first, self.second = conv(6, 8), conv(8, 3)
-        self.step = step
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        x = F.elu(self.first(x, edge_index))
-        x = self.step(x, edge_index)
-        return self.second(x, edge_index)
+Pair = namedtuple('Pair', 'loss acc')
 
 
-class Module(nn.Module):
-    """A module as a step."""
-
-    def __init__(self, module: nn.Module, call: Callable[[nn.Module, Tensor, Tensor], Tensor]):
-        super().__init__()
-        self.module, self.call = module, call
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.call(self.module, x, edge_index)
+@dataclass
+class Result:
+    loss: Tensor
+    acc: float
+    count: int
 
 
-class MixesNodes(MessagePassing):
-    """A conv whose update looks at all nodes."""
-
-    def __init__(self, num_in: int, num_out: int) -> None:
-        super().__init__()
-        self.lin = nn.Linear(num_in, num_out)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=self.lin(x))
-
-    def update(self, out: Tensor) -> Tensor:
-        return out - out.mean(0)
+@pytest.fixture
+def data() -> Data:
+    graph = small_graph(300, 1500)
+    graph.x, graph.num_classes = graph.x.float(), 3
+    return graph
 
 
-def _zeros(x: Tensor) -> Tensor:
-    return torch.zeros(x.size(0), dtype=torch.int64, device=x.device)
-
-
-def _top_half(x: Tensor) -> Tensor:
-    best = x[:, 0].topk(x.size(0) // 2).indices
-    return torch.zeros_like(x).index_copy(0, best, x[best])
-
-
-def _attention(x: Tensor) -> Tensor:
-    return (x @ x.t() / 3).softmax(dim=1) @ x
-
-
-def _classes(x: Tensor) -> Tensor:
-    kind = (x[:, 0] > x[:, 1]).long()
-    return x * (1 / torch.bincount(kind, minlength=2).clamp(min=1).to(x.dtype))[kind].view(-1, 1)
-
-
-WRONG: dict[str, tuple[Step | nn.Module, str]] = {
-    'mean': (lambda x, e: x - x.mean(dim=0), "'mean' in Net.forward; .* use pyg_sar.global_mean"),
-    'mean of columns kept': (lambda x, e: x - x.mean(0, keepdim=True), "'mean'"),
-    'sum': (lambda x, e: x + x.sum(dim=0), "'sum' .* use pyg_sar.global_sum"),
-    'torch.mean': (lambda x, e: x * torch.mean(x), "'mean'"),
-    'std': (lambda x, e: x / (x.std(dim=0) + 1), "'std' .* use pyg_sar.global_std"),
-    'var': (lambda x, e: x / (x.var() + 1), "'var'"),
-    'norm': (lambda x, e: x / x.norm(dim=0), "'norm'"),
-    'F.normalize': (lambda x, e: F.normalize(x, dim=0), "'normalize'"),
-    'max': (lambda x, e: x - x.max(dim=0).values, "'max' .* use pyg_sar.global_max"),
-    'amax': (lambda x, e: x / x.amax(), "'amax' .* use pyg_sar.global_max"),
-    'min': (lambda x, e: x - x.exp().min(), ''),
-    'softmax': (lambda x, e: x * x.softmax(dim=0), "'softmax' .* use pyg_sar.global_softmax"),
-    'log_softmax': (lambda x, e: x + x.log_softmax(0), "'log_softmax'"),
-    'F.softmax': (lambda x, e: x + F.softmax(x[:, :1], dim=0), "'softmax'"),
-    'topk': (lambda x, e: _top_half(x), ''),
-    'sort': (lambda x, e: x.sort(dim=0).values, "'sort'"),
-    'cumsum': (lambda x, e: x.cumsum(0), "'cumsum'"),
-    'flip': (lambda x, e: x.flip(0), "'flip'"),
-    'roll': (lambda x, e: x.roll(1, 0), "'roll'"),
-    'first node': (lambda x, e: x - x[0], "__getitem__|'sub'"),
-    'median': (lambda x, e: x - x.median(), "'median'"),
-    'quantile': (lambda x, e: x - x.quantile(0.3), "'quantile'"),
-    'number of nodes': (lambda x, e: x * 10 / x.size(0), ''),
-    'number of edges': (lambda x, e: x * 10 / e.size(1), ''),
-    'attention over nodes': (lambda x, e: _attention(x), ''),
-    'covariance': (lambda x, e: x @ (x.t() @ x), "'matmul'|'__matmul__'"),
-    'class weights': (lambda x, e: _classes(x), ''),
-    'F.batch_norm': (
-        lambda x, e: F.batch_norm(x, None, None, training=True),
-        "'batch_norm' .* use torch.nn.BatchNorm1d",
-    ),
-    'F.instance_norm': (lambda x, e: F.instance_norm(x.t().unsqueeze(0)).squeeze(0).t(), ''),
-    'readout': (lambda x, e: x + global_mean_pool(x, None), "'mean'"),
-    'readout by batch': (lambda x, e: x + global_mean_pool(x, _zeros(x)), ''),
-    'add pool': (lambda x, e: x + global_add_pool(x, _zeros(x)), ''),
-    'max pool': (lambda x, e: x + global_max_pool(x, None), ''),
-    'aggregation': (lambda x, e: x + aggr.StdAggregation()(x), ''),
-    'softmax of PyG': (lambda x, e: x * softmax(x, _zeros(x)), ''),
-    'attention readout': (
-        Module(aggr.AttentionalAggregation(nn.Linear(8, 1)), lambda m, x, e: x + m(x)),
-        "'step.module",
-    ),
-    'softmax readout': (
-        Module(aggr.SoftmaxAggregation(learn=True), lambda m, x, e: x + m(x, _zeros(x))),
-        "'step.module",
-    ),
-    'Set2Set': (
-        Module(aggr.Set2Set(8, 2), lambda m, x, e: x + m(x, _zeros(x))[:, :8]),
-        "'step.module",
-    ),
-    'LSTM': (
-        Module(nn.LSTM(8, 8, batch_first=True), lambda m, x, e: m(x.unsqueeze(0))[0].squeeze(0)),
-        "'step.module' \\(LSTM\\)|'lstm'",
-    ),
-    'TransformerEncoder': (
-        Module(
-            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
-            lambda m, x, e: m(x.unsqueeze(0)).squeeze(0),
-        ),
-        "'step.module",
-    ),
-    'MultiheadAttention': (
-        Module(nn.MultiheadAttention(8, 2), lambda m, x, e: m(x, x, x)[0]),
-        "'step.module",
-    ),
-    'conv over nodes': (
-        Module(nn.Conv1d(8, 8, 3, padding=1), lambda m, x, e: m(x.t().unsqueeze(0))[0].t()),
-        "'step.module' \\(Conv1d\\)|'conv1d'",
-    ),
-    'a conv of its own': (
-        Module(MixesNodes(8, 8), lambda m, x, e: m(x, e)),
-        "'step.module' \\(MixesNodes\\)",
-    ),
-}
-
-RIGHT: dict[str, Step | nn.Module] = {
-    'nothing': lambda x, e: x,
-    'global mean': lambda x, e: x - pyg_sar.global_mean(x, dim=0),
-    'global mean of all': lambda x, e: x * pyg_sar.global_mean(x),
-    'global sum': lambda x, e: x + pyg_sar.global_sum(x, dim=0),
-    'global std': lambda x, e: x / (1 + pyg_sar.global_std(x)),
-    'global max': lambda x, e: x - pyg_sar.global_max(x),
-    'global softmax': lambda x, e: x * pyg_sar.global_softmax(x),
-    'global attention': lambda x, e: (
-        x + pyg_sar.global_sum(pyg_sar.global_softmax(2 * x) * x, dim=0)
-    ),
-    'order': lambda x, e: x + pyg_sar.permute_rows(x, e),
-    'global readout': lambda x, e: x + pyg_sar.global_mean(x, batch=_zeros(x)),
-    'sum over the ranks': lambda x, e: x + pyg_sar.global_sum(x.sum(dim=0)),
-    'dropout': lambda x, e: F.dropout(x, 0.5),
-    'dropout module': Module(nn.Dropout(0.5), lambda m, x, e: m(x)),
-    'noise': lambda x, e: x + torch.randn_like(x),
-    'noise by node': lambda x, e: x * torch.rand(x.size(0), 1),
-    'noise for all': lambda x, e: x * torch.rand(8),
-    'noise in place': lambda x, e: x + torch.empty_like(x).normal_(),
-    'bernoulli': lambda x, e: x * torch.bernoulli(torch.full((x.size(0), 1), 0.5)),
-    'random ints': lambda x, e: x + torch.randint(3, (x.size(0), 1)),
-    'normalised rows': lambda x, e: F.normalize(x),
-    'layer norm': Module(nn.LayerNorm(8), lambda m, x, e: m(x)),
-    'batch norm': Module(nn.BatchNorm1d(8), lambda m, x, e: m(x)),
-    'batch norm of PyG': Module(BatchNorm(8), lambda m, x, e: m(x)),
-    'softmax by row': lambda x, e: x.softmax(dim=-1),
-    'mean by row': lambda x, e: x - x.mean(dim=1, keepdim=True),
-    'MLP': Module(
-        nn.Sequential(nn.Linear(8, 9), nn.PReLU(), nn.Linear(9, 8)), lambda m, x, e: m(x)
-    ),
-    'another conv': Module(GATConv(8, 4, heads=2), lambda m, x, e: m(x, e)),
-    'dropped edges': Module(SAGEConv(8, 8), lambda m, x, e: m(x, dropout_edge(e, 0.5)[0])),
-    'weights of all': lambda x, e: x * torch.ones(8).cumsum(0).sum(),
-}
-
-
-@pytest.fixture(scope='module')
-def part(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The first of two parts."""
-    graph = small_graph(200, 900)
-    graph.x = graph.x.float()
-    return pyg_sar.load_shard(cut(graph, 2, tmp_path_factory.mktemp('check') / 'parts'), 0)
-
-
-def _checked(step: Step | nn.Module, data: Any) -> str | None:
+def _gcn(**options: Any) -> GCN:
     torch.manual_seed(0)
-    model = pyg_sar.wrap(Net(step))
-    before = torch.get_rng_state()
-    found = check_model(model, (data.x, data.edge_index), {})
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.get_default_dtype() == torch.float32
-    assert all(p.grad is None for p in model.parameters())
+    return GCN(6, 8, 2, 3, **options)
+
+
+def _loss(model: nn.Module, data: Data) -> Tensor:
+    out = model(data.x, data.edge_index)
+    return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+
+
+def _acc(model: nn.Module, data: Data, mask: str = 'train_mask') -> Tensor:
+    pred = model(data.x, data.edge_index).argmax(dim=1)
+    return (pred == data.y)[data[mask]].float().mean()
+
+
+def _metrics(model: nn.Module, data: Data) -> dict[str, Any]:
+    loss = _loss(model, data)
+    return {
+        'loss': loss,
+        'acc': _acc(model, data),
+        'sizes': (data.num_nodes, data.num_edges, data.num_classes, data.x.shape),
+        'texts': [f'{loss.item():.3f}', None, True, int(data.train_mask.sum())],
+        'pred': model(data.x, data.edge_index).argmax(dim=1),
+    }
+
+
+def _dataclass(model: nn.Module, data: Data) -> Result:
+    return Result(_loss(model, data), _acc(model, data).item(), int(data.train_mask.sum()))
+
+
+def _named_tuple(model: nn.Module, data: Data) -> Pair:
+    return Pair(_loss(model, data), _acc(model, data))
+
+
+def _object(model: nn.Module, data: Data) -> SimpleNamespace:
+    found = SimpleNamespace(loss=_loss(model, data), x=np.float64(2), data=data, model=model)
+    found.itself = found
     return found
 
 
-@pytest.mark.parametrize('name', few(WRONG))
-def test_wrong(name: str, part: Any) -> None:
-    step, words = WRONG[name]
-    found = _checked(step, part)
-    assert found is not None
-    assert re.match(f'Net does not give.*({words})', found), found
+def _class_weights(model: nn.Module, data: Data) -> Tensor:
+    weight = 1 / torch.bincount(data.y, minlength=data.num_classes).clamp(min=1).to(data.x.dtype)
+    return F.cross_entropy(model(data.x, data.edge_index), data.y, weight=weight)
 
 
-@pytest.mark.parametrize('name', few(RIGHT))
-def test_right(name: str, part: Any) -> None:
-    assert _checked(RIGHT[name], part) is None
+def _standardised(model: nn.Module, data: Data) -> Tensor:
+    data.x = (data.x - data.x.mean(dim=0)) / data.x.std(dim=0)
+    return _loss(model, data)
 
 
-class Embedded(nn.Module):
-    """An embedding of the nodes of one rank."""
+def _gradients_of_its_own(model: nn.Module, data: Data) -> float:
+    loss = _loss(model, data)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    return loss.item()
 
-    def __init__(self, num_nodes: int) -> None:
+
+def _trains(model: nn.Module, data: Data) -> list[float]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(2):
+        loss = _loss(model, data)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    optimizer.zero_grad()
+    return losses
+
+
+def _draws(model: nn.Module, data: Data) -> Tensor:
+    x = data.x + torch.randn_like(data.x) + torch.randn(data.num_nodes, 1).to(data.x)
+    return model(F.dropout(x), data.edge_index).square().mean()
+
+
+def _in_float32(model: nn.Module, data: Data) -> Tensor:
+    return model(data.x.float(), data.edge_index).square().mean()
+
+
+RIGHT = [
+    _loss,
+    _metrics,
+    _dataclass,
+    _named_tuple,
+    _object,
+    _class_weights,
+    _standardised,
+    _gradients_of_its_own,
+    _trains,
+    _draws,
+    _in_float32,
+]
+
+
+@pytest.mark.parametrize('step', RIGHT, ids=lambda f: f.__name__.strip('_'))
+def test_right(step: Any, data: Data) -> None:
+    pyg_sar.check(step, _gcn(norm='batch_norm', dropout=0.5), data)
+
+
+MODELS = {
+    'wrapped': lambda: pyg_sar.wrap(_gcn(norm='batch_norm', dropout=0.5), dropout_seed=1),
+    'in DistributedDataParallel': lambda: pyg_sar.DistributedDataParallel(_gcn(norm='batch_norm')),
+    'with another norm': lambda: pyg_sar.wrap(_gcn(norm=GraphNorm(8))),
+    'lazy': lambda: GAT(-1, 8, 2, 3, dropout=0.3),
+    'cached': lambda: _gcn(cached=True),
+    'recomputed': lambda: pyg_sar.wrap(_gcn(act='elu'), checkpoint_activations=True),
+}
+
+
+@pytest.mark.parametrize('name', MODELS)
+def test_models(name: str, data: Data) -> None:
+    model = MODELS[name]()
+    if name in ('cached', 'lazy'):
+        model(data.x, data.edge_index)
+    pyg_sar.check(_loss, model, data)
+
+
+def test_a_step_that_writes_module(data: Data) -> None:
+    model = pyg_sar.DistributedDataParallel(_gcn())
+    pyg_sar.check(lambda model, data: model.module(data.x, data.edge_index).mean(), model, data)
+
+
+def test_a_table_of_all_nodes(data: Data) -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows, self.conv = nn.Embedding(300, 6), GCNConv(6, 3)
+
+        def forward(self, data: Data) -> Tensor:
+            return self.conv(self.rows(data.n_id), data.edge_index)
+
+    pyg_sar.check(lambda model, data: model(data).square().mean(), Table(), data)
+
+
+@pytest.mark.parametrize('sparse', [False, True])
+def test_learned_rows(data: Data, sparse: bool) -> None:
+    class Learned(nn.Module):
+        def __init__(self, scale: float = 1.0) -> None:
+            super().__init__()
+            self.rows, self.conv = pyg_sar.NodeEmbedding(data, 6, sparse=sparse), GCNConv(6, 3)
+            self.scale = scale
+
+        def forward(self, data: Data) -> Tensor:
+            own = pyg_sar.local(self.rows()).mean(dim=0)
+            return self.conv(self.rows() + (1 - self.scale) * own, data.edge_index)
+
+    def step(model: nn.Module, data: Data) -> Tensor:
+        return model(data).square().mean()
+
+    pyg_sar.check(step, Learned(), data)
+    with pytest.raises(ValueError, match=r"the gradient of 'rows.weight' differs by"):
+        pyg_sar.check(step, Learned(0.5), data)
+
+
+# Wrong steps
+
+
+class Centred(nn.Module):
+    """Subtracts the mean of this rank's rows."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(num_nodes, 6)
         self.conv = GCNConv(6, 3)
 
-    def forward(self, edge_index: Tensor) -> Tensor:
-        return self.conv(self.embedding.weight, edge_index)
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv(x - pyg_sar.local(x).mean(0), edge_index)
 
 
-def test_an_embedding_of_own_nodes(part: Any) -> None:
-    model = pyg_sar.wrap(Embedded(part.num_nodes))
-    found = check_model(model, (part.edge_index,), {})
-    assert found is not None
-    assert f"'embedding.weight' of Embedded has {part.num_nodes} rows" in found
+class AsksForTheClass(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(6, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out = self.conv(x, edge_index)
+        return 2 * out if type(self.conv) is GCNConv else out
 
 
-def test_what_cannot_run(part: Any) -> None:
-    model = pyg_sar.wrap(Net(lambda x, e: x + x[part.num_nodes - 1]))
-    with pytest.raises(CannotRun, match='IndexError'):
-        check_model(model, (part.x, part.edge_index), {})
+def _local_loss(model: nn.Module, data: Data) -> Tensor:
+    return _loss(model, data) + pyg_sar.local(model(data.x, data.edge_index)).mean(0).sum()
 
 
-def _train(root: str, is_wrong: bool, check: bool) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    step = WRONG['mean'][0] if is_wrong else RIGHT['global mean']
-    model = pyg_sar.DistributedDataParallel(Net(step).double(), check=check)
-    model.eval()
+def _local_float(model: nn.Module, data: Data) -> dict[str, Any]:
+    return {'loss': _loss(model, data), 'mean': pyg_sar.local(data.x).mean(0)[0].item()}
+
+
+def _local_int(model: nn.Module, data: Data) -> Result:
+    return Result(_loss(model, data), 1.0, int(pyg_sar.local(data.train_mask).sum()))
+
+
+def _local_shape(model: nn.Module, data: Data) -> list[Any]:
+    return [_loss(model, data), {'x': pyg_sar.local(data.x)}]
+
+
+def _other_keys(model: nn.Module, data: Data) -> dict[str, Any]:
+    return {str(len(pyg_sar.local(data.x))): 1}
+
+
+def _gradient_of_a_rank(model: nn.Module, data: Data) -> float:
+    pyg_sar.local(model(data.x, data.edge_index)).mean().backward()
+    return 1.0
+
+
+def _changes_a_parameter(model: nn.Module, data: Data) -> None:
     with torch.no_grad():
-        model(data.x, data.edge_index)  # no training yet
-    model.train()
-    return attempt(lambda: model(data.x, data.edge_index).sum().backward())
+        model.convs[0].bias += pyg_sar.local(data.x).mean()
 
 
-def test_on_ranks(tmp_path: Path) -> None:
-    root = str(cut(small_graph(), 3, tmp_path / 'parts'))
-    assert run_ranks(_train, 3, root, False, True) == ['no error'] * 3
-    assert run_ranks(_train, 3, root, True, False) == ['no error'] * 3
-    assert_all_raise(run_ranks(_train, 3, root, True, True), 'ValueError', "'mean'", 'check=False')
+WRONG = {
+    'in the loss': (_local_loss, _gcn, r'the result differs by .*; the gradient of '),
+    'in the model': (_loss, Centred, r"the result differs .* the gradient of 'conv.lin.weight'"),
+    'by the class': (_loss, AsksForTheClass, r"the result differs .* gradient of 'conv.bias'"),
+    'a float': (_local_float, _gcn, r"ranks: \['mean'\] is \S+ on plain PyG, and \S+ on ranks$"),
+    'an int': (_local_int, _gcn, r'ranks: \.count is \d+ on plain PyG, and \d+ on ranks$'),
+    'a shape': (_local_shape, _gcn, r"ranks: \[1\]\['x'\] is torch.float64 \[61, 6\] on plain PyG"),
+    'keys': (_other_keys, _gcn, r"ranks: \['61'\] is 1 on plain PyG, and missing on ranks"),
+    'a gradient': (_gradient_of_a_rank, _gcn, r"ranks: the gradient of 'convs.0.bias' differs by"),
+    'a parameter': (_changes_a_parameter, _gcn, r"ranks: the new 'convs.0.bias' differs by"),
+}
 
 
-def _around(root: str) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    encoder = pyg_sar.DistributedDataParallel(SAGEConv(6, 8).double(), check=True)
-    model = DeepGraphInfomax(
-        8, encoder, lambda z, *args: z.mean(dim=0).sigmoid(), lambda x, e: (x.flip(0), e)
-    ).double()
-    return attempt(lambda: model(data.x, data.edge_index))
+@pytest.mark.parametrize('name', WRONG)
+def test_wrong(name: str, data: Data) -> None:
+    step, make, words = WRONG[name]
+    with pytest.raises(ValueError, match=words):
+        pyg_sar.check(step, make(), data)
 
 
-def test_what_is_around_a_wrapped_encoder(tmp_path: Path) -> None:
-    """It is checked with the encoder in it."""
-    root = str(cut(small_graph(), 3, tmp_path / 'parts'))
-    assert_all_raise(run_ranks(_around, 3, root), 'ValueError', 'DeepGraphInfomax')
+def _refused(model: nn.Module, data: Data) -> Any:
+    out = model(data.x, data.edge_index)
+    return (out @ out.t()).mean()  # this line
+
+
+class Refused:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, model: nn.Module, data: Data) -> Any:
+        return _refused(model, data) * self.scale
+
+
+@pytest.mark.parametrize('step', [_refused, functools.partial(_refused), Refused(2.0)])
+def test_refused(step: Any, data: Data) -> None:
+    with pytest.raises(
+        ValueError, match='runs on plain PyG, and not on ranks: ValueError'
+    ) as error:
+        pyg_sar.check(step, _gcn(), data)
+    assert f'({__file__}, line ' in str(error.value)
+    assert str(error.value).endswith(': return (out @ out.t()).mean()  # this line)')
+
+
+def _fails(model: nn.Module, data: Data) -> Any:
+    return data.x[250]
+
+
+def _dies(model: nn.Module, data: Data) -> Any:
+    os._exit(3)
+
+
+def _dies_on_ranks(model: nn.Module, data: Data) -> Any:
+    if pyg_sar.local(data.x) is not data.x:
+        os._exit(4)
+
+
+def _hangs(model: nn.Module, data: Data) -> Any:
+    time.sleep(1000)
+
+
+def _one_rank_waits(model: nn.Module, data: Data) -> Any:
+    if len(pyg_sar.local(data.x)) > data.num_nodes / 2:
+        return data.x.mean()
+    return data.y.max()
+
+
+CANNOT = {
+    'raises': (_fails, 'fails without pyg_sar: IndexError: .*data.x.250.'),
+    'dies': (_dies, r'fails without pyg_sar: its process has died \(exit code 3\)'),
+    'dies on ranks': (_dies_on_ranks, r'not on ranks: its process has died \(exit code 4\)'),
+    'parts': (_one_rank_waits, 'not on ranks: '),
+}
+
+
+@pytest.mark.parametrize('name', CANNOT)
+def test_cannot_run(name: str, data: Data) -> None:
+    step, words = CANNOT[name]
+    with pytest.raises(ValueError, match=words):
+        pyg_sar.check(step, _gcn(), data)
+
+
+def test_hangs(data: Data) -> None:
+    with pytest.raises(ValueError, match='it has not ended after 3 s'):
+        pyg_sar.check(_hangs, _gcn(), data, timeout=3)
+
+
+def test_cuda(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, 'is_initialized', lambda: True)
+    with pytest.raises(ValueError, match='run it on CPU'):
+        pyg_sar.check(_loss, _gcn(), data)
+
+
+def test_rows_are_no_plain_graph(data: Data, tmp_path: Any) -> None:
+    pyg_sar.partition_graph(data, 2, tmp_path / 'parts', method='random')
+    with pytest.raises(ValueError, match='must be the plain graph'):
+        pyg_sar.check(_loss, _gcn(), pyg_sar.load_shard(tmp_path / 'parts'))
+
+
+# Nothing of the caller changes
+
+
+def test_inert(data: Data) -> None:
+    model = _gcn(norm='batch_norm', dropout=0.5)
+    optimizer = torch.optim.Adam(model.parameters())
+    _loss(model, data).backward()
+    optimizer.step()
+    generator, seen, calls = torch.Generator().manual_seed(3), [], SimpleNamespace(count=0)
+    model.register_forward_hook(lambda *_: seen.append('hook'))
+    seen.clear()
+
+    def step(model: nn.Module, data: Data) -> Any:
+        calls.count += 1
+        optimizer.zero_grad()
+        mask = torch.rand(data.num_nodes, generator=generator) < 0.5
+        data.x = data.x + torch.rand(data.num_nodes, 1).to(data.x)
+        loss = F.cross_entropy(model(data.x, data.edge_index)[mask], data.y[mask])
+        loss.backward()
+        seen.append(loss.item())
+        model.new = random.random() + np.random.rand()  # noqa: NPY002
+        return loss.item(), len(seen), calls.count
+
+    def state() -> dict[str, Any]:
+        modules = list(model.modules())
+        everything = [
+            model.state_dict(),
+            [p.grad for p in model.parameters()],
+            optimizer.state_dict(),
+            [[name for name in vars(module)] for module in modules],
+            [[len(module._forward_hooks), len(module._forward_pre_hooks)] for module in modules],
+            [[type(module).__name__, getattr(module, 'p', None)] for module in modules],
+            [torch.get_rng_state(), generator.get_state(), random.getstate()],
+            [np.random.get_state()[1], torch.get_num_threads()],  # noqa: NPY002
+            [str(torch.get_default_dtype()), calls, seen, model.training, warnings.filters],
+            [data.to_dict(), dict(os.environ)],
+        ]
+        return {path: _told(value) for path, value in _leaves(copy.deepcopy(everything), '', ())}
+
+    before, objects = state(), [id(p) for p in model.parameters()]
+    pyg_sar.check(step, model, data)
+    np.testing.assert_equal(state(), before)
+    assert objects == [id(p) for p in model.parameters()]
+
+
+# Types of nodes
+
+
+class Hetero(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        keys = [('a', 'to', 'b'), ('b', 'back', 'a')]
+        self.conv = HeteroConv(
+            {key: SAGEConv((4, 5) if key[0] == 'a' else (5, 4), 3) for key in keys}
+        )
+
+    def forward(self, x: dict[str, Tensor], edges: dict[Any, Tensor]) -> dict[str, Tensor]:
+        return self.conv(x, edges)
+
+
+def _of_types(model: nn.Module, data: HeteroData) -> Any:
+    out = model(data.x_dict, data.edge_index_dict)
+    loss = sum(rows.square().mean() for rows in out.values())
+    return {'loss': loss, 'out': out, 'nodes': data['a'].num_nodes, 'data': data}
+
+
+def _of_types_by_part(model: nn.Module, data: HeteroData) -> Any:
+    out = model(data.x_dict, data.edge_index_dict)
+    return {'a': out['a'].mean(), 'b': pyg_sar.local(out['b']).mean(dim=0)}
+
+
+def test_types_of_nodes() -> None:
+    torch.manual_seed(0)
+    data = HeteroData()
+    data['a'].x, data['b'].x = torch.randn(150, 4), torch.randn(170, 5)
+    ends = torch.stack([torch.randint(150, (600,)), torch.randint(170, (600,))])
+    data['a', 'to', 'b'].edge_index, data['b', 'back', 'a'].edge_index = ends, ends.flip(0)
+    pyg_sar.check(_of_types, Hetero(), data)
+    with pytest.raises(ValueError, match=r"ranks: \['b'\] differs by"):
+        pyg_sar.check(_of_types_by_part, Hetero(), data)

@@ -443,9 +443,6 @@ PROGRAMS: dict[str, Callable[[], nn.Module]] = {
     'own conv: count after': lambda: OwnConv(after=lambda x: x / x.size(0)),
     # Right, with what is there for it
     'global_mean': lambda: Plain(lambda x, e: x - pyg_sar.global_mean(x, dim=0)),
-    'global_sum of a loss': lambda: Plain(
-        lambda x, e: x * pyg_sar.global_sum(x.square().sum()) / 100
-    ),
     'global_softmax': lambda: Plain(lambda x, e: x * pyg_sar.global_softmax(x)),
     'global_max and min': lambda: Plain(
         lambda x, e: (x - pyg_sar.global_min(x)) / (pyg_sar.global_max(x) - pyg_sar.global_min(x))
@@ -453,9 +450,6 @@ PROGRAMS: dict[str, Callable[[], nn.Module]] = {
     'global_std': lambda: Plain(lambda x, e: x / pyg_sar.global_std(x)),
     'global_mean by a batch': lambda: Plain(
         lambda x, e: x + pyg_sar.global_mean(x, batch=_bins(x))[_bins(x)]
-    ),
-    'global linear attention': lambda: Plain(
-        lambda x, e: x.sigmoid() @ pyg_sar.global_sum(x.sigmoid().t() @ x)
     ),
     'running mean over all in a buffer': lambda: Memory(lambda x: pyg_sar.global_mean(x, dim=0)),
     'gate over all nodes': lambda: Of(

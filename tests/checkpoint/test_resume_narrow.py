@@ -31,7 +31,7 @@ def _epochs(parts: str, root: str, num_epochs: int, *, resume: bool) -> list[Ten
     for epoch in range(start, start + num_epochs):
         out = model(data.x.float(), data.edge_index)
         values = F.cross_entropy(out, data.y, reduction='none')
-        loss = pyg_sar.global_mean(values, data.train_mask)
+        loss = pyg_sar.over_all_nodes.global_mean(values, data.train_mask)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -99,7 +99,7 @@ def _extra_forward(root: str) -> str:
 
     def epoch() -> None:
         out = model['conv'](data.x, data.edge_index)
-        pyg_sar.global_mean(out.square().sum(1)).backward()
+        pyg_sar.over_all_nodes.global_mean(out.square().sum(1)).backward()
 
     epoch()
     if dist.get_rank() == 0:

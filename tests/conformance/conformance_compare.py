@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from conformance_case import Edges, Key
+from conformance_case import Edges
 from torch import Tensor
 
 
@@ -21,102 +21,46 @@ def flatten(output: Any, name: str = 'out') -> dict[str, Any]:
     return found
 
 
-class GlobalIds:
-    """Where a rank's rows are in the whole graph."""
-
-    def __init__(self, whole: Any, own: Any) -> None:
-        self.whole, self.own = whole, own
-
-    def rows_of(self, key: Key) -> Any:
-        """The rows of an input, as an index."""
-        if self.own is self.whole:
-            return slice(None)
-        store, name = key
-        own = self.own if store is None else self.own[store]
-        is_edge = isinstance(store, tuple) or name.startswith('edge_') or name == 'pseudo'
-        return own.e_id if is_edge else own.n_id
-
-    def rows_of_output(self, name: str) -> Any:
-        """The rows of an output, as an index."""
-        stores = getattr(self.whole, 'node_types', [])
-        named = [store for store in stores if f'[{store}]' in name]
-        return self.rows_of((named[0] if named else self._only_output(), ''))
-
-    def _only_output(self) -> Any:
-        """The node type that has an output where it is not named: the last destination."""
-        if not hasattr(self.whole, 'edge_types'):
-            return None
-        ((src, _, dst),) = self.whole.edge_types
-        return src if dst == 'hyperedge' else dst
-
-    def edges(self, edge_index: Tensor) -> Tensor:
-        """Global ids of both ends."""
-        edge_index = edge_index.as_subclass(Tensor)
-        if self.own is self.whole:
-            return edge_index
-        known = self.whole.edge_index[:, self.own.e_id]
-        local = self.own.edge_index.as_subclass(Tensor)
-        to_global = torch.full((2, 2 * self.whole.num_nodes), -1)
-        to_global[0, : self.own.num_nodes] = to_global[1, : self.own.num_nodes] = self.own.n_id
-        to_global[0, local[0]] = known[0]
-        return torch.stack([to_global[0, edge_index[0]], to_global[1, edge_index[1]]])
-
-
-def backward(outputs: dict[str, Any], ids: GlobalIds) -> None:
+def backward(outputs: dict[str, Any]) -> None:
     """Gradients of a sum of the outputs, weighted by fixed numbers of eighths."""
-    tensors, gradients = [], []
+    loss: Any = 0.0
     for name, output in outputs.items():
         values = output.values if isinstance(output, Edges) else output
         if not values.requires_grad:
             continue
-        tensors.append(values)
         if isinstance(output, Edges):
-            src, dst = ids.edges(output.edge_index)
+            src, dst = output.edge_index
             weight = (src * 7 + dst * 3) % 16 / 8 - 1
-            gradients.append(
-                weight.to(values).view(-1, *[1] * (values.dim() - 1)).expand_as(values)
-            )
+            weight = weight.to(values.dtype).view(-1, *[1] * (values.dim() - 1))
         else:
-            gradients.append(_weights(name, ids, values)[ids.rows_of_output(name)])
-    if tensors:
-        torch.autograd.backward(tensors, gradients)
+            generator = torch.Generator().manual_seed(sum(name.encode()))
+            weight = torch.randint(-16, 17, values.shape, generator=generator) / 8
+            weight = weight.to(values.device, values.dtype)
+        loss = loss + (values * weight).sum()
+    if isinstance(loss, Tensor):
+        loss.backward()
 
 
-def _weights(name: str, ids: GlobalIds, values: Tensor) -> Tensor:
-    """The same for every row of the whole graph, whichever rank holds it."""
-    node_type = [t for t in getattr(ids.whole, 'node_types', []) if f'[{t}]' in name]
-    store = node_type[0] if node_type else ids._only_output()
-    num_nodes = ids.whole.num_nodes if store is None else ids.whole[store].num_nodes
-    generator = torch.Generator().manual_seed(sum(name.encode()))
-    size = num_nodes, *values.shape[1:]
-    return torch.randint(-16, 17, size, generator=generator).to(values) / 8
-
-
-def output_differences(
-    outputs: dict[str, Any], expected: dict[str, Any], ids: GlobalIds
-) -> dict[str, float]:
-    """The largest difference of every output of a rank."""
+def output_differences(outputs: dict[str, Any], expected: dict[str, Any]) -> dict[str, float]:
+    """The largest difference of every output, all rows of it."""
     if outputs.keys() != expected.keys():
         return {f'outputs {sorted(outputs)} for {sorted(expected)}': float('inf')}
     found = {}
     for name, got in outputs.items():
         want = expected[name]
         if isinstance(want, Edges):
-            found |= _edge_differences(name, got, want, ids)
+            found |= _edge_differences(name, got, want)
         else:
-            found[name] = difference(got, want[ids.rows_of_output(name)], want)
+            found[name] = difference(got, want)
     return found
 
 
-def _edge_differences(name: str, got: Edges, want: Edges, ids: GlobalIds) -> dict[str, float]:
+def _edge_differences(name: str, got: Edges, want: Edges) -> dict[str, float]:
     """As sets of (source, destination, values)."""
-    ends, all_ends = ids.edges(got.edge_index), want.edge_index
-    is_own = torch.isin(all_ends[1], ids.own.n_id)
-    rows = _sorted(ends, got.values)
-    wanted = _sorted(all_ends[:, is_own], want.values[is_own])
+    rows, wanted = _sorted(got.edge_index, got.values), _sorted(want.edge_index, want.values)
     if rows[0].shape != wanted[0].shape or not torch.equal(rows[0], wanted[0]):
         return {f'edges of {name}': float('inf')}
-    return {name: difference(rows[1], wanted[1], want.values)}
+    return {name: difference(rows[1], wanted[1])}
 
 
 def _sorted(ends: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,13 +76,12 @@ def gradient(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
-def difference(got: Tensor, want: Tensor, whole: Tensor | None = None) -> float:
-    """The largest absolute one, relative to the largest entry of `whole` where that exceeds 1."""
+def difference(got: Tensor, want: Tensor) -> float:
+    """The largest absolute one, relative to the largest entry of `want` where that exceeds 1."""
     if got.shape != want.shape or got.dtype != want.dtype:
         return float('inf')
     if got.numel() == 0:
         return 0.0
-    whole = want if whole is None else whole
-    scale = max(1.0, whole.detach().double().abs().max().item())
+    scale = max(1.0, want.detach().double().abs().max().item())
     found = (got.detach().double() - want.detach().double()).abs().max().item() / scale
     return found if found == found else float('inf')

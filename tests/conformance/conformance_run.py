@@ -17,7 +17,6 @@ import torch.distributed as dist
 from conformance_case import Case, Edges, Inputs
 from conformance_cases import CASES, CHECKS
 from conformance_compare import (
-    GlobalIds,
     backward,
     difference,
     flatten,
@@ -28,7 +27,7 @@ from conformance_graphs import GRAPHS
 from conformance_meter import Meter, metered
 
 import pyg_sar
-from pyg_sar.comm import all_reduce_sum, transport
+from pyg_sar.comm import transport
 
 TOLERANCE = 1e-10
 """Of absolute differences, relative to the largest entry of a tensor where that exceeds 1."""
@@ -116,7 +115,7 @@ def run_case(
         with case.during():
             module = conformance_case.make(case)
             result.stage = 'construction'
-            module = pyg_sar.wrap(module, mode=mode).to(device)
+            module = pyg_sar.DistributedDataParallel(module.to(device), mode=mode)
             result.stage = 'partition'
             if case.graph not in roots:
                 return result
@@ -136,33 +135,30 @@ def run_case(
 def _run(
     case: Case, module: torch.nn.Module, root: str, device: str, meter: Meter, result: Result
 ) -> None:
-    whole = GRAPHS[case.graph]()
-    # What is moved to a device shares nothing with what was loaded.
-    load = pyg_sar.load_shard if device == 'cpu' else _load_once
-    data = load(root)
+    data = _load(root) if device == 'cpu' else copy.copy(_load_once(root)).to(device)
     plain, plain_inputs, expected = reference(case)
-    inputs = Inputs(copy.copy(data).to(device))
+    inputs = Inputs(data)
     try:
-        outputs = {k: _on_host(v) for k, v in flatten(case.call(module, inputs)).items()}
+        outputs = flatten(case.call(module, inputs))
         result.stage = 'backward'
-        ids = GlobalIds(whole, data)
-        backward(outputs, ids)
+        backward(outputs)
         result.stage = 'compared'
     finally:
         _note(meter, data, result)
-    result.differences = output_differences(outputs, expected, ids)
+    result.differences = output_differences({k: _gathered(v) for k, v in outputs.items()}, expected)
     for key, leaf in inputs.leaves.items():
-        rows = ids.rows_of(key)
         name = f'gradient of {" ".join(map(str, filter(None, key)))}'
-        want = gradient(plain_inputs.leaves[key])
-        result.differences[name] = difference(gradient(leaf).cpu(), want[rows], want)
+        got = pyg_sar.gather(gradient(leaf)).cpu()
+        result.differences[name] = difference(got, gradient(plain_inputs.leaves[key]))
     pairs = zip(plain.named_parameters(), module.parameters(), strict=True)
     for (name, want), own in pairs:
-        got = gradient(own).clone()
-        all_reduce_sum(got)
-        result.differences[f'gradient of {name}'] = difference(got.cpu(), gradient(want))
+        result.differences[f'gradient of {name}'] = difference(gradient(own).cpu(), gradient(want))
     for (name, want), own in zip(plain.named_buffers(), module.buffers(), strict=True):
         result.differences[name] = difference(own.cpu(), want)
+
+
+def _load(root: str) -> Any:
+    return pyg_sar.load_shard(root)
 
 
 def _load_once(root: str) -> Any:
@@ -171,14 +167,14 @@ def _load_once(root: str) -> Any:
 
 @functools.cache
 def _load_for(root: str, rank: int, world_size: int) -> Any:
-    return pyg_sar.local(pyg_sar.load_shard(root))
+    return _load(root)
 
 
-def _on_host(output: Any) -> Any:
-    """With its history."""
+def _gathered(output: Any) -> Any:
+    """All rows of the whole graph, on the host."""
     if isinstance(output, Edges):
-        return Edges(output.edge_index.as_subclass(torch.Tensor).cpu(), output.values.cpu())
-    return output.cpu()
+        return Edges(pyg_sar.gather(output.edge_index).cpu(), pyg_sar.gather(output.values).cpu())
+    return pyg_sar.gather(output).cpu()
 
 
 def _note(meter: Meter, data: Any, result: Result) -> None:
@@ -186,7 +182,7 @@ def _note(meter: Meter, data: Any, result: Result) -> None:
     for name in ('halo', 'gradients', 'num_tensors', 'together', 'together_numbers'):
         setattr(result, name, getattr(meter, name))
     result.num_live = meter.num_live
-    shards = meter.shards or [handle.shard for handle in handles(data)]
+    shards = meter.shards or [each.handle.shard for each in handles(data)]
     sizes = [step.recv_rows for shard in shards for step in shard.steps]
     result.largest_block = max(sizes, default=0)
     result.num_halo = max(shard.num_halo for shard in shards)
@@ -206,5 +202,5 @@ def reference(case: Case) -> tuple[torch.nn.Module, Inputs, dict[str, Any]]:
     data = GRAPHS[case.graph]()
     module, inputs = conformance_case.make(case), Inputs(data)
     outputs = flatten(case.call(module, inputs))
-    backward(outputs, GlobalIds(data, data))
+    backward(outputs)
     return module, inputs, outputs

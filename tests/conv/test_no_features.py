@@ -40,7 +40,7 @@ def _by_ids(root: str, name: str) -> Any:
     torch.manual_seed(0)
     conv = pyg_sar.DistributedDataParallel(CONVS[name]().double())
     out = conv(data.n_id, data.edge_index, data.edge_type)
-    pyg_sar.global_sum(out.square(), dim=0).sum().backward()
+    pyg_sar.over_all_nodes.global_sum(out.square(), dim=0).sum().backward()
     return data.n_id, out.detach(), [p.grad for p in conv.parameters()]
 
 

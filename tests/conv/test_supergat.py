@@ -68,7 +68,7 @@ def _train(root: Path, mode: Any, kwargs: dict[str, Any]) -> Any:
     with mock.patch('pyg_sar.conv.around.negative_sampling.draw_negatives', return_value=drawn):
         out = conv(x, data.edge_index)
     attention_loss = conv.get_attention_loss()
-    (pyg_sar.global_sum(_loss(out, data.n_id)) + attention_loss).backward()
+    (pyg_sar.over_all_nodes.global_sum(_loss(out, data.n_id)) + attention_loss).backward()
     gradients = [p.grad / dist.get_world_size() for p in conv.parameters()]
     for gradient in gradients:
         dist.all_reduce(gradient)

@@ -50,7 +50,7 @@ def _train(model: torch.nn.Module, data: Any) -> dict[str, Any]:
 
 
 def _on_a_rank(root: Path) -> dict[str, Any]:
-    model = pyg_sar.DistributedDataParallel(_model(), check=False)
+    model = pyg_sar.DistributedDataParallel(_model())
     return _train(model, pyg_sar.load_shard(root))
 
 
@@ -75,7 +75,7 @@ def test_a_scheduler_that_sees_one_rank_differs(tmp_path: Path) -> None:
 
 def _local_losses(root: Path) -> float:
     data = pyg_sar.local(pyg_sar.load_shard(root))
-    out = pyg_sar.DistributedDataParallel(_model(), check=False)(data.x, data.edge_index)
+    out = pyg_sar.DistributedDataParallel(_model())(data.x, data.edge_index)
     return F.cross_entropy(out, data.y).item()
 
 

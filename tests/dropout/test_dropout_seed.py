@@ -81,7 +81,7 @@ class Run:
         self.data = pyg_sar.local(pyg_sar.load_shard(root))
         torch.manual_seed(1)
         model = Net().double() if model is None else model
-        options = {'dropout_seed': SEED, 'check': False, **options}
+        options = {'dropout_seed': SEED, **options}
         self.model = pyg_sar.DistributedDataParallel(model, **options)
         self.optimizer = torch.optim.Adam(self.model.parameters(), 0.01)
         torch.manual_seed(int(self.data.n_id.sum()))  # another one on every rank
@@ -89,7 +89,7 @@ class Run:
     def loss(self) -> Tensor:
         data = self.data
         out = self.model(data.x, data.edge_index, data.edge_attr)
-        return pyg_sar.global_mean(F.cross_entropy(out, data.y, reduction='none'))
+        return pyg_sar.over_all_nodes.global_mean(F.cross_entropy(out, data.y, reduction='none'))
 
     def epochs(self, count: int) -> list[float]:
         losses = []
@@ -188,15 +188,15 @@ def test_resumed_on_another_number_of_ranks(roots: dict[int, Path], tmp_path: Pa
     _check([_resumed(roots[1], tmp_path, 13)], expected[7:])
 
 
-def _gradients(root: Path, *, check: bool = False) -> dict[str, Tensor]:
-    run = Run(root, _Plain().double(), check=check)
+def _gradients(root: Path) -> dict[str, Tensor]:
+    run = Run(root, _Plain().double())
     run.loss().backward()
     return {name: p.grad for name, p in run.model.module.named_parameters()}
 
 
 def test_gradients_and_processes(roots: dict[int, Path]) -> None:
     expected = _gradients(roots[1])
-    for found in run_ranks(_gradients, 2, roots[2], check=True):  # ranks that run the check
+    for found in run_ranks(_gradients, 2, roots[2]):
         for name, grad in found.items():
             torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-12)
 
@@ -258,7 +258,7 @@ class _Ones(torch.nn.Module):
 def test_rate_and_independence(roots: dict[int, Path], p: float) -> None:
     data = pyg_sar.local(pyg_sar.load_shard(roots[2]))
     ones = torch.ones(40, 5003)  # no multiple of four
-    model = pyg_sar.wrap(_Ones(p), dropout_seed=1, check=False)
+    model = pyg_sar.wrap(_Ones(p), dropout_seed=1)
     masks = [mask for _ in range(2) for mask in model(ones, data.edge_index)]
     for mask in masks:
         kept = mask > 0
@@ -297,13 +297,15 @@ def _hetero_losses(root: Path, count: int) -> list[float]:
     torch.manual_seed(2)
     data['term'].x = torch.ones(data['term'].num_nodes, 2, dtype=torch.float64)
     model = _Hetero(data.metadata()).double()
-    model = pyg_sar.DistributedDataParallel(model, dropout_seed=3, check=False)
+    model = pyg_sar.DistributedDataParallel(model, dropout_seed=3)
     x_dict = {key: data[key].x for key in ('paper', 'author', 'term')}
     losses = []
     optimizer = None
     for _ in range(count):
         out = model(x_dict, data.edge_index_dict)
-        loss = pyg_sar.global_mean(F.cross_entropy(out, data['paper'].y, reduction='none'))
+        loss = pyg_sar.over_all_nodes.global_mean(
+            F.cross_entropy(out, data['paper'].y, reduction='none')
+        )
         optimizer = optimizer or torch.optim.Adam(model.parameters(), 0.01)
         optimizer.zero_grad()
         loss.backward()
@@ -386,13 +388,11 @@ def test_what_cannot_be_drawn_by_id_is_refused(roots: dict[int, Path], what: str
 
 def _whole_and_parts(root: Path) -> None:
     data = pyg_sar.local(pyg_sar.load_shard(root))
-    model = pyg_sar.DistributedDataParallel(
-        GAE(_Plain().double()), dropout_seed=1, check=False
-    ).module
+    model = pyg_sar.DistributedDataParallel(GAE(_Plain().double()), dropout_seed=1).module
     with pytest.raises(ValueError, match='call the model itself'):
         model.encode(data.x, data.edge_index)
-    inner = pyg_sar.wrap(_Plain().double(), dropout_seed=1, check=False)
-    model = pyg_sar.DistributedDataParallel(GAE(inner), check=False).module
+    inner = pyg_sar.wrap(_Plain().double(), dropout_seed=1)
+    model = pyg_sar.DistributedDataParallel(GAE(inner)).module
     model.encode(data.x, data.edge_index).sum().backward()
     model.eval().encode(data.x, data.edge_index)
 
@@ -427,7 +427,7 @@ def test_as_many_edges_as_nodes_are_refused(tmp_path: Path) -> None:
     data.edge_index = torch.stack([nodes, nodes.roll(1)])
     root = cut(data, 2, tmp_path / 'parts')
     shard = pyg_sar.local(pyg_sar.load_shard(root))
-    model = pyg_sar.wrap(_Cycle().double(), dropout_seed=1, check=False)
+    model = pyg_sar.wrap(_Cycle().double(), dropout_seed=1)
     with pytest.raises(ValueError, match='cannot tell of what the rows are'):
         model(shard.x, shard.edge_index)
 
@@ -443,8 +443,8 @@ class _InAggregation(_Noise):
 def test_dropout_inside_an_aggregation_is_refused(roots: dict[int, Path]) -> None:
     shard = pyg_sar.local(pyg_sar.load_shard(roots[2]))
     model = torch.nn.Sequential(_InAggregation())
-    conv = pyg_sar.wrap(model, dropout_seed=1, check=False)[0]
-    wrapped = pyg_sar.wrap(_InAggregation(), dropout_seed=1, check=False)
+    conv = pyg_sar.wrap(model, dropout_seed=1)[0]
+    wrapped = pyg_sar.wrap(_InAggregation(), dropout_seed=1)
     with pytest.raises(ValueError, match='inside an aggregation'):
         wrapped(shard.x, shard.edge_index)
     with pytest.raises(ValueError, match='call the model itself'):
@@ -460,7 +460,7 @@ def test_the_seed_is_an_integer(seed: Any) -> None:
 def _other_seeds(root: Path) -> None:
     data = pyg_sar.local(pyg_sar.load_shard(root))
     seed = 1 + int(data.edge_index.shard.rank)
-    model = pyg_sar.wrap(_Plain().double(), dropout_seed=seed, check=False)
+    model = pyg_sar.wrap(_Plain().double(), dropout_seed=seed)
     model(data.x, data.edge_index)
 
 
@@ -475,8 +475,10 @@ def test_copies_and_second_seeds(roots: dict[int, Path]) -> None:
     first = run.loss()
     data = run.data
     out = model(data.x, data.edge_index)  # the first step of the copy
-    assert torch.equal(pyg_sar.global_mean(F.cross_entropy(out, data.y, reduction='none')), first)
-    pyg_sar.wrap(model, dropout_seed=SEED + 1, check=False)
+    assert torch.equal(
+        pyg_sar.over_all_nodes.global_mean(F.cross_entropy(out, data.y, reduction='none')), first
+    )
+    pyg_sar.wrap(model, dropout_seed=SEED + 1)
     assert not torch.equal(model(data.x, data.edge_index), out)
 
 
@@ -514,5 +516,5 @@ class _OfData(torch.nn.Module):
 
 def test_the_edge_index_inside_a_data(roots: dict[int, Path]) -> None:
     data = pyg_sar.local(pyg_sar.load_shard(roots[2]))
-    model = pyg_sar.wrap(_OfData().double(), dropout_seed=1, check=False)
+    model = pyg_sar.wrap(_OfData().double(), dropout_seed=1)
     assert not torch.equal(model(data), model(data))

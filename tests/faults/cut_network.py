@@ -125,12 +125,12 @@ def _run_rank(rank: int, parts: Path, folder: Path, where: str, faulty: int) -> 
         data = pyg_sar.local(pyg_sar.load_shard(parts))
         torch.manual_seed(0)
         net = Net(default_convs(), at).double()
-        model = pyg_sar.DistributedDataParallel(net, check=False)
+        model = pyg_sar.DistributedDataParallel(net)
         for epoch in range(4):
             epochs.append(epoch)
             if epoch == 2:  # all have come as far as this
-                pyg_sar.wrap(net, timeout=TIMEOUT, check=False)
-            pyg_sar.global_mean(model(data.x, data.edge_index).sum(1)).backward()
+                pyg_sar.wrap(net, timeout=TIMEOUT)
+            pyg_sar.over_all_nodes.global_mean(model(data.x, data.edge_index).sum(1)).backward()
     except Exception as error:
         found = {'type': type(error).__name__, 'text': str(error)}
         found['peer'] = getattr(error, 'peer', None)

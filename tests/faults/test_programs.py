@@ -17,10 +17,11 @@ from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, ExchangeError, global_mean, wrap
+from pyg_sar import DistributedDataParallel, ExchangeError, wrap
 from pyg_sar.comm import Exchange, transport
 from pyg_sar.comm.faults import connection
 from pyg_sar.comm.faults.guarded import connected
+from pyg_sar.over_all_nodes import global_mean
 
 
 class Net(torch.nn.Module):
@@ -82,7 +83,7 @@ def _raise_on_one(root: str) -> tuple[list[str], float, str]:
     start = time.monotonic()
     found = [attempt(_train, model, data) for _ in range(2)]
     try:
-        pyg_sar.global_sum(data.x)
+        pyg_sar.over_all_nodes.global_sum(data.x)
     except ExchangeError as error:
         return found, time.monotonic() - start, f'{error.rank} {error.peer} {error.operation}'
     return found, 0.0, 'no error'

@@ -178,7 +178,7 @@ def _trained(folders: list[str], device: str) -> list[list[Any]]:
         out = data.x
         for conv in net:
             out = conv(out, data.edge_index)
-        loss = pyg_sar.global_mean(out.square())
+        loss = pyg_sar.over_all_nodes.global_mean(out.square())
         loss.backward()
         grads = [p.grad.clone() for p in net.parameters()]
         for grad in grads:

@@ -62,12 +62,14 @@ def _losses(root: str, name: str, mode: str, device: str) -> list[list[float]]:
     for options in OPTIONS:
         torch.manual_seed(0)
         net = Net(CONVS[name], data.num_features).double().to(device)
-        model = pyg_sar.DistributedDataParallel(net, mode=mode, check=False, **options)
+        model = pyg_sar.DistributedDataParallel(net, mode=mode, **options)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         losses = []
         for _ in range(4):
             out = model(data.x, data.edge_index)
-            loss = pyg_sar.global_mean(F.cross_entropy(out, data.y, reduction='none'))
+            loss = pyg_sar.over_all_nodes.global_mean(
+                F.cross_entropy(out, data.y, reduction='none')
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

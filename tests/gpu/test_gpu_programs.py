@@ -29,7 +29,7 @@ def _losses(root: str, loss_of: Loss, data_on: str = 'cuda') -> list[float]:
     data = pyg_sar.local(pyg_sar.load_shard(root)).to(data_on)
     torch.manual_seed(0)
     net = GraphSAGE(6, 8, 2, 3, norm='batch_norm').double().to(data_on)
-    model = pyg_sar.DistributedDataParallel(net, check=False)
+    model = pyg_sar.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for _ in range(3):
@@ -42,12 +42,14 @@ def _losses(root: str, loss_of: Loss, data_on: str = 'cuda') -> list[float]:
 
 
 def _plain(out: Tensor, data: Any) -> Tensor:
-    return pyg_sar.global_mean(F.cross_entropy(out, data.y, reduction='none'), data.train_mask)
+    return pyg_sar.over_all_nodes.global_mean(
+        F.cross_entropy(out, data.y, reduction='none'), data.train_mask
+    )
 
 
 def _mask_on_the_host(out: Tensor, data: Any) -> Tensor:
     losses = F.cross_entropy(out, data.y, reduction='none')
-    return pyg_sar.global_mean(losses, data.train_mask.cpu())
+    return pyg_sar.over_all_nodes.global_mean(losses, data.train_mask.cpu())
 
 
 def _on_the_host(out: Tensor, data: Any) -> Tensor:

@@ -23,7 +23,8 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, GroupAddRev, LGConv, SAGEConv
 
-from pyg_sar import DistributedDataParallel, global_mean, global_sum, wrap
+from pyg_sar import DistributedDataParallel, wrap
+from pyg_sar.over_all_nodes import global_mean, global_sum
 
 Program = Callable[['Run'], None]
 PROGRAMS: dict[str, Program] = {}

@@ -20,8 +20,9 @@ from torch_geometric.nn import BatchNorm, GATConv, GCNConv, GINConv, InstanceNor
 from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, global_mean
+from pyg_sar import DistributedDataParallel
 from pyg_sar.comm import rank
+from pyg_sar.over_all_nodes import global_mean
 
 
 class Net(nn.Module):

@@ -48,7 +48,7 @@ def _step(root: str, order: str) -> tuple[float, list[torch.Tensor]]:
         model = torch.compile(model, backend='eager')
     out = model(data.x, data.edge_index)
     values = F.cross_entropy(out, data.y, reduction='none')
-    loss = pyg_sar.global_mean(values, data.train_mask)
+    loss = pyg_sar.over_all_nodes.global_mean(values, data.train_mask)
     loss.backward()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     return loss.item(), gradients

@@ -13,13 +13,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from ddp_model import make_model
 from ranks import run_ranks
-from small_graphs import assert_close, cut
+from small_graphs import assert_all_raise, assert_close, attempt, cut
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, LGConv
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, SARConv, global_mean, global_sum
+from pyg_sar import DistributedDataParallel, SARConv
+from pyg_sar.over_all_nodes import global_mean, global_sum
 
 
 def _plain_loss(model: torch.nn.Module, data: Data) -> Tensor:
@@ -138,9 +139,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def _trained(root: str, name: str, seed_of_rank: list[int]) -> dict[str, Tensor]:
+def _trained(root: str, name: str) -> dict[str, Tensor]:
     data = pyg_sar.local(pyg_sar.load_shard(root))
-    model = DistributedDataParallel(make_model(seed_of_rank[dist.get_rank()]))
+    model = DistributedDataParallel(make_model(4))
     optimizer = OPTIMIZERS[name](model.parameters())
     for _ in range(5):
         optimizer.zero_grad()
@@ -152,14 +153,14 @@ def _trained(root: str, name: str, seed_of_rank: list[int]) -> dict[str, Tensor]
 @pytest.mark.slow
 @pytest.mark.parametrize('optimizer', OPTIMIZERS)
 def test_optimizers(graph, tmp_path, optimizer):
-    """Five steps; the ranks begin with weights of their own, and rank 0's count."""
+    """Five steps."""
     model = make_model(4)
     steps = OPTIMIZERS[optimizer](model.parameters())
     for _ in range(5):
         steps.zero_grad()
         _plain_loss(model, graph).backward()
         steps.step()
-    results = run_ranks(_trained, 3, _root(graph, tmp_path, 3), optimizer, [4, 5, 6])
+    results = run_ranks(_trained, 3, _root(graph, tmp_path, 3), optimizer)
     for state in results:
         assert list(state) == list(model.state_dict())
         for name, value in model.state_dict().items():
@@ -167,19 +168,20 @@ def test_optimizers(graph, tmp_path, optimizer):
             assert torch.equal(state[name], results[0][name]), name
 
 
-def _started() -> dict[str, Tensor]:
+def _wrapped(what: str) -> str:
     rank = dist.get_rank()
-    model = make_model(rank)
-    model.norm.running_mean.fill_(rank + 1)
-    return DistributedDataParallel(model).module.state_dict()
+    model = make_model(rank if what == 'parameter' else 0)
+    if what == 'buffer':
+        model.norm.running_mean[1] += rank
+    return attempt(DistributedDataParallel, model)
 
 
-def test_parameters_and_buffers_of_rank_0():
-    want = make_model(0).state_dict()
-    want['norm.running_mean'].fill_(1)
-    for state in run_ranks(_started, 3):
-        assert list(state) == list(want)
-        assert all(torch.equal(state[name], want[name]) for name in want)
+@pytest.mark.parametrize(
+    ('what', 'name'), [('parameter', 'first.'), ('buffer', 'norm.running_mean')]
+)
+def test_numbers_that_differ_between_ranks(what, name):
+    outcomes = run_ranks(_wrapped, 3, what)
+    assert_all_raise(outcomes, 'ValueError', f"'{name}", 'rank 1 has other numbers', 'wrapped')
 
 
 class Propagate(torch.nn.Module):
@@ -197,7 +199,7 @@ class Propagate(torch.nn.Module):
 
 def _without_parameters(root: str) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
     data = pyg_sar.local(pyg_sar.load_shard(root))
-    model = DistributedDataParallel(Propagate(2.0 + dist.get_rank()).double())
+    model = DistributedDataParallel(Propagate(2.0).double())
     with model.no_sync():
         x = data.x.clone().requires_grad_()
         out = model(x, data.edge_index)

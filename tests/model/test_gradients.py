@@ -17,7 +17,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, global_mean
+from pyg_sar import DistributedDataParallel
+from pyg_sar.over_all_nodes import global_mean
 
 
 @pytest.fixture(scope='module')
@@ -65,22 +66,38 @@ def _model_and_loss(root: str) -> tuple[DistributedDataParallel, Tensor]:
     return model, global_mean(model(data.x, data.edge_index).square())
 
 
-def _asked_for_parameters(root: str) -> list[str]:
+def _asked_for_parameters(root: str) -> list[tuple[Tensor, ...]]:
+    model, loss = _model_and_loss(root)
+    parameters = list(model.parameters())
+    asked = torch.autograd.grad(loss, parameters, retain_graph=True)
+    (first,) = torch.autograd.grad(loss, parameters[:1], retain_graph=True)
+    assert all(p.grad is None for p in parameters)
+    loss.backward()
+    return [tuple(p.grad for p in parameters), asked, (first, *asked[1:])]  # type: ignore[misc]
+
+
+def test_autograd_grad_of_parameters_is_that_of_one_process(roots: dict[int, str]) -> None:
+    (want, *_) = run_ranks(_asked_for_parameters, 1, roots[1])[0]
+    for found in run_ranks(_asked_for_parameters, 3, roots[3]):
+        for gradients in found:
+            for gradient, wanted in zip(gradients, want, strict=True):
+                assert_close(gradient, wanted, tolerance=1e-10)
+
+
+def _asked_for_shares(root: str) -> list[str]:
     model, loss = _model_and_loss(root)
     parameters = list(model.parameters())
     penalty = sum(p.square().sum() for p in parameters)
-    return [
-        attempt(torch.autograd.grad, loss, parameters, retain_graph=True),
-        attempt(torch.autograd.grad, loss, parameters[:1]),
-        attempt(torch.autograd.grad, penalty, parameters),
-    ]
+    outcomes = [attempt(torch.autograd.grad, penalty, parameters, create_graph=True)]
+    with model.no_sync():
+        outcomes.append(attempt(torch.autograd.grad, loss, parameters))
+    return outcomes
 
 
-def test_autograd_grad_of_parameters_is_refused(roots: dict[int, str]) -> None:
-    for outcomes in run_ranks(_asked_for_parameters, 3, roots[3]):
+def test_autograd_grad_that_nothing_would_sum_is_refused(roots: dict[int, str]) -> None:
+    for outcomes in run_ranks(_asked_for_shares, 3, roots[3]):
         words = 'the share of one rank of the gradient of a parameter of shape'
         assert_all_raise(outcomes, 'RuntimeError', words, 'call loss.backward() and read .grad')
-    assert run_ranks(_asked_for_parameters, 1, roots[1]) == [['no error'] * 3]
 
 
 def _with_second_derivatives() -> str:

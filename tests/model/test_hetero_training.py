@@ -20,7 +20,8 @@ from torch_geometric.nn import HeteroConv, RGCNConv, SAGEConv
 from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, SARConv, global_mean
+from pyg_sar import DistributedDataParallel, SARConv
+from pyg_sar.over_all_nodes import global_mean
 
 # HeteroConv says so of a last layer that has only the relations which are read.
 pytestmark = pytest.mark.filterwarnings('ignore:There exist node types')

@@ -72,7 +72,7 @@ def _on_ranks(root: str, how: str) -> Any:
         with torch.no_grad():
             model.module.eval().encode(data.x, data.edge_index)
         model.train()
-    losses = _train(model, data, pyg_sar.global_mean)
+    losses = _train(model, data, pyg_sar.over_all_nodes.global_mean)
     return losses, {k: v.clone() for k, v in model.module.state_dict().items()}
 
 

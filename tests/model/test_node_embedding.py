@@ -33,9 +33,9 @@ from torch_geometric.nn import GATConv, HGTConv, SAGEConv
 
 import pyg_sar
 from pyg_sar import NodeEmbedding
-from pyg_sar.checking.first_forward import check_model
 from pyg_sar.checkpoint.reader import read_metadata
 from pyg_sar.comm import rank
+from pyg_sar.over_all_nodes import global_sum
 
 DIM = 5
 
@@ -79,10 +79,10 @@ class Run:
     def mean(self, values: Tensor, mask: Tensor | None = None) -> Tensor:
         if self.plain:
             return (values if mask is None else values[mask]).mean()
-        return pyg_sar.global_mean(values, mask)
+        return pyg_sar.over_all_nodes.global_mean(values, mask)
 
     def sum(self, rows: Tensor) -> Tensor:
-        return rows.sum() if self.plain else pyg_sar.global_sum(rows, dim=0).sum()
+        return rows.sum() if self.plain else pyg_sar.over_all_nodes.global_sum(rows, dim=0).sum()
 
     def loss(self) -> Tensor:
         each = F.cross_entropy(self.model(self.data), self.data.y, reduction='none')
@@ -563,7 +563,7 @@ def _typed(data: Any, *, plain: bool = False) -> tuple[nn.Module, dict[str, Tens
     else:
         model, n_ids = pyg_sar.DistributedDataParallel(model), data.n_id_dict
     out = model(n_ids, data.edge_index_dict)
-    mean = torch.mean if plain else pyg_sar.global_mean
+    mean = torch.mean if plain else pyg_sar.over_all_nodes.global_mean
     sum(mean(rows.sin()) for rows in out.values() if rows is not None).backward()
     return model if plain else model.module, n_ids
 
@@ -715,41 +715,8 @@ def _plain_mean(rows: Tensor) -> Tensor:
 
 
 def _global_mean(rows: Tensor) -> Tensor:
-    return pyg_sar.global_mean(rows, dim=0)
-
-
-def _checked(root: str) -> list[Any]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    run = Run(data)
-    good = pyg_sar.wrap(Readout(NodeEmbedding(data, DIM), _global_mean))
-    bad = pyg_sar.wrap(Readout(NodeEmbedding(data, DIM, sparse=True), _plain_mean))
-    return [
-        check_model(run.inner, (data,), {}),
-        check_model(good, (data.edge_index,), {}),
-        check_model(bad, (data.edge_index,), {}),
-        good.table.weight.grad,
-    ]
-
-
-def test_the_check_cuts_the_rows(tmp_path: Path) -> None:
-    for of_model, good, bad, grad in run_ranks(
-        _checked, 2, str(cut(small_graph(), 2, tmp_path / 'p'))
-    ):
-        assert of_model is None
-        assert good is None
-        assert grad is None
-        assert "first at 'mean' in Readout.forward" in bad
-
-
-def _checked_typed(root: str) -> Any:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    model = Typed(lambda name: NodeEmbedding(data[name], DIM), data.metadata())
-    return check_model(pyg_sar.wrap(model), (data.n_id_dict, data.edge_index_dict), {})
-
-
-def test_the_check_cuts_the_rows_of_types(tmp_path: Path) -> None:
-    pyg_sar.partition_graph(hetero_graph(), 2, tmp_path / 'p', method=assignment(2))
-    assert run_ranks(_checked_typed, 2, str(tmp_path / 'p')) == [None, None]
+    count = torch.tensor(len(rows))
+    return global_sum(rows, dim=0) / global_sum(count)
 
 
 def test_the_check_of_a_step() -> None:
@@ -758,14 +725,14 @@ def test_the_check_of_a_step() -> None:
 
     def step(model: nn.Module, data: Any) -> Tensor:
         losses = F.cross_entropy(model(data), data.y, reduction='none')
-        penalty = pyg_sar.global_sum(model.table().square(), dim=0).sum()
-        return pyg_sar.global_mean(losses, data.train_mask) + 0.1 * penalty
+        penalty = pyg_sar.over_all_nodes.global_sum(model.table().square(), dim=0).sum()
+        return pyg_sar.over_all_nodes.global_mean(losses, data.train_mask) + 0.1 * penalty
 
     def wrong(model: nn.Module, data: Any) -> Tensor:
-        return step(model, data) + model.table().square().sum()
+        return step(model, data) + pyg_sar.local(model.table()).square().sum()
 
     pyg_sar.check(step, model, graph)
-    with pytest.raises(ValueError, match='does not give on a cut graph'):
+    with pytest.raises(ValueError, match='differs on ranks: the result differs'):
         pyg_sar.check(wrong, model, graph)
 
 
@@ -788,7 +755,7 @@ def _in_processes(root: str) -> Any:
 def _in_torchs_own(run: Run) -> None:
     """Of a type of as many nodes on every rank, as torch finds unequal ones itself."""
     run.inner.table = NodeEmbedding(Data(n_id=torch.arange(3) + 3 * rank()), DIM)
-    model = nn.parallel.DistributedDataParallel(pyg_sar.wrap(run.inner, check=False))
+    model = nn.parallel.DistributedDataParallel(pyg_sar.wrap(run.inner))
     model(run.data)
 
 

@@ -218,7 +218,7 @@ def _step_on_ranks(root: str, name: str, mode: Any, again: bool) -> list[Tensor]
     model = pyg_sar.DistributedDataParallel(net, mode=mode, checkpoint_activations=again)
     torch.manual_seed(2)
     out = model(data.x, data.edge_index)
-    pyg_sar.global_mean(out.square().sum(dim=1)).backward()
+    pyg_sar.over_all_nodes.global_mean(out.square().sum(dim=1)).backward()
     return [out.detach(), *(p.grad for p in model.parameters()), *model.buffers()]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv, global_add_pool, global_max_pool, global_mean_pool
 
 import pyg_sar
-from pyg_sar.comm import is_distributed, rank, world_size
+from pyg_sar.comm import rank, world_size
 
 Program = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -90,69 +90,70 @@ class Model(nn.Module):
         return x * (out[batch] if out.dim() == 2 else out)
 
 
-def _inputs(n_id: Tensor) -> tuple[Tensor, Tensor]:
+def _graph() -> Any:
+    data = small_graph()
     generator = torch.Generator().manual_seed(2)
-    mask = torch.rand(1000, generator=generator) < 0.4
-    batch = torch.randint(NUM_GRAPHS, (1000,), generator=generator)
-    return mask[n_id], batch[n_id]
+    data.chosen = torch.rand(data.num_nodes, generator=generator) < 0.4
+    data.graph = torch.randint(NUM_GRAPHS, (data.num_nodes,), generator=generator)
+    return data
 
 
-def _train(data: Any, program: Program, n_id: Tensor) -> dict[str, Tensor]:
-    """Output and gradients; on ranks those of the mean over the ranks."""
+def _trained(data: Any, program: Program, wrap: Callable[[nn.Module], nn.Module]) -> list[Tensor]:
     data.x.requires_grad_()
-    model: nn.Module = Model(program)
-    if is_distributed():
-        model = pyg_sar.DistributedDataParallel(model, check=False)
-    out = model(data, *_inputs(n_id))
-    mean = pyg_sar.global_mean if is_distributed() else torch.mean
-    mean(out.square()).backward()
-    names = ('weight', 'bias', 'root')
-    grads = dict(zip(names, (p.grad for p in model.parameters()), strict=True))
-    return {'out': out.detach(), 'x': data.x.grad, **grads}
+    model = wrap(Model(program))
+    out = model(data, data.chosen, data.graph)
+    out.square().mean().backward()
+    return [out.detach(), data.x.grad, *(p.grad for p in model.parameters())]
 
 
 def _on_rank(name: str, root: str) -> None:
-    whole = small_graph()
     plain, program = PAIRS[name]
-    model, data = Model(plain), whole
-    data.x.requires_grad_()
-    want = model(data, *_inputs(torch.arange(data.num_nodes)))
-    want.square().mean().backward()
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    got = _train(data, program, data.n_id)
-    assert_close(got['out'], want[data.n_id].detach())
-    assert_close(got['x'], whole.x.grad[data.n_id])
-    for parameter, name in zip(model.parameters(), ('weight', 'bias', 'root'), strict=True):
-        assert_close(got[name], parameter.grad)
+    want = _trained(_graph(), plain, lambda model: model)
+    got = _trained(
+        pyg_sar.load_shard(root),
+        program,
+        lambda model: pyg_sar.DistributedDataParallel(model),
+    )
+    for a, b in zip(got, want, strict=True):
+        assert_close(pyg_sar.gather(a), b)
 
 
 @pytest.mark.parametrize('name', PAIRS)
 @pytest.mark.parametrize('world_size', few([3, 1, 2, 4], every=4))
 def test_is_that_of_the_whole_graph(tmp_path: Path, name: str, world_size: int) -> None:
-    root = cut(small_graph(), world_size, tmp_path / 'parts')
+    root = cut(_graph(), world_size, tmp_path / 'parts')
     run_as_threads(_on_rank, world_size, name, str(root))
 
 
 def test_on_processes(tmp_path: Path) -> None:
-    root = cut(small_graph(), 3, tmp_path / 'parts')
+    root = cut(_graph(), 3, tmp_path / 'parts')
     run_ranks(_on_rank, 3, 'max by graph', str(root))
 
 
 def test_a_rank_without_nodes(tmp_path: Path) -> None:
-    root = cut(small_graph(), 3, tmp_path / 'parts', 'empty')
+    root = cut(_graph(), 3, tmp_path / 'parts', 'empty part')
     for name in PAIRS:
         run_as_threads(_on_rank, 3, name, str(root))
 
 
+@pytest.mark.parametrize(
+    'function',
+    [
+        pyg_sar.global_max,
+        pyg_sar.global_mean,
+        pyg_sar.global_min,
+        pyg_sar.global_softmax,
+        pyg_sar.global_std,
+        pyg_sar.global_sum,
+    ],
+)
+def test_plain_tensors_and_numbers_are_refused(function: Callable[..., Tensor]) -> None:
+    for given, what in ((torch.ones(3), 'a plain tensor'), (2.0, 'a float')):
+        with pytest.raises(ValueError, match=rf'{function.__name__}.*\(got {what}\).*already'):
+            function(given)
+
+
 WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    'mask': (lambda x: pyg_sar.global_max(x, torch.ones(1, dtype=torch.bool)), "a bool 'mask'"),
-    'mask of numbers': (lambda x: pyg_sar.global_max(x, torch.ones(len(x))), "a bool 'mask'"),
-    'dim': (lambda x: pyg_sar.global_mean(x, dim=1), "'dim' must be 0"),
-    'batch': (lambda x: pyg_sar.global_sum(x, batch=torch.zeros(len(x))), "an int64 'batch'"),
-    'graphs': (
-        lambda x: pyg_sar.global_sum(x, batch=torch.full((len(x),), 3), size=3),
-        'graphs from 0 to 2',
-    ),
     'rows': (
         lambda x: pyg_sar.rows(x, torch.tensor([10**6]), torch.arange(len(x))),
         "no node's id",
@@ -170,15 +171,10 @@ WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 
 def _attempt(name: str) -> str:
     """Wrong on rank 1 alone."""
-    wrong, right = WRONG[name][0], pyg_sar.global_max
     x = torch.ones(4, 2)
     if rank() == 1:
-        return attempt(wrong, x)
-    if name.startswith('rows'):
-        return attempt(pyg_sar.rows, x, torch.tensor([1]), torch.arange(4))
-    if name in ('batch', 'graphs'):
-        return attempt(lambda: pyg_sar.global_sum(x, batch=torch.zeros(4).long(), size=3))
-    return attempt({'dim': lambda x: pyg_sar.global_mean(x, dim=0)}.get(name, right), x)
+        return attempt(WRONG[name][0], x)
+    return attempt(pyg_sar.rows, x, torch.tensor([1]), torch.arange(4))
 
 
 @pytest.mark.parametrize('name', WRONG)
@@ -213,11 +209,11 @@ def _decoded(root: str) -> int:
     plain = Decoder()
     want = plain(whole, labels)
     want.square().mean().backward()
-    model = pyg_sar.DistributedDataParallel(Decoder(), check=False)
+    model = pyg_sar.DistributedDataParallel(Decoder())
     for _ in range(2):  # the second time by the plan of the first
         model.zero_grad()
         got = model(data, own)
-        pyg_sar.global_mean(got.square()).backward()
+        pyg_sar.over_all_nodes.global_mean(got.square()).backward()
         assert_close(got.detach(), want[ends[rank()] : ends[rank() + 1]].detach())
         for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
             assert_close(ours.grad, theirs.grad)

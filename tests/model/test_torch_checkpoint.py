@@ -16,9 +16,10 @@ from torch_geometric.data import Data
 from torch_geometric.nn import EdgeConv, GATConv, GCNConv, SAGEConv, TransformerConv
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, SARConv, global_sum
+from pyg_sar import DistributedDataParallel, SARConv
 from pyg_sar.comm.faults import guarded
 from pyg_sar.conv.options import Mode
+from pyg_sar.over_all_nodes import global_sum
 
 
 def _convs() -> dict[str, torch.nn.Module]:

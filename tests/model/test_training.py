@@ -88,9 +88,11 @@ def _train(
     losses, accuracies = [], []
     for _ in range(EPOCHS):
         out = model(data.x, data.edge_index)
-        loss = pyg_sar.global_mean(F.cross_entropy(out, data.y, reduction='none'), data.train_mask)
+        loss = pyg_sar.over_all_nodes.global_mean(
+            F.cross_entropy(out, data.y, reduction='none'), data.train_mask
+        )
         correct = (out.argmax(-1) == data.y).double()
-        accuracies.append(pyg_sar.global_mean(correct, data.test_mask).item())
+        accuracies.append(pyg_sar.over_all_nodes.global_mean(correct, data.test_mask).item())
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()

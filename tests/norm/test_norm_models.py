@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from few import few
+from pyg_sar.norm.row_groups import groups_of
 from ranks import run_as_threads, run_ranks
 from small_graphs import assemble, assert_all_raise, assert_close, attempt, cut, small_graph
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch_geometric.nn import GINConv, MessagePassing, SAGEConv
 from torch_geometric.nn.models import GIN
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, SARConv, global_sum, wrap
+from pyg_sar import DistributedDataParallel, SARConv, wrap
 from pyg_sar.norm import (
     GlobalBatchNorm,
     GlobalDiffGroupNorm,
@@ -27,7 +28,7 @@ from pyg_sar.norm import (
     GlobalLayerNorm,
     GlobalPyGBatchNorm,
 )
-from pyg_sar.norm.row_groups import groups_of
+from pyg_sar.over_all_nodes import global_sum
 
 NORMS: dict[str, Callable[[], torch.nn.Module]] = {
     'BatchNorm1d': lambda: torch.nn.BatchNorm1d(6),

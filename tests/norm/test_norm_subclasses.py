@@ -15,7 +15,6 @@ from torch import Tensor
 from torch_geometric.nn import GraphNorm, SAGEConv
 
 import pyg_sar
-from pyg_sar.checking.first_forward import check_model
 
 
 class SlowNorm(torch.nn.BatchNorm1d):
@@ -47,11 +46,6 @@ class Net(torch.nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return self.norm(self.conv(x, edge_index))
-
-
-class OverNodes(torch.nn.InstanceNorm1d):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.t()[None])[0].t()
 
 
 NORMS = {'batch': lambda: SlowNorm(8), 'graph': lambda: NamedNorm(8)}
@@ -96,12 +90,3 @@ def test_a_subclass_is_global(name: str, copied: Any, tmp_path: Path) -> None:
 def test_what_another_class_does_is_not_known(norm: torch.nn.Module) -> None:
     with pytest.raises(ValueError, match="at 'norm' cannot run on a partitioned graph"):
         pyg_sar.wrap(Net(norm))
-
-
-def test_instance_norm_of_torch(tmp_path: Path) -> None:
-    """Of a matrix it takes every row by itself; over the nodes it is found."""
-    data = pyg_sar.load_shard(cut(small_graph(200, 900), 2, tmp_path / 'parts'), 0)
-    data.x = data.x.float()
-    for norm, word in ((torch.nn.InstanceNorm1d(8), None), (OverNodes(8), "'norm' (OverNodes)")):
-        found = check_model(pyg_sar.wrap(Net(norm)), (data.x, data.edge_index), {})
-        assert found is None if word is None else word in found

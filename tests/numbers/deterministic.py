@@ -52,7 +52,9 @@ def train(root: str, name: str, mode: str) -> list[str]:
     losses = []
     for _ in range(EPOCHS):
         out = model(data.x, data.edge_index)
-        loss = pyg_sar.global_mean(F.cross_entropy(out, data.y, reduction='none'), data.train_mask)
+        loss = pyg_sar.over_all_nodes.global_mean(
+            F.cross_entropy(out, data.y, reduction='none'), data.train_mask
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -78,7 +78,7 @@ def cut(name: str, root: str, num_classes: int, epochs: int) -> list[float]:
     for _ in range(epochs):
         out = model(data.x, data.edge_index)
         each = F.cross_entropy(out, data.y, reduction='none', ignore_index=-1)
-        loss = pyg_sar.global_mean(each, data.train_mask)
+        loss = pyg_sar.over_all_nodes.global_mean(each, data.train_mask)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

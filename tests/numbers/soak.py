@@ -103,14 +103,16 @@ def soak(root: str, epochs: int, num_samples: int) -> tuple[list[dict[str, float
             edge_index, _ = dropout_edge(edge_index, 0.2)
         model.train()
         out = model(data.x, edge_index)
-        loss = pyg_sar.global_mean(F.cross_entropy(out, data.y, reduction='none'), data.train_mask)
+        loss = pyg_sar.over_all_nodes.global_mean(
+            F.cross_entropy(out, data.y, reduction='none'), data.train_mask
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         model.eval()
         with torch.no_grad():
             correct = (model(data.x, data.edge_index).argmax(-1) == data.y).float()
-        pyg_sar.global_mean(correct, ~data.train_mask)
+        pyg_sar.over_all_nodes.global_mean(correct, ~data.train_mask)
         del out, correct, edge_index
         if epoch % (epochs // num_samples) == 0:
             losses.append(loss.item())

@@ -260,7 +260,7 @@ def _train(model: torch.nn.Module, data: Data, rows: Any, edges: Any, *, cut: bo
         with torch.autocast('cpu', torch.bfloat16):
             out = trained(data, x, edge)
             each = F.cross_entropy(out, y, reduction='none')
-        loss = pyg_sar.global_mean(each, mask) if cut else each[mask].mean()
+        loss = pyg_sar.over_all_nodes.global_mean(each, mask) if cut else each[mask].mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

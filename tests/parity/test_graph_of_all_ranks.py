@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def _on_rank(name: str, root: str) -> dict[str, Tensor]:
     data = pyg_sar.load_shard(root)
     data = data.apply(lambda t: t.double() if t.is_floating_point() else t)
-    model = pyg_sar.DistributedDataParallel(make(name).double(), check=False)
+    model = pyg_sar.DistributedDataParallel(make(name).double())
     out, inputs = run(name, model, data)
     assert isinstance(out, Rows)
     grad = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape)
@@ -82,7 +82,7 @@ def _own_conv(root: str | None) -> dict[str, Tensor]:
     torch.manual_seed(0)
     model: torch.nn.Module = AllNodes().double()
     if root is not None:
-        model = pyg_sar.DistributedDataParallel(model, check=False)
+        model = pyg_sar.DistributedDataParallel(model)
     x = data.x.clone().requires_grad_()
     out = model(x, data.edge_index)
     out.square().mean().backward()

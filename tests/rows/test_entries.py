@@ -72,7 +72,7 @@ def _embedding(root: str, folder: str) -> None:
 def _draws(root: str, folder: str) -> None:
     found = []
     for load in (pyg_sar.load_shard, pyg_sar.load_shard):
-        data, model = load(root), _model(dropout_seed=3, check=False)
+        data, model = load(root), _model(dropout_seed=3)
         found.append(pyg_sar.local(model(data.x, data.edge_index)))
     assert torch.equal(*found)
 
@@ -92,8 +92,8 @@ def _over_all_nodes(root: str, folder: str) -> None:
 
 
 def _activations(root: str, folder: str) -> None:
-    data, model = pyg_sar.load_shard(root), _model(checkpoint_activations=True, check=False)
-    with pytest.raises(ValueError, match='local'):
+    data, model = pyg_sar.load_shard(root), _model(checkpoint_activations=True)
+    with pytest.raises(ValueError, match=r'pyg_sar\.local'):
         model(data.x, data.edge_index)
 
 
@@ -123,7 +123,7 @@ def _rows_in_a_model(root: str, folder: str) -> None:
 
 
 def _loops_of_training(root: str, folder: str) -> None:
-    data, model = pyg_sar.load_shard(root), _model(check=False)
+    data, model = pyg_sar.load_shard(root), _model()
     data.extra = torch.cat([data.x, data.x.mean(0, keepdim=True).expand(data.num_nodes, -1)], 1)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     model.eval()

@@ -72,6 +72,8 @@ ROWS = [
 FETCHED = [
     Small('narrow', lambda x: x.narrow(0, 1, 2) + x.narrow(0, -3, 2), '[7,2]@0'),
     Small('select', lambda x: x.select(0, 4), '[7,2]@0'),
+    Small('chunk', lambda x: x.chunk(2), '[7,2]@0'),
+    Small('split', lambda x: x.split([3, 4], dim=1), '[2,7]@1'),
 ]
 
 REFUSED = [
@@ -83,7 +85,6 @@ REFUSED = [
     Small('repeat', lambda x: x.repeat(2, 1), '[7,2]@0'),
     Small('squeeze of one row', torch.squeeze, '[1,2]@0'),
     Small('squeeze the row', lambda x: x.squeeze(0), '[1,2]@0'),
-    Small('chunk', lambda x: x.chunk(2), '[7,2]@0'),
     Small('unbind', list, '[7,2]@0'),
     Small('unfold', lambda x: x.unfold(0, 2, 1), '[7,2]@0'),
     Small('stack of turned', lambda x, y: torch.stack([x, y]), '[7,7]@0 [7,7]@1'),

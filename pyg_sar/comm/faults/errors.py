@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from pyg_sar.monitor import hook
+from pyg_sar.users_line import users_line
 
 Function = TypeVar('Function', bound=Callable[..., Any])
 
@@ -26,6 +27,7 @@ class ExchangeError(RuntimeError):
         operation: What this rank was doing: ``'receiving the rows of part 2'``.
         layer: Where: ``"layer 'convs.1' (GATConv), backward"``; empty outside of layers.
         reason: What is known of the peer.
+        line: The file and the line of the program that was at it, if that is known.
     """
 
     def __init__(
@@ -34,10 +36,12 @@ class ExchangeError(RuntimeError):
         super().__init__(rank, peer, operation, layer, reason)
         self.rank, self.peer, self.operation = rank, peer, operation
         self.layer, self.reason = layer, reason
+        self.line = users_line()
 
     def __str__(self) -> str:
         where = f' in {self.layer}' if self.layer else ''
-        return f'rank {self.rank} stopped at {self.operation}{where}: {self.reason}'
+        line = f' (called at {self.line[0]}:{self.line[1]})' if self.line else ''
+        return f'rank {self.rank} stopped at {self.operation}{where}: {self.reason}{line}'
 
 
 class _Place(threading.local):

@@ -119,7 +119,7 @@ class Normalizer:
             return index, weight
 
         index, weight = self._once(exchange.shard, key, edge_index, edge_weight, compute)
-        return index, weight.as_subclass(WholeGraphWeight)
+        return index, weight
 
     def _oriented(
         self, edge_index: Tensor, edge_weight: Tensor | None, *, flip: bool = False

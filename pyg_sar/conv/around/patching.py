@@ -1,135 +1,93 @@
-"""Replaces functions by what is right on a cut graph, for the time of a conv's forward.
+"""Functions over edges that a conv calls, which are others on a cut graph.
 
 Users import ``softmax`` or ``gcn_norm`` under any name. So functions are found by identity, among
-the globals of the modules that define the conv's classes, and of the libraries' modules.
+the globals of the modules that define a conv's classes, and of the libraries' modules. There a
+dispatcher takes the place of each, once and for all: it calls the form that is in force in its
+thread, and the function itself where there is none. Threads may each train a model.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
-from types import ModuleType
+from importlib import import_module
+from types import FunctionType
 from typing import Any
 
-import torch
-
-from pyg_sar.comm.turns import put_away_between_turns
-from pyg_sar.shard.edge_index import ShardEdgeIndex
-
-_LIBRARY_MODULES = ('torch', 'torch_geometric.utils', 'torch_geometric.nn.conv.gcn_conv')
+from torch._jit_internal import _qualified_name
 
 AnyFn = Callable[..., Any]
 
-_originals: dict[int, AnyFn] = {}
-"""What the functions that are bound now stand in for, by their id."""
-
-
-Places = tuple[tuple[ModuleType, str], ...]
-
-
-@cache
-def _places(classes: frozenset[type], function: AnyFn) -> Places:
-    """Where `function` is bound among the globals that `classes` can see."""
-    own = {base.__module__ for cls in classes for base in cls.__mro__}.difference(_LIBRARY_MODULES)
-    found = _places_in(sorted(name for name in own if not name.startswith('torch.')), function)
-    return found + _places_in_libraries(function)
-
-
-@cache
-def _places_in_libraries(function: AnyFn) -> Places:
-    return _places_in(_LIBRARY_MODULES, function)  # thousands of names
-
-
-def _places_in(modules: Iterable[str], function: AnyFn) -> Places:
-    return tuple(
-        (sys.modules[module], name)
-        for module in modules
-        if module in sys.modules
-        for name, value in vars(sys.modules[module]).items()
-        if value is function or _originals.get(id(value)) is function
-    )
-
-
-@contextmanager
-def replaced(module: torch.nn.Module, replacements: dict[AnyFn, AnyFn]) -> Iterator[None]:
-    """Binds each key's places, as far as `module` and its submodules see them, to its value.
-
-    Inside another one it lasts for its own time, and the outer one's functions come back after it.
-    """
-    classes = frozenset(type(m) for m in module.modules())
-    bound = _Bound()
-    _here.all_of.append(bound)
-    try:
-        for function, replacement in replacements.items():
-            bound.add(function, replacement, _places(classes, function))
-        yield
-    finally:
-        _here.all_of.pop()
-        bound.take_off()
-
-
-class _Bound:
-    """Functions that are bound now, and what is bound without them."""
-
-    def __init__(self) -> None:
-        self.replacements: list[tuple[AnyFn, AnyFn]] = []
-        self.places: list[tuple[ModuleType, str, AnyFn, AnyFn]] = []
-
-    def add(
-        self, function: AnyFn, replacement: AnyFn, places: Iterable[tuple[ModuleType, str]]
-    ) -> None:
-        self.replacements.append((function, replacement))
-        _originals[id(replacement)] = function
-        for place, name in places:
-            self.places.append((place, name, getattr(place, name), replacement))
-            setattr(place, name, replacement)
-
-    def take_off(self) -> None:
-        for place, name, before, _ in reversed(self.places):
-            setattr(place, name, before)
-        for _, replacement in self.replacements:
-            _originals.pop(id(replacement), None)
-
-    def put_on(self) -> None:
-        for function, replacement in self.replacements:
-            _originals[id(replacement)] = function
-        for place, name, _, replacement in self.places:
-            setattr(place, name, replacement)
+_FUNCTIONS = {
+    'torch_geometric.utils': 'softmax scatter degree to_dense_batch get_laplacian',
+    'torch_geometric.nn.conv.gcn_conv': 'gcn_norm',
+    'torch_geometric.nn.conv.hgt_conv': 'construct_bipartite_edge_index',
+}
+"""What may have another form, by the modules where convs of any module find it."""
 
 
 class _Here(threading.local):
-    def __init__(self) -> None:
-        self.all_of: list[_Bound] = []
+    forms: Mapping[AnyFn, AnyFn] = {}  # of functions in force, those of inner scopes
 
 
 _here = _Here()
 
 
-@put_away_between_turns
-def _take_all_off() -> Callable[[], None]:
-    """Takes the functions of this thread off; returns what puts them on again."""
-    bound = list(_here.all_of)
-    for each in reversed(bound):
-        each.take_off()
+def _dispatcher(module: str, name: str) -> tuple[AnyFn, AnyFn]:
+    """A function, and what calls the form of it that is in force."""
+    here, function = _here, getattr(import_module(module), name)
 
-    def put_on() -> None:
-        for each in bound:
-            each.put_on()
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        return here.forms.get(function, function)(*args, **kwargs)
 
-    return put_on
+    # TorchScript takes the wrapped code, with the overloads of that name and the globals of this.
+    seen = getattr(function, '__globals__', globals())
+    made: Any = FunctionType(dispatch.__code__, seen, name, None, dispatch.__closure__)
+    functools.update_wrapper(made, function)
+    made._jit_override_qualname = _qualified_name(function)
+    made.__module__, made.__qualname__ = module, name  # by which it is pickled
+    return function, made
 
 
-def on_shards(function: AnyFn, form: AnyFn) -> AnyFn:
-    """`form` where the function is given the edge_index of a shard, else the function itself."""
+_dispatchers = dict(
+    _dispatcher(module, name) for module, names in _FUNCTIONS.items() for name in names.split()
+)
+_by_id = {id(function): dispatcher for function, dispatcher in _dispatchers.items()}
 
-    def either(edge_index: Any, *args: Any, **kwargs: Any) -> Any:
-        chosen = form if isinstance(edge_index, ShardEdgeIndex) else function
-        return chosen(edge_index, *args, **kwargs)
 
-    return either
+_bound: set[type] = set()
+
+
+def bind(cls: type) -> None:
+    """Puts dispatchers where code of `cls` and its bases finds the functions; lasts for good."""
+    if cls in _bound:
+        return
+    modules = {base.__module__ for base in cls.__mro__}.difference(_FUNCTIONS)
+    modules = {name for name in modules if not name.startswith('torch.')}
+    for module in modules if _bound else modules.union(_FUNCTIONS):
+        names = vars(sys.modules[module]) if module in sys.modules else {}
+        for name, value in list(names.items()):
+            if id(value) in _by_id:
+                names[name] = _by_id[id(value)]
+    _bound.add(cls)
+
+
+@contextmanager
+def replaced(forms: Mapping[AnyFn, AnyFn]) -> Iterator[None]:
+    """Has calls of the functions, in this thread and by code of bound classes, run their forms.
+
+    Inside another one it lasts for its own time, and the outer one's forms come back after it.
+    """
+    assert forms.keys() <= _dispatchers.keys()
+    before = _here.forms
+    _here.forms = {**before, **forms}
+    try:
+        yield
+    finally:
+        _here.forms = before
 
 
 @contextmanager

@@ -35,6 +35,7 @@ class Decision:
     # call: it reads a learnable tensor that is no parameter, or sets a number.
     learnable: tuple[str, ...] | None = ()
     drops: bool = False  # whether it draws masks of dropout by edge, or may do so
+    has_statistics: bool = False  # whether a module in it takes statistics over the edges
 
     def learnable_of(self, conv: torch.nn.Module) -> tuple[Tensor, ...]:
         """The learnable tensors themselves; a program may have replaced them since."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
@@ -26,6 +27,8 @@ from pyg_sar.conv.options import Path
 from pyg_sar.conv.reuse.narrow_exchange import is_hooked, is_sum, sum_for_layer
 from pyg_sar.conv.reuse.raw_feature_sums import are_raw, kept_sum
 from pyg_sar.merge import State
+from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.rows import plain, tag
 from pyg_sar.shard.plan import Plan
 
 
@@ -41,6 +44,7 @@ class Call:
     # In-edges of a chunk of the gather path; None for what fits into free memory.
     max_rows: int | None
     in_forward: bool  # whether the conv's own forward takes the result
+    edges: EdgeIndex | None  # as they were given, if the call was made with rows of the whole
 
     @property
     def conv(self) -> MessagePassing:
@@ -74,7 +78,10 @@ class Call:
         for name, number in seen.numbers.items():
             setattr(self.conv, name, number)
         for name, value in zip(seen.edge_attributes, values, strict=True):
-            setattr(self.conv, name, self.oriented.to_given(value))
+            rows = self.oriented.to_given(value)
+            setattr(
+                self.conv, name, rows if self.edges is None else tag(rows, 0, self.edges._space)
+            )
 
 
 def update_edges(call: Call) -> Tensor:
@@ -169,8 +176,12 @@ def _one_shot(call: Call) -> Tensor:
     """Plain autograd over all edges, with all halo rows beside the own ones."""
     binding, edges, num_dst = call.binding, call.plan.edge_index, call.plan.shard.num_dst
     src = tuple(with_halo(t, call.exchange) for t in binding.arguments.src)
-    values = binding.inputs(replace(binding.arguments, src=src), edges, edges[1], num_dst)
-    out = binding.run(values)
+    arguments = replace(binding.arguments, src=src)
+    values = binding.inputs(arguments, edges, edges[1], num_dst)
+    if call.decision.has_statistics:
+        out = plain(binding.run(_of_all_edges(call, values)))
+    else:
+        out = binding.run(values)
     if binding.function == 'message':
         out = binding.aggregate(values, out)
     if call.plan.num_edges == 0 and out.is_floating_point():
@@ -179,6 +190,24 @@ def _one_shot(call: Call) -> Tensor:
         for parameter in call.conv.parameters():
             out = out + 0 * parameter.sum()
     return out
+
+
+def _of_all_edges(call: Call, values: dict[str, Any]) -> dict[str, Any]:
+    """What a function gets that looks across edges: rows of the edges of all ranks."""
+    edges = call.edges
+    if edges is None or call.oriented.edges is not None:
+        raise ValueError(
+            f"'{call.decision.function}' takes statistics over edges: call it with the edge_index "
+            'of pyg_sar.load_shard, with messages from row 0 to row 1'
+        )
+    space, num_dst = edges._space, edges.ends.dst.total
+    index = edges._row(1 - edges.handle.is_flipped)
+    rows = {
+        name: tag(value, int(call.conv.node_dim) % value.dim() if at_nodes else 0, space)
+        for name, value, at_nodes in call.binding.edge_values(values)
+    }
+    of_all = {'index': index, 'edge_index_i': index, 'size_i': num_dst, 'dim_size': num_dst}
+    return values | of_all | rows
 
 
 AGGREGATE: dict[Path, Callable[[Call], Tensor]] = {

@@ -36,11 +36,15 @@ from pyg_sar.conv.message.intercept import MessageError, StatisticsError, Unsupp
 from pyg_sar.conv.message.sample_edges import not_saved
 from pyg_sar.conv.names import name_of, plain_class
 from pyg_sar.conv.options import Options, Path
+from pyg_sar.conv.reuse.narrow_exchange import NarrowSum
 from pyg_sar.conv.support import takes_statistics
 from pyg_sar.dropout import EdgeDraws, edge_draws
 from pyg_sar.monitor import say
+from pyg_sar.rows.attach import given_to_conv
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import plain, tag
+from pyg_sar.rows.space import Space
+from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.plan import Plan, plan_of
 from pyg_sar.shard.shard import Shard
 
@@ -52,6 +56,7 @@ class GivenRows:
     """A call of ``propagate`` as a program made it, with rows of the whole graph."""
 
     edges: EdgeIndex
+    dst: Space  # of the rows that it gives
     kwargs: dict[str, Any]
 
 
@@ -69,29 +74,37 @@ class Propagation:
     options: Options
     decisions: Decisions
     in_forward: bool
-    of_rows: GivenRows | None = None
 
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included."""
         conv = self.conv
+        if not isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
+            return self._along_plain_edges('propagate', edge_index, size, kwargs)
         given = before_step(conv, 'propagate', (edge_index, size, kwargs))
-        edge_index, size, kwargs = given
+        whole = None
+        if isinstance(given[0], EdgeIndex):
+            whole = GivenRows(given[0], _ends(conv, given[0])[1], given[2])
+        edge_index, size, kwargs = _own(conv, *given)
         outs = []
         for layer in _layers(conv, kwargs):
-            call, layer = self._call('message', edge_index, size, layer)
+            call, layer = self._call('message', edge_index, size, layer, given[0])
             num_dst = call.plan.shard.num_dst
             out = AGGREGATE[call.decision.path](call)
             values = {'dim_size': num_dst, 'size_i': num_dst, **layer}
-            outs.append(self._updated(out, values))
+            outs.append(self._updated(out, values, whole))
         out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
+        if whole is not None:
+            dst = whole.dst
+            is_narrow = isinstance(out, NarrowSum)
+            out = out.of_nodes(dst) if is_narrow else tag(out, int(conv.node_dim) % out.dim(), dst)
         return after_step(conv, 'propagate', given, out)
 
-    def _updated(self, out: Tensor, values: dict[str, Any]) -> Tensor:
+    def _updated(self, out: Tensor, values: dict[str, Any], given: GivenRows | None) -> Tensor:
         """``MessagePassing.update``: a program over nodes, so of rows it gets rows."""
-        conv, given = self.conv, self.of_rows
+        conv = self.conv
         if given is None or type(conv).update is MessagePassing.update:
             return conv.update(out, **conv.inspector.collect_param_data('update', values))
-        dst = given.edges.ends.dst
+        dst = given.dst
         values = values | given.kwargs | {'dim_size': dst.total, 'size_i': dst.total}
         rows = tag(out, int(conv.node_dim) % out.dim(), dst)
         made = conv.update(rows, **conv.inspector.collect_param_data('update', values))
@@ -99,12 +112,25 @@ class Propagation:
 
     def edge_updater(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``: one row per edge of `edge_index`, in its order."""
+        if not isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
+            return self._along_plain_edges('edge_updater', edge_index, size, kwargs)
         given = before_step(self.conv, 'edge_update', (edge_index, size, kwargs))
-        out = update_edges(self._call('edge_update', *given)[0])
+        out = update_edges(self._call('edge_update', *_own(self.conv, *given), given[0])[0])
+        if isinstance(given[0], EdgeIndex):
+            out = tag(out, 0, given[0]._space)
         return after_step(self.conv, 'edge_update', given, out)
 
+    def _along_plain_edges(
+        self, method: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
+    ) -> Tensor:
+        """PyG's own method: edges that are equal on all ranks, in ids of the whole graph."""
+        named = kwargs if size is None else {'size': size, **kwargs}
+        plain_method: Any = getattr(plain_class(self.conv), method)
+        out: Tensor = plain_method(self.conv, edge_index, **named)
+        return out
+
     def _call(
-        self, function: str, given: Tensor, size: Any, kwargs: dict[str, Any]
+        self, function: str, given: Tensor, size: Any, kwargs: dict[str, Any], edges: Tensor
     ) -> tuple[Call, dict[str, Any]]:
         """A call with its arguments and decision, and its keyword arguments in the order of edges.
 
@@ -138,7 +164,8 @@ class Propagation:
         if decision.learnable is None:  # what it reads or sets may be another by now
             decision = replace(decision, trace=trace(binding))
         options = self.options.max_rows, self.in_forward
-        return Call(binding, plan, exchange, oriented, decision, *options), kwargs
+        whole = edges if isinstance(edges, EdgeIndex) else None
+        return Call(binding, plan, exchange, oriented, decision, *options, whole), kwargs
 
     def _oriented(
         self, function: str, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
@@ -198,12 +225,13 @@ class Propagation:
         offer = Offer()
         path: Path = 'one_shot'
         traced: Trace | None = None
+        has_statistics = False
         error: Exception | None = None
         try:
             self._check(shard, size)
             plan = plan_of(edge_index, shard)
             binding = bind(self.conv, function, kwargs, plan).dropping(draws, None)
-            path, traced, needed = self._path(binding, plan)
+            path, traced, needed, has_statistics = self._path(binding, plan)
             one_pass = path == 'replay' and traced is not None and _one_pass(binding, traced)
             takes_gradient = torch.is_grad_enabled() and any(
                 t.requires_grad for t in binding.arguments.edge
@@ -239,13 +267,24 @@ class Propagation:
             learnable = None if traced.numbers else names_of(self.conv, traced.learnable)
         # A message with statistics is not traced to its end.
         drops = draws is not None and (draws.has_drawn or (path == 'one_shot' and traced is None))
-        return Decision(name, edge_names, path, mode, one_pass, needed, traced, learnable, drops)
+        return Decision(
+            name,
+            edge_names,
+            path,
+            mode,
+            one_pass,
+            needed,
+            traced,
+            learnable,
+            drops,
+            has_statistics,
+        )
 
-    def _path(self, binding: Binding, plan: Plan) -> tuple[Path, Trace | None, int]:
+    def _path(self, binding: Binding, plan: Plan) -> tuple[Path, Trace | None, int, bool]:
         """How a call is computed: in the cheapest way that is exact for what it does.
 
-        Returns the path, what the function does, and in mode auto what mode one_shot would hold, in
-        bytes. Raises ValueError if there is none.
+        Returns the path, what the function does, in mode auto what mode one_shot would hold, in
+        bytes, and whether it takes statistics over edges. Raises ValueError if there is none.
         """
         path: Path
         traced: Trace | None = None
@@ -255,7 +294,7 @@ class Propagation:
             check_edges_are_independent(binding, num_reductions)
         except StatisticsError:
             # The statistics are of all edges: all messages have to be there at once.
-            return 'one_shot', None, 0
+            return 'one_shot', None, 0, True
         except UnsupportedMessageError:
             observe(binding)
             path, traced = 'gather', None
@@ -271,9 +310,9 @@ class Propagation:
                 path = 'weighted'
         check_destinations_are_independent(binding)
         if self.options.mode != 'auto':
-            return path, traced, 0
+            return path, traced, 0, False
         is_sum = path in ('linear', 'weighted')
-        return path, traced, one_shot_bytes(binding, plan, is_linear=is_sum)
+        return path, traced, one_shot_bytes(binding, plan, is_linear=is_sum), False
 
     def _check(self, shard: Shard, size: Any) -> None:
         own = shard.num_own, shard.num_dst
@@ -287,6 +326,27 @@ class Propagation:
                 'plain graph, such as the neighbourhood of a node (k_hop_subgraph), with its '
                 'weights or on one process'
             )
+
+
+def _own(
+    conv: MessagePassing, edge_index: Tensor, size: Any, kwargs: dict[str, Any]
+) -> tuple[Tensor, Any, dict[str, Any]]:
+    """The arguments of a call with rows of the whole graph as those of this rank."""
+    if not isinstance(edge_index, EdgeIndex):
+        return edge_index, size, kwargs
+    if size is not None:
+        ends = edge_index.ends.src, edge_index.ends.dst
+        ends = ends[::-1] if edge_index.handle.is_flipped else ends
+        size = tuple(e.own if n == e.total else n for n, e in zip(size, ends, strict=True))
+    handle, kwargs = given_to_conv((edge_index, kwargs), [edge_index], name_of(conv))
+    return handle, size, kwargs
+
+
+def _ends(conv: MessagePassing, edge_index: EdgeIndex) -> tuple[Space, Space]:
+    """The nodes that messages come from, and those that they go to."""
+    ends = edge_index.ends.src, edge_index.ends.dst
+    is_against = edge_index.handle.is_flipped != (conv.flow != 'source_to_target')
+    return ends[::-1] if is_against else ends
 
 
 def _layers(conv: MessagePassing, kwargs: dict[str, Any]) -> list[dict[str, Any]]:

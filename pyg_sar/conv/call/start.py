@@ -24,6 +24,7 @@ from pyg_sar.comm import agree, are_alike, check_equal, raise_together
 from pyg_sar.conv.call.decision import Decisions
 from pyg_sar.conv.names import PLAIN, name_of, plain_class
 from pyg_sar.conv.options import Options
+from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
 
@@ -106,7 +107,7 @@ def _state_of(
 def _kinds(values: Iterable[Any]) -> Iterator[str]:
     """Kind, dtype and need of a gradient of every tensor among a forward's arguments."""
     for value in values:
-        if isinstance(value, ShardEdgeIndex):
+        if isinstance(value, (ShardEdgeIndex, EdgeIndex)):
             yield 'edges'
         elif isinstance(value, Tensor):
             needs = value.requires_grad and torch.is_grad_enabled()
@@ -162,7 +163,7 @@ def _check_inputs(
         )
     own = shard.num_own, shard.num_dst
     for tensor, rows in zip(x if isinstance(x, (tuple, list)) else [x], own, strict=False):
-        if not isinstance(tensor, Tensor):
+        if not isinstance(tensor, Tensor) or not handles:  # rows say themselves whose they are
             continue
         dims = {0, conv.node_dim} if tensor.dim() > 1 else {0}
         if rows not in {tensor.size(d) for d in dims if -tensor.dim() <= d < tensor.dim()}:

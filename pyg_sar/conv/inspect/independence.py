@@ -29,6 +29,7 @@ from pyg_sar.conv.message.sample_edges import (
     with_other_values,
 )
 from pyg_sar.conv.message.whole_graph_sizes import WholeGraphSizes
+from pyg_sar.conv.support import takes_statistics
 
 _Values = list[tuple[Tensor, int]]
 """Tensors with their edge or node dimension."""
@@ -137,7 +138,7 @@ def _on_samples(binding: Binding) -> Iterator[None]:
     sizes = WholeGraphSizes(conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
     with torch.no_grad(), sizes.in_force(), ExitStack() as stack:
         for norm in conv.modules():  # it uses its running statistics
-            if getattr(norm, 'is_global', False) and norm.training:
+            if takes_statistics(norm) and norm.training:
                 stack.enter_context(overridden(norm, 'training', False))
         yield
 

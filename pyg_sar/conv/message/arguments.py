@@ -7,6 +7,7 @@ block, and everything else is passed as it is.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,6 +110,12 @@ class Binding:
                 value = value if dim == 0 else value.movedim(0, dim)
             values[slot.name] = value
         return values
+
+    def edge_values(self, values: dict[str, Any]) -> Iterator[tuple[str, Tensor, bool]]:
+        """Of what :meth:`inputs` gave, the tensors with a row per edge; whether from a node."""
+        for slot in self.slots:
+            if slot.role in ('src', 'dst', 'edge'):
+                yield slot.name, values[slot.name], slot.role != 'edge'
 
     def no_inputs(self, dst: Tensor, num_dst: int) -> dict[str, Any]:
         """The same for no edges: `dst` is empty, and every edge tensor has no rows."""

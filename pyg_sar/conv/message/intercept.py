@@ -120,7 +120,7 @@ class Intercept:
             pyg_degree: degree,
         }
         with ExitStack() as stack:
-            stack.enter_context(replaced(self.conv, functions))
+            stack.enter_context(replaced(functions))
             for module in self.conv.modules():
                 if isinstance(module, MultiAggregation):
                     # Fused ones use the index by themselves.

@@ -56,7 +56,7 @@ class WholeGraphSizes:
             return pyg_to_dense_batch(x, batch, fill_value, width, batch_size)
 
         with ExitStack() as stack:
-            stack.enter_context(replaced(self.conv, {pyg_to_dense_batch: to_dense_batch}))
+            stack.enter_context(replaced({pyg_to_dense_batch: to_dense_batch}))
             for module in self.conv.modules():
                 if isinstance(module, PatchTransformerAggregation):
                     stack.enter_context(overridden(module, 'forward', self._patches(module)))

@@ -22,6 +22,8 @@ from torch_geometric.nn import ClusterGCNConv, GraphConv, Linear, MessagePassing
 
 from pyg_sar.comm import all_ranks
 from pyg_sar.conv.reuse.raw_feature_sums import SumFn, copy_on_write
+from pyg_sar.rows.rows import tag
+from pyg_sar.rows.space import Space
 from pyg_sar.shard.plan import Plan
 
 _LAYERS = {
@@ -71,7 +73,7 @@ def sum_for_layer(conv: MessagePassing, x: Tensor, plan: Plan, sum_of: SumFn) ->
         return sum_of(x)
     # Unlike a sum, a layer keeps its rows for backward: a program may change them in place now.
     rows = x if _is_recomputed() else copy_on_write(x)
-    return _NarrowSum.of(sum_of(F.linear(rows, layer.weight)), layer.weight)
+    return NarrowSum.of(sum_of(F.linear(rows, layer.weight)), layer.weight)
 
 
 def _is_recomputed() -> bool:
@@ -80,15 +82,22 @@ def _is_recomputed() -> bool:
     return top is None or top(True) is not None
 
 
-class _NarrowSum(Tensor):
+class NarrowSum(Tensor):
     """Sums ``[num_dst, K]`` of rows that a layer has been applied to; answers that layer only."""
 
     _weight: Tensor
+    _space: Space | None = None
 
     @staticmethod
-    def of(total: Tensor, weight: Tensor) -> _NarrowSum:
-        self = total.as_subclass(_NarrowSum)
+    def of(total: Tensor, weight: Tensor) -> NarrowSum:
+        """The sums `total` of rows that the layer of `weight` has been applied to."""
+        self = total.as_subclass(NarrowSum)
         self._weight = weight
+        return self
+
+    def of_nodes(self, space: Space) -> NarrowSum:
+        """Says of which nodes; the layer gives rows of these."""
+        self._space = space
         return self
 
     @classmethod
@@ -100,7 +109,8 @@ class _NarrowSum(Tensor):
             )
         with torch._C.DisableTorchFunctionSubclass():
             out, bias = args[0].as_subclass(Tensor), args[2]
-            return out if bias is None else out + bias
+            out = out if bias is None else out + bias
+            return out if args[0]._space is None else tag(out, 0, args[0]._space)
 
 
 def _narrower_layer(conv: MessagePassing, x: Tensor) -> Any:

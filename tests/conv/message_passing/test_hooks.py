@@ -97,7 +97,7 @@ def _explained(model: torch.nn.Module, x: Tensor, edge_index: Tensor) -> list[Te
 def test_explainer(graph, root):
     """On a plain graph it says what it says of the plain model, also after it was refused."""
     data, plain = pyg_sar.local(pyg_sar.load_shard(root)), GCN(6, 8, 2, 3).double()
-    model = DistributedDataParallel(copy.deepcopy(plain), check=False)
+    model = DistributedDataParallel(copy.deepcopy(plain))
     with pytest.raises(ValueError, match='GCNConv cannot be explained on a cut graph: explain'):
         _explained(model, data.x, data.edge_index)
     for _ in range(2):

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import common_space, own_rows
+from pyg_sar.rows.align import found, own_rows
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.replicated import met
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 from pyg_sar.rows.space import Space
 
 Letters = Sequence[Hashable]
@@ -54,7 +54,7 @@ def contract(
     letter = rows_letter(func, operands, letters)
     if letter is None:
         refuse(func, 'of these shapes is not known to be right')
-    space = common_space(func, [each for each in operands if isinstance(each, Rows)])
+    space = found(operands)[0]._space
     own = [
         _own(func, each, of, letter, space, letter in broadcasting)
         for each, of in zip(operands, letters, strict=True)
@@ -89,8 +89,7 @@ def _own(
     func: Any, tensor: Tensor, letters: Letters, letter: Hashable, space: Space, broadcasts: bool
 ) -> Tensor:
     if isinstance(tensor, Rows):
-        own: Tensor = plain(tensor)
-        return own
+        return own_rows(func, tensor, tensor._dim, space)
     if letter not in letters:
         return met(tensor)
     dim = list(letters).index(letter)

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import align, argument, as_rows, dim_of
+from pyg_sar.rows.align import align, argument, as_rows, dim_of, found
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
-from pyg_sar.rows.replicated import met, own_draws
-from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
+from pyg_sar.rows.replicated import all_of_plain, met, own_draws
+from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import is_in_place
 from pyg_sar.rows.rules.numbers.without_rows import run
 
@@ -48,6 +48,8 @@ def _of_images(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule(_MATRICES)
 def _of_matrices(func: Any, args: Any, kwargs: Any) -> Any:
+    if name_of(func) in _TAKES_TWO and (solved := _by_columns(func, args, kwargs)) is not None:
+        return solved
     others = [*args[1:], *kwargs.values()] if name_of(func) not in _TAKES_TWO else []
     if kwargs.get('out') is not None or any(isinstance(each, Tensor) for each in others):
         refuse(func, 'and other tensors is not known to be right')
@@ -55,6 +57,30 @@ def _of_matrices(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 _TAKES_TWO = ('linalg_solve_triangular', 'cholesky_solve', 'triangular_solve')
+
+
+def _by_columns(func: Any, args: Any, kwargs: Any) -> Any:
+    """A system whose right-hand sides are rows: each is solved by itself."""
+    rows = found(args, kwargs)
+    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+    if len(rows) != 1 or [dim_of(each) for each in tensors] != [2, 2]:
+        return None
+    (b,) = rows
+    is_second = argument(args, kwargs, 1, 'B', 'other') is b
+    is_left = kwargs.get('left', True)
+    if name_of(func).startswith(('cholesky', 'triangular')):
+        is_second, is_left = argument(args, kwargs, 0, 'input', 'b', 'B') is b, True
+    if not is_second or b._dim != (1 if is_left else 0):
+        return None
+    with plainly():
+        made = func(*(_own(each) for each in args), **{k: _own(v) for k, v in kwargs.items()})
+        if isinstance(made, Tensor):
+            return tag(made, b._dim, b._space)
+        return type(made)((tag(made[0], b._dim, b._space), *made[1:]))
+
+
+def _own(value: Any) -> Any:
+    return plain(value) if isinstance(value, Rows) else all_of_plain(value)
 
 
 @rule('interpolate upsample upsample_nearest upsample_bilinear')
@@ -107,6 +133,9 @@ def by_cores(
 @rule('linalg_solve linalg_solve_ex')
 def _solve(func: Any, args: Any, kwargs: Any) -> Any:
     left, other = argument(args, kwargs, 0, 'A', 'input'), argument(args, kwargs, 1, 'B', 'other')
+    solved = _by_columns(func, args, kwargs) if dim_of(other) > 1 else None
+    if solved is not None:
+        return solved
     if dim_of(left) != dim_of(other) or kwargs.get('out') is not None:
         refuse(func, 'and vectors is not known to be right: make them matrices of one column')
     return by_cores(func, args, kwargs, 2)

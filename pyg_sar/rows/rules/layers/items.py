@@ -15,7 +15,7 @@ from torch import Tensor
 from pyg_sar.rows.align import argument, dim_of, found, own_rows
 from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.replicated import all_of_plain, own_draws
-from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, in_nested, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.without_rows import with_one_row
 from pyg_sar.rows.space import Space
 
@@ -73,7 +73,7 @@ def _checked(func: Any, every: list[tuple[str, Any]], where: Where) -> tuple[Spa
         items = where.get(name)
         if items is None or items.dim % dim_of(each) != each._dim:
             refuse(func, 'is known where the rows are the items of a batch')
-        if items.num_dims not in (None, dim_of(each)) or not each._space.is_same(space):
+        if items.num_dims not in (None, dim_of(each)):
             refuse(func, 'is known where the rows are the items of a batch')
     return space, rows[0][1]
 
@@ -82,7 +82,7 @@ def _own(func: Any, value: Any, items: Items, space: Space) -> Any:
     if not isinstance(value, Tensor):
         return value
     dim = items.dim % dim_of(value)
-    own: Tensor = plain(value if isinstance(value, Rows) else own_rows(func, value, dim, space))
+    own = own_rows(func, value, dim, space)
     return own if space.own or own.size(dim) else with_one_row(own, dim)
 
 

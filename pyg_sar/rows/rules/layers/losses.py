@@ -18,7 +18,7 @@ from pyg_sar.rows.align import align, dim_of, found, own_rows
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.registry import name_of, rule, signature_of
 from pyg_sar.rows.replicated import met
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, plainly, refuse, tag
 from pyg_sar.rows.space import Space
 
 _OF_NUMBERS = {
@@ -113,7 +113,7 @@ def _of_vectors(func: Any, args: Any, kwargs: Any) -> Any:
     of_rows, of_all = _OF_VECTORS[name_of(func)]
     rows = found(named.values())
     space = rows[0]._space
-    if any(each._dim != 0 or not each._space.is_same(space) for each in rows):
+    if any(each._dim != 0 for each in rows):
         refuse(func, 'needs one row for each vector')
     for name, value in named.items():
         if name in of_all and isinstance(value, Tensor):
@@ -123,8 +123,7 @@ def _of_vectors(func: Any, args: Any, kwargs: Any) -> Any:
         elif name in of_rows:
             if dim_of(value) != of_rows[name] + 1:
                 refuse(func, 'needs one row for each vector')
-            own = value if isinstance(value, Rows) else own_rows(func, value, 0, space)
-            named[name] = plain(own)
+            named[name] = own_rows(func, value, 0, space)
     with plainly():
         out = func(**named)
         return tag(out, 0, space) if how == 'none' else _reduced(func, out, how, space.total)
@@ -156,11 +155,11 @@ def _of_classes(func: Any, args: Any, kwargs: Any) -> Any:
     if num_dims < 2 or dim == 1:
         refuse(func, 'of classes that are spread over the ranks is not known to be right')
     dim_of_target = dim - (are_labels and dim > 1)
-    if not isinstance(input_, Rows):
-        input_ = own_rows(func, input_, dim, space)
-    if not isinstance(target, Rows):
-        target = own_rows(func, target, dim_of_target, space)
-    named['input'], named['target'] = input_, target = plain(input_), plain(target)
+    input_, target = (
+        own_rows(func, input_, dim, space),
+        own_rows(func, target, dim_of_target, space),
+    )
+    named['input'], named['target'] = input_, target
     with plainly():
         if weight is not None:
             named['weight'] = weight = met(weight)
@@ -177,13 +176,11 @@ def _of_classes(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _place_of_rows(func: Any, input_: Any, target: Any, are_labels: bool) -> tuple[Space, int]:
-    spaces, dims = [], []
-    for each in found((input_, target)):
-        dims.append(each._dim + (each is target and are_labels and each._dim > 0))
-        spaces.append(each._space)
-    if len(set(dims)) > 1 or not all(each.is_same(spaces[0]) for each in spaces):
+    rows = found((input_, target))
+    dims = [each._dim + (each is target and are_labels and each._dim > 0) for each in rows]
+    if len(set(dims)) > 1:
         refuse(func, 'and labels of other rows has no meaning')
-    return spaces[0], dims[0]
+    return rows[0]._space, dims[0]
 
 
 def _counted(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_sar.comm import world_size
-from pyg_sar.over_all_nodes.batch_norm import BatchNorm, moments
+from pyg_sar.over_all_nodes.batch_norm import BatchNorm, moments, normalized
+from pyg_sar.recompute import remember
 from pyg_sar.rows.align import dim_of
 from pyg_sar.rows.registry import name_of, rule, signature_of
 from pyg_sar.rows.replicated import met
@@ -69,6 +71,8 @@ def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
         out: Tensor = BatchNorm.apply(  # type: ignore[no-untyped-call]
             flat, named['weight'], named['bias'], mean, var, count, named['eps']
         )
+        weight, bias, eps = named['weight'], named['bias'], named['eps']
+        remember(out, partial(normalized, eps=eps), flat, weight, bias, mean, var)
         return tag(out.view(last.shape).movedim(-1, 1), dim, space)
 
 

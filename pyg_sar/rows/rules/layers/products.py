@@ -9,25 +9,53 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import align, argument, as_rows, dim_of, whole_shape
+from pyg_sar.aggregate.halo import with_halo
+from pyg_sar.comm import Exchange
+from pyg_sar.rows.align import align, argument, as_rows, dim_of, own_rows, whole_shape
+from pyg_sar.rows.made_edges import edges_of
 from pyg_sar.rows.registry import bare, name_of, rule
-from pyg_sar.rows.rows import Rows, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.layers.contract import EVERY_PAIR, contract, rows_letter
 from pyg_sar.rows.rules.numbers.pointwise import is_in_place
 
 
-@rule('matmul rmatmul mm bmm mv dot vdot linalg_matmul')
+@rule('matmul rmatmul mm bmm mv dot vdot linalg_matmul sparse_mm spmm')
 def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
     """``[..., i, k] @ [..., k, j]``, or vectors ``[k]``."""
     a, b = _operands(func, args, kwargs, ('input', 'self'), ('other', 'mat2', 'vec', 'tensor'))
     run: Callable[..., Any] = func
     if name_of(func) == '__rmatmul__':
         a, b, run = b, a, torch.matmul
+    if not isinstance(a, Rows) and a.layout != torch.strided:
+        return _of_sparse(func, a, b)
     of_a, of_b = _with_batch(dim_of(a), 'ik', 'k'), _with_batch(dim_of(b), 'kj', 'k')
     batch = list(range(-max(dim_of(a), dim_of(b), 2), -2))
     out = [*batch, *of_a[-2:-1], *([of_b[-1]] if len(of_b) > 1 else [])]
     broadcasting = batch if bare(name_of(func)).endswith('matmul') else []
     return contract(func, (a, b), (of_a, of_b), out, run, broadcasting=broadcasting)
+
+
+def _of_sparse(func: Any, matrix: Tensor, rows: Rows) -> Any:
+    """A plain sparse matrix of the whole by rows: its entries are edges between them."""
+    if rows._dim or matrix.dim() != 2 or dim_of(rows) > 2:
+        refuse(func, 'and a sparse matrix is known for matrices of rows')
+    if matrix.size(1) != rows._space.total:
+        raise RuntimeError(f'{tuple(matrix.shape)} @ {tuple(rows.shape)}: the sizes do not fit')
+    if matrix.size(0) != matrix.size(1):
+        refuse(func, 'and a sparse matrix that is not square is not known to be right')
+    with plainly():
+        entries = matrix.to_sparse().coalesce()
+        ids = entries.indices()
+        edges = edges_of(func, ids.flip(0), rows._space, rows._space, matrix)
+        values = own_rows(func, entries.values(), 0, edges._space)
+        x, (src, dst) = plain(rows), edges.handle.as_subclass(Tensor)
+        sources = with_halo(x, Exchange(edges.ends.shard)).index_select(0, src)
+        terms = sources * values.view(-1, *[1] * (x.dim() - 1))
+        return tag(
+            torch.zeros_like(x, dtype=terms.dtype, requires_grad=False).index_add(0, dst, terms),
+            0,
+            rows._space,
+        )
 
 
 def _with_batch(num_dims: int, matrix: str, vector: str) -> list[Hashable]:

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import agree
-from pyg_sar.rows.align import dim_of, own_rows
+from pyg_sar.rows.align import brought, dim_of, own_rows
 from pyg_sar.rows.edges import NodeIds
-from pyg_sar.rows.over_ranks import fetched
+from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import check_whole, met
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
@@ -56,27 +55,19 @@ def _set_rows(func: Any, values: Rows, items: list[Any], place: int, new: Any) -
                     refuse(func, 'by a mask of several dimensions takes a number')
                 plain(values)[plain(at)] = met(new) if isinstance(new, Tensor) else new
                 return
-            if isinstance(at, Rows) and not space.is_same(at._space):
-                refuse(func, 'takes a mask of the same rows')
-            key = at if isinstance(at, Rows) else own_rows(func, at, 0, space)
+            key = brought(func, at, space) if isinstance(at, Rows) else own_rows(func, at, 0, space)
             items[place], chosen = plain(key), space.selected(key)
         elif isinstance(at, NodeIds) and at.of is space and at.shard is None:
             items[place], chosen = at.places, at._space
-        elif isinstance(at, NodeIds) and at.of is space:
-            if not all(agree(bool((at.places < space.own).all()))):
-                refuse(func, 'at nodes of other ranks is not known to be right')
-            items[place], chosen = at.places, at._space
-        elif isinstance(at, Rows):
-            refuse(func, 'by ids that are rows is not known to be right')
         else:
-            chosen, items[place] = _listed(func, values, at)
+            chosen, items[place] = _listed(func, values, whole(at))
     if isinstance(new, Tensor) and not isinstance(new, Rows):
         behind = sum(dims_used(each) for each in items[place + 1 :])
         behind -= sum(type(each) is int for each in items[place + 1 :])
         dim = new.dim() - 1 - behind
         new = own_rows(func, new, dim, chosen) if dim >= 0 else met(new)
-    elif isinstance(new, Rows) and not chosen.is_same(new._space):
-        refuse(func, f'takes a value for the rows that are set (got {new._space!r} for {chosen!r})')
+    elif isinstance(new, Rows):
+        new = brought(func, new, chosen)
     with plainly():
         plain(values)[tuple(plain(each) for each in items)] = plain(new)
 
@@ -97,14 +88,6 @@ def _listed(func: Any, values: Rows, at: Any) -> tuple[Space, Tensor]:
 
 def _set_in_plain(values: Tensor, index: Any, new: Any) -> None:
     """Into a tensor of the whole: all ranks write what the rows of all say."""
-
-    def whole(value: Any) -> Any:
-        if not isinstance(value, Rows):
-            return value
-        return fetched(value, torch.arange(value._space.total, device=value.device)).movedim(
-            0, value._dim
-        )
-
     index, new = in_nested(index, whole), in_nested(new, whole)
     with plainly():
         values[index] = new

@@ -12,7 +12,6 @@ from torch import Tensor
 from pyg_sar.rows.align import (
     argument,
     as_rows,
-    common_space,
     dim_of,
     dims_of,
     found,
@@ -122,12 +121,28 @@ def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
         given = {'hsplit': int(num_dims > 1), 'vsplit': 0, 'dsplit': 2}[name]
     dim = given % num_dims
     if dim == rows._dim:
-        refuse(func, 'along the rows cuts where no rank ends')
+        return _pieces_of_all(func, rows, args, kwargs)
     right = from_right(rows)
     if name.startswith('unbind') and dim > rows._dim:
         right -= 1
     with plainly():
         return as_rows(func(*args, **kwargs), right, rows._space)
+
+
+def _pieces_of_all(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
+    """Along the rows, as slices of all of them."""
+    if name_of(func).startswith('unbind'):
+        refuse(func, 'along the rows would give each of them to every rank')
+    places = torch.arange(rows._space.total)
+    named = {k: v for k, v in kwargs.items() if k not in ('input', 'tensor', 'dim')}
+    name = name_of(func)
+    cut = torch.tensor_split if name in ('hsplit', 'vsplit', 'dsplit') else getattr(torch, name)
+    before, out = (slice(None),) * rows._dim, []
+    for each in cut(places, *args[1:2], **named):
+        first = int(each[0]) if len(each) else 0
+        place = [*before, slice(first, first + len(each))]
+        out.append(rows[tuple(place)])
+    return tuple(out)
 
 
 @rule('unfold')
@@ -150,16 +165,11 @@ def _stack(func: Any, args: Any, kwargs: Any) -> Any:
         refuse(func, "with 'out' is not known to be right")
     tensors = list(argument(args, kwargs, 0, 'tensors'))
     rows = found(tensors)
-    at, space = rows[0]._dim, common_space(func, rows)
+    at, space = rows[0]._dim, rows[0]._space
     new = argument(args, kwargs, 1, 'dim', default=0) % (dim_of(rows[0]) + 1)
     shapes = [whole_shape(each) for each in tensors]
     if any(each != shapes[0] for each in shapes):
         raise RuntimeError(f'stack expects each tensor to be equal size, but got {shapes}')
-    if any(each._dim != at for each in rows):
-        refuse(func, 'in two dimensions would pair every row with every row')
     with plainly():
-        own = [
-            plain(each) if isinstance(each, Rows) else own_rows(func, each, at, space)
-            for each in tensors
-        ]
+        own = [own_rows(func, each, at, space) for each in tensors]
         return tag(torch.stack(own, new), at + (new <= at), space)

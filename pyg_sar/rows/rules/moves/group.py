@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.halo import from_halo
+from pyg_sar.aggregate.halo import extreme_from_halo, from_halo, with_halo
 from pyg_sar.comm import Exchange
 from pyg_sar.rows.align import argument, dim_of, found, own_rows
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import all_rows, fetched, largest_here, largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import met
-from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
-from pyg_sar.rows.rules.numbers.pointwise import pointwise
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rules.numbers.pointwise import into_plain, pointwise
 from pyg_sar.rows.space import Space
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -32,9 +32,11 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
     values = argument(args, kwargs, 3, 'src', 'source', 'value')
     dim %= dim_of(out)
     if _is_along(out, index, values, dim):
-        return _along_other(func, args, kwargs)
-    if not isinstance(out, Rows) and all(each._dim != dim for each in found((index, values))):
-        return _within_plain_rows(func, args, kwargs)
+        if isinstance(out, Rows):
+            return _along_other(func, args, kwargs)
+        if 'index' not in name:  # a plain tensor with a row for each of them
+            is_in_place = name_of(func).endswith('_')
+            return (into_plain if is_in_place else pointwise)(func, args, kwargs)
     given = {'index_add': 'sum', 'scatter_add': 'sum'}.get(name)
     way = _WAYS.get(given or argument(args, kwargs, 4, 'reduce', default=''), '')
     if not way or kwargs.get('alpha', 1) != 1:
@@ -51,8 +53,7 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _is_along(out: Any, index: Any, values: Any, dim: int) -> bool:
     """Whether every row is grouped within itself."""
-    rows = found((out, index, values))
-    return all(each._dim != dim for each in rows) and isinstance(out, Rows)
+    return all(each._dim != dim for each in found((out, index, values)))
 
 
 def _along_other(func: Any, args: Any, kwargs: Any) -> Any:
@@ -70,17 +71,6 @@ def _along_other(func: Any, args: Any, kwargs: Any) -> Any:
             made = func(*(own(each) for each in args), **{k: own(v) for k, v in kwargs.items()})
             return tag(made, place, space)
     return pointwise(func, args, kwargs)
-
-
-def _within_plain_rows(func: Any, args: Any, kwargs: Any) -> Any:
-    """``torch.zeros(n, C).scatter_(1, y.unsqueeze(1), 1)``: a plain tensor has all rows after it.
-
-    As PyG's one_hot is computed. Without the underscore it is a function row by row.
-    """
-    if not name_of(func).endswith('_'):
-        return pointwise(func, args, kwargs)
-    args, kwargs = in_nested((args, kwargs), lambda v: all_rows(v) if isinstance(v, Rows) else v)
-    return func(*args, **kwargs)
 
 
 class _Groups:
@@ -107,11 +97,7 @@ class _Groups:
             self.index = _wide(self.index, self.values, dim)
 
     def _own(self, value: Any, dim: int, space: Space) -> Tensor:
-        if not isinstance(value, Rows):
-            return own_rows(self.func, value, dim, space)
-        if value._dim != dim or not space.is_same(value._space):
-            refuse(self.func, 'takes an index and values of the same rows')
-        return plain(value)
+        return own_rows(self.func, value, dim, space)
 
     def reduced(self, way: str, *, keeps: bool) -> Tensor:
         """The groups of all ranks: rows if there are rows for them, else a plain tensor."""
@@ -129,14 +115,15 @@ class _Groups:
             return self._into_whole(met(out), way, keeps)
         space = self.out._space
         hint = self.hint
-        if hint is None or hint.of is not space:
+        is_far = hint is not None and hint.shard is not None and hint.shard.world_size > 1
+        if hint is None or hint.of is not space or (is_far and way not in ('sum', 'mean')):
             shape = list(out.shape)
             shape[self.dim] = space.total
             start = fetched(self.out, torch.arange(space.total)).movedim(0, self.dim)
             whole = self._into_whole(start, way, keeps)
             return whole.index_select(self.dim, space.ids(whole.device))
         places = _like(hint.places, self.index, self.dim)
-        if hint.shard is None or hint.shard.world_size == 1:
+        if not is_far:
             if way == 'sum' and keeps:
                 return out.scatter_add(self.dim, places, self.values)
             return out.scatter_reduce(self.dim, places, self.values, way, include_self=keeps)
@@ -144,8 +131,6 @@ class _Groups:
 
     def _at_sources(self, out: Tensor, places: Tensor, way: str, keeps: bool, shard: Any) -> Tensor:
         """Groups by the sources of edges: what is known of a node is brought to its owner."""
-        if way not in ('sum', 'mean'):
-            refuse(self.func, f'of kind {way!r} by the sources of edges is not known to be right')
         shape = list(out.shape)
         shape[self.dim] = shard.num_own + shard.num_halo
         zeros = self.values.new_zeros(shape)
@@ -155,11 +140,28 @@ class _Groups:
             local = zeros.scatter_add(self.dim, places, values).movedim(self.dim, 0)
             return from_halo(local, exchange).movedim(0, self.dim)
 
-        total = at_owner(self.values)
         if way == 'sum':
+            total = at_owner(self.values)
             return out + total if keeps else total
         count = at_owner(torch.ones_like(self.values)) + float(keeps)
-        return (total + out * float(keeps)) / count.clamp(min=1)
+        if way == 'mean':
+            return (at_owner(self.values) + out * float(keeps)) / count.clamp(min=1)
+        if way not in ('amax', 'amin'):
+            refuse(self.func, f'of kind {way!r} by the sources of edges is not known to be right')
+        values, dim = self.values.detach(), self.dim
+        start = zeros + largest_here(values.reshape(-1)[:0], [0], least=way == 'amin')
+        local = start.scatter_reduce(dim, places, values, way).movedim(dim, 0)
+        top = extreme_from_halo(local, exchange, way)
+        if self.values.is_floating_point() and torch.is_grad_enabled():
+            is_top = values == with_halo(top, exchange).movedim(0, dim).gather(dim, places)
+            share = at_owner(is_top.to(values.dtype)).clamp(min=1)
+            total = at_owner(torch.where(is_top, self.values, 0)) / share
+            top = top.movedim(0, dim) + (total - total.detach())
+        else:
+            top = top.movedim(0, dim)
+        if keeps:
+            top = (torch.minimum if way == 'amin' else torch.maximum)(top, out)
+        return torch.where(count > 0, top, out)
 
     def _into_whole(self, out: Tensor, way: str, keeps: bool) -> Tensor:
         """Into a plain tensor with all groups, on every rank."""
@@ -228,11 +230,7 @@ def _added_up(func: Any, out: Tensor, args: Any, kwargs: Any) -> Tensor:
     space = rows[0]._space
 
     def own(value: Tensor) -> Tensor:
-        if isinstance(value, Rows):
-            if not space.is_same(value._space):
-                refuse(func, 'takes an index and values of the same rows')
-            return plain(value)
-        return own_rows(func, value, 0, space) if value.dim() else met(value)
+        return own_rows(func, value, 0, space) if dim_of(value) else met(value)
 
     with plainly():
         zeros = torch.zeros_like(out, requires_grad=False)

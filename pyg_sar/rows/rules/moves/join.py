@@ -10,6 +10,7 @@ from torch import Tensor
 from pyg_sar.comm import agree
 from pyg_sar.rows.align import align, argument, as_rows, dim_of
 from pyg_sar.rows.edges import EdgeIndex, edge_index
+from pyg_sar.rows.made_edges import edges_of, is_in, whole_ids
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import check_whole, met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
@@ -78,45 +79,49 @@ def _stacked_parts(func: Any, name: str, parts: list[Tensor]) -> tuple[list[Tens
 
 
 def _more_edges(func: Any, parts: list[Any], dim: int) -> Any:
-    """Edges and more edges: of the same nodes, or plain ones, as self loops are added.
-
-    With ids that were computed, as of negative edges, these are pairs of ids and no edges.
-    """
+    """Edges and more edges: of the same nodes, self loops, or any ids of nodes."""
     first = next(each for each in parts if isinstance(each, EdgeIndex))
-    ends, flipped = first.ends, first.handle.is_flipped
-    computed = any(isinstance(each, Rows) and not isinstance(each, EdgeIndex) for each in parts)
-    if dim != 1 or parts[0] is not first or computed:
+    # Negative edges stay on the ranks that drew them: pairs of ids, and no edges.
+    is_drawn = any(isinstance(each, Rows) and not each._space.has_ids() for each in parts)
+    if dim != 1 or (is_drawn and not isinstance(parts[-1], EdgeIndex)):
         return torch.cat(
             [each.whole_ids if isinstance(each, EdgeIndex) else each for each in parts], dim
         )
-    handles: list[Any] = []
-    spaces: list[Space] = []
-    for part in parts:
-        if isinstance(part, EdgeIndex):
-            if part.ends is not ends or part.handle.is_flipped != flipped:
-                refuse(func, 'of two graphs is not known to be right')
-            handles.append(part.handle)
-            spaces.append(part._space)
-            continue
-        check_whole(func, part)
-        space = _dealt_edges(part.flip(0) if flipped else part, first)
-        own = part[:, space.ids(part.device)]
-        src, dst = own.flip(0) if flipped else own
-        places = ends.src.places(src), ends.dst.places(dst)
-        if not all(agree(all(bool((each >= 0).all()) for each in places))):
-            refuse(func, 'and of edges between any nodes is known for self loops only')
-        local = torch.stack(places)
-        handles.append(local.flip(0) if flipped else local)
-        spaces.append(space)
-    joined = torch.cat(handles, dim=1)
-    return edge_index(joined, spaces[0].joined(tuple(spaces[1:])), ends)
+    found = [_beside(func, part, first) if parts[0] is first else None for part in parts]
+    known = [each for each in found if each is not None]
+    if len(known) < len(parts):
+        return _between_any_nodes(func, parts, first)
+    joined = torch.cat([handle for handle, _ in known], dim=1)
+    spaces = [space for _, space in known]
+    return edge_index(joined, spaces[0].joined(tuple(spaces[1:])), first.ends)
 
 
-def _dealt_edges(part: Tensor, edges: EdgeIndex) -> Space:
-    """Where new edges go: one for each node to the nodes, any others to their destinations."""
-    space, count = edges._space.dealt(part.size(1)), part.size(1)
-    if space is edges.ends.dst or count == 0:
-        return space
-    is_own = edges.ends.dst.places(part[1]) >= 0
-    ids = is_own.nonzero().view(-1)
-    return Space(ids.numel(), what='new edges', ids=ids, total=count)
+def _beside(func: Any, part: Any, first: EdgeIndex) -> tuple[Any, Space] | None:
+    """Edges in ids of the rank, if their ends are where those of the first ones are."""
+    ends, flipped = first.ends, first.handle.is_flipped
+    if isinstance(part, EdgeIndex):
+        is_like = part.ends is ends and part.handle.is_flipped == flipped
+        return (part.handle, part._space) if is_like else None
+    if isinstance(part, Rows):
+        return None
+    space = first._space.dealt(part.size(1))
+    check_whole(func, part)
+    own = part[:, space.ids(part.device)]
+    src, dst = own.flip(0) if flipped else own
+    if not all(agree(is_in(src, ends.src) and is_in(dst, ends.dst))):
+        return None
+    local = torch.stack([ends.src.places(src), ends.dst.places(dst)])
+    if not all(agree(bool((local >= 0).all()))):
+        return None
+    return local.flip(0) if flipped else local, space
+
+
+def _between_any_nodes(func: Any, parts: list[Any], first: EdgeIndex) -> Any:
+    """Edges of their own; ids that are of no node stay plain."""
+    ids = torch.cat([whole_ids(part) for part in parts], dim=1)
+    src, dst = first.ends.src, first.ends.dst
+    if first.handle.is_flipped:
+        src, dst = dst, src
+    if is_in(ids[0], src) and is_in(ids[1], dst):
+        return edges_of(func, ids, src, dst)
+    return ids

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,19 +12,28 @@ from torch import Tensor
 
 from pyg_sar.comm import world_size
 from pyg_sar.rows.align import argument, dim_of, own_rows, whole_shape
+from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import of_attribute, rule
 from pyg_sar.rows.replicated import divide_gradient, is_divided
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rules.numbers.pointwise import pointwise
 
 
 @rule(
     'is_floating_point is_complex element_size get_device is_contiguous dim ndimension retain_grad '
-    'type hash is_pinned is_inference is_signed is_conj is_neg is_same_size '
+    'hash is_pinned is_inference is_signed is_conj is_neg is_same_size '
     'is_distributed result_type can_cast dir is_shared '
 )
 def _read(func: Any, args: Any, kwargs: Any) -> Any:
     with plainly():
         return func(*args, **kwargs)
+
+
+@rule('type')
+def _type(func: Any, args: Any, kwargs: Any) -> Any:
+    if len(args) > 1 or kwargs:
+        return pointwise(func, args, kwargs)
+    return _read(func, args, kwargs)
 
 
 @rule('requires_grad_')
@@ -125,19 +136,31 @@ def _strides(func: Any, args: Any, kwargs: Any) -> Any:
 @rule('backward')
 def _backward(func: Any, args: Any, kwargs: Any) -> Any:
     """``out.backward(gradient)``: what every rank starts with is its own rows' share."""
-    rows = args[0]
-    gradient = argument(args, kwargs, 1, 'gradient')
-    if not isinstance(rows, Rows):
-        refuse(func, 'starts from a plain tensor')
-    if gradient is None:
-        refuse(func, 'needs a gradient with one row each')
-    if not isinstance(gradient, Rows):
-        gradient = tag(own_rows(func, gradient, rows._dim, rows._space), rows._dim, rows._space)
-    elif not rows._space.is_same(gradient._space):
-        refuse(func, 'takes a gradient of the same rows')
+    outs, grads, *rest = [*args, *[None] * (2 - len(args))]
+    is_one = isinstance(outs, Tensor)
+    many = (outs,) if is_one else outs
+    for name in ('gradient', 'grad_tensors'):
+        grads = kwargs.get(name, grads)
+    grads = grads if isinstance(grads, (tuple, list)) else (grads,) * len(many)
+    shares = [_share(func, *each) for each in zip(many, grads, strict=True)]
+    kwargs = {k: v for k, v in kwargs.items() if k not in ('gradient', 'grad_tensors')}
     with plainly():
-        rest = {k: v for k, v in kwargs.items() if k != 'gradient'}
-        return plain(rows).backward(plain(gradient) * world_size(), *args[2:], **rest)
+        func(outs, shares[0] if is_one else shares, *rest, **kwargs)
+
+
+def _share(func: Any, out: Tensor, grad: Any) -> Any:
+    """Of a gradient that one process starts with; of a plain tensor it is the same on all ranks."""
+    if not isinstance(out, Rows):
+        if isinstance(grad, Rows):
+            refuse(func, 'starts from a plain tensor')
+        return grad
+    if grad is None:
+        refuse(func, 'needs a gradient with one row each')
+    if not isinstance(grad, Rows):
+        grad = tag(own_rows(func, grad, out._dim, out._space), out._dim, out._space)
+    elif not out._space.is_same(grad._space):
+        refuse(func, 'takes a gradient of the same rows')
+    return plain(grad) * world_size()
 
 
 @rule('register_hook')
@@ -182,14 +205,47 @@ def _whole_gradient(grad: Tensor, rows: Rows) -> Any:
     return tag(grad if is_divided(rows) else grad / world_size(), rows._dim, rows._space)
 
 
+@rule('is_view')
+def _is_view(func: Any, args: Any, kwargs: Any) -> Any:
+    """The first that torch.compile asks a tensor: what meets rows is run as it is written."""
+    if torch._guards.TracingContext.try_get() is None:
+        refuse(func)
+    _leave_to_python()
+    raise torch._dynamo.exc.SkipFrame('rows that are spread over the ranks')
+
+
+@cache
+def _leave_to_python() -> None:
+    for kind in (Rows, *Rows.__subclasses__()):
+        disabled = torch.compiler.disable(kind.__torch_function__.__func__)  # type: ignore[attr-defined]
+        kind.__torch_function__ = classmethod(disabled)  # type: ignore[assignment,method-assign]
+    warnings.warn(
+        'torch.compile leaves functions as they are that get rows of load_shard', stacklevel=1
+    )
+
+
+@rule('transformed')
+def _transformed(func: Any, args: Any, kwargs: Any) -> Any:
+    refuse(func, 'inside of torch.func or torch.jit is not known to be right')
+
+
 @rule('unknown')
 def _unknown(func: Any, args: Any, kwargs: Any) -> Any:
     refuse(func, 'is not known to be right')
 
 
 @rule(
-    'item tolist numpy array array_wrap __bool__ __float__ __int__ __index__ __complex__ '
+    'item numpy array array_wrap __bool__ __float__ __int__ __index__ __complex__ '
     '__contains__ dlpack to_dlpack'
 )
 def _one_number(func: Any, args: Any, kwargs: Any) -> Any:
     refuse(func)
+
+
+@rule('tolist')
+def _list(func: Any, args: Any, kwargs: Any) -> Any:
+    """The numbers of a vector, which every rank has for it."""
+    if dim_of(args[0]) != 1:
+        refuse(func)
+    with plainly():
+        return all_rows(args[0]).tolist()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.comm import Exchange, agree
-from pyg_sar.rows.align import argument, dim_of, own_rows
+from pyg_sar.rows.align import argument, brought, dim_of, own_rows
 from pyg_sar.rows.edges import NodeIds, node_ids
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import rule
@@ -44,7 +44,7 @@ def as_items(index: Any, num_dims: int) -> list[Any]:
     """An index as a list with one item for every dimension, None for new ones; no ``...``."""
     items = list(index) if isinstance(index, tuple) else [index]
     items = [
-        torch.tensor(each) if isinstance(each, (list, range)) and _is_flat(each) else each
+        torch.tensor(each) if isinstance(each, (list, range)) and _is_flat(each) else as_mask(each)
         for each in items
     ]
     used = sum(dims_used(each) for each in items)
@@ -55,6 +55,12 @@ def as_items(index: Any, num_dims: int) -> list[Any]:
     else:
         items += fill
     return items
+
+
+def as_mask(item: Any) -> Any:
+    """Bytes are a mask, as torch has it."""
+    is_bytes = isinstance(item, Tensor) and item.dtype == torch.uint8
+    return item.bool() if is_bytes else item
 
 
 def _is_flat(values: Any) -> bool:
@@ -157,8 +163,7 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
         many = tag(flat, 0, space.times(width))
         return _masked(func, many, tag(chosen, 0, space.times(width)), 0)
     if isinstance(mask, Rows):
-        if not space.is_same(mask._space):
-            refuse(func, f'takes a mask of the same rows (got {mask._space!r} for {space!r})')
+        mask = brought(func, mask, space)
         own, selected = plain(mask), space.selected(mask)
     else:
         own = own_rows(func, mask, 0, space)
@@ -199,8 +204,9 @@ def _number_in_each_row(func: Any, values: Rows, items: list[Any], place: int) -
         at = tag(own_rows(func, at, 0, other._space), 0, other._space)
     if not isinstance(other, Rows):
         other = tag(own_rows(func, other, 0, at._space), 0, at._space)
-    if not at._space.is_same(other._space) or dim_of(at) != 1 or dim_of(other) != 1:
+    if dim_of(at) != 1 or dim_of(other) != 1:
         refuse(func, 'by rows of different spaces')
+    other = brought(func, other, at._space)
     with plainly():
         own = torch.equal(plain(at), space.ids(at.device)) if at._space is space else False
         picked = plain(values if all(agree(own)) else _by_rows(func, values, at, 0))
@@ -220,9 +226,8 @@ def _of_plain(func: Any, values: Tensor, items: list[Any]) -> Any:
         return rows[tuple(items)]
     numbers = [each for each in items if isinstance(each, Rows)]
     right, space = dim_of(numbers[0]) - numbers[0]._dim, numbers[0]._space
-    for each in numbers[1:]:
-        if not space.is_same(each._space) or dim_of(each) - each._dim != right:
-            refuse(func, 'by rows of different spaces')
+    if any(dim_of(each) - each._dim != right for each in numbers[1:]):
+        refuse(func, 'by rows of different spaces')
     tensors = [i for i, each in enumerate(items) if isinstance(each, Tensor) or type(each) is int]
     if tensors != list(range(tensors[0], tensors[-1] + 1)) or None in items[: tensors[-1]]:
         refuse(func, 'by rows in several places is not known to be right')
@@ -230,7 +235,7 @@ def _of_plain(func: Any, values: Tensor, items: list[Any]) -> Any:
     def own(each: Any) -> Any:
         if isinstance(each, Tensor) and not isinstance(each, Rows) and each.dim() >= right:
             return own_rows(func, each, each.dim() - right, space)
-        return plain(each)
+        return plain(brought(func, each, space) if isinstance(each, Rows) else each)
 
     with plainly():
         out = met(values)[tuple(own(each) for each in items)]
@@ -284,8 +289,9 @@ def nonzero(func: Any, args: Any, kwargs: Any) -> Any:
             key = rows if rows.dtype == torch.bool else own
             selected = space.selected(key)
             places = own.nonzero()
+            places = places.view(-1) if as_tuple else places
             ids = node_ids(space.ids(rows.device)[places], 0, selected, space, places, None)
-            return (ids.squeeze(1),) if as_tuple else ids
+            return (ids,) if as_tuple else ids
         width = rows.size(1)
         selected = space.times(width).selected(own.reshape(-1))
         found = own.nonzero()

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, dims_of
-from pyg_sar.rows.over_ranks import all_rows
+from pyg_sar.rows.over_ranks import all_rows, fetched
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plainly, refuse, tag
@@ -105,3 +106,21 @@ def _dims(name: str, num_dims: int, args: Any, kwargs: Any) -> list[int] | None:
         sizes = argument(args, kwargs, 1, 's')
         given = None if sizes is None else tuple(range(-len(sizes), 0))
     return dims_of(given, num_dims)
+
+
+def _in_other_order(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
+    """Rows one after another, or from the last to the first: each rank gets its own ones."""
+    name, space, dim = name_of(func), rows._space, rows._dim
+    dims = _dims(name, dim_of(rows), args, kwargs)
+    if dims != [dim] and dim_of(rows) > 1:
+        return of_a_vector(func, rows, args, kwargs)
+    places = torch.arange(space.total, device=rows.device)
+    shift = argument(args, kwargs, 1, 'shifts')
+    moved = places.roll(shift) if name == 'roll' else places.flip(0)
+    if not space.has_ids():
+        refuse(func, f'is not known where the rows lie ({space!r})')
+    ids = moved[space.ids(rows.device)]
+    return tag(fetched(rows, ids).movedim(0, dim), dim, space)
+
+
+over_rows.update(roll=_in_other_order, flip=_in_other_order, flipud=_in_other_order)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_sar.comm import agree
+from pyg_sar.comm import agree, rank
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, found
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
@@ -92,25 +92,25 @@ def _unique(func: Any, args: Any, kwargs: Any) -> Any:
     rows, *rest = args
     names = ('sorted', 'return_inverse', 'return_counts', 'dim')
     given = dict(zip(names, rest, strict=False)) | kwargs
-    if (
-        given.get('dim') is not None
-        or not isinstance(rows, Rows)
-        or bare(name_of(func)) != 'unique'
-    ):
+    if not isinstance(rows, Rows) or bare(name_of(func)) != 'unique':
         refuse(func, 'along a dimension needs all rows in one place')
+    dim = given.get('dim')
+    if dim is not None and (dim % dim_of(rows) != rows._dim or rows._dim):
+        refuse(func, 'along a dimension beside the rows needs all rows in one place')
     with plainly():
         own, places, counts = torch.unique(
-            plain(rows).detach(), return_inverse=True, return_counts=True
+            plain(rows).detach(), return_inverse=True, return_counts=True, dim=dim
         )
         every = torch.cat([each.to(own.device) for each in agree(own)])
-        values = torch.unique(every)
-        at = torch.searchsorted(values, own) if own.numel() else own.long()
+        values, at = torch.unique(every, return_inverse=True, dim=dim)
+        first = sum(agree(own.size(0))[: rank()])
+        at = at[first : first + own.size(0)]  # those of the own values
         out = [values]
         if given.get('return_inverse'):
             inverse = at[places] if own.numel() else places
             out.append(tag(inverse, rows._dim, rows._space))
         if given.get('return_counts'):
-            total = counts.new_zeros(values.numel()).index_add(0, at, counts)
+            total = counts.new_zeros(values.size(0)).index_add(0, at, counts)
             out.append(sum_of_ranks(total))
         return out[0] if len(out) == 1 else tuple(out)
 

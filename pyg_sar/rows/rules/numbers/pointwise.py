@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from pyg_sar.rows.align import align, argument, as_rows
+from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import own_draws
-from pyg_sar.rows.rows import Rows, plainly, refuse
+from pyg_sar.rows.rows import Rows, in_nested, plainly, refuse
 
 _DRAWS = frozenset(
     [
@@ -58,15 +61,22 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
     """Runs on the own rows."""
     name = name_of(func)
     if is_in_place(name) and not isinstance(args[0], Rows):
-        refuse(func, 'into a plain tensor would make it another one on every rank')
+        return into_plain(func, args, kwargs)
     if kwargs.get('out') is not None:
         refuse(func, "with 'out' is not known to be right")
     args, kwargs, right, space = align(func, args, kwargs)
     with plainly():
         if bare(name) in _DRAWS and not _is_off(name, args, kwargs):
-            with own_draws(_device(args)):
+            with own_draws(_device(args), _generator(args, kwargs)):
                 return as_rows(func(*args, **kwargs), right, space)
         return as_rows(func(*args, **kwargs), right, space)
+
+
+def into_plain(func: Any, args: Any, kwargs: Any) -> Any:
+    """Into a plain tensor, in place: all ranks write what the rows of all say."""
+    args, kwargs = in_nested((args, kwargs), whole)
+    with plainly():
+        return func(*args, **kwargs)
 
 
 def _is_off(name: str, args: Any, kwargs: Any) -> bool:
@@ -80,6 +90,11 @@ def is_in_place(name: str) -> bool:
     if name.startswith('__'):
         return name.startswith('__i') and name != '__invert__'
     return name.endswith('_')
+
+
+def _generator(args: Any, kwargs: Any) -> torch.Generator | None:
+    given = (*args, *kwargs.values())
+    return next((each for each in given if isinstance(each, torch.Generator)), None)
 
 
 def _device(args: Any) -> Any:

@@ -1,0 +1,130 @@
+"""``check``: a training step on a small part of a graph, by plain PyG and on three ranks.
+
+Every run is a forked process, so whatever the step does to the model, to a generator or to a list
+of the caller is done to a copy. The ranks are real ones, which talk through gloo.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn.models import autoencoder
+
+from pyg_sar.checking.differences import differences
+from pyg_sar.checking.forked import Failure, run_forked
+from pyg_sar.checking.one_run import Outcome, run_once
+from pyg_sar.checking.plain_model import Around, plain_model
+from pyg_sar.checking.small_part import part_of_tables, small_part
+from pyg_sar.comm import is_distributed
+from pyg_sar.ddp import DistributedDataParallel
+from pyg_sar.load import load_shard
+from pyg_sar.over_all_nodes import negative_sampling
+from pyg_sar.partitioner import partition_graph
+from pyg_sar.rows.rows import Rows
+
+Step = Callable[[Any, Any], Any]
+
+_NUM_RANKS = 3
+_SHARES = torch.tensor([0, 0, 0, 0, 1, 1, 2])  # the ranks of seven nodes
+
+
+def check(
+    step: Step, model: torch.nn.Module, data: Data | HeteroData, *, timeout: float = 120
+) -> None:
+    """Checks that a training step gives on ranks what it gives on one process of plain PyG.
+
+    The step runs on a small part of the graph, once without pyg_sar and once on three ranks, with
+    dropout off and one seed. What it returns, the gradients that it made, or else those of what it
+    returns, and parameters and buffers are compared. Call it in a test or a notebook while porting
+    a script::
+
+        def step(model, data):
+            out = model(data.x, data.edge_index)
+            loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+            return {'loss': loss, 'acc': (out.argmax(1) == data.y).float().mean()}
+
+        pyg_sar.check(step, model, graph)
+
+    The runs are forked processes on the CPU: the model, random states and whatever else the step
+    changes stay as they are; files that it writes are written. Not collective.
+
+    Args:
+        step: Is called with the model and the data, and returns a loss, tensors, numbers, strings
+            or None, by themselves or in containers, dataclasses and objects.
+        model: The plain model, or one that is wrapped already.
+        data: The plain graph. Of each type of nodes about 60 are taken, with all edges between
+            them; ``n_id`` and ``e_id`` are added. ``num_nodes`` is their number in both runs.
+        timeout: After how many seconds the check is given up.
+
+    Raises:
+        ValueError: If something differs, with its path in the result or the parameter's name; if
+            the ranks refuse the step, with the line of it; if the step cannot be run on a small
+            part of the graph, does not end, or its process dies; if `data` is no plain graph, this
+            process is a rank, or CUDA is in use, as such a process cannot be forked.
+    """
+    has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if is_distributed() or has_cuda:
+        what = 'one that has used CUDA' if has_cuda else 'a rank'
+        raise ValueError(f"'check' must be forked from another process (got {what}): run it on CPU")
+    if any(isinstance(value, Rows) for store in data.stores for value in store.values()):
+        raise ValueError("'data' must be the plain graph (got rows of pyg_sar.load_shard)")
+    dtypes = torch.float64, torch.get_default_dtype()  # the first if the step runs in it
+    for dtype in dtypes:
+        run = functools.partial(_on_whole, step, model, data, dtype)
+        (whole,) = run_forked([run], step, timeout)
+        if isinstance(whole, Outcome) or not whole.is_raised:
+            break
+    if isinstance(whole, Failure):
+        raise ValueError(f'on a small part of the graph the step fails without pyg_sar: {whole}')
+    with tempfile.TemporaryDirectory(prefix='pyg_sar-') as folder:
+        run = functools.partial(_on_rank, step, model, data, dtype, folder)
+        ranks = [functools.partial(run, rank) for rank in range(_NUM_RANKS)]
+        found = run_forked(ranks, step, timeout)
+    failures = [each for each in found if isinstance(each, Failure)]
+    if failures:
+        first = min(failures, key=lambda failure: failure.is_of_another)
+        raise ValueError(f'the step runs on plain PyG, and not on ranks: {first.text}')
+    for each in found:
+        texts = differences(whole, each, 1e-6 if dtype == torch.float64 else 1e-3)
+        if texts:
+            more = [f'{len(texts) - 5} more'] if len(texts) > 5 else []
+            raise ValueError(f'the step differs on ranks: {"; ".join(texts[:5] + more)}')
+
+
+def _on_whole(step: Step, model: Any, data: Any, dtype: torch.dtype) -> Outcome:
+    small, chosen = small_part(data, dtype)
+    for store in small.node_stores:  # as load_shard has it
+        store.num_nodes_total = store.num_nodes
+        store.n_id, store.num_nodes = torch.arange(store.num_nodes), store.num_nodes
+    for store in small.edge_stores:
+        store.e_id = torch.arange(store.num_edges)
+    model = plain_model(model, dtype)
+    part_of_tables(model, data, chosen)
+    autoencoder.negative_sampling = negative_sampling  # the pairs that ranks draw
+    return run_once(step, model, small)
+
+
+def _on_rank(
+    step: Step, model: Any, data: Any, dtype: torch.dtype, folder: str, rank: int
+) -> Outcome:
+    small, chosen = small_part(data, dtype)
+    parts: dict[Any, Any] = {
+        store._key: _SHARES[torch.arange(store.num_nodes) % len(_SHARES)]
+        for store in small.node_stores
+    }
+    partition_graph(small, _NUM_RANKS, f'{folder}/{rank}', method=parts.get(None, parts))
+    dist.init_process_group(
+        'gloo', init_method=f'file://{folder}/store', rank=rank, world_size=_NUM_RANKS
+    )
+    typed = load_shard(f'{folder}/{rank}')
+    model = plain_model(model, dtype)
+    part_of_tables(model, data, chosen, typed)
+    inner = model.module if isinstance(model, Around) else model
+    around = DistributedDataParallel(inner, debug=True, return_memory=False)
+    return run_once(step, around if isinstance(model, Around) else inner, typed)

@@ -1,0 +1,114 @@
+"""Functions in processes that are forked: whatever they change is changed in a copy."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import numpy as np
+import torch
+
+from pyg_sar.comm import ExchangeError
+
+_GRACE = 5.0  # seconds that the others have after one of them has failed
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a function raised, or how its process ended."""
+
+    text: str
+    is_of_another: bool = False  # it only tells that another rank has failed
+    is_raised: bool = False  # and not how its process ended
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def run_forked(functions: Sequence[Callable[[], Any]], step: Any, timeout: float) -> list[Any]:
+    """What every function returns in a process of its own, at the same time, or its Failure.
+
+    A failure names the innermost line of the file that `step` is in.
+    """
+    context = multiprocessing.get_context('fork')
+    started: dict[Any, Any] = {}
+    with warnings.catch_warnings():
+        # Python 3.12: other threads may hold locks. Those of notebooks and of torch do not.
+        warnings.filterwarnings('ignore', '.*multi-threaded, use of fork', DeprecationWarning)
+        for function in functions:
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_serve, args=(function, _file_of(step), theirs))
+            process.start()
+            theirs.close()
+            started[ours] = process
+    results: dict[Any, Any] = {}
+    end = time.monotonic() + timeout
+    try:
+        while len(results) < len(started):
+            pending = [each for each in started if each not in results]
+            ready = wait(pending, max(end - time.monotonic(), 0))
+            for connection in ready:
+                results[connection] = _received(connection, started[connection])
+                if isinstance(results[connection], Failure):
+                    end = min(end, time.monotonic() + _GRACE)
+            if not ready:
+                late = Failure(f'it has not ended after {timeout:g} s', bool(results))
+                results |= dict.fromkeys(pending, late)
+    finally:
+        for process in started.values():
+            process.kill()
+            process.join()
+    return [results[each] for each in started]
+
+
+def _received(connection: Any, process: Any) -> Any:
+    try:
+        return connection.recv()
+    except EOFError:
+        process.join()
+        return Failure(f'its process has died (exit code {process.exitcode})')
+
+
+def _serve(function: Callable[[], Any], file: str | None, connection: Connection) -> None:
+    """The life of a process: OpenMP waits for the threads of the caller's, but in a new thread."""
+    gc.freeze()  # what waits for threads that are not here when it goes
+    sys.stdout = open(os.devnull, 'w')  # noqa: SIM115 (open until the end)
+    warnings.simplefilter('ignore')
+    os.environ['NUMBA_DISABLE_JIT'] = '1'  # to compile loops takes longer than such a graph
+    os.environ.setdefault('GLOO_SOCKET_IFNAME', 'lo0' if sys.platform == 'darwin' else 'lo')
+    thread = threading.Thread(target=_call, args=(function, file, connection), daemon=True)
+    thread.start()
+    thread.join()
+    connection.close()
+    os._exit(0)  # groups of ranks wait for each other when they go
+
+
+def _call(function: Callable[[], Any], file: str | None, connection: Connection) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002 (what PyG draws from)
+    try:
+        connection.send(function())
+    except BaseException as error:  # also an exit
+        text = f'{type(error).__name__}: {error}'
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        if frames:
+            text += f' ({file}, line {frames[-1].lineno}: {frames[-1].line})'
+        connection.send(Failure(text, isinstance(error, ExchangeError), is_raised=True))
+
+
+def _file_of(step: Any) -> str | None:
+    step = inspect.unwrap(getattr(step, 'func', step))  # of a partial
+    code = getattr(step, '__code__', None) or getattr(type(step).__call__, '__code__', None)
+    return code and str(code.co_filename)

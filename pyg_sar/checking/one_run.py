@@ -1,0 +1,125 @@
+"""One run of a step: what it returns and the gradients, as arrays that can be sent.
+
+Dropout is off. Numbers that are drawn like rows are drawn for all rows, and each rank takes its
+own: so they are those of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch_geometric.data.data import BaseData
+
+from pyg_sar.own_rows import OwnRows
+from pyg_sar.rows.leaving import gather
+from pyg_sar.rows.rows import Rows, tag
+
+_DROPOUTS = {
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+    *(torch.dropout, torch.dropout_, torch.alpha_dropout, torch.feature_dropout),
+}
+_DRAWS = {
+    *(torch.rand_like, torch.randn_like, torch.randint_like, torch.bernoulli, Tensor.bernoulli),
+    *(Tensor.normal_, Tensor.uniform_, Tensor.exponential_, Tensor.bernoulli_, Tensor.random_),
+}
+_TOLD = (type(None), bool, int, float, complex, str, bytes)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run gave: arrays with their dtypes, and other values, by path or name."""
+
+    results: dict[str, Any]
+    gradients: dict[str, Any]
+    states: dict[str, Any]  # parameters and buffers afterwards
+
+
+def run_once(step: Callable[[Any, Any], Any], model: Any, data: Any) -> Outcome:
+    """Runs the step, and the backward of what it returns if the step has made no gradients."""
+    with _SameDraws():
+        if any(is_lazy(p) for p in model.parameters()):
+            step(model, data)  # parameters get their shapes
+            model.zero_grad()
+        returned = dict(_leaves(step(model, data), '', ()))
+    results = {path: _told(value) for path, value in returned.items()}
+    losses = [v for v in returned.values() if isinstance(v, Tensor) and v.requires_grad]
+    losses = [loss for loss in losses if loss.dim() == 0]
+    if losses and all(p.grad is None for p in model.parameters()):
+        try:
+            torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if 'second time' not in str(error):  # of a step that has set gradients to None
+                raise
+    spaces = {store._key: getattr(store.n_id, '_space', None) for store in data.node_stores}
+
+    def of_model(p: Tensor, value: Any) -> Any:
+        if value is not None and isinstance(p, OwnRows):
+            with torch._C.DisableTorchFunctionSubclass():
+                value = value.detach().to_dense().clone().as_subclass(Tensor)
+            space = spaces[p.node_type]
+            value = value if space is None else tag(value, 0, space)
+        return _told(value)
+
+    named = [*model.named_parameters(), *model.named_buffers()]
+    gradients = {name: of_model(value, value.grad) for name, value in named if value.is_leaf}
+    return Outcome(results, gradients, {name: of_model(value, value) for name, value in named})
+
+
+def _leaves(value: Any, path: str, outer: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    """What is in containers, data and objects, each with its path."""
+    if isinstance(value, BaseData):
+        value = {k: v for k, v in value.to_dict().items() if k != 'label_range'}  # of a shard
+    if isinstance(value, (*_TOLD, Tensor, np.ndarray, np.generic)):
+        yield path, value
+        return
+    if id(value) in outer or isinstance(value, torch.nn.Module):
+        return  # parameters are compared anyway
+    slots = [name for cls in type(value).__mro__ for name in getattr(cls, '__slots__', ())]
+    names = getattr(value, '_fields', None) or [*getattr(value, '__dict__', ()), *slots]
+    if isinstance(value, Mapping):
+        items = [(f'[{key!r}]', each) for key, each in value.items()]
+    elif isinstance(value, (list, tuple)) and not hasattr(value, '_fields'):
+        items = [(f'[{i}]', each) for i, each in enumerate(value)]
+    elif names:
+        items = [(f'.{name}', getattr(value, name)) for name in names if hasattr(value, name)]
+    else:
+        items = [('', repr(value))]
+    for name, each in items:
+        yield from _leaves(each, path + name, (*outer, id(value)))
+
+
+def _told(value: Any) -> Any:
+    """A leaf as it is sent (collective for rows)."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return str(value.dtype), np.asarray(value)
+    if not isinstance(value, Tensor):
+        return value
+    dtype, value = str(value.dtype), gather(value.detach()).to_dense()
+    value = value.float() if value.dtype == torch.bfloat16 else value
+    return dtype, value.numpy(force=True).copy()
+
+
+class _SameDraws(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rows = args[0] if args else kwargs.pop('input', None)
+        args = rows, *args[1:]
+        if func in _DROPOUTS:
+            return rows
+        if kwargs.get('dropout_p'):
+            kwargs['dropout_p'] = 0.0
+        if func not in _DRAWS or not isinstance(rows, Rows) or not rows._space.has_ids():
+            return func(*args, **kwargs)
+        with torch.no_grad():
+            drawn = func(gather(rows), *args[1:], **kwargs)
+            own = drawn.index_select(rows._dim, rows._space.ids(drawn.device))
+            own = tag(own, rows._dim, rows._space)
+            return rows.copy_(own) if func.__name__.endswith('_') else own

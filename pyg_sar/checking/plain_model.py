@@ -1,0 +1,75 @@
+"""A model with nothing of pyg_sar in it. The process is a fork: it is changed in place.
+
+So a step may hold the model, its convs or its parameters by other ways than its argument.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from pyg_sar.conv.sar_conv import SARConv
+from pyg_sar.ddp import DistributedDataParallel
+
+_HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks')
+_MADE = ('_sar', '_own_updates', '_of_batches', '_path', 'last_graph')
+_CACHES = ('_cached_edge_index', '_cached_adj_t', '_cached_x', '_cached_h')
+
+
+class Around(torch.nn.Module):
+    """Stands for a DistributedDataParallel, for steps that write ``model.module``."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's."""
+        return self.module(*args, **kwargs)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Nothing is averaged anyway."""
+        return nullcontext()
+
+
+def plain_model(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """The model with its plain classes again, without gradients, caches and dropout."""
+    torch.set_default_dtype(dtype)
+    if isinstance(model, (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)):
+        model = Around(model.module)
+    for module in model.modules():
+        _make_plain(module)
+        for name, value in list(vars(module).items()):
+            is_dropout = isinstance(module, torch.nn.modules.dropout._DropoutNd) and name == 'p'
+            if type(value) is float and ('dropout' in name or is_dropout):
+                setattr(module, name, 0.0)
+            elif name in _CACHES:
+                setattr(module, name, None)
+    for p in model.parameters():
+        p.grad = None
+        _without_ours(p._backward_hooks)
+    return model.double() if dtype == torch.float64 else model
+
+
+def _make_plain(module: torch.nn.Module) -> None:
+    cls = type(module)
+    if isinstance(module, SARConv):
+        module.__class__ = module._plain_class
+    elif cls.__module__.startswith(('pyg_sar.models.', 'pyg_sar.norm.')):
+        module.__class__ = next(c for c in cls.__mro__ if not c.__module__.startswith('pyg_sar.'))
+    elif cls is torch.nn.SyncBatchNorm:  # needs a GPU
+        module.__class__ = torch.nn.BatchNorm1d
+    if type(module) is not cls:
+        for name in _MADE:
+            vars(module).pop(name, None)
+    for name in _HOOKS:
+        _without_ours(vars(module)[name])
+
+
+def _without_ours(hooks: dict[int, Any] | None) -> None:
+    for key, hook in [*(hooks or {}).items()]:
+        home = getattr(hook, '__module__', None) or type(hook).__module__
+        if hooks and home.startswith('pyg_sar.'):
+            del hooks[key]

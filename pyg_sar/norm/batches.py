@@ -1,0 +1,66 @@
+"""Norms of batches of a rank: PyG's own, but for a batch without rows, and equal on all ranks.
+
+On rows of the whole graph a norm runs as it is. On a plain tensor, as a loader gives it, it takes
+the statistics of this rank's batch. So its running statistics have to be made equal
+(:mod:`pyg_sar.norm.running`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import norm as pyg
+
+from pyg_sar.comm import world_size
+from pyg_sar.norm.running import make_equal, note_update
+from pyg_sar.rows.rows import Rows, plain, tag
+from pyg_sar.rows.space import Space
+
+_NORMS = (torch.nn.modules.batchnorm._NormBase, pyg.HeteroBatchNorm, pyg.InstanceNorm)
+
+
+def watch_norms(model: torch.nn.Module) -> None:
+    """Has the norms of a model note what they take of batches; a norm keeps its class.
+
+    But torch's SyncBatchNorm, which runs on GPUs alone, becomes :class:`SyncBatchNorm`.
+    """
+    for module in model.modules():
+        if type(module) is torch.nn.SyncBatchNorm:
+            module.__class__ = SyncBatchNorm
+        elif isinstance(module, _NORMS) and not isinstance(module, SyncBatchNorm):
+            vars(module).setdefault('forward', partial(_forward, module))
+
+
+class SyncBatchNorm(torch.nn.SyncBatchNorm):
+    """torch's SyncBatchNorm for rows, on any device: the statistics are of all ranks' batches."""
+
+    def forward(self, input: Tensor) -> Any:
+        """The normalised rows ``[num_rows, C]`` (collective in training)."""
+        if isinstance(input, Rows):
+            return torch.nn.BatchNorm1d.forward(self, input)  # type: ignore[arg-type]
+        batches = Space(input.size(0), what='rows of batches')
+        rows = tag(input.view_as(input), 0, batches)
+        return plain(torch.nn.BatchNorm1d.forward(self, rows))  # type: ignore[arg-type]
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        torch.nn.BatchNorm1d._check_input_dim(self, input)  # type: ignore[arg-type]
+
+
+def _forward(norm: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The forward of a norm."""
+    forward = partial(type(norm).forward, norm)
+    if isinstance(x, Rows) or not norm.training:
+        make_equal(norm)
+        return forward(x, *args, **kwargs) if x.numel() else x.view_as(x)
+    if world_size() == 1:
+        return forward(x, *args, **kwargs)
+    if norm._buffers.get('running_mean') is not None:
+        has_rows = torch.tensor([x.numel() > 0])
+        if isinstance(norm, pyg.HeteroBatchNorm):
+            types = args[0] if args else kwargs['type_vec']
+            has_rows = torch.bincount(types, minlength=norm.running_mean.size(0)) > 0
+        note_update(norm, has_rows)
+    return forward(x, *args, **kwargs) if x.numel() else x.view_as(x)

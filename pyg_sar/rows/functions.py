@@ -1,0 +1,111 @@
+"""Users' ``torch.autograd.Function`` on rows: backward gets rows, as forward does.
+
+Autograd hands a backward plain tensors, and no function of torch is called on the way. So
+``Function.apply`` is replaced by one that looks at its arguments. With rows among them it takes a
+subclass, whose backward makes gradients of rows rows, and those of plain tensors whole; what the
+user's backward gives becomes what autograd adds up, the gradients of the sum of the ranks' losses.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from pyg_sar.comm import world_size
+from pyg_sar.rows.replicated import mean_of_ranks
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.space import Space
+
+_Spec = tuple[int, Space] | None
+
+_apply = Function.apply.__func__  # type: ignore[attr-defined]
+
+
+def _apply_to_rows(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    given = [each for each in (*args, *kwargs.values()) if isinstance(each, Rows)]
+    if not given or not torch._C._is_torch_function_enabled():
+        return _apply(cls, *args, **kwargs)
+    if kwargs:
+        args = inspect.signature(cls.forward).bind(*args, **kwargs).args
+    out = _apply(_on_rows(cls), *args)
+    outs = out if isinstance(out, tuple) else (out,)
+    with plainly():
+        for each in outs:
+            for rows in given if type(each) is Tensor else ():
+                if _is_at(each, rows.shape, rows.data_ptr()):  # forward has returned its argument
+                    tag(each, rows._dim, rows._space)
+        node = next((t.grad_fn for t in outs if isinstance(t, Tensor) and t.grad_fn), None)
+        if node is not None:
+            node._inputs, node._outs = [_spec(e) for e in args], [_spec(e) for e in outs]  # type: ignore[attr-defined]
+            node._places = [  # type: ignore[attr-defined]
+                (each.shape, each.data_ptr(), _spec(each)) for each in outs if _spec(each)
+            ]
+    return out
+
+
+def _spec(value: Any) -> _Spec:
+    return (value._dim, value._space) if isinstance(value, Rows) else None
+
+
+def _is_at(tensor: Tensor, shape: Any, place: int) -> bool:
+    return tensor.shape == shape and tensor.data_ptr() == place
+
+
+@cache
+def _on_rows(cls: Any) -> Any:
+    """The same Function, with a backward that is called with rows."""
+    name = 'backward' if cls.vjp is Function.vjp else 'vjp'
+    users = getattr(cls, name)
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        given = [_of_one(*each) for each in zip(grads, ctx._outs, strict=True)]
+        with torch._C._EnableTorchFunction():
+            made = users(ctx, given) if cls.boxed_grads_call else users(ctx, *given)
+            made = made if isinstance(made, tuple) else (made,)
+        of_defaults = [None] * (len(made) - len(ctx._inputs))
+        who = f'{cls.__name__}.{name}'
+        inputs = [*ctx._inputs, *of_defaults]
+        return tuple(_summed(who, *each) for each in zip(made, inputs, strict=False))
+
+    made = type(cls.__name__, (cls,), {name: staticmethod(backward), 'boxed_grads_call': False})
+    made._backward_cls.saved_tensors = property(_saved)  # type: ignore[attr-defined]
+    return made
+
+
+def _of_one(grad: Tensor | None, spec: _Spec) -> Any:
+    """A gradient as one process has it."""
+    if grad is None:
+        return None
+    with plainly():
+        return mean_of_ranks(grad) if spec is None else tag(grad / world_size(), *spec)
+
+
+def _summed(name: str, grad: Any, spec: _Spec) -> Any:
+    """A gradient as autograd adds it up."""
+    if grad is None or spec is None:
+        if isinstance(grad, Rows):
+            refuse(name, 'gives rows as the gradient of a plain tensor')
+        return grad
+    if not isinstance(grad, Rows):
+        with plainly():
+            grad = grad.index_select(spec[0], spec[1].ids(grad.device))
+    return plain(grad) * world_size()
+
+
+def _saved(ctx: Any) -> tuple[Any, ...]:
+    """``ctx.saved_tensors``: autograd makes new tensors of those that forward has returned."""
+    saved: tuple[Any, ...] = super(type(ctx), ctx).saved_tensors
+    with plainly():
+        for each in saved:
+            for shape, place, spec in vars(ctx).get('_places', ()):
+                if type(each) is Tensor and _is_at(each, shape, place):
+                    tag(each, *spec)
+    return saved
+
+
+Function.apply = classmethod(_apply_to_rows)  # type: ignore[assignment,method-assign]

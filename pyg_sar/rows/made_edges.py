@@ -1,0 +1,102 @@
+"""Edges that a program makes of ids: every rank gets those into its own nodes, and their halo.
+
+Ids of edges are numbers, 16 bytes an edge, which every rank has for a moment. What travels along
+the edges afterwards is the halo of each rank, as with edges that were loaded.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from pyg_sar.comm import agree, all_reduce_sum, rank, world_size
+from pyg_sar.comm.reshard.derive_shard import derive_shard
+from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index
+from pyg_sar.rows.over_ranks import all_rows
+from pyg_sar.rows.replicated import check_whole
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse
+from pyg_sar.rows.space import Space
+from pyg_sar.shard.shard import Shard
+
+_made = WeakTensorKeyDictionary()
+
+
+def edges_of(
+    func: Any, ids: Tensor, src: Space, dst: Space, made_of: Tensor | None = None
+) -> EdgeIndex:
+    """Edges by ids of the whole, int64 ``[2, E]``, equal on all ranks (collective).
+
+    Known again for the same tensor, not written to since, or for another that they were made of.
+    """
+    key = ids if made_of is None else made_of
+    if not (src.has_ids() and dst.has_ids()):
+        refuse(func, f'is not known where the nodes lie ({src!r}, {dst!r})')
+    version = 0 if key.is_inference() else key._version
+    known = _made.get(key)  # type: ignore[no-untyped-call]
+    if known is not None and known[:3] == (version, src, dst):
+        found: EdgeIndex = known[3]
+        return found
+    check_whole(func, ids)
+    with plainly():
+        made = _dealt(ids.detach(), src, dst)
+    _made[key] = version, src, dst, made
+    return made
+
+
+def _dealt(ids: Tensor, src: Space, dst: Space) -> EdgeIndex:
+    for row, space in zip(ids, (src, dst), strict=True):
+        if not is_in(row, space):
+            raise IndexError(f'expected ids from 0 to {space.total - 1} in an edge_index')
+    to = dst.places(ids[1])
+    is_own = to >= 0
+    part_ptr = [0, *accumulate(agree(src.own))]
+    place = torch.zeros(src.total, dtype=torch.int64, device=ids.device)
+    place[src.ids(ids.device)] = torch.arange(src.own, device=ids.device) + part_ptr[rank()]
+    if world_size() > 1:
+        all_reduce_sum(place)
+    rows = None if src is dst else dst.own
+    handle, order = derive_shard(
+        _base(), part_ptr, place[ids[0][is_own]], to[is_own], name='made', dst_rows=rows
+    )
+    which = is_own.nonzero().view(-1)[order]
+    space = Space(which.numel(), what='edges', ids=which, total=ids.size(1))
+    space.neighbours = (dst,) if src is dst else (dst, src)
+    return edge_index(handle, space, Ends(handle.shard, src, dst))
+
+
+def _base() -> Shard:
+    """A shard of no edges, one part a rank."""
+    ranks = world_size()
+    none = (0,) * (ranks + 1)
+    return Shard('', 'program', rank(), ranks, ranks, 0, (0, 0), none, none, ())
+
+
+def is_in(ids: Tensor, space: Space) -> bool:
+    """Whether these are ids of its rows."""
+    return not ids.numel() or bool(0 <= int(ids.min()) <= int(ids.max()) < space.total)
+
+
+def whole_ids(edges: Any) -> Tensor:
+    """The ids of edges, of whichever kind, as a plain tensor with all of them."""
+    return all_rows(edges) if isinstance(edges, Rows) else plain(edges)
+
+
+def with_made_edges(conv: Any, names: list[str], args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Arguments of a conv, with plain ids of edges between its rows as edges."""
+    named = dict(zip(names, args, strict=False)) | kwargs
+    ids, x = named.get('edge_index'), next(iter(named.values()), None)
+    first, *rest = x if isinstance(x, (tuple, list)) else (x, x)
+    if type(ids) is not Tensor and type(ids) is not Rows:
+        return args, kwargs
+    if ids.dim() != 2 or ids.dtype != torch.int64 or not isinstance(first, Rows):
+        return args, kwargs
+    if len(rest) != 1 or not isinstance(rest[0], Rows):
+        return args, kwargs
+    plain_ids = whole_ids(ids)
+    made = edges_of(conv, plain_ids, first._space, rest[0]._space)
+    out = [made if each is ids else each for each in args]
+    return out, {key: made if each is ids else each for key, each in kwargs.items()}

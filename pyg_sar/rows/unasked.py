@@ -1,0 +1,49 @@
+"""Functions of torch and PyG that do not ask a tensor for its class, and what they are on rows.
+
+They take the place of the others from the first graph on that is loaded; anything but rows goes to
+the others. Sparse matrices are made of all entries, which every rank has then.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from torch_geometric.utils import _negative_sampling
+
+from pyg_sar.comm import agree, world_size
+from pyg_sar.rows.over_ranks import whole
+from pyg_sar.rows.rows import Rows, in_nested
+
+
+@cache
+def ask_for_rows() -> None:
+    """Puts them in place, once."""
+    for name in ('sparse_coo_tensor', 'sparse_csr_tensor', 'sparse_csc_tensor'):
+        setattr(torch, name, _of_all_rows(getattr(torch, name)))
+    known = _negative_sampling.edge_index_to_vector
+    _negative_sampling.edge_index_to_vector = _of_all_rows(known, _draw_alike)
+
+
+def _of_all_rows(
+    function: Callable[..., Any], before: Callable[[], None] = lambda: None
+) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found: list[Any] = []
+        in_nested((args, kwargs), lambda v: found.append(v) if isinstance(v, Rows) else v)
+        if found:
+            before()
+            args, kwargs = in_nested((args, kwargs), whole)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _draw_alike() -> None:
+    """PyG draws pairs by Python's generator, which programs seldom seed: as rank 0 has it."""
+    if world_size() > 1:
+        random.setstate(agree(random.getstate())[0])

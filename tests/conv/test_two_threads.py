@@ -1,0 +1,152 @@
+"""Threads of one process that each train a model, as each would alone."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from few import few
+from small_graphs import cut, small_graph
+from torch import Tensor
+from torch_geometric.nn import GATConv, GCNConv, Linear, MessagePassing, PNAConv, TransformerConv
+from torch_geometric.utils import softmax as by_destination
+
+import pyg_sar
+
+NUM_STEPS = 50
+
+
+class _Attention(MessagePassing):
+    """Calls PyG's softmax by a name of its own."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__(aggr='add')
+        self.lin = torch.nn.Linear(num_in, num_out)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, x_j: Tensor, index: Tensor, ptr: Any, size_i: int | None) -> Tensor:
+        return by_destination(x_j.sum(-1), index, ptr, size_i).view(-1, 1) * x_j
+
+
+def _pna(num_in: int, num_out: int) -> PNAConv:
+    aggregators, scalers = ['mean', 'std', 'max'], ['identity', 'amplification']
+    return PNAConv(num_in, num_out, aggregators, scalers, deg=torch.tensor([2, 3, 9, 9, 5]))
+
+
+CONVS: dict[str, Callable[[int, int], MessagePassing]] = {
+    'GAT': lambda num_in, num_out: GATConv(num_in, num_out, dropout=0.5),
+    'GCN': GCNConv,
+    'own': _Attention,
+    'Transformer': TransformerConv,
+    'PNA': _pna,
+}
+
+
+class _Model(torch.nn.Module):
+    def __init__(self, conv: Callable[[int, int], MessagePassing]) -> None:
+        super().__init__()
+        self.convs = torch.nn.ModuleList([conv(6, 8), conv(8, 3)])
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.convs[1](self.convs[0](x, edge_index).relu(), edge_index)
+
+
+def _wrapped(name: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    # Masks by id, as threads share torch's generator.
+    return pyg_sar.wrap(_Model(CONVS[name]).double(), dropout_seed=0)
+
+
+def _step(model: torch.nn.Module, data: Any) -> Tensor:
+    loss = torch.nn.functional.cross_entropy(model(data.x, data.edge_index), data.y)
+    loss.backward()
+    return loss.detach()
+
+
+def _train(model: torch.nn.Module, data: Any) -> list[Tensor]:
+    """Losses, and the weights in the end."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(NUM_STEPS):
+        optimizer.zero_grad()
+        losses.append(_step(model, data))
+        optimizer.step()
+    return losses + [p.detach() for p in model.parameters()]
+
+
+@pytest.fixture
+def turns_are_short() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+PAIRS = [*zip(CONVS, [*CONVS][1:] + [*CONVS][:1], strict=True), ('GAT', 'GAT'), ('own', 'GCN')]
+
+
+@pytest.mark.parametrize('shares', few([True, False], 2))
+@pytest.mark.parametrize(('one', 'other'), few(PAIRS, 2))
+@pytest.mark.usefixtures('turns_are_short')
+def test_each_trains_as_it_does_alone(tmp_path: Path, one: str, other: str, shares: bool) -> None:
+    names = one, other
+    root = cut(small_graph(), 2, tmp_path / 'parts')
+    alone = [_train(_wrapped(name), pyg_sar.load_shard(root)) for name in names]
+    shared = pyg_sar.load_shard(root)
+    shards = [shared if shares else pyg_sar.load_shard(root) for _ in names]
+    models = [_wrapped(name) for name in names]
+    found: dict[int, Any] = {}
+    start = threading.Barrier(len(names))
+
+    def run(i: int) -> None:
+        start.wait()
+        try:
+            found[i] = _train(models[i], shards[i])
+        except Exception as error:
+            found[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(names))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, want in enumerate(alone):
+        assert isinstance(found[i], list), found[i]
+        assert all(map(torch.equal, found[i], want))
+
+
+def _attributes() -> dict[tuple[str, str], int]:
+    """Of torch, of PyG's modules, and of this one."""
+    return {
+        (name, attribute): id(value)
+        for name, module in list(sys.modules.items())
+        if name.startswith('torch_geometric') or name in ('torch', __name__)
+        for attribute, value in vars(module).items()
+    }
+
+
+@pytest.mark.parametrize('name', CONVS)
+def test_no_module_is_written_to(tmp_path: Path, name: str) -> None:
+    data = pyg_sar.load_shard(cut(small_graph(), 2, tmp_path / 'parts'))
+    model = _wrapped(name)
+    snapshots = [_attributes()]
+
+    def look(*_: Any) -> None:
+        snapshots.append(_attributes())
+
+    for module in model.convs[1].modules():
+        if isinstance(module, MessagePassing):
+            module.register_message_forward_pre_hook(look)
+        elif isinstance(module, (torch.nn.Linear, Linear)):
+            module.register_forward_pre_hook(look)
+    _step(model, data)
+    look()
+    for after in snapshots[1:]:
+        assert after == snapshots[0]

@@ -1,0 +1,174 @@
+"""What every rank has of the whole stays equal on all ranks, and what users see of it is whole."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from graphs import awkward_graph
+from ranks import run_once, run_ranks
+from small_graphs import assert_all_raise, attempt
+from torch import Tensor
+from torch_geometric.nn import GATConv, GCNConv
+
+import pyg_sar
+from pyg_sar.comm import rank
+from pyg_sar.ddp import gradients
+from pyg_sar.ddp.same_model import check_same_values
+from pyg_sar.rows import replicated
+
+GRAPH = awkward_graph()
+
+
+@pytest.fixture(scope='module')
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp('replicated') / 'parts'
+    pyg_sar.partition_graph(GRAPH, 3, path, method=torch.arange(GRAPH.num_nodes) % 7 % 3)
+    return str(path)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = GATConv(8, 4, heads=2), torch.nn.BatchNorm1d(8)
+        self.second, self.head = GCNConv(8, 3), torch.nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        hidden = self.norm(self.first(x, edge_index)).relu()
+        return self.head(self.second(hidden, edge_index))
+
+
+def _loss(model: torch.nn.Module, data: Any) -> Tensor:
+    out = model(data.x, data.edge_index)
+    return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+
+
+def _ddp(model: torch.nn.Module) -> torch.nn.Module:
+    return pyg_sar.DistributedDataParallel(model)
+
+
+def _parting(root: str, what: str) -> str:
+    gradients.STEPS_BETWEEN_CHECKS = 4
+    data, model = pyg_sar.load_shard(root), _ddp(Net().double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def steps() -> None:
+        for step in range(9):
+            optimizer.zero_grad()
+            _loss(model, data).backward()
+            optimizer.step()
+            if rank() == 2 and step == 4:
+                with torch.no_grad():
+                    dict(model.named_parameters())['module.head.bias'][1].add_(
+                        1e-6 * (what == 'a parameter')
+                    )
+                    dict(model.named_buffers())['module.norm.running_var'][1].add_(
+                        1e-6 * (what == 'a buffer')
+                    )
+
+    return attempt(steps)
+
+
+@pytest.mark.parametrize(
+    ('what', 'name'), [('a parameter', 'head.bias'), ('a buffer', 'norm.running_var'), ('', '')]
+)
+def test_numbers_that_part_in_training(root: str, what: str, name: str) -> None:
+    outcomes = run_ranks(_parting, 3, root, what)
+    if not what:
+        assert outcomes == ['no error'] * 3
+        return
+    assert_all_raise(outcomes, 'ValueError', f"'{name}'", 'rank 2 has other', 'at backward 8')
+
+
+def _seconds_of_a_check() -> float:
+    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
+    for _ in range(3):
+        start = time.perf_counter()
+        check_same_values(model, '', '')
+    return time.perf_counter() - start
+
+
+@pytest.mark.bench
+def test_the_check_takes_little() -> None:
+    """Half a million parameters; a step of such a model takes 20 ms and more."""
+    assert min(run_ranks(_seconds_of_a_check, 3)) / 50 < 0.01 * 0.02
+
+
+def _seen_by_hooks(data: Any, wrap: Any) -> dict[str, list[Tensor]]:
+    found: dict[str, list[Tensor]] = {}
+    model = Net().double()
+    model.head.bias.register_hook(lambda grad: found.setdefault('before', []).append(grad.clone()))
+    model = wrap(model)
+    for i, p in enumerate(model.parameters()):
+
+        def clamp(grad: Tensor, i: int = i) -> Tensor:
+            found.setdefault(f'hook {i}', []).append(grad.clone())
+            return grad.clamp(max=0.01)
+
+        p.register_hook(clamp)
+        p.register_post_accumulate_grad_hook(
+            lambda p, i=i: found.setdefault(f'accumulated {i}', []).append(p.grad.clone())
+        )
+    for _ in range(2):
+        penalty = sum(p.square().sum() for p in model.parameters())
+        (_loss(model, data) + 0.1 * penalty).backward()
+    found['gradients'] = [p.grad for p in model.parameters()]
+    return found
+
+
+def _hooks(root: str) -> dict[str, list[Tensor]]:
+    return _seen_by_hooks(pyg_sar.load_shard(root), _ddp)
+
+
+def test_hooks_of_parameters_see_whole_gradients(root: str) -> None:
+    """They are no linear functions, so those of shares would be wrong."""
+    want = _seen_by_hooks(GRAPH, lambda model: model)
+    for found in run_ranks(_hooks, 3, root):
+        assert found.keys() == want.keys()
+        for name, values in want.items():
+            torch.testing.assert_close(found[name], values, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def _large(root: str) -> list[tuple[str, int]]:
+    data = pyg_sar.load_shard(root)
+    replicated.LARGE = 100
+    noise = torch.ones(data.num_nodes, 8, dtype=torch.float64)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for _ in range(3):
+            data.x + noise
+        data.x + torch.zeros_like(data.x)
+        data.x[:, 0] + torch.ones(data.num_nodes)
+    return [(str(each.message), each.lineno) for each in caught if __file__ == each.filename]
+
+
+def test_a_large_plain_tensor_is_warned_of_once(root: str) -> None:
+    line = _large.__code__.co_firstlineno + 7
+    for caught in run_once(_large, 3, root):
+        ((text, where),) = caught
+        assert '(60, 8) meets rows' in text
+        assert where == line
+
+
+def _alone(root: str) -> str:
+    pyg_sar.wrap(Net(), timeout=4)
+    data = pyg_sar.load_shard(root)
+    data.x.mean()
+
+    def program() -> None:
+        if rank() == 0:
+            print(data.x.std())
+
+    return attempt(program)
+
+
+def test_a_reduction_of_one_rank_names_its_line(root: str) -> None:
+    first, *_ = run_once(_alone, 3, root, timeout=100, may_die=(1, 2))
+    line = _alone.__code__.co_firstlineno + 7
+    assert first.startswith('ExchangeError: rank 0 stopped at a sum over all ranks')
+    assert f'(called at {__file__}:{line})' in first

@@ -1,0 +1,27 @@
+"""Ten rows that are spread over ranks in an order of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm import rank, world_size
+from pyg_sar.rows.rows import tag
+from pyg_sar.rows.space import Space
+
+N = 10
+X = torch.linspace(-2, 3, N * 4, dtype=torch.float64).view(N, 4)
+
+
+def rows(values: Tensor = X) -> Any:
+    """The own rows of values ``[10, ...]``."""
+    ids = torch.arange(N)[rank() :: world_size()].flip(0)
+    return tag(values[ids].clone(), 0, Space(ids.numel(), what='nodes', ids=ids, total=N))
+
+
+def edges() -> Any:
+    """Places of a sparse matrix, ``[2, 10]``, one per row."""
+    x = rows(torch.arange(N))
+    return torch.stack([x, x])

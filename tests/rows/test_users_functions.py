@@ -1,0 +1,194 @@
+"""A user's ``torch.autograd.Function`` gets rows, in forward and in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_as_threads
+from some_rows import N, X, rows
+from torch import Tensor
+from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
+
+import pyg_sar
+
+W = torch.linspace(0, 1, 8, dtype=torch.float64).view(4, 2)
+
+
+class Square(Function):
+    """Saves what it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        assert grad.shape == x.shape == (N, 4)
+        return 2 * x * grad
+
+
+class Exp(Function):
+    """Saves what it gives, and its gradient is no sum over its rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = x.exp()
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (out,) = ctx.saved_tensors
+        return grad * out / (1 + out.sum())
+
+
+class Turned(Function):
+    """Gives its argument back; a gradient of length 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return -grad / grad.norm()
+
+
+class Norm(Function):
+    """Gives a plain tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.norm()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x / x.norm()
+
+
+class Sum(Function):
+    """Gives back a plain gradient with all rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.expand(N, 4)
+
+
+class Linear(Function):
+    """Rows and a plain tensor, each in and out, with a context of its own."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        return scale * (x @ weight), (x @ weight).sum(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.scale = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight = ctx.saved_tensors
+        grad = ctx.scale * grads[0] + grads[1]
+        return grad @ weight.t(), x.t() @ grad, None
+
+
+class Doubled(Function):
+    """In place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x.mul_(2)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+LOSSES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    'saves its argument': lambda x, w: (Square.apply(x).mean(0) ** 2).sum() + w.sum(),
+    'saves its result': lambda x, w: (Exp.apply(x) @ w).square().mean(),
+    'gives its argument back': lambda x, w: (Turned.apply(x) @ w).square().mean(),
+    'gives a plain tensor': lambda x, w: Norm.apply(x) ** 2 + w.sum(),
+    'a plain tensor meets rows': lambda x, w: (Norm.apply(x) * x @ w).square().mean(),
+    'a plain gradient': lambda x, w: Sum.apply(x).square().sum() + w.sum(),
+    'in place': lambda x, w: (Doubled.apply(1 * x) @ w).square().sum(),
+    'two results': lambda x, w: sum(y.square().mean() for y in Linear.apply(x, w, 0.5)),
+    'one of two results': lambda x, w: Linear.apply(x, weight=w)[0].square().mean(),
+    'the other result': lambda x, w: Linear.apply(2 * x, w)[1].square().mean(),
+    'one after another': lambda x, w: (Exp.apply(Square.apply(x)) @ w).std(),
+    'checkpoint': lambda x, w: checkpoint(
+        lambda a: (a @ w).square(), x, use_reentrant=False
+    ).mean(),
+    'reentrant checkpoint': lambda x, w: checkpoint(
+        lambda a, w: (a @ w).square(), x, w, use_reentrant=True
+    ).mean(),
+    'checkpoint of a loss': lambda x, w: checkpoint(
+        lambda a, w: (a @ w).square().mean(), x, w, use_reentrant=True
+    ),
+}  # fmt: skip
+
+
+def _gradients(name: str, make: Callable[[Tensor], Any]) -> list[Tensor]:
+    x, weight = make(X).requires_grad_(), W.clone().requires_grad_()
+    loss = LOSSES[name](x, weight)
+    if 'checkpoint' not in name:
+        found = list(torch.autograd.grad(loss, (x, weight), retain_graph=True))
+    else:
+        found = []
+    loss.backward()
+    return [pyg_sar.gather(each) for each in (loss.detach(), x.grad, weight.grad, *found)]
+
+
+@pytest.mark.parametrize('name', LOSSES)
+@pytest.mark.parametrize('num_ranks', [1, 3, 10, 11])
+def test_gradients_are_those_of_the_whole(name: str, num_ranks: int) -> None:
+    want = _gradients(name, torch.clone)
+    for found in run_as_threads(_gradients, num_ranks, name, rows):
+        for a, b in zip(found, want, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+class Wrong(Square):
+    """Gives rows as the gradient of a weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, grad
+
+
+def _rows_for_a_weight() -> None:
+    loss = Wrong.apply(rows(), torch.ones(4, dtype=torch.float64).requires_grad_()).sum()
+    with pytest.raises(ValueError, match=r"'Wrong\.backward'.*gradient of a plain tensor"):
+        loss.backward()
+
+
+def test_rows_are_no_gradient_of_a_plain_tensor() -> None:
+    run_as_threads(_rows_for_a_weight, 3)
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning')
+def test_functions_of_plain_tensors_are_left_alone() -> None:
+    x = X.clone().requires_grad_()
+    loss = torch.compile(lambda a: Square.apply(a).sum(), backend='eager', fullgraph=True)(x)
+    loss.backward()
+    assert torch.equal(x.grad, 2 * X)
+    assert type(Square.apply(x).grad_fn) is Square._backward_cls

@@ -1,0 +1,242 @@
+"""What Python and torch do with a tensor beside computing: it stays rows, or is refused, or listed.
+
+Where nobody asks a tensor for its class it comes out as a plain tensor of the own rows. These ways
+are listed in docs/rows.md, and each is shown here.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ranks import run_as_threads
+from some_rows import N, X, edges, rows
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+import pyg_sar
+from pyg_sar.rows.rows import Rows
+
+PAGE = Path(__file__).parents[2] / 'docs' / 'rows.md'
+
+
+class Holder(torch.nn.Module):
+    def __init__(self, x: Any) -> None:
+        super().__init__()
+        self.register_buffer('x', x)
+
+    def forward(self, x: Any) -> Any:
+        return (2 * x).mean(0)
+
+
+def _data_of(x: Any) -> Any:
+    x.data = x.data + 0
+    return x
+
+
+KEEPS: dict[str, Callable[[Any], Any]] = {
+    'torch.as_tensor': torch.as_tensor,
+    'torch.asarray': torch.asarray,
+    'x.data': lambda x: x.data,
+    'x.data = y': _data_of,
+    'x.type(dtype)': lambda x: x.type(torch.float64),
+    'copy.copy': copy.copy,
+    'copy.deepcopy': copy.deepcopy,
+    'Parameter': lambda x: torch.nn.Parameter(x).detach(),
+    'register_buffer': lambda x: Holder(x).x,
+    'state_dict': lambda x: Holder(x).state_dict()['x'],
+    'a module to another dtype': lambda x: Holder(x).double().x,
+    'deepcopy of a module': lambda x: copy.deepcopy(Holder(x)).x,
+    'torch.ops': lambda x: torch.ops.aten.mul(x, 1),
+}
+
+WHOLE: dict[str, Callable[[Any], Any]] = {
+    'DataLoader': lambda x: torch.cat(list(DataLoader(x, batch_size=3))),
+    'TensorDataset': lambda x: torch.cat(
+        [b for (b,) in DataLoader(TensorDataset(x), batch_size=4)]
+    ),
+    'random_split': lambda x: torch.stack(
+        list(torch.utils.data.random_split(x, [10, 0], torch.Generator().manual_seed(0))[0])
+    ),
+    'float of a number': lambda x: torch.tensor(float(x[3, 1])),
+    'torch.tensor of a number': lambda x: torch.tensor([x[3, 1], x[0, 0]]),
+    'fx': lambda x: torch.fx.symbolic_trace(Holder(torch.ones(1)))(x),
+    'parameters_to_vector': lambda x: torch.nn.utils.parameters_to_vector([x.relu()]).mean(),
+    'default_collate': lambda x: torch.utils.data.default_collate([x, x]).sum(1),
+    'jacobian': lambda x: torch.autograd.functional.jacobian(lambda a: a.square().sum(0), x),
+    'vjp': lambda x: torch.autograd.functional.vjp(lambda a: a.square().sum(0), x, X[0])[1],
+    'type': lambda x: torch.tensor(x.type() == 'torch.DoubleTensor'),
+    'a number of NumPy': lambda x: (np.float64(2) * x).sum(0),
+}
+
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    'pickle': pickle.dumps,
+    'torch.save': lambda x: torch.save(x, io.BytesIO()),
+    'save of a state_dict': lambda x: torch.save(Holder(x).state_dict(), io.BytesIO()),
+    'untyped_storage': lambda x: x.untyped_storage(),
+    'storage': lambda x: x.storage(),
+    'data_ptr': lambda x: x.data_ptr(),
+    'share_memory_': lambda x: x.share_memory_(),
+    'as_subclass': lambda x: x.as_subclass(Tensor),
+    'set_': lambda x: x.set_(X),
+    'torch.from_dlpack': torch.from_dlpack,
+    'np.from_dlpack': np.from_dlpack,
+    'np.asarray': np.asarray,
+    'np.array': np.array,
+    'a function of NumPy': lambda x: np.add(x, 1),
+    'numpy': lambda x: x.numpy(force=True),
+    'tolist': lambda x: x.tolist(),
+    'list': list,
+    'sum': sum,
+    'unpacking': lambda x: [*x],
+    'reversed': reversed,
+    'in': lambda x: 3.0 in x,
+    'float of rows': lambda x: float(x[:, 0]),
+    'bool of rows': lambda x: bool((x > 0).all(1)),
+    'x.new_tensor': lambda x: x.new_tensor(x),
+    'x.new': lambda x: x.new(x),
+    'torch.tensor of a list of rows': lambda x: torch.tensor([x, x]),
+    'plain += rows': lambda x: torch.zeros(N, 4, dtype=x.dtype).add_(x),
+    'a script module': lambda x: torch.jit.script(torch.nn.Linear(4, 2).double())(x),
+    'torch.jit.trace': lambda x: torch.jit.trace(lambda a: (2 * a).sum(0), (x,)),
+    'rows inside of vmap': lambda x: torch.vmap(lambda w: x @ w)(torch.ones(3, 4, 2).double()),
+    'rows inside of torch.func.grad': lambda x: torch.func.grad(lambda w: (x @ w).sum())(X[0]),
+    'torch.func.jvp': lambda x: torch.func.jvp(lambda a: a.sum(0), (x,), (x,)),
+    'to_sparse': lambda x: x.to_sparse(),
+    'as_nested_tensor': lambda x: torch.nested.as_nested_tensor([x]),
+    'multiprocessing': lambda x: torch.multiprocessing.reductions.reduce_tensor(x),
+}
+
+REFUSED_BY_TORCH: dict[str, Callable[[Any], Any]] = {
+    'torch.from_numpy': torch.from_numpy,
+    'memoryview': memoryview,
+    'torch.frombuffer': lambda x: torch.frombuffer(x, dtype=torch.float64),
+    'array + rows': lambda x: np.ones((N, 4)) + x,
+    'plain.grad = rows': lambda x: setattr(X.clone().requires_grad_(), 'grad', x),
+    'torch.func.jacrev': lambda x: torch.func.jacrev(lambda a: a.sum(0))(x),
+}
+
+
+def _set_data(x: Any) -> Any:
+    plain = torch.zeros(N, 4, dtype=x.dtype)
+    plain.data = x
+    return plain
+
+
+def _scripted(x: Any) -> Any:
+    @torch.jit.script
+    def double(a: Tensor) -> Tensor:
+        return 2 * a
+
+    return double(x)
+
+
+LISTED: dict[str, Callable[[Any], Any]] = {
+    'torch.tensor(x)': torch.tensor,
+    'torch.Tensor(x)': torch.DoubleTensor,
+    'plain.new_tensor(x)': lambda x: torch.zeros(1).new_tensor(x),
+    'plain.new(x)': lambda x: torch.zeros(1, dtype=x.dtype).new(x),
+    'plain.set_(x)': lambda x: torch.zeros(1, dtype=x.dtype).set_(x),
+    'plain.data = x': _set_data,
+    'torch.sparse_coo_tensor(ids, x)': lambda x: torch.sparse_coo_tensor(
+        edges(), x[:, 0], (N, N)
+    ).coalesce().values(),
+    'torch.sparse_csr_tensor(..., x)': lambda x: torch.sparse_csr_tensor(
+        torch.arange(len(pyg_sar.local(x)) + 1), edges()[0], x[:, 0]
+    ).values(),
+    'torch.nested.nested_tensor([x])': lambda x: torch.nested.nested_tensor([x])[0],
+    'torch.utils.dlpack.to_dlpack(x)': lambda x: torch.from_dlpack(
+        torch.utils.dlpack.to_dlpack(x)
+    ),
+    'torch.jit.script(function)(x)': _scripted,
+    'torch.vmap(function)(x)': torch.vmap(lambda a: 2 * a),
+    'torch.func.grad(function)(x)': torch.func.grad(lambda a: a.square().sum()),
+}  # fmt: skip
+"""Nobody asks the class: what comes is a plain tensor of the own rows."""
+
+
+def _keeps(name: str) -> None:
+    x = rows()
+    out = KEEPS[name](x)
+    assert type(out) is Rows or isinstance(out, torch.nn.Parameter)
+    assert torch.equal(pyg_sar.gather(out), X)
+    assert out._space is x._space
+
+
+@pytest.mark.parametrize('name', KEEPS)
+def test_stays_rows(name: str) -> None:
+    run_as_threads(_keeps, 3, name)
+
+
+def _is_whole(name: str) -> None:
+    out = pyg_sar.gather(WHOLE[name](rows()))
+    assert type(out) is Tensor
+    torch.testing.assert_close(out, pyg_sar.gather(WHOLE[name](X)), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize('name', WHOLE)
+@pytest.mark.parametrize('num_ranks', [1, 3])
+def test_is_that_of_the_whole(name: str, num_ranks: int) -> None:
+    run_as_threads(_is_whole, num_ranks, name)
+
+
+def _is_refused(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        with pytest.raises((ValueError, TypeError), match=r'pyg_sar\.gather'):
+            REFUSED[name](rows())
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_is_refused(name: str) -> None:
+    run_as_threads(_is_refused, 3, name)
+
+
+def _is_refused_by_torch(name: str) -> None:
+    with pytest.raises((ValueError, TypeError, RuntimeError)):
+        REFUSED_BY_TORCH[name](rows())
+
+
+@pytest.mark.parametrize('name', REFUSED_BY_TORCH)
+def test_is_refused_by_torch_or_python(name: str) -> None:
+    run_as_threads(_is_refused_by_torch, 3, name)
+
+
+def _is_plain(name: str) -> None:
+    x = rows()
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        out = LISTED[name](x)
+    assert type(out) is Tensor
+    assert out.shape[:1] == pyg_sar.local(x).shape[:1]
+    with pytest.raises(ValueError, match='all 10 rows'):
+        x[(slice(None), 0)[: out.dim() % 2 + 1]] + out
+
+
+@pytest.mark.parametrize('name', LISTED)
+def test_the_list_of_the_page_is_of_what_sees_own_rows(name: str) -> None:
+    run_as_threads(_is_plain, 3, name)
+    assert f'`{name}`' in PAGE.read_text(encoding='utf-8')
+
+
+def _copies() -> None:
+    x = rows().requires_grad_()
+    other = copy.copy(x)
+    assert other.requires_grad
+    with torch.no_grad():
+        other.add_(1)
+    assert torch.equal(pyg_sar.gather(x.detach()), X + 1)
+    ids = copy.copy(rows(torch.arange(N)))
+    assert torch.equal(pyg_sar.gather(rows()[ids]), X)
+
+
+def test_a_copy_shares_its_memory() -> None:
+    run_as_threads(_copies, 3)
