@@ -55,7 +55,7 @@ def draw_graph(num_nodes: int = 2000, seed: int = 0) -> Data:
 
 def questions(data: Data, is_late: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Own nodes that are asked in the last quarter of the time, or before; when; the answers."""
-    num_edges = pyg_sar.global_sum(torch.tensor(data.num_edges))
+    num_edges = pyg_sar.over_all_nodes.global_sum(torch.tensor(data.num_edges))
     row, column = ((data.asked >= 0.75 * num_edges) == is_late).nonzero().t()
     return row, data.asked[row, column], data.y[row, column]
 
@@ -84,7 +84,7 @@ def train(
         losses, shares = [], []
         model.train()
         for out, y in answers(model, loaders[0], sets[0][2]):
-            loss = pyg_sar.global_mean(F.cross_entropy(out, y, reduction='none'))
+            loss = pyg_sar.over_all_nodes.global_mean(F.cross_entropy(out, y, reduction='none'))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -93,7 +93,7 @@ def train(
         with torch.no_grad():
             for out, y in answers(model, loaders[1], sets[1][2]):
                 shares.append(out.argmax(dim=-1) == y)
-            yield torch.stack(losses).mean(), pyg_sar.global_mean(torch.cat(shares))
+            yield torch.stack(losses).mean(), pyg_sar.over_all_nodes.global_mean(torch.cat(shares))
 
 
 def answers(

@@ -18,7 +18,8 @@ from torch_geometric.nn import SAGEConv
 # plain: import graphs
 # plain: from torch.nn.parallel import DistributedDataParallel
 # plain: from torch_geometric.loader import NeighborLoader
-from pyg_sar import DistributedDataParallel, NeighborLoader, global_mean, init, load_shard  # sar
+from pyg_sar import DistributedDataParallel, NeighborLoader, init, load_shard  # sar
+from pyg_sar.over_all_nodes import global_mean  # sar
 
 EPOCHS, BATCH_SIZE, NUM_NEIGHBORS, DROPOUT = 20, 16, [10, 5], 0.5
 
@@ -26,8 +27,7 @@ EPOCHS, BATCH_SIZE, NUM_NEIGHBORS, DROPOUT = 20, 16, [10, 5], 0.5
 # plain: rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
 # plain: data = graphs.draw('citations')
 # plain: seeds = data.train_mask.nonzero().view(-1)[rank::world_size]
-rank = init().rank  # sar
-data = load_shard('parts/')  # sar
+rank, data = init().rank, load_shard('parts/')  # sar
 seeds = data.train_mask  # sar
 loader = NeighborLoader(data, NUM_NEIGHBORS, seeds, batch_size=BATCH_SIZE, shuffle=True)
 torch.manual_seed(0)

@@ -341,9 +341,7 @@ def _run(root: str, name: str) -> list[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         data = pyg_sar.load_shard(root)
-        return _flat(
-            PROGRAMS[name](data, lambda m: pyg_sar.DistributedDataParallel(m))
-        )
+        return _flat(PROGRAMS[name](data, lambda m: pyg_sar.DistributedDataParallel(m)))
 
 
 def _refusal(root: str, name: str) -> str:

@@ -11,8 +11,8 @@ from ranks import run_as_threads
 from small_graphs import small_graph
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import LGConv
-from torch_geometric.utils import one_hot
+from torch_geometric.nn import LGConv, SAGEConv
+from torch_geometric.utils import add_self_loops, one_hot
 
 import pyg_sar
 
@@ -48,7 +48,15 @@ def _on_a_rank(program: Any, folder: Path) -> Any:
     return program(pyg_sar.load_shard(folder))
 
 
-@pytest.mark.parametrize('program', [_embedded, _one_hot, _pairs])
+def _loops(data: Data) -> Tensor:
+    """Of the nodes that have edges: fewer than there are."""
+    edge_index, _ = add_self_loops(data.edge_index)
+    torch.manual_seed(0)
+    conv = pyg_sar.wrap(SAGEConv(data.num_features, 4).double())
+    return pyg_sar.gather(conv(data.x, edge_index).detach())
+
+
+@pytest.mark.parametrize('program', [_embedded, _one_hot, _pairs, _loops])
 @pytest.mark.parametrize('world_size', [1, 3])
 def test_is_that_of_one_machine(folder: Path, program: Any, world_size: int) -> None:
     want = program(small_graph())
