@@ -190,10 +190,8 @@ class _Gather(torch.autograd.Function):
         ctx.call = call
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        learns = [o.is_floating_point() or o.is_complex() for o in outputs]
-        ctx.mark_non_differentiable(
-            *(o for o, is_it in zip(outputs, learns, strict=True) if not is_it)
-        )
+        others = (o for o in outputs if not (o.is_floating_point() or o.is_complex()))
+        ctx.mark_non_differentiable(*others)
         return tuple(outputs)
 
     @staticmethod

@@ -94,10 +94,8 @@ class _Replay(torch.autograd.Function):
             *(t for state in read for t in state),
         )
         ctx.set_materialize_grads(False)
-        learns = [o.is_floating_point() or o.is_complex() for o in outputs]
-        ctx.mark_non_differentiable(
-            *(o for o, is_it in zip(outputs, learns, strict=True) if not is_it)
-        )
+        others = (o for o in outputs if not (o.is_floating_point() or o.is_complex()))
+        ctx.mark_non_differentiable(*others)
         return outputs
 
     @staticmethod

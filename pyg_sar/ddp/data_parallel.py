@@ -38,11 +38,12 @@ _MIB = 2**20
 class DistributedDataParallel(torch.nn.Module):
     """Makes a PyG model train on a partitioned graph as on one machine.
 
-    Wraps the model's convs and norms (:func:`pyg_sar.wrap`), and averages the gradients of the ranks
-    at the end of every backward, as torch's DistributedDataParallel does. Parameters and buffers
-    are equal on all ranks: that is checked at construction, and at every 50th backward. With a loss made by :func:`pyg_sar.global_mean` they are those of
-    one process. What enters the model and needs a gradient gets that of one process as well. Rows
-    of a :class:`pyg_sar.NodeEmbedding` are neither sent nor averaged.
+    Wraps the model's convs and norms (:func:`pyg_sar.wrap`), and averages the gradients of the
+    ranks at the end of every backward, as torch's DistributedDataParallel does: on data of
+    :func:`pyg_sar.load_shard` they are those of one process. Parameters and buffers are equal on
+    all ranks: that is checked at construction, and at every 50th backward. What enters the model
+    and needs a gradient gets that of one process as well. Rows of a :class:`pyg_sar.NodeEmbedding`
+    are neither sent nor averaged.
 
     Called with the plain edges of a batch the model is the plain one (docs/models.md): then the sum
     of the gradients is all that ranks say to each other, and running statistics of norms are made
@@ -53,9 +54,8 @@ class DistributedDataParallel(torch.nn.Module):
 
     ``model.module`` is the model; calling it, or layers of it, averages gradients just the same.
     Hooks of parameters get the whole gradient, by a message for each parameter that has one; on
-    batches those of ``register_hook`` get this rank's share, as in torch. The caller of
-    ``torch.autograd.grad`` gets the whole gradient; with ``create_graph=True`` or in ``no_sync()``
-    it is an error. Without ``torch.distributed`` it runs the wrapped model as it is.
+    batches those of ``register_hook`` get this rank's share, as in torch. ``torch.autograd.grad``
+    on parameters is an error. Without ``torch.distributed`` it runs the wrapped model as it is.
 
     In place of torch's::
 
@@ -85,9 +85,9 @@ class DistributedDataParallel(torch.nn.Module):
             ``checkpoint_activations``, ``dropout_seed``, ``log``.
 
     Raises:
-        ValueError: On all ranks, as :func:`pyg_sar.wrap` does; if the ranks' models or their numbers
-            differ, also later; for a `process_group` of some ranks only, another device in `device_ids`, or
-            `broadcast_buffers`.
+        ValueError: On all ranks, as :func:`pyg_sar.wrap` does; if the ranks' models or their
+            numbers differ, also later; for a `process_group` of some ranks only, another device in
+            `device_ids`, or `broadcast_buffers`.
         ExchangeError: If another rank has ended or is silent.
     """
 

@@ -16,7 +16,7 @@ from pyg_sar.over_all_nodes.backward import note_backward_of
 
 @in_call('global_sum')
 def global_sum(values: Tensor, *, dim: int | None = None) -> Tensor:
-    """The sum of the ranks' tensors of one shape; with ``dim=0`` of all ranks' rows (collective)."""
+    """The sum of the ranks' tensors of one shape, with ``dim=0`` of their rows (collective)."""
     if dim is not None:
         values = values.sum(dim)
     if not values.is_floating_point():

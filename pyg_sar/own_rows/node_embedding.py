@@ -40,7 +40,7 @@ class NodeEmbedding(torch.nn.Module):
     ``clip_grad_norm_`` and other norms of weight and gradient are those of all ranks' rows; all
     ranks must ask for them. What would see the rows of one rank alone (LBFGS, Adafactor, a penalty
     of ``embedding.weight`` in the loss) is refused: a penalty is
-    ``global_sum(embedding().square(), dim=0).sum()``.
+    ``embedding().square().sum()``.
 
     ``state_dict()`` has the rows of this rank. :func:`pyg_sar.save_checkpoint` writes those of all
     ranks by id, with the optimizer's state, for any number of ranks or ``torch.nn.Embedding``.

@@ -81,7 +81,7 @@ def global_sum(
         size: See :func:`global_mean`.
 
     Returns:
-        As :func:`global_mean`.
+        As :func:`global_mean`. Collective.
 
     Raises:
         ValueError: If `values` are a plain tensor.
@@ -114,6 +114,7 @@ def global_max(
 
     Returns:
         ``[...]``, or ``[size, ...]`` with `batch`; 0 for a graph without nodes, as PyG gives.
+        Collective.
 
     Raises:
         ValueError: If `values` are a plain tensor.
@@ -143,7 +144,7 @@ def global_min(
         size: See :func:`global_mean`.
 
     Returns:
-        As :func:`global_max`.
+        As :func:`global_max`. Collective.
 
     Raises:
         ValueError: If `values` are a plain tensor.
@@ -210,8 +211,8 @@ def _chosen(
     if not isinstance(values, Rows):
         kind = 'a plain tensor' if isinstance(values, Tensor) else f'a {type(values).__name__}'
         raise ValueError(
-            f"'{name}' takes rows of load_shard's data (got {kind}): a plain tensor is equal on all "
-            'ranks, so it is the whole already'
+            f"'{name}' takes rows of load_shard's data (got {kind}): a plain tensor is equal on "
+            'all ranks, so it is the whole already'
         )
     if mask is None:
         return values, batch

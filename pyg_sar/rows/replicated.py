@@ -120,7 +120,8 @@ def own_draws(device: torch.device, generator: torch.Generator | None = None) ->
     """Random numbers of own rows, which leave the generator as it is on all other ranks.
 
     Every rank takes one number of the generator, torch's own of `device` if it is None, and draws
-    by a seed made of it and its rank. So what is drawn later for the whole graph is equal on all ranks.
+    by a seed made of it and its rank. So what is drawn later for the whole graph is equal on all
+    ranks.
     """
     if num_ranks() == 1:
         yield

@@ -61,7 +61,7 @@ class Rows(Tensor):
             out: Any = self.detach().requires_grad_(self.requires_grad)
         out.__class__ = type(self)
         vars(out).update(vars(self))
-        return out  # type: ignore[no-any-return]
+        return out
 
     # Of these two torch asks no class.
     def as_subclass(self, cls: Any) -> Any:  # noqa: D102

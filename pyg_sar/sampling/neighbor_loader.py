@@ -37,8 +37,8 @@ class NeighborLoader(Loader):
         )
         for batch in loader:
             out = model(batch.x, batch.edge_index)[: batch.batch_size]
-            each = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
-            loss = pyg_sar.global_mean(each)
+            losses = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
+            loss = losses.sum() / max(len(losses), 1)  # a rank may have no seeds left
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

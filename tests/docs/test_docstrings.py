@@ -81,17 +81,19 @@ def test_what_a_docstring_tells(name: str) -> None:
 def test_the_example_of_a_docstring(name: str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     for example in _examples(inspect.getdoc(PUBLIC[name]) or ''):
-        exec(compile(example, name, 'exec'), _of_a_program(tmp_path))
+        exec(compile(example, name, 'exec'), _of_a_program(tmp_path, name))
 
 
-def _of_a_program(folder: Path) -> dict[str, Any]:
+def _of_a_program(folder: Path, name: str) -> dict[str, Any]:
     """What the examples take as given."""
     graph = two_communities()
     graph.x, graph.val_mask, graph.pos = graph.x.float(), ~graph.train_mask, graph.x[:, :3]
     graph.edge_weight, graph.edge_attr = graph.edge_weight.float(), graph.edge_attr.float()
     pyg_sar.partition_graph(graph, 4, folder / 'parts', force=True)
     torch.save(graph, folder / 'graph.pt')
-    data = pyg_sar.local(pyg_sar.load_shard(folder / 'parts'))
+    data = pyg_sar.load_shard(folder / 'parts')
+    if not name.startswith('pyg_sar.global_'):
+        data = pyg_sar.local(data)
     model = pyg_sar.DistributedDataParallel(GraphSAGE(8, 8, 2, 3))
     optimizer = torch.optim.Adam(model.parameters())
     out = model(data.x, data.edge_index)
@@ -106,6 +108,8 @@ def _of_a_program(folder: Path) -> dict[str, Any]:
         'data': data,
         'graph': graph,
         'model': model,
+        'num_ranks': 1,
+        'num_train': int(data.train_mask.sum()),
         'optimizer': optimizer,
         'out': out,
         'loss': torch.tensor(1.0),

@@ -189,12 +189,11 @@ def test_is_that_of_the_whole(name: str, num_ranks: int) -> None:
 
 
 def _is_refused(name: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        with pytest.raises((ValueError, TypeError), match=r'pyg_sar\.gather'):
-            REFUSED[name](rows())
+    with pytest.raises((ValueError, TypeError), match=r'pyg_sar\.gather'):
+        REFUSED[name](rows())
 
 
+@pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('name', REFUSED)
 def test_is_refused(name: str) -> None:
     run_as_threads(_is_refused, 3, name)
@@ -240,3 +239,27 @@ def _copies() -> None:
 
 def test_a_copy_shares_its_memory() -> None:
     run_as_threads(_copies, 3)
+
+
+def _in_workers() -> None:
+    with pytest.raises(ValueError, match='in a worker of a DataLoader'):
+        list(DataLoader(rows(), batch_size=4, num_workers=1))
+
+
+def test_workers_of_a_data_loader_hold_no_ranks() -> None:
+    run_as_threads(_in_workers, 1)
+
+
+def _metric() -> float:
+    torchmetrics = pytest.importorskip('torchmetrics')
+    metric = torchmetrics.MeanSquaredError()
+    x = rows()
+    metric.update(pyg_sar.gather(x), pyg_sar.gather(0 * x))
+    with pytest.raises(ValueError, match=r'pyg_sar\.gather'):
+        metric.update(x.tolist(), x)
+    return float(metric.compute())
+
+
+def test_a_metric_takes_gathered_rows() -> None:
+    pytest.importorskip('torchmetrics')
+    assert run_as_threads(_metric, 3) == [pytest.approx(float(X.square().mean()))] * 3

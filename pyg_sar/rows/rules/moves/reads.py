@@ -136,7 +136,8 @@ def _strides(func: Any, args: Any, kwargs: Any) -> Any:
 @rule('backward')
 def _backward(func: Any, args: Any, kwargs: Any) -> Any:
     """``out.backward(gradient)``: what every rank starts with is its own rows' share."""
-    outs, grads, *rest = [*args, *[None] * (2 - len(args))]
+    outs: Any = args[0]
+    grads: Any = args[1] if len(args) > 1 else None
     is_one = isinstance(outs, Tensor)
     many = (outs,) if is_one else outs
     for name in ('gradient', 'grad_tensors'):
@@ -145,7 +146,7 @@ def _backward(func: Any, args: Any, kwargs: Any) -> Any:
     shares = [_share(func, *each) for each in zip(many, grads, strict=True)]
     kwargs = {k: v for k, v in kwargs.items() if k not in ('gradient', 'grad_tensors')}
     with plainly():
-        func(outs, shares[0] if is_one else shares, *rest, **kwargs)
+        func(outs, shares[0] if is_one else shares, *args[2:], **kwargs)
 
 
 def _share(func: Any, out: Tensor, grad: Any) -> Any:
@@ -216,9 +217,10 @@ def _is_view(func: Any, args: Any, kwargs: Any) -> Any:
 
 @cache
 def _leave_to_python() -> None:
-    for kind in (Rows, *Rows.__subclasses__()):
-        disabled = torch.compiler.disable(kind.__torch_function__.__func__)  # type: ignore[attr-defined]
-        kind.__torch_function__ = classmethod(disabled)  # type: ignore[assignment,method-assign]
+    kinds: list[Any] = [Rows, *Rows.__subclasses__()]
+    for kind in kinds:
+        disabled = torch.compiler.disable(kind.__torch_function__.__func__)  # type: ignore[no-untyped-call]
+        kind.__torch_function__ = classmethod(disabled)
     warnings.warn(
         'torch.compile leaves functions as they are that get rows of load_shard', stacklevel=1
     )
