@@ -54,8 +54,9 @@ class DistributedDataParallel(torch.nn.Module):
 
     ``model.module`` is the model; calling it, or layers of it, averages gradients just the same.
     Hooks of parameters get the whole gradient, by a message for each parameter that has one; on
-    batches those of ``register_hook`` get this rank's share, as in torch. ``torch.autograd.grad``
-    on parameters is an error. Without ``torch.distributed`` it runs the wrapped model as it is.
+    batches those of ``register_hook`` get this rank's share, as in torch. The caller of
+    ``torch.autograd.grad`` gets the whole gradient; with ``create_graph=True`` or in ``no_sync()``
+    it is an error. Without ``torch.distributed`` it runs the wrapped model as it is.
 
     In place of torch's::
 

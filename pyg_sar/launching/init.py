@@ -7,16 +7,18 @@ import itertools
 import json
 import logging
 import os
+import random
 import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from pyg_sar.comm import as_timedelta, is_distributed, transport
+from pyg_sar.comm import agree, as_timedelta, is_distributed, transport
 from pyg_sar.launching.environment import Launched, launched
 from pyg_sar.launching.machines import Place, Sight, have_own_gpus, own_sight, places
 from pyg_sar.monitor import say
@@ -45,6 +47,9 @@ class Process:
 
 def init(*, interface: str | None = None, timeout: float | timedelta | None = None) -> Process:
     """Joins the processes that were started together; the first line of a program.
+
+    Random numbers that no seed was set for are those of rank 0 on all ranks, so that the ranks make
+    the same model.
 
     torchrun, Slurm (``srun``), Open MPI, MPICH and Intel MPI (``mpirun``), and whoever sets RANK,
     WORLD_SIZE, MASTER_ADDR and MASTER_PORT tell a process its rank, and
@@ -91,6 +96,7 @@ def init(*, interface: str | None = None, timeout: float | timedelta | None = No
         start = launched(os.environ)
         if start.world_size > 1:
             _join(start, interface, limit)
+            _seed_alike()
         else:
             by = f' by {start.launcher}' if start.launcher else ''
             say(_logger, logging.INFO, f'one process{by}, {_current_device()}')
@@ -135,6 +141,16 @@ def _join(start: Launched, interface: str | None, limit: timedelta | None) -> No
         ) from error
     atexit.register(_leave)
     _tell(start, place, backend)
+
+
+def _seed_alike() -> None:
+    seeds = agree(torch.initial_seed())
+    if len(set(seeds)) > 1:
+        torch.manual_seed(seeds[0])
+    random.setstate(agree(random.getstate())[0])
+    kind, keys, *rest = np.random.get_state()
+    kind, keys, *rest = agree((kind, np.asarray(keys).tolist(), *rest))[0]
+    np.random.set_state((kind, keys, *rest))
 
 
 def _name_interface(interface: str | None, ranks: Sequence[Sight]) -> None:

@@ -389,9 +389,7 @@ def test_what_cannot_be_drawn_by_id_is_refused(roots: dict[int, Path], what: str
 def _whole_and_parts(root: Path) -> None:
     data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(0)
-    model = pyg_sar.DistributedDataParallel(
-        GAE(_Plain().double()), dropout_seed=1
-    ).module
+    model = pyg_sar.DistributedDataParallel(GAE(_Plain().double()), dropout_seed=1).module
     with pytest.raises(ValueError, match='call the model itself'):
         model.encode(data.x, data.edge_index)
     torch.manual_seed(0)
