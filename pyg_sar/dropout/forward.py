@@ -29,7 +29,8 @@ from pyg_sar.comm import agree, check_equal
 from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.dropout.draw import DROPOUTS, EdgeDraws, KeyedDraw, is_drawn
 from pyg_sar.dropout.edge_ids import edge_ids, has_ids
-from pyg_sar.recompute import Dropout, dropout_arguments, remember
+from pyg_sar.recipes import remember
+from pyg_sar.recompute import Dropout, dropout_arguments
 from pyg_sar.rows.attach import as_local
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.shard.edge_index import ShardEdgeIndex

@@ -148,9 +148,9 @@ def _seed_alike() -> None:
     if len(set(seeds)) > 1:
         torch.manual_seed(seeds[0])
     random.setstate(agree(random.getstate())[0])
-    kind, keys, *rest = np.random.get_state()
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - PyG draws by it
     kind, keys, *rest = agree((kind, np.asarray(keys).tolist(), *rest))[0]
-    np.random.set_state((kind, keys, *rest))
+    np.random.set_state((kind, keys, *rest))  # noqa: NPY002
 
 
 def _name_interface(interface: str | None, ranks: Sequence[Sight]) -> None:

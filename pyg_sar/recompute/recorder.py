@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,11 +29,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from pyg_sar.recipes import Step, here
 from pyg_sar.recompute.dropout import Draw, Dropout, dropout_arguments
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
-
-Step = Callable[..., Tensor]
 
 _STEPS: set[Any] = {
     *(F.relu, torch.relu, Tensor.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu),
@@ -71,37 +70,22 @@ def recompute_activations_of(module: torch.nn.Module) -> None:
     module.register_forward_hook(_leave, always_call=True)
 
 
-class _Here(threading.local):
-    recorder: _Recorder | None = None
-
+class _Entered(threading.local):
     def __init__(self) -> None:
-        self.entered: list[Any] = []
+        self.contexts: list[Any] = []
 
 
-_here = _Here()
+_entered = _Entered()
 
 
 def _enter(module: torch.nn.Module, args: Any) -> None:
     context = recomputed_activations()
     context.__enter__()
-    _here.entered.append(context)
+    _entered.contexts.append(context)
 
 
 def _leave(module: torch.nn.Module, args: Any, out: Any) -> None:
-    _here.entered.pop().__exit__(None, None, None)
-
-
-def remember(out: Tensor, step: Step, *inputs: Tensor | None) -> None:
-    """Notes that ``out`` is ``step(*inputs)``, if activations are recomputed at the moment.
-
-    Args:
-        out: The result, as autograd will save it.
-        step: Gives the same bits again; runs without autograd.
-        *inputs: What it follows from.
-    """
-    recorder = _here.recorder
-    if recorder is not None and torch.is_grad_enabled() and out.requires_grad:
-        recorder.remember(out, step, inputs)
+    _entered.contexts.pop().__exit__(None, None, None)
 
 
 @dataclass(eq=False)
@@ -168,12 +152,12 @@ class _Recorder(TorchFunctionMode):
         self._noted: list[tuple[_Saved, Tensor]] | None = None
 
     def __enter__(self) -> _Recorder:
-        self._outer, _here.recorder = _here.recorder, self
+        self._outer, here.recorder = here.recorder, self
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *args: Any) -> None:
-        _here.recorder = self._outer
+        here.recorder = self._outer
         super().__exit__(*args)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -285,7 +269,7 @@ class _Recorder(TorchFunctionMode):
 def _fit(inputs: Sequence[Tensor]) -> bool:
     """Whether a step on rows works on the own rows alone: a tensor of all rows does not fit."""
     try:
-        torch.broadcast_shapes(*(each.shape for each in inputs))
+        torch.broadcast_shapes(*(each.shape for each in inputs))  # type: ignore[no-untyped-call]
     except RuntimeError:
         return False
     return True

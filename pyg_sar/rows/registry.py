@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -57,6 +57,7 @@ def rule_of(func: Any) -> Rule:
 def _with_out(given: Rule) -> Rule:
     """What ``out=`` is given is written to it; torch's own would write the rows of this rank."""
 
+    @wraps(given)
     def computed(func: Any, args: Any, kwargs: Any) -> Any:
         out = kwargs.get('out')
         if not isinstance(out, torch.Tensor):

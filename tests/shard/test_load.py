@@ -131,7 +131,7 @@ def test_one_part_for_inspection(tmp_path):
 
 
 def _tensors(root: str, rank: int | None = None) -> tuple[int, dict[str, Any]]:
-    data = load_shard(root, rank)
+    data = pyg_sar.local(pyg_sar.load_shard(root, rank))
     out = {key: value for key, value in data.to_dict().items() if key != 'edge_index'}
     out['edges'] = data.edge_index.as_subclass(Tensor)
     return data.edge_index.shard.rank, out

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from pyg_sar.monitor import hook
-from pyg_sar.users_line import users_line
+from pyg_sar.monitor.users_line import users_line
 
 Function = TypeVar('Function', bound=Callable[..., Any])
 

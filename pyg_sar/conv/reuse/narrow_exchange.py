@@ -95,10 +95,9 @@ class NarrowSum(Tensor):
         self._weight = weight
         return self
 
-    def of_nodes(self, space: Space) -> NarrowSum:
+    def of_nodes(self, space: Space) -> None:
         """Says of which nodes; the layer gives rows of these."""
         self._space = space
-        return self
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

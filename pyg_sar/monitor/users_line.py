@@ -12,7 +12,7 @@ import torch_geometric
 
 _FOLDERS = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep
-    for file in (__file__, torch.__file__, torch_geometric.__file__)
+    for file in (os.path.dirname(__file__), torch.__file__, torch_geometric.__file__)
 )
 
 

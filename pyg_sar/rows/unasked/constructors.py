@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -19,9 +19,8 @@ from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.rows import Rows, in_nested
 
 
-@cache
-def ask_for_rows() -> None:
-    """Puts them in place, once."""
+def ask() -> None:
+    """Puts them in place."""
     for name in ('sparse_coo_tensor', 'sparse_csr_tensor', 'sparse_csc_tensor'):
         setattr(torch, name, _of_all_rows(getattr(torch, name)))
     known = _negative_sampling.edge_index_to_vector

@@ -108,4 +108,6 @@ def _saved(ctx: Any) -> tuple[Any, ...]:
     return saved
 
 
-Function.apply = classmethod(_apply_to_rows)  # type: ignore[assignment,method-assign]
+def ask() -> None:
+    """Replaces ``Function.apply``."""
+    Function.apply = classmethod(_apply_to_rows)  # type: ignore[assignment,method-assign]
