@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import agree, all_gather_alike, world_size
-from pyg_sar.shard.local_ids import READS_NO_IDS, name_of, names
+from pyg_sar.shard.edge_index import READS, name_of, names
 
-_READS = READS_NO_IDS - names('rand_like randn_like') | names(
+_READS = READS - names('rand_like randn_like') | names(
     'tolist numpy __array__ sparse_dim dense_dim _nnz _indices indices new is_coalesced is_signed '
     'is_conj is_neg _has_compatible_shallow_copy_type register_hook '
     'register_post_accumulate_grad_hook'

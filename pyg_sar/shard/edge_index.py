@@ -1,23 +1,39 @@
-"""The halo-aware edge_index: an ordinary ``[2, E]`` tensor that carries its shard.
+"""The edge_index of a rank: an ordinary ``[2, E]`` tensor of local ids that carries its shard.
 
-A model written for ``model(x, edge_index)`` passes it on unchanged, and a `SARConv` that gets it
-knows the shard. It is a tensor subclass, as PyG's own ``EdgeIndex`` is. What is still an edge_index
-after an operation (a selection of edges, self loops appended) keeps the shard, so ``dropout_edge``
-and ``remove_self_loops`` work in a model's forward. Its rows are sources and own destinations.
-Anything else is refused by name, see :mod:`pyg_sar.shard.local_ids`.
+Convs compute with it. What is still an edge_index after an operation (a selection of edges, self
+loops appended) keeps the shard. Its rows are plain tensors of local ids. Anything else is refused
+by name: what is counted or compared with ids of a rank is an answer of this rank alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.local_ids import KEEPS_ALL, LocalIds, SourceRow, names, plain, refuse
 from pyg_sar.shard.nested import leaves_of
 from pyg_sar.shard.shard import Shard
+
+
+def names(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+READS = names(
+    'dim numel nelement ndimension size stride storage_offset element_size is_contiguous '
+    'is_floating_point is_complex is_inference is_pinned is_shared is_same_size '
+    'data_ptr get_device requires_grad requires_grad_ __len__ __repr__ __format__ __hash__ __dir__ '
+    'new_empty new_full new_ones new_zeros empty_like full_like ones_like rand_like randn_like '
+    'zeros_like share_memory_ record_stream untyped_storage _is_view _base _typed_storage '
+    'is_conj is_neg'
+)
+"""Operations by name whose result does not depend on what a tensor holds."""
+
+_KEEPS_ALL = names('to cpu cuda clone detach contiguous pin_memory long type_as')
+"""Operations by name after which every edge is where it was."""
 
 _SELECTS = names(
     'index_select narrow chunk split split_with_sizes tensor_split cat concat concatenate hstack '
@@ -26,7 +42,7 @@ _SELECTS = names(
 """Operations by name that give edges of the shard, if rows 0 and 1 stay what they are."""
 
 
-class ShardEdgeIndex(LocalIds):
+class ShardEdgeIndex(Tensor):
     """The edges into the own nodes of a rank, int64 ``[2, num_edges]``, in local ids.
 
     Row 0 holds sources: own nodes ``0 .. num_own - 1``, halo nodes from ``num_own`` on, grouped by
@@ -34,7 +50,6 @@ class ShardEdgeIndex(LocalIds):
     :func:`pyg_sar.load_shard`.
     """
 
-    _what = "a shard's edge_index"
     shard: Shard
     is_flipped: bool
     _whole_version: int | None
@@ -63,51 +78,84 @@ class ShardEdgeIndex(LocalIds):
         return self._whole_version is not None and self._whole_version == _version(self)
 
     @classmethod
-    def _compute(
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = name_of(func), kwargs or {}
+        is_getter = getattr(func, '__name__', '') == '__get__'  # shape, device, is_cuda ...
+        if is_getter or name in READS:
+            with torch._C.DisableTorchFunctionSubclass():
+                value = func(*args, **kwargs)
+            if name in READS or not isinstance(value, Tensor):
+                return value
+        return cls._edges(func, name, args, kwargs)
+
+    @classmethod
+    def _edges(
         cls, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        given = [each for each in leaves_of((args, kwargs)) if isinstance(each, LocalIds)]
-        source = next(each for each in given if isinstance(each, cls))
+        """Edges of the shard, or one row of their ids; the rest is refused."""
+        given = [each for each in leaves_of((args, kwargs)) if isinstance(each, cls)]
+        source = given[0]
         if name == '__getitem__' and args[0] is source:
             row = _row_asked_for(args[1])
             if row is not None:
                 rest = args[1][1:] if isinstance(args[1], tuple) else ()
-                out = source._row(plain(source)[row], row)
+                out = plain(source)[row]
                 return out[rest] if rest else out
         elif name == 'unbind':
             rows = func(plain(source), *args[1:], **kwargs)
             if len(rows) == 2 and rows[0].dim() == 1:
-                return tuple(source._row(row, i) for i, row in enumerate(rows))
-        elif name not in KEEPS_ALL and name not in _SELECTS:
-            refuse(cls, name)
+                return rows
+        elif name not in _KEEPS_ALL and name not in _SELECTS:
+            refuse(name)
         kind = source.shard, source.is_flipped
-        if any(
-            not isinstance(each, cls) or (each.shard, each.is_flipped) != kind for each in given
-        ):
-            refuse(cls, name)
+        if any((each.shard, each.is_flipped) != kind for each in given):
+            refuse(name)
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
-        is_whole = name in KEEPS_ALL and source.is_whole
+        is_whole = name in _KEEPS_ALL and source.is_whole
         is_flipped = source.is_flipped ^ _flips(name, args, kwargs)
 
         def keep_shard(value: Any) -> ShardEdgeIndex:
             if value.dtype != torch.int64 or value.dim() != 2 or value.size(0) != 2:
-                refuse(cls, name)
+                refuse(name)
             return cls.wrap(value, source.shard, is_whole=is_whole, is_flipped=is_flipped)
 
         if isinstance(out, (tuple, list)):  # chunk, split
             return type(out)(keep_shard(value) for value in out)
         return keep_shard(out)
 
-    def _row(self, ids: Tensor, row: int) -> Tensor:
-        """One of its rows: the sources, or plain destinations."""
-        return SourceRow.wrap(ids, self) if row == self.is_flipped else ids
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        out = memo[id(self)] = self.clone()
+        return out
 
     def __reduce_ex__(self, proto: Any) -> Any:
         raise TypeError(
             'the edge_index of a shard belongs to this rank and cannot be pickled or saved; '
             'load it again with pyg_sar.load_shard'
         )
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """What refusals call an operation; of an attribute its name."""
+    name: str = getattr(func, '__name__', str(func))
+    if name in ('__get__', '__set__'):
+        name = func.__self__.__name__  # type: ignore[attr-defined]
+    return name
+
+
+def plain(value: Tensor) -> Tensor:
+    """The plain tensor of local ids."""
+    return value.as_subclass(Tensor)
+
+
+def refuse(name: str) -> NoReturn:
+    """Raises a ValueError that names an operation and says what to do instead."""
+    name = 'indexing' if name == '__getitem__' else name.strip('_')
+    raise ValueError(
+        f"'{name}' of a rank's edge_index means nothing, as it holds ids of this rank's own and "
+        'halo nodes: take the edge_index of pyg_sar.load_shard, which has those of the whole '
+        'graph, or the rows edge_index[0] and edge_index[1] on purpose'
+    )
 
 
 def _row_asked_for(index: Any) -> int | None:
@@ -140,7 +188,7 @@ def _swaps(name: str, index: Any) -> bool:
     elif isinstance(index, Tensor) and index.dtype != torch.bool and index.dim() == 1:
         index = index.tolist()
     if index not in ([0, 1], [1, 0]):
-        refuse(ShardEdgeIndex, name)
+        refuse(name)
     return bool(index == [1, 0])
 
 

@@ -26,7 +26,6 @@ from pyg_sar.sampling.seeds.inputs import Asked, by_part, times_of
 from pyg_sar.sampling.seeds.negatives import Negatives, read_neg_sampling
 from pyg_sar.sampling.seeds.of_links import LinkInputs
 from pyg_sar.shard.edge_index import ShardEdgeIndex
-from pyg_sar.shard.local_ids import LocalIds
 
 Links = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
 
@@ -201,9 +200,8 @@ def _pairs_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Tensor, boo
             )
     edges = edge_stores(data)[key].edge_index
     given = edges if given is None else given
-    if isinstance(given, LocalIds):
-        is_shard = isinstance(given, ShardEdgeIndex) and not given.is_flipped
-        if not is_shard or getattr(given, 'shard', None) is not edges.shard:
+    if isinstance(given, ShardEdgeIndex):
+        if given.is_flipped or given.shard is not edges.shard:
             raise ValueError(
                 "'edge_label_index' must be ids of the whole graph, or edges selected from "
                 f"'edge_index' of this shard and relation (got a {type(given).__name__} of others)"
