@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from pyg_sar.rows.align import align, argument, as_rows
+from pyg_sar.rows.align import align, argument, as_rows, whole_shape
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import own_draws
-from pyg_sar.rows.rows import Rows, in_nested, plainly, refuse
+from pyg_sar.rows.rows import Rows, in_nested, plainly, refuse, tag
 
 _DRAWS = frozenset(
     [
@@ -34,6 +35,26 @@ _DRAWS = frozenset(
     ]
 )
 """Functions that draw random numbers."""
+
+
+_DRAWS_ALIKE = frozenset(
+    [
+        'rand_like',
+        'randn_like',
+        'randint_like',
+        'normal_',
+        'uniform_',
+        'exponential_',
+        'random_',
+        'cauchy_',
+        'log_normal_',
+        'geometric_',
+    ]
+)
+"""Those of them whose numbers do not depend on the rows."""
+
+_MOST_DRAWN_ALIKE = 2**22
+"""Up to so many numbers of the whole graph are drawn on every rank, as one process draws them."""
 
 
 @rule(
@@ -64,12 +85,30 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
         return into_plain(func, args, kwargs)
     if kwargs.get('out') is not None:
         refuse(func, "with 'out' is not known to be right")
+    given: Any = args[0] if args else None
     args, kwargs, right, space = align(func, args, kwargs)
     with plainly():
+        if name in _DRAWS_ALIKE and is_drawn_alike(given):
+            return _drawn_alike(func, name, given, args, kwargs)
         if bare(name) in _DRAWS and not _is_off(name, args, kwargs):
             with own_draws(_device(args), _generator(args, kwargs)):
                 return as_rows(func(*args, **kwargs), right, space)
         return as_rows(func(*args, **kwargs), right, space)
+
+
+def is_drawn_alike(rows: Any) -> bool:
+    """Whether a draw like these rows gives the numbers of one process."""
+    if not isinstance(rows, Rows) or not rows.is_contiguous() or not rows._space.has_ids():
+        return False
+    return math.prod(whole_shape(rows)) <= _MOST_DRAWN_ALIKE
+
+
+def _drawn_alike(func: Any, name: str, rows: Rows, args: Any, kwargs: Any) -> Any:
+    """All numbers on every rank, of which it takes its own."""
+    like = torch.empty(whole_shape(rows), dtype=rows.dtype, device=rows.device)
+    drawn = func(like, *args[1:], **kwargs)
+    own = drawn.index_select(rows._dim, rows._space.ids(rows.device))
+    return rows.copy_(own) if is_in_place(name) else tag(own, rows._dim, rows._space)
 
 
 def into_plain(func: Any, args: Any, kwargs: Any) -> Any:
