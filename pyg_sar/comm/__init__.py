@@ -33,7 +33,6 @@ from pyg_sar.comm.group import (
     count_ranks,
     exchange_bytes,
     least_of_ranks,
-    max_over_ranks,
     raise_together,
     sum_over_ranks,
 )

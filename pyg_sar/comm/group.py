@@ -16,7 +16,6 @@ from torch import Tensor
 from pyg_sar.comm import transport
 from pyg_sar.comm.faults.guarded import communicates, connected, exchange_group, guard
 from pyg_sar.comm.faults.program_check import SHORT, form_of, gather_texts
-from pyg_sar.comm.first_derivative_only import once_differentiable
 from pyg_sar.comm.json_values import decode, encode
 from pyg_sar.comm.transport import is_distributed, world_size
 from pyg_sar.monitor import hook
@@ -249,34 +248,3 @@ class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         return sum_over_ranks(grads[0])
-
-
-def max_over_ranks(values: Tensor) -> Tensor:
-    """The largest entry that any rank has, as a scalar; -inf of no entries.
-
-    | backward: the sum of the ranks' gradients, in even shares to the entries that are largest
-
-    Collective: one small all-gather in forward, two all-reduces in backward.
-    """
-    out: Tensor = _MaxOverRanks.apply(values)  # type: ignore[no-untyped-call]
-    return out
-
-
-@communicates
-class _MaxOverRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        own = values.max().item() if values.numel() else float('-inf')
-        largest = values.new_tensor(max(agree(own)))
-        ctx.save_for_backward(values, largest)
-        return largest
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        values, largest = ctx.saved_tensors
-        is_largest = values == largest
-        sums = torch.stack([grads[0], is_largest.sum().to(grads[0].dtype)])
-        grad, count = all_reduce_sum(sums)
-        share: Tensor = is_largest * (grad / count)
-        return share

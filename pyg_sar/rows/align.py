@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from pyg_sar.comm import world_size
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.replicated import check_whole, met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
@@ -146,8 +145,3 @@ def dims_of(value: Any, num_dims: int) -> list[int] | None:
     if value is None:
         return None
     return [each % num_dims for each in ((value,) if isinstance(value, int) else value)] or None
-
-
-def is_several() -> bool:
-    """Whether there are other ranks."""
-    return world_size() > 1

@@ -22,25 +22,13 @@ from torch_geometric.utils import (
 )
 
 from pyg_sar.aggregate.halo import from_halo, with_halo
-from pyg_sar.comm import all_ranks, max_over_ranks, raise_together
+from pyg_sar.comm import all_ranks, raise_together
 from pyg_sar.conv.exchanges import Exchanges
 from pyg_sar.conv.reuse.checksum import checksum
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
 
 _MAX_RESULTS = 4
-
-
-class WholeGraphWeight(Tensor):
-    """Edge weights whose largest is that of all ranks: a bound of eigenvalues is made from it."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            if func in (Tensor.max, torch.max) and len(args) == 1 and not kwargs:
-                return max_over_ranks(args[0].as_subclass(Tensor))
-            args = tuple(a.as_subclass(Tensor) if isinstance(a, cls) else a for a in args)
-            return func(*args, **(kwargs or {}))
 
 
 class Normalizer:
