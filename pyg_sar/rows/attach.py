@@ -197,7 +197,7 @@ def rows_of_call(values: Mapping[str, Any], node_dim: int) -> dict[str, Any]:
             )
         space, ends = known
         if not handle.is_whole:
-            space = derived(space, handle)
+            space = _space_of_derived(space, handle)
         nodes.extend((ends.dst, ends.src))
         edges.append(space)
         if isinstance(key, tuple):
@@ -226,7 +226,7 @@ def rows_of_call(values: Mapping[str, Any], node_dim: int) -> dict[str, Any]:
         for space in [of_type[key]] if key in of_type else among:
             for each in dict.fromkeys((dim, 0)):
                 if value.size(each) == space.own:
-                    return tag(value.view_as(value), each, space)
+                    return _alias(value, each, space)
         return value
 
     found = {name: with_edges(value) for name, value in values.items()}
@@ -246,6 +246,24 @@ def rows_by_type(out: Mapping[str, Any], given: Any) -> dict[str, Any]:
 
     note([*given[0], *given[1].values()])
     return {k: v if v is None else tag(v, 0, spaces[k]) for k, v in out.items()}
+
+
+def _alias(value: Tensor, dim: int, space: Space) -> Rows:
+    """Rows with the memory of a plain tensor; :func:`same_plain` of them is that tensor."""
+    rows: Rows = tag(value.view_as(value), dim, space)
+    if type(value) is Tensor and not value.requires_grad:
+        rows._own = value
+    return rows
+
+
+def _space_of_derived(space: Space, handle: ShardEdgeIndex) -> Space:
+    """The same one for the same edges, not written to since."""
+    state = 0 if handle.is_inference() else handle._version, space
+    known = vars(handle).get('space')
+    if known is None or known[0] != state:
+        known = vars(handle)['space'] = state, derived(space, handle)
+    found: Space = known[1]
+    return found
 
 
 def derived(space: Space, handle: Tensor) -> Space:

@@ -22,7 +22,7 @@ from torch_geometric.nn.models import GraphSAGE
 from traffic import counted
 
 import pyg_sar
-from pyg_sar.conv.reuse.narrow_exchange import _NarrowSum
+from pyg_sar.conv.reuse.narrow_exchange import NarrowSum
 
 IN, OUT = 12, 3
 ROUNDS = 2
@@ -252,7 +252,7 @@ def test_what_uses_the_sum_otherwise_raises() -> None:
     ]
     for use in uses:
         with pytest.raises(RuntimeError, match='expected a forward that gives the result of propa'):
-            use(_NarrowSum.of(torch.randn(5, OUT), weight))
+            use(NarrowSum.of(torch.randn(5, OUT), weight))
 
 
 def test_called_in_other_ways(parts: Callable[..., str]) -> None:
