@@ -31,6 +31,7 @@ from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import is_running
 from pyg_sar.rows.attach import as_local, edges_among, given_to_conv, rows_by_type, rows_of_call
 from pyg_sar.rows.made_edges import with_made_edges
+from pyg_sar.rows.replicated import shares_kept
 from pyg_sar.shard.shard import Shard
 
 
@@ -133,7 +134,8 @@ class SARConv(MessagePassing, metaclass=_Convert):
             # Own rows, as pyg_sar.local gives them: computed as rows of the whole graph.
             call = inspect.signature(super().forward).bind(*args, **kwargs)
             call.arguments.update(rows_of_call(call.arguments, int(self.node_dim)))
-            return as_local(super().forward(*call.args, **call.kwargs))
+            with shares_kept():
+                return as_local(super().forward(*call.args, **call.kwargs))
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate``; called from outside of forward it is a layer by itself."""

@@ -18,6 +18,7 @@ from torch_geometric.utils import get_laplacian
 from torch_geometric.utils.hetero import construct_bipartite_edge_index
 
 from pyg_sar.conv.around.gcn_norm import Normalizer
+from pyg_sar.conv.around.kept_loops import loop_forms
 from pyg_sar.conv.around.patching import AnyFn
 from pyg_sar.conv.exchanges import Exchanges
 from pyg_sar.rows.attach import derived, given_to_conv
@@ -42,7 +43,7 @@ def special_forms(
     """
     normalizer = Normalizer(exchanges, checked)
     first: Any = args[0] if args else kwargs.get('x_dict')
-    return {
+    return loop_forms() | {
         gcn_norm: _of_rows(normalizer.gcn_norm),
         get_laplacian: _of_rows(normalizer.get_laplacian),
         construct_bipartite_edge_index: _joint_edge_index(first),

@@ -89,6 +89,10 @@ _homes = WeakTensorKeyDictionary()
 _plans = WeakTensorKeyDictionary()
 
 
+def _version(ids: Tensor) -> int:
+    return 0 if ids.is_inference() else ids._version
+
+
 def _plan(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> _Plan:
     error = None
     if ids.dtype != torch.int64:
@@ -106,7 +110,7 @@ def _plan(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> _Plan:
             f'(got shape {tuple(x.shape)})'
         )
     known = _plans.get(ids)  # type: ignore[no-untyped-call]
-    is_known = known is not None and known[0] == ids._version and known[1] is n_id
+    is_known = known is not None and known[0] == _version(ids) and known[1] is n_id
     answers = agree((error, is_known))
     if error is not None:
         raise ValueError(error)
@@ -116,14 +120,14 @@ def _plan(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> _Plan:
     if known is not None and all(each for _, each in answers):
         return known[2]
     plan = _asked_for(ids.reshape(-1).to(n_id.device), _home(n_id))
-    _plans[ids] = ids._version, n_id, plan
+    _plans[ids] = _version(ids), n_id, plan
     return plan
 
 
 def _home(n_id: Tensor) -> _Home:
     """Of the ids of all ranks (collective)."""
     known = _homes.get(n_id)  # type: ignore[no-untyped-call]
-    is_known = known is not None and known[0] == n_id._version
+    is_known = known is not None and known[0] == _version(n_id)
     own_end = int(n_id.max()) + 1 if n_id.numel() else 0
     answers = agree((is_known, own_end))
     if known is not None and all(each for each, _ in answers):
@@ -138,7 +142,7 @@ def _home(n_id: Tensor) -> _Home:
     home = _Home(first, num_ids, *(n_id.new_full((end - first,), -1) for _ in range(2)))
     home.rank[came[:, 0] - first] = owner
     home.row[came[:, 0] - first] = came[:, 1]
-    _homes[n_id] = n_id._version, home
+    _homes[n_id] = _version(n_id), home
     return home
 
 

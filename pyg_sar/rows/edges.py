@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import Exchange, agree
+from pyg_sar.comm import Exchange
 from pyg_sar.rows.align import brought, dim_of, own_rows
 from pyg_sar.rows.over_ranks import all_rows, whole
 from pyg_sar.rows.registry import bare, name_of, rule_of
@@ -82,7 +82,7 @@ class Ends:
     def source_ids(self, device: torch.device) -> Tensor:
         """Ids of the whole graph of all local sources, halo included (collective, once)."""
         cache = self.shard.cache
-        if not all(agree('source ids' in cache)):
+        if 'source ids' not in cache:
             own = self.src.ids(device)
             halo = (
                 Exchange(self.shard).fetch_all([own])[0] if self.shard.world_size > 1 else own[:0]

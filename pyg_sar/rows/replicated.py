@@ -7,6 +7,7 @@ tensor the shares are added up on their way back, so that the gradient is equal 
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,11 +27,31 @@ LARGE = 2**24
 _checked = WeakTensorKeyDictionary()
 
 
+class _Here(threading.local):
+    keeps_shares = False
+
+
+_here = _Here()
+
+
+@contextmanager
+def shares_kept() -> Iterator[None]:
+    """While it lasts, each rank keeps its share of the gradients of leaves that meet rows.
+
+    A program that computes with own rows adds gradients up itself.
+    """
+    before, _here.keeps_shares = _here.keeps_shares, True
+    try:
+        yield
+    finally:
+        _here.keeps_shares = before
+
+
 def met(tensor: Tensor) -> Tensor:
     """A plain tensor as it meets rows: the same numbers, and the whole gradient on every rank."""
     if not tensor.requires_grad or num_ranks() == 1 or not torch.is_grad_enabled():
         return tensor
-    if tensor.is_leaf and is_averaged(tensor):
+    if tensor.is_leaf and (_here.keeps_shares or is_averaged(tensor)):
         return tensor
     out: Tensor = _Met.apply(tensor)  # type: ignore[no-untyped-call]
     return out

@@ -83,8 +83,11 @@ class Space:
             steps = torch.arange(self.count, device=own.device)
             self._ids = (own.unsqueeze(1) * self.count + steps).view(-1)
         if self._ids is None:
-            assert self.parent is not None
-            assert self.mask is not None
+            if self.parent is None or self.mask is None:
+                raise ValueError(
+                    'it is not known which rows of those that are spread over the ranks the own '
+                    f'ones are (got {self!r})'
+                )
             of_parent = self.parent.ids(self.mask.device)[self.mask]
             is_in = torch.zeros(self.parent.total, dtype=torch.int64, device=of_parent.device)
             is_in[of_parent] = 1

@@ -22,7 +22,7 @@ from torch_geometric.nn.models import GraphSAGE
 from traffic import counted
 
 import pyg_sar
-from pyg_sar.conv.reuse.narrow_exchange import _NarrowSum
+from pyg_sar.conv.reuse.narrow_exchange import NarrowSum
 
 IN, OUT = 12, 3
 ROUNDS = 2
@@ -220,7 +220,7 @@ def _hooked_on_rank_1(conv: torch.nn.Module, *args: Any) -> Tensor:
     """A hook that looks at what goes into the layer; on other ranks there is none."""
     seen: list[Tensor] = []
     if dist.get_rank() == 1:
-        handle = conv.lin_l.register_forward_pre_hook(lambda _, given: seen.append(given[0].sum()))
+        handle = conv.lin_l.register_forward_pre_hook(lambda _, given: seen.append(pyg_sar.local(given[0]).sum()))
     out = conv(*args)
     if dist.get_rank() == 1:
         handle.remove()
@@ -252,7 +252,7 @@ def test_what_uses_the_sum_otherwise_raises() -> None:
     ]
     for use in uses:
         with pytest.raises(RuntimeError, match='expected a forward that gives the result of propa'):
-            use(_NarrowSum.of(torch.randn(5, OUT), weight))
+            use(NarrowSum.of(torch.randn(5, OUT), weight))
 
 
 def test_called_in_other_ways(parts: Callable[..., str]) -> None:

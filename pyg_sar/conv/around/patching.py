@@ -22,7 +22,8 @@ from torch._jit_internal import _qualified_name
 AnyFn = Callable[..., Any]
 
 _FUNCTIONS = {
-    'torch_geometric.utils': 'softmax scatter degree to_dense_batch get_laplacian',
+    'torch_geometric.utils': 'softmax scatter degree to_dense_batch get_laplacian '
+    'remove_self_loops add_self_loops add_remaining_self_loops',
     'torch_geometric.nn.conv.gcn_conv': 'gcn_norm',
     'torch_geometric.nn.conv.hgt_conv': 'construct_bipartite_edge_index',
 }

@@ -82,7 +82,8 @@ def _more_edges(func: Any, parts: list[Any], dim: int) -> Any:
     """Edges and more edges: of the same nodes, self loops, or any ids of nodes."""
     first = next(each for each in parts if isinstance(each, EdgeIndex))
     # Negative edges stay on the ranks that drew them: pairs of ids, and no edges.
-    is_drawn = any(isinstance(each, Rows) and not each._space.has_ids() for each in parts)
+    rows = [each for each in parts if isinstance(each, Rows) and not isinstance(each, EdgeIndex)]
+    is_drawn = any(not each._space.has_ids() for each in rows)
     if dim != 1 or (is_drawn and not isinstance(parts[-1], EdgeIndex)):
         return torch.cat(
             [each.whole_ids if isinstance(each, EdgeIndex) else each for each in parts], dim
