@@ -176,14 +176,13 @@ def _one_shot(call: Call) -> Tensor:
     """Plain autograd over all edges, with all halo rows beside the own ones."""
     binding, edges, num_dst = call.binding, call.plan.edge_index, call.plan.shard.num_dst
     src = tuple(with_halo(t, call.exchange) for t in binding.arguments.src)
-    arguments = replace(binding.arguments, src=src)
-    values = binding.inputs(arguments, edges, edges[1], num_dst)
+    values = binding.inputs(replace(binding.arguments, src=src), edges, edges[1], num_dst)
     if call.decision.has_statistics:
-        out = plain(binding.run(_of_all_edges(call, values)))
-    else:
-        out = binding.run(values)
+        values = _of_all_edges(call, values)
+    out = binding.run(values)
     if binding.function == 'message':
         out = binding.aggregate(values, out)
+    out = plain(out)
     if call.plan.num_edges == 0 and out.is_floating_point():
         # A conv may skip parameters that other ranks, which have edges, have gradients of.
         # DistributedDataParallel would wait for them.
@@ -206,8 +205,15 @@ def _of_all_edges(call: Call, values: dict[str, Any]) -> dict[str, Any]:
         name: tag(value, int(call.conv.node_dim) % value.dim() if at_nodes else 0, space)
         for name, value, at_nodes in call.binding.edge_values(values)
     }
-    of_all = {'index': index, 'edge_index_i': index, 'size_i': num_dst, 'dim_size': num_dst}
-    return values | of_all | rows
+    return {
+        **values,
+        'index': index,
+        'edge_index_i': index,
+        'edge_index_j': edges._row(int(edges.handle.is_flipped)),
+        'size_i': num_dst,
+        'dim_size': num_dst,
+        **rows,
+    }
 
 
 AGGREGATE: dict[Path, Callable[[Call], Tensor]] = {

@@ -239,6 +239,7 @@ class Propagation:
                 t.requires_grad for t in binding.arguments.edge
             )
             told = f'{path}, with gradient' if path == 'weighted' and takes_gradient else path
+            told += ', across edges' * has_statistics
             offer = Offer(
                 kinds_of(binding.arguments),
                 binding.rows,
@@ -248,11 +249,6 @@ class Propagation:
                 told,
                 one_pass,
                 needed,
-            )
-        except MessageError as unsupported:
-            error = ValueError(
-                f"{name_of(self.conv)}'s '{function}' cannot be computed on a cut graph: "
-                f'{unsupported}'
             )
         except Exception as failure:
             error = failure
@@ -286,8 +282,15 @@ class Propagation:
         """How a call is computed: in the cheapest way that is exact for what it does.
 
         Returns the path, what the function does, in mode auto what mode one_shot would hold, in
-        bytes, and whether it takes statistics over edges. Raises ValueError if there is none.
+        bytes, and whether it looks across edges: then it runs on rows of the edges of all ranks.
         """
+        try:
+            return (*self._path_of_pieces(binding, plan), False)
+        except MessageError:
+            return 'one_shot', None, 0, True
+
+    def _path_of_pieces(self, binding: Binding, plan: Plan) -> tuple[Path, Trace | None, int]:
+        """How a function that does not look across edges is computed; else a MessageError."""
         path: Path
         traced: Trace | None = None
         try:
@@ -295,15 +298,10 @@ class Propagation:
             num_reductions = 0 if traced.aggregate is None else len(traced.aggregate.calls)
             check_edges_are_independent(binding, num_reductions)
         except StatisticsError:
-            # The statistics are of all edges: all messages have to be there at once.
-            return 'one_shot', None, 0, True
+            raise
         except UnsupportedMessageError:
             observe(binding)
             path, traced = 'gather', None
-        except MessageError:
-            if self.options.mode != 'one_shot':
-                raise
-            path, traced = 'one_shot', None
         else:
             path = 'one_shot' if self.options.mode == 'one_shot' else 'replay'
             if traced.is_linear:
@@ -312,9 +310,9 @@ class Propagation:
                 path = 'weighted'
         check_destinations_are_independent(binding)
         if self.options.mode != 'auto':
-            return path, traced, 0, False
+            return path, traced, 0
         is_sum = path in ('linear', 'weighted')
-        return path, traced, one_shot_bytes(binding, plan, is_linear=is_sum), False
+        return path, traced, one_shot_bytes(binding, plan, is_linear=is_sum)
 
     def _check(self, shard: Shard, size: Any) -> None:
         own = shard.num_own, shard.num_dst
