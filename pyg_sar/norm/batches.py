@@ -52,12 +52,12 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
 def _forward(norm: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The forward of a norm."""
     forward = partial(type(norm).forward, norm)
-    if isinstance(x, Rows) or not norm.training:
+    is_of_all = isinstance(x, Rows)
+    if is_of_all or not norm.training:
         make_equal(norm)
-        return forward(x, *args, **kwargs) if x.numel() else x.view_as(x)
-    if world_size() == 1:
+    if is_of_all or world_size() == 1:
         return forward(x, *args, **kwargs)
-    if norm._buffers.get('running_mean') is not None:
+    if norm.training and norm._buffers.get('running_mean') is not None:
         has_rows = torch.tensor([x.numel() > 0])
         if isinstance(norm, pyg.HeteroBatchNorm):
             types = args[0] if args else kwargs['type_vec']
