@@ -19,7 +19,10 @@ from pyg_sar.norm.running import make_equal, note_update
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.rows.space import Space
 
-_NORMS = (torch.nn.modules.batchnorm._NormBase, pyg.HeteroBatchNorm, pyg.InstanceNorm)
+_NORMS = (
+    *(torch.nn.modules.batchnorm._NormBase, pyg.HeteroBatchNorm, pyg.InstanceNorm),
+    *(pyg.LayerNorm, pyg.GraphNorm),  # which fail without rows
+)
 
 
 def watch_norms(model: torch.nn.Module) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,13 @@ def _pickled(model: torch.nn.Module) -> torch.nn.Module:
     return pickle.loads(pickle.dumps(model))
 
 
-@pytest.mark.parametrize('copied', [_as_it_is, copy.deepcopy, _pickled])
-@pytest.mark.parametrize('name', NORMS)
+CASES = [
+    *product(NORMS, [_as_it_is]),
+    *product(['batch', 'graph', 'another forward'], [copy.deepcopy, _pickled]),
+]  # torch itself cannot copy lazy norms
+
+
+@pytest.mark.parametrize(('name', 'copied'), CASES)
 def test_a_subclass_is_of_all_ranks(name: str, copied: Any, tmp_path: Path) -> None:
     graph = small_graph()
     want = _run(name, graph, copied, False)
