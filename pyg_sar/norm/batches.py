@@ -7,6 +7,8 @@ the statistics of this rank's batch. So its running statistics have to be made e
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -66,4 +68,24 @@ def _forward(norm: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             types = args[0] if args else kwargs['type_vec']
             has_rows = torch.bincount(types, minlength=norm.running_mean.size(0)) > 0
         note_update(norm, has_rows)
-    return forward(x, *args, **kwargs) if x.numel() else x.view_as(x)
+    with _kept_for_backward(norm):
+        return forward(x, *args, **kwargs) if x.numel() else x.view_as(x)
+
+
+@contextmanager
+def _kept_for_backward(norm: Any) -> Iterator[None]:
+    """Has a forward in training save running statistics that nobody changes in place.
+
+    A first backward makes those of the norm equal. A second one through the forward may follow.
+    """
+    names = 'running_mean', 'running_var'
+    buffers = {n: norm._buffers[n] for n in names if norm._buffers.get(n) is not None}
+    if not norm.training:
+        buffers = {}
+    norm._buffers.update({name: buffer.clone() for name, buffer in buffers.items()})
+    try:
+        yield
+    finally:
+        for name, buffer in buffers.items():
+            buffer.detach_().copy_(norm._buffers[name].detach())
+            norm._buffers[name] = buffer
