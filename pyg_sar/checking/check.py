@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn.models import autoencoder
 
 from pyg_sar.checking.differences import differences
 from pyg_sar.checking.forked import Failure, run_forked
@@ -24,7 +23,6 @@ from pyg_sar.checking.small_part import part_of_tables, small_part
 from pyg_sar.comm import is_distributed
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.load import load_shard
-from pyg_sar.over_all_nodes import negative_sampling
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.rows.rows import Rows
 
@@ -106,7 +104,6 @@ def _on_whole(step: Step, model: Any, data: Any, dtype: torch.dtype) -> Outcome:
         store.e_id = torch.arange(store.num_edges)
     model = plain_model(model, dtype)
     part_of_tables(model, data, chosen)
-    autoencoder.negative_sampling = negative_sampling  # the pairs that ranks draw
     return run_once(step, model, small)
 
 

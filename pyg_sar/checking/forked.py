@@ -6,6 +6,7 @@ import gc
 import inspect
 import multiprocessing
 import os
+import random
 import sys
 import threading
 import time
@@ -98,6 +99,7 @@ def _call(function: Callable[[], Any], file: str | None, connection: Connection)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002 (what PyG draws from)
+    random.seed(0)  # of negative_sampling
     try:
         connection.send(function())
     except BaseException as error:  # also an exit

@@ -172,7 +172,7 @@ def _check(
 ) -> None:
     if broadcast_buffers:
         raise ValueError(
-            "'broadcast_buffers' must be False (got True): global norms keep buffers equal"
+            "'broadcast_buffers' must be False (got True): norms keep their buffers equal"
         )
     for name, p in module.named_parameters():
         if isinstance(p, Rows):

@@ -7,6 +7,8 @@ the statistics of this rank's batch. So its running statistics have to be made e
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,7 +21,10 @@ from pyg_sar.norm.running import make_equal, note_update
 from pyg_sar.rows.rows import Rows, plain, tag
 from pyg_sar.rows.space import Space
 
-_NORMS = (torch.nn.modules.batchnorm._NormBase, pyg.HeteroBatchNorm, pyg.InstanceNorm)
+_NORMS = (
+    *(torch.nn.modules.batchnorm._NormBase, pyg.HeteroBatchNorm, pyg.InstanceNorm),
+    *(pyg.LayerNorm, pyg.GraphNorm),  # which fail without rows
+)
 
 
 def watch_norms(model: torch.nn.Module) -> None:
@@ -52,15 +57,35 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
 def _forward(norm: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The forward of a norm."""
     forward = partial(type(norm).forward, norm)
-    if isinstance(x, Rows) or not norm.training:
+    is_of_all = isinstance(x, Rows)
+    if is_of_all or not norm.training:
         make_equal(norm)
-        return forward(x, *args, **kwargs) if x.numel() else x.view_as(x)
-    if world_size() == 1:
+    if is_of_all or world_size() == 1:
         return forward(x, *args, **kwargs)
-    if norm._buffers.get('running_mean') is not None:
+    if norm.training and norm._buffers.get('running_mean') is not None:
         has_rows = torch.tensor([x.numel() > 0])
         if isinstance(norm, pyg.HeteroBatchNorm):
             types = args[0] if args else kwargs['type_vec']
             has_rows = torch.bincount(types, minlength=norm.running_mean.size(0)) > 0
         note_update(norm, has_rows)
-    return forward(x, *args, **kwargs) if x.numel() else x.view_as(x)
+    with _kept_for_backward(norm):
+        return forward(x, *args, **kwargs) if x.numel() else x.view_as(x)
+
+
+@contextmanager
+def _kept_for_backward(norm: Any) -> Iterator[None]:
+    """Has a forward in training save running statistics that nobody changes in place.
+
+    A first backward makes those of the norm equal. A second one through the forward may follow.
+    """
+    names = 'running_mean', 'running_var'
+    buffers = {n: norm._buffers[n] for n in names if norm._buffers.get(n) is not None}
+    if not norm.training:
+        buffers = {}
+    norm._buffers.update({name: buffer.clone() for name, buffer in buffers.items()})
+    try:
+        yield
+    finally:
+        for name, buffer in buffers.items():
+            buffer.detach_().copy_(norm._buffers[name].detach())
+            norm._buffers[name] = buffer

@@ -58,7 +58,7 @@ def rows(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> Tensor:
     """
     plan = _plan(x, ids, n_id)
     place = plan.send_index
-    sent = x.index_select(0, place) if isinstance(x, Tensor) else x(n_id[place])
+    sent = x.index_select(0, place) if isinstance(x, Tensor) else x.plain_rows(n_id[place])
     out: Tensor = _SendRows.apply(sent, plan)  # type: ignore[no-untyped-call]
     if out.requires_grad:
         note_backward_of(out)

@@ -116,8 +116,10 @@ class NodeEmbedding(torch.nn.Module):
         Raises:
             ValueError: If a node is not an own one of this rank.
         """
-        if self._space is not None:
-            return self._of_space(n_id)
+        return self.plain_rows(n_id) if self._space is None else self._of_space(n_id)
+
+    def plain_rows(self, n_id: Tensor | None = None) -> Tensor:
+        """What forward gives, as a plain tensor of own rows."""
         weight = self.weight
         if not isinstance(weight, OwnRows):
             raise TypeError(
@@ -147,15 +149,10 @@ class NodeEmbedding(torch.nn.Module):
         if n_id is not None and not isinstance(n_id, Rows):
             raise ValueError(
                 "expected ids of own nodes, such as data.n_id[mask], in 'n_id' of NodeEmbedding "
-                '(got a plain tensor): rows of any nodes are embedding()[ids]'
+                '(got a plain tensor): rows of any nodes are pyg_sar.rows(embedding, ids, data.n_id)'
             )
-        space, self._space = self._space, None
-        try:
-            out = self.forward(None if n_id is None else as_local(n_id))
-        finally:
-            self._space = space
-        assert space is not None
-        return tag(out, *((0, space) if n_id is None else (n_id._dim, n_id._space)))
+        out = self.plain_rows(None if n_id is None else as_local(n_id))
+        return tag(out, *((0, self._space) if n_id is None else (n_id._dim, n_id._space)))
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *rest: Any

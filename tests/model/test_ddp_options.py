@@ -10,10 +10,8 @@ import torch
 from ddp_model import make_model
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt
-from torch_geometric.nn.models import GIN
 
 from pyg_sar import DistributedDataParallel, SARConv, wrap
-from pyg_sar.norm import GlobalBatchNorm
 
 
 def _built(kwargs: dict[str, Any], make: str) -> str:
@@ -23,7 +21,6 @@ def _built(kwargs: dict[str, Any], make: str) -> str:
 MAKES: dict[str, Callable[[], torch.nn.Module]] = {
     'net': make_model,
     'no convs': lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()),
-    'images': lambda: GIN(6, 8, 2, 3, norm=torch.nn.BatchNorm2d(8)),
 }
 
 
@@ -37,7 +34,6 @@ MAKES: dict[str, Callable[[], torch.nn.Module]] = {
         ('net', {'device_ids': ['meta']}, "'device_ids' must be where the model is, ['cpu'] (got"),
         ('net', {'prefetch': 0}, "'prefetch' must be a positive int (got 0)"),
         ('no convs', {'prefetch': 2}, "'prefetch' has a meaning for message-passing convs only"),
-        ('images', {}, 'statistics over the rows of one rank'),
     ],
 )
 def test_refused_on_all_ranks(make, kwargs, words, world_size):
@@ -63,16 +59,13 @@ def test_broadcast_buffers_false_is_allowed(graph, tmp_path):
     assert run_ranks(_built, 2, {'broadcast_buffers': False}, 'net') == ['no error'] * 2
 
 
-def _wrapped_before() -> tuple[list[str], list[str]]:
-    model = wrap(make_model(), mode='one_shot')
-    ours = DistributedDataParallel(model)
-    return [m.sar_options.mode for m in ours.modules() if isinstance(m, SARConv)], [
-        type(m).__name__ for m in ours.modules() if isinstance(m, torch.nn.BatchNorm1d)
-    ]
+def _wrapped_before() -> list[str]:
+    ours = DistributedDataParallel(wrap(make_model(), mode='one_shot'))
+    return [m.sar_options.mode for m in ours.modules() if isinstance(m, SARConv)]
 
 
-def test_a_wrappedmake_model():
-    assert run_ranks(_wrapped_before, 2) == [(['one_shot'] * 2, ['GlobalBatchNorm'])] * 2
+def test_a_wrapped_model():
+    assert run_ranks(_wrapped_before, 2) == [['one_shot'] * 2] * 2
 
 
 def test_modes_reach_the_convs():
@@ -81,4 +74,3 @@ def test_modes_reach_the_convs():
     assert [(conv.sar_options.mode, conv.sar_options.prefetch) for conv in convs] == [
         ('sequential_no_remat', 3)
     ] * 2
-    assert isinstance(model.module.norm, GlobalBatchNorm)

@@ -10,9 +10,11 @@ import torch
 from graphs import awkward_graph
 from model_cases import (
     _CONV,
+    AT_FORWARD,
     CASES,
     FUNCTIONS,
     NUM_NODES,
+    OF_MOLECULES,
     REFUSED,
     ROWWISE,
     TOLERANCE,
@@ -25,17 +27,18 @@ from ranks import run_as_threads, run_ranks
 from small_graphs import assert_all_raise, attempt
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv
+from torch_geometric.nn import GCNConv, MessagePassing
 from torch_geometric.nn import models as M
 
 import pyg_sar
-from pyg_sar.comm import all_reduce_sum, is_distributed
 
 
 def test_every_class_is_decided_on() -> None:
     tested = {name.split('-')[0] for name in CASES} | {'JumpingKnowledge', 'CorrectAndSmooth'}
     tested.add('MetaLayer')  # a plain program: tests/programs/edge_model_programs.py
-    decided = tested | set(REFUSED) | ROWWISE | FUNCTIONS | UNSUPERVISED
+    decided = (
+        tested | set(REFUSED) | set(AT_FORWARD) | ROWWISE | FUNCTIONS | UNSUPERVISED | OF_MOLECULES
+    )
     assert set(M.classes) - decided == set()
 
 
@@ -87,31 +90,26 @@ def _grad(tensor: Tensor) -> Tensor:
 
 
 def _differences(name: str, root: str, mode: str) -> dict[str, float]:
-    """The largest difference of each tensor on this rank."""
+    """The largest difference of each tensor."""
     expected, grad, input_grads, parameter_grads = _of_one_process(name)
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    model = pyg_sar.wrap(_make(name), mode=mode)
-    out, inputs = _run(name, model, data)
-    rows = data[CASES[name].rows]
-    pairs = {'out': (expected[rows], out.detach().clone())}
-    if out.requires_grad:
-        out.backward(grad[rows])
-    for key, value in inputs.items():
-        ids = data.n_id if key == 'x' else data.e_id
-        pairs[f'grad of {key}'] = input_grads[key][ids], _grad(value)
-    plain = dict(_make(name).named_parameters())
+    made = _make(name)
+    options = {'mode': mode} if any(isinstance(m, MessagePassing) for m in made.modules()) else {}
+    model = pyg_sar.DistributedDataParallel(made, **options).module
     assert list(model.state_dict()) == list(_make(name).state_dict())
-    for key, parameter in zip(plain, model.parameters(), strict=True):
-        share = _grad(parameter).clone()
-        if is_distributed():
-            all_reduce_sum(share)
-        pairs[f'grad of {key}'] = parameter_grads[key], share
-    for key, (want, got) in pairs.items():
-        assert want.shape == got.shape, (key, want.shape, got.shape)
-        assert want.dtype == got.dtype, (key, want.dtype, got.dtype)
+    out, inputs = _run(name, model, pyg_sar.load_shard(root))
+    found = {'out': pyg_sar.gather(out.detach().clone())}
+    if out.requires_grad:
+        (out * grad).sum().backward()
+    found |= {key: pyg_sar.gather(_grad(value)) for key, value in inputs.items()}
+    found |= {key: _grad(p) for key, p in model.named_parameters()}
+    wanted = {'out': expected, **input_grads, **parameter_grads}
+    assert found.keys() == wanted.keys()
+    for key, want in wanted.items():
+        assert want.shape == found[key].shape, (key, want.shape, found[key].shape)
+        assert want.dtype == found[key].dtype, (key, want.dtype, found[key].dtype)
     return {
-        key: (want - got).abs().max().item() if want.numel() else 0.0
-        for key, (want, got) in pairs.items()
+        key: (want - found[key]).abs().max().item() if want.numel() else 0.0
+        for key, want in wanted.items()
     }
 
 
@@ -162,6 +160,18 @@ def test_refused_by_name(name: str) -> None:
     assert type(inside[0]) is GCNConv
 
 
+def _at_forward(root: str, name: str) -> str:
+    case = AT_FORWARD[name]
+    model = pyg_sar.wrap(case.make().double())
+    return attempt(case.call, model, pyg_sar.load_shard(root))
+
+
+@pytest.mark.parametrize('name', AT_FORWARD)
+def test_refused_at_the_forward(folders: dict[str, str], name: str) -> None:
+    outcomes = run_as_threads(_at_forward, 3, folders['random'], name)
+    assert_all_raise(outcomes, 'ValueError', 'of rows that are spread over the ranks')
+
+
 @pytest.mark.parametrize('name', sorted(FUNCTIONS))
 def test_captum_has_no_modules(name: str) -> None:
     assert not isinstance(getattr(M, name), type)
@@ -176,47 +186,18 @@ def test_a_wrapped_model_is_the_plain_one_on_a_plain_graph(name: str) -> None:
         assert torch.equal(out, expected)
 
 
-def _propagated_twice(root: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+def _propagated_twice(root: str) -> list[Tensor]:
+    data = pyg_sar.load_shard(root)
     by_hand = pyg_sar.SARConv(M.LabelPropagation(4, 0.9))
     first = by_hand(data.y, data.edge_index, data.train_mask).clone()
     second = by_hand(data.y, data.edge_index, data.train_mask)
     column = by_hand(data.y.view(-1, 1), data.edge_index, data.train_mask)
-    return data.n_id, first, second, column
+    return [pyg_sar.gather(each) for each in (first, second, column)]
 
 
 def test_label_propagation_by_hand_and_again(folders: dict[str, str]) -> None:
     graph = awkward_graph(NUM_NODES)
     expected = M.LabelPropagation(4, 0.9)(graph.y, graph.edge_index, graph.train_mask)
-    for n_id, *found in run_ranks(_propagated_twice, 3, folders['by class']):
+    for found in run_ranks(_propagated_twice, 3, folders['by class']):
         for out in found:
-            torch.testing.assert_close(out, expected[n_id], rtol=1e-6, atol=1e-6)  # float32
-
-
-def _refusals(root: str) -> list[str]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    y = data.y - (data.y == 2).long() * 3  # negative on the ranks that have class 2
-    propagate = pyg_sar.wrap(M.LabelPropagation(2, 0.5))
-    light = pyg_sar.wrap(M.LightGCN(NUM_NODES, 4, 1))
-    rank = light(data.edge_index)
-    pairs = torch.full((2, 1), NUM_NODES)
-    return [
-        attempt(propagate, y, data.edge_index),
-        attempt(pyg_sar.wrap(M.LightGCN(NUM_NODES - 1, 4, 1)), data.edge_index),
-        attempt(pyg_sar.wrap(M.LINKX(9, F, H, C, 1)), None, data.edge_index),
-        attempt(light, data.edge_index, pairs),
-        attempt(light.recommendation_loss, rank, rank, data.n_id),
-    ]
-
-
-def test_refused_on_all_ranks_with_the_reason(folders: dict[str, str]) -> None:
-    words = [
-        "class labels of 0 and above in 'y' (got -1)",
-        'one row per node of the whole graph: 60 rows (got shape (59, 4))',
-        'one row per node of the whole graph: 60 rows (got shape (9, 6))',
-        "'ids' has 60, which is no node's id",
-        "'node_id' must be None",
-    ]
-    outcomes = run_ranks(_refusals, 3, folders['by class'])
-    for found, part in zip(zip(*outcomes, strict=True), words, strict=True):
-        assert_all_raise(found, 'ValueError', part)
+            torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-6)  # float32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 from few import few
-from pyg_sar.models.unsupervised import GlobalGAE
 from ranks import run_as_threads, run_ranks
-from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
+from small_graphs import assert_close, cut, small_graph
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch_geometric.data import Data
@@ -22,8 +22,6 @@ from torch_geometric.nn import BatchNorm, GCNConv, SAGEConv
 from torch_geometric.nn import models as M
 
 import pyg_sar
-from pyg_sar.comm import rank, world_size
-from pyg_sar.over_all_nodes import global_sum
 
 NUM_NODES, H = 40, 4
 
@@ -60,13 +58,13 @@ def _discriminator() -> nn.Module:
 
 @dataclass
 class Given:
-    """What a program has on a rank, or on the whole graph.
+    """What a program has, on ranks and on one machine.
 
     Attributes:
         data: The graph.
         pos: Pairs of nodes.
         neg: Others.
-        order: For every own node another one.
+        order: For every node another one.
     """
 
     data: Any
@@ -91,19 +89,10 @@ def _recon_of_some(model: Any, given: Given) -> Tensor:
     return model.recon_loss(z, data.edge_index[:, data.edge_type == 1].flip(0), given.neg)
 
 
-def _recon_of_none(model: Any, given: Given) -> Tensor:
-    """All pairs are those of the last rank."""
-    is_last = 'n_id' not in given.data or rank() == world_size() - 1
-    pos, neg = (pairs if is_last else pairs[:, :0] for pairs in (_pairs(2, 31), _pairs(3, 53)))
-    z = model.encode(given.data.x, given.data.edge_index)
-    return model.recon_loss(z, pos, neg)
-
-
 def _decoded(model: Any, given: Given) -> Tensor:
     z = model(given.data.x, given.data.edge_index)
-    mean = pyg_sar.over_all_nodes.global_mean if 'n_id' in given.data else torch.mean
     first = model.decode(z, given.pos, sigmoid=False)
-    return mean(first.square()) + mean(model.decoder(z=z, edge_index=given.neg).log())
+    return first.square().mean() + model.decoder(z=z, edge_index=given.neg).log().mean()
 
 
 def _variational(model: Any, given: Given) -> Tensor:
@@ -122,14 +111,12 @@ def _both(model: Any, given: Given) -> Tensor:
 
 
 def _infomax(model: Any, given: Given) -> Tensor:
-    model.given = given
     model.summary, model.corruption = _summary, _Corruption(given)
     return model.loss(*model(given.data.x, given.data.edge_index))
 
 
 def _summary(z: Tensor, *_: Any) -> Tensor:
-    count = torch.tensor(len(z))
-    return (global_sum(z, dim=0) / global_sum(count)).sigmoid()
+    return z.mean(0).sigmoid()
 
 
 @dataclass
@@ -137,9 +124,7 @@ class _Corruption:
     given: Given
 
     def __call__(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
-        n_id = self.given.data.get('n_id')
-        order = self.given.order
-        return (x[order] if n_id is None else pyg_sar.rows(x, order, n_id)), edge_index
+        return x[self.given.order], edge_index
 
 
 def _light_links(model: Any, given: Given) -> Tensor:
@@ -160,7 +145,6 @@ def _light_ranking(model: Any, given: Given) -> Tensor:
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Given], Tensor]]] = {
     'GAE': (lambda: M.GAE(Encoder()), _recon),
     'GAE of ids': (lambda: M.GAE(Encoder()), _recon_of_ids),
-    'GAE of the pairs of one rank': (lambda: M.GAE(Encoder()), _recon_of_none),
     'GAE of some edges': (lambda: M.GAE(Encoder()), _recon_of_some),
     'GAE with a decoder': (lambda: M.GAE(Encoder(), DistMult()), _recon_of_ids),
     'GAE decodes': (lambda: M.GAE(Encoder(), DistMult()), _decoded),
@@ -176,16 +160,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Given], Tensor]]]
 class _Noise(TorchFunctionMode):
     """``randn_like`` gives every node its own numbers."""
 
-    def __init__(self, n_id: Tensor) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(9)
-        numbers = torch.randn(NUM_NODES, H, generator=generator, dtype=torch.float64)
-        self.numbers = numbers[n_id]
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.randn_like:
-            assert args[0].shape == self.numbers.shape
-            return self.numbers
+            generator = torch.Generator().manual_seed(9)
+            return torch.randn(args[0].shape, generator=generator, dtype=torch.float64)
         return func(*args, **(kwargs or {}))
 
 
@@ -204,17 +182,13 @@ def _pairs(seed: int, count: int) -> Tensor:
 
 
 def _given(data: Data) -> Given:
-    pos, neg, order = _pairs(2, 31), _pairs(3, 53), _pairs(4, NUM_NODES)[0]
-    if 'n_id' in data:
-        pos, neg = pos[:, rank() :: world_size()], neg[:, rank() :: world_size()]
-        order = order[data.n_id]
-    return Given(data, pos, neg, order)
+    return Given(data, _pairs(2, 31), _pairs(3, 53), _pairs(4, NUM_NODES)[0])
 
 
 def _of_one_process(name: str) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
     data, model = small_graph(), _make(name)
     data.x.requires_grad_()
-    with _Noise(torch.arange(NUM_NODES)):
+    with _Noise():
         loss = CASES[name][1](model, _given(data))
     loss.backward()
     return loss.detach(), data.x.grad, [p.grad for p in model.parameters()]
@@ -222,14 +196,14 @@ def _of_one_process(name: str) -> tuple[Tensor, Tensor | None, list[Tensor | Non
 
 def _check(name: str, root: str) -> None:
     want, want_x, wanted = _of_one_process(name)
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     data.x.requires_grad_()
     model = pyg_sar.DistributedDataParallel(_make(name))
     before = list(model.module.state_dict())
     for _ in range(2):
         model.zero_grad()
         data.x.grad = None
-        with _Noise(data.n_id):
+        with _Noise():
             loss = CASES[name][1](model.module, _given(data))
         loss.backward()
         assert_close(loss.detach(), want)
@@ -238,7 +212,7 @@ def _check(name: str, root: str) -> None:
             if grad is not None:
                 assert_close(p.grad, grad, tolerance=1e-10)
         if want_x is not None:
-            assert_close(data.x.grad, want_x[data.n_id], tolerance=1e-10)
+            assert_close(pyg_sar.gather(data.x.grad), want_x, tolerance=1e-10)
     assert list(model.module.state_dict()) == before
 
 
@@ -281,24 +255,22 @@ def _scores(root: str) -> None:
     with torch.no_grad():
         z = plain.encode(whole.data.x, whole.data.edge_index)
         want = plain.test(z, whole.pos, whole.neg)
-    model, given = pyg_sar.wrap(_make('GAE')), _given(pyg_sar.local(pyg_sar.load_shard(root)))
+    model, given = pyg_sar.wrap(_make('GAE')), _given(pyg_sar.load_shard(root))
     with torch.no_grad():
         z = model.encode(given.data.x, given.data.edge_index)
         assert model.test(z, given.pos, given.neg) == pytest.approx(want, abs=1e-12)
         of_edges = plain.test(
             plain.encode(whole.data.x, whole.data.edge_index), whole.data.edge_index, whole.neg
         )
-        got = model.test(z, given.data.edge_index, given.neg)
+        got = model.test(z, pyg_sar.gather(given.data.edge_index), given.neg)
         assert got == pytest.approx(of_edges, abs=1e-12)
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     infomax, y = pyg_sar.wrap(_make('DeepGraphInfomax')), whole.data.y
     want = infomax.test(whole.data.x, y, whole.data.x[:9], y[:9])
-    infomax.encoder(given.data.x, given.data.edge_index)
-    first = given.data.n_id < 9
     data = given.data
-    got = infomax.test(data.x, data.y, data.x[first], data.y[first], max_iter=200)
-    assert got == pytest.approx(want)
+    x, y = pyg_sar.gather(data.x), pyg_sar.gather(data.y)
+    assert infomax.test(x, y, x[:9], y[:9]) == pytest.approx(want)
 
 
 @pytest.mark.parametrize('kind', ['uneven', 'empty part'])
@@ -307,10 +279,10 @@ def test_scores(tmp_path: Path, kind: str) -> None:
 
 
 def _recommended(root: str) -> None:
-    graph, data = small_graph(), pyg_sar.local(pyg_sar.load_shard(root))
+    graph, data = small_graph(), pyg_sar.load_shard(root)
     plain, model = _make('LightGCN links'), pyg_sar.wrap(_make('LightGCN links'))
-    want = plain.recommend(graph.edge_index, k=3)
-    assert torch.equal(model.recommend(data.edge_index, k=3), want[data.n_id])
+    with pytest.raises(ValueError, match="'matmul' of rows .* would pair every row with every row"):
+        model.recommend(data.edge_index, k=3)
     some = {'src_index': torch.tensor([7, 3]), 'dst_index': torch.arange(5, 20)}
     want = plain.recommend(graph.edge_index, k=2, **some)
     assert torch.equal(model.recommend(data.edge_index, k=2, **some), want)
@@ -328,7 +300,7 @@ def test_a_wrapped_model_is_the_plain_one_on_a_plain_graph(name: str) -> None:
     want, _, grads = _of_one_process(name)
     wrapped = pyg_sar.wrap(_make(name))
     for model in (wrapped, copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
-        with _Noise(torch.arange(NUM_NODES)):
+        with _Noise():
             loss = CASES[name][1](model, _given(small_graph()))
         loss.backward()
         assert_close(loss.detach(), want)
@@ -336,19 +308,10 @@ def test_a_wrapped_model_is_the_plain_one_on_a_plain_graph(name: str) -> None:
             assert (p.grad is None) == (grad is None)
 
 
-def test_a_copy_forgets_the_graph(tmp_path: Path) -> None:
-    given = _given(pyg_sar.local(pyg_sar.load_shard(cut(small_graph(), 3, tmp_path / 'parts'))))
-    model = pyg_sar.wrap(_make('GAE'))
-    loss = _recon_of_ids(model, given)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert not other.last_graph.shards
-        assert_close(_recon_of_ids(other, given), loss)
-
-
 def _negatives_by_itself(root: str) -> Tensor:
-    data = pyg_sar.local(pyg_sar.load_shard(root)) if root else small_graph()
+    data = pyg_sar.load_shard(root) if root else small_graph()
     model = pyg_sar.wrap(_make('GAE'))
-    torch.manual_seed(5)
+    random.seed(5)  # what negative_sampling of PyG draws from
     return model.recon_loss(model.encode(data.x, data.edge_index), data.edge_index).detach()
 
 
@@ -358,57 +321,6 @@ def test_negative_edges_by_itself(tmp_path: Path) -> None:
         root = str(cut(small_graph(), ranks, tmp_path / f'parts{ranks}'))
         for loss in run_as_threads(_negatives_by_itself, ranks, root):
             assert_close(loss, want)
-
-
-class OwnGAE(M.GAE):
-    """Of a user."""
-
-
-class OwnGlobalGAE(GlobalGAE):
-    """Of a user who has read the message."""
-
-
-def test_subclasses(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r'derive it from pyg_sar.models.unsupervised.GlobalGAE'):
-        pyg_sar.wrap(OwnGAE(Encoder()))
-    model = pyg_sar.wrap(pyg_sar.wrap(OwnGlobalGAE(Encoder().double())))
-    given = _given(pyg_sar.local(pyg_sar.load_shard(cut(small_graph(), 3, tmp_path / 'parts'))))
-    assert len(model.decoder._forward_pre_hooks) == 1
-    loss = _recon_of_ids(model, given)
-    assert loss != M.GAE.recon_loss(model, torch.randn(NUM_NODES, H).double(), given.pos, given.neg)
-
-
-def _refusals(root: str) -> list[str]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    model = pyg_sar.wrap(_make('GAE'))
-    z = model.encode(data.x, data.edge_index)
-    pairs, far = torch.zeros(2, 3, dtype=torch.int64), torch.full((2, 1), NUM_NODES)
-    return [
-        attempt(pyg_sar.wrap, M.GAE(Encoder(), lambda z, pairs, sigmoid: z)),
-        attempt(model.recon_loss, z, pairs),
-        attempt(model.recon_loss, z, far, pairs),
-        attempt(model.recon_loss, z, pairs.int(), pairs),
-        attempt(model.recon_loss, z[:-1], data.edge_index, pairs),
-        attempt(model.recon_loss, (z, z), pairs, pairs),
-        attempt(model.decoder.forward_all, z),
-        attempt(pyg_sar.wrap, nn.Sequential(GCNConv(2, 2), M.InnerProductDecoder())),
-    ]
-
-
-def test_refused_on_all_ranks(tmp_path: Path) -> None:
-    words = [
-        'GAE cannot run on a partitioned graph: its decoder is a function',
-        "expected 'neg_edge_index', as of pyg_sar.negative_sampling(data.edge_index)",
-        "'ids' has 40, which is no node's id",
-        "expected int64 'ids'",
-        "one row in 'z' for each own node",
-        "expected the rows of own nodes in 'z'",
-        "'forward_all' sees the nodes of one rank",
-        'InnerProductDecoder at',
-    ]
-    outcomes = run_as_threads(_refusals, 2, str(cut(small_graph(), 2, tmp_path / 'parts')))
-    for found, part in zip(zip(*outcomes, strict=True), words, strict=True):
-        assert_all_raise(found, 'ValueError', part)
 
 
 def _step(model: Any, data: Any) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,23 +49,26 @@ class Net(torch.nn.Module):
         return self.norm(self.conv(x, edge_index))
 
 
-NORMS = {'batch': lambda: SlowNorm(8), 'graph': lambda: NamedNorm(8)}
+NORMS = {
+    'batch': lambda: SlowNorm(8),
+    'graph': lambda: NamedNorm(8),
+    'another forward': lambda: DoubledNorm(8),
+    'lazy': torch.nn.LazyBatchNorm1d,
+}
 
 
 def _run(name: str, data: Any, copied: Any, wraps: bool) -> list[Tensor]:
     model: torch.nn.Module = Net(NORMS[name]()).double()
     if wraps:
         model = copied(pyg_sar.wrap(model))
-        assert isinstance(model.norm, type(NORMS[name]()))
-        assert type(model.norm).__name__ == type(NORMS[name]()).__name__
+        assert type(model.norm) is type(NORMS[name]())
     out = model(data.x, data.edge_index)
     model.eval()
-    return [out.detach(), model(data.x, data.edge_index).detach()]
+    return [pyg_sar.gather(each.detach()) for each in (out, model(data.x, data.edge_index))]
 
 
 def _of_rank(root: Path, name: str, copied: Any) -> Any:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    return data.n_id, _run(name, data, copied, True)
+    return _run(name, pyg_sar.load_shard(root), copied, True)
 
 
 def _as_it_is(model: torch.nn.Module) -> torch.nn.Module:
@@ -75,18 +79,17 @@ def _pickled(model: torch.nn.Module) -> torch.nn.Module:
     return pickle.loads(pickle.dumps(model))
 
 
-@pytest.mark.parametrize('copied', [_as_it_is, copy.deepcopy, _pickled])
-@pytest.mark.parametrize('name', NORMS)
-def test_a_subclass_is_global(name: str, copied: Any, tmp_path: Path) -> None:
+CASES = [
+    *product(NORMS, [_as_it_is]),
+    *product(['batch', 'graph', 'another forward'], [copy.deepcopy, _pickled]),
+]  # torch itself cannot copy lazy norms
+
+
+@pytest.mark.parametrize(('name', 'copied'), CASES)
+def test_a_subclass_is_of_all_ranks(name: str, copied: Any, tmp_path: Path) -> None:
     graph = small_graph()
     want = _run(name, graph, copied, False)
     root = cut(graph, 3, tmp_path / 'parts')
-    for n_id, found in run_as_threads(_of_rank, 3, root, name, copied):
+    for found in run_as_threads(_of_rank, 3, root, name, copied):
         for ours, whole in zip(found, want, strict=True):
-            assert_close(ours, whole[n_id])
-
-
-@pytest.mark.parametrize('norm', [DoubledNorm(8), torch.nn.LazyBatchNorm1d()])
-def test_what_another_class_does_is_not_known(norm: torch.nn.Module) -> None:
-    with pytest.raises(ValueError, match="at 'norm' cannot run on a partitioned graph"):
-        pyg_sar.wrap(Net(norm))
+            assert_close(ours, whole)

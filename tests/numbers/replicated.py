@@ -1,9 +1,8 @@
 """Layers on a cut graph as functions of tensors that every rank has: torch can check these.
 
-The tensors are all nodes' features, all edges' values and all parameters. Each rank takes its rows,
-the outputs are weighted by fixed numbers and summed over all ranks, and gradients are summed over
-the ranks, so value and gradients are the same on all of them. ``torch.autograd.gradcheck``, called
-on all ranks, thus perturbs the same entry everywhere.
+The tensors are all nodes' features, all edges' values and all parameters. A layer takes its rows of
+them, and value and gradients are the same on all ranks. ``torch.autograd.gradcheck``, called on all
+ranks, thus perturbs the same entry everywhere.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.func import functional_call
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing, conv, norm
 
 import pyg_sar
+from pyg_sar.ddp.own_tensors import average_gradients
 
 NUM_FEATURES, NUM_EDGE_FEATURES = 3, 2
 
@@ -129,56 +128,45 @@ class Replicated:
     Args:
         name: One of `LAYERS`.
         root: The partition folder of `replicated_graph`; None for one process and the whole graph.
-        sums_gradients: Whether every rank gets the whole gradients; else its share.
 
     Attributes:
         inputs: Where to check it: all nodes' features, all edges' values if it takes any, and every
             parameter. Leaves.
     """
 
-    def __init__(self, name: str, root: str | None, *, sums_gradients: bool = True) -> None:
+    def __init__(self, name: str, root: str | None) -> None:
         layer, graph = LAYERS[name], replicated_graph()
         torch.manual_seed(4)
         self.model = layer.make().double()
-        self.is_cut = root is not None
-        self.data, self.rows, self.edges = graph, slice(None), slice(None)
         inputs = [graph.x] if layer.edge is None else [graph.x, graph[layer.edge]]
+        self.num_data = len(inputs)
         # Zeros, as biases begin with, would be kinks of a maximum.
         generator = torch.Generator().manual_seed(6)
         inputs += [
             0.7 * torch.randn(p.shape, generator=generator, dtype=torch.float64)
             for p in self.model.parameters()
         ]
-        self.num_data = 1 if layer.edge is None else 2
+        self.data = graph if root is None else pyg_sar.load_shard(root)
+        self.is_cut, self.edge = root is not None, layer.edge
         if root is not None:
-            self.data = pyg_sar.local(pyg_sar.load_shard(root))
-            self.rows, self.edges = self.data.n_id, self.data.e_id
             self.model = pyg_sar.wrap(self.model, mode=layer.mode, **layer.options)
         self.names = [key for key, _ in self.model.named_parameters()]
         self.inputs = tuple(value.requires_grad_() for value in inputs)
+        if self.is_cut:
+            average_gradients(self.inputs)  # as DistributedDataParallel does
         generator = torch.Generator().manual_seed(7)
         self.factors = torch.randn(graph.num_nodes, 4, generator=generator, dtype=torch.float64)
-        if self.is_cut and sums_gradients:
-            for value in self.inputs:
-                value.register_hook(lambda grad: None if grad is None else summed(grad))
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """A number; the same on all ranks, as are the gradients of `inputs` (collective)."""
-        args = [inputs[0][self.rows], self.data.edge_index]
-        args += [values[self.edges] for values in inputs[1 : self.num_data]]
+        rows = inputs[: self.num_data]
+        if self.is_cut:
+            like = self.data.x, self.data[self.edge] if self.edge else None
+            rows = [torch.zeros_like(a) + b for a, b in zip(like, rows, strict=False)]
+        args = rows[0], self.data.edge_index, *rows[1:]
         parameters = dict(zip(self.names, inputs[self.num_data :], strict=True))
         buffers = {key: value.clone() for key, value in self.model.named_buffers()}
-        out = functional_call(self.model, {**parameters, **buffers}, tuple(args))
-        share = (out.square() * self.factors[self.rows, : out.size(1)]).sum()
-        # What a rank does not read still takes part in the sums over the ranks.
-        share = share + sum(0 * value.sum() for value in inputs)
-        if not self.is_cut:
-            return share
-        return share + (summed(share) - share.detach())
-
-
-def summed(values: Tensor) -> Tensor:
-    """The sum over the ranks, without gradient (collective)."""
-    total = values.detach().clone()
-    dist.all_reduce(total)
-    return total
+        out = functional_call(self.model, {**parameters, **buffers}, args)
+        value = (out.square() * self.factors[:, : out.size(1)]).sum()
+        # What a layer does not read still takes part.
+        return value + sum(0 * value.sum() for value in inputs)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import run_ranks
-from replicated import LAYERS, Replicated, replicated_graph, summed
+from replicated import LAYERS, Replicated, replicated_graph
 from torch import Tensor
 
 import pyg_sar
@@ -65,18 +65,15 @@ def _check_and_compare(root: str, name: str, *, fast_mode: bool) -> None:
 
 
 def _second(name: str, root: str | None) -> str | list[Tensor]:
-    """The gradients of all first gradients' squares, summed over the ranks, or the error."""
-    function = Replicated(name, root, sums_gradients=False)
+    """The gradients of the sum of all first gradients, or the error."""
+    function = Replicated(name, root)
     try:
         value = function(*function.inputs)
         first = torch.autograd.grad(value, function.inputs, create_graph=True)
-        # Every rank has its share of a gradient. Their sum is linear in them.
         found = torch.autograd.grad(sum(g.sum() for g in first), function.inputs)
     except RuntimeError as error:
         return f'{type(error).__name__}: {error}'
-    if root is None:
-        return list(found)
-    return [summed(grad) for grad in found]
+    return list(found)
 
 
 NOT_TWICE = 'RuntimeError: expected first derivatives only (got a gradient of a gradient'

@@ -13,17 +13,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from few import few
 from ranks import run_as_threads, run_ranks
+from rows_by_hand import as_rows, space_of
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing, conv, norm
 from torch_geometric.utils import stochastic_blockmodel_graph
 
 import pyg_sar
-from pyg_sar.norm import GlobalBatchNorm
 
 NUM_FEATURES, NUM_EDGE_FEATURES, HIDDEN, NUM_CLASSES = 16, 4, 16, 4
 
@@ -128,45 +127,24 @@ def _in(dtype: torch.dtype, kind: str) -> Any:
     return torch.autocast('cpu', dtype) if is_cast else contextlib.nullcontext()
 
 
-def _pass(
-    model: torch.nn.Module, data: Data, dtype: torch.dtype, kind: str, rows: Any, edges: Any
-) -> dict[str, Tensor]:
+def _pass(model: torch.nn.Module, data: Data, dtype: torch.dtype, kind: str) -> dict[str, Tensor]:
     """Output and gradients; under autocast parameters and inputs are float32."""
     of_model = torch.float32 if kind == 'autocast' and dtype != torch.float64 else dtype
-    model, whole = model.to(of_model), half_graph()
-    x = whole.x[rows].to(of_model).requires_grad_()
-    edge = None
-    if model.edge:
-        edge = whole[model.edge][edges].to(of_model).requires_grad_()
+    inner = getattr(model.to(of_model), 'module', model)
+    x = data.x.to(of_model).requires_grad_()
+    edge = data[inner.edge].to(of_model).requires_grad_() if inner.edge else None
     with _in(dtype, kind):
         out = model(data, x, edge)
     factors = torch.randn(96, NUM_CLASSES, generator=torch.Generator().manual_seed(5))
-    out.backward(factors[rows].to(out.dtype))
-    found = {'out': out.detach(), 'x': x.grad}
-    if edge is not None:
-        found['edge'] = edge.grad
-    names = [key for key, _ in model.named_parameters()]
-    return found | dict(zip(names, [p.grad for p in model.parameters()], strict=True))
+    (out * factors.to(out.dtype)).sum().backward()
+    found = {'out': out.detach(), 'x': x.grad} | ({} if edge is None else {'edge': edge.grad})
+    found = {key: pyg_sar.gather(value) for key, value in found.items()}
+    return found | {key: p.grad for key, p in inner.named_parameters()}
 
 
 def _on_rank(name: str, root: str, dtype: torch.dtype, kind: str, options: dict[str, Any]) -> Any:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    model = pyg_sar.wrap(_model(name), **options)
-    found = _pass(model, data, dtype, kind, data.n_id, data.e_id)
-    return data.n_id, data.e_id, found
-
-
-def _assembled(answers: list[Any], like: dict[str, Tensor]) -> dict[str, Tensor]:
-    out = {}
-    for key, whole in like.items():
-        values = [found[key] for _, _, found in answers]
-        if key in ('out', 'x', 'edge'):
-            out[key] = torch.empty_like(whole, dtype=values[0].dtype)
-            for (n_id, e_id, _), value in zip(answers, values, strict=True):
-                out[key][e_id if key == 'edge' else n_id] = value
-        else:
-            out[key] = sum(v.double() for v in values).to(values[0].dtype)
-    return out
+    data = pyg_sar.load_shard(root)
+    return _pass(pyg_sar.DistributedDataParallel(_model(name), **options), data, dtype, kind)
 
 
 @pytest.mark.parametrize('mode', MODES)
@@ -189,11 +167,8 @@ def _compare(root: str, name: str, dtype: torch.dtype, kind: str, mode: str) -> 
 
 
 def _check(name: str, answers: list[Any], dtype: torch.dtype, kind: str) -> None:
-    exact, plain = (
-        _pass(_model(name), half_graph(), d, kind, slice(None), slice(None))
-        for d in (torch.float64, dtype)
-    )
-    found = _assembled(answers, plain)
+    exact, plain = (_pass(_model(name), half_graph(), d, kind) for d in (torch.float64, dtype))
+    found = answers[0]
     assert {k: v.dtype for k, v in found.items()} == {k: v.dtype for k, v in plain.items()}
     allowed, largest = torch.finfo(dtype).eps, max(e.norm() for e in exact.values())
     if name == 'median':  # of other rows where rounding changes which is in the middle
@@ -224,43 +199,35 @@ def test_what_is_computed_again_has_the_same_bits(thirds: str, name: str, world_
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def _cancelled(rank: int, half: bool) -> Tensor:
+def _cancelled(on_ranks: bool) -> Tensor:
     """The gradients of all rows, summed: zero but for rounding."""
     generator = torch.Generator().manual_seed(9)
     x, grad = (torch.randn(4000, 32, generator=generator) for _ in range(2))
-    x, grad = 2 * x + 5, grad + 1
-    rows = slice(None) if rank < 0 else slice(rank * 1500, 1500 + rank * 2500)
-    norm_ = torch.nn.BatchNorm1d(32)
-    if rank >= 0:
-        norm_ = GlobalBatchNorm.convert(norm_)
-    x = (x.bfloat16() if half else x)[rows].requires_grad_()
-    norm_(x).backward((grad.bfloat16() if half else grad)[rows])
-    return x.grad.double().sum(0)
-
-
-def _cancelled_on_rank(half: bool) -> Tensor:
-    return _cancelled(dist.get_rank(), half)
+    x, grad = (2 * x + 5).bfloat16(), (grad + 1).bfloat16()
+    if on_ranks:
+        space = space_of([1500, 2500])
+        x, grad = as_rows(x, space), as_rows(grad, space)
+    x.requires_grad_()
+    (torch.nn.BatchNorm1d(32)(x) * grad).float().sum().backward()
+    return pyg_sar.gather(x.grad).double().sum(0)
 
 
 def test_batch_norm_rounds_once() -> None:
     """What the statistics add to a gradient is the same for all rows: its rounding adds up."""
-    plain = _cancelled(-1, True).norm()
-    found = sum(run_ranks(_cancelled_on_rank, 2, True)).norm()
-    assert 0 < found <= 2 * plain
+    plain = _cancelled(False).norm()
+    for found in run_as_threads(_cancelled, 2, True):
+        assert 0 < found.norm() <= 2 * plain
 
 
-def _train(model: torch.nn.Module, data: Data, rows: Any, edges: Any, *, cut: bool) -> list[float]:
-    whole = half_graph()
-    x, y, mask = whole.x[rows], whole.y[rows], whole.train_mask[rows]
-    edge = whole[model.edge][edges] if model.edge else None
+def _train(model: torch.nn.Module, data: Data, *, cut: bool) -> list[float]:
+    edge = data[model.edge] if model.edge else None
     trained = pyg_sar.DistributedDataParallel(model) if cut else model
     optimizer = torch.optim.Adam(trained.parameters(), lr=0.01)
     losses = []
     for _ in range(40):
         with torch.autocast('cpu', torch.bfloat16):
-            out = trained(data, x, edge)
-            each = F.cross_entropy(out, y, reduction='none')
-        loss = pyg_sar.over_all_nodes.global_mean(each, mask) if cut else each[mask].mean()
+            out = trained(data, data.x, edge)
+            loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -270,14 +237,13 @@ def _train(model: torch.nn.Module, data: Data, rows: Any, edges: Any, *, cut: bo
 
 
 def _train_on_rank(name: str, root: str) -> list[float]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    return _train(_model(name), data, data.n_id, data.e_id, cut=True)
+    return _train(_model(name), pyg_sar.load_shard(root), cut=True)
 
 
 @pytest.mark.bench
 @pytest.mark.parametrize('name', ['linear', 'attention', 'edge features'])
 def test_autocast_trains_alike(root: str, name: str) -> None:
-    expected = _train(_model(name), half_graph(), slice(None), slice(None), cut=False)
+    expected = _train(_model(name), half_graph(), cut=False)
     for losses in run_ranks(_train_on_rank, 2, name, root):
         assert losses[-1] < 0.3 * losses[0]
         assert losses == pytest.approx(expected, rel=0.05, abs=0.02)
@@ -296,16 +262,16 @@ ACTIVATIONS = {
 
 
 def _recomputed(root: str, name: str, checkpoint: bool) -> list[Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     torch.manual_seed(0)
     between = torch.nn.Sequential(torch.nn.BatchNorm1d(HIDDEN), ACTIVATIONS[name]())
     layers = TwoLayers(conv.SAGEConv, between, '')
     model = pyg_sar.wrap(layers, checkpoint_activations=checkpoint)
-    x = half_graph().x[data.n_id].requires_grad_()
+    x = data.x.clone().requires_grad_()
     with torch.autocast('cpu', torch.bfloat16):
         out = model(data, x, None)
     out.float().square().sum().backward()
-    return [out.detach(), x.grad, *(p.grad for p in model.parameters())]
+    return [*map(pyg_sar.gather, (out.detach(), x.grad)), *(p.grad for p in model.parameters())]
 
 
 @pytest.mark.parametrize('name', ACTIVATIONS)
@@ -316,7 +282,7 @@ def test_recomputed_activations_under_autocast(root: str, name: str) -> None:
 
 
 def test_a_message_is_replayed_in_the_mode_of_forward(root: str) -> None:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     torch.manual_seed(3)
     model = pyg_sar.wrap(OwnMessage())
     model(data.x, data.edge_index).square().sum().backward()
@@ -330,7 +296,7 @@ def test_a_message_is_replayed_in_the_mode_of_forward(root: str) -> None:
 @pytest.mark.parametrize('make', [conv.GATConv, conv.GATv2Conv])
 def test_narrow_rows_are_weighted_under_autocast(root: str, make: Any) -> None:
     """Their weights are float32: no tensor of edges x channels is made, as in float32."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     layer = pyg_sar.SARConv(make(NUM_FEATURES, 4, heads=4))
     with torch.autocast('cpu', torch.bfloat16):
         layer(data.x, data.edge_index)
@@ -338,7 +304,7 @@ def test_narrow_rows_are_weighted_under_autocast(root: str, make: Any) -> None:
 
 
 def test_a_message_is_replayed_in_the_dtype_of_forward(root: str) -> None:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = pyg_sar.wrap(NotedMessage())
     with torch.autocast('cpu', torch.bfloat16):
         loss = model(data.x, data.edge_index).float().square().sum()

@@ -22,6 +22,7 @@ from torch_geometric.nn import ClusterGCNConv, GraphConv, Linear, MessagePassing
 
 from pyg_sar.comm import all_ranks
 from pyg_sar.conv.reuse.raw_feature_sums import SumFn, copy_on_write
+from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.plan import Plan
@@ -73,7 +74,7 @@ def sum_for_layer(conv: MessagePassing, x: Tensor, plan: Plan, sum_of: SumFn) ->
         return sum_of(x)
     # Unlike a sum, a layer keeps its rows for backward: a program may change them in place now.
     rows = x if _is_recomputed() else copy_on_write(x)
-    return NarrowSum.of(sum_of(F.linear(rows, layer.weight)), layer.weight)
+    return NarrowSum.of(sum_of(F.linear(rows, met(layer.weight))), layer.weight)
 
 
 def _is_recomputed() -> bool:
@@ -108,7 +109,7 @@ class NarrowSum(Tensor):
             )
         with torch._C.DisableTorchFunctionSubclass():
             out, bias = args[0].as_subclass(Tensor), args[2]
-            out = out if bias is None else out + bias
+            out = out if bias is None else out + met(bias)
             return out if args[0]._space is None else tag(out, 0, args[0]._space)
 
 

@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch_geometric.nn.models import rev_gnn
 from torch_geometric.utils import _negative_sampling
 
 from pyg_sar.comm import agree, world_size
@@ -25,6 +26,7 @@ def ask() -> None:
         setattr(torch, name, _of_all_rows(getattr(torch, name)))
     known = _negative_sampling.edge_index_to_vector
     _negative_sampling.edge_index_to_vector = _of_all_rows(known, _draw_alike)
+    rev_gnn.InvertibleFunction.apply = _kept(rev_gnn.InvertibleFunction.apply)
 
 
 def _of_all_rows(
@@ -38,6 +40,18 @@ def _of_all_rows(
             before()
             args, kwargs = in_nested((args, kwargs), whole)
         return function(*args, **kwargs)
+
+    return call
+
+
+def _kept(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """Reversible layers, which free the memory of tensors: rows are kept for backward."""
+
+    @wraps(apply)
+    def call(fn: Any, inverse: Any, num_passes: int, num_inputs: int, *args: Any) -> Any:
+        if any(isinstance(each, Rows) for each in args):
+            return fn(*args[:num_inputs])
+        return apply(fn, inverse, num_passes, num_inputs, *args)
 
     return call
 

@@ -92,18 +92,27 @@ def _instance_norm(func: Any, args: Any, kwargs: Any) -> Any:
         if rows._dim == 1:
             refuse(func, 'would have the channels of this rank alone')
         return _on_own_rows(func, named)
-    if named['running_mean'] is not None:
-        refuse(func, 'with running statistics is not known to be right')
-    if rows._dim == 0:
-        return _on_own_rows(func, named)
     if rows._dim == 1:
         refuse(func, 'would have the channels of this rank alone')
-    dims = list(range(2, dim_of(rows)))
-    var = rows.var(dims, unbiased=False, keepdim=True)
-    out = (rows - rows.mean(dims, keepdim=True)) / (var + named['eps']).sqrt()
-    shape = (-1, *[1] * len(dims))
-    out = out if named['weight'] is None else out * named['weight'].view(shape)
-    return out if named['bias'] is None else out + named['bias'].view(shape)
+    statistics = 'running_mean', 'running_var'
+    if rows._dim == 0:
+        if named['running_mean'] is not None:
+            dims = list(range(2, dim_of(rows)))
+            _update(named, rows.detach().mean(dims).mean(0), rows.detach().var(dims).mean(0))
+        return _on_own_rows(func, named | dict.fromkeys(statistics))
+    # As torch has it: a batch norm in which every instance has channels of its own.
+    count, channels, *others = rows.shape
+    each = {
+        name: None if named[name] is None else named[name].repeat(count)
+        for name in ('weight', 'bias', *statistics)
+    }
+    flat = rows.reshape(1, count * channels, *others)
+    options = {'training': True, 'momentum': named['momentum'], 'eps': named['eps']}
+    out = F.batch_norm(flat, **each, **options)
+    for name in statistics:
+        if named[name] is not None:
+            named[name].copy_(each[name].view(count, channels).mean(0))
+    return out.reshape(rows.shape)
 
 
 @rule('layer_norm rms_norm')

@@ -186,7 +186,7 @@ def _var(over: _Over) -> Tensor:
 
 
 def _std(over: _Over) -> Tensor:
-    return _var(over).sqrt()
+    return _root(_var(over))
 
 
 def _var_mean(over: _Over) -> tuple[Tensor, Tensor]:
@@ -195,7 +195,14 @@ def _var_mean(over: _Over) -> tuple[Tensor, Tensor]:
 
 def _std_mean(over: _Over) -> tuple[Tensor, Tensor]:
     var, mean = _moments(over)
-    return var.sqrt(), mean
+    return _root(var), mean
+
+
+def _root(total: Tensor, p: float = 2) -> Tensor:
+    """The root of 0 has the gradient 0, as torch has it of norms and deviations."""
+    is_zero = total == 0
+    root = torch.where(is_zero, 1, total)
+    return torch.where(is_zero, 0, root.sqrt() if p == 2 else root.pow(1 / p))
 
 
 def _norm(over: _Over) -> Tensor:
@@ -213,12 +220,8 @@ def _norm(over: _Over) -> Tensor:
         return over.sum((size != 0).to(size.dtype))
     if p == 1:
         return over.sum(size)
-    # The root of 0 has the gradient 0, as torch has it.
     total = over.sum(size.square() if p == 2 else size.pow(p))
-    is_zero = total == 0
-    root = torch.where(is_zero, 1, total)
-    root = root.sqrt() if p == 2 else root.pow(1 / p)
-    return torch.where(is_zero, 0 if p > 0 else math.inf, root) if p > 0 else root
+    return _root(total, p) if p > 0 else total.pow(1 / p)
 
 
 def _logsumexp(over: _Over) -> Tensor:
