@@ -12,6 +12,7 @@ from functools import cache, wraps
 from typing import Any
 
 import torch
+from torch.jit import _builtins
 from torch_geometric.utils import _negative_sampling
 
 from pyg_sar.comm import agree, world_size
@@ -23,7 +24,12 @@ from pyg_sar.rows.rows import Rows, in_nested
 def ask_for_rows() -> None:
     """Puts them in place, once."""
     for name in ('sparse_coo_tensor', 'sparse_csr_tensor', 'sparse_csc_tensor'):
-        setattr(torch, name, _of_all_rows(getattr(torch, name)))
+        function = getattr(torch, name)
+        made = _of_all_rows(function)
+        operator = _builtins._find_builtin(function)  # type: ignore[no-untyped-call]
+        if operator is not None:  # by which TorchScript knows it
+            _builtins._register_builtin(made, operator)  # type: ignore[no-untyped-call]
+        setattr(torch, name, made)
     known = _negative_sampling.edge_index_to_vector
     _negative_sampling.edge_index_to_vector = _of_all_rows(known, _draw_alike)
 

@@ -95,8 +95,10 @@ class Propagation:
         out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
         if whole is not None:
             dst = whole.dst
-            is_narrow = isinstance(out, NarrowSum)
-            out = out.of_nodes(dst) if is_narrow else tag(out, int(conv.node_dim) % out.dim(), dst)
+            if isinstance(out, NarrowSum):
+                out = out.of_nodes(dst)
+            else:
+                out = tag(out, int(conv.node_dim) % out.dim(), dst)
         return after_step(conv, 'propagate', given, out)
 
     def _updated(self, out: Tensor, values: dict[str, Any], given: GivenRows | None) -> Tensor:
