@@ -33,6 +33,7 @@ from pyg_sar.rows.attach import as_local, edges_among, given_to_conv, rows_by_ty
 from pyg_sar.rows.made_edges import with_made_edges
 from pyg_sar.rows.own_rows import rows_of_call
 from pyg_sar.rows.replicated import shares_kept
+from pyg_sar.rows.unasked import alike_draws
 from pyg_sar.shard.shard import Shard
 
 
@@ -183,6 +184,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
                 decisions = decisions_for(self, sar.options, shards, args, kwargs, sar.decisions)
                 forms = special_forms(exchanges, decisions.checked, args, kwargs)
                 stack.enter_context(replaced(forms))
+                stack.enter_context(alike_draws())
                 for path, module in self.named_modules():
                     bind(type(module))
                     if isinstance(module, MessagePassing):

@@ -7,7 +7,9 @@ the others. Sparse matrices are made of all entries, which every rank has then.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any
 
@@ -18,6 +20,23 @@ from torch_geometric.utils import _negative_sampling
 from pyg_sar.comm import agree, world_size
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.rows import Rows, in_nested
+
+
+class _Here(threading.local):
+    draws_alike = False
+
+
+_here = _Here()
+
+
+@contextmanager
+def alike_draws() -> Iterator[None]:
+    """While it lasts, negative edges are those of rank 0, also of edges that are plain by then."""
+    before, _here.draws_alike = _here.draws_alike, True
+    try:
+        yield
+    finally:
+        _here.draws_alike = before
 
 
 @cache
@@ -41,8 +60,9 @@ def _of_all_rows(
     def call(*args: Any, **kwargs: Any) -> Any:
         found: list[Any] = []
         in_nested((args, kwargs), lambda v: found.append(v) if isinstance(v, Rows) else v)
-        if found:
+        if found or _here.draws_alike:
             before()
+        if found:
             args, kwargs = in_nested((args, kwargs), whole)
         return function(*args, **kwargs)
 
