@@ -29,9 +29,9 @@ from pyg_sar.conv.options import Mode, Options, Path
 from pyg_sar.conv.substitutes import ROW_BY_ROW, special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import is_running
-from pyg_sar.rows.attach import as_local, edges_among, given_to_conv, rows_by_type
+from pyg_sar.rows.attach import edges_among, given_to_conv, rows_by_type
 from pyg_sar.rows.made_edges import with_made_edges
-from pyg_sar.rows.own_rows import rows_of_call
+from pyg_sar.rows.own_rows import own_rows_of, rows_of_call
 from pyg_sar.rows.replicated import shares_kept
 from pyg_sar.rows.unasked import alike_draws
 from pyg_sar.shard.shard import Shard
@@ -138,7 +138,8 @@ class SARConv(MessagePassing, metaclass=_Convert):
             rows = rows_of_call(call.arguments, int(self.node_dim), decisions.spaces)
             call.arguments.update(rows)
             with shares_kept():
-                return as_local(super().forward(*call.args, **call.kwargs))
+                out = super().forward(*call.args, **call.kwargs)
+            return own_rows_of(out, edges_among((call.args, call.kwargs)))
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate``; called from outside of forward it is a layer by itself."""

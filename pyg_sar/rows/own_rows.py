@@ -13,9 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from pyg_sar.comm import agree
-from pyg_sar.rows.attach import WHOLE, derived
-from pyg_sar.rows.edges import Ends, edge_index
-from pyg_sar.rows.rows import Rows, tag
+from pyg_sar.rows.align import own_rows
+from pyg_sar.rows.attach import WHOLE, as_local, derived
+from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index
+from pyg_sar.rows.rows import Rows, in_nested, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
@@ -53,6 +54,20 @@ def rows_of_call(
         return value if choice is None else call.whole(value, choice)
 
     return {name: _changed(value, (name,), whole) for name, value in found.items()}
+
+
+def own_rows_of(out: Any, edges: list[EdgeIndex]) -> Any:
+    """The result of a conv as own rows, also where it has computed all rows of the whole."""
+    nodes = list(dict.fromkeys(each.ends.dst for each in edges))
+
+    def own(value: Any) -> Any:
+        if isinstance(value, Tensor) and not isinstance(value, Rows) and value.dim():
+            for space in nodes:
+                if space.has_ids() and value.size(0) == space.total:
+                    return own_rows('a result', value, 0, space)
+        return value
+
+    return as_local(in_nested(out, own))
 
 
 def _agreed(offers: Mapping[Any, list[Choice]]) -> dict[Any, Choice | None]:

@@ -41,8 +41,8 @@ class Outcome:
     """What became of a case.
 
     Attributes:
-        status: ``'exact'``, ``'refused'`` at construction or by a rule at the first forward, ``'not yet'`` where the graph cannot be
-            partitioned, ``'wrong'`` or ``'failed'``.
+        status: ``'exact'``, ``'refused'`` at construction or at the first forward, ``'not yet'``
+            where the graph cannot be partitioned, ``'wrong'`` or ``'failed'``.
         reason: Why it is not exact.
         results: Of every rank of the random cut; none where nothing ran.
     """

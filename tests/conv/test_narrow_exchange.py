@@ -220,7 +220,9 @@ def _hooked_on_rank_1(conv: torch.nn.Module, *args: Any) -> Tensor:
     """A hook that looks at what goes into the layer; on other ranks there is none."""
     seen: list[Tensor] = []
     if dist.get_rank() == 1:
-        handle = conv.lin_l.register_forward_pre_hook(lambda _, given: seen.append(pyg_sar.local(given[0]).sum()))
+        handle = conv.lin_l.register_forward_pre_hook(
+            lambda _, given: seen.append(pyg_sar.local(given[0]).sum())
+        )
     out = conv(*args)
     if dist.get_rank() == 1:
         handle.remove()

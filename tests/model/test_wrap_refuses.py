@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch_geometric.nn.attention
+from pyg_sar.models.counts import GlobalRECT_L
 from small_graphs import assert_close
 from torch import Tensor
 from torch_geometric import nn as pyg
@@ -17,7 +18,6 @@ from torch_geometric.nn import GCNConv, GINConv, MessagePassing, SAGEConv, conv
 
 from pyg_sar import SARConv, wrap
 from pyg_sar.conv.support import REFUSED, why_refused
-from pyg_sar.models.counts import GlobalRECT_L
 from pyg_sar.norm import GlobalBatchNorm
 
 
