@@ -29,9 +29,11 @@ from pyg_sar.conv.options import Mode, Options, Path
 from pyg_sar.conv.substitutes import ROW_BY_ROW, special_forms
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import is_running
-from pyg_sar.rows.attach import as_local, edges_among, given_to_conv, rows_by_type, rows_of_call
+from pyg_sar.rows.attach import edges_among, given_to_conv, rows_by_type
 from pyg_sar.rows.made_edges import with_made_edges
+from pyg_sar.rows.own_rows import own_rows_of, rows_of_call
 from pyg_sar.rows.replicated import shares_kept
+from pyg_sar.rows.unasked import alike_draws
 from pyg_sar.shard.shard import Shard
 
 
@@ -128,14 +130,16 @@ class SARConv(MessagePassing, metaclass=_Convert):
         if edges and isinstance(self, ROW_BY_ROW):
             own = given_to_conv((args, kwargs), edges, name_of(self))
             return rows_by_type(self.forward(*own[0], **own[1]), (args, kwargs))
-        with self._on_cut_graph(shards, args, kwargs):
+        with self._on_cut_graph(shards, args, kwargs) as decisions:
             if edges or isinstance(self, ROW_BY_ROW):
                 return super().forward(*args, **kwargs)
             # Own rows, as pyg_sar.local gives them: computed as rows of the whole graph.
             call = inspect.signature(super().forward).bind(*args, **kwargs)
-            call.arguments.update(rows_of_call(call.arguments, int(self.node_dim)))
+            rows = rows_of_call(call.arguments, int(self.node_dim), decisions.spaces)
+            call.arguments.update(rows)
             with shares_kept():
-                return as_local(super().forward(*call.args, **call.kwargs))
+                out = super().forward(*call.args, **call.kwargs)
+            return own_rows_of(out, edges_among((call.args, call.kwargs)))
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate``; called from outside of forward it is a layer by itself."""
@@ -163,7 +167,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
         kwargs: dict[str, Any],
         *,
         in_forward: bool = True,
-    ) -> Iterator[None]:
+    ) -> Iterator[Decisions]:
         """While it lasts, the conv and all convs inside it pass messages on the cut graph.
 
         Collective: see :func:`pyg_sar.conv.call.start.decisions_for`.
@@ -181,6 +185,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
                 decisions = decisions_for(self, sar.options, shards, args, kwargs, sar.decisions)
                 forms = special_forms(exchanges, decisions.checked, args, kwargs)
                 stack.enter_context(replaced(forms))
+                stack.enter_context(alike_draws())
                 for path, module in self.named_modules():
                     bind(type(module))
                     if isinstance(module, MessagePassing):
@@ -195,7 +200,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
                         for method in ('propagate', 'edge_updater'):
                             stack.enter_context(overridden(module, method, getattr(form, method)))
                 stack.enter_context(overridden(sar, 'is_running', True))
-                yield
+                yield decisions
             except BaseException as error:
                 left_by(error)
                 raise

@@ -17,10 +17,8 @@ from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.rows.unasked import ask_for_rows
-from pyg_sar.shard.edge_index import ShardEdgeIndex
-from pyg_sar.shard.shard import Shard
 
-_WHOLE = 'rows of the whole graph'
+WHOLE = 'rows of the whole graph'
 """Where a shard keeps the space of its edges and their ends."""
 
 
@@ -72,7 +70,7 @@ def _attach_edges(data: Any, store: Any, total: int, nodes: dict[Any, Space]) ->
         if key is not None or data.is_edge_attr(name):
             store[name] = tag(value.view(value.shape), 0, space)
     ends = Ends(shard, src, dst)
-    shard.cache[_WHOLE] = space, ends
+    shard.cache[WHOLE] = space, ends
     store['edge_index'] = edge_index(handle, space, ends)
 
 
@@ -185,55 +183,6 @@ def _own_of_plain(value: Tensor, known: list[Space], what: str) -> Tensor:
     return value
 
 
-def rows_of_call(values: Mapping[str, Any], node_dim: int) -> dict[str, Any]:
-    """Arguments of a conv by name, on the edges and own rows of a rank, as those of the whole."""
-    nodes: list[Space] = []
-    edges: list[Space] = []
-    of_type: dict[Any, Space] = {}
-    by_row: list[tuple[Space, ...]] = []
-
-    def whole(handle: ShardEdgeIndex, key: Any = None) -> EdgeIndex:
-        space, ends = _whole_of(handle.shard)
-        if not handle.is_whole:
-            space = _space_of_derived(space, handle)
-        nodes.extend((ends.dst, ends.src))
-        by_row.append((ends.src, ends.dst)[:: -1 if handle.is_flipped else 1])
-        edges.append(space)
-        if isinstance(key, tuple):
-            of_type.update({key: space, key[0]: ends.src, key[-1]: ends.dst})
-        return edge_index(handle, space, ends)
-
-    def with_edges(value: Any, key: Any = None) -> Any:
-        if isinstance(value, ShardEdgeIndex):
-            return whole(value, key)
-        if isinstance(value, Mapping):
-            return {k: with_edges(each, k) for k, each in value.items()}
-        if isinstance(value, (tuple, list)) and not hasattr(value, '_fields'):
-            return type(value)(with_edges(each) for each in value)
-        return value
-
-    def with_rows(value: Any, name: str, key: Any = None, place: int = 0) -> Any:
-        if isinstance(value, Mapping):
-            return {k: with_rows(each, name, k) for k, each in value.items()}
-        if name == 'size' or name.startswith('num_'):
-            return _count_of_whole(value, by_row)
-        if isinstance(value, (tuple, list)) and not hasattr(value, '_fields'):
-            return type(value)(with_rows(v, name, None, i) for i, v in enumerate(value))
-        if isinstance(value, Rows) or not isinstance(value, Tensor) or not value.dim():
-            return value
-        sources_first = nodes[::-1] if place == 0 else nodes
-        among = [*edges, *nodes] if name.startswith('edge') else [*sources_first, *edges]
-        dim = node_dim % value.dim() if -value.dim() <= node_dim < value.dim() else 0
-        for space in [of_type[key]] if key in of_type else among:
-            for each in dict.fromkeys((dim, 0)):
-                if value.size(each) == space.own:
-                    return _alias(value, each, space)
-        return value
-
-    found = {name: with_edges(value) for name, value in values.items()}
-    return {name: with_rows(value, name) for name, value in found.items()}
-
-
 def rows_by_type(out: Mapping[str, Any], given: Any) -> dict[str, Any]:
     """Own rows by type of node as rows of the spaces that the rows given to a call have."""
     spaces: dict[str, Space] = {}
@@ -247,48 +196,6 @@ def rows_by_type(out: Mapping[str, Any], given: Any) -> dict[str, Any]:
 
     note([*given[0], *given[1].values()])
     return {k: v if v is None else tag(v, 0, spaces[k]) for k, v in out.items()}
-
-
-def _whole_of(shard: Shard) -> tuple[Space, Ends]:
-    """The edges of a shard and the nodes at their ends; of one that was derived without order."""
-    if _WHOLE not in shard.cache:
-        src = Space(shard.num_own, what='nodes of derived edges')
-        dst = Space(shard.num_dst, what='nodes of derived edges') if shard.is_bipartite else src
-        space = Space(shard.num_edges, what='derived edges')
-        space.neighbours = (dst,) if src is dst else (dst, src)
-        shard.cache[_WHOLE] = space, Ends(shard, src, dst)
-    found: tuple[Space, Ends] = shard.cache[_WHOLE]
-    return found
-
-
-def _count_of_whole(value: Any, by_row: list[tuple[Space, ...]]) -> Any:
-    """A number of own nodes, or a pair for the rows of the edges, as that of all ranks."""
-    for spaces in by_row:
-        if isinstance(value, (tuple, list)) and len(value) == 2:
-            pairs = zip(value, spaces, strict=True)
-            return tuple(space.total if n == space.own else n for n, space in pairs)
-        for space in spaces[::-1]:
-            if type(value) is int and value == space.own:
-                return space.total
-    return value
-
-
-def _alias(value: Tensor, dim: int, space: Space) -> Rows:
-    """Rows with the memory of a plain tensor; :func:`same_plain` of them is that tensor."""
-    rows: Rows = tag(value.view_as(value), dim, space)
-    if type(value) is Tensor and not value.requires_grad:
-        rows._own = value
-    return rows
-
-
-def _space_of_derived(space: Space, handle: ShardEdgeIndex) -> Space:
-    """The same one for the same edges, not written to since."""
-    state = 0 if handle.is_inference() else handle._version, space
-    known = vars(handle).get('space')
-    if known is None or known[0] != state:
-        known = vars(handle)['space'] = state, derived(space, handle)
-    found: Space = known[1]
-    return found
 
 
 def derived(space: Space, handle: Tensor) -> Space:

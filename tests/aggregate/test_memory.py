@@ -61,7 +61,8 @@ def _saved_rows(name: str, root: str, mode: str) -> tuple[int, int]:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda entry: entry.tensor):
         out = conv(x, data.edge_index, *edge_attr)
     assert out.requires_grad
-    kept = {entry.tensor.data_ptr(): entry.tensor.numel() for entry in saved}
+    tensors = [pyg_sar.local(entry.tensor) for entry in saved]  # of rows the own ones
+    kept = {tensor.data_ptr(): tensor.numel() for tensor in tensors}
     return sum(kept.values()), data.edge_index.shard.num_halo
 
 

@@ -11,6 +11,7 @@ from unittest import mock
 import torch
 from conformance_case import Edges, Inputs, takes
 from torch import Tensor
+from torch_geometric import typing
 from torch_geometric.nn.conv import spline_conv
 
 
@@ -99,6 +100,29 @@ def spline_kernels() -> Iterator[None]:
             return
         with mock.patch.multiple(spline_conv, spline_basis=basis, spline_weighting=weighting):
             yield
+
+
+def of_points(module: torch.nn.Module, d: Inputs) -> Any:
+    return module(d.x)
+
+
+@contextmanager
+def knn() -> Iterator[None]:
+    """Nearest points in plain PyTorch where pyg-lib, which has them, is not installed."""
+    if typing.WITH_KNN:
+        yield
+        return
+
+    def nearest(x: Tensor, y: Tensor, ptr_x: Any, ptr_y: Any, k: int, *_: Any) -> Tensor:
+        found = torch.cdist(y, x).topk(k, largest=False).indices
+        to = torch.arange(y.size(0)).repeat_interleave(k)
+        return torch.stack([to, found.view(-1)])
+
+    with (
+        mock.patch.object(typing, 'WITH_KNN', True),
+        mock.patch.object(torch.ops, 'pyg', mock.Mock(knn=nearest)),
+    ):
+        yield
 
 
 def fa_with_attention(module: torch.nn.Module, d: Inputs) -> Any:

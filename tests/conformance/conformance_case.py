@@ -81,6 +81,7 @@ class Case:
         call: Calls it.
         graph: The graph it is called on, by name.
         during: Surrounds everything that is done with the conv.
+        is_single: Whether PyG computes in float32 inside, so that a gradient's factor rounds.
     """
 
     conv: str
@@ -89,6 +90,7 @@ class Case:
     call: Call = X_AND_EDGES
     graph: str = 'plain'
     during: Callable[[], AbstractContextManager[Any]] = nullcontext
+    is_single: bool = False
 
     @property
     def name(self) -> str:

@@ -15,9 +15,9 @@ REFUSED_BY_DESIGN = {
     'WLConv',
     'XConv',
 }
-"""Classes that are refused at construction, for good: graphs made in forward, closed CUDA kernels,
-products of adjacency matrices, colours by a dictionary, attention over all nodes, edges by
-place."""
+"""Classes that are refused for good, at construction or at the first forward by a rule of rows:
+graphs of nearest points, closed CUDA kernels, products of adjacency matrices, colours by a
+dictionary, attention over all nodes, edges by place."""
 
 NOT_YET_GRAPHS: set[str] = set()
 """Graphs whose convs are refused."""

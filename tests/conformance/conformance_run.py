@@ -32,6 +32,10 @@ from pyg_sar.comm import transport
 TOLERANCE = 1e-10
 """Of absolute differences, relative to the largest entry of a tensor where that exceeds 1."""
 
+TOLERANCE_SINGLE = 1e-6
+"""The same where PyG computes in float32 inside: losses and gradients are those of several ranks,
+and divided by their number at the end, so float32 rounds them elsewhere."""
+
 
 @dataclass
 class Result:

@@ -5,8 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from conformance_calls import ATTR, WEIGHT, fixed_weight, mlp, twice, with_attention, x_and_x_0
-from conformance_case import Case, built_or_bare, takes
+from conformance_calls import (
+    ATTR,
+    WEIGHT,
+    fixed_weight,
+    knn,
+    mlp,
+    of_points,
+    twice,
+    with_attention,
+    x_and_x_0,
+)
+from conformance_case import Case, takes
 from conformance_graphs import NUM_NODE_TYPES
 from torch_geometric.nn import conv
 
@@ -81,7 +91,7 @@ CASES = [
     Case('GraphConv', 'mean, fixed weights', lambda: conv.GraphConv(8, 6, 'mean'), fixed_weight),
     Case('GraphConv', 'learnable weights', lambda: conv.GraphConv(8, 6, bias=False), WEIGHT),
     Case('GraphConv', 'min, weights', lambda: conv.GraphConv(8, 6, 'min'), WEIGHT),
-    Case('GravNetConv', '', lambda: built_or_bare(conv.GravNetConv, 8, 6, 2, 4, 3)),
+    Case('GravNetConv', '', lambda: conv.GravNetConv(8, 6, 2, 4, 3), of_points, during=knn),
     Case('HEATConv', 'concat', lambda: _heat(), takes('node_type', 'edge_type', 'edge_attr')),
     Case(
         'HEATConv',

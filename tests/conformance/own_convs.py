@@ -16,6 +16,8 @@ from torch_geometric.utils import (
 )
 from torch_geometric.utils import softmax as renamed_softmax
 
+import pyg_sar
+
 
 class Own(MessagePassing):
     """Sums x_j unless a subclass says otherwise."""
@@ -367,7 +369,7 @@ class ReadsOwnRows(Own):
     """Wrong on a cut graph, on purpose: a mean over the rows of one rank."""
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
-        return self.propagate(edge_index, x=x) * x.detach().mean()
+        return self.propagate(edge_index, x=x) * pyg_sar.local(x).detach().mean()
 
 
 class FailsOnOneRank(Own):
@@ -378,7 +380,7 @@ class FailsOnOneRank(Own):
         self.before = before
 
     def forward(self, x: Tensor, edge_index: Tensor, node: Tensor) -> Tensor:  # type: ignore[override]
-        fails = 0 in node.tolist() and x.size(0) < 60
+        fails = 0 in pyg_sar.local(node).tolist() and pyg_sar.local(x).size(0) < 60
         if fails and self.before:
             raise ArithmeticError('before')
         out = self.propagate(edge_index, x=x)

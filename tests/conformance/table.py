@@ -49,8 +49,8 @@ a source (**tensors**). Two blocks are one in use and one under way; gradients o
 take as much again. *together* counts the rows of many blocks that came at once, of all tensors;
 *degrees* tells that one number of every halo node did, as `gcn_norm` needs them.
 
-**result**: *refused* comes at construction, with the reason, before anything is computed. *not
-yet*: the graph cannot be partitioned so far. *fails* and *wrong* are defects.
+**result**: *refused* comes with the reason, at construction, or at the first forward by a rule of
+[rows](rows.md). *not yet*: the graph cannot be partitioned so far. *fails* and *wrong* are defects.
 
 """
 

@@ -17,7 +17,7 @@ from pyg_sar.kernels import bag_sums
 
 PACKAGE = str(Path(pyg_sar.__file__).parent)
 KERNELS = bag_sums.__file__
-MAX_FRAMES = 9
+MAX_FRAMES = 10
 
 
 def _frames_at_the_kernel(call: Any) -> list[str]:

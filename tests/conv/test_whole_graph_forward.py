@@ -101,17 +101,6 @@ class _LeavesCount(_LeavesLargest):
         return x_j
 
 
-class _ReadsTable(_LeavesLargest):
-    """Reads something that has no row per node at the sources."""
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        table = torch.ones(3, 8, dtype=x.dtype)
-        return self.propagate(edge_index, x=x) + table[edge_index[0]].sum()
-
-    def message(self, x_j: Tensor) -> Tensor:
-        return x_j
-
-
 def _outcome(root: Path, conv: Any, change: Any) -> str:
     data = pyg_sar.local(pyg_sar.load_shard(root))
     try:
@@ -130,9 +119,3 @@ def test_numbers_that_depend_on_the_edges_are_refused(conv: Any, tmp_path: Path)
     pyg_sar.partition_graph(awkward_graph(), 3, tmp_path / 'parts')
     outcomes = run_ranks(_outcome, 3, tmp_path / 'parts', conv, _same)
     assert_all_raise(outcomes, 'ValueError', "sets 'largest' on the conv")
-
-
-def test_only_node_rows_are_read_at_sources(tmp_path: Path) -> None:
-    pyg_sar.partition_graph(awkward_graph(), 3, tmp_path / 'parts')
-    outcomes = run_ranks(_outcome, 3, tmp_path / 'parts', _ReadsTable, _same)
-    assert_all_raise(outcomes, 'ValueError', 'one row per own node')

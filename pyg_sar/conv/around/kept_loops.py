@@ -1,8 +1,9 @@
-"""Self loops that PyG takes from edges or adds to them: made once for the edges of a graph.
+"""Self loops that PyG takes from edges or adds to them, without a number per node of the whole.
 
-PyG's own functions make them, by the rules of rows, and ask the other ranks where the nodes of each
-edge are. A conv with attention does so at every forward, with the edges that it had before. So what
-they give is kept with the edges, and nothing is asked again. Rows of edges follow each time.
+PyG's own functions run by the rules of rows, too: with the ids of all nodes on every rank, and
+questions to the other ranks. A conv with attention asks at every forward. In the ids of a rank
+nothing has to be asked: no node of another rank is a node of its own. What is made is kept with the
+edges, so its plan is found again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remo
 from torch_geometric.utils.loop import compute_loop_attr
 
 from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.edges import edge_index as make_edge_index
+from pyg_sar.rows.rows import tag
 
 AnyFn = Callable[..., Any]
 
@@ -31,26 +34,20 @@ def loop_forms() -> dict[AnyFn, AnyFn]:
 
 def _removed(edge_index: Any, edge_attr: Any = None) -> tuple[Any, Any]:
     """``remove_self_loops``."""
-    if not isinstance(edge_index, EdgeIndex):
+    if not _is_of_one_set(edge_index):
         return remove_self_loops(edge_index, edge_attr)
-    made, is_kept = _once(edge_index, ('removed',), lambda: _without_loops(edge_index))
+    made, is_kept = _once(edge_index, 'removed', _without_loops)
     return made, None if edge_attr is None else edge_attr[is_kept]
-
-
-def _without_loops(edge_index: EdgeIndex) -> tuple[Any, Tensor]:
-    is_kept = edge_index[0] != edge_index[1]
-    return edge_index[:, is_kept], is_kept
 
 
 def _added(
     edge_index: Any, edge_attr: Any = None, fill_value: Any = None, num_nodes: Any = None
 ) -> tuple[Any, Any]:
     """``add_self_loops``."""
-    if not isinstance(edge_index, EdgeIndex) or num_nodes is None:
+    count = min(num_nodes) if isinstance(num_nodes, (tuple, list)) else num_nodes
+    if not _is_of_one_set(edge_index) or count != edge_index.ends.dst.total:
         return add_self_loops(edge_index, edge_attr, fill_value, num_nodes)
-    count = min(num_nodes) if isinstance(num_nodes, (tuple, list)) else int(num_nodes)
-    key = 'added', count
-    made, _ = _once(edge_index, key, lambda: add_self_loops(edge_index, num_nodes=count))
+    made = _once(edge_index, 'added', _with_loops)
     if edge_attr is None:
         return made, None
     of_loops = compute_loop_attr(edge_index, edge_attr, count, False, fill_value)
@@ -60,24 +57,54 @@ def _added(
 def _all_added(
     edge_index: Any, edge_attr: Any = None, fill_value: Any = None, num_nodes: Any = None
 ) -> tuple[Any, Any]:
-    """``add_remaining_self_loops``; attributes of loops that are there stay, as PyG has it."""
-    if not isinstance(edge_index, EdgeIndex) or edge_attr is not None or num_nodes is None:
+    """``add_remaining_self_loops``, where the loops have no attributes that it would keep."""
+    if (
+        not _is_of_one_set(edge_index)
+        or edge_attr is not None
+        or num_nodes != edge_index.ends.dst.total
+    ):
         return add_remaining_self_loops(edge_index, edge_attr, fill_value, num_nodes)
-    key = 'all added', int(num_nodes)
-    made: tuple[Any, Any] = _once(
-        edge_index, key, lambda: add_remaining_self_loops(edge_index, num_nodes=num_nodes)
-    )
-    return made
+    return _added(_removed(edge_index)[0], num_nodes=num_nodes)
 
 
-def _once(edges: EdgeIndex, key: Any, make: Callable[[], Any]) -> Any:
-    """What was made of the edges before, as long as they are not written to."""
+def _is_of_one_set(edge_index: Any) -> bool:
+    """Whether it is a cut graph's, between nodes of one set.
+
+    Raises:
+        ValueError: If it is between two sets, of which it is not known which nodes they share.
+    """
+    if not isinstance(edge_index, EdgeIndex):
+        return False
+    src, dst = edge_index.ends.src, edge_index.ends.dst
+    if src is not dst and not (src.has_ids() and dst.has_ids()):
+        raise ValueError(
+            'self loops cannot be told from other edges between these two sets of nodes: write '
+            'add_self_loops=False, and add them before the graph is cut'
+        )
+    return src is dst
+
+
+def _without_loops(edges: EdgeIndex) -> tuple[Any, Tensor]:
+    src, dst = edges.handle.as_subclass(Tensor)
+    is_kept: Tensor = tag(src != dst, 0, edges._space)
+    return edges[:, is_kept], is_kept
+
+
+def _with_loops(edges: EdgeIndex) -> EdgeIndex:
+    nodes, handle = edges.ends.dst, edges.handle
+    loops = torch.arange(nodes.own, device=handle.device).repeat(2, 1)
+    joined = torch.cat([handle, loops], dim=1)
+    return make_edge_index(joined, edges._space.joined((nodes,)), edges.ends)
+
+
+def _once(edges: EdgeIndex, key: str, make: Callable[[EdgeIndex], Any]) -> Any:
+    """What was made of the edges before, while they are not written to."""
     handle = edges.handle
     if handle.is_inference():
-        return make()
+        return make(edges)
     known = vars(handle).setdefault('kept_loops', {})
     state = handle._version, edges._space
     if key not in known or known[key][0] != state:
-        with torch.inference_mode(False), torch.no_grad():  # it outlives the caller's mode
-            known[key] = state, make()
+        with torch.inference_mode(False):  # it outlives the caller's mode
+            known[key] = state, make(edges)
     return known[key][1]

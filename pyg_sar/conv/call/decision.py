@@ -64,6 +64,8 @@ class Decisions:
     turned: dict[Any, list[str]] = field(default_factory=dict)
     # Functions of the whole graph whose inputs all ranks have checked.
     checked: set[str] = field(default_factory=set)
+    # Whose rows each of the arguments has, where they are own rows; see rows_of_call.
+    spaces: dict[Any, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,14 @@ the others. Sparse matrices are made of all entries, which every rank has then.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
 import torch
+from torch.jit import _builtins
 from torch_geometric.nn.models import rev_gnn
 from torch_geometric.utils import _negative_sampling
 
@@ -20,10 +23,32 @@ from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.rows import Rows, in_nested
 
 
+class _Here(threading.local):
+    draws_alike = False
+
+
+_here = _Here()
+
+
+@contextmanager
+def alike_draws() -> Iterator[None]:
+    """While it lasts, negative edges are those of rank 0, also of edges that are plain by then."""
+    before, _here.draws_alike = _here.draws_alike, True
+    try:
+        yield
+    finally:
+        _here.draws_alike = before
+
+
 def ask() -> None:
     """Puts them in place."""
     for name in ('sparse_coo_tensor', 'sparse_csr_tensor', 'sparse_csc_tensor'):
-        setattr(torch, name, _of_all_rows(getattr(torch, name)))
+        function = getattr(torch, name)
+        made = _of_all_rows(function)
+        operator = _builtins._find_builtin(function)  # type: ignore[no-untyped-call]
+        if operator is not None:  # by which TorchScript knows it
+            _builtins._register_builtin(made, operator)  # type: ignore[no-untyped-call]
+        setattr(torch, name, made)
     known = _negative_sampling.edge_index_to_vector
     _negative_sampling.edge_index_to_vector = _of_all_rows(known, _draw_alike)
     rev_gnn.InvertibleFunction.apply = _kept(rev_gnn.InvertibleFunction.apply)
@@ -36,8 +61,9 @@ def _of_all_rows(
     def call(*args: Any, **kwargs: Any) -> Any:
         found: list[Any] = []
         in_nested((args, kwargs), lambda v: found.append(v) if isinstance(v, Rows) else v)
-        if found:
+        if found or _here.draws_alike:
             before()
+        if found:
             args, kwargs = in_nested((args, kwargs), whole)
         return function(*args, **kwargs)
 

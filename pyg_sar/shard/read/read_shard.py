@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.data.storage import AttrType
 
 from pyg_sar.shard.bags import check_block_edges
 from pyg_sar.shard.edge_index import ShardEdgeIndex
@@ -79,7 +81,22 @@ def read_shard(
         store = data if edge_key is None else data[edge_key]
         _put(store, {'edge_index': handle, **values, **edges.extra})
     _put(data, meta.graph_attrs)
+    if isinstance(data, Data):
+        _note_kinds(data, meta)
     return data
+
+
+def _note_kinds(data: Data, meta: Meta) -> None:
+    """Tells PyG which attributes are of nodes and which of edges.
+
+    It goes by the number of rows, and on one rank there may be as many nodes as edges.
+    """
+    kinds: defaultdict[AttrType, set[str]] = defaultdict(set)
+    for nodes in meta.nodes.values():
+        kinds[AttrType.NODE] |= {'n_id', *nodes.attrs}
+    for edges in meta.edges.values():
+        kinds[AttrType.EDGE] |= {'e_id', *edges.attrs}
+    vars(data._store)['_cached_attr'] = kinds
 
 
 def _put(store: Any, values: dict[str, Any]) -> None:

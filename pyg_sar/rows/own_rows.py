@@ -1,0 +1,188 @@
+"""Own rows and counts that a conv is given, as those of the whole graph.
+
+A plain tensor does not say whose rows it has: on one rank there may be as many nodes as edges, as
+many of one type as of another, or as many as a weight has rows. It is known by what fits on all
+ranks, which they tell each other at the first forward of a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from pyg_sar.comm import agree
+from pyg_sar.rows.align import own_rows
+from pyg_sar.rows.attach import WHOLE, as_local, derived
+from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index
+from pyg_sar.rows.rows import Rows, in_nested, tag
+from pyg_sar.rows.space import Space
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.shard import Shard
+
+_COUNTS = ('num_nodes', 'num_edges', 'dim_size')
+"""Arguments that are numbers of own nodes: those of a hypergraph's hyperedges are nodes, too."""
+
+Choice = tuple[int, int]
+"""Which of the spaces of a call, and in which dimension."""
+
+
+def rows_of_call(
+    values: Mapping[str, Any], node_dim: int, chosen: dict[Any, Choice | None]
+) -> dict[str, Any]:
+    """Arguments of a conv by name, on the edges and own rows of a rank, as those of the whole.
+
+    What the ranks have found out is added to `chosen`. Collective where that does not fit: an
+    all-gather.
+    """
+    call = _Call(node_dim)
+    found = {name: _changed(value, (name,), call.with_edges) for name, value in values.items()}
+    offers: dict[Any, list[Choice]] = {}
+
+    def offer(value: Any, path: Any) -> Any:
+        offers[path] = call.choices(value, path)
+        return value
+
+    for name, value in found.items():
+        _changed(value, (name,), offer)
+    if any(p not in chosen or chosen[p] not in [None, *offers[p]] for p in offers):
+        chosen.update(_agreed(offers))
+
+    def whole(value: Any, path: Any) -> Any:
+        choice = chosen.get(path)
+        return value if choice is None else call.whole(value, choice)
+
+    return {name: _changed(value, (name,), whole) for name, value in found.items()}
+
+
+def own_rows_of(out: Any, edges: list[EdgeIndex]) -> Any:
+    """The result of a conv as own rows, also where it has computed all rows of the whole."""
+    nodes = list(dict.fromkeys(each.ends.dst for each in edges))
+
+    def own(value: Any) -> Any:
+        if isinstance(value, Tensor) and not isinstance(value, Rows) and value.dim():
+            for space in nodes:
+                if space.has_ids() and value.size(0) == space.total:
+                    return own_rows('a result', value, 0, space)
+        return value
+
+    return as_local(in_nested(out, own))
+
+
+def _agreed(offers: Mapping[Any, list[Choice]]) -> dict[Any, Choice | None]:
+    """The first choice of each value that fits on all ranks; what fits on some only is left out."""
+    answers = agree(list(offers.values()))
+    found: dict[Any, Choice | None] = {}
+    for place, (path, own) in enumerate(offers.items()):
+        theirs = [answer[place] if place < len(answer) else [] for answer in answers]
+        fitting = [each for each in own if all(each in t for t in theirs)]
+        if fitting or not any(theirs):
+            found[path] = fitting[0] if fitting else None
+    return found
+
+
+class _Call:
+    """The spaces that own rows of one call may be of, in an order that is equal on all ranks."""
+
+    def __init__(self, node_dim: int) -> None:
+        self.node_dim = node_dim
+        self.spaces: list[Space] = []
+        self.nodes: list[int] = []  # sources, destinations, sources ... of the edges
+        self.edges: list[int] = []
+        self.of_type: dict[Any, int] = {}
+        self.by_row: list[tuple[int, int]] = []
+
+    def with_edges(self, handle: Any, path: Any) -> Any:
+        """Edges of the rank as those of the whole; any other value as it is."""
+        if not isinstance(handle, ShardEdgeIndex):
+            return handle
+        space, ends = whole_of(handle.shard)
+        if not handle.is_whole:
+            space = _space_of_derived(space, handle)
+        own, src, dst = (self._number(each) for each in (space, ends.src, ends.dst))
+        self.edges.append(own)
+        self.nodes += [src, dst]
+        self.by_row.append((dst, src) if handle.is_flipped else (src, dst))
+        if isinstance(path[-1], tuple):
+            relation = path[-1]
+            self.of_type.update({relation: own, relation[0]: src, relation[-1]: dst})
+        return edge_index(handle, space, ends)
+
+    def _number(self, space: Space) -> int:
+        if not any(space is each for each in self.spaces):
+            self.spaces.append(space)
+        return next(i for i, each in enumerate(self.spaces) if each is space)
+
+    def choices(self, value: Any, path: Any) -> list[Choice]:
+        """What the rows of a value may be on this rank, the likeliest first."""
+        name, last = path[0], path[-1]
+        if type(value) is int and name == 'size' and last in (0, 1):
+            pairs = [each[last] for each in self.by_row]
+        elif type(value) is int and name in _COUNTS:
+            pairs = self.nodes[::-1]
+        elif isinstance(value, Rows) or not isinstance(value, Tensor) or not value.dim():
+            return []
+        else:
+            return self._of_tensor(value, path)
+        return [(i, -1) for i in dict.fromkeys(pairs) if self.spaces[i].own == value]
+
+    def _of_tensor(self, value: Tensor, path: Any) -> list[Choice]:
+        name, last = path[0], path[-1]
+        nodes = self.nodes[::-1] if last in range(1, len(self.nodes)) else self.nodes
+        among = [*self.edges, *nodes] if name.startswith('edge') else [*nodes, *self.edges]
+        if len(path) > 1 and last in self.of_type:
+            among = [self.of_type[last]]
+        dims = value.dim()
+        places = [self.node_dim % dims, 0] if -dims <= self.node_dim < dims else [0]
+        return [
+            (i, dim)
+            for i in dict.fromkeys(among)
+            for dim in dict.fromkeys(places)
+            if value.size(dim) == self.spaces[i].own
+        ]
+
+    def whole(self, value: Any, choice: Choice) -> Any:
+        """A value as what was chosen for it."""
+        space = self.spaces[choice[0]]
+        return space.total if type(value) is int else _alias(value, choice[1], space)
+
+
+def _changed(value: Any, path: tuple[Any, ...], change: Callable[[Any, Any], Any]) -> Any:
+    """Nested arguments with other leaves, which are known by their path."""
+    if isinstance(value, Mapping):
+        return {k: _changed(each, (*path, k), change) for k, each in value.items()}
+    if isinstance(value, (tuple, list)) and not hasattr(value, '_fields'):
+        items: Iterable[Any] = enumerate(value)
+        return type(value)(_changed(each, (*path, i), change) for i, each in items)
+    return change(value, path)
+
+
+def _alias(value: Tensor, dim: int, space: Space) -> Rows:
+    """Rows with the memory of a plain tensor; ``same_plain`` of them is that tensor."""
+    rows: Rows = tag(value.view_as(value), dim, space)
+    if type(value) is Tensor and not value.requires_grad:
+        rows._own = value
+    return rows
+
+
+def whole_of(shard: Shard) -> tuple[Space, Ends]:
+    """The edges of a shard and the nodes at their ends; of a derived one without their order."""
+    if WHOLE not in shard.cache:
+        src = Space(shard.num_own, what='nodes of derived edges')
+        dst = Space(shard.num_dst, what='nodes of derived edges') if shard.is_bipartite else src
+        space = Space(shard.num_edges, what='derived edges')
+        space.neighbours = (dst,) if src is dst else (dst, src)
+        shard.cache[WHOLE] = space, Ends(shard, src, dst)
+    found: tuple[Space, Ends] = shard.cache[WHOLE]
+    return found
+
+
+def _space_of_derived(space: Space, handle: ShardEdgeIndex) -> Space:
+    """Always one for the same edges, not written to since."""
+    state = 0 if handle.is_inference() else handle._version, space
+    known = vars(handle).get('space')
+    if known is None or known[0] != state:
+        known = vars(handle)['space'] = state, derived(space, handle)
+    found: Space = known[1]
+    return found
