@@ -11,13 +11,14 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import BaseStorage, NodeStorage
 
-from pyg_sar.comm import agree
+from pyg_sar.comm import agree, rank
 from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.rows.unasked import ask_for_rows
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.shard import Shard
 
 _WHOLE = 'rows of the whole graph'
 """Where a shard keeps the space of its edges and their ends."""
@@ -189,13 +190,7 @@ def rows_of_call(values: Mapping[str, Any], node_dim: int) -> dict[str, Any]:
     of_type: dict[Any, Space] = {}
 
     def whole(handle: ShardEdgeIndex, key: Any = None) -> EdgeIndex:
-        known = handle.shard.cache.get(_WHOLE)
-        if known is None:
-            raise ValueError(
-                'expected the edge_index of pyg_sar.load_shard, or pyg_sar.local of it (got one of '
-                'which it is not known what the whole graph is)'
-            )
-        space, ends = known
+        space, ends = _graph_of(handle.shard)
         if not handle.is_whole:
             space = derived(space, handle)
         nodes.extend((ends.dst, ends.src))
@@ -231,6 +226,33 @@ def rows_of_call(values: Mapping[str, Any], node_dim: int) -> dict[str, Any]:
 
     found = {name: with_edges(value) for name, value in values.items()}
     return {name: with_rows(value, name) for name, value in found.items()}
+
+
+def _graph_of(shard: Shard) -> tuple[Space, Ends]:
+    """The edges of a shard and the nodes that they run between.
+
+    Those of :func:`pyg_sar.load_shard`; of any other shard, as that of a restricted layer, a graph
+    of its own (collective at the first time: a small all-gather).
+    """
+    known: tuple[Space, Ends] | None = shard.cache.get(_WHOLE)
+    if known is not None:
+        return known
+    counts = agree((shard.num_own, shard.num_dst, shard.num_edges))
+
+    def space(place: int, what: str, ids: Tensor | None) -> Space:
+        of_ranks = [each[place] for each in counts]
+        first, own = sum(of_ranks[: rank()]), of_ranks[rank()]
+        # A derived shard has some of the edges, and their ids are those of all.
+        ids = torch.arange(first, first + own) if shard.n_id is None or ids is None else ids
+        return Space(own, what=what, ids=ids, total=sum(of_ranks))
+
+    src = dst = space(0, 'nodes', shard.n_id)
+    if shard.is_bipartite:
+        dst = space(1, 'nodes', shard.dst_id)
+    edges, ends = space(2, 'edges', shard.e_id), Ends(shard, src, dst)
+    edges.neighbours = (dst,) if src is dst else (dst, src)
+    shard.cache[_WHOLE] = edges, ends
+    return edges, ends
 
 
 def rows_by_type(out: Mapping[str, Any], given: Any) -> dict[str, Any]:
