@@ -94,8 +94,6 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
       partitioning, store them as ``edge_weight``, and use
       ``SimpleConv('sum')((x, x[: layer.num_dst]), layer.edge_index, edge_weight[layer.edges])``
       and a linear layer.
-    - self loops that a conv adds by itself (``GATConv(add_self_loops=True)``): refused with a
-      ValueError. Add them before partitioning.
     - statistics over nodes: a batch norm between the layers sees the restricted rows only, so it
       is *not* the one of the whole graph.
 

@@ -221,7 +221,10 @@ def rows_of_call(values: Mapping[str, Any], node_dim: int) -> dict[str, Any]:
         for space in [of_type[key]] if key in of_type else among:
             for each in dict.fromkeys((dim, 0)):
                 if value.size(each) == space.own:
-                    return tag(value.view_as(value), each, space)
+                    made = tag(value.view_as(value), each, space)
+                    if not value.requires_grad:
+                        made._own = value  # what is computed from features once is known by it
+                    return made
         return value
 
     found = {name: with_edges(value) for name, value in values.items()}
@@ -249,6 +252,12 @@ def _graph_of(shard: Shard) -> tuple[Space, Ends]:
     src = dst = space(0, 'nodes', shard.n_id)
     if shard.is_bipartite:
         dst = space(1, 'nodes', shard.dst_id)
+        if shard.n_id is None and all(num_dst <= num_own for num_own, num_dst, _ in counts):
+            # Of a restricted layer: destinations are the first sources of a rank, so of all ranks.
+            others = dst.total + sum(own - num_dst for own, num_dst, _ in counts[: rank()])
+            more = torch.arange(others, others + src.own - dst.own)
+            ids = torch.cat([dst.ids(more.device), more])
+            src = Space(src.own, what='nodes', ids=ids, total=src.total)
     edges, ends = space(2, 'edges', shard.e_id), Ends(shard, src, dst)
     edges.neighbours = (dst,) if src is dst else (dst, src)
     shard.cache[_WHOLE] = edges, ends

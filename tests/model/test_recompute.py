@@ -213,13 +213,13 @@ _CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
 
 def _step_on_ranks(root: str, name: str, mode: Any, again: bool) -> list[Tensor]:
     torch.manual_seed(1)
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     net = _Net(_CONVS[name]).double()
     model = pyg_sar.DistributedDataParallel(net, mode=mode, checkpoint_activations=again)
     torch.manual_seed(2)
     out = model(data.x, data.edge_index)
-    pyg_sar.over_all_nodes.global_mean(out.square().sum(dim=1)).backward()
-    return [out.detach(), *(p.grad for p in model.parameters()), *model.buffers()]
+    out.square().sum(dim=1).mean().backward()
+    return [pyg_sar.local(out.detach()), *(p.grad for p in model.parameters()), *model.buffers()]
 
 
 @pytest.mark.parametrize('mode', few(['sequential', 'one_shot']))
