@@ -655,7 +655,7 @@ def test_what_sees_the_rows_of_one_rank_is_refused(name: str, tmp_path: Path) ->
 
 
 def _wrong(root: str) -> list[str]:
-    data = pyg_sar.load_shard(root)
+    data = pyg_sar.local(pyg_sar.load_shard(root))
     table = NodeEmbedding(data, DIM)
     other = int(max(set(range(40)) - set(data.n_id.tolist())))
     outcomes = [
