@@ -109,7 +109,7 @@ def test_levels(root):
             assert f'sent {received} rows (' in line
         passes = [line for line in lines if f"'convs.2' (SAGEConv), forward, all: {rows}" in line]
         assert len(passes) == 1
-        assert any('] a sum over all ranks, waited ' in line for line in lines)
+        assert any('outside of layers: a sum over all ranks, waited ' in line for line in lines)
 
 
 def test_quiet_by_default(root, caplog, capfd):
