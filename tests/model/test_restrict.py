@@ -315,7 +315,6 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
     data = pyg_sar.local(pyg_sar.load_shard(cut(small_graph(), 2, tmp_path / 'parts')))
     convs = [SARConv(SAGEConv(6, 8).double()), SARConv(SAGEConv(8, 3).double())]
     scope = {'pyg_sar': pyg_sar, 'F': F, 'data': data, 'convs': convs}
-    scope |= {'num_ranks': 1, 'num_train': int(data.train_mask.sum())}
     exec(example[1], scope)
     x = data.x
     for conv in convs:
