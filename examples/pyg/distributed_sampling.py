@@ -18,6 +18,7 @@ from torch_geometric.nn import SAGEConv
 # plain: import graphs
 # plain: from torch.nn.parallel import DistributedDataParallel
 # plain: from torch_geometric.loader import NeighborLoader
+import pyg_sar  # sar
 from pyg_sar import DistributedDataParallel, NeighborLoader, init, load_shard  # sar
 
 EPOCHS, BATCH_SIZE, NUM_NEIGHBORS, DROPOUT = 20, 16, [10, 5], 0.5

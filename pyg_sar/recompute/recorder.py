@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from pyg_sar.comm import world_size
 from pyg_sar.recompute.dropout import Draw, Dropout, dropout_arguments
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
@@ -185,7 +186,8 @@ class _Recorder(TorchFunctionMode):
         if func not in _STEPS:
             return func(*args, **kwargs)
         has_rows = any(isinstance(each, Rows) for each in args)
-        if has_rows and func is F.batch_norm:  # its rule remembers what it does
+        of_all_ranks = has_rows and func is F.batch_norm and world_size() > 1
+        if of_all_ranks and _batch_norm_again(*args, **kwargs)[5]:  # training: its rule remembers
             return func(*args, **kwargs)
         noted: list[tuple[_Saved, Tensor]] = []
         self._noted = noted
@@ -285,7 +287,7 @@ class _Recorder(TorchFunctionMode):
 def _fit(inputs: Sequence[Tensor]) -> bool:
     """Whether a step on rows works on the own rows alone: a tensor of all rows does not fit."""
     try:
-        torch.broadcast_shapes(*(each.shape for each in inputs))
+        torch.broadcast_shapes(*(each.shape for each in inputs))  # type: ignore[no-untyped-call]
     except RuntimeError:
         return False
     return True

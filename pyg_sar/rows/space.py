@@ -167,8 +167,8 @@ class Space:
             own = own[own < count]  # a loop at each of the first nodes
             self._unions[key] = Space(own.numel(), what='new rows', ids=own, total=count)
         if key not in self._unions:
-            ranks, own = world_size(), rank()
-            ids = torch.arange(own * count // ranks, (own + 1) * count // ranks)
+            ranks, here = world_size(), rank()
+            ids = torch.arange(here * count // ranks, (here + 1) * count // ranks)
             self._unions[key] = Space(ids.numel(), what='new rows', ids=ids, total=count)
         return self._unions[key]
 

@@ -1,7 +1,7 @@
 """Training programs as users write them, for one process of plain PyG and for ranks alike.
 
-Every program gets a :class:`Run` and leaves gradients behind. A loss is PyG's own, or that of a rank
-with its own rows; in one process it is the mean over the ranks of what they would have.
+Every program gets a :class:`Run` and leaves gradients behind. A loss is PyG's own, or that of a
+rank with its own rows; in one process it is the mean over the ranks of what they would have.
 """
 
 from __future__ import annotations
@@ -194,9 +194,7 @@ def penalty_of_the_weights_by_itself(run: Run) -> None:
 @program
 def penalty_of_the_outputs(run: Run) -> None:
     out = run.ddp(make_model())(*run.graph)
-    (
-        run.loss(out) + 0.3 * out.square().mean().sqrt() + out.cos().sum(0).norm()
-    ).backward()
+    (run.loss(out) + 0.3 * out.square().mean().sqrt() + out.cos().sum(0).norm()).backward()
 
 
 @program

@@ -43,7 +43,10 @@ def _train(root: str, level: Any) -> tuple[str, list[torch.Tensor], list[Any]]:
                 model.zero_grad()
                 out = model(data.x, data.edge_index)
                 out.square().sum().backward()
-                found += [pyg_sar.local(out.detach()), *(p.grad.clone() for p in model.parameters())]
+                found += [
+                    pyg_sar.local(out.detach()),
+                    *(p.grad.clone() for p in model.parameters()),
+                ]
         finally:
             set_log('off')
     assert hook.watchers == ()
