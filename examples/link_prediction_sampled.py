@@ -46,7 +46,7 @@ def train(
             values = F.binary_cross_entropy_with_logits(
                 (src * dst).sum(dim=-1), label, reduction='none'
             )
-            loss = pyg_sar.over_all_nodes.global_mean(values)
+            loss = pyg_sar.mean_of_batches(values)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -13,6 +13,7 @@ from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.launching import Process, init, launch
 from pyg_sar.load import load_shard
 from pyg_sar.monitor import set_log_by_environment
+from pyg_sar.over_all_nodes.batches import mean_of_batches
 from pyg_sar.own_rows import NodeEmbedding
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.profiling import profile
@@ -58,6 +59,7 @@ __all__ = [
     'load_rows',
     'load_shard',
     'local',
+    'mean_of_batches',
     'memory',
     'negative_sampling',
     'partition_graph',

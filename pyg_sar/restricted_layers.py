@@ -83,7 +83,7 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
         for conv, layer in zip(model.module.convs, layers):
             x = conv((x, x[: layer.num_dst]), layer.edge_index)
         losses = F.cross_entropy(x, data.y[layers.output_nodes], reduction='none')
-        loss = losses.sum() * num_ranks / num_train  # their nodes on all ranks
+        loss = pyg_sar.mean_of_batches(losses)
 
     The convs are SARConvs that take a pair ``(x_src, x_dst)``, as they do with PyG's
     neighbour loaders; ``conv(x, data.edge_index)`` computes the same for all nodes. All edges into
@@ -94,8 +94,6 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
       partitioning, store them as ``edge_weight``, and use
       ``SimpleConv('sum')((x, x[: layer.num_dst]), layer.edge_index, edge_weight[layer.edges])``
       and a linear layer.
-    - self loops that a conv adds by itself (``GATConv(add_self_loops=True)``): refused with a
-      ValueError. Add them before partitioning.
     - statistics over nodes: a batch norm between the layers sees the restricted rows only, so it
       is *not* the one of the whole graph.
 

@@ -44,8 +44,8 @@ class Run:
 
     def epoch(self) -> float:
         out = self.model(self.data.x, self.data.edge_index)
-        values = F.cross_entropy(out, self.data.y, reduction='none')
-        loss = pyg_sar.over_all_nodes.global_mean(values, self.data.train_mask)
+        mask = self.data.train_mask
+        loss = F.cross_entropy(out[mask], self.data.y[mask])
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -65,7 +65,7 @@ def losses(
     parts: str, num_epochs: int, *, dropout: float = 0.0, device: str = 'cpu'
 ) -> list[float]:
     """Of a run that nothing interrupts and that writes nothing."""
-    run = Run(pyg_sar.local(pyg_sar.load_shard(parts)).to(device), dropout=dropout)
+    run = Run(pyg_sar.load_shard(parts).to(device), dropout=dropout)
     return [run.epoch() for _ in range(num_epochs)]
 
 
@@ -88,7 +88,7 @@ def resumed(
         beats: A file that rank 0 makes longer by a byte at the start and after every epoch.
         device: Where it runs.
     """
-    run = Run(pyg_sar.local(pyg_sar.load_shard(parts)).to(device), dropout=dropout)
+    run = Run(pyg_sar.load_shard(parts).to(device), dropout=dropout)
     last = run.load(root)
     found = [] if last is None else list(last.extra['losses'])
     assert len(found) == (0 if last is None else last.epoch)

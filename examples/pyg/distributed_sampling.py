@@ -18,8 +18,8 @@ from torch_geometric.nn import SAGEConv
 # plain: import graphs
 # plain: from torch.nn.parallel import DistributedDataParallel
 # plain: from torch_geometric.loader import NeighborLoader
+import pyg_sar  # sar
 from pyg_sar import DistributedDataParallel, NeighborLoader, init, load_shard  # sar
-from pyg_sar.over_all_nodes import global_mean  # sar
 
 EPOCHS, BATCH_SIZE, NUM_NEIGHBORS, DROPOUT = 20, 16, [10, 5], 0.5
 
@@ -54,7 +54,7 @@ def train():
         optimizer.zero_grad()
         out, y = model(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size]
         # plain: loss = F.cross_entropy(out, y)
-        loss = global_mean(F.cross_entropy(out, y, reduction='none'))  # sar
+        loss = pyg_sar.mean_of_batches(F.cross_entropy(out, y, reduction='none'))  # sar
         loss.backward()
         optimizer.step()
     return float(loss.detach())

@@ -110,13 +110,15 @@ class SameDropout:
             running.end()
         if _here.is_off or _here.forward is not None:
             return
-        leaves = as_local(list(leaves_of((args, kwargs))))
+        leaves = list(leaves_of((args, kwargs)))
+        has_rows = any(isinstance(each, Rows) for each in leaves)
+        leaves = as_local(leaves)
         handles = [each for each in leaves if isinstance(each, ShardEdgeIndex)]
         if handles and not self._is_compared:
             own = self.seed, self.step
             check_equal("'dropout_seed' and its step", own, agree(own))
             self._is_compared = True
-        _here.forward = _Forward(self, module, handles, self._sets)
+        _here.forward = _Forward(self, module, handles, has_rows, self._sets)
         _here.forward.__enter__()  # type: ignore[no-untyped-call]
 
     @torch.compiler.disable
@@ -140,11 +142,12 @@ class _Forward(TorchFunctionMode):
         owner: SameDropout,
         module: torch.nn.Module,
         handles: list[ShardEdgeIndex],
+        has_rows: bool,
         sets: dict[Any, int],
     ) -> None:
         super().__init__()
         self.module, self.counts = module, module.training
-        self._handles, self._sets = handles, sets
+        self._handles, self._has_rows, self._sets = handles, has_rows, sets
         self._state = hashed(owner.seed, owner.step)
         self._number = 0
         is_checked = (
@@ -173,7 +176,7 @@ class _Forward(TorchFunctionMode):
         self.counts = True
         state = hashed_on(self.next_state(), 0)
         if isinstance(x, Rows):
-            return self._of_rows(x, p, state)
+            return self._of_rows(x, p, state, inplace or func is torch.dropout_)
         draw = KeyedDraw(p, state, self._ids_of(x))
         if inplace or func is torch.dropout_:
             return x.mul_(draw.draw(x))
@@ -181,17 +184,23 @@ class _Forward(TorchFunctionMode):
         remember(out, draw, x)
         return out
 
-    def _of_rows(self, x: Rows, p: float, state: Tensor) -> Any:
+    def _of_rows(self, x: Rows, p: float, state: Tensor, inplace: bool) -> Any:
         """Of rows of the whole graph, which have ids."""
         if x._dim or not x._space.has_ids():
             raise ValueError(
                 f"'dropout_seed' takes rows with ids in the first dimension (got {x._space!r})"
             )
-        draw = KeyedDraw(p, state, x._space.ids(x.device))
-        return tag(Dropout.apply(plain(x), draw), 0, x._space)  # type: ignore[no-untyped-call]
+        draw, own = KeyedDraw(p, state, x._space.ids(x.device)), plain(x)
+        if inplace:
+            return x.mul_(tag(draw.draw(own), 0, x._space))
+        out: Tensor = Dropout.apply(own, draw)  # type: ignore[no-untyped-call]
+        remember(out, draw, own)
+        return tag(out, 0, x._space)
 
     def _ids_of(self, x: Tensor) -> Tensor:
         """The ids of the rows of a tensor (collective at the first time)."""
+        if self._has_rows and x.dim():  # beside rows a plain tensor is one of the whole graph
+            return torch.arange(x.size(0), device=x.device)
         if not self._handles:
             raise ValueError(
                 f"'dropout_seed' needs the edge_index of load_shard among the arguments of "

@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from pyg_sar.comm import world_size
 from pyg_sar.recipes import Step, here
 from pyg_sar.recompute.dropout import Draw, Dropout, dropout_arguments
 from pyg_sar.rows.replicated import own_draws
@@ -169,7 +170,8 @@ class _Recorder(TorchFunctionMode):
         if func not in _STEPS:
             return func(*args, **kwargs)
         has_rows = any(isinstance(each, Rows) for each in args)
-        if has_rows and func is F.batch_norm:  # its rule remembers what it does
+        of_all_ranks = has_rows and func is F.batch_norm and world_size() > 1
+        if of_all_ranks and _batch_norm_again(*args, **kwargs)[5]:  # training: its rule remembers
             return func(*args, **kwargs)
         noted: list[tuple[_Saved, Tensor]] = []
         self._noted = noted

@@ -184,12 +184,15 @@ def _own_of_plain(value: Tensor, known: list[Space], what: str) -> Tensor:
 
 
 def rows_by_type(out: Mapping[str, Any], given: Any) -> dict[str, Any]:
-    """Own rows by type of node as rows of the spaces that the rows given to a call have."""
+    """Own rows by type of node as rows of the spaces that the rows or edges of a call have."""
     spaces: dict[str, Space] = {}
 
     def note(value: Any) -> None:
         for key, each in value.items() if isinstance(value, Mapping) else ():
-            if isinstance(each, Rows):
+            if isinstance(each, EdgeIndex):  # a plain tensor may have stood for the nodes
+                spaces.setdefault(key[0], each.ends.src)
+                spaces.setdefault(key[-1], each.ends.dst)
+            elif isinstance(each, Rows):
                 spaces[key] = each._space
         for each in value if isinstance(value, (tuple, list)) else ():
             note(each)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from pyg_sar.comm import agree
+from pyg_sar.comm import agree, rank
 from pyg_sar.rows.align import own_rows
 from pyg_sar.rows.attach import WHOLE, as_local, derived
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index
@@ -167,15 +168,36 @@ def _alias(value: Tensor, dim: int, space: Space) -> Rows:
 
 
 def whole_of(shard: Shard) -> tuple[Space, Ends]:
-    """The edges of a shard and the nodes at their ends; of a derived one without their order."""
-    if WHOLE not in shard.cache:
-        src = Space(shard.num_own, what='nodes of derived edges')
-        dst = Space(shard.num_dst, what='nodes of derived edges') if shard.is_bipartite else src
-        space = Space(shard.num_edges, what='derived edges')
-        space.neighbours = (dst,) if src is dst else (dst, src)
-        shard.cache[WHOLE] = space, Ends(shard, src, dst)
-    found: tuple[Space, Ends] = shard.cache[WHOLE]
-    return found
+    """The edges of a shard and the nodes that they run between.
+
+    Those of :func:`pyg_sar.load_shard`; of any other shard, as that of a restricted layer, a graph
+    of its own (collective at the first time: a small all-gather).
+    """
+    known: tuple[Space, Ends] | None = shard.cache.get(WHOLE)
+    if known is not None:
+        return known
+    counts = agree((shard.num_own, shard.num_dst, shard.num_edges))
+
+    def space(place: int, what: str, ids: Tensor | None) -> Space:
+        of_ranks = [each[place] for each in counts]
+        first, own = sum(of_ranks[: rank()]), of_ranks[rank()]
+        # A derived shard has some of the edges, and their ids are those of all.
+        ids = torch.arange(first, first + own) if shard.n_id is None or ids is None else ids
+        return Space(own, what=what, ids=ids, total=sum(of_ranks))
+
+    src = dst = space(0, 'nodes', shard.n_id)
+    if shard.is_bipartite:
+        dst = space(1, 'nodes', shard.dst_id)
+        if shard.n_id is None and all(num_dst <= num_own for num_own, num_dst, _ in counts):
+            # Of a restricted layer: destinations are the first sources of a rank, so of all ranks.
+            others = dst.total + sum(own - num_dst for own, num_dst, _ in counts[: rank()])
+            more = torch.arange(others, others + src.own - dst.own)
+            ids = torch.cat([dst.ids(more.device), more])
+            src = Space(src.own, what='nodes', ids=ids, total=src.total)
+    edges, ends = space(2, 'edges', shard.e_id), Ends(shard, src, dst)
+    edges.neighbours = (dst,) if src is dst else (dst, src)
+    shard.cache[WHOLE] = edges, ends
+    return edges, ends
 
 
 def _space_of_derived(space: Space, handle: ShardEdgeIndex) -> Space:

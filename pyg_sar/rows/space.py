@@ -45,6 +45,10 @@ class Space:
         self.own, self.what, self.parent, self.mask = own, what, parent, mask
         self.base, self.count, self.neighbours = base, count, neighbours
         self._ids, self._total = ids, total
+        self._forget()
+
+    def _forget(self) -> None:
+        """Starts with nothing that was derived from it."""
         self._selections: list[tuple[Tensor, int, Space]] = []
         self._multiples: dict[int, Space] = {}
         self._alike: dict[int, tuple[Space, bool]] = {}
@@ -166,8 +170,8 @@ class Space:
             ids = ids[ids < count]  # a loop at each of the first nodes
             self._unions[key] = Space(ids.numel(), what='new rows', ids=ids, total=count)
         if key not in self._unions:
-            ranks, own = world_size(), rank()
-            ids = torch.arange(own * count // ranks, (own + 1) * count // ranks)
+            ranks, here = world_size(), rank()
+            ids = torch.arange(here * count // ranks, (here + 1) * count // ranks)
             self._unions[key] = Space(ids.numel(), what='new rows', ids=ids, total=count)
         return self._unions[key]
 
@@ -209,6 +213,14 @@ class Space:
 
     def __deepcopy__(self, memo: Any) -> Space:
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = 'own what parent mask base count neighbours _ids _total'
+        return {name: getattr(self, name) for name in names.split()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget()
 
     def __repr__(self) -> str:
         total = '?' if self._total is None else self._total

@@ -62,7 +62,7 @@ def test_resumed_training_is_the_same_to_the_bit(graph, tmp_path, world_size):
 
 
 def _gradients_at_the_same_weights(root: str) -> list[bool]:
-    run = Run(pyg_sar.local(pyg_sar.load_shard(root)))
+    run = Run(pyg_sar.load_shard(root))
     assert all(parameter.grad is None for parameter in run.model.parameters())
     weights = copy.deepcopy(run.model.state_dict())
     gradients = []

@@ -1,8 +1,7 @@
 """Training programs as users write them, for one process of plain PyG and for ranks alike.
 
-Every program gets a :class:`Run` and leaves gradients behind. On ranks a loss is made by
-``global_mean`` or ``global_sum``, or is the rank's own; in one process it is the mean over the
-ranks of what they would have.
+Every program gets a :class:`Run` and leaves gradients behind. A loss is PyG's own, or that of a
+rank with its own rows; in one process it is the mean over the ranks of what they would have.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, GroupAddRev, LGConv, SAGEConv
 
+import pyg_sar
 from pyg_sar import DistributedDataParallel, wrap
 from pyg_sar.over_all_nodes import global_mean, global_sum
 
@@ -63,29 +63,21 @@ class Run:
         return model if self.rank is None else model.module
 
     def own(self, tensor: Tensor) -> Tensor:
-        """A leaf with these rows of the whole graph, whose gradient is compared."""
-        rows = tensor if self.rank is None else tensor[self.parts[self.rank]]
-        leaf = rows.clone().requires_grad_()
+        """A leaf with all rows of the graph, whose gradient is compared."""
+        rows = tensor if self.rank is None else 0 * self.data.x + tensor
+        leaf = rows.detach().clone().requires_grad_()
         self.rows.append(leaf)
         return leaf
 
-    def mean(self, values: Tensor, mask: Tensor | None = None) -> Tensor:
-        if self.rank is not None:
-            return global_mean(values, mask)
-        return (values if mask is None else values[mask]).mean()
-
-    def sum(self, values: Tensor) -> Tensor:
-        return values if self.rank is None else global_sum(values)
-
     def loss(self, out: Tensor) -> Tensor:
-        each = F.cross_entropy(out, self.data.y, reduction='none')
-        return self.mean(each, self.data.train_mask)
+        mask = self.data.train_mask
+        return F.cross_entropy(out[mask], self.data.y[mask])
 
-    def mean_of_ranks(self, of_rank: Callable[[int, Tensor], Tensor]) -> Tensor:
-        """What a rank computes with its rows; in one process the mean of what all would."""
+    def mean_of_ranks(self, out: Tensor, of_rank: Callable[[int, Tensor], Tensor]) -> Tensor:
+        """What a rank computes with its own rows; in one process the mean of what all would."""
         if self.rank is not None:
-            return of_rank(self.rank, torch.arange(self.parts[self.rank].numel()))
-        terms = [of_rank(rank, ids) for rank, ids in enumerate(self.parts)]
+            return of_rank(self.rank, pyg_sar.local(out))
+        terms = [of_rank(rank, out[ids]) for rank, ids in enumerate(self.parts)]
         return sum(terms[1:], start=terms[0]) / len(terms)
 
     def no_sync(self, model: Any) -> AbstractContextManager[None]:
@@ -101,7 +93,7 @@ class Run:
         return {
             'parameters': [p.detach() for p in parameters],
             'gradients': [p.grad for p in parameters],
-            'rows': [(t.detach(), t.grad) for t in self.rows],
+            'rows': [pyg_sar.local((t.detach(), t.grad)) for t in self.rows],
         }
 
 
@@ -140,7 +132,7 @@ def four_micro_backwards(run: Run) -> None:
 def two_losses_of_one_forward(run: Run) -> None:
     out = run.ddp(make_model())(*run.graph)
     run.loss(out).backward(retain_graph=True)
-    run.mean(out.square()).backward()
+    out.square().mean().backward()
 
 
 @program
@@ -202,16 +194,14 @@ def penalty_of_the_weights_by_itself(run: Run) -> None:
 @program
 def penalty_of_the_outputs(run: Run) -> None:
     out = run.ddp(make_model())(*run.graph)
-    (
-        run.loss(out) + 0.3 * run.mean(out.square()).sqrt() + run.sum(out.cos().sum(0)).norm()
-    ).backward()
+    (run.loss(out) + 0.3 * out.square().mean().sqrt() + out.cos().sum(0).norm()).backward()
 
 
 @program
 def loss_of_each_rank(run: Run) -> None:
     """A local mean, as in any data-parallel program."""
     out = run.ddp(make_model())(*run.graph)
-    run.mean_of_ranks(lambda rank, ids: (rank + 1) * out[ids].square().mean()).backward()
+    run.mean_of_ranks(out, lambda rank, own: (rank + 1) * own.square().mean()).backward()
 
 
 @program
@@ -219,7 +209,7 @@ def whole_and_own_factors(run: Run) -> None:
     """A rank's own loss depends on a value of the whole graph."""
     out = run.ddp(make_model())(*run.graph)
     loss = run.loss(out)
-    run.mean_of_ranks(lambda rank, ids: out[ids].square().sum() * loss * (rank + 1)).backward()
+    run.mean_of_ranks(out, lambda rank, own: own.square().sum() * loss * (rank + 1)).backward()
 
 
 class Readout(torch.nn.Module):
@@ -229,17 +219,17 @@ class Readout(torch.nn.Module):
         super().__init__()
         self.conv, self.head = SAGEConv(6, 4), torch.nn.Linear(4, 3)
 
-    def forward(self, x: Tensor, edge_index: Tensor, total: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         h = self.conv(x, edge_index).tanh()
-        return self.head(h * total(h.sum(0)).sigmoid())
+        return self.head(h * h.sum(0).sigmoid())
 
 
 @program
 def sum_inside_the_model(run: Run) -> None:
     torch.manual_seed(1)
     model = run.ddp(Readout().double())
-    x = run.own(run.data.x if run.rank is None else WHOLE['x'])
-    run.loss(model(x, run.graph[1], run.sum)).backward()
+    x = run.own(WHOLE['x'])
+    run.loss(model(x, run.graph[1])).backward()
 
 
 @program
@@ -249,7 +239,8 @@ def values_without_gradient_on_a_rank(run: Run) -> None:
     if run.rank is None:
         (out[rows].square().sum() / out.numel() + 0 * out.sum()).backward()
     else:
-        values = out.square() if run.rank == 0 else torch.zeros_like(out)
+        own = pyg_sar.local(out)
+        values = own.square() if run.rank == 0 else torch.zeros_like(own)
         (global_mean(values) + 0 * out.sum()).backward()
 
 
@@ -355,7 +346,7 @@ def unfreezing_what_no_forward_of_the_model_sees(run: Run) -> None:
     inner.requires_grad_(False)
     model = run.ddp(inner)
     inner.first.requires_grad_(True)
-    run.mean(run.inner(model).first(*run.graph).square()).backward()
+    run.inner(model).first(*run.graph).square().mean().backward()
 
 
 @program
@@ -416,7 +407,7 @@ def the_inner_model(run: Run) -> None:
 def layers_of_the_inner_model(run: Run) -> None:
     model = run.inner(run.ddp(make_model()))
     h = model.second(model.first(*run.graph).relu(), run.graph[1])
-    run.mean(h.square()).backward()
+    h.square().mean().backward()
 
 
 @program
@@ -483,9 +474,27 @@ def _rows_of_the_last_rank(run: Run) -> Tensor | None:
 
 @program
 def parameter_of_one_rank(run: Run) -> None:
-    model = run.ddp(Extra())
-    out = model(run.own(WHOLE['x']), run.graph[1], _rows_of_the_last_rank(run))
-    run.mean(out.square()).backward()
+    model, x = run.ddp(Extra()), run.own(WHOLE['x'])
+    out = model(*pyg_sar.local((x, run.graph[1])), _rows_of_the_last_rank(run))
+    (out.square().mean() if run.rank is None else global_mean(out.square())).backward()
+
+
+@program
+def plain_tensors_of_own_rows(run: Run) -> None:
+    """As pyg_sar.local gives them; one is a leaf, and the loss reads it by another way, too."""
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList([SAGEConv(6, 8), GATConv(8, 3)]).double()
+    model, edge_index = run.ddp(layers), pyg_sar.local(run.graph[1])
+    x = WHOLE['x'] if run.rank is None else WHOLE['x'][run.parts[run.rank]]
+    x = x.clone().requires_grad_()
+    run.rows.append(x)
+    first, second = run.inner(model)
+    for _ in range(2):
+        out = second(first(x, edge_index).tanh(), edge_index)
+        if run.rank is None:
+            (out.square().mean() + x.cos().sum()).backward()
+        else:
+            (global_mean(out.square()) + global_sum(x.cos().sum())).backward()
 
 
 @program
@@ -494,11 +503,11 @@ def parameter_in_the_loss_of_one_rank(run: Run) -> None:
     unused = run.inner(model).unused
     out = model(*run.graph)
 
-    def loss(rank: int, ids: Tensor) -> Tensor:
-        own = out[ids].square().sum()
-        return own + unused.weight.square().sum() if rank == 0 else own
+    def loss(rank: int, own: Tensor) -> Tensor:
+        total = own.square().sum()
+        return total + unused.weight.square().sum() if rank == 0 else total
 
-    run.mean_of_ranks(loss).backward()
+    run.mean_of_ranks(out, loss).backward()
 
 
 @program
@@ -538,8 +547,8 @@ def input_with_gradient(run: Run) -> None:
 def input_that_was_computed(run: Run) -> None:
     model, x = run.ddp(make_model()), run.own(WHOLE['x'])
     out = model((2 * x).tanh() + x, edge_index=run.graph[1])
-    (run.loss(out) + run.mean(x.square()) + run.sum(x.cos().sum())).backward()
-    run.mean(x.pow(4)).backward()
+    (run.loss(out) + x.square().mean() + x.cos().sum()).backward()
+    x.pow(4).mean().backward()
 
 
 @program
@@ -575,7 +584,7 @@ def learned_rows(run: Run) -> None:
     for _ in range(3):
         optimizer.zero_grad()
         loss = run.loss(model(own(torch.arange(rows.size(0))), run.graph[1]))
-        (loss + 0.1 * run.sum(own.weight.square().sum())).backward()
+        (loss + 0.1 * own.weight.square().sum()).backward()
         optimizer.step()
 
 
@@ -599,7 +608,7 @@ def _two(run: Run) -> tuple[Any, Any]:
 def two_models(run: Run) -> None:
     first, second = _two(run)
     x = run.own(WHOLE['x'])
-    (run.mean(first(x, run.graph[1]).square()) + run.loss(second(x, run.graph[1]))).backward()
+    (first(x, run.graph[1]).square().mean() + run.loss(second(x, run.graph[1]))).backward()
 
 
 @program
@@ -697,7 +706,7 @@ def reentrant_checkpoint_of_a_layer(run: Run) -> None:
     start = run.data.x.clone().requires_grad_()
     h = checkpoint(model.first, start, run.graph[1], use_reentrant=True)
     h = model.second(h, run.graph[1])
-    (h.square().sum() * 0 + run.mean(h.square())).backward()
+    (h.square().sum() * 0 + h.square().mean()).backward()
     run.rows = []
 
 
@@ -713,7 +722,9 @@ def reversible_block(run: Run) -> None:
 
     torch.manual_seed(0)
     model, x = run.ddp(Reversible().double()), run.own(WHOLE['x'])
-    run.loss(model(x + 0, run.graph[1])).backward()
+    # It frees the memory of its rows, which is that of a rank.
+    out = model(*pyg_sar.local((x + 0, run.graph[1])))
+    (out.square().mean() if run.rank is None else global_mean(out.square())).backward()
 
 
 def run_program(name: str, data: Any, parts: list[Tensor], x: Tensor) -> dict[str, Any]:

@@ -20,17 +20,11 @@ from torch_geometric.nn import GCNConv, LGConv
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel, SARConv
-from pyg_sar.over_all_nodes import global_mean, global_sum
-
-
-def _plain_loss(model: torch.nn.Module, data: Data) -> Tensor:
-    out = model(data.x, data.edge_index)
-    return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
 
 
 def _loss(model: torch.nn.Module, data: Data) -> Tensor:
     out = model(data.x, data.edge_index)
-    return global_mean(F.cross_entropy(out, data.y, reduction='none'), data.train_mask)
+    return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
 
 
 def _grads(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -54,7 +48,7 @@ def _root(graph: Data, tmp_path: Path, num_parts: int, kind: str = 'uneven') -> 
 
 
 def _gradients(root: str, mode: str) -> tuple[Tensor, dict[str, Tensor]]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = DistributedDataParallel(make_model(), mode=mode)
     loss = _loss(model, data)
     loss.backward()
@@ -65,7 +59,7 @@ def _gradients(root: str, mode: str) -> tuple[Tensor, dict[str, Tensor]]:
 @pytest.mark.parametrize('world_size', [1, 2, 3, 4])
 def test_gradients_of_one_process(graph, tmp_path, world_size, mode):
     model = make_model()
-    loss = _plain_loss(model, graph)
+    loss = _loss(model, graph)
     loss.backward()
     results = run_ranks(_gradients, world_size, _root(graph, tmp_path, world_size), mode)
     for found_loss, gradients in results:
@@ -78,14 +72,14 @@ def test_gradients_of_one_process(graph, tmp_path, world_size, mode):
 def test_an_empty_rank(graph, tmp_path):
     """Rank 0 owns no node."""
     model = make_model()
-    _plain_loss(model, graph).backward()
+    _loss(model, graph).backward()
     root = _root(graph, tmp_path, 3, 'empty part')
     for _, gradients in run_ranks(_gradients, 3, root, 'sequential'):
         _assert_same(gradients, _grads(model))
 
 
 def _accumulated(root: str) -> list[dict[str, Tensor]]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = DistributedDataParallel(make_model())
     model.eval()
     steps = []
@@ -101,7 +95,7 @@ def _accumulated(root: str) -> list[dict[str, Tensor]]:
 def test_no_sync_accumulates(graph, tmp_path):
     """Inside no_sync gradients are a rank's own; the next backward averages all that gathered."""
     model = make_model().eval()
-    _plain_loss(model, graph).backward()
+    _loss(model, graph).backward()
     one = _grads(model)
     results = run_ranks(_accumulated, 3, _root(graph, tmp_path, 3))
     local = [first for first, _ in results]
@@ -114,7 +108,7 @@ def test_no_sync_accumulates(graph, tmp_path):
 
 
 def _clipped(root: str) -> tuple[Tensor, dict[str, Tensor]]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = DistributedDataParallel(make_model())
     _loss(model, data).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
@@ -123,7 +117,7 @@ def _clipped(root: str) -> tuple[Tensor, dict[str, Tensor]]:
 
 def test_clipping_by_norm(graph, tmp_path):
     model = make_model()
-    _plain_loss(model, graph).backward()
+    _loss(model, graph).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
     results = run_ranks(_clipped, 3, _root(graph, tmp_path, 3))
     for found, gradients in results:
@@ -140,7 +134,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def _trained(root: str, name: str) -> dict[str, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = DistributedDataParallel(make_model(4))
     optimizer = OPTIMIZERS[name](model.parameters())
     for _ in range(5):
@@ -158,7 +152,7 @@ def test_optimizers(graph, tmp_path, optimizer):
     steps = OPTIMIZERS[optimizer](model.parameters())
     for _ in range(5):
         steps.zero_grad()
-        _plain_loss(model, graph).backward()
+        _loss(model, graph).backward()
         steps.step()
     results = run_ranks(_trained, 3, _root(graph, tmp_path, 3), optimizer)
     for state in results:
@@ -198,13 +192,14 @@ class Propagate(torch.nn.Module):
 
 
 def _without_parameters(root: str) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = DistributedDataParallel(Propagate(2.0).double())
     with model.no_sync():
         x = data.x.clone().requires_grad_()
         out = model(x, data.edge_index)
-        global_sum(out.pow(2).sum()).backward()
-    return data.n_id, out.detach(), x.grad, model.module.state_dict()
+        out.pow(2).sum().backward()
+    n_id, rows, grad = pyg_sar.local((data.n_id, out.detach(), x.grad))
+    return n_id, rows, grad, model.module.state_dict()
 
 
 def test_without_learnable_parameters(graph, tmp_path):
@@ -220,7 +215,7 @@ def test_without_learnable_parameters(graph, tmp_path):
 
 
 def _frozen_in_part(root: str) -> dict[str, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = make_model()
     model.first.requires_grad_(False)
     model = DistributedDataParallel(model)
@@ -231,14 +226,14 @@ def _frozen_in_part(root: str) -> dict[str, Tensor]:
 def test_frozen_layer(graph, tmp_path):
     model = make_model()
     model.first.requires_grad_(False)
-    _plain_loss(model, graph).backward()
+    _loss(model, graph).backward()
     for gradients in run_ranks(_frozen_in_part, 3, _root(graph, tmp_path, 3)):
         _assert_same(gradients, _grads(model))
 
 
 def _with_buckets(root: str) -> dict[str, Tensor]:
     """Many small buckets, gradients as views into them, a process group of the user's."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = DistributedDataParallel(
         make_model(),
         bucket_cap_mb=0.0001,
@@ -255,13 +250,13 @@ def test_other_options_pass_through(graph, tmp_path):
     model = make_model()
     for _ in range(2):
         model.zero_grad()
-        _plain_loss(model, graph).backward()
+        _loss(model, graph).backward()
     for gradients in run_ranks(_with_buckets, 3, _root(graph, tmp_path, 3)):
         _assert_same(gradients, _grads(model))
 
 
 def test_one_process_without_init(graph, tmp_path):
-    data = pyg_sar.local(pyg_sar.load_shard(_root(graph, tmp_path, 3)))
+    data = pyg_sar.load_shard(_root(graph, tmp_path, 3))
     plain, module = make_model(), make_model()
     model = DistributedDataParallel(module)
     assert model.module is module
@@ -269,8 +264,8 @@ def test_one_process_without_init(graph, tmp_path):
     with model.no_sync():
         _loss(model, data).backward()
     _loss(model, data).backward()
-    _plain_loss(plain, graph).backward()
-    _plain_loss(plain, graph).backward()
+    _loss(plain, graph).backward()
+    _loss(plain, graph).backward()
     _assert_same(_grads(model), _grads(plain))
     assert list(model.state_dict()) == [f'module.{key}' for key in plain.state_dict()]
     assert next(model.parameters()) is next(module.parameters())
@@ -286,14 +281,14 @@ class TwoGraphs(torch.nn.Module):
         self.conv = GCNConv(6, 6)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        src, dst = (row.as_subclass(Tensor) for row in edge_index)
+        src, dst = edge_index
         half = edge_index[:, src % 2 == dst % 2]
         h = self.conv(x, edge_index).tanh()
         return self.conv(h, half if self.training else edge_index)[:, :3]
 
 
 def _reused(root: str) -> dict[str, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     torch.manual_seed(0)
     model = DistributedDataParallel(TwoGraphs().double().eval())
     _loss(model, data).backward()
@@ -303,6 +298,6 @@ def _reused(root: str) -> dict[str, Tensor]:
 def test_a_layer_used_twice(graph, tmp_path):
     torch.manual_seed(0)
     model = TwoGraphs().double().eval()
-    _plain_loss(model, graph).backward()
+    _loss(model, graph).backward()
     for gradients in run_ranks(_reused, 2, _root(graph, tmp_path, 2)):
         _assert_same(gradients, _grads(model))

@@ -18,7 +18,6 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel
-from pyg_sar.over_all_nodes import global_mean
 
 
 @pytest.fixture(scope='module')
@@ -33,8 +32,8 @@ def roots(graph: Data, tmp_path_factory: pytest.TempPathFactory) -> dict[int, st
 
 
 def _of_rank(root: str, name: str, parts: list[Tensor], x: Tensor) -> dict[str, Any]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    assert torch.equal(data.n_id, parts[dist.get_rank()])
+    data = pyg_sar.load_shard(root)
+    assert torch.equal(pyg_sar.local(data.n_id), parts[dist.get_rank()])
     return run_program(name, data, parts, x)
 
 
@@ -61,9 +60,9 @@ def test_program(name: str, world_size: int, graph: Data, roots: dict[int, str])
 
 
 def _model_and_loss(root: str) -> tuple[DistributedDataParallel, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = DistributedDataParallel(make_model())
-    return model, global_mean(model(data.x, data.edge_index).square())
+    return model, model(data.x, data.edge_index).square().mean()
 
 
 def _asked_for_parameters(root: str) -> list[tuple[Tensor, ...]]:
@@ -123,16 +122,16 @@ class Fails(torch.autograd.Function):
 
 def _failing_once(root: str) -> tuple[str, list[Tensor], int]:
     """A backward that fails on all ranks after some parameters have their gradients."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = DistributedDataParallel(make_model())
     calls: list[Tensor] = []
     for p in model.parameters():
         p.register_post_accumulate_grad_hook(calls.append)
     out = model(Fails.apply(data.x.clone().requires_grad_()), data.edge_index)
-    outcome = attempt(global_mean(out.square()).backward)
+    outcome = attempt(out.square().mean().backward)
     assert not calls
     model.zero_grad()
-    global_mean(model(data.x, data.edge_index).square()).backward()
+    model(data.x, data.edge_index).square().mean().backward()
     return outcome, [p.grad for p in model.parameters()], len(calls)
 
 
@@ -150,7 +149,7 @@ def test_a_backward_that_failed_leaves_nothing_behind(graph: Data, roots: dict[i
 
 def _counted(root: str) -> list[int]:
     """All-reduces of a forward without norms and a loss, of their backward, and inside no_sync."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     model = DistributedDataParallel(make_model())
     counts = []
     with mock.patch.object(dist, 'all_reduce', wraps=dist.all_reduce) as all_reduce:
@@ -159,7 +158,7 @@ def _counted(root: str) -> list[int]:
             counts.append(all_reduce.call_count - sum(counts))
 
         out = model.module.second(model.module.first(data.x, data.edge_index), data.edge_index)
-        loss = global_mean(out.square())
+        loss = out.square().mean()
         count()
         with model.no_sync():
             loss.backward(retain_graph=True)

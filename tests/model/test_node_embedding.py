@@ -76,17 +76,9 @@ class Run:
     def shared(self) -> list[nn.Parameter]:
         return [p for p in self.inner.parameters() if p is not self.table.weight]
 
-    def mean(self, values: Tensor, mask: Tensor | None = None) -> Tensor:
-        if self.plain:
-            return (values if mask is None else values[mask]).mean()
-        return pyg_sar.over_all_nodes.global_mean(values, mask)
-
-    def sum(self, rows: Tensor) -> Tensor:
-        return rows.sum() if self.plain else pyg_sar.over_all_nodes.global_sum(rows, dim=0).sum()
-
     def loss(self) -> Tensor:
-        each = F.cross_entropy(self.model(self.data), self.data.y, reduction='none')
-        loss = self.mean(each, self.data.train_mask)
+        mask = self.data.train_mask
+        loss = F.cross_entropy(self.model(self.data)[mask], self.data.y[mask])
         self.losses.append(loss.item())
         return loss
 
@@ -108,7 +100,7 @@ class Run:
             'losses': torch.tensor(self.losses, dtype=torch.float64),
             'shared': [plain(p) for p in self.shared],
             'gradients': [plain(p.grad) for p in self.shared],
-            'n_id': self.data.n_id,
+            'n_id': pyg_sar.local(self.data.n_id),
             'rows': plain(self.table.weight),
             'gradient': plain(self.table.weight.grad),
         }
@@ -175,7 +167,7 @@ def sparse_rows_of_some(run: Run) -> None:
     for step in range(4):
         table.zero_grad()
         ids = run.data.n_id[run.data.y == step % 3]
-        run.sum((run.table(ids.flip(0)).square() * 0.3).sin()).backward()
+        (run.table(ids).square() * 0.3).sin().sum().backward()
         run.loss()
         table.step()
 
@@ -272,8 +264,8 @@ def optimizer_in_backward(run: Run) -> None:
 def penalty_of_the_rows(run: Run) -> None:
     for _ in range(2):
         rows = run.table(run.data.n_id)
-        (run.loss() + 0.1 * run.sum(rows.square())).backward()
-        run.sum(rows.detach() * run.table(run.data.n_id)).backward()
+        (run.loss() + 0.1 * rows.square().sum()).backward()
+        (rows.detach() * run.table(run.data.n_id)).sum().backward()
 
 
 @program
@@ -319,7 +311,7 @@ def scaled_gradients(run: Run) -> None:
     for step in range(3):
         optimizer.zero_grad()
         scaler.scale(run.loss()).backward()
-        if step == 1 and 5 in run.data.n_id:  # on one rank only
+        if step == 1 and 5 in pyg_sar.local(run.data.n_id):  # on one rank only
             run.table.weight.grad.mul_(float('inf'))
         scaler.step(optimizer)
         scaler.update()
@@ -381,7 +373,7 @@ def optimizer_through_a_file(run: Run) -> None:
 @program
 def rows_of_any_nodes(run: Run) -> None:
     ids = torch.tensor([[3, 17, 5, 39], [0, 0, 8, 21]])
-    z = run.table(ids) if run.plain else pyg_sar.rows(run.table(), ids, run.data.n_id)
+    z = run.table(ids) if run.plain else run.table()[ids]
     loss = (z[0] * z[1]).sum().sin()
     loss.backward()
     run.losses.append(loss.item())
@@ -401,7 +393,7 @@ def written_and_looked_at(run: Run) -> None:
 
 
 def _of_ranks(name: str, root: str) -> Any:
-    run = Run(pyg_sar.local(pyg_sar.load_shard(root)), sparse=name.startswith('sparse'))
+    run = Run(pyg_sar.load_shard(root), sparse=name.startswith('sparse'))
     PROGRAMS[name](run)
     return run.found()
 
@@ -437,7 +429,7 @@ def test_program(name: str, ranks: int, tmp_path: Path) -> None:
 def _of_part(parts: str, root: str, *, num_steps: int, saves: int, sparse: bool) -> dict[str, Any]:
     """Some steps from the newest checkpoint on, or by one process from the start."""
     run = Run(
-        pyg_sar.local(pyg_sar.load_shard(parts)) if parts else small_graph(),
+        pyg_sar.load_shard(parts) if parts else small_graph(),
         sparse=sparse,
         plain=not parts,
     )
@@ -498,12 +490,12 @@ def test_training_goes_on_on_any_number_of_ranks(
 
 
 def _after_three(parts: str, root: str) -> Any:
-    run = Run(pyg_sar.local(pyg_sar.load_shard(parts)))
+    run = Run(pyg_sar.load_shard(parts))
     optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5)
     outcomes = []
     for name, model in {
         'wider': NodeEmbedding(run.data, DIM + 1),
-        'plain': nn.Embedding(len(run.data.n_id), DIM),
+        'plain': nn.Embedding(len(pyg_sar.local(run.data.n_id)), DIM),
     }.items():
         run.inner.table = model.double()
         outcomes.append(f'{name} {attempt(pyg_sar.load_checkpoint, root, run.inner, optimizer)}')
@@ -520,7 +512,7 @@ def test_a_checkpoint_of_other_rows_is_refused(tmp_path: Path) -> None:
 
 
 def _saves_odd_state(parts: str, root: str) -> str:
-    run = Run(pyg_sar.local(pyg_sar.load_shard(parts)))
+    run = Run(pyg_sar.load_shard(parts))
     optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5)
     optimizer.state[run.table.weight]['column_means'] = torch.zeros(DIM)
     return attempt(pyg_sar.save_checkpoint, root, run.model, optimizer, epoch=1)
@@ -563,15 +555,14 @@ def _typed(data: Any, *, plain: bool = False) -> tuple[nn.Module, dict[str, Tens
     else:
         model, n_ids = pyg_sar.DistributedDataParallel(model), data.n_id_dict
     out = model(n_ids, data.edge_index_dict)
-    mean = torch.mean if plain else pyg_sar.over_all_nodes.global_mean
-    sum(mean(rows.sin()) for rows in out.values() if rows is not None).backward()
+    sum(rows.sin().mean() for rows in out.values() if rows is not None).backward()
     return model if plain else model.module, n_ids
 
 
 def _typed_on_ranks(root: str) -> Any:
-    model, n_ids = _typed(pyg_sar.local(pyg_sar.load_shard(root)))
+    model, n_ids = _typed(pyg_sar.load_shard(root))
     tables = {name: table.weight.grad.as_subclass(Tensor) for name, table in model.tables.items()}
-    return n_ids, tables, [p.grad for p in model.conv.parameters()]
+    return pyg_sar.local(n_ids), tables, [p.grad for p in model.conv.parameters()]
 
 
 @pytest.mark.parametrize('ranks', [1, 2, 3])
@@ -594,12 +585,12 @@ def test_types_of_nodes(ranks: int, tmp_path: Path) -> None:
 
 
 def _values(root: str, seed: int | None) -> Any:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     torch.manual_seed(rank())  # ranks need not be seeded alike
     first, second = (NodeEmbedding(data, DIM, seed=seed) for _ in range(2))
     before = first().detach()
     first.reset_parameters()
-    return data.n_id, before, second().detach(), first().detach()
+    return pyg_sar.local((data.n_id, before, second().detach(), first().detach()))
 
 
 @pytest.mark.parametrize('seed', [None, 5])
@@ -652,7 +643,7 @@ REFUSED: dict[str, tuple[Callable[[Run], Any], str]] = {
 
 
 def _refused(root: str, name: str) -> str:
-    return attempt(REFUSED[name][0], Run(pyg_sar.local(pyg_sar.load_shard(root))))
+    return attempt(REFUSED[name][0], Run(pyg_sar.load_shard(root)))
 
 
 @pytest.mark.parametrize('name', REFUSED)
@@ -724,9 +715,9 @@ def test_the_check_of_a_step() -> None:
     model = Net(NodeEmbedding(graph, DIM)).double()
 
     def step(model: nn.Module, data: Any) -> Tensor:
-        losses = F.cross_entropy(model(data), data.y, reduction='none')
-        penalty = pyg_sar.over_all_nodes.global_sum(model.table().square(), dim=0).sum()
-        return pyg_sar.over_all_nodes.global_mean(losses, data.train_mask) + 0.1 * penalty
+        mask = data.train_mask
+        loss = F.cross_entropy(model(data)[mask], data.y[mask])
+        return loss + 0.1 * model.table().square().sum()
 
     def wrong(model: nn.Module, data: Any) -> Tensor:
         return step(model, data) + pyg_sar.local(model.table()).square().sum()
@@ -740,7 +731,7 @@ def test_the_check_of_a_step() -> None:
 
 
 def _in_processes(root: str) -> Any:
-    run = Run(pyg_sar.local(pyg_sar.load_shard(root)))
+    run = Run(pyg_sar.load_shard(root))
     PROGRAMS['clipped'](run)
     file = io.BytesIO()
     torch.save(run.model.state_dict(), file)

@@ -106,15 +106,15 @@ def _kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         yield packed
 
 
-def _matrices(packed: list[Any]) -> set[int]:
-    """Memory of the different ``[NUM_ROWS, NUM_COLUMNS]`` tensors that are reachable."""
+def _matrices(packed: list[Any], num_rows: int = NUM_ROWS) -> set[int]:
+    """Memory of the different ``[num_rows, NUM_COLUMNS]`` tensors that are reachable."""
     found = set()
     todo = [saved.source for saved in packed]
     while todo:
         source = todo.pop()
         if isinstance(source, recorder._Recipe):
             todo += [i for i in source.inputs if i is not None]
-        elif source.tensor.shape == (NUM_ROWS, NUM_COLUMNS):
+        elif source.tensor.shape == (num_rows, NUM_COLUMNS):
             found.add(source.tensor.data_ptr())
     return found
 
@@ -128,6 +128,26 @@ def test_only_the_outputs_of_linear_layers_are_kept(monkeypatch: pytest.MonkeyPa
     assert len(_matrices(packed)) == 5
     out.sum().backward()
     assert all(saved.source.result is None for saved in packed if hasattr(saved.source, 'result'))
+
+
+def _kept_of_rows(root: str, names: list[str]) -> int:
+    data = pyg_sar.load_shard(root)
+    model = _Chain(names).double()
+    with pytest.MonkeyPatch.context() as patch, _kept(patch) as packed:
+        with recomputed_activations():
+            out = model(data.x)
+        found = len(_matrices(packed, len(pyg_sar.local(out))))
+        out.sum().backward()
+    return found
+
+
+@pytest.mark.parametrize('names', [['batch norm', 'relu', 'dropout'], ['layer norm', 'elu']])
+def test_of_rows_as_much_is_kept(names: list[str], tmp_path: Path) -> None:
+    """On three ranks and on one: see the test above."""
+    for num_ranks in (1, 3):
+        root = tmp_path / str(num_ranks)
+        pyg_sar.partition_graph(awkward_graph(60), num_ranks, root, method='random')
+        assert run_ranks(_kept_of_rows, num_ranks, str(root), names) == [5] * num_ranks
 
 
 def test_a_sum_of_two_matrices_is_kept_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,13 +233,13 @@ _CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
 
 def _step_on_ranks(root: str, name: str, mode: Any, again: bool) -> list[Tensor]:
     torch.manual_seed(1)
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(root)
     net = _Net(_CONVS[name]).double()
     model = pyg_sar.DistributedDataParallel(net, mode=mode, checkpoint_activations=again)
     torch.manual_seed(2)
     out = model(data.x, data.edge_index)
-    pyg_sar.over_all_nodes.global_mean(out.square().sum(dim=1)).backward()
-    return [out.detach(), *(p.grad for p in model.parameters()), *model.buffers()]
+    out.square().sum(dim=1).mean().backward()
+    return [pyg_sar.local(out.detach()), *(p.grad for p in model.parameters()), *model.buffers()]
 
 
 @pytest.mark.parametrize('mode', few(['sequential', 'one_shot']))

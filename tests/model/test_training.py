@@ -61,10 +61,7 @@ def _model(name: str) -> torch.nn.Module:
     return MODELS[name]().double()
 
 
-@functools.cache
-def _plain(name: str) -> tuple[list[float], list[float], dict[str, Tensor]]:
-    """Losses, accuracies and final weights of one-process PyG."""
-    data, model = _graph(), _model(name)
+def _epochs(model: torch.nn.Module, data: Data) -> tuple[list[float], list[float]]:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses, accuracies = [], []
     for _ in range(EPOCHS):
@@ -76,27 +73,23 @@ def _plain(name: str) -> tuple[list[float], list[float], dict[str, Tensor]]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    return losses, accuracies
+
+
+@functools.cache
+def _plain(name: str) -> tuple[list[float], list[float], dict[str, Tensor]]:
+    """Losses, accuracies and final weights of one-process PyG."""
+    model = _model(name)
+    losses, accuracies = _epochs(model, _graph())
     return losses, accuracies, copy.deepcopy(model.state_dict())
 
 
 def _train(
     name: str, root: str, mode: str, device: str = 'cpu', **options: Any
 ) -> tuple[list[float], list[float], dict[str, Tensor]]:
-    data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
+    data = pyg_sar.load_shard(root).to(device)
     model = pyg_sar.DistributedDataParallel(_model(name).to(device), mode=mode, **options)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    losses, accuracies = [], []
-    for _ in range(EPOCHS):
-        out = model(data.x, data.edge_index)
-        loss = pyg_sar.over_all_nodes.global_mean(
-            F.cross_entropy(out, data.y, reduction='none'), data.train_mask
-        )
-        correct = (out.argmax(-1) == data.y).double()
-        accuracies.append(pyg_sar.over_all_nodes.global_mean(correct, data.test_mask).item())
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    losses, accuracies = _epochs(model, data)
     return losses, accuracies, {k: v.cpu() for k, v in model.module.state_dict().items()}
 
 

@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 import torch
 from ranks import run_as_threads
-from some_rows import N, X, edges, rows
+from some_rows import N, X, rows
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyg_sar
 from pyg_sar.rows.rows import Rows
+from pyg_sar.rows.unasked import ask_for_rows
 
 PAGE = Path(__file__).parents[2] / 'docs' / 'rows.md'
 
@@ -75,6 +76,13 @@ WHOLE: dict[str, Callable[[Any], Any]] = {
     'vjp': lambda x: torch.autograd.functional.vjp(lambda a: a.square().sum(0), x, X[0])[1],
     'type': lambda x: torch.tensor(x.type() == 'torch.DoubleTensor'),
     'a number of NumPy': lambda x: (np.float64(2) * x).sum(0),
+    'plain += rows': lambda x: torch.zeros(N, 4, dtype=x.dtype).add_(x),
+    'torch.sparse_coo_tensor': lambda x: torch.sparse_coo_tensor(
+        torch.arange(N).repeat(2, 1), x[:, 0], (N, N), check_invariants=True
+    ).to_dense(),
+    'torch.sparse_csr_tensor': lambda x: torch.sparse_csr_tensor(
+        torch.arange(N + 1), torch.arange(N), x[:, 0], check_invariants=True
+    ).to_dense(),
 }
 
 REFUSED: dict[str, Callable[[Any], Any]] = {
@@ -104,7 +112,6 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     'x.new_tensor': lambda x: x.new_tensor(x),
     'x.new': lambda x: x.new(x),
     'torch.tensor of a list of rows': lambda x: torch.tensor([x, x]),
-    'plain += rows': lambda x: torch.zeros(N, 4, dtype=x.dtype).add_(x),
     'a script module': lambda x: torch.jit.script(torch.nn.Linear(4, 2).double())(x),
     'torch.jit.trace': lambda x: torch.jit.trace(lambda a: (2 * a).sum(0), (x,)),
     'rows inside of vmap': lambda x: torch.vmap(lambda w: x @ w)(torch.ones(3, 4, 2).double()),
@@ -146,11 +153,9 @@ LISTED: dict[str, Callable[[Any], Any]] = {
     'plain.new(x)': lambda x: torch.zeros(1, dtype=x.dtype).new(x),
     'plain.set_(x)': lambda x: torch.zeros(1, dtype=x.dtype).set_(x),
     'plain.data = x': _set_data,
-    'torch.sparse_coo_tensor(ids, x)': lambda x: torch.sparse_coo_tensor(
-        edges(), x[:, 0], (N, N)
-    ).coalesce().values(),
-    'torch.sparse_csr_tensor(..., x)': lambda x: torch.sparse_csr_tensor(
-        torch.arange(len(pyg_sar.local(x)) + 1), edges()[0], x[:, 0]
+    'torch.sparse_compressed_tensor': lambda x: torch.sparse_compressed_tensor(
+        *(torch.arange(len(pyg_sar.local(x)) + i) for i in (1, 0)), x[:, 0],
+        layout=torch.sparse_csr,
     ).values(),
     'torch.nested.nested_tensor([x])': lambda x: torch.nested.nested_tensor([x])[0],
     'torch.utils.dlpack.to_dlpack(x)': lambda x: torch.from_dlpack(
@@ -177,6 +182,7 @@ def test_stays_rows(name: str) -> None:
 
 
 def _is_whole(name: str) -> None:
+    ask_for_rows()  # as load_shard does
     out = pyg_sar.gather(WHOLE[name](rows()))
     assert type(out) is Tensor
     torch.testing.assert_close(out, pyg_sar.gather(WHOLE[name](X)), rtol=1e-12, atol=1e-12)

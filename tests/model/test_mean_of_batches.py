@@ -1,0 +1,52 @@
+"""The mean over all ranks' batches, which are unequal or empty, and its gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ranks import run_as_threads
+from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
+from torch import Tensor
+
+import pyg_sar
+from pyg_sar.comm import rank
+
+SIZES = 3, 0, 5
+
+
+def _of_ranks(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    own = torch.split(values, SIZES)[rank()].clone().requires_grad_()
+    mean = pyg_sar.mean_of_batches(own.sin())
+    mean.backward()
+    assert own.grad is not None
+    return mean.detach(), own.grad, pyg_sar.mean_of_batches(own.detach() > 0)
+
+
+def test_as_of_one_batch_of_all_rows() -> None:
+    values = torch.randn(sum(SIZES), 2, dtype=torch.float64)
+    whole = values.clone().requires_grad_()
+    mean = whole.sin().mean()
+    mean.backward()
+    results = run_as_threads(_of_ranks, 3, values)
+    for found, _, share in results:
+        assert_close(found, mean.detach())
+        assert share == pytest.approx((values > 0).float().mean().item())
+    # Of the sum of the ranks' losses, whose mean a DistributedDataParallel takes.
+    assert_close(torch.cat([grad for _, grad, _ in results]) / 3, whole.grad)
+
+
+def _of_none() -> float:
+    return pyg_sar.mean_of_batches(torch.ones(0, 2)).item()
+
+
+def test_of_no_rows_it_is_0() -> None:
+    assert run_as_threads(_of_none, 2) == [0, 0]
+
+
+def _of_rows(root: str) -> str:
+    return attempt(pyg_sar.mean_of_batches, pyg_sar.load_shard(root).x)
+
+
+def test_rows_of_the_whole_graph_are_refused(tmp_path) -> None:
+    found = run_as_threads(_of_rows, 2, str(cut(small_graph(), 2, tmp_path / 'parts')))
+    assert_all_raise(found, 'ValueError', 'rows of the whole graph', 'losses.mean()')
