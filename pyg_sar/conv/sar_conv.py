@@ -33,7 +33,7 @@ from pyg_sar.rows.attach import edges_among, given_to_conv, rows_by_type
 from pyg_sar.rows.made_edges import with_made_edges
 from pyg_sar.rows.own_rows import own_rows_of, rows_of_call
 from pyg_sar.rows.replicated import shares_kept
-from pyg_sar.rows.unasked import alike_draws
+from pyg_sar.rows.unasked.constructors import alike_draws
 from pyg_sar.shard.shard import Shard
 
 
