@@ -13,10 +13,10 @@ from hand_batches import batch_of, hetero_batch_of
 from hetero_graphs import assignment, hetero_graph
 from hetero_models import METADATA
 from ranks import run_as_threads, run_once
-from small_graphs import assemble, assert_all_raise, assert_close, attempt, cut, small_graph
+from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import BatchNorm, GATConv, GCNConv, GraphNorm, HeteroConv, SAGEConv
+from torch_geometric.nn import BatchNorm, GATConv, GCNConv, HeteroConv, SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 import pyg_sar

@@ -19,9 +19,6 @@ from model_cases import (
     ROWWISE,
     TOLERANCE,
     UNSUPERVISED,
-    C,
-    F,
-    H,
 )
 from ranks import run_as_threads, run_ranks
 from small_graphs import assert_all_raise, attempt
