@@ -45,10 +45,10 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
     def forward(self, input: Tensor) -> Any:
         """The normalised rows ``[num_rows, C]`` (collective in training)."""
         if isinstance(input, Rows):
-            return torch.nn.BatchNorm1d.forward(self, input)  # type: ignore[arg-type]
+            return torch.nn.BatchNorm1d.forward(self, input)
         batches = Space(input.size(0), what='rows of batches')
         rows = tag(input.view_as(input), 0, batches)
-        return plain(torch.nn.BatchNorm1d.forward(self, rows))  # type: ignore[arg-type]
+        return plain(torch.nn.BatchNorm1d.forward(self, rows))
 
     def _check_input_dim(self, input: Tensor) -> None:
         torch.nn.BatchNorm1d._check_input_dim(self, input)  # type: ignore[arg-type]

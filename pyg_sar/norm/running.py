@@ -134,5 +134,5 @@ def _set(norm: Any, piece: Tensor) -> None:
         buffer.copy_(torch.where(weight > 0, new, buffer))
     tracked = norm._buffers.get('num_batches_tracked')
     if tracked is not None:
-        before = tracked if own is None else own.num_batches
+        before: Any = tracked if own is None else own.num_batches
         tracked.copy_(before + (num_batches / has_any).round().view(()))

@@ -58,7 +58,9 @@ def rows(x: Tensor | torch.nn.Module, ids: Tensor, n_id: Tensor) -> Tensor:
     """
     plan = _plan(x, ids, n_id)
     place = plan.send_index
-    sent = x.index_select(0, place) if isinstance(x, Tensor) else x.plain_rows(n_id[place])
+    table: Any = x
+    is_table = not isinstance(x, Tensor)
+    sent = table.plain_rows(n_id[place]) if is_table else table.index_select(0, place)
     out: Tensor = _SendRows.apply(sent, plan)  # type: ignore[no-untyped-call]
     if out.requires_grad:
         note_backward_of(out)

@@ -149,10 +149,14 @@ class NodeEmbedding(torch.nn.Module):
         if n_id is not None and not isinstance(n_id, Rows):
             raise ValueError(
                 "expected ids of own nodes, such as data.n_id[mask], in 'n_id' of NodeEmbedding "
-                '(got a plain tensor): rows of any nodes: pyg_sar.rows(embedding, ids, data.n_id)'
+                '(got a plain tensor): rows of any nodes are pyg_sar.rows(embedding, ids, '
+                'data.n_id)'
             )
         out = self.plain_rows(None if n_id is None else as_local(n_id))
-        return tag(out, *((0, self._space) if n_id is None else (n_id._dim, n_id._space)))
+        if n_id is not None:
+            return tag(out, n_id._dim, n_id._space)
+        assert self._space is not None
+        return tag(out, 0, self._space)
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *rest: Any

@@ -102,16 +102,15 @@ def _instance_norm(func: Any, args: Any, kwargs: Any) -> Any:
         return _on_own_rows(func, named | dict.fromkeys(statistics))
     # As torch has it: a batch norm in which every instance has channels of its own.
     count, channels, *others = rows.shape
-    each = {
-        name: None if named[name] is None else named[name].repeat(count)
-        for name in ('weight', 'bias', *statistics)
-    }
     flat = rows.reshape(1, count * channels, *others)
-    options = {'training': True, 'momentum': named['momentum'], 'eps': named['eps']}
-    out = F.batch_norm(flat, **each, **options)
-    for name in statistics:
-        if named[name] is not None:
-            named[name].copy_(each[name].view(count, channels).mean(0))
+    names = ('weight', 'bias', *statistics)
+    each = {n: None if named[n] is None else named[n].repeat(count) for n in names}
+    mean, var, momentum = each['running_mean'], each['running_var'], named['momentum']
+    affine = each['weight'], each['bias']
+    out = F.batch_norm(flat, mean, var, *affine, True, momentum, named['eps'])
+    for name, value in zip(statistics, (mean, var), strict=True):
+        if value is not None:
+            named[name].copy_(value.view(count, channels).mean(0))
     return out.reshape(rows.shape)
 
 
