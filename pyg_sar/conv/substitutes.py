@@ -42,7 +42,7 @@ def special_forms(
     Functions whose inputs all ranks have checked are added to `checked`.
     """
     normalizer = Normalizer(exchanges, checked)
-    first = args[0] if args else kwargs.get('x_dict')
+    first: Any = args[0] if args else kwargs.get('x_dict')
     return loop_forms() | {
         gcn_norm: _of_rows(normalizer.gcn_norm),
         get_laplacian: _of_rows(normalizer.get_laplacian),

@@ -162,9 +162,9 @@ class Space:
         key = 'dealt', count
         nodes = next((each for each in self.neighbours if each.total > count), None)
         if key not in self._unions and nodes is not None and nodes.has_ids():
-            own = nodes.ids(self._device())
-            own = own[own < count]  # a loop at each of the first nodes
-            self._unions[key] = Space(own.numel(), what='new rows', ids=own, total=count)
+            ids = nodes.ids(self._device())
+            ids = ids[ids < count]  # a loop at each of the first nodes
+            self._unions[key] = Space(ids.numel(), what='new rows', ids=ids, total=count)
         if key not in self._unions:
             ranks, own = world_size(), rank()
             ids = torch.arange(own * count // ranks, (own + 1) * count // ranks)
