@@ -47,7 +47,7 @@ def ask() -> None:
         made = _of_all_rows(function)
         operator = _builtins._find_builtin(function)  # type: ignore[no-untyped-call]
         if operator is not None:  # by which TorchScript knows it
-            _builtins._register_builtin(made, operator)  # type: ignore[no-untyped-call]
+            _builtins._register_builtin(made, operator)
         setattr(torch, name, made)
     known = _negative_sampling.edge_index_to_vector
     _negative_sampling.edge_index_to_vector = _of_all_rows(known, _draw_alike)
