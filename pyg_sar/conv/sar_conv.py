@@ -32,7 +32,7 @@ from pyg_sar.dropout import is_running
 from pyg_sar.rows.attach import edges_among, given_to_conv, rows_by_type
 from pyg_sar.rows.made_edges import with_made_edges
 from pyg_sar.rows.own_rows import own_rows_of, rows_of_call
-from pyg_sar.rows.replicated import shares_kept
+from pyg_sar.rows.replicated import average_gradients, shares_kept
 from pyg_sar.rows.unasked.constructors import alike_draws
 from pyg_sar.shard.shard import Shard
 
@@ -128,10 +128,14 @@ class SARConv(MessagePassing, metaclass=_Convert):
             return super().forward(*args, **kwargs)
         edges = edges_among((args, kwargs))
         if edges and isinstance(self, ROW_BY_ROW):
+            if torch.is_grad_enabled() and world_size() > 1:
+                average_gradients(self.parameters())
             own = given_to_conv((args, kwargs), edges, name_of(self))
             return rows_by_type(self.forward(*own[0], **own[1]), (args, kwargs))
         with self._on_cut_graph(shards, args, kwargs) as decisions:
             if edges or isinstance(self, ROW_BY_ROW):
+                if edges and not decisions.calls and torch.is_grad_enabled() and world_size() > 1:
+                    average_gradients(self.parameters())
                 return super().forward(*args, **kwargs)
             # Own rows, as pyg_sar.local gives them: computed as rows of the whole graph.
             call = inspect.signature(super().forward).bind(*args, **kwargs)

@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pyg_sar.comm import all_reduce_sum, await_device, check_arrived, world_size
 from pyg_sar.conv.sar_conv import SARConv
-from pyg_sar.ddp.own_tensors import average_gradients, divide_gradients, leaves_behind
+from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind
 from pyg_sar.ddp.same_model import check_same_values
 from pyg_sar.norm import RunningStatistics
 from pyg_sar.over_all_nodes.backward import (
@@ -38,7 +38,7 @@ from pyg_sar.over_all_nodes.backward import (
     started,
 )
 from pyg_sar.own_rows import OwnRows
-from pyg_sar.rows.replicated import mean_of_ranks
+from pyg_sar.rows.replicated import average_gradients, mean_of_ranks
 from pyg_sar.rows.rows import Rows
 from pyg_sar.shard.nested import leaves_of
 
@@ -127,7 +127,11 @@ class Gradients:
             if any(isinstance(t, Rows) for t in (*given, *found)):
                 # Beside rows a plain tensor is one of the whole graph, not of this rank.
                 self._has_rows = True
-                average_gradients(t for t in module.parameters() if not _is_watched(t))
+                average_gradients(
+                    t
+                    for t in module.parameters()
+                    if not _is_watched(t) and not isinstance(t, OwnRows)
+                )
                 return
             known = set(model.parameters())
             behind = leaves_behind([*outputs, *(t for t in given if t.requires_grad)])

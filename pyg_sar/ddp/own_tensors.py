@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator
-from weakref import ref
 
 import torch
 from torch import Tensor
 
 from pyg_sar.comm import world_size
-from pyg_sar.over_all_nodes.backward import is_accumulated, is_inside_a_function, running
-from pyg_sar.own_rows import OwnRows
+from pyg_sar.over_all_nodes.backward import running
 from pyg_sar.rows import Rows
-from pyg_sar.rows.replicated import is_averaged, mean_of_ranks
 
 
 def divide_gradients(leaves: Iterable[Tensor]) -> None:
@@ -54,31 +51,6 @@ def _in_torchs_own() -> set[Tensor]:
     kind = torch.nn.parallel.DistributedDataParallel
     found = [m for m in gc.get_objects() if issubclass(type(m), kind)]
     return {p for module in found for p in module.parameters()}
-
-
-def average_gradients(tensors: Iterable[Tensor]) -> None:
-    """Has the gradients averaged of what stands in for parameters, as in ``functional_call``.
-
-    Layers take their parameters as they are: what comes back is the share of a rank.
-    """
-    for tensor in tensors:
-        is_plain = not isinstance(tensor, (OwnRows, Rows))
-        if tensor.requires_grad and is_plain and not is_averaged(tensor):
-            tensor.register_hook(_Average(tensor))  # type: ignore[no-untyped-call]
-
-
-class _Average:
-    __torch_unserializable__ = True
-    averages = True
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._leaf = ref(tensor) if tensor.is_leaf else None
-
-    def __call__(self, grad: Tensor) -> Tensor | None:
-        leaf = None if self._leaf is None else self._leaf()
-        if is_inside_a_function() and not (leaf is not None and is_accumulated(leaf)):
-            return None  # a part of that Function's gradient
-        return mean_of_ranks(grad)
 
 
 def leaves_behind(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

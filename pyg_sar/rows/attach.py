@@ -14,6 +14,7 @@ from torch_geometric.data.storage import BaseStorage, NodeStorage
 from pyg_sar.comm import agree
 from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
+from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.rows.unasked import ask_for_rows
@@ -149,7 +150,7 @@ def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
         if isinstance(value, Rows):
             return same_plain(_where_known(value, known))
         if type(value) in (Tensor, torch.nn.Parameter) and value.dim():
-            return _own_of_plain(value, known, what)
+            return met(_own_of_plain(value, known, what))
         return value
 
     with plainly():

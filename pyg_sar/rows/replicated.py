@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from pyg_sar.comm import all_reduce_sum, are_alike, communicates, once_differentiable, rank
 from pyg_sar.comm import world_size as num_ranks
 from pyg_sar.monitor.users_line import warn
+from pyg_sar.over_all_nodes.backward import is_accumulated, is_inside_a_function
 
 LARGE = 2**24
 """Of so many numbers a plain tensor that meets rows is worth a warning."""
@@ -86,6 +88,30 @@ def mean_of_ranks(tensor: Tensor) -> Tensor:
     total = tensor.clone(memory_format=torch.contiguous_format)
     all_reduce_sum(torch.view_as_real(total) if total.is_complex() else total)
     return total / num_ranks()
+
+
+def average_gradients(tensors: Iterable[Tensor]) -> None:
+    """Has the gradients averaged of tensors that layers read, as parameters or in place of them.
+
+    Layers take them as they are: what comes back is the share of a rank.
+    """
+    for tensor in tensors:
+        if tensor.requires_grad and not is_averaged(tensor) and not is_divided(tensor):
+            tensor.register_hook(_Average(tensor))  # type: ignore[no-untyped-call]
+
+
+class _Average:
+    __torch_unserializable__ = True
+    averages = True
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._leaf = ref(tensor) if tensor.is_leaf else None
+
+    def __call__(self, grad: Tensor) -> Tensor | None:
+        leaf = None if self._leaf is None else self._leaf()
+        if is_inside_a_function() and not (leaf is not None and is_accumulated(leaf)):
+            return None  # a part of that Function's gradient
+        return mean_of_ranks(grad)
 
 
 class Divides:

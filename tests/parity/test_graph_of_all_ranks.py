@@ -24,33 +24,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(root)
 
 
-def _on_rank(name: str, root: str) -> dict[str, Tensor]:
+def _on_rank(name: str, root: str, *, is_parallel: bool) -> dict[str, Tensor]:
     data = pyg_sar.load_shard(root)
     data = data.apply(lambda t: t.double() if t.is_floating_point() else t)
-    model = pyg_sar.DistributedDataParallel(make(name).double())
+    model = make(name).double()
+    model = pyg_sar.DistributedDataParallel(model).module if is_parallel else pyg_sar.wrap(model)
     out, inputs = run(name, model, data)
     assert isinstance(out, Rows)
     grad = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape)
     (out * grad).sum().backward()
     found = {'out': pyg_sar.gather(out.detach())}
     found |= {key: pyg_sar.gather(value.grad) for key, value in inputs.items()}
-    return found | {n: _grad(p) for n, p in model.module.named_parameters()}
+    return found | {n: _grad(p) for n, p in model.named_parameters()}
 
 
 def _grad(p: Tensor) -> Tensor:
     return torch.zeros_like(p) if p.grad is None else p.grad
 
 
-@pytest.mark.parametrize('world_size', [1, 3])
+@pytest.mark.parametrize(('world_size', 'is_parallel'), [(1, True), (3, True), (3, False)])
 @pytest.mark.parametrize('name', few(CASES))
-def test_equals_plain_pyg(folder: str, name: str, world_size: int) -> None:
+def test_equals_plain_pyg(folder: str, name: str, world_size: int, is_parallel: bool) -> None:
     model = make(name).double()
     out, inputs = run(name, model, graph())
     grad = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape)
     (out * grad).sum().backward()
     expected = {'out': out.detach(), **{key: value.grad for key, value in inputs.items()}}
     expected |= {n: _grad(p) for n, p in model.named_parameters()}
-    for found in run_as_threads(_on_rank, world_size, name, folder):
+    for found in run_as_threads(_on_rank, world_size, name, folder, is_parallel=is_parallel):
         assert found.keys() == expected.keys()
         for key, value in expected.items():
             torch.testing.assert_close(found[key], value, rtol=0, atol=1e-10, msg=key)
