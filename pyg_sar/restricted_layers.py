@@ -78,6 +78,7 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
 
     A layer reads a pair: the rows of its sources, of which its destinations are the first::
 
+        data = pyg_sar.local(data)
         layers = pyg_sar.restrict(data, data.train_mask, num_layers=2)  # once
         x = data.x[layers.input_nodes]
         for conv, layer in zip(model.module.convs, layers):
@@ -98,7 +99,7 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
       is *not* the one of the whole graph.
 
     Args:
-        data: What :func:`pyg_sar.load_shard` returned.
+        data: Plain own rows: :func:`pyg_sar.local` of what :func:`pyg_sar.load_shard` returned.
         nodes: The own nodes whose final output is wanted: a bool mask ``[num_own]``, or local ids
             without repetition, int64 (outputs then come in their order). A rank may want none.
         num_layers: Number of layers, i.e. how far an output looks; equal on all ranks.
@@ -169,8 +170,8 @@ def _error(data: Data, nodes: Tensor, num_layers: int) -> ValueError | None:
     edge_index = getattr(data, 'edge_index', None)
     if not isinstance(edge_index, ShardEdgeIndex) or edge_index.shard.is_bipartite:
         return ValueError(
-            "expected the homogeneous 'data' of pyg_sar.load_shard "
-            f"(got {type(edge_index).__name__} as its 'edge_index')"
+            "expected plain own rows, pyg_sar.local of the homogeneous 'data' of "
+            f"pyg_sar.load_shard (got {type(edge_index).__name__} as its 'edge_index')"
         )
     if type(num_layers) is not int or num_layers < 1:
         return ValueError(f"'num_layers' must be a positive int (got {num_layers!r})")

@@ -357,6 +357,7 @@ def _wrong(root: Path) -> list[str]:
     restricted = Data(edge_index=restrict(data, mask, 1)[0].edge_index)
     return [
         attempt(restrict, plain if is_last else data, mask, 2),
+        attempt(restrict, pyg_sar.load_shard(root), mask, 2),
         attempt(restrict, restricted, mask, 2),
         attempt(restrict, data, mask[:-1] if is_last else mask, 2),
         attempt(restrict, data, torch.tensor([num_own]) if is_last else mask, 2),
@@ -371,8 +372,11 @@ def _wrong(root: Path) -> list[str]:
 @pytest.mark.parametrize('world_size', [1, 2])
 def test_wrong_arguments_raise_on_all_ranks(world_size: int, tmp_path: Path) -> None:
     answers = _on_ranks(world_size, _wrong, cut(small_graph(), 2, tmp_path / 'parts'))
-    (plain, again, mask, ids, repeated, dtype, a_list, zero, differ) = zip(*answers, strict=True)
-    assert_all_raise(plain, 'ValueError', "'data' of pyg_sar.load_shard", 'got Tensor')
+    (plain, rows, again, mask, ids, repeated, dtype, a_list, zero, differ) = zip(
+        *answers, strict=True
+    )
+    assert_all_raise(plain, 'ValueError', "pyg_sar.local of the homogeneous 'data'", 'got Tensor')
+    assert_all_raise(rows, 'ValueError', "pyg_sar.local of the homogeneous 'data'", 'got EdgeIndex')
     assert_all_raise(again, 'ValueError', "homogeneous 'data'")
     assert_all_raise(mask, 'ValueError', "'nodes' to be a bool mask", 'torch.bool of shape')
     assert_all_raise(ids, 'ValueError', "'nodes' to be a bool mask", 'to')

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from pyg_sar.comm import world_size
 from pyg_sar.rows.align import argument, dim_of, found, own_rows
 from pyg_sar.rows.registry import name_of, rule
-from pyg_sar.rows.replicated import all_of_plain, own_draws
+from pyg_sar.rows.replicated import all_of_plain, is_averaged, own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.without_rows import with_one_row
 from pyg_sar.rows.space import Space
@@ -145,6 +146,11 @@ def _embedding_bag(func: Any, args: Any, kwargs: Any) -> Any:
     return by_items(func, args, kwargs, names, where)
 
 
+def _is_in_a_model(weight: Any) -> bool:
+    """Whether the sparse gradients of the ranks are made a dense one at the end of a backward."""
+    return world_size() == 1 or (isinstance(weight, Tensor) and is_averaged(weight))
+
+
 @rule('embedding')
 def _embedding(func: Any, args: Any, kwargs: Any) -> Any:
     names = 'input weight padding_idx max_norm norm_type scale_grad_by_freq sparse'
@@ -154,7 +160,7 @@ def _embedding(func: Any, args: Any, kwargs: Any) -> Any:
         refuse(func, 'is known as a function of torch.nn.functional only')
     if given.get('max_norm') is not None or given.get('scale_grad_by_freq'):
         refuse(func, "with 'max_norm' or 'scale_grad_by_freq' looks at the ids of this rank alone")
-    if given.get('sparse'):
+    if given.get('sparse') and (isinstance(weight, Rows) or not _is_in_a_model(weight)):
         refuse(func, "with 'sparse' is not known to be right")
     if isinstance(weight, Rows):
         if given.get('padding_idx') is not None:
