@@ -13,7 +13,6 @@ from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.launching import Process, init, launch
 from pyg_sar.load import load_shard
 from pyg_sar.monitor import set_log_by_environment
-from pyg_sar.over_all_nodes.batches import mean_of_batches
 from pyg_sar.own_rows import NodeEmbedding
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.profiling import profile
@@ -26,6 +25,7 @@ from pyg_sar.rows.over_all_nodes import (
     global_softmax,
     global_std,
     global_sum,
+    mean_of_batches,
     negative_sampling,
     permute_rows,
     rows,

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     'rows': {'aggregate', 'comm', 'monitor', 'over_all_nodes', 'recipes', 'rows', 'shard'},
     'dropout': {'comm', 'draws', 'dropout', 'recipes', 'recompute', 'rows', 'shard'},
     'conv': {'aggregate', 'comm', 'conv', 'dropout', 'merge', 'monitor', 'rows', 'shard'},
-    'recompute': {'recipes', 'recompute', 'rows'},
+    'recompute': {'comm', 'recipes', 'recompute', 'rows'},
     'norm': {'comm', 'norm', 'rows'},
     'own_rows': {'comm', 'draws', 'own_rows', 'rows', 'shard'},
     'checking': {

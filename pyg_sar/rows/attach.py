@@ -150,7 +150,8 @@ def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
         if isinstance(value, Rows):
             return same_plain(_where_known(value, known))
         if type(value) in (Tensor, torch.nn.Parameter) and value.dim():
-            return met(_own_of_plain(value, known, what))
+            own = _own_of_plain(value, known, what)
+            return met(own) if own is value else own
         return value
 
     with plainly():

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.utils import scatter, softmax
 
 from pyg_sar import over_all_nodes as own
-from pyg_sar.comm import in_call
+from pyg_sar.comm import in_call, world_size
 from pyg_sar.rows.attach import as_local
 from pyg_sar.rows.rows import Rows, in_nested, tag
 from pyg_sar.rows.space import Space
@@ -48,7 +48,7 @@ def global_mean(
         `batch`, 0 for a graph without nodes. Collective.
 
     Raises:
-        ValueError: If `values` are a plain tensor.
+        ValueError: If `values` are a plain tensor, and there are other ranks; if they are a number.
     """
     x, batch = _chosen('global_mean', values, mask, batch)
     if not x.is_floating_point():
@@ -84,7 +84,7 @@ def global_sum(
         As :func:`global_mean`. Collective.
 
     Raises:
-        ValueError: If `values` are a plain tensor.
+        ValueError: If `values` are a plain tensor, and there are other ranks; if they are a number.
     """
     x, batch = _chosen('global_sum', values, mask, batch)
     if batch is not None:
@@ -117,7 +117,7 @@ def global_max(
         Collective.
 
     Raises:
-        ValueError: If `values` are a plain tensor.
+        ValueError: If `values` are a plain tensor, and there are other ranks; if they are a number.
     """
     x, batch = _chosen('global_max', values, mask, batch)
     return x.amax(0) if batch is None else scatter(x, batch, 0, size, 'max')
@@ -147,7 +147,7 @@ def global_min(
         As :func:`global_max`. Collective.
 
     Raises:
-        ValueError: If `values` are a plain tensor.
+        ValueError: If `values` are a plain tensor, and there are other ranks; if they are a number.
     """
     x, batch = _chosen('global_min', values, mask, batch)
     return x.amin(0) if batch is None else scatter(x, batch, 0, size, 'min')
@@ -173,7 +173,7 @@ def global_std(
         ``[...]``, equal on all ranks. Collective.
 
     Raises:
-        ValueError: If `values` are a plain tensor.
+        ValueError: If `values` are a plain tensor, and there are other ranks; if they are a number.
     """
     return _chosen('global_std', values, mask)[0].std(dim, correction=correction)
 
@@ -198,17 +198,50 @@ def global_softmax(
         Rows ``[num_nodes, ...]``. Collective.
 
     Raises:
-        ValueError: If `values` are a plain tensor.
+        ValueError: If `values` are a plain tensor, and there are other ranks; if they are a number.
     """
     x, batch = _chosen('global_softmax', values, None, batch)
     return x.softmax(0) if batch is None else softmax(x, batch, num_nodes=size)
+
+
+@in_call('mean_of_batches')
+def mean_of_batches(losses: Tensor) -> Tensor:
+    """The mean over the rows of all ranks' batches, equal on all ranks.
+
+    A rank's own mean would weigh its rows by how many other rows its batch has. Batches may be of
+    unequal size, or empty on some ranks. Gradients are those of one process with all rows::
+
+        out, y = torch.randn(6, 3, requires_grad=True), torch.arange(6) % 3  # of a rank's batch
+        losses = F.cross_entropy(out, y, reduction='none')
+        loss = pyg_sar.mean_of_batches(losses)
+
+    Collective: one sum over all ranks, and one in backward.
+
+    Args:
+        losses: A number or more for every row of this rank's batch, ``[num_rows, ...]``; also of
+            own rows, as :func:`pyg_sar.local` and :func:`pyg_sar.restrict` give them. Numbers that
+            are not floating point, such as ``out.argmax(dim=-1) == y``, are counted.
+
+    Returns:
+        One number, ``[]``; 0 if no rank has any rows.
+
+    Raises:
+        ValueError: If `losses` are rows of the whole graph, whose ``mean()`` is over all ranks.
+    """
+    if isinstance(losses, Rows):
+        raise ValueError(
+            "expected plain numbers of a batch in 'losses' (got rows of the whole graph): "
+            'losses.mean() is the mean over those of all ranks'
+        )
+    return own.global_mean(losses)
 
 
 def _chosen(
     name: str, values: Any, mask: Tensor | None, batch: Tensor | None = None
 ) -> tuple[Any, Any]:
     """The rows that a mask selects, and their graphs."""
-    if not isinstance(values, Rows):
+    is_whole = isinstance(values, Tensor) and values.dim() > 0 and world_size() == 1
+    if not isinstance(values, Rows) and not is_whole:
         kind = 'a plain tensor' if isinstance(values, Tensor) else f'a {type(values).__name__}'
         raise ValueError(
             f"'{name}' takes rows of load_shard's data (got {kind}): a plain tensor is equal on "

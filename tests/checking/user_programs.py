@@ -444,14 +444,10 @@ PROGRAMS: dict[str, Callable[[], nn.Module]] = {
     # Right, with what is there for it
     'global_mean': lambda: Plain(lambda x, e: x - pyg_sar.global_mean(x, dim=0)),
     'global_softmax': lambda: Plain(lambda x, e: x * pyg_sar.global_softmax(x)),
-    'global_max and min': lambda: Plain(
-        lambda x, e: (x - pyg_sar.global_min(x)) / (pyg_sar.global_max(x) - pyg_sar.global_min(x))
-    ),
     'global_std': lambda: Plain(lambda x, e: x / pyg_sar.global_std(x)),
     'global_mean by a batch': lambda: Plain(
         lambda x, e: x + pyg_sar.global_mean(x, batch=_bins(x))[_bins(x)]
     ),
-    'running mean over all in a buffer': lambda: Memory(lambda x: pyg_sar.global_mean(x, dim=0)),
     'gate over all nodes': lambda: Of(
         lambda m, x, e: x * pyg_sar.global_softmax(m(x)), nn.Linear(C, 1)
     ),

@@ -12,7 +12,7 @@ from ranks import run_as_threads, run_ranks
 from small_graphs import assemble, assert_all_raise, assert_close, attempt, cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.utils import dropout_edge, dropout_node, negative_sampling, to_undirected
+from torch_geometric.utils import to_undirected
 
 import pyg_sar
 from pyg_sar.comm import rank
@@ -166,26 +166,6 @@ WRONG: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
         lambda d: pyg_sar.permute_rows(d.x[:-1], d.edge_index, seed=1),
         lambda d: pyg_sar.permute_rows(d.x, d.edge_index, seed=1),
         "one row of 'x' for each",
-    ),
-    "PyG's own": (
-        lambda d: negative_sampling(d.edge_index, d.num_nodes),
-        lambda d: negative_sampling(d.edge_index, d.num_nodes),
-        'of the sources in a shard',
-    ),
-    'undirected dropout': (
-        lambda d: dropout_edge(d.edge_index, 0.5, force_undirected=True),
-        lambda d: dropout_edge(d.edge_index, 0.5, force_undirected=True),
-        "'gt' of the sources in a shard's edge_index means nothing on a cut graph",
-    ),
-    'dropped nodes': (
-        lambda d: dropout_node(d.edge_index, 0.5, d.num_nodes),
-        lambda d: dropout_node(d.edge_index, 0.5, d.num_nodes),
-        'means nothing on a cut graph',
-    ),
-    'undirected': (
-        lambda d: to_undirected(d.edge_index),
-        lambda d: to_undirected(d.edge_index),
-        'means nothing on a cut graph',
     ),
 }
 

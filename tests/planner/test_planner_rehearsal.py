@@ -11,7 +11,7 @@ from planner_models import USER_MODELS, job_of
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
-from torch_geometric.nn.models import GraphSAGE
+from torch_geometric.nn.models import GAT, GraphSAGE
 
 import pyg_sar
 from pyg_sar.monitor import LiveBytes
@@ -114,7 +114,7 @@ def test_bytes_grow_with_what_training_keeps() -> None:
 def test_one_shot_holds_the_halo() -> None:
     sizes = RankSizes((500,), (2000,), (400,) * 7, (500,) * 7, 2800)
     one_shot, sequential = (
-        rehearse(job_of(USER_MODELS['gat'](), 6, mode=mode), sizes).peak_bytes
+        rehearse(job_of(GAT(6, 128, 2, heads=2), 6, mode=mode), sizes).peak_bytes
         for mode in ('one_shot', 'sequential')
     )
     assert one_shot - sequential > sizes.num_halo * 8 * 4  # at least one tensor of halo rows
