@@ -79,6 +79,13 @@ class Ends:
     src: Space
     dst: Space
 
+    def on(self, shard: Shard) -> Ends:
+        """These nodes as ends of the edges of a shard that was moved to another device."""
+        if shard is self.shard:
+            return self
+        found: Ends = shard.cache.setdefault('ends', Ends(shard, self.src, self.dst))
+        return found
+
     def source_ids(self, device: torch.device) -> Tensor:
         """Ids of the whole graph of all local sources, halo included (collective, once)."""
         cache = self.shard.cache
@@ -175,7 +182,7 @@ class EdgeIndex(Rows):
             if name in _KEEPS_EDGES and not isinstance(kwargs.get('dtype'), torch.dtype):
                 moved = func(first.handle, *args[1:], **kwargs)
                 if isinstance(moved, ShardEdgeIndex):
-                    return edge_index(moved, first._space, first.ends)
+                    return edge_index(moved, first._space, first.ends.on(moved.shard))
             if name == '__getitem__':
                 out = _taken(first, args[1])
                 if out is not None:

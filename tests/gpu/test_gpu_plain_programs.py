@@ -1,0 +1,55 @@
+"""Plain programs of tests/programs on a device, on rows of two ranks: 50 that PyG runs there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks
+from torch import Tensor
+
+import pyg_sar
+
+PROGRAMS = Path(__file__).parents[1] / 'programs'
+sys.path.append(str(PROGRAMS))
+NAMES = Path(__file__).with_name('plain_programs.txt').read_text(encoding='ascii').split()
+
+pytestmark = pytest.mark.cuda_sim
+
+
+def _results(program: Callable[..., Any], data: Any, wrapped: Callable[[Any], Any]) -> Any:
+    from one_program import _leaves, _whole
+
+    leaves = _leaves(program(data, lambda model: wrapped(model.to('cuda'))))
+    results = {name: _whole(leaf) for name, leaf in leaves}
+    return {k: v.cpu() if isinstance(v, Tensor) else v for k, v in results.items()}
+
+
+def _on_rank(module: str, name: str, root: str) -> Any:
+    sys.path.append(str(PROGRAMS))
+    program = getattr(import_module(module), name)
+    data = pyg_sar.load_shard(root).to('cuda')
+    return _results(program, data, pyg_sar.DistributedDataParallel)
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('number', range(len(NAMES)))
+def test_a_plain_program(number: int, tmp_path: Path) -> None:
+    """One of the two kinds of groups for every other program."""
+    from one_program import all_programs, differences, is_hetero
+    from program_graphs import graph, hetero_graph, parts_of
+
+    program = all_programs()[NAMES[number]]
+    data = hetero_graph() if is_hetero(program) else graph()
+    torch.manual_seed(99)
+    want = _results(program, data.clone().to('cuda'), lambda model: model)
+    pyg_sar.partition_graph(data, 2, tmp_path / 'parts', method=parts_of(data, 2))
+    backend = ['nccl', 'cpu:gloo,cuda:nccl'][number % 2]
+    where = program.__module__, program.__name__, str(tmp_path / 'parts')
+    for found in run_ranks(_on_rank, 2, *where, backend=backend):
+        assert differences(want, found) == []
