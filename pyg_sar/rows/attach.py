@@ -150,7 +150,7 @@ def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
         if isinstance(value, Rows):
             return same_plain(_where_known(value, known))
         if type(value) in (Tensor, torch.nn.Parameter) and value.dim():
-            return met(_own_of_plain(value, known, what))
+            return _own_of_plain(value, known, what)
         return value
 
     with plainly():
@@ -177,11 +177,11 @@ def _own_of_plain(value: Tensor, known: list[Space], what: str) -> Tensor:
             refuse(what, f'and a plain tensor with {size} rows, which may be of {fitting}')
         return own_rows(what, value, 0, fitting[0])
     if isinstance(value, torch.nn.Parameter):
-        return value  # no rows: what learns is equal on all ranks
+        return met(value)  # no rows: what learns is equal on all ranks
     for space in known:
         if space.own == size != space.total and (value.dim() > 1 or size > 1):
             refuse(what, f'and a plain tensor with {size} rows (these are {space!r})')
-    return value
+    return met(value)
 
 
 def rows_by_type(out: Mapping[str, Any], given: Any) -> dict[str, Any]:
