@@ -214,6 +214,7 @@ def _of_all_edges(call: Call, values: dict[str, Any]) -> dict[str, Any]:
         'size_i': num_dst,
         'dim_size': num_dst,
         **rows,
+        **call.binding.at_nodes,
     }
 
 
