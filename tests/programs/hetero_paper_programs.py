@@ -101,9 +101,7 @@ def hetero_norms_of_pyg(data: HeteroData, ddp: Ddp) -> Results:
         def forward(self, x_dict: XDict, edges: EdgeDict) -> Tensor:
             x_dict = self.conv(self.encoded(x_dict), edges)
             x = torch.cat([x_dict[name] for name in WIDTHS])
-            types = torch.cat(
-                [torch.full((num[name],), i) for i, name in enumerate(WIDTHS)]
-            )
+            types = torch.cat([torch.full((num[name],), i) for i, name in enumerate(WIDTHS)])
             x = self.ln(self.bn(x, types).relu(), types)
             return self.out(x[: num['paper']])
 
@@ -336,7 +334,7 @@ def embeddings_of_a_type_without_features(data: HeteroData, ddp: Ddp) -> Results
 
 
 def links_between_types_and_labels(data: HeteroData, ddp: Ddp) -> Results:
-    """An encoder by to_hetero, a decoder of edges with attributes, two losses by learned weights."""
+    """An encoder by to_hetero, a decoder of attributes, two losses by learned weights."""
     torch.manual_seed(0)
 
     class Gnn(Module):

@@ -14,9 +14,9 @@ from torch.nn import BatchNorm1d, Linear, Module, ModuleList, Parameter
 from torch_geometric.data import Data
 from torch_geometric.nn import (
     APPNP,
+    MLP,
     GATConv,
     GCNConv,
-    MLP,
     SAGEConv,
     global_add_pool,
     global_max_pool,

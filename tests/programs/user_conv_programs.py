@@ -1,4 +1,4 @@
-"""Convs of users: statistics in message, update and aggregate, norms in their MLPs, shared layers."""
+"""Convs of users: statistics in message, update and aggregate, norms in MLPs, shared layers."""
 
 from __future__ import annotations
 
@@ -569,7 +569,9 @@ def ties_in_the_largest(data: Data, ddp: Ddp) -> Results:
             self.conv2 = SAGEConv(8, 3, aggr=['max', 'mean', 'min'])
 
         def forward(self, data: Data) -> Tensor:
-            return self.conv2(self.conv1(data.x.round().clamp(0, 2), data.edge_index).relu(), data.edge_index)
+            return self.conv2(
+                self.conv1(data.x.round().clamp(0, 2), data.edge_index).relu(), data.edge_index
+            )
 
     return trained(data, ddp, Model)
 

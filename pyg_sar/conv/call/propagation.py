@@ -163,8 +163,8 @@ class Propagation:
         if decision is None:
             with not_saved():
                 samples = EdgeDraws() if drops else None
-                whole = edge_index, size, kwargs, at_nodes
-                decision = self._decide(function, shard, *whole, samples)
+                values = edge_index, size, kwargs, at_nodes
+                decision = self._decide(function, shard, *values, samples)
             self.decisions.calls[key] = decision
             text = f'{place()}: {decision.function}, path {decision.path}, mode {decision.mode!r}'
             say(_logger, logging.INFO, text)
@@ -260,7 +260,6 @@ class Propagation:
                 t.requires_grad for t in binding.arguments.edge
             )
             told = f'{path}, with gradient' if path == 'weighted' and takes_gradient else path
-            told += ', across edges' * has_statistics
             offer = Offer(
                 kinds_of(binding.arguments),
                 binding.rows,
@@ -270,11 +269,15 @@ class Propagation:
                 told,
                 one_pass,
                 needed,
+                has_statistics,
             )
         except Exception as failure:
             error = failure
         name = f'{name_of(self.conv)}.{function}'
-        edge_names, one_pass, needed = agree_on_call(name, offer, error, shard.world_size)
+        agreed = agree_on_call(name, offer, error, shard.world_size)
+        edge_names, one_pass, needed, has_statistics = agreed
+        if has_statistics:
+            path, traced, one_pass = 'one_shot', None, False
         mode = self.options.mode
         if mode == 'auto':
             assert self.options.memory_budget is not None

@@ -89,12 +89,12 @@ def _set_numbers(func: Any, values: Rows, mask: Tensor, new: Any) -> None:
     """Into numbers out of rows, by a mask of several dimensions."""
     if not isinstance(mask, Rows) or mask._dim or values._dim:
         refuse(func, 'by a mask of several dimensions is known for masks of rows only')
-    mask = brought(func, mask, values._space)
+    key: Rows = brought(func, mask, values._space)
     if isinstance(new, Rows):
-        new = brought(func, new, numbers_of(mask, values._space))
+        new = brought(func, new, numbers_of(key, values._space))
     elif isinstance(new, Tensor) and dim_of(new):
         refuse(func, 'by a mask of several dimensions takes a number, or what it has selected')
-    plain(values)[plain(mask)] = plain(new) if isinstance(new, Rows) else all_of_plain(new)
+    plain(values)[plain(key)] = plain(new) if isinstance(new, Rows) else all_of_plain(new)
 
 
 def _listed(func: Any, values: Rows, at: Any) -> tuple[Space, Tensor]:
