@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Results, descend, weights
+from shared import Ddp, Net, Results, by_order, descend, weights
 from torch import Tensor
 from torch.nn import BatchNorm1d, LayerNorm, Linear, Module, ModuleList, Parameter, Sequential
 from torch_geometric.data import Data
@@ -85,7 +85,7 @@ def messages_clipped_by_their_deviation(data: Data, ddp: Ddp) -> Results:
 def messages_by_an_if_over_all(data: Data, ddp: Ddp) -> Results:
     class BranchConv(ByEdges):
         def scored(self, score: Tensor) -> Tensor:
-            return score.sigmoid() if (score > 100).any() else score.tanh()
+            return score.sigmoid() if (score > 1.8).any() else score.tanh()
 
     torch.manual_seed(0)
     return trained(data, ddp, BranchConv())
@@ -208,6 +208,7 @@ def conv_inside_of_a_conv(data: Data, ddp: Ddp) -> Results:
     return trained(data, ddp, OuterConv())
 
 
+@by_order
 def learned_vector_of_edge_weights(data: Data, ddp: Ddp) -> Results:
     """An explainer by hand: one learned number for every edge, the model is frozen."""
     torch.manual_seed(0)
@@ -225,9 +226,6 @@ def learned_vector_of_edge_weights(data: Data, ddp: Ddp) -> Results:
 
     losses += descend(loss_of, [mask], lr=1.0)
     return {'losses': losses, 'sum': mask.sum()}
-
-
-learned_vector_of_edge_weights.by_order = True  # type: ignore[attr-defined]
 
 
 def gated_graph_transformer(data: Data, ddp: Ddp) -> Results:
@@ -305,9 +303,21 @@ def loops_with_mean_attributes_by_hand(data: Data, ddp: Ddp) -> Results:
 
     def loss_of() -> Tensor:
         h = one(data.x, edge_index, attr).relu()
-        h = two(h, edge_index) + scatter(
-            attr.norm(dim=1), edge_index[1], 0, data.num_nodes
-        ).view(-1, 1)
+        h = two(h, edge_index) + scatter(attr.norm(dim=1), edge_index[1], 0, data.num_nodes).view(
+            -1, 1
+        )
         return supervised(three(h, edge_index, attr.sigmoid().mean(1)), data)
 
     return {'losses': descend(loss_of, model, 0.02), 'weights': weights(model)}
+
+
+def messages_by_an_if_that_is_rare(data: Data, ddp: Ddp) -> Results:
+    """What the message does depends on whether any edge has a large number."""
+
+    class RareConv(ByEdges):
+        def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+            out = self.lin(x_j)
+            return out.tanh() if (x_j > 4.2).any() else out
+
+    torch.manual_seed(0)
+    return trained(data, ddp, RareConv())
