@@ -142,7 +142,8 @@ def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
     A plain tensor with a row for every node, or every edge, of the whole stands for these.
     """
     nodes = list(dict.fromkeys(s for each in edges for s in (each.ends.src, each.ends.dst)))
-    known = [*nodes, *dict.fromkeys(each._space for each in edges)]
+    of_edges = list(dict.fromkeys(each._space for each in edges))
+    known = [*nodes, *of_edges]
 
     def own(value: Any) -> Any:
         if isinstance(value, EdgeIndex):
@@ -150,7 +151,7 @@ def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
         if isinstance(value, Rows):
             return same_plain(_where_known(value, known))
         if type(value) in (Tensor, torch.nn.Parameter) and value.dim():
-            own = _own_of_plain(value, known, what)
+            own = _own_of_plain(value, known, of_edges, what)
             return met(own) if own is value else own
         return value
 
@@ -170,19 +171,20 @@ def _where_known(value: Rows, known: list[Space]) -> Any:
     return brought('a conv', value, as_many[0])
 
 
-def _own_of_plain(value: Tensor, known: list[Space], what: str) -> Tensor:
+def _own_of_plain(value: Tensor, known: list[Space], of_edges: list[Space], what: str) -> Tensor:
     size = value.size(0)
     fitting = [space for space in known if space.total == size]
-    if fitting and (value.dim() > 1 or not value.requires_grad):
+    # A vector that learns may be one of weights of a layer, as wide as there are nodes.
+    if fitting and (value.dim() > 1 or not value.requires_grad or fitting[0] in of_edges):
         if len(fitting) > 1:
             refuse(what, f'and a plain tensor with {size} rows, which may be of {fitting}')
         return own_rows(what, value, 0, fitting[0])
     if isinstance(value, torch.nn.Parameter):
-        return value  # no rows: what learns is equal on all ranks
+        return met(value)  # no rows: what learns is equal on all ranks
     for space in known:
         if space.own == size != space.total and (value.dim() > 1 or size > 1):
             refuse(what, f'and a plain tensor with {size} rows (these are {space!r})')
-    return value
+    return met(value)
 
 
 def rows_by_type(out: Mapping[str, Any], given: Any) -> dict[str, Any]:

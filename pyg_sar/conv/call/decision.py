@@ -82,6 +82,7 @@ class Offer:
     path: str = ''  # how the rank is going to compute it
     one_pass: bool = False  # whether one pass could compute its softmax here
     one_shot_bytes: int = 0  # what mode one_shot would hold on the rank, where that decides
+    has_statistics: bool = False  # whether it has seen it look across edges
 
 
 def kinds_of(arguments: Arguments) -> tuple[Any, ...]:
@@ -111,13 +112,15 @@ def signature(kwargs: dict[str, Any], node_dim: int) -> tuple[Any, ...]:
 
 def agree_on_call(
     name: str, call: Offer, error: Exception | None, world_size: int
-) -> tuple[frozenset[str], bool, int]:
+) -> tuple[frozenset[str], bool, int, bool]:
     """Compares the call of a message function between the ranks (collective: one all-gather).
 
     Returns the names of the tensors with one row per edge, whether one pass can compute the softmax
-    on every rank, and the most bytes that mode one_shot would hold on any. Raises ValueError on all
-    ranks, if the call is wrong on one of them or differs between them. With one rank `error` itself
-    is raised.
+    on every rank, the most bytes that mode one_shot would hold on any, and whether one has seen it
+    look across edges: the few edges of another may not show it.
+
+    Raises ValueError on all ranks, if the call is wrong on one of them or differs between them.
+    With one rank `error` itself is raised.
     """
     if world_size == 1 and error is not None:
         raise error
@@ -136,9 +139,11 @@ def agree_on_call(
     check_equal(f'tensors in {name}', call.types, [other.types for other in calls])
     for whole in call.rows.keys() - edge_names:
         _check_whole(whole, name, calls)
-    check_equal(f'path of {name}', call.path, [other.path for other in calls])
+    has_statistics = any(other.has_statistics for other in calls)
+    if not has_statistics:
+        check_equal(f'path of {name}', call.path, [other.path for other in calls])
     one_pass = all(other.one_pass for other in calls)
-    return edge_names, one_pass, max(other.one_shot_bytes for other in calls)
+    return edge_names, one_pass, max(other.one_shot_bytes for other in calls), has_statistics
 
 
 def edge_tensors(rows: dict[str, int], num_edges: int) -> list[str]:

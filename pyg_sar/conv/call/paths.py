@@ -201,10 +201,11 @@ def _of_all_edges(call: Call, values: dict[str, Any]) -> dict[str, Any]:
         )
     space, num_dst = edges._space, edges.ends.dst.total
     index = edges._row(1 - edges.handle.is_flipped)
-    rows = {
-        name: tag(value, int(call.conv.node_dim) % value.dim() if at_nodes else 0, space)
-        for name, value, at_nodes in call.binding.edge_values(values)
-    }
+    rows = {}
+    for name, value, at_nodes in call.binding.edge_values(values):
+        dim = int(call.conv.node_dim) % value.dim() if at_nodes else 0
+        # Not the tensor itself: that of an edge tensor is kept as the plain one of the own rows.
+        rows[name] = tag(value.view_as(value), dim, space)
     return {
         **values,
         'index': index,
@@ -213,6 +214,7 @@ def _of_all_edges(call: Call, values: dict[str, Any]) -> dict[str, Any]:
         'size_i': num_dst,
         'dim_size': num_dst,
         **rows,
+        **call.binding.at_nodes,
     }
 
 

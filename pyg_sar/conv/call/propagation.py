@@ -42,7 +42,7 @@ from pyg_sar.dropout import EdgeDraws, edge_draws
 from pyg_sar.monitor import say
 from pyg_sar.rows.attach import given_to_conv
 from pyg_sar.rows.edges import EdgeIndex
-from pyg_sar.rows.rows import plain, tag
+from pyg_sar.rows.rows import Rows, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.plan import Plan, plan_of
@@ -81,13 +81,14 @@ class Propagation:
         if not isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
             return self._along_plain_edges('propagate', edge_index, size, kwargs)
         given = before_step(conv, 'propagate', (edge_index, size, kwargs))
-        whole = None
+        whole, at_nodes = None, dict[str, Any]()
         if isinstance(given[0], EdgeIndex):
             whole = GivenRows(given[0], _ends(conv, given[0])[1], given[2])
+            at_nodes = self._read_as_rows(given[0], given[2])
         edge_index, size, kwargs = _own(conv, *given)
         outs = []
         for layer in _layers(conv, kwargs):
-            call, layer = self._call('message', edge_index, size, layer, given[0])
+            call, layer = self._call('message', edge_index, size, layer, given[0], at_nodes)
             num_dst = call.plan.shard.num_dst
             out = AGGREGATE[call.decision.path](call)
             values = {'dim_size': num_dst, 'size_i': num_dst, **layer}
@@ -97,7 +98,7 @@ class Propagation:
             dst = whole.dst
             if isinstance(out, NarrowSum):
                 out.of_nodes(dst)
-            else:
+            elif type(out) is Tensor:
                 out = tag(out, int(conv.node_dim) % out.dim(), dst)
         return after_step(conv, 'propagate', given, out)
 
@@ -109,8 +110,8 @@ class Propagation:
         dst = given.dst
         values = values | given.kwargs | {'dim_size': dst.total, 'size_i': dst.total}
         rows = tag(out, int(conv.node_dim) % out.dim(), dst)
-        made = conv.update(rows, **conv.inspector.collect_param_data('update', values))
-        return plain(made)
+        made: Tensor = conv.update(rows, **conv.inspector.collect_param_data('update', values))
+        return made
 
     def edge_updater(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``: one row per edge of `edge_index`, in its order."""
@@ -132,12 +133,19 @@ class Propagation:
         return out
 
     def _call(
-        self, function: str, given: Tensor, size: Any, kwargs: dict[str, Any], edges: Tensor
+        self,
+        function: str,
+        given: Tensor,
+        size: Any,
+        kwargs: dict[str, Any],
+        edges: Tensor,
+        at_nodes: dict[str, Any] | None = None,
     ) -> tuple[Call, dict[str, Any]]:
         """A call with its arguments and decision, and its keyword arguments in the order of edges.
 
         Collective where the ranks have not decided on a call like this one.
         """
+        at_nodes = at_nodes or {}
         oriented, size, kwargs = self._oriented(function, given, size, kwargs)
         edge_index = oriented.edge_index
         exchange = self.exchanges.of_messages(edge_index)
@@ -149,18 +157,20 @@ class Propagation:
         kinds = signature(kwargs, int(self.conv.node_dim))
         draws = edge_draws()
         drops = draws is not None
+        kinds = *kinds, *sorted(at_nodes)
         key = self.path, function, shard.fingerprint, in_training, autocast, drops, *kinds
         decision = self.decisions.calls.get(key)
         if decision is None:
             with not_saved():
                 samples = EdgeDraws() if drops else None
-                decision = self._decide(function, shard, edge_index, size, kwargs, samples)
+                values = edge_index, size, kwargs, at_nodes
+                decision = self._decide(function, shard, *values, samples)
             self.decisions.calls[key] = decision
             text = f'{place()}: {decision.function}, path {decision.path}, mode {decision.mode!r}'
             say(_logger, logging.INFO, text)
         self._check(shard, size)
         plan = plan_of(edge_index, shard)
-        binding = bind(self.conv, function, kwargs, plan, decision.edge_names)
+        binding = bind(self.conv, function, kwargs, plan, decision.edge_names, at_nodes)
         ids = self.exchanges.edge_ids(given, oriented, plan) if decision.drops else None
         binding = binding.dropping(draws, ids)
         if decision.learnable is None:  # what it reads or sets may be another by now
@@ -214,6 +224,15 @@ class Propagation:
         names = {n for f in functions for n in self.conv.inspector.get_param_names(f)}
         return {name for name in names if name[-2:] not in ('_i', '_j')}
 
+    def _read_as_rows(self, edges: EdgeIndex, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Rows of nodes that message or aggregation read as they are, not at the ends of edges."""
+        ends = edges.ends.src, edges.ends.dst
+        return {
+            name: kwargs[name]
+            for name in sorted(self._read_per_edge & kwargs.keys())
+            if isinstance(kwargs[name], Rows) and kwargs[name]._space in ends
+        }
+
     def _decide(
         self,
         function: str,
@@ -221,6 +240,7 @@ class Propagation:
         edge_index: Tensor,
         size: Any,
         kwargs: dict[str, Any],
+        at_nodes: dict[str, Any],
         draws: EdgeDraws | None,
     ) -> Decision:
         """Checks a kind of call once, with all ranks (collective), and picks its path."""
@@ -232,14 +252,14 @@ class Propagation:
         try:
             self._check(shard, size)
             plan = plan_of(edge_index, shard)
-            binding = bind(self.conv, function, kwargs, plan).dropping(draws, None)
+            binding = bind(self.conv, function, kwargs, plan, at_nodes=at_nodes)
+            binding = binding.dropping(draws, None)
             path, traced, needed, has_statistics = self._path(binding, plan)
             one_pass = path == 'replay' and traced is not None and _one_pass(binding, traced)
             takes_gradient = torch.is_grad_enabled() and any(
                 t.requires_grad for t in binding.arguments.edge
             )
             told = f'{path}, with gradient' if path == 'weighted' and takes_gradient else path
-            told += ', across edges' * has_statistics
             offer = Offer(
                 kinds_of(binding.arguments),
                 binding.rows,
@@ -249,11 +269,15 @@ class Propagation:
                 told,
                 one_pass,
                 needed,
+                has_statistics,
             )
         except Exception as failure:
             error = failure
         name = f'{name_of(self.conv)}.{function}'
-        edge_names, one_pass, needed = agree_on_call(name, offer, error, shard.world_size)
+        agreed = agree_on_call(name, offer, error, shard.world_size)
+        edge_names, one_pass, needed, has_statistics = agreed
+        if has_statistics:
+            path, traced, one_pass = 'one_shot', None, False
         mode = self.options.mode
         if mode == 'auto':
             assert self.options.memory_budget is not None
@@ -284,6 +308,8 @@ class Propagation:
         Returns the path, what the function does, in mode auto what mode one_shot would hold, in
         bytes, and whether it looks across edges: then it runs on rows of the edges of all ranks.
         """
+        if binding.at_nodes:
+            return 'one_shot', None, 0, True
         try:
             return (*self._path_of_pieces(binding, plan), False)
         except MessageError:

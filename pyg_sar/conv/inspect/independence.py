@@ -51,6 +51,9 @@ def check_destinations_are_independent(binding: Binding) -> None:
             _check_numbers(binding, samples, edge_index, numbers)
         fewer, _ = _outputs(binding, *_without_last(samples, edge_index), NUM_SAMPLES)
         _compare(everything, fewer)
+        for sign in (1, -1):
+            other, _ = _outputs(binding, _with_other_last(samples, sign), edge_index, NUM_SAMPLES)
+            _compare(everything, other)
         more, _ = _outputs(binding, *with_made_up_edges(samples, edge_index), NUM_SAMPLES + 1)
         _compare(everything, more, starts=(NUM_MADE_UP, 1))
         if not samples.edge:
@@ -101,11 +104,32 @@ def check_edges_are_independent(binding: Binding, num_reductions: int) -> None:
         return _without_trace(binding, run)[0]
 
     with _on_samples(binding):
-        _compare(reduced(samples, edge_index), reduced(*_without_last(samples, edge_index)))
+        everything = reduced(samples, edge_index)
+        _compare(everything, reduced(*_without_last(samples, edge_index)))
+        for sign in (1, -1):
+            _compare(everything, reduced(_with_other_last(samples, sign), edge_index))
 
 
 def _without_last(arguments: Arguments, edge_index: Tensor) -> tuple[Arguments, Tensor]:
     return replace(arguments, edge=tuple(t[:-1] for t in arguments.edge)), edge_index[:, :-1]
+
+
+def _with_other_last(arguments: Arguments, sign: int) -> Arguments:
+    """The same with other floating values at the last edge: the largest of all, or the least.
+
+    What lay between 0 and 1 still does.
+    """
+
+    def other(values: Tensor) -> Tensor:
+        if not values.is_floating_point():
+            return values
+        last = values.detach()[-1:]
+        within = (last >= 0) & (last <= 1)
+        far = sign * (3 * last.abs() + 5)
+        return torch.cat([values.detach()[:-1], torch.where(within, 0.5 + 0.48 * sign, far)])
+
+    src, dst, edge = (tuple(map(other, g)) for g in (arguments.src, arguments.dst, arguments.edge))
+    return Arguments(src, dst, edge, arguments.whole)
 
 
 def _of_one_edge(logits: Tensor, _: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ block, and everything else is passed as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class Binding:
         draws: Where masks of dropout are drawn by edge, those of this call; else None.
         rows: Rows of every tensor that is not read at a node, by name. It is an edge tensor if that
             is the number of edges on every rank.
+        at_nodes: Rows of nodes that the function reads as they are; it runs on rows then.
     """
 
     conv: MessagePassing
@@ -57,6 +58,7 @@ class Binding:
     rows: dict[str, int]
     slots: tuple[_Slot, ...]
     draws: EdgeDraws | None = None
+    at_nodes: Mapping[str, Any] = field(default_factory=dict)
 
     def dropping(self, draws: EdgeDraws | None, ids: Tensor | None) -> Binding:
         """The same with masks of dropout by edge; `ids` of the edges are its last edge tensor."""
@@ -154,10 +156,12 @@ def bind(
     kwargs: dict[str, Any],
     plan: Plan,
     edge_names: frozenset[str] | None = None,
+    at_nodes: Mapping[str, Any] | None = None,
 ) -> Binding:
     """Sorts the arguments of one call of ``propagate`` or ``edge_updater`` into their roles.
 
     `edge_names` says which tensors have one row per edge; None takes all that could have here.
+    `at_nodes` has the rows of nodes that it reads as they are.
 
     Raises:
         ValueError: If a node tensor does not have one row per own node, or an argument named in
@@ -174,7 +178,7 @@ def bind(
     )
     for name in names:
         base, suffix = (name[:-2], name[-2:]) if name[-2:] in ('_i', '_j') else (name, '')
-        if base not in kwargs:
+        if base not in kwargs or (at_nodes and name in at_nodes):
             continue  # `collect_param_data` knows the default, or complains as PyG does
         value = kwargs[base]
         if suffix and isinstance(value, (tuple, list)):
@@ -200,7 +204,7 @@ def bind(
             role = 'edge' if is_edge else 'whole'
         slots.append(_Slot(name, role, _place_of(value, groups[role])))
     arguments = Arguments(*(tuple(groups[role]) for role in ('src', 'dst', 'edge', 'whole')))
-    return Binding(conv, function, arguments, rows, tuple(slots))
+    return Binding(conv, function, arguments, rows, tuple(slots), at_nodes=at_nodes or {})
 
 
 def before_step(conv: MessagePassing, step: str, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

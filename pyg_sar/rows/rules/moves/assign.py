@@ -11,7 +11,7 @@ from pyg_sar.rows.align import brought, dim_of, own_rows
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import rule
-from pyg_sar.rows.replicated import check_whole, met
+from pyg_sar.rows.replicated import all_of_plain, check_whole, met
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
 from pyg_sar.rows.rules.moves.select import (
     as_items,
@@ -19,6 +19,7 @@ from pyg_sar.rows.rules.moves.select import (
     check_range,
     dims_used,
     item_of_rows,
+    numbers_of,
 )
 from pyg_sar.rows.space import Space
 
@@ -41,9 +42,23 @@ def _setitem(func: Any, args: Any, kwargs: Any) -> None:
         else:
             view.fill_(new)
         return
+    if isinstance(at, slice) and at == slice(None):
+        _set_beside(func, values, items, place, new)
+        return
     if any(isinstance(each, Tensor) for i, each in enumerate(items) if i != place):
         refuse(func, 'in two dimensions at once is not known to be right')
     _set_rows(func, values, items, place, new)
+
+
+def _set_beside(func: Any, values: Rows, items: list[Any], place: int, new: Any) -> None:
+    """Into all rows, at what plain tensors say of other dimensions."""
+    with plainly():
+        like = beside_rows(func, values, items, place)
+    if isinstance(new, Tensor):
+        dim = dim_of(new) - (dim_of(like) - like._dim)
+        new = own_rows(func, new, dim, values._space) if dim >= 0 else met(new)
+    with plainly():
+        plain(values)[tuple(met(e) if isinstance(e, Tensor) else e for e in items)] = new
 
 
 def _set_rows(func: Any, values: Rows, items: list[Any], place: int, new: Any) -> None:
@@ -51,9 +66,7 @@ def _set_rows(func: Any, values: Rows, items: list[Any], place: int, new: Any) -
     with plainly():
         if isinstance(at, Tensor) and at.dtype == torch.bool:
             if dim_of(at) > 1:
-                if not isinstance(at, Rows) or (isinstance(new, Tensor) and dim_of(new)):
-                    refuse(func, 'by a mask of several dimensions takes a number')
-                plain(values)[plain(at)] = met(new) if isinstance(new, Tensor) else new
+                _set_numbers(func, values, at, new)
                 return
             key = brought(func, at, space) if isinstance(at, Rows) else own_rows(func, at, 0, space)
             items[place], chosen = plain(key), space.selected(key)
@@ -70,6 +83,18 @@ def _set_rows(func: Any, values: Rows, items: list[Any], place: int, new: Any) -
         new = brought(func, new, chosen)
     with plainly():
         plain(values)[tuple(plain(each) for each in items)] = plain(new)
+
+
+def _set_numbers(func: Any, values: Rows, mask: Tensor, new: Any) -> None:
+    """Into numbers out of rows, by a mask of several dimensions."""
+    if not isinstance(mask, Rows) or mask._dim or values._dim:
+        refuse(func, 'by a mask of several dimensions is known for masks of rows only')
+    key: Rows = brought(func, mask, values._space)
+    if isinstance(new, Rows):
+        new = brought(func, new, numbers_of(key, values._space))
+    elif isinstance(new, Tensor) and dim_of(new):
+        refuse(func, 'by a mask of several dimensions takes a number, or what it has selected')
+    plain(values)[plain(key)] = plain(new) if isinstance(new, Rows) else all_of_plain(new)
 
 
 def _listed(func: Any, values: Rows, at: Any) -> tuple[Space, Tensor]:

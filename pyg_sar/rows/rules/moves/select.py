@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import check_whole, met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
+from pyg_sar.rows.space import Space
 
 
 @rule('__getitem__')
@@ -153,11 +155,8 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
         if mask._dim:
             refuse(func, 'by a mask whose rows are elsewhere')
         count = dim_of(mask)
+        width = math.prod(mask.shape[1:])
         with plainly():
-            width = plain(mask)[0:0].flatten(1).size(1) if mask.shape[0] else 0
-            width = 1
-            for size in mask.shape[1:]:
-                width *= size
             flat = plain(values).reshape(space.own * width, *values.shape[count:])
             chosen = plain(mask).reshape(-1)
         many = tag(flat, 0, space.times(width))
@@ -171,6 +170,14 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
     with plainly():
         kept = plain(values)[(slice(None),) * dim + (own,)]
         return tag(kept, dim, selected)
+
+
+def numbers_of(mask: Rows, space: Space) -> Space:
+    """What a mask of several dimensions selects: numbers out of rows, one after another."""
+    many = space.times(math.prod(mask.shape[1:]))
+    with plainly():
+        chosen = plain(mask).reshape(-1)
+    return many.selected(tag(chosen, 0, many))
 
 
 def _by_rows(func: Any, values: Rows, ids: Rows, dim: int) -> Any:
