@@ -57,7 +57,7 @@ def _on_the_host(out: Tensor, data: Any) -> Tensor:
 
 
 def _compiled(out: Tensor, data: Any) -> Tensor:
-    loss: Tensor = torch.compile(_plain, backend='eager')(out, data)
+    loss: Tensor = torch.compile(_plain, backend='eager')(out.clone(), data)
     return loss
 
 
