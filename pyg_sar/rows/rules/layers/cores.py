@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, found
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
-from pyg_sar.rows.replicated import all_of_plain, met, own_draws
+from pyg_sar.rows.replicated import all_of_plain, own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import is_in_place
 from pyg_sar.rows.rules.numbers.without_rows import run
@@ -139,33 +139,6 @@ def _solve(func: Any, args: Any, kwargs: Any) -> Any:
     if dim_of(left) != dim_of(other) or kwargs.get('out') is not None:
         refuse(func, 'and vectors is not known to be right: make them matrices of one column')
     return by_cores(func, args, kwargs, 2)
-
-
-@rule('scaled_dot_product_attention')
-def _attention(func: Any, args: Any, kwargs: Any) -> Any:
-    """Rows in the batch; or rows ask, of keys and values that are plain."""
-    names = 'query key value attn_mask dropout_p is_causal scale enable_gqa'
-    named = dict(zip(names.split(), args, strict=False)) | kwargs
-    query, key, value = (named.pop(name) for name in ('query', 'key', 'value'))
-    mask, drops = named.pop('attn_mask', None), named.get('dropout_p', 0.0) > 0
-    are_rows = [isinstance(each, Rows) for each in (query, key, value)]
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Any:
-        return func(query, key, value, mask, **named)
-
-    attend.__name__ = 'scaled_dot_product_attention'
-    if are_rows == [True, False, False] and query._dim == dim_of(query) - 2:
-        if named.get('is_causal') or dim_of(mask if mask is not None else query) < 2:
-            refuse(func, "with 'is_causal' is not known to be right")
-        key, value = met(key), met(value)
-        (query, mask), _, right, space = align(func, (query, mask), {})
-        with plainly(), own_draws(query.device) if drops else nullcontext():
-            return as_rows(attend(query, key, value, mask), right, space)
-    if named.get('enable_gqa') and any(
-        isinstance(each, Rows) and each._dim == dim_of(each) - 3 for each in (query, key, value)
-    ):
-        refuse(func, "with 'enable_gqa' and rows as heads is not known to be right")
-    return by_cores(attend, (query, key, value, mask), {}, 2, draws=drops)
 
 
 @rule('cov corrcoef')

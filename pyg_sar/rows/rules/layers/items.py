@@ -176,24 +176,3 @@ def _prelu(func: Any, args: Any, kwargs: Any) -> Any:
     if not isinstance(rows, Rows) or (rows._dim == 1 and dim_of(rows) > 1):
         refuse(func, 'would have the channels of this rank alone')
     return by_items(func, args, kwargs, 'input weight', {'input': Items(rows._dim)}, rows._dim)
-
-
-@rule('multi_head_attention_forward')
-def _attention(func: Any, args: Any, kwargs: Any) -> Any:
-    """The rows are the items of the batch: dimension 1 of queries, keys and values."""
-    names = (
-        'query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v '
-        'add_zero_attn dropout_p out_proj_weight out_proj_bias training key_padding_mask '
-        'need_weights attn_mask use_separate_proj_weight q_proj_weight k_proj_weight '
-        'v_proj_weight static_k static_v average_attn_weights is_causal'
-    )
-    given = dict(zip(names.split(), args, strict=False)) | kwargs
-    mask = given.get('attn_mask')
-    if any(given.get(name) is not None for name in ('static_k', 'static_v')):
-        refuse(func, "with 'static_k' or 'static_v' is not known to be right")
-    if isinstance(mask, Tensor) and dim_of(mask) > 2:
-        refuse(func, "with an 'attn_mask' for each of them is not known to be right")
-    where = {name: Items(1, 3) for name in ('query', 'key', 'value')}
-    where['key_padding_mask'] = Items(0, 2)
-    draws = given['dropout_p'] > 0 and given.get('training', True)
-    return by_items(func, args, kwargs, names, where, (1, 0), draws=draws)
