@@ -109,6 +109,8 @@ def _block(rows: Tensor, like: Block) -> Block:
     widths = [like.key.size(-1), like.value.size(-1), *([1] if like.bias is not None else [])]
     key, value, *bias = (
         part.unflatten(1, (heads, width)).movedim(0, 1)
-        for part, width in zip(rows.split([heads * w for w in widths], 1), widths, strict=True)
+        for part, width in zip(
+            torch.split(rows, [heads * w for w in widths], 1), widths, strict=True
+        )
     )
     return Block(key, value, bias[0].mT if bias else None)

@@ -100,13 +100,17 @@ def _of_all_to_all(
     with plainly():
         own = [plain(each) for each in (query, key, value)]
         batch = torch.broadcast_shapes(*(each.shape[:-2] for each in own))  # type: ignore[no-untyped-call]
+        heads = math.prod(batch)
         q, k, v = (
-            each.expand(*batch, *each.shape[-2:]).reshape(-1, *each.shape[-2:]) for each in own
+            each.expand(*batch, *each.shape[-2:]).reshape(heads, *each.shape[-2:]) for each in own
         )
         if bias is not None:
-            of_keys = plain(bias).to(q.dtype)
-            of_keys = of_keys.expand(*batch, 1, of_keys.size(-1)).reshape(q.size(0), 1, -1)
-        out = attend_to_all(q, k, v, None if bias is None else of_keys, scale, _counts(key._space))
+            bias = plain(bias).expand(*batch, 1, k.size(1)).reshape(heads, 1, k.size(1))
+        device = q.device.type
+        if torch.is_autocast_enabled(device):
+            q, k, v = (each.to(torch.get_autocast_dtype(device)) for each in (q, k, v))
+        with torch.autocast(device, enabled=False):
+            out = attend_to_all(q, k, v, bias, scale, _counts(key._space))
         return tag(out.view(*batch, *out.shape[-2:]), len(batch), space)
 
 
@@ -169,7 +173,7 @@ def _between_rows(func: Any, given: dict[str, Any]) -> tuple[Any, None]:
     bias = given['in_proj_bias']
     biases = [None] * 3 if bias is None else bias.chunk(3)
     query, key, value = (
-        F.linear(each, w, b).unflatten(-1, (given['num_heads'], -1)).movedim(0, -2)
+        F.linear(each, w, b).unflatten(-1, (given['num_heads'], -1)).movedim(0, -2)  # type: ignore[no-untyped-call]
         for each, w, b in zip(inputs, weights, biases, strict=True)
     )
     mask = given.get('key_padding_mask')
