@@ -108,7 +108,7 @@ def _block(rows: Tensor, like: Block) -> Block:
     heads = like.key.size(0)
     widths = [like.key.size(-1), like.value.size(-1), *([1] if like.bias is not None else [])]
     key, value, *bias = (
-        part.unflatten(1, (heads, width)).movedim(0, 1)
+        part.view(-1, heads, width).movedim(0, 1)
         for part, width in zip(
             torch.split(rows, [heads * w for w in widths], 1), widths, strict=True
         )
