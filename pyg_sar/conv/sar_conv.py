@@ -8,10 +8,8 @@ ignore what it forgot to pass on.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import cache
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -19,22 +17,24 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import in_layer, left_by, world_size
-from pyg_sar.conv.around.patching import bind, overridden, replaced
-from pyg_sar.conv.call.decision import Decision, Decisions
-from pyg_sar.conv.call.propagation import Propagation
-from pyg_sar.conv.call.start import decisions_for
-from pyg_sar.conv.exchanges import Exchanges, find_shards
+from pyg_sar.conv.around.patching import bind_functions, forms
+from pyg_sar.conv.around.state import state_of_modules
+from pyg_sar.conv.call.layer_plan import Forward, LayerPlan, plan_for, running, signature_of
+from pyg_sar.conv.call.plans import CallPlan
+from pyg_sar.conv.call.propagation import edge_updater, propagate
+from pyg_sar.conv.exchanges import edges_in
 from pyg_sar.conv.names import name_of, plain_class
 from pyg_sar.conv.options import Mode, Options, Path
-from pyg_sar.conv.substitutes import ROW_BY_ROW, special_forms
+from pyg_sar.conv.substitutes import ROW_BY_ROW, relations_joined
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import is_running
 from pyg_sar.rows.attach import edges_among, given_to_conv, rows_by_type
+from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.made_edges import with_made_edges
 from pyg_sar.rows.own_rows import own_rows_of, rows_of_call
 from pyg_sar.rows.replicated import average_gradients, shares_kept
 from pyg_sar.rows.unasked.constructors import alike_draws
-from pyg_sar.shard.shard import Shard
+from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 
 class ChosenMode(NamedTuple):
@@ -114,70 +114,89 @@ class SARConv(MessagePassing, metaclass=_Convert):
     @torch.compiler.disable
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the conv; the arguments are the conv's own."""
-        if self._sar.is_running:
+        now = running.value
+        if now is not None and (
+            now.conv is self or (self._sar.is_inside and now.path_of(self) is not None)
+        ):
             return super().forward(*args, **kwargs)
-        names = _names(self._plain_class.forward)
+        signature = signature_of(self._plain_class.forward)
+        names = [*signature.parameters][1:]
         args, kwargs = with_made_edges(name_of(self), names, args, kwargs)
-        shards = find_shards((args, kwargs))
-        if not shards:
+        given = edges_in((*args, *kwargs.values()))
+        if not given:
             if getattr(self, 'cached', False) and world_size() > 1:
                 raise ValueError(
                     f"'cached' of {name_of(self)} must be False on batches (got True): it keeps "
                     "the edges of its first forward, and those of a batch are not another's"
                 )
             return super().forward(*args, **kwargs)
-        edges = edges_among((args, kwargs))
+        edges = [each for each in given if isinstance(each, EdgeIndex)]
+        is_first = bool(edges) and torch.is_grad_enabled() and world_size() > 1
         if edges and isinstance(self, ROW_BY_ROW):
-            if torch.is_grad_enabled() and world_size() > 1:
+            if is_first:
                 average_gradients(self.parameters())
             own = given_to_conv((args, kwargs), edges, name_of(self))
             return rows_by_type(self.forward(*own[0], **own[1]), (args, kwargs))
-        with self._on_cut_graph(shards, args, kwargs) as decisions:
-            if edges or isinstance(self, ROW_BY_ROW):
-                if edges and not decisions.calls and torch.is_grad_enabled() and world_size() > 1:
+        with self._on_cut_graph(given, args, kwargs) as plan:
+            if isinstance(self, ROW_BY_ROW):
+                with relations_joined(args[0] if args else kwargs['x_dict']):
+                    return super().forward(*args, **kwargs)
+            if edges:
+                if is_first and not plan.calls:
                     average_gradients(self.parameters())
                 return super().forward(*args, **kwargs)
             # Own rows, as pyg_sar.local gives them: computed as rows of the whole graph.
-            call = inspect.signature(super().forward).bind(*args, **kwargs)
-            rows = rows_of_call(call.arguments, int(self.node_dim), decisions.spaces)
-            call.arguments.update(rows)
+            call = signature.bind(self, *args, **kwargs)
+            call.arguments.update(rows_of_call(call.arguments, int(self.node_dim), plan.spaces))
             with shares_kept():
-                out = super().forward(*call.args, **call.kwargs)
+                out = super().forward(*call.args[1:], **call.kwargs)
             return own_rows_of(out, edges_among((call.args, call.kwargs)))
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate``; called from outside of forward it is a layer by itself."""
-        return self._called('propagate', edge_index, size, kwargs)
+        now = running.value
+        if now is None or now.path_of(self) is None:
+            layer = self._as_layer(edge_index)
+            if layer is not None:
+                with layer:
+                    return self.propagate(edge_index, size, **kwargs)
+        elif isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
+            return propagate(now, self, edge_index, size, kwargs)
+        # PyG generates them without an argument `size` where the conv never gives one.
+        return super().propagate(edge_index, **_with_size(size, kwargs))
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``; see :meth:`propagate`."""
-        return self._called('edge_updater', edge_index, size, kwargs)
+        now = running.value
+        if now is None or now.path_of(self) is None:
+            layer = self._as_layer(edge_index)
+            if layer is not None:
+                with layer:
+                    return self.edge_updater(edge_index, size, **kwargs)
+        elif isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
+            return edge_updater(now, self, edge_index, size, kwargs)
+        return super().edge_updater(edge_index, **_with_size(size, kwargs))
 
-    def _called(self, method: str, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Tensor:
-        shards = [] if self._sar.is_running else find_shards([edge_index])
-        if not shards:
-            # PyG generates them without an argument `size` where the conv never gives one.
-            named = kwargs if size is None else {'size': size, **kwargs}
-            plain: Any = getattr(super(), method)
-            return plain(edge_index, **named)
-        with self._on_cut_graph(shards, (), {}, in_forward=False):
-            return getattr(self, method)(edge_index, size=size, **kwargs)
+    def _as_layer(self, edge_index: Any) -> AbstractContextManager[LayerPlan] | None:
+        """For a call from outside of forward along edges of a cut graph, else None."""
+        given = edges_in([edge_index])
+        return self._on_cut_graph(given, (), {}, in_forward=False) if given else None
 
     @contextmanager
     def _on_cut_graph(
         self,
-        shards: list[Shard],
+        edges: list[EdgeIndex | ShardEdgeIndex],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
         in_forward: bool = True,
-    ) -> Iterator[Decisions]:
+    ) -> Iterator[LayerPlan]:
         """While it lasts, the conv and all convs inside it pass messages on the cut graph.
 
-        Collective: see :func:`pyg_sar.conv.call.start.decisions_for`.
+        Collective: see :func:`pyg_sar.conv.call.layer_plan.plan_for`.
         """
         sar = self._sar
-        with in_layer(sar.place(self)), ExitStack() as stack:
+        with in_layer(sar.place):
             try:
                 if sar.drops_by_id and self.training and not is_running():
                     raise ValueError(
@@ -185,29 +204,32 @@ class SARConv(MessagePassing, metaclass=_Convert):
                         'the model (got a call from outside of one): call the model itself, or '
                         'wrap the module whose forward has the convs with dropout_seed'
                     )
-                exchanges = Exchanges(shards, sar.options.prefetch, sar.options.exchange_dtype)
-                decisions = decisions_for(self, sar.options, shards, args, kwargs, sar.decisions)
-                forms = special_forms(exchanges, decisions.checked, args, kwargs)
-                stack.enter_context(replaced(forms))
-                stack.enter_context(alike_draws())
-                for path, module in self.named_modules():
-                    bind(type(module))
-                    if isinstance(module, MessagePassing):
-                        form = Propagation(
-                            conv=module,
-                            path=path,
-                            exchanges=exchanges,
-                            options=sar.options,
-                            decisions=decisions,
-                            in_forward=in_forward,
-                        )
-                        for method in ('propagate', 'edge_updater'):
-                            stack.enter_context(overridden(module, method, getattr(form, method)))
-                stack.enter_context(overridden(sar, 'is_running', True))
-                yield decisions
+                plan = plan_for(
+                    self,
+                    sar.options,
+                    self._state(),
+                    edges,
+                    args,
+                    kwargs,
+                    sar.plans,
+                    in_forward=in_forward,
+                )
+                now = Forward(self, plan, sar.options, in_forward)
+                with running.set(now), forms.set(plan.forms), alike_draws():
+                    yield plan
             except BaseException as error:
                 left_by(error)
                 raise
+
+    def _state(self) -> list[Any]:
+        """What must be found out anew where it changes; convs that are new in it are SARConvs."""
+        sar = self._sar
+        state = state_of_modules((self, *sar.inner))
+        if state != sar.state:
+            _take_in(self)
+            sar.inner = [*self.modules()][1:]
+            sar.state = state = state_of_modules((self, *sar.inner))
+        return state
 
     @property
     def sar_options(self) -> Options:
@@ -221,13 +243,13 @@ class SARConv(MessagePassing, metaclass=_Convert):
         """
         found = [
             ChosenMode(each.function, each.mode, each.one_shot_bytes)
-            for each in self._sar.all_decisions()
+            for each in self._sar.call_plans()
         ]
         return list(dict.fromkeys(found))
 
     def chosen_paths(self) -> list[Path]:
         """How message passing has been computed so far, the same on all ranks: each path once."""
-        return list(dict.fromkeys(each.path for each in self._sar.all_decisions()))
+        return list(dict.fromkeys(each.path for each in self._sar.call_plans()))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A class that is made on the fly cannot be found by name, but the plain one can.
@@ -248,34 +270,37 @@ class SARConv(MessagePassing, metaclass=_Convert):
 class _Converted:
     """What a SARConv has beside its conv."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, place: str, *, is_inside: bool = False) -> None:
         self.options = options
-        self.path = ''  # of the conv in the model that pyg_sar.wrap was given
+        self.place = place  # what errors call this layer
+        self.is_inside = is_inside  # another SARConv, whose forward it is a part of
         self.drops_by_id = False  # whether it is part of a model with `dropout_seed`
-        self.is_running = False  # on a cut graph now: calls of forward are those of the conv itself
-        self.decisions: dict[
-            str, Decisions
-        ] = {}  # for each kind of forward, in words; oldest first
+        self.plans: dict[str, LayerPlan] = {}  # for each kind of forward, in words; oldest first
+        self.inner: list[torch.nn.Module] = []  # all modules in the conv
+        self.state: list[Any] = []  # of the conv at its last forward
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy may run with other ranks: they decide anew.
-        return vars(self) | {'is_running': False, 'decisions': {}}
+        # A copy may run with other ranks: they agree anew.
+        return vars(self) | {'plans': {}, 'inner': [], 'state': []}
 
-    def place(self, conv: torch.nn.Module) -> str:
-        """What errors call this layer: its path in the model, as far as that is known."""
-        name = name_of(conv)
-        return f"layer '{self.path}' ({name})" if self.path else f'layer SARConv({name})'
-
-    def all_decisions(self) -> list[Decision]:
+    def call_plans(self) -> list[CallPlan]:
         """Of all forwards, in the order in which they were made."""
-        return [each for kind in self.decisions.values() for each in kind.calls.values()]
+        return [each for plan in self.plans.values() for each in plan.calls.values()]
+
+
+def name_layers(model: torch.nn.Module) -> None:
+    """Says of the SARConvs of a model where in it they are, for messages."""
+    for path, module in model.named_modules():
+        if isinstance(module, SARConv) and path:
+            module._sar.place = f"layer '{path}' ({name_of(module)})"
 
 
 def _convert(conv: MessagePassing, **options: Any) -> MessagePassing:
     """Makes a SARConv of a conv; raises before anything is changed."""
     checked = Options(**options)
-    if not isinstance(conv, MessagePassing) or isinstance(conv, SARConv):
-        already = ', a SARConv already' * isinstance(conv, SARConv)
+    is_one = isinstance(conv, SARConv) and not conv._sar.is_inside
+    if not isinstance(conv, MessagePassing) or is_one:
+        already = ', a SARConv already' * is_one
         raise ValueError(
             f'expected a MessagePassing conv to wrap (got {plain_class(conv).__name__}{already})'
         )
@@ -283,11 +308,29 @@ def _convert(conv: MessagePassing, **options: Any) -> MessagePassing:
         reason = why_refused(module)
         if reason is not None:
             raise ValueError(f'{name_of(module)} cannot be wrapped: {reason}')
-    conv.__class__ = _sar_class(type(conv))
-    vars(conv)['_sar'] = _Converted(checked)
-    for module in conv.modules():
-        bind(type(module))
+    _become(conv, checked)
+    _take_in(conv)
     return conv
+
+
+def _become(conv: MessagePassing, options: Options, *, is_inside: bool = False) -> None:
+    cls = type(conv)
+    if '_plain_class' not in vars(cls):
+        conv.__class__ = _sar_class(cls)
+    place = f'layer SARConv({name_of(conv)})'
+    vars(conv)['_sar'] = _Converted(options, place, is_inside=is_inside)
+
+
+def _take_in(conv: MessagePassing) -> None:
+    """Has code of all modules in a conv find what it needs on a cut graph; lasts for good."""
+    for module in conv.modules():
+        bind_functions(type(module))
+        if isinstance(module, MessagePassing):
+            if not isinstance(module, SARConv):
+                _become(module, conv._sar.options, is_inside=True)
+            if not module.explain:
+                for method in ('propagate', 'edge_updater'):  # PyG's, once it was explained
+                    vars(module).pop(method, None)
 
 
 _classes: dict[type[MessagePassing], Any] = {}
@@ -302,10 +345,8 @@ def _sar_class(plain: type[MessagePassing]) -> Any:
     return _classes[plain]
 
 
-@cache
-def _names(forward: Any) -> list[str]:
-    """Of the arguments of a method."""
-    return list(inspect.signature(forward).parameters)[1:]
+def _with_size(size: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    return kwargs if size is None else {'size': size, **kwargs}
 
 
 def _empty(plain: type[MessagePassing]) -> Any:

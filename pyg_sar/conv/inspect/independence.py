@@ -19,7 +19,7 @@ from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.around.patching import overridden
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import MessageError, UnsupportedMessageError
-from pyg_sar.conv.message.reductions import messages_of
+from pyg_sar.conv.message.reductions import BlockMessages
 from pyg_sar.conv.message.sample_edges import (
     NUM_MADE_UP,
     NUM_SAMPLES,
@@ -95,9 +95,8 @@ def check_edges_are_independent(binding: Binding, num_reductions: int) -> None:
 
     def reduced(arguments: Arguments, edges: Tensor) -> _Values | None:
         def run() -> _Values:
-            messages = messages_of(
-                binding, num_reductions, arguments, edges, NUM_SAMPLES, _of_one_edge
-            )
+            of_edges = BlockMessages(binding, num_reductions, NUM_SAMPLES)
+            messages = of_edges.run(arguments, edges, _of_one_edge)
             dim = binding.conv.node_dim if binding.function == 'message' else 0
             return [(message, dim) for message in messages]
 

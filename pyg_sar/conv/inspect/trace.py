@@ -25,7 +25,7 @@ from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.inspect.products import ProductRecorder
 from pyg_sar.conv.inspect.softmax_is_linear import SoftmaxUse
 from pyg_sar.conv.message.arguments import Binding
-from pyg_sar.conv.message.intercept import Intercept, MessageError, StatisticsError, WatchedIndex
+from pyg_sar.conv.message.intercept import Intercept, MessageError, WatchedIndex
 from pyg_sar.conv.message.reductions import Aggregate, ReductionRecorder
 from pyg_sar.conv.message.sample_edges import NUM_SAMPLES, Undone, not_saved, samples_of
 from pyg_sar.conv.support import takes_statistics
@@ -83,6 +83,7 @@ def trace(binding: Binding) -> Trace:
 
     Raises:
         UnsupportedMessageError: If it cannot be computed block by block; the message says why.
+        MessageError: If it looks across edges.
     """
     conv = binding.conv
     samples, edge_index = samples_of(binding)
@@ -108,10 +109,10 @@ def trace(binding: Binding) -> Trace:
     # A gradient inside the function is taken in this thread, which alone numbers the history.
     here = torch.autograd.set_multithreading_enabled(False)
     with here, Undone(conv, edge_index.device) as undone, _refusing_statistics(conv):
-        with in_message.in_force(), recorder, use:
+        with in_message, recorder, use:
             out = binding.run(values)
         if binding.function == 'message':
-            with in_aggregate.in_force(), use:
+            with in_aggregate, use:
                 binding.aggregate({**values, 'dim_size': 1, 'size_i': 1}, out)
             aggregate = in_aggregate.aggregate(out)
 
@@ -231,7 +232,7 @@ def _refusing_statistics(conv: torch.nn.Module) -> Iterator[None]:
 
     def refuse(module: torch.nn.Module, _: Any) -> None:
         if module.training or getattr(module, 'running_mean', None) is None:
-            raise StatisticsError(
+            raise MessageError(
                 f'{type(module).__name__} runs inside it and would see one block of edges only'
             )
 
