@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,12 +19,12 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm import in_layer, left_by, world_size
 from pyg_sar.conv.around.patching import bind_functions, forms
 from pyg_sar.conv.around.state import state_of_modules
-from pyg_sar.conv.call.layer_plan import Forward, LayerPlan, plan_for, running, signature_of
-from pyg_sar.conv.call.plans import CallPlan
+from pyg_sar.conv.call.inputs import signature_of
+from pyg_sar.conv.call.layer_plan import Forward, Layer, LayerPlan, plan_for, running
 from pyg_sar.conv.call.propagation import edge_updater, propagate
 from pyg_sar.conv.exchanges import edges_in
 from pyg_sar.conv.names import name_of, plain_class
-from pyg_sar.conv.options import Mode, Options, Path
+from pyg_sar.conv.options import ChosenMode, Options, Path
 from pyg_sar.conv.substitutes import ROW_BY_ROW, relations_joined
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import is_running
@@ -35,21 +35,6 @@ from pyg_sar.rows.own_rows import own_rows_of, rows_of_call
 from pyg_sar.rows.replicated import average_gradients, shares_kept
 from pyg_sar.rows.unasked.constructors import alike_draws
 from pyg_sar.shard.edge_index import ShardEdgeIndex
-
-
-class ChosenMode(NamedTuple):
-    """How one kind of call of message passing is computed.
-
-    Attributes:
-        function: ``'GATConv.message'``, ``'GATConv.edge_update'`` ...
-        mode: The mode it is computed in.
-        one_shot_bytes: What mode one_shot would hold, on the rank where that is most; 0 where the
-            memory budget did not decide.
-    """
-
-    function: str
-    mode: Mode
-    one_shot_bytes: int
 
 
 class _Convert(type):
@@ -108,7 +93,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
     """
 
     _plain_class: type[MessagePassing]
-    _sar: _Converted
+    _sar: Layer
 
     # torch.compile leaves message passing on ranks to itself, and breaks its graph here.
     @torch.compiler.disable
@@ -162,8 +147,9 @@ class SARConv(MessagePassing, metaclass=_Convert):
                     return self.propagate(edge_index, size, **kwargs)
         elif isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
             return propagate(now, self, edge_index, size, kwargs)
-        # PyG generates them without an argument `size` where the conv never gives one.
-        return super().propagate(edge_index, **_with_size(size, kwargs))
+        if size is not None:  # PyG generates the method without it where the conv never gives one
+            kwargs['size'] = size
+        return super().propagate(edge_index, **kwargs)
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``; see :meth:`propagate`."""
@@ -175,7 +161,9 @@ class SARConv(MessagePassing, metaclass=_Convert):
                     return self.edge_updater(edge_index, size, **kwargs)
         elif isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
             return edge_updater(now, self, edge_index, size, kwargs)
-        return super().edge_updater(edge_index, **_with_size(size, kwargs))
+        if size is not None:
+            kwargs['size'] = size
+        return super().edge_updater(edge_index, **kwargs)
 
     def _as_layer(self, edge_index: Any) -> AbstractContextManager[LayerPlan] | None:
         """For a call from outside of forward along edges of a cut graph, else None."""
@@ -204,16 +192,8 @@ class SARConv(MessagePassing, metaclass=_Convert):
                         'the model (got a call from outside of one): call the model itself, or '
                         'wrap the module whose forward has the convs with dropout_seed'
                     )
-                plan = plan_for(
-                    self,
-                    sar.options,
-                    self._state(),
-                    edges,
-                    args,
-                    kwargs,
-                    sar.plans,
-                    in_forward=in_forward,
-                )
+                state = self._state()
+                plan = plan_for(self, state, edges, args, kwargs, in_forward=in_forward)
                 now = Forward(self, plan, sar.options, in_forward)
                 with running.set(now), forms.set(plan.forms), alike_draws():
                     yield plan
@@ -267,27 +247,6 @@ class SARConv(MessagePassing, metaclass=_Convert):
             self.__class__ = cls
 
 
-class _Converted:
-    """What a SARConv has beside its conv."""
-
-    def __init__(self, options: Options, place: str, *, is_inside: bool = False) -> None:
-        self.options = options
-        self.place = place  # what errors call this layer
-        self.is_inside = is_inside  # another SARConv, whose forward it is a part of
-        self.drops_by_id = False  # whether it is part of a model with `dropout_seed`
-        self.plans: dict[str, LayerPlan] = {}  # for each kind of forward, in words; oldest first
-        self.inner: list[torch.nn.Module] = []  # all modules in the conv
-        self.state: list[Any] = []  # of the conv at its last forward
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy may run with other ranks: they agree anew.
-        return vars(self) | {'plans': {}, 'inner': [], 'state': []}
-
-    def call_plans(self) -> list[CallPlan]:
-        """Of all forwards, in the order in which they were made."""
-        return [each for plan in self.plans.values() for each in plan.calls.values()]
-
-
 def name_layers(model: torch.nn.Module) -> None:
     """Says of the SARConvs of a model where in it they are, for messages."""
     for path, module in model.named_modules():
@@ -318,7 +277,7 @@ def _become(conv: MessagePassing, options: Options, *, is_inside: bool = False) 
     if '_plain_class' not in vars(cls):
         conv.__class__ = _sar_class(cls)
     place = f'layer SARConv({name_of(conv)})'
-    vars(conv)['_sar'] = _Converted(options, place, is_inside=is_inside)
+    vars(conv)['_sar'] = Layer(options, place, is_inside=is_inside)
 
 
 def _take_in(conv: MessagePassing) -> None:
@@ -343,10 +302,6 @@ def _sar_class(plain: type[MessagePassing]) -> Any:
         made = _Convert(f'SAR{plain.__name__}', (SARConv, plain), names)
         _classes.setdefault(plain, made)  # another thread may have been faster
     return _classes[plain]
-
-
-def _with_size(size: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    return kwargs if size is None else {'size': size, **kwargs}
 
 
 def _empty(plain: type[MessagePassing]) -> Any:

@@ -17,8 +17,8 @@ from torch import Tensor
 from pyg_sar.aggregate.program import Arguments
 from pyg_sar.comm import agree, check_equal
 from pyg_sar.conv.call.by_destination import observe
+from pyg_sar.conv.call.one_call import Call
 from pyg_sar.conv.call.plans import (
-    Call,
     CallPlan,
     Gather,
     LinearSum,

@@ -5,36 +5,31 @@ of the conv: its hooks, its training mode, its numbers and the kinds of its inpu
 registers a hook and the others do not, it would decide anew while they wait for its rows. So every
 forward begins with an all-reduce of one number, which tells whether what must be alike is the same
 on all ranks, and whether one of them has to decide anew.
-
-Only ``propagate`` shows for certain which role a tensor has. But a conv may fail before it gets
-there, on the one rank whose input is wrong. So what the names of arguments tell is checked here.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MessagePassing, RGCNConv
+from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import agree, are_alike, check_equal, raise_together
 from pyg_sar.conv.around.patching import Forms
 from pyg_sar.conv.around.state import words_of_modules
+from pyg_sar.conv.call.inputs import check_inputs, check_not_explained
 from pyg_sar.conv.call.plans import CallPlan
 from pyg_sar.conv.exchanges import exchange_of, shards_of
-from pyg_sar.conv.names import name_of, plain_class
+from pyg_sar.conv.names import name_of
 from pyg_sar.conv.options import Options
 from pyg_sar.conv.substitutes import special_forms
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import plainly
 from pyg_sar.scoped import Scoped
 from pyg_sar.shard.edge_index import ShardEdgeIndex
-from pyg_sar.shard.shard import Shard
 
 
 @dataclass(eq=False)
@@ -57,6 +52,27 @@ class LayerPlan:
     spaces: dict[Any, Any] = field(default_factory=dict)
 
 
+class Layer:
+    """What a SARConv has beside its conv."""
+
+    def __init__(self, options: Options, place: str, *, is_inside: bool = False) -> None:
+        self.options = options
+        self.place = place  # what errors call this layer
+        self.is_inside = is_inside  # another SARConv, whose forward it is a part of
+        self.drops_by_id = False  # whether it is part of a model with `dropout_seed`
+        self.plans: dict[str, LayerPlan] = {}  # for each kind of forward, in words; oldest first
+        self.inner: list[torch.nn.Module] = []  # all modules in the conv
+        self.state: list[Any] = []  # of the conv at its last forward
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy may run with other ranks: they agree anew.
+        return vars(self) | {'plans': {}, 'inner': [], 'state': []}
+
+    def call_plans(self) -> list[CallPlan]:
+        """Of all forwards, in the order in which they were made."""
+        return [each for plan in self.plans.values() for each in plan.calls.values()]
+
+
 @dataclass(frozen=True, eq=False)
 class Forward:
     """A forward of a layer on a cut graph, or a call of its ``propagate`` from outside of one."""
@@ -76,17 +92,15 @@ running: Scoped[Forward | None] = Scoped(None)
 
 
 def plan_for(
-    conv: MessagePassing,
-    options: Options,
+    conv: Any,
     state: list[Any],
     edges: list[EdgeIndex | ShardEdgeIndex],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    known: dict[str, LayerPlan],
     *,
     in_forward: bool,
 ) -> LayerPlan:
-    """What the ranks have agreed on for a forward like this one; a new plan is added to `known`.
+    """What the ranks have agreed on for a forward like this one of a SARConv in a state.
 
     Collective: an all-reduce of one number; where a rank has not seen such a forward, or the conv
     has changed since, an all-gather.
@@ -95,6 +109,7 @@ def plan_for(
         ValueError: If a shard is not this rank's. On all ranks, if the forwards differ, or the
             inputs of one are wrong.
     """
+    options, known = conv._sar.options, conv._sar.plans
     shards = shards_of(edges)
     for shard in shards:
         exchange_of(shard, options.prefetch, options.exchange_dtype)
@@ -111,11 +126,11 @@ def plan_for(
     error = None
     try:
         if plan is None:
-            _check_not_explained(conv)
+            check_not_explained(conv)
         # Rows say themselves whose they are.
         is_told = plan is not None and all(isinstance(each, EdgeIndex) for each in edges)
         if len(shards) == 1 and not is_told:
-            _check_inputs(conv, shards[0], args, kwargs)
+            check_inputs(conv, shards[0], args, kwargs)
     except ValueError as wrong:
         error = wrong
     words = _words(conv, options, kind) if plan is None else plan.words
@@ -166,87 +181,3 @@ def _words(conv: MessagePassing, options: Options, kind: tuple[Any, ...]) -> str
         elif each is not None:
             words.append(each)
     return '; '.join(words)
-
-
-@cache
-def signature_of(forward: Any) -> inspect.Signature:
-    """Of a conv's forward."""
-    return inspect.signature(forward)
-
-
-def _check_not_explained(conv: MessagePassing) -> None:
-    for module in conv.modules():
-        if isinstance(module, MessagePassing) and module.explain:
-            raise ValueError(
-                f'{name_of(module)} cannot be explained on a cut graph: explain the model on a '
-                'plain graph, such as the neighbourhood of a node (k_hop_subgraph), with its '
-                'weights or on one process'
-            )
-
-
-def _check_has_features(conv: MessagePassing, arguments: Mapping[str, Any]) -> None:
-    """Raises ValueError where PyG's own convs are given None for ``x``.
-
-    RGCNConv then learns a row per node, which it numbers from 0 on, and a rank would number its
-    own. Convs on points do without ``x``.
-    """
-    is_pygs = plain_class(conv).__module__.startswith('torch_geometric.')
-    x = arguments.get('x', ())
-    is_missing = x is None or (isinstance(x, (tuple, list)) and len(x) > 0 and x[0] is None)
-    if is_missing and is_pygs and 'pos' not in arguments:
-        of_ids = '; RGCNConv also takes the ids of the own nodes, data.n_id'
-        raise ValueError(
-            f"expected features in 'x' of {name_of(conv)} (got None): nodes without features get "
-            f'rows of their own by pyg_sar.NodeEmbedding(data, width)()'
-            + of_ids
-            * isinstance(conv, RGCNConv)
-        )
-
-
-def _check_inputs(
-    conv: MessagePassing, shard: Shard, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Checks the rows of ``x`` and of edge tensors among the arguments of a conv's forward.
-
-    Raises:
-        ValueError: If ``x`` does not have one row per own node, or a tensor whose name begins with
-            ``edge_`` not one per edge.
-    """
-    try:
-        forward = signature_of(plain_class(conv).forward)
-        arguments = forward.bind(conv, *args, **kwargs).arguments
-    except TypeError:
-        return  # the conv itself says it best
-    handles = [v for v in arguments.values() if isinstance(v, ShardEdgeIndex)]
-    x = arguments.get('x')
-    _check_has_features(conv, arguments)
-    # A relation under another name may be an incidence, along which messages go there and back.
-    if shard.is_bipartite and isinstance(x, Tensor) and 'edge_index' in arguments:
-        raise ValueError(
-            f"expected a pair (x_src, x_dst) for 'x' of {name_of(conv)}, as its edges run "
-            f'between two sets of nodes (got a tensor of shape {tuple(x.shape)})'
-        )
-    own = shard.num_own, shard.num_dst
-    for tensor, rows in zip(x if isinstance(x, (tuple, list)) else [x], own, strict=False):
-        if not isinstance(tensor, Tensor) or not handles:  # rows say themselves whose they are
-            continue
-        dims = {0, conv.node_dim} if tensor.dim() > 1 else {0}
-        if rows not in {tensor.size(d) for d in dims if -tensor.dim() <= d < tensor.dim()}:
-            raise ValueError(
-                f"expected one row per own node in 'x' of {name_of(conv)}: {rows} "
-                f'rows (got shape {tuple(tensor.shape)})'
-            )
-    if len(handles) != 1:
-        return
-    num_edges = handles[0].size(1)
-    for name, value in arguments.items():
-        if (
-            name.startswith('edge_')
-            and isinstance(value, Tensor)
-            and not isinstance(value, ShardEdgeIndex)
-            and value.shape[:1] != (num_edges,)
-        ):
-            raise ValueError(
-                f"expected one row per edge in '{name}' of {name_of(conv)}: {num_edges} rows "
-                f'(got shape {tuple(value.shape)})'
-            )

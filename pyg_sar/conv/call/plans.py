@@ -7,77 +7,35 @@ of the kind find it again.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from weakref import ref
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MessagePassing
 
 from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn
 from pyg_sar.aggregate.replay import replay
 from pyg_sar.aggregate.weighted_sum import weighted_sum
-from pyg_sar.comm import EdgeMove, Exchange
 from pyg_sar.conv.call.by_destination import Observation, run_gather
+from pyg_sar.conv.call.one_call import Call
 from pyg_sar.conv.inspect.trace import Trace, trace
-from pyg_sar.conv.message.arguments import Binding, bind
+from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.forward_state import state_of
 from pyg_sar.conv.message.reductions import Aggregate, BlockMessages, finish
 from pyg_sar.conv.message.sample_edges import Undone
 from pyg_sar.conv.options import Mode, Path
-from pyg_sar.conv.reuse.narrow_exchange import is_hooked, is_sum, sum_for_layer
-from pyg_sar.conv.reuse.raw_feature_sums import kept_sum
+from pyg_sar.conv.reuse.narrow_exchange import (
+    NarrowSum,
+    is_hooked,
+    is_sum,
+    layer_after,
+    rows_through,
+)
+from pyg_sar.conv.reuse.raw_feature_sums import raw_sum
 from pyg_sar.merge import State
-from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import plain, tag
-from pyg_sar.shard.plan import Plan, plan_of
-
-
-@dataclass(eq=False, kw_only=True)
-class Call:
-    """One call of ``propagate``, up to the conv's ``update``, or of ``edge_updater``."""
-
-    conv: MessagePassing
-    function: str  # ``'message'`` or ``'edge_update'``
-    edge_index: Tensor  # as messages pass along it, into own nodes
-    size: tuple[int | None, ...] | None
-    kwargs: dict[str, Any]  # own rows, and rows in the order of `edge_index`
-    at_nodes: dict[str, Any]  # rows of nodes of the whole graph that it reads as they are
-    move: EdgeMove | None  # how tensors of edges came over, if the edges were turned round
-    edges: EdgeIndex | None  # as they were given, if the call was made with rows of the whole
-    exchange: Exchange
-    max_rows: int | None  # in-edges of a chunk of destinations; None for what fits into free memory
-    in_forward: bool  # whether the conv's own forward takes the result
-    binding: Binding = field(init=False)  # the function with its arguments
-    plan: Plan = field(init=False)
-
-    def bind(self, names: tuple[str, ...], edge_names: frozenset[str] | None = None) -> Binding:
-        """Checks and sorts the arguments; see :func:`pyg_sar.conv.message.arguments.bind`."""
-        shard, size = self.exchange.shard, self.size
-        if size is not None:
-            own = shard.num_own, shard.num_dst
-            if any(n not in (None, m) for n, m in zip(size, own, strict=True)):
-                raise ValueError(f"expected 'size' to be {own}, the own nodes (got {tuple(size)})")
-        self.plan = plan_of(self.edge_index, shard)
-        self.binding = bind(self.conv, self.function, names, self.kwargs, self.plan, edge_names)
-        if self.at_nodes:
-            self.binding = replace(self.binding, at_nodes=self.at_nodes)
-        return self.binding
-
-    def in_given_order(self, values: Tensor) -> Tensor:
-        """One row per edge, in the order of the caller's edges."""
-        return values if self.move is None else self.move.to_forward(values)
-
-    def set_attributes(self, seen: Trace | Observation, values: tuple[Tensor, ...]) -> None:
-        """Sets on the conv what its function sets: one row per edge, and numbers."""
-        for name, number in seen.numbers.items():
-            setattr(self.conv, name, number)
-        for name, value in zip(seen.edge_attributes, values, strict=True):
-            rows = self.in_given_order(value)
-            rows = rows if self.edges is None else tag(rows, 0, self.edges._space)
-            setattr(self.conv, name, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,28 +105,33 @@ class LinearSum(TracedPlan):
         conv, plan, place = call.conv, call.plan, self.trace.weight
         x = call.binding.arguments.src[0]
         weight = None if place is None else call.binding.arguments.edge[place]
-        flat = None if weight is None else weight.view(-1)
-        mean = [kind for _, kind in self.reductions.calls] == ['mean']
-        is_plain = is_sum(conv)
-        is_watched = not is_plain or is_hooked(conv)
+        if is_sum(conv):
+            if not (x.requires_grad and torch.is_grad_enabled()):  # agreed, as all needs of one
+                raw = raw_sum(conv, x, weight, plan, is_hooked=is_hooked(conv))
+                if raw is not None:
+                    kept = raw.kept()
+                    return raw.keep(self._sum(call, x, weight)) if kept is None else kept
+            layer = layer_after(conv, x, plan) if call.in_forward else None
+            if layer is not None:
+                rows = rows_through(layer, x)
+                return NarrowSum.of(self._sum(call, rows, weight), layer.weight)
+        return self._sum(call, x, weight)
 
-        def sum_of(rows: Tensor) -> Tensor:
-            rows = rows if flat is None else rows.to(flat.dtype)
-            total = weighted_sum(
-                rows, flat, plan, call.exchange, one_shot=self.is_one_shot, mean=mean
-            )
-            if not is_watched:
-                return total
-            out = self.trace.out
-            return finish(call.binding, self.reductions, [(total,)], out, plan, is_mean=mean)
-
-        if not is_plain:
-            return sum_of(x)
-        if not (x.requires_grad and torch.is_grad_enabled()):  # agreed, as every need of a gradient
-            out = kept_sum(conv, x, weight, plan, sum_of, is_hooked=is_watched)
-            if out is not None:
-                return out
-        return sum_for_layer(conv, x, plan, sum_of) if call.in_forward else sum_of(x)
+    def _sum(self, call: Call, rows: Tensor, weight: Tensor | None) -> Tensor:
+        conv, mean = call.conv, [kind for _, kind in self.reductions.calls] == ['mean']
+        weight = None if weight is None else weight.view(-1)
+        total = weighted_sum(
+            rows if weight is None else rows.to(weight.dtype),
+            weight,
+            call.plan,
+            call.exchange,
+            one_shot=self.is_one_shot,
+            mean=mean,
+        )
+        if is_sum(conv) and not is_hooked(conv):
+            return total
+        binding, out = call.binding, self.trace.out
+        return finish(binding, self.reductions, [(total,)], out, call.plan, is_mean=mean)
 
 
 @dataclass(frozen=True, kw_only=True)

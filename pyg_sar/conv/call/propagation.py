@@ -12,7 +12,8 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm.faults.errors import place
 from pyg_sar.conv.call.agreement import agree_on_plan, edge_tensors
 from pyg_sar.conv.call.layer_plan import Forward
-from pyg_sar.conv.call.plans import Call, CallPlan
+from pyg_sar.conv.call.one_call import Call
+from pyg_sar.conv.call.plans import CallPlan
 from pyg_sar.conv.exchanges import exchange_of, ids_of_edges, into_own
 from pyg_sar.conv.message.arguments import after_step, arguments_of, before_step
 from pyg_sar.conv.message.sample_edges import not_saved
