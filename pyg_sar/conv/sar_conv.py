@@ -1,15 +1,14 @@
 """SARConv: the class of a conv that is computed over a graph that is cut into parts.
 
 ``SARConv(conv)`` gives the conv another class, made on the fly: ``SARGATConv(SARConv, GATConv)``,
-as ``torch.distributed.fsdp.fully_shard`` does. The object stays the one it was, so whatever a
-program does to the conv later is done to what computes. A module around the conv would silently
-ignore what it forgot to pass on.
+as ``torch.distributed.fsdp.fully_shard`` does. So whatever a program does to the conv later is done
+to what computes. A module around the conv would silently ignore what it forgot to pass on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -55,14 +54,12 @@ class SARConv(MessagePassing, metaclass=_Convert):
     the whole graph, and so do all gradients. Linear layers and skip terms run once per node, at its
     owner; only the rows that messages read travel. On any other ``edge_index``, such as that of a
     batch of this rank, it is the plain conv, and nothing is communicated.
-
-    By hand, where :func:`pyg_sar.wrap` does it for all convs of a model::
+    :func:`pyg_sar.wrap` does it for all convs of a model. The method is Sequential Aggregation and
+    Rematerialization (Mostafa, MLSys 2022, `arXiv 2111.06483 <https://arxiv.org/abs/2111.06483>`_).
+    By hand::
 
         conv = pyg_sar.SARConv(GATConv(8, 4, heads=2), mode='one_shot')
         out = conv(data.x, data.edge_index)
-
-    The method is Sequential Aggregation and Rematerialization (Mostafa, MLSys 2022,
-    `arXiv 2111.06483 <https://arxiv.org/abs/2111.06483>`_).
 
     Args:
         conv: A conv of torch_geometric.nn or a MessagePassing of your own, with any message and
@@ -141,34 +138,31 @@ class SARConv(MessagePassing, metaclass=_Convert):
         """``MessagePassing.propagate``; called from outside of forward it is a layer by itself."""
         now = running.value
         if now is None or now.path_of(self) is None:
-            layer = self._as_layer(edge_index)
-            if layer is not None:
-                with layer:
+            given = edges_in([edge_index])
+            if given:
+                with self._on_cut_graph(given, (), {}, in_forward=False):
                     return self.propagate(edge_index, size, **kwargs)
         elif isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
             return propagate(now, self, edge_index, size, kwargs)
         if size is not None:  # PyG generates the method without it where the conv never gives one
             kwargs['size'] = size
+        if self.decomposed_layers != 1:  # PyG's generated method does not do it
+            return self._orig_propagate(edge_index, **kwargs)
         return super().propagate(edge_index, **kwargs)
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``; see :meth:`propagate`."""
         now = running.value
         if now is None or now.path_of(self) is None:
-            layer = self._as_layer(edge_index)
-            if layer is not None:
-                with layer:
+            given = edges_in([edge_index])
+            if given:
+                with self._on_cut_graph(given, (), {}, in_forward=False):
                     return self.edge_updater(edge_index, size, **kwargs)
         elif isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
             return edge_updater(now, self, edge_index, size, kwargs)
         if size is not None:
             kwargs['size'] = size
         return super().edge_updater(edge_index, **kwargs)
-
-    def _as_layer(self, edge_index: Any) -> AbstractContextManager[LayerPlan] | None:
-        """For a call from outside of forward along edges of a cut graph, else None."""
-        given = edges_in([edge_index])
-        return self._on_cut_graph(given, (), {}, in_forward=False) if given else None
 
     @contextmanager
     def _on_cut_graph(
@@ -221,10 +215,8 @@ class SARConv(MessagePassing, metaclass=_Convert):
 
         Calls with and without gradients are two kinds, as they hold more and less.
         """
-        found = [
-            ChosenMode(each.function, each.mode, each.one_shot_bytes)
-            for each in self._sar.call_plans()
-        ]
+        plans = self._sar.call_plans()
+        found = (ChosenMode(each.function, each.mode, each.one_shot_bytes) for each in plans)
         return list(dict.fromkeys(found))
 
     def chosen_paths(self) -> list[Path]:
@@ -259,10 +251,8 @@ def _convert(conv: MessagePassing, **options: Any) -> MessagePassing:
     checked = Options(**options)
     is_one = isinstance(conv, SARConv) and not conv._sar.is_inside
     if not isinstance(conv, MessagePassing) or is_one:
-        already = ', a SARConv already' * is_one
-        raise ValueError(
-            f'expected a MessagePassing conv to wrap (got {plain_class(conv).__name__}{already})'
-        )
+        what = plain_class(conv).__name__ + ', a SARConv already' * is_one
+        raise ValueError(f'expected a MessagePassing conv to wrap (got {what})')
     for module in conv.modules():
         reason = why_refused(module)
         if reason is not None:
@@ -287,9 +277,8 @@ def _take_in(conv: MessagePassing) -> None:
         if isinstance(module, MessagePassing):
             if not isinstance(module, SARConv):
                 _become(module, conv._sar.options, is_inside=True)
-            if not module.explain:
-                for method in ('propagate', 'edge_updater'):  # PyG's, once it was explained
-                    vars(module).pop(method, None)
+            if not module.explain:  # PyG's, where layers are decomposed or it was explained before
+                vars(module).pop('propagate', None)
 
 
 _classes: dict[type[MessagePassing], Any] = {}

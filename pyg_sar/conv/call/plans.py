@@ -1,8 +1,4 @@
-"""How calls of message passing are computed: a class for each path.
-
-All ranks agree on the plan of a kind of call once (:mod:`pyg_sar.conv.call.agreement`); later calls
-of the kind find it again.
-"""
+"""How calls of message passing are computed, as all ranks agreed: a class for each path."""
 
 from __future__ import annotations
 
@@ -100,7 +96,7 @@ class LinearSum(TracedPlan):
     path: ClassVar[Path] = 'linear'
 
     def aggregated(self, call: Call) -> Tensor:
-        """The sums; those of raw features are kept, and a narrower layer may come before them."""
+        """The sums: those of raw features are kept, and a narrower layer may come before them."""
         call.set_attributes(self.trace, ())
         conv, plan, place = call.conv, call.plan, self.trace.weight
         x = call.binding.arguments.src[0]
@@ -118,7 +114,7 @@ class LinearSum(TracedPlan):
         return self._sum(call, x, weight)
 
     def _sum(self, call: Call, rows: Tensor, weight: Tensor | None) -> Tensor:
-        conv, mean = call.conv, [kind for _, kind in self.reductions.calls] == ['mean']
+        mean = [kind for _, kind in self.reductions.calls] == ['mean']
         weight = None if weight is None else weight.view(-1)
         total = weighted_sum(
             rows if weight is None else rows.to(weight.dtype),
@@ -128,7 +124,7 @@ class LinearSum(TracedPlan):
             one_shot=self.is_one_shot,
             mean=mean,
         )
-        if is_sum(conv) and not is_hooked(conv):
+        if is_sum(call.conv) and not is_hooked(call.conv):
             return total
         binding, out = call.binding, self.trace.out
         return finish(binding, self.reductions, [(total,)], out, call.plan, is_mean=mean)
@@ -140,8 +136,7 @@ class WeightedSum(TracedPlan):
 
     path: ClassVar[Path] = 'weighted'
 
-    def aggregated(self, call: Call) -> Tensor:
-        """The sums."""
+    def aggregated(self, call: Call) -> Tensor:  # noqa: D102
         call.set_attributes(self.trace, ())
         assert self.trace.weight is not None
         conv, plan, out = call.conv, call.plan, self.trace.out
@@ -170,14 +165,12 @@ class Replay(TracedPlan):
 
     path: ClassVar[Path] = 'replay'
 
-    def aggregated(self, call: Call) -> Tensor:
-        """What the aggregation makes of the merged reductions."""
+    def aggregated(self, call: Call) -> Tensor:  # noqa: D102
         states, outputs = self._replayed(call)
         call.set_attributes(self.trace, outputs)
         return finish(call.binding, self.reductions, states, self.trace.out, call.plan)
 
-    def updated_edges(self, call: Call) -> Tensor:
-        """What the function computes for the edges."""
+    def updated_edges(self, call: Call) -> Tensor:  # noqa: D102
         _, outputs = self._replayed(call)
         call.set_attributes(self.trace, outputs[1:])
         return call.in_given_order(outputs[0])
@@ -199,15 +192,13 @@ class Gather(CallPlan):
 
     path: ClassVar[Path] = 'gather'
 
-    def aggregated(self, call: Call) -> Tensor:
-        """The aggregation's result."""
+    def aggregated(self, call: Call) -> Tensor:  # noqa: D102
         out, outputs, seen = self._gathered(call)
         assert out is not None
         call.set_attributes(seen, outputs)
         return out
 
-    def updated_edges(self, call: Call) -> Tensor:
-        """What the function computes for the edges."""
+    def updated_edges(self, call: Call) -> Tensor:  # noqa: D102
         _, outputs, seen = self._gathered(call)
         call.set_attributes(seen, outputs[1:])
         return call.in_given_order(outputs[0])
@@ -224,8 +215,7 @@ class OneShot(CallPlan):
     path: ClassVar[Path] = 'one_shot'
     across_edges: bool = False  # whether it looks across edges, and runs on rows of those of all
 
-    def aggregated(self, call: Call) -> Tensor:
-        """The aggregation's result."""
+    def aggregated(self, call: Call) -> Tensor:  # noqa: D102
         binding, edges, num_dst = call.binding, call.plan.edge_index, call.plan.shard.num_dst
         src = tuple(with_halo(t, call.exchange) for t in binding.arguments.src)
         values = binding.inputs(replace(binding.arguments, src=src), edges, edges[1], num_dst)
@@ -242,8 +232,7 @@ class OneShot(CallPlan):
                 out = out + 0 * parameter.sum()
         return out
 
-    def updated_edges(self, call: Call) -> Tensor:
-        """What the function computes for the edges."""
+    def updated_edges(self, call: Call) -> Tensor:  # noqa: D102
         return call.in_given_order(self.aggregated(call))
 
     def _of_all_edges(self, call: Call, values: dict[str, Any]) -> dict[str, Any]:
