@@ -103,7 +103,7 @@ def edges_in(values: Iterable[Any]) -> list[EdgeIndex | ShardEdgeIndex]:
                     "expected a shard's edge_index as load_shard gave it (got an EdgeIndex made of "
                     'it, which forgets the shard)'
                 )
-    shards = shards_of(found)
+    shards = shards_of(found) if len(found) > 1 else []
     for shard in shards[1:]:
         if shard.partition != shards[0].partition:
             raise ValueError(

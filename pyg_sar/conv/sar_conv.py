@@ -103,7 +103,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
             return super().forward(*args, **kwargs)
         signature = signature_of(self._plain_class.forward)
         names = [*signature.parameters][1:]
-        args, kwargs = with_made_edges(name_of(self), names, args, kwargs)
+        args, kwargs = with_made_edges(self._plain_class.__name__, names, args, kwargs)
         given = edges_in((*args, *kwargs.values()))
         if not given:
             if getattr(self, 'cached', False) and world_size() > 1:
