@@ -9,8 +9,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import EdgeMove, Exchange
-from pyg_sar.conv.call.by_destination import Observation
-from pyg_sar.conv.inspect.trace import Trace
+from pyg_sar.conv.inspect.trace import Seen
 from pyg_sar.conv.message.arguments import Binding, bind
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import tag
@@ -52,7 +51,7 @@ class Call:
         """One row per edge, in the order of the caller's edges."""
         return values if self.move is None else self.move.to_forward(values)
 
-    def set_attributes(self, seen: Trace | Observation, values: tuple[Tensor, ...]) -> None:
+    def set_attributes(self, seen: Seen, values: tuple[Tensor, ...]) -> None:
         """Sets on the conv what its function sets: one row per edge, and numbers."""
         for name, number in seen.numbers.items():
             setattr(self.conv, name, number)

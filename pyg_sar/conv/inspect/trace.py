@@ -32,22 +32,28 @@ from pyg_sar.conv.support import takes_statistics
 from pyg_sar.merge import Sum
 
 
-@dataclass(frozen=True)
-class Trace:
-    """What a message function does."""
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a message function left behind when it ran on a few edges."""
 
-    num_softmax: int  # softmaxes over in-edges
-    out: Tensor  # what it gives for the samples
-    messages: tuple[Tensor, ...]  # what of it the conv's aggregation reduces
     # What it computes per edge: the attributes, after the result of `edge_update`.
     edge_outputs: tuple[Tensor, ...]
-    aggregate: Aggregate | None  # what the conv's aggregation reduces; None for ``edge_update``
     # Attributes of the conv that it sets to a tensor with one row per edge.
     edge_attributes: tuple[str, ...]
     # Attributes of the conv that it sets to plain numbers, with their values.
     numbers: dict[str, Any]
     learnable: tuple[Tensor, ...]  # leaf tensors it reads that are not among its arguments
     uses_rng: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace(Seen):
+    """What a message function does."""
+
+    num_softmax: int  # softmaxes over in-edges
+    out: Tensor  # what it gives for the samples
+    messages: tuple[Tensor, ...]  # what of it the conv's aggregation reduces
+    aggregate: Aggregate | None  # what the conv's aggregation reduces; None for ``edge_update``
     is_copy: bool  # whether the messages are its only source tensor, unchanged
     # The place among the edge tensors of the weight that multiplies the only source tensor, or
     # None: one for every edge, or for every edge and head.
