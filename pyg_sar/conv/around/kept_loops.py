@@ -69,11 +69,7 @@ def _all_added(
 
 
 def _is_of_one_set(edge_index: Any) -> bool:
-    """Whether it is a cut graph's, between nodes of one set.
-
-    Raises:
-        ValueError: If it is between two sets, of which it is not known which nodes they share.
-    """
+    """Whether it is a cut graph's, between nodes of one set."""
     if not isinstance(edge_index, EdgeIndex):
         return False
     src, dst = edge_index.ends.src, edge_index.ends.dst

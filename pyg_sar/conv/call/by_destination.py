@@ -40,11 +40,7 @@ class Observation(Seen):
 
 @no_autocast_cache()
 def observe(binding: Binding) -> Observation:
-    """Runs message and aggregation on a few edges, each into a destination of its own.
-
-    Raises:
-        ValueError: If they read a tensor with a history that is not among their arguments.
-    """
+    """Runs message and aggregation on a few edges, each into a destination of its own."""
     samples, edge_index = samples_of(binding)
     first_node = node_of_now()
     sizes = WholeGraphSizes(binding.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)

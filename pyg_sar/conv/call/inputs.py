@@ -58,12 +58,7 @@ def _check_has_features(conv: MessagePassing, arguments: Mapping[str, Any]) -> N
 def check_inputs(
     conv: MessagePassing, shard: Shard, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Checks the rows of ``x`` and of edge tensors among the arguments of a conv's forward.
-
-    Raises:
-        ValueError: If ``x`` does not have one row per own node, or a tensor whose name begins with
-            ``edge_`` not one per edge.
-    """
+    """Checks the rows of ``x`` and of edge tensors among the arguments of a conv's forward."""
     try:
         forward = signature_of(plain_class(conv).forward)
         arguments = forward.bind(conv, *args, **kwargs).arguments

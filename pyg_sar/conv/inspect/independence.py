@@ -37,13 +37,7 @@ _Values = list[tuple[Tensor, int]]
 
 @no_autocast_cache()
 def check_destinations_are_independent(binding: Binding) -> None:
-    """Checks that messages and their aggregation depend on in-edges of one destination only.
-
-    Raises:
-        UnsupportedMessageError: If they change with edges into other destinations, or with the
-            numbers of the destinations.
-        MessageError: If they set a number on the conv that changes with the edges.
-    """
+    """Checks that messages and their aggregation depend on in-edges of one destination only."""
     samples, edge_index = samples_of(binding)
     with _on_samples(binding):
         everything, numbers = _outputs(binding, samples, edge_index, NUM_SAMPLES)
@@ -85,11 +79,7 @@ def _check_numbers(
 
 @no_autocast_cache()
 def check_edges_are_independent(binding: Binding, num_reductions: int) -> None:
-    """Checks that a message, up to that many reductions, depends on its own edge only.
-
-    Raises:
-        UnsupportedMessageError: If it changes with the other edges.
-    """
+    """Checks that a message, up to that many reductions, depends on its own edge only."""
     samples, edge_index = samples_of(binding)
     edge_index[1] = 0
 

@@ -86,10 +86,6 @@ def trace(binding: Binding) -> Trace:
 
     A checkpoint around the conv does not see what autograd saves here: it is needed no more, and
     need not come again where backward runs the conv once more.
-
-    Raises:
-        UnsupportedMessageError: If it cannot be computed block by block; the message says why.
-        MessageError: If it looks across edges.
     """
     conv = binding.conv
     samples, edge_index = samples_of(binding)
@@ -200,10 +196,6 @@ def learnable_leaves(
     """Leaves of the outputs' history that are not arguments.
 
     A function computed `outputs` from `samples`, right after `first_node` of the history was made.
-
-    Raises:
-        MessageError: If the history goes on before `first_node`, or in another thread: each numbers
-            its own nodes, and backward on a device runs in another.
     """
     known = {id(t) for t in samples}
     found: dict[int, Tensor] = {}

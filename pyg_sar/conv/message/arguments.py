@@ -165,10 +165,6 @@ def bind(
 
     `names` are those of :func:`arguments_of` that it reads at edges. `edge_names` says which
     tensors have one row per edge; None takes all that could have here.
-
-    Raises:
-        ValueError: If a node tensor does not have one row per own node, or an argument named in
-            `edge_names` does not have one row per edge.
     """
     groups: dict[str, list[Tensor]] = {'src': [], 'dst': [], 'edge': [], 'whole': []}
     slots = []

@@ -76,11 +76,7 @@ class Undone:
         return {k: v for k, v in self.changed.items() if isinstance(v, PLAIN)}
 
     def edge_rows(self, names: tuple[str, ...], num_edges: int) -> tuple[Tensor, ...]:
-        """What attributes were set to, with one row per edge.
-
-        Raises:
-            ValueError: If one is something else than for the samples.
-        """
+        """What attributes were set to, with one row per edge."""
         for name in names:
             value = self.changed.get(name)
             if not isinstance(value, Tensor) or value.size(0) != num_edges:
