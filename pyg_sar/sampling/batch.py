@@ -114,7 +114,10 @@ def _edges(sampled: Round, key: EdgeKey, number: int) -> _Edges:
     def cat(hops: list[Tensor]) -> Tensor:
         return torch.cat([src_place[:0], *(hop[cut] for hop, cut in zip(hops, cuts, strict=True))])
 
-    src, dst = src_place[cat(linked.src)], dst_place[cat(linked.dst)]
+    src, dst = (
+        place.index_select(0, cat(hops))
+        for place, hops in ((src_place, linked.src), (dst_place, linked.dst))
+    )
     return _Edges(src, dst, cat(linked.row), [cut.stop - cut.start for cut in cuts])
 
 

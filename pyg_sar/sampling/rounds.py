@@ -139,16 +139,15 @@ class Round:
     def _frontier(self, key: NodeKey, is_link: bool) -> Frontier:
         """The nodes of the last hop; or all, batch after batch."""
         grown, total = self.nodes[key], max(self.graph.nodes[key].total, 1)
-        hops = grown.cuts if is_link else grown.cuts[-1:]
-        pieces, cuts = [grown.keys[:0]], [0]
+        last = grown.cuts[-1]
+        numbers, cuts = torch.arange(last[0], last[-1]), [at - last[0] for at in last]
         if is_link:
+            pieces, cuts = [numbers[:0]], [0]
             for batch in range(self.seeds.num_batches):
-                pieces += [torch.arange(cut[batch], cut[batch + 1]) for cut in hops]
-                cuts.append(cuts[-1] + sum(cut[batch + 1] - cut[batch] for cut in hops))
-        else:
-            (last,) = hops
-            pieces, cuts = [torch.arange(last[0], last[-1])], [at - last[0] for at in last]
-        numbers = torch.cat(pieces)
+                ends = [cut[batch : batch + 2] for cut in grown.cuts]
+                pieces += [torch.arange(start, end) for start, end in ends]
+                cuts.append(cuts[-1] + sum(end - start for start, end in ends))
+            numbers = torch.cat(pieces)
         keys = grown.keys[numbers]
         group = torch.div(keys, total, rounding_mode='floor')
         return Frontier(numbers, group, keys - group * total, cuts)
