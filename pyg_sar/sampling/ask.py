@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import all_to_all_counts, exchange_bytes
-from pyg_sar.sampling.attributes import Attributes, Values
-from pyg_sar.sampling.graph import Graph
+from pyg_sar.sampling.attributes import AttributeRows, Values
+from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 
 _ALIGNMENT = 16
@@ -27,7 +27,7 @@ Parcel = tuple[Tensor, list[int], list[int]]
 """Rows, how many of them go to every rank, and how many come from every rank."""
 
 
-class Counts:
+class Traffic:
     """How much goes to every rank, and comes from every rank (collective: an all-to-all).
 
     Args:
@@ -65,8 +65,8 @@ class Drawn(NamedTuple):
 
 
 def ask_for_edges(
-    graph: Graph,
-    attributes: Attributes,
+    graph: LocalGraph,
+    attributes: AttributeRows,
     wanted: dict[NodeKey, Question],
     draw: Mapping[EdgeKey, Callable[[Question], Drawn]],
 ) -> dict[EdgeKey, tuple[Drawn, Values]]:
@@ -93,7 +93,7 @@ def ask_for_edges(
     }
     end = {key: graph.edges[key].dst for key in draw}
     answers = {key: of_relation(asked[end[key]]) for key, of_relation in draw.items()}
-    edges = Counts(
+    edges = Traffic(
         {
             key: [int(each.sum()) for each in torch.split(answer.num, counts.came[end[key]])]
             for key, answer in answers.items()
@@ -114,7 +114,7 @@ def ask_for_edges(
 
 
 def ask_for_rows(
-    graph: Graph, attributes: Attributes, wanted: dict[NodeKey, Tensor]
+    graph: LocalGraph, attributes: AttributeRows, wanted: dict[NodeKey, Tensor]
 ) -> dict[NodeKey, Values]:
     """Rows of the attributes of other ranks' nodes (collective: three all-to-alls).
 
@@ -133,15 +133,15 @@ def ask_for_rows(
     return {key: {name: next(came) for name in attributes.nodes[key]} for key in wanted}
 
 
-def _count(graph: Graph, wanted: dict[NodeKey, Tensor]) -> Counts:
+def _count(graph: LocalGraph, wanted: dict[NodeKey, Tensor]) -> Traffic:
     size = graph.world_size
     owners = {key: graph.nodes[key].owner(position) for key, position in wanted.items()}
-    return Counts(
+    return Traffic(
         {k: torch.bincount(owner, minlength=size).tolist() for k, owner in owners.items()}
     )
 
 
-def _rows_there(graph: Graph, key: NodeKey, position: Tensor) -> Tensor:
+def _rows_there(graph: LocalGraph, key: NodeKey, position: Tensor) -> Tensor:
     """Nodes as rows of their owners."""
     nodes = graph.nodes[key]
     firsts = torch.tensor(nodes.rank_ptr)

@@ -73,7 +73,7 @@ def check_data(data: object, world_size: int, loader: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Attributes:
+class AttributeRows:
     """Tensors with a row for every own node, or every edge into own nodes, by type and name.
 
     What PyG joins in another dimension (``__cat_dim__``) is moved so that rows come first.
@@ -83,7 +83,7 @@ class Attributes:
     edges: dict[EdgeKey, Values]
 
 
-def find(data: Data | HeteroData) -> Attributes:
+def find(data: Data | HeteroData) -> AttributeRows:
     """The attributes of nodes and edges as they are now (collective: a small all-gather).
 
     Raises:
@@ -119,7 +119,7 @@ def find(data: Data | HeteroData) -> Attributes:
             and not (key is None and _is_other(is_edge, name, seen, answers))
         }
 
-    return Attributes(
+    return AttributeRows(
         {key: common(False, key) for key in node_stores(data)},
         {key: common(True, key) for key in edge_stores(data)},
     )

@@ -16,9 +16,9 @@ from torch import Tensor
 from pyg_sar.monitor import hook
 from pyg_sar.sampling.arguments import Fans
 from pyg_sar.sampling.ask import ask_for_rows
-from pyg_sar.sampling.attributes import Attributes, Values
+from pyg_sar.sampling.attributes import AttributeRows, Values
 from pyg_sar.sampling.draw.numbering import number
-from pyg_sar.sampling.graph import Graph
+from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.seeds import Seeds
 from pyg_sar.shard.format.file_names import NodeKey
 
@@ -34,7 +34,7 @@ class Cache:
     """
 
     def __init__(
-        self, graph: Graph, attributes: Attributes, fans: Fans, seeds: Seeds, num_bytes: int
+        self, graph: LocalGraph, attributes: AttributeRows, fans: Fans, seeds: Seeds, num_bytes: int
     ) -> None:
         self.values: dict[NodeKey, Values] = {}
         self.num_read = self.num_found = 0
@@ -54,7 +54,7 @@ class Cache:
         parts = torch.split(is_kept, [position.numel() for position in found.values()])
         self.position = {key: found[key][k] for key, k in zip(found, parts, strict=True)}
 
-    def is_fresh(self, attributes: Attributes) -> bool:
+    def is_fresh(self, attributes: AttributeRows) -> bool:
         """Whether the attributes of own nodes are the tensors of the last :meth:`fill`, unchanged.
 
         They are held until then, so that no other tensor has their place in memory. What is written
@@ -63,7 +63,7 @@ class Cache:
         own = _state(attributes)
         return None not in own and own == self._filled_from[1]
 
-    def fill(self, attributes: Attributes) -> None:
+    def fill(self, attributes: AttributeRows) -> None:
         """Fetches the rows (collective: three all-to-alls, which nothing compares before)."""
         self.values = ask_for_rows(self._graph, attributes, self.position)
         self._filled_from = attributes, _state(attributes)
@@ -75,7 +75,7 @@ class Cache:
         hook.looked_up(num_read, num_found)
 
 
-def _state(attributes: Attributes) -> list[Any]:
+def _state(attributes: AttributeRows) -> list[Any]:
     return [
         None if value.is_inference() else (key, name, value.data_ptr(), value._version)
         for key, values in attributes.nodes.items()
@@ -84,7 +84,7 @@ def _state(attributes: Attributes) -> list[Any]:
 
 
 def _expected_visits(
-    graph: Graph, fans: Fans, seeds: Seeds
+    graph: LocalGraph, fans: Fans, seeds: Seeds
 ) -> dict[NodeKey, tuple[Tensor, Tensor]]:
     """Positions of the halo by type, and how often a batch of this rank is expected to reach each.
 

@@ -23,7 +23,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import Exchange, agree, raise_together, rank
 from pyg_sar.sampling.attributes import (
-    Attributes,
+    AttributeRows,
     Values,
     edge_stores,
     ends_of,
@@ -76,7 +76,7 @@ class InEdges:
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class LocalGraph:
     """Nodes by type and in-edges by relation; of a homogeneous graph both are known as None."""
 
     nodes: dict[NodeKey, Nodes]
@@ -103,12 +103,12 @@ class Graph:
 
 def build(
     data: Data | HeteroData,
-    attributes: Attributes,
+    attributes: AttributeRows,
     time_attr: str | None,
     weight_attr: str | None,
     *,
     replace: bool,
-) -> Graph:
+) -> LocalGraph:
     """Sorts the edges into own nodes, and has the positions of the halo told (collective).
 
     Raises:
@@ -163,7 +163,7 @@ def build(
         )
     first = next(iter(shards.values()))
     per_rank, size = first.parts_per_rank, first.world_size
-    return Graph(nodes, edges, times, time_dtype, per_rank, first.parts.start, size)
+    return LocalGraph(nodes, edges, times, time_dtype, per_rank, first.parts.start, size)
 
 
 def _nodes(data: Data | HeteroData) -> dict[NodeKey, Nodes]:
@@ -183,7 +183,7 @@ def _nodes(data: Data | HeteroData) -> dict[NodeKey, Nodes]:
 
 
 def _times(
-    attributes: Attributes, name: str
+    attributes: AttributeRows, name: str
 ) -> tuple[dict[NodeKey, Tensor], dict[EdgeKey, Tensor]]:
     """The times of own nodes by type, or of edges by relation."""
     of_nodes = _numbers(attributes.nodes, name, 'time_attr')
@@ -197,7 +197,7 @@ def _times(
     return of_nodes, of_edges
 
 
-def _weights(attributes: Attributes, name: str) -> dict[EdgeKey, Tensor]:
+def _weights(attributes: AttributeRows, name: str) -> dict[EdgeKey, Tensor]:
     weights = _numbers(attributes.edges, name, 'weight_attr')
     if not weights:
         raise ValueError(f"'weight_attr' must name an attribute of edges (got '{name}')")

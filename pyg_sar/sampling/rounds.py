@@ -19,11 +19,11 @@ from torch import Tensor
 from pyg_sar.draws import hashed_on
 from pyg_sar.sampling.arguments import Fans
 from pyg_sar.sampling.ask import Drawn, Question, ask_for_edges, ask_for_rows
-from pyg_sar.sampling.attributes import Attributes, Values
+from pyg_sar.sampling.attributes import AttributeRows, Values
 from pyg_sar.sampling.cache import Cache
 from pyg_sar.sampling.draw import choose
 from pyg_sar.sampling.draw.numbering import number
-from pyg_sar.sampling.graph import Graph
+from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.seeds import SeedBatches, offsets
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 
@@ -72,8 +72,8 @@ class Round:
 
     def __init__(
         self,
-        graph: Graph,
-        attributes: Attributes,
+        graph: LocalGraph,
+        attributes: AttributeRows,
         fans: Fans,
         seeds: SeedBatches,
         cache: Cache | None,

@@ -11,10 +11,10 @@ from pyg_sar.comm import count_ranks
 from pyg_sar.monitor import say
 from pyg_sar.rows.attach import as_local
 from pyg_sar.sampling.arguments import Fans
-from pyg_sar.sampling.attributes import Attributes
+from pyg_sar.sampling.attributes import AttributeRows
 from pyg_sar.sampling.batch import make_batch
 from pyg_sar.sampling.cache import Cache
-from pyg_sar.sampling.graph import Graph
+from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.rounds import Round
 from pyg_sar.sampling.seeds.seeds import Seeds
 
@@ -30,7 +30,7 @@ class Sampler:
     def __init__(
         self,
         data: Data | HeteroData,
-        graph: Graph,
+        graph: LocalGraph,
         fans: Fans,
         seeds: Seeds,
         cache: Cache | None,
@@ -38,7 +38,7 @@ class Sampler:
         self.data, self.graph, self.fans, self.seeds, self.cache = data, graph, fans, seeds, cache
 
     def batches(
-        self, attributes: Attributes, epoch: int, numbers: range, is_wanted: Callable[[], bool]
+        self, attributes: AttributeRows, epoch: int, numbers: range, is_wanted: Callable[[], bool]
     ) -> Iterator[Data | HeteroData]:
         """Batches of an epoch, while a rank wants them (collective in every round)."""
         order, cache = self.seeds.order(epoch), self.cache

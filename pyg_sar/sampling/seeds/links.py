@@ -17,9 +17,9 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar.comm import agree, raise_together, rank
 from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.over_all_nodes.rows import owners_of
-from pyg_sar.sampling.ask import Counts, send
+from pyg_sar.sampling.ask import Traffic, send
 from pyg_sar.sampling.attributes import edge_stores, ends_of, node_stores
-from pyg_sar.sampling.graph import Graph
+from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.negatives import Negatives, read_neg_sampling
 from pyg_sar.sampling.seeds.seeds import Asked, Seeds
 from pyg_sar.shard.edge_index import ShardEdgeIndex
@@ -71,7 +71,7 @@ def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
     }
     excluded = _excluded(data, key, given)
 
-    def seeds(graph: Graph, disjoint: bool) -> Seeds:
+    def seeds(graph: LocalGraph, disjoint: bool) -> Seeds:
         time, error = None, None
         if has_time:
             time, error = graph.times_of('edge_label_time', given['edge_label_time'], pairs.size(1))
@@ -108,7 +108,11 @@ def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
 
 
 def _own(
-    graph: Graph, data: Data | HeteroData, key: EdgeKey, pairs: Tensor, more: list[Tensor | None]
+    graph: LocalGraph,
+    data: Data | HeteroData,
+    key: EdgeKey,
+    pairs: Tensor,
+    more: list[Tensor | None],
 ) -> Placed:
     """Own edges."""
     edges = graph.edges[key]
@@ -122,7 +126,11 @@ def _own(
 
 
 def _routed(
-    graph: Graph, data: Data | HeteroData, key: EdgeKey, pairs: Tensor, more: list[Tensor | None]
+    graph: LocalGraph,
+    data: Data | HeteroData,
+    key: EdgeKey,
+    pairs: Tensor,
+    more: list[Tensor | None],
 ) -> Placed:
     """Pairs from all ranks, each where its destination is (collective)."""
     stores, found = node_stores(data), []
@@ -139,7 +147,7 @@ def _routed(
         )
     place = torch.arange(num) + sum(count for count, _ in told[: rank()])
     order = torch.argsort(owner, stable=True)
-    counts = Counts({'links': torch.bincount(owner, minlength=graph.world_size).tolist()})
+    counts = Traffic({'links': torch.bincount(owner, minlength=graph.world_size).tolist()})
     came = send(
         [counts.question('links', t[order]) for t in (src, dst, place, *more) if t is not None]
     )

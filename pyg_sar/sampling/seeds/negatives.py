@@ -18,7 +18,7 @@ from torch_geometric.sampler import NegativeSampling
 from pyg_sar.comm import count_ranks, raise_together
 from pyg_sar.draws import hashed_on
 from pyg_sar.sampling.draw.choose import first_above
-from pyg_sar.sampling.graph import Graph
+from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.population import Population
 from pyg_sar.shard.format.file_names import EdgeKey
 
@@ -72,7 +72,7 @@ class Negatives:
         asked: What is to be drawn.
     """
 
-    def __init__(self, graph: Graph, key: EdgeKey, asked: NegativeSampling) -> None:
+    def __init__(self, graph: LocalGraph, key: EdgeKey, asked: NegativeSampling) -> None:
         edges = graph.edges[key]
         self.amount, self.is_binary = asked.amount, asked.is_binary()
         self._first, self._ptr = graph.nodes[edges.dst].first, edges.ptr

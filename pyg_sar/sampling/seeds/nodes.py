@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import raise_together
-from pyg_sar.sampling.graph import Graph
+from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.seeds import Asked, Seeds
 from pyg_sar.shard.format.file_names import NodeKey
 
@@ -25,7 +25,7 @@ def read_nodes(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
         raise ValueError("'input_time' needs a 'time_attr' (got None)")
     key, row, input_id = _rows_of(data, given['input_nodes'])
 
-    def seeds(graph: Graph, disjoint: bool) -> Seeds:
+    def seeds(graph: LocalGraph, disjoint: bool) -> Seeds:
         nodes, time, error = graph.nodes[key], None, None
         if not nodes.own_ptr:
             error = f"'input_nodes' must be of a type with edges (got '{key}')"

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from pyg_sar.comm import agree
 from pyg_sar.draws import hashed_on, unit
-from pyg_sar.sampling.ask import Counts, send
+from pyg_sar.sampling.ask import Traffic, send
 from pyg_sar.sampling.draw import choose
-from pyg_sar.sampling.graph import Graph
+from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.shard.format.file_names import NodeKey
 
 Refuses = Callable[[Tensor, Tensor], Tensor]
@@ -40,7 +40,7 @@ class Population:
             None without times.
     """
 
-    def __init__(self, graph: Graph, key: NodeKey, weight: Tensor | None) -> None:
+    def __init__(self, graph: LocalGraph, key: NodeKey, weight: Tensor | None) -> None:
         self._graph, self._nodes, self._weight = graph, graph.nodes[key], weight
         self._time = graph.times.get(key)
         self._ptr = torch.tensor(self._nodes.own_ptr)
@@ -101,7 +101,7 @@ class Population:
         part, per_rank = self._parts(state, until), self._graph.parts_per_rank
         order = torch.argsort(part, stable=True)
         of_ranks = torch.bincount(part // per_rank, minlength=self._graph.world_size).tolist()
-        counts = Counts({'nodes': of_ranks})
+        counts = Traffic({'nodes': of_ranks})
         told = part % per_rank, state, until, source
         came = send([counts.question('nodes', t[order]) for t in told if t is not None])
         own_part, hashes = next(came), next(came)

@@ -19,14 +19,14 @@ from torch import Tensor
 from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.sampling.attributes import ends_of
 from pyg_sar.sampling.draw.numbering import number
-from pyg_sar.sampling.graph import Graph
+from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.excluded import Excluded
 from pyg_sar.sampling.seeds.negatives import Negatives
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 
 ORDER, EDGES, NEGATIVES = range(3)  # what hashes are for
 
-Asked = tuple[dict[str, Any], Callable[[Graph, bool], 'Seeds']]
+Asked = tuple[dict[str, Any], Callable[[LocalGraph, bool], 'Seeds']]
 """What has to be equal on all ranks; and what makes the seeds, with `disjoint` trees or not.
 
 It raises a ValueError on all ranks if they are wrong on one (collective).
@@ -84,7 +84,7 @@ class SeedBatches:
 class Seeds:
     """All seeds of a rank: own nodes, or links into own nodes."""
 
-    graph: Graph
+    graph: LocalGraph
     type: Any  # of the nodes, or the relation of the links
     ends: tuple[Tensor, ...]  # positions of nodes, or of sources and destinations, int64 ``[N]``
     key: Tensor  # what each is, the same wherever it was given, int64 ``[N]``
