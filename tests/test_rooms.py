@@ -35,7 +35,7 @@ FOLDERS = {
     'conv': ('call', 'inspect', 'message', 'around', 'reuse'),
     'comm': ('reshard', 'faults'),
     'shard': ('read', 'format'),
-    'sampling': ('seeds', 'ask', 'draw'),
+    'sampling': ('seeds', 'draw'),
     'partitioner': ('sources', 'write', 'methods', 'graph', 'on_disk'),
 }
 """The folders of a room: each may import those after it."""
