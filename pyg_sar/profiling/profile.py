@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pyg_sar.comm import agree, check_equal, raise_together, rank
-from pyg_sar.command_line import aligned
+from pyg_sar.commands.command_line import aligned
 from pyg_sar.monitor import bytes_text
 from pyg_sar.profiling.picture import draw_profile
 from pyg_sar.profiling.recording import Recording

@@ -37,9 +37,6 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lambda: by_hand(10, 10).at(2),
         lambda: parse_bytes('64 XB'),
         lambda: parse_bytes('0GB'),
-        lambda: plan.parse_share('0.2'),
-        lambda: plan.parse_counts('1,0'),
-        lambda: plan.parse_counts('1;2'),
     ],
 )
 def test_statistics_and_units_are_checked(make: Any) -> None:
@@ -51,8 +48,6 @@ def test_units() -> None:
     assert parse_bytes('64GB') == 64 * 10**9
     assert parse_bytes('1.5 GiB') == 3 << 29
     assert parse_bytes('100') == 100
-    assert plan.parse_share('0.2@64') == (0.2, 64)
-    assert plan.parse_counts('1,2,16') == [1, 2, 16]
     assert format_bytes(1.85e9) == '1,850 MB'
     assert format_bytes(24.06e9) == '24.1 GB'
 
@@ -125,9 +120,11 @@ def test_command_line_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
         (['nowhere', '--nodes', '5'], 'got both'),
         (['--nodes', '5', '--edges', '5'], "expected '--in'"),
         (['--nodes', '5', '--edges', '5', '--in', '3'], "expected '--out'"),
-        (['--nodes', '5', '--edges', '5', '--memory', 'much'], 'expected a size'),
-        (['--nodes', '5', '--edges', '5', '--ranks', 'x'], 'expected numbers of ranks'),
-        (['--nodes', '5', '--edges', '5', '--cut', 'x'], 'expected NUMBER@RANKS'),
+        (['parts', '--memory', 'much'], 'expected a size'),
+        (['parts', '--memory', '64'], '64 bytes? say 64GB'),
+        (['parts', '--ranks', 'x'], 'expected numbers of ranks'),
+        (['parts', '--ranks', '1,0'], 'expected numbers of ranks'),
+        (['parts', '--cut', 'x'], 'expected NUMBER@RANKS'),
         (['nowhere', '--layers', '0'], 'argument --layers: expected a positive int'),
         (['parts', '--dropout', '1'], "'--dropout' must lie in [0, 1)"),
         (['parts', '--model', 'gat', '--hidden', '6'], "'--heads' must divide '--hidden'"),
@@ -179,9 +176,3 @@ def test_a_graph_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     pyg_sar.partition_graph(data, 2, tmp_path / 'unlabelled')
     assert plan.main([str(tmp_path / 'unlabelled'), *SMALL]) == 2
     assert "expected '--out', the number of classes" in capsys.readouterr().err
-
-
-def test_statistics_are_immutable() -> None:
-    assert isinstance(by_hand(10, 10), Statistics)
-    with pytest.raises(AttributeError):
-        by_hand(10, 10).num_nodes = 3  # type: ignore[misc]
