@@ -121,17 +121,14 @@ def _statistics(args: argparse.Namespace) -> Statistics:
 
 
 def _job(args: argparse.Namespace, statistics: Statistics) -> Job:
-    sizes = {
-        '--in': (args.in_channels or statistics.in_channels, 'the width of the features'),
-        '--out': (args.out_channels or statistics.num_classes, 'the number of classes'),
-    }
-    for name, (value, what) in sizes.items():
-        if value is None:
-            raise ValueError(
-                f"expected '{name}', {what} (got none, and no partition folder that tells: its "
-                "graph has features 'x' and integer labels 'y')"
-            )
-    (width, _), (classes, _) = sizes.values()
+    width: int | None = args.in_channels or statistics.in_channels
+    classes: int | None = args.out_channels or statistics.num_classes
+    if width is None or classes is None:
+        missing = "'--out', the number of classes" if width else "'--in', the width of the features"
+        raise ValueError(
+            f'expected {missing} (got none, and no partition folder that tells: its graph has '
+            "features 'x' and integer labels 'y')"
+        )
     if not 0 <= args.dropout < 1:
         raise ValueError(f"'--dropout' must lie in [0, 1) (got {args.dropout})")
     if args.model == 'gat' and args.hidden % args.heads:

@@ -1,11 +1,9 @@
-"""A training step of one rank, rehearsed on a small graph of the same proportions.
+"""A training step of one rank, rehearsed by the real code on a small graph of its proportions.
 
-The real code runs, on a made-up shard: so whatever a conv keeps per node, per edge or per row of a
-block is found by measuring it, for any model.
-
-It runs as rank 0 of P while every other rank is thought to hold the same shard, shifted: so what
-rank r sends to rank 0 is what rank 0 itself sends to rank -r. That answers every exchange with
-tensors of the right sizes and sensible values, in one process and without a process group.
+So whatever a conv keeps per node, per edge or per row of a block is found by measuring it, for any
+model. The process is rank 0 of P while every other rank is thought to hold an equal shard, shifted:
+what rank r sends to rank 0 is what rank 0 itself sends to rank -r. That answers every exchange with
+tensors of the right sizes and sensible values, without a process group.
 """
 
 from __future__ import annotations

@@ -135,15 +135,15 @@ def predict_batches(
     factor = min(1.0, _MAX_NODES / nodes)
     peak = rehearse(job, batch.scaled(factor, factor), is_batch=True).peak_bytes / factor
     return SampledPrediction(
-        num_ranks,
-        nodes,
-        edges,
-        rows,
-        row_bytes(rows),
-        statistics.shard_bytes(batch, width, itemsize),
-        round(peak),
-        round_rows,
-        max(3 * ids, ids + 4 * row_bytes(round_rows)),
-        statistics.shard_bytes(sizes, width, itemsize),
-        num_batches,
+        num_ranks=num_ranks,
+        num_nodes=nodes,
+        num_edges=edges,
+        remote_rows=rows,
+        remote_bytes=row_bytes(rows),
+        batch_bytes=statistics.shard_bytes(batch, width, itemsize),
+        peak_bytes=round(peak),
+        round_rows=round_rows,
+        round_bytes=max(3 * ids, ids + 4 * row_bytes(round_rows)),
+        shard_bytes=statistics.shard_bytes(sizes, width, itemsize),
+        num_batches=num_batches,
     )

@@ -15,7 +15,7 @@ from torch_geometric.data import Data, HeteroData
 import pyg_sar
 from pyg_sar import plan
 from pyg_sar.monitor import parse_bytes
-from pyg_sar.planner import Statistics, by_hand, read_statistics
+from pyg_sar.planner import by_hand, read_statistics
 from pyg_sar.planner.report import format_bytes
 
 SMALL = ['--hidden', '16', '--layers', '2', '--no-time']
@@ -52,9 +52,6 @@ def test_units() -> None:
     assert format_bytes(24.06e9) == '24.1 GB'
 
 
-# The command line.
-
-
 def test_command_line_of_a_folder(
     parts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,9 +59,8 @@ def test_command_line_of_a_folder(
     argv = [str(parts), *SMALL, '--memory', '1TB', '--ranks', '1,2,4,8', '--json', str(out)]
     assert plan.main(argv) == 0
     text = capsys.readouterr().out
-    assert '600 nodes, 4,000 directed edges; sage, 2 layers, hidden 16' in text
-    assert '4 ranks, each of them' in text
-    assert 'least number of ranks with 1,000 GB each: 1' in text
+    for words in ('600 nodes, 4,000 directed edges', 'each of them', '1,000 GB each: 1'):
+        assert words in text
     report = json.loads(out.read_text())
     assert report['least_ranks'] == 1
     found = report['predictions']
@@ -163,8 +159,7 @@ def test_types_are_taken_together(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert plan.main([str(root), *SMALL]) == 0
     told = capsys.readouterr().out
     assert '40 nodes, 60 directed edges' in told
-    assert 'The 2 relations are taken together' in told
-    assert 'Expect more than these figures' in told
+    assert '2 relations' in told
 
 
 def test_a_graph_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
