@@ -28,6 +28,7 @@ from pyg_sar.shard.format.files import own_file
 from pyg_sar.shard.format.tensor_file import check_plain, check_tensors
 
 _FORMAT = 2
+_MOST_BYTES = 1 << 24  # of checkpoint.json
 _ABOUT = 'checkpoint.json'
 
 
@@ -61,9 +62,10 @@ def read_about(folder: Path, root: Path) -> About:
             'torch.distributed.checkpoint: load it with that version, and save the weights by '
             'torch.save(model.state_dict(), ...)'
         )
-    content = own_file(root, path).read_bytes()
+    if own_file(root, path).stat().st_size > _MOST_BYTES:
+        raise ValueError(f'{path} cannot be read: expected less than {_MOST_BYTES} bytes')
     try:
-        found = json.loads(content)
+        found = json.loads(path.read_bytes())
         number, version = int(found['format']), str(found['written_by'])
         if number == _FORMAT:
             epoch, num_ranks = int(found['epoch']), int(found['num_ranks'])
@@ -90,7 +92,7 @@ def write_state(folder: Path, name: str, value: object) -> None:
     content = io.BytesIO()
     try:
         torch.save(value, content)
-        load_plain(content)
+        _load(content)
     except Exception as error:
         raise ValueError(f"'{name}' cannot be saved: {error}") from error
     _write(folder / f'{name}.pt', content.getvalue())
@@ -105,7 +107,7 @@ def read_state(folder: Path, root: Path, name: str) -> Any:
     """
     path = own_file(root, folder / f'{name}.pt')
     try:
-        return load_plain(io.BytesIO(path.read_bytes()))
+        return _load(path)
     except ValueError as error:
         raise ValueError(f'{path} cannot be read: {error}') from error
 
@@ -119,16 +121,13 @@ def read_table(folder: Path, root: Path, key: str, dtype: str) -> Tensor:
         raise ValueError(f'{path} cannot be read: {error}') from error
 
 
-def load_plain(content: io.BytesIO) -> Any:
-    """What ``torch.save`` has written: tensors and plain values.
-
-    Raises:
-        ValueError: If there is anything else.
-    """
+def _load(source: Path | io.BytesIO) -> Any:
+    """What ``torch.save`` has written: tensors and plain values; a ValueError for anything else."""
     try:
-        content.seek(0)
-        check_plain(content)
-        found = torch.load(content, map_location='cpu', weights_only=True)
+        check_plain(source)
+        if isinstance(source, io.BytesIO):
+            source.seek(0)
+        found = torch.load(source, map_location='cpu', weights_only=True)
         check_tensors(found, are_ordinary=False)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
