@@ -80,5 +80,7 @@ def map_npy(path: Path) -> Array:
     ordinary_file(path)
     try:
         return np.lib.format.open_memmap(path, mode='c')
-    except (ValueError, EOFError, OverflowError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # of damaged bytes it may be anything
         raise ValueError(f"expected an array in '{path}' (got: {error})") from error
