@@ -51,9 +51,7 @@ class About:
 def read_about(folder: Path, root: Path) -> About:
     """What a checkpoint in `root` holds.
 
-    Raises:
-        ValueError: If it is of another format, with the version that wrote it, or damaged.
-        FileNotFoundError: If there is none.
+    Raises ValueError if it is of another format, with the version that wrote it, or damaged.
     """
     path = folder / _ABOUT
     if not path.exists() and (folder / '.metadata').exists():
@@ -84,10 +82,9 @@ def table_file(folder: Path, key: str) -> Path:
 
 
 def write_state(folder: Path, name: str, value: object) -> None:
-    """Writes ``torch.save``'s form of tensors and plain values, durably.
+    """Writes tensors and plain values, durably.
 
-    Raises:
-        ValueError: If it could not be read again, which must not turn out when it is needed.
+    Raises ValueError for what could not be read again: that must not turn out when it is needed.
     """
     content = io.BytesIO()
     try:
@@ -101,9 +98,7 @@ def write_state(folder: Path, name: str, value: object) -> None:
 def read_state(folder: Path, root: Path, name: str) -> Any:
     """What :func:`write_state` has written.
 
-    Raises:
-        ValueError: If it lies outside of `root`, is damaged, or holds anything else.
-        FileNotFoundError: If it is missing.
+    Raises ValueError for what lies outside of `root`, is damaged, or holds anything else.
     """
     path = own_file(root, folder / f'{name}.pt')
     try:

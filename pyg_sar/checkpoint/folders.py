@@ -33,9 +33,7 @@ def epoch_of(folder: Path) -> int:
 def begin(root: Path, epoch: int) -> Path:
     """Makes the folder that a checkpoint is written into, and removes what killed runs have left.
 
-    Raises:
-        ValueError: If there is a checkpoint of this epoch or of a later one.
-        OSError: If the folder cannot be made.
+    Raises ValueError if there is a checkpoint of this epoch or of a later one.
     """
     root.mkdir(parents=True, exist_ok=True)
     existing = complete(root)
@@ -53,10 +51,7 @@ def begin(root: Path, epoch: int) -> Path:
 
 
 def publish(folder: Path, *, keep: int) -> Path:
-    """Gives a written checkpoint its name, durably; then removes all but the `keep` newest ones.
-
-    Returns the checkpoint's folder; raises OSError if that fails.
-    """
+    """Gives a written checkpoint its name, durably; then removes all but the `keep` newest ones."""
     root = folder.parent
     number = folder.name.removeprefix(_TEMPORARY).split('-')[0]
     _sync(folder)

@@ -44,11 +44,7 @@ def model_state(model: torch.nn.Module) -> State:
 
 
 def optimizer_state(optimizer: Optimizer) -> State:
-    """Its ``state_dict()`` and class.
-
-    Raises:
-        ValueError: If its state of a node embedding has tensors without a row for every node.
-    """
+    """Its ``state_dict()`` and class; its tensors of a node embedding must have all its rows."""
     state, tables, kind = optimizer.state_dict(), dict[str, Table](), type(optimizer).__name__
     for index, weight in embeddings_of(optimizer).items():
         values = state['state'].get(index, {})
@@ -66,11 +62,7 @@ def optimizer_state(optimizer: Optimizer) -> State:
 
 
 def check_model(model: torch.nn.Module, saved: dict[str, Any]) -> None:
-    """Compares names, shapes and dtypes.
-
-    Raises:
-        ValueError: With the first difference between the model and a checkpoint.
-    """
+    """Raises ValueError with the first difference in names, shapes and dtypes."""
     state, tables = model_state(model)
     kind, left = type(plain_model(model)).__name__, dict(saved)
     for name, value in (state | {k.removeprefix('model.'): v for k, v in tables.items()}).items():
@@ -105,11 +97,7 @@ def place_of(key: str, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
 def keep_own_rows(
     model: torch.nn.Module, optimizer: Optimizer | None, saved: dict[str, Any]
 ) -> None:
-    """Of what has a row for every node, leaves the rows of own nodes where only these are held.
-
-    Raises:
-        ValueError: If an optimizer's state has not a row for every node.
-    """
+    """Of what has a row for every node, leaves the rows of own nodes where only these are held."""
     for name, weight in embeddings(model).items():
         saved['model'][name] = _own_rows(saved['model'][name], weight)
     for index, weight in ({} if optimizer is None else embeddings_of(optimizer)).items():
@@ -127,11 +115,7 @@ def _own_rows(values: Tensor, weight: OwnRows) -> OwnRows:
 
 
 def set_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Loads what :func:`optimizer_state` has told.
-
-    Raises:
-        ValueError: If it is of another class, or of other parameters.
-    """
+    """Loads what :func:`optimizer_state` has told; raises ValueError if it is of another class."""
     state, kind = dict(saved), type(optimizer).__name__
     if (found := state.pop('class')) != kind:
         raise ValueError(f'expected the state of {kind} (got {found})')

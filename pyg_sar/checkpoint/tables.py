@@ -73,9 +73,7 @@ def write_npy(path: Path, run: Array, first: int, num_nodes: int) -> None:
 def map_npy(path: Path) -> Array:
     """The rows of all nodes, mapped; what is written to them stays in memory.
 
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it holds anything but an array of numbers.
+    Raises ValueError for what is no array of numbers.
     """
     ordinary_file(path)
     try:

@@ -161,11 +161,11 @@ class Planner:
         seconds = None
         if self._rates is not None:
             seconds = self._rates[0] * sizes.num_own + self._rates[1] * sizes.num_edges
-        width, itemsize = self.job.in_channels, self.job.dtype.itemsize
+        job = self.job
         return RankPrediction(
             sizes=sizes,
             peak_bytes=round(peak * sizes.num_own / max(like.num_own, 1)) + OVERHEAD_BYTES,
-            shard_bytes=self.statistics.shard_bytes(sizes, width, itemsize),
+            shard_bytes=self.statistics.shard_bytes(sizes, job.in_channels, job.dtype.itemsize),
             rows_per_epoch=round(rows * sizes.num_halo),
             bytes_per_epoch=round(num_bytes * sizes.num_halo),
             compute_seconds=seconds,

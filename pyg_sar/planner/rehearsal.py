@@ -73,15 +73,12 @@ class Job:
 
 
 class Rehearsal(NamedTuple):
-    """What one rank did: received in the last epoch, seconds of the fastest after the first one.
+    """What one rank did."""
 
-    The peak is that of tensors alive at once, beyond features, edges and parameters.
-    """
-
-    peak_bytes: int
-    bytes_received: int
+    peak_bytes: int  # of tensors alive at once, beyond features, edges and parameters
+    bytes_received: int  # in the last epoch
     rows_received: int
-    seconds: float
+    seconds: float  # of the fastest epoch after the first one
 
 
 def rehearse(
@@ -188,11 +185,7 @@ def _block(start: int, end: int, num_dst: int, num_edges: int) -> Tensor:
 
 @contextmanager
 def equal_ranks(num_ranks: int) -> Iterator[Counts]:
-    """While it lasts, pyg_sar takes this thread for rank 0 of `num_ranks` equal ones.
-
-    Yields:
-        The rows and bytes that rank 0 has received so far.
-    """
+    """While it lasts, this thread is rank 0 of equal ones; gives what it has received."""
     counts = Counts()
     meter = Meter(counts)
     with ExitStack() as stack:

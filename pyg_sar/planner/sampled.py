@@ -63,11 +63,13 @@ class SampledPrediction:
         return self.shard_bytes + self.round_bytes + 3 * self.batch_bytes + self.peak_bytes
 
 
-class _Met:
-    """Nodes that hops meet: how many are `there`, were met in `total`, and by the `last` hop."""
+@dataclass
+class _NodesMet:
+    """Nodes that hops meet: how many are there, were met in total, and by the last hop."""
 
-    def __init__(self, there: float, first: float) -> None:
-        self.there, self.total, self.last = there, first, first
+    there: float
+    total: float
+    last: float
 
     def meet(self, draws: float) -> None:
         """The next hop, of so many draws."""
@@ -109,8 +111,9 @@ def predict_batches(
     back = cut / max(num_ranks - 1, 1)
     known = max(statistics.points, key=lambda p: p.num_ranks, default=None)
     share = pool_share(known, statistics.num_nodes, statistics.num_edges) if known else 1.0
-    own = _Met(statistics.num_nodes / num_ranks, float(min(batch_size, max(sizes.own))))
-    remote = _Met(share * statistics.num_nodes * (1 - 1 / num_ranks), 0.0)
+    seeds = float(min(batch_size, max(sizes.own)))
+    own = _NodesMet(statistics.num_nodes / num_ranks, seeds, seeds)
+    remote = _NodesMet(share * statistics.num_nodes * (1 - 1 / num_ranks), 0.0, 0.0)
     num_edges = 0.0
     for k in num_neighbors:
         each = degree * (1.0 if k < 0 else -math.expm1(-k / max(degree, 1e-9)))
