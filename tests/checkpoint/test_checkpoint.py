@@ -88,7 +88,8 @@ def test_torch_loads_the_weights_of_the_plain_model(tmp_path):
     run_ranks(resumed, 2, _parts(tmp_path, 2), str(tmp_path / 'run'), 2)
     ours, plain = Net().double(), Net().double()
     assert load_checkpoint(tmp_path / 'run', ours).epoch == 2
-    plain.load_state_dict(torch.load(tmp_path / 'run' / 'epoch-000002' / 'model.pt'))
+    file = tmp_path / 'run' / 'epoch-000002' / 'model.pt'
+    plain.load_state_dict(torch.load(file, weights_only=True))
     for name, value in plain.state_dict().items():
         assert torch.equal(ours.state_dict()[name], value), name
 
