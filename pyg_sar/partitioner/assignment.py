@@ -124,7 +124,9 @@ def _check_package(method: Method, what: str) -> None:
         ) from error
 
 
-def assign_nodes(graph: TypedGraph, num_parts: int, options: MethodOptions) -> dict[NodeKey, Tensor]:
+def assign_nodes(
+    graph: TypedGraph, num_parts: int, options: MethodOptions
+) -> dict[NodeKey, Tensor]:
     """The part of every node, int32 [N], by type.
 
     A partitioner sees the nodes of all types in one graph, undirected. A type without edges is

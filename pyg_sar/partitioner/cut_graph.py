@@ -96,8 +96,8 @@ def partition_graph(
         balance: What every part shall have an equal share of, within 5 %, some of ``'nodes'``,
             ``'edges'`` (in-edges; alone, plus one per node), ``'train'`` (training nodes) and
             ``'types'`` (nodes of every type), as ``'nodes,edges'`` or a list. By default the types
-            of a HeteroData, else nodes. With pyg-lib, torch-sparse and Mt-KaHyPar one of ``'nodes'``
-            (their default) and ``'edges'``.
+            of a HeteroData, else nodes. With pyg-lib, torch-sparse and Mt-KaHyPar one of
+            ``'nodes'`` (their default) and ``'edges'``.
         passes: Passes of ``'ldg'`` and ``'fennel'`` over the nodes; 10 by default.
         order: That of the nodes of a part, which ``n_id`` tells. ``'cache'`` puts neighbours near
             each other, in runs of 2,048 nodes that METIS finds within every part, so that epochs

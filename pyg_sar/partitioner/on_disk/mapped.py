@@ -89,7 +89,6 @@ class Scratch:
     """
 
     folder: Path | None = None
-    in_memory: int = IN_MEMORY  # bytes
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor with arbitrary content."""
@@ -101,7 +100,7 @@ class Scratch:
     def open(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, IO[bytes] | None]:
         """A tensor and its file, if it has one: what is written there needs no memory at all."""
         num_bytes = math.prod(shape) * dtype.itemsize
-        if self.folder is None or num_bytes <= self.in_memory:
+        if self.folder is None or num_bytes <= IN_MEMORY:
             return torch.empty(shape, dtype=dtype), None
         file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115
         try:

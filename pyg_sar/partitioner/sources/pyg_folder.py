@@ -172,7 +172,9 @@ def _graph(folder: _PyGFolder) -> Data | HeteroData:
         ids = [s.get('global_id', own) for s, own in zip(stored, ids, strict=True)]
         _add_feats(store, stored, ids, num_edges)
         if 'edge_time' in stored[0]:
-            store.edge_time = _in_order(ids, [of_part['edge_time'] for of_part in stored], num_edges)
+            store.edge_time = _in_order(
+                ids, [of_part['edge_time'] for of_part in stored], num_edges
+            )
         first += num_edges
     return data
 

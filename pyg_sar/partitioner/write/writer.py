@@ -231,7 +231,9 @@ def _edge_part(edges: EdgeGroups) -> RowStream:
     """The part of every edge, int64 [E]."""
     part, ends = edges.dst.assignment, edges.edge_index
     shape = (ends.size(1),)
-    return RowStream(torch.int64, shape, lambda: (part[dst].long() for *_, dst in edge_chunks(ends)))
+    return RowStream(
+        torch.int64, shape, lambda: (part[dst].long() for *_, dst in edge_chunks(ends))
+    )
 
 
 def _fingerprint(
