@@ -68,6 +68,7 @@ def choose(
     what = f'method={name!r}' + (f', backend={backend!r}' if bindings else '')
 
     def applies(option: str, can: Callable[[Method], bool]) -> None:
+        assert found is not None
         if not can(found):
             known = [method.name for method in METHODS.values() if can(method)]
             raise ValueError(f'{option} applies to {known} alone (got {what})')

@@ -204,7 +204,9 @@ def test_every_type_is_balanced_by_default(venues, method, num_parts):
 
     def overfull(**options: Any) -> list[str]:
         found = _assign(venues, num_parts, method, **options)
-        caps = {n: max(-(-len(p) // num_parts), 1.05 * len(p) / num_parts) for n, p in found.items()}
+        caps = {
+            n: max(-(-len(p) // num_parts), 1.05 * len(p) / num_parts) for n, p in found.items()
+        }
         return [n for n, p in found.items() if int(p.bincount().max()) > caps[n]]
 
     assert overfull() == overfull(balance='types') == []

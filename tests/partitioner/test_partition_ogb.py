@@ -93,7 +93,10 @@ def test_papers100m_stays_on_disk(save, tmp_path):
         assert data.y.tolist() == [3, -1, 1, 0, 0, 2, -1, 171, 5]
         assert (data.y.dtype, data.num_classes) == (torch.int64, 172)
         _check_split(data)
-    assert sorted(path.name for path in (folder / 'raw').iterdir()) == ['data.npz', 'node-label.npz']
+    assert sorted(path.name for path in (folder / 'raw').iterdir()) == [
+        'data.npz',
+        'node-label.npz',
+    ]
     arguments = ['ogbn-papers100M', str(tmp_path / 'out'), '--root', str(tmp_path)]
     assert main([*arguments, '--num-parts', '2', '--quiet']) == 0
     shard = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))

@@ -161,7 +161,7 @@ def _unpack(
     if num_bytes > most_bytes:  # before it is allocated
         raise ValueError(f"expected {num_bytes} bytes in '{path}' (got {most_bytes})")
     space = scratch.empty((num_bytes,), torch.uint8)
-    for place in space.split(1 << 20):
+    for place in torch.split(space, 1 << 20):
         place.numpy().data[:] = _read_exactly(stream, place.numel())
         release(place)
     if stream.read(1):  # the end, where zipfile compares its checksum

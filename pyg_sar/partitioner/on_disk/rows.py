@@ -44,7 +44,7 @@ def ranges(count: int) -> Iterator[tuple[int, int]]:
 
 def chunks(values: Tensor) -> Iterator[Tensor]:
     """The rows of a dense tensor [N, ...] in order, contiguous; memory is given back after each."""
-    for rows in values.split(_rows_per_chunk(values)):
+    for rows in torch.split(values, _rows_per_chunk(values)):
         yield aligned(rows).contiguous()
         release(rows)
 
@@ -80,7 +80,7 @@ def take_rows(values: Tensor, index: Tensor) -> RowStream:
 
     def pick() -> Iterator[Tensor]:
         num_rows = _rows_per_chunk(values)
-        for ids in index.split(num_rows) if index.numel() else ():
+        for ids in torch.split(index, num_rows) if index.numel() else ():
             if values.layout is not torch.strided:
                 yield values.index_select(0, ids).to_dense()
             elif is_mapped(values):
@@ -97,7 +97,8 @@ def _take_mapped(values: Tensor, ids: Tensor, num_rows: int) -> Tensor:
     ids, order = ids.sort()
     taken = torch.empty((ids.numel(), *values.shape[1:]), dtype=values.dtype)
     blocks, counts = torch.unique_consecutive(ids // num_rows, return_counts=True)
-    picked = zip(ids.split(counts.tolist()), order.split(counts.tolist()), strict=True)
+    sizes = counts.tolist()
+    picked = zip(torch.split(ids, sizes), torch.split(order, sizes), strict=True)
     for block, (wanted, place) in zip(blocks.tolist(), picked, strict=True):
         rows = values[block * num_rows : (block + 1) * num_rows]
         taken[place] = aligned(rows).index_select(0, wanted - block * num_rows)

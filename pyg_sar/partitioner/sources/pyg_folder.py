@@ -134,8 +134,11 @@ def _opened(root: Path) -> Iterator[_PyGFolder]:
         last = file_names.part_dir(root, num_parts - 1)
         if not last.is_dir():  # the number may be any
             raise FileNotFoundError(f"expected the last part in '{last}' (got no such folder)")
-        node_types = content['node_types'] if is_hetero else [None]
-        edge_types = [tuple(key) for key in content['edge_types']] if is_hetero else [None]
+        node_types: list[NodeKey] = [None]
+        edge_types: list[EdgeKey] = [None]
+        if is_hetero:
+            node_types = content['node_types']
+            edge_types = [(src, name, dst) for src, name, dst in content['edge_types']]
         yield _PyGFolder(root, num_parts, is_hetero, node_types, edge_types)
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         if isinstance(error, ValueError) and str(root) in str(error):
