@@ -29,13 +29,13 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch | None = None) -
     """
     scratch = scratch or Scratch()
     data = copy.copy(data)
-    for store in data.edge_stores:
+    types: Any = data.edge_types if isinstance(data, HeteroData) else ['']
+    for type_, store in zip(types, data.edge_stores, strict=True):
         if 'edge_index' not in store:
             continue
-        name = '' if isinstance(data, Data) else f'{store._key}'
-        edge_index = checked_edge_index(store, name)
+        edge_index = checked_edge_index(store, f'{type_}')
         if isinstance(data, HeteroData) and store.is_bipartite():
-            src, relation, dst = store._key
+            src, relation, dst = type_
             back = data[dst, f'rev_{relation}', src]
             back.edge_index = _flipped(edge_index, scratch)
             for key, value in store.items():
@@ -48,7 +48,7 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch | None = None) -
                 for key, value in store.items()
                 if key != 'edge_index' and store.is_edge_attr(key)
             }
-            store.update(_merged(edge_index, attrs, scratch, name))
+            store.update(_merged(edge_index, attrs, scratch, f'{type_}'))
     return data
 
 
