@@ -14,7 +14,6 @@ import pyg_sar
 from pyg_sar.commands.command_line import aligned
 
 _EXTRAS = {
-    'kahip': ('kahip', '--method kahip'),
     'mtkahypar': ('mtkahypar', '--method mtkahypar'),
     'torch-sparse': ('torch_sparse', '--backend torch-sparse; used by PyG'),
     'pyg-lib': ('pyg_lib', '--backend pyg-lib; used by PyG'),

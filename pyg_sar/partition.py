@@ -123,7 +123,7 @@ def _parser() -> Parser:
     parts = 'number of parts; not needed where SOURCE comes with its own'
     add('--num-parts', type=int, metavar='P', help=parts)
     methods = (
-        'metis; ldg or fennel (streaming, for graphs beyond METIS); kahip or mtkahypar (if '
+        'metis; ldg or fennel (streaming, for graphs beyond METIS); mtkahypar (if '
         'installed); random; range; or file:PATH (.npy, .pt or .txt with one part id per node); '
         "default: SOURCE's own parts where it has some, else metis"
     )

@@ -20,8 +20,9 @@ from torch import Tensor
 
 import pyg_sar
 from pyg_sar.inspection import verify_partition
-from pyg_sar.partitioner.sources.npz import read_npz
+from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.saved import read_saved
+from pyg_sar.partitioner.sources.sources import load_source
 from pyg_sar.partitioner.write.atomic_folder import replace_folder
 from pyg_sar.shard.format.checksums import folder_checksums
 from pyg_sar.shard.format.meta import read_json, signed
@@ -237,27 +238,27 @@ def _npz(path: Path, **arrays: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize('is_mapped', [True, False])
-def test_arrays(tmp_path: Path, is_mapped: bool) -> None:
+@pytest.mark.parametrize('scratch', [Scratch(), None])
+def test_arrays(tmp_path: Path, scratch: Scratch | None) -> None:
     path = _npz(tmp_path / 'graph.npz', x=np.array([{}], dtype=object))
     with pytest.raises(ValueError, match=str(path)):
-        read_npz(path, str(path), is_mapped=is_mapped)
+        load_source(path, scratch=scratch)
     _npz(path)
     content = path.read_bytes().replace(b'(2, 3), }           ', b'(2, 99999999999), } ')
     assert content != path.read_bytes()
     path.write_bytes(content)
     with pytest.raises(ValueError, match=str(path)):
-        read_npz(path, str(path), is_mapped=is_mapped)
+        load_source(path, scratch=scratch)
     _npz(path, edge_index=np.zeros((3, 2), np.int64))
     with pytest.raises(ValueError, match=str(path)):
-        read_npz(path, str(path), is_mapped=is_mapped)
+        load_source(path, scratch=scratch)
 
 
 def test_offsets_that_are_no_integers(tmp_path: Path) -> None:
     csr = {'x_data': np.ones(1), 'x_indices': np.zeros(1), 'x_indptr': np.array([0.0, 1, 1, 1, 1])}
     path = _npz(tmp_path / 'graph.npz', **csr, x_shape=np.array([4, 2]))
-    with pytest.raises(ValueError, match='expected integers'):
-        read_npz(path, str(path))
+    with pytest.raises(ValueError, match='expected a CSR matrix'):
+        load_source(path)
 
 
 def test_pipes_beside_a_partition(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_options_arrive(graph, tmp_path, check_partition, capfd):
 def test_dropped_arrays_are_noted(tmp_path, capfd):
     np.savez(tmp_path / 'a.npz', edge_index=[[0, 1], [1, 2]], node_names=['a', 'b', 'c'])
     assert _main(tmp_path / 'a.npz', tmp_path / 'out', '--num-parts', 2, '--quiet') == 0
-    assert f'note: dropped from {tmp_path / "a.npz"}: node_names' in capfd.readouterr().err
+    assert re.match(r'note: dropped attributes .* node_names \(', capfd.readouterr().err)
     torch.save({'edge_index': torch.tensor([[0], [1]]), 'z': torch.ones(7, 7)}, tmp_path / 'a.pt')
     assert _main(tmp_path / 'a.pt', tmp_path / 'b', '--num-parts', 2, '--quiet') == 0
     note = capfd.readouterr().err
