@@ -25,7 +25,7 @@ FLOORS = (
     {'comm', 'merge', 'kernels'},
     {'shard'},
     {'compiled', 'memory'},
-    {'command_line', 'report', 'monitor', 'draws', 'recipes'},
+    {'command_line', 'report', 'monitor', 'draws'},
     {'scoped'},
 )
 """A room may import itself and the rooms of later floors."""
