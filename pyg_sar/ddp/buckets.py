@@ -68,7 +68,9 @@ class Bucket:
         total = torch.cat([share.reshape(-1) for share in shares]) / world_size()
         summed(total)
         check_arrived(SUM)
-        for share, mean in zip(shares, total.split([s.numel() for s in shares]), strict=True):
+        for share, mean in zip(
+            shares, torch.split(total, [s.numel() for s in shares]), strict=True
+        ):
             share.copy_(mean.view_as(share))
 
 
