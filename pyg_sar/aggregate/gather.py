@@ -79,13 +79,13 @@ def gather(
     forward, again in backward, and one for its gradient where it needs one.
     """
     surroundings = Surroundings(program.uses_rng, plan.edge_index.device, program.as_in_forward)
-    run = _ChunkRun(program, plan, _ByDestination(chunks, exchange), surroundings, arguments)
+    run = _ChunkRun(program, plan, _ChunkByChunk(chunks, exchange), surroundings, arguments)
     out = _Gather.apply(run, *arguments)  # type: ignore[no-untyped-call]
     return (None, tuple(out)) if program.out is None else (out[0], tuple(out[1:]))
 
 
 @dataclass(frozen=True, eq=False)
-class _ByDestination:
+class _ChunkByChunk:
     """The rows of one chunk at a time, as :class:`~pyg_sar.aggregate.block_loop.BlockByBlock`."""
 
     chunks: Chunks
@@ -116,7 +116,7 @@ class _ChunkRun:
 
     program: ChunkProgram
     plan: Plan
-    loop: _ByDestination
+    loop: _ChunkByChunk
     surroundings: Surroundings
     arguments: Arguments
 

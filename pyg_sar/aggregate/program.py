@@ -102,11 +102,6 @@ class Program:
     # Brings about, for the time of a backward, what `run` read in forward beside its arguments.
     as_in_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
 
-    @property
-    def merges(self) -> list[Merge]:
-        """The merge of every reduction."""
-        return [reduction.merge for reduction in self.reductions]
-
     def init_states(self, num_dst: int) -> list[State]:
         """The empty state of every reduction."""
         return [r.merge.init(self.messages[r.message], num_dst, r.dim) for r in self.reductions]

@@ -1,16 +1,14 @@
 """The replay path: any message function, chunk by chunk of a block, recomputed in backward.
 
-Forward runs the function on one chunk of edges after another without autograd and keeps only the
-merge state. Backward fetches every block's rows again, runs the function with autograd on, takes
-the gradient of a chunk alone with ``torch.autograd.grad``, sends the rows' gradient to their owner
-and drops everything. (``.backward()`` would accumulate into parameters behind the caller's back.)
+Forward runs the function without autograd and keeps only the merge state. Backward runs it again
+with autograd and takes the gradient of a chunk alone with ``torch.autograd.grad`` (``.backward()``
+would accumulate into parameters behind the caller's back).
 
 A softmax over in-edges spans blocks. With k softmaxes forward makes k passes that stop at the
 softmax and keep its running maximum and sum, then one that uses them. In backward the gradient of
 the logits is ``alpha * (d_alpha - r_i)`` with ``r_i = sum over in-edges of alpha * d_alpha``: again
 one pass per softmax, the last one first, and then the one that takes all gradients. This is exact
-for any use of softmax, nested ones included; :mod:`pyg_sar.aggregate.online_softmax` does with one
-pass what most convs do.
+for nested softmaxes, too; :mod:`pyg_sar.aggregate.online_softmax` needs one pass for most convs.
 """
 
 from __future__ import annotations

@@ -105,13 +105,8 @@ class Surroundings:
     """A random state for every chunk and the autocast mode, so that a replay sees them again.
 
     The first chunk goes on from the caller's state, so what fits into one draws what PyG draws. The
-    others have states of their own that follow from it: noting the state where a chunk is first
-    entered would not do, as a pass that stops at a softmax has not drawn what comes after it.
-
-    Args:
-        uses_rng: Whether the function draws random numbers.
-        device: The device it draws on.
-        as_in_forward: Brings about what else the function reads beside its arguments.
+    others have states that follow from it, not the ones that forward came to: a pass that stops at
+    a softmax has not drawn what comes after it. Arguments are as in a program.
     """
 
     def __init__(

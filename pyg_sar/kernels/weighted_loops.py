@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +55,10 @@ def run_loop(
     keys = bags.ptr.new_empty(0, dtype=torch.int64) if bags.keys is None else bags.keys
     perm = bags.columns[:0] if bags.perm is None else bags.perm
     written = (None if t is None else t.view(-1).numpy() for t in (out, dots))  # never a copy
-    read = map(_flat, (own, values, bags.ptr, bags.columns, keys, perm, weight))
+    read = (
+        None if t is None else t.detach().contiguous().view(-1).numpy()
+        for t in (own, values, bags.ptr, bags.columns, keys, perm, weight)
+    )
     loop = partial(module.sums_and_dots, *written, *read, heads, channels)
 
     def run(start: int, end: int, first: int, last: int) -> None:
@@ -65,7 +67,3 @@ def run_loop(
 
     chunks = chunks_of_bags(bags, bags.ptr.numel(), _CHUNK_EDGES)
     side_by_side((partial(run, *chunk) for chunk in chunks), values.device)
-
-
-def _flat(values: Tensor | None) -> Any:
-    return None if values is None else values.detach().contiguous().view(-1).numpy()

@@ -1,10 +1,8 @@
 """Threads that compute pieces of a sum side by side.
 
-An operation of torch is one parallel region, whose threads wait for each other at its end. A sum of
-many small operations waits as often, and where other programs run on the cores each wait lasts as
-long as the scheduler lets the slowest thread wait. Here every thread takes the next piece when it
-has done one, with all operations in it, and they wait for each other once, at the end of the sum.
-Every row is written by one piece, so results do not depend on the number of threads.
+At the end of every operation of torch its threads wait for the slowest. Here every thread takes the
+next piece when it has done one, and they wait for each other once, at the end of a sum. Every row
+is written by one piece, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations

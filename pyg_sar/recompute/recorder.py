@@ -86,7 +86,7 @@ def _leave(module: torch.nn.Module, args: Any, out: Any) -> None:
 
 
 @dataclass(eq=False)
-class _Kept:
+class _Held:
     tensor: Tensor
     version: int
 
@@ -105,7 +105,7 @@ class _Recipe:
     """A tensor that is computed when it is needed."""
 
     step: Step
-    inputs: tuple[_Kept | _Recipe | None, ...]
+    inputs: tuple[_Held | _Recipe | None, ...]
     autocast: torch.autocast
     num_users: int = 0
     result: Tensor | None = field(default=None, repr=False)
@@ -124,7 +124,7 @@ class _Recipe:
 class _Saved:
     """What stands in a node of the autograd graph for a tensor it saved."""
 
-    source: _Kept | _Recipe
+    source: _Held | _Recipe
     is_used: bool = False
 
 
@@ -213,7 +213,7 @@ class _Recorder(TorchFunctionMode):
             sources = tuple(i if i is None else self._source(i) for i in inputs)
             recipe = _Recipe(step, sources, autocast)
             for saved, tensor in noted:
-                if isinstance(saved.source, _Kept) and _is_same(tensor, out):
+                if isinstance(saved.source, _Held) and _is_same(tensor, out):
                     saved.source = recipe
                     recipe.num_users += 1
             self._recipes[out.data_ptr()] = weakref.ref(out), out._version, recipe
@@ -228,7 +228,7 @@ class _Recorder(TorchFunctionMode):
             self._noted.append((saved, tensor))
         return saved
 
-    def _source(self, tensor: Tensor) -> _Kept | _Recipe:
+    def _source(self, tensor: Tensor) -> _Held | _Recipe:
         found = self._recipes.get(tensor.data_ptr()) if tensor.numel() else None
         if found is not None:
             reference, version, recipe = found
@@ -243,7 +243,7 @@ class _Recorder(TorchFunctionMode):
         if type(tensor) in (Tensor, torch.nn.Parameter):
             with torch._C.DisableTorchFunction(), _disable_current_modes():  # they count operations
                 tensor = tensor.detach()
-        return _Kept(tensor, version)
+        return _Held(tensor, version)
 
 
 def _fit(inputs: Sequence[Tensor]) -> bool:
