@@ -1,7 +1,7 @@
 """The sum over the edges of one block, in the form that is fastest on this device.
 
-``torch.nn.functional.embedding_bag`` sums gathered rows without the ``[num_edges, F]`` temporary of
-gather + scatter; on a CPU it is three to eight times faster than ``index_add_``. Its own backward is
+``torch.nn.functional.embedding_bag`` sums rows without the ``[num_edges, F]`` temporary of gather
+and scatter; on a CPU it is three to eight times faster than ``index_add_``. Its own backward is
 slow, so backward is another forward sum, over the transposed block.
 """
 

@@ -78,10 +78,8 @@ def _kept_for_backward(norm: Any) -> Iterator[None]:
 
     A first backward makes those of the norm equal. A second one through the forward may follow.
     """
-    names = 'running_mean', 'running_var'
+    names = ('running_mean', 'running_var') if norm.training else ()
     buffers = {n: norm._buffers[n] for n in names if norm._buffers.get(n) is not None}
-    if not norm.training:
-        buffers = {}
     norm._buffers.update({name: buffer.clone() for name, buffer in buffers.items()})
     try:
         yield
