@@ -19,14 +19,9 @@ from pyg_sar.shard.rows_at import add_rows_at, rows_at
 class ReplayBackward:
     """Runs the function on one chunk after another with autograd and takes the chunk's gradients.
 
-    Args:
-        run: The program, with its arguments.
-        states: The finished state of every reduction, as far as its gradient reads it.
-        grads: The gradients of the tensors of all states and of the edge outputs.
-        stats: The statistics of every softmax.
-
-    Attributes:
-        row_sums: ``r_i = sum over in-edges of alpha * d_alpha`` of every softmax, once it is known.
+    `states` are the finished states of the reductions, as far as their gradients read them, and
+    `grads` the gradients of the tensors of all states and of the edge outputs. `row_sums` are
+    ``r_i = sum over in-edges of alpha * d_alpha`` of every softmax, once they are known.
     """
 
     def __init__(
