@@ -86,7 +86,7 @@ class AllAtOnce:
 
     def fetch(self, tensors: Rows) -> Iterator[tuple[Block, Rows]]:
         """As :meth:`BlockByBlock.fetch`."""
-        halo = self.kept or self.exchange.fetch_all(tensors)
+        halo = self.kept or (self.exchange.fetch_all(tensors) if tensors else [])
         if self.kept is not None and not self.kept:
             self.kept.extend(halo)
         for block in self.plan.blocks:
