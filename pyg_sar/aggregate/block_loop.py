@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TypeAlias
 
 from torch import Tensor
@@ -33,25 +34,31 @@ class BlockByBlock:
         Args:
             tensors: Own rows ``[num_own, ...]`` of each tensor.
 
-        Yields:
+        Returns:
             ``[num_rows, ...]`` of each tensor: views of own rows or of what is kept, or buffers
             that are used again once the next block is asked for.
         """
-        blocks, kept, num_own = self.plan.blocks, self.kept, self.plan.shard.parts_per_rank
+        blocks = self.plan.blocks
         if not tensors:
-            yield from ((block, []) for block in blocks)
-        elif kept:
-            for block in blocks[:num_own]:
-                yield block, [t[block.start : block.start + block.num_rows] for t in tensors]
-            firsts = range(0, len(kept), len(tensors))
-            for block, first in zip(blocks[num_own:], firsts, strict=True):
-                yield block, kept[first : first + len(tensors)]
-        else:
-            fetched = self.exchange.fetch(tensors, keep=kept is not None)
-            for place, (block, rows) in enumerate(zip(blocks, fetched, strict=True)):
-                if kept is not None and place >= num_own:
-                    kept += rows
-                yield block, rows
+            return zip(blocks, repeat([]), strict=False)
+        if self.kept:
+            return zip(blocks, self._rows_again(tensors, self.kept), strict=True)
+        fetched = self.exchange.fetch(tensors, keep=self.kept is not None)
+        if self.kept is not None:
+            fetched = self._keeping(fetched, self.kept)
+        return zip(blocks, fetched, strict=True)
+
+    def _keeping(self, fetched: Iterator[Rows], kept: list[Tensor]) -> Iterator[Rows]:
+        for place, rows in enumerate(fetched):
+            if place >= self.plan.shard.parts_per_rank:
+                kept += rows
+            yield rows
+
+    def _rows_again(self, tensors: Rows, kept: list[Tensor]) -> Iterator[Rows]:
+        for block in self.plan.blocks[: self.plan.shard.parts_per_rank]:
+            yield [t[block.start : block.start + block.num_rows] for t in tensors]
+        for first in range(0, len(kept), len(tensors)):
+            yield kept[first : first + len(tensors)]
 
     def give_back(
         self, read: Rows, out: Rows, own: Callable[[], Rows] | None = None
@@ -89,8 +96,7 @@ class AllAtOnce:
         halo = self.kept or (self.exchange.fetch_all(tensors) if tensors else [])
         if self.kept is not None and not self.kept:
             self.kept.extend(halo)
-        for block in self.plan.blocks:
-            yield block, self._of(block, tensors, halo)
+        return ((block, self._of(block, tensors, halo)) for block in self.plan.blocks)
 
     def give_back(
         self, read: Rows, out: Rows, own: Callable[[], Rows] | None = None

@@ -30,6 +30,7 @@ _MIN_EDGES = 256
 class Chunk:
     """Some edges of a block, in its order."""
 
+    place: int  # among the chunks of all blocks
     block: Block  # of these edges alone
     rows: slice  # the destinations from the first to the last of the edges
     starts: Tensor  # what `src` and `dst` are counted from, int64 ``[2, 1]``
@@ -60,13 +61,15 @@ def chunks_of_blocks(plan: Plan, max_edges: int) -> list[list[Chunk]]:
     """The chunks of every block, remembered."""
     key = 'chunks of blocks', max_edges
     if key not in plan.cache:
-        plan.cache[key] = [_cut(block, plan, max_edges) for block in plan.blocks]
+        plan.cache[key] = cut = list[list[Chunk]]()
+        for block in plan.blocks:
+            cut.append(_cut(block, plan, max_edges, sum(map(len, cut))))
     found: list[list[Chunk]] = plan.cache[key]
     return found
 
 
 @torch.inference_mode(False)  # it outlives the caller's mode
-def _cut(block: Block, plan: Plan, max_edges: int) -> list[Chunk]:
+def _cut(block: Block, plan: Plan, max_edges: int, place: int) -> list[Chunk]:
     firsts = list(range(0, block.num_edges, max_edges))
     if not firsts:
         return []
@@ -84,5 +87,6 @@ def _cut(block: Block, plan: Plan, max_edges: int) -> list[Chunk]:
             else all_edges[firsts[i] : ends[i]]
         )
         rows = slice(first_dst, last_dst + 1)
-        chunks.append(Chunk(replace(block, edges=edges), rows, starts[:, i : i + 1]))
+        of_edges = replace(block, edges=edges)
+        chunks.append(Chunk(place + i, of_edges, rows, starts[:, i : i + 1]))
     return chunks

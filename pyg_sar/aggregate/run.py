@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -62,29 +62,23 @@ class Run:
 
     def chunks(self) -> Chunks:
         """The chunks of all blocks (collective unless rows are kept)."""
-        place = 0
-        cuts = chunks_of_blocks(self.loop.plan, self.max_edges)
         fetched = self.loop.fetch(list(self.arguments.src))
-        for (_, rows), chunks in zip(fetched, cuts, strict=True):
-            yield from self._read(chunks, rows, place)
-            place += len(chunks)
+        blocks = zip(fetched, chunks_of_blocks(self.loop.plan, self.max_edges), strict=True)
+        return chain.from_iterable(self._read(chunks, rows) for (_, rows), chunks in blocks)
 
     def give_back(self, out: Rows) -> Iterator[tuple[Rows, Chunks]]:
         """For every block where the gradients of source rows go, and its chunks (collective).
 
         `out` is as :meth:`BlockByBlock.give_back` takes it.
         """
-        place = 0
-        cuts = chunks_of_blocks(self.loop.plan, self.max_edges)
         given = self.loop.give_back(list(self.arguments.src), out)
-        for (_, rows, targets), chunks in zip(given, cuts, strict=True):
-            yield targets, self._read(chunks, rows, place)
-            place += len(chunks)
+        blocks = zip(given, chunks_of_blocks(self.loop.plan, self.max_edges), strict=True)
+        return ((targets, self._read(chunks, rows)) for (_, rows, targets), chunks in blocks)
 
-    def _read(self, chunks: list[Chunk], rows: Rows, place: int) -> Chunks:
+    def _read(self, chunks: list[Chunk], rows: Rows) -> Chunks:
         read = self.arguments
-        for i, chunk in enumerate(chunks, place):
-            self.surroundings.enter(i)
+        for chunk in chunks:
+            self.surroundings.enter(chunk.place)
             edge_index = chunk.edge_index(self.loop.plan)
             src, dst = edge_index
             yield (
