@@ -40,11 +40,13 @@ class ChunkProgram:
     as_in_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-Chunks = list[tuple[DestinationChunk, Request]]
+DestinationChunks = list[tuple[DestinationChunk, Request]]
 """The chunks of a plan, as many on all ranks, with who fetches what from whom."""
 
 
-def chunks_of(plan: Plan, max_rows: int, max_dst: int | None, exchange: Exchange) -> Chunks:
+def chunks_of(
+    plan: Plan, max_rows: int, max_dst: int | None, exchange: Exchange
+) -> DestinationChunks:
     """The chunks of a plan, remembered.
 
     Collective: one small all-gather; where a rank does not know them also another one and two
@@ -63,12 +65,16 @@ def chunks_of(plan: Plan, max_rows: int, max_dst: int | None, exchange: Exchange
         chunks += [no_chunk(plan)] * (max(agree(len(chunks))) - len(chunks))
         requests = exchange.request([chunk.halo for chunk in chunks])
         plan.cache[key] = list(zip(chunks, requests, strict=True))
-    found: Chunks = plan.cache[key]
+    found: DestinationChunks = plan.cache[key]
     return found
 
 
 def gather(
-    program: ChunkProgram, arguments: Arguments, plan: Plan, chunks: Chunks, exchange: Exchange
+    program: ChunkProgram,
+    arguments: Arguments,
+    plan: Plan,
+    chunks: DestinationChunks,
+    exchange: Exchange,
 ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
     """Runs message and aggregation chunk by chunk.
 
@@ -88,7 +94,7 @@ def gather(
 class _ChunkByChunk:
     """The rows of one chunk at a time, as :class:`~pyg_sar.aggregate.block_loop.BlockByBlock`."""
 
-    chunks: Chunks
+    chunks: DestinationChunks
     exchange: Exchange
 
     def fetch(self, tensors: Rows) -> Iterator[tuple[DestinationChunk, Rows]]:

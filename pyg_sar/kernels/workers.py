@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,21 +29,13 @@ def side_by_side(pieces: Iterable[Callable[[], object]], device: torch.device) -
         for piece in pieces:
             piece()
         return
-    rest, lock, is_inference = iter(pieces), threading.Lock(), torch.is_inference_mode_enabled()
+    is_inference = torch.is_inference_mode_enabled()
 
-    def take() -> Callable[[], object] | None:
-        with lock:
-            return next(rest, None)
-
-    def work() -> None:
+    def run(piece: Callable[[], object]) -> None:
         with torch.inference_mode(is_inference), torch.no_grad():
-            while (piece := take()) is not None:
-                piece()
+            piece()
 
-    pool = _pool(num_threads)
-    done = [pool.submit(work) for _ in range(num_threads)]
-    for each in done:
-        each.result()
+    deque(_pool(num_threads).map(run, pieces), maxlen=0)  # raises what a piece has raised
 
 
 def _pool(num_threads: int) -> ThreadPoolExecutor:
