@@ -128,7 +128,8 @@ class _ChunkRun:
 
     def read(self, place: int, chunk: DestinationChunk, src: Rows) -> Arguments:
         """The arguments of a chunk, whose random state holds from now on."""
-        self.surroundings.enter(place)
+        if self.surroundings.uses_rng:
+            self.surroundings.enter(place)
         given = self.arguments
         dst = tuple(t[chunk.dst] for t in given.dst)
         edge = tuple(t.index_select(0, chunk.edges) for t in given.edge)

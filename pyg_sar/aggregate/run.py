@@ -78,7 +78,8 @@ class Run:
     def _read(self, chunks: list[Chunk], rows: Rows) -> Chunks:
         read = self.arguments
         for chunk in chunks:
-            self.surroundings.enter(chunk.place)
+            if self.surroundings.uses_rng:
+                self.surroundings.enter(chunk.place)
             edge_index = chunk.edge_index(self.loop.plan)
             src, dst = edge_index
             yield (
@@ -123,10 +124,10 @@ class Surroundings:
             self._seed = int.from_bytes(digest, 'big')
 
     def enter(self, place: int) -> None:
-        """Brings about the random state of a chunk."""
-        if self.uses_rng and place == 0:
+        """Brings about the random state of a chunk of a function that draws."""
+        if place == 0:
             self._generator.set_state(self._first)
-        elif self.uses_rng:
+        else:
             self._generator.manual_seed(self._seed + place)
 
     @contextmanager
