@@ -85,17 +85,15 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
         losses = F.cross_entropy(x, data.y[layers.output_nodes], reduction='none')
         loss = pyg_sar.mean_of_batches(losses)
 
-    The convs are SARConvs that take a pair ``(x_src, x_dst)``, as they do with PyG's
-    neighbour loaders; ``conv(x, data.edge_index)`` computes the same for all nodes. All edges into
-    a computed node are there, so an aggregation over in-edges is that of the whole graph. Not so:
+    The convs are SARConvs that take a pair ``(x_src, x_dst)``, as with PyG's neighbour loaders. All
+    edges into a computed node are there, so an aggregation over in-edges is that of the whole
+    graph. Not so:
 
-    - what a conv derives from *other* edges. ``gcn_norm`` needs the in-degrees of sources:
-      ``GCNConv`` takes no pair and raises a ValueError. Compute the weights once, before
-      partitioning, store them as ``edge_weight``, and use
-      ``SimpleConv('sum')((x, x[: layer.num_dst]), layer.edge_index, edge_weight[layer.edges])``
-      and a linear layer.
-    - statistics over nodes: a batch norm between the layers sees the restricted rows only, so it
-      is *not* the one of the whole graph.
+    - what a conv derives from *other* edges. ``GCNConv``, which needs the in-degrees of sources,
+      takes no pair and raises a ValueError. Store its weights as ``edge_weight`` before
+      partitioning, and use a linear layer and
+      ``SimpleConv('sum')((x, x[: layer.num_dst]), layer.edge_index, edge_weight[layer.edges])``.
+    - statistics over nodes: a batch norm between the layers sees the restricted rows only.
 
     Args:
         data: Plain own rows: :func:`pyg_sar.local` of what :func:`pyg_sar.load_shard` returned.

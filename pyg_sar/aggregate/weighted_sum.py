@@ -57,14 +57,8 @@ def weighted_sum(
     per step if the weight needs a gradient, and one if x does (with `one_shot` one all-to-all in
     forward, and one in backward if x needs a gradient).
 
-    Args:
-        x: Own rows.
-        weight: The weights.
-        plan: The blocks.
-        exchange: The exchange of the plan's shard.
-        keep_rows: Keep the rows that were received instead of receiving them again.
-        one_shot: Exchange all halo rows at once; they are kept if backward asks for them.
-        mean: Divide by the number of in-edges; without heads only.
+    `keep_rows` keeps the rows that were received; `one_shot` exchanges all halo rows at once, which
+    are kept if backward asks for them; `mean` divides by the number of in-edges, without heads.
     """
     if weight is not None and weight.dim() == 1:
         weight = weight.detach()

@@ -54,17 +54,13 @@ def add_bag_sums(
     page.
 
     Args:
-        out: ``[num_rows, F]``, changed in place.
+        out: ``[num_rows, F]``, changed in place and returned.
         values: ``[num_cols, F]`` of the same dtype.
         bags: The edges, grouped.
         weight: ``[num_edges]`` in edge order, or None for ones; with a weight for every head
-            ``[num_edges, H]`` see :mod:`pyg_sar.kernels.weighted_sums`, where rows are ``[H, C]``.
-        factor: ``[num_cols]``: what rows of `values` are multiplied by, or None. It takes no pass
-            over them.
+            ``[num_edges, H]`` rows are ``[H, C]``: :mod:`pyg_sar.kernels.weighted_sums`.
+        factor: ``[num_cols]``: what rows of `values` are multiplied by, in no pass of its own.
         replace: Whether the sums replace what `out` holds; rows without a bag become zero.
-
-    Returns:
-        `out`.
     """
     if weight is not None and weight.dim() == 2:
         return add_weighted_sums(out, values, bags, weight, replace=replace)

@@ -36,17 +36,9 @@ def run_loop(
 ) -> None:
     """Adds weighted sums to `out`, writes dots of rows of `own` and `values` to `dots`, or both.
 
-    Args:
-        values: ``[num_cols, H, C]``.
-        bags: The edges, grouped.
-        out: ``[num_rows, H, C]``, contiguous.
-        weight: ``[num_edges, H]`` in edge order.
-        own: ``[num_rows, H, C]``.
-        dots: ``[num_edges, H]`` in edge order, contiguous.
-        replace: Whether sums replace what `out` holds; rows without a bag become zero.
-
-    Raises:
-        IndexError: If a column is no row of `values`.
+    `values` is ``[num_cols, H, C]``, `out` and `own` ``[num_rows, H, C]``, `weight` and `dots`
+    ``[num_edges, H]`` in edge order; `out` and `dots` are contiguous. With `replace` sums replace
+    what `out` holds, and rows without a bag become zero. Raises IndexError if a column is no row.
     """
     module, (heads, channels) = loops(), values.shape[1:]
     assert module is not None

@@ -54,17 +54,9 @@ def add_weighted_sums(
     """Adds the sum of every bag, weighted by head, to its row of `out`.
 
     For the edges e of bag b, ``out[keys[b], h] += sum of weight[e, h] * values[columns[e], h]``.
-    Nothing of ``[num_edges, H, C]`` is made.
-
-    Args:
-        out: ``[num_rows, H, C]``, changed in place.
-        values: ``[num_cols, H, C]`` of the same dtype.
-        bags: The edges, grouped.
-        weight: ``[num_edges, H]`` in edge order, of the same dtype.
-        replace: Whether the sums replace what `out` holds; rows without a bag become zero.
-
-    Returns:
-        `out`.
+    Nothing of ``[num_edges, H, C]`` is made. Of one dtype are `out` ``[num_rows, H, C]``, `values`
+    ``[num_cols, H, C]`` and `weight` ``[num_edges, H]`` in edge order. With `replace` the sums
+    replace what `out` holds, and rows without a bag become zero. Returns `out`.
     """
     if has_loop(values) and out.is_contiguous():
         run_loop(values, bags, out=out, weight=weight, replace=replace)
@@ -121,11 +113,11 @@ def weighted_sums_and_dots(
 
     Args:
         out: ``[num_cols, H, C]``: the gradient of the values.
-        dots: ``[num_edges, H]`` in edge order, contiguous: the gradient of the weights.
+        dots: ``[num_edges, H]``, contiguous: the gradient of the weights.
         grad: ``[num_rows, H, C]``: the gradient of the sums.
         rows: ``[num_cols, H, C]``: the values.
         block: The edges, from columns into rows.
-        weight: ``[num_edges, H]`` in edge order.
+        weight: ``[num_edges, H]``.
     """
     if has_loop(grad) and out.is_contiguous():
         run_loop(grad, block.by_src, out=out, weight=weight, own=rows, dots=dots, replace=True)
@@ -137,16 +129,8 @@ def weighted_sums_and_dots(
 def edge_dots(out: Tensor, left: Tensor, right: Tensor, bags: Bags) -> Tensor:
     """Writes the gradient of the weights of :func:`add_weighted_sums`.
 
-    For the edges e of bag b, ``out[e, h] = <left[keys[b], h], right[columns[e], h]>``.
-
-    Args:
-        out: ``[num_edges, H]`` in edge order, contiguous; changed in place.
-        left: ``[num_rows, H, C]`` of the same dtype.
-        right: ``[num_cols, H, C]`` of the same dtype.
-        bags: The edges, grouped.
-
-    Returns:
-        `out`.
+    For the edges e of bag b, ``out[e, h] = <left[keys[b], h], right[columns[e], h]>``, of
+    ``[num_rows, H, C]`` and ``[num_cols, H, C]``. `out` is ``[num_edges, H]``, contiguous.
     """
     if has_loop(right):
         run_loop(right, bags, own=left, dots=out)
