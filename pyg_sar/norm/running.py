@@ -132,10 +132,10 @@ def _set(norm: Any, piece: Tensor) -> None:
     own = _updates_of(norm)
     weight, means, variances, num_batches, has_any = torch.split(piece, _sizes(norm))
     weight = weight.unsqueeze(1)
-    pairs = ((norm.running_mean, means), (norm.running_var, variances))
-    for buffer, total in ((_by_row(b), total) for b, total in pairs):
-        new = (total.view_as(buffer) / weight).to(buffer.dtype)
-        buffer.copy_(torch.where(weight > 0, new, buffer))
+    for buffer, total in ((norm.running_mean, means), (norm.running_var, variances)):
+        rows = _by_row(buffer)
+        new = (total.view_as(rows) / weight).to(rows.dtype)
+        rows.copy_(torch.where(weight > 0, new, rows))
     tracked = norm._buffers.get('num_batches_tracked')
     if tracked is not None:
         before: Any = tracked if own is None else own.num_batches
