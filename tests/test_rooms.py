@@ -25,7 +25,7 @@ FLOORS = (
     {'comm', 'merge', 'kernels'},
     {'shard'},
     {'compiled', 'memory'},
-    {'commands', 'monitor', 'draws', 'recipes'},
+    {'commands', 'monitor', 'draws'},
     {'scoped'},
 )
 """A room may import itself and the rooms of later floors."""
