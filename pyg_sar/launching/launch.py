@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from pyg_sar.comm import ExchangeError, is_distributed, transport
+from pyg_sar.comm import ExchangeError, current, is_distributed
 
 
 def launch(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any]:
@@ -67,7 +67,7 @@ def launch(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any
     if is_distributed():
         raise ValueError(
             'expected a process that is no rank (got rank '
-            f'{transport.rank()} of {transport.world_size()}; launch starts all ranks by itself)'
+            f'{current().rank} of {current().size}; launch starts all ranks by itself)'
         )
     method = _start_method(function)
     with (

@@ -7,10 +7,12 @@ cell and is really killed or stopped.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +23,9 @@ import torch.distributed as dist
 from path_programs import program
 
 import pyg_sar
-from pyg_sar.comm.faults import guarded
-from pyg_sar.comm.faults.connection import Guard
+from pyg_sar.comm import process_group, set_timeout
 from pyg_sar.comm.faults.errors import place
+from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.conv.options import Mode
 
 FAULTY = 2
@@ -95,7 +97,9 @@ def _start_and_end(cell: PathCell, root: str, folder: Path) -> None:
 
 
 def _run(cell: PathCell, rank: int, root: str, folder: Path) -> End:
-    guarded._num_connections = 0  # processes of different age have made different numbers
+    process_group._numbers = (
+        itertools.count()
+    )  # processes of different age have made different numbers
     dist.init_process_group(
         'gloo',
         init_method=f'file://{folder}/store',
@@ -114,7 +118,7 @@ def _run(cell: PathCell, rank: int, root: str, folder: Path) -> End:
             _count_and_fail(cell, step, where, folder)
         else:
             step(2)
-            guarded.set_timeout(timedelta(seconds=TIMEOUT))
+            set_timeout(timedelta(seconds=TIMEOUT))
             step(3)
             step(4)  # nobody may have needed the rank's last operation
     except Exception as found:
@@ -151,17 +155,19 @@ def _count_and_fail(
             os.kill(os.getpid(), signal.SIGKILL if cell.fault == 'killed' else signal.SIGSTOP)
         count += 1
 
-    enter = Guard.__enter__
+    guard = GroupComm.guard
 
-    def entering(self: Guard) -> None:
-        enter(self)
-        is_sum = self.operation == 'the sum of the gradients of parameters'
-        if is_sum if cell.phase == SUM else place() == wanted:
-            come()
+    @contextmanager
+    def guarding(self: GroupComm, operation: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+        with guard(self, operation, *args, **kwargs):
+            is_sum = operation == 'the sum of the gradients of parameters'
+            if is_sum if cell.phase == SUM else place() == wanted:
+                come()
+            yield
 
-    with mock.patch.object(Guard, '__enter__', entering):
+    with mock.patch.object(GroupComm, 'guard', guarding):
         step(2)
         (folder / 'count').write_text(str(count))
-        guarded.set_timeout(timedelta(seconds=TIMEOUT))  # all have come as far as this
+        set_timeout(timedelta(seconds=TIMEOUT))  # all have come as far as this
         count, last = 0, round(cell.when * (count - 1))
         step(3)

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch_geometric.sampler import NegativeSampling
 
 import pyg_sar
-from pyg_sar.comm import rank, transport
+from pyg_sar.comm import rank
+from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.sampling.sampler import ROUND
 
 
@@ -185,19 +186,19 @@ def _count(root: str, options: dict[str, Any]) -> tuple[int, int]:
     )
     iteration, count, real = iter(loader), 0, {}
     for name in ('all_to_all', 'all_reduce', 'all_gather', 'broadcast', 'start_swap'):
-        real[name] = getattr(transport, name)
+        real[name] = getattr(GroupComm, name)
 
         def call(*args: Any, name: str = name) -> Any:
             nonlocal count
             count += 1
             return real[name](*args)
 
-        setattr(transport, name, call)
+        setattr(GroupComm, name, call)
     try:
         num = sum(1 for _ in iteration)
     finally:
         for name, function in real.items():
-            setattr(transport, name, function)
+            setattr(GroupComm, name, function)
     return count, num
 
 

@@ -17,7 +17,7 @@ from joined import Taken, assert_same, batches, join, take
 from ranks import run_once, run_ranks
 
 import pyg_sar
-from pyg_sar.comm import transport
+from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.sampling.sampler import ROUND
 
 
@@ -203,7 +203,7 @@ def _count(root: str, num_neighbors: list[int]) -> tuple[int, int]:
     loader = pyg_sar.NeighborLoader(data, num_neighbors, prefetch=0)
     iteration, count = iter(loader), 0
     names = ('all_to_all', 'all_reduce', 'all_gather', 'broadcast', 'start_swap')
-    real = {name: getattr(transport, name) for name in names}
+    real = {name: getattr(GroupComm, name) for name in names}
 
     def counting(name: str) -> Any:
         def call(*args: Any) -> Any:
@@ -214,12 +214,12 @@ def _count(root: str, num_neighbors: list[int]) -> tuple[int, int]:
         return call
 
     for name in names:
-        setattr(transport, name, counting(name))
+        setattr(GroupComm, name, counting(name))
     try:
         num = sum(1 for _ in iteration)
     finally:
         for name in names:
-            setattr(transport, name, real[name])
+            setattr(GroupComm, name, real[name])
     return count, num
 
 

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Iterable
 from traceback import walk_stack
 from typing import Any, Protocol
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from pyg_sar.comm import transport
+from pyg_sar.comm.ranks import current
 
 
 class Reducer(Protocol):
@@ -62,16 +62,16 @@ class Backward:
                 p._post_accumulate_grad_hooks = {0: self._new.append}
 
     def __call__(self) -> None:
-        """The end."""
+        """The pass has ended: gradients are made whole, and the hooks of users see them."""
         whole: dict[Tensor, None] = {}
         try:
             if not self._models:
-                for model in reversed([*_awaited()]):  # as a backward would come to them
+                for model in reversed([*current().awaiting]):  # as a backward would come to them
                     model.enter()
             for model in self._models:
                 whole |= dict.fromkeys(model.reduce(set(self._new)))
         finally:
-            _running.pop(transport.world() or _NO_WORLD, None)
+            current().backward = None
             self._give_hooks_back()
         for p in whole:
             for hook in tuple((p._post_accumulate_grad_hooks or {}).values()):
@@ -87,24 +87,22 @@ class Backward:
             p._post_accumulate_grad_hooks = hooks
 
 
-_NO_WORLD = transport.World()
-_running: WeakKeyDictionary[transport.World, ReferenceType[Backward]] = WeakKeyDictionary()
-"""By the world that it runs in. Not by thread: on a GPU hooks run in a thread of the device."""
-
-
 def running() -> Backward | None:
-    """The outermost backward pass that runs, if it has met anything of ours."""
-    found = _running.get(transport.world() or _NO_WORLD)
+    """The outermost backward pass that runs, if it has met anything of ours.
+
+    It is that of the rank, not of the thread: on a GPU hooks run in a thread of the device.
+    """
+    found = current().backward
     return None if found is None else found()
 
 
 def started() -> Backward:
-    """The same; to be called in a backward, which is noted from now on."""
+    """The backward pass that runs, which is noted from now on: this is called in it."""
     backward = running()
     if backward is None:
         backward = Backward()
         torch.autograd.Variable._execution_engine.queue_callback(backward)
-        _running[transport.world() or _NO_WORLD] = ref(backward)
+        current().backward = ref(backward)
     return backward
 
 
@@ -117,10 +115,6 @@ def _note(grad: Tensor) -> None:
     started()
 
 
-_awaiting: WeakKeyDictionary[transport.World, WeakKeyDictionary[Reducer, None]]
-_awaiting = WeakKeyDictionary()
-
-
 def await_backward(model: Reducer) -> None:
     """Notes that a model has run on a batch, and that a backward may come.
 
@@ -128,16 +122,12 @@ def await_backward(model: Reducer) -> None:
     of the loss takes part in the sum of the gradients all the same, as the other ranks do.
     """
     has_come(model)
-    _awaited()[model] = None
+    current().awaiting[model] = None
 
 
 def has_come(model: Reducer) -> None:
-    """Notes that it has come."""
-    _awaited().pop(model, None)
-
-
-def _awaited() -> WeakKeyDictionary[Reducer, None]:
-    return _awaiting.setdefault(transport.world() or _NO_WORLD, WeakKeyDictionary())
+    """Notes that the backward of a model has come."""
+    current().awaiting.pop(model, None)
 
 
 def is_accumulated(leaf: Tensor) -> bool:
