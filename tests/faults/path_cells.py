@@ -97,9 +97,8 @@ def _start_and_end(cell: PathCell, root: str, folder: Path) -> None:
 
 
 def _run(cell: PathCell, rank: int, root: str, folder: Path) -> End:
-    process_group._numbers = (
-        itertools.count()
-    )  # processes of different age have made different numbers
+    # Processes of different age have made different numbers of groups.
+    process_group._numbers = itertools.count()
     dist.init_process_group(
         'gloo',
         init_method=f'file://{folder}/store',

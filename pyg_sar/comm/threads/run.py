@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, which take turns (:mod:`pyg_sar.comm.turns`).
+"""Ranks as threads of one process, which take turns (:mod:`pyg_sar.comm.threads.turns`).
 
 Messages are put into a box and taken out of it. All the rest is the code that ranks run in
 processes of their own, and the results have the same bits: sums over the ranks are added up in
@@ -19,7 +19,7 @@ from torch import Tensor
 from pyg_sar.comm.comm import Comm, Work
 from pyg_sar.comm.faults.errors import placed
 from pyg_sar.comm.ranks import chosen
-from pyg_sar.comm.turns import Turns
+from pyg_sar.comm.threads.turns import Turns
 from pyg_sar.monitor import hook
 
 Result = TypeVar('Result')
