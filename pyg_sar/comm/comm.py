@@ -7,11 +7,11 @@ There are three kinds: the process group of ``torch.distributed``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import ReferenceType, WeakKeyDictionary
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -45,7 +45,7 @@ class Comm:
         debug: Whether the ranks compare what they do before every operation.
         operation: The operation that this rank has come to last, in words.
         travelling: Swaps that are under way.
-        backward: The backward pass that runs, if it has met anything of this library.
+        backward: Gives the backward pass that runs, if it has met anything of this library.
         awaiting: Models that have run on a batch, whose backward may come.
     """
 
@@ -57,7 +57,7 @@ class Comm:
     def __init__(self) -> None:
         self.operation = ''
         self.travelling: set[Any] = set()
-        self.backward: ReferenceType[Backward] | None = None
+        self.backward: Callable[[], Backward | None] = lambda: None
         self.awaiting: WeakKeyDictionary[Reducer, None] = WeakKeyDictionary()
 
     def check(self, operation: str) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
+from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.ranks import current
 
 
@@ -42,7 +43,8 @@ class Backward:
         is_checked: Whether its gradients of parameters are known to be accumulated.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
         self.task = torch._C._current_graph_task_id()
         self.is_checked = False
         self._models: list[Reducer] = []
@@ -66,12 +68,12 @@ class Backward:
         whole: dict[Tensor, None] = {}
         try:
             if not self._models:
-                for model in reversed([*current().awaiting]):  # as a backward would come to them
+                for model in reversed([*self._comm.awaiting]):  # as a backward would come to them
                     model.enter()
             for model in self._models:
                 whole |= dict.fromkeys(model.reduce(set(self._new)))
         finally:
-            current().backward = None
+            self._comm.backward = lambda: None
             self._give_hooks_back()
         for p in whole:
             for hook in tuple((p._post_accumulate_grad_hooks or {}).values()):
@@ -92,17 +94,17 @@ def running() -> Backward | None:
 
     It is that of the rank, not of the thread: on a GPU hooks run in a thread of the device.
     """
-    found = current().backward
-    return None if found is None else found()
+    return current().backward()
 
 
 def started() -> Backward:
     """The backward pass that runs, which is noted from now on: this is called in it."""
-    backward = running()
+    comm = current()
+    backward = comm.backward()
     if backward is None:
-        backward = Backward()
+        backward = Backward(comm)
         torch.autograd.Variable._execution_engine.queue_callback(backward)
-        current().backward = ref(backward)
+        comm.backward = ref(backward)
     return backward
 
 
@@ -121,8 +123,9 @@ def await_backward(model: Reducer) -> None:
     On a rank whose batch is empty a loss over all ranks need not depend on the model. The backward
     of the loss takes part in the sum of the gradients all the same, as the other ranks do.
     """
-    has_come(model)
-    current().awaiting[model] = None
+    awaiting = current().awaiting
+    awaiting.pop(model, None)  # it is the last one now
+    awaiting[model] = None
 
 
 def has_come(model: Reducer) -> None:

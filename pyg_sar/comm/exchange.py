@@ -69,7 +69,8 @@ class Exchange:
         self.shard = shard
         self.depth = depth
         self.wire = Wire(dtype)
-        self._pool: BufferPool = shard.cache.setdefault('buffers', BufferPool())
+        self._pool: BufferPool = shard.cache.get('buffers') or BufferPool()
+        shard.cache['buffers'] = self._pool
         self._most_rows = max(
             (max(s.recv_rows, s.send_index.numel()) for s in shard.steps), default=0
         )

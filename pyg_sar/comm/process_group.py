@@ -103,8 +103,10 @@ class GroupComm(Connection):
         NCCL does it in the first operation of all, and in the first transfer of two; the host waits
         in C. In a step of an exchange it would for ranks without rows in it, or lost by then.
         """
+        if device in self._devices:
+            return
         self.check('an exchange')
-        if device not in self._devices and not self.goes_by_host(device):
+        if not self.goes_by_host(device):
             with self.guard('connecting the devices of the ranks'):
                 numbers, ones = torch.zeros(self.size, device=device), [1] * self.size
                 self.all_reduce(numbers)
@@ -126,7 +128,7 @@ class GroupComm(Connection):
         """See :meth:`Comm.goes_by_host`."""
         if device.type == 'cpu':
             return True
-        return bool((group or self._open())._get_backend(device).name() == 'gloo')
+        return bool((group or self.group or self._opened())._get_backend(device).name() == 'gloo')
 
     def sum_alike(self, alike: str, *, number: int = 0, state: str = '') -> int | None:
         """See :meth:`Comm.sum_alike`; one message of 8 bytes.
@@ -184,9 +186,13 @@ class GroupComm(Connection):
         for message, tensor in zip(go, sent, strict=True):
             if message.device != tensor.device:
                 message.copy_(tensor)
-        works = _begin(come, recv_rank, go, send_rank, tag, self._open())
-        for work in works:
-            self._see(work, (come or go)[0].device)
+        group = self.group or self._opened()
+        ops = [dist.P2POp(dist.irecv, t, recv_rank, group, tag) for t in come]
+        ops += [dist.P2POp(dist.isend, t, send_rank, group, tag) for t in go]
+        works: list[Work] = [*dist.batch_isend_irecv(ops)]
+        device = ops[0].tensor.device
+        for work in works if device.type != 'cpu' else ():
+            self._see(work, device)
         for i, (message, tensor) in enumerate(zip(come, received, strict=True)):
             if message.device != tensor.device:
                 works[i] = _Landing(works[i], message, tensor)
@@ -196,36 +202,35 @@ class GroupComm(Connection):
         self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
     ) -> None:
         """See :meth:`Comm.all_to_all`."""
-        sizes = recv_sizes, send_sizes
-        self._wait(
-            dist.all_to_all_single(received, sent, *sizes, group=self._open(), async_op=True), sent
+        group, sizes = self.group or self._opened(), (recv_sizes, send_sizes)
+        self._await(
+            dist.all_to_all_single(received, sent, *sizes, group=group, async_op=True), sent
         )
 
     def all_reduce(self, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
         """See :meth:`Comm.all_reduce`."""
-        self._wait(
-            dist.all_reduce(tensor, group=group or self._open(), async_op=True), tensor, group
-        )
+        chosen = group or self.group or self._opened()
+        self._await(dist.all_reduce(tensor, group=chosen, async_op=True), tensor, group)
 
     def all_gather(self, own: Tensor) -> Tensor:
         """See :meth:`Comm.all_gather`."""
-        out = own.new_empty(self.size, *own.shape)
-        self._wait(dist.all_gather(list(out.unbind()), own, self._open(), async_op=True), own)
+        group, out = self.group or self._opened(), own.new_empty(self.size, *own.shape)
+        self._await(dist.all_gather(list(out.unbind()), own, group=group, async_op=True), own)
         return out
 
     def broadcast(self, tensor: Tensor) -> None:
         """See :meth:`Comm.broadcast`."""
+        group = self.group or self._opened()
         sent = tensor if self.goes_by_host(tensor.device) else self._carried(tensor)
-        self._wait(dist.broadcast(sent, src=0, group=self._open(), async_op=True), tensor)
+        self._await(dist.broadcast(sent, src=0, group=group, async_op=True), tensor)
 
-    def _open(self) -> dist.ProcessGroup:
-        """The group; raises ExchangeError where a watching thread has just ended it."""
-        if self.group is None:
-            self.check(self.operation)
+    def _opened(self) -> dist.ProcessGroup:
+        """The group, connected at the first use; raises ExchangeError if it has ended meanwhile."""
+        self.check(self.operation)
         assert self.group is not None
         return self.group
 
-    def _wait(self, work: Any, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
+    def _await(self, work: Any, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
         """Waits for a collective; on a device by NCCL its stream does."""
         if tensor.device.type != 'cpu' and group is None:
             self._see(work, tensor.device)
@@ -241,19 +246,6 @@ class GroupComm(Connection):
         if self.goes_by_host(tensor.device):  # gloo takes every address for one of the host
             return torch.empty(tensor.shape, dtype=tensor.dtype, device='cpu', pin_memory=True)
         return tensor.view(-1).view(torch.uint8)  # NCCL does not know all dtypes
-
-
-def _begin(
-    come: Sequence[Tensor],
-    recv_rank: int,
-    go: Sequence[Tensor],
-    send_rank: int,
-    tag: int,
-    group: dist.ProcessGroup,
-) -> list[Work]:
-    ops = [dist.P2POp(dist.irecv, t, recv_rank, group, tag) for t in come]
-    ops += [dist.P2POp(dist.isend, t, send_rank, group, tag) for t in go]
-    return [*dist.batch_isend_irecv(ops)]
 
 
 class _Landing:

@@ -57,7 +57,8 @@ class Connection(Comm):
 
     def check(self, operation: str) -> None:
         """Raises if the group has ended; waits where that is not decided yet; connects at first."""
-        self._await_verdict()
+        if self._verdict is not None:
+            self._await_verdict()
         if self.error is not None:
             reason = f'exchanges ended before, when {self.error}'
             raise self._error(self.error.peer, operation, reason)

@@ -56,7 +56,8 @@ def place() -> str:
 
 def placed(operation: str) -> str:
     """An operation with the place where it is done."""
-    where = place()
+    layer, phase = layer_and_phase.value
+    where = f'{layer}, {phase}' if phase else layer
     return f'{operation} in {where}' if where else operation
 
 
