@@ -44,6 +44,7 @@ class Comm:
         takes_turns: Whether the ranks are threads of one process.
         debug: Whether the ranks compare what they do before every operation.
         operation: The operation that this rank has come to last, in words.
+        peer: The rank it is done with; None for all.
         travelling: Swaps that are under way.
         backward: Gives the backward pass that runs, if it has met anything of this library.
         awaiting: Models that have run on a batch, whose backward may come.
@@ -56,6 +57,7 @@ class Comm:
 
     def __init__(self) -> None:
         self.operation = ''
+        self.peer: int | None = None
         self.travelling: set[Any] = set()
         self.backward: Callable[[], Backward | None] = lambda: None
         self.awaiting: WeakKeyDictionary[Reducer, None] = WeakKeyDictionary()
@@ -123,11 +125,11 @@ class Comm:
         recv_rank: int,
         sent: Sequence[Tensor],
         send_rank: int,
-        tag: int,
+        words: str,
     ) -> list[Work]:
         """Begins to receive tensors from one rank and to send others to another, contiguous ones.
 
-        Messages meet if their tags are equal, where the backend knows tags (gloo).
+        Messages meet if their words are equal, where the backend knows tags (gloo).
         """
         raise NotImplementedError
 

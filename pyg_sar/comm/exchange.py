@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -69,15 +70,11 @@ class Exchange:
         self.shard = shard
         self.depth = depth
         self.wire = Wire(dtype)
-        self._pool: BufferPool = shard.cache.get('buffers') or BufferPool()
-        shard.cache['buffers'] = self._pool
-        self._most_rows = max(
-            (max(s.recv_rows, s.send_index.numel()) for s in shard.steps), default=0
-        )
-
-    def buffers(self, tensors: Sequence[Tensor], num_rows: int, *, keep: bool = False) -> Buffers:
-        """Memory for `num_rows` rows like those of each of `tensors`, reused unless to be kept."""
-        return Buffers(None if keep else self._pool, tensors, num_rows, self._most_rows)
+        pool: BufferPool = shard.cache.get('buffers') or BufferPool()
+        shard.cache['buffers'] = pool
+        most = max((max(s.recv_rows, s.send_index.numel()) for s in shard.steps), default=0)
+        # Reused memory for as many rows like those of each of some tensors.
+        self.buffers = partial(Buffers, pool, most)
 
     def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[Rows]:
         """The source rows of every block, in the order of the plan's blocks.
@@ -97,10 +94,11 @@ class Exchange:
         is_narrow = [t.dtype for t in form] != [t.dtype for t in tensors]
         steps = deque(self.shard.steps)
         travelling: deque[Swap] = deque()
+        buffers = partial(Buffers, None, 0) if keep else self.buffers
 
         def start(sent: Buffers) -> None:
             step = steps.popleft()
-            received = self.buffers(form, step.recv_rows, keep=keep)
+            received = buffers(form, step.recv_rows)
             travelling.append(
                 Swap(received, step.recv_rank, sent, step.send_rank, step.part, ROWS_TAG)
             )
@@ -120,7 +118,10 @@ class Exchange:
                 start(packed)
             rows = swap.received
             if is_narrow:
-                rows = self._widened(rows, tensors, keep)
+                rows = buffers(tensors, rows.rows[0].size(0))
+                for wide, came in zip(rows.rows, swap.received.rows, strict=True):
+                    wide.copy_(came)
+                swap.received.free()
             yield rows.rows
             rows.free()
 
@@ -130,14 +131,6 @@ class Exchange:
         for rows, tensor in zip(sent.rows, tensors, strict=True):
             self.wire.pack(rows, tensor, step.send_index)
         return sent
-
-    def _widened(self, received: Buffers, tensors: Rows, keep: bool) -> Buffers:
-        """Rows that came in, in the dtypes of the tensors."""
-        widened = self.buffers(tensors, received.rows[0].size(0), keep=keep)
-        for rows, came in zip(widened.rows, received.rows, strict=True):
-            rows.copy_(came)
-        received.free()
-        return widened
 
     def fetch_all(self, tensors: Sequence[Tensor]) -> Rows:
         """All halo rows ``[num_halo, ...]`` at once: an all-to-all for each tensor (collective)."""

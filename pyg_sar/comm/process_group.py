@@ -41,11 +41,6 @@ _CODE_BITS = 27  # with the number's, and 12 for the sum over up to 4,095 ranks:
 _numbers = itertools.count()
 
 
-def code_of(words: str, bits: int = 31) -> int:
-    """A number that other words hardly have."""
-    return zlib.crc32(words.encode()) >> (32 - bits)
-
-
 class GroupComm(Connection):
     """A rank of the default process group; connected at the first use (collective).
 
@@ -145,7 +140,7 @@ class GroupComm(Connection):
         total = int(packed)
         if total >> _NUMBER_BITS == code * self.size:
             return total % (1 << _NUMBER_BITS)
-        own = f'{code_of(same)} {placed(alike)}'
+        own = f'{zlib.crc32(same.encode())} {placed(alike)}'
         texts = self.gather_texts(own.encode(), is_short=True)
         codes, said = zip(*(t.decode(errors='replace').split(' ', 1) for t in texts), strict=True)
         rank = next((r for r, code in enumerate(codes) if code != codes[self.rank]), None)
@@ -173,7 +168,7 @@ class GroupComm(Connection):
         recv_rank: int,
         sent: Sequence[Tensor],
         send_rank: int,
-        tag: int,
+        words: str,
     ) -> list[Work]:
         """See :meth:`Comm.start_swap`.
 
@@ -186,7 +181,7 @@ class GroupComm(Connection):
         for message, tensor in zip(go, sent, strict=True):
             if message.device != tensor.device:
                 message.copy_(tensor)
-        group = self.group or self._opened()
+        group, tag = self.group or self._opened(), zlib.crc32(words.encode()) >> 1
         ops = [dist.P2POp(dist.irecv, t, recv_rank, group, tag) for t in come]
         ops += [dist.P2POp(dist.isend, t, send_rank, group, tag) for t in go]
         works: list[Work] = [*dist.batch_isend_irecv(ops)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pyg_sar.comm.buffers import Buffers
 from pyg_sar.comm.faults.errors import placed
-from pyg_sar.comm.process_group import code_of
 from pyg_sar.comm.ranks import current
 from pyg_sar.monitor import hook
 
@@ -44,9 +43,7 @@ class Swap:
         # Rows of another layer, or of another width, must not be taken for these.
         words = f'a step of {self._kind} ({forms})'
         with self._comm.guard(*operations[not receives], alike=words):
-            self.works = self._comm.start_swap(
-                receives, recv_rank, sends, send_rank, code_of(placed(words))
-            )
+            self.works = self._comm.start_swap(receives, recv_rank, sends, send_rank, placed(words))
         self._comm.travelling.add(self)
 
     def wait(self) -> None:
@@ -55,11 +52,15 @@ class Swap:
         Raises:
             ExchangeError: If the other rank has ended or is silent.
         """
-        for i in range(len(self.works)):
-            with self._comm.guard(*self._operations[i], is_wait=True):
-                self.works[i].wait()  # a work that this frame held would keep connections open
-        self._comm.travelling.discard(self)
-        self._comm.check('the end of a transfer')  # nothing has arrived if the group has ended
+        comm = self._comm
+        if self.works:
+            with comm.guard(*self._operations[0], is_wait=True):
+                for i in range(len(self.works)):
+                    if i and self._operations[i] != self._operations[i - 1]:
+                        comm.operation, comm.peer = self._operations[i]
+                    self.works[i].wait()  # a work that this frame held would keep connections open
+        comm.travelling.discard(self)
+        comm.check('the end of a transfer')  # nothing has arrived if the group has ended
         if hook.watchers:
             came, went = self.received.rows, self.sent.rows
             hook.moved(

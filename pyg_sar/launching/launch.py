@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -152,18 +153,13 @@ def _run(
 
 def _in_new_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """A daemon, unlike a thread of a pool: a process that is interrupted does not wait for it."""
-    results: list[Any] = []
-    errors: list[BaseException] = []
+    future: Future[Any] = Future()
 
     def call() -> None:
         try:
-            results.append(function(*args))
+            future.set_result(function(*args))
         except BaseException as error:
-            errors.append(error)
+            future.set_exception(error)
 
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    threading.Thread(target=call, daemon=True).start()
+    return future.result()

@@ -222,7 +222,7 @@ class _EqualRanks(Comm):
         recv_rank: int,
         sent: Sequence[Tensor],
         send_rank: int,
-        tag: int,
+        words: str,
     ) -> list[Any]:
         """In one step as many rows come from rank -s as go to rank +s."""
         for come, to in zip(received, sent, strict=True):

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from ranks import run_once
 from small_graphs import attempt
 
-from pyg_sar.comm import agree, current, for_operations, set_timeout
-from pyg_sar.comm.faults.reports import Cause, Reports
+from pyg_sar.comm import agree, current, set_timeout
+from pyg_sar.comm.faults.reports import Cause, Reports, for_operations
 
 TIMEOUT = timedelta(seconds=20)
 

@@ -85,7 +85,7 @@ class Connection(Comm):
         with hook.in_operation(operation, peer, is_wait) if is_told else nullcontext():
             if self.group is None or self._verdict is not None:
                 self.check(operation)
-            self.operation = operation
+            self.operation, self.peer = operation, peer
             try:
                 if not is_wait:
                     self._num_operations += 1
@@ -97,7 +97,7 @@ class Connection(Comm):
             except RuntimeError as error:
                 # Frames that hold the group would keep its connections.
                 traceback.clear_frames(error.__traceback__)
-                found = self.lost(error.with_traceback(None), operation, peer)
+                found = self.lost(error.with_traceback(None), self.operation, self.peer)
                 raise found from error
             except BaseException as error:  # interrupted
                 self.fail(error)

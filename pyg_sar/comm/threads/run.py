@@ -96,19 +96,18 @@ def _forget_generated(loaded: set[str]) -> None:
 
 
 class _Meeting:
-    """An operation of all ranks: what they bring, and what comes out of it."""
+    """An operation of all ranks: its words and what every rank brings, and what comes of it."""
 
     def __init__(self) -> None:
-        self.brought: dict[int, Any] = {}
-        self.words: dict[int, str] = {}
+        self.brought: dict[int, tuple[str, Any]] = {}
         self.result: Any = None
 
 
 class _Boxes:
-    """What is on its way: messages by sender, receiver and tag; meetings of all by number."""
+    """What is on its way: messages by sender, receiver and words; meetings of all by number."""
 
     def __init__(self) -> None:
-        self.messages: defaultdict[tuple[int, int, int], deque[Tensor]] = defaultdict(deque)
+        self.messages: defaultdict[tuple[int, int, str], deque[Tensor]] = defaultdict(deque)
         self.meetings: defaultdict[int, _Meeting] = defaultdict(_Meeting)
 
 
@@ -116,7 +115,7 @@ class _Message:
     """A message that is to come, or, without a place, one that is in its box."""
 
     def __init__(
-        self, comm: ThreadComm, key: tuple[int, int, int], place: Tensor | None = None
+        self, comm: ThreadComm, key: tuple[int, int, str], place: Tensor | None = None
     ) -> None:
         self._comm, self._key, self._place = comm, key, place
 
@@ -142,16 +141,15 @@ class ThreadComm(Comm):
         number = self._num_meetings
         self._num_meetings += 1
         meeting = self.boxes.meetings[number]
-        meeting.brought[self.rank] = own
-        meeting.words[self.rank] = words
-        for other, theirs in meeting.words.items():
+        meeting.brought[self.rank] = words, own
+        for other, (theirs, _) in meeting.brought.items():
             if theirs != words:
                 raise RuntimeError(
                     f'the ranks are at different operations: rank {other} at {theirs}; '
                     f'rank {self.rank} at {words}'
                 )
         if len(meeting.brought) == self.size:
-            meeting.result = combine([meeting.brought[rank] for rank in range(self.size)])
+            meeting.result = combine([meeting.brought[rank][1] for rank in range(self.size)])
             del self.boxes.meetings[number]
         self.turns.wait(self.rank, lambda: len(meeting.brought) == self.size)
         return meeting.result
@@ -181,13 +179,13 @@ class ThreadComm(Comm):
         recv_rank: int,
         sent: Sequence[Tensor],
         send_rank: int,
-        tag: int,
+        words: str,
     ) -> list[Work]:
         """See :meth:`Comm.start_swap`."""
-        to = self.rank, send_rank, tag
+        to = self.rank, send_rank, words
         for tensor in sent:
             self.boxes.messages[to].append(tensor.clone())
-        come = [_Message(self, (recv_rank, self.rank, tag), tensor) for tensor in received]
+        come = [_Message(self, (recv_rank, self.rank, words), tensor) for tensor in received]
         return [*come, *(_Message(self, to) for _ in sent)]
 
     def all_to_all(
