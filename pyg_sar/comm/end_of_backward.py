@@ -29,7 +29,11 @@ class Reducer(Protocol):
         """Notes that the backward that runs comes to the model."""
 
     def reduce(self, new: set[Tensor]) -> list[Tensor]:
-        """Does so; returns those that any rank has a new gradient of, of which `new` are here."""
+        """Makes them whole; returns the parameters that any rank has a new gradient of.
+
+        Args:
+            new: Those that have one on this rank.
+        """
 
 
 class Backward:

@@ -20,7 +20,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from path_programs import program
+from path_programs import place_of, program
 
 import pyg_sar
 from pyg_sar.comm import process_group, set_timeout
@@ -109,12 +109,12 @@ def _run(cell: PathCell, rank: int, root: str, folder: Path) -> End:
     error: Any = None
     try:
         torch.manual_seed(0)
-        build, where = program(cell.program)
+        build, _ = program(cell.program)
         data = pyg_sar.local(pyg_sar.load_shard(root))
         step = build(data, cell.mode, START, folder)
         step(1)
         if rank == FAULTY:
-            _count_and_fail(cell, step, where, folder)
+            _count_and_fail(cell, step, folder)
         else:
             step(2)
             set_timeout(timedelta(seconds=TIMEOUT))
@@ -140,11 +140,9 @@ def _run(cell: PathCell, rank: int, root: str, folder: Path) -> End:
     return found
 
 
-def _count_and_fail(
-    cell: PathCell, step: Callable[[int], object], where: str, folder: Path
-) -> None:
+def _count_and_fail(cell: PathCell, step: Callable[[int], object], folder: Path) -> None:
     """Step 2 tells how many operations there are; step 3 does not get beyond the chosen one."""
-    wanted = f'{where}, {cell.phase}' if cell.phase in ('forward', 'backward') else where
+    wanted = place_of(cell.program, cell.phase)
     count, last = 0, -1
 
     def come() -> None:
@@ -159,8 +157,8 @@ def _count_and_fail(
     @contextmanager
     def guarding(self: GroupComm, operation: str, *args: Any, **kwargs: Any) -> Iterator[None]:
         with guard(self, operation, *args, **kwargs):
-            is_sum = operation == 'the sum of the gradients of parameters'
-            if is_sum if cell.phase == SUM else place() == wanted:
+            is_sum = operation.startswith('the sum of the gradients of parameters')
+            if is_sum if cell.phase == SUM else not is_sum and place() == wanted:
                 come()
             yield
 

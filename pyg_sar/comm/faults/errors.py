@@ -50,14 +50,12 @@ layer_and_phase: Scoped[tuple[str, str]] = Scoped(('', ''))
 
 def place() -> str:
     """The layer and phase, or the function, that this thread is in; empty outside of them."""
-    layer, phase = layer_and_phase.value
-    return f'{layer}, {phase}' if phase else layer
+    return ', '.join(filter(None, layer_and_phase.value))
 
 
 def placed(operation: str) -> str:
     """An operation with the place where it is done."""
-    layer, phase = layer_and_phase.value
-    where = f'{layer}, {phase}' if phase else layer
+    where = ', '.join(filter(None, layer_and_phase.value))
     return f'{operation} in {where}' if where else operation
 
 
