@@ -12,6 +12,7 @@ group as it was. As long as no rank fails, no message is sent for all this.
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -124,10 +125,11 @@ class Connection(Comm):
         patience = PATIENCE * (3 if peer is None else 1)
         if own.silent:
             patience = for_reports(self.seconds)
+        end = time.monotonic() + patience
         # First, so that those who wait for this rank wake up and report as well.
         self.reports.write(own, seconds=patience / 2 if own.silent else 1)
         self.end(self._error(peer, operation, text))
-        cause = self.reports.first_cause(own, patience)
+        cause = self.reports.first_cause(own, max(end - time.monotonic(), 0.1))
         reason = _reason(cause, own, error)
         if cause.silent and cause.failure is None and not self.debug:
             reason += (
