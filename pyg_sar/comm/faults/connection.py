@@ -122,9 +122,10 @@ class Connection(Comm):
             peer = None  # NCCL tells of the group, not of the rank that was lost
         text = str(error)
         own = Cause(peer, None, 'imed out' in text or 'timeout' in text, placed(operation))
-        patience = PATIENCE * (3 if peer is None else 1)
-        if own.silent:
-            patience = for_reports(self.seconds)
+        # In a collective the others tell which of them was not lost; that ends the wait.
+        patience = (
+            for_reports(self.seconds) if own.silent else PATIENCE * (6 if peer is None else 1)
+        )
         end = time.monotonic() + patience
         # First, so that those who wait for this rank wake up and report as well.
         self.reports.write(own, seconds=patience / 2 if own.silent else 1)
