@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import pyg_sar
-from pyg_sar.command_line import aligned
+from pyg_sar.commands.command_line import aligned
 
 _EXTRAS = {
     'kahip': ('kahip', '--method kahip'),

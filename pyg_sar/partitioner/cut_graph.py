@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.command_line import progress_bar
+from pyg_sar.commands.command_line import progress_bar
 from pyg_sar.partitioner.assignment import assign_nodes, choose
 from pyg_sar.partitioner.graph.checks import check_no_nan, check_positive, check_seed
 from pyg_sar.partitioner.graph.split import MASKS, parse_split, random_split
