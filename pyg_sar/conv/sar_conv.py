@@ -141,7 +141,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
             call = inspect.signature(super().forward).bind(*args, **kwargs)
             rows = rows_of_call(call.arguments, int(self.node_dim), decisions.spaces)
             call.arguments.update(rows)
-            with shares_kept():
+            with shares_kept.set(True):
                 out = super().forward(*call.args, **call.kwargs)
             return own_rows_of(out, edges_among((call.args, call.kwargs)))
 
@@ -189,7 +189,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
                 decisions = decisions_for(self, sar.options, shards, args, kwargs, sar.decisions)
                 forms = special_forms(exchanges, decisions.checked, args, kwargs)
                 stack.enter_context(replaced(forms))
-                stack.enter_context(alike_draws())
+                stack.enter_context(alike_draws.set(True))
                 for path, module in self.named_modules():
                     bind(type(module))
                     if isinstance(module, MessagePassing):

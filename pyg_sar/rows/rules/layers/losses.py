@@ -14,12 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_sar.comm import world_size
-from pyg_sar.rows.align import align, dim_of, found, own_rows
+from pyg_sar.rows.align import align, bound, dim_of, found, own_rows
 from pyg_sar.rows.over_ranks import sum_of_ranks
-from pyg_sar.rows.registry import name_of, rule, signature_of
+from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
-from pyg_sar.rows.space import Space
 
 _OF_NUMBERS = {
     'mse_loss': ('input', 'target', 'weight'),
@@ -51,17 +50,13 @@ _DIVIDES_BY_WEIGHTS = frozenset(['mse_loss', 'l1_loss', 'huber_loss'])
 
 def _bound(func: Any, args: Any, kwargs: Any) -> tuple[dict[str, Any], str]:
     """Arguments by name, and the reduction."""
-    if func is not getattr(F, name_of(func), None):
-        refuse(func, 'is known as a function of torch.nn.functional only')
-    given = signature_of(func).bind(*args, **kwargs)
-    given.apply_defaults()
-    named = given.arguments
+    named = bound(func, args, kwargs)
     size_average, reduce = named.pop('size_average', None), named.pop('reduce', None)
     how = named['reduction']
     if size_average is not None or reduce is not None:
         how = torch.nn._reduction.legacy_get_string(size_average, reduce)
     named['reduction'] = how if how == 'none' else 'sum'
-    return dict(named), how
+    return named, how
 
 
 def _mean(total: Tensor, count: Tensor) -> Tensor:
@@ -151,14 +146,15 @@ def _of_classes(func: Any, args: Any, kwargs: Any) -> Any:
         refuse(func)
     num_dims = dim_of(input_)
     are_labels = dim_of(target) < num_dims
-    space, dim = _place_of_rows(func, input_, target, are_labels)
+    dims = {each._dim + (each is target and are_labels and each._dim > 0) for each in rows}
+    if len(dims) > 1:
+        refuse(func, 'and labels of other rows has no meaning')
+    space, dim = rows[0]._space, dims.pop()
     if num_dims < 2 or dim == 1:
         refuse(func, 'of classes that are spread over the ranks is not known to be right')
     dim_of_target = dim - (are_labels and dim > 1)
-    input_, target = (
-        own_rows(func, input_, dim, space),
-        own_rows(func, target, dim_of_target, space),
-    )
+    input_ = own_rows(func, input_, dim, space)
+    target = own_rows(func, target, dim_of_target, space)
     named['input'], named['target'] = input_, target
     with plainly():
         if weight is not None:
@@ -175,14 +171,6 @@ def _of_classes(func: Any, args: Any, kwargs: Any) -> Any:
         return _reduced(func, out, how, math.prod(shape) // shape[1])
 
 
-def _place_of_rows(func: Any, input_: Any, target: Any, are_labels: bool) -> tuple[Space, int]:
-    rows = found((input_, target))
-    dims = [each._dim + (each is target and are_labels and each._dim > 0) for each in rows]
-    if len(set(dims)) > 1:
-        refuse(func, 'and labels of other rows has no meaning')
-    return rows[0]._space, dims[0]
-
-
 def _counted(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
     """What torch divides by: the labels that are not ignored, or their weights."""
     counts = target != ignore_index
@@ -194,14 +182,12 @@ def _counted(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor
 @rule('linear_cross_entropy')
 def _of_linear(func: Any, args: Any, kwargs: Any) -> Any:
     """The two of which it is made, one after the other."""
-    named = dict(zip(('input', 'linear_weight', 'target'), args, strict=False)) | kwargs
-    if named.pop('options', None) is not None or dim_of(named['linear_weight']) != 2:
+    named = bound(func, args, kwargs)
+    weight, bias = named.pop('linear_weight'), named.pop('linear_bias')
+    options, target = named.pop('options', None), named.pop('target')
+    scores = F.linear(named.pop('input'), weight, bias)
+    if options is not None or dim_of(weight) != 2 or dim_of(scores) != 2:
         refuse(func, 'in this form is not known to be right: use linear and cross_entropy')
-    scores = F.linear(
-        named.pop('input'), named.pop('linear_weight'), named.pop('linear_bias', None)
-    )
-    if dim_of(scores) != 2:
-        refuse(func, 'in this form is not known to be right: use linear and cross_entropy')
-    if named.get('ignore_index', 0) is None:
+    if named['ignore_index'] is None:
         named.pop('ignore_index')
-    return F.cross_entropy(scores, named.pop('target'), **named)
+    return F.cross_entropy(scores, target, **named)

@@ -7,21 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import brought, dim_of, own_rows
+from pyg_sar.rows.align import brought, dim_of, listed, own_rows
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import rule
-from pyg_sar.rows.replicated import all_of_plain, check_whole, met
+from pyg_sar.rows.replicated import all_of_plain, met
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
 from pyg_sar.rows.rules.moves.select import (
     as_items,
     beside_rows,
-    check_range,
     dims_used,
     item_of_rows,
     numbers_of,
 )
-from pyg_sar.rows.space import Space
 
 
 @rule('__setitem__')
@@ -73,7 +71,11 @@ def _set_rows(func: Any, values: Rows, items: list[Any], place: int, new: Any) -
         elif isinstance(at, NodeIds) and at.of is space and at.shard is None:
             items[place], chosen = at.places, at._space
         else:
-            chosen, items[place] = _listed(func, values, whole(at))
+            at = whole(at)
+            if isinstance(at, slice):
+                at = torch.arange(space.total, device=values.device)[at]
+            ids = torch.as_tensor(at, device=values.device).reshape(-1)
+            chosen, items[place] = listed(func, ids, space)
     if isinstance(new, Tensor) and not isinstance(new, Rows):
         behind = sum(dims_used(each) for each in items[place + 1 :])
         behind -= sum(type(each) is int for each in items[place + 1 :])
@@ -95,20 +97,6 @@ def _set_numbers(func: Any, values: Rows, mask: Tensor, new: Any) -> None:
     elif isinstance(new, Tensor) and dim_of(new):
         refuse(func, 'by a mask of several dimensions takes a number, or what it has selected')
     plain(values)[plain(key)] = plain(new) if isinstance(new, Rows) else all_of_plain(new)
-
-
-def _listed(func: Any, values: Rows, at: Any) -> tuple[Space, Tensor]:
-    """The own ones of a list of rows of the whole, and their places."""
-    space = values._space
-    if isinstance(at, slice):
-        at = torch.arange(space.total, device=values.device)[at]
-    ids = torch.as_tensor(at, device=values.device).reshape(-1)
-    check_whole(func, ids)
-    check_range(ids, space.total)
-    places = space.places(torch.where(ids < 0, ids + space.total, ids))
-    is_own = places >= 0
-    own = is_own.nonzero().view(-1)
-    return Space(own.numel(), what='listed rows', ids=own, total=ids.numel()), places[is_own]
 
 
 def _set_in_plain(values: Tensor, index: Any, new: Any) -> None:

@@ -55,11 +55,3 @@ def inferred(sizes: Sequence[Any], old: Sequence[int]) -> list[int]:
     if -1 in new or math.prod(new) != total:
         raise RuntimeError(f"shape '{new}' is invalid for input of size {total}")
     return new
-
-
-def sizes_in(args: Sequence[Any], kwargs: dict[str, Any], *names: str) -> list[Any]:
-    """Sizes as numbers or as one list, by place or by one of the names."""
-    given = next((kwargs[name] for name in names if name in kwargs), args)
-    if len(given) == 1 and isinstance(given[0], (tuple, list)):
-        given = given[0]
-    return list(given)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.comm import Exchange, agree
-from pyg_sar.rows.align import argument, brought, dim_of, own_rows
+from pyg_sar.rows.align import argument, brought, check_range, dim_of, own_rows
 from pyg_sar.rows.edges import NodeIds, node_ids
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import rule
-from pyg_sar.rows.replicated import check_whole, met
+from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
 from pyg_sar.rows.space import Space
@@ -129,21 +129,13 @@ def rows_at(func: Any, values: Rows, at: Any, dim: int) -> Any:
     if not isinstance(at, Tensor):
         refuse(func)
     ids = at.to(values.device).long()
-    check_whole(func, ids)
-    check_range(ids, space.total)
+    check_range(func, ids, space)
     with plainly():
         out = fetched(values, ids)
         if dim:
             into = tuple(range(dim, dim + ids.dim()))
             out = out.movedim(tuple(range(ids.dim())), into)
         return out
-
-
-def check_range(ids: Tensor, total: int) -> None:
-    """Raises an IndexError, as torch, for ids that no row of the whole has."""
-    with plainly():
-        if ids.numel() and not (-total <= int(ids.min()) and int(ids.max()) < total):
-            raise IndexError(f'index out of range: expected ids from 0 to {total - 1}')
 
 
 def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:

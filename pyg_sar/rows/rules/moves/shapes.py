@@ -9,10 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import align, argument, as_rows, dim_of, from_right, whole_shape
+from pyg_sar.rows.align import (
+    align,
+    argument,
+    as_rows,
+    dim_of,
+    found,
+    from_right,
+    named_rule,
+    sizes_in,
+    whole_shape,
+)
 from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.rules.moves.reshaped import reshaped, sizes_in
+from pyg_sar.rows.rules.moves.reshaped import reshaped
 from pyg_sar.rows.space import Space
 
 
@@ -119,29 +129,16 @@ def _repeat(func: Any, args: Any, kwargs: Any) -> Any:
         return tag(plain(rows).repeat(counts), dim, rows._space)
 
 
-@rule('repeat_interleave')
-def _repeat_interleave(func: Any, args: Any, kwargs: Any) -> Any:
-    rows = args[0] if args else kwargs.get('input')
-    count = argument(args, kwargs, 1, 'repeats')
-    dim = argument(args, kwargs, 2, 'dim')
-    if not isinstance(rows, Rows) or isinstance(count, Rows):
-        refuse(func, 'by numbers of rows is not known to be right')
+@named_rule('repeat_interleave')
+def _repeat_interleave(func: Any, input: Rows, repeats: Any, dim: int | None = None) -> Any:
     if dim is None:
-        rows, dim = rows.reshape(-1), 0
-    if dim % dim_of(rows) != rows._dim:
-        with plainly():
-            out = torch.repeat_interleave(plain(rows), count, dim)
-            return tag(out, rows._dim, rows._space)
-    if not isinstance(count, int):
+        return torch.repeat_interleave(input.reshape(-1), repeats, 0)
+    is_along = dim % dim_of(input) == input._dim
+    if isinstance(repeats, Rows) or (is_along and not isinstance(repeats, int)):
         refuse(func, 'along the rows takes one number for all of them')
+    space = input._space.times(repeats) if is_along else input._space
     with plainly():
-        out = torch.repeat_interleave(plain(rows), count, dim)
-        return tag(out, rows._dim, rows._space.times(count))
-
-
-@rule('as_strided as_strided_ resize resize_as set')
-def _of_memory(func: Any, args: Any, kwargs: Any) -> Any:
-    refuse(func, 'is that of the memory of this rank')
+        return tag(torch.repeat_interleave(plain(input), repeats, dim), input._dim, space)
 
 
 def space_of_size(rows: Rows, size: Sequence[int]) -> Space | None:
@@ -160,14 +157,13 @@ def _new(func: Any, args: Any, kwargs: Any) -> Any:
     One that takes a gradient is a leaf of the user's, and stays plain.
     """
     rows, *rest = args
-    name, named = name_of(func), dict(kwargs)
-    if name == 'new_full':
+    named = dict(kwargs)
+    if name_of(func) == 'new_full':
         size = named.pop('size') if 'size' in named else rest.pop(0)
+        size = [size] if isinstance(size, int) else list(size)
     else:
-        size, rest = named.pop('size', rest), []
-    size = [size] if isinstance(size, int) else list(size)
-    if len(size) == 1 and not isinstance(size[0], int):
-        size = list(size[0])
+        size, rest = sizes_in(rest, named, 'size'), []
+        named.pop('size', None)
     space = None if named.get('requires_grad') else space_of_size(rows, size)
     with plainly():
         if space is None:
@@ -179,7 +175,7 @@ def _new(func: Any, args: Any, kwargs: Any) -> Any:
 @rule('new_tensor')
 def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
     rows, *rest = args
-    if any(isinstance(each, Rows) for each in (*rest, *kwargs.values())):
+    if found(rest, kwargs):
         refuse(func, 'would copy them as those of the whole')
     with plainly():
         return func(plain(rows), *rest, **kwargs)

@@ -55,7 +55,7 @@ over_rows: dict[str, Callable[[Any, Rows, Any, Any], Any]] = {}
 def _along(func: Any, args: Any, kwargs: Any) -> Any:
     name = bare(name_of(func))
     rows = args[0] if args else kwargs.get('input')
-    if not isinstance(rows, Rows) or kwargs.get('out') is not None:
+    if not isinstance(rows, Rows):
         refuse(func)
     num_dims = dim_of(rows)
     dims = _dims(name, num_dims, args, kwargs)
@@ -95,7 +95,7 @@ def of_a_vector(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
 
 def _dims(name: str, num_dims: int, args: Any, kwargs: Any) -> list[int] | None:
     place, default = _PLACE_AND_DEFAULT[name]
-    given = argument(args, kwargs, place, 'dim', 'dims', 'axis')
+    given = argument(args, kwargs, place, 'dim', 'dims')
     if name == 'flip' and isinstance(given, int):
         given = args[1:]
     if given is None and name in ('softmax', 'log_softmax', 'softmin'):
