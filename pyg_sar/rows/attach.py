@@ -60,8 +60,7 @@ def _attach_edges(data: Any, store: Any, total: int, nodes: dict[Any, Space]) ->
     src, dst = (nodes[None],) * 2 if key is None else (nodes[key[0]], nodes[key[2]])
     what = 'edges' if key is None else f'edges of {key}'
     shard = handle.shard
-    near = (dst,) if src is dst else (dst, src)
-    space = Space(shard.num_edges, what=what, ids=shard.e_id, total=total, neighbours=near)
+    space = Space(shard.num_edges, what=what, ids=shard.e_id, total=total, neighbours=(dst, src))
     for name, value in list(store.items()):
         if name == 'edge_index' or not _has_rows(value, shard.num_edges):
             continue

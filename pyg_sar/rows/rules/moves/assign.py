@@ -29,7 +29,7 @@ def _setitem(func: Any, args: Any, kwargs: Any) -> None:
     if not isinstance(values, Rows):
         _set_in_plain(values, index, new)
         return
-    place, _ = item_of_rows(items, values._dim)
+    place = item_of_rows(items, values._dim)
     at = items[place]
     is_basic = not any(isinstance(each, Tensor) for each in items)
     if is_basic and isinstance(at, slice) and at == slice(None):
