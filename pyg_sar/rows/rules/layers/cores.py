@@ -111,18 +111,12 @@ def by_cores(
     device = next(each.device for each in tensors if isinstance(each, Rows))
     # The dimensions of the batch come first, in the results as well.
     dim = max(map(dim_of, tensors)) - right
-
-    def right_out(out: Tensor) -> int:
-        return out.dim() - dim
-
     with plainly(), own_draws(device) if draws else nullcontext():
         if pads:
-            out = run(func, args, kwargs, right, right_out)
-        else:  # torch takes matrices of which there are none
-            out = func(*in_nested(args, plain), **in_nested(kwargs, plain))
-        if isinstance(out, Tensor):
-            return as_rows(out, right_out(out), space)
-        return type(out)([as_rows(each, right_out(each), space) for each in out])
+            return run(func, args, kwargs, space, right, lambda _: dim)
+        # torch takes matrices of which there are none
+        out = func(*in_nested(args, plain), **in_nested(kwargs, plain))
+        return in_nested(out, lambda each: tag(each, dim, space))
 
 
 @named_rule('scaled_dot_product_attention')

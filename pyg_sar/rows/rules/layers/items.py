@@ -43,14 +43,8 @@ def by_items(
 ) -> Any:
     """Runs a function on the own items.
 
-    Args:
-        func: The function.
-        args: Its arguments.
-        kwargs: The others.
-        names: What the positions of `args` are called.
-        where: The arguments that have items; in lists and tuples all tensors.
-        out: In which dimension the results have them, or each of the results.
-        draws: Whether it draws random numbers.
+    `names` are those of `args`; `where` has the arguments with items (of lists all tensors), `out`
+    the dimension that results have them in, or that of each of them.
     """
     named: list[tuple[str, Any]] = list(zip(names.split(), args, strict=False))
     named += [('', each) for each in args[len(named) :]]

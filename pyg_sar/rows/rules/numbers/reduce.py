@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import as_rows, dim_of, dims_of, found
+from pyg_sar.rows.align import dim_of, dims_of, found
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import all_of_plain
@@ -52,9 +52,7 @@ def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
             dim = rows._dim - (0 if keepdim else sum(i < rows._dim for i in dims))
             dim += isinstance(named.get('q'), Tensor) and named['q'].dim() > 0
             args = in_nested(args, all_of_plain)
-            out = run(func, args, kwargs, num_dims - rows._dim, lambda out: out.dim() - dim)
-            first = out if isinstance(out, Tensor) else out[0]
-            return as_rows(out, first.dim() - dim, rows._space)
+            return run(func, args, kwargs, rows._space, num_dims - rows._dim, lambda _: dim)
     by = by_place if name in ('max', 'min') and dims is not None else _OVER_ROWS
     over = by.get(name) or by_place[name]
     with plainly():
