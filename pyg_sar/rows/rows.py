@@ -136,13 +136,13 @@ def same_plain(rows: Rows) -> Tensor:
 
     What is computed from features once is known by the tensor.
     """
-    if rows.requires_grad:
-        return plain(rows)
-    known = vars(rows).get('_own')
-    if known is None:
-        with plainly():
-            known = rows._own = plain(rows).detach()  # no view, which would hold its base
-    return known
+    with plainly():
+        if rows.requires_grad:
+            return Tensor.as_subclass(rows, Tensor)
+        known = vars(rows).get('_own')
+        if known is None:  # no view, which would hold its base
+            known = rows._own = Tensor.as_subclass(rows, Tensor).detach()
+        return known
 
 
 def in_nested(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -20,6 +20,7 @@ from pyg_sar.rows.rules.moves.select import (
     item_of_rows,
     numbers_of,
 )
+from pyg_sar.rows.space import Space
 
 
 @rule('__setitem__')
@@ -31,32 +32,25 @@ def _setitem(func: Any, args: Any, kwargs: Any) -> None:
         return
     place = item_of_rows(items, values._dim)
     at = items[place]
-    is_basic = not any(isinstance(each, Tensor) for each in items)
-    if is_basic and isinstance(at, slice) and at == slice(None):
-        with plainly():
-            view = beside_rows(func, values, items, place)
-        if isinstance(new, Tensor):
-            view.copy_(new)
-        else:
-            view.fill_(new)
-        return
     if isinstance(at, slice) and at == slice(None):
-        _set_beside(func, values, items, place, new)
+        with plainly():
+            like = beside_rows(func, values, items, place)
+            behind = like.dim() - like._dim
+        _write(func, values, items, new, behind, values._space)
         return
     if any(isinstance(each, Tensor) for i, each in enumerate(items) if i != place):
         refuse(func, 'in two dimensions at once is not known to be right')
     _set_rows(func, values, items, place, new)
 
 
-def _set_beside(func: Any, values: Rows, items: list[Any], place: int, new: Any) -> None:
-    """Into all rows, at what plain tensors say of other dimensions."""
-    with plainly():
-        like = beside_rows(func, values, items, place)
+def _write(func: Any, values: Rows, items: list[Any], new: Any, right: int, chosen: Space) -> None:
+    """Into own rows; those of a new tensor are `right` places from the right, 1 for the last."""
     if isinstance(new, Tensor):
-        dim = dim_of(new) - (dim_of(like) - like._dim)
-        new = own_rows(func, new, dim, values._space) if dim >= 0 else met(new)
+        dim = dim_of(new) - right
+        is_wide = dim >= 0 or isinstance(new, Rows)
+        new = own_rows(func, new, dim, chosen) if is_wide else met(new)
     with plainly():
-        plain(values)[tuple(met(e) if isinstance(e, Tensor) else e for e in items)] = new
+        plain(values)[tuple(map(all_of_plain, items))] = new
 
 
 def _set_rows(func: Any, values: Rows, items: list[Any], place: int, new: Any) -> None:
@@ -76,15 +70,9 @@ def _set_rows(func: Any, values: Rows, items: list[Any], place: int, new: Any) -
                 at = torch.arange(space.total, device=values.device)[at]
             ids = torch.as_tensor(at, device=values.device).reshape(-1)
             chosen, items[place] = listed(func, ids, space)
-    if isinstance(new, Tensor) and not isinstance(new, Rows):
-        behind = sum(dims_used(each) for each in items[place + 1 :])
-        behind -= sum(type(each) is int for each in items[place + 1 :])
-        dim = new.dim() - 1 - behind
-        new = own_rows(func, new, dim, chosen) if dim >= 0 else met(new)
-    elif isinstance(new, Rows):
-        new = brought(func, new, chosen)
-    with plainly():
-        plain(values)[tuple(plain(each) for each in items)] = plain(new)
+    behind = items[place + 1 :]
+    right = 1 + sum(map(dims_used, behind)) - sum(type(each) is int for each in behind)
+    _write(func, values, items, new, right, chosen)
 
 
 def _set_numbers(func: Any, values: Rows, mask: Tensor, new: Any) -> None:

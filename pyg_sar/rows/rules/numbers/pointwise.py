@@ -55,15 +55,20 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
     """Runs on the own rows."""
     rows = args[0] if args else None
     if isinstance(rows, Rows):
-        for each in (*args[1:], *kwargs.values()):
-            if isinstance(each, (Tensor, list, tuple)):
-                break
-        else:  # rows and numbers
-            with plainly():
+        space = rows._space
+        with plainly():
+            right = rows.dim() - rows._dim
+            for each in (*args[1:], *kwargs.values()):
+                if isinstance(each, Rows):
+                    if each._space is not space or each.dim() - each._dim != right:
+                        break
+                elif isinstance(each, (Tensor, list, tuple)):
+                    break
+            else:  # rows of one space, and numbers
                 out = func(*args, **kwargs)
                 if isinstance(out, Tensor):
-                    return tag(out, rows._dim, rows._space)
-                return as_rows(out, rows.dim() - rows._dim, rows._space)
+                    return tag(out, out.dim() - right, space)
+                return as_rows(out, right, space)
     elif is_in_place(name_of(func)):
         return into_plain(func, args, kwargs)
     args, kwargs, right, space = align(func, args, kwargs)
