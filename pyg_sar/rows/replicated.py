@@ -40,7 +40,10 @@ def met(tensor: Tensor) -> Tensor:
     """A plain tensor as it meets rows: the same numbers, and the whole gradient on every rank."""
     if not tensor.requires_grad or not torch.is_grad_enabled():
         return tensor
-    if tensor.is_leaf and (is_averaged(tensor) or shares_kept.value):
+    hooks = (tensor._backward_hooks or {}).values() if tensor.is_leaf else ()
+    if any(getattr(hook, 'averages', False) for hook in hooks):
+        return tensor
+    if tensor.is_leaf and shares_kept.value:
         return tensor
     out: Tensor = tensor if num_ranks() == 1 else _Mean.apply(tensor)  # type: ignore[no-untyped-call]
     return out
