@@ -38,7 +38,7 @@ def _on_own_rows(func: Any, named: dict[str, Any]) -> Any:
     with plainly():
         if name_of(func) in ('layer_norm', 'rms_norm'):  # they take what has no rows
             return tag(func(plain(rows), **others), dim, rows._space)
-        return run(func, (rows,), others, rows._space, rows.dim() - dim, lambda _: dim)
+        return run(func, (plain(rows),), others, rows._space, rows.dim() - dim, lambda _: dim)
 
 
 @rule('batch_norm')

@@ -98,7 +98,8 @@ def _linear(func: Any, args: Any, kwargs: Any) -> Any:
             is_usual = weight.layout == torch.strided and x._dim < x.dim() - 1
             if is_usual and weight.dim() == 2 and (bias is None or bias.dim() == 1):
                 bias = bias if bias is None else met(bias)
-                return tag(func(x, met(weight), bias), x._dim, x._space)
+                own = Tensor.as_subclass(x, Tensor)  # a saved tensor has no rows
+                return tag(func(own, met(weight), bias), x._dim, x._space)
     return _of_any_linear(func, args, kwargs)
 
 
