@@ -13,7 +13,7 @@ from torch import Tensor
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import Rule, name_of, rule, signature_of
 from pyg_sar.rows.replicated import check_whole, met
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, leaves, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
 
 
@@ -45,13 +45,7 @@ def named_rule(names: str) -> Callable[[Callable[..., Any]], Rule]:
 
 def found(args: Iterable[Any], kwargs: dict[str, Any] | None = None) -> list[Rows]:
     """The rows among arguments, also in lists."""
-    out: list[Rows] = []
-    for each in (*args, *(kwargs.values() if kwargs else ())):
-        if isinstance(each, Rows):
-            out.append(each)
-        elif isinstance(each, (list, tuple)):
-            out += found(each)
-    return out
+    return [each for each in leaves((*args, kwargs or {})) if isinstance(each, Rows)]
 
 
 def dim_of(tensor: Tensor) -> int:

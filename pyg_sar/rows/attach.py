@@ -15,7 +15,7 @@ from pyg_sar.comm import agree
 from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
 from pyg_sar.rows.replicated import met
-from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, same_plain, tag
+from pyg_sar.rows.rows import Rows, in_nested, leaves, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.rows.unasked import ask_for_rows
 
@@ -108,9 +108,7 @@ def space_of_nodes(data: Any) -> Space | None:
 
 def edges_among(values: Any) -> list[EdgeIndex]:
     """The edges of a cut graph among the arguments of a call."""
-    found: list[Any] = []
-    in_nested(values, found.append)
-    return [each for each in found if isinstance(each, EdgeIndex)]
+    return [each for each in leaves(values) if isinstance(each, EdgeIndex)]
 
 
 def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:

@@ -13,7 +13,7 @@ from torch_geometric.utils import scatter, softmax
 from pyg_sar import over_all_nodes as own
 from pyg_sar.comm import in_call, world_size
 from pyg_sar.rows.attach import as_local
-from pyg_sar.rows.rows import Rows, in_nested, tag
+from pyg_sar.rows.rows import Rows, leaves, tag
 from pyg_sar.rows.space import Space
 
 Function = TypeVar('Function', bound=Callable[..., Any])
@@ -216,9 +216,7 @@ def _of_rows(function: Function, as_rows: Callable[[Any, list[Rows]], Any]) -> F
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        leaves: list[Any] = []
-        in_nested((args, kwargs), leaves.append)
-        given = [each for each in leaves if isinstance(each, Rows)]
+        given = [each for each in leaves((args, kwargs)) if isinstance(each, Rows)]
         out = function(*as_local(args), **as_local(kwargs))
         return as_rows(out, given) if given else out
 

@@ -145,6 +145,16 @@ def same_plain(rows: Rows) -> Tensor:
         return known
 
 
+def leaves(value: Any) -> list[Any]:
+    """What is in nested tuples, lists and dicts."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, (tuple, list)):
+        return [value]
+    nested = (tuple, list, dict)
+    return [x for each in value for x in (leaves(each) if isinstance(each, nested) else [each])]
+
+
 def in_nested(value: Any, change: Callable[[Any], Any]) -> Any:
     """Tuples, lists and dicts with other leaves."""
     if isinstance(value, dict):

@@ -18,7 +18,7 @@ from torch_geometric.utils import _negative_sampling
 
 from pyg_sar.comm import agree, world_size
 from pyg_sar.rows.over_ranks import whole
-from pyg_sar.rows.rows import Rows, in_nested
+from pyg_sar.rows.rows import Rows, in_nested, leaves
 from pyg_sar.scoped import Scoped
 
 alike_draws = Scoped(False)
@@ -42,9 +42,7 @@ def ask() -> None:
 def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given: list[Any] = []
-        in_nested((args, kwargs), given.append)
-        has_rows = any(isinstance(each, Rows) for each in given)
+        has_rows = any(isinstance(each, Rows) for each in leaves((args, kwargs)))
         if draws and (has_rows or alike_draws.value) and world_size() > 1:
             # PyG draws pairs by Python's generator, which programs seldom seed: as rank 0 has it.
             random.setstate(agree(random.getstate())[0])
