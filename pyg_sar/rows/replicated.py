@@ -19,8 +19,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyg_sar.comm import all_reduce_sum, are_alike, communicates, once_differentiable, rank
 from pyg_sar.comm import world_size as num_ranks
+from pyg_sar.comm.end_of_backward import is_accumulated, is_inside_a_function
 from pyg_sar.monitor.users_line import warn
-from pyg_sar.over_all_nodes.backward import is_accumulated, is_inside_a_function
 from pyg_sar.scoped import Scoped
 
 LARGE = 2**24
