@@ -130,7 +130,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
             # Own rows, as pyg_sar.local gives them: computed as rows of the whole graph.
             call = signature.bind(self, *args, **kwargs)
             call.arguments.update(rows_of_call(call.arguments, int(self.node_dim), plan.spaces))
-            with shares_kept():
+            with shares_kept.set(True):
                 out = super().forward(*call.args[1:], **call.kwargs)
             return own_rows_of(out, edges_among((call.args, call.kwargs)))
 
@@ -189,7 +189,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
                 state = self._state()
                 plan = plan_for(self, state, edges, args, kwargs, in_forward=in_forward)
                 now = Forward(self, plan, sar.options, in_forward)
-                with running.set(now), forms.set(plan.forms), alike_draws():
+                with running.set(now), forms.set(plan.forms), alike_draws.set(True):
                     yield plan
             except BaseException as error:
                 left_by(error)
