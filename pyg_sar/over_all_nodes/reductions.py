@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import all_reduce_sum, check_arrived, in_call, sum_over_ranks
-from pyg_sar.over_all_nodes.backward import note_backward_of
+from pyg_sar.comm.end_of_backward import note_backward_of
 
 
 @in_call('global_sum')
@@ -86,7 +86,7 @@ def sum_with_history(values: Tensor) -> Tensor:
 
 
 def sum_and_read(values: Tensor, num_read: int) -> tuple[Tensor, list[float]]:
-    """The same, and its last numbers as they are: a device is waited for once."""
+    """A sum of vectors over the ranks, and its last numbers, for which a device is waited once."""
     anchor = values.new_full((1,), float(values.requires_grad)).requires_grad_()
     total = sum_over_ranks(torch.cat([values, anchor]))
     *read, histories = total.detach()[values.numel() - num_read :].tolist()

@@ -1,11 +1,9 @@
-"""A training step of one rank, rehearsed on a small graph of the same proportions.
+"""A training step of one rank, rehearsed by the real code on a small graph of its proportions.
 
-The real code runs, on a made-up shard: so whatever a conv keeps per node, per edge or per row of a
-block is found by measuring it, for any model.
-
-It runs as rank 0 of P while every other rank is thought to hold the same shard, shifted: so what
-rank r sends to rank 0 is what rank 0 itself sends to rank -r. That answers every exchange with
-tensors of the right sizes and sensible values, in one process and without a process group.
+So whatever a conv keeps per node, per edge or per row of a block is found by measuring it, for any
+model. The process is rank 0 of P while every other rank is thought to hold an equal shard, shifted:
+what rank r sends to rank 0 is what rank 0 itself sends to rank -r. That answers every exchange with
+tensors of the right sizes and sensible values, without a process group.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm import transport
+from pyg_sar.comm import Comm, chosen
 from pyg_sar.conv.options import Mode
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.monitor import Counts, LiveBytes, Meter, hook
@@ -75,15 +73,12 @@ class Job:
 
 
 class Rehearsal(NamedTuple):
-    """What one rank did: received in the last epoch, seconds of the fastest after the first one.
+    """What one rank did."""
 
-    The peak is that of tensors alive at once, beyond features, edges and parameters.
-    """
-
-    peak_bytes: int
-    bytes_received: int
+    peak_bytes: int  # of tensors alive at once, beyond features, edges and parameters
+    bytes_received: int  # in the last epoch
     rows_received: int
-    seconds: float
+    seconds: float  # of the fastest epoch after the first one
 
 
 def rehearse(
@@ -190,32 +185,27 @@ def _block(start: int, end: int, num_dst: int, num_edges: int) -> Tensor:
 
 @contextmanager
 def equal_ranks(num_ranks: int) -> Iterator[Counts]:
-    """While it lasts, pyg_sar takes this thread for rank 0 of `num_ranks` equal ones.
-
-    Yields:
-        The rows and bytes that rank 0 has received so far.
-    """
+    """While it lasts, this thread is rank 0 of equal ones; gives what it has received."""
     counts = Counts()
     meter = Meter(counts)
     with ExitStack() as stack:
         if num_ranks > 1:
-            stack.enter_context(transport.inside(_EqualRanks(num_ranks)))
+            stack.enter_context(chosen.set(_EqualRanks(num_ranks)))
         hook.add(meter)
         stack.callback(hook.remove, meter)
         yield counts
 
 
-class _EqualRanks(transport.World):
-    rank = 0
-
+class _EqualRanks(Comm):
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
 
-    def sum_alike(
-        self, operation: str, alike: str = '', *, number: int = 0, state: str = ''
-    ) -> int | None:
+    def sum_alike(self, alike: str, *, number: int = 0, state: str = '') -> int | None:
         return number * self.size
+
+    def gather_texts(self, text: bytes, *, is_short: bool) -> list[bytes]:
+        return [text] * self.size
 
     def start_swap(
         self,
@@ -223,8 +213,8 @@ class _EqualRanks(transport.World):
         recv_rank: int,
         sent: Sequence[Tensor],
         send_rank: int,
-        tag: int,
-    ) -> list[transport.Work]:
+        words: str,
+    ) -> list[Any]:
         """In one step as many rows come from rank -s as go to rank +s."""
         for come, to in zip(received, sent, strict=True):
             come.copy_(to)
@@ -238,7 +228,7 @@ class _EqualRanks(transport.World):
         for rank, place in enumerate(torch.split(received, recv_sizes)):
             place.copy_(parts[-rank % self.size])
 
-    def all_reduce(self, tensor: Tensor) -> None:
+    def all_reduce(self, tensor: Tensor, group: object = None) -> None:
         tensor *= self.size
 
     def all_gather(self, own: Tensor) -> Tensor:

@@ -7,12 +7,11 @@ tensor the shares are added up on their way back, so that the gradient is equal 
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -20,8 +19,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyg_sar.comm import all_reduce_sum, are_alike, communicates, once_differentiable, rank
 from pyg_sar.comm import world_size as num_ranks
+from pyg_sar.comm.comm import Comm
+from pyg_sar.comm.end_of_backward import is_accumulated, is_inside_a_function, started
+from pyg_sar.comm.ranks import current
 from pyg_sar.monitor.users_line import warn
-from pyg_sar.over_all_nodes.backward import is_accumulated, is_inside_a_function
+from pyg_sar.scoped import Scoped
 
 LARGE = 2**24
 """Of so many numbers a plain tensor that meets rows is worth a warning."""
@@ -29,33 +31,23 @@ LARGE = 2**24
 _checked = WeakTensorKeyDictionary()
 
 
-class _Here(threading.local):
-    keeps_shares = False
+shares_kept = Scoped(False)
+"""Whether each rank keeps its share of the gradients of leaves that meet rows.
 
-
-_here = _Here()
-
-
-@contextmanager
-def shares_kept() -> Iterator[None]:
-    """While it lasts, each rank keeps its share of the gradients of leaves that meet rows.
-
-    A program that computes with own rows adds gradients up itself.
-    """
-    before, _here.keeps_shares = _here.keeps_shares, True
-    try:
-        yield
-    finally:
-        _here.keeps_shares = before
+A program that computes with own rows adds gradients up itself.
+"""
 
 
 def met(tensor: Tensor) -> Tensor:
     """A plain tensor as it meets rows: the same numbers, and the whole gradient on every rank."""
-    if not tensor.requires_grad or num_ranks() == 1 or not torch.is_grad_enabled():
+    if not tensor.requires_grad or not torch.is_grad_enabled():
         return tensor
-    if tensor.is_leaf and (_here.keeps_shares or is_averaged(tensor)):
+    hooks = (tensor._backward_hooks or {}).values() if tensor.is_leaf else ()
+    if any(getattr(hook, 'averages', False) for hook in hooks):
         return tensor
-    out: Tensor = _Met.apply(tensor)  # type: ignore[no-untyped-call]
+    if tensor.is_leaf and shares_kept.value:
+        return tensor
+    out: Tensor = tensor if num_ranks() == 1 else _Mean.apply(tensor)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -70,7 +62,7 @@ def is_averaged(leaf: Tensor) -> bool:
 
 
 @communicates
-class _Met(torch.autograd.Function):
+class _Mean(torch.autograd.Function):
     """The mean over the ranks of the gradients, as each is that of the sum of all ranks' losses."""
 
     @staticmethod
@@ -106,12 +98,51 @@ class _Average:
 
     def __init__(self, tensor: Tensor) -> None:
         self._leaf = ref(tensor) if tensor.is_leaf else None
+        self._leaves = _of_comm.setdefault(current(), _Leaves())
+        if self._leaf is not None:
+            self._leaves.known.append(self._leaf)
 
     def __call__(self, grad: Tensor) -> Tensor | None:
         leaf = None if self._leaf is None else self._leaf()
-        if is_inside_a_function() and not (leaf is not None and is_accumulated(leaf)):
+        if leaf is not None and is_accumulated(leaf):
+            self._leaves.enter()
+            return None
+        if is_inside_a_function():
             return None  # a part of that Function's gradient
         return mean_of_ranks(grad)
+
+
+class _Leaves:
+    """Leaves that layers read outside of any model; averaged when a backward ends.
+
+    Not when their gradients come: where a rank has no edges autograd takes them in another order.
+    """
+
+    is_last = True
+
+    def __init__(self) -> None:
+        self.known: list[ref[Tensor]] = []
+
+    def enter(self) -> None:
+        """Notes that the backward that runs comes to one of them."""
+        backward = started()
+        if not backward.meets(self):
+            self.known = [each for each in self.known if each() is not None]
+            backward.enter(self, self._alive())
+
+    def reduce(self, new: set[Tensor]) -> list[Tensor]:
+        """Averages the gradients of those in `new`, in the order in which layers met them."""
+        whole = [leaf for leaf in self._alive() if leaf in new]
+        for leaf in whole:
+            assert leaf.grad is not None
+            leaf.grad = mean_of_ranks(leaf.grad)  # what was there before is equal on all ranks
+        return whole
+
+    def _alive(self) -> list[Tensor]:
+        return [leaf for each in self.known if (leaf := each()) is not None]
+
+
+_of_comm: WeakKeyDictionary[Comm, _Leaves] = WeakKeyDictionary()
 
 
 class Divides:

@@ -27,7 +27,7 @@ from conformance_graphs import GRAPHS
 from conformance_meter import Meter, metered
 
 import pyg_sar
-from pyg_sar.comm import transport
+from pyg_sar.comm import rank, takes_turns, world_size
 
 TOLERANCE = 1e-10
 """Of absolute differences, relative to the largest entry of a tensor where that exceeds 1."""
@@ -126,7 +126,7 @@ def run_case(
             result.stage = 'reference'
             reference(case)
             result.stage = 'forward'
-            metering = metered() if transport.world() is None else nullcontext(Meter())
+            metering = nullcontext(Meter()) if takes_turns() else metered()
             with metering as meter:
                 _run(case, module, roots[case.graph], device, meter, result)
     except Exception as error:
@@ -166,7 +166,7 @@ def _load(root: str) -> Any:
 
 
 def _load_once(root: str) -> Any:
-    return _load_for(root, transport.rank(), transport.world_size())
+    return _load_for(root, rank(), world_size())
 
 
 @functools.cache

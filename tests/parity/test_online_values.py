@@ -19,8 +19,8 @@ from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerCo
 from torch_geometric.utils import softmax
 
 import pyg_sar
-from pyg_sar.aggregate import blocks
-from pyg_sar.conv.call import propagation
+from pyg_sar.aggregate import chunks
+from pyg_sar.conv.call import agreement
 
 TOLERANCE = 1e-10
 INF = float('inf')
@@ -37,8 +37,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _small_chunks() -> Iterator[pytest.MonkeyPatch]:
     """Every destination's edges lie in several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, 'CHUNK_BYTES', 1)
-        patch.setattr(blocks, '_MIN_EDGES', 40)
+        patch.setattr(chunks, 'CHUNK_BYTES', 1)
+        patch.setattr(chunks, '_MIN_EDGES', 40)
         yield patch
 
 
@@ -46,7 +46,7 @@ def _dropped_out(root: str, name: str, general: bool) -> tuple[Tensor, ...]:
     """Output and gradients of a conv whose weights are dropped out."""
     with _small_chunks() as patch:
         if general:
-            patch.setattr(propagation, '_one_pass', lambda *_: False)
+            patch.setattr(agreement, '_one_pass', lambda *_: False)
         conv = make(name)
         conv.dropout = 0.4
         data = pyg_sar.local(pyg_sar.load_shard(root))

@@ -23,7 +23,16 @@ from torch.nn import functional as F
 
 from pyg_sar.attention import attend_to_all
 from pyg_sar.comm import agree, world_size
-from pyg_sar.rows.align import align, as_rows, brought, dim_of, whole_shape
+from pyg_sar.rows.align import (
+    align,
+    as_rows,
+    bound,
+    brought,
+    dim_of,
+    found,
+    named_rule,
+    whole_shape,
+)
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import met, own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
@@ -32,52 +41,52 @@ from pyg_sar.rows.rules.layers.items import Items, by_items
 from pyg_sar.rows.space import Space
 
 
-@rule('scaled_dot_product_attention')
-def _attention(func: Any, args: Any, kwargs: Any) -> Any:
-    names = 'query key value attn_mask dropout_p is_causal scale enable_gqa'
-    named = dict(zip(names.split(), args, strict=False)) | kwargs
-    query, key, value = (named.pop(name) for name in ('query', 'key', 'value'))
-    mask, drops = named.pop('attn_mask', None), named.get('dropout_p', 0.0) > 0
+@named_rule('scaled_dot_product_attention')
+def _attention(
+    func: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
     asks, *asked = (
         isinstance(each, Rows) and each._dim == dim_of(each) - 2 for each in (query, key, value)
     )
     if all(asked):
-        _check_options(func, named)
-        scale = named.get('scale')
+        if dropout_p > 0:
+            refuse(func, 'would drop a number for every pair of rows: give a dropout of 0')
+        if is_causal or enable_gqa:
+            refuse(func, "to all rows with 'is_causal' or 'enable_gqa' is not known to be right")
         scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
         if asks:
-            return _of_all_to_all(func, query, key, value, mask, scale)
+            return _of_all_to_all(func, query, key, value, attn_mask, scale)
         if isinstance(query, Rows):
             refuse(func, 'in two dimensions would pair every row with every row')
         scores = (query * scale) @ key.transpose(-2, -1)
-        if mask is not None:
-            scores = scores + _added(mask, scores.dtype)
+        if attn_mask is not None:
+            scores = scores + _added(attn_mask, scores.dtype)
         return torch.softmax(scores, -1) @ value
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Any:
-        return func(query, key, value, mask, **named)
+        options = {'scale': scale, 'enable_gqa': enable_gqa}
+        return func(query, key, value, mask, dropout_p, is_causal, **options)
 
     attend.__name__ = 'scaled_dot_product_attention'
     if asks and not isinstance(key, Rows) and not isinstance(value, Rows):
-        if named.get('is_causal') or dim_of(mask if mask is not None else query) < 2:
+        if is_causal or (attn_mask is not None and dim_of(attn_mask) < 2):
             refuse(func, "with 'is_causal' is not known to be right")
         key, value = met(key), met(value)
-        (query, mask), _, right, space = align(func, (query, mask), {})
-        with plainly(), own_draws(query.device) if drops else nullcontext():
+        (query, mask), _, right, space = align(func, (query, attn_mask), {})
+        with plainly(), own_draws(query.device) if dropout_p > 0 else nullcontext():
             return as_rows(attend(query, key, value, mask), right, space)
-    if named.get('enable_gqa') and any(
-        isinstance(each, Rows) and each._dim == dim_of(each) - 3 for each in (query, key, value)
-    ):
+    rows = found((query, key, value))
+    if enable_gqa and any(each._dim == dim_of(each) - 3 for each in rows):
         refuse(func, "with 'enable_gqa' and rows as heads is not known to be right")
-    return by_cores(attend, (query, key, value, mask), {}, 2, draws=drops)
-
-
-def _check_options(func: Any, named: dict[str, Any]) -> None:
-    if named.get('dropout_p', 0.0) > 0:
-        refuse(func, 'would drop a number for every pair of rows: give a dropout of 0')
-    for name in ('is_causal', 'enable_gqa'):
-        if named.get(name):
-            refuse(func, f"to all rows with '{name}' is not known to be right")
+    return by_cores(attend, (query, key, value, attn_mask), {}, 2, draws=dropout_p > 0)
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Any:
@@ -130,43 +139,35 @@ def _counts(space: Space) -> list[int]:
     return _num_own[space]
 
 
-_NAMES = (
-    'query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v '
-    'add_zero_attn dropout_p out_proj_weight out_proj_bias training key_padding_mask '
-    'need_weights attn_mask use_separate_proj_weight q_proj_weight k_proj_weight '
-    'v_proj_weight static_k static_v average_attn_weights is_causal'
-)
-
-
 @rule('multi_head_attention_forward')
 def _multi_head(func: Any, args: Any, kwargs: Any) -> Any:
     """Rows are the items of the batch (dimension 1), or they attend to each other (dimension 0)."""
-    given = dict(zip(_NAMES.split(), args, strict=False)) | kwargs
-    if any(given.get(name) is not None for name in ('static_k', 'static_v')):
+    given = bound(func, args, kwargs)
+    if any(given[name] is not None for name in ('static_k', 'static_v')):
         refuse(func, "with 'static_k' or 'static_v' is not known to be right")
     inputs = [given[name] for name in ('query', 'key', 'value')]
     if any(isinstance(each, Rows) and each._dim == 0 for each in inputs):
         return _between_rows(func, given)
-    mask = given.get('attn_mask')
+    mask = given['attn_mask']
     if isinstance(mask, Tensor) and dim_of(mask) > 2:
         refuse(func, "with an 'attn_mask' for each of them is not known to be right")
     where = {name: Items(1, 3) for name in ('query', 'key', 'value')}
     where['key_padding_mask'] = Items(0, 2)
-    draws = given['dropout_p'] > 0 and given.get('training', True)
-    return by_items(func, args, kwargs, _NAMES, where, (1, 0), draws=draws)
+    draws = given['dropout_p'] > 0 and given['training']
+    return by_items(func, (), given, '', where, (1, 0), draws=draws)
 
 
 def _between_rows(func: Any, given: dict[str, Any]) -> tuple[Any, None]:
     """Queries, keys and values ``[N, B, C]`` or ``[N, C]``: torch's function, by rules of rows."""
-    if given.get('need_weights', True):
+    if given['need_weights']:
         refuse(func, "gives a weight for every pair of rows: call it with 'need_weights=False'")
     for name in ('bias_k', 'bias_v', 'attn_mask'):
-        if given.get(name) is not None:
+        if given[name] is not None:
             refuse(func, f"of all rows with '{name}' is not known to be right")
-    if given.get('add_zero_attn') or given.get('is_causal'):
+    if given['add_zero_attn'] or given['is_causal']:
         refuse(func, "of all rows with 'add_zero_attn' or 'is_causal' is not known to be right")
     inputs = [given[name] for name in ('query', 'key', 'value')]
-    if given.get('use_separate_proj_weight'):
+    if given['use_separate_proj_weight']:
         weights = [given[f'{name}_proj_weight'] for name in 'qkv']
     else:
         weights = list(given['in_proj_weight'].chunk(3))
@@ -176,10 +177,10 @@ def _between_rows(func: Any, given: dict[str, Any]) -> tuple[Any, None]:
         F.linear(each, w, b).unflatten(-1, (given['num_heads'], -1)).movedim(0, -2)  # type: ignore[no-untyped-call]
         for each, w, b in zip(inputs, weights, biases, strict=True)
     )
-    mask = given.get('key_padding_mask')
+    mask = given['key_padding_mask']
     if mask is not None:  # True where a key is not to be asked, [B, N] or [N]
         mask = (~mask if mask.dtype == torch.bool else mask)[..., None, None, :]
-    drops = given['dropout_p'] if given.get('training', True) else 0.0
+    drops = given['dropout_p'] if given['training'] else 0.0
     out = F.scaled_dot_product_attention(query, key, value, mask, drops)
     out = out.movedim(-2, 0).flatten(-2)
     return F.linear(out, given['out_proj_weight'], given['out_proj_bias']), None

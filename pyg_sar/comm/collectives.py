@@ -1,0 +1,267 @@
+"""The few collectives beside the exchanges.
+
+Each begins with one number that the ranks have in common, so that they meet only if they are at the
+same operation (:mod:`pyg_sar.comm.process_group`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pyg_sar.comm.functions import communicates
+from pyg_sar.comm.json_values import decode, encode
+from pyg_sar.comm.process_group import SHORT
+from pyg_sar.comm.ranks import current
+from pyg_sar.monitor import hook
+
+
+def raise_together(error: Exception | None) -> None:
+    """Raises on every rank if any rank has an error (collective: see :func:`agree`).
+
+    Args:
+        error: What went wrong on this rank, a ValueError or FileNotFoundError, or None. It is
+            raised, or else the first other rank's, with its rank.
+    """
+    answer = None if error is None else (isinstance(error, FileNotFoundError), str(error))
+    answers = agree(answer)
+    if error is not None:
+        raise error
+    for rank, other in enumerate(answers):
+        if other is not None:
+            kind = FileNotFoundError if other[0] else ValueError
+            raise kind(f'rank {rank}: {other[1]}')
+
+
+def agree(value: Any) -> list[Any]:
+    """The values of all ranks in rank order (collective: a small all-reduce and all-gather).
+
+    Args:
+        value: Plain: None, bool, int, float, str, torch.dtype, a dense tensor, or lists, tuples,
+            sets and dicts of them. It comes back equal and of the same type.
+    """
+    comm = current()
+    if comm.size == 1:
+        return [value]
+    text, what = encode(value), 'a comparison of all ranks'
+    with comm.guard(what):
+        num_long = comm.sum_alike(what, number=len(text) > SHORT)
+        texts = comm.gather_texts(text, is_short=num_long == 0)
+    return [decode(each) for each in texts]
+
+
+def check_equal(what: str, own: object, values: Sequence[object]) -> None:
+    """Raises a ValueError if the ranks' `values` of something differ from this rank's own."""
+    for rank, value in enumerate(values):
+        if value != own:
+            raise ValueError(
+                f'expected the same {what} on all ranks: {own} on rank {current().rank} '
+                f'(got {value} on rank {rank})'
+            )
+
+
+def all_ranks(value: bool, world_size: int) -> bool:
+    """Whether `value` holds on all ranks (collective if there are others: see below)."""
+    return bool(least_of_ranks(int(value), world_size))
+
+
+def least_of_ranks(value: int, world_size: int) -> int:
+    """The smallest of the ranks' values 0, 1 or 2 (collective: an all-reduce of one number)."""
+    assert 0 <= value <= 2
+    if world_size == 1:
+        return value
+    counts = _sum('a decision of all ranks', number=(1, 1 << 12, 0)[value])
+    assert counts is not None
+    ones, zeros = divmod(counts, 1 << 12)
+    return 0 if zeros else 1 if ones else 2
+
+
+def are_alike(words: str, flag: bool) -> tuple[bool, bool]:
+    """Whether words are the same on all ranks and, if so, whether a flag is set on all.
+
+    Collective: an all-reduce of one number.
+    """
+    unset = _sum('a comparison of forwards', number=not flag, state=words)
+    return unset is not None, unset == 0
+
+
+def count_ranks(words: str, flag: bool) -> int:
+    """How many ranks have set a flag (collective: an all-reduce of one number).
+
+    Args:
+        words: What all are at; they raise ExchangeError if it differs.
+        flag: The own one.
+    """
+    count = _sum(words, number=flag)
+    assert count is not None
+    return count
+
+
+def _sum(what: str, *, number: int, state: str = '') -> int | None:
+    """An operation that is nothing but the number it begins with."""
+    comm = current()
+    if comm.size == 1:
+        return number
+    with comm.guard(what):
+        return comm.sum_alike(what, number=number, state=state)
+
+
+def form_of(tensor: Tensor, *, is_rows: bool = False) -> str:
+    """Dtype and shape, without the number of rows where that differs between the ranks."""
+    shape = tuple(tensor.shape)
+    return f'rows of {tensor.dtype} {shape[1:]}' if is_rows else f'{tensor.dtype} {shape}'
+
+
+def all_reduce_sum(
+    tensor: Tensor, what: str = 'a sum over all ranks', group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Sums `tensor` over the ranks in place (collective) and returns it.
+
+    Args:
+        tensor: Of one shape and dtype on all ranks.
+        what: What it is, for messages.
+        group: A process group of all ranks; None for that of the exchanges.
+    """
+    comm = current()
+    if comm.size > 1:
+        alike = f'{what} ({form_of(tensor)})'
+        with comm.guard(what, alike=alike):
+            if comm.goes_by_host(tensor.device, group):  # others: gloo has no part in it
+                comm.sum_alike(alike)
+            comm.all_reduce(tensor, group)
+    return tensor
+
+
+def all_gather_alike(tensor: Tensor, what: str = 'a gather from all ranks') -> Tensor:
+    """The ranks' tensors of one shape and dtype, ``[world_size, ...]`` (collective)."""
+    comm = current()
+    if comm.size == 1:
+        return tensor.unsqueeze(0)
+    alike = f'{what} ({form_of(tensor)})'
+    with comm.guard(what, alike=alike):
+        if comm.goes_by_host(tensor.device):
+            comm.sum_alike(alike)
+        return comm.all_gather(tensor.contiguous())
+
+
+def broadcast(tensor: Tensor, what: str) -> None:
+    """Gives all ranks what rank 0 has in a contiguous tensor (collective)."""
+    comm = current()
+    with comm.guard(what):
+        comm.broadcast(tensor)
+
+
+def check_arrived(what: str) -> None:
+    """Raises ExchangeError if transfers were lost while the program waited for its device.
+
+    Such a wait ends with whatever the memory holds, so this comes between it and what the program
+    does with what it has read.
+    """
+    current().check(what)
+
+
+def await_device(device: torch.device, what: str) -> None:
+    """Waits for all that travels to a device, before others see it; raises ExchangeError."""
+    comm = current()
+    if device.type == 'cuda' and comm.size > 1:
+        torch.cuda.synchronize(device)
+        comm.check(what)
+
+
+def all_to_all(
+    rows: Tensor,
+    send_counts: Sequence[int],
+    recv_counts: Sequence[int],
+    *,
+    is_compared: bool = False,
+) -> Tensor:
+    """Sends the first rows to rank 0, the next ones to rank 1, ... (collective).
+
+    Args:
+        rows: ``[sum(send_counts), ...]``, of any dtype.
+        send_counts: Rows for every rank, this one included.
+        recv_counts: Rows from every rank.
+        is_compared: Whether the ranks have just compared that they are at the same run of
+            operations, to which this one belongs; and the counts follow from earlier ones of it.
+
+    Returns:
+        ``[sum(recv_counts), ...]``, by the rank they came from.
+    """
+    if len(send_counts) == 1:
+        return rows
+    received = rows.new_empty(sum(recv_counts), *rows.shape[1:])
+    # As bytes: every dtype goes through every backend.
+    row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
+    sizes = [n * row_bytes for n in recv_counts], [n * row_bytes for n in send_counts]
+    words = form_of(rows, is_rows=True)
+    sent = rows.contiguous().view(-1).view(torch.uint8)
+    counts = recv_counts, send_counts
+    exchange_bytes(received.view(-1).view(torch.uint8), sent, *sizes, counts, words, is_compared)
+    return received
+
+
+def exchange_bytes(
+    received: Tensor,
+    sent: Tensor,
+    recv_sizes: list[int],
+    send_sizes: list[int],
+    counts: tuple[Sequence[int], Sequence[int]],
+    form: str,
+    is_compared: bool,
+) -> None:
+    """Sends runs of bytes to rank 0, 1, ...; those that come fill `received` (collective).
+
+    Args:
+        received: uint8.
+        sent: uint8.
+        recv_sizes: Bytes from every rank.
+        send_sizes: Bytes for every rank.
+        counts: The rows that they are, from every rank and for every rank.
+        form: What a row is, in words that are equal on all ranks.
+        is_compared: See :func:`all_to_all`.
+    """
+    what = 'an exchange of rows with all ranks at once'
+    alike, comm = f'{what} ({form})', current()
+    with comm.guard(what, alike=alike):
+        if not is_compared and comm.goes_by_host(sent.device):
+            comm.sum_alike(alike)
+        comm.all_to_all(received, sent, recv_sizes, send_sizes)
+        if hook.watchers:
+            # Its own rows stay here.
+            moved = [sum(n) - n[comm.rank] for n in (*counts, recv_sizes, send_sizes)]
+            hook.moved(hook.Transfer('all ranks', 'rows', *moved))
+
+
+def all_to_all_counts(counts: Tensor, *, is_compared: bool = False) -> Tensor:
+    """What every rank counts for this one: row r of ``[world_size, ...]`` goes to rank r."""
+    ones = [1] * counts.size(0)
+    return all_to_all(counts, ones, ones, is_compared=is_compared)
+
+
+def sum_over_ranks(local: Tensor) -> Tensor:
+    """Sums a tensor of one shape over the ranks.
+
+    | forward:  ``out = sum of the ranks' local``
+    | backward: ``grad_local = sum of the ranks' grad_out``, as every rank's share of the loss
+      depends on the sum
+
+    Collective: one all-reduce in forward, one in backward.
+    """
+    out: Tensor = _SumOverRanks.apply(local)  # type: ignore[no-untyped-call]
+    return out
+
+
+@communicates
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor) -> Tensor:
+        return all_reduce_sum(local.clone(memory_format=torch.contiguous_format))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return sum_over_ranks(grads[0])

@@ -1,0 +1,165 @@
+"""The backward pass that runs: what is new in it, and what is done at its end.
+
+Gradients are averaged at the end of a whole backward, whatever it went through: several losses,
+several models, layers used twice, backwards inside of it (a reentrant checkpoint). Autograd calls
+what is queued when a pass is done, so the first thing of ours that a pass meets queues its
+:class:`Backward`. Nobody else holds it. When an exception ends the pass it is gone with it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from traceback import walk_stack
+from typing import Any, Protocol
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+from pyg_sar.comm.comm import Comm
+from pyg_sar.comm.ranks import current
+
+
+class Reducer(Protocol):
+    """A model that makes its gradients whole at the end of a backward.
+
+    Attributes:
+        is_last: Whether it does so after all others, whichever the backward came to first.
+    """
+
+    is_last: bool
+
+    def enter(self) -> None:
+        """Notes that the backward that runs comes to the model."""
+
+    def reduce(self, new: set[Tensor]) -> list[Tensor]:
+        """Makes them whole; returns the parameters that any rank has a new gradient of.
+
+        Args:
+            new: Those that have one on this rank.
+        """
+
+
+class Backward:
+    """One backward pass, the outermost.
+
+    Hooks that users have registered for accumulated gradients (an optimizer in backward) must see
+    whole ones: meanwhile they are taken off their parameters, and called at the end.
+
+    Attributes:
+        task: Autograd's number of it.
+        is_checked: Whether its gradients of parameters are known to be accumulated.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+        self.task = torch._C._current_graph_task_id()
+        self.is_checked = False
+        self._models: list[Reducer] = []
+        self._hooks: dict[Tensor, Any] = {}
+        self._new: list[Tensor] = []
+
+    def meets(self, model: Reducer) -> bool:
+        """Whether it has come to this model before."""
+        return model in self._models
+
+    def enter(self, model: Reducer, parameters: Iterable[Tensor]) -> None:
+        """Has gradients of a model made whole at the end."""
+        self._models.append(model)
+        for p in parameters:
+            if p not in self._hooks:
+                self._hooks[p] = p._post_accumulate_grad_hooks
+                p._post_accumulate_grad_hooks = {0: self._new.append}
+
+    def __call__(self) -> None:
+        """The pass has ended: gradients are made whole, and the hooks of users see them."""
+        whole: dict[Tensor, None] = {}
+        try:
+            if not self._models:
+                for model in reversed([*self._comm.awaiting]):  # as a backward would come to them
+                    model.enter()
+            for model in sorted(self._models, key=lambda model: model.is_last):
+                whole |= dict.fromkeys(model.reduce(set(self._new)))
+        finally:
+            self._comm.backward = lambda: None
+            self._give_hooks_back()
+        for p in whole:
+            for hook in tuple((p._post_accumulate_grad_hooks or {}).values()):
+                hook(p)
+
+    def __del__(self) -> None:
+        self._give_hooks_back()
+
+    def _give_hooks_back(self) -> None:
+        self._new.clear()  # a cycle through torch's hooks would never be collected
+        while self._hooks:
+            p, hooks = self._hooks.popitem()
+            p._post_accumulate_grad_hooks = hooks
+
+
+def running() -> Backward | None:
+    """The outermost backward pass that runs, if it has met anything of ours.
+
+    It is that of the rank, not of the thread: on a GPU hooks run in a thread of the device.
+    """
+    return current().backward()
+
+
+def started() -> Backward:
+    """The backward pass that runs, which is noted from now on: this is called in it."""
+    comm = current()
+    backward = comm.backward()
+    if backward is None:
+        backward = Backward(comm)
+        torch.autograd.Variable._execution_engine.queue_callback(backward)
+        comm.backward = ref(backward)
+    return backward
+
+
+def note_backward_of(tensor: Tensor) -> None:
+    """Has a backward that comes to `tensor` noted: it hands gradients of all ranks' losses back."""
+    tensor.register_hook(_note)  # type: ignore[no-untyped-call]
+
+
+def _note(grad: Tensor) -> None:
+    started()
+
+
+def await_backward(model: Reducer) -> None:
+    """Notes that a model has run on a batch, and that a backward may come.
+
+    On a rank whose batch is empty a loss over all ranks need not depend on the model. The backward
+    of the loss takes part in the sum of the gradients all the same, as the other ranks do.
+    """
+    awaiting = current().awaiting
+    awaiting.pop(model, None)  # it is the last one now
+    awaiting[model] = None
+
+
+def has_come(model: Reducer) -> None:
+    """Notes that the backward of a model has come."""
+    current().awaiting.pop(model, None)
+
+
+def is_accumulated(leaf: Tensor) -> bool:
+    """In a hook of a leaf: whether the gradient goes to ``.grad``, or to autograd.grad's caller."""
+    with torch._C.DisableTorchFunctionSubclass():
+        node = torch.autograd.graph.get_gradient_edge(leaf).node
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # "A leaf node was passed ... running autograd.grad()"
+        return False
+
+
+_OF_FUNCTIONS = {
+    function.__code__
+    for name, function in vars(BackwardCFunction).items()
+    if name in ('apply', 'apply_boxed')
+}
+
+
+def is_inside_a_function() -> bool:
+    """Whether an autograd Function's backward runs this one."""
+    return any(frame.f_code in _OF_FUNCTIONS for frame, _ in walk_stack(sys._getframe()))

@@ -1,0 +1,92 @@
+"""What autograd Functions that communicate have in common.
+
+Their backward is in the layer of their forward. It has no derivative itself: second derivatives
+would take what backward computes again for constants, and be silently wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm.faults.errors import in_layer, layer_and_phase, place
+from pyg_sar.comm.ranks import current
+
+Function = TypeVar('Function', bound=type)
+
+
+def communicates(function: Function) -> Function:
+    """For autograd Functions that communicate: their backward is in the layer of their forward."""
+    forward: Callable[..., Any] = function.forward  # type: ignore[attr-defined]
+    backward: Callable[..., Any] = function.backward  # type: ignore[attr-defined]
+
+    @functools.wraps(forward)
+    def noting(ctx: Any, *args: Any) -> Any:
+        ctx.layer = layer_and_phase.value[0]
+        return forward(ctx, *args)
+
+    @functools.wraps(backward)
+    def naming(ctx: Any, *grads: Any) -> Any:
+        with in_layer(ctx.layer, 'backward'):
+            try:
+                return backward(ctx, *grads)
+            except BaseException as error:
+                current().left_by(error)
+                raise
+
+    function.forward = staticmethod(noting)  # type: ignore[attr-defined]
+    function.backward = staticmethod(naming)  # type: ignore[attr-defined]
+    return function
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the backward of an autograd Function one that has no derivative itself.
+
+    torch's decorator of this name notices only what ``Tensor.backward`` visits and where the
+    gradients that come in have a history: ``torch.autograd.grad(first, inputs)`` would leave out
+    the second derivative without a word.
+
+    Raises:
+        RuntimeError: When a gradient of what `backward` returns is computed.
+    """
+
+    @functools.wraps(backward)
+    def once(ctx: Any, *grads: Tensor | None) -> Any:
+        if not torch.is_grad_enabled():  # no create_graph=True
+            return backward(ctx, *grads)
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        known = [*grads, *ctx.saved_tensors]
+        sources = [t for t in known if t is not None and t.requires_grad]
+        if not sources:
+            return found
+        results = found if isinstance(found, tuple) else (found,)
+        return tuple(
+            _Once.apply(place(), r, *sources)  # type: ignore[no-untyped-call]
+            if isinstance(r, Tensor)
+            else r
+            for r in results
+        )
+
+    return once
+
+
+class _Once(torch.autograd.Function):
+    """A first derivative, with what it depends on."""
+
+    @staticmethod
+    def forward(ctx: Any, where: str, result: Tensor, *sources: Tensor) -> Tensor:
+        ctx.where = where
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        where = f' through {ctx.where}' if ctx.where else ''
+        raise RuntimeError(
+            f'expected first derivatives only (got a gradient of a gradient{where}): on a graph '
+            'that is cut pyg_sar computes no second ones'
+        )

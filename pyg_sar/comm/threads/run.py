@@ -1,0 +1,238 @@
+"""Ranks as threads of one process, which take turns (:mod:`pyg_sar.comm.threads.turns`).
+
+Messages are put into a box and taken out of it. All the rest is the code that ranks run in
+processes of their own, and the results have the same bits: sums over the ranks are added up in
+gloo's order.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyg_sar.comm.comm import Comm, Work
+from pyg_sar.comm.faults.errors import placed
+from pyg_sar.comm.ranks import chosen
+from pyg_sar.comm.threads.turns import Turns
+from pyg_sar.monitor import hook
+
+Result = TypeVar('Result')
+
+
+def run_threads(
+    function: Callable[..., Result], world_size: int, *args: Any, **kwargs: Any
+) -> list[Result]:
+    """Calls ``function(*args, **kwargs)`` on every rank of a world of threads.
+
+    Inside of it pyg_sar takes the thread for one rank of `world_size`; ``torch.distributed`` keeps
+    its own view. Every rank starts with the caller's random states, and the caller has them back.
+    The caller's grad mode, autocast and default device do not go into the threads.
+
+    Args:
+        function: What to run; it may be any callable, and ranks may share what it reads.
+        world_size: Number of ranks.
+        *args: Passed on, the same objects for every rank.
+        **kwargs: Passed on.
+
+    Returns:
+        What it returned on rank 0, 1, ...
+
+    Raises:
+        RuntimeError: If the ranks wait for each other, or meet at different operations; it names
+            what two of them do.
+        Exception: Of the first rank that raises, as it is; the others are ended.
+    """
+    if world_size < 1:
+        raise ValueError(f"'world_size' must be at least 1 (got {world_size})")
+    comms: list[ThreadComm] = []
+    turns, boxes = Turns(world_size, lambda rank: comms[rank].operation), _Boxes()
+    comms += [ThreadComm(rank, turns, boxes) for rank in range(world_size)]
+    results: list[Any] = [None] * world_size
+
+    def run(rank: int) -> None:
+        # All ranks' backwards would run in one thread of the device, whose turn is no rank's.
+        backward_here = torch.autograd.set_multithreading_enabled(False)
+        with turns.of_rank(rank), chosen.set(comms[rank]), backward_here:
+            results[rank] = function(*args, **kwargs)
+
+    threads = [
+        threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)
+    ]
+    listening, hook.watchers = hook.watchers, ()
+    loaded = set(sys.modules)
+    try:
+        for thread in threads:
+            thread.start()
+        turns.begin()
+        for thread in threads:
+            thread.join()
+    except BaseException as error:  # interrupted
+        turns.error = turns.error or error
+        raise
+    finally:
+        turns.states()
+        _forget_generated(loaded)
+        hook.watchers = listening
+    if turns.error is not None:
+        raise turns.error
+    return results
+
+
+def _forget_generated(loaded: set[str]) -> None:
+    """Forgets the code that PyG has generated for a ``Sequential`` since `loaded` were the modules.
+
+    PyG names it by a draw of ``random``, whose state is set back: the next ``Sequential`` may draw
+    the same name, and would run the code that stands under it.
+    """
+    for name in sys.modules.keys() - loaded:
+        if name.startswith('torch_geometric.nn.sequential_'):
+            del sys.modules[name]
+
+
+class _Meeting:
+    """An operation of all ranks: its words and what every rank brings, and what comes of it."""
+
+    def __init__(self) -> None:
+        self.brought: dict[int, tuple[str, Any]] = {}
+        self.result: Any = None
+
+
+class _Boxes:
+    """What is on its way: messages by sender, receiver and words; meetings of all by number."""
+
+    def __init__(self) -> None:
+        self.messages: defaultdict[tuple[int, int, str], deque[Tensor]] = defaultdict(deque)
+        self.meetings: defaultdict[int, _Meeting] = defaultdict(_Meeting)
+
+
+class _Message:
+    """A message that is to come, or, without a place, one that is in its box."""
+
+    def __init__(
+        self, comm: ThreadComm, key: tuple[int, int, str], place: Tensor | None = None
+    ) -> None:
+        self._comm, self._key, self._place = comm, key, place
+
+    def wait(self) -> None:
+        if self._place is not None:
+            box = self._comm.boxes.messages[self._key]
+            self._comm.turns.wait(self._comm.rank, lambda: len(box) > 0)
+            self._place.copy_(box.popleft())
+
+
+class ThreadComm(Comm):
+    """A rank that is a thread."""
+
+    takes_turns = True
+
+    def __init__(self, rank: int, turns: Turns, boxes: _Boxes) -> None:
+        super().__init__()
+        self.rank, self.size, self.turns, self.boxes = rank, turns.size, turns, boxes
+        self._num_meetings = 0
+
+    def meet(self, words: str, own: Any, combine: Callable[[list[Any]], Any]) -> Any:
+        """What comes of what all ranks bring, once the last of them is here."""
+        number = self._num_meetings
+        self._num_meetings += 1
+        meeting = self.boxes.meetings[number]
+        meeting.brought[self.rank] = words, own
+        for other, (theirs, _) in meeting.brought.items():
+            if theirs != words:
+                raise RuntimeError(
+                    f'the ranks are at different operations: rank {other} at {theirs}; '
+                    f'rank {self.rank} at {words}'
+                )
+        if len(meeting.brought) == self.size:
+            meeting.result = combine([meeting.brought[rank][1] for rank in range(self.size)])
+            del self.boxes.meetings[number]
+        self.turns.wait(self.rank, lambda: len(meeting.brought) == self.size)
+        return meeting.result
+
+    def _meet_with(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        words = f'{self.operation} ({tensor.dtype} {tuple(tensor.shape)})'
+        result: Tensor = self.meet(words, tensor, combine)
+        return result
+
+    def sum_alike(self, alike: str, *, number: int = 0, state: str = '') -> int | None:
+        """See :meth:`Comm.sum_alike`."""
+
+        def combine(all_of: list[tuple[str, int]]) -> int | None:
+            return sum(n for _, n in all_of) if len({s for s, _ in all_of}) == 1 else None
+
+        total: int | None = self.meet(placed(alike), (state, number), combine)
+        return total
+
+    def gather_texts(self, text: bytes, *, is_short: bool) -> list[bytes]:
+        """See :meth:`Comm.gather_texts`."""
+        texts: list[bytes] = self.meet(self.operation, text, list)
+        return texts
+
+    def start_swap(
+        self,
+        received: Sequence[Tensor],
+        recv_rank: int,
+        sent: Sequence[Tensor],
+        send_rank: int,
+        words: str,
+    ) -> list[Work]:
+        """See :meth:`Comm.start_swap`."""
+        to = self.rank, send_rank, words
+        for tensor in sent:
+            self.boxes.messages[to].append(tensor.clone())
+        come = [_Message(self, (recv_rank, self.rank, words), tensor) for tensor in received]
+        return [*come, *(_Message(self, to) for _ in sent)]
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
+    ) -> None:
+        """See :meth:`Comm.all_to_all`."""
+
+        def combine(runs: list[Sequence[Tensor]]) -> list[Tensor]:
+            return [torch.cat([run[rank] for run in runs]) for rank in range(self.size)]
+
+        runs = torch.split(sent, send_sizes)
+        received.copy_(self.meet(f'{self.operation} ({sent.dtype})', runs, combine)[self.rank])
+
+    def all_reduce(self, tensor: Tensor, group: object = None) -> None:
+        """See :meth:`Comm.all_reduce`."""
+        tensor.copy_(self._meet_with(tensor, _sum_as_gloo_does))
+
+    def all_gather(self, own: Tensor) -> Tensor:
+        """See :meth:`Comm.all_gather`."""
+        return self._meet_with(own, torch.stack).clone()
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """See :meth:`Comm.broadcast`."""
+        tensor.copy_(self._meet_with(tensor, lambda tensors: tensors[0].clone()))
+
+
+_SEGMENT_BYTES = 2**20  # gloo's largest segment of a ring all-reduce
+
+
+def _sum_as_gloo_does(tensors: list[Tensor]) -> Tensor:
+    """Adds up the tensors of all ranks, in the order of gloo's ring.
+
+    gloo (allreduce.cc) cuts the vector into one chunk per rank. Chunk k starts at rank k - 1 and
+    goes down from rank to rank, ``((x[k-1] + x[k-2]) + ...) + x[k]``.
+    """
+    size, rows = len(tensors), [tensor.reshape(-1) for tensor in tensors]
+    width = rows[0].element_size()
+    num_bytes = rows[0].numel() * width
+    segments = max(-(-num_bytes // _SEGMENT_BYTES), 2 * size)
+    segments = -(-segments // size) * size
+    of_segment = -(-num_bytes // segments)
+    chunk = max(-(-of_segment // width) * segments // size, 1)
+    chunks = [torch.split(row, chunk) for row in rows]
+    sums = []
+    for k in range(len(chunks[0])):
+        total = chunks[(k - 1) % size][k].clone()
+        for i in range(2, size + 1):
+            total += chunks[(k - i) % size][k]
+        sums.append(total)
+    return torch.cat(sums).view(tensors[0].shape) if sums else tensors[0].clone()

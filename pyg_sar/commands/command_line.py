@@ -1,0 +1,107 @@
+"""What a terminal shows of all programs alike: options, progress, errors in one line, tables.
+
+A program is three functions, which :func:`run_command` calls: one that makes the parser of its
+options, one that runs, one that shows what that gave.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from tqdm import tqdm
+
+T = TypeVar('T')
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but an error is one line and has no usage before it."""
+
+    def __init__(self, name: str, description: str) -> None:
+        super().__init__(f'python -m {name}', description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with code 2."""
+        self.exit(2, f'error: {message}\n')
+
+
+def run_command(
+    parser: Parser,
+    run: Callable[[argparse.Namespace], T],
+    show: Callable[[argparse.Namespace, T], int],
+    argv: Sequence[str] | None = None,
+    *,
+    interrupted: str = 'interrupted',
+) -> int:
+    """Parses, runs, shows; returns the exit code: 2 after an error, 130 after an interrupt."""
+    args = parser.parse_args(argv)
+    try:
+        return show(args, run(args))
+    except (ValueError, OSError) as error:
+        print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f'error: {interrupted}', file=sys.stderr)
+        return 130
+
+
+def checked(check: Callable[[str], T]) -> Callable[[str], T]:
+    """The type of an option: what `check` makes of the text, or the words of its ValueError."""
+
+    def convert(text: str) -> T:
+        try:
+            return check(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+def progress_bar(name: str, total: int, *, quiet: bool = False, delay: float = 0.5) -> Any:
+    """Progress on stderr, for a ``with`` statement: ``bar.update()`` after every step.
+
+    A bar in a terminal or a notebook. Elsewhere, as in a log file, a line for every 10 %. Nothing
+    on ranks of torchrun but rank 0.
+
+    Args:
+        name: What is done.
+        total: Number of steps.
+        quiet: Whether to show nothing.
+        delay: Seconds before which nothing is shown.
+    """
+    quiet = quiet or os.environ.get('RANK', '0') != '0'
+    if quiet or sys.stderr.isatty() or 'ipykernel' in sys.modules:
+        return tqdm(desc=name, total=total, disable=quiet, delay=delay)
+    return _Lines(name, total, delay)
+
+
+class _Lines:
+    def __init__(self, name: str, total: int, delay: float) -> None:
+        self._name, self._total, self._delay, self._done = name, total, delay, 0
+        self._start = time.monotonic()
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def update(self, count: int = 1) -> None:
+        before = 10 * self._done // self._total
+        self._done += count
+        now, seconds = 10 * self._done // self._total, time.monotonic() - self._start
+        if now > before and seconds >= self._delay:
+            print(f'{self._name}: {now}0 % after {seconds:.0f} s', file=sys.stderr, flush=True)
+
+
+def aligned(rows: Iterable[Iterable[str]], num_left: int = 0) -> list[str]:
+    """The lines of a table, its first `num_left` columns flush left and the others right."""
+    rows = [list(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = ['<' if i < num_left else '>' for i in range(len(widths))]
+    form = '  '.join(f'{{:{s}{w}}}' for s, w in zip(sides, widths, strict=True))
+    return [form.format(*row).rstrip() for row in rows]

@@ -1,0 +1,89 @@
+"""What a loader of nodes is given as seeds: own nodes, and their times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_sar.comm import raise_together
+from pyg_sar.sampling.graph import LocalGraph
+from pyg_sar.sampling.seeds.seeds import Asked, Seeds
+from pyg_sar.shard.format.file_names import NodeKey
+
+
+def read_nodes(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
+    """What `input_nodes` and `input_time` say.
+
+    Raises:
+        ValueError: If they are not rows of own nodes, or their type is unknown.
+    """
+    if given['input_time'] is not None and given['time_attr'] is None:
+        raise ValueError("'input_time' needs a 'time_attr' (got None)")
+    key, row, input_id = _rows_of(data, given['input_nodes'])
+
+    def seeds(graph: LocalGraph, disjoint: bool) -> Seeds:
+        nodes, time, error = graph.nodes[key], None, None
+        if not nodes.own_ptr:
+            error = f"'input_nodes' must be of a type with edges (got '{key}')"
+        elif given['input_time'] is not None:
+            time, error = graph.times_of('input_time', given['input_time'], row.numel())
+        elif given['time_attr'] is not None and key in graph.times:
+            time = graph.times[key][row]
+        elif given['time_attr'] is not None:  # by edges, or by other nodes
+            error = (
+                "'input_time' must be given where seeds have no 'time_attr' of their own (got None)"
+            )
+        raise_together(None if error is None else ValueError(error))
+        options = given['batch_size'], disjoint, given['seed'], given['shuffle']
+        return Seeds(graph, key, (nodes.first + row,), nodes.n_id[row], input_id, time, *options)
+
+    return {'input_nodes': key, 'input_time': given['input_time'] is not None}, seeds
+
+
+def _rows_of(data: Data | HeteroData, input_nodes: Any) -> tuple[NodeKey, Tensor, Tensor]:
+    """The type, the own rows and the `input_id` of the seeds.
+
+    Raises:
+        ValueError: If they are not rows of own nodes, or their type is unknown.
+    """
+    key: NodeKey = None
+    if isinstance(data, HeteroData):
+        if isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2:
+            key, input_nodes = input_nodes
+        else:
+            key, input_nodes = input_nodes, None
+        if key not in data.node_types:
+            raise ValueError(
+                f"'input_nodes' must be a type of nodes, or (type, nodes), of {data.node_types} "
+                f'(got {key!r})'
+            )
+    count = int((data if key is None else data[key]).num_nodes)
+    if input_nodes is None:
+        every = torch.arange(count)
+        return key, every, every
+    try:
+        nodes = torch.as_tensor(input_nodes).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"'input_nodes' must be a mask or rows (got {input_nodes!r})") from error
+    if nodes.dtype == torch.bool and nodes.shape == (count,):
+        rows = nodes.nonzero().view(-1)
+        return key, rows, rows
+    if not nodes.numel() and nodes.dim() == 1 and not isinstance(input_nodes, Tensor):
+        nodes = nodes.long()  # an empty list
+    if nodes.dim() != 1 or nodes.dtype == torch.bool or nodes.is_floating_point():
+        raise ValueError(
+            f"'input_nodes' must be a mask of the {count} own nodes, or rows of them (got "
+            f'{nodes.dtype} {tuple(nodes.shape)})'
+        )
+    rows = nodes.long()
+    wrong = rows[(rows < 0) | (rows >= count)]
+    if wrong.numel():
+        raise ValueError(
+            f"'input_nodes' must be rows of the {count} own nodes, not ids as n_id has them (got "
+            f'{int(wrong[0])})'
+        )
+    return key, rows, torch.arange(rows.numel())

@@ -1,0 +1,376 @@
+"""What loaders refuse, on all ranks alike; and where they go on after they were saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from few import few
+from hetero_graphs import CITES, WRITES
+from joined import Own, Taken, assert_same, batches, join, link_batches, take
+from ranks import run_as_threads
+from small_graphs import assert_all_raise, attempt, small_graph
+from torch_geometric.data import Data
+from torch_geometric.sampler import NegativeSampling
+from torch_geometric.sampler.base import NumNeighbors, SubgraphType
+
+import pyg_sar
+from pyg_sar.comm import rank
+
+Wrong = list[tuple[dict[str, Any], list[str]]]
+LOADERS = {'nodes': pyg_sar.NeighborLoader, 'links': pyg_sar.LinkNeighborLoader}
+PAIRS = torch.tensor([[0, 1, 2], [3, 4, 5]])
+SHARES = Own(PAIRS, PAIRS + 1)
+NONE = torch.empty(2, 0, dtype=torch.int64)
+
+
+def _make(root: str, loader: str, options: dict[str, Any], change: str = '') -> str:
+    data = pyg_sar.local(pyg_sar.load_shard(root))
+    given = {k: v.values[rank()] if isinstance(v, Own) else v for k, v in options.items()}
+    names = {'data': data, 'rank': rank(), 'torch': torch, 'given': given, 'pyg_sar': pyg_sar}
+    exec(change, names)
+    return attempt(LOADERS[loader], data, **{'num_neighbors': [2, 2], **given})
+
+
+def _check(
+    root: str, loader: str, options: dict[str, Any], words: list[str], change: str = ''
+) -> None:
+    outcomes = run_as_threads(_make, 2, root, loader, options, change)
+    assert_all_raise(outcomes, 'ValueError', *words)
+
+
+MEANINGLESS = [
+    'num_workers',
+    'filter_per_worker',
+    'is_sorted',
+    'pin_memory',
+    'neg_sampling_ratio',
+    'colour',
+]
+
+
+@pytest.mark.parametrize('loader', LOADERS)
+@pytest.mark.parametrize('name', MEANINGLESS)
+def test_arguments_without_meaning(folder: str, loader: str, name: str) -> None:
+    assert_all_raise([_make(folder, loader, {name: 1})], 'TypeError', name)
+
+
+OF_NODES: Wrong = [
+    ({'num_neighbors': 5}, ['num_neighbors', '5']),
+    ({'num_neighbors': [2, -2]}, ['num_neighbors', '-2']),
+    ({'num_neighbors': [2, 1.5]}, ['num_neighbors', '1.5']),
+    ({'num_neighbors': {('a', 'to', 'b'): [2]}}, ['num_neighbors', 'a__to__b']),
+    ({'batch_size': 0}, ['batch_size', '0']),
+    ({'batch_size': True}, ['batch_size', 'True']),
+    ({'prefetch': -1}, ['prefetch', '-1']),
+    ({'seed': 0.5}, ['seed', '0.5']),
+    ({'cache': '2 cups'}, ['cache', '2 cups', '64GB']),
+    ({'cache': 0}, ['cache', '0']),
+    ({'cache': Own(10, 20)}, ['cache', '10', '20']),
+    ({'shuffle': 1}, ['shuffle', '1']),
+    ({'subgraph_type': 'undirected'}, ['subgraph_type', 'undirected']),
+    ({'temporal_strategy': 'first'}, ['temporal_strategy', 'first']),
+    ({'temporal_strategy': 'last'}, ['temporal_strategy', 'time_attr']),
+    ({'temporal_strategy': 'last', 'time_attr': 'y', 'replace': True}, ['replace']),
+    ({'input_time': torch.zeros(3)}, ['input_time', 'time_attr']),
+    ({'input_time': torch.zeros(3), 'time_attr': 'y'}, ['input_time', '(3,)']),
+    ({'time_attr': 'edge_type', 'input_nodes': [0]}, ['input_time', 'None']),
+    ({'time_attr': 'when'}, ['time_attr', 'when']),
+    ({'time_attr': 'x'}, ['time_attr', "'x'"]),
+    ({'weight_attr': 'heavy'}, ['weight_attr', 'heavy']),
+    ({'weight_attr': 'edge_attr'}, ['weight_attr', 'edge_attr']),
+    ({'transform': 3}, ['transform', '3']),
+    ({'input_nodes': Own([0], [40])}, ['input_nodes', '40', 'n_id']),
+    ({'input_nodes': [-1]}, ['input_nodes', '-1']),
+    ({'input_nodes': torch.zeros(7, dtype=torch.bool)}, ['input_nodes', '(7,)']),
+    ({'input_nodes': torch.zeros(2, 2)}, ['input_nodes', '(2, 2)']),
+    ({'input_nodes': 'paper'}, ['input_nodes', 'paper']),
+    ({'input_nodes': []}, ['input_nodes', '0 seeds']),
+    ({'batch_size': 40, 'drop_last': True}, ['drop_last', '40 seeds']),
+    ({'batch_size': Own(2, 4)}, ['batch_size', '2', '4']),
+    ({'seed': Own(0, 1)}, ['seed', '0', '1']),
+    ({'num_neighbors': Own([2, 2], [2, 3])}, ['num_neighbors', '2', '3']),
+    ({'shuffle': Own(True, False)}, ['shuffle', 'True']),
+]
+
+
+@pytest.mark.parametrize(('options', 'words'), OF_NODES)
+def test_wrong_arguments(folder: str, options: dict[str, Any], words: list[str]) -> None:
+    _check(folder, 'nodes', options, words)
+
+
+ZEROS = torch.zeros(12), torch.zeros(28)  # of the own nodes of two ranks
+
+
+def _weighted(mode: str, weight: torch.Tensor) -> NegativeSampling:
+    return NegativeSampling(mode, 1, None, weight)
+
+
+OF_LINKS: Wrong = [
+    ({'edge_label_index': PAIRS}, ['edge_label_index', 'rank::world_size', '3 pairs']),
+    ({'edge_label_index': Own(PAIRS, PAIRS * 10)}, ['edge_label_index', '40']),
+    ({'edge_label_index': Own(PAIRS, -PAIRS)}, ['edge_label_index', '-2']),
+    ({'edge_label_index': PAIRS.float()}, ['edge_label_index', 'float32']),
+    ({'edge_label_index': PAIRS[0]}, ['edge_label_index', '(3,)']),
+    ({'edge_label_index': NONE}, ['edge_label_index', '0 seeds']),
+    ({'edge_label_index': Own(PAIRS, None)}, ['edge_label_index', 'own edges', 'ids']),
+    ({'edge_label': torch.zeros(3)}, ['edge_label', '(3,)']),
+    (
+        {'edge_label_index': SHARES, 'edge_label': Own(torch.zeros(3), torch.zeros(3).long())},
+        ['edge_label', 'float32', 'int64'],
+    ),
+    ({'edge_label_index': SHARES, 'edge_label': Own(torch.zeros(3), None)}, ['edge_label', 'None']),
+    ({'edge_label_time': torch.zeros(3)}, ['edge_label_time', 'time_attr', 'None']),
+    ({'time_attr': 'y'}, ['edge_label_time', 'time_attr', "'y'"]),
+    ({'edge_label_time': torch.zeros(3), 'time_attr': 'y'}, ['edge_label_time', '(3,)']),
+    ({'neg_sampling': 'ternary'}, ['neg_sampling', 'ternary']),
+    ({'neg_sampling': 3}, ['neg_sampling', '3']),
+    ({'neg_sampling': {'mode': 'binary', 'amount': 0}}, ['neg_sampling', '0']),
+    ({'neg_sampling': {'mode': 'triplet', 'amount': 0.5}}, ['neg_sampling', '0.5']),
+    ({'neg_sampling': NegativeSampling('binary', float('inf'))}, ['neg_sampling', 'inf']),
+    ({'neg_sampling': Own('binary', 'triplet')}, ['neg_sampling', 'binary', 'triplet']),
+    ({'neg_sampling': NegativeSampling('binary', 1, None, torch.ones(3))}, ['dst_weight', '(3,)']),
+    ({'neg_sampling': NegativeSampling('triplet', 1, torch.ones(3))}, ['src_weight', 'triplets']),
+    ({'exclude_edges': 1}, ['exclude_edges', '1']),
+    ({'exclude_edges': 'both'}, ['exclude_edges', 'both']),
+    ({'exclude_edges': True, 'subgraph_type': 'bidirectional'}, ['exclude_edges', 'reverse']),
+    ({'exclude_edges': Own(True, False)}, ['exclude_edges', 'True', 'False']),
+    ({'batch_size': Own(2, 4)}, ['batch_size', '2', '4']),
+    ({'batch_size': 300, 'drop_last': True}, ['edge_label_index', 'drop_last', '228 seeds']),
+    ({'edge_label': torch.zeros(114), 'neg_sampling': 'triplet'}, ['edge_label']),
+    ({'neg_sampling': Own(*(_weighted('binary', w) for w in ZEROS))}, ['dst_weight', '0 for all']),
+    ({'neg_sampling': Own(*(_weighted('triplet', w / 0) for w in ZEROS))}, ['finite']),
+]
+
+
+@pytest.mark.parametrize(('options', 'words'), OF_LINKS)
+def test_wrong_arguments_of_links(folder: str, options: dict[str, Any], words: list[str]) -> None:
+    _check(folder, 'links', options, words)
+
+
+CHANGED: list[tuple[str, dict[str, Any], list[str]]] = [
+    ('data.edge_index = data.edge_index[:, 1:]', {}, ['edge_index', 'unchanged']),
+    ('data.edge_index = data.edge_index.flip(0)', {}, ['edge_index', 'unchanged']),
+    ('del data.n_id', {}, ['n_id']),
+    ('data.x.requires_grad_()', {}, ["'x'", 'gradients']),
+    ('data.x = data.x.float() if rank else data.x', {}, ["'x'", 'float32', 'float64']),
+    ('data.x = data.x[:, rank:]', {}, ["'x'", '(5,)']),
+    ('data.edge_weight[3] = -1', {'weight_attr': 'edge_weight'}, ['weight_attr', 'at least 0']),
+    ('data.t = data.y / 0', {'time_attr': 't'}, ['time_attr', 'NaN']),
+]
+
+
+@pytest.mark.parametrize(('change', 'options', 'words'), CHANGED)
+def test_changed_data(folder: str, change: str, options: dict[str, Any], words: list[str]) -> None:
+    _check(folder, 'nodes', options, words, change)
+
+
+@pytest.mark.parametrize(
+    'links',
+    [
+        'data.edge_index.flip(0)',
+        'data.edge_index[0]',
+        "'edges'",
+        'torch.rand(2, 3)',
+        'pyg_sar.local(pyg_sar.load_shard(data.edge_index.shard.root)).edge_index',
+    ],
+)
+def test_links_that_are_none(folder: str, links: str) -> None:
+    _check(folder, 'links', {}, ['edge_label_index'], f"given['edge_label_index'] = {links}")
+
+
+NODES_BY_TYPE: Wrong = [
+    ({'input_nodes': None}, ['input_nodes', 'paper']),
+    ({'input_nodes': 'book'}, ['input_nodes', 'book']),
+    ({'input_nodes': 'lonely'}, ['input_nodes', 'lonely']),
+    ({'num_neighbors': {('author', 'reads', 'paper'): [2]}}, ['author__reads__paper']),
+    ({'num_neighbors': {('author', 'writes', 'paper'): [2]}}, ['every relation']),
+    ({'time_attr': 'age'}, ['input_time', 'None']),
+]
+
+
+@pytest.mark.parametrize(('options', 'words'), NODES_BY_TYPE)
+def test_wrong_arguments_by_type(
+    hetero_folder: str, options: dict[str, Any], words: list[str]
+) -> None:
+    _check(hetero_folder, 'nodes', {'input_nodes': 'paper', **options}, words)
+
+
+LINKS_BY_TYPE: Wrong = [
+    ({'edge_label_index': None}, ['edge_label_index', 'cites']),
+    ({'edge_label_index': ('author', 'reads', 'paper')}, ['edge_label_index', 'reads']),
+    ({'edge_label_index': PAIRS}, ['edge_label_index', 'Tensor']),
+    ({'edge_label_index': (CITES, Own)}, ['edge_label_index', 'tensor']),
+    ({'exclude_edges': 'reverse'}, ['exclude_edges', 'writes', 'two types']),
+    ({'exclude_edges': WRITES}, ['exclude_edges', 'paper', 'author']),
+]
+
+
+@pytest.mark.parametrize(('options', 'words'), LINKS_BY_TYPE)
+def test_wrong_arguments_of_links_by_type(
+    hetero_folder: str, options: dict[str, Any], words: list[str]
+) -> None:
+    _check(hetero_folder, 'links', {'edge_label_index': WRITES, **options}, words)
+
+
+@pytest.mark.parametrize('loader', LOADERS.values())
+def test_a_graph_that_is_not_cut_is_refused(loader: Any) -> None:
+    text = attempt(loader, small_graph(), [2])
+    assert_all_raise([text], 'ValueError', f'torch_geometric.loader.{loader.__name__}')
+    assert_all_raise([attempt(loader, None, [2])], 'ValueError', 'NoneType')
+
+
+def test_what_pyg_takes_is_taken(hetero_folder: str, folder: str) -> None:
+    data = pyg_sar.local(pyg_sar.load_shard(hetero_folder))
+    fans = NumNeighbors({('author', 'writes', 'paper'): [3, 3]}, default=[1, 1])
+    loader = pyg_sar.NeighborLoader(data, fans, 'paper', prefetch=0)
+    text = {'__'.join(key): [1, 1] for key in data.edge_types}
+    text['author__writes__paper'] = [3, 3]
+    same = pyg_sar.NeighborLoader(data, text, ('paper', None), prefetch=0)
+    assert_same([take(b) for b in loader], [take(b) for b in same])
+    data = pyg_sar.local(pyg_sar.load_shard(folder))
+    induced = pyg_sar.NeighborLoader(data, (2,), [0, 3, 1], subgraph_type=SubgraphType.induced)
+    assert sum(batch.batch_size for batch in induced) == 3
+    assert torch.cat([batch.input_id for batch in induced]).sort().values.tolist() == [0, 1, 2]
+
+
+def test_transforms_run_in_the_program(folder: str) -> None:
+    data = pyg_sar.local(pyg_sar.load_shard(folder))
+
+    def transform(batch: Data) -> Data:
+        batch.draw = torch.rand(())
+        return batch
+
+    torch.manual_seed(1)
+    draws = [float(b.draw) for b in pyg_sar.NeighborLoader(data, [2], transform=transform)]
+    torch.manual_seed(1)
+    assert draws == [float(torch.rand(())) for _ in draws]
+
+
+def test_attributes_are_those_of_the_epoch(folder: str) -> None:
+    data = pyg_sar.local(pyg_sar.load_shard(folder))
+    loader = pyg_sar.NeighborLoader(data, [2], prefetch=0)
+    data.score = data.n_id.double().unsqueeze(1) * torch.ones(2)
+    data.x = data.x * 2
+    del data.pos
+    data.edge_new = torch.arange(data.num_edges)
+    for batch in loader:
+        assert torch.equal(batch.score, batch.n_id.double().unsqueeze(1) * torch.ones(2))
+        assert torch.equal(batch.x, small_graph().x[batch.n_id] * 2)
+        assert 'pos' not in batch
+        assert torch.equal(data.e_id[batch.edge_new], batch.e_id)
+
+
+SHUFFLED: dict[str, Any] = {'num_neighbors': [2, 2], 'shuffle': True, 'seed': 2}
+OF_LOADER: dict[str, dict[str, Any]] = {
+    'nodes': SHUFFLED,
+    'links': {**SHUFFLED, 'batch_size': 9, 'neg_sampling': 'binary', 'exclude_edges': True},
+}
+
+
+def _half(
+    root: str, loader: str, num: int, state: dict[str, Any] | None
+) -> tuple[Taken, dict[str, Any]]:
+    made = LOADERS[loader](pyg_sar.local(pyg_sar.load_shard(root)), **OF_LOADER[loader])
+    if state is not None:
+        made.load_state_dict(state)
+    out: Taken = []
+    while len(out) < num:
+        for batch in made:
+            out.append(take(batch))
+            if len(out) == num:
+                break
+    return out, made.state_dict()
+
+
+@pytest.mark.parametrize(
+    ('loader', 'num'), few([('nodes', 1), ('nodes', 5), ('nodes', 8), ('links', 3)])
+)
+def test_resumes_on_another_number_of_ranks(folder: str, loader: str, num: int) -> None:
+    options = OF_LOADER[loader]
+    if loader == 'nodes':
+        want = join([batches(folder, 3, mask=None, **options)])
+    else:
+        want = join([link_batches(folder, 3, **options)])
+    of_epoch = len(want) // 3
+    num += of_epoch  # in the middle of the second epoch
+    results = run_as_threads(_half, 4, folder, loader, num, None)
+    states = [state for _, state in results]
+    assert all(state == states[0] for state in states)
+    assert (states[0]['epoch'], states[0]['batch']) == (1, num - of_epoch)
+    for world_size in (2, 1):
+        rest = run_as_threads(_half, world_size, folder, loader, len(want) - num, states[0])
+        assert_same(join([taken for taken, _ in rest]), want[num:])
+        assert (rest[0][1]['epoch'], rest[0][1]['batch']) == (2, of_epoch)
+
+
+def test_resumes_before_and_after_an_epoch(folder: str) -> None:
+    data = pyg_sar.local(pyg_sar.load_shard(folder))
+
+    def loader() -> pyg_sar.NeighborLoader:
+        return pyg_sar.NeighborLoader(data, [2], shuffle=True, prefetch=0)
+
+    one = loader()
+    epochs = [[take(batch) for batch in one] for _ in range(2)]
+    fresh, other = loader(), loader()
+    other.load_state_dict(fresh.state_dict())
+    assert_same([take(batch) for batch in other], epochs[0])
+    iteration = iter(fresh)
+    next(iteration)
+    fresh.load_state_dict(other.state_dict())
+    assert 'newest iteration' in attempt(next, iteration)
+    assert_same([take(batch) for batch in fresh], epochs[1])
+
+
+def _loads_on_one(root: str) -> str:
+    loader = pyg_sar.NeighborLoader(pyg_sar.local(pyg_sar.load_shard(root)), [2])
+    state = {**loader.state_dict(), 'epoch': 4, 'batch': 2}
+    if rank() == 1:
+        loader.load_state_dict(state)
+    return attempt(iter, loader)
+
+
+def test_a_state_on_one_rank_is_refused(folder: str) -> None:
+    outcomes = run_as_threads(_loads_on_one, 2, folder)
+    assert_all_raise(outcomes, 'ValueError', 'epoch and batch', '(4, 2)')
+
+
+def _idle(root: str) -> list[tuple[int, list[int], str]]:
+    data = pyg_sar.local(pyg_sar.load_shard(root))
+    rows = torch.arange(5) if rank() == 1 else []
+    out = []
+    for batch in pyg_sar.NeighborLoader(data, [2, 2], rows, batch_size=2, disjoint=True):
+        assert batch.x.shape[1:] == (6,)
+        assert batch.edge_attr.shape[1:] == (4,)
+        assert batch.edge_index.shape[0] == 2
+        assert batch.batch.dtype == batch.n_id.dtype == torch.int64
+        out.append((batch.batch_size, batch.num_sampled_nodes[:1], str(batch.x.dtype)))
+    return out
+
+
+def test_ranks_without_seeds_take_part(folder: str) -> None:
+    idle, busy, *_ = run_as_threads(_idle, 4, folder)
+    assert [size for size, _, _ in busy] == [2, 2, 1]
+    assert idle == [(0, [0], 'torch.float64')] * 3
+
+
+OTHERS = {
+    'batch_size': 7,
+    'num_neighbors': [3],
+    'replace': True,
+    'shuffle': True,
+    'seed': 3,
+    'disjoint': True,
+}
+
+
+@pytest.mark.parametrize('name', OTHERS)
+def test_the_state_of_other_batches_is_refused(folder: str, name: str) -> None:
+    data, given = pyg_sar.local(pyg_sar.load_shard(folder)), {'num_neighbors': [2]}
+    made = pyg_sar.NeighborLoader(data, **given)
+    other = pyg_sar.NeighborLoader(data, **{**given, name: OTHERS[name]})
+    links = pyg_sar.LinkNeighborLoader(data, **given)
+    for state in (made.state_dict(), links.state_dict(), {}):
+        assert_all_raise([attempt(other.load_state_dict, state)], 'ValueError', 'of this one')
+    pyg_sar.NeighborLoader(data, **given, prefetch=0).load_state_dict(made.state_dict())
