@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conformance_case import Case
-from conformance_cases import ALL, CASES
-from conformance_expected import NOT_YET, REFUSED_BY_DESIGN
-from conformance_outcome import NO_NODES, cut_graphs, outcome_of
-from conformance_run import Result, run_case
+from conv_case import Case
+from conv_cases import CASES, EXACT, OF_CONVS
+from exact import Result, run_case
 from few import few
+from outcome import NO_NODES, assert_exact, cut_graphs
 from ranks import run_as_threads, run_ranks
 
-RUN = [c.name for c in ALL if c.conv not in REFUSED_BY_DESIGN and c.name not in NOT_YET]
 LOOPS_ONCE = {
     'APPNP: fixed weights',
     'APPNP: learnable weights',
@@ -30,11 +28,8 @@ LOOPS_ONCE = {
 }
 """Cases that add the self loops that are missing, and keep the weights of those that are there."""
 
-OF_CONVS = list({CASES[name].conv: name for name in reversed(RUN)}.values())
-"""A case of every conv."""
-
 MODES = ['sequential_no_remat', 'one_shot']
-TWELVE = [RUN[first::12] for first in range(12)]
+TWELVE = [EXACT[first::12] for first in range(12)]
 """Cases that are run in one call: parts of all of them."""
 
 Roots = dict[str, str]
@@ -52,11 +47,12 @@ def with_an_empty_rank(tmp_path_factory: pytest.TempPathFactory) -> Roots:
 
 
 def _cut(folder: Path, method: str, num_parts: int) -> Roots:
-    return cut_graphs(folder, method, num_parts, {_case(name).graph for name in RUN})[0]
+    return cut_graphs(folder, method, num_parts, {_case(name).graph for name in EXACT})[0]
 
 
 def _run(names: list[str], roots: Roots, mode: str = 'sequential') -> dict[str, Result]:
-    return {name: run_case(_case(name), roots, 'cuda', mode) for name in names}
+    cases = {name: _case(name) for name in names}
+    return {n: run_case(c, roots[c.graph], device='cuda', mode=mode) for n, c in cases.items()}
 
 
 def _case(name: str) -> Case:
@@ -65,20 +61,19 @@ def _case(name: str) -> Case:
 
 def _assert_exact(results: list[dict[str, Result]]) -> None:
     for name in results[0]:
-        outcome = outcome_of([result[name] for result in results])
-        assert outcome.status == 'exact', f'{name}: {outcome.status}: {outcome.reason}'
+        assert_exact(name, [result[name] for result in results])
 
 
 @pytest.mark.cuda_sim
 @pytest.mark.parametrize(
-    'name', [n if n in OF_CONVS else pytest.param(n, marks=pytest.mark.slow) for n in RUN]
+    'name', [n if n in OF_CONVS else pytest.param(n, marks=pytest.mark.slow) for n in EXACT]
 )
 def test_one_process(name: str, roots: Roots) -> None:
     """All parts on one device."""
     _assert_exact([_run([name], roots)])
 
 
-@pytest.mark.parametrize('name', RUN)
+@pytest.mark.parametrize('name', EXACT)
 @pytest.mark.parametrize('world_size', [2, 3])
 def test_ranks_as_threads(world_size: int, name: str, roots: Roots) -> None:
     _assert_exact(run_as_threads(_run, world_size, [name], roots))

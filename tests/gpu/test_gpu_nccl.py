@@ -17,6 +17,7 @@ import test_restrict as restricted
 import test_training as training
 import torch
 from checkpoint_runs import losses, resumed
+from conv_cases import OF_CONVS
 from few import few
 from ranks import run_as_threads, run_ranks
 from small_graphs import assert_close, cut, small_graph
@@ -60,13 +61,13 @@ def test_table(names: list[str], backend: str, roots: Roots) -> None:  # noqa: F
 @pytest.mark.parametrize('kind', range(2), ids=BACKENDS)
 def test_a_case_of_every_conv(kind: int, roots: Roots) -> None:  # noqa: F811
     """Every other conv with one kind of group, those between with the other kind."""
-    names = convs.OF_CONVS[kind::2]
+    names = OF_CONVS[kind::2]
     convs._assert_exact(_on_ranks(BACKENDS[kind], convs._run, WORLD_SIZE, names, roots))
 
 
 @pytest.mark.parametrize('backend', few(BACKENDS))
 def test_a_rank_without_nodes(backend: str, with_an_empty_rank: Roots) -> None:  # noqa: F811
-    found = _on_ranks(backend, convs._run, 3, convs.OF_CONVS[::3], with_an_empty_rank)
+    found = _on_ranks(backend, convs._run, 3, OF_CONVS[::3], with_an_empty_rank)
     convs._assert_exact(found)
 
 
