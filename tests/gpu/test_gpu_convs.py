@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from conv_cases import CASES, EXACT, OF_CONVS
 from exact import Result, run_case
 from few import few
 from outcome import NO_NODES, assert_exact, cut_graphs
-from ranks import run_as_threads, run_ranks
+from ranks import run_as_threads
+from setups import BACKENDS, SETUPS, on
 
 LOOPS_ONCE = {
     'APPNP: fixed weights',
@@ -80,24 +82,33 @@ def test_ranks_as_threads(world_size: int, name: str, roots: Roots) -> None:
 
 
 @pytest.mark.parametrize('name', OF_CONVS)
-def test_modes(name: str, roots: Roots) -> None:
+def test_modes_and_a_rank_without_nodes(name: str, roots: Roots, with_an_empty_rank: Roots) -> None:
     for mode in MODES:
         _assert_exact(run_as_threads(_run, 3, [name], roots, mode))
-
-
-@pytest.mark.parametrize('name', OF_CONVS)
-def test_a_rank_without_nodes(name: str, with_an_empty_rank: Roots) -> None:
     _assert_exact(run_as_threads(_run, 3, [name], with_an_empty_rank))
 
 
 @pytest.mark.cuda_sim
-@pytest.mark.parametrize('names', few([OF_CONVS[::4], *TWELVE], every=13), ids=len)
-def test_processes_share_the_device(names: list[str], roots: Roots) -> None:
-    """Over gloo, by way of the host's memory."""
-    _assert_exact(run_ranks(_run, 2, names, roots, timeout=240))
+@pytest.mark.parametrize(
+    ('names', 'setup'),
+    [
+        *((OF_CONVS[kind::3], setup) for kind, setup in enumerate(SETUPS[2:])),
+        *(pytest.param(*c, marks=pytest.mark.slow) for c in product(TWELVE, SETUPS[2:])),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_processes(names: list[str], setup: str, roots: Roots) -> None:
+    """A third of the convs with every kind of group, and all cases with all kinds."""
+    _assert_exact(on(setup, _run, names, roots))
 
 
-@pytest.mark.parametrize('backend', ['nccl', 'cpu:gloo,cuda:nccl'])
+@pytest.mark.cuda_sim
+@pytest.mark.parametrize('setup', few(BACKENDS))
+def test_processes_of_which_one_has_no_nodes(setup: str, with_an_empty_rank: Roots) -> None:
+    _assert_exact(on(setup, _run, OF_CONVS[::3], with_an_empty_rank))
+
+
+@pytest.mark.parametrize('backend', BACKENDS)
 def test_one_rank_with_nccl(backend: str, roots: Roots, tmp_path: Path) -> None:
     torch.cuda.set_device(0)
     dist.init_process_group(backend, init_method=f'file://{tmp_path}/s', rank=0, world_size=1)
