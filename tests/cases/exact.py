@@ -31,8 +31,9 @@ and divided by their number at the end, so float32 rounds them elsewhere."""
 TOLERANCE_FLOAT32 = 1e-4
 """The same in float32, beyond twice what one process is off."""
 
-FORMS = ('parallel', 'wrapped', 'own')
-"""In DistributedDataParallel; wrapped; wrapped and called with plain tensors of own rows."""
+FORMS = ('parallel', 'wrapped', 'own', 'inner')
+"""In DistributedDataParallel; wrapped; wrapped and called with plain tensors of own rows; and the
+model inside of a DistributedDataParallel, whose methods are called."""
 
 Values = dict[str, Any]
 """Tensors, and Edges among the outputs, by name."""
@@ -91,10 +92,14 @@ def run_case(
     try:
         with case.during():
             module = make(case).to(device, dtype)
+            keys = list(module.state_dict())
             result.stage = 'construction'
-            is_parallel = form == 'parallel'
-            wrap: Any = pyg_sar.DistributedDataParallel if is_parallel else pyg_sar.wrap
-            module = wrap(module, **options)
+            if form in ('parallel', 'inner'):
+                parallel = pyg_sar.DistributedDataParallel(module, **options)
+                module = parallel if form == 'parallel' else parallel.module
+            else:
+                module = pyg_sar.wrap(module, **options)
+            assert list(getattr(module, 'module', module).state_dict()) == keys
             result.stage = 'partition'
             if root is None:
                 return result
@@ -142,10 +147,14 @@ def step(
         whole = _itself
     inputs = Inputs(data)
     outputs = flatten(case.call(module, inputs))
+    kept = {  # as reversible layers free theirs in backward
+        name: value if isinstance(value, Edges) else value.detach().clone()
+        for name, value in outputs.items()
+    }
     at('backward')
     backward(outputs, *((data.n_id, GRAPHS[case.graph]().num_nodes) if form == 'own' else ()))
     at('compared')
-    found = {name: whole(value, 'node') for name, value in outputs.items()}
+    found = {name: whole(value, 'node') for name, value in kept.items()}
     for key, leaf in inputs.leaves.items():
         name = f'gradient of {" ".join(map(str, filter(None, key)))}'
         found[name] = whole(gradient(leaf), key[1])

@@ -444,9 +444,32 @@ def unused_parameters(run: Run) -> None:
 
 @program
 def many_buckets(run: Run) -> None:
-    model = run.ddp(make_model(), bucket_cap_mb=0.0001, gradient_as_bucket_view=True)
+    """And a process group of the user's."""
+    group = None if run.rank is None else dist.new_group()
+    options = {'gradient_as_bucket_view': True, 'process_group': group}
+    model = run.ddp(make_model(), bucket_cap_mb=0.0001, **options)
     for _ in range(2):
         run.loss(model(*run.graph)).backward()
+
+
+class TwoGraphs(torch.nn.Module):
+    """A layer that is used twice, on two edge_indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(6, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        src, dst = edge_index
+        half = edge_index[:, src % 2 == dst % 2]
+        h = self.conv(x, edge_index).tanh()
+        return self.conv(h, half if self.training else edge_index)[:, :3]
+
+
+@program
+def a_layer_used_twice(run: Run) -> None:
+    torch.manual_seed(0)
+    run.loss(run.ddp(TwoGraphs().double().eval())(*run.graph)).backward()
 
 
 class Extra(torch.nn.Module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,6 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import BatchNorm1d
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
-from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv, GCNConv, MessagePassing
 
 import pyg_sar
@@ -216,34 +214,6 @@ def _averaged_weights(data: Any, ddp: Any) -> Any:
 
 
 @program
-def _lbfgs(data: Any, ddp: Any) -> Any:
-    model = ddp(Net().double())
-    optimizer = torch.optim.LBFGS(
-        model.parameters(), lr=0.1, max_iter=4, line_search_fn='strong_wolfe'
-    )
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = _loss(model, data) + 1e-3 * sum(p.square().sum() for p in model.parameters())
-        loss.backward()
-        return loss
-
-    return [optimizer.step(closure).detach() for _ in range(2)], _state(model)
-
-
-@program
-def _a_copy_in_the_middle(data: Any, ddp: Any) -> Any:
-    model = ddp(Net().double())
-    _steps(model, data, 2)
-    best = copy.deepcopy(model)
-    _steps(model, data, 2)
-    _steps(best, data, 1)
-    model.load_state_dict(best.state_dict())
-    _steps(model, data, 1)
-    return _state(model, best)
-
-
-@program
 def _compiled(data: Any, ddp: Any) -> Any:
     model = torch.compile(ddp(Net().double()), backend='eager')
     with warnings.catch_warnings():
@@ -258,21 +228,6 @@ def _compiled_before(data: Any, ddp: Any) -> Any:
         warnings.simplefilter('ignore')
         model = ddp(torch.compile(Net().double(), backend='eager'))
         _steps(model, data)
-    return _state(model)
-
-
-@program
-def _checkpointed_layers(data: Any, ddp: Any) -> Any:
-    class Checkpointed(Net):
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            x = x.clone().requires_grad_()
-            x = checkpoint(self.first, x, edge_index, use_reentrant=False)
-            x = checkpoint(lambda x: self.norm(x).relu(), x, use_reentrant=False)
-            x = checkpoint(self.second, x, edge_index, use_reentrant=True)
-            return checkpoint(self.head, x, use_reentrant=True)
-
-    model = ddp(Checkpointed().double())
-    _steps(model, data)
     return _state(model)
 
 
