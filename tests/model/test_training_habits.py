@@ -14,7 +14,6 @@ from ranks import run_ranks
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import BatchNorm1d
-from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch_geometric.nn import GATConv, GCNConv, MessagePassing
 
 import pyg_sar
@@ -183,37 +182,6 @@ def _no_decay_for_norms_by_their_type(data: Any, ddp: Any) -> Any:
 
 
 @program
-def _averaged_weights(data: Any, ddp: Any) -> Any:
-    model = ddp(Net().double())
-    swa = AveragedModel(model)
-    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = SWALR(optimizer, swa_lr=0.05)
-    for _ in range(4):
-        optimizer.zero_grad()
-        _loss(model, data).backward()
-        optimizer.step()
-        swa.update_parameters(model)
-        ema.update_parameters(model)
-        scheduler.step()
-
-    class Both(torch.nn.Module):
-        def __init__(self, inner: torch.nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, given: Any) -> Tensor:
-            return self.inner(given.x, given.edge_index)
-
-    update_bn([data], Both(swa))
-    swa.eval()
-    ema.eval()
-    with torch.no_grad():
-        outs = [each(data.x, data.edge_index) for each in (swa, ema)]
-    return _state(model, swa, ema), outs
-
-
-@program
 def _compiled(data: Any, ddp: Any) -> Any:
     model = torch.compile(ddp(Net().double()), backend='eager')
     with warnings.catch_warnings():
@@ -326,30 +294,6 @@ def test_is_as_on_one_machine(name: str, num_ranks: int, roots: dict[int, str]) 
                 if name in MAY_DIFFER:
                     pytest.xfail(MAY_DIFFER[name])
                 raise
-
-
-def _autocast(root: str) -> list[Tensor]:
-    data = pyg_sar.load_shard(root)
-    model = pyg_sar.DistributedDataParallel(Net())
-    with torch.autocast('cpu', torch.bfloat16):
-        loss = _loss(model, data.apply(lambda t: t.float() if t.is_floating_point() else t))
-    loss.backward()
-    return [loss.detach().float(), *(p.grad for p in model.parameters() if p.grad is not None)]
-
-
-def test_autocast(roots: dict[int, str]) -> None:
-    """As exact as the numbers are."""
-    model, data = Net(), GRAPH.clone()
-    data.x = data.x.float()
-    with torch.autocast('cpu', torch.bfloat16):
-        loss = _loss(model, data)
-    loss.backward()
-    want = [loss.detach().float(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    for count in (1, 3):
-        for found in run_ranks(_autocast, count, roots[count]):
-            for a, b in zip(found, want, strict=True):
-                assert a.dtype == b.dtype
-                assert (a - b).norm() <= 0.05 * b.norm() + 1e-3
 
 
 def _drawn(root: str) -> tuple[Tensor, Tensor, Tensor]:
