@@ -20,7 +20,6 @@ import test_training as training
 import torch
 import torch.nn.functional as F
 from checkpoint_runs import losses, resumed
-from few import few
 from ranks import run_as_threads
 from setups import ALL, IN_SIMULATION, SETUPS, WORLD_SIZE, on
 from small_graphs import assert_close, cut, small_graph
@@ -83,7 +82,7 @@ def _cut(tmp_path: Path) -> str:
     return str(cut(small_graph(), WORLD_SIZE, tmp_path / 'parts'))
 
 
-@pytest.mark.parametrize('setup', ['one process', *few(IN_SIMULATION)])
+@pytest.mark.parametrize('setup', _some([(s,) for s in SETUPS if s != 'threads'], every=3))
 def test_checkpoint(setup: str, tmp_path: Path) -> None:
     """A run goes on where it was, with what dropout would have drawn."""
     parts, root = _cut(tmp_path), str(tmp_path / 'run')
