@@ -11,7 +11,7 @@ from torch_geometric import nn as pyg
 
 
 @dataclass(frozen=True)
-class Case:
+class NormCase:
     """A norm and what its forward is given beside x: names of row tensors, and options.
 
     Attributes:
@@ -28,7 +28,7 @@ class Case:
     is_fixed: bool = False
 
 
-def _graph_cases() -> dict[str, Case]:
+def _graph_cases() -> dict[str, NormCase]:
     makes: dict[str, Callable[[], torch.nn.Module]] = {
         'GraphNorm': lambda: pyg.GraphNorm(4),
         'GraphNorm eps': lambda: pyg.GraphNorm(4, eps=0.5),
@@ -50,13 +50,13 @@ def _graph_cases() -> dict[str, Case]:
     cases = {}
     for name, make in makes.items():
         size = 'dim_size' if name == 'MeanSubtractionNorm' else 'batch_size'
-        cases[name] = Case(make)
-        cases[f'{name}, batch'] = Case(make, ('batch',))
-        cases[f'{name}, batch and size'] = Case(make, ('batch',), {size: 7})
+        cases[name] = NormCase(make)
+        cases[f'{name}, batch'] = NormCase(make, ('batch',))
+        cases[f'{name}, batch and size'] = NormCase(make, ('batch',), {size: 7})
     return cases
 
 
-def _batch_norms() -> dict[str, Case]:
+def _batch_norms() -> dict[str, NormCase]:
     options: dict[str, dict[str, Any]] = {
         '': {},
         ' momentum 0.5': {'momentum': 0.5},
@@ -66,7 +66,7 @@ def _batch_norms() -> dict[str, Case]:
         ' eps': {'eps': 0.5},
     }
     return {
-        f'BatchNorm1d{name}{more}': Case(
+        f'BatchNorm1d{name}{more}': NormCase(
             lambda kwargs=kwargs: torch.nn.BatchNorm1d(4, **kwargs), trailing=trailing
         )
         for name, kwargs in options.items()
@@ -80,37 +80,41 @@ def _batch_norm_without_bias() -> torch.nn.Module:
     return module
 
 
-CASES: dict[str, Case] = {
+CASES: dict[str, NormCase] = {
     **_graph_cases(),
-    'LayerNorm, constant': Case(lambda: pyg.LayerNorm(4), is_constant=True),
-    'LayerNorm, constant, batch': Case(lambda: pyg.LayerNorm(4), ('batch',), is_constant=True),
+    'LayerNorm, constant': NormCase(lambda: pyg.LayerNorm(4), is_constant=True),
+    'LayerNorm, constant, batch': NormCase(lambda: pyg.LayerNorm(4), ('batch',), is_constant=True),
     **_batch_norms(),
-    'BatchNorm1d frozen': Case(lambda: torch.nn.BatchNorm1d(4).requires_grad_(False)),
-    'BatchNorm1d of what takes no gradient': Case(lambda: torch.nn.BatchNorm1d(4), is_fixed=True),
-    'SyncBatchNorm': Case(lambda: torch.nn.SyncBatchNorm(4)),
-    'BatchNorm': Case(lambda: pyg.BatchNorm(4)),
-    'BatchNorm options': Case(lambda: pyg.BatchNorm(4, eps=0.5, momentum=None, affine=False)),
-    'BatchNorm without bias': Case(_batch_norm_without_bias),
-    'BatchNorm no running': Case(lambda: pyg.BatchNorm(4, track_running_stats=False)),
-    'BatchNorm one element': Case(lambda: pyg.BatchNorm(4, allow_single_element=True)),
-    'HeteroBatchNorm': Case(lambda: pyg.HeteroBatchNorm(4, 5), ('type_vec',)),
-    'HeteroBatchNorm options': Case(
+    'BatchNorm1d frozen': NormCase(lambda: torch.nn.BatchNorm1d(4).requires_grad_(False)),
+    'BatchNorm1d of what takes no gradient': NormCase(
+        lambda: torch.nn.BatchNorm1d(4), is_fixed=True
+    ),
+    'SyncBatchNorm': NormCase(lambda: torch.nn.SyncBatchNorm(4)),
+    'BatchNorm': NormCase(lambda: pyg.BatchNorm(4)),
+    'BatchNorm options': NormCase(lambda: pyg.BatchNorm(4, eps=0.5, momentum=None, affine=False)),
+    'BatchNorm without bias': NormCase(_batch_norm_without_bias),
+    'BatchNorm no running': NormCase(lambda: pyg.BatchNorm(4, track_running_stats=False)),
+    'BatchNorm one element': NormCase(lambda: pyg.BatchNorm(4, allow_single_element=True)),
+    'HeteroBatchNorm': NormCase(lambda: pyg.HeteroBatchNorm(4, 5), ('type_vec',)),
+    'HeteroBatchNorm options': NormCase(
         lambda: pyg.HeteroBatchNorm(4, 5, eps=0.5, momentum=None, affine=False), ('type_vec',)
     ),
-    'HeteroBatchNorm no running': Case(
+    'HeteroBatchNorm no running': NormCase(
         lambda: pyg.HeteroBatchNorm(4, 5, track_running_stats=False), ('type_vec',)
     ),
-    'HeteroLayerNorm': Case(lambda: pyg.HeteroLayerNorm(4, 5), ('type_vec',)),
-    'HeteroLayerNorm not affine': Case(
+    'HeteroLayerNorm': NormCase(lambda: pyg.HeteroLayerNorm(4, 5), ('type_vec',)),
+    'HeteroLayerNorm not affine': NormCase(
         lambda: pyg.HeteroLayerNorm(4, 5, affine=False), ('type_vec',)
     ),
-    'MessageNorm': Case(pyg.MessageNorm, ('msg',)),
-    'MessageNorm learned': Case(lambda: pyg.MessageNorm(learn_scale=True), ('msg',), {'p': 1.5}),
-    'DiffGroupNorm': Case(lambda: pyg.DiffGroupNorm(4, 3, lamda=0.5)),
-    'DiffGroupNorm options': Case(
+    'MessageNorm': NormCase(pyg.MessageNorm, ('msg',)),
+    'MessageNorm learned': NormCase(
+        lambda: pyg.MessageNorm(learn_scale=True), ('msg',), {'p': 1.5}
+    ),
+    'DiffGroupNorm': NormCase(lambda: pyg.DiffGroupNorm(4, 3, lamda=0.5)),
+    'DiffGroupNorm options': NormCase(
         lambda: pyg.DiffGroupNorm(4, 3, eps=0.5, momentum=None, affine=False)
     ),
-    'DiffGroupNorm no running': Case(
+    'DiffGroupNorm no running': NormCase(
         lambda: pyg.DiffGroupNorm(4, 3, lamda=0.5, track_running_stats=False)
     ),
 }

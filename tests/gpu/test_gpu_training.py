@@ -40,7 +40,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 
 def _some(cases: Any, every: int) -> list[Any]:
     """On a device all; in the simulation one of `every` of the setups that it has."""
-    found: list[Any] = [case for case in cases if case[0] in SETUPS[:2]]
+    found = [pytest.param(*case) for case in cases if case[0] in SETUPS[:2]]
     for i, case in enumerate(case for case in cases if case[0] not in SETUPS[:2]):
         marks = [pytest.mark.cuda_sim, *([pytest.mark.slow] if i % every else [])]
         found.append(pytest.param(*case, marks=marks))

@@ -26,6 +26,7 @@ from model_cases import (
     UNSUPERVISED,
 )
 from model_cases import CASES as MODEL_CASES
+from norm_models import CASES as NORM_CASES
 from outcome import assert_exact
 from ranks import run_as_threads, run_ranks
 from small_graphs import assert_all_raise, attempt
@@ -64,7 +65,7 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> Roots:
     return found
 
 
-ALL = MODEL_CASES | UNSUPERVISED_CASES | HETERO_CASES
+ALL = MODEL_CASES | UNSUPERVISED_CASES | HETERO_CASES | NORM_CASES
 
 
 def _run(names: list[str], roots: dict[str, str], how: dict[str, Any]) -> dict[str, Result]:
@@ -83,12 +84,18 @@ def _check(results: list[dict[str, Result]]) -> None:
 
 
 NAMES = list(ALL)
+FEW = [n for cases in (MODEL_CASES, UNSUPERVISED_CASES, NORM_CASES) for n in few(cases, every=4)]
 
 
-@pytest.mark.parametrize('name', few(NAMES, every=4))
+@pytest.mark.parametrize('name', [*FEW, *few(HETERO_CASES, every=2)])
 def test_exact(roots: Roots, name: str) -> None:
     """Output, gradients of inputs and of parameters, and buffers."""
     _check(run_as_threads(_run, 3, [name], roots['unequal'], {}))
+
+
+@pytest.mark.parametrize('name', few(HETERO_CASES))
+def test_exact_in_one_process(roots: Roots, name: str) -> None:
+    _check([_run([name], roots['random'], {})])
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from norm_cases import CASES, Case
+from norm_cases import CASES, NormCase
 from ranks import run_as_threads, run_ranks
 from rows_by_hand import as_rows, space_of
 from small_graphs import assert_close
@@ -22,7 +22,7 @@ LAYOUTS = [[11], [3, 8], [6, 0, 5], [0, 0, 9], [1, 7, 2, 1], [0, 1, 0], [0, 1, 1
 """Rows of every rank: unequal, one, none, all on one, one of all."""
 
 
-def _make(case: Case, dtype: torch.dtype) -> torch.nn.Module:
+def _make(case: NormCase, dtype: torch.dtype) -> torch.nn.Module:
     module = case.make().to(dtype)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -31,7 +31,7 @@ def _make(case: Case, dtype: torch.dtype) -> torch.nn.Module:
     return module
 
 
-def _steps(case: Case, num_rows: int, dtype: torch.dtype) -> list[dict[str, Tensor]]:
+def _steps(case: NormCase, num_rows: int, dtype: torch.dtype) -> list[dict[str, Tensor]]:
     """x, the gradient of the output and the other row tensors of three steps.
 
     Graph 4 and type 4 have no rows; the graphs are cut by every rank's rows.
@@ -52,7 +52,7 @@ def _steps(case: Case, num_rows: int, dtype: torch.dtype) -> list[dict[str, Tens
 
 def _run(
     module: torch.nn.Module,
-    case: Case,
+    case: NormCase,
     steps: list[dict[str, Tensor]],
     space: Space | None = None,
     device: str = 'cpu',
@@ -100,7 +100,7 @@ def _run_rank(
     return found
 
 
-def _reference(case: Case, num_rows: int, dtype: torch.dtype) -> list[dict[str, Tensor]] | str:
+def _reference(case: NormCase, num_rows: int, dtype: torch.dtype) -> list[dict[str, Tensor]] | str:
     module = _make(case, dtype)
     if isinstance(module, torch.nn.SyncBatchNorm):  # It does not run on a CPU.
         module = torch.nn.BatchNorm1d(4).to(dtype)
