@@ -207,7 +207,7 @@ def test_threads_have_the_bits_of_processes(partitions: Path, name: str, world_s
                 assert torch.equal(value, theirs[key]), key
 
 
-@pytest.mark.parametrize('name', ['SAGEConv: aggr=median', 'FastRGCNConv: sum, bases'])
+@pytest.mark.parametrize('name', [*WIDELY[-2:], 'RGATConv: mod=scaled'])
 @pytest.mark.parametrize('max_rows', [1, 40])
 def test_chunks(partitions: Path, name: str, max_rows: int) -> None:
     """Whatever the bound of the gather path."""
