@@ -144,7 +144,8 @@ def _run_cases(names: list[str], roots: dict[str, str], log: str, patience: floa
     with file.open('a') as results, file.with_suffix('.stacks').open('w') as stacks:
         for name in names:
             faulthandler.dump_traceback_later(patience, exit=True, file=stacks)
-            result = run_case(ANY[name], roots.get(ANY[name].graph))
+            root = roots.get(ANY[name].graph)
+            result = run_case(ANY[name], root, mode='sequential')
             results.write(json.dumps([name, asdict(result)]) + '\n')
             results.flush()
             ends: list[Any] = [None] * dist.get_world_size()
