@@ -19,15 +19,20 @@ NUM_NODES = 60
 F, H, C = NUM_FEATURES, 6, NUM_CLASSES
 
 
+_inside: list[int] = []
+
+
 @contextmanager
 def _float64() -> Iterator[None]:
-    """PyG's one-hot labels have the default dtype."""
-    before = torch.get_default_dtype()
+    """PyG's one-hot labels have the default dtype, which threads share."""
+    _inside.append(1)
     torch.set_default_dtype(torch.float64)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        _inside.pop()
+        if not _inside:
+            torch.set_default_dtype(torch.float32)
 
 
 def _xe(model: Any, data: Any) -> Tensor:

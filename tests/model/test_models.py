@@ -101,7 +101,7 @@ def test_exact_in_one_process(roots: Roots, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize('cut', ['metis', 'random', 'unequal'])
 def test_exact_on_processes(roots: Roots, cut: str) -> None:
-    _check(run_ranks(_run, 3, NAMES, roots[cut], {}, timeout=300))
+    _check(run_ranks(_run, 3, NAMES, roots[cut], {}, timeout=500))
 
 
 @pytest.mark.slow
