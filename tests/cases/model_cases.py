@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,19 +21,21 @@ F, H, C = NUM_FEATURES, 6, NUM_CLASSES
 
 
 _inside: list[int] = []
+_lock = threading.Lock()
 
 
 @contextmanager
 def _float64() -> Iterator[None]:
     """PyG's one-hot labels have the default dtype, which threads share."""
-    _inside.append(1)
-    torch.set_default_dtype(torch.float64)
+    with _lock:
+        _inside.append(1)
+        torch.set_default_dtype(torch.float64)
     try:
         yield
     finally:
-        _inside.pop()
-        if not _inside:
-            torch.set_default_dtype(torch.float32)
+        with _lock:
+            _inside.pop()
+            torch.set_default_dtype(torch.float64 if _inside else torch.float32)
 
 
 def _xe(model: Any, data: Any) -> Tensor:
