@@ -107,7 +107,7 @@ def test_exact_on_processes(roots: Roots, cut: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize('mode', ['sequential_no_remat', 'one_shot'])
 def test_exact_in_the_other_modes(roots: Roots, mode: str) -> None:
-    _check(run_as_threads(_run, 3, NAMES, roots['metis'], {'mode': mode}))
+    _check(run_ranks(_run, 3, NAMES, roots['metis'], {'mode': mode}, timeout=500))
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_exact_on_other_numbers_of_ranks(roots: Roots, world_size: int) -> None:
     if world_size == 1:
         _check([_run(NAMES, roots['random'], {})])
     else:
-        _check(run_as_threads(_run, world_size, NAMES, roots['random'], {}))
+        _check(run_ranks(_run, world_size, NAMES, roots['random'], {}, timeout=500))
 
 
 @pytest.mark.parametrize('name', REFUSED)
