@@ -11,10 +11,9 @@ import torch
 import torch.distributed as dist
 
 import pyg_sar
-from pyg_sar.command_line import aligned
+from pyg_sar.commands.command_line import aligned
 
 _EXTRAS = {
-    'kahip': ('kahip', '--method kahip'),
     'mtkahypar': ('mtkahypar', '--method mtkahypar'),
     'torch-sparse': ('torch_sparse', '--backend torch-sparse; used by PyG'),
     'pyg-lib': ('pyg_lib', '--backend pyg-lib; used by PyG'),

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pyg_sar.command_line import Parser, aligned, progress_bar, run
+from pyg_sar.commands.command_line import Parser, aligned, progress_bar, run_command
 from pyg_sar.inspection import verify_partition
 from pyg_sar.inspection.picture import draw_partition
 from pyg_sar.partitioner.write.summary import PartitionSummary, summarize
@@ -27,41 +27,43 @@ _UNEVEN = 1.25
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code: 1 if the folder is not whole."""
-    args = _parser().parse_args(argv)
-    return run(lambda: _run(args))
+    return run_command(_parser(), _run, _show, argv)
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> tuple[Meta, list[str]]:
+    """What the folder says of itself, and what is wrong with it."""
     meta = read_meta(args.parts)
+    if not args.verify:
+        return meta, []
+    with progress_bar('verifying parts', meta.num_parts, quiet=args.quiet) as bar:
+        return meta, verify_partition(args.parts, on_part=bar.update)
+
+
+def _show(args: argparse.Namespace, found: tuple[Meta, list[str]]) -> int:
+    meta, problems = found
     report = _report(meta)
     print(report)
-    is_whole = not args.verify or _verify(args.parts, meta, quiet=args.quiet)
+    for problem in problems:
+        print(f'wrong: {problem}', file=sys.stderr)
+    if args.verify and not problems:
+        print('verified: every file, node, edge and exchanged row is as it was written')
     if args.plot is not None:  # last: it may lack a package
         draw_partition(summarize(meta), args.plot, report)
         print(f'drew {args.plot}')
-    return 0 if is_whole else 1
-
-
-def _verify(parts: str, meta: Meta, *, quiet: bool) -> bool:
-    with progress_bar('verifying parts', meta.num_parts, quiet=quiet) as bar:
-        problems = verify_partition(parts, on_part=bar.update)
-    for problem in problems:
-        print(f'wrong: {problem}', file=sys.stderr)
-    if not problems:
-        print('verified: every file, node, edge and exchanged row is as it was written')
-    return not problems
+    return 1 if problems else 0
 
 
 def _report(meta: Meta) -> str:
     """How the partition was made, its sizes, and the attributes with their bytes."""
-    notes, in_summary = meta.notes, ('method', 'edge_cut', 'communication_volume')
-    lines = [str(summarize(meta)), *_advice(meta, summarize(meta)), '', *_attributes(meta)]
+    notes, summary = meta.notes, summarize(meta)
+    in_summary = 'method', 'edge_cut', 'communication_volume'
     how = notes['partition'].items()
     options = [f'{k} {v}' for k, v in how if v is not None and k not in in_summary]
+    versions = [f'{name} {v}' for name, v in notes['versions'].items() if v]
+    lines = [str(summary), *_advice(meta, summary), '', *_attributes(meta)]
     lines += ['', f'made with   {", ".join(options) or "unknown options"}']
     if notes['command']:
         lines.append(f'command     {" ".join(notes["command"])}')
-    versions = [f'{name} {v}' for name, v in notes['versions'].items() if v]
     lines += [f'versions    {", ".join(versions) or "unknown"}', f'partition   {meta.fingerprint}']
     return '\n'.join(lines)
 
@@ -103,7 +105,7 @@ def _attributes(meta: Meta) -> list[str]:
     return [*aligned(rows, 3), *([f'of the graph: {", ".join(graph)}'] if graph else [])]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     description = 'Tells what a partition folder holds, what it costs, and whether it is whole.'
     parser = Parser('pyg_sar.describe', description)
     add = parser.add_argument

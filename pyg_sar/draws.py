@@ -90,7 +90,7 @@ def kept(p: float, seed: int, *keys: Tensor | int, width: int) -> Tensor:
 
 
 def kept_of(hashes: Tensor, p: float, width: int) -> Tensor:
-    """The same from hashes ``[..., ceil(width / 4)]``, each of which is four numbers of 16 bits."""
+    """Which numbers are kept, from hashes ``[..., ceil(width / 4)]``: each is four of 16 bits."""
     lanes = hashes.view(torch.int16)[..., :width]
     bound = round(p * 2**16) - 2**15
     return torch.zeros_like(lanes, dtype=torch.bool) if bound == 2**15 else lanes >= bound

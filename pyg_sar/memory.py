@@ -1,17 +1,13 @@
 """How tensors take memory from the operating system, and give it back.
 
-Large tensors go back as soon as they are freed, and cost a page fault for every page of 4 KiB when
-memory comes again: 890,000 in an epoch of GraphSAGE on an arxiv-size graph. On huge pages they are
-15,000, and the epoch takes 0.68 of the time at the same memory (measured). torch asks for them
-where the environment variable THP_MEM_ALLOC_ENABLE is 1; it looks once, at its first tensor. So
-pyg_sar sets it when it is imported, unless the user has; that is in time if it is imported before
-torch_geometric, which makes tensors.
+Memory of large tensors that comes again costs a page fault for every page of 4 KiB: 890,000 in an
+epoch of GraphSAGE on an arxiv-size graph. On huge pages they are 15,000, and it takes 0.68 of the
+time (measured). torch asks for huge pages where THP_MEM_ALLOC_ENABLE is 1, which it looks up at
+its first tensor. So pyg_sar sets it when it is imported, in time if that is before torch_geometric.
 
-glibc raises its threshold for separate mappings, up to 32 MiB, whenever a large block is freed.
-From then on tensors of that size come from the heap, whose holes stay with the process: on an
-arxiv-size graph cut into 8 parts a rank held twice the memory that its tensors need (measured).
-An allocator that keeps large blocks with little waste, such as tcmalloc, has neither trouble; it
-must be preloaded (docs/speed.md).
+glibc takes tensors of up to 32 MiB from the heap once a large block was freed, and the holes of the
+heap stay with the process: a rank of 8 held twice the memory that its tensors need (measured).
+tcmalloc, preloaded, has neither trouble (docs/speed.md).
 """
 
 from __future__ import annotations

@@ -18,15 +18,10 @@ State = tuple[Tensor, ...]
 
 
 class Merge(Protocol):
-    """A state that blocks are merged into, one after another.
+    """A state that blocks are merged into, one after another."""
 
-    Attributes:
-        num_tensors: Of how many tensors the state is made.
-        reads_state: Whether :meth:`grad` reads the finished state, so that it must be kept.
-    """
-
-    num_tensors: int
-    reads_state: bool
+    num_tensors: int  # of how many the state is made
+    reads_state: bool  # whether `grad` reads the finished state, so that it must be kept
 
     def init(self, messages: Tensor, num_dst: int, dim: int) -> State:
         """The empty state; `messages` of any block give shape and dtype."""

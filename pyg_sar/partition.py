@@ -6,14 +6,15 @@ Nothing imports this module: runpy warns when the package has already imported w
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shlex
 import sys
 import warnings
 from collections.abc import Sequence
 
-from pyg_sar.command_line import Parser, progress_bar, run
-from pyg_sar.partitioner import partition_graph
+from pyg_sar.commands.command_line import Parser, progress_bar, run_command
+from pyg_sar.partitioner import PartitionSummary, partition_graph
 from pyg_sar.partitioner.assignment import backend_names
 from pyg_sar.partitioner.graph.checks import check_positive, check_seed
 from pyg_sar.partitioner.graph.split import parse_split
@@ -43,17 +44,17 @@ _OF_CUT = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    args = _parser().parse_args(arguments)
     with warnings.catch_warnings():
         # Warnings are news for the user here, not for a developer: always shown, and without
         # file name and source line.
         warnings.simplefilter('default', UserWarning)
         warnings.showwarning = lambda message, *_, **__: print(f'note: {message}', file=sys.stderr)
         interrupted = 'interrupted, nothing was written'
-        return run(lambda: _run(args, arguments), interrupted=interrupted)
+        run = functools.partial(_run, arguments)
+        return run_command(_parser(), run, _show, arguments, interrupted=interrupted)
 
 
-def _run(args: argparse.Namespace, arguments: list[str]) -> int:
+def _run(arguments: list[str], args: argparse.Namespace) -> PartitionSummary:
     # Before a file that may take minutes to read.
     method, num_parts = _parts(args)
     check_positive('num_parts', num_parts)
@@ -72,7 +73,7 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
         for text in args.transform:
             data = transformed(data, text, seed=args.seed)
         bar.update()
-    summary = partition_graph(
+    return partition_graph(
         data,
         num_parts,
         args.out,
@@ -82,6 +83,9 @@ def _run(args: argparse.Namespace, arguments: list[str]) -> int:
         command=['python', '-m', 'pyg_sar.partition', *arguments],
         **of_cut,
     )
+
+
+def _show(args: argparse.Namespace, summary: PartitionSummary) -> int:
     if not args.quiet:
         print(summary)
         print(f'wrote {shlex.quote(os.fspath(args.out))}')
@@ -106,7 +110,7 @@ def _parts(args: argparse.Namespace) -> tuple[MethodLike, int]:
     return method, num_parts
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     description = 'Cuts a graph into parts, one shard per part, for distributed training.'
     parser = Parser('pyg_sar.partition', description)
     add = parser.add_argument
@@ -119,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     parts = 'number of parts; not needed where SOURCE comes with its own'
     add('--num-parts', type=int, metavar='P', help=parts)
     methods = (
-        'metis; ldg or fennel (streaming, for graphs beyond METIS); kahip or mtkahypar (if '
+        'metis; ldg or fennel (streaming, for graphs beyond METIS); mtkahypar (if '
         'installed); random; range; or file:PATH (.npy, .pt or .txt with one part id per node); '
         "default: SOURCE's own parts where it has some, else metis"
     )

@@ -1,9 +1,8 @@
 """``restrict``: every layer computes only the nodes that the wanted outputs depend on.
 
 With labels on few nodes most of a full-batch epoch computes rows that no loss reads. What a layer
-must compute follows from the layer after it, backwards from the labels: the nodes wanted and their
-in-neighbours, on whatever rank they are. PyG calls the result message-flow graphs where a sampler
-makes them; here nothing is sampled, so outputs and gradients stay those of the whole graph.
+must compute follows from the layer after it: the nodes wanted and their in-neighbours, on whatever
+rank they are. Nothing is sampled: outputs and gradients stay those of the whole graph.
 """
 
 from __future__ import annotations
@@ -86,17 +85,15 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
         losses = F.cross_entropy(x, data.y[layers.output_nodes], reduction='none')
         loss = pyg_sar.mean_of_batches(losses)
 
-    The convs are SARConvs that take a pair ``(x_src, x_dst)``, as they do with PyG's
-    neighbour loaders; ``conv(x, data.edge_index)`` computes the same for all nodes. All edges into
-    a computed node are there, so an aggregation over in-edges is that of the whole graph. Not so:
+    The convs are SARConvs that take a pair ``(x_src, x_dst)``, as with PyG's neighbour loaders. All
+    edges into a computed node are there, so an aggregation over in-edges is that of the whole
+    graph. Not so:
 
-    - what a conv derives from *other* edges. ``gcn_norm`` needs the in-degrees of sources:
-      ``GCNConv`` takes no pair and raises a ValueError. Compute the weights once, before
-      partitioning, store them as ``edge_weight``, and use
-      ``SimpleConv('sum')((x, x[: layer.num_dst]), layer.edge_index, edge_weight[layer.edges])``
-      and a linear layer.
-    - statistics over nodes: a batch norm between the layers sees the restricted rows only, so it
-      is *not* the one of the whole graph.
+    - what a conv derives from *other* edges. ``GCNConv``, which needs the in-degrees of sources,
+      takes no pair and raises a ValueError. Store its weights as ``edge_weight`` before
+      partitioning, and use a linear layer and
+      ``SimpleConv('sum')((x, x[: layer.num_dst]), layer.edge_index, edge_weight[layer.edges])``.
+    - statistics over nodes: a batch norm between the layers sees the restricted rows only.
 
     Args:
         data: Plain own rows: :func:`pyg_sar.local` of what :func:`pyg_sar.load_shard` returned.
@@ -118,9 +115,8 @@ def restrict(data: Data, nodes: Tensor, num_layers: int) -> RestrictedLayers:
     exchange = Exchange(shard)
     src, dst = edge_index.as_subclass(Tensor).unbind()
 
-    reached = output_nodes = (nodes.nonzero().view(-1) if nodes.dtype == torch.bool else nodes).to(
-        src.device, copy=True
-    )
+    ids = nodes.nonzero().view(-1) if nodes.dtype == torch.bool else nodes
+    reached = output_nodes = ids.to(src.device, copy=True)
     # The row of every own node; -1: not reached so far. Nodes reached earlier come first, so the
     # rows of a layer are the first ones of the layer before it.
     row = torch.full((shard.num_own,), -1, device=src.device)
@@ -180,10 +176,16 @@ def _error(data: Data, nodes: Tensor, num_layers: int) -> ValueError | None:
     if not isinstance(nodes, Tensor):
         return ValueError(f'{expected} (got {type(nodes).__name__})')
     is_mask = nodes.dtype == torch.bool and nodes.shape == (num_own,)
+    got = ''
     if not is_mask and (nodes.dtype != torch.int64 or nodes.dim() != 1):
-        return ValueError(f'{expected} (got {nodes.dtype} of shape {tuple(nodes.shape)})')
-    if is_mask or nodes.numel() == 0:
-        return None
+        got = f'{nodes.dtype} of shape {tuple(nodes.shape)}'
+    elif not is_mask and nodes.numel():
+        low, high = (int(v) for v in torch.aminmax(nodes))
+        is_twice = torch.unique(nodes).numel() != nodes.numel()
+        got = f'{low} to {high}' if low < 0 or high >= num_own else 'repeated ones' * is_twice
+    if got:
+        return ValueError(f'{expected}, each once (got {got})')
+    return None
     low, high = (int(v) for v in torch.aminmax(nodes))
     if low < 0 or high >= num_own:
         return ValueError(f'{expected} (got {low} to {high})')

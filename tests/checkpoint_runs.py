@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, SAGEConv
+from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
 
@@ -31,19 +32,22 @@ class Net(torch.nn.Module):
 
 
 class Run:
-    """One epoch after another; float64 throughout."""
+    """One epoch after another, in float64; or in float32, with a layer narrower than its sum."""
 
-    def __init__(self, data: Data, *, dropout: float = 0.0, plain: bool = False) -> None:
-        self.data = data
+    def __init__(
+        self, data: Data, *, dropout: float = 0.0, plain: bool = False, narrow: bool = False
+    ) -> None:
+        self.data, self.dtype = data, torch.float32 if narrow else torch.float64
         torch.manual_seed(4)
-        model = Net(dropout=dropout).double().to(data.x.device)
+        net = GraphSAGE(6, 32, 3, 3, norm='batch_norm') if narrow else Net(dropout=dropout)
+        model = net.to(data.x.device, self.dtype)
         self.model = model if plain else pyg_sar.DistributedDataParallel(model)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.8)
         torch.manual_seed(5)
 
     def epoch(self) -> float:
-        out = self.model(self.data.x, self.data.edge_index)
+        out = self.model(self.data.x.to(self.dtype), self.data.edge_index)
         mask = self.data.train_mask
         loss = F.cross_entropy(out[mask], self.data.y[mask])
         self.optimizer.zero_grad()
@@ -61,11 +65,9 @@ class Run:
         return pyg_sar.load_checkpoint(root, self.model, self.optimizer, self.scheduler)
 
 
-def losses(
-    parts: str, num_epochs: int, *, dropout: float = 0.0, device: str = 'cpu'
-) -> list[float]:
+def losses(parts: str, num_epochs: int, *, device: str = 'cpu', **options: Any) -> list[float]:
     """Of a run that nothing interrupts and that writes nothing."""
-    run = Run(pyg_sar.load_shard(parts).to(device), dropout=dropout)
+    run = Run(pyg_sar.load_shard(parts).to(device), **options)
     return [run.epoch() for _ in range(num_epochs)]
 
 
@@ -74,9 +76,9 @@ def resumed(
     root: str,
     num_epochs: int,
     *,
-    dropout: float = 0.0,
     beats: str | None = None,
     device: str = 'cpu',
+    **options: Any,
 ) -> list[float]:
     """Of a run from the last checkpoint on, with a new one after every epoch.
 
@@ -84,11 +86,11 @@ def resumed(
         parts: The partition folder.
         root: The folder of the checkpoints.
         num_epochs: Where the run ends.
-        dropout: The probability.
         beats: A file that rank 0 makes longer by a byte at the start and after every epoch.
         device: Where it runs.
+        **options: Of the run.
     """
-    run = Run(pyg_sar.load_shard(parts).to(device), dropout=dropout)
+    run = Run(pyg_sar.load_shard(parts).to(device), **options)
     last = run.load(root)
     found = [] if last is None else list(last.extra['losses'])
     assert len(found) == (0 if last is None else last.epoch)
@@ -101,8 +103,6 @@ def resumed(
 
 
 def _beat(path: str | None) -> None:
-    if path is not None and (
-        not pyg_sar.comm.is_distributed() or torch.distributed.get_rank() == 0
-    ):
+    if path is not None and pyg_sar.comm.rank() == 0:
         with open(path, 'ab') as file:
             file.write(b'.')

@@ -25,7 +25,7 @@ FLOORS = (
     {'comm', 'merge', 'kernels'},
     {'shard'},
     {'compiled', 'memory'},
-    {'command_line', 'report', 'monitor', 'draws', 'recipes'},
+    {'commands', 'monitor', 'draws'},
     {'scoped'},
 )
 """A room may import itself and the rooms of later floors."""
@@ -35,7 +35,7 @@ FOLDERS = {
     'conv': ('call', 'inspect', 'message', 'around', 'reuse'),
     'comm': ('reshard', 'faults'),
     'shard': ('read', 'format'),
-    'sampling': ('seeds', 'ask', 'draw'),
+    'sampling': ('seeds', 'draw'),
     'partitioner': ('sources', 'write', 'methods', 'graph', 'on_disk'),
 }
 """The folders of a room: each may import those after it."""

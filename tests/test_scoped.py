@@ -11,11 +11,12 @@ from pyg_sar.scoped import Scoped
 
 def test_the_innermost_holds_and_an_error_ends_it() -> None:
     layer, phase = Scoped(''), Scoped('')
-    with pytest.raises(KeyError), layer.set('a'):
+    with layer.set('a'):
         with layer.set('b'):
             assert (layer.value, phase.value) == ('b', '')
+        with pytest.raises(KeyError), layer.set('c'):
+            raise KeyError
         assert layer.value == 'a'
-        raise KeyError
     assert layer.value == ''
 
 

@@ -10,7 +10,7 @@ from torch_geometric.transforms import ToUndirected
 from torch_geometric.utils import scatter, to_undirected
 
 from pyg_sar.partitioner.graph.split import random_split
-from pyg_sar.partitioner.sources.datasets import load_dataset
+from pyg_sar.partitioner.sources.sources import load_source
 from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
 
 
@@ -50,7 +50,7 @@ def check_name(name: str) -> None:
 
 
 def _read(name: str, config: Config, root: str) -> Data | HeteroData:
-    data = load_dataset(f'ogbn-{name}', root=root)
+    data = load_source(f'ogbn-{name}', root=root)
     if name == 'proteins':
         data.y = data.y.float()
     elif config.is_directed and name != 'mag':

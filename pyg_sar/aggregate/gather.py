@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.program import Arguments, Surroundings, gradients_of, no_autocast_cache
-from pyg_sar.comm import Exchange, Request, agree, communicates, once_differentiable
+from pyg_sar.aggregate.program import Arguments, gradients_of, no_autocast_cache
+from pyg_sar.aggregate.run import Surroundings
+from pyg_sar.comm import Exchange, Request, Rows, agree, communicates, once_differentiable
 from pyg_sar.shard.destination_chunks import DestinationChunk, make_chunks, no_chunk
 from pyg_sar.shard.plan import Plan
 
@@ -26,30 +27,26 @@ from pyg_sar.shard.plan import Plan
 class ChunkProgram:
     """A conv's message and aggregation over all in-edges of some destinations.
 
-    Attributes:
-        run: ``run(arguments, edge_index, num_dst) -> (out, edge_outputs)``: `arguments` hold
-            source, destination and edge rows of the chunk, `edge_index` refers to them; `out` is
-            ``[num_dst, ...]``, or None for a function that only computes edge outputs
-            ``[num_edges, ...]``.
-        out: A tensor like `out` with any number of rows, or None.
-        edge_outputs: Tensors like the edge outputs.
-        uses_rng: Whether it draws random numbers.
-        as_in_forward: Brings about, for the time of a backward, what `run` read in forward beside
-            its arguments.
+    ``run(arguments, edge_index, num_dst) -> (out, edge_outputs)``: `arguments` hold source,
+    destination and edge rows of the chunk, `edge_index` refers to them; `out` is ``[num_dst,
+    ...]``, or None for a function that only computes edge outputs ``[num_edges, ...]``.
     """
 
     run: Callable[[Arguments, Tensor, int], tuple[Tensor | None, tuple[Tensor, ...]]]
-    out: Tensor | None
-    edge_outputs: tuple[Tensor, ...]
-    uses_rng: bool
+    out: Tensor | None  # like `out`, with any number of rows
+    edge_outputs: tuple[Tensor, ...]  # like the edge outputs
+    uses_rng: bool  # whether it draws random numbers
+    # Brings about, for the time of a backward, what `run` read in forward beside its arguments.
     as_in_forward: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-Chunks = list[tuple[DestinationChunk, Request]]
+DestinationChunks = list[tuple[DestinationChunk, Request]]
 """The chunks of a plan, as many on all ranks, with who fetches what from whom."""
 
 
-def chunks_of(plan: Plan, max_rows: int, max_dst: int | None, exchange: Exchange) -> Chunks:
+def chunks_of(
+    plan: Plan, max_rows: int, max_dst: int | None, exchange: Exchange
+) -> DestinationChunks:
     """The chunks of a plan, remembered.
 
     Collective: one small all-gather; where a rank does not know them also another one and two
@@ -68,12 +65,16 @@ def chunks_of(plan: Plan, max_rows: int, max_dst: int | None, exchange: Exchange
         chunks += [no_chunk(plan)] * (max(agree(len(chunks))) - len(chunks))
         requests = exchange.request([chunk.halo for chunk in chunks])
         plan.cache[key] = list(zip(chunks, requests, strict=True))
-    found: Chunks = plan.cache[key]
+    found: DestinationChunks = plan.cache[key]
     return found
 
 
 def gather(
-    program: ChunkProgram, arguments: Arguments, plan: Plan, chunks: Chunks, exchange: Exchange
+    program: ChunkProgram,
+    arguments: Arguments,
+    plan: Plan,
+    chunks: DestinationChunks,
+    exchange: Exchange,
 ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
     """Runs message and aggregation chunk by chunk.
 
@@ -84,39 +85,57 @@ def gather(
     forward, again in backward, and one for its gradient where it needs one.
     """
     surroundings = Surroundings(program.uses_rng, plan.edge_index.device, program.as_in_forward)
-    call = _Call(program, plan, chunks, exchange, arguments.counts, surroundings)
-    out = _Gather.apply(call, *arguments)  # type: ignore[no-untyped-call]
+    run = _ChunkRun(program, plan, _ChunkByChunk(chunks, exchange), surroundings, arguments)
+    out = _Gather.apply(run, *arguments)  # type: ignore[no-untyped-call]
     return (None, tuple(out)) if program.out is None else (out[0], tuple(out[1:]))
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A run of a program on all chunks."""
+@dataclass(frozen=True, eq=False)
+class _ChunkByChunk:
+    """The rows of one chunk at a time, as :class:`~pyg_sar.aggregate.block_loop.BlockByBlock`."""
+
+    chunks: DestinationChunks
+    exchange: Exchange
+
+    def fetch(self, tensors: Rows) -> Iterator[tuple[DestinationChunk, Rows]]:
+        """Every chunk with the rows ``[num_rows, ...]`` that it reads of each tensor."""
+        for chunk, request in self.chunks:
+            halo = self.exchange.fetch_requested(tensors, request)
+            pairs = zip(tensors, halo, strict=True)
+            yield chunk, [torch.cat([t.index_select(0, chunk.own), rows]) for t, rows in pairs]
+
+    def give_back(self, read: Rows, out: Rows) -> Iterator[tuple[DestinationChunk, Rows, Rows]]:
+        """Every chunk again, with zeros to which the gradients of its rows are to be added."""
+        for (_, request), (chunk, rows) in zip(self.chunks, self.fetch(read), strict=True):
+            num_own = chunk.own.numel()
+            size = num_own + chunk.halo.numel()
+            targets = [t.new_zeros(size, *t.shape[1:]) for t in out]
+            yield chunk, rows, targets
+            for total, target in zip(out, targets, strict=True):
+                total.index_add_(0, chunk.own, target[:num_own])
+            self.exchange.return_requested([t[num_own:] for t in targets], out, request)
+
+
+@dataclass(frozen=True, eq=False)
+class _ChunkRun:
+    """A program, the chunks that it runs on, and what it reads."""
 
     program: ChunkProgram
     plan: Plan
-    chunks: Chunks
-    exchange: Exchange
-    counts: tuple[int, ...]
+    loop: _ChunkByChunk
     surroundings: Surroundings
+    arguments: Arguments
 
-    def each_chunk(
-        self, arguments: Arguments
-    ) -> Iterator[tuple[DestinationChunk, Request, Arguments]]:
-        """The chunks with the rows that each reads (collective)."""
-        for i, (chunk, request) in enumerate(self.chunks):
-            self.surroundings.enter(i)
-            halo = self.exchange.fetch_requested(arguments.src, request)
-            src = [
-                torch.cat([t.index_select(0, chunk.own), rows])
-                for t, rows in zip(arguments.src, halo, strict=True)
-            ]
-            dst = [t[chunk.dst] for t in arguments.dst]
-            edge = [t.index_select(0, chunk.edges) for t in arguments.edge]
-            tensors = [*src, *dst, *edge, *arguments.whole, *arguments.learnable]
-            yield chunk, request, Arguments.of(self.counts, tensors)
+    def read(self, place: int, chunk: DestinationChunk, src: Rows) -> Arguments:
+        """The arguments of a chunk, whose random state holds from now on."""
+        if self.surroundings.uses_rng:
+            self.surroundings.enter(place)
+        given = self.arguments
+        dst = tuple(t[chunk.dst] for t in given.dst)
+        edge = tuple(t.index_select(0, chunk.edges) for t in given.edge)
+        return Arguments(tuple(src), dst, edge, given.whole, given.learnable)
 
-    def run(
+    def outputs(
         self, chunk: DestinationChunk, arguments: Arguments
     ) -> list[tuple[slice | Tensor, Tensor]]:
         """The outputs on a chunk, each with the places where its rows belong."""
@@ -124,50 +143,31 @@ class _Call:
         of_edges: list[tuple[slice | Tensor, Tensor]] = [(chunk.edges, o) for o in edge_outputs]
         return of_edges if out is None else [(chunk.dst, out), *of_edges]
 
-    def gradients(
+    def add_gradients(
         self,
+        targets: Sequence[Tensor | None],
         chunk: DestinationChunk,
         arguments: Arguments,
-        needs: Sequence[bool],
         grads: Sequence[Tensor | None],
-    ) -> list[Tensor | None]:
-        """The gradients of a chunk's arguments that need one."""
-        if chunk.num_dst == 0:
-            return [None] * len(needs)
+    ) -> None:
+        """Adds a chunk's gradients to the targets: the arguments that need one have a target."""
+        needs = [target is not None for target in targets]
         leaves = arguments.as_leaves(needs)
         with torch.enable_grad():
-            found = self.run(chunk, leaves)
+            found = self.outputs(chunk, leaves)
         outputs, of_outputs = [], []
         for (place, value), grad in zip(found, grads, strict=True):
             if grad is not None and value.requires_grad:
                 outputs.append(value)
                 of_outputs.append(grad[place])
-        return gradients_of(outputs, of_outputs, leaves, needs)
-
-    def add(
-        self,
-        total: Sequence[Tensor | None],
-        gradients: Sequence[Tensor | None],
-        arguments: Arguments,
-        chunk: DestinationChunk,
-        request: Request,
-    ) -> None:
-        """Adds a chunk's gradients to where its rows came from (collective)."""
-        num_src, num_dst, num_edge = self.counts[:3]
-        num_own = chunk.own.numel()
-        for i, (target, gradient) in enumerate(zip(total, gradients, strict=True)):
-            if target is None:
+        gradients = gradients_of(outputs, of_outputs, leaves, needs)
+        num_src, num_dst, num_edge = leaves.counts[:3]
+        for i, (target, gradient) in enumerate(zip(targets, gradients, strict=True)):
+            if gradient is None or target is None:
                 continue
-            if i < num_src:
-                # Every rank takes part, whether its own share has a gradient or not.
-                rows = torch.zeros_like(arguments.src[i]) if gradient is None else gradient
-                target.index_add_(0, chunk.own, rows[:num_own])
-                self.exchange.return_requested([rows[num_own:]], [target], request)
-            elif gradient is None:
-                continue
-            elif i < num_src + num_dst:
+            if num_src <= i < num_src + num_dst:
                 target[chunk.dst] += gradient
-            elif i < num_src + num_dst + num_edge:
+            elif num_src + num_dst <= i < num_src + num_dst + num_edge:
                 target[chunk.edges] = gradient
             else:
                 target += gradient
@@ -176,18 +176,24 @@ class _Call:
 @communicates
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-        program, plan = call.program, call.plan
-        outputs = [t.new_zeros(plan.num_edges, *t.shape[1:]) for t in program.edge_outputs]
+    def forward(ctx: Any, given: _ChunkRun, *tensors: Tensor) -> tuple[Tensor, ...]:
+        run = replace(given, arguments=Arguments.of(given.arguments.counts, tensors))
+        program, num_edges = run.program, run.plan.num_edges
+        outputs = [t.new_zeros(num_edges, *t.shape[1:]) for t in program.edge_outputs]
         if program.out is not None:
-            outputs.insert(0, program.out.new_zeros(plan.shard.num_dst, *program.out.shape[1:]))
+            num_dst = run.plan.shard.num_dst
+            outputs.insert(0, program.out.new_zeros(num_dst, *program.out.shape[1:]))
         with no_autocast_cache():
-            for chunk, _, arguments in call.each_chunk(Arguments.of(call.counts, tensors)):
+            for i, (chunk, rows) in enumerate(run.loop.fetch(list(run.arguments.src))):
+                arguments = run.read(i, chunk, rows)
                 if chunk.num_dst:
-                    found = call.run(chunk, arguments)
+                    found = run.outputs(chunk, arguments)
                     for target, (place, value) in zip(outputs, found, strict=True):
                         target[place] = value
-        ctx.call = call
+        ctx.run, ctx.counts = (
+            replace(run, arguments=Arguments((), (), (), ())),
+            run.arguments.counts,
+        )
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         others = (o for o in outputs if not (o.is_floating_point() or o.is_complex()))
@@ -197,11 +203,18 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        call, needs = ctx.call, ctx.needs_input_grad[1:]
-        all_arguments = Arguments.of(call.counts, ctx.saved_tensors)
-        total = all_arguments.zeros(needs)
-        with call.surroundings.again(all_arguments.learnable):
-            for chunk, request, arguments in call.each_chunk(all_arguments):
-                found = call.gradients(chunk, arguments, needs, grads)
-                call.add(total, found, arguments, chunk, request)
+        given = Arguments.of(ctx.counts, ctx.saved_tensors)
+        run: _ChunkRun = replace(ctx.run, arguments=given)
+        total = given.zeros(ctx.needs_input_grad[1:])
+        num_src, targets = len(given.src), list(total)
+        needs_src = [i for i in range(num_src) if total[i] is not None]
+        out = [t for t in total[:num_src] if t is not None]
+        with run.surroundings.again(given.learnable):
+            chunks = enumerate(run.loop.give_back(list(given.src), out))
+            for place, (chunk, rows, of_src) in chunks:
+                arguments = run.read(place, chunk, rows)
+                for i, target in zip(needs_src, of_src, strict=True):
+                    targets[i] = target
+                if chunk.num_dst:
+                    run.add_gradients(targets, chunk, arguments, grads)
         return None, *total

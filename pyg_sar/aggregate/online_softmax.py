@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.blocks import Blocks
-from pyg_sar.aggregate.program import Arguments, no_autocast_cache
+from pyg_sar.aggregate.program import no_autocast_cache
 from pyg_sar.aggregate.replay_backward import ReplayBackward
+from pyg_sar.aggregate.run import Run
 from pyg_sar.comm import communicates, once_differentiable
 from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.rows_at import add_rows_at, rows_at
@@ -33,7 +33,7 @@ from pyg_sar.shard.rows_at import add_rows_at, rows_at
 _STEP_BYTES = 2 << 20
 
 
-def online(blocks: Blocks, arguments: Arguments) -> tuple[list[State], tuple[Tensor, ...]]:
+def online(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
     """What :func:`~pyg_sar.aggregate.replay.replay` computes, for a program with `weights`.
 
     Saved for backward: the arguments, maximum and sum of the softmax, and ``part`` of every
@@ -43,9 +43,9 @@ def online(blocks: Blocks, arguments: Arguments) -> tuple[list[State], tuple[Ten
     source tensor needs one.
     """
     outputs: list[Tensor] = []
-    found = _Online.apply(blocks, outputs, *arguments)  # type: ignore[no-untyped-call]
-    *states, sums = found[: len(blocks.program.reductions) + 1]
-    dst = blocks.plan.edge_index[1]
+    found = _Online.apply(run, outputs, *run.arguments)  # type: ignore[no-untyped-call]
+    *states, sums = found[: len(run.program.reductions) + 1]
+    dst = run.loop.plan.edge_index[1]
     edge_outputs = tuple(
         _EdgeOutput.apply([output], dst, link, sums)  # type: ignore[no-untyped-call]
         for output, link in zip(outputs, found[len(states) + 1 :], strict=True)
@@ -63,13 +63,13 @@ class _Online(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, given: Blocks, outputs: list[Tensor], *tensors: Tensor
+        ctx: Any, given: Run, outputs: list[Tensor], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        blocks = given.of(tensors, [] if given.keep_rows else None)
+        run = given.of(tensors)
         with no_autocast_cache():
-            stats, parts, edge_outputs = _forward_pass(blocks)
+            stats, parts, edge_outputs = _forward_pass(run)
         outputs += edge_outputs
-        blocks.save(ctx, *parts, *stats)
+        run.save(ctx, *parts, *stats)
         ctx.set_materialize_grads(False)
         total = stats[1]
         sums = total.new_zeros(1).expand(total.shape)
@@ -79,14 +79,14 @@ class _Online(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        blocks, rest = Blocks.saved(ctx)
+        run, rest = Run.saved(ctx)
         *parts, largest, total = rest
         grad_states, (grad_sums, *grad_links) = grads[: len(parts)], grads[len(parts) :]
-        stats = SoftmaxStats(blocks.plan.shard.num_dst, largest, total)
+        stats = SoftmaxStats(run.loop.plan.shard.num_dst, largest, total)
         grads = (*grad_states, *grad_links)
-        replayed = ReplayBackward(blocks, [()] * len(parts), grads, [stats])
+        replayed = ReplayBackward(run, [()] * len(parts), grads, [stats])
         replayed.row_sums = [_row_sum(parts, grad_states, grad_sums, total)]
-        with blocks.surroundings.again(blocks.arguments.learnable):
+        with run.surroundings.again(run.arguments.learnable):
             return None, None, *replayed.gradients(ctx.needs_input_grad[2:])
 
 
@@ -117,10 +117,10 @@ class _EdgeOutput(torch.autograd.Function):
         return None, None, grad, sums
 
 
-def _forward_pass(blocks: Blocks) -> tuple[tuple[Tensor, Tensor], list[Tensor], list[Tensor]]:
+def _forward_pass(run: Run) -> tuple[tuple[Tensor, Tensor], list[Tensor], list[Tensor]]:
     """Maximum and sum of the softmax, ``part`` of every reduction, and the edge outputs."""
-    program, plan, num_dst = blocks.program, blocks.plan, blocks.plan.shard.num_dst
-    weights = program.weights
+    program, plan = run.program, run.loop.plan
+    weights, num_dst = program.weights, plan.shard.num_dst
     assert weights is not None
     stats = SoftmaxStats.empty(num_dst, weights)
     parts = [part for (part,) in program.init_states(num_dst)]
@@ -128,27 +128,21 @@ def _forward_pass(blocks: Blocks) -> tuple[tuple[Tensor, Tensor], list[Tensor], 
     # The maxima that edge outputs were weighted with, to correct them once all edges are in; while
     # these are one number for all they need no correction.
     maxima: Tensor | None = None
-    for chunk, arguments in blocks.chunks():
-        scales: list[Tensor | None] = []
+    rows, scale = slice(None), None  # of the chunk that runs
 
-        def softmax(
-            logits: Tensor,
-            dst: Tensor,
-            rows: slice = chunk.rows,
-            scales: list[Tensor | None] = scales,
-        ) -> Tensor:
-            weight, scale = stats.step(logits, dst, rows)
-            scales.append(scale)
-            return weight
+    def softmax(logits: Tensor, dst: Tensor) -> Tensor:
+        nonlocal scale
+        weight, scale = stats.step(logits, dst, rows)
+        return weight
 
-        so_far = stats.max
-        messages, edge_outputs = program.run(arguments, chunk.edge_index, softmax)
-        (scale,) = scales
+    for chunk, edge_index, arguments in run.chunks():
+        so_far, rows = stats.max, chunk.rows
+        messages, edge_outputs = program.run(arguments, edge_index, softmax)
         for r, part in zip(program.reductions, parts, strict=True):
-            rows = part[chunk.rows]
+            of_rows = part[rows]
             if scale is not None:
-                _by_weight(rows, scale).mul_(_factor(scale, rows))
-            r.merge.step((rows,), messages[r.message], chunk.dst, r.dim)
+                _by_weight(of_rows, scale).mul_(_factor(scale, of_rows))
+            r.merge.step((of_rows,), messages[r.message], edge_index[1], r.dim)
         for output, values in zip(outputs, edge_outputs, strict=True):
             chunk.block.put(output, values)
         if outputs and scale is not None:
@@ -156,13 +150,13 @@ def _forward_pass(blocks: Blocks) -> tuple[tuple[Tensor, Tensor], list[Tensor], 
                 assert so_far is not None
                 shape = plan.num_edges, *weights.shape[1:]
                 maxima = so_far.expand(shape).clone()
-            chunk.block.put(maxima, stats.max_at(chunk.dst, chunk.rows))
+            chunk.block.put(maxima, stats.max_at(edge_index[1], rows))
         del arguments, messages, edge_outputs  # not while those of the next chunk are made
     stats.finish(plan.in_degree)
     assert stats.max is not None
     assert stats.sum is not None
     if outputs:
-        _correct(outputs, maxima, stats, plan.edge_index[1], blocks.max_edges)
+        _correct(outputs, maxima, stats, plan.edge_index[1], run.max_edges)
     return (stats.max, stats.sum), parts, outputs
 
 

@@ -1,16 +1,14 @@
 """The replay path: any message function, chunk by chunk of a block, recomputed in backward.
 
-Forward runs the function on one chunk of edges after another without autograd and keeps only the
-merge state. Backward fetches every block's rows again, runs the function with autograd on, takes
-the gradient of a chunk alone with ``torch.autograd.grad``, sends the rows' gradient to their owner
-and drops everything. (``.backward()`` would accumulate into parameters behind the caller's back.)
+Forward runs the function without autograd and keeps only the merge state. Backward runs it again
+with autograd and takes the gradient of a chunk alone with ``torch.autograd.grad`` (``.backward()``
+would accumulate into parameters behind the caller's back).
 
 A softmax over in-edges spans blocks. With k softmaxes forward makes k passes that stop at the
 softmax and keep its running maximum and sum, then one that uses them. In backward the gradient of
 the logits is ``alpha * (d_alpha - r_i)`` with ``r_i = sum over in-edges of alpha * d_alpha``: again
 one pass per softmax, the last one first, and then the one that takes all gradients. This is exact
-for any use of softmax, nested ones included; :mod:`pyg_sar.aggregate.online_softmax` does with one
-pass what most convs do.
+for nested softmaxes, too; :mod:`pyg_sar.aggregate.online_softmax` needs one pass for most convs.
 """
 
 from __future__ import annotations
@@ -23,10 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.blocks import Blocks
+from pyg_sar.aggregate.block_loop import BlockByBlock
 from pyg_sar.aggregate.online_softmax import online
-from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn, Surroundings, no_autocast_cache
+from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn, no_autocast_cache
 from pyg_sar.aggregate.replay_backward import ReplayBackward
+from pyg_sar.aggregate.run import Run, Surroundings
 from pyg_sar.comm import Exchange, communicates, once_differentiable
 from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.plan import Plan
@@ -65,34 +64,31 @@ def replay(
         The merge states and the edge outputs.
     """
     surroundings = Surroundings(program.uses_rng, plan.edge_index.device, program.as_in_forward)
-    blocks = Blocks(program, plan, exchange, keep_rows, arguments.counts, surroundings)
+    loop = BlockByBlock(plan, exchange, [] if keep_rows else None)
+    run = Run(program, loop, surroundings, arguments)
     if program.weights is not None:
-        return online(blocks, arguments)
-    tensors = iter(_Replay.apply(blocks, *arguments))  # type: ignore[no-untyped-call]
-    states = [tuple(islice(tensors, merge.num_tensors)) for merge in program.merges]
+        return online(run)
+    tensors = iter(_Replay.apply(run, *arguments))  # type: ignore[no-untyped-call]
+    states = [tuple(islice(tensors, r.merge.num_tensors)) for r in program.reductions]
     return states, tuple(tensors)
 
 
 @communicates
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, given: Blocks, *tensors: Tensor) -> tuple[Tensor, ...]:
-        blocks = given.of(tensors, [] if given.keep_rows else None)
+    def forward(ctx: Any, given: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
+        run, reductions = given.of(tensors), given.program.reductions
         stats: list[SoftmaxStats] = []
         with no_autocast_cache():
             for _ in range(given.program.num_softmax):
-                stats.append(_softmax_stats(blocks, stats))
-            states, edge_outputs = _merge_chunks(blocks, stats)
-        merges = given.program.merges
-        read = [state for m, state in zip(merges, states, strict=True) if m.reads_state]
+                stats.append(_softmax_stats(run, stats))
+            states, edge_outputs = _merge_chunks(run, stats)
+        read = [s for r, s in zip(reductions, states, strict=True) if r.merge.reads_state]
         outputs = (*(t for state in states for t in state), *edge_outputs)
 
         ctx.has_stats = [s.max is not None for s in stats]
-        blocks.save(
-            ctx,
-            *(t for s in stats for t in (s.max, s.sum) if t is not None),
-            *(t for state in read for t in state),
-        )
+        of_softmax = (t for s in stats for t in (s.max, s.sum) if t is not None)
+        run.save(ctx, *of_softmax, *(t for state in read for t in state))
         ctx.set_materialize_grads(False)
         others = (o for o in outputs if not (o.is_floating_point() or o.is_complex()))
         ctx.mark_non_differentiable(*others)
@@ -101,18 +97,16 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        blocks, rest = Blocks.saved(ctx)
-        num_dst = blocks.plan.shard.num_dst
+        run, rest = Run.saved(ctx)
+        num_dst = run.loop.plan.shard.num_dst
         stats = [
             SoftmaxStats(num_dst, next(rest), next(rest)) if has else SoftmaxStats(num_dst)
             for has in ctx.has_stats
         ]
-        states = [
-            tuple(islice(rest, m.num_tensors if m.reads_state else 0))
-            for m in blocks.program.merges
-        ]
-        replayed = ReplayBackward(blocks, states, grads, stats)
-        with blocks.surroundings.again(blocks.arguments.learnable):
+        merges = [r.merge for r in run.program.reductions]
+        states = [tuple(islice(rest, m.num_tensors if m.reads_state else 0)) for m in merges]
+        replayed = ReplayBackward(run, states, grads, stats)
+        with run.surroundings.again(run.arguments.learnable):
             for k in reversed(range(len(stats))):
                 replayed.find_row_sum(k)
             return None, *replayed.gradients(ctx.needs_input_grad[1:])
@@ -139,31 +133,30 @@ def _softmax_of(
     return softmax
 
 
-def _softmax_stats(blocks: Blocks, done: Sequence[SoftmaxStats]) -> SoftmaxStats:
+def _softmax_stats(run: Run, done: Sequence[SoftmaxStats]) -> SoftmaxStats:
     """Maximum and sum of the first softmax that is not in `done`."""
-    stats = SoftmaxStats(blocks.plan.shard.num_dst)
-    for chunk, arguments in blocks.chunks():
+    plan = run.loop.plan
+    stats = SoftmaxStats(plan.shard.num_dst)
+    for chunk, edge_index, arguments in run.chunks():
         with suppress(_Reached):
-            blocks.program.run(arguments, chunk.edge_index, _softmax_of(done, chunk.rows, stats))
+            run.program.run(arguments, edge_index, _softmax_of(done, chunk.rows, stats))
         del arguments  # not while those of the next chunk are made
-    stats.finish(blocks.plan.in_degree)
+    stats.finish(plan.in_degree)
     return stats
 
 
-def _merge_chunks(
-    blocks: Blocks, stats: Sequence[SoftmaxStats]
-) -> tuple[list[State], list[Tensor]]:
+def _merge_chunks(run: Run, stats: Sequence[SoftmaxStats]) -> tuple[list[State], list[Tensor]]:
     """The forward pass: merge states and edge outputs."""
-    program, plan = blocks.program, blocks.plan
+    program, plan = run.program, run.loop.plan
     edge_outputs = [t.new_zeros(plan.num_edges, *t.shape[1:]) for t in program.edge_outputs]
     states = program.init_states(plan.shard.num_dst)
-    for chunk, arguments in blocks.chunks():
+    for chunk, edge_index, arguments in run.chunks():
         softmax = _softmax_of(stats, chunk.rows)
-        messages, outputs = program.run(arguments, chunk.edge_index, softmax)
+        messages, outputs = program.run(arguments, edge_index, softmax)
         for target, output in zip(edge_outputs, outputs, strict=True):
             chunk.block.put(target, output)
         for r, state in zip(program.reductions, states, strict=True):
             rows = tuple(chunk.at_rows(t, r.dim) for t in state)
-            r.merge.step(rows, messages[r.message], chunk.dst, r.dim)
+            r.merge.step(rows, messages[r.message], edge_index[1], r.dim)
         del arguments, messages, outputs  # not while those of the next chunk are made
     return states, edge_outputs

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.blocks import Blocks, Chunk
+from pyg_sar.aggregate.chunks import Chunk
 from pyg_sar.aggregate.program import Arguments, Reduction, SoftmaxFn, gradients_of
-from pyg_sar.comm import GradientReturn
+from pyg_sar.aggregate.run import Run
 from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.rows_at import add_rows_at, rows_at
 
@@ -19,28 +19,23 @@ from pyg_sar.shard.rows_at import add_rows_at, rows_at
 class ReplayBackward:
     """Runs the function on one chunk after another with autograd and takes the chunk's gradients.
 
-    Args:
-        blocks: The blocks, with their arguments.
-        states: The finished state of every reduction, as far as its gradient reads it.
-        grads: The gradients of the tensors of all states and of the edge outputs.
-        stats: The statistics of every softmax.
-
-    Attributes:
-        row_sums: ``r_i = sum over in-edges of alpha * d_alpha`` of every softmax, once it is known.
+    `states` are the finished states of the reductions, as far as their gradients read them, and
+    `grads` the gradients of the tensors of all states and of the edge outputs. `row_sums` are
+    ``r_i = sum over in-edges of alpha * d_alpha`` of every softmax, once they are known.
     """
 
     def __init__(
         self,
-        blocks: Blocks,
+        run: Run,
         states: Sequence[State],
         grads: Sequence[Tensor | None],
         stats: Sequence[SoftmaxStats],
     ) -> None:
-        self.blocks, self.stats = blocks, stats
+        self.run, self.stats = run, stats
         self.row_sums: list[Tensor | None] = [None] * len(stats)
         rest = iter(grads)
         self.reductions: list[tuple[Reduction, State, Tensor | None]] = []
-        for reduction, state in zip(blocks.program.reductions, states, strict=True):
+        for reduction, state in zip(run.program.reductions, states, strict=True):
             # The first tensor of a state takes a gradient.
             grad, *_ = islice(rest, reduction.merge.num_tensors)
             self.reductions.append((reduction, state, grad))
@@ -51,42 +46,38 @@ class ReplayBackward:
         known = self.stats[k].sum
         total = None if known is None else torch.zeros_like(known)
         # Also without an edge here: the other ranks need our rows.
-        for chunk, arguments in self.blocks.chunks():
-            terms = self._row_terms(chunk, arguments, k)
+        for chunk, edge_index, arguments in self.run.chunks():
+            terms = self._row_terms(chunk, edge_index, arguments, k)
             if total is not None and terms is not None:
-                add_rows_at(total[chunk.rows], chunk.dst, terms)
+                add_rows_at(total[chunk.rows], edge_index[1], terms)
             del arguments  # not while those of the next chunk are made
         self.row_sums[k] = total
 
     def gradients(self, needs: Sequence[bool]) -> list[Tensor | None]:
         """One pass for the gradients of all arguments that need one, in their order."""
-        blocks = self.blocks
-        total = blocks.arguments.zeros(needs)
+        total = self.run.arguments.zeros(needs)
         targets = list(total)
-        num_src = len(blocks.arguments.src)
+        num_src = len(self.run.arguments.src)
         needs_src = [i for i in range(num_src) if needs[i]]
-        returned = GradientReturn(blocks.exchange, [t for t in total[:num_src] if t is not None])
-        for chunks in blocks:
-            if needs_src:
-                for i, rows in zip(needs_src, returned.rows(), strict=True):
-                    targets[i] = rows.zero_()
-            for chunk, arguments in chunks:
+        for of_src, chunks in self.run.give_back([t for t in total[:num_src] if t is not None]):
+            for i, rows in zip(needs_src, of_src, strict=True):
+                targets[i] = rows.zero_()
+            for chunk, edge_index, arguments in chunks:
                 leaves = arguments.as_leaves(needs)
-                outputs, grads = self._outputs(chunk, leaves, self._softmax(chunk.rows))
-                _add(targets, gradients_of(outputs, grads, leaves, needs), chunk, leaves.counts)
-                del arguments, leaves, outputs, grads  # not while those of the next chunk are made
-            if needs_src:
-                returned.send()
-        returned.finish()
+                softmax = self._softmax(chunk.rows)
+                outputs, grads = self._outputs(chunk, edge_index, leaves, softmax)
+                found = gradients_of(outputs, grads, leaves, needs)
+                _add(targets, found, leaves.counts, chunk, edge_index)
+                # Not while those of the next chunk are made.
+                del arguments, leaves, outputs, grads, found
         return total
 
     def _outputs(
-        self, chunk: Chunk, arguments: Arguments, softmax: SoftmaxFn
+        self, chunk: Chunk, edge_index: Tensor, arguments: Arguments, softmax: SoftmaxFn
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The chunk's outputs that need a gradient, and their gradients."""
-        run = self.blocks.program.run
         with torch.enable_grad():
-            messages, edge_outputs = run(arguments, chunk.edge_index, softmax)
+            messages, edge_outputs = self.run.program.run(arguments, edge_index, softmax)
         outputs, gradients = [], []
         for place, message in enumerate(messages):
             if not message.requires_grad:
@@ -96,7 +87,7 @@ class ReplayBackward:
                     chunk.at_rows(grad, r.dim),
                     tuple(chunk.at_rows(t, r.dim) for t in state),
                     message.detach(),
-                    chunk.dst,
+                    edge_index[1],
                     r.dim,
                 )
                 for r, state, grad in self.reductions
@@ -111,11 +102,13 @@ class ReplayBackward:
                 gradients.append(chunk.block.take(grad))
         return outputs, gradients
 
-    def _row_terms(self, chunk: Chunk, arguments: Arguments, k: int) -> Tensor | None:
+    def _row_terms(
+        self, chunk: Chunk, edge_index: Tensor, arguments: Arguments, k: int
+    ) -> Tensor | None:
         """``alpha * d_alpha`` of every edge, or None if nothing depends on alpha."""
         leaves: list[Tensor] = []
         softmax = self._softmax(chunk.rows, k, leaves)
-        outputs, gradients = self._outputs(chunk, arguments, softmax)
+        outputs, gradients = self._outputs(chunk, edge_index, arguments, softmax)
         if not leaves or not outputs:
             return None
         (d_alpha,) = torch.autograd.grad(outputs, leaves, gradients, allow_unused=True)
@@ -147,18 +140,20 @@ class ReplayBackward:
 def _add(
     targets: Sequence[Tensor | None],
     gradients: Sequence[Tensor | None],
-    chunk: Chunk,
     counts: Sequence[int],
+    chunk: Chunk,
+    edge_index: Tensor,
 ) -> None:
     """Adds a chunk's gradients: of source rows to those of the block, of others to all of them."""
     num_src, num_dst, num_edge = counts[:3]
+    src, dst = edge_index
     for i, (target, gradient) in enumerate(zip(targets, gradients, strict=True)):
         if gradient is None or target is None:
             continue
         if i < num_src:
-            add_rows_at(target, chunk.src, gradient)
+            add_rows_at(target, src, gradient)
         elif i < num_src + num_dst:
-            add_rows_at(chunk.at_rows(target), chunk.dst, gradient)
+            add_rows_at(chunk.at_rows(target), dst, gradient)
         elif i < num_src + num_dst + num_edge:
             chunk.block.put(target, gradient)
         else:

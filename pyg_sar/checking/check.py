@@ -38,9 +38,8 @@ def check(
     """Checks that a training step gives on ranks what it gives on one process of plain PyG.
 
     The step runs on a small part of the graph, once without pyg_sar and once on three ranks, with
-    dropout off and one seed. What it returns, the gradients that it made, or else those of what it
-    returns, and parameters and buffers are compared. Call it in a test or a notebook while porting
-    a script::
+    dropout off and one seed. Compared are what it returns, the gradients that it made, or else
+    those of what it returns, and parameters and buffers. Call it while porting a script::
 
         def step(model, data):
             out = model(data.x, data.edge_index)
@@ -79,7 +78,9 @@ def check(
         if isinstance(whole, Outcome) or not whole.is_raised:
             break
     if isinstance(whole, Failure):
-        raise ValueError(f'on a small part of the graph the step fails without pyg_sar: {whole}')
+        raise ValueError(
+            f'on a small part of the graph the step fails without pyg_sar: {whole.text}'
+        )
     with tempfile.TemporaryDirectory(prefix='pyg_sar-') as folder:
         run = functools.partial(_on_rank, step, model, data, dtype, folder)
         ranks = [functools.partial(run, rank) for rank in range(_NUM_RANKS)]
@@ -111,11 +112,9 @@ def _on_rank(
     step: Step, model: Any, data: Any, dtype: torch.dtype, folder: str, rank: int
 ) -> Outcome:
     small, chosen = small_part(data, dtype)
-    parts: dict[Any, Any] = {
-        store._key: _SHARES[torch.arange(store.num_nodes) % len(_SHARES)]
-        for store in small.node_stores
-    }
-    partition_graph(small, _NUM_RANKS, f'{folder}/{rank}', method=parts.get(None, parts))
+    parts = {s._key: _SHARES[torch.arange(s.num_nodes) % len(_SHARES)] for s in small.node_stores}
+    method: Any = parts.get(None, parts)
+    partition_graph(small, _NUM_RANKS, f'{folder}/{rank}', method=method)
     dist.init_process_group(
         'gloo', init_method=f'file://{folder}/store', rank=rank, world_size=_NUM_RANKS
     )

@@ -40,8 +40,9 @@ def _difference(want: Any, got: Any, tolerance: float, least: float) -> str:
     told = f'is {_told(want)} on plain PyG, and {_told(got)} on ranks'
     if type(want) is not type(got) or not isinstance(want, (float, complex, tuple)):
         return told if type(want) is not type(got) or want != got else ''
-    dtype, a = want if isinstance(want, tuple) else ('', np.asarray(want))
-    other, b = got if isinstance(got, tuple) else ('', np.asarray(got))
+    (dtype, a), (other, b) = (
+        value if isinstance(value, tuple) else ('', np.asarray(value)) for value in (want, got)
+    )
     if dtype != other or a.shape != b.shape:
         return told
     if not np.issubdtype(a.dtype, np.inexact):
@@ -49,11 +50,11 @@ def _difference(want: Any, got: Any, tolerance: float, least: float) -> str:
         return f'differs in {count} of {a.size} numbers' if count else ''
     scale = max(_largest(a), least)
     bound = max(tolerance, _HALF if 'float16' in dtype else 0) * scale
-    same = np.isclose(b, a, rtol=0, atol=bound, equal_nan=True)
-    if same.all():
+    differs = ~np.isclose(b, a, rtol=0, atol=bound, equal_nan=True)
+    if not differs.any():
         return ''
     with np.errstate(invalid='ignore'):
-        distance = _largest(np.abs(b - a)[~same])
+        distance = _largest(np.abs(b - a)[differs])
     return told if not dtype else f'differs by {distance / scale:.1g} of its largest value'
 
 

@@ -33,9 +33,6 @@ class Failure:
     is_of_another: bool = False  # it only tells that another rank has failed
     is_raised: bool = False  # and not how its process ended
 
-    def __str__(self) -> str:
-        return self.text
-
 
 def run_forked(functions: Sequence[Callable[[], Any]], step: Any, timeout: float) -> list[Any]:
     """What every function returns in a process of its own, at the same time, or its Failure.
@@ -56,8 +53,7 @@ def run_forked(functions: Sequence[Callable[[], Any]], step: Any, timeout: float
     results: dict[Any, Any] = {}
     end = time.monotonic() + timeout
     try:
-        while len(results) < len(started):
-            pending = [each for each in started if each not in results]
+        while pending := [each for each in started if each not in results]:
             ready = wait(pending, max(end - time.monotonic(), 0))
             for connection in ready:
                 results[connection] = _received(connection, started[connection])

@@ -22,9 +22,8 @@ def together(step: Callable[[], T]) -> list[T]:
     try:
         result = step()
     except Exception as caught:
-        error = caught
         kinds = (name for name, kind in _KINDS.items() if isinstance(caught, kind))
-        told = next(kinds, 'RuntimeError'), str(caught)
+        error, told = caught, (next(kinds, 'RuntimeError'), str(caught))
     answers = agree((result, told))
     for number, (_, failure) in enumerate(answers):
         if failure is not None:

@@ -1,8 +1,8 @@
-"""The folders of checkpoints: which one is the newest complete one, and how a new one appears.
+"""The folders of checkpoints, which rank 0 alone changes.
 
 A checkpoint is written into a folder ``.tmp-epoch-000012-...`` and gets its name, ``epoch-000012``,
 by a rename, after its files are on the disk. So whatever has that name is complete, wherever a run
-was killed. One process at a time changes the folders: rank 0.
+was killed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ def epoch_of(folder: Path) -> int:
 def begin(root: Path, epoch: int) -> Path:
     """Makes the folder that a checkpoint is written into, and removes what killed runs have left.
 
-    Raises:
-        ValueError: If there is a checkpoint of this epoch or of a later one.
-        OSError: If the folder cannot be made.
+    Raises ValueError if there is a checkpoint of this epoch or of a later one.
     """
     root.mkdir(parents=True, exist_ok=True)
     existing = complete(root)
@@ -53,11 +51,7 @@ def begin(root: Path, epoch: int) -> Path:
 
 
 def publish(folder: Path, *, keep: int) -> Path:
-    """Gives a written checkpoint its name, durably; then removes all but the `keep` newest ones.
-
-    Returns the checkpoint's folder. Raises OSError if that fails; the checkpoints that were there
-    before are still there, unless they were to be removed.
-    """
+    """Gives a written checkpoint its name, durably; then removes all but the `keep` newest ones."""
     root = folder.parent
     number = folder.name.removeprefix(_TEMPORARY).split('-')[0]
     _sync(folder)

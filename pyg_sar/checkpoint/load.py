@@ -17,12 +17,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from pyg_sar.checkpoint import states
 from pyg_sar.checkpoint.all_or_none import on_rank_0, together
+from pyg_sar.checkpoint.files import About, read_about, read_state, read_table
 from pyg_sar.checkpoint.folders import complete
-from pyg_sar.checkpoint.reader import read_metadata, read_values
-from pyg_sar.checkpoint.tables import from_runs, run_of
-from pyg_sar.comm import in_call, rank
+from pyg_sar.comm import in_call, rank, world_size
 from pyg_sar.dropout import of_model
-from pyg_sar.own_rows import OwnRows
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,8 @@ def load_checkpoint(
     Raises:
         ValueError: On all ranks, if the checkpoint is of another model or optimizer (with the first
             difference; nothing has been changed then), has no state of a scheduler or of a loader
-            that is given, or holds other than tensors and plain values.
+            that is given, holds other than tensors and plain values, or is of another format (with
+            the version that wrote it).
         OSError: On all ranks, if one of them cannot read it.
     """
     if scheduler is not None and optimizer is None:
@@ -91,52 +90,50 @@ def load_checkpoint(
     name = on_rank_0(lambda: next((path.name for path in reversed(complete(root))), None))
     if name is None:
         return None
-    folder, saved, made = root / name, dict[str, Any](), list[Checkpoint]()
-    tables: dict[str, OwnRows] = {}
+    folder, saved, found = root / name, dict[str, Any](), list[About]()
+    given = {'model': model, 'optimizer': optimizer, 'scheduler': scheduler, 'loader': loader}
 
     def read() -> None:
-        metadata = read_metadata(folder, root)
+        about = read_about(folder, root)
+        found.append(about)
+        wanted = [kind for kind, value in given.items() if value is not None]
+        for state in [*wanted, 'extra', *(['dropout', 'random'] if optimizer is not None else [])]:
+            if state not in about.states:
+                raise ValueError(f"{folder} is not of this run: expected the state of '{state}'")
+            saved[state] = read_state(folder, root, state)
         with _of_this_run(folder):
-            states.check_model(model, metadata)
-            if states.TRAINING not in metadata.state_dict_metadata:
-                raise ValueError(f"expected '{states.TRAINING}' in it (got none)")
-            tables.update(states.tables_in(metadata, model, optimizer))
-        runs = {key: run_of(rank(), weight.num_nodes) for key, weight in tables.items()}
-        is_wanted = optimizer is not None
-        saved.update(read_values(folder, root, metadata, with_optimizer=is_wanted, runs=runs))
-        with _of_this_run(folder):
-            for given, value in {'scheduler': scheduler, 'loader': loader}.items():
-                if value is not None and saved[states.TRAINING].get(given) is None:
-                    raise ValueError(f"expected the state of '{given}' (got none)")
+            tables = {key: states.place_of(key, saved) for key in about.tables}
+            for key, (place, entry) in tables.items():
+                place[entry] = read_table(folder, root, key, about.tables[key])
+            states.check_model(model, saved['model'])
+            states.keep_own_rows(model, optimizer, saved)
+            for place, entry in tables.values():  # no file stays mapped
+                place[entry] = place[entry].clone()
             # Copies refuse what they would, and what they set is only theirs.
             set_loader_and_optimizer(copy.copy(loader), copy.copy(optimizer))
 
     def set_loader_and_optimizer(loader: Stateful | None, optimizer: Optimizer | None) -> None:
-        training = saved[states.TRAINING]
         if loader is not None:
-            loader.load_state_dict(training['loader'])
+            loader.load_state_dict(saved['loader'])
         if optimizer is not None:
-            states.set_optimizer_state(optimizer, saved, training['optimizer'])
+            states.set_optimizer_state(optimizer, saved['optimizer'])
 
     def apply() -> None:
         with _of_this_run(folder):
-            training = saved[states.TRAINING]
-            found = training['epoch'], training['extra'], len(training['random'])
             set_loader_and_optimizer(loader, optimizer)
-            if optimizer is not None:
-                for path, each in of_model(states.plain_model(model)).items():
-                    each.step = training.get('dropout', {}).get(path, each.step)
             if scheduler is not None:
-                scheduler.load_state_dict(training['scheduler'])
-            states.set_model_state(model, saved)
-            if optimizer is not None and num_ranks == found[-1]:
-                states.set_random_states(training['random'][rank()])
-            made.append(Checkpoint(folder, *found))
+                scheduler.load_state_dict(saved['scheduler'])
+            plain = states.plain_model(model)
+            plain.load_state_dict(saved['model'])
+            if optimizer is not None:
+                for path, each in of_model(plain).items():
+                    each.step = saved['dropout'].get(path, each.step)
+                if world_size() == found[0].num_ranks:
+                    states.set_random_states(saved['random'][rank()])
 
-    num_ranks = len(together(read))
-    saved.update({key: from_runs(saved[key], weight) for key, weight in tables.items()})
+    together(read)
     together(apply)
-    return made[0]
+    return Checkpoint(folder, found[0].epoch, saved['extra'], found[0].num_ranks)
 
 
 @contextmanager

@@ -1,15 +1,8 @@
-"""Rows of all nodes as one table on disk, in the order of their ids in the whole graph.
-
-What a rank computes are rows of its own nodes, which lie anywhere among the ids. Ranks that wrote
-them there would write next to one another all over the file, which shared file systems do badly
-or, mapped into memory, wrongly. So each rank gets the rows of a run of ids from their owners, as
-for checkpoints, and writes those in one piece.
-"""
+"""Rows of all nodes on disk as other programs read them: ``.npy``, or a folder of Parquet files."""
 
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import re
 import shutil
@@ -23,12 +16,11 @@ import torch
 from torch import Tensor
 
 from pyg_sar.checkpoint.all_or_none import on_rank_0, together
-from pyg_sar.checkpoint.tables import Table, run_of
+from pyg_sar.checkpoint.tables import Array, Table, create_npy, map_npy, write_npy
 from pyg_sar.comm import agree, check_equal, in_call, rank, world_size
 from pyg_sar.own_rows import plain
 from pyg_sar.rows.attach import as_local, space_of_nodes
 from pyg_sar.rows.rows import tag
-from pyg_sar.shard.format.files import ordinary_file
 
 _PIECE = re.compile(r'rows-\d{5}-of-\d{5}\.parquet')
 _SUFFIXES = ('.npy', '.parquet')
@@ -67,16 +59,15 @@ def save_rows(path: str | os.PathLike[str], values: Tensor, data: Any) -> None:
     row = str(values.dtype), tuple(values.shape[1:])
     check_equal("rows in 'values'", row, agree(row))
     num_nodes = int(data.num_nodes_total)
-    with torch.no_grad():
-        table = Table(plain(values.detach()), data.n_id.to(values.device), num_nodes).in_runs()
-    rows, first = table.values.cpu().contiguous().numpy(), run_of(rank(), num_nodes).start
+    run, first = Table(plain(values), data.n_id.to(values.device), num_nodes).run()
     new = path.with_name(on_rank_0(lambda: f'.{path.name}.{uuid.uuid4().hex[:12]}.tmp'))
-    is_npy = path.suffix == '.npy'
     try:
-        on_rank_0(lambda: _begin(new, rows, num_nodes) if is_npy else new.mkdir())
-        together(
-            lambda: _write_npy(new, rows, first) if is_npy else _write_parquet(new, rows, first)
-        )
+        if path.suffix == '.npy':
+            on_rank_0(lambda: create_npy(new, run, num_nodes))
+            together(lambda: write_npy(new, run, first, num_nodes))
+        else:
+            on_rank_0(new.mkdir)
+            together(lambda: _write_parquet(new, run, first))
         on_rank_0(lambda: _replace(new, path))
     except BaseException:
         if rank() == 0:
@@ -112,9 +103,14 @@ def load_rows(path: str | os.PathLike[str], data: Any) -> Tensor:
 
     def read() -> None:
         _check_data(path, data)
-        ids = data.n_id.cpu().numpy()
-        read_own = _read_npy if path.suffix == '.npy' else _read_parquet
-        found.append(torch.from_numpy(read_own(path, ids, int(data.num_nodes_total))))
+        ids, num_nodes = data.n_id.cpu().numpy(), int(data.num_nodes_total)
+        if path.suffix == '.npy':
+            rows = map_npy(path)
+            _check_count(path, len(rows) if rows.ndim else 0, num_nodes)
+            rows = np.asarray(rows[ids])
+        else:
+            rows = _read_parquet(path, ids, num_nodes)
+        found.append(torch.from_numpy(rows))
 
     together(read)
     values = found[0].to(data.n_id.device)
@@ -157,36 +153,12 @@ def _check(path: Path, values: Tensor, data: Any) -> None:
         raise ValueError(f"expected rows to replace at '{path}' (got something else)")
 
 
-def _begin(new: Path, rows: np.ndarray[Any, Any], num_nodes: int) -> None:
-    """The header of a file of all rows, and its size."""
-    shape = (num_nodes, *rows.shape[1:])
-    with new.open('wb') as file:
-        header = {'descr': np.lib.format.dtype_to_descr(rows.dtype), 'fortran_order': False}
-        np.lib.format.write_array_header_1_0(file, {**header, 'shape': shape})
-        file.truncate(file.tell() + num_nodes * _row_bytes(rows))
-
-
-def _write_npy(new: Path, rows: np.ndarray[Any, Any], first: int) -> None:
-    """Rows from the id `first` on, written and not mapped: only their bytes are touched."""
-    with new.open('r+b') as file:
-        np.lib.format.read_magic(file)
-        np.lib.format.read_array_header_1_0(file)
-        file.seek(first * _row_bytes(rows), os.SEEK_CUR)
-        file.flush()
-        rows.tofile(file)
-        os.fsync(file.fileno())
-
-
-def _row_bytes(rows: np.ndarray[Any, Any]) -> int:
-    return int(math.prod(rows.shape[1:], start=rows.dtype.itemsize))
-
-
-def _write_parquet(new: Path, rows: np.ndarray[Any, Any], first: int) -> None:
+def _write_parquet(new: Path, run: Array, first: int) -> None:
     arrow, parquet = _parquet()
-    value = arrow.array(rows.reshape(-1))
-    if rows.ndim == 2:
-        value = arrow.FixedSizeListArray.from_arrays(value, rows.shape[1])
-    ids = arrow.array(np.arange(first, first + len(rows), dtype=np.int64))
+    value = arrow.array(run.reshape(-1))
+    if run.ndim == 2:
+        value = arrow.FixedSizeListArray.from_arrays(value, run.shape[1])
+    ids = arrow.array(np.arange(first, first + len(run), dtype=np.int64))
     name = f'rows-{rank():05d}-of-{world_size():05d}.parquet'
     parquet.write_table(arrow.table({'id': ids, 'value': value}), new / name)
 
@@ -201,22 +173,11 @@ def _replace(new: Path, path: Path) -> None:
         new.replace(path)
 
 
-def _read_npy(path: Path, ids: np.ndarray[Any, Any], num_nodes: int) -> np.ndarray[Any, Any]:
-    ordinary_file(path)
-    try:
-        rows = np.load(path, mmap_mode='r', allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"expected an array in '{path}' (got: {error})") from error
-    _check_count(path, len(rows) if rows.ndim else 0, num_nodes)
-    return np.asarray(rows[ids])
-
-
-def _read_parquet(path: Path, ids: np.ndarray[Any, Any], num_nodes: int) -> np.ndarray[Any, Any]:
+def _read_parquet(path: Path, ids: Array, num_nodes: int) -> Array:
     """The pieces one after another: their rows are those of all ids, in order."""
     _, parquet = _parquet()
     files = sorted(path.iterdir())
-    sizes = [parquet.read_metadata(file).num_rows for file in files]
-    _check_count(path, sum(sizes), num_nodes)
+    _check_count(path, sum(parquet.read_metadata(file).num_rows for file in files), num_nodes)
     order = np.argsort(ids)
     wanted, parts = ids[order], []
 
@@ -229,10 +190,9 @@ def _read_parquet(path: Path, ids: np.ndarray[Any, Any], num_nodes: int) -> np.n
         first, count = batch.column(0)[0].as_py(), len(batch)
         low, high = np.searchsorted(wanted, [first, first + count])
         value = batch.column(1)
-        if hasattr(value.type, 'list_size'):
-            rows = value.flatten().to_numpy(zero_copy_only=False).reshape(count, -1)
-        else:
-            rows = value.to_numpy(zero_copy_only=False)
+        is_list = hasattr(value.type, 'list_size')
+        rows = (value.flatten() if is_list else value).to_numpy(zero_copy_only=False)
+        rows = rows.reshape(count, -1) if is_list else rows
         parts.append(rows[wanted[low:high] - first])
     found = np.concatenate(parts)
     out = np.empty_like(found)

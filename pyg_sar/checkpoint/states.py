@@ -1,11 +1,4 @@
-"""A training run as one flat dict of tensors and plain values, and back.
-
-- ``model.<key>``: the plain model's ``state_dict()``
-- ``optimizer.<i>.<name>``: tensors of the optimizer's state of parameter i
-- ``training``: all the rest, one dict of plain values, among them the random states of all ranks
-
-Apart from these nothing depends on how many ranks there are.
-"""
+"""What of a training run is saved: tensors and plain values, and tables of all nodes."""
 
 from __future__ import annotations
 
@@ -15,14 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.optim import Optimizer
 
 from pyg_sar.checkpoint.tables import Table
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.own_rows import OwnRows
 
-MODEL, OPTIMIZER, TRAINING = 'model.', 'optimizer.', 'training'
+State = tuple[dict[str, Any], dict[str, Table]]
+"""A dict of tensors and plain values, and the tables that belong to it, by key."""
 
 
 def plain_model(model: torch.nn.Module) -> torch.nn.Module:
@@ -31,16 +24,10 @@ def plain_model(model: torch.nn.Module) -> torch.nn.Module:
     return model.module if isinstance(model, kinds) else model
 
 
-def model_state(model: torch.nn.Module) -> dict[str, Any]:
-    """Under the keys of the plain PyG model; rows of node embeddings as tables."""
-    state = {f'{MODEL}{key}': value for key, value in plain_model(model).state_dict().items()}
-    return state | {key: Table.of(weight, weight) for key, weight in embeddings(model).items()}
-
-
 def embeddings(model: torch.nn.Module) -> dict[str, OwnRows]:
     """The rows of node embeddings, under the keys of the plain PyG model."""
     named = plain_model(model).named_parameters(remove_duplicate=False)
-    return {f'{MODEL}{name}': p for name, p in named if isinstance(p, OwnRows)}
+    return {name: p for name, p in named if isinstance(p, OwnRows)}
 
 
 def embeddings_of(optimizer: Optimizer) -> dict[int, OwnRows]:
@@ -49,105 +36,90 @@ def embeddings_of(optimizer: Optimizer) -> dict[int, OwnRows]:
     return {index: p for index, p in enumerate(parameters) if isinstance(p, OwnRows)}
 
 
-def set_model_state(model: torch.nn.Module, saved: dict[str, Any]) -> None:
-    """Loads what :func:`model_state` has told."""
-    state = {k.removeprefix(MODEL): value for k, value in saved.items() if k.startswith(MODEL)}
-    plain_model(model).load_state_dict(state)
+def model_state(model: torch.nn.Module) -> State:
+    """Under the keys of the plain PyG model."""
+    own = embeddings(model)
+    state = {k: v for k, v in plain_model(model).state_dict().items() if k not in own}
+    return state, {f'model.{name}': Table.of(weight, weight) for name, weight in own.items()}
 
 
-def tables_in(
-    metadata: Metadata, model: torch.nn.Module, optimizer: Optimizer | None
-) -> dict[str, OwnRows]:
-    """What a checkpoint has of node embeddings, by key, with the rows that it is for.
-
-    Raises:
-        ValueError: If an optimizer's state of one has another shape.
-    """
-    found = embeddings(model)
-    for index, weight in ({} if optimizer is None else embeddings_of(optimizer)).items():
-        want = torch.Size([weight.num_nodes, *weight.shape[1:]])
-        for key, described in metadata.state_dict_metadata.items():
-            is_of_it = key.startswith(f'{OPTIMIZER}{index}.')
-            if is_of_it and isinstance(described, TensorStorageMetadata) and described.size:
-                if described.size != want:
-                    raise ValueError(f"expected '{key}' as {list(want)} (got {described.size})")
-                found[key] = weight
-    return found
+def optimizer_state(optimizer: Optimizer) -> State:
+    """Its ``state_dict()`` and class; its tensors of a node embedding must have all its rows."""
+    state, tables, kind = optimizer.state_dict(), dict[str, Table](), type(optimizer).__name__
+    for index, weight in embeddings_of(optimizer).items():
+        values = state['state'].get(index, {})
+        of_rows = {n: v for n, v in values.items() if isinstance(v, Tensor) and v.dim() > 0}
+        for name, value in of_rows.items():
+            if value.shape != weight.shape:
+                raise ValueError(
+                    f"expected '{name}' of {kind} to have a row for every own node (got "
+                    f'{list(value.shape)} for {list(weight.shape)})'
+                )
+            tables[f'optimizer.{index}.{name}'] = Table.of(weight, value)
+        if of_rows:
+            state['state'][index] = {n: v for n, v in values.items() if n not in of_rows}
+    return {'class': kind, **state}, tables
 
 
-def optimizer_state(optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tensors, one entry each, those of node embeddings as tables; and the rest.
-
-    Not torch.distributed.checkpoint's ``get_state_dict``: it makes a step of an optimizer that has
-    made none, and leaves out what a scheduler has noted in the parameter groups.
-    """
-    state = optimizer.state_dict()
-    tensors: dict[str, Any] = {}
-    rest: dict[Any, Any] = {}
-    tables = embeddings_of(optimizer)
-    for index, values in state['state'].items():
-        if isinstance(index, int) and isinstance(values, dict):
-            split = {name: isinstance(value, Tensor) for name, value in values.items()}
-            for n in (name for name, is_in in split.items() if is_in):
-                key, value = f'{OPTIMIZER}{index}.{n}', values[n]
-                if index in tables and value.dim() > 0:
-                    if value.shape != tables[index].shape:
-                        raise ValueError(
-                            f"expected '{n}' of {type(optimizer).__name__} to have a row for every "
-                            f'own node (got {list(value.shape)} for {list(tables[index].shape)})'
-                        )
-                    value = Table.of(tables[index], value)
-                tensors[key] = value
-            values = {name: value for name, value in values.items() if not split[name]}
-        rest[index] = values
-    other = {key: value for key, value in state.items() if key != 'state'}
-    return tensors, {'class': type(optimizer).__name__, 'state': rest, 'other': other}
+def check_model(model: torch.nn.Module, saved: dict[str, Any]) -> None:
+    """Raises ValueError with the first difference in names, shapes and dtypes."""
+    state, tables = model_state(model)
+    kind, left = type(plain_model(model)).__name__, dict(saved)
+    for name, value in (state | {k.removeprefix('model.'): v for k, v in tables.items()}).items():
+        if name not in left:
+            raise ValueError(f"expected '{name}' of the model, a {kind}, in it (got none)")
+        got = _form(left.pop(name))
+        if not torch.nn.parameter.is_lazy(value) and got != _form(value):
+            raise ValueError(
+                f"expected '{name}' of the model, a {kind}, as {_form(value)} (got {got})"
+            )
+    if left:
+        extra = next(iter(left))
+        raise ValueError(f"expected only what the model, a {kind}, has (got '{extra}', too)")
 
 
-def set_optimizer_state(
-    optimizer: Optimizer, saved: dict[str, Any], described: dict[str, Any]
+def _form(value: object) -> str:
+    if isinstance(value, Table):
+        return f'{value.shape} {value.values.dtype}'
+    return f'{list(value.shape)} {value.dtype}' if isinstance(value, Tensor) else 'no tensor'
+
+
+def place_of(key: str, saved: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Where in the states a table belongs: a dict, and its key there."""
+    kind, entry = key.split('.', 1)
+    if kind == 'model':
+        return saved['model'], entry
+    number, entry = entry.split('.', 1)
+    of_optimizer = saved.get('optimizer', {'state': {int(number): {}}})  # else not asked for
+    return of_optimizer['state'][int(number)], entry
+
+
+def keep_own_rows(
+    model: torch.nn.Module, optimizer: Optimizer | None, saved: dict[str, Any]
 ) -> None:
-    """Loads what :func:`optimizer_state` has told.
-
-    Raises:
-        ValueError: If it is of another class, or of other parameters.
-    """
-    kind = type(optimizer).__name__
-    if described['class'] != kind:
-        raise ValueError(f'expected the state of {kind} (got {described["class"]})')
-    state = described['state']
-    for key, tensor in saved.items():
-        if key.startswith(OPTIMIZER):
-            index, name = key.removeprefix(OPTIMIZER).split('.', 1)
-            state[int(index)][name] = tensor
-    optimizer.load_state_dict({'state': state, **described['other']})
+    """Of what has a row for every node, leaves the rows of own nodes where only these are held."""
+    for name, weight in embeddings(model).items():
+        saved['model'][name] = _own_rows(saved['model'][name], weight)
+    for index, weight in ({} if optimizer is None else embeddings_of(optimizer)).items():
+        values = saved['optimizer']['state'].get(index, {})
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.dim() > 0:
+                want = [weight.num_nodes, *weight.shape[1:]]
+                if [*value.shape] != want:
+                    raise ValueError(f"expected '{name}' as {want} (got {[*value.shape]})")
+                values[name] = _own_rows(value, weight)
 
 
-def check_model(model: torch.nn.Module, metadata: Metadata) -> None:
-    """Compares names, shapes and dtypes.
+def _own_rows(values: Tensor, weight: OwnRows) -> OwnRows:
+    return values[weight.n_id].to(weight.device).as_subclass(OwnRows)
 
-    Raises:
-        ValueError: With the first difference between the model and a checkpoint.
-    """
-    name = type(plain_model(model)).__name__
-    saved = {k: v for k, v in metadata.state_dict_metadata.items() if k.startswith(MODEL)}
-    for key, value in model_state(model).items():
-        short = key.removeprefix(MODEL)
-        if key not in saved:
-            raise ValueError(f"expected '{short}' of the model, a {name}, in it (got none)")
-        found = saved.pop(key)
-        is_tensor = isinstance(value, (Tensor, Table))
-        if is_tensor != isinstance(found, TensorStorageMetadata):
-            raise ValueError(f"expected '{short}' to be a tensor in both or in neither")
-        if not isinstance(found, TensorStorageMetadata) or torch.nn.parameter.is_lazy(value):
-            continue
-        want = f'{list(value.shape)} {value.dtype}'
-        got = f'{list(found.size)} {found.properties.dtype}'
-        if got != want:
-            raise ValueError(f"expected '{short}' of the model, a {name}, as {want} (got {got})")
-    if saved:
-        extra = next(iter(saved)).removeprefix(MODEL)
-        raise ValueError(f"expected only what the model, a {name}, has (got '{extra}', too)")
+
+def set_optimizer_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Loads what :func:`optimizer_state` has told; raises ValueError if it is of another class."""
+    state, kind = dict(saved), type(optimizer).__name__
+    if (found := state.pop('class')) != kind:
+        raise ValueError(f'expected the state of {kind} (got {found})')
+    optimizer.load_state_dict(state)
 
 
 def random_states() -> dict[str, Any]:

@@ -1,32 +1,29 @@
-"""Tables with a row per node in a checkpoint: in the order of ids, each rank a run of them.
+"""A row for every node of the whole graph in one ``.npy`` file, in the order of ids.
 
-Nodes are spread over the ranks as the graph was cut. A checkpoint knows nothing of that: it has one
-tensor with the rows of all nodes, as ``torch.nn.Embedding`` has. So a rank writes the rows of a run
-of ids, which come from their owners, and reads such a run, from which the owners get them. No rank
-ever holds more than its share, as the tensor is written in pieces.
+What a rank has are rows of its own nodes, which lie anywhere among the ids. Ranks that wrote them
+there would write next to one another all over the file, which shared file systems do badly or,
+mapped into memory, wrongly. So each rank gets the rows of a run of ids from their owners, and
+writes those in one piece. No rank ever holds more than its own rows and its run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-)
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from pyg_sar.comm import rank, world_size
 from pyg_sar.over_all_nodes import rows
 from pyg_sar.own_rows import OwnRows, plain
+from pyg_sar.shard.format.files import ordinary_file
 
-_PIECE_BYTES = 2**24
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,60 +40,45 @@ class Table:
         return cls(plain(values), weight.n_id.to(weight.device), weight.num_nodes)
 
     @property
-    def shape(self) -> torch.Size:
+    def shape(self) -> list[int]:
         """Of the rows of all nodes."""
-        return torch.Size([self.num_nodes, *self.values.shape[1:]])
+        return [self.num_nodes, *self.values.shape[1:]]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the rows."""
-        return self.values.dtype
-
-    def in_runs(self) -> Table:
-        """The rows of this rank's run, from wherever they are (collective)."""
-        run = run_of(rank(), self.num_nodes)
-        n_id = torch.arange(run.start, run.stop, device=self.values.device)
-        return replace(self, values=rows(self.values, n_id, self.n_id), n_id=n_id)
+    def run(self) -> tuple[Array, int]:
+        """The rows of this rank's run of ids, and the first id (collective: see ``rows``)."""
+        first, end = (r * self.num_nodes // world_size() for r in (rank(), rank() + 1))
+        with torch.no_grad():
+            ids = torch.arange(first, end, device=self.values.device)
+            found = rows(self.values, ids, self.n_id).cpu().contiguous()
+        # NumPy has no bfloat16: the file has its bits.
+        return (found.view(torch.int16) if found.dtype == torch.bfloat16 else found).numpy(), first
 
 
-def from_runs(values: Tensor, weight: OwnRows) -> OwnRows:
-    """Own rows like those of a weight, of which every rank has read its run (collective)."""
-    run = run_of(rank(), weight.num_nodes)
-    n_id = torch.arange(run.start, run.stop, device=weight.device)
-    own = rows(values.to(weight.device), weight.n_id.to(weight.device), n_id)
-    return own.as_subclass(OwnRows)
+def create_npy(path: Path, run: Array, num_nodes: int) -> None:
+    """Makes a file for the rows of all nodes, of the kind of those of a run."""
+    shape = num_nodes, *run.shape[1:]
+    np.lib.format.open_memmap(path, mode='w+', dtype=run.dtype, shape=shape)
 
 
-def run_of(rank: int, num_nodes: int) -> range:
-    """The ids whose rows a rank writes and reads."""
-    return range(rank * num_nodes // world_size(), (rank + 1) * num_nodes // world_size())
+def write_npy(path: Path, run: Array, first: int, num_nodes: int) -> None:
+    """Writes the rows from the id `first` on; not mapped, as only their bytes may be touched."""
+    row_bytes = math.prod(run.shape[1:], start=run.dtype.itemsize)
+    with path.open('r+b') as file:
+        file.seek((first - num_nodes) * row_bytes, os.SEEK_END)
+        file.flush()
+        run.tofile(file)
+        os.fsync(file.fileno())
 
 
-class SavePlanner(DefaultSavePlanner):
-    """Also writes tables: given by name, with the rows of this rank's run."""
+def map_npy(path: Path) -> Array:
+    """The rows of all nodes, mapped; what is written to them stays in memory.
 
-    def __init__(self, tables: dict[str, Table]) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._tables = tables
-
-    def items_of(self, rank: int) -> Iterator[WriteItem]:
-        """The pieces of tables that a rank writes."""
-        for name, table in self._tables.items():
-            run, columns = run_of(rank, table.num_nodes), table.shape[1:]
-            row_bytes = columns.numel() * table.values.element_size()
-            most = max(1, _PIECE_BYTES // max(1, row_bytes))
-            for start in run[::most]:
-                offsets = torch.Size([start, *[0] * len(columns)])
-                sizes = torch.Size([min(most, run.stop - start), *columns])
-                properties = TensorProperties.create_from_tensor(table.values)
-                chunk = ChunkStorageMetadata(offsets, sizes)
-                data = TensorWriteData(chunk, properties, table.shape)
-                yield WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=data)
-
-    def resolve_data(self, write_item: WriteItem) -> Any:
-        """What is written for an item."""
-        table, data = self._tables.get(write_item.index.fqn), write_item.tensor_data
-        if table is None or data is None:
-            return super().resolve_data(write_item)
-        start = data.chunk.offsets[0] - run_of(rank(), table.num_nodes).start
-        return table.values[start : start + data.chunk.sizes[0]]
+    Raises ValueError for what is no array of numbers.
+    """
+    ordinary_file(path)
+    try:
+        return np.lib.format.open_memmap(path, mode='c')
+    except OSError:
+        raise
+    except Exception as error:  # of damaged bytes it may be anything
+        raise ValueError(f"expected an array in '{path}' (got: {error})") from error

@@ -36,9 +36,7 @@ class LazyLayers:
         self._waiting: dict[torch.nn.Module, dict[str, Tensor]] = {}
         for module in () if model is None else model.modules():
             tensors = (*module.named_parameters(), *module.named_buffers())
-            waiting: dict[str, Tensor] = {
-                name: tensor for name, tensor in tensors if is_lazy(tensor)
-            }
+            waiting: dict[str, Tensor] = {name: t for name, t in tensors if is_lazy(t)}
             if waiting:
                 # Before all hooks, but after one that gives it shapes itself.
                 is_first = not hasattr(module, 'initialize_parameters')

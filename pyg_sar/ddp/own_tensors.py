@@ -1,9 +1,8 @@
 """Tensors outside of the model that need a gradient: inputs, or what they were computed from.
 
-Where rows are plain tensors of one rank, each is of one rank's own, so there is nothing to add up;
-its gradient, that of the sum of all losses, is divided by the number of ranks. The hook that does
-it stands at the leaf and not where the tensor enters the model, as a loss may read the leaf by
-another way too.
+Each is of one rank's own, so there is nothing to add up; its gradient, that of the sum of all
+losses, is divided by the number of ranks. The hook that does it stands at the leaf and not where
+the tensor enters the model, as a loss may read the leaf by another way too.
 """
 
 from __future__ import annotations

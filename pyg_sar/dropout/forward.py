@@ -13,9 +13,8 @@ It is refused.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from traceback import walk_stack
 from typing import Any
 
@@ -29,43 +28,35 @@ from pyg_sar.comm import agree, check_equal
 from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.dropout.draw import DROPOUTS, EdgeDraws, KeyedDraw, is_drawn
 from pyg_sar.dropout.edge_ids import edge_ids, has_ids
-from pyg_sar.recipes import remember
+from pyg_sar.monitor.recipes import remember
 from pyg_sar.recompute import Dropout, dropout_arguments
 from pyg_sar.rows.attach import as_local
 from pyg_sar.rows.rows import Rows, plain, tag
+from pyg_sar.scoped import Scoped
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.nested import leaves_of
 
 _OTHER = 'dropout_edge, alpha_dropout, torch.rand, the dropout of an LSTM or of MultiheadAttention'
 
 
-class _Here(threading.local):
-    forward: _Forward | None = None
-    is_off = False
+_forward: Scoped[_Forward | None] = Scoped(None)  # the one that draws by id
+_is_off = Scoped(False)
 
 
-_here = _Here()
-
-
-@contextmanager
-def switched_off() -> Iterator[None]:
+def switched_off() -> AbstractContextManager[None]:
     """While it lasts, dropout in this thread is torch's."""
-    before, _here.is_off = _here.is_off, True
-    try:
-        yield
-    finally:
-        _here.is_off = before
+    return _is_off.set(True)
 
 
 def is_running() -> bool:
     """Whether a forward that draws by id runs in this thread, or may do without."""
-    return _here.forward is not None or _here.is_off
+    return _forward.value is not None or _is_off.value
 
 
 def edge_draws() -> EdgeDraws | None:
     """The dropouts of the next call of message passing; None if they are torch's."""
-    forward = _here.forward
-    return None if forward is None or _here.is_off else EdgeDraws(forward.next_state())
+    forward = _forward.value
+    return None if forward is None or _is_off.value else EdgeDraws(forward.next_state())
 
 
 def of_model(model: torch.nn.Module) -> dict[str, SameDropout]:
@@ -105,10 +96,10 @@ class SameDropout:
 
     @torch.compiler.disable
     def _enter(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        running = _here.forward
+        running = _forward.value
         if running is not None and running.module is module:  # interrupted from the keyboard
             running.end()
-        if _here.is_off or _here.forward is not None:
+        if _is_off.value or _forward.value is not None:
             return
         leaves = list(leaves_of((args, kwargs)))
         has_rows = any(isinstance(each, Rows) for each in leaves)
@@ -118,12 +109,12 @@ class SameDropout:
             own = self.seed, self.step
             check_equal("'dropout_seed' and its step", own, agree(own))
             self._is_compared = True
-        _here.forward = _Forward(self, module, handles, has_rows, self._sets)
-        _here.forward.__enter__()  # type: ignore[no-untyped-call]
+        _forward.value = _Forward(self, module, handles, has_rows, self._sets)
+        _forward.value.__enter__()  # type: ignore[no-untyped-call]
 
     @torch.compiler.disable
     def _leave(self, module: torch.nn.Module, args: Any, out: Any) -> None:
-        forward = _here.forward
+        forward = _forward.value
         if forward is None or forward.module is not module:
             return
         forward.end()
@@ -157,7 +148,7 @@ class _Forward(TorchFunctionMode):
 
     def end(self) -> None:
         """Leaves dropout to torch again."""
-        _here.forward = None
+        _forward.value = None
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def next_state(self) -> Tensor:
@@ -168,7 +159,7 @@ class _Forward(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in DROPOUTS or _here.is_off:
+        if func not in DROPOUTS or _is_off.value:
             return func(*args, **kwargs)
         x, p, training, inplace = dropout_arguments(*args, **kwargs)
         if not is_drawn(p, training):

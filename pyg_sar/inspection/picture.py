@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from pyg_sar.commands.pictures import heat_map, new_figure, save
 from pyg_sar.partitioner.write.summary import PartitionSummary
-from pyg_sar.report import heat_map, new_figure, save
 
 
 def draw_partition(summary: PartitionSummary, path: str | os.PathLike[str], text: str) -> None:

@@ -25,7 +25,7 @@ from pyg_sar.shard.read.parts import Part, read_part, rows_of
 def verify_partition(
     root: str | Path, *, on_part: Callable[[], object] = lambda: None
 ) -> list[str]:
-    """Checks that a partition folder is what the partitioner wrote, and consistent in itself.
+    """What is wrong with a partition folder, one sentence each; nothing if it is whole.
 
     - every file has the checksum that META.json names, and no file is missing or foreign
     - every node and every edge of the graph lies in exactly one part, an edge with its destination
@@ -36,9 +36,6 @@ def verify_partition(
     Args:
         root: The partition folder.
         on_part: Called after every part.
-
-    Returns:
-        What is wrong, one sentence each; nothing if the folder is whole.
 
     Raises:
         FileNotFoundError: If there is no folder, or no META.json in it.

@@ -1,12 +1,8 @@
 """The sum over the edges of one block, in the form that is fastest on this device.
 
-``torch.nn.functional.embedding_bag`` sums
-gathered rows without the ``[num_edges, F]`` temporary of gather + scatter; on CPU it is three to
-eight times faster than ``index_add_`` and needs only int32 indices. Its own backward is slow, so
-backward is another forward sum, over the transposed block.
-
-The sum of the first block is the output itself, made in one pass; only later blocks are added, in
-chunks that threads compute side by side (:mod:`pyg_sar.kernels.workers`).
+``torch.nn.functional.embedding_bag`` sums rows without the ``[num_edges, F]`` temporary of gather
+and scatter; on a CPU it is three to eight times faster than ``index_add_``. Its own backward is
+slow, so backward is another forward sum, over the transposed block.
 """
 
 from __future__ import annotations
@@ -37,7 +33,8 @@ def bag_sums(
     if has_heads or bags.keys is not None or bags.ptr.numel() == 1:
         out = values.new_empty(bags.num_rows, *values.shape[1:])
         return add_bag_sums(out, values, bags, weight, factor=factor, replace=True)
-    weight = _entry_weights(bags, weight, factor)
+    if weight is not None or factor is not None:
+        weight = _entry_weights(bags, weight, factor)
     return _bag_sums(values, bags, weight, 0, bags.num_rows)
 
 
@@ -52,29 +49,26 @@ def add_bag_sums(
 ) -> Tensor:
     """Adds the weighted sum of every bag to its row of `out`.
 
-    For the edges e of bag b, ``out[keys[b]] += sum of weight[e] * values[columns[e]]``. The sums
-    are made and added in chunks of a few MiB per thread: a temporary that stays in the caches and
-    in the allocator's hands, where one of the size of `out` would cost a page fault for every page.
+    For the edges e of bag b, ``out[keys[b]] += sum of weight[e] * values[columns[e]]``, in chunks
+    of a few MiB per thread: a temporary of the size of `out` would cost a page fault for every
+    page.
 
     Args:
-        out: ``[num_rows, F]``, changed in place.
+        out: ``[num_rows, F]``, changed in place and returned.
         values: ``[num_cols, F]`` of the same dtype.
         bags: The edges, grouped.
         weight: ``[num_edges]`` in edge order, or None for ones; with a weight for every head
-            ``[num_edges, H]`` see :mod:`pyg_sar.kernels.weighted_sums`, where rows are ``[H, C]``.
-        factor: ``[num_cols]``: what rows of `values` are multiplied by, or None. It takes no pass
-            over them.
+            ``[num_edges, H]`` rows are ``[H, C]``: :mod:`pyg_sar.kernels.weighted_sums`.
+        factor: ``[num_cols]``: what rows of `values` are multiplied by, in no pass of its own.
         replace: Whether the sums replace what `out` holds; rows without a bag become zero.
-
-    Returns:
-        `out`.
     """
     if weight is not None and weight.dim() == 2:
         return add_weighted_sums(out, values, bags, weight, replace=replace)
     if replace and bags.keys is not None:
         out.zero_()
     num_bags = bags.ptr.numel() - 1
-    weight = _entry_weights(bags, weight, factor)
+    if weight is not None or factor is not None:
+        weight = _entry_weights(bags, weight, factor)
     step = max(num_bags, 1)
     if out.device.type == 'cpu':
         row_bytes = out.element_size() * max(out.size(1), 1)

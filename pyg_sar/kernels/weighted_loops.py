@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,17 +36,9 @@ def run_loop(
 ) -> None:
     """Adds weighted sums to `out`, writes dots of rows of `own` and `values` to `dots`, or both.
 
-    Args:
-        values: ``[num_cols, H, C]``.
-        bags: The edges, grouped.
-        out: ``[num_rows, H, C]``, contiguous.
-        weight: ``[num_edges, H]`` in edge order.
-        own: ``[num_rows, H, C]``.
-        dots: ``[num_edges, H]`` in edge order, contiguous.
-        replace: Whether sums replace what `out` holds; rows without a bag become zero.
-
-    Raises:
-        IndexError: If a column is no row of `values`.
+    `values` is ``[num_cols, H, C]``, `out` and `own` ``[num_rows, H, C]``, `weight` and `dots`
+    ``[num_edges, H]`` in edge order; `out` and `dots` are contiguous. With `replace` sums replace
+    what `out` holds, and rows without a bag become zero. Raises IndexError if a column is no row.
     """
     module, (heads, channels) = loops(), values.shape[1:]
     assert module is not None
@@ -56,7 +47,10 @@ def run_loop(
     keys = bags.ptr.new_empty(0, dtype=torch.int64) if bags.keys is None else bags.keys
     perm = bags.columns[:0] if bags.perm is None else bags.perm
     written = (None if t is None else t.view(-1).numpy() for t in (out, dots))  # never a copy
-    read = map(_flat, (own, values, bags.ptr, bags.columns, keys, perm, weight))
+    read = (
+        None if t is None else t.detach().contiguous().view(-1).numpy()
+        for t in (own, values, bags.ptr, bags.columns, keys, perm, weight)
+    )
     loop = partial(module.sums_and_dots, *written, *read, heads, channels)
 
     def run(start: int, end: int, first: int, last: int) -> None:
@@ -65,7 +59,3 @@ def run_loop(
 
     chunks = chunks_of_bags(bags, bags.ptr.numel(), _CHUNK_EDGES)
     side_by_side((partial(run, *chunk) for chunk in chunks), values.device)
-
-
-def _flat(values: Tensor | None) -> Any:
-    return None if values is None else values.detach().contiguous().view(-1).numpy()

@@ -1,31 +1,21 @@
 """Sums over the edges of one block with a weight for every head, and the gradient of the weights.
 
-Which form is used where, measured on CPU on a
-block of 42 thousand rows and 450 thousand edges, in ms with one thread (float32 unless told):
+Measured on a CPU, a block of 42 thousand rows and 450 thousand edges, ms with one thread, float32:
 
-======================  =============  ==============  ==============  =========  =================
-heads x channels        4 x 32         1 x 128         8 x 8           8 x 1      4 x 32 float64
-======================  =============  ==============  ==============  =========  =================
-sum: embedding_bag      **12.8**       **7.8**         **22.8**        14.2       **94**
-sum: index_add          40.8           42.5            36.8            **8.7**    102
-sum: CSR product        31.9           18.0
-dots: sampled_addmm     **25.4**       **12.3**        **31.0**        17.6       **71**
-dots: gather, multiply  48             37              43.5            **9.0**    105
-======================  =============  ==============  ==============  =========  =================
+======================  =============  ==============  ==============  =========
+heads x channels        4 x 32         1 x 128         8 x 8           8 x 1
+======================  =============  ==============  ==============  =========
+sum: embedding_bag      **12.8**       **7.8**         **22.8**        14.2
+sum: index_add          40.8           42.5            36.8            **8.7**
+dots: sampled_addmm     **25.4**       **12.3**        **31.0**        17.6
+dots: gather, multiply  48             37              43.5            **9.0**
+======================  =============  ==============  ==============  =========
 
-The rows of ``embedding_bag`` and ``sampled_addmm`` are for whole blocks. On pairs of node and head
-in chunks of bags, as below, ``embedding_bag`` takes 13.9 for 4 x 32 and 9.0 for 1 x 128, without a
-copy of the rows of each head.
-
-So it is ``embedding_bag``, once for every head, and ``sampled_addmm`` from a few channels on; below
-that, gather and multiply in chunks that stay in the cache. One bag for every row and head takes
-8.1, but 8 bytes kept for every edge and head; ``torch.segment_reduce`` takes 138.
-
-Where numba is installed a compiled loop takes the place of all of these on a CPU
+So from a few channels on it is ``embedding_bag``, once for every head, and ``sampled_addmm``; below
+that, gather and multiply in chunks that stay in the cache. On an H100 (2.3 million edges, 4 x 32)
+the sum takes 2.7 with ``embedding_bag`` and 0.8 as a CSR product, the dots 6.5 and 1.8. Where numba
+is installed a compiled loop takes the place of all of these on a CPU
 (:mod:`pyg_sar.compiled.loops`).
-
-On an H100 (2.3 million edges, 4 x 32) the sum takes 2.7 with ``embedding_bag``, 5.1 with
-``index_add`` and 0.8 as a CSR product; the dots take 6.5 with gather, 1.8 with ``sampled_addmm``.
 """
 
 from __future__ import annotations
@@ -64,17 +54,9 @@ def add_weighted_sums(
     """Adds the sum of every bag, weighted by head, to its row of `out`.
 
     For the edges e of bag b, ``out[keys[b], h] += sum of weight[e, h] * values[columns[e], h]``.
-    Nothing of ``[num_edges, H, C]`` is made.
-
-    Args:
-        out: ``[num_rows, H, C]``, changed in place.
-        values: ``[num_cols, H, C]`` of the same dtype.
-        bags: The edges, grouped.
-        weight: ``[num_edges, H]`` in edge order, of the same dtype.
-        replace: Whether the sums replace what `out` holds; rows without a bag become zero.
-
-    Returns:
-        `out`.
+    Nothing of ``[num_edges, H, C]`` is made. Of one dtype are `out` ``[num_rows, H, C]``, `values`
+    ``[num_cols, H, C]`` and `weight` ``[num_edges, H]`` in edge order. With `replace` the sums
+    replace what `out` holds, and rows without a bag become zero. Returns `out`.
     """
     if has_loop(values) and out.is_contiguous():
         run_loop(values, bags, out=out, weight=weight, replace=replace)
@@ -131,11 +113,11 @@ def weighted_sums_and_dots(
 
     Args:
         out: ``[num_cols, H, C]``: the gradient of the values.
-        dots: ``[num_edges, H]`` in edge order, contiguous: the gradient of the weights.
+        dots: ``[num_edges, H]``, contiguous: the gradient of the weights.
         grad: ``[num_rows, H, C]``: the gradient of the sums.
         rows: ``[num_cols, H, C]``: the values.
         block: The edges, from columns into rows.
-        weight: ``[num_edges, H]`` in edge order.
+        weight: ``[num_edges, H]``.
     """
     if has_loop(grad) and out.is_contiguous():
         run_loop(grad, block.by_src, out=out, weight=weight, own=rows, dots=dots, replace=True)
@@ -147,16 +129,8 @@ def weighted_sums_and_dots(
 def edge_dots(out: Tensor, left: Tensor, right: Tensor, bags: Bags) -> Tensor:
     """Writes the gradient of the weights of :func:`add_weighted_sums`.
 
-    For the edges e of bag b, ``out[e, h] = <left[keys[b], h], right[columns[e], h]>``.
-
-    Args:
-        out: ``[num_edges, H]`` in edge order, contiguous; changed in place.
-        left: ``[num_rows, H, C]`` of the same dtype.
-        right: ``[num_cols, H, C]`` of the same dtype.
-        bags: The edges, grouped.
-
-    Returns:
-        `out`.
+    For the edges e of bag b, ``out[e, h] = <left[keys[b], h], right[columns[e], h]>``, of
+    ``[num_rows, H, C]`` and ``[num_cols, H, C]``. `out` is ``[num_edges, H]``, contiguous.
     """
     if has_loop(right):
         run_loop(right, bags, own=left, dots=out)

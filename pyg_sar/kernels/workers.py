@@ -1,16 +1,15 @@
 """Threads that compute pieces of a sum side by side.
 
-An operation of torch is one parallel region, whose threads wait for each other at its end. A sum of
-many small operations waits as often, and where other programs run on the cores each wait lasts as
-long as the scheduler lets the slowest thread wait. Here every thread takes the next piece when it
-has done one, with all operations in it, and they wait for each other once, at the end of the sum.
-Every row is written by one piece, so results do not depend on the number of threads.
+At the end of every operation of torch its threads wait for the slowest. Here every thread takes the
+next piece when it has done one, and they wait for each other once, at the end of a sum. Every row
+is written by one piece, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -30,21 +29,13 @@ def side_by_side(pieces: Iterable[Callable[[], object]], device: torch.device) -
         for piece in pieces:
             piece()
         return
-    rest, lock, is_inference = iter(pieces), threading.Lock(), torch.is_inference_mode_enabled()
+    is_inference = torch.is_inference_mode_enabled()
 
-    def take() -> Callable[[], object] | None:
-        with lock:
-            return next(rest, None)
-
-    def work() -> None:
+    def run(piece: Callable[[], object]) -> None:
         with torch.inference_mode(is_inference), torch.no_grad():
-            while (piece := take()) is not None:
-                piece()
+            piece()
 
-    pool = _pool(num_threads)
-    done = [pool.submit(work) for _ in range(num_threads)]
-    for each in done:
-        each.result()
+    deque(_pool(num_threads).map(run, pieces), maxlen=0)  # raises what a piece has raised
 
 
 def _pool(num_threads: int) -> ThreadPoolExecutor:

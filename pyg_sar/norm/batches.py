@@ -78,14 +78,13 @@ def _kept_for_backward(norm: Any) -> Iterator[None]:
 
     A first backward makes those of the norm equal. A second one through the forward may follow.
     """
-    names = 'running_mean', 'running_var'
-    buffers = {n: norm._buffers[n] for n in names if norm._buffers.get(n) is not None}
-    if not norm.training:
-        buffers = {}
-    norm._buffers.update({name: buffer.clone() for name, buffer in buffers.items()})
+    names = ('running_mean', 'running_var') if norm.training else ()
+    buffers = {n: buffer for n, buffer in norm.named_buffers(recurse=False) if n in names}
+    for name, buffer in buffers.items():
+        setattr(norm, name, buffer.clone())
     try:
         yield
     finally:
         for name, buffer in buffers.items():
-            buffer.detach_().copy_(norm._buffers[name].detach())
-            norm._buffers[name] = buffer
+            buffer.detach_().copy_(getattr(norm, name).detach())
+            setattr(norm, name, buffer)

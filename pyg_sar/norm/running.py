@@ -26,7 +26,7 @@ Kind: TypeAlias = tuple[torch.dtype, torch.device]
 
 @dataclass(eq=False)
 class OwnUpdates:
-    """What a norm has done to its running statistics by itself."""
+    """What a norm has done to its running statistics, kept on it as ``_own_updates``."""
 
     # Which rows of them it has changed, bool: of HeteroBatchNorm one for every type, else ``[1]``;
     # none for a batch without rows.
@@ -102,10 +102,14 @@ def _by_row(buffer: Tensor) -> Tensor:
     return buffer.view(-1, buffer.size(-1))
 
 
+def _sizes(norm: Any) -> list[int]:
+    """Of the pieces of a norm's vector."""
+    mean = _by_row(norm.running_mean)
+    return [mean.size(0), mean.numel(), mean.numel(), 1, 1]
+
+
 def _size(norm: Any) -> int:
-    mean: Tensor = norm.running_mean
-    num_rows = 1 if mean.dim() == 1 else mean.size(0)
-    return num_rows + 2 * mean.numel() + 2
+    return sum(_sizes(norm))
 
 
 def _pieces(norm: Any, kind: Kind) -> Iterator[Tensor]:
@@ -125,13 +129,13 @@ def _pieces(norm: Any, kind: Kind) -> Iterator[Tensor]:
 
 
 def _set(norm: Any, piece: Tensor) -> None:
-    mean, own = _by_row(norm.running_mean), _updates_of(norm)
-    sizes = [mean.size(0), mean.numel(), mean.numel(), 1, 1]
-    weight, means, variances, num_batches, has_any = torch.split(piece, sizes)
+    own = _updates_of(norm)
+    weight, means, variances, num_batches, has_any = torch.split(piece, _sizes(norm))
     weight = weight.unsqueeze(1)
-    for buffer, total in ((mean, means), (_by_row(norm.running_var), variances)):
-        new = (total.view_as(buffer) / weight).to(buffer.dtype)
-        buffer.copy_(torch.where(weight > 0, new, buffer))
+    for buffer, total in ((norm.running_mean, means), (norm.running_var, variances)):
+        rows = _by_row(buffer)
+        new = (total.view_as(rows) / weight).to(rows.dtype)
+        rows.copy_(torch.where(weight > 0, new, rows))
     tracked = norm._buffers.get('num_batches_tracked')
     if tracked is not None:
         before: Any = tracked if own is None else own.num_batches

@@ -20,7 +20,7 @@ from pyg_sar.partitioner.methods.method import (
     ORDERS,
     Method,
     MethodLike,
-    Options,
+    MethodOptions,
     Problem,
 )
 from pyg_sar.partitioner.methods.rebalance import rebalance, refine
@@ -50,7 +50,7 @@ def choose(
     order: str | None = None,
     is_hetero: bool = False,
     has_train_mask: bool = False,
-) -> Options:
+) -> MethodOptions:
     """Checks that the options of :func:`pyg_sar.partition_graph` fit together; fills in defaults.
 
     Raises:
@@ -65,23 +65,24 @@ def choose(
     if backend not in backend_names():
         raise ValueError(f"'backend' must be one of {backend_names()} (got {backend!r})")
     bindings = {binding.name: binding for binding in found.backends}
-    if backend != 'auto' and backend not in bindings:
-        known = _methods(lambda other: bool(other.backends))
-        raise ValueError(f"'backend' applies to {known} alone (got {backend!r}, method={name!r})")
+    what = f'method={name!r}' + (f', backend={backend!r}' if bindings else '')
+
+    def applies(option: str, can: Callable[[Method], bool]) -> None:
+        assert found is not None
+        if not can(found):
+            known = [method.name for method in METHODS.values() if can(method)]
+            raise ValueError(f'{option} applies to {known} alone (got {what})')
+
+    if backend != 'auto':
+        applies(f'backend={backend!r}', lambda method: bool(method.backends))
     if bindings:
         found = found.backends[0] if backend == 'auto' else bindings[backend]
     _check_package(found, f"method '{name}'" if found.name == name else f"backend '{found.name}'")
-    what = f'method={name!r}' + (f', backend={backend!r}' if bindings else '')
-
     if objective not in OBJECTIVES:
         raise ValueError(f"'objective' must be one of {list(OBJECTIVES)} (got {objective!r})")
-    if objective not in found.objectives:
-        known = _methods(lambda other: objective in other.objectives)
-        raise ValueError(f'objective={objective!r} applies to {known} alone (got {what})')
+    applies(f'objective={objective!r}', lambda method: objective in method.objectives)
     if passes is not None:
-        if not found.takes_passes:
-            known = _methods(lambda other: other.takes_passes)
-            raise ValueError(f"'passes' applies to {known} alone (got {what})")
+        applies("'passes'", lambda method: method.takes_passes)
         check_positive('passes', passes)
 
     metis = METHODS['metis']
@@ -95,28 +96,20 @@ def choose(
     names: tuple[str, ...] = ('types',) if is_hetero and found.several else ('nodes',)
     if balance is not None:
         if found.cut is None:
-            raise ValueError(f"'balance' does not apply to method={name!r} (got {balance!r})")
+            raise ValueError(f"'balance' does not apply to {what} (got {balance!r})")
         names = parse_balance(balance, is_hetero=is_hetero, has_train_mask=has_train_mask)
-        if not found.several and names not in (('nodes',), ('edges',)):
-            known = _methods(lambda other: other.several)
-            raise ValueError(
-                f"'balance' must be 'nodes' or 'edges' with {what}, which knows one weight; "
-                f'several need one of {known} (got {",".join(names)!r})'
-            )
-    return Options(
+        if names not in (('nodes',), ('edges',)):
+            applies("'balance' beyond one of 'nodes' and 'edges'", lambda method: method.several)
+    return MethodOptions(
         method=found,
         given=method,
         backend=found.name if bindings else None,
         seed=seed,
         objective=objective,
         balance=names if found.cut is not None else (),
-        passes=Options.passes if passes is None else passes,
+        passes=MethodOptions.passes if passes is None else passes,
         order=order,
     )
-
-
-def _methods(can: Callable[[Method], bool]) -> list[str]:
-    return [method.name for method in METHODS.values() if can(method)]
 
 
 def _check_package(method: Method, what: str) -> None:
@@ -132,7 +125,9 @@ def _check_package(method: Method, what: str) -> None:
         ) from error
 
 
-def assign_nodes(graph: TypedGraph, num_parts: int, options: Options) -> dict[NodeKey, Tensor]:
+def assign_nodes(
+    graph: TypedGraph, num_parts: int, options: MethodOptions
+) -> dict[NodeKey, Tensor]:
     """The part of every node, int32 [N], by type.
 
     A partitioner sees the nodes of all types in one graph, undirected. A type without edges is
@@ -148,7 +143,7 @@ def assign_nodes(graph: TypedGraph, num_parts: int, options: Options) -> dict[No
     return graph.by_type(parts.to(torch.int32))
 
 
-def _cut(graph: TypedGraph, num_parts: int, options: Options) -> Tensor:
+def _cut(graph: TypedGraph, num_parts: int, options: MethodOptions) -> Tensor:
     """By a method that reads edges, the types one after another, int64 [N]."""
     method = options.method
     assert method.cut is not None

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.command_line import progress_bar
+from pyg_sar.commands.command_line import progress_bar
 from pyg_sar.partitioner.assignment import assign_nodes, choose
 from pyg_sar.partitioner.graph.checks import check_no_nan, check_positive, check_seed
 from pyg_sar.partitioner.graph.split import MASKS, parse_split, random_split
@@ -83,8 +83,8 @@ def partition_graph(
         num_parts: Number of parts P, 1 <= P <= N.
         root: Folder to write; it may not exist yet, or be empty.
         method: ``'metis'`` (few cut edges); ``'ldg'`` or ``'fennel'`` (streaming, for graphs beyond
-            METIS's memory); ``'kahip'`` or ``'mtkahypar'`` (optional packages); ``'random'``;
-            ``'range'`` (equal runs of ids); ``'file:PATH'`` (.npy, .pt or .txt with one part id per
+            METIS's memory); ``'mtkahypar'`` (an optional package); ``'random'``; ``'range'`` (equal
+            runs of ids); ``'file:PATH'`` (.npy, .pt or .txt with one part id per
             node); or an integer tensor [N] of part ids; of a HeteroData the types one after
             another, or a dict with a tensor for every type. Parts given by the caller may be empty.
         backend: METIS's binding: ``'pymetis'``, ``'pyg-lib'``, ``'torch-sparse'``, or ``'auto'``
@@ -96,7 +96,7 @@ def partition_graph(
         balance: What every part shall have an equal share of, within 5 %, some of ``'nodes'``,
             ``'edges'`` (in-edges; alone, plus one per node), ``'train'`` (training nodes) and
             ``'types'`` (nodes of every type), as ``'nodes,edges'`` or a list. By default the types
-            of a HeteroData, else nodes. With pyg-lib, torch-sparse, KaHIP and Mt-KaHyPar one of
+            of a HeteroData, else nodes. With pyg-lib, torch-sparse and Mt-KaHyPar one of
             ``'nodes'`` (their default) and ``'edges'``.
         passes: Passes of ``'ldg'`` and ``'fennel'`` over the nodes; 10 by default.
         order: That of the nodes of a part, which ``n_id`` tells. ``'cache'`` puts neighbours near

@@ -30,8 +30,8 @@ class RankPrediction:
 
     Attributes:
         sizes: Its counts.
-        peak_bytes: The most it holds in training over what it held with the shard loaded.
-        shard_bytes: The loaded shard.
+        peak_bytes: The most it holds in training over what it held with its shard loaded.
+        shard_bytes: Its loaded shard.
         rows_per_epoch: Rows it receives in an epoch.
         bytes_per_epoch: Bytes it receives in an epoch.
         compute_seconds: Per epoch, without exchange; None if it was not timed.
@@ -161,11 +161,11 @@ class Planner:
         seconds = None
         if self._rates is not None:
             seconds = self._rates[0] * sizes.num_own + self._rates[1] * sizes.num_edges
-        width, itemsize = self.job.in_channels, self.job.dtype.itemsize
+        job = self.job
         return RankPrediction(
             sizes=sizes,
             peak_bytes=round(peak * sizes.num_own / max(like.num_own, 1)) + OVERHEAD_BYTES,
-            shard_bytes=self.statistics.shard_bytes(sizes, width, itemsize),
+            shard_bytes=self.statistics.shard_bytes(sizes, job.in_channels, job.dtype.itemsize),
             rows_per_epoch=round(rows * sizes.num_halo),
             bytes_per_epoch=round(num_bytes * sizes.num_halo),
             compute_seconds=seconds,
@@ -176,19 +176,19 @@ class Planner:
 
         By two rehearsals of half and full measure, and the straight line through them.
         """
-        small_enough, factor = _small_enough(sizes, _MAX_NODES, _MAX_EDGES)
-        scaled = small_enough.scaled(factor, factor)
+        few, factor = _small_enough(sizes)
+        scaled = few.scaled(factor, factor)
         large = rehearse(self.job, scaled)
         peak: float = large.peak_bytes
         if factor < 1:
-            small = rehearse(self.job, small_enough.scaled(factor / 2, factor / 2))
+            small = rehearse(self.job, few.scaled(factor / 2, factor / 2))
             peak += (large.peak_bytes - small.peak_bytes) * 2 * (1 / factor - 1)
         halo = max(scaled.num_halo, 1)
         return peak, large.rows_received / halo, large.bytes_received / halo
 
     def _measure_rates(self, sizes: RankSizes) -> tuple[float, float]:
         """Seconds per own node and per edge of this machine, by two rehearsals without counting."""
-        few, factor = _small_enough(sizes, 4 * _MAX_NODES, 4 * _MAX_EDGES)
+        few, factor = _small_enough(sizes, 4)
         full, sparse = few.scaled(factor, factor), few.scaled(factor, factor / 2)
         first, second = (
             rehearse(self.job, s, count=False, epochs=3).seconds for s in (full, sparse)
@@ -198,9 +198,10 @@ class Planner:
         return per_node, per_edge
 
 
-def _small_enough(sizes: RankSizes, max_nodes: int, max_edges: int) -> tuple[RankSizes, float]:
-    """The rank in few blocks, and the factor by which it is to be scaled."""
-    factor = min(1.0, max_nodes / max(sizes.num_own, 1), max_edges / max(sizes.num_edges, 1))
+def _small_enough(sizes: RankSizes, times: int = 1) -> tuple[RankSizes, float]:
+    """The rank in few blocks, and the factor that makes it small enough to rehearse."""
+    most_nodes, most_edges = times * _MAX_NODES, times * _MAX_EDGES
+    factor = min(1.0, most_nodes / max(sizes.num_own, 1), most_edges / max(sizes.num_edges, 1))
     return sizes.with_fewer_blocks(_MAX_BLOCKS), factor
 
 

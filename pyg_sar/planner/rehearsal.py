@@ -1,11 +1,9 @@
-"""A training step of one rank, rehearsed on a small graph of the same proportions.
+"""A training step of one rank, rehearsed by the real code on a small graph of its proportions.
 
-The real code runs, on a made-up shard: so whatever a conv keeps per node, per edge or per row of a
-block is found by measuring it, for any model.
-
-It runs as rank 0 of P while every other rank is thought to hold the same shard, shifted: so what
-rank r sends to rank 0 is what rank 0 itself sends to rank -r. That answers every exchange with
-tensors of the right sizes and sensible values, in one process and without a process group.
+So whatever a conv keeps per node, per edge or per row of a block is found by measuring it, for any
+model. The process is rank 0 of P while every other rank is thought to hold an equal shard, shifted:
+what rank r sends to rank 0 is what rank 0 itself sends to rank -r. That answers every exchange with
+tensors of the right sizes and sensible values, without a process group.
 """
 
 from __future__ import annotations
@@ -75,15 +73,12 @@ class Job:
 
 
 class Rehearsal(NamedTuple):
-    """What one rank did: received in the last epoch, seconds of the fastest after the first one.
+    """What one rank did."""
 
-    The peak is that of tensors alive at once, beyond features, edges and parameters.
-    """
-
-    peak_bytes: int
-    bytes_received: int
+    peak_bytes: int  # of tensors alive at once, beyond features, edges and parameters
+    bytes_received: int  # in the last epoch
     rows_received: int
-    seconds: float
+    seconds: float  # of the fastest epoch after the first one
 
 
 def rehearse(
@@ -190,11 +185,7 @@ def _block(start: int, end: int, num_dst: int, num_edges: int) -> Tensor:
 
 @contextmanager
 def equal_ranks(num_ranks: int) -> Iterator[Counts]:
-    """While it lasts, pyg_sar takes this thread for rank 0 of `num_ranks` equal ones.
-
-    Yields:
-        The rows and bytes that rank 0 has received so far.
-    """
+    """While it lasts, this thread is rank 0 of equal ones; gives what it has received."""
     counts = Counts()
     meter = Meter(counts)
     with ExitStack() as stack:

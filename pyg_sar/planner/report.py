@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyg_sar.command_line import aligned
+from pyg_sar.commands.command_line import aligned
 from pyg_sar.planner.prediction import Prediction, RankPrediction
 from pyg_sar.planner.sampled import SampledPrediction
 
@@ -20,6 +20,12 @@ NOTE = (
 BATCH_NOTE = (
     'It is\nthat of the shard, a round (12 batches on several ranks), three batches and a step.\n'
     'Nodes and edges are expected numbers: within 30 % of those of the one graph that was compared.'
+)
+
+RELATIONS_NOTE = (
+    'taken together, as one graph with features of the mean\nwidth. A conv for each of them '
+    '(HeteroConv) needs more: in each layer a row for\nevery destination of every relation. Expect '
+    'more than these figures.'
 )
 
 
@@ -38,17 +44,29 @@ def _seconds(value: float | None) -> str:
     return f'{value:,.0f}' if value >= 100 else f'{value:.3g}'
 
 
-_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+_COUNT: Callable[[Any], str] = '{:,}'.format
+_OF_RANK: dict[str, tuple[str, Callable[[Any], str]]] = {
     'peak': ('peak_bytes', format_bytes),
     'shard': ('shard_bytes', format_bytes),
-    'nodes': ('num_nodes', '{:,}'.format),
-    'edges': ('num_edges', '{:,}'.format),
-    'halo rows': ('halo_rows', '{:,}'.format),
-    'rows/epoch': ('rows_per_epoch', '{:,}'.format),
+    'nodes': ('num_nodes', _COUNT),
+    'edges': ('num_edges', _COUNT),
+    'halo rows': ('halo_rows', _COUNT),
+    'rows/epoch': ('rows_per_epoch', _COUNT),
     'received/epoch': ('bytes_per_epoch', format_bytes),
     'compute s': ('compute_seconds', _seconds),
 }
-"""Name in JSON and form of the columns of a rank."""
+_OF_BATCH: dict[str, tuple[str, Callable[[Any], str]]] = {
+    'ranks': ('num_ranks', _COUNT),
+    'nodes/batch': ('num_nodes', _COUNT),
+    'edges/batch': ('num_edges', _COUNT),
+    'remote rows': ('remote_rows', _COUNT),
+    'received/batch': ('remote_bytes', format_bytes),
+    'batch': ('batch_bytes', format_bytes),
+    'step': ('peak_bytes', format_bytes),
+    'all memory': ('memory_bytes', format_bytes),
+    'batches/epoch of all nodes': ('num_batches', _COUNT),
+}
+"""Columns: the name of a figure, and its form."""
 
 
 def _figures(rank: RankPrediction) -> dict[str, Any]:
@@ -57,11 +75,11 @@ def _figures(rank: RankPrediction) -> dict[str, Any]:
     return counts | others
 
 
-def _most(ranks: Sequence[RankPrediction]) -> dict[str, str]:
+def _largest(ranks: Sequence[RankPrediction]) -> dict[str, str]:
     """The largest number of some ranks in every column."""
     figures = [_figures(rank) for rank in ranks]
     known = {key: [f[key] for f in figures if f[key] is not None] for key in figures[0]}
-    return {name: form(max(known[key], default=None)) for name, (key, form) in _COLUMNS.items()}
+    return {name: form(max(known[key], default=None)) for name, (key, form) in _OF_RANK.items()}
 
 
 def table(predictions: Sequence[Prediction], base_bytes: int) -> str:
@@ -70,7 +88,7 @@ def table(predictions: Sequence[Prediction], base_bytes: int) -> str:
         {
             'ranks': f'{p.num_ranks:,}',
             'all memory': format_bytes(p.memory_bytes + base_bytes),
-            **_most(p.ranks),
+            **_largest(p.ranks),
             'exchange s': _seconds(p.exchange_seconds),
             's/epoch': _seconds(p.seconds_per_epoch),
             'cut': p.how,
@@ -82,26 +100,13 @@ def table(predictions: Sequence[Prediction], base_bytes: int) -> str:
 
 def rank_table(prediction: Prediction) -> str:
     """One row for every rank of one cut."""
-    return _joined([{'rank': str(i), **_most([r])} for i, r in enumerate(prediction.ranks)])
+    return _joined([{'rank': str(i), **_largest([r])} for i, r in enumerate(prediction.ranks)])
 
 
 def batch_table(batches: Sequence[SampledPrediction], base_bytes: int) -> str:
     """One row for every number of ranks, of the batches of its largest rank."""
-    rows = [
-        {
-            'ranks': f'{b.num_ranks:,}',
-            'nodes/batch': f'{b.num_nodes:,}',
-            'edges/batch': f'{b.num_edges:,}',
-            'remote rows': f'{b.remote_rows:,}',
-            'received/batch': format_bytes(b.remote_bytes),
-            'batch': format_bytes(b.batch_bytes),
-            'step': format_bytes(b.peak_bytes),
-            'all memory': format_bytes(b.memory_bytes + base_bytes),
-            'batches/epoch of all nodes': f'{b.num_batches:,}',
-        }
-        for b in batches
-    ]
-    return _joined(rows)
+    figures = [{**vars(b), 'memory_bytes': b.memory_bytes + base_bytes} for b in batches]
+    return _joined([{n: form(of[key]) for n, (key, form) in _OF_BATCH.items()} for of in figures])
 
 
 def as_dict(prediction: Prediction, base_bytes: int) -> dict[str, Any]:

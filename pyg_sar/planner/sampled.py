@@ -63,11 +63,13 @@ class SampledPrediction:
         return self.shard_bytes + self.round_bytes + 3 * self.batch_bytes + self.peak_bytes
 
 
-class _Met:
-    """Nodes that hops meet: how many are `there`, were met in `total`, and by the `last` hop."""
+@dataclass
+class _NodesMet:
+    """Nodes that hops meet: how many are there, were met in total, and by the last hop."""
 
-    def __init__(self, there: float, first: float) -> None:
-        self.there, self.total, self.last = there, first, first
+    there: float
+    total: float
+    last: float
 
     def meet(self, draws: float) -> None:
         """The next hop, of so many draws."""
@@ -109,8 +111,9 @@ def predict_batches(
     back = cut / max(num_ranks - 1, 1)
     known = max(statistics.points, key=lambda p: p.num_ranks, default=None)
     share = pool_share(known, statistics.num_nodes, statistics.num_edges) if known else 1.0
-    own = _Met(statistics.num_nodes / num_ranks, float(min(batch_size, max(sizes.own))))
-    remote = _Met(share * statistics.num_nodes * (1 - 1 / num_ranks), 0.0)
+    seeds = float(min(batch_size, max(sizes.own)))
+    own = _NodesMet(statistics.num_nodes / num_ranks, seeds, seeds)
+    remote = _NodesMet(share * statistics.num_nodes * (1 - 1 / num_ranks), 0.0, 0.0)
     num_edges = 0.0
     for k in num_neighbors:
         each = degree * (1.0 if k < 0 else -math.expm1(-k / max(degree, 1e-9)))
@@ -135,15 +138,15 @@ def predict_batches(
     factor = min(1.0, _MAX_NODES / nodes)
     peak = rehearse(job, batch.scaled(factor, factor), is_batch=True).peak_bytes / factor
     return SampledPrediction(
-        num_ranks,
-        nodes,
-        edges,
-        rows,
-        row_bytes(rows),
-        statistics.shard_bytes(batch, width, itemsize),
-        round(peak),
-        round_rows,
-        max(3 * ids, ids + 4 * row_bytes(round_rows)),
-        statistics.shard_bytes(sizes, width, itemsize),
-        num_batches,
+        num_ranks=num_ranks,
+        num_nodes=nodes,
+        num_edges=edges,
+        remote_rows=rows,
+        remote_bytes=row_bytes(rows),
+        batch_bytes=statistics.shard_bytes(batch, width, itemsize),
+        peak_bytes=round(peak),
+        round_rows=round_rows,
+        round_bytes=max(3 * ids, ids + 4 * row_bytes(round_rows)),
+        shard_bytes=statistics.shard_bytes(sizes, width, itemsize),
+        num_batches=num_batches,
     )

@@ -57,7 +57,7 @@ class RankSizes:
         return sum(self.halo)
 
     def scaled(self, rows: float, edges: float) -> RankSizes:
-        """The same proportions, smaller; what is not empty stays so."""
+        """Rows and edges times a factor each; what is not empty keeps at least one."""
 
         def shrink(counts: Sequence[int], factor: float) -> tuple[int, ...]:
             return tuple(max(round(n * factor), 1) if n else 0 for n in counts)
@@ -71,16 +71,16 @@ class RankSizes:
         )
 
     def with_fewer_blocks(self, most: int) -> RankSizes:
-        """The same sums and the same largest remote block, in at most `most` remote blocks."""
+        """As many rows and edges in at most `most` remote blocks; the largest block stays."""
         if len(self.halo) <= most or len(self.own) > 1:
             return self
-        return replace(self, halo=_fewer(self.halo, most), halo_edges=_fewer(self.halo_edges, most))
 
+        def fewer(counts: Sequence[int]) -> tuple[int, ...]:
+            largest = max(counts)
+            rest, ones = divmod(sum(counts) - largest, most - 1)
+            return (largest, *(rest + (i < ones) for i in range(most - 1)))
 
-def _fewer(counts: Sequence[int], most: int) -> tuple[int, ...]:
-    largest = max(counts)
-    rest, ones = divmod(sum(counts) - largest, most - 1)
-    return (largest, *(rest + (i < ones) for i in range(most - 1)))
+        return replace(self, halo=fewer(self.halo), halo_edges=fewer(self.halo_edges))
 
 
 @dataclass(frozen=True)

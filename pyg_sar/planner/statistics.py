@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from pyg_sar.planner.sizes import CutPoint, RankSizes, extrapolate
@@ -49,10 +50,7 @@ class Statistics:
     num_relations: int = 1
 
     def at(self, num_ranks: int) -> Cut:
-        """The cut for `num_ranks` ranks.
-
-        A folder runs on every divisor of its number of parts; other cuts are extrapolated (see
-        :mod:`pyg_sar.planner.sizes`).
+        """The cut for `num_ranks` ranks: the folder's if they divide its parts, else extrapolated.
 
         Raises:
             ValueError: If `num_ranks` is not between 1 and the number of nodes.
@@ -146,20 +144,15 @@ def read_statistics(root: str | Path) -> Statistics:
     found = [*found, meta.graph_attrs.get('num_classes')]
     classes = {count for count in found if isinstance(count, int)}
     return from_counts(
-        [sum(column) for column in zip(*(info.part_num_nodes for info in nodes), strict=True)],
-        _summed([info.halo_rows for info in edges]),
-        _summed([info.block_edges for info in edges]),
+        np.sum([info.part_num_nodes for info in nodes], axis=0).tolist(),
+        np.sum([info.halo_rows for info in edges], axis=0).tolist(),
+        np.sum([info.block_edges for info in edges], axis=0).tolist(),
         node_bytes=round(_mean(map(_row_bytes, nodes), counts)),
         edge_bytes=round(_mean(map(_row_bytes, edges), [info.num_edges for info in edges])),
         in_channels=round(_mean(widths, counts)) or None,
         num_classes=classes.pop() if len(classes) == 1 else None,
         num_relations=len(edges),
     )
-
-
-def _summed(tables: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
-    """The sums of tables of one size, entry by entry."""
-    return [[sum(each) for each in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
 
 
 def _mean(values: Iterable[int], counts: Sequence[int]) -> float:
@@ -243,20 +236,17 @@ def by_hand(
 
 
 def _point(ranks: Sequence[RankSizes]) -> CutPoint:
-    edges = [rank.num_edges for rank in ranks]
-    rows = [rank.num_halo for rank in ranks]
-    remote = [n for rank in ranks for n in rank.halo]
+    def most_over_mean(counts: Sequence[int]) -> float:
+        return max(counts) * len(counts) / sum(counts) if any(counts) else 1.0
+
+    edges, rows = [rank.num_edges for rank in ranks], [rank.num_halo for rank in ranks]
     return CutPoint(
         num_ranks=len(ranks),
         share=sum(sum(rank.halo_edges) for rank in ranks) / max(sum(edges), 1),
         halo_rows=sum(rows),
-        skew=_most_over_mean(remote),
-        imbalance=max(_most_over_mean(edges), _most_over_mean(rows)),
+        skew=most_over_mean([n for rank in ranks for n in rank.halo]),
+        imbalance=max(most_over_mean(edges), most_over_mean(rows)),
     )
-
-
-def _most_over_mean(counts: Sequence[int]) -> float:
-    return max(counts) * len(counts) / sum(counts) if any(counts) else 1.0
 
 
 def _row_bytes(info: NodeInfo | EdgeInfo) -> int:

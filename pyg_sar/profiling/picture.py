@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pyg_sar.commands.pictures import heat_map, new_figure, save
 from pyg_sar.monitor import Counts
 from pyg_sar.profiling.records import Summary
-from pyg_sar.report import heat_map, new_figure, save
 
 _MAPS: dict[str, tuple[Callable[[Counts], float], str]] = {
     'computing, s': (lambda counts: counts.computing, '{:.2f}'),

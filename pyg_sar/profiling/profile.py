@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pyg_sar.comm import agree, check_equal, raise_together, rank
-from pyg_sar.command_line import aligned
+from pyg_sar.commands.command_line import aligned
 from pyg_sar.monitor import bytes_text
 from pyg_sar.profiling.picture import draw_profile
 from pyg_sar.profiling.recording import Recording
@@ -149,19 +149,18 @@ def _table(summaries: Sequence[Summary], *, of_all: bool) -> str:
             ]
             rows.append([*names, *([name] if of_all else []), *cells])
             names = [''] * len(names)
-    seconds, share = (fmean(getattr(s, n) for s in summaries) for n in ('seconds', 'outside_share'))
-    head = f'{whose}: {seconds:.3f} s, of which {share:.0%} outside of layers; '
-    table = aligned(rows, len(rows[0]) - len(_COUNTS))
-    return '\n'.join([f'{head}peak: {first.memory} memory{remark}', *table, *_cache(summaries)])
-
-
-def _cache(summaries: Sequence[Summary]) -> Iterator[str]:
-    """How many rows of other ranks sampled batches found in their cache, if there was one."""
-    read, found = (
-        sum(getattr(s, name) for s in summaries) for name in ('cache_reads', 'cache_hits')
-    )
+    seconds = fmean(s.seconds for s in summaries)
+    share = fmean(s.outside_share for s in summaries)
+    lines = [
+        f'{whose}: {seconds:.3f} s, of which {share:.0%} outside of layers; peak: {first.memory} '
+        f'memory{remark}',
+        *aligned(rows, len(rows[0]) - len(_COUNTS)),
+    ]
+    read, found = sum(s.cache_reads for s in summaries), sum(s.cache_hits for s in summaries)
     if read:
-        yield f'cache of batches: {found:,} of {read:,} rows of other ranks, {found / read:.0%}'
+        rate = f'{found:,} of {read:,} rows of other ranks, {found / read:.0%}'
+        lines.append(f'cache of batches: {rate}')
+    return '\n'.join(lines)
 
 
 def _lines(summary: Summary) -> Iterator[tuple[list[str], tuple[float | None, ...]]]:

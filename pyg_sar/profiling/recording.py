@@ -34,7 +34,7 @@ class Recording(Meter):
     recorded: Summary | None = None
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._outside, self._cache = Counts(), [0, 0]
+        self._outside, self._cache_reads, self._cache_hits = Counts(), 0, 0
         super().__init__(self._outside)
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
         named = self._model.named_modules()
@@ -78,14 +78,22 @@ class Recording(Meter):
         passes = [p for layer in self._layers for p in (layer.forward, layer.backward)]
         spent = sum(p.waiting + p.computing for p in passes) + self._outside.waiting
         self._outside.computing = max(seconds - spent, 0.0)  # of all threads
-        world, start = (rank(), world_size()), self._start_bytes
-        counts, memory = (self._layers, self._outside), (start, self._memory.name)
-        return Summary(*world, seconds, *counts, *memory, *self._cache)
+        return Summary(
+            rank=rank(),
+            world_size=world_size(),
+            seconds=seconds,
+            layers=self._layers,
+            outside=self._outside,
+            start_bytes=self._start_bytes,
+            memory=self._memory.name,
+            cache_reads=self._cache_reads,
+            cache_hits=self._cache_hits,
+        )
 
     def looked_up(self, num_rows: int, num_found: int) -> None:
         """Counts rows that a cache was asked for."""
-        self._cache[0] += num_rows
-        self._cache[1] += num_found
+        self._cache_reads += num_rows
+        self._cache_hits += num_found
 
     def clock(self) -> float:
         """Seconds; on a GPU when all that was started is done."""

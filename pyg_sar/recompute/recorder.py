@@ -1,20 +1,17 @@
 """Activations that backward computes again instead of keeping them.
 
 Between two convs a model mostly normalises, clips and drops. Each such step keeps a tensor of
-``[num_own, F]`` for backward that follows from the one before it in a few passes over memory. While
-a model runs in :func:`recomputed_activations`, what autograd saves is compared with the results of
-such steps. A result is packed as a recipe (the step and, again packed, its inputs) and computed
-when backward asks for it. Whatever else is saved, such as a conv's output, stays as it is.
+``[num_own, F]`` for backward that follows from the one before it in a few passes over memory. Of
+such a result autograd saves a recipe, the step and its inputs, and backward computes it. Whatever
+else is saved, such as a conv's output, stays as it is. To checkpoint segments of a model would run
+its exchanges again.
 
-To checkpoint segments of a model would run its exchanges again, and segments have to be named. A
-step that reads more than 1.25 times its result is left alone: its inputs would take more than it
-saves. A chain linear - batch norm - ReLU - dropout on 100,000 rows of 256 keeps 0.53 of the memory
-and takes 1.5 times as long by itself.
+A chain linear - batch norm - ReLU - dropout on 100,000 rows of 256 keeps 0.53 of the memory and
+takes 1.5 times as long by itself.
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,10 +27,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_sar.comm import world_size
-from pyg_sar.recipes import Step, here
+from pyg_sar.monitor.recipes import Step, recorder
 from pyg_sar.recompute.dropout import Draw, Dropout, dropout_arguments
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, tag
+from pyg_sar.scoped import Scoped
 
 _STEPS: set[Any] = {
     *(F.relu, torch.relu, Tensor.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.celu, F.gelu),
@@ -61,7 +59,8 @@ def recomputed_activations() -> Iterator[None]:
     Values and gradients stay the same bits, dropout included. A tensor that is changed in place
     between forward and backward is an error, as it is without.
     """
-    with _Recorder() as recorder, saved_tensors_hooks(recorder.pack, _unpack):
+    told = _Recorder()
+    with recorder.set(told), told, saved_tensors_hooks(told.pack, _unpack):
         yield
 
 
@@ -71,26 +70,23 @@ def recompute_activations_of(module: torch.nn.Module) -> None:
     module.register_forward_hook(_leave, always_call=True)
 
 
-class _Entered(threading.local):
-    def __init__(self) -> None:
-        self.contexts: list[Any] = []
-
-
-_entered = _Entered()
+_entered = Scoped[tuple[Any, ...]](())
 
 
 def _enter(module: torch.nn.Module, args: Any) -> None:
     context = recomputed_activations()
     context.__enter__()
-    _entered.contexts.append(context)
+    _entered.value = (*_entered.value, context)
 
 
 def _leave(module: torch.nn.Module, args: Any, out: Any) -> None:
-    _entered.contexts.pop().__exit__(None, None, None)
+    *outer, context = _entered.value
+    _entered.value = tuple(outer)
+    context.__exit__(None, None, None)
 
 
 @dataclass(eq=False)
-class _Kept:
+class _Held:
     tensor: Tensor
     version: int
 
@@ -109,7 +105,7 @@ class _Recipe:
     """A tensor that is computed when it is needed."""
 
     step: Step
-    inputs: tuple[_Kept | _Recipe | None, ...]
+    inputs: tuple[_Held | _Recipe | None, ...]
     autocast: torch.autocast
     num_users: int = 0
     result: Tensor | None = field(default=None, repr=False)
@@ -128,7 +124,7 @@ class _Recipe:
 class _Saved:
     """What stands in a node of the autograd graph for a tensor it saved."""
 
-    source: _Kept | _Recipe
+    source: _Held | _Recipe
     is_used: bool = False
 
 
@@ -151,15 +147,6 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self._recipes: dict[int, tuple[weakref.ref[Tensor], int, _Recipe]] = {}
         self._noted: list[tuple[_Saved, Tensor]] | None = None
-
-    def __enter__(self) -> _Recorder:
-        self._outer, here.recorder = here.recorder, self
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *args: Any) -> None:
-        here.recorder = self._outer
-        super().__exit__(*args)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -219,26 +206,17 @@ class _Recorder(TorchFunctionMode):
         """Notes a recipe, for `noted` too: what the step itself has saved, perhaps its result."""
         if not isinstance(out, Tensor) or not out.requires_grad or out.layout != torch.strided:
             return
-        with plainly():
-            self._remember(out, step, inputs, noted)
-
-    def _remember(
-        self,
-        out: Tensor,
-        step: Step,
-        inputs: tuple[Tensor | None, ...],
-        noted: Sequence[tuple[_Saved, Tensor]],
-    ) -> None:
-        sources = tuple(i if i is None else self._source(i) for i in inputs)
         device = out.device.type
         enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         autocast = torch.autocast(device, dtype, enabled, cache_enabled=False)
-        recipe = _Recipe(step, sources, autocast)
-        for saved, tensor in noted:
-            if isinstance(saved.source, _Kept) and _is_same(tensor, out):
-                saved.source = recipe
-                recipe.num_users += 1
-        self._recipes[out.data_ptr()] = weakref.ref(out), out._version, recipe
+        with plainly():
+            sources = tuple(i if i is None else self._source(i) for i in inputs)
+            recipe = _Recipe(step, sources, autocast)
+            for saved, tensor in noted:
+                if isinstance(saved.source, _Held) and _is_same(tensor, out):
+                    saved.source = recipe
+                    recipe.num_users += 1
+            self._recipes[out.data_ptr()] = weakref.ref(out), out._version, recipe
 
     def pack(self, tensor: Tensor) -> _Saved:
         """Stands in for a tensor that autograd saves."""
@@ -250,7 +228,7 @@ class _Recorder(TorchFunctionMode):
             self._noted.append((saved, tensor))
         return saved
 
-    def _source(self, tensor: Tensor) -> _Kept | _Recipe:
+    def _source(self, tensor: Tensor) -> _Held | _Recipe:
         found = self._recipes.get(tensor.data_ptr()) if tensor.numel() else None
         if found is not None:
             reference, version, recipe = found
@@ -265,7 +243,7 @@ class _Recorder(TorchFunctionMode):
         if type(tensor) in (Tensor, torch.nn.Parameter):
             with torch._C.DisableTorchFunction(), _disable_current_modes():  # they count operations
                 tensor = tensor.detach()
-        return _Kept(tensor, version)
+        return _Held(tensor, version)
 
 
 def _fit(inputs: Sequence[Tensor]) -> bool:

@@ -26,50 +26,28 @@ Make = Callable[[Callable[[], bool]], Iterator[Any]]
 """Makes batches while it is asked whether they are still wanted."""
 
 
-class Here:
-    """Batches made when they are asked for, by the thread that does."""
-
-    def __init__(self, make: Make, name: str) -> None:
-        self._batches, self._name = make(lambda: True), name
-
-    def next(self) -> Any:
-        """The next batch; raises StopIteration after the last."""
-        try:
-            with in_call(self._name), torch.device('cpu'):  # not the program's default
-                return next(self._batches)
-        except Exception as error:
-            if not isinstance(error, StopIteration):
-                left_by(error)
-            raise
-
-    def leave(self) -> None:
-        """No more batches are wanted."""
-        self._batches.close()  # type: ignore[attr-defined]
-
-    def join(self) -> None:
-        """Nothing goes on."""
-
-
 class Ahead:
-    """Batches made by a thread, so many ahead at most.
+    """Batches made by a thread, so many ahead at most; or without one, when they are asked for.
 
     Args:
         make: Makes them.
-        depth: How many.
+        depth: How many; 0 for no thread.
         lane: The connection of the thread, or None.
         name: What messages call the loader.
     """
 
     def __init__(self, make: Make, depth: int, lane: Connection | None, name: str) -> None:
-        self._depth, self._ready = depth, deque[Any]()
+        self._depth, self._name, self._ready = depth, name, deque[Any]()
         self._changed = threading.Condition()
         self._is_wanted, self._is_done = True, False
         self._error: BaseException | None = None
+        self._here = None if depth else make(lambda: True)
         self._thread = threading.Thread(
             target=self._run, args=(make, lane, name), name='pyg_sar batches', daemon=True
         )
-        _running.add(self)
-        self._thread.start()
+        if depth:
+            _running.add(self)
+            self._thread.start()
 
     def _run(self, make: Make, lane: Connection | None, name: str) -> None:
         try:
@@ -91,6 +69,14 @@ class Ahead:
 
     def next(self) -> Any:
         """The next batch; raises StopIteration after the last."""
+        if self._here is not None:
+            try:
+                with in_call(self._name), torch.device('cpu'):  # not the program's default
+                    return next(self._here)
+            except Exception as error:
+                if not isinstance(error, StopIteration):
+                    left_by(error)
+                raise
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._is_done)
             if self._ready:
@@ -103,6 +89,8 @@ class Ahead:
 
     def leave(self) -> None:
         """No more batches are wanted."""
+        if self._here is not None:
+            self._here = iter(())
         with self._changed:
             self._is_wanted = False
             self._ready.clear()
@@ -110,7 +98,8 @@ class Ahead:
 
     def join(self, seconds: float | None = None) -> None:
         """Waits until all ranks have left, as this one has."""
-        self._thread.join(seconds)
+        if self._here is None:
+            self._thread.join(seconds)
 
 
 _running: WeakSet[Ahead] = WeakSet()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
 from pyg_sar.monitor import parse_bytes
-from pyg_sar.sampling.attributes import EdgeKey
+from pyg_sar.shard.format.file_names import EdgeKey, type_name
 
 _THREAD = "batches are made by one thread of each rank (set 'prefetch' instead)"
 _SORTED = 'edges are sorted once, when the loader is made'
@@ -36,6 +37,22 @@ _MEANINGLESS = {
     'pin_memory_device': "rows come from where 'data' has them",
     'in_order': 'batches always come in order',
 }
+
+
+@dataclass(frozen=True)
+class Fans:
+    """How in-edges are drawn."""
+
+    num_neighbors: dict[EdgeKey, tuple[int, ...]]  # of every relation, by hop; -1 for all
+    replace: bool  # whether with replacement
+    is_last: bool  # whether the latest are taken
+    subgraph_type: str  # as PyG's: 'induced' has all edges between the nodes of a batch
+    disjoint: bool  # whether every seed has a tree of its own
+
+    @property
+    def num_hops(self) -> int:
+        """How far from the seeds nodes are drawn."""
+        return len(next(iter(self.num_neighbors.values())))
 
 
 def check_names(loader: str, names: Mapping[str, Any]) -> None:
@@ -99,8 +116,8 @@ def fans_of(num_neighbors: Any, relations: list[EdgeKey]) -> dict[EdgeKey, tuple
     if isinstance(num_neighbors, NumNeighbors):
         num_neighbors, default = num_neighbors.values, num_neighbors.default
     if isinstance(num_neighbors, Mapping):
-        by_name = {'__'.join(key): key for key in relations if key is not None}
-        given = {_name(key): fans for key, fans in num_neighbors.items()}
+        by_name = {type_name(key): key for key in relations if key is not None}
+        given = {type_name(key): fans for key, fans in num_neighbors.items()}
         for name in given:
             if name not in by_name:
                 raise ValueError(
@@ -127,7 +144,3 @@ def fans_of(num_neighbors: Any, relations: list[EdgeKey]) -> dict[EdgeKey, tuple
             f"'num_neighbors' must have as many hops for every relation (got {list(out.values())})"
         )
     return out
-
-
-def _name(key: Any) -> str:
-    return '__'.join(key) if isinstance(key, tuple) else str(key)

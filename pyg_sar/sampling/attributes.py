@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm import agree, raise_together
+from pyg_sar.comm import agree, check_equal
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 
-NodeKey = str | None
-EdgeKey = tuple[str, str, str] | None
 Values = dict[str, Tensor]
 
 
@@ -74,7 +73,7 @@ def check_data(data: object, world_size: int, loader: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Attributes:
+class AttributeRows:
     """Tensors with a row for every own node, or every edge into own nodes, by type and name.
 
     What PyG joins in another dimension (``__cat_dim__``) is moved so that rows come first.
@@ -84,7 +83,7 @@ class Attributes:
     edges: dict[EdgeKey, Values]
 
 
-def find(data: Data | HeteroData) -> Attributes:
+def find(data: Data | HeteroData) -> AttributeRows:
     """The attributes of nodes and edges as they are now (collective: a small all-gather).
 
     Raises:
@@ -100,21 +99,17 @@ def find(data: Data | HeteroData) -> Attributes:
                 form = value.dtype, tuple(value.shape[1:]), value.requires_grad
                 kinds[_words(is_edge, key, name)] = form
     answers = agree(kinds)
-    errors = []
     for words in sorted(set.intersection(*(set(each) for each in answers))):
-        for number, each in enumerate(answers):
-            if each[words] != kinds[words]:
-                dtype, shape, _ = each[words]
-                errors.append(
-                    f'expected {words} of one dtype and width on all ranks, '
-                    f'{kinds[words][0]} {kinds[words][1]} (got {dtype} {shape} on rank {number})'
-                )
+        check_equal(
+            f'dtype, width and requires_grad of {words}',
+            kinds[words],
+            [each[words] for each in answers],
+        )
         if kinds[words][2]:
-            errors.append(
+            raise ValueError(
                 f'expected {words} not to require gradients (got one that does): rows of other '
                 f'ranks are copies; learn a NodeEmbedding and read it with rows() at batch.n_id'
             )
-    raise_together(ValueError(errors[0]) if errors else None)
 
     def common(is_edge: bool, key: Any) -> Values:
         return {
@@ -124,7 +119,7 @@ def find(data: Data | HeteroData) -> Attributes:
             and not (key is None and _is_other(is_edge, name, seen, answers))
         }
 
-    return Attributes(
+    return AttributeRows(
         {key: common(False, key) for key in node_stores(data)},
         {key: common(True, key) for key in edge_stores(data)},
     )
@@ -159,15 +154,9 @@ def _of(key: Any) -> str:
 
 
 def take(own: Tensor, row: Tensor, came: Sequence[Tensor]) -> Tensor:
-    """Rows, some of which came from other ranks.
+    """Rows ``[N, ...]`` of this rank, or of what came from others, on the device of `own`.
 
-    Args:
-        own: Rows of this rank ``[num_own, ...]``.
-        row: Which, int64 ``[N]``; row i of those that came as ``-1 - i``.
-        came: What came, one after another, ``[num_came, ...]`` each; none where all are own.
-
-    Returns:
-        ``[N, ...]`` on the device of `own`.
+    Row i of all that `came`, one after another, is number ``-1 - i``.
     """
     row, first = row.to(own.device), 0
     if own.size(0):  # a row where others come is written twice, which costs less than a second pass

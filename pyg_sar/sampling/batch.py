@@ -3,116 +3,122 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from pyg_sar.sampling.attributes import (
-    Attributes,
-    EdgeKey,
-    NodeKey,
-    edge_stores,
-    ends_of,
-    node_stores,
-    take,
-)
+from pyg_sar.sampling.attributes import edge_stores, ends_of, node_stores, take
 from pyg_sar.sampling.rounds import Round
+from pyg_sar.sampling.seeds.seeds import SeedBatches
+from pyg_sar.shard.format.file_names import EdgeKey
 
 
-@dataclass(frozen=True, eq=False)
-class _Edges:
-    """A batch's edges of one relation.
+class _Edges(NamedTuple):
+    """A batch's edges of one relation."""
 
-    Attributes:
-        src: Sources among the batch's nodes, int64 ``[num_edges]``.
-        dst: Destinations, int64 ``[num_edges]``.
-        row: Where their attributes are; None where they have none (PyG's bidirectional ones of two
-            relations).
-        per_hop: How many each hop added.
-    """
-
-    src: Tensor
+    src: Tensor  # among the batch's nodes, int64 ``[num_edges]``
     dst: Tensor
+    # Where their attributes are; None where they have none (bidirectional ones of two relations).
     row: Tensor | None
-    per_hop: list[int]
+    per_hop: list[int]  # how many each hop added
 
 
-class Batches:
-    """The batches of a round as PyG's.
+def make_batch(data: Data | HeteroData, sampled: Round, number: int) -> Data | HeteroData:
+    """A batch of a round as PyG's.
 
     Args:
         data: What the loader was given; what is not of nodes or edges is in every batch as it is.
-        attributes: Its attributes.
         sampled: The round.
+        number: Which of its batches.
     """
+    kind, attributes, out = sampled.fans.subgraph_type, sampled.attributes, copy.copy(data)
 
-    def __init__(self, data: Data | HeteroData, attributes: Attributes, sampled: Round) -> None:
-        self._data, self._attributes, self._sampled = data, attributes, sampled
-        # Where every node of the round is in its batch.
-        self._place = {key: torch.empty_like(grown.keys) for key, grown in sampled.nodes.items()}
-
-    def __getitem__(self, number: int) -> Data | HeteroData:
-        sampled, kind = self._sampled, self._sampled.fans.subgraph_type
-        out = copy.copy(self._data)
-        for key, store in node_stores(out).items():
-            grown = sampled.nodes[key]
-            cuts = [cut[number : number + 2] for cut in grown.cuts]
-            found = torch.cat([torch.arange(start, end) for start, end in cuts])
-            self._place[key][found] = torch.arange(found.numel())
-            store.num_nodes, row = found.numel(), grown.row.index_select(0, found)
-            for name, value in self._attributes.nodes[key].items():
-                rows = take(value, row, [values[name] for values in grown.came])
-                store[name] = self._in_place(name, store, rows)
-            if sampled.fans.disjoint:
-                store.batch = self._trees(key, grown.keys[found], number)
-            if kind != 'bidirectional':
-                store.num_sampled_nodes = [end - start for start, end in cuts]
-        edges = {key: self._edges(key, number) for key in sampled.edges}
-        if kind == 'bidirectional':
-            edges = _both_ways(edges)
-        for edge_key, store in edge_stores(out).items():
-            found_edges = edges[edge_key]
-            edge_index = torch.stack([found_edges.src, found_edges.dst])
-            store.edge_index = edge_index.to(store.edge_index.device)
-            for name, value in self._attributes.edges[edge_key].items():
-                if found_edges.row is None:
-                    store.pop(name, None)
-                else:
-                    came = [values[name] for values in sampled.edges[edge_key].came]
-                    rows = take(value, found_edges.row, came)
-                    store[name] = self._in_place(name, store, rows)
-            if kind == 'directional':
-                store.num_sampled_edges = found_edges.per_hop
-        sampled.seeds.tell(node_stores(out), edge_stores(out), number)
-        return out
-
-    def _in_place(self, name: str, store: Any, rows: Tensor) -> Tensor:
+    def put(store: Any, name: str, rows: Tensor) -> None:
         """Rows in the dimension in which PyG joins the attribute."""
-        dim = self._data.__cat_dim__(name, rows, store)
-        return rows.movedim(0, dim) if dim else rows
+        dim = data.__cat_dim__(name, rows, store)
+        store[name] = rows.movedim(0, dim) if dim else rows
 
-    def _edges(self, key: EdgeKey, number: int) -> _Edges:
-        linked = self._sampled.edges[key]
-        src_type, dst_type = ends_of(key)
-        cuts = [slice(*cut[number : number + 2]) for cut in linked.cuts]
+    for key, store in node_stores(out).items():
+        grown = sampled.nodes[key]
+        cuts = [cut[number : number + 2] for cut in grown.cuts]
+        found = torch.cat([torch.arange(start, end) for start, end in cuts])
+        grown.place[found] = torch.arange(found.numel())
+        store.num_nodes, row = found.numel(), grown.row.index_select(0, found)
+        for name, value in attributes.nodes[key].items():
+            put(store, name, take(value, row, [values[name] for values in grown.came]))
+        if sampled.seeds.tree is not None:
+            total = max(sampled.graph.nodes[key].total, 1)
+            group = torch.div(grown.keys[found], total, rounding_mode='floor')
+            store.batch = sampled.seeds.tree[group]
+        if kind != 'bidirectional':
+            store.num_sampled_nodes = [end - start for start, end in cuts]
+    edges = {key: _edges(sampled, key, number) for key in sampled.edges}
+    if kind == 'bidirectional':
+        edges = _both_ways(edges)
+    for edge_key, store in edge_stores(out).items():
+        found_edges, came = edges[edge_key], sampled.edges[edge_key].came
+        edge_index = torch.stack([found_edges.src, found_edges.dst])
+        store.edge_index = edge_index.to(store.edge_index.device)
+        for name, value in attributes.edges[edge_key].items():
+            if found_edges.row is None:
+                store.pop(name, None)
+            else:
+                put(store, name, take(value, found_edges.row, [values[name] for values in came]))
+        if kind == 'directional':
+            store.num_sampled_edges = found_edges.per_hop
+    _tell(out, sampled.seeds, number)
+    return out
 
-        def cat(hops: list[Tensor]) -> Tensor:
-            none = torch.empty(0, dtype=torch.int64)
-            return torch.cat([none, *(hop[cut] for hop, cut in zip(hops, cuts, strict=True))])
 
-        src = self._place[src_type].index_select(0, cat(linked.src))
-        dst = self._place[dst_type].index_select(0, cat(linked.dst))
-        return _Edges(src, dst, cat(linked.row), [cut.stop - cut.start for cut in cuts])
+def _tell(out: Data | HeteroData, seeds: SeedBatches, number: int) -> None:
+    """Writes what a batch says of its seeds."""
+    nodes, edges = node_stores(out), edge_stores(out)
+    cut, links = slice(*seeds.cuts[number : number + 2]), seeds.links
+    if links is None:
+        store = nodes[seeds.type]
+        store.input_id, store.batch_size = seeds.input_id[cut], cut.stop - cut.start
+        if seeds.until is not None:
+            store.seed_time = seeds.until[cut]
+        return
+    store, of_negatives = edges[seeds.type], slice(*links.cuts[number : number + 2])
+    src_type, dst_type = ends_of(seeds.type)
+    src, src_neg, dst, dst_neg = (
+        values[at] - seeds.first[end].cuts[number]
+        for end, both in ((src_type, links.src), (dst_type, links.dst))
+        for values, at in zip(both, (cut, of_negatives), strict=True)
+    )
+    for name in ('edge_label_index', 'edge_label', 'edge_label_time'):
+        store.pop(name, None)  # of the whole graph's links
+    store.input_id = seeds.input_id[cut]
+    if links.per_link is None:
+        ends = torch.cat([src, src_neg]), torch.cat([dst, dst_neg])
+        store.edge_label_index = torch.stack(ends)
+        for name, each in (('edge_label', links.label), ('edge_label_time', links.time)):
+            if each is not None:
+                store[name] = torch.cat([each[0][cut], each[1][of_negatives]])
+        return
+    nodes[src_type].src_index, nodes[dst_type].dst_pos_index = src, dst
+    nodes[dst_type].dst_neg_index = dst_neg.view(-1, links.per_link).squeeze(1)
+    if links.time is not None:
+        nodes[src_type].seed_time = nodes[dst_type].seed_time = links.time[0][cut]
 
-    def _trees(self, key: NodeKey, keys: Tensor, number: int) -> Tensor:
-        """The seed of every node of a batch, counted in the batch."""
-        total = self._sampled.graph.nodes[key].total
-        group = torch.div(keys, max(total, 1), rounding_mode='floor')
-        return self._sampled.seeds.trees(group, number)
+
+def _edges(sampled: Round, key: EdgeKey, number: int) -> _Edges:
+    linked = sampled.edges[key]
+    src_place, dst_place = (sampled.nodes[end].place for end in ends_of(key))
+    cuts = [slice(*cut[number : number + 2]) for cut in linked.cuts]
+
+    def cat(hops: list[Tensor]) -> Tensor:
+        return torch.cat([src_place[:0], *(hop[cut] for hop, cut in zip(hops, cuts, strict=True))])
+
+    src, dst = (
+        place.index_select(0, cat(hops))
+        for place, hops in ((src_place, linked.src), (dst_place, linked.dst))
+    )
+    return _Edges(src, dst, cat(linked.row), [cut.stop - cut.start for cut in cuts])
 
 
 def _both_ways(edges: dict[EdgeKey, _Edges]) -> dict[EdgeKey, _Edges]:

@@ -13,25 +13,69 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.sampling.ask.messages import ask_for_rows
-from pyg_sar.sampling.attributes import Attributes, NodeKey
+from pyg_sar.monitor import hook
+from pyg_sar.sampling.arguments import Fans
+from pyg_sar.sampling.ask import ask_for_rows
+from pyg_sar.sampling.attributes import AttributeRows, Values
 from pyg_sar.sampling.draw.numbering import number
-from pyg_sar.sampling.found import Kept
-from pyg_sar.sampling.graph import Graph
-from pyg_sar.sampling.rounds import Fans
-from pyg_sar.sampling.seeds.inputs import Inputs
+from pyg_sar.sampling.graph import LocalGraph
+from pyg_sar.sampling.seeds.seeds import Seeds
+from pyg_sar.shard.format.file_names import NodeKey
 
 
-def is_fresh(kept: Kept, attributes: Attributes) -> bool:
-    """Whether the attributes of own nodes are the tensors of the last :func:`fill`, unchanged.
+class Cache:
+    """The rows of other ranks that batches read most, as many as fit.
 
-    They are held until then, so that no other tensor has their place in memory. What is written by
-    ``x.data`` is not seen, as torch does not count it.
+    Attributes:
+        position: Of their nodes, by type, ascending.
+        values: Their attributes, once :meth:`fill` has fetched them.
+        num_read: How many rows of other ranks batches have read.
+        num_found: How many of these were here.
     """
-    return kept.of is not None and None not in (own := _state(attributes)) and own == kept.of[1]
+
+    def __init__(
+        self, graph: LocalGraph, attributes: AttributeRows, fans: Fans, seeds: Seeds, num_bytes: int
+    ) -> None:
+        self.values: dict[NodeKey, Values] = {}
+        self.num_read = self.num_found = 0
+        self._graph = graph
+        self._filled_from: tuple[Any, Any] = None, None
+        found, worth, sizes = {}, [], []
+        for key, (position, count) in _expected_visits(graph, fans, seeds).items():
+            values = attributes.nodes[key].values()
+            row_bytes = sum(math.prod(v.shape[1:]) * v.element_size() for v in values)
+            found[key] = position
+            worth.append(count / max(row_bytes, 1))
+            sizes.append(torch.full(position.shape, row_bytes))
+        order = torch.argsort(torch.cat(worth), descending=True, stable=True)
+        size = torch.cat(sizes)[order]
+        is_kept = torch.zeros(order.numel(), dtype=torch.bool)
+        is_kept[order] = (size.cumsum(0) <= num_bytes) & (torch.cat(worth)[order] > 0)
+        parts = torch.split(is_kept, [position.numel() for position in found.values()])
+        self.position = {key: found[key][k] for key, k in zip(found, parts, strict=True)}
+
+    def is_fresh(self, attributes: AttributeRows) -> bool:
+        """Whether the attributes of own nodes are the tensors of the last :meth:`fill`, unchanged.
+
+        They are held until then, so that no other tensor has their place in memory. What is written
+        by ``x.data`` is not seen, as torch does not count it.
+        """
+        own = _state(attributes)
+        return None not in own and own == self._filled_from[1]
+
+    def fill(self, attributes: AttributeRows) -> None:
+        """Fetches the rows (collective: three all-to-alls, which nothing compares before)."""
+        self.values = ask_for_rows(self._graph, attributes, self.position)
+        self._filled_from = attributes, _state(attributes)
+
+    def count(self, num_read: int, num_found: int) -> None:
+        """Counts rows that were read."""
+        self.num_read += num_read
+        self.num_found += num_found
+        hook.looked_up(num_read, num_found)
 
 
-def _state(attributes: Attributes) -> list[Any]:
+def _state(attributes: AttributeRows) -> list[Any]:
     return [
         None if value.is_inference() else (key, name, value.data_ptr(), value._version)
         for key, values in attributes.nodes.items()
@@ -39,34 +83,8 @@ def _state(attributes: Attributes) -> list[Any]:
     ]
 
 
-def choose_rows(
-    graph: Graph, attributes: Attributes, fans: Fans, inputs: Inputs, num_bytes: int
-) -> Kept:
-    """The rows of other ranks that batches read most, as many as fit; their values are not here."""
-    visits = _expected_visits(graph, fans, inputs)
-    position, worth, sizes = {}, [], []
-    for key, (found, count) in visits.items():
-        values = attributes.nodes[key].values()
-        row_bytes = sum(math.prod(v.shape[1:]) * v.element_size() for v in values)
-        position[key] = found
-        worth.append(count / max(row_bytes, 1))
-        sizes.append(torch.full(found.shape, row_bytes))
-    order = torch.argsort(torch.cat(worth), descending=True, stable=True)
-    size = torch.cat(sizes)[order]
-    is_kept = torch.zeros(order.numel(), dtype=torch.bool)
-    is_kept[order] = (size.cumsum(0) <= num_bytes) & (torch.cat(worth)[order] > 0)
-    parts = torch.split(is_kept, [found.numel() for found in position.values()])
-    return Kept({key: position[key][k] for key, k in zip(position, parts, strict=True)}, {})
-
-
-def fill(kept: Kept, graph: Graph, attributes: Attributes) -> None:
-    """Fetches the rows (collective: three all-to-alls, which nothing compares before)."""
-    kept.values = ask_for_rows(graph, attributes, kept.position)
-    kept.of = attributes, _state(attributes)
-
-
 def _expected_visits(
-    graph: Graph, fans: Fans, inputs: Inputs
+    graph: LocalGraph, fans: Fans, seeds: Seeds
 ) -> dict[NodeKey, tuple[Tensor, Tensor]]:
     """Positions of the halo by type, and how often a batch of this rank is expected to reach each.
 
@@ -74,23 +92,23 @@ def _expected_visits(
     draws each of its d edges with probability ``min(k / d, 1)``. What is reached through nodes of
     other ranks is not known here.
     """
-    own = {key: nodes.rank_ptr[nodes.rank + 1] - nodes.first for key, nodes in graph.nodes.items()}
+    own = {key: nodes.num_own for key, nodes in graph.nodes.items()}
     halo = {key: torch.empty(0, dtype=torch.int64) for key in graph.nodes}
     place = {}
     for key, edges in graph.edges.items():
         nodes, source = graph.nodes[edges.src], edges.source.long()
-        is_own = (source >= nodes.first) & (source < nodes.first + own[edges.src])
-        new, found = number(halo[edges.src], source[~is_own])
+        is_far = ~nodes.is_own(source)
+        new, found = number(halo[edges.src], source[is_far])
         halo[edges.src] = torch.cat([halo[edges.src], new])
         place[key] = source - nodes.first
-        place[key][~is_own] = own[edges.src] + found
+        place[key][is_far] = own[edges.src] + found
     size = {key: own[key] + halo[key].numel() for key in own}
     reached = {key: torch.zeros(num, dtype=torch.float64) for key, num in size.items()}
-    for end, position, share in inputs.visits():
+    for end, position, share in seeds.visits():
         row = position - graph.nodes[end].first
-        is_own = (row >= 0) & (row < own[end])
-        _, found = number(halo[end], position[~is_own])
-        row[~is_own] = own[end] + found
+        is_far = ~graph.nodes[end].is_own(position)
+        _, found = number(halo[end], position[is_far])
+        row[is_far] = own[end] + found
         is_known = row < size[end]
         reached[end].index_add_(0, row[is_known], share[is_known])
     total = {key: count.clone() for key, count in reached.items()}

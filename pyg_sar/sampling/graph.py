@@ -23,116 +23,110 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import Exchange, agree, raise_together, rank
 from pyg_sar.sampling.attributes import (
-    Attributes,
-    EdgeKey,
-    NodeKey,
+    AttributeRows,
     Values,
     edge_stores,
     ends_of,
     node_stores,
 )
 from pyg_sar.sampling.draw.choose import cumulated
+from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 
 
-@dataclass(frozen=True, eq=False)
 class Nodes:
     """The nodes of one type.
 
     Attributes:
-        rank: This rank.
         rank_ptr: Positions of every rank's first node, and how many there are: P + 1 numbers.
         own_ptr: Own rows of every own part; empty for a type without edges.
         n_id: Original ids of the own nodes, int64 ``[num_own]``.
+        first: The position of the first own node.
+        num_own: How many there are.
+        total: How many nodes of this type all ranks have.
+        wire: What positions travel as.
     """
 
-    rank: int
-    rank_ptr: tuple[int, ...]
-    own_ptr: tuple[int, ...]
-    n_id: Tensor
+    def __init__(self, rank_ptr: list[int], own_ptr: tuple[int, ...], n_id: Tensor) -> None:
+        self.rank_ptr, self.own_ptr, self.n_id = rank_ptr, own_ptr, n_id
+        self.first, self.num_own, self.total = rank_ptr[rank()], n_id.numel(), rank_ptr[-1]
+        self.wire = torch.int32 if self.total < 2**31 else torch.int64
 
-    @property
-    def first(self) -> int:
-        """The position of the first own node."""
-        return self.rank_ptr[self.rank]
+    def owner(self, position: Tensor) -> Tensor:
+        """The ranks that own nodes, int64."""
+        found = np.searchsorted(np.asarray(self.rank_ptr[1:]), position.numpy(), side='right')
+        return torch.from_numpy(found.astype(np.int64, copy=False))
 
-    @property
-    def total(self) -> int:
-        """How many nodes of this type all ranks have."""
-        return self.rank_ptr[-1]
-
-    @property
-    def wire(self) -> torch.dtype:
-        """What positions travel as."""
-        return torch.int32 if self.total < 2**31 else torch.int64
+    def is_own(self, position: Tensor) -> Tensor:
+        """Which nodes are own ones, bool."""
+        return (position >= self.first) & (position < self.first + self.num_own)
 
 
 @dataclass(frozen=True, eq=False)
 class InEdges:
-    """The edges of one relation into own nodes, node after node.
+    """The edges of one relation into own nodes, node after node."""
 
-    Attributes:
-        src: The type of their sources.
-        dst: The type of their destinations.
-        ptr: Places of each own node's first edge, and how many edges there are, int64.
-        source: Positions of their sources, int32 or int64 ``[num_edges]``.
-        row: Where their attributes are among those of the shard, int64 ``[num_edges]``.
-        time: When they begin to be, or their sources do, int64 or float64; None for always.
-        weight: float64, or None.
-        cdf: What :func:`pyg_sar.sampling.draw.choose.cumulated` makes of the weights, or None.
-    """
-
-    src: NodeKey
+    src: NodeKey  # the type of their sources
     dst: NodeKey
-    ptr: Tensor
-    source: Tensor
-    row: Tensor
-    time: Tensor | None
-    weight: Tensor | None
-    cdf: Tensor | None
+    ptr: Tensor  # places of each own node's first edge, and how many edges there are, int64
+    source: Tensor  # positions of their sources, int32 or int64 ``[num_edges]``
+    row: Tensor  # where their attributes are among those of the shard, int64 ``[num_edges]``
+    time: Tensor | None  # when they begin to be, or their sources do; None for always
+    weight: Tensor | None  # float64
+    cdf: Tensor | None  # of the weights, by :func:`choose.cumulated`
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
-    """Nodes by type and in-edges by relation; of a homogeneous graph both are known as None.
-
-    Attributes:
-        nodes: By type.
-        edges: By relation.
-        times: The times of own nodes by type, where nodes have times.
-        time_dtype: Of all times: int64, or float64 where some are no whole numbers.
-        parts_per_rank: Own parts.
-        first_part: The first of them.
-        world_size: Number of ranks.
-    """
+class LocalGraph:
+    """Nodes by type and in-edges by relation; of a homogeneous graph both are known as None."""
 
     nodes: dict[NodeKey, Nodes]
     edges: dict[EdgeKey, InEdges]
-    times: dict[NodeKey, Tensor]
-    time_dtype: torch.dtype
+    times: dict[NodeKey, Tensor]  # of own nodes by type, where nodes have times
+    time_dtype: torch.dtype  # of all times: int64, or float64 where some are no whole numbers
     parts_per_rank: int
-    first_part: int
+    first_part: int  # of the own ones
     world_size: int
+
+    def times_of(self, name: str, given: Any, count: int) -> tuple[Tensor | None, str | None]:
+        """The times of seeds as those of the graph are, and what is wrong with them."""
+        time = torch.as_tensor(given).detach().cpu()
+        if time.shape != (count,) or time.is_complex() or bool(time.isnan().any()):
+            error = (
+                f"'{name}' must have a number for each of {count} seeds, not NaN (got {time.dtype} "
+                f'{tuple(time.shape)})'
+            )
+            return None, error
+        # Times of edges are whole numbers: at most 2.5 is at most 2.
+        is_whole = self.time_dtype == torch.int64 and time.is_floating_point()
+        return (time.floor() if is_whole else time).to(self.time_dtype), None
 
 
 def build(
     data: Data | HeteroData,
-    attributes: Attributes,
+    attributes: AttributeRows,
     time_attr: str | None,
     weight_attr: str | None,
     *,
     replace: bool,
-) -> Graph:
+) -> LocalGraph:
     """Sorts the edges into own nodes, and has the positions of the halo told (collective).
 
     Raises:
         ValueError: On all ranks, if times or weights are missing or wrong on one.
     """
-    nodes = _nodes(data)
+    nodes, error = _nodes(data), None
     shards = {key: store.edge_index.shard for key, store in edge_stores(data).items()}
-    errors: list[str] = []
-    times, edge_times = _times(attributes, time_attr, errors)
-    weights = _weights(attributes, weight_attr, errors)
-    raise_together(ValueError(errors[0]) if errors else None)
+    times: dict[NodeKey, Tensor] = {}
+    edge_times: dict[EdgeKey, Tensor] = {}
+    weights: dict[EdgeKey, Tensor] = {}
+    try:
+        if time_attr is not None:
+            times, edge_times = _times(attributes, time_attr)
+        if weight_attr is not None:
+            weights = _weights(attributes, weight_attr)
+    except ValueError as failure:
+        error = failure
+    raise_together(error)
     every = [*times.values(), *edge_times.values()]
     is_real = any(t.is_floating_point() for t in every)
     time_dtype = torch.float64 if is_real else torch.int64
@@ -169,7 +163,7 @@ def build(
         )
     first = next(iter(shards.values()))
     per_rank, size = first.parts_per_rank, first.world_size
-    return Graph(nodes, edges, times, time_dtype, per_rank, first.parts.start, size)
+    return LocalGraph(nodes, edges, times, time_dtype, per_rank, first.parts.start, size)
 
 
 def _nodes(data: Data | HeteroData) -> dict[NodeKey, Nodes]:
@@ -181,52 +175,48 @@ def _nodes(data: Data | HeteroData) -> dict[NodeKey, Nodes]:
         own_ptr[src] = shard.own_ptr
         if shard.dst_ptr is not None:
             own_ptr[dst] = shard.dst_ptr
-    stores = node_stores(data)
+    stores, out = node_stores(data), {}
     counts = agree([int(store.num_nodes) for store in stores.values()])
-    out = {}
-    for i, (name, store) in enumerate(stores.items()):
-        rank_ptr = tuple(accumulate((count[i] for count in counts), initial=0))
-        out[name] = Nodes(rank(), rank_ptr, own_ptr.get(name, ()), store.n_id.cpu())
+    for (name, store), of_ranks in zip(stores.items(), zip(*counts, strict=True), strict=True):
+        out[name] = Nodes([0, *accumulate(of_ranks)], own_ptr.get(name, ()), store.n_id.cpu())
     return out
 
 
 def _times(
-    attributes: Attributes, name: str | None, errors: list[str]
+    attributes: AttributeRows, name: str
 ) -> tuple[dict[NodeKey, Tensor], dict[EdgeKey, Tensor]]:
     """The times of own nodes by type, or of edges by relation."""
-    if name is None:
-        return {}, {}
-    of_nodes = _numbers(attributes.nodes, name, 'time_attr', errors)
-    of_edges = _numbers(attributes.edges, name, 'time_attr', errors)
+    of_nodes = _numbers(attributes.nodes, name, 'time_attr')
+    of_edges = _numbers(attributes.edges, name, 'time_attr')
     if not of_nodes and not of_edges:
-        errors.append(f"'time_attr' must name an attribute of nodes or edges (got '{name}')")
+        raise ValueError(f"'time_attr' must name an attribute of nodes or edges (got '{name}')")
     if of_nodes and of_edges:
-        errors.append(f"'time_attr' must be of nodes or of edges (got '{name}', which both have)")
+        raise ValueError(
+            f"'time_attr' must be of nodes or of edges (got '{name}', which both have)"
+        )
     return of_nodes, of_edges
 
 
-def _weights(attributes: Attributes, name: str | None, errors: list[str]) -> dict[EdgeKey, Tensor]:
-    if name is None:
-        return {}
-    weights = _numbers(attributes.edges, name, 'weight_attr', errors)
+def _weights(attributes: AttributeRows, name: str) -> dict[EdgeKey, Tensor]:
+    weights = _numbers(attributes.edges, name, 'weight_attr')
     if not weights:
-        errors.append(f"'weight_attr' must name an attribute of edges (got '{name}')")
+        raise ValueError(f"'weight_attr' must name an attribute of edges (got '{name}')")
     for weight in weights.values():
         if not bool((weight.isfinite() & (weight >= 0)).all()):
-            errors.append(f"'weight_attr' must be finite and at least 0 (got '{name}' with others)")
+            raise ValueError(
+                f"'weight_attr' must be finite and at least 0 (got '{name}' with others)"
+            )
     return {key: weight.double() for key, weight in weights.items()}
 
 
-def _numbers(
-    values: dict[Any, Values], name: str, argument: str, errors: list[str]
-) -> dict[Any, Tensor]:
+def _numbers(values: dict[Any, Values], name: str, argument: str) -> dict[Any, Tensor]:
     """One number for every node or edge that has the attribute, int64 or float64, on the CPU."""
     out = {}
     for key, each in values.items():
         if name in each:
             value = each[name].cpu()
             if value.dim() != 1 or value.is_complex() or bool(value.isnan().any()):
-                errors.append(
+                raise ValueError(
                     f"'{argument}' must have one number for each node or edge, not NaN (got "
                     f"'{name}' of {value.dtype} {tuple(value.shape)})"
                 )

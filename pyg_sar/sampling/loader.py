@@ -24,14 +24,14 @@ from pyg_sar.comm import (
     world_size,
 )
 from pyg_sar.rows.attach import as_local
-from pyg_sar.sampling.ahead import Ahead, Here
-from pyg_sar.sampling.arguments import cache_bytes, check_kinds, check_names, fans_of
-from pyg_sar.sampling.attributes import EdgeKey, check_data, edge_stores, find
-from pyg_sar.sampling.cache import choose_rows, fill, is_fresh
+from pyg_sar.sampling.ahead import Ahead
+from pyg_sar.sampling.arguments import Fans, cache_bytes, check_kinds, check_names, fans_of
+from pyg_sar.sampling.attributes import check_data, edge_stores, find
+from pyg_sar.sampling.cache import Cache
 from pyg_sar.sampling.graph import build
-from pyg_sar.sampling.rounds import Fans
 from pyg_sar.sampling.sampler import Sampler
-from pyg_sar.sampling.seeds.inputs import Asked
+from pyg_sar.sampling.seeds.seeds import Asked
+from pyg_sar.shard.format.file_names import EdgeKey
 
 _ALIKE = (
     'replace',
@@ -68,55 +68,53 @@ class Loader:
         typed, error = given['data'], None
         given = as_local(given)
         data = given['data']
-        fans: dict[EdgeKey, tuple[int, ...]] = {}
+        num_neighbors: dict[EdgeKey, tuple[int, ...]] = {}
         asked: Asked | None = None
         try:
             check_names(self._name, others)
             check_kinds(given)
             given['cache'] = cache_bytes(given['cache'])
             check_data(data, world_size(), self._name)
-            fans = fans_of(given['num_neighbors'], list(edge_stores(data)))
+            num_neighbors = fans_of(given['num_neighbors'], list(edge_stores(data)))
             asked = self._read(data, given)
         except (TypeError, ValueError) as failure:
             error = failure
         raise_together(error)
         assert asked is not None
+        same_seeds, make_seeds = asked
         same = {name: given[name] for name in _ALIKE}
-        same['num_neighbors'] = list(fans.items())
-        same |= asked.same
+        same |= {'num_neighbors': list(num_neighbors.items()), **same_seeds}
         answers = agree(same)
         for name, own in same.items():
             check_equal(f"'{name}'", own, [each[name] for each in answers])
-        is_timed = given['time_attr'] is not None
-        disjoint, is_last = given['disjoint'] or is_timed, given['temporal_strategy'] == 'last'
-        replace = given['replace']
-        names = given['time_attr'], given['weight_attr']
+        disjoint = given['disjoint'] or given['time_attr'] is not None
+        is_last, replace = given['temporal_strategy'] == 'last', given['replace']
         found = find(data)
-        graph = build(data, found, *names, replace=replace)
-        inputs = asked.inputs(graph, disjoint)
-        counts = agree((inputs.key.numel(), inputs.num_batches(given['drop_last'])))
+        graph = build(data, found, given['time_attr'], given['weight_attr'], replace=replace)
+        seeds = make_seeds(graph, disjoint)
+        counts = agree((seeds.key.numel(), seeds.num_batches(given['drop_last'])))
         self._num_batches: int = max(count for _, count in counts)
         if not self._num_batches:
             num_seeds, size = sum(num for num, _ in counts), given['batch_size']
             raise ValueError(
-                f"'{asked.name}' must give a batch of {size} seeds in some part (got {num_seeds} "
-                f'seeds on all ranks, with drop_last={given["drop_last"]})'
+                f"'{next(iter(same_seeds))}' must give a batch of {size} seeds in some part (got "
+                f'{num_seeds} seeds on all ranks, with drop_last={given["drop_last"]})'
             )
         of_speed = ('cache', 'prefetch')  # the batches are the same
         self._identity = {k: v for k, v in same.items() if k not in of_speed}
         self._identity['num_batches'] = self._num_batches
-        fan = Fans(fans, replace, is_last, given['subgraph_type'], disjoint)
-        self._sampler = Sampler(typed, graph, fan, inputs)
+        fans = Fans(num_neighbors, replace, is_last, given['subgraph_type'], disjoint)
+        cache = None
         if given['cache'] is not None and graph.world_size > 1:
-            size = given['cache']
-            self._sampler.kept = choose_rows(graph, found, fan, inputs, size)
+            cache = Cache(graph, found, fans, seeds, given['cache'])
+        self._sampler = Sampler(typed, graph, fans, seeds, cache)
         self._transform = given['transform']
         self._prefetch = 0 if takes_turns() else given['prefetch']
         self._lane = open_lane() if self._prefetch else None
         if self._lane is not None:
             weakref.finalize(self._sampler, self._lane.close).atexit = False
         self._epoch, self._at, self._is_loaded = -1, 0, False
-        self._source: Ahead | Here | None = None
+        self._source: Ahead | None = None
         self._iteration: Callable[[], _Iteration | None] = lambda: None
 
     def __len__(self) -> int:
@@ -130,26 +128,23 @@ class Loader:
                 self._source.join()
                 self._source = None
             epoch, at = (self._epoch, self._at) if self._is_loaded else (self._epoch + 1, 0)
-            attributes, kept = find(as_local(self._sampler.data)), self._sampler.kept
-            answers = agree(((epoch, at), kept is None or is_fresh(kept, attributes)))
+            attributes, cache = find(as_local(self._sampler.data)), self._sampler.cache
+            answers = agree(((epoch, at), cache is None or cache.is_fresh(attributes)))
             check_equal('epoch and batch', (epoch, at), [place for place, _ in answers])
-            if kept is not None and not all(fresh for _, fresh in answers):
-                fill(kept, self._sampler.graph, attributes)
+            if cache is not None and not all(is_fresh for _, is_fresh in answers):
+                cache.fill(attributes)
             self._epoch, self._at, self._is_loaded = epoch, at, False
 
             def make(is_wanted: Callable[[], bool]) -> Iterator[Data | HeteroData]:
                 return sampler.batches(attributes, epoch, range(at, end), is_wanted)
 
             sampler, end = self._sampler, self._num_batches
-            if self._prefetch:
-                self._source = Ahead(make, self._prefetch, self._lane, self._name)
-            else:
-                self._source = Here(make, self._name)
+            self._source = Ahead(make, self._prefetch, self._lane, self._name)
         iteration = _Iteration(self, self._source)
         self._iteration = weakref.ref(iteration)
         return iteration
 
-    def _next(self, iteration: _Iteration, source: Ahead | Here) -> Data | HeteroData:
+    def _next(self, iteration: _Iteration, source: Ahead) -> Data | HeteroData:
         if self._iteration() is not iteration:
             raise ValueError('expected the newest iteration of this loader (got an older one)')
         batch = source.next()
@@ -159,13 +154,13 @@ class Loader:
     @property
     def hit_rate(self) -> float:
         """Of the rows of other ranks that batches have read, the share that was in the cache."""
-        kept = self._sampler.kept
-        return kept.num_found / max(kept.num_read, 1) if kept is not None else 0.0
+        cache = self._sampler.cache
+        return 0.0 if cache is None else cache.num_found / max(cache.num_read, 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader is: so many batches of its epoch have been taken.
 
-        The same on all ranks, and for any number of ranks.
+        Equal on all ranks, and for any number of ranks.
         """
         return {'epoch': self._epoch, 'batch': self._at, **self._identity}
 
@@ -194,7 +189,7 @@ class Loader:
 class _Iteration(Iterator[Any]):
     """The batches of an epoch; when the last reference to it goes, its loop has been left."""
 
-    def __init__(self, loader: Loader, source: Ahead | Here) -> None:
+    def __init__(self, loader: Loader, source: Ahead) -> None:
         self._loader, self._source = loader, source
 
     def __next__(self) -> Data | HeteroData:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.sampling.loader import Loader
-from pyg_sar.sampling.seeds.of_nodes import read_nodes
+from pyg_sar.sampling.seeds.nodes import read_nodes
 
 
 class NeighborLoader(Loader):

@@ -9,48 +9,51 @@ a slice of every hop. Nodes of a part's batch get the same numbers whichever ran
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_sar.draws import hashed_on
-from pyg_sar.monitor import hook
-from pyg_sar.sampling.ask.messages import Asked, Drawn, Told, ask_for_edges, ask_for_rows, owners
-from pyg_sar.sampling.attributes import Attributes, EdgeKey, NodeKey
+from pyg_sar.sampling.arguments import Fans
+from pyg_sar.sampling.ask import Drawn, Question, ask_for_edges, ask_for_rows
+from pyg_sar.sampling.attributes import AttributeRows, Values
+from pyg_sar.sampling.cache import Cache
 from pyg_sar.sampling.draw import choose
 from pyg_sar.sampling.draw.numbering import number
-from pyg_sar.sampling.found import Grown, Kept, Linked
-from pyg_sar.sampling.graph import Graph
-from pyg_sar.sampling.seeds.inputs import Seeds
+from pyg_sar.sampling.graph import LocalGraph
+from pyg_sar.sampling.seeds.seeds import SeedBatches, offsets
+from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 
 
-@dataclass(frozen=True)
-class Fans:
-    """How in-edges are drawn.
+@dataclass(eq=False)
+class Grown:
+    """The nodes of one type in a round, in the order in which they were found."""
 
-    Attributes:
-        num_neighbors: Of every relation, by hop; -1 for all.
-        replace: Whether with replacement.
-        is_last: Whether the latest are taken.
-        subgraph_type: As PyG's: ``'induced'`` has all edges between the nodes of a batch.
-        disjoint: Whether every seed has a tree of its own.
-    """
-
-    num_neighbors: dict[EdgeKey, tuple[int, ...]]
-    replace: bool
-    is_last: bool
-    subgraph_type: str
-    disjoint: bool
-
-    @property
-    def num_hops(self) -> int:
-        """How far from the seeds nodes are drawn."""
-        return len(next(iter(self.num_neighbors.values())))
+    keys: Tensor  # int64 ``[N]``; see the module
+    cuts: list[list[int]]  # of every hop, where each batch's nodes begin, and where the last ends
+    # Where their attributes are; see :func:`pyg_sar.sampling.attributes.take`.
+    row: Tensor = field(init=False)
+    place: Tensor = field(init=False)  # of each in its batch, once this is made
+    # Attributes of other ranks' rows: those that are kept, and then those that were fetched.
+    came: list[Values] = field(default_factory=list)
 
 
-@dataclass(frozen=True, eq=False)
-class _Frontier:
+@dataclass(eq=False)
+class Linked:
+    """The edges of one relation in a round, by hop."""
+
+    src: list[Tensor] = field(default_factory=list)  # numbers among the nodes of the round
+    dst: list[Tensor] = field(default_factory=list)
+    row: list[Tensor] = field(default_factory=list)  # where their attributes are
+    cuts: list[list[int]] = field(default_factory=list)  # as of nodes
+    came: list[Values] = field(default_factory=list)  # attributes of edges that others have drawn
+    num_came: int = 0
+
+
+class Frontier(NamedTuple):
     """Nodes of one type whose in-edges are drawn: their numbers, groups, positions; batch cuts."""
 
     numbers: Tensor
@@ -68,98 +71,100 @@ class Round:
     """
 
     def __init__(
-        self, graph: Graph, attributes: Attributes, fans: Fans, seeds: Seeds, kept: Kept | None
+        self,
+        graph: LocalGraph,
+        attributes: AttributeRows,
+        fans: Fans,
+        seeds: SeedBatches,
+        cache: Cache | None,
     ) -> None:
         self.graph, self.attributes, self.fans, self.seeds = graph, attributes, fans, seeds
-        self.kept = kept
-        none = torch.empty(0, dtype=torch.int64)
         nothing = [0] * (seeds.num_batches + 1)
-        self.nodes = {key: Grown(none, [0, 0], [nothing]) for key in graph.nodes}
+        self.nodes = {key: Grown(seeds.state[:0], [nothing]) for key in graph.nodes}
         self.edges = {key: Linked() for key in graph.edges}
         for key, first in seeds.first.items():
             keys = first.group * graph.nodes[key].total + first.position
-            self.nodes[key] = Grown(keys, [0, keys.numel()], [first.cuts])
+            self.nodes[key] = Grown(keys, [first.cuts])
         for hop in range(fans.num_hops):
-            fan = {key: each[hop] for key, each in fans.num_neighbors.items()}
-            self._expand(hop, {key: k for key, k in fan.items() if k})
+            fan = {key: each[hop] for key, each in fans.num_neighbors.items() if each[hop]}
+            # Where seeds are own nodes the first hop asks nobody.
+            self._expand(hop, fan, may_ask=hop > 0 or not seeds.are_own)
         if fans.subgraph_type == 'induced':
             self.edges = {key: Linked() for key in graph.edges}
-            self._expand(fans.num_hops, dict.fromkeys(self.edges, -1))
-        self._find_rows()
+            self._expand(fans.num_hops, dict.fromkeys(self.edges, -1), may_ask=True)
+        self._find_rows(cache)
 
-    def _expand(self, hop: int, fan: dict[EdgeKey, int]) -> None:
+    def _expand(self, hop: int, fan: dict[EdgeKey, int], may_ask: bool) -> None:
         """Draws the in-edges of the nodes that the last hop has found, or links all nodes."""
         is_link = hop == self.fans.num_hops
-        make = self._all_nodes if is_link else self._last_nodes
-        frontiers = {key: make(key) for key in self.nodes}
-        # Where seeds are own nodes the first hop asks nobody.
-        is_far = hop > 0 or is_link or not self.seeds.are_own
-        may_ask = self.graph.world_size > 1 and is_far and bool(fan)
-        places, told = self._ask(hop, fan, frontiers) if may_ask else ({}, {})
+        frontiers = {key: self._frontier(key, is_link) for key in self.nodes}
+        draw = {key: partial(self._draw, hop, key, k) for key, k in fan.items()}
+        other: dict[NodeKey, Tensor] = {}
+        told: dict[EdgeKey, tuple[Drawn, Values]] = {}
+        if may_ask and fan and self.graph.world_size > 1:
+            for end, frontier in frontiers.items():
+                nodes = self.graph.nodes[end]
+                at = (~nodes.is_own(frontier.position)).nonzero().view(-1)
+                other[end] = at[torch.argsort(nodes.owner(frontier.position[at]), stable=True)]
+            wanted = {end: self._question(frontiers[end], at) for end, at in other.items()}
+            told = ask_for_edges(self.graph, self.attributes, wanted, draw)
         found: dict[NodeKey, list[tuple[EdgeKey, Tensor]]] = {key: [] for key in self.nodes}
-        for key in self.edges:
+        for key, linked in self.edges.items():
             edges = self.graph.edges[key]
             frontier = frontiers[edges.dst]
-            if key in fan:
-                there = places.get(edges.dst)
-                count, source = self._merge(hop, fan[key], key, frontier, there, told.get(key))
-                if key in self.seeds.excluded:
-                    count, source = self._leave_out(key, frontier, count, source)
-            else:
-                count, source = torch.zeros_like(frontier.group), frontier.group[:0]
-                self.edges[key].row.append(source)
-            ends = torch.cat([count.new_zeros(1), count.cumsum(0)])
-            self.edges[key].dst.append(torch.repeat_interleave(frontier.numbers, count))
-            self.edges[key].cuts.append(ends[frontier.cuts].tolist())
+            count, source, row = torch.zeros_like(frontier.group), *[frontier.group[:0]] * 2
+            if key in told:
+                drawn, values = told[key]
+                linked.came.append(values)
+                drawn = drawn._replace(row=drawn.row - linked.num_came)
+                linked.num_came += drawn.row.numel()
+                count, source, row = self._merge(key, frontier, draw[key], other[edges.dst], drawn)
+            elif key in fan:
+                count, source, row = self._own(key, frontier, draw[key], None)
+            if key in fan and key in self.seeds.excluded:
+                node, edge = self.seeds.excluded[key].among(frontier, count, source)
+                is_kept = torch.ones_like(source, dtype=torch.bool)
+                is_kept[edge] = False
+                count = count - torch.bincount(node, minlength=count.numel())
+                source, row = source[is_kept], row[is_kept]
+            linked.row.append(row)
+            linked.dst.append(torch.repeat_interleave(frontier.numbers, count))
+            linked.cuts.append(offsets(count)[frontier.cuts].tolist())
             group = torch.repeat_interleave(frontier.group, count)
             keys = group.mul_(self.graph.nodes[edges.src].total).add_(source)
             found[edges.src].append((key, keys))
         for src, of_relations in found.items():
             self._number(src, of_relations, is_link)
 
-    def _last_nodes(self, key: NodeKey) -> _Frontier:
-        grown = self.nodes[key]
-        numbers = torch.arange(grown.hops[-2], grown.hops[-1])
-        return self._frontier(key, numbers, [at - grown.hops[-2] for at in grown.cuts[-1]])
-
-    def _all_nodes(self, key: NodeKey) -> _Frontier:
-        """Batch after batch."""
-        grown, pieces, cuts = self.nodes[key], [], [0]
-        for batch in range(self.seeds.num_batches):
-            pieces += [torch.arange(cut[batch], cut[batch + 1]) for cut in grown.cuts]
-            cuts.append(cuts[-1] + sum(cut[batch + 1] - cut[batch] for cut in grown.cuts))
-        return self._frontier(key, torch.cat([grown.keys[:0], *pieces]), cuts)
-
-    def _frontier(self, key: NodeKey, numbers: Tensor, cuts: list[int]) -> _Frontier:
-        keys, total = self.nodes[key].keys[numbers], max(self.graph.nodes[key].total, 1)
+    def _frontier(self, key: NodeKey, is_link: bool) -> Frontier:
+        """The nodes of the last hop; or all, batch after batch."""
+        grown, total = self.nodes[key], max(self.graph.nodes[key].total, 1)
+        last = grown.cuts[-1]
+        numbers, cuts = torch.arange(last[0], last[-1]), [at - last[0] for at in last]
+        if is_link:
+            pieces, cuts = [numbers[:0]], [0]
+            for batch in range(self.seeds.num_batches):
+                ends = [cut[batch : batch + 2] for cut in grown.cuts]
+                pieces += [torch.arange(start, end) for start, end in ends]
+                cuts.append(cuts[-1] + sum(end - start for start, end in ends))
+            numbers = torch.cat(pieces)
+        keys = grown.keys[numbers]
         group = torch.div(keys, total, rounding_mode='floor')
-        return _Frontier(numbers, group, keys - group * total, cuts)
+        return Frontier(numbers, group, keys - group * total, cuts)
 
-    def _ask(
-        self, hop: int, fan: dict[EdgeKey, int], frontiers: dict[NodeKey, _Frontier]
-    ) -> tuple[dict[NodeKey, tuple[Tensor, Tensor]], dict[EdgeKey, Told]]:
-        """Where in frontiers own nodes are, where others in the order of their owners; edges."""
-        places, wanted = {}, {}
-        for key, frontier in frontiers.items():
-            nodes, at = self.graph.nodes[key], frontier.position
-            is_own = (at >= nodes.first) & (at < nodes.rank_ptr[nodes.rank + 1])
-            own, came = is_own.nonzero().view(-1), (~is_own).nonzero().view(-1)
-            came = came[torch.argsort(owners(at[came], nodes.rank_ptr), stable=True)]
-            places[key] = own, came
-            group, until = frontier.group[came], self.seeds.until
-            wanted[key] = at[came], self.seeds.state[group], None if until is None else until[group]
+    def _question(self, frontier: Frontier, at: Tensor | None) -> Question:
+        """Some nodes of a frontier, or all."""
+        position, group, until = frontier.position, frontier.group, self.seeds.until
+        if at is not None:
+            position, group = position[at], group[at]
+        state = self.seeds.state.index_select(0, group)
+        return Question(position, state, None if until is None else until[group])
 
-        def draw(key: EdgeKey, asked: Asked) -> Drawn:
-            return self._draw(hop, key, fan[key], asked)
-
-        told = ask_for_edges(self.graph, self.attributes, list(fan), wanted, draw)
-        return places, told
-
-    def _draw(self, hop: int, key: EdgeKey, k: int, asked: Asked) -> Drawn:
-        """Draws in-edges of own nodes."""
+    def _draw(self, hop: int, key: EdgeKey, k: int, asked: Question) -> Drawn:
+        """Draws in-edges of own nodes, given as rows."""
         edges = self.graph.edges[key]
-        start = edges.ptr.index_select(0, asked.row)
-        end = edges.ptr.index_select(0, asked.row + 1)
+        start = edges.ptr.index_select(0, asked.node)
+        end = edges.ptr.index_select(0, asked.node + 1)
         if edges.time is not None and asked.until is not None:
             end = choose.first_above(edges.time, start, end, asked.until)
         num = end - start
@@ -168,10 +173,10 @@ class Round:
         if k < 0 or self.fans.is_last:
             place, count = choose.ranges(start, num), num
         else:
-            numbers = {key: i for i, key in enumerate(self.graph.edges)}
-            code = hop * len(numbers) + numbers[key]
-            n_id = self.graph.nodes[edges.dst].n_id.index_select(0, asked.row)
-            state = hashed_on(asked.state, n_id * (self.fans.num_hops * len(numbers)) + code)
+            relations = list(self.graph.edges)
+            code = hop * len(relations) + relations.index(key)
+            n_id = self.graph.nodes[edges.dst].n_id.index_select(0, asked.node)
+            state = hashed_on(asked.state, n_id * (self.fans.num_hops * len(relations)) + code)
             if edges.cdf is not None:
                 place, count = choose.weighted_repeated(state, start, num, k, edges.cdf)
             elif edges.weight is not None:
@@ -181,54 +186,38 @@ class Round:
                 place, count = way(state, start, num, k)
         return Drawn(count, edges.source.index_select(0, place), edges.row.index_select(0, place))
 
+    def _own(
+        self, key: EdgeKey, frontier: Frontier, draw: partial[Drawn], at: Tensor | None
+    ) -> Drawn:
+        """Edges of own nodes of a frontier."""
+        asked, first = (
+            self._question(frontier, at),
+            self.graph.nodes[self.graph.edges[key].dst].first,
+        )
+        drawn = draw(asked._replace(node=asked.node - first))
+        return drawn._replace(source=drawn.source.long())
+
     def _merge(
         self,
-        hop: int,
-        k: int,
         key: EdgeKey,
-        frontier: _Frontier,
-        places: tuple[Tensor, Tensor] | None,
-        told: Told | None,
-    ) -> tuple[Tensor, Tensor]:
-        """How many edges every node of a frontier gets, and their sources' positions."""
-        nodes, linked = self.graph.nodes[self.graph.edges[key].dst], self.edges[key]
-        position, group = frontier.position, frontier.group
-        if places is not None:
-            position, group = position[places[0]], group[places[0]]
-        until = self.seeds.until
-        asked = Asked(
-            position - nodes.first,
-            self.seeds.state.index_select(0, group),
-            None if until is None else until[group],
-        )
-        drawn = self._draw(hop, key, k, asked)
-        if places is None or told is None:
-            linked.row.append(drawn.row)
-            return drawn.count, drawn.source.long()
-        own, came = places
+        frontier: Frontier,
+        draw: partial[Drawn],
+        other: Tensor,
+        told: Drawn,
+    ) -> Drawn:
+        """The edges of all nodes of a frontier, some of which other ranks have drawn."""
+        is_own = torch.ones_like(frontier.group, dtype=torch.bool)
+        is_own[other] = False
+        own = is_own.nonzero().view(-1)
+        drawn = self._own(key, frontier, draw, own)
         count = torch.empty_like(frontier.group)
-        count[own], count[came] = drawn.count, told.count
+        count[own], count[other] = drawn.num, told.num
         first = count.cumsum(0) - count
-        of_own, of_came = (choose.ranges(first[at], count[at]) for at in (own, came))
-        source, row = (torch.empty(int(count.sum()), dtype=torch.int64) for _ in range(2))
-        source[of_own], source[of_came] = drawn.source.long(), told.source.long()
-        row[of_own] = drawn.row
-        row[of_came] = -1 - linked.num_came - torch.arange(told.source.numel())
-        linked.row.append(row)
-        linked.came.append(told.values)
-        linked.num_came += told.source.numel()
-        return count, source
-
-    def _leave_out(
-        self, key: EdgeKey, frontier: _Frontier, count: Tensor, source: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Without edges that a batch must not have, such as those it predicts."""
-        linked, excluded = self.edges[key], self.seeds.excluded[key]
-        node, edge = excluded.among(frontier.group, frontier.position, count, source)
-        is_kept = torch.ones_like(source, dtype=torch.bool)
-        is_kept[edge] = False
-        linked.row[-1] = linked.row[-1][is_kept]
-        return count - torch.bincount(node, minlength=count.numel()), source[is_kept]
+        source, row = (first.new_empty(int(count.sum())) for _ in range(2))
+        for at, each in ((own, drawn), (other, told)):
+            place = choose.ranges(first[at], each.num)
+            source[place], row[place] = each.source, each.row
+        return Drawn(count, source, row)
 
     def _number(self, src: NodeKey, found: list[tuple[EdgeKey, Tensor]], is_link: bool) -> None:
         """Numbers the sources of edges, and what is new among them."""
@@ -243,35 +232,29 @@ class Round:
                 place, linked.dst[-1], linked.row[-1] = (
                     t[kept] for t in (place, linked.dst[-1], linked.row[-1])
                 )
-                ends = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])
-                linked.cuts[-1] = ends[linked.cuts[-1]].tolist()
+                linked.cuts[-1] = offsets(kept.long())[linked.cuts[-1]].tolist()
             linked.src.append(place)
         if is_link:
             return
         grown.keys = torch.cat([grown.keys, new])
-        grown.hops.append(grown.keys.numel())
         firsts = self.seeds.group_ptr * self.graph.nodes[src].total
         grown.cuts.append([before + at for at in torch.searchsorted(new, firsts).tolist()])
 
-    def _find_rows(self) -> None:
+    def _find_rows(self, cache: Cache | None) -> None:
         """Where every node's attributes are; fetches those of other ranks (collective)."""
         wanted = {}
         for key, grown in self.nodes.items():
             nodes = self.graph.nodes[key]
             position = grown.keys % max(nodes.total, 1)
-            grown.row = position - nodes.first
+            grown.row, grown.place = position - nodes.first, torch.empty_like(position)
             if self.graph.world_size > 1:
-                is_own = (grown.row >= 0) & (position < nodes.rank_ptr[nodes.rank + 1])
-                remote = (~is_own).nonzero().view(-1)
-                kept = self.kept.position[key] if self.kept is not None else position[:0]
+                remote = (~nodes.is_own(position)).nonzero().view(-1)
+                kept = position[:0] if cache is None else cache.position[key]
                 wanted[key], place = number(kept, position[remote])
                 grown.row[remote] = -1 - place
-                if self.kept is not None:
-                    grown.came.append(self.kept.values[key])
-                    num_found = int((place < kept.numel()).sum())
-                    self.kept.num_read += place.numel()
-                    self.kept.num_found += num_found
-                    hook.looked_up(place.numel(), num_found)
+                if cache is not None:
+                    grown.came.append(cache.values[key])
+                    cache.count(place.numel(), int((place < kept.numel()).sum()))
         if self.graph.world_size > 1:
             came = ask_for_rows(self.graph, self.attributes, wanted)
             for key, grown in self.nodes.items():

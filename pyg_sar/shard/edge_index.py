@@ -99,17 +99,17 @@ class ShardEdgeIndex(Tensor):
             row = _row_asked_for(args[1])
             if row is not None:
                 rest = args[1][1:] if isinstance(args[1], tuple) else ()
-                out = plain(source)[row]
+                out = source.as_subclass(Tensor)[row]
                 return out[rest] if rest else out
         elif name == 'unbind':
-            rows = func(plain(source), *args[1:], **kwargs)
+            rows = func(source.as_subclass(Tensor), *args[1:], **kwargs)
             if len(rows) == 2 and rows[0].dim() == 1:
                 return rows
         elif name not in _KEEPS_ALL and name not in _SELECTS:
-            refuse(name)
+            _refuse(name)
         kind = source.shard, source.is_flipped
         if any((each.shard, each.is_flipped) != kind for each in given):
-            refuse(name)
+            _refuse(name)
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
         is_whole = name in _KEEPS_ALL and source.is_whole
@@ -117,7 +117,7 @@ class ShardEdgeIndex(Tensor):
 
         def keep_shard(value: Any) -> ShardEdgeIndex:
             if value.dtype != torch.int64 or value.dim() != 2 or value.size(0) != 2:
-                refuse(name)
+                _refuse(name)
             return cls.wrap(value, source.shard, is_whole=is_whole, is_flipped=is_flipped)
 
         if isinstance(out, (tuple, list)):  # chunk, split
@@ -143,12 +143,7 @@ def name_of(func: Callable[..., Any]) -> str:
     return name
 
 
-def plain(value: Tensor) -> Tensor:
-    """The plain tensor of local ids."""
-    return value.as_subclass(Tensor)
-
-
-def refuse(name: str) -> NoReturn:
+def _refuse(name: str) -> NoReturn:
     """Raises a ValueError that names an operation and says what to do instead."""
     name = 'indexing' if name == '__getitem__' else name.strip('_')
     raise ValueError(
@@ -188,7 +183,7 @@ def _swaps(name: str, index: Any) -> bool:
     elif isinstance(index, Tensor) and index.dtype != torch.bool and index.dim() == 1:
         index = index.tolist()
     if index not in ([0, 1], [1, 0]):
-        refuse(name)
+        _refuse(name)
     return bool(index == [1, 0])
 
 
@@ -199,4 +194,5 @@ def _flat(dims: Any) -> list[int]:
 
 
 def _version(edge_index: Tensor) -> int:
-    return 0 if edge_index.is_inference() else edge_index._version
+    with torch._C.DisableTorchFunctionSubclass():
+        return 0 if edge_index.is_inference() else edge_index._version

@@ -44,7 +44,7 @@ class Block:
         edge_index = self.take(self._all_edges, dim=1)
         return torch.stack([edge_index[0] - self.start, edge_index[1]])
 
-    @property
+    @cached_property
     def num_edges(self) -> int:
         """Number of edges of the block."""
         if isinstance(self.edges, slice):
@@ -108,7 +108,7 @@ class Plan:
     # Where other rooms keep what they computed once for this plan.
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
-    @property
+    @cached_property
     def num_edges(self) -> int:
         """Number of edges of all blocks."""
         return self.edge_index.size(1)

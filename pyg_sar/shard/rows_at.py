@@ -32,10 +32,9 @@ _PAIRS = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 def rows_at(values: Tensor, index: Tensor) -> Tensor:
     """``values.index_select(0, index)``, without a gradient."""
     row_bytes = values[:1].numel() * values.element_size()
-    if _fit_loop(values, index):
-        out = values.new_empty(index.numel(), *values.shape[1:])
-        _run_loop('read_rows', out, values, index, width=values[:1].numel())
-        return out
+    looped = _by_loop('read_rows', values, index)
+    if looped is not None:
+        return looped
     if values.device.type == 'cpu':
         number = _NUMBERS.get(row_bytes) if values[:1].numel() > 1 else None
         wide = None if number is None else _seen_as(values, number)
@@ -52,8 +51,7 @@ def rows_at(values: Tensor, index: Tensor) -> Tensor:
 def add_rows_at(target: Tensor, index: Tensor, rows: Tensor) -> None:
     """``target.index_add_(0, index, rows)``, without a gradient."""
     is_alike = rows.dtype == target.dtype and rows.shape == (*index.shape, *target.shape[1:])
-    if is_alike and _fit_loop(target, index):
-        _run_loop('add_rows', target, index, rows, width=target[:1].numel())
+    if is_alike and _by_loop('add_rows', target, index, rows) is not None:
         return
     pair = _PAIRS.get(target.dtype)
     if target.device.type == 'cpu' and pair is not None and rows.numel():
@@ -79,24 +77,28 @@ def write_rows_at(target: Tensor, index: Tensor, rows: Tensor) -> None:
     target.index_copy_(0, index, rows)
 
 
-def _fit_loop(values: Tensor, index: Tensor) -> bool:
-    """Whether these are narrow rows that compiled loops take."""
+def _by_loop(name: str, values: Tensor, index: Tensor, rows: Tensor | None = None) -> Tensor | None:
+    """What a compiled loop does with narrow rows: reads `values`, or adds `rows` to them.
+
+    None where there is no loop for them.
+    """
     width = values[:1].numel()
-    return (
+    fits = (
         values.device.type == 'cpu'
         and values.dtype in _LOOP_DTYPES
         and 1 < width <= _NARROW_BYTES // values.element_size()
         and values.is_contiguous()
         and index.dim() == 1
-        and loops() is not None
     )
-
-
-def _run_loop(name: str, *tensors: Tensor, width: int) -> None:
+    compiled: Any = loops() if fits else None
+    if compiled is None:
+        return None
+    out = values.new_empty(index.numel(), *values.shape[1:]) if rows is None else values
+    tensors = (out, values, index) if rows is None else (values, index, rows)
     arrays = [t.detach().contiguous().view(-1).numpy() for t in tensors]
-    loop: Any = getattr(loops(), name)
-    if not loop(*arrays, width):
+    if not getattr(compiled, name)(*arrays, width):
         raise IndexError('expected an index of rows that are there')
+    return out
 
 
 def _seen_as(values: Tensor, number: torch.dtype) -> Tensor | None:

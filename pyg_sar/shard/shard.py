@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -79,55 +81,58 @@ class Shard:
     # Where other rooms keep what they computed once for this shard.
     cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    @property
+    @cached_property
     def partition(self) -> str:
         """Names the partition; relations of one partition have it in common."""
         return self.fingerprint.split(' ')[0]
 
-    @property
+    @cached_property
     def parts_per_rank(self) -> int:
         """Number of parts each rank owns."""
         return self.num_parts // self.world_size
 
-    @property
+    @cached_property
     def parts(self) -> range:
         """The parts this rank owns."""
         return range(self.rank * self.parts_per_rank, (self.rank + 1) * self.parts_per_rank)
 
-    @property
+    @cached_property
     def num_own(self) -> int:
         """Number of own nodes that edges may start from: the rows of ``x`` here."""
         return self.own_ptr[-1]
 
-    @property
+    @cached_property
     def num_dst(self) -> int:
         """Number of own nodes that edges may end in: the rows of every layer's output here."""
         return self.num_own if self.dst_rows is None else self.dst_rows
 
-    @property
+    @cached_property
     def is_bipartite(self) -> bool:
         """Whether edges run from nodes of one set to nodes of another."""
         return self.dst_rows is not None
 
-    @property
+    @cached_property
     def num_halo(self) -> int:
         """Number of remote rows the edges of this rank read."""
         return self.halo_ptr[-1]
 
-    @property
+    @cached_property
     def num_edges(self) -> int:
         """Number of edges into own nodes."""
         return self.block_ptr[-1]
 
+    @cached_property
+    def _source_ranges(self) -> tuple[tuple[int, int], ...]:
+        first, ptr = self.parts.start, [self.num_own + at for at in self.halo_ptr]
+        own = {first + i: ends for i, ends in enumerate(pairwise(self.own_ptr))}
+        return tuple(own.get(part, ends) for part, ends in enumerate(pairwise(ptr)))
+
     def source_range(self, part: int) -> tuple[int, int]:
         """The local source ids ``[start, end)`` of the block of `part`."""
-        if part in self.parts:
-            i = part - self.parts.start
-            return self.own_ptr[i], self.own_ptr[i + 1]
-        return self.num_own + self.halo_ptr[part], self.num_own + self.halo_ptr[part + 1]
+        return self._source_ranges[part]
 
     def to(self, device: torch.device) -> Shard:
-        """The same shard with its index tensors on `device`."""
+        """This shard, with its index tensors on `device`."""
         ids = self.e_id, self.n_id, self.dst_id
         tensors = [*ids, *(step.send_index for step in self.steps)]
         if all(t is None or t.device == device for t in tensors):

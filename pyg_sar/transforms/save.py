@@ -1,13 +1,14 @@
 """Node attributes written back into a partition folder, so that later runs load them.
 
 A reader looks only for the attributes that META.json names, and every file is replaced by a rename:
-first every rank writes its own parts' files, then rank 0 names the new attributes. Whenever it all
-ends, the folder is one that loads: without the new attributes, or with all of them.
+first every rank writes its own parts' files, then rank 0 names the new attributes. So the folder
+loads wherever a program was killed: without the new attributes, or with all of them.
 """
 
 from __future__ import annotations
 
 import os
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -75,7 +76,7 @@ def save_node_attrs(data: Data, names: Sequence[str], *, overwrite: bool = False
     values = {name: data[name] for name in names}
     facts = _joined_facts(agree(label_facts(values, ())), data)
     written = together(lambda: _write_parts(shard, values, set(kept)))
-    checksums = {name: value for own in written for name, value in own.items()}
+    checksums = dict(ChainMap(*written))
     together(lambda: _write_meta(shard, {**kept, **row_types}, checksums, facts))
 
 
@@ -179,10 +180,7 @@ def _write_meta(
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Gives a place for a file of the same name that replaces `path` if the block ends well.
-
-    A symbolic link by that name is replaced, and not what it leads to.
-    """
+    """Gives a place for a file that replaces `path`, link or not, if the block ends well."""
     with TemporaryDirectory(prefix='.tmp-', dir=path.parent) as folder:
         new = Path(folder) / path.name
         yield new

@@ -18,9 +18,6 @@ import torch
 from checkpoint_runs import losses, resumed
 from ranks import RankError, run_once, run_ranks
 from small_graphs import cut, small_graph
-from torch_geometric.data import Data
-
-import pyg_sar
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,17 +52,15 @@ def _survives(tmp_path: Path, world_size: int, num_kills: int) -> int:
     num_epochs = 3 * num_kills + 2  # A life sees at most three.
     want = run_ranks(losses, world_size, parts, num_epochs, dropout=0.2, timeout=300)[0]
     draw = random.Random(3)
-    half_written, killed = 0, []
+    half_written, killed, everyone = 0, [], range(world_size)
     for number in range(num_kills):
         life, done = tmp_path / f'life {number}', threading.Event()
         args = (life, draw.randint(1, 3), draw.random(), done, killed)
         killer = threading.Thread(target=_kill, args=args)
         killer.start()
+        args = parts, str(root), num_epochs, str(life)
         try:
-            everyone = range(world_size)
-            found = run_once(
-                _life, world_size, parts, str(root), num_epochs, str(life), may_die=everyone
-            )
+            found = run_once(_life, world_size, *args, may_die=everyone)
         except RankError:  # One that outlived another by a moment.
             found = [None]
         finally:
@@ -74,8 +69,8 @@ def _survives(tmp_path: Path, world_size: int, num_kills: int) -> int:
         assert len(killed) == number + 1, f'life {number} ended by itself'
         assert None in found
         half_written += any(root.glob('.tmp-epoch-*'))
-    last = str(tmp_path / 'last')
-    found = run_once(_life, world_size, parts, str(root), num_epochs, last, timeout=300)
+    args = parts, str(root), num_epochs, str(tmp_path / 'last')
+    found = run_once(_life, world_size, *args, timeout=300)
     assert found == [want] * world_size
     assert not any(root.glob('.tmp-*'))
     return half_written
@@ -116,15 +111,9 @@ runpy.run_path(example, run_name='__main__')
 
 @pytest.mark.bench
 def test_torchrun_restarts_the_example_from_its_last_checkpoint(tmp_path):
-    generator = torch.Generator().manual_seed(5)
-    data = Data(
-        x=torch.randn(60, 6, generator=generator),
-        edge_index=torch.randint(0, 60, (2, 300), generator=generator),
-        y=torch.arange(60) % 3,
-        train_mask=torch.arange(60) % 2 == 0,
-    )
-    parts = tmp_path / 'parts'
-    pyg_sar.partition_graph(data, 2, parts, method=torch.arange(60) % 3 // 2)
+    graph = small_graph()
+    graph.x = graph.x.float()
+    parts = str(cut(graph, 2, tmp_path / 'parts'))
     example = ROOT / 'examples' / 'train_full_batch.py'
     options = [parts, '--hidden', 8, '--epochs', 5]
     torchrun = ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', 2]
@@ -134,22 +123,13 @@ def test_torchrun_restarts_the_example_from_its_last_checkpoint(tmp_path):
     program = tmp_path / 'killed_once.py'
     program.write_text(_KILLED_ONCE)
     # All attempts share a store otherwise, where gloo (torch 2.13) finds addresses of dead workers.
-    found = _lines(
-        *torchrun,
-        '--max-restarts',
-        1,
-        program,
-        example,
-        *options,
-        '--checkpoint',
-        tmp_path / 'run',
-        TORCH_DISABLE_SHARE_RDZV_TCP_STORE='1',
-    )
+    saving = '--checkpoint', tmp_path / 'run'
+    again = [*torchrun, '--max-restarts', 1, program, example, *options, *saving]
+    found = _lines(*again, TORCH_DISABLE_SHARE_RDZV_TCP_STORE='1')
     assert (tmp_path / 'killed_once.py.died').exists()
     assert found == want
     # One process goes on where two have stopped.
-    options[-1] = 6
-    (line,) = _lines(example, *options, '--checkpoint', tmp_path / 'run')
+    (line,) = _lines(example, *options[:-1], 6, *saving)
     assert line.startswith('epoch   6')
 
 

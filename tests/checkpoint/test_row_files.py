@@ -22,16 +22,10 @@ N = 40
 
 
 def _all_rows(kind: str) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    made = {
-        'float64 [N, 3]': lambda: torch.randn(N, 3, generator=generator, dtype=torch.float64),
-        'int64 [N]': lambda: torch.randint(99, (N,), generator=generator),
-        'bool [N]': lambda: torch.rand(N, generator=generator) < 0.5,
-        'float32 [N, 1]': lambda: torch.randn(N, 1, generator=generator),
-        'float16 [N, 2]': lambda: torch.randn(N, 2, generator=generator).half(),
-        'complex64 [N, 2, 2]': lambda: torch.randn(N, 2, 2, generator=generator).to(torch.cfloat),
-    }
-    return made[kind]()
+    dtype, columns = kind.split(' ', 1)
+    shape = [N, *(int(n) for n in columns.strip('[N]').split(',') if n)]
+    values = 99 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return values > 0 if dtype == 'bool' else values.to(getattr(torch, dtype))
 
 
 KINDS = ['float64 [N, 3]', 'int64 [N]', 'bool [N]', 'float32 [N, 1]', 'float16 [N, 2]']
@@ -103,48 +97,34 @@ def test_nodes_of_a_type(tmp_path):
     assert np.array_equal(np.load(path), 2 * graph['author'].x.numpy())
 
 
+WRONG: dict[str, tuple[Any, str, str]] = {  # what becomes of the values, the path, words
+    'rows': (lambda v: v[1:] if rank() == 1 else v, 'rows.npy', "one row per own node in 'values'"),
+    'types': (lambda v: v.float() if rank() == 1 else v, 'rows.npy', "same rows in 'values'"),
+    'bfloat16': (Tensor.bfloat16, 'rows.npy', '.float() is one'),
+    'dimensions': (lambda v: v.unsqueeze(1), 'rows.parquet', '.npy takes any'),
+    'suffix': (Tensor.clone, 'rows.csv', '.npy, .parquet'),
+    'a folder': (Tensor.clone, 'folder.npy', 'to replace'),
+    'other things': (Tensor.clone, 'others.parquet', 'to replace'),
+    'nowhere': (Tensor.clone, 'no/rows.npy', 'No such file'),
+}
+
+
 def _wrong(root: str, folder: str, kind: str) -> str:
     data = pyg_sar.local(pyg_sar.load_shard(root))
-    path, values = f'{folder}/rows.npy', data.x
-    if kind == 'rows' and rank() == 1:
-        values = values[1:]
-    if kind == 'types' and rank() == 1:
-        values = values.float()
-    if kind == 'bfloat16':
-        values = values.bfloat16()
-    if kind == 'dimensions':
-        path, values = f'{folder}/rows.parquet', values.unsqueeze(1)
-    if kind == 'suffix':
-        path = f'{folder}/rows.csv'
-    if kind == 'a folder':
-        path = folder
-    if kind == 'other things':
-        path = f'{folder}/others.parquet'
-    if kind == 'nowhere':
-        path = f'{folder}/no/rows.npy'
-    return attempt(pyg_sar.save_rows, path, values, data)
+    change, name, _ = WRONG[kind]
+    return attempt(pyg_sar.save_rows, f'{folder}/{name}', change(data.x), data)
 
 
-@pytest.mark.parametrize(
-    ('kind', 'words'),
-    [
-        ('rows', "expected one row per own node in 'values'"),
-        ('types', "expected the same rows in 'values' on all ranks"),
-        ('bfloat16', '.float() is one'),
-        ('dimensions', '.npy takes any'),
-        ('suffix', "'path' must end in one of .npy, .parquet"),
-        ('a folder', "expected rows to replace at '"),
-        ('other things', "expected rows to replace at '"),
-        ('nowhere', 'No such file'),
-    ],
-)
-def test_refused_on_all_ranks(tmp_path, kind, words):
-    root, folder = cut(small_graph(), 2, tmp_path / 'parts'), tmp_path / 'results.npy'
-    (folder / 'others.parquet').mkdir(parents=True)
+@pytest.mark.parametrize('kind', WRONG)
+def test_refused_on_all_ranks(tmp_path, kind):
+    root, folder = cut(small_graph(), 2, tmp_path / 'parts'), tmp_path / 'results'
+    for name in ('folder.npy', 'others.parquet'):
+        (folder / name).mkdir(parents=True)
     (folder / 'others.parquet' / 'mine.txt').write_text('mine')
     found = run_as_threads(_wrong, 2, str(root), str(folder), kind)
-    assert_all_raise(found, 'FileNotFoundError' if kind == 'nowhere' else 'ValueError', words)
-    assert [p.name for p in folder.iterdir()] == ['others.parquet']
+    error = 'FileNotFoundError' if kind == 'nowhere' else 'ValueError'
+    assert_all_raise(found, error, WRONG[kind][2])
+    assert {path.name for path in folder.iterdir()} == {'folder.npy', 'others.parquet'}
 
 
 @pytest.mark.parametrize('content', ['39 rows', 'text', 'an object', 'nothing'])

@@ -20,8 +20,9 @@ from torch_geometric.nn import SAGEConv
 
 import pyg_sar
 from pyg_sar.inspection import verify_partition
-from pyg_sar.partitioner.sources.npz import read_npz
+from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.saved import read_saved
+from pyg_sar.partitioner.sources.sources import load_source
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.checksums import folder_checksums
 from pyg_sar.shard.format.meta import signed
@@ -150,7 +151,7 @@ class Sources(Target):
         # The damage is in one of them; the other one is read without an error.
         is_mapped = rng.random() < 0.5
         read_saved(self.root / 'graph.pt', is_mapped=is_mapped)
-        return read_npz(self.root / 'graph.npz', str(self.root), is_mapped=is_mapped)
+        return load_source(self.root / 'graph.npz', scratch=Scratch() if is_mapped else None)
 
 
 class Checkpoints(Target):

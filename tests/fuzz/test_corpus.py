@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -21,8 +20,9 @@ from torch import Tensor
 
 import pyg_sar
 from pyg_sar.inspection import verify_partition
-from pyg_sar.partitioner.sources.npz import read_npz
+from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.saved import read_saved
+from pyg_sar.partitioner.sources.sources import load_source
 from pyg_sar.partitioner.write.atomic_folder import replace_folder
 from pyg_sar.shard.format.checksums import folder_checksums
 from pyg_sar.shard.format.meta import read_json, signed
@@ -238,27 +238,27 @@ def _npz(path: Path, **arrays: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize('is_mapped', [True, False])
-def test_arrays(tmp_path: Path, is_mapped: bool) -> None:
+@pytest.mark.parametrize('scratch', [Scratch(), None])
+def test_arrays(tmp_path: Path, scratch: Scratch | None) -> None:
     path = _npz(tmp_path / 'graph.npz', x=np.array([{}], dtype=object))
     with pytest.raises(ValueError, match=str(path)):
-        read_npz(path, str(path), is_mapped=is_mapped)
+        load_source(path, scratch=scratch)
     _npz(path)
     content = path.read_bytes().replace(b'(2, 3), }           ', b'(2, 99999999999), } ')
     assert content != path.read_bytes()
     path.write_bytes(content)
     with pytest.raises(ValueError, match=str(path)):
-        read_npz(path, str(path), is_mapped=is_mapped)
+        load_source(path, scratch=scratch)
     _npz(path, edge_index=np.zeros((3, 2), np.int64))
     with pytest.raises(ValueError, match=str(path)):
-        read_npz(path, str(path), is_mapped=is_mapped)
+        load_source(path, scratch=scratch)
 
 
 def test_offsets_that_are_no_integers(tmp_path: Path) -> None:
     csr = {'x_data': np.ones(1), 'x_indices': np.zeros(1), 'x_indptr': np.array([0.0, 1, 1, 1, 1])}
     path = _npz(tmp_path / 'graph.npz', **csr, x_shape=np.array([4, 2]))
-    with pytest.raises(ValueError, match='expected integers'):
-        read_npz(path, str(path))
+    with pytest.raises(ValueError, match='expected a CSR matrix'):
+        load_source(path)
 
 
 def test_pipes_beside_a_partition(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def _checkpoint(root: Path) -> Path:
 
 
 @pytest.mark.parametrize('kind', ['pipe', 'device', 'link outside', 'huge and empty'])
-@pytest.mark.parametrize('name', ['.metadata', '__0_0.distcp'])
+@pytest.mark.parametrize('name', ['checkpoint.json', 'model.pt'])
 def test_checkpoints_of_what_is_no_file(tmp_path: Path, name: str, kind: str) -> None:
     path = _checkpoint(tmp_path / 'root') / name
     path.rename(tmp_path / 'outside')
@@ -312,22 +312,11 @@ def test_a_checkpoint_that_is_a_link(tmp_path: Path) -> None:
         pyg_sar.load_checkpoint(tmp_path / 'root', *_model())
 
 
-def test_checkpoint_metadata_that_allocates(tmp_path: Path) -> None:
-    """Python's unpickler made room for 2^32 notes."""
-    path = _checkpoint(tmp_path) / '.metadata'
-    path.write_bytes(b'\x80\x02N' + b'r' + (2**32 - 1).to_bytes(4, 'little') + b'.')
-    with pytest.raises(ValueError, match='notes'):
-        pyg_sar.load_checkpoint(tmp_path, *_model())
-
-
 def test_a_checkpoint_larger_than_its_files(tmp_path: Path) -> None:
-    path = _checkpoint(tmp_path) / '.metadata'
-    metadata = pickle.loads(path.read_bytes())
-    found = next(iter(metadata.state_dict_metadata.values()))
-    found.size = torch.Size([1 << 40])
-    metadata.state_dict_metadata['optimizer.0.more'] = found
-    path.write_bytes(pickle.dumps(metadata))
-    with pytest.raises(ValueError, match=r"expected 'weight' .* \(got \[1099511627776\]"):
+    weight = torch.zeros(1).expand(1 << 40)
+    path = _checkpoint(tmp_path) / 'model.pt'
+    torch.save({'weight': weight, 'bias': torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match='more than its bytes'):
         pyg_sar.load_checkpoint(tmp_path, *_model())
 
 

@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(sysconfig.get_path('scripts'))
 
 MISSING = {
-    'kahip': ('kahip', 'partition', ['data.pt', 'out', '--num-parts', '2', '--method', 'kahip']),
     'mtkahypar': (
         'mtkahypar',
         'partition',

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric import nn as pyg
 
 import pyg_sar
-from pyg_sar import recipes
+from pyg_sar.monitor import recipes
 from pyg_sar.recompute import recompute_activations_of, recomputed_activations, recorder
 
 NUM_ROWS, NUM_COLUMNS = 50, 8
@@ -207,7 +207,7 @@ def test_a_forward_that_fails_leaves_nothing() -> None:
     recompute_activations_of(model)
     with pytest.raises(KeyError):
         model(torch.ones(1))
-    assert recipes.here.recorder is None
+    assert recipes.recorder.value is None
     y = torch.ones(3, requires_grad=True)
     assert isinstance(y.relu().grad_fn._saved_result, Tensor)  # type: ignore[union-attr]
     assert F.relu(y).grad_fn is not None

@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
 import pyg_sar
-from pyg_sar.aggregate import blocks
+from pyg_sar.aggregate import chunks
 from pyg_sar.comm import Exchange, GradientReturn
 
 TOLERANCE = 1e-10
@@ -36,8 +36,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every destination's edges lie in several."""
-    monkeypatch.setattr(blocks, 'CHUNK_BYTES', 1)
-    monkeypatch.setattr(blocks, '_MIN_EDGES', 40)
+    monkeypatch.setattr(chunks, 'CHUNK_BYTES', 1)
+    monkeypatch.setattr(chunks, '_MIN_EDGES', 40)
 
 
 class _Counts:

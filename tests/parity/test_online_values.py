@@ -21,7 +21,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerCo
 from torch_geometric.utils import softmax
 
 import pyg_sar
-from pyg_sar.aggregate import blocks
+from pyg_sar.aggregate import chunks
 from pyg_sar.conv.call import propagation
 
 TOLERANCE = 1e-10
@@ -39,8 +39,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _small_chunks() -> Iterator[pytest.MonkeyPatch]:
     """Every destination's edges lie in several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, 'CHUNK_BYTES', 1)
-        patch.setattr(blocks, '_MIN_EDGES', 40)
+        patch.setattr(chunks, 'CHUNK_BYTES', 1)
+        patch.setattr(chunks, '_MIN_EDGES', 40)
         yield patch
 
 

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyg_sar.partitioner.on_disk import mapped, rows
+from pyg_sar.partitioner.sources.synthetic import GraphShape, synthetic_graph
+
 CheckPartition = Callable[..., list[int]]
 
 
@@ -81,6 +84,19 @@ def graph() -> Data:
 @pytest.fixture
 def make_graph() -> Callable[[str], Data]:
     return lambda name: GRAPHS[name]()
+
+
+@pytest.fixture(scope='session')
+def power_law() -> Data:
+    return synthetic_graph(GraphShape(3000, 12_000, 4, 6, community_size=100), seed=0)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a few edges and rows, and no scratch space in memory."""
+    monkeypatch.setattr(rows, 'CHUNK_ROWS', 5)
+    monkeypatch.setattr(rows, 'CHUNK_BYTES', 48)
+    monkeypatch.setattr(mapped, 'IN_MEMORY', 0)
 
 
 @pytest.fixture
@@ -241,8 +257,8 @@ def _check_pyg_files(
     assert set(node_feats) == {'global_id', 'feats'}
     assert node_feats['global_id'].tolist() == own
     assert set(node_feats['feats']) == ({'x'} if 'x' in data else set())
-    for name, rows in node_feats['feats'].items():
-        _assert_rows(rows, data[name], own)
+    for name, values in node_feats['feats'].items():
+        _assert_rows(values, data[name], own)
 
     edge_feats = _load(folder / 'edge_feats.pt')
     assert type(edge_feats) is dict

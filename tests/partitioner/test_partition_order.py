@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar.inspection.verify import verify_partition
-from pyg_sar.partitioner import Partitioner, assignment, partition_graph, sub_parts
+from pyg_sar.partitioner import Partitioner, partition_graph, sub_parts
 
 
 @pytest.fixture
@@ -145,20 +145,6 @@ def test_partitioner_of_pyg(tmp_path, graph):
         Partitioner(graph, 2, tmp_path / 'out', recursive).generate_partition()
         n_id = _load(tmp_path / 'out', 0)['n_id'].tolist()
         assert n_id != sorted(n_id)
-
-
-def test_refused_and_missing(tmp_path, graph, monkeypatch):
-    with pytest.raises(ValueError, match=r"'order' must be one of .* \(got 'ids'\)"):
-        partition_graph(graph, 2, tmp_path / 'out', order='ids')
-
-    def missing(package: str) -> None:
-        raise ImportError(f'no {package}')
-
-    monkeypatch.setattr(assignment, 'import_module', missing)
-    monkeypatch.setattr(assignment, 'find_spec', lambda _: None)
-    with pytest.raises(ValueError, match="order='cache' needs the package 'pymetis'"):
-        partition_graph(graph, 2, tmp_path / 'out', method='range', order='cache')
-    partition_graph(graph, 2, tmp_path / 'out', method='range')
 
 
 def _save(root: str, folder: str) -> None:

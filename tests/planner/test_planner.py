@@ -22,9 +22,6 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cut_small_graph(tmp_path_factory.mktemp('planner') / 'parts')
 
 
-# Statistics.
-
-
 @pytest.mark.parametrize('num_ranks', [1, 4])
 def test_statistics_are_those_of_the_loaded_shards(parts: Path, num_ranks: int) -> None:
     statistics = read_statistics(parts)
@@ -70,21 +67,12 @@ def test_a_random_cut_stays_one() -> None:
     assert sum(rank.halo_edges) / rank.num_edges == pytest.approx(1 - 1 / 8, rel=1e-3)
 
 
-# Predictions.
-
-
 @pytest.mark.parametrize('name', USER_MODELS)
 @pytest.mark.parametrize('mode', few(MODES))
 def test_any_model_and_fewer_bytes_on_more_ranks(name: str, mode: Any) -> None:
     statistics = by_hand(4000, 24000, [(0.2, 4)])
-    found = predict(
-        statistics,
-        USER_MODELS[name](),
-        in_channels=6,
-        mode=mode,
-        ranks=[1, 2, 4, 8],
-        timed=False,
-    )
+    options: Any = {'in_channels': 6, 'mode': mode, 'timed': False}
+    found = predict(statistics, USER_MODELS[name](), ranks=[1, 2, 4, 8], **options)
     peaks = [p.peak_bytes for p in found]
     assert peaks == sorted(peaks, reverse=True)
     assert len(set(peaks)) == 4
@@ -108,9 +96,8 @@ def test_traffic_of_linear_convs_is_known_in_advance() -> None:
 
 def test_seconds_are_compute_and_exchange() -> None:
     statistics = by_hand(4000, 24000, [(0.2, 4)])
-    one, four = predict(
-        statistics, GraphSAGE(6, 64, 2, 3), in_channels=6, ranks=[1, 4], bandwidth=1e6
-    )
+    options: Any = {'in_channels': 6, 'ranks': [1, 4], 'bandwidth': 1e6}
+    one, four = predict(statistics, GraphSAGE(6, 64, 2, 3), **options)
     assert one.compute_seconds > 0
     assert one.seconds_per_epoch == one.compute_seconds
     assert four.exchange_seconds == four.ranks[0].bytes_per_epoch / 1e6
@@ -118,10 +105,8 @@ def test_seconds_are_compute_and_exchange() -> None:
 
 
 def test_least_ranks_is_the_least() -> None:
-    planner = Planner(
-        by_hand(40000, 240000, [(0.2, 4)]), job_of(GraphSAGE(6, 16, 2, 3), 6), bandwidth=1e9,
-        timed=False,
-    )  # fmt: skip
+    job, graph = job_of(GraphSAGE(6, 16, 2, 3), 6), by_hand(40000, 240000, [(0.2, 4)])
+    planner = Planner(graph, job, bandwidth=1e9, timed=False)
     limit = planner.predict(5).peak_bytes
     found = planner.least_ranks(lambda p: p.peak_bytes <= limit, 64)
     assert found is not None

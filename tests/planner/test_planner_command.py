@@ -15,7 +15,7 @@ from torch_geometric.data import Data, HeteroData
 import pyg_sar
 from pyg_sar import plan
 from pyg_sar.monitor import parse_bytes
-from pyg_sar.planner import Statistics, by_hand, read_statistics
+from pyg_sar.planner import by_hand, read_statistics
 from pyg_sar.planner.report import format_bytes
 
 SMALL = ['--hidden', '16', '--layers', '2', '--no-time']
@@ -37,9 +37,6 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lambda: by_hand(10, 10).at(2),
         lambda: parse_bytes('64 XB'),
         lambda: parse_bytes('0GB'),
-        lambda: plan.parse_share('0.2'),
-        lambda: plan.parse_counts('1,0'),
-        lambda: plan.parse_counts('1;2'),
     ],
 )
 def test_statistics_and_units_are_checked(make: Any) -> None:
@@ -51,13 +48,8 @@ def test_units() -> None:
     assert parse_bytes('64GB') == 64 * 10**9
     assert parse_bytes('1.5 GiB') == 3 << 29
     assert parse_bytes('100') == 100
-    assert plan.parse_share('0.2@64') == (0.2, 64)
-    assert plan.parse_counts('1,2,16') == [1, 2, 16]
     assert format_bytes(1.85e9) == '1,850 MB'
     assert format_bytes(24.06e9) == '24.1 GB'
-
-
-# The command line.
 
 
 def test_command_line_of_a_folder(
@@ -67,9 +59,8 @@ def test_command_line_of_a_folder(
     argv = [str(parts), *SMALL, '--memory', '1TB', '--ranks', '1,2,4,8', '--json', str(out)]
     assert plan.main(argv) == 0
     text = capsys.readouterr().out
-    assert '600 nodes, 4,000 directed edges; sage, 2 layers, hidden 16' in text
-    assert '4 ranks, each of them' in text
-    assert 'least number of ranks with 1,000 GB each: 1' in text
+    for words in ('600 nodes, 4,000 directed edges', 'each of them', '1,000 GB each: 1'):
+        assert words in text
     report = json.loads(out.read_text())
     assert report['least_ranks'] == 1
     found = report['predictions']
@@ -125,9 +116,11 @@ def test_command_line_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
         (['nowhere', '--nodes', '5'], 'got both'),
         (['--nodes', '5', '--edges', '5'], "expected '--in'"),
         (['--nodes', '5', '--edges', '5', '--in', '3'], "expected '--out'"),
-        (['--nodes', '5', '--edges', '5', '--memory', 'much'], 'expected a size'),
-        (['--nodes', '5', '--edges', '5', '--ranks', 'x'], 'expected numbers of ranks'),
-        (['--nodes', '5', '--edges', '5', '--cut', 'x'], 'expected NUMBER@RANKS'),
+        (['parts', '--memory', 'much'], 'expected a size'),
+        (['parts', '--memory', '64'], '64 bytes? say 64GB'),
+        (['parts', '--ranks', 'x'], 'expected numbers of ranks'),
+        (['parts', '--ranks', '1,0'], 'expected numbers of ranks'),
+        (['parts', '--cut', 'x'], 'expected NUMBER@RANKS'),
         (['nowhere', '--layers', '0'], 'argument --layers: expected a positive int'),
         (['parts', '--dropout', '1'], "'--dropout' must lie in [0, 1)"),
         (['parts', '--model', 'gat', '--hidden', '6'], "'--heads' must divide '--hidden'"),
@@ -166,8 +159,7 @@ def test_types_are_taken_together(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert plan.main([str(root), *SMALL]) == 0
     told = capsys.readouterr().out
     assert '40 nodes, 60 directed edges' in told
-    assert 'The 2 relations are taken together' in told
-    assert 'Expect more than these figures' in told
+    assert '2 relations' in told
 
 
 def test_a_graph_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,9 +171,3 @@ def test_a_graph_of_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     pyg_sar.partition_graph(data, 2, tmp_path / 'unlabelled')
     assert plan.main([str(tmp_path / 'unlabelled'), *SMALL]) == 2
     assert "expected '--out', the number of classes" in capsys.readouterr().err
-
-
-def test_statistics_are_immutable() -> None:
-    assert isinstance(by_hand(10, 10), Statistics)
-    with pytest.raises(AttributeError):
-        by_hand(10, 10).num_nodes = 3  # type: ignore[misc]

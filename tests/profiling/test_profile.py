@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -28,10 +28,8 @@ from traffic import counted
 
 import pyg_sar
 from pyg_sar.monitor import hook
-from pyg_sar.profiling.recording import Recording
 
 WIDTH = 6
-_REDUCED = 'least', 'mean', 'most'
 
 
 class Net(torch.nn.Module):
@@ -98,29 +96,21 @@ def _profiled(root: str, mode: str, kind: str) -> list[Any]:
         _step(model, data)
         _step(model, data)
     layers = prof.summary.layers
-    assert [(layer.path, layer.conv) for layer in layers] == [
-        (f'convs.{i}', 'GATConv' if kind == 'gat' else 'SAGEConv') for i in range(2)
-    ]
-    assert all(layer.mode == mode for layer in layers)
+    conv = 'GATConv' if kind == 'gat' else 'SAGEConv'
+    names = [(layer.path, layer.conv, layer.mode) for layer in layers]
+    assert names == [(f'convs.{i}', conv, mode) for i in range(2)]
     assert all(layer.forward.calls == layer.backward.calls == 2 for layer in layers)
     sizes = {'width': 2} if dtype else {}
     found = [(_counts(layer.forward), _counts(layer.backward)) for layer in layers]
     halo = _expected(data, times=2, **sizes)
-    back = _expected(data, times=2, reverse=True, **sizes)
-    return [found, halo, back, layers[0].paths]
+    return [found, halo, _expected(data, times=2, reverse=True, **sizes), layers[0].paths]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('kind', ['float64', 'bfloat16'])
 @pytest.mark.parametrize(
-    ('world_size', 'mode', 'kind'),
-    [
-        (1, 'sequential', 'float64'),
-        (3, 'sequential', 'float64'),
-        (3, 'sequential_no_remat', 'float64'),
-        (3, 'one_shot', 'float64'),
-        (3, 'sequential', 'bfloat16'),
-        (3, 'one_shot', 'bfloat16'),
-    ],
+    ('world_size', 'mode'),
+    [(1, 'sequential'), (3, 'sequential'), (3, 'sequential_no_remat'), (3, 'one_shot')],
 )
 def test_rows_and_bytes_of_sums(root, world_size, mode, kind):
     """A sum sends every halo row once in forward, and its gradient once in backward."""
@@ -137,8 +127,7 @@ def test_rows_of_attention(root, mode):
         assert 'weighted' in paths
         for forward, backward in found:
             assert forward[0] == 2 * halo[0]  # a row of logits and one of features
-            logits = halo[2] // WIDTH
-            assert forward[2] == halo[2] + logits
+            assert forward[2] == halo[2] + halo[2] // WIDTH
             again = halo[2] if mode == 'sequential' else 0
             assert backward[2] >= back[2] + again
             assert (backward[2] == back[2] + back[2] // WIDTH) == (mode != 'sequential')
@@ -230,16 +219,14 @@ def _times(root: str) -> Any:
         _step(model, data)
         with torch.no_grad():
             model(data.x, data.edge_index)
-    wall = time.perf_counter() - before
     s = prof.summary
-    assert s.seconds <= wall
+    assert s.seconds <= time.perf_counter() - before
     assert (s.rank, s.world_size) == (dist.get_rank(), dist.get_world_size())
     passes = [p for layer in s.layers for p in (layer.forward, layer.backward)]
-    spent = sum(p.waiting + p.computing for p in passes)
-    assert all(p.waiting >= 0 and p.computing > 0 for p in passes)
     assert all(p.waiting > 0 for p in (*passes, s.outside))  # the norm waits outside
-    assert 0 < spent + s.outside.waiting <= s.seconds * (1 + 1e-9)
-    assert spent + s.outside.waiting + s.outside.computing == pytest.approx(s.seconds)
+    assert all(p.computing > 0 for p in passes)
+    spent = sum(p.waiting + p.computing for p in (*passes, s.outside))
+    assert spent == pytest.approx(s.seconds)
     assert 0 <= s.outside_share <= 1
     assert [(layer.forward.calls, layer.backward.calls) for layer in s.layers] == [(2, 1)] * 2
     is_linux = os.access('/proc/self/clear_refs', os.W_OK)
@@ -255,18 +242,16 @@ def test_times_and_tables(root):
     assert len(set(rows)) > 1
     for rank, (_, of_ranks, table, all_ranks, text) in enumerate(results):
         assert of_ranks == [summary for summary, *_ in results]
-        assert all_ranks.startswith('3 ranks: ')
         lines = [line.split() for line in all_ranks.splitlines()]
         start = next(i for i, line in enumerate(lines) if line[0] == 'convs.1')
-        for i, number in enumerate((min(rows), sum(rows) / 3, max(rows))):
-            line = lines[start + i]
-            assert line[line.index(_REDUCED[i]) + 2] == f'{number:,.0f}'
+        numbers = {'least': min(rows), 'mean': sum(rows) / 3, 'most': max(rows)}
+        for line, (name, number) in zip(lines[start:], numbers.items(), strict=False):
+            assert line[line.index(name) + 2] == f'{number:,.0f}'
         assert text == table
         assert table.startswith(f'rank {rank} of 3: ')
         for line in ('convs.0', 'convs.1', 'all layers', 'outside of layers'):
             assert sum(found.startswith(line) for found in table.splitlines()) == 1
         assert f'{rows[rank]:,}' in table
-        assert all_ranks.count(' least ') == all_ranks.count(' most ') == 7
         assert all_ranks == results[0][3]
 
 
@@ -401,63 +386,57 @@ def test_without_a_process_group(root):
     assert outer.table(all_ranks=True).startswith('1 ranks')
 
 
-class _Notes(torch.autograd.Function):
-    """Notes which pass is running when its backward does, and then may fail."""
-
-    layers: ClassVar[list[Any]] = []
-    error: ClassVar[Exception | None] = None
+class _Sums(torch.autograd.Function):
+    """Tells of so many rows, forward and backward; backward may fail."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        _Notes.note()
+    def forward(ctx: Any, x: Tensor, rows: int, error: Exception | None = None) -> Tensor:
+        ctx.rows, ctx.error = rows, error
+        hook.moved(hook.Transfer('a test', 'rows', rows, 0, 0, 0))
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        _Notes.note()
-        if _Notes.error is not None:
-            raise _Notes.error
-        return grad
-
-    @staticmethod
-    def note() -> None:
-        (recording,) = (w for w in hook.watchers if isinstance(w, Recording))
-        _Notes.layers.append(recording.here.passes[-1][1])
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        hook.moved(hook.Transfer('a test', 'gradients', 10 * ctx.rows, 0, 0, 0))
+        if ctx.error is not None:
+            raise ctx.error
+        return grad, None, None
 
 
-class _NotingConv(SAGEConv):
+class _TellingConv(SAGEConv):
+    error: Exception | None = None
+
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return _Notes.apply(super().forward(x, edge_index))
+        return _Sums.apply(super().forward(x, edge_index), 1, self.error)
 
 
-def _same(found: list[Any], expected: list[Any]) -> bool:
-    return [id(value) for value in found] == [id(value) for value in expected]
-
-
-def test_which_pass_is_running(monkeypatch):
-    """A layer's backward is all of its steps of autograd, and none of those around it."""
-    layers: list[Any] = []
-    monkeypatch.setattr(_Notes, 'layers', layers)
+def test_a_backward_is_all_steps_of_a_layer_and_none_around_it():
     graph = small_graph()
     graph.x.requires_grad_()
-    model = pyg_sar.wrap(_NotingConv(WIDTH, WIDTH).double())
-    with pyg_sar.profile(model) as prof:
-        _Notes.apply(model(_Notes.apply(graph.x), graph.edge_index)).sum().backward()
-        outside, forward, _, _, backward, _ = layers
-        assert _same(layers, [outside, forward, outside, outside, backward, outside])
-        layers.clear()
+    conv = _TellingConv(WIDTH, WIDTH).double()
+    model = pyg_sar.wrap(conv)
 
+    def around(x: Tensor) -> Tensor:
+        return _Sums.apply(model(x, graph.edge_index), 100).sum()
+
+    def rows() -> tuple[int, int, int]:
+        (layer,) = prof.summary.layers
+        found = layer.forward, layer.backward, prof.summary.outside
+        return tuple(counts.rows_received for counts in found)
+
+    with pyg_sar.profile(model) as prof:
+        around(_Sums.apply(graph.x, 100)).backward()
+    assert rows() == (1, 10, 2200)
+    with pyg_sar.profile(model) as prof:
+        conv.error = ArithmeticError()
         loss = model(graph.x, graph.edge_index).sum()
-        monkeypatch.setattr(_Notes, 'error', ArithmeticError())
         with pytest.raises(ArithmeticError):
             loss.backward()
-        monkeypatch.setattr(_Notes, 'error', None)
-        loss = _Notes.apply(model(graph.x, graph.edge_index)).sum()
-        assert _same(layers, [forward, backward, forward, outside])
-        loss.backward()
+        conv.error = None
+        around(graph.x).backward()  # not counted for the layer whose backward failed
+    assert rows() == (2, 20, 1100)
     (layer,) = prof.summary.layers
-    assert _same([layer.forward, layer.backward], [forward, backward])
-    assert (layer.forward.calls, layer.backward.calls) == (3, 3)
+    assert (layer.forward.calls, layer.backward.calls) == (2, 2)
 
 
 def _sampled(root: str, page: str) -> tuple[list[int], float, str, str]:
@@ -485,14 +464,9 @@ def test_rows_in_the_cache_of_batches(root, tmp_path):
         assert own == words.format(found, read, rate)
         assert whole == words.format(sums[1], sums[0], sums[1] / sums[0])
     assert whole in html.unescape(page.read_text())
-    assert 'cache' not in str(_table_of_one())
-
-
-def _table_of_one() -> str:
-    model = _model()
-    with pyg_sar.profile(model) as prof:
-        _step(model, small_graph())
-    return prof.table()
+    with pyg_sar.profile(_model()) as prof:
+        pass
+    assert 'cache' not in prof.table()
 
 
 def _differ(root: str) -> str:

@@ -52,7 +52,7 @@ def link_batches(
     more: dict[str, Tensor] | None = None,
     **options: Any,
 ) -> Taken:
-    """The same of links: own edges, or ids of the whole graph of which each rank gives a share.
+    """All batches of links: own edges, or ids of the whole graph, a share from each rank.
 
     Args:
         root: Of the shards.

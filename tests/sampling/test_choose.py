@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import combinations, permutations
 
 import by_hand
@@ -14,6 +13,7 @@ from pyg_sar.draws import below, hashed
 from pyg_sar.sampling.draw import choose
 from pyg_sar.sampling.draw.numbering import number
 
+COUNTS = [50_000, pytest.param(1_000_000, marks=pytest.mark.slow)]
 WEIGHTS = torch.tensor([0.5, 3.0, 0.0, 1.0, 2.0], dtype=torch.float64)
 
 
@@ -41,23 +41,13 @@ def _states(count: int, seed: int = 0) -> Tensor:
     return hashed(seed, torch.arange(count))
 
 
-def _check_distinct(num: int, k: int, count: int) -> None:
+@pytest.mark.parametrize('count', COUNTS)
+@pytest.mark.parametrize(('num', 'k'), [(2, 1), (5, 2), (6, 3), (8, 4), (8, 7)])
+def test_every_set_is_as_likely(num: int, k: int, count: int) -> None:
     drawn = choose.distinct(_states(count, seed=num), torch.full((count,), num), k)
     counts = _sets(drawn, num)
     even = torch.full((counts.numel(),), 1 / counts.numel(), dtype=torch.float64)
     assert _p_value(counts, even) > 1e-3, (num, k)
-
-
-@pytest.mark.parametrize(('num', 'k'), [(2, 1), (5, 2), (6, 3), (8, 4), (8, 7)])
-def test_every_set_is_as_likely(num: int, k: int) -> None:
-    _check_distinct(num, k, 50_000)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('num', range(2, 9))
-def test_every_set_is_as_likely_in_a_million(num: int) -> None:
-    for k in range(1, num):
-        _check_distinct(num, k, 1_000_000)
 
 
 def test_a_biased_draw_is_found() -> None:
@@ -78,7 +68,8 @@ def _nodes(count: int, num: int) -> tuple[Tensor, Tensor]:
     return torch.arange(count) * (num + 1), torch.full((count,), num)
 
 
-def _check_repeated(count: int) -> None:
+@pytest.mark.parametrize('count', COUNTS)
+def test_draws_with_replacement_are_independent(count: int) -> None:
     start, num = _nodes(count, 4)
     place, found = choose.repeated(_states(count), start, num, 3)
     assert torch.equal(found, torch.full((count,), 3))
@@ -88,16 +79,9 @@ def _check_repeated(count: int) -> None:
     assert _p_value(torch.bincount(code, minlength=64), even) > 1e-3
 
 
-def test_draws_with_replacement_are_independent() -> None:
-    _check_repeated(50_000)
-
-
-@pytest.mark.slow
-def test_draws_with_replacement_are_independent_in_a_million() -> None:
-    _check_repeated(1_000_000)
-
-
-def _check_weighted(count: int, k: int) -> None:
+@pytest.mark.parametrize('count', COUNTS)
+@pytest.mark.parametrize('k', [1, 2, 3])
+def test_weighted_draws_have_their_probabilities(count: int, k: int) -> None:
     start, num = _nodes(count, 5)
     weight = torch.cat([WEIGHTS, torch.full((1,), 99.0)]).repeat(count)
     place, found = choose.weighted(_states(count), start, num, k, weight)
@@ -114,18 +98,8 @@ def _check_weighted(count: int, k: int) -> None:
     assert _p_value(torch.bincount(code, minlength=5**k), wanted) > 1e-3
 
 
-@pytest.mark.parametrize('k', [1, 2, 3])
-def test_weighted_draws_have_their_probabilities(k: int) -> None:
-    _check_weighted(50_000, k)
-
-
-@pytest.mark.slow
-def test_weighted_draws_have_their_probabilities_in_a_million() -> None:
-    for k in (1, 2, 3):
-        _check_weighted(1_000_000, k)
-
-
-def _check_weighted_repeated(count: int) -> None:
+@pytest.mark.parametrize('count', COUNTS)
+def test_weighted_draws_with_replacement(count: int) -> None:
     start = torch.arange(count) * 5
     ptr = torch.arange(count + 1) * 5
     cdf = choose.cumulated(WEIGHTS.repeat(count), ptr)
@@ -137,48 +111,31 @@ def _check_weighted_repeated(count: int) -> None:
     assert _p_value(counts, torch.outer(share, share).view(-1)) > 1e-3
 
 
-def test_weighted_draws_with_replacement() -> None:
-    _check_weighted_repeated(50_000)
+FEW = torch.tensor([0, 1, 3, 0, 2, 5, 0])
 
 
-@pytest.mark.slow
-def test_weighted_draws_with_replacement_in_a_million() -> None:
-    _check_weighted_repeated(1_000_000)
-
-
-@pytest.mark.parametrize('way', ['uniform', 'repeated', 'weighted', 'weighted_repeated'])
-def test_nodes_with_few_edges_or_none(way: str) -> None:
-    num = torch.tensor([0, 1, 3, 0, 2, 5, 0])
-    start = num.cumsum(0) - num
-    ptr = torch.cat([start, num.sum().view(1)])
-    weight = torch.ones(11, dtype=torch.float64)
-    weight[1:4] = 0.0  # all of the third node's
-    state = _states(7)
-    if way == 'uniform':
-        place, count = choose.uniform(state, start, num, 2)
-        assert count.tolist() == [0, 1, 2, 0, 2, 2, 0]
-    elif way == 'repeated':
-        place, count = choose.repeated(state, start, num, 2)
-        assert count.tolist() == [0, 2, 2, 0, 2, 2, 0]
-    elif way == 'weighted':
-        place, count = choose.weighted(state, start, num, 2, weight)
-        assert count.tolist() == [0, 1, 0, 0, 2, 2, 0]
-    else:
-        cdf = choose.cumulated(weight, ptr)
-        place, count = choose.weighted_repeated(state, start, num, 2, cdf)
-        assert count.tolist() == [0, 2, 0, 0, 2, 2, 0]
-    node = torch.repeat_interleave(count)
-    assert bool(((place >= start[node]) & (place < (start + num)[node])).all())
-    nothing = torch.empty(0, dtype=torch.int64)
-    no_edges: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
-        'uniform': lambda: choose.uniform(state, num * 0, num * 0, 2),
-        'repeated': lambda: choose.repeated(state, num * 0, num * 0, 2),
-        'weighted': lambda: choose.weighted(state, num * 0, num * 0, 2, weight[:0]),
-        'weighted_repeated': lambda: choose.weighted_repeated(state, num * 0, num * 0, 2, nothing),
-    }
-    place, count = no_edges[way]()
-    assert place.numel() == 0
-    assert not count.any()
+@pytest.mark.parametrize(
+    ('way', 'counts'),
+    [
+        ('uniform', [0, 1, 2, 0, 2, 2, 0]),
+        ('repeated', [0, 2, 2, 0, 2, 2, 0]),
+        ('weighted', [0, 1, 0, 0, 2, 2, 0]),
+        ('weighted_repeated', [0, 2, 0, 0, 2, 2, 0]),
+    ],
+)
+def test_nodes_with_few_edges_or_none(way: str, counts: list[int]) -> None:
+    for num, want in ((FEW, counts), (FEW * 0, [0] * 7)):
+        start, more = num.cumsum(0) - num, []
+        weight = torch.ones(int(num.sum()), dtype=torch.float64)
+        weight[1:4] = 0.0  # all of the third node's
+        if way == 'weighted':
+            more = [weight]
+        elif way == 'weighted_repeated':
+            more = [choose.cumulated(weight, torch.cat([start, num.sum().view(1)]))]
+        place, count = getattr(choose, way)(_states(7), start, num, 2, *more)
+        assert count.tolist() == want
+        node = torch.repeat_interleave(count)
+        assert bool(((place >= start[node]) & (place < (start + num)[node])).all())
 
 
 def test_numbers_below_a_bound_are_exact() -> None:

@@ -1,32 +1,14 @@
-"""What a batch of links holds, and that it is the same on any number of ranks."""
+"""What a batch of links holds."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from hetero_graphs import CITES, HAS, WRITES, assignment, hetero_graph
-from joined import assert_same, join, link_batches
-from ranks import run_as_threads, run_ranks
+from ranks import run_as_threads
 from small_graphs import assign, cut, small_graph
 from torch import Tensor
-from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar import partition_graph
-from pyg_sar.monitor import hook
-
-SIZES = [8, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 4))]
-
-
-def _few(cases: list[Any], num: int) -> list[Any]:
-    """The first ones; the others take part in the slow tests."""
-    return cases[:num] + [pytest.param(c, marks=pytest.mark.slow) for c in cases[num:]]
-
-
-BINARY = {'neg_sampling': 'binary'}
 
 
 @pytest.fixture(scope='module')
@@ -34,85 +16,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(cut(small_graph(), 8, tmp_path_factory.mktemp('parts') / 'small'))
 
 
-@pytest.fixture(scope='module')
-def hetero_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    root = tmp_path_factory.mktemp('parts') / 'hetero'
-    partition_graph(hetero_graph(), 8, root, method=assignment(8))
-    return str(root)
-
-
-def _pairs(num: int = 60, limits: tuple[int, int] = (40, 40)) -> Tensor:
+def _pairs() -> Tensor:
     """Some edges or none, the same pair several times."""
-    generator = torch.Generator().manual_seed(4)
-    pairs = torch.stack([torch.randint(limit, (num,), generator=generator) for limit in limits])
+    pairs = torch.randint(40, (2, 60), generator=torch.Generator().manual_seed(4))
     pairs[:, 20:24] = pairs[:, :4]
     return pairs
-
-
-HOMOGENEOUS: list[dict[str, Any]] = [
-    {'num_neighbors': [3, 2], 'shuffle': True, 'seed': 5, 'neg_sampling': 'binary'},
-    {'num_neighbors': [3, 2], 'neg_sampling': {'mode': 'triplet', 'amount': 3}, 'disjoint': True},
-    {'num_neighbors': [2, 2], 'exclude_edges': 'reverse', 'subgraph_type': 'induced'},
-    {'num_neighbors': [-1, 1], 'exclude_edges': True, 'disjoint': True, **BINARY, 'replace': True},
-    {'num_neighbors': [2], 'neg_sampling': {'mode': 'binary', 'amount': 0.4}, 'drop_last': True},
-    {'num_neighbors': [], 'neg_sampling': 'triplet', 'shuffle': True},
-]
-
-
-@pytest.mark.parametrize('size', SIZES)
-@pytest.mark.parametrize('options', _few(HOMOGENEOUS, 2))
-def test_ranks_have_the_links_of_their_parts(
-    folder: str, options: dict[str, Any], size: int
-) -> None:
-    options = {'batch_size': 12, **options}
-    epochs = 2 if 'shuffle' in options else 1
-    want = join([link_batches(folder, epochs, **options)])
-    assert_same(join(run_as_threads(link_batches, size, folder, epochs, **options)), want)
-
-
-PAIRS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({'num_neighbors': [3, 2], 'shuffle': True, **BINARY}, ('edge_label',)),
-    ({'num_neighbors': [2, 2], 'time_attr': 'y', **BINARY}, ('edge_label_time',)),
-    (
-        {'num_neighbors': [2, 2], 'time_attr': 'y', 'neg_sampling': 'triplet', 'shuffle': True},
-        ('edge_label_time',),
-    ),
-    ({'num_neighbors': [2], 'time_attr': 'edge_type'}, ('edge_label_time', 'edge_label')),
-]
-
-
-def _more(names: tuple[str, ...], num: int = 60) -> dict[str, Tensor]:
-    values = {'edge_label': torch.arange(num) % 3, 'edge_label_time': torch.arange(num) % 3}
-    return {name: values[name] for name in names}
-
-
-@pytest.mark.parametrize('size', SIZES)
-@pytest.mark.parametrize('case', _few(PAIRS, 2))
-def test_pairs_from_any_rank_go_to_their_parts(
-    folder: str, case: tuple[dict[str, Any], tuple[str, ...]], size: int
-) -> None:
-    options, names = case
-    options = {'batch_size': 5, 'pairs': _pairs(), 'more': _more(names), **options}
-    want = join([link_batches(folder, **options)])
-    assert_same(join(run_as_threads(link_batches, size, folder, **options)), want)
-
-
-HETERO: list[dict[str, Any]] = [
-    {'relation': WRITES, **BINARY, 'exclude_edges': ('paper', 'rev_writes', 'author')},
-    {'relation': WRITES, 'neg_sampling': 'triplet', 'disjoint': True},
-    {'relation': CITES, **BINARY, 'exclude_edges': 'reverse', 'shuffle': True},
-    {'relation': HAS, 'pairs': _pairs(30, (34, 7)), 'subgraph_type': 'induced', **BINARY},
-]
-
-
-@pytest.mark.parametrize('size', [4, pytest.param(8, marks=pytest.mark.slow)])
-@pytest.mark.parametrize('options', _few(HETERO, 1))
-def test_ranks_have_the_links_of_their_parts_by_type(
-    hetero_folder: str, options: dict[str, Any], size: int
-) -> None:
-    options = {'batch_size': 5, 'num_neighbors': [3, 2], **options}
-    want = join([link_batches(hetero_folder, **options)])
-    assert_same(join(run_as_threads(link_batches, size, hetero_folder, **options)), want)
 
 
 @pytest.mark.parametrize('disjoint', [False, True])
@@ -256,52 +164,11 @@ def test_ranks_without_links_take_part(folder: str) -> None:
     assert all(fine for each in results for _, _, fine in each)
 
 
-class _Operations(hook.Watcher):
-    """What ranks do together, in turn; not what such an operation consists of."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self._depth = 0
-
-    def enter_operation(self, operation: str, peer: int | None) -> None:
-        if not self._depth:
-            self.names.append(operation)
-        self._depth += 1
-
-    def leave_operation(self) -> None:
-        self._depth -= 1
-
-
-def _operations(root: str, sampling: str | None) -> tuple[int, int]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    loader = pyg_sar.LinkNeighborLoader(
-        data, [3, 2, 2], batch_size=4, neg_sampling=sampling, prefetch=0
-    )
-    iteration, operations = iter(loader), _Operations()
-    hook.add(operations)
-    try:
-        num = sum(1 for _ in iteration)
-    finally:
-        hook.remove(operations)
-    return len(operations.names), num
-
-
-@pytest.mark.parametrize(
-    ('sampling', 'of_round'),
-    [
-        ('binary', 20),
-        *(pytest.param(*c, marks=pytest.mark.slow) for c in ((None, 16), ('triplet', 20))),
-    ],
-)
-def test_at_most_two_collectives_for_a_batch(
-    tmp_path: Path, sampling: str | None, of_round: int
-) -> None:
-    """Three hops on four ranks, with negatives; a round has 12 batches."""
-    generator = torch.Generator().manual_seed(0)
-    edges = torch.stack([torch.randint(600, (384,), generator=generator), torch.arange(384)])
-    partition_graph(
-        Data(x=torch.rand(600, 3), edge_index=edges), 4, tmp_path, method=torch.arange(600) % 4
-    )
-    for operations, num in run_ranks(_operations, 4, str(tmp_path), sampling):
-        assert num == 24
-        assert operations == of_round * 2 <= 2 * num
+def test_what_is_wanted_of_attributes_of_links(folder: str) -> None:
+    """A shard that has an edge_label_index of its own does not show it in batches."""
+    data = pyg_sar.local(pyg_sar.load_shard(folder))
+    data.edge_label_index, data.edge_label = torch.zeros(2, 3), torch.zeros(3)
+    (batch, *_) = pyg_sar.LinkNeighborLoader(data, [2], neg_sampling='triplet', batch_size=4)
+    assert 'edge_label_index' not in batch
+    assert 'edge_label' not in batch
+    assert isinstance(batch.src_index, Tensor)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from hetero_graphs import WRITES, assignment, hetero_graph
+from hetero_graphs import WRITES, assignment
 from ranks import run_as_threads
 from small_graphs import assert_close, cut, small_graph
-from test_neighbor_parity import HeteroNet, Net
+from test_neighbor_parity import HeteroNet, Net, compare_gradients, featured
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 
@@ -52,12 +52,7 @@ def _compare(
     loss.backward()
     assert_close(sum(loss for _, loss, _ in results), loss.detach(), tolerance=TOLERANCE)
     assert any(p.grad is not None and p.grad.any() for p in model.parameters())
-    for name, parameter in model.named_parameters():
-        grads = [r[2][name] for r in results if r[2][name] is not None]
-        if parameter.grad is None:
-            assert not any(g.any() for g in grads)
-        else:
-            assert_close(sum(grads), parameter.grad, tolerance=TOLERANCE)
+    compare_gradients(results, model)
 
 
 def _net(name: str) -> nn.Module:
@@ -116,13 +111,6 @@ def test_links_as_on_the_whole_graph(tmp_path: Path, name: str, mode: str, disjo
     _compare(results, partial(_net, name), whole)
 
 
-def _hetero() -> HeteroData:
-    graph = hetero_graph()
-    graph['term'].x = torch.eye(graph['term'].num_nodes, dtype=torch.float64)
-    graph['lonely'].x = graph['lonely'].x.double()
-    return graph
-
-
 class BothEnds(HeteroNet):
     def forward(self, data: HeteroData) -> dict[str, Tensor]:
         x = data.x_dict
@@ -132,7 +120,7 @@ class BothEnds(HeteroNet):
 
 
 def _hetero_net(state: dict[str, Tensor] | None = None) -> nn.Module:
-    graph = _hetero()
+    graph = featured()
     torch.manual_seed(0)
     model = BothEnds(graph.edge_types).double()
     with torch.no_grad():
@@ -151,7 +139,7 @@ def _of_types(batch: HeteroData, model: nn.Module) -> tuple[Tensor, Tensor, Tens
 
 
 def test_links_as_on_the_whole_heterogeneous_graph(tmp_path: Path) -> None:
-    graph = _hetero()
+    graph = featured()
     partition_graph(graph, 4, tmp_path / 'parts', method=assignment(4))
     state = _hetero_net().state_dict()
     options = {'edge_label_index': WRITES, 'batch_size': 5, 'neg_sampling': 'binary'}

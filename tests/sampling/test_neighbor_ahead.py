@@ -17,8 +17,6 @@ from joined import Taken, assert_same, batches, join, take
 from ranks import run_once, run_ranks
 
 import pyg_sar
-from pyg_sar.comm import transport
-from pyg_sar.sampling.sampler import ROUND
 
 
 def _loader(root: str, **options: Any) -> pyg_sar.NeighborLoader:
@@ -35,15 +33,6 @@ def _end_of_threads() -> int:
     while _threads() and time.monotonic() < end:
         time.sleep(0.01)
     return _threads()
-
-
-def test_prefetch_changes_nothing(folder: str) -> None:
-    options = {'num_neighbors': [3, 2], 'batch_size': 1, 'shuffle': True}
-    want = join([batches(folder, prefetch=0, **options)])
-    assert_same(join([batches(folder, prefetch=1, **options)]), want)
-    for prefetch in (0, 1, 3):
-        got = run_ranks(batches, 2, folder, prefetch=prefetch, **options)
-        assert_same(join(got), want)
 
 
 def _left_early(root: str, prefetch: int) -> tuple[Taken, Taken, int]:
@@ -196,38 +185,6 @@ def _program_fails(root: str) -> str:
 def test_a_program_that_fails_ends_the_threads_of_all_ranks(folder: str) -> None:
     for text in run_once(_program_fails, 2, folder):
         assert 'in a layer' in text
-
-
-def _count(root: str, num_neighbors: list[int]) -> tuple[int, int]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    loader = pyg_sar.NeighborLoader(data, num_neighbors, prefetch=0)
-    iteration, count = iter(loader), 0
-    names = ('all_to_all', 'all_reduce', 'all_gather', 'broadcast', 'start_swap')
-    real = {name: getattr(transport, name) for name in names}
-
-    def counting(name: str) -> Any:
-        def call(*args: Any) -> Any:
-            nonlocal count
-            count += 1
-            return real[name](*args)
-
-        return call
-
-    for name in names:
-        setattr(transport, name, counting(name))
-    try:
-        num = sum(1 for _ in iteration)
-    finally:
-        for name in names:
-            setattr(transport, name, real[name])
-    return count, num
-
-
-@pytest.mark.parametrize(('num_neighbors', 'per_round'), [([3, 2, 2], 12), ([3], 4), ([3, 2], 8)])
-def test_collectives_of_a_round(folder: str, num_neighbors: list[int], per_round: int) -> None:
-    for count, num in run_ranks(_count, 4, folder, num_neighbors):
-        assert count == per_round * -(-num // ROUND)
-        assert num >= 16
 
 
 def _ends(root: str, rank: int, store: str, how: str) -> None:

@@ -1,4 +1,4 @@
-"""Rows that are kept change no batch, and fewer rows travel."""
+"""With rows that are kept fewer travel, and they are those of the epoch."""
 
 from __future__ import annotations
 
@@ -8,66 +8,45 @@ from typing import Any
 
 import pytest
 import torch
-from few import few
-from hetero_graphs import assignment, hetero_graph
-from joined import Taken, assert_same, batches, join, take
+from joined import Taken, batches, take
 from ranks import run_as_threads, run_ranks
 from small_graphs import cut, small_graph
 
 import pyg_sar
-from pyg_sar import partition_graph
 from pyg_sar.comm import rank
-from pyg_sar.sampling import rounds
+from pyg_sar.monitor import hook
 
 
-@pytest.mark.parametrize('cache', few(['100KB', 700, 1]))
-def test_a_cache_changes_no_batch(tmp_path: Path, cache: int | str) -> None:
-    root = str(cut(small_graph(), 4, tmp_path / 'parts'))
-    options: dict[str, Any] = {'num_neighbors': [3, 2, 2], 'shuffle': True, 'batch_size': 2}
-    want = join([batches(root, 2, **options)])
-    for world_size in (1, 4):
-        got = run_as_threads(batches, world_size, root, 2, cache=cache, **options)
-        assert_same(join(got), want)
+class _Bytes(hook.Watcher):
+    def __init__(self) -> None:
+        self.came = 0
+
+    def moved(self, transfer: hook.Transfer) -> None:
+        self.came += transfer.bytes_received
 
 
-def test_a_cache_changes_no_batch_by_type(tmp_path: Path) -> None:
-    partition_graph(hetero_graph(), 4, tmp_path / 'parts', method=assignment(4))
-    root, kind = str(tmp_path / 'parts'), {'input_type': 'paper'}
-    options: dict[str, Any] = {'num_neighbors': [3, -1], 'batch_size': 2, **kind}
-    want = join([batches(root, **options)])
-    assert_same(join(run_as_threads(batches, 4, root, cache=3000, **options)), want)
-
-
-def _fetched(root: str, cache: int | None) -> tuple[int, float, int]:
-    """Rows fetched in an epoch, the hit rate, and the kept rows."""
-    data, count, real = pyg_sar.local(pyg_sar.load_shard(root)), 0, rounds.ask_for_rows
-
-    def counting(graph: Any, attributes: Any, wanted: Any) -> Any:
-        nonlocal count
-        count += sum(position.numel() for position in wanted.values())
-        return real(graph, attributes, wanted)
-
-    loader = pyg_sar.NeighborLoader(data, [4, 4], batch_size=2, shuffle=True, cache=cache)
+def _fetched(root: str, cache: int | None) -> tuple[int, float]:
+    """Bytes that come in an epoch, and the hit rate."""
+    data, watcher = pyg_sar.local(pyg_sar.load_shard(root)), _Bytes()
+    loader = pyg_sar.NeighborLoader(
+        data, [4, 4], batch_size=2, shuffle=True, cache=cache, prefetch=0
+    )
     iteration = iter(loader)
-    rounds.ask_for_rows = counting
+    hook.add(watcher)
     try:
         for _ in iteration:
             pass
     finally:
-        rounds.ask_for_rows = real
-    kept = loader._sampler.kept
-    return count, loader.hit_rate, 0 if kept is None else kept.position[None].numel()
+        hook.remove(watcher)
+    return watcher.came, loader.hit_rate
 
 
 def test_fewer_rows_travel(tmp_path: Path) -> None:
     root = str(cut(small_graph(), 2, tmp_path / 'parts'))
-    none = run_ranks(_fetched, 2, root, None)
-    few = run_ranks(_fetched, 2, root, 1000)
-    every = run_ranks(_fetched, 2, root, 10**9)
-    for (most, zero, _), (some, rate, kept), (least, best, _) in zip(none, few, every, strict=True):
+    none, some, every = (run_ranks(_fetched, 2, root, cache) for cache in (None, 1000, 10**9))
+    for (most, zero), (fewer, rate), (least, best) in zip(none, some, every, strict=True):
         assert zero == 0.0 < rate < best
-        assert most > some > least
-        assert 0 < kept < 20
+        assert most > fewer > least
 
 
 def test_the_log_tells_the_hit_rate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

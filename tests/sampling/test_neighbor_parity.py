@@ -96,6 +96,10 @@ def _compare(results: list[Any], model: nn.Module, out: Tensor, mask: Tensor) ->
     ids, outs = (torch.cat([result[i] for result in results]) for i in (0, 1))
     assert ids.sort().values.tolist() == mask.nonzero().view(-1).tolist()
     assert_close(outs, out.detach()[ids], tolerance=TOLERANCE)
+    compare_gradients(results, model)
+
+
+def compare_gradients(results: list[Any], model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         grads = [r[2][name] for r in results if r[2][name] is not None]
         if parameter.grad is None:
@@ -118,7 +122,8 @@ class HeteroNet(nn.Module):
         return x['paper'][:, :3]
 
 
-def _hetero() -> HeteroData:
+def featured() -> HeteroData:
+    """With features of all types."""
     graph = hetero_graph()
     graph['term'].x = torch.eye(graph['term'].num_nodes, dtype=torch.float64)
     graph['lonely'].x = graph['lonely'].x.double()
@@ -135,7 +140,7 @@ def _hetero_model(graph: HeteroData) -> nn.Module:
 
 def _sampled_hetero(root: str, state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Any]:
     data = pyg_sar.local(pyg_sar.load_shard(root))
-    model = _hetero_model(_hetero())
+    model = _hetero_model(featured())
     model.load_state_dict(state)
     seeds = 'paper', data['paper'].train_mask
     ids, outs = [], []
@@ -149,7 +154,7 @@ def _sampled_hetero(root: str, state: dict[str, Tensor]) -> tuple[Tensor, Tensor
 
 
 def test_seeds_as_on_the_whole_heterogeneous_graph(tmp_path: Path) -> None:
-    graph = _hetero()
+    graph = featured()
     partition_graph(graph, 4, tmp_path / 'parts', method=assignment(4))
     model = _hetero_model(graph)
     out, mask = model(graph), graph['paper'].train_mask

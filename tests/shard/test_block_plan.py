@@ -19,7 +19,6 @@ from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remo
 
 from pyg_sar import partition_graph
 from pyg_sar.shard.bags import Bags
-from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.plan import Block, Plan, plan_of
 from pyg_sar.shard.read.read_shard import read_shard
 
@@ -151,16 +150,9 @@ def test_take_and_put_are_inverse(shards, derived, shape):
             rows = block.take(values)
             assert torch.equal(rows, values[_positions(block, plan.num_edges)])
             block.put(copy, rows)
+            if shape:
+                assert torch.equal(block.take(values.movedim(0, 1), dim=1), rows.movedim(0, 1))
         assert torch.equal(copy, values)
-
-
-def test_take_in_another_dimension(shards):
-    for data in shards:
-        plan = plan_of(_permuted(data.edge_index), data.edge_index.shard)
-        values = torch.randn(2, plan.num_edges, 3)
-        for block in plan.blocks:
-            places = _positions(block, plan.num_edges)
-            assert torch.equal(block.take(values, dim=1), values[:, places])
 
 
 def test_edges_of_the_whole_are_views(shards):
@@ -186,21 +178,14 @@ def test_remembered_by_content(shards):
         assert plan_of(edge_index, shard) is plan
 
 
-def test_same_size_other_content(shards):
-    for data in shards:
-        edge_index, shard = data.edge_index, data.edge_index.shard
-        flipped = edge_index[:, torch.arange(edge_index.size(1) - 1, -1, -1)]
-        plan_of(edge_index, shard)
-        _check_plan(plan_of(flipped, shard), flipped)
-
-
 def test_views_of_the_same_memory(shards):
-    """Every second edge, or the first half: the same size and first entry, other edges."""
+    """The other way round, every second edge, the first half: the same size, other edges."""
     for data in shards:
         edge_index, shard = data.edge_index, data.edge_index.shard
+        plan_of(edge_index, shard)
         half = edge_index.size(1) // 2
-        for view in (edge_index[:, :half], edge_index[:, ::2][:, :half]):
-            assert view.data_ptr() == edge_index.data_ptr()
+        flipped = edge_index[:, torch.arange(edge_index.size(1) - 1, -1, -1)]
+        for view in (flipped, edge_index[:, :half], edge_index[:, ::2][:, :half]):
             _check_plan(plan_of(view, shard), view)
 
 
@@ -221,7 +206,8 @@ def test_plans_do_not_pile_up(shards):
     for i in range(100):
         plan_of(data.edge_index[:, : i % data.num_edges], shard)
         assert plan_of(data.edge_index, shard) is whole
-    assert len(shard.cache['plans']) <= 64
+    of_plans = sum(plan.num_edges for plan in shard.cache['plans'])
+    assert of_plans <= 5 * max(shard.num_edges, shard.num_own)
 
 
 def _with_id(edge_index: Tensor, row: int, value: int) -> Tensor:
@@ -236,8 +222,10 @@ def test_ids_out_of_range(shards):
         num_local = shard.num_own + shard.num_halo
         for row, value in ((0, -1), (1, -1), (0, num_local), (1, num_local), (0, 10**12)):
             message = rf'expected local ids in \[0, {num_local}\).*got.*{value}'
-            with pytest.raises(ValueError, match=message):
-                plan_of(_with_id(data.edge_index, row, value), shard)
+            wrong = _with_id(data.edge_index, row, value)
+            for _ in range(2):  # nor is it remembered
+                with pytest.raises(ValueError, match=message):
+                    plan_of(wrong, shard)
 
 
 def test_halo_nodes_as_destinations(shards):
@@ -245,20 +233,9 @@ def test_halo_nodes_as_destinations(shards):
         shard = data.edge_index.shard
         if shard.num_halo:
             derived = _with_id(data.edge_index, 1, shard.num_own)
-            message = f'expected own nodes as destinations.*got destination {shard.num_own} on'
-            with pytest.raises(ValueError, match=message):
-                plan_of(derived, shard)
-            with pytest.raises(ValueError, match='expected own nodes as destinations'):
-                plan_of(data.edge_index.flip(0), shard)
-
-
-def test_a_refused_edge_index_is_not_remembered(shards):
-    for data in shards:
-        shard = data.edge_index.shard
-        bad = _with_id(data.edge_index, 0, -1)
-        for _ in range(2):
-            with pytest.raises(ValueError, match='expected local ids'):
-                plan_of(bad, shard)
+            for edge_index in (derived, data.edge_index.flip(0)):
+                with pytest.raises(ValueError, match='own nodes as destinations'):
+                    plan_of(edge_index, shard)
 
 
 def _global_edges(shards: list[Data]) -> Iterator[tuple[int, int, int]]:
@@ -313,12 +290,6 @@ def test_steps_of_all_ranks_match(shards):
             assert sender.send_rank == shard.rank
             assert sender.send_index.numel() == step.recv_rows
             assert step.recv_rank == (shard.rank - 1 - i // shard.parts_per_rank) % len(shards)
-
-
-def test_handles_are_whole(shards):
-    for data in shards:
-        assert isinstance(data.edge_index, ShardEdgeIndex)
-        assert data.edge_index.is_whole
 
 
 def test_more_destinations_than_sources(tmp_path):

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from hetero_graphs import CITES, HAS, WRITES, hetero_graph
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar import load_shard
+from pyg_sar import load_shard, partition_graph
 from pyg_sar.shard.read.read_shard import read_shard
 
 
@@ -27,6 +28,10 @@ def _edit_meta(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], N
         (root / 'META.json').write_text(json.dumps(meta))
 
     return edit
+
+
+def _ours(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    return _edit_meta(lambda meta: change(meta['pyg_sar']))
 
 
 def _edit_file(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
@@ -83,22 +88,20 @@ BROKEN_META = {
     "another program's": _edit_meta(
         lambda meta: [meta.pop(key) for key in ('pyg_sar', 'is_hetero')]
     ),
-    'version 2': _edit_meta(lambda meta: meta['pyg_sar'].update(format_version=2)),
-    'no version': _edit_meta(lambda meta: meta['pyg_sar'].pop('format_version')),
+    'version 2': _ours(lambda meta: meta.update(format_version=2)),
+    'no version': _ours(lambda meta: meta.pop('format_version')),
     'no parts': _edit_meta(lambda meta: meta.update(num_parts=0)),
     'parts as text': _edit_meta(lambda meta: meta.update(num_parts='3')),
     'one part more': _edit_meta(lambda meta: meta.update(num_parts=4)),
-    'no fingerprint': _edit_meta(lambda meta: meta['pyg_sar'].pop('fingerprint')),
-    'halo rows of one part missing': _edit_meta(lambda meta: meta['pyg_sar']['halo_rows'].pop()),
-    'one halo count missing': _edit_meta(lambda meta: meta['pyg_sar']['halo_rows'][1].pop()),
-    'halo rows as numbers': _edit_meta(lambda meta: meta['pyg_sar'].update(halo_rows=[1, 2, 3])),
-    'counts as text': _edit_meta(
-        lambda meta: meta['pyg_sar'].update(part_num_nodes=['1', '2', '3'])
-    ),
-    'node counts': _edit_meta(lambda meta: meta['pyg_sar']['part_num_nodes'].__setitem__(1, 99)),
-    'edge counts': _edit_meta(lambda meta: meta['pyg_sar']['part_num_edges'].__setitem__(1, 99)),
-    'an attribute nobody stored': _edit_meta(
-        lambda meta: meta['pyg_sar']['node_attrs'].update(z={'dtype': 'float32', 'shape': []})
+    'no fingerprint': _ours(lambda meta: meta.pop('fingerprint')),
+    'halo rows of one part missing': _ours(lambda meta: meta['halo_rows'].pop()),
+    'one halo count missing': _ours(lambda meta: meta['halo_rows'][1].pop()),
+    'halo rows as numbers': _ours(lambda meta: meta.update(halo_rows=[1, 2, 3])),
+    'counts as text': _ours(lambda meta: meta.update(part_num_nodes=['1', '2', '3'])),
+    'node counts': _ours(lambda meta: meta['part_num_nodes'].__setitem__(1, 99)),
+    'edge counts': _ours(lambda meta: meta['part_num_edges'].__setitem__(1, 99)),
+    'an attribute nobody stored': _ours(
+        lambda meta: meta['node_attrs'].update(z={'dtype': 'float32', 'shape': []})
     ),
 }
 
@@ -177,21 +180,45 @@ def test_broken_meta(root, what):
         pyg_sar.local(pyg_sar.load_shard(root))
 
 
-@pytest.mark.parametrize('what', BROKEN_FILES)
+@pytest.mark.parametrize('what', BROKEN_FILES | TAMPERED)
 def test_broken_file(root, what):
-    BROKEN_FILES[what](root)
-    with pytest.raises(ValueError, match=r'expected.*part_1.*\(got '):
-        pyg_sar.local(pyg_sar.load_shard(root))
-
-
-@pytest.mark.parametrize('what', TAMPERED)
-def test_tampered_shard(root, what):
     """All parts in one process, and the part alone as a rank loads it."""
-    TAMPERED[what](root)
+    (BROKEN_FILES | TAMPERED)[what](root)
     with pytest.raises(ValueError, match=r'expected.*part_1.*\(got '):
         pyg_sar.local(pyg_sar.load_shard(root))
     with pytest.raises(ValueError, match=r'expected.*part_1.*\(got '):
         read_shard(root, 1, 3)
+
+
+BROKEN_TYPES = {
+    'nodes missing in META': _ours(lambda meta: meta.pop('nodes')),
+    'a type without a name': _ours(lambda meta: meta['nodes'][0].pop('type')),
+    'a relation of two names': _ours(lambda meta: meta['edges'][0]['type'].pop()),
+    'a relation of numbers': _ours(lambda meta: meta['edges'][0].update(type=[1, 2, 3])),
+    'an unknown type': _ours(lambda meta: meta['nodes'].pop(0)),
+    'counts of a type': _ours(lambda meta: meta['nodes'][0]['part_num_nodes'].pop()),
+    'halo rows': _ours(lambda meta: meta['edges'][0]['halo_rows'][1].__setitem__(0, 10**6)),
+    'an entry that is a list': _ours(lambda meta: meta['edges'].append([])),
+    'no n_id': _edit_file('sar.pt', lambda sar: sar.pop('n_id')),
+    'no n_id of a type': _edit_file('sar.pt', lambda sar: sar['n_id'].pop('author')),
+    'no relation': _edit_file('sar.pt', lambda sar: sar['edges'].pop(HAS)),
+    'no src': _edit_file('sar.pt', lambda sar: sar['edges'][HAS].pop('src')),
+    'src too large': _edit_file('sar.pt', lambda sar: sar['edges'][CITES]['src'].add_(1000)),
+    'dst too large': _edit_file('sar.pt', lambda sar: sar['edges'][WRITES]['dst'].add_(1000)),
+    'x of a type missing': _edit_file('node_feats.pt', lambda c: c['author']['feats'].clear()),
+    'features of a type missing': _edit_file('node_feats.pt', lambda c: c.pop('author')),
+    'features as a list': _edit_file('node_feats.pt', lambda c: c.update(author=[1])),
+    'feats as a list': _edit_file('node_feats.pt', lambda c: c['author'].update(feats=[1])),
+    'edge attribute missing': _edit_file('edge_attrs.pt', lambda c: c[WRITES].pop('year')),
+}
+
+
+@pytest.mark.parametrize('what', BROKEN_TYPES)
+def test_broken_types(tmp_path, what):
+    partition_graph(hetero_graph(), 2, tmp_path / 'parts', method='random')
+    BROKEN_TYPES[what](tmp_path / 'parts')
+    with pytest.raises(ValueError, match=r'expected .*(META|part_[01]).*\(got '):
+        pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
 
 
 class _Hostile:

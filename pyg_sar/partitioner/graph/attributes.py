@@ -29,7 +29,7 @@ _SPARSE_TYPES = (
 _NUMPY_KINDS = 'biufc'
 
 
-class Attributes(NamedTuple):
+class SortedAttributes(NamedTuple):
     """By name: tensors [N, ...] of nodes and [E, ...] of edges, values that JSON can hold."""
 
     node: dict[str, Tensor]
@@ -39,7 +39,7 @@ class Attributes(NamedTuple):
 
 def sort_attributes(
     data: Data | Mapping[str, Any], num_nodes: int | None, num_edges: int | None, *, where: str = ''
-) -> Attributes:
+) -> SortedAttributes:
     """Sorts the attributes of `data` by what they belong to.
 
     The rule is explicit where PyG guesses: a tensor belongs to the nodes if it has one row per
@@ -56,7 +56,7 @@ def sort_attributes(
         ValueError: If an attribute with a well-known name has another number of rows, or a name is
             taken.
     """
-    attributes = Attributes({}, {}, {})
+    attributes = SortedAttributes({}, {}, {})
     indices: dict[str, Tensor] = {}
     dropped = []
     for name, value in data.items():

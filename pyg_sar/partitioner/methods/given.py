@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_sar.partitioner.graph.typed import TypedGraph
-from pyg_sar.partitioner.methods.method import Method, Options
+from pyg_sar.partitioner.methods.method import Method, MethodOptions
 from pyg_sar.shard.format.tensor_file import check_plain
 
 
@@ -36,12 +38,12 @@ def equal_runs(num_nodes: int, num_parts: int) -> Tensor:
     return torch.arange(num_nodes) * num_parts // max(num_nodes, 1)
 
 
-def _ranges(graph: TypedGraph, num_parts: int, options: Options) -> Tensor:
+def _ranges(graph: TypedGraph, num_parts: int, options: MethodOptions) -> Tensor:
     runs = [equal_runs(nodes.num_nodes, num_parts) for nodes in graph.nodes.values()]
     return fill_empty_parts(torch.cat(runs), num_parts)
 
 
-def _random(graph: TypedGraph, num_parts: int, options: Options) -> Tensor:
+def _random(graph: TypedGraph, num_parts: int, options: MethodOptions) -> Tensor:
     """Every type is dealt out evenly, from the part on where the one before it ended."""
     generator = torch.Generator().manual_seed(options.seed)
     deals = [
@@ -51,7 +53,7 @@ def _random(graph: TypedGraph, num_parts: int, options: Options) -> Tensor:
     return torch.cat(deals) % num_parts
 
 
-def _given(graph: TypedGraph, num_parts: int, options: Options) -> Tensor:
+def _given(graph: TypedGraph, num_parts: int, options: MethodOptions) -> Tensor:
     """From a file, a tensor, or a dict with a tensor for every type."""
     given = options.given
     if isinstance(given, Tensor):
@@ -75,20 +77,22 @@ def _given(graph: TypedGraph, num_parts: int, options: Options) -> Tensor:
 def _read(path: Path) -> Tensor:
     if not path.is_file():
         raise ValueError(f"expected a file of part ids at '{path}' (got no file)")
+    readers: dict[str, Callable[[Path], Any]] = {
+        '.npy': lambda path: np.load(path, allow_pickle=False),
+        '.pt': _read_pt,
+        '.txt': lambda path: np.loadtxt(path, dtype=np.int64, ndmin=1),
+    }
+    if path.suffix not in readers:
+        raise ValueError(f"expected a .npy, .pt or .txt file of part ids (got '{path}')")
     try:
-        if path.suffix == '.npy':
-            return torch.from_numpy(np.load(path, allow_pickle=False))
-        if path.suffix == '.pt':
-            check_plain(path)
-            parts = torch.load(path, map_location='cpu', weights_only=True)
-            if not isinstance(parts, Tensor):
-                raise ValueError(f'a {type(parts).__name__}')
-            return parts
-        if path.suffix == '.txt':
-            return torch.from_numpy(np.loadtxt(path, dtype=np.int64, ndmin=1))
+        return torch.as_tensor(readers[path.suffix](path))
     except Exception as error:
         raise ValueError(f"expected one part id per node in '{path}' (got {error})") from error
-    raise ValueError(f"expected a .npy, .pt or .txt file of part ids (got '{path}')")
+
+
+def _read_pt(path: Path) -> Any:
+    check_plain(path)
+    return torch.load(path, map_location='cpu', weights_only=True)
 
 
 def _checked(parts: Tensor, num_nodes: int, num_parts: int, where: str) -> Tensor:
@@ -110,4 +114,5 @@ def _checked(parts: Tensor, num_nodes: int, num_parts: int, where: str) -> Tenso
 
 GIVEN = Method('file:PATH', place=_given)
 
-METHODS = (Method('random', place=_random), Method('range', place=_ranges), GIVEN)
+RANDOM = Method('random', place=_random)
+RANGE = Method('range', place=_ranges)

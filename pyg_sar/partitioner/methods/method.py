@@ -23,7 +23,7 @@ ORDERS = ('cache', 'source')
 
 
 @dataclass(frozen=True)
-class Options:
+class MethodOptions:
     """The options of one assignment; :func:`~pyg_sar.partitioner.assignment.choose` checks them.
 
     They are those of :func:`pyg_sar.partition_graph`, but:
@@ -68,7 +68,7 @@ class Problem:
     index: IndexArray  # int32 or int64, the neighbours, both ways; at least one in all
     balance: Balance
     num_parts: int  # number of parts P, at least 2
-    options: Options
+    options: MethodOptions
 
     @cached_property
     def caps(self) -> FloatArray:
@@ -90,7 +90,7 @@ class Method:
     # best by the objective is taken. Parts may be empty.
     cut: Callable[[Problem], list[Tensor]] | None = None
     # Does without edges: the part of every node, int64 [N], of a number of parts.
-    place: Callable[[TypedGraph, int, Options], Tensor] | None = None
+    place: Callable[[TypedGraph, int, MethodOptions], Tensor] | None = None
     # Whether `cut` reads the graph with its duplicate edges and self loops.
     keeps_duplicates: bool = False
     several: bool = False  # whether `cut` balances several things; else one, nodes or edges

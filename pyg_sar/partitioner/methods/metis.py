@@ -76,7 +76,7 @@ def metis_assignment(
 
 
 def part_graph(problem: Problem, seed: int, *, recursive: bool, volume: bool) -> Tensor:
-    """The same with several weights, by METIS_PartGraphRecursive or METIS_PartGraphKway.
+    """Assigns nodes with several weights, by METIS_PartGraphRecursive or METIS_PartGraphKway.
 
     Raises:
         ValueError: If this pymetis does not export METIS as expected.
@@ -164,4 +164,4 @@ _PYMETIS = Method('pymetis', _pymetis, several=True, objectives=OBJECTIVES, pack
 _PYG_LIB = Method('pyg-lib', _pyg_lib, package='pyg_lib', install=_INSTALL)
 _TORCH_SPARSE = Method('torch-sparse', _torch_sparse, package='torch_sparse', install=_INSTALL)
 
-METHODS = (replace(_PYMETIS, name='metis', backends=(_PYMETIS, _PYG_LIB, _TORCH_SPARSE)),)
+METIS = replace(_PYMETIS, name='metis', backends=(_PYMETIS, _PYG_LIB, _TORCH_SPARSE))

@@ -122,11 +122,13 @@ def _fits(best: Int64Array, weights: Int64Array, loads: FloatArray, caps: FloatA
     return fits
 
 
-def _streaming(name: str) -> Method:
-    def cut(problem: Problem) -> list[Tensor]:
-        return [stream_assignment(problem, name)]
-
-    return Method(name, cut, keeps_duplicates=True, several=True, takes_passes=True)
-
-
-METHODS = _streaming('ldg'), _streaming('fennel')
+LDG, FENNEL = (
+    Method(
+        name,
+        lambda problem, name=name: [stream_assignment(problem, name)],  # type: ignore[misc]
+        keeps_duplicates=True,
+        several=True,
+        takes_passes=True,
+    )
+    for name in ('ldg', 'fennel')
+)

@@ -1,51 +1,70 @@
 """Sorting more records than memory holds: first into buckets on disk, then each by itself.
 
 Buckets are written with pwrite: a write through a map counts as memory and costs a fault per page.
-Their files are unlinked and allocated beforehand, so a full disk is known at once and a kill leaves
-nothing.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_sar.partitioner.on_disk import rows
 from pyg_sar.partitioner.on_disk.mapped import Scratch, release
-from pyg_sar.partitioner.on_disk.rows import CHUNK_ROWS, SHARE, count_into
 
 
 class Buckets:
-    """Records grouped by bucket, in the order in which they came.
+    """Records of items, grouped by ranges of items, in the order in which they came.
+
+    A bucket has a 128th of all records at most, or else one item.
+
+    Args:
+        item_ptr: Item i will have ``item_ptr[i + 1] - item_ptr[i]`` records, int64 [N + 1].
+        dtypes: Those of the fields of a record.
+        scratch: Where the records lie.
+        cuts: Items that begin a bucket in any case, ascending from 0 to N.
 
     Attributes:
-        ptr: Bucket b holds the records ``ptr[b]`` to ``ptr[b + 1]``, int64 [B + 1].
-        columns: The fields of the records, each of one value per record.
+        bounds: Bucket b has the items ``bounds[b]`` to ``bounds[b + 1]``, int64 [B + 1].
+        columns: The fields of the records, each a tensor of one value per record.
     """
 
-    def __init__(self, ptr: Tensor, dtypes: Sequence[torch.dtype], scratch: Scratch) -> None:
-        self.ptr = ptr
-        opened = [scratch.open((int(ptr[-1]),), dtype) for dtype in dtypes]
+    def __init__(
+        self,
+        item_ptr: Tensor,
+        dtypes: Sequence[torch.dtype],
+        scratch: Scratch,
+        cuts: Tensor | None = None,
+    ) -> None:
+        num_items, count = item_ptr.numel() - 1, int(item_ptr[-1])
+        self.bounds = _bounds(item_ptr, torch.tensor([0, num_items]) if cuts is None else cuts)
+        self._ptr: list[int] = item_ptr[self.bounds].tolist()
+        numbers = torch.arange(len(self), dtype=torch.int32)
+        self._bucket_of = numbers.repeat_interleave(self.bounds.diff())
+        opened = [scratch.open((count,), dtype) for dtype in dtypes]
         self.columns = [column for column, _ in opened]
         self._files = [file for _, file in opened]
-        self._ends: list[int] = ptr[:-1].tolist()
-        self._missing = int(ptr[-1])
+        self._ends, self._missing = self._ptr[:-1], count
 
-    def add(self, bucket: Tensor, *fields: Tensor) -> None:
-        """Appends records, each to its bucket, an integer [n]; a field is a tensor [n]."""
-        order = stable_order(bucket, len(self._ends))
-        counts = bucket.bincount(minlength=len(self._ends)).tolist()
-        self._append(counts, (field.index_select(0, order) for field in fields))
+    def __len__(self) -> int:
+        return self.bounds.numel() - 1
 
-    def extend(self, *fields: Tensor) -> None:
-        """Appends records to the only bucket there is."""
-        self._append([fields[0].numel()], fields)
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        """Every bucket with its first item and the one after its last."""
+        return ((b, start, stop) for b, (start, stop) in enumerate(pairwise(self.bounds.tolist())))
 
-    def _append(self, counts: Sequence[int], ordered: Iterable[Tensor]) -> None:
+    def add(self, items: Tensor, *fields: Tensor) -> None:
+        """Appends records of items, integer [n]; a field is a tensor [n]."""
+        counts, ordered = [items.numel()], iter(fields)
+        if len(self) > 1:
+            bucket = self._bucket_of.index_select(0, items)
+            counts = bucket.bincount(minlength=len(self)).tolist()
+            order = stable_order(bucket, len(self))
+            ordered = (field.index_select(0, order) for field in fields)
         for column, file, field in zip(self.columns, self._files, ordered, strict=True):
             values, start = field.to(column.dtype).numpy(), 0
             for end, count in zip(self._ends, counts, strict=True):
@@ -56,15 +75,15 @@ class Buckets:
                 start += count
         self._ends = [end + count for end, count in zip(self._ends, counts, strict=True)]
         self._missing -= sum(counts)
-        if self._missing == 0:  # Open files are few.
+        if self._missing == 0:  # Open files are few, and so is memory.
+            self._bucket_of = self._bucket_of[:0].clone()
             for file in self._files:
                 if file is not None:
                     file.close()
 
     def read(self, bucket: int, number: int = 0) -> Tensor:
         """One field of the records of one bucket, in memory, int64."""
-        start, stop = self.ptr[bucket : bucket + 2].tolist()
-        place = self.columns[number][start:stop]
+        place = self.columns[number][self._ptr[bucket] : self._ptr[bucket + 1]]
         found = place.to(torch.int64, copy=True)
         release(place)
         return found
@@ -72,7 +91,7 @@ class Buckets:
     def reorder(self, bucket: int, order: Tensor) -> None:
         """Puts the records of one bucket, which is complete, into another order, int64 [n]."""
         for number, column in enumerate(self.columns):
-            place = column[slice(*self.ptr[bucket : bucket + 2].tolist())]
+            place = column[self._ptr[bucket] : self._ptr[bucket + 1]]
             place[:] = self.read(bucket, number).index_select(0, order)
             release(place)
 
@@ -82,6 +101,16 @@ def _write(file: int, content: memoryview, offset: int) -> None:
     while content:
         done = os.pwrite(file, content, offset)
         content, offset = content[done:], offset + done
+
+
+def _bounds(ptr: Tensor, cuts: Tensor) -> Tensor:
+    most = max(4 * rows.CHUNK_ROWS, int(ptr[-1]) // rows.SHARE)  # few buckets take fewer writes
+    found = [cuts]
+    for start, stop in pairwise(cuts.tolist()):
+        first, last = int(ptr[start]), int(ptr[stop])
+        targets = torch.arange(first, max(last, first + 1), most)[1:]
+        found.append(torch.searchsorted(ptr[: stop + 1], targets, right=True) - 1)
+    return torch.unique(torch.cat(found))
 
 
 def stable_order(keys: Tensor, bound: int) -> Tensor:
@@ -99,33 +128,11 @@ def stable_order(keys: Tensor, bound: int) -> Tensor:
     return packed.bitwise_and_((1 << bits) - 1)
 
 
-def bucket_of(bounds: Tensor) -> Tensor:
-    """The bucket of every item, int32 [N], from :func:`bucket_bounds`."""
-    numbers = torch.arange(bounds.numel() - 1, dtype=torch.int32)
-    return numbers.repeat_interleave(bounds.diff())
-
-
-def bucket_bounds(ptr: Tensor, within: Tensor) -> Tensor:
-    """Cuts a range of items into buckets of a 128th of all records, and those of one item at most.
-
-    Item i has the records ``ptr[i]`` to ``ptr[i + 1]``, int64 [N + 1]. The items `within`,
-    ascending from 0 to N, begin a bucket each. Gives the first item of every bucket and N at the
-    end, int64 ascending.
-    """
-    most = max(4 * CHUNK_ROWS, int(ptr[-1]) // SHARE)  # few buckets take fewer writes
-    cuts = [within]
-    for start, stop in pairwise(within.tolist()):
-        first, last = int(ptr[start]), int(ptr[stop])
-        targets = torch.arange(first, max(last, first + 1), most)[1:]
-        cuts.append(torch.searchsorted(ptr[: stop + 1], targets, right=True) - 1)
-    return torch.unique(torch.cat(cuts))
-
-
 def count_to_ptr(ids: Iterable[Tensor], bound: int) -> Tensor:
     """Where the records of every item begin and end, int64 [bound + 1]; `ids` by chunks."""
     ptr = torch.zeros(bound + 1, dtype=torch.int64)
     for part in ids:
-        count_into(ptr[1:], part)
+        rows.count_into(ptr[1:], part)
     return ptr.cumsum_(0)
 
 

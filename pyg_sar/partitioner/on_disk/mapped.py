@@ -1,11 +1,11 @@
-"""Arrays that stay on disk: files mapped into memory, and scratch space that is a mapped file.
+"""Arrays that stay on disk: tensors and numpy arrays whose numbers lie in a mapped file.
 
-To everything else they are ordinary arrays and tensors. What has been read of them counts as memory
-of the process until it is given back with :func:`release`, which whoever passes over one does after
-every chunk; the system's page cache may keep the pages, a second pass need not read the disk again.
+Everything computes with them as with any other. What has been read of one counts as memory of the
+process until :func:`release` gives it back, which a pass does after every chunk. The system's page
+cache may keep the pages, so a second pass need not read the disk again.
 
-Maps are private: a write into one changes neither the file nor anything else, and may be forgotten
-at the next :func:`release`. Scratch space keeps what is written into it.
+A source's file is mapped privately: a write into it changes nothing else, and may be forgotten at
+the next :func:`release`. Scratch space keeps what is written into it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Int64Array = npt.NDArray[np.int64]
 IndexArray = npt.NDArray[Any]
 """int32 or int64."""
 
-_IN_MEMORY = 1 << 20
+IN_MEMORY = 1 << 20
 """Bytes up to which scratch space is ordinary memory."""
 
 _AROUND = 1 << 21
@@ -46,45 +46,8 @@ _MAPS: dict[int, int] = {}
 """First and last address of all that is mapped, as long as it is."""
 
 
-def map_array(path: str | os.PathLike[str], member: str | None = None) -> Array:
-    """Maps the array of a .npy file, or of a member of an .npz file, into memory.
-
-    It may be at an odd address, as archives do not align their members. A compressed member is read
-    instead; :func:`is_mapped` tells. Raises ValueError if there is no such array, or it holds
-    objects, OSError if the file cannot be read.
-    """
-    with Path(path).open('rb') as file:
-        if member is not None:
-            with zipfile.ZipFile(file) as archive:
-                names = archive.namelist()
-                found = [name for name in (member, f'{member}.npy') if name in names]
-                if not found:
-                    raise ValueError(f"expected the array '{member}' in '{path}' (got {names})")
-                info = archive.getinfo(found[0])
-                if info.compress_type != zipfile.ZIP_STORED:
-                    with archive.open(info) as stream:
-                        array: Array = np.lib.format.read_array(stream, allow_pickle=False)
-                    return array
-            file.seek(info.header_offset + 26)
-            lengths = file.read(4)  # of the name and of the extra field, which end the header
-            file.seek(int.from_bytes(lengths[:2], 'little'), os.SEEK_CUR)
-            file.seek(int.from_bytes(lengths[2:], 'little'), os.SEEK_CUR)
-        return _map_npy(file, path)
-
-
-def map_raw(file: IO[bytes], dtype: Any, shape: Sequence[int], *, offset: int = 0) -> Array:
-    """Maps plain numbers, such as OGB's and our own, from `offset` bytes on."""
-    dtype, count = np.dtype(dtype), math.prod(shape)
-    if count == 0:
-        return np.empty(shape, dtype)
-    content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    array: Array = np.ndarray(shape, dtype, content, offset)
-    register(array.ctypes.data - offset, len(content), content)
-    return array
-
-
 def register(address: int, num_bytes: int, owner: object) -> None:
-    """Notes that memory is a private map, for :func:`release`, as long as `owner` lives."""
+    """Notes that memory is a map, for :func:`release`, as long as `owner` lives."""
     _MAPS[address] = address + num_bytes
     weakref.finalize(owner, _MAPS.pop, address, None)
 
@@ -119,26 +82,25 @@ def trim() -> None:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Space for temporary arrays, of which nothing is left when the process ends in any way."""
+    """Space for temporary arrays, of which nothing is left when the process ends in any way.
 
-    # Where files are made, without a name; None keeps everything in memory.
+    Its files have no name, lie in `folder`, and are allocated as a whole: a full disk is an OSError
+    now, and no write fails later. Arrays of few bytes, and all without a folder, are in memory.
+    """
+
     folder: Path | None = None
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor with arbitrary content.
-
-        Raises:
-            OSError: If the disk has no space for it: that is known now, and no write fails later.
-        """
+        """A tensor with arbitrary content."""
         tensor, file = self.open(shape, dtype)
         if file is not None:
             file.close()
         return tensor
 
     def open(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, IO[bytes] | None]:
-        """The same with its file, if it has one: what is written there needs no memory at all."""
+        """A tensor and its file, if it has one: what is written there needs no memory at all."""
         num_bytes = math.prod(shape) * dtype.itemsize
-        if self.folder is None or num_bytes <= _IN_MEMORY:
+        if self.folder is None or num_bytes <= IN_MEMORY:
             return torch.empty(shape, dtype=dtype), None
         file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115
         try:
@@ -152,17 +114,80 @@ class Scratch:
         return tensor, file
 
 
+def map_array(
+    path: str | os.PathLike[str], member: str | None = None, scratch: Scratch | None = None
+) -> Array:
+    """Maps the array of a .npy file, or of a member of an .npz file, into memory.
+
+    It may be at an odd address, as archives do not align their members. A compressed member is
+    unpacked into `scratch`. Raises ValueError if there is no such array, or it holds objects,
+    OSError if the file cannot be read.
+    """
+    with Path(path).open('rb') as file:
+        if member is None:
+            return _map_npy(file, path)
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+            found = [name for name in (member, f'{member}.npy') if name in names]
+            if not found:
+                raise ValueError(f"expected the array '{member}' in '{path}' (got {names})")
+            info = archive.getinfo(found[0])
+            if info.compress_type != zipfile.ZIP_STORED:
+                with archive.open(info) as stream:
+                    return _unpack(stream, path, info.file_size, scratch or Scratch())
+        file.seek(info.header_offset + 26)
+        lengths = file.read(4)  # of the name and of the extra field, which end the header
+        length = sum(int.from_bytes(part, 'little') for part in (lengths[:2], lengths[2:]))
+        file.seek(length, os.SEEK_CUR)
+        return _map_npy(file, path)
+
+
 def _map_npy(file: IO[bytes], path: str | os.PathLike[str]) -> Array:
-    version = np.lib.format.read_magic(file)
+    shape, order, dtype = _npy_header(file, path)
+    offset = file.tell()
+    if math.prod(shape) == 0:
+        return np.empty(shape, dtype)
+    content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    array: Array = np.ndarray(shape, dtype, content, offset, order=order)
+    register(array.ctypes.data - offset, len(content), content)
+    return array
+
+
+def _unpack(
+    stream: IO[bytes], path: str | os.PathLike[str], most_bytes: int, scratch: Scratch
+) -> Array:
+    shape, order, dtype = _npy_header(stream, path)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes > most_bytes:  # before it is allocated
+        raise ValueError(f"expected {num_bytes} bytes in '{path}' (got {most_bytes})")
+    space = scratch.empty((num_bytes,), torch.uint8)
+    for place in torch.split(space, 1 << 20):
+        place.numpy().data[:] = _read_exactly(stream, place.numel())
+        release(place)
+    if stream.read(1):  # the end, where zipfile compares its checksum
+        raise ValueError(f"expected {num_bytes} bytes in '{path}' (got more)")
+    return np.ndarray(shape, dtype, space.numpy(), order=order)
+
+
+def _read_exactly(stream: IO[bytes], count: int) -> bytes:
+    found = stream.read(count)
+    while found and len(found) < count and (more := stream.read(count - len(found))):
+        found += more
+    if len(found) < count:
+        raise ValueError(f'expected {count} bytes more (got {len(found)})')
+    return found
+
+
+def _npy_header(file: IO[bytes], path: str | os.PathLike[str]) -> tuple[Any, Any, np.dtype[Any]]:
+    """Shape, memory order and type of an array in numpy's format."""
+    lib, version = np.lib.format, np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"expected numpy's format 1.0 or 2.0 in '{path}' (got {version})")
-    lib = np.lib.format
-    header = lib.read_array_header_1_0 if version == (1, 0) else lib.read_array_header_2_0
-    shape, is_fortran, dtype = header(file)
+    read = lib.read_array_header_1_0 if version == (1, 0) else lib.read_array_header_2_0
+    shape, is_fortran, dtype = read(file)
     if dtype.hasobject:
         raise ValueError(f"expected plain numbers in '{path}' (got objects)")
-    array = map_raw(file, dtype, shape[::-1] if is_fortran else shape, offset=file.tell())
-    return array.T if is_fortran else array
+    return shape, 'F' if is_fortran else 'C', dtype
 
 
 def _map_of(address: int) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.on_disk.buckets import Buckets, bucket_bounds, bucket_of, count_to_ptr
+from pyg_sar.partitioner.on_disk.buckets import Buckets, count_to_ptr
 from pyg_sar.partitioner.on_disk.mapped import (
     FloatArray,
     IndexArray,
@@ -22,11 +22,18 @@ from pyg_sar.partitioner.on_disk.mapped import (
     release,
     trim,
 )
-from pyg_sar.partitioner.on_disk.rows import chunk_rows, edge_chunks, ranges
+from pyg_sar.partitioner.on_disk.rows import edge_chunks, ranges
 
 
-class BothWays:
-    """Records ``row * N + column`` of every edge and its reverse, in `buckets` of rows.
+def both_ways(
+    edge_index: Tensor,
+    num_nodes: int,
+    scratch: Scratch,
+    *,
+    has_loops: bool = False,
+    has_numbers: bool = False,
+) -> Buckets:
+    """Records ``row * N + column`` of every edge and its reverse, by row.
 
     One number is below 2^63 for up to 3 * 10^9 nodes. In scratch space an edge has 16 bytes, 32
     with numbers.
@@ -40,39 +47,23 @@ class BothWays:
             reverse is greater by E.
     """
 
-    def __init__(
-        self,
-        edge_index: Tensor,
-        num_nodes: int,
-        scratch: Scratch,
-        *,
-        has_loops: bool = False,
-        has_numbers: bool = False,
-    ) -> None:
-        def edges() -> Iterator[tuple[int, Tensor, Tensor]]:
-            for start, src, dst in edge_chunks(edge_index):
-                if not has_loops:
-                    kept = src != dst
-                    src, dst = src[kept], dst[kept]
-                yield start, src, dst
+    def edges() -> Iterator[tuple[int, Tensor, Tensor]]:
+        for start, src, dst in edge_chunks(edge_index):
+            if not has_loops:
+                kept = src != dst
+                src, dst = src[kept], dst[kept]
+            yield start, src, dst
 
-        ptr = count_to_ptr((ids for _, *ends in edges() for ids in ends), num_nodes)
-        cuts = bucket_bounds(ptr, torch.tensor([0, num_nodes]))
-        dtypes = [torch.int64] * (1 + has_numbers)
-        self.buckets = Buckets(ptr[cuts], dtypes, scratch)
-        self._bounds: list[int] = cuts.tolist()
-        del ptr
-        bucket = bucket_of(cuts)
-        for start, src, dst in edges():
-            for number, row, column in ((start, src, dst), (start + edge_index.size(1), dst, src)):
-                fields = [row * num_nodes + column]
-                if has_numbers:
-                    fields.append(torch.arange(number, number + row.numel()))
-                self.buckets.add(bucket.index_select(0, row), *fields)
-
-    def rows(self) -> Iterator[tuple[int, int, int]]:
-        """Every bucket with its first row and the one after its last."""
-        return ((b, start, stop) for b, (start, stop) in enumerate(pairwise(self._bounds)))
+    ptr = count_to_ptr((ids for _, *ends in edges() for ids in ends), num_nodes)
+    found = Buckets(ptr, [torch.int64] * (1 + has_numbers), scratch)
+    del ptr
+    for start, src, dst in edges():
+        for number, row, column in ((start, src, dst), (start + edge_index.size(1), dst, src)):
+            fields = [row * num_nodes + column]
+            if has_numbers:
+                fields.append(torch.arange(number, number + row.numel()))
+            found.add(row, *fields)
+    return found
 
 
 def undirected_csr(
@@ -83,16 +74,17 @@ def undirected_csr(
     Gives indptr int64 [N + 1] and index int64, the neighbours of every node in ascending order;
     64-bit, as METIS takes nothing else without a copy. Works in memory if `scratch` is None.
     """
-    indptr, columns = _neighbours(edge_index, num_nodes, scratch, keep_duplicates=False)
-    return indptr.numpy(), _in_memory(columns, np.int64)
+    whole = torch.tensor([0, num_nodes])
+    return next(undirected_csrs(edge_index, whole, scratch or Scratch()))
 
 
 def undirected_csrs(
     edge_index: Tensor, bounds: Tensor, scratch: Scratch
 ) -> Iterator[tuple[Int64Array, Int64Array]]:
-    """The same of runs of nodes that no edge leaves, each numbered from 0, one at a time.
+    """One by one, what :func:`undirected_csr` gives of runs of nodes that no edge leaves.
 
-    `bounds` is int64 [R + 1]: run r has the nodes ``bounds[r]`` to ``bounds[r + 1]``.
+    Nodes are numbered from 0 in every run. `bounds` is int64 [R + 1]: run r has the nodes
+    ``bounds[r]`` to ``bounds[r + 1]``.
     """
     starts: list[int] = bounds.tolist()
     indptr, columns = _neighbours(edge_index, starts[-1], scratch, keep_duplicates=False)
@@ -102,27 +94,33 @@ def undirected_csrs(
 
 def _run_csr(ptr: Tensor, columns: Tensor, start: int) -> tuple[Int64Array, Int64Array]:
     index = _in_memory(columns[ptr[0] : ptr[-1]], np.int64)
-    index -= start
-    return (ptr - ptr[0]).numpy(), index
+    if start:
+        index -= start
+        ptr = ptr - ptr[0]
+    return ptr.numpy(), index
 
 
 def symmetric_csr(
     edge_index: Tensor, num_nodes: int, *, scratch: Scratch | None = None
 ) -> tuple[Int64Array, IndexArray]:
-    """The same with duplicates, and self loops twice; index int32 (int64 from 2**31 nodes on)."""
+    """The graph symmetric, with its duplicates, and with self loops twice.
+
+    Gives indptr int64 [N + 1] and index int32 (int64 from 2**31 nodes on).
+    """
+    scratch = scratch or Scratch()
     indptr, columns = _neighbours(edge_index, num_nodes, scratch, keep_duplicates=True)
     return indptr.numpy(), _in_memory(columns, np.int32 if num_nodes < 2**31 else np.int64)
 
 
 def _neighbours(
-    edge_index: Tensor, num_nodes: int, scratch: Scratch | None, *, keep_duplicates: bool
+    edge_index: Tensor, num_nodes: int, scratch: Scratch, *, keep_duplicates: bool
 ) -> tuple[Tensor, Tensor]:
     """Where the neighbours of every node begin, and the neighbours in scratch space."""
-    edges = BothWays(edge_index, num_nodes, scratch or Scratch(), has_loops=keep_duplicates)
+    edges = both_ways(edge_index, num_nodes, scratch, has_loops=keep_duplicates)
     indptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
-    columns, end = edges.buckets.columns[0], 0
-    for bucket, start, stop in edges.rows():
-        keys: Int64Array = edges.buckets.read(bucket).numpy()
+    columns, end = edges.columns[0], 0
+    for bucket, start, stop in edges:
+        keys: Int64Array = edges.read(bucket).numpy()
         keys.sort()
         if not keep_duplicates:
             is_first = np.ones(keys.shape, dtype=bool)
@@ -144,7 +142,7 @@ def _neighbours(
 
 def _in_memory(columns: Tensor, dtype: type) -> IndexArray:
     index: IndexArray = np.empty(columns.numel(), dtype=dtype)
-    for start, stop in ranges(index.size, chunk_rows(index.size)):
+    for start, stop in ranges(index.size):
         part = columns[start:stop]
         index[start:stop] = part.numpy()
         release(part)

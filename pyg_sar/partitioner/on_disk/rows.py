@@ -1,4 +1,8 @@
-"""Reading tensors of any size by chunks, each of ordinary memory and a bounded number of bytes."""
+"""Passes over tensors of any size by chunks, each of ordinary memory and a bounded size.
+
+Chunks grow with the tensor, as the memory for them shall be a small part of its own: to a 128th of
+it, but between the bounds below. Fewer rows take more time than they save memory, more save none.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +16,19 @@ from torch import Tensor
 
 from pyg_sar.partitioner.on_disk.mapped import is_mapped, release
 
-CHUNK_ROWS = 1 << 14
-"""Edges, or node ids, per chunk, at least; fewer take more time than they save memory."""
-
-_MOST_ROWS = 1 << 17
-"""The same at most: more save no time."""
-
-_CHUNK_BYTES = 1 << 19
-"""Bytes per chunk of rows, and span of a mapped tensor that rows are picked from at a time; at
-least, as above."""
-
-_MOST_BYTES = 1 << 23
-
 SHARE = 128
-"""In between a chunk is this part of all edges, or of all rows, as the memory for it shall be a
-small part of theirs."""
+
+CHUNK_ROWS, _MOST_ROWS = 1 << 14, 1 << 17
+"""Edges, or node ids, per chunk."""
+
+CHUNK_BYTES, _MOST_BYTES = 1 << 19, 1 << 23
+"""Bytes per chunk of rows, and span of a mapped tensor that rows are picked from at a time."""
 
 _AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowStream:
     """A tensor that is never in memory as a whole; `chunks` gives its rows in order, each time."""
 
     dtype: torch.dtype
@@ -40,20 +36,15 @@ class Rows:
     chunks: Callable[[], Iterator[Tensor]]
 
 
-def chunk_rows(count: int) -> int:
-    """Edges per chunk of so many."""
-    return max(CHUNK_ROWS, min(count // SHARE, _MOST_ROWS))
-
-
-def ranges(count: int, size: int) -> Iterator[tuple[int, int]]:
-    """First and last of chunks of at most `size`."""
+def ranges(count: int) -> Iterator[tuple[int, int]]:
+    """First and last of chunks of so many edges or ids."""
+    size = max(CHUNK_ROWS, min(count // SHARE, _MOST_ROWS))
     return ((start, min(start + size, count)) for start in range(0, count, size))
 
 
 def chunks(values: Tensor) -> Iterator[Tensor]:
     """The rows of a dense tensor [N, ...] in order, contiguous; memory is given back after each."""
-    for start, stop in ranges(values.size(0), _rows_per_chunk(values)):
-        rows = values[start:stop]
+    for rows in torch.split(values, _rows_per_chunk(values)):
         yield aligned(rows).contiguous()
         release(rows)
 
@@ -66,7 +57,7 @@ def smallest_and_largest(ids: Tensor) -> tuple[int, int]:
 
 def edge_chunks(edge_index: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Edges [2, E] of any integer type: number of the first, sources and destinations, int64."""
-    for start, stop in ranges(edge_index.size(1), chunk_rows(edge_index.size(1))):
+    for start, stop in ranges(edge_index.size(1)):
         edges = edge_index[:, start:stop]
         src, dst = (aligned(ids).to(torch.int64) for ids in edges)
         yield start, src, dst
@@ -78,7 +69,7 @@ def count_into(counts: Tensor, index: Tensor) -> None:
     counts.index_add_(0, index, counts.new_ones(1).expand(index.numel()))
 
 
-def take_rows(values: Tensor, index: Tensor) -> Rows:
+def take_rows(values: Tensor, index: Tensor) -> RowStream:
     """The rows `index` of `values` [N, ...], dense or sparse COO; both in memory or mapped.
 
     Where the index, int64 [n], ascends it reads least.
@@ -89,8 +80,7 @@ def take_rows(values: Tensor, index: Tensor) -> Rows:
 
     def pick() -> Iterator[Tensor]:
         num_rows = _rows_per_chunk(values)
-        for start, stop in ranges(index.numel(), num_rows):
-            ids = index[start:stop]
+        for ids in torch.split(index, num_rows) if index.numel() else ():
             if values.layout is not torch.strided:
                 yield values.index_select(0, ids).to_dense()
             elif is_mapped(values):
@@ -99,7 +89,7 @@ def take_rows(values: Tensor, index: Tensor) -> Rows:
                 yield values.index_select(0, ids)
             release(ids)
 
-    return Rows(dtype, (index.numel(), *values.shape[1:]), pick)
+    return RowStream(dtype, (index.numel(), *values.shape[1:]), pick)
 
 
 def _take_mapped(values: Tensor, ids: Tensor, num_rows: int) -> Tensor:
@@ -107,18 +97,17 @@ def _take_mapped(values: Tensor, ids: Tensor, num_rows: int) -> Tensor:
     ids, order = ids.sort()
     taken = torch.empty((ids.numel(), *values.shape[1:]), dtype=values.dtype)
     blocks, counts = torch.unique_consecutive(ids // num_rows, return_counts=True)
-    begin = 0
-    for block, count in zip(blocks.tolist(), counts.tolist(), strict=True):
+    sizes = counts.tolist()
+    picked = zip(torch.split(ids, sizes), torch.split(order, sizes), strict=True)
+    for block, (wanted, place) in zip(blocks.tolist(), picked, strict=True):
         rows = values[block * num_rows : (block + 1) * num_rows]
-        picked = aligned(rows).index_select(0, ids[begin : begin + count] - block * num_rows)
-        taken[order[begin : begin + count]] = picked
+        taken[place] = aligned(rows).index_select(0, wanted - block * num_rows)
         release(rows)
-        begin += count
     return taken
 
 
 def aligned(values: Tensor) -> Tensor:
-    """The same numbers at an address that torch may compute with; archives have odd ones."""
+    """`values` at an address that torch may compute with: copied from an odd one of an archive."""
     if values.data_ptr() % values.element_size() == 0:
         return values
     return torch.from_numpy(np.array(values.numpy()))
@@ -126,5 +115,5 @@ def aligned(values: Tensor) -> Tensor:
 
 def _rows_per_chunk(values: Tensor) -> int:
     row = max(1, values.element_size() * math.prod(values.shape[1:]))
-    num_bytes = max(_CHUNK_BYTES, min(values.size(0) * row // SHARE, _MOST_BYTES))
+    num_bytes = max(CHUNK_BYTES, min(values.size(0) * row // SHARE, _MOST_BYTES))
     return max(1, min(num_bytes // row, max(8 * CHUNK_ROWS, _MOST_BYTES // 8)))

@@ -20,14 +20,14 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.on_disk.rows import Rows, chunks
+from pyg_sar.partitioner.on_disk.rows import RowStream, chunks
 
 _ALIGNMENT = 64
 """torch.load(mmap=True) computes with records where they lie in the file."""
 
 
 def save_rows(content: object, path: Path) -> None:
-    """Writes dicts of dense tensors [N, ...], Rows and plain values as torch.load reads them.
+    """Writes dicts of dense tensors [N, ...], RowStreams and plain values as torch.load reads them.
 
     Each tensor has its own place in the file. The folder is made if need be.
 
@@ -35,7 +35,7 @@ def save_rows(content: object, path: Path) -> None:
         OSError: If it cannot be written.
     """
     path.parent.mkdir(exist_ok=True)
-    leaves: list[Tensor | Rows] = []
+    leaves: list[Tensor | RowStream] = []
     pickled = io.BytesIO()
     _Pickler(pickled, protocol=2).dump(_stand_ins(content, leaves))
     try:
@@ -49,9 +49,9 @@ def save_rows(content: object, path: Path) -> None:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
-def _stand_ins(content: object, leaves: list[Tensor | Rows]) -> object:
+def _stand_ins(content: object, leaves: list[Tensor | RowStream]) -> object:
     """`content` with a tensor for every leaf; the leaves in the order in which they are pickled."""
-    if isinstance(content, (Tensor, Rows)):
+    if isinstance(content, (Tensor, RowStream)):
         leaves.append(content)
         return torch.empty(tuple(content.shape), dtype=content.dtype)
     if isinstance(content, dict):
@@ -79,8 +79,8 @@ class _Pickler(pickle.Pickler):
         return 'storage', kind, str(number), 'cpu', count
 
 
-def _content(leaf: Tensor | Rows) -> Iterator[memoryview]:
-    for part in leaf.chunks() if isinstance(leaf, Rows) else chunks(leaf):
+def _content(leaf: Tensor | RowStream) -> Iterator[memoryview]:
+    for part in leaf.chunks() if isinstance(leaf, RowStream) else chunks(leaf):
         if part.numel():
             yield part.contiguous().reshape(-1).view(torch.uint8).numpy().data
 

@@ -12,7 +12,7 @@ from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partitioner.graph.checks import check_ids, checked_edge_index
 from pyg_sar.partitioner.on_disk.mapped import Scratch, release, trim
-from pyg_sar.partitioner.on_disk.neighbours import BothWays
+from pyg_sar.partitioner.on_disk.neighbours import both_ways
 from pyg_sar.partitioner.on_disk.rows import edge_chunks, smallest_and_largest, take_rows
 
 
@@ -29,27 +29,26 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch | None = None) -
     """
     scratch = scratch or Scratch()
     data = copy.copy(data)
-    for store in data.edge_stores:
+    types: Any = data.edge_types if isinstance(data, HeteroData) else ['']
+    for type_, store in zip(types, data.edge_stores, strict=True):
         if 'edge_index' not in store:
             continue
-        name = '' if isinstance(data, Data) else f'{store._key}'
-        edge_index = checked_edge_index(store, name)
+        edge_index = checked_edge_index(store, f'{type_}')
         if isinstance(data, HeteroData) and store.is_bipartite():
-            src, relation, dst = store._key
+            src, relation, dst = type_
             back = data[dst, f'rev_{relation}', src]
             back.edge_index = _flipped(edge_index, scratch)
             for key, value in store.items():
                 is_row = isinstance(value, Tensor) and value.dim() > 0
                 if key != 'edge_index' and is_row and value.size(0) == edge_index.size(1):
                     back[key] = value
-            continue
-        attrs = {
-            key: _tensor(key, value)
-            for key, value in store.items()
-            if key != 'edge_index' and store.is_edge_attr(key)
-        }
-        store['edge_index'], merged = _both_ways(edge_index, attrs, scratch, name)
-        store.update(merged)
+        else:
+            attrs = {
+                key: _tensor(key, value)
+                for key, value in store.items()
+                if key != 'edge_index' and store.is_edge_attr(key)
+            }
+            store.update(_merged(edge_index, attrs, scratch, f'{type_}'))
     return data
 
 
@@ -72,36 +71,34 @@ def _flipped(edge_index: Tensor, scratch: Scratch) -> Tensor:
     return flipped
 
 
-def _both_ways(
+def _merged(
     edge_index: Tensor, attrs: dict[str, Tensor], scratch: Scratch, relation: str
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> dict[str, Tensor]:
     """Edges both ways by (source, destination) without duplicates, and the sums of attributes."""
     num_edges = edge_index.size(1)
     bound = max((smallest_and_largest(ids)[1] + 1 for ids in edge_index if num_edges), default=0)
     check_ids(edge_index, (bound, bound), relation)
-    edges = BothWays(edge_index, bound, scratch, has_loops=True, has_numbers=bool(attrs))
+    records = both_ways(edge_index, bound, scratch, has_loops=True, has_numbers=bool(attrs))
     both = scratch.empty((2, 2 * num_edges), edge_index.dtype)
-    merged = {
+    sums = {
         key: scratch.empty((2 * num_edges, *value.shape[1:]), value.dtype)
         for key, value in attrs.items()
     }
     end = 0
-    for bucket, _, _ in edges.rows():
-        entries = edges.buckets.read(bucket)
-        order = torch.argsort(entries, stable=True)
-        unique, place = torch.unique_consecutive(entries[order], return_inverse=True)
-        stop = end + unique.numel()
-        src = unique // max(bound, 1)
-        both[0, end:stop] = src
-        both[1, end:stop] = unique.sub_(src, alpha=bound)
-        release(both[0, end:stop], both[1, end:stop])
-        if attrs:
-            ids = edges.buckets.read(bucket, 1).index_select(0, order) % num_edges
+    for bucket, _, _ in records:
+        keys = records.read(bucket)
+        order = torch.argsort(keys, stable=True)
+        unique, place = torch.unique_consecutive(keys[order], return_inverse=True)
+        found = both[:, end : end + unique.numel()]
+        found[0] = unique // max(bound, 1)
+        found[1] = unique % max(bound, 1)
+        release(*found)
         for key, values in attrs.items():
-            _add_up(merged[key][end:stop], place, values, ids)
-        end = stop
+            ids = records.read(bucket, 1).index_select(0, order) % num_edges
+            _add_up(sums[key][end:], place, values, ids)
+        end += unique.numel()
     trim()
-    return both[:, :end], {key: value[:end] for key, value in merged.items()}
+    return {'edge_index': both[:, :end], **{key: value[:end] for key, value in sums.items()}}
 
 
 def _add_up(sums: Tensor, place: Tensor, values: Tensor, ids: Tensor) -> None:

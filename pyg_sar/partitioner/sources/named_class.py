@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data, Dataset, HeteroData, TemporalData
 
 _CALL = re.compile(r'((?:[A-Za-z_]\w*\.)*)([A-Za-z_]\w*)(?:\((.*)\))?')
+
+
+def is_class(name: str) -> bool:
+    """Whether a name is that of a class in a module: 'graph.csv' is a file that is not there."""
+    found = _CALL.fullmatch(name)
+    return found is not None and found[1] != '' and found[2][0].isupper()
 
 
 def named_class(text: str, module: str, kind: type = object) -> tuple[type[Any], dict[str, Any]]:
@@ -25,17 +33,29 @@ def named_class(text: str, module: str, kind: type = object) -> tuple[type[Any],
         ValueError: If there is no such class, or the arguments are not literals by name.
     """
     found = _CALL.fullmatch(text)
-    what = 'a class' if kind is object else f'a subclass of {kind.__name__}'
     if found is None:
         raise ValueError(f"expected a class such as 'module.Class(name=Cora)' (got '{text}')")
     try:
         cls = getattr(importlib.import_module(found[1][:-1] or module), found[2], None)
-    except ImportError as error:
-        raise ValueError(f"expected {what} in '{text}' (got {error})") from error
-    if not (isinstance(cls, type) and issubclass(cls, kind)):
         got = 'nothing of that name' if cls is None else repr(cls)
+    except ImportError as error:
+        cls, got = None, str(error)
+    if not (isinstance(cls, type) and issubclass(cls, kind)):
+        what = 'a class' if kind is object else f'a subclass of {kind.__name__}'
         raise ValueError(f"expected {what} in '{text}' (got {got})")
-    return cls, _keyword_arguments(found[3] or '', text)
+    try:
+        call: Any = ast.parse(f'f({found[3] or ""})', mode='eval').body
+        if call.args or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError('arguments without a name')
+        named = {keyword.arg: keyword.value for keyword in call.keywords}
+        # Words stand for strings.
+        return cls, {
+            k: v.id if isinstance(v, ast.Name) else ast.literal_eval(v) for k, v in named.items()
+        }
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(
+            f"expected arguments such as (name=Cora, num_nodes=100) in '{text}' (got {error})"
+        ) from error
 
 
 def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | HeteroData:
@@ -57,25 +77,42 @@ def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | 
     try:
         out = cls(**options)(data)
     except Exception as error:  # of any transform, on any graph
-        reason = ' '.join(f'{type(error).__name__}: {error}'.split())
-        raise ValueError(f"could not apply the transform '{text}' (got {reason})") from error
+        raise ValueError(f"could not apply the transform '{text}' {_got(error)}") from error
     if not isinstance(out, (Data, HeteroData)):
         raise ValueError(f"expected one graph from '{text}' (got {type(out).__name__})")
     return out
 
 
-def _keyword_arguments(text: str, name: str) -> dict[str, Any]:
-    """Keyword arguments; their values are literals, or words that stand for strings."""
+def load_class(name: str, root: Path) -> Data | HeteroData:
+    """The graph of a dataset class of PyG, whose files lie or come to lie in `root`.
+
+    Raises:
+        ValueError: If there is no such class, it fails, or it has more than one graph.
+    """
+    cls, options = named_class(name, 'torch_geometric.datasets', Dataset)
+    if 'root' in inspect.signature(cls).parameters:
+        options.setdefault('root', str(root / cls.__name__))
     try:
-        call = ast.parse(f'f({text})', mode='eval').body
-        assert isinstance(call, ast.Call)
-        if call.args or any(keyword.arg is None for keyword in call.keywords):
-            raise ValueError('arguments without a name')
-        named = {str(keyword.arg): keyword.value for keyword in call.keywords}
-        return {
-            k: v.id if isinstance(v, ast.Name) else ast.literal_eval(v) for k, v in named.items()
-        }
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(
-            f"expected arguments such as (name=Cora, num_nodes=100) in '{name}' (got {error})"
-        ) from error
+        dataset: Any = cls(**options)
+        graphs = len(dataset)
+        data: Any = dataset[0] if graphs else None
+    except Exception as error:  # of the dataset, of a download, of a file: anything
+        where = f"; its files belong in '{options['root']}'" if 'root' in options else ''
+        raise ValueError(f"could not load '{name}'{where} {_got(error)}") from error
+    if graphs != 1:
+        raise ValueError(f"expected a dataset of one graph in '{name}' (got {graphs} graphs)")
+    if isinstance(data, TemporalData):
+        names = {'t': 'edge_time', 'msg': 'edge_attr'}
+        values = {names.get(k, f'edge_{k}'): v for k, v in data.to_dict().items() if v is not None}
+        ends = torch.stack([values.pop('edge_src'), values.pop('edge_dst')])
+        data = Data(edge_index=ends, num_nodes=data.num_nodes, **values)
+    if not isinstance(data, (Data, HeteroData)):
+        raise ValueError(f"expected a Data or HeteroData in '{name}' (got {type(data).__name__})")
+    y = data.get('y') if isinstance(data, Data) else None
+    if isinstance(y, torch.Tensor) and not y.is_floating_point() and 'num_classes' not in data:
+        data.num_classes = int(dataset.num_classes)
+    return data
+
+
+def _got(error: Exception) -> str:
+    return f'(got {" ".join(f"{type(error).__name__}: {error}".split())})'

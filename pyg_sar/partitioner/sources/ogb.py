@@ -1,7 +1,8 @@
 """The node datasets of the Open Graph Benchmark, from a folder that holds them.
 
 Nothing is downloaded and nothing asked: ogb's own dataset classes do both. The files are read by
-ogb's readers; ogbn-papers100M is too large for these and is mapped from its arrays instead.
+ogb's readers; ogbn-papers100M is too large for these: its arrays are mapped, compressed ones from
+scratch space.
 """
 
 from __future__ import annotations
@@ -9,10 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import os
-import shutil
 import sys
-import zipfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +22,8 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partitioner.graph.split import MASKS, mask_of
-from pyg_sar.partitioner.on_disk.mapped import map_array
+from pyg_sar.partitioner.on_disk.mapped import Scratch
+from pyg_sar.partitioner.sources.arrays import read_npz
 
 URL = 'http://snap.stanford.edu/ogb/data/nodeproppred'
 
@@ -55,7 +54,7 @@ OGB = {
 }
 
 
-def load_ogb(name: str, root: Path) -> Data | HeteroData:
+def load_ogb(name: str, root: Path, scratch: Scratch) -> Data | HeteroData:
     """Loads a dataset of :data:`OGB` from a folder with OGB's datasets.
 
     ``x``, ``edge_index``, ``edge_attr``, ``y`` and the further node attribute are as ogb's own
@@ -69,7 +68,7 @@ def load_ogb(name: str, root: Path) -> Data | HeteroData:
     dataset = OGB[name]
     folder = _folder(name, dataset, root)
     if name == 'ogbn-papers100M':
-        return _mapped(folder, dataset)
+        return _mapped(folder, dataset, scratch)
     if find_spec('ogb') is None:
         raise ValueError(
             f"'{name}' is read by the package ogb (got no such package): pip install 'pyg_sar[ogb]'"
@@ -140,39 +139,16 @@ def _hetero(
     return data
 
 
-def _mapped(folder: Path, dataset: OgbDataset) -> Data:
+def _mapped(folder: Path, dataset: OgbDataset, scratch: Scratch) -> Data:
     """ogbn-papers100M: its arrays stay on disk, but for the labels."""
-    path = folder / 'raw' / dataset.key_file
-    with np.load(path, allow_pickle=False) as archive:
-        names = archive.files
-        num_nodes = int(archive['num_nodes_list'][0])
-    data = Data(num_nodes=num_nodes)
+    arrays = read_npz(folder / 'raw' / dataset.key_file, scratch=scratch)
+    data = Data(num_nodes=int(arrays['num_nodes_list'][0]))
     for ours, theirs in (('edge_index', 'edge_index'), ('x', 'node_feat'), ('node_year',) * 2):
-        if theirs in names:
-            data[ours] = torch.from_numpy(_map_member(path, theirs))
-    with np.load(folder / 'raw' / 'node-label.npz', allow_pickle=False) as archive:
-        _add_task(
-            data, archive['node_label'], _read_split(folder / 'split' / dataset.split), dataset
-        )
+        if theirs in arrays:
+            data[ours] = torch.from_numpy(arrays[theirs])
+    labels = read_npz(folder / 'raw' / 'node-label.npz')['node_label']
+    _add_task(data, labels, _read_split(folder / 'split' / dataset.split), dataset)
     return data
-
-
-def _map_member(path: Path, name: str) -> Any:
-    """An array of an archive; one that is compressed is unpacked beside it, once."""
-    unpacked = path.with_name(f'{name}.npy')
-    with zipfile.ZipFile(path) as archive:
-        member = archive.getinfo(f'{name}.npy')
-        if member.compress_type == zipfile.ZIP_STORED:
-            return map_array(path, name)
-        if not unpacked.is_file():
-            temporary = unpacked.with_name(f'.{name}.{os.getpid()}.tmp')
-            try:
-                with archive.open(member) as source, temporary.open('wb') as target:
-                    shutil.copyfileobj(source, target, 1 << 24)
-                temporary.replace(unpacked)
-            finally:
-                temporary.unlink(missing_ok=True)
-    return map_array(unpacked)
 
 
 def _tensor(values: Any) -> Tensor:

@@ -38,27 +38,28 @@ def own_parts(source: str | os.PathLike[str]) -> tuple[Tensor | dict[str, Tensor
         return None
     owners: dict[NodeKey, Tensor] = {}
     if is_pyg_folder(path):
-        with _clear_errors(path):
-            folder = _Folder.open(path)
+        with _opened(path) as folder:
             owners = {key: folder.node_map(key) for key in folder.node_types}
             num_parts = folder.num_parts
     else:
-        files = array_files(path, of_parts=True)
-        names = [name for name in files if name.split('|')[0] == 'part']
-        if not names or 'num_parts' not in files:
+        files = {n: f for n, f in _npy_files(path).items() if n.split('|')[0] in _PARTS}
+        if len(files) < 2 or 'num_parts' not in files:
             return None
-        for name in names:
-            owners[name.partition('|')[2] or None] = torch.from_numpy(map_array(files[name]))
-        num_parts = int(map_array(files['num_parts']))
+        num_parts = int(map_array(files.pop('num_parts')))
+        for name, file in files.items():
+            owners[name.partition('|')[2] or None] = torch.from_numpy(map_array(file))
     if None in owners:
         return owners[None], num_parts
     return {str(key): part for key, part in owners.items()}, num_parts
 
 
-def array_files(path: Path, *, of_parts: bool = False) -> dict[str, Path]:
-    """The .npy files of a folder by name: those of the graph, or of its parts."""
-    files = {file.stem: file for file in sorted(path.glob('*.npy'))}
-    return {name: f for name, f in files.items() if (name.split('|')[0] in _PARTS) == of_parts}
+def array_files(path: Path) -> dict[str, Path]:
+    """The .npy files of a graph in a folder, by name."""
+    return {n: f for n, f in _npy_files(path).items() if n.split('|')[0] not in _PARTS}
+
+
+def _npy_files(path: Path) -> dict[str, Path]:
+    return {file.stem: file for file in sorted(path.glob('*.npy'))}
 
 
 def is_pyg_folder(path: Path) -> bool:
@@ -84,37 +85,8 @@ def read_pyg_folder(path: Path, attrs: str | os.PathLike[str] | None) -> Data | 
         FileNotFoundError: If a file is missing.
         ValueError: If a file does not hold what PyG writes.
     """
-    with _clear_errors(path):
-        folder = _Folder.open(path)
-        data: Any = HeteroData() if folder.is_hetero else Data()
-        node_feats = folder.contents(file_names.NODE_FEATS_FILE)
-        edge_feats = folder.contents(file_names.EDGE_FEATS_FILE)
-        graphs = folder.contents(file_names.GRAPH_FILE)
-        for node_key in folder.node_types:
-            store = data if node_key is None else data[node_key]
-            store.num_nodes = folder.node_map(node_key).numel()
-            stored = [feats[node_key] for feats in node_feats if node_key in feats]
-            # Of a heterogeneous graph, 'global_id' numbers all types one after another.
-            ids = [of_part.get('id', of_part.get('global_id')) for of_part in stored]
-            _add_feats(store, stored, ids, store.num_nodes)
-            if stored and 'time' in stored[0]:  # that of all nodes
-                store.time = stored[0]['time']
-        first = 0
-        for edge_key in folder.edge_types:
-            store = data if edge_key is None else data[edge_key]
-            edges = [graph[edge_key] for graph in graphs]
-            # PyG numbers the edges of all relations one after another.
-            ids = [of_part['edge_id'] - first for of_part in edges]
-            num_edges = sum(of_part.numel() for of_part in ids)
-            ends = [_in_order(ids, [e[end] for e in edges], num_edges) for end in ('row', 'col')]
-            store.edge_index = torch.stack(ends)
-            stored = [feats.get(edge_key, {}) for feats in edge_feats]
-            ids = [s.get('global_id', own) for s, own in zip(stored, ids, strict=True)]
-            _add_feats(store, stored, ids, num_edges)
-            if 'edge_time' in stored[0]:
-                times = [of_part['edge_time'] for of_part in stored]
-                store.edge_time = _in_order(ids, times, num_edges)
-            first += num_edges
+    with _opened(path) as folder:
+        data = _graph(folder)
     if attrs is None:
         warnings.warn(
             f"'{path}' was written by torch_geometric.distributed.Partitioner, which stores 'x', "
@@ -129,26 +101,14 @@ def read_pyg_folder(path: Path, attrs: str | os.PathLike[str] | None) -> Data | 
 
 
 @dataclass(frozen=True)
-class _Folder:
-    """What META.json of PyG's says."""
+class _PyGFolder:
+    """A folder, and what its META.json says."""
 
     root: Path
     num_parts: int
     is_hetero: bool
     node_types: list[NodeKey]
     edge_types: list[EdgeKey]
-
-    @classmethod
-    def open(cls, root: Path) -> _Folder:
-        content = read_json(root)
-        num_parts, is_hetero = content['num_parts'], bool(content['is_hetero'])
-        last = file_names.part_dir(root, num_parts - 1)
-        if not last.is_dir():  # the number may be any
-            raise FileNotFoundError(f"expected the last part in '{last}' (got no such folder)")
-        if not is_hetero:
-            return cls(root, num_parts, False, [None], [None])
-        edge_types: list[EdgeKey] = [(src, name, dst) for src, name, dst in content['edge_types']]
-        return cls(root, num_parts, True, content['node_types'], edge_types)
 
     def node_map(self, key: NodeKey) -> Tensor:
         """The part of every node."""
@@ -166,16 +126,60 @@ class _Folder:
 
 
 @contextmanager
-def _clear_errors(root: Path) -> Iterator[None]:
+def _opened(root: Path) -> Iterator[_PyGFolder]:
     """Files of others hold anything: whatever fails in here is not what PyG writes."""
     try:
-        yield
+        content = read_json(root)
+        num_parts, is_hetero = content['num_parts'], bool(content['is_hetero'])
+        last = file_names.part_dir(root, num_parts - 1)
+        if not last.is_dir():  # the number may be any
+            raise FileNotFoundError(f"expected the last part in '{last}' (got no such folder)")
+        node_types: list[NodeKey] = [None]
+        edge_types: list[EdgeKey] = [None]
+        if is_hetero:
+            node_types = content['node_types']
+            edge_types = [(src, name, dst) for src, name, dst in content['edge_types']]
+        yield _PyGFolder(root, num_parts, is_hetero, node_types, edge_types)
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         if isinstance(error, ValueError) and str(root) in str(error):
             raise
         raise ValueError(
             f"expected a folder of torch_geometric.distributed at '{root}' (got {error!r})"
         ) from error
+
+
+def _graph(folder: _PyGFolder) -> Data | HeteroData:
+    data: Any = HeteroData() if folder.is_hetero else Data()
+    node_feats = folder.contents(file_names.NODE_FEATS_FILE)
+    edge_feats = folder.contents(file_names.EDGE_FEATS_FILE)
+    graphs = folder.contents(file_names.GRAPH_FILE)
+    for node_key in folder.node_types:
+        store = data if node_key is None else data[node_key]
+        store.num_nodes = folder.node_map(node_key).numel()
+        stored = [feats[node_key] for feats in node_feats if node_key in feats]
+        # Of a heterogeneous graph, 'global_id' numbers all types one after another.
+        ids = [of_part.get('id', of_part.get('global_id')) for of_part in stored]
+        _add_feats(store, stored, ids, store.num_nodes)
+        if stored and 'time' in stored[0]:  # that of all nodes
+            store.time = stored[0]['time']
+    first = 0
+    for edge_key in folder.edge_types:
+        store = data if edge_key is None else data[edge_key]
+        edges = [graph[edge_key] for graph in graphs]
+        # PyG numbers the edges of all relations one after another.
+        ids = [of_part['edge_id'] - first for of_part in edges]
+        num_edges = sum(of_part.numel() for of_part in ids)
+        ends = [_in_order(ids, [e[end] for e in edges], num_edges) for end in ('row', 'col')]
+        store.edge_index = torch.stack(ends)
+        stored = [feats.get(edge_key, {}) for feats in edge_feats]
+        ids = [s.get('global_id', own) for s, own in zip(stored, ids, strict=True)]
+        _add_feats(store, stored, ids, num_edges)
+        if 'edge_time' in stored[0]:
+            store.edge_time = _in_order(
+                ids, [of_part['edge_time'] for of_part in stored], num_edges
+            )
+        first += num_edges
+    return data
 
 
 def _add_feats(store: Any, stored: list[dict[str, Any]], ids: list[Tensor], count: int) -> None:

@@ -93,12 +93,12 @@ def read_saved(path: Path, *, is_mapped: bool = False) -> Data | HeteroData:
                 if type(value) is Tensor and value.layout is torch.strided:
                     memory = value.untyped_storage()
                     register(memory.data_ptr(), memory.nbytes(), value)
-    if any(isinstance(key, tuple) for key in content):
-        try:
-            return HeteroData.from_dict(content)
-        except Exception as error:
-            raise ValueError(_EXPECTED.format(path, f'a dict of no graph: {error}')) from error
-    if not isinstance(content.get('edge_index', content.get('adj_t')), Tensor):
+    if not any(isinstance(key, tuple) for key in content):
+        if isinstance(content.get('edge_index', content.get('adj_t')), Tensor):
+            return Data.from_dict(content)
         keys = sorted(str(key) for key in content)
         raise ValueError(_EXPECTED.format(path, f"a dict without a tensor 'edge_index': {keys}"))
-    return Data.from_dict(content)
+    try:
+        return HeteroData.from_dict(content)
+    except Exception as error:
+        raise ValueError(_EXPECTED.format(path, f'a dict of no graph: {error}')) from error

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.on_disk.buckets import (
-    Buckets,
-    bucket_bounds,
-    bucket_of,
-    count_to_ptr,
-    counts_to_ptr,
-    stable_order,
-)
+from pyg_sar.partitioner.on_disk.buckets import Buckets, count_to_ptr, counts_to_ptr, stable_order
 from pyg_sar.partitioner.on_disk.mapped import Scratch, trim
 from pyg_sar.partitioner.on_disk.rows import edge_chunks
 
@@ -75,15 +68,13 @@ class EdgeGroups:
     Attributes:
         src: The nodes that edges start from.
         dst: The nodes that edges end in.
-        buckets: Records of global edge id, source and destination, by ranges of the
-            destination's place; edge ids ascend within a bucket.
+        buckets: Records of global edge id, source and destination, by the destination's place;
+            edge ids ascend within a bucket.
 
     Shapes:
         - **edge_index** integer [2, E]: global ids of source and destination
         - **partptr** int64 [P + 1]: part p has the buckets ``partptr[p]`` to ``partptr[p + 1]``
-        - **edgeptr** int64 [P + 1]: the same for its edges
-        - **bounds** int64 [B + 1]: bucket b has the destinations of places ``bounds[b]`` to
-          ``bounds[b + 1]``
+        - **edgeptr** int64 [P + 1]: the number of edges in the parts before part p
     """
 
     src: NodeGroups
@@ -92,7 +83,6 @@ class EdgeGroups:
     buckets: Buckets
     partptr: Tensor
     edgeptr: Tensor
-    bounds: Tensor
 
     def of_part(self, part: int) -> range:
         """The buckets of one part."""
@@ -105,19 +95,16 @@ def group_edges(
     """Groups every edge with its destination."""
     places = (dst.place.index_select(0, col) for _, _, col in edge_chunks(edge_index))
     ptr = count_to_ptr(places, dst.num_nodes)
-    bounds = bucket_bounds(ptr, dst.partptr)
-    bucketptr, edgeptr = ptr[bounds], ptr[dst.partptr]
-    del ptr
+    edgeptr = ptr[dst.partptr]
     id_type = smallest_dtype(max(src.num_nodes, dst.num_nodes))
-    buckets = Buckets(bucketptr, (torch.int64, id_type, id_type), scratch)
-    bucket = bucket_of(bounds).index_select(0, dst.place)
+    buckets = Buckets(ptr, (torch.int64, id_type, id_type), scratch, cuts=dst.partptr)
+    del ptr
     for start, row, col in edge_chunks(edge_index):
         e_id = torch.arange(start, start + row.numel())
-        buckets.add(bucket.index_select(0, col), e_id, row, col)
-    del bucket
+        buckets.add(dst.place.index_select(0, col), e_id, row, col)
     trim()
-    partptr = torch.searchsorted(bounds, dst.partptr)
-    return EdgeGroups(src, dst, edge_index, buckets, partptr, edgeptr, bounds)
+    partptr = torch.searchsorted(buckets.bounds, dst.partptr)
+    return EdgeGroups(src, dst, edge_index, buckets, partptr, edgeptr)
 
 
 def smallest_dtype(count: int) -> torch.dtype:

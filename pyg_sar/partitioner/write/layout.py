@@ -21,22 +21,14 @@ in another order, its edges are dealt into buckets and sorted once more.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.on_disk.buckets import (
-    Buckets,
-    bucket_bounds,
-    bucket_of,
-    count_to_ptr,
-    counts_to_ptr,
-    stable_order,
-)
+from pyg_sar.partitioner.on_disk.buckets import Buckets, count_to_ptr, counts_to_ptr, stable_order
 from pyg_sar.partitioner.on_disk.mapped import Scratch, trim
-from pyg_sar.partitioner.on_disk.rows import chunk_rows, ranges
+from pyg_sar.partitioner.on_disk.rows import ranges
 from pyg_sar.partitioner.write.groups import EdgeGroups, smallest_dtype
 
 
@@ -101,20 +93,32 @@ def part_layout(edges: EdgeGroups, exchange: Halos, part: int, scratch: Scratch)
     local = torch.empty(src_nodes.num_nodes, dtype=torch.int32)  # by place
     num_own = src_end - src_start
     local[src_start:src_end] = torch.arange(num_own, dtype=torch.int32)
-    for start, stop in ranges(halo.numel(), chunk_rows(halo.numel())):
+    for start, stop in ranges(halo.numel()):
         places = halo[start:stop].long()
         local[places] = torch.arange(num_own + start, num_own + stop, dtype=torch.int32)
 
     block_ptr = counts_to_ptr(exchange.block_edges[part])
-    by_block = Buckets(block_ptr, (torch.int32, torch.int32, torch.int64), scratch)
-    by_dst = _ByDestination(edges, part, scratch)
+    of_blocks = torch.int32, torch.int32, torch.int64
+    by_block = Buckets(block_ptr, of_blocks, scratch, cuts=torch.arange(block_ptr.numel()))
+    # Edges come by the destination's place: by ids as well, if places are in the order of ids.
+    is_by_id = dst_nodes.sub_parts is dst_nodes.assignment
+    ptr = edges.edgeptr[part : part + 2] - edges.edgeptr[part]
+    if not is_by_id:
+        cols = (edges.buckets.read(bucket, 2) for bucket in edges.of_part(part))
+        ptr = count_to_ptr(cols, dst_nodes.num_nodes)
+    by_id = Buckets(ptr, (torch.int64, torch.int64, torch.int64), scratch)
+    del ptr
     for bucket in edges.of_part(part):
-        _sort_bucket(edges, bucket, part, local, by_block, by_dst)
+        _sort_bucket(edges, bucket, part, local, by_block, by_id)
     del local
-    by_dst.sort()
+    for bucket, first, stop in () if is_by_id else by_id:
+        row, col = (by_id.read(bucket, number) for number in (1, 2))
+        order = _order_of_pairs(col.sub_(first), row, stop - first, src_nodes.num_nodes)
+        by_id.reorder(bucket, order)
+        del row, col, order
     trim()
     src, dst, e_id = by_block.columns
-    edge_id, row, col = by_dst.buckets.columns
+    edge_id, row, col = by_id.columns
     return PartLayout(
         sar={
             'halo_ptr': counts_to_ptr(exchange.halo_rows[part]),
@@ -135,39 +139,6 @@ def part_layout(edges: EdgeGroups, exchange: Halos, part: int, scratch: Scratch)
     )
 
 
-class _ByDestination:
-    """The edges of a part by the global ids of (destination, source) and edge.
-
-    They come by the destination's place. Where that is in the order of ids, they are complete as
-    they come. Else they are dealt into buckets, ranges of ids, and each is sorted at the end.
-    """
-
-    def __init__(self, edges: EdgeGroups, part: int, scratch: Scratch) -> None:
-        self._num_src, self._bounds = edges.src.num_nodes, torch.tensor([0, edges.dst.num_nodes])
-        ptr, self._bucket = edges.edgeptr[part : part + 2] - edges.edgeptr[part], None
-        if edges.dst.sub_parts is not edges.dst.assignment:
-            cols = (edges.buckets.read(bucket, 2) for bucket in edges.of_part(part))
-            ends = count_to_ptr(cols, edges.dst.num_nodes)
-            self._bounds = bucket_bounds(ends, self._bounds)
-            ptr, self._bucket = ends[self._bounds], bucket_of(self._bounds)
-        self.buckets = Buckets(ptr, (torch.int64, torch.int64, torch.int64), scratch)
-
-    def add(self, e_id: Tensor, row: Tensor, col: Tensor) -> None:
-        if self._bucket is None:
-            self.buckets.extend(e_id, row, col)
-        else:
-            self.buckets.add(self._bucket.index_select(0, col), e_id, row, col)
-
-    def sort(self) -> None:
-        if self._bucket is None:
-            return
-        self._bucket = None
-        for bucket, (first, stop) in enumerate(pairwise(self._bounds.tolist())):
-            row, col = (self.buckets.read(bucket, number) for number in (1, 2))
-            order = _order_of_pairs(col.sub_(first), row, stop - first, self._num_src)
-            self.buckets.reorder(bucket, order)
-
-
 def _order_of_pairs(dst: Tensor, src: Tensor, num_dst: int, num_src: int) -> Tensor:
     """The stable order by (destination, source); overwrites `dst`."""
     # One number per pair: below 2^63 for up to 3 * 10^9 nodes.
@@ -180,7 +151,7 @@ def _sort_bucket(
     part: int,
     local: Tensor,
     by_block: Buckets,
-    by_dst: _ByDestination,
+    by_id: Buckets,
 ) -> None:
     """Appends the edges of a bucket by (destination, source, id), and block by block as well.
 
@@ -188,14 +159,14 @@ def _sort_bucket(
     has the same bits.
     """
     row, col = (edges.buckets.read(bucket, number) for number in (1, 2))
-    first, stop = edges.bounds[bucket : bucket + 2].tolist()
+    first, stop = edges.buckets.bounds[bucket : bucket + 2].tolist()
     dst = edges.dst.place.index_select(0, col).long().sub_(first)
     order = _order_of_pairs(dst, row, stop - first, edges.src.num_nodes)  # edge ids ascend already
     del dst
     row, col = row.index_select(0, order), col.index_select(0, order)
     e_id = edges.buckets.read(bucket, 0).index_select(0, order)
     del order
-    by_dst.add(e_id, row, col)
+    by_id.add(col, e_id, row, col)
     dst = edges.dst.place.index_select(0, col).sub_(int(edges.dst.partptr[part]))
     del col
     block = edges.src.assignment.index_select(0, row)

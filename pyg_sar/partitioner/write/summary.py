@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyg_sar.command_line import aligned
+from pyg_sar.commands.command_line import aligned
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey, type_name
 from pyg_sar.shard.format.meta import Meta
 

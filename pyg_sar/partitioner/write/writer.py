@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyg_sar.partitioner.graph.typed import NodeSet, Relation, TypedGraph
 from pyg_sar.partitioner.on_disk.mapped import trim
-from pyg_sar.partitioner.on_disk.rows import Rows, chunks, edge_chunks, take_rows
+from pyg_sar.partitioner.on_disk.rows import RowStream, chunks, edge_chunks, take_rows
 from pyg_sar.partitioner.on_disk.torch_archive import save_rows
 from pyg_sar.partitioner.write import layout
 from pyg_sar.partitioner.write.groups import EdgeGroups, NodeGroups, group_edges, group_nodes
@@ -221,17 +221,19 @@ def _sort_by_time(graph: dict[str, Any], relation: Relation, src_nodes: NodeSet)
     return {**graph, **{name: graph[name][order] for name in ('edge_id', 'row', 'col')}}
 
 
-def _node_part(nodes: NodeGroups) -> Rows:
+def _node_part(nodes: NodeGroups) -> RowStream:
     """The part of every node, int64 [N]."""
     parts = nodes.assignment
-    return Rows(torch.int64, (nodes.num_nodes,), lambda: (p.long() for p in chunks(parts)))
+    return RowStream(torch.int64, (nodes.num_nodes,), lambda: (p.long() for p in chunks(parts)))
 
 
-def _edge_part(edges: EdgeGroups) -> Rows:
+def _edge_part(edges: EdgeGroups) -> RowStream:
     """The part of every edge, int64 [E]."""
     part, ends = edges.dst.assignment, edges.edge_index
     shape = (ends.size(1),)
-    return Rows(torch.int64, shape, lambda: (part[dst].long() for *_, dst in edge_chunks(ends)))
+    return RowStream(
+        torch.int64, shape, lambda: (part[dst].long() for *_, dst in edge_chunks(ends))
+    )
 
 
 def _fingerprint(
@@ -251,7 +253,7 @@ def _fingerprint(
     return digest.hexdigest()
 
 
-_VERSIONED = ('pyg_sar', 'torch', 'torch_geometric', 'pymetis', 'kahip', 'mtkahypar')
+_VERSIONED = ('pyg_sar', 'torch', 'torch_geometric', 'pymetis', 'mtkahypar')
 
 
 def _version(package: str) -> str | None:

@@ -2,6 +2,10 @@
 
 The in-edges of a node are places ``start .. end - 1`` of an order that no partition changes. What
 is drawn follows from the hash of the node alone, so every owner draws the same.
+
+N nodes are given by their hashes `state`, the places `start` of their first edges, and `num`, how
+many edges they have: int64 ``[N]`` each. What comes back are the places of the edges that were
+drawn, node after node, and how many each node gets.
 """
 
 from __future__ import annotations
@@ -25,15 +29,7 @@ def distinct(state: Tensor, num: Tensor, k: int) -> Tensor:
     """K different ones of ``num > k`` numbers, every set alike likely, by Floyd's algorithm.
 
     For j = num - k ... num - 1 it draws t from 0 ... j, and takes t, or j where t is taken
-    (Bentley and Floyd, CACM 1987).
-
-    Args:
-        state: Hashes, int64 ``[N]``.
-        num: int64 ``[N]``.
-        k: How many.
-
-    Returns:
-        From ``[0, num)``, int64 ``[k, N]``.
+    (Bentley and Floyd, CACM 1987). The result is int64 ``[k, N]``.
     """
     slot = torch.arange(k).unsqueeze(1)
     bound = num - (k - 1) + slot
@@ -45,7 +41,7 @@ def distinct(state: Tensor, num: Tensor, k: int) -> Tensor:
 
 
 def uniform(state: Tensor, start: Tensor, num: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """K edges of every node without replacement, or all it has; their places and numbers."""
+    """K edges of every node without replacement, or all it has."""
     count = num.clamp(max=k)
     place = ranges(start, count)
     many = (num > k).nonzero().view(-1)
@@ -70,14 +66,7 @@ def weighted(
     """K edges of every node, one after another by weight among those left; never one of weight 0.
 
     Every edge waits an exponential time with its weight as rate; the k first are drawn (Efraimidis
-    and Spirakis 2006, in logarithms).
-
-    Args:
-        state: Hashes, int64 ``[N]``.
-        start: Places of their first edges, int64 ``[N]``.
-        num: How many edges they have, int64 ``[N]``.
-        k: How many to draw.
-        weight: Of all edges by place, at least 0, float64 ``[E]``.
+    and Spirakis 2006, in logarithms). `weight` is that of all edges by place, float64 ``[E]``.
     """
     node, place = torch.repeat_interleave(num), ranges(start, num)
     hashes = hashed_on(state[node], place - start[node])
@@ -95,12 +84,7 @@ def weighted_repeated(
 ) -> tuple[Tensor, Tensor]:
     """K edges of every node by weight, with replacement; none where all weights are 0.
 
-    Args:
-        state: Hashes, int64 ``[N]``.
-        start: Places of their first edges, int64 ``[N]``.
-        num: How many edges they have, int64 ``[N]``.
-        k: How many to draw.
-        cdf: By :func:`cumulated`.
+    `cdf` is what :func:`cumulated` makes of the weights.
     """
     last = (start + num - 1).clamp(min=0)
     total = torch.where(num > 0, cdf[last], 0) if cdf.numel() else torch.zeros_like(num)

@@ -17,10 +17,10 @@ from torch_geometric.sampler import NegativeSampling
 
 from pyg_sar.comm import count_ranks, raise_together
 from pyg_sar.draws import hashed_on
-from pyg_sar.sampling.attributes import EdgeKey
 from pyg_sar.sampling.draw.choose import first_above
-from pyg_sar.sampling.graph import Graph
+from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.population import Population
+from pyg_sar.shard.format.file_names import EdgeKey
 
 _MOST = 500  # tries
 
@@ -72,7 +72,7 @@ class Negatives:
         asked: What is to be drawn.
     """
 
-    def __init__(self, graph: Graph, key: EdgeKey, asked: NegativeSampling) -> None:
+    def __init__(self, graph: LocalGraph, key: EdgeKey, asked: NegativeSampling) -> None:
         edges = graph.edges[key]
         self.amount, self.is_binary = asked.amount, asked.is_binary()
         self._first, self._ptr = graph.nodes[edges.dst].first, edges.ptr
@@ -86,10 +86,6 @@ class Negatives:
             if not each.total > 0:
                 raise ValueError(f"'{name}' must be above 0 for some node (got 0 for all)")
         self._is_timed = any(end in graph.times for end in (edges.src, edges.dst))
-
-    def count(self, num_links: Tensor) -> Tensor:
-        """How many are drawn for so many links of part's batches."""
-        return torch.tensor([math.ceil(num * self.amount) for num in num_links.tolist()])
 
     def draw(
         self, state: Tensor, source: Tensor | None, until: Tensor | None

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from pyg_sar.comm import agree
 from pyg_sar.draws import hashed_on, unit
-from pyg_sar.sampling.ask.messages import swap
-from pyg_sar.sampling.ask.packed import all_to_all_packed
-from pyg_sar.sampling.attributes import NodeKey
+from pyg_sar.sampling.ask import Traffic, send
 from pyg_sar.sampling.draw import choose
-from pyg_sar.sampling.graph import Graph
+from pyg_sar.sampling.graph import LocalGraph
+from pyg_sar.shard.format.file_names import NodeKey
 
 Refuses = Callable[[Tensor, Tensor], Tensor]
 """Of own rows and positions of sources: which pairs are refused, bool."""
@@ -41,7 +40,7 @@ class Population:
             None without times.
     """
 
-    def __init__(self, graph: Graph, key: NodeKey, weight: Tensor | None) -> None:
+    def __init__(self, graph: LocalGraph, key: NodeKey, weight: Tensor | None) -> None:
         self._graph, self._nodes, self._weight = graph, graph.nodes[key], weight
         self._time = graph.times.get(key)
         self._ptr = torch.tensor(self._nodes.own_ptr)
@@ -78,14 +77,9 @@ class Population:
         return float(self._sizes.sum())
 
     def find(self, state: Tensor, until: Tensor | None) -> Tensor:
-        """Draws nodes (collective as :meth:`ask`, with weights or times).
+        """Positions of nodes, by hashes; -1 where the one drawn is not there by the time `until`.
 
-        Args:
-            state: Hashes, int64 ``[N]``.
-            until: The time by which they must be there, ``[N]``.
-
-        Returns:
-            Their positions; -1 where the one drawn is not there.
+        Collective as :meth:`ask`, with weights or times.
         """
         if self._weight is not None or self._time is not None:
             return self.ask(state, until)
@@ -100,31 +94,24 @@ class Population:
         source: Tensor | None = None,
         refuses: Refuses | None = None,
     ) -> Tensor:
-        """Has owners draw (collective: three all-to-alls, which nothing compares before).
+        """Has owners draw, as :meth:`find` (collective: three all-to-alls).
 
-        Args:
-            state: Hashes, int64 ``[N]``.
-            until: As above.
-            source: Positions of sources, int64 ``[N]``.
-            refuses: What the owner tells of the node it draws and of the source; -1 comes then.
+        -1 also comes where the owner `refuses` the pair of `source` and the node that it draws.
         """
         part, per_rank = self._parts(state, until), self._graph.parts_per_rank
         order = torch.argsort(part, stable=True)
-        counts = torch.bincount(part // per_rank, minlength=self._graph.world_size).tolist()
-        (asked,) = swap([counts])
-        told = [part % per_rank, state, until, source]
-        tensors = [each[order] for each in told if each is not None]
-        came = iter(all_to_all_packed(tensors, [counts] * len(tensors), [asked] * len(tensors)))
-        theirs = [None if each is None else next(came) for each in told]
-        own_part, hashes, times, sources = theirs
-        assert own_part is not None
-        assert hashes is not None
+        of_ranks = torch.bincount(part // per_rank, minlength=self._graph.world_size).tolist()
+        counts = Traffic({'nodes': of_ranks})
+        told = part % per_rank, state, until, source
+        came = send([counts.question('nodes', t[order]) for t in told if t is not None])
+        own_part, hashes = next(came), next(came)
+        times, sources = (None if each is None else next(came) for each in (until, source))
         found = self._draw(own_part, hashes, times)
         if refuses is not None and sources is not None:
             there = (found >= 0).nonzero().view(-1)
             row = found[there] - self._nodes.first
             found[there[refuses(row, sources[there])]] = -1
-        (answer,) = all_to_all_packed([found], [asked], [counts])
+        (answer,) = send([counts.answer('nodes', found)])
         return torch.empty_like(answer).index_copy_(0, order, answer)
 
     def _parts(self, state: Tensor, until: Tensor | None) -> Tensor:

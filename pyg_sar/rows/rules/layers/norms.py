@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_sar.comm import world_size
+from pyg_sar.monitor.recipes import remember
 from pyg_sar.over_all_nodes.batch_norm import BatchNorm, moments, normalized
-from pyg_sar.recipes import remember
 from pyg_sar.rows.align import dim_of
 from pyg_sar.rows.registry import name_of, rule, signature_of
 from pyg_sar.rows.replicated import met

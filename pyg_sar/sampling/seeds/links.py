@@ -8,134 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.sampler import NegativeSampling
 
-from pyg_sar.comm import agree, all_to_all_counts, raise_together, rank, world_size
+from pyg_sar.comm import agree, raise_together, rank
 from pyg_sar.draws import hashed, hashed_on
 from pyg_sar.over_all_nodes.rows import owners_of
-from pyg_sar.sampling.ask.packed import all_to_all_packed
-from pyg_sar.sampling.attributes import EdgeKey, edge_stores, ends_of, node_stores
-from pyg_sar.sampling.graph import Graph
-from pyg_sar.sampling.seeds.inputs import Asked, by_part, times_of
+from pyg_sar.sampling.ask import Traffic, send
+from pyg_sar.sampling.attributes import edge_stores, ends_of, node_stores
+from pyg_sar.sampling.graph import LocalGraph
 from pyg_sar.sampling.seeds.negatives import Negatives, read_neg_sampling
-from pyg_sar.sampling.seeds.of_links import LinkInputs
+from pyg_sar.sampling.seeds.seeds import Asked, Seeds
 from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.format.file_names import EdgeKey
 
-Links = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
-
-
-@dataclass(frozen=True, eq=False)
-class _LinksAsked:
-    """What `edge_label_index` and the like say.
-
-    Attributes:
-        given: All arguments.
-        data: The shard.
-        type: The relation.
-        pairs: int64 ``[2, N]``: rows of the shard, or ids of the whole graph.
-        are_own: Whether they are rows of the shard.
-        label: ``[N, ...]`` on the CPU, or None.
-        negatives: What is drawn.
-        reverse: The relation of which links are no edges the other way round, or ``()``.
-    """
-
-    given: Mapping[str, Any]
-    data: Data | HeteroData
-    type: EdgeKey
-    pairs: Tensor
-    are_own: bool
-    label: Tensor | None
-    negatives: NegativeSampling | None
-    reverse: tuple[EdgeKey, ...]
-
-    def inputs(self, graph: Graph, disjoint: bool) -> LinkInputs:
-        """The links of this rank; see :class:`Asked`."""
-        given, num, time, error = self.given, self.pairs.size(1), None, None
-        if given['edge_label_time'] is not None:
-            time, error = times_of(graph, 'edge_label_time', given['edge_label_time'], num)
-        raise_together(None if error is None else ValueError(error))
-        label = self._counted_up()
-        src, dst, input_id, (label, time) = (self._own if self.are_own else self._routed)(
-            graph, [label, time]
-        )
-        key = hashed(0, dst, src)
-        for values in (time, label):
-            if values is not None:
-                flat = values.double().reshape(key.numel(), math.prod(values.shape[1:]))
-                key = hashed_on(key, *flat.view(torch.int64).unbind(1))
-        end = ends_of(self.type)[1]
-        negatives = None
-        if self.negatives is not None:
-            negatives = Negatives(graph, self.type, self.negatives)
-        return LinkInputs(
-            graph,
-            key,
-            by_part(graph, end, dst - graph.nodes[end].first),
-            given['batch_size'],
-            disjoint,
-            given['seed'],
-            given['shuffle'],
-            self.type,
-            src,
-            dst,
-            input_id,
-            label,
-            time,
-            negatives,
-            given['exclude_edges'] is not False,
-            self.reverse,
-        )
-
-    def _counted_up(self) -> Tensor | None:
-        """Labels; with binary negatives from 1 on, as 0 is theirs (collective)."""
-        label = self.label
-        if label is None or self.negatives is None or not self.negatives.is_binary():
-            return label
-        least = agree(label.min().item() if label.numel() else math.inf)
-        return label + 1 if min(least) == 0 else label
-
-    def _own(self, graph: Graph, more: list[Tensor | None]) -> Links:
-        """Positions of own edges' ends."""
-        edges = graph.edges[self.type]
-        store = edge_stores(self.data)[self.type]
-        of_shard = store.edge_index.as_subclass(Tensor)[0].cpu()
-        # Every source of an edge of the shard, by its row there.
-        position = torch.empty(
-            int(of_shard.max()) + 1 if of_shard.numel() else 0, dtype=torch.int64
-        )
-        position[of_shard[edges.row]] = edges.source.long()
-        src, dst = self.pairs
-        return position[src], dst + graph.nodes[edges.dst].first, torch.arange(dst.numel()), more
-
-    def _routed(self, graph: Graph, more: list[Tensor | None]) -> Links:
-        """Pairs from all ranks into own nodes (collective)."""
-        stores, found = node_stores(self.data), []
-        for key, ids in zip(ends_of(self.type), self.pairs, strict=True):
-            owner, row = owners_of(ids, stores[key].n_id.cpu(), 'edge_label_index')
-            found.append((owner, row + torch.tensor(graph.nodes[key].rank_ptr)[owner]))
-        (_, src), (owner, dst) = found
-        num = self.pairs.size(1)
-        told = agree((num, int(hashed(0, *self.pairs).sum())))
-        if len(told) > 1 and num and all(each == told[0] for each in told):
-            raise ValueError(
-                "'edge_label_index' must be this rank's share of the pairs, such as "
-                f'pairs[:, rank::world_size] (got the same {num} pairs on all ranks)'
-            )
-        place = torch.arange(num) + sum(count for count, _ in told[: rank()])
-        order = torch.argsort(owner, stable=True)
-        counts = torch.bincount(owner, minlength=world_size())
-        asked = all_to_all_counts(counts).tolist()
-        tensors = [t[order] for t in (src, dst, place, *more) if t is not None]
-        sizes = [counts.tolist()] * len(tensors), [asked] * len(tensors)
-        came = iter(all_to_all_packed(tensors, *sizes))
-        src, dst, place = (next(came) for _ in range(3))
-        return src, dst, place, [None if each is None else next(came) for each in more]
+Placed = tuple[Tensor, Tensor, Tensor, list[Tensor | None]]
+"""Positions of sources and destinations, `input_id`, and what belongs to the links."""
 
 
 def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
@@ -178,9 +69,90 @@ def read_links(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
         ),
         'exclude_edges': given['exclude_edges'],
     }
-    reverse = _reverse_of(data, key, given)
-    asked = _LinksAsked(given, data, key, pairs, are_own, label, negatives, reverse)
-    return Asked('edge_label_index', same, asked.inputs)
+    excluded = _excluded(data, key, given)
+
+    def seeds(graph: LocalGraph, disjoint: bool) -> Seeds:
+        time, error = None, None
+        if has_time:
+            time, error = graph.times_of('edge_label_time', given['edge_label_time'], pairs.size(1))
+        raise_together(None if error is None else ValueError(error))
+        counted = label
+        if label is not None and negatives is not None:
+            # Classes from 0 on count from 1 on, as 0 is that of negatives.
+            least = agree(label.min().item() if label.numel() else math.inf)
+            counted = label + 1 if min(least) == 0 else label
+        way = _own if are_own else _routed
+        src, dst, input_id, (of_links, when) = way(graph, data, key, pairs, [counted, time])
+        hashes = hashed(0, dst, src)
+        for values in (when, of_links):
+            if values is not None:
+                flat = values.double().reshape(dst.numel(), math.prod(values.shape[1:]))
+                hashes = hashed_on(hashes, *flat.view(torch.int64).unbind(1))
+        return Seeds(
+            graph,
+            key,
+            (src, dst),
+            hashes,
+            input_id,
+            when,
+            given['batch_size'],
+            disjoint,
+            given['seed'],
+            given['shuffle'],
+            of_links,
+            None if negatives is None else Negatives(graph, key, negatives),
+            excluded,
+        )
+
+    return same, seeds
+
+
+def _own(
+    graph: LocalGraph,
+    data: Data | HeteroData,
+    key: EdgeKey,
+    pairs: Tensor,
+    more: list[Tensor | None],
+) -> Placed:
+    """Own edges."""
+    edges = graph.edges[key]
+    of_shard = edge_stores(data)[key].edge_index.as_subclass(Tensor)[0].cpu()
+    # Every source of an edge of the shard, by its row there.
+    num_local = int(of_shard.max()) + 1 if of_shard.numel() else 0
+    position = torch.empty(num_local, dtype=torch.int64)
+    position[of_shard[edges.row]] = edges.source.long()
+    src, dst = pairs
+    return position[src], dst + graph.nodes[edges.dst].first, torch.arange(dst.numel()), more
+
+
+def _routed(
+    graph: LocalGraph,
+    data: Data | HeteroData,
+    key: EdgeKey,
+    pairs: Tensor,
+    more: list[Tensor | None],
+) -> Placed:
+    """Pairs from all ranks, each where its destination is (collective)."""
+    stores, found = node_stores(data), []
+    for end, ids in zip(ends_of(key), pairs, strict=True):
+        owner, row = owners_of(ids, stores[end].n_id.cpu(), 'edge_label_index')
+        found.append((owner, row + torch.tensor(graph.nodes[end].rank_ptr)[owner]))
+    (_, src), (owner, dst) = found
+    num = pairs.size(1)
+    told = agree((num, int(hashed(0, *pairs).sum())))
+    if len(told) > 1 and num and all(each == told[0] for each in told):
+        raise ValueError(
+            "'edge_label_index' must be this rank's share of the pairs, such as "
+            f'pairs[:, rank::world_size] (got the same {num} pairs on all ranks)'
+        )
+    place = torch.arange(num) + sum(count for count, _ in told[: rank()])
+    order = torch.argsort(owner, stable=True)
+    counts = Traffic({'links': torch.bincount(owner, minlength=graph.world_size).tolist()})
+    came = send(
+        [counts.question('links', t[order]) for t in (src, dst, place, *more) if t is not None]
+    )
+    src, dst, place = (next(came) for _ in range(3))
+    return src, dst, place, [None if each is None else next(came) for each in more]
 
 
 def _pairs_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Tensor, bool]:
@@ -227,10 +199,10 @@ def _two(given: Any) -> tuple[Any, Any]:
     return type(given).__name__, None
 
 
-def _reverse_of(
+def _excluded(
     data: Data | HeteroData, key: EdgeKey, given: Mapping[str, Any]
-) -> tuple[EdgeKey, ...]:
-    """The relation that `exclude_edges` names beside the links' own."""
+) -> tuple[tuple[EdgeKey, bool], ...]:
+    """Relations without edges between the ends of links, and whether the other way round."""
     asked = given['exclude_edges']
     src, dst = ends_of(key)
     if isinstance(asked, (tuple, list)) and isinstance(data, HeteroData):
@@ -240,14 +212,14 @@ def _reverse_of(
                 f"'exclude_edges' must be a relation from '{dst}' to '{src}' of {data.edge_types} "
                 f'(got {asked!r})'
             )
-        return (named,)
+        return ((key, False), (named, True))
     if asked == 'reverse':
         if src != dst:
             raise ValueError(
                 f"'exclude_edges' must name the reverse of {key}, as its ends are of two types "
                 "(got 'reverse')"
             )
-        return (key,)
+        return ((key, False), (key, True))
     if type(asked) is not bool:
         raise ValueError(
             "'exclude_edges' must be False, True, 'reverse' or a relation that is the reverse "
@@ -258,4 +230,4 @@ def _reverse_of(
             "exclude_edges=True leaves the reverse of links, which subgraph_type='bidirectional' "
             "turns round: say exclude_edges='reverse', or name the reverse relation (got True)"
         )
-    return ()
+    return ((key, False),) if asked else ()

@@ -1,9 +1,8 @@
-"""Nodes as seeds: own ones, each in the batches of its part."""
+"""What a loader of nodes is given as seeds: own nodes, and their times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,62 +10,9 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import raise_together
-from pyg_sar.draws import hashed_on
-from pyg_sar.sampling.attributes import NodeKey
-from pyg_sar.sampling.graph import Graph
-from pyg_sar.sampling.seeds.inputs import EDGES, Asked, First, Inputs, Seeds, by_part, times_of
-
-
-@dataclass(frozen=True, eq=False)
-class NodeSeeds(Seeds):
-    """Nodes, and their places in what the loader was given, int64 ``[S]``."""
-
-    input_id: Tensor
-
-    def tell(self, nodes: Mapping[NodeKey, Any], edges: Mapping[Any, Any], number: int) -> None:
-        """See :meth:`Seeds.tell`."""
-        ((key, first),) = self.first.items()
-        cut, store = slice(*first.cuts[number : number + 2]), nodes[key]
-        store.input_id = self.input_id[cut]
-        store.batch_size = cut.stop - cut.start
-        if self.until is not None:
-            store.seed_time = self.until[cut]
-
-
-@dataclass(frozen=True, eq=False)
-class NodeInputs(Inputs):
-    """All seeds of a rank; their keys are ids in the whole graph.
-
-    Attributes:
-        type: Of the nodes.
-        row: Own rows, int64 ``[N]``.
-        input_id: int64 ``[N]``.
-        time: int64 or float64 ``[N]``, or None.
-    """
-
-    type: NodeKey
-    row: Tensor
-    input_id: Tensor
-    time: Tensor | None
-
-    def of_batches(self, order: Sequence[Tensor], epoch: int, batches: Sequence[int]) -> Seeds:
-        """See :meth:`Inputs.of_batches`."""
-        at, lengths = self.cut(order, batches)
-        group, state = torch.repeat_interleave(lengths), self.states(EDGES, epoch, batches)
-        ptr = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])[:: len(order)]
-        group_ptr, until = torch.arange(len(batches) + 1) * len(order), None
-        if self.disjoint:
-            state = hashed_on(state[group], self.key[at])
-            group, group_ptr = torch.arange(at.numel()), ptr
-            if self.time is not None:
-                until = self.time[at]
-                state = hashed_on(state, until.view(torch.int64))
-        first = First(group, self.graph.nodes[self.type].first + self.row[at], ptr.tolist())
-        return NodeSeeds({self.type: first}, group_ptr, state, until, True, self.input_id[at])
-
-    def visits(self) -> Iterable[tuple[NodeKey, Tensor, Tensor]]:
-        """See :meth:`Inputs.visits`."""
-        yield self.type, self.graph.nodes[self.type].first + self.row, self.shares()
+from pyg_sar.sampling.graph import LocalGraph
+from pyg_sar.sampling.seeds.seeds import Asked, Seeds
+from pyg_sar.shard.format.file_names import NodeKey
 
 
 def read_nodes(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
@@ -78,26 +24,24 @@ def read_nodes(data: Data | HeteroData, given: Mapping[str, Any]) -> Asked:
     if given['input_time'] is not None and given['time_attr'] is None:
         raise ValueError("'input_time' needs a 'time_attr' (got None)")
     key, row, input_id = _rows_of(data, given['input_nodes'])
-    same = {'input_nodes': key, 'input_time': given['input_time'] is not None}
 
-    def inputs(graph: Graph, disjoint: bool) -> NodeInputs:
+    def seeds(graph: LocalGraph, disjoint: bool) -> Seeds:
         nodes, time, error = graph.nodes[key], None, None
-        if given['input_time'] is not None:
-            time, error = times_of(graph, 'input_time', given['input_time'], row.numel())
+        if not nodes.own_ptr:
+            error = f"'input_nodes' must be of a type with edges (got '{key}')"
+        elif given['input_time'] is not None:
+            time, error = graph.times_of('input_time', given['input_time'], row.numel())
         elif given['time_attr'] is not None and key in graph.times:
             time = graph.times[key][row]
         elif given['time_attr'] is not None:  # by edges, or by other nodes
             error = (
                 "'input_time' must be given where seeds have no 'time_attr' of their own (got None)"
             )
-        if not nodes.own_ptr:
-            error = f"'input_nodes' must be of a type with edges (got '{key}')"
         raise_together(None if error is None else ValueError(error))
-        own, parts = nodes.n_id[row], by_part(graph, key, row)
         options = given['batch_size'], disjoint, given['seed'], given['shuffle']
-        return NodeInputs(graph, own, parts, *options, key, row, input_id, time)
+        return Seeds(graph, key, (nodes.first + row,), nodes.n_id[row], input_id, time, *options)
 
-    return Asked('input_nodes', same, inputs)
+    return {'input_nodes': key, 'input_time': given['input_time'] is not None}, seeds
 
 
 def _rows_of(data: Data | HeteroData, input_nodes: Any) -> tuple[NodeKey, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What a loader refuses, on all ranks alike; and where it goes on after it was saved."""
+"""What loaders refuse, on all ranks alike; and where they go on after they were saved."""
 
 from __future__ import annotations
 
@@ -7,39 +7,56 @@ from typing import Any
 import pytest
 import torch
 from few import few
-from joined import Own, Taken, assert_same, batches, join, take
+from hetero_graphs import CITES, WRITES
+from joined import Own, Taken, assert_same, batches, join, link_batches, take
 from ranks import run_as_threads
 from small_graphs import assert_all_raise, attempt, small_graph
 from torch_geometric.data import Data
+from torch_geometric.sampler import NegativeSampling
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
 import pyg_sar
 from pyg_sar.comm import rank
 
+Wrong = list[tuple[dict[str, Any], list[str]]]
+LOADERS = {'nodes': pyg_sar.NeighborLoader, 'links': pyg_sar.LinkNeighborLoader}
+PAIRS = torch.tensor([[0, 1, 2], [3, 4, 5]])
+SHARES = Own(PAIRS, PAIRS + 1)
+NONE = torch.empty(2, 0, dtype=torch.int64)
 
-def _make(root: str, options: dict[str, Any], change: str = '') -> str:
+
+def _make(root: str, loader: str, options: dict[str, Any], change: str = '') -> str:
     data = pyg_sar.local(pyg_sar.load_shard(root))
-    if change:
-        exec(change, {'data': data, 'rank': rank(), 'torch': torch})
     given = {k: v.values[rank()] if isinstance(v, Own) else v for k, v in options.items()}
-    return attempt(pyg_sar.NeighborLoader, data, **{'num_neighbors': [2, 2], **given})
+    names = {'data': data, 'rank': rank(), 'torch': torch, 'given': given, 'pyg_sar': pyg_sar}
+    exec(change, names)
+    return attempt(LOADERS[loader], data, **{'num_neighbors': [2, 2], **given})
 
 
-REFUSED: list[tuple[dict[str, Any], list[str]]] = [
-    ({'num_workers': 2}, ['num_workers', 'one thread of each rank']),
-    ({'filter_per_worker': True}, ['filter_per_worker']),
-    ({'is_sorted': True}, ['is_sorted', 'sorted once']),
-    ({'pin_memory': True}, ['pin_memory']),
-    ({'colour': 'red'}, ['colour']),
+def _check(
+    root: str, loader: str, options: dict[str, Any], words: list[str], change: str = ''
+) -> None:
+    outcomes = run_as_threads(_make, 2, root, loader, options, change)
+    assert_all_raise(outcomes, 'ValueError', *words)
+
+
+MEANINGLESS = [
+    'num_workers',
+    'filter_per_worker',
+    'is_sorted',
+    'pin_memory',
+    'neg_sampling_ratio',
+    'colour',
 ]
 
 
-@pytest.mark.parametrize(('options', 'words'), REFUSED)
-def test_arguments_without_meaning(folder: str, options: dict[str, Any], words: list[str]) -> None:
-    assert_all_raise([_make(folder, options)], 'TypeError', *words)
+@pytest.mark.parametrize('loader', LOADERS)
+@pytest.mark.parametrize('name', MEANINGLESS)
+def test_arguments_without_meaning(folder: str, loader: str, name: str) -> None:
+    assert_all_raise([_make(folder, loader, {name: 1})], 'TypeError', name)
 
 
-WRONG: list[tuple[dict[str, Any], list[str]]] = [
+OF_NODES: Wrong = [
     ({'num_neighbors': 5}, ['num_neighbors', '5']),
     ({'num_neighbors': [2, -2]}, ['num_neighbors', '-2']),
     ({'num_neighbors': [2, 1.5]}, ['num_neighbors', '1.5']),
@@ -78,10 +95,58 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(('options', 'words'), WRONG)
+@pytest.mark.parametrize(('options', 'words'), OF_NODES)
 def test_wrong_arguments(folder: str, options: dict[str, Any], words: list[str]) -> None:
-    outcomes = run_as_threads(_make, 2, folder, options)
-    assert_all_raise(outcomes, 'ValueError', *words)
+    _check(folder, 'nodes', options, words)
+
+
+ZEROS = torch.zeros(12), torch.zeros(28)  # of the own nodes of two ranks
+
+
+def _weighted(mode: str, weight: torch.Tensor) -> NegativeSampling:
+    return NegativeSampling(mode, 1, None, weight)
+
+
+OF_LINKS: Wrong = [
+    ({'edge_label_index': PAIRS}, ['edge_label_index', 'rank::world_size', '3 pairs']),
+    ({'edge_label_index': Own(PAIRS, PAIRS * 10)}, ['edge_label_index', '40']),
+    ({'edge_label_index': Own(PAIRS, -PAIRS)}, ['edge_label_index', '-2']),
+    ({'edge_label_index': PAIRS.float()}, ['edge_label_index', 'float32']),
+    ({'edge_label_index': PAIRS[0]}, ['edge_label_index', '(3,)']),
+    ({'edge_label_index': NONE}, ['edge_label_index', '0 seeds']),
+    ({'edge_label_index': Own(PAIRS, None)}, ['edge_label_index', 'own edges', 'ids']),
+    ({'edge_label': torch.zeros(3)}, ['edge_label', '(3,)']),
+    (
+        {'edge_label_index': SHARES, 'edge_label': Own(torch.zeros(3), torch.zeros(3).long())},
+        ['edge_label', 'float32', 'int64'],
+    ),
+    ({'edge_label_index': SHARES, 'edge_label': Own(torch.zeros(3), None)}, ['edge_label', 'None']),
+    ({'edge_label_time': torch.zeros(3)}, ['edge_label_time', 'time_attr', 'None']),
+    ({'time_attr': 'y'}, ['edge_label_time', 'time_attr', "'y'"]),
+    ({'edge_label_time': torch.zeros(3), 'time_attr': 'y'}, ['edge_label_time', '(3,)']),
+    ({'neg_sampling': 'ternary'}, ['neg_sampling', 'ternary']),
+    ({'neg_sampling': 3}, ['neg_sampling', '3']),
+    ({'neg_sampling': {'mode': 'binary', 'amount': 0}}, ['neg_sampling', '0']),
+    ({'neg_sampling': {'mode': 'triplet', 'amount': 0.5}}, ['neg_sampling', '0.5']),
+    ({'neg_sampling': NegativeSampling('binary', float('inf'))}, ['neg_sampling', 'inf']),
+    ({'neg_sampling': Own('binary', 'triplet')}, ['neg_sampling', 'binary', 'triplet']),
+    ({'neg_sampling': NegativeSampling('binary', 1, None, torch.ones(3))}, ['dst_weight', '(3,)']),
+    ({'neg_sampling': NegativeSampling('triplet', 1, torch.ones(3))}, ['src_weight', 'triplets']),
+    ({'exclude_edges': 1}, ['exclude_edges', '1']),
+    ({'exclude_edges': 'both'}, ['exclude_edges', 'both']),
+    ({'exclude_edges': True, 'subgraph_type': 'bidirectional'}, ['exclude_edges', 'reverse']),
+    ({'exclude_edges': Own(True, False)}, ['exclude_edges', 'True', 'False']),
+    ({'batch_size': Own(2, 4)}, ['batch_size', '2', '4']),
+    ({'batch_size': 300, 'drop_last': True}, ['edge_label_index', 'drop_last', '228 seeds']),
+    ({'edge_label': torch.zeros(114), 'neg_sampling': 'triplet'}, ['edge_label']),
+    ({'neg_sampling': Own(*(_weighted('binary', w) for w in ZEROS))}, ['dst_weight', '0 for all']),
+    ({'neg_sampling': Own(*(_weighted('triplet', w / 0) for w in ZEROS))}, ['finite']),
+]
+
+
+@pytest.mark.parametrize(('options', 'words'), OF_LINKS)
+def test_wrong_arguments_of_links(folder: str, options: dict[str, Any], words: list[str]) -> None:
+    _check(folder, 'links', options, words)
 
 
 CHANGED: list[tuple[str, dict[str, Any], list[str]]] = [
@@ -98,11 +163,24 @@ CHANGED: list[tuple[str, dict[str, Any], list[str]]] = [
 
 @pytest.mark.parametrize(('change', 'options', 'words'), CHANGED)
 def test_changed_data(folder: str, change: str, options: dict[str, Any], words: list[str]) -> None:
-    outcomes = run_as_threads(_make, 2, folder, options, change)
-    assert_all_raise(outcomes, 'ValueError', *words)
+    _check(folder, 'nodes', options, words, change)
 
 
-HETERO: list[tuple[dict[str, Any], list[str]]] = [
+@pytest.mark.parametrize(
+    'links',
+    [
+        'data.edge_index.flip(0)',
+        'data.edge_index[0]',
+        "'edges'",
+        'torch.rand(2, 3)',
+        'pyg_sar.local(pyg_sar.load_shard(data.edge_index.shard.root)).edge_index',
+    ],
+)
+def test_links_that_are_none(folder: str, links: str) -> None:
+    _check(folder, 'links', {}, ['edge_label_index'], f"given['edge_label_index'] = {links}")
+
+
+NODES_BY_TYPE: Wrong = [
     ({'input_nodes': None}, ['input_nodes', 'paper']),
     ({'input_nodes': 'book'}, ['input_nodes', 'book']),
     ({'input_nodes': 'lonely'}, ['input_nodes', 'lonely']),
@@ -112,18 +190,35 @@ HETERO: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(('options', 'words'), HETERO)
+@pytest.mark.parametrize(('options', 'words'), NODES_BY_TYPE)
 def test_wrong_arguments_by_type(
     hetero_folder: str, options: dict[str, Any], words: list[str]
 ) -> None:
-    options = {'input_nodes': 'paper', **options}
-    assert_all_raise(run_as_threads(_make, 2, hetero_folder, options), 'ValueError', *words)
+    _check(hetero_folder, 'nodes', {'input_nodes': 'paper', **options}, words)
 
 
-def test_a_graph_that_is_not_cut_is_refused() -> None:
-    text = attempt(pyg_sar.NeighborLoader, small_graph(), [2])
-    assert_all_raise([text], 'ValueError', 'load_shard', 'torch_geometric.loader.NeighborLoader')
-    assert_all_raise([attempt(pyg_sar.NeighborLoader, None, [2])], 'ValueError', 'NoneType')
+LINKS_BY_TYPE: Wrong = [
+    ({'edge_label_index': None}, ['edge_label_index', 'cites']),
+    ({'edge_label_index': ('author', 'reads', 'paper')}, ['edge_label_index', 'reads']),
+    ({'edge_label_index': PAIRS}, ['edge_label_index', 'Tensor']),
+    ({'edge_label_index': (CITES, Own)}, ['edge_label_index', 'tensor']),
+    ({'exclude_edges': 'reverse'}, ['exclude_edges', 'writes', 'two types']),
+    ({'exclude_edges': WRITES}, ['exclude_edges', 'paper', 'author']),
+]
+
+
+@pytest.mark.parametrize(('options', 'words'), LINKS_BY_TYPE)
+def test_wrong_arguments_of_links_by_type(
+    hetero_folder: str, options: dict[str, Any], words: list[str]
+) -> None:
+    _check(hetero_folder, 'links', {'edge_label_index': WRITES, **options}, words)
+
+
+@pytest.mark.parametrize('loader', LOADERS.values())
+def test_a_graph_that_is_not_cut_is_refused(loader: Any) -> None:
+    text = attempt(loader, small_graph(), [2])
+    assert_all_raise([text], 'ValueError', f'torch_geometric.loader.{loader.__name__}')
+    assert_all_raise([attempt(loader, None, [2])], 'ValueError', 'NoneType')
 
 
 def test_what_pyg_takes_is_taken(hetero_folder: str, folder: str) -> None:
@@ -167,36 +262,47 @@ def test_attributes_are_those_of_the_epoch(folder: str) -> None:
         assert torch.equal(data.e_id[batch.edge_new], batch.e_id)
 
 
-def _half(root: str, num: int, state: dict[str, int] | None) -> tuple[Taken, dict[str, int]]:
-    loader = pyg_sar.NeighborLoader(
-        pyg_sar.local(pyg_sar.load_shard(root)), [2, 2], batch_size=1, shuffle=True, seed=2
-    )
+SHUFFLED: dict[str, Any] = {'num_neighbors': [2, 2], 'shuffle': True, 'seed': 2}
+OF_LOADER: dict[str, dict[str, Any]] = {
+    'nodes': SHUFFLED,
+    'links': {**SHUFFLED, 'batch_size': 9, 'neg_sampling': 'binary', 'exclude_edges': True},
+}
+
+
+def _half(
+    root: str, loader: str, num: int, state: dict[str, Any] | None
+) -> tuple[Taken, dict[str, Any]]:
+    made = LOADERS[loader](pyg_sar.local(pyg_sar.load_shard(root)), **OF_LOADER[loader])
     if state is not None:
-        loader.load_state_dict(state)
+        made.load_state_dict(state)
     out: Taken = []
     while len(out) < num:
-        for batch in loader:
+        for batch in made:
             out.append(take(batch))
             if len(out) == num:
-                return out, loader.state_dict()
-    return out, loader.state_dict()
+                break
+    return out, made.state_dict()
 
 
-@pytest.mark.parametrize('num', few([1, 5, 8]))
-def test_resumes_on_another_number_of_ranks(folder: str, num: int) -> None:
-    options = {'num_neighbors': [2, 2], 'shuffle': True, 'seed': 2, 'mask': None}
-    want = join([batches(folder, 3, **options)])
+@pytest.mark.parametrize(
+    ('loader', 'num'), few([('nodes', 1), ('nodes', 5), ('nodes', 8), ('links', 3)])
+)
+def test_resumes_on_another_number_of_ranks(folder: str, loader: str, num: int) -> None:
+    options = OF_LOADER[loader]
+    if loader == 'nodes':
+        want = join([batches(folder, 3, mask=None, **options)])
+    else:
+        want = join([link_batches(folder, 3, **options)])
     of_epoch = len(want) // 3
     num += of_epoch  # in the middle of the second epoch
-    results = run_as_threads(_half, 4, folder, num, None)
+    results = run_as_threads(_half, 4, folder, loader, num, None)
     states = [state for _, state in results]
     assert all(state == states[0] for state in states)
     assert (states[0]['epoch'], states[0]['batch']) == (1, num - of_epoch)
-    rest = run_as_threads(_half, 2, folder, len(want) - num, states[0])
-    assert_same(join([taken for taken, _ in rest]), want[num:])
-    (alone, state) = _half(folder, len(want) - num, states[0])
-    assert_same(join([alone]), want[num:])
-    assert (state['epoch'], state['batch']) == (2, of_epoch)
+    for world_size in (2, 1):
+        rest = run_as_threads(_half, world_size, folder, loader, len(want) - num, states[0])
+        assert_same(join([taken for taken, _ in rest]), want[num:])
+        assert (rest[0][1]['epoch'], rest[0][1]['batch']) == (2, of_epoch)
 
 
 def test_resumes_before_and_after_an_epoch(folder: str) -> None:
@@ -217,11 +323,6 @@ def test_resumes_before_and_after_an_epoch(folder: str) -> None:
     assert_same([take(batch) for batch in fresh], epochs[1])
 
 
-def _loads(root: str, state: dict[str, Any]) -> str:
-    loader = pyg_sar.NeighborLoader(pyg_sar.local(pyg_sar.load_shard(root)), [2])
-    return attempt(loader.load_state_dict, state)
-
-
 def _loads_on_one(root: str) -> str:
     loader = pyg_sar.NeighborLoader(pyg_sar.local(pyg_sar.load_shard(root)), [2])
     state = {**loader.state_dict(), 'epoch': 4, 'batch': 2}
@@ -230,10 +331,7 @@ def _loads_on_one(root: str) -> str:
     return attempt(iter, loader)
 
 
-def test_states_that_do_not_fit(folder: str) -> None:
-    other = pyg_sar.NeighborLoader(pyg_sar.local(pyg_sar.load_shard(folder)), [2], batch_size=7)
-    assert_all_raise([_loads(folder, other.state_dict())], 'ValueError', 'batch_size', '7')
-    assert_all_raise([_loads(folder, {})], 'ValueError', 'replace', 'None')
+def test_a_state_on_one_rank_is_refused(folder: str) -> None:
     outcomes = run_as_threads(_loads_on_one, 2, folder)
     assert_all_raise(outcomes, 'ValueError', 'epoch and batch', '(4, 2)')
 
@@ -257,14 +355,22 @@ def test_ranks_without_seeds_take_part(folder: str) -> None:
     assert idle == [(0, [0], 'torch.float64')] * 3
 
 
-@pytest.mark.parametrize(
-    ('name', 'value'),
-    [('num_neighbors', [3]), ('replace', True), ('shuffle', True), ('disjoint', True)],
-)
-def test_the_state_of_other_batches_is_refused(folder: str, name: str, value: Any) -> None:
+OTHERS = {
+    'batch_size': 7,
+    'num_neighbors': [3],
+    'replace': True,
+    'shuffle': True,
+    'seed': 3,
+    'disjoint': True,
+}
+
+
+@pytest.mark.parametrize('name', OTHERS)
+def test_the_state_of_other_batches_is_refused(folder: str, name: str) -> None:
     data, given = pyg_sar.local(pyg_sar.load_shard(folder)), {'num_neighbors': [2]}
-    state = pyg_sar.NeighborLoader(data, **given).state_dict()
-    other = pyg_sar.NeighborLoader(data, **{**given, name: value})
-    with pytest.raises(ValueError, match=f"with the '{name}' of this one"):
-        other.load_state_dict(state)
-    pyg_sar.NeighborLoader(data, **given, prefetch=0).load_state_dict(state)
+    made = pyg_sar.NeighborLoader(data, **given)
+    other = pyg_sar.NeighborLoader(data, **{**given, name: OTHERS[name]})
+    links = pyg_sar.LinkNeighborLoader(data, **given)
+    for state in (made.state_dict(), links.state_dict(), {}):
+        assert_all_raise([attempt(other.load_state_dict, state)], 'ValueError', 'of this one')
+    pyg_sar.NeighborLoader(data, **given, prefetch=0).load_state_dict(made.state_dict())

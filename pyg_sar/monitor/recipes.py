@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from pyg_sar.scoped import Scoped
 
 Step = Callable[..., Tensor]
 
@@ -19,20 +20,12 @@ class Recorder(Protocol):
         """Notes that ``out`` is ``step(*inputs)``."""
 
 
-class _Here(threading.local):
-    recorder: Recorder | None = None
-
-
-here = _Here()
+recorder = Scoped[Recorder | None](None)
+"""Who is told; None while activations are kept as they are."""
 
 
 def remember(out: Tensor, step: Step, *inputs: Tensor | None) -> None:
-    """Notes that ``out`` is ``step(*inputs)``, if activations are recomputed at the moment.
-
-    Args:
-        out: The result, as autograd will save it.
-        step: Gives the same bits again; runs without autograd.
-        *inputs: What it follows from.
-    """
-    if here.recorder is not None and torch.is_grad_enabled() and out.requires_grad:
-        here.recorder.remember(out, step, inputs)
+    """Notes that `out`, which autograd saves, is the bits of ``step(*inputs)``."""
+    told = recorder.value
+    if told is not None and torch.is_grad_enabled() and out.requires_grad:
+        told.remember(out, step, inputs)

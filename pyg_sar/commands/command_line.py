@@ -1,4 +1,8 @@
-"""What a terminal shows of all programs alike: options, progress, errors in one line, tables."""
+"""What a terminal shows of all programs alike: options, progress, errors in one line, tables.
+
+A program is three functions, which :func:`run_command` calls: one that makes the parser of its
+options, one that runs, one that shows what that gave.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,12 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from tqdm import tqdm
 
-_DELAY = 0.5
-"""Seconds before which no progress is shown."""
+T = TypeVar('T')
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,10 +29,18 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f'error: {message}\n')
 
 
-def run(program: Callable[[], int], *, interrupted: str = 'interrupted') -> int:
-    """Runs a program; returns its exit code: 2 after an error, 130 after an interrupt."""
+def run_command(
+    parser: Parser,
+    run: Callable[[argparse.Namespace], T],
+    show: Callable[[argparse.Namespace, T], int],
+    argv: Sequence[str] | None = None,
+    *,
+    interrupted: str = 'interrupted',
+) -> int:
+    """Parses, runs, shows; returns the exit code: 2 after an error, 130 after an interrupt."""
+    args = parser.parse_args(argv)
     try:
-        return program()
+        return show(args, run(args))
     except (ValueError, OSError) as error:
         print(f'error: {" ".join(str(error).split())}', file=sys.stderr)
         return 2
@@ -38,7 +49,19 @@ def run(program: Callable[[], int], *, interrupted: str = 'interrupted') -> int:
         return 130
 
 
-def progress_bar(name: str, total: int, *, quiet: bool = False) -> Any:
+def checked(check: Callable[[str], T]) -> Callable[[str], T]:
+    """The type of an option: what `check` makes of the text, or the words of its ValueError."""
+
+    def convert(text: str) -> T:
+        try:
+            return check(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+def progress_bar(name: str, total: int, *, quiet: bool = False, delay: float = 0.5) -> Any:
     """Progress on stderr, for a ``with`` statement: ``bar.update()`` after every step.
 
     A bar in a terminal or a notebook. Elsewhere, as in a log file, a line for every 10 %. Nothing
@@ -48,16 +71,17 @@ def progress_bar(name: str, total: int, *, quiet: bool = False) -> Any:
         name: What is done.
         total: Number of steps.
         quiet: Whether to show nothing.
+        delay: Seconds before which nothing is shown.
     """
     quiet = quiet or os.environ.get('RANK', '0') != '0'
     if quiet or sys.stderr.isatty() or 'ipykernel' in sys.modules:
-        return tqdm(desc=name, total=total, disable=quiet, delay=_DELAY)
-    return _Lines(name, total)
+        return tqdm(desc=name, total=total, disable=quiet, delay=delay)
+    return _Lines(name, total, delay)
 
 
 class _Lines:
-    def __init__(self, name: str, total: int) -> None:
-        self._name, self._total, self._done = name, total, 0
+    def __init__(self, name: str, total: int, delay: float) -> None:
+        self._name, self._total, self._delay, self._done = name, total, delay, 0
         self._start = time.monotonic()
 
     def __enter__(self) -> _Lines:
@@ -70,7 +94,7 @@ class _Lines:
         before = 10 * self._done // self._total
         self._done += count
         now, seconds = 10 * self._done // self._total, time.monotonic() - self._start
-        if now > before and seconds >= _DELAY:
+        if now > before and seconds >= self._delay:
             print(f'{self._name}: {now}0 % after {seconds:.0f} s', file=sys.stderr, flush=True)
 
 

@@ -1,8 +1,7 @@
-"""KaHIP and Mt-KaHyPar: fewer cut edges than METIS, for more time. Both are optional.
+"""Mt-KaHyPar: fewer rows exchanged than with METIS, for more time; an optional package.
 
-- Sanders and Schulz, Think locally, act globally: highly balanced graph partitioning, SEA 2013.
-- Gottesbueren, Heuer, Maas, Sanders and Schlag, Scalable high-quality hypergraph partitioning,
-  ACM Transactions on Algorithms 2024.
+Gottesbueren, Heuer, Maas, Sanders and Schlag, Scalable high-quality hypergraph partitioning, ACM
+Transactions on Algorithms 2024.
 """
 
 from __future__ import annotations
@@ -22,17 +21,6 @@ _IMBALANCE = 0.03
 """What the largest part may weigh more than the mean; METIS's k-way default."""
 
 
-def _kahip(problem: Problem) -> list[Tensor]:
-    """KaHIP's kaffpa, in its fast configuration for graphs with power-law degrees."""
-    kahip = import_module('kahip')
-    weights, edge_weights = problem.weight.tolist(), [1] * len(problem.index)
-    graph = weights, problem.indptr.tolist(), edge_weights, problem.index.tolist()
-    is_quiet, seed = True, problem.options.seed
-    sizes = problem.num_parts, _IMBALANCE
-    _, parts = kahip.kaffpa(*graph, *sizes, is_quiet, seed, kahip.FASTSOCIAL)
-    return [torch.tensor(parts, dtype=torch.int64)]
-
-
 def _mtkahypar(problem: Problem) -> list[Tensor]:
     goals = (False, True) if problem.options.objective == 'volume' else (False,)
     return [_hypergraph_parts(problem, volume=volume) for volume in goals]
@@ -42,9 +30,9 @@ def _hypergraph_parts(problem: Problem, *, volume: bool) -> Tensor:
     """Mt-KaHyPar in its deterministic configuration: the same parts for any number of threads.
 
     Communication volume is exactly what it calls km1 (connectivity minus one) of the hypergraph
-    with one net per node, the node and its neighbours.
-    On sparse graphs that saves a quarter of the volume; on a power-law graph of 1.2 M edges it took
-    hundreds of times METIS's time and saved 1 %.
+    with one net per node, the node and its neighbours. Against METIS's volume objective that saves
+    6 to 17 % of the rows on WordNet's verbs and nouns, in 10 to 15 times the time; on a power-law
+    graph of 1.2 M edges it took hundreds of times METIS's time and saved 1 %.
     """
     mtkahypar, mtk = _initialized()
     indptr, index, weight = problem.indptr, problem.index, problem.weight.tolist()
@@ -74,7 +62,4 @@ def _initialized() -> tuple[Any, Any]:
     return mtkahypar, mtkahypar.initialize(os.cpu_count() or 1, False)
 
 
-METHODS = (
-    Method('kahip', _kahip, package='kahip'),
-    Method('mtkahypar', _mtkahypar, package='mtkahypar', objectives=OBJECTIVES),
-)
+MTKAHYPAR = Method('mtkahypar', _mtkahypar, package='mtkahypar', objectives=OBJECTIVES)

@@ -1,0 +1,121 @@
+"""The loop of every aggregation: fetch a block's rows, compute, return their gradient.
+
+Whoever aggregates writes what is computed; a class here gives it one block after another, in the
+order of the plan, with the rows that it reads, and in backward takes the gradient of these rows to
+their owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from typing import TypeAlias
+
+from torch import Tensor
+
+from pyg_sar.comm import Exchange, GradientReturn, Rows
+from pyg_sar.shard.plan import Block, Plan
+
+
+@dataclass(frozen=True, eq=False)
+class BlockByBlock:
+    """The rows of one block at a time, by one message per step."""
+
+    plan: Plan
+    exchange: Exchange
+    # Rows of other ranks that backward reads again: an empty list is filled, a full one spares the
+    # exchange; None to keep nothing.
+    kept: list[Tensor] | None = None
+
+    def fetch(self, tensors: Rows) -> Iterator[tuple[Block, Rows]]:
+        """Every block with the rows that it reads (collective, unless rows are kept or none read).
+
+        Args:
+            tensors: Own rows ``[num_own, ...]`` of each tensor.
+
+        Returns:
+            ``[num_rows, ...]`` of each tensor: views of own rows or of what is kept, or buffers
+            that are used again once the next block is asked for.
+        """
+        blocks = self.plan.blocks
+        if not tensors:
+            return zip(blocks, repeat([]), strict=False)
+        if self.kept:
+            return zip(blocks, self._rows_again(tensors, self.kept), strict=True)
+        fetched = self.exchange.fetch(tensors, keep=self.kept is not None)
+        if self.kept is not None:
+            fetched = self._keeping(fetched, self.kept)
+        return zip(blocks, fetched, strict=True)
+
+    def _keeping(self, fetched: Iterator[Rows], kept: list[Tensor]) -> Iterator[Rows]:
+        for place, rows in enumerate(fetched):
+            if place >= self.plan.shard.parts_per_rank:
+                kept += rows
+            yield rows
+
+    def _rows_again(self, tensors: Rows, kept: list[Tensor]) -> Iterator[Rows]:
+        for block in self.plan.blocks[: self.plan.shard.parts_per_rank]:
+            yield [t[block.start : block.start + block.num_rows] for t in tensors]
+        for first in range(0, len(kept), len(tensors)):
+            yield kept[first : first + len(tensors)]
+
+    def give_back(
+        self, read: Rows, out: Rows, own: Callable[[], Rows] | None = None
+    ) -> Iterator[tuple[Block, Rows, Rows]]:
+        """Every block again, with the rows that it reads and where their gradient is to be put.
+
+        Args:
+            read: What is fetched again; nothing if the gradient does not need it.
+            out: Gradients ``[num_own, ...]`` of own rows, complete in the end: zeros, or of any
+                content where all of a block is written. Empty where no gradient is asked for.
+            own: Makes what takes the place of `out` from the own blocks, which do not come then:
+                once gradients of other ranks' rows are on their way.
+        """
+        returned = GradientReturn(self.exchange, out, own=own)
+        num_made = 0 if own is None else self.plan.shard.parts_per_rank
+        for place, (block, rows) in enumerate(self.fetch(read)):
+            if place < num_made:
+                continue
+            yield block, rows, returned.rows() if out else []
+            if out:
+                returned.send()
+        out[:] = returned.finish()
+
+
+@dataclass(frozen=True, eq=False)
+class AllAtOnce:
+    """All rows of other ranks by one all-to-all for each tensor; otherwise as `BlockByBlock`."""
+
+    plan: Plan
+    exchange: Exchange
+    kept: list[Tensor] | None = None
+
+    def fetch(self, tensors: Rows) -> Iterator[tuple[Block, Rows]]:
+        """As :meth:`BlockByBlock.fetch`."""
+        halo = self.kept or (self.exchange.fetch_all(tensors) if tensors else [])
+        if self.kept is not None and not self.kept:
+            self.kept.extend(halo)
+        return ((block, self._of(block, tensors, halo)) for block in self.plan.blocks)
+
+    def give_back(
+        self, read: Rows, out: Rows, own: Callable[[], Rows] | None = None
+    ) -> Iterator[tuple[Block, Rows, Rows]]:
+        """As :meth:`BlockByBlock.give_back`."""
+        num_halo, num_made = self.plan.shard.num_halo, 0
+        halo = [t.new_empty(num_halo, *t.shape[1:]) for t in out]
+        if own is not None:
+            out[:], num_made = own(), self.plan.shard.parts_per_rank
+        for place, (block, rows) in enumerate(self.fetch(read)):
+            if place >= num_made:
+                yield block, rows, self._of(block, out, halo)
+        self.exchange.return_all(halo, out)
+
+    def _of(self, block: Block, own: Rows, halo: Rows) -> Rows:
+        """The rows of a block's sources, views of own rows or of the halo."""
+        is_own, start = block.part in self.plan.shard.parts, block.start
+        start -= 0 if is_own else self.plan.shard.num_own
+        return [t[start : start + block.num_rows] for t in (own if is_own else halo)]
+
+
+BlockLoop: TypeAlias = BlockByBlock | AllAtOnce

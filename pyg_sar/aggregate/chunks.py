@@ -1,0 +1,92 @@
+"""The edges of a block in chunks, whose tensors stay in the cache.
+
+What a message function computes for an edge does not depend on other edges. So a block's rows are
+received once, and its edges are computed in chunks of a few MiB. A TransformerConv layer (40,000
+nodes, 600,000 edges, 4 heads x 32, one process) fell from 2.3 to 0.5 times plain PyG's time, and
+from 2,400 to 280 MiB. Edges of a block are sorted by destination, so a chunk concerns a range of
+destinations only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pyg_sar.shard.plan import Block, Plan
+
+CHUNK_BYTES = 4 << 20
+"""Bytes that the largest tensor of a chunk may take on a CPU."""
+
+CUDA_CHUNK_BYTES = 256 << 20
+"""On a GPU, where small operations take as long as larger ones."""
+
+_MIN_EDGES = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Some edges of a block, in its order."""
+
+    place: int  # among the chunks of all blocks
+    block: Block  # of these edges alone
+    rows: slice  # the destinations from the first to the last of the edges
+    starts: Tensor  # what `src` and `dst` are counted from, int64 ``[2, 1]``
+
+    def edge_index(self, plan: Plan) -> Tensor:
+        """int64 ``[2, num_edges]``: source row of the block, destination from the first of `rows`.
+
+        Not kept: 16 bytes an edge.
+        """
+        # One row at a time: a third of the time where edges are no range.
+        ids = zip(plan.edge_index, self.starts, strict=True)
+        return torch.stack([self.block.take(row) - start for row, start in ids])
+
+    def at_rows(self, values: Tensor, dim: int = 0) -> Tensor:
+        """The chunk's destinations of ``[num_dst, ...]``, a view."""
+        return values.narrow(dim, self.rows.start, self.rows.stop - self.rows.start)
+
+
+def max_edges(plan: Plan, tensors: Sequence[Tensor], edge_bytes: int) -> int:
+    """Edges of a chunk at most, of which one has a row of each of `tensors` and `edge_bytes`."""
+    sizes = [t[:1].numel() * t.element_size() for t in tensors]
+    is_cpu = plan.edge_index.device.type == 'cpu'
+    num_bytes = CHUNK_BYTES if is_cpu else CUDA_CHUNK_BYTES
+    return max(num_bytes // max(edge_bytes, *sizes, 1), _MIN_EDGES)
+
+
+def chunks_of_blocks(plan: Plan, max_edges: int) -> list[list[Chunk]]:
+    """The chunks of every block, remembered."""
+    key = 'chunks of blocks', max_edges
+    if key not in plan.cache:
+        plan.cache[key] = cut = list[list[Chunk]]()
+        for block in plan.blocks:
+            cut.append(_cut(block, plan, max_edges, sum(map(len, cut))))
+    found: list[list[Chunk]] = plan.cache[key]
+    return found
+
+
+@torch.inference_mode(False)  # it outlives the caller's mode
+def _cut(block: Block, plan: Plan, max_edges: int, place: int) -> list[Chunk]:
+    firsts = list(range(0, block.num_edges, max_edges))
+    if not firsts:
+        return []
+    ends = [min(first + max_edges, block.num_edges) for first in firsts]
+    all_edges, device = block.edges, plan.edge_index.device
+    outer = torch.tensor([firsts, [end - 1 for end in ends]], device=device)
+    places = outer + all_edges.start if isinstance(all_edges, slice) else all_edges[outer]
+    dst = plan.edge_index[1][places]
+    starts = torch.stack([torch.full_like(dst[0], block.start), dst[0]])
+    chunks = []
+    for i, (first_dst, last_dst) in enumerate(dst.t().tolist()):
+        edges = (
+            slice(all_edges.start + firsts[i], all_edges.start + ends[i])
+            if isinstance(all_edges, slice)
+            else all_edges[firsts[i] : ends[i]]
+        )
+        rows = slice(first_dst, last_dst + 1)
+        of_edges = replace(block, edges=edges)
+        chunks.append(Chunk(place + i, of_edges, rows, starts[:, i : i + 1]))
+    return chunks

@@ -1,0 +1,137 @@
+"""The files of a checkpoint.
+
+- ``checkpoint.json``: the format, who wrote it, the epoch, and what there is
+- ``model.pt``: the plain model's ``state_dict()``, as ``torch.save`` writes it; beside it
+  ``optimizer.pt``, ``scheduler.pt``, ``loader.pt``, ``extra.pt``, ``dropout.pt`` and ``random.pt``
+- ``model.embedding.weight.npy``: what has a row for every node, in the order of ids; so have
+  tensors of an optimizer's state, such as ``optimizer.0.exp_avg.npy``
+
+Apart from the random states of the ranks nothing depends on how many ranks there are. No class of
+torch describes the files: another version of torch reads them as well.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import torch
+from torch import Tensor
+
+from pyg_sar.checkpoint.tables import map_npy
+from pyg_sar.shard.format.files import own_file
+from pyg_sar.shard.format.tensor_file import check_plain, check_tensors
+
+_FORMAT = 2
+_MOST_BYTES = 1 << 24  # of checkpoint.json
+_ABOUT = 'checkpoint.json'
+
+
+@dataclass(frozen=True)
+class About:
+    """What ``checkpoint.json`` holds."""
+
+    epoch: int
+    num_ranks: int  # that wrote it
+    states: list[str]  # names of the .pt files
+    tables: dict[str, str]  # dtypes of what has a row for every node
+    written_by: str  # version of pyg_sar
+    format: int = _FORMAT
+
+    def write(self, folder: Path) -> None:
+        """Writes it, durably."""
+        _write(folder / _ABOUT, json.dumps(asdict(self), indent=1).encode())
+
+
+def read_about(folder: Path, root: Path) -> About:
+    """What a checkpoint in `root` holds.
+
+    Raises ValueError if it is of another format, with the version that wrote it, or damaged.
+    """
+    path = folder / _ABOUT
+    if not path.exists() and (folder / '.metadata').exists():
+        raise ValueError(
+            f'{folder} was written by a pyg_sar 0.1.0 before its release, in the format of '
+            'torch.distributed.checkpoint: load it with that version, and save the weights by '
+            'torch.save(model.state_dict(), ...)'
+        )
+    if own_file(root, path).stat().st_size > _MOST_BYTES:
+        raise ValueError(f'{path} cannot be read: expected less than {_MOST_BYTES} bytes')
+    try:
+        found = json.loads(path.read_bytes())
+        number, version = int(found['format']), str(found['written_by'])
+        if number == _FORMAT:
+            epoch, num_ranks = int(found['epoch']), int(found['num_ranks'])
+            return About(epoch, num_ranks, [*found['states']], dict(found['tables']), version)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f'{path} cannot be read: {error!r}') from error
+    raise ValueError(
+        f'{folder} was written by pyg_sar {version}, in format {number}: this version reads format '
+        f'{_FORMAT}'
+    )
+
+
+def table_file(folder: Path, key: str) -> Path:
+    """The file of what has a row for every node."""
+    return folder / f'{quote(key, safe="")}.npy'
+
+
+def write_state(folder: Path, name: str, value: object) -> None:
+    """Writes tensors and plain values, durably.
+
+    Raises ValueError for what could not be read again: that must not turn out when it is needed.
+    """
+    content = io.BytesIO()
+    try:
+        torch.save(value, content)
+        _load(content)
+    except Exception as error:
+        raise ValueError(f"'{name}' cannot be saved: {error}") from error
+    _write(folder / f'{name}.pt', content.getvalue())
+
+
+def read_state(folder: Path, root: Path, name: str) -> Any:
+    """What :func:`write_state` has written.
+
+    Raises ValueError for what lies outside of `root`, is damaged, or holds anything else.
+    """
+    path = own_file(root, folder / f'{name}.pt')
+    try:
+        return _load(path)
+    except ValueError as error:
+        raise ValueError(f'{path} cannot be read: {error}') from error
+
+
+def read_table(folder: Path, root: Path, key: str, dtype: str) -> Tensor:
+    """The rows of all nodes, mapped; raises as :func:`read_state`."""
+    path = own_file(root, table_file(folder, key))
+    try:
+        return torch.from_numpy(map_npy(path)).view(getattr(torch, dtype))
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f'{path} cannot be read: {error}') from error
+
+
+def _load(source: Path | io.BytesIO) -> Any:
+    """What ``torch.save`` has written: tensors and plain values; a ValueError for anything else."""
+    try:
+        check_plain(source)
+        if isinstance(source, io.BytesIO):
+            source.seek(0)
+        found = torch.load(source, map_location='cpu', weights_only=True)
+        check_tensors(found, are_ordinary=False)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f'expected tensors and plain values (got: {reason})') from error
+    return found
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open('wb') as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

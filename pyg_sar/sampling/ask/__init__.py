@@ -1,1 +1,0 @@
-"""What ranks ask each other while they sample."""

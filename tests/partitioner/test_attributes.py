@@ -1,0 +1,339 @@
+"""Which attribute goes where, that all come back bit by bit, and that none is lost silently."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch_geometric
+from hetero_graphs import hetero_graph
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data
+
+import pyg_sar
+from pyg_sar import partition_graph
+from pyg_sar.inspection import verify_partition
+from pyg_sar.partitioner.graph.attributes import count_rows, sort_attributes
+from pyg_sar.transforms import save_node_attrs
+
+EDGES = torch.tensor([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
+PARTS = torch.tensor([1, 0, 1, 0])
+Y = torch.tensor([0, 1, 4, 2])
+DTYPES = [
+    *('bool', 'uint8', 'int8', 'int16', 'uint16', 'int32', 'uint32', 'int64', 'uint64'),
+    *('float16', 'bfloat16', 'float32', 'float64', 'complex64', 'complex128', 'float8_e4m3fn'),
+]
+
+
+def _data(**attrs: object) -> Data:
+    return Data(**{'edge_index': EDGES, 'num_nodes': 4, **attrs})
+
+
+def _loaded(data: Any, root: Path, method: Any = PARTS) -> Any:
+    """All of it, from two parts."""
+    partition_graph(data, 2, root, method=method)
+    assert verify_partition(root) == []
+    return pyg_sar.local(pyg_sar.load_shard(root))
+
+
+def _meta(root: Path) -> Any:
+    return json.loads((root / 'META.json').read_text())['pyg_sar']
+
+
+def _sorted(data: Data) -> tuple[list[str], list[str], list[str]]:
+    attributes = sort_attributes(data, data.num_nodes, data.num_edges)
+    return sorted(attributes.node), sorted(attributes.edge), sorted(attributes.graph)
+
+
+def _same_bits(found: Tensor, want: Tensor) -> bool:
+    bits = [values.contiguous().reshape(-1).view(torch.uint8) for values in (found, want)]
+    return found.dtype == want.dtype and found.shape == want.shape and torch.equal(*bits)
+
+
+def _rows(values: Tensor, ids: Tensor) -> Tensor:
+    """As indexing, of all types: torch has none of some."""
+    return torch.stack([values[int(i)] for i in ids]) if ids.numel() else values[:0]
+
+
+@pytest.mark.parametrize('columns', [(), (2,)])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'bool',
+        'uint8',
+        'int8',
+        'int16',
+        'uint16',
+        'int32',
+        'uint32',
+        'int64',
+        'uint64',
+        'float16',
+        'bfloat16',
+        'float32',
+        'float64',
+        'complex64',
+        'complex128',
+        'float8_e4m3fn',
+    ],
+)
+def test_every_dtype(tmp_path, name, columns):
+    values = torch.arange(10).view(5, 2).to(getattr(torch, name))
+    values = values if columns else values.t()[0].contiguous()
+    data = _data(a=values[:4], y=values[:4], x=values[:4], edge_a=values, edge_attr=values)
+    found = _loaded(data, tmp_path / 'out')
+    for key in ('a', 'x', 'y', 'edge_a', 'edge_attr'):
+        assert _same_bits(found[key], _rows(data[key], found.e_id if 'edge' in key else found.n_id))
+    assert _meta(tmp_path / 'out')['node_attrs']['a'] == {'dtype': name, 'shape': list(columns)}
+
+
+SORTED = {
+    'rows decide': (
+        _data(
+            x=torch.rand(4, 2),
+            edge_count=torch.rand(4),  # One per node, whatever its name says.
+            node_pair=torch.rand(5),  # One per edge.
+            split_masks=torch.rand(4, 10) > 0.5,
+            class_index=torch.arange(4),  # One dimension: one value per node.
+        ),
+        (['class_index', 'edge_count', 'split_masks', 'x'], ['node_pair'], []),
+    ),
+    'names decide where there are as many nodes as edges': (
+        Data(
+            edge_index=EDGES[:, :4],
+            num_nodes=4,
+            x=torch.rand(4, 4),
+            weight=torch.rand(4),
+            edge_attr=torch.rand(4, 1),
+            is_bad_edge=torch.rand(4) > 0.5,
+        ),
+        (['weight', 'x'], ['edge_attr', 'is_bad_edge'], []),
+    ),
+}
+
+
+@pytest.mark.parametrize('case', SORTED)
+def test_what_an_attribute_belongs_to(case):
+    data, want = SORTED[case]
+    assert _sorted(data) == want
+
+
+def test_graph_attributes_go_to_meta(tmp_path):
+    values = {'num_classes': 7, 'name': 'test', 'rate': 0.5, 'flag': True, 'names': ['a', 'b', 'c']}
+    more = {'scalar': torch.tensor(3), 'numpy_scalar': np.float64(2.5), 'nothing': None}
+    partition_graph(_data(**values, **more), 2, tmp_path / 'out')
+    meta = _meta(tmp_path / 'out')
+    assert meta['graph_attrs'] == {**values, 'scalar': 3, 'numpy_scalar': 2.5}
+    assert meta['node_attrs'] == meta['edge_attrs'] == {}
+
+
+DROPPED = {
+    'y': lambda: torch.rand(1, 3),
+    'edge_label_index': lambda: EDGES,  # its last dimension has one entry per edge, but node ids
+    'face': lambda: torch.zeros(3, 4).long(),
+    'adj_t': lambda: torch.eye(4).to_sparse(),
+    'node_names': lambda: ['a', 'b', 'c', 'd'],
+    'other': lambda: {'a': 1},
+    'text': lambda: np.array(['a', 'b', 'c', 'd']),
+    'wide': lambda: np.ones((4, 2), dtype=np.longdouble),
+    'nested': lambda: torch.nested.nested_tensor([torch.ones(2)] * 4),
+    'quantized': lambda: torch.quantize_per_tensor(torch.ones(4, 2), 0.1, 0, torch.qint8),
+    'meta': lambda: torch.ones(4, 2, device='meta'),
+}
+
+
+@pytest.mark.filterwarnings('ignore:The PyTorch API of nested tensors')
+@pytest.mark.filterwarnings('ignore:.*quantiz')
+@pytest.mark.parametrize('name', DROPPED)
+def test_dropped_attributes_are_named_to_the_caller(tmp_path, name):
+    data = _data(**{name: DROPPED[name]()})
+    with pytest.warns(UserWarning, match=rf'dropped attributes .*{name} \(') as warned:
+        partition_graph(data, 2, tmp_path / 'out')
+    assert warned[-1].filename == __file__
+    assert _meta(tmp_path / 'out')['node_attrs'] == {}
+
+
+@pytest.mark.parametrize(('key', 'where'), [('paper', "'paper'"), (None, 'the whole graph')])
+def test_dropped_of_a_type(tmp_path, key, where):
+    data = hetero_graph()
+    (data if key is None else data[key])['table'] = torch.zeros(5, 2)
+    with pytest.warns(UserWarning, match=rf'of {where} .*table') as caught:
+        partition_graph(data, 2, tmp_path / 'out')
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_ids_of_pairs_are_no_rows_and_a_place_for_them_is_told():
+    """[2, L] has one row per node, if there are two, but the columns count."""
+    data = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
+    data.edge_label_index = torch.zeros(2, 7, dtype=torch.int64)
+    with pytest.warns(UserWarning, match=r'edge_label_index .*; docs/porting\.md tells where'):
+        assert _sorted(data) == ([], [], [])
+
+
+SAME = {
+    'fortran': lambda x: np.asfortranarray(x.numpy()),
+    'read-only': lambda x: np.frombuffer(x.numpy().tobytes()).reshape(4, 2),
+    'other byte order': lambda x: x.numpy().astype('>f8'),
+    'parameter': lambda x: torch.nn.Parameter(x),
+    'gradient': lambda x: x.clone().requires_grad_(),
+    'coo': lambda x: x.to_sparse(),
+    'csr': lambda x: x.to_sparse_csr(),
+    'csc': lambda x: x.to_sparse_csc(),
+}
+
+
+@pytest.mark.filterwarnings('ignore:Sparse CS. tensor support is in beta')
+@pytest.mark.parametrize('name', ['x', 'pos', 'edge_attr'])
+@pytest.mark.parametrize('kind', SAME)
+def test_stored_as_plain_dense_tensors(tmp_path, kind, name):
+    want = torch.arange(10.0, dtype=torch.float64).view(5, 2)[: 5 if 'edge' in name else 4] % 3
+    given = SAME[kind](want) if kind != 'read-only' or len(want) == 4 else want.numpy()
+    found = _loaded(_data(**{name: given}), tmp_path / 'out')
+    assert _same_bits(found[name], want[found.e_id if 'edge' in name else found.n_id])
+
+
+TIMES = {
+    'a column': torch.rand(5, 1),
+    'a pair': torch.rand(5, 2),
+    'complex': torch.randn(5, dtype=torch.complex64),
+    'float8': torch.rand(5).to(torch.float8_e5m2),
+}
+
+
+@pytest.mark.parametrize('name', ['time', 'edge_time'])
+@pytest.mark.parametrize('kind', TIMES)
+def test_what_edges_cannot_be_sorted_by_is_no_time(tmp_path, name, kind):
+    values = TIMES[kind] if name == 'edge_time' else TIMES[kind][:4]
+    found = _loaded(_data(**{name: values}), tmp_path / 'parts')
+    ids = found.e_id if name == 'edge_time' else found.n_id
+    assert _same_bits(found[name], values[ids])
+
+
+def test_a_time_beside_one_that_is_none(tmp_path):
+    when = torch.tensor([4, 3, 2, 1, 0])
+    _loaded(_data(edge_time=torch.rand(5, 2), time=when), tmp_path / 'parts')
+    for part in range(2):
+        graph = torch.load(tmp_path / f'parts/part_{part}/graph.pt')
+        by_time = sorted(zip(graph['col'], when[graph['edge_id']], strict=True))
+        assert list(zip(graph['col'], when[graph['edge_id']], strict=True)) == by_time
+
+
+def test_count_nodes():
+    for want, attrs in (
+        (4, {}),
+        (9, {'num_nodes': 9}),
+        (6, {'x': torch.zeros(6, 1)}),
+        (7, {'train_mask': torch.zeros(7)}),
+        (8, {'y': torch.zeros(8)}),
+        (4, {'y': torch.zeros(1)}),  # Of the graph.
+        (9, {'feat': torch.zeros(9, 2)}),
+        (9, {'node_species': torch.zeros(9)}),
+        (4, {'node_subset': torch.zeros(2)}),
+        (9, {'edge_index': EdgeIndex(EDGES, sparse_size=(9, 9))}),
+        (4, {'num_nodes': np.int64(4)}),
+        (4, {'num_nodes': torch.tensor(4)}),
+    ):
+        data = Data(**{'edge_index': EDGES, **attrs})
+        assert count_rows(data, data.edge_index) == want, attrs
+    assert count_rows(Data(edge_index=EDGES[:, :0]), EDGES[:, :0]) == 0
+
+
+@pytest.mark.filterwarnings('ignore:Sparse CSR tensor support is in beta')
+@pytest.mark.parametrize('layout', [torch.sparse_csr, torch.sparse_coo])
+@pytest.mark.parametrize('name', ['adj_t', 'adj'])
+def test_an_adjacency_matrix_is_converted_as_the_message_says(tmp_path, name, layout):
+    weight = torch.tensor([[0, 1, 0, 2], [0, 3, 4, 0], [0, 0, 0, 5], [6, 0, 0, 0]]).float()
+    matrix = weight.t() if name == 'adj_t' else weight
+    data = Data(num_nodes=4, **{name: matrix.contiguous().to_sparse(layout=layout)})
+    with pytest.raises(ValueError, match=r'\(got a sparse adjacency matrix') as caught:
+        partition_graph(data, 2, tmp_path / 'parts')
+    line = re.search(r'convert it: (.*)\)$', str(caught.value))
+    assert line is not None
+    exec(line[1], {'data': data, 'torch_geometric': torch_geometric})
+    del data[name]
+    _loaded(data, tmp_path / 'parts')
+    dense = torch.zeros(4, 4).index_put(tuple(data.edge_index), data.edge_weight)
+    assert torch.equal(dense, weight)
+
+
+@pytest.mark.parametrize(
+    ('y', 'num_classes', 'label_range'),
+    [
+        (Y, 5, [0, 4]),
+        (Y.int().view(4, 1), 5, [0, 4]),
+        (Y.to(torch.uint8) * 63, 253, [0, 252]),
+        (torch.where(Y == 0, -1, Y), 5, [-1, 4]),
+        (Y > 1, 2, [0, 1]),
+        (torch.stack([Y > 0, Y > 1, Y > 2], dim=1).long(), 3, [0, 1]),
+        (torch.full((4,), -1), None, [-1, -1]),
+        (Y.float(), None, None),
+        (None, None, None),
+    ],
+)
+def test_classes_of_the_whole_graph(tmp_path, y, num_classes, label_range):
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        partition_graph(_data(y=y), 2, tmp_path / 'parts', method=PARTS)
+    for data in (pyg_sar.load_shard(tmp_path / 'parts', rank) for rank in range(2)):
+        assert getattr(data, 'num_classes', None) == num_classes
+        assert getattr(data, 'label_range', None) == label_range
+
+
+def test_facts_that_the_user_stored_stay(tmp_path):
+    data = _loaded(_data(y=Y, num_classes=7, label_range='mine'), tmp_path / 'a')
+    assert (data.num_classes, data.label_range) == (7, 'mine')
+    data = _loaded(_data(y=Y, num_classes=torch.arange(4)), tmp_path / 'b')
+    assert torch.equal(data.num_classes, data.n_id)
+    with pytest.warns(UserWarning, match=r'dropped .*num_classes'):
+        assert 'num_classes' not in _loaded(_data(y=Y, num_classes=torch.arange(3)), tmp_path / 'c')
+
+
+def test_facts_of_every_type(tmp_path):
+    data = hetero_graph()
+    del data['paper'].num_classes
+    data['author'].y = torch.arange(data['author'].num_nodes) % 9
+    partition_graph(data, 2, tmp_path / 'parts')
+    for part in (pyg_sar.load_shard(tmp_path / 'parts', rank) for rank in range(2)):
+        assert (part['paper'].num_classes, part['paper'].label_range) == (3, [0, 2])
+        assert part['author'].num_classes == 9
+        assert 'num_classes' not in part['term']
+        assert part['term'].num_nodes_total == data['term'].num_nodes
+        assert part['author'].num_features == 4
+
+
+def test_labels_written_later(tmp_path):
+    data = _loaded(_data(y=Y), tmp_path / 'parts')
+    for y, facts in ((data.y - 1, (5, [-1, 3])), (data.y + 7, (12, [7, 11]))):  # never fewer
+        data.y = y
+        save_node_attrs(data, ['y'], overwrite=True)
+        data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
+        assert (data.num_classes, data.label_range) == facts
+
+
+def test_lists_of_nodes_become_masks(tmp_path):
+    data = _data(
+        train_idx=torch.tensor([3, 0]),
+        valid_idx=torch.tensor([], dtype=torch.int32),
+        test_idx=torch.tensor([2]),
+        test_mask=torch.arange(4) == 2,  # once more
+    )
+    found = _loaded(data, tmp_path / 'a')
+    assert sorted(found.n_id[found.train_mask].tolist()) == [0, 3]
+    assert not found.val_mask.any()
+    assert torch.equal(found.test_mask, found.n_id == 2)
+    assert not {'train_idx', 'valid_idx', 'test_idx'} & {*found.keys()}
+    # A list of all nodes, and one as long as the edges.
+    found = _loaded(_data(train_idx=torch.randperm(4), val_idx=torch.arange(5) % 4), tmp_path / 'b')
+    assert found.train_mask.all()
+    assert found.val_mask.all()
+    # Rows by that name stay.
+    found = _loaded(_data(train_idx=torch.tensor([1, 1, 0, 2]), test_idx=Y > 1), tmp_path / 'c')
+    assert torch.equal(found.train_idx, torch.tensor([1, 1, 0, 2])[found.n_id])
+    assert torch.equal(found.test_idx, Y[found.n_id] > 1)

@@ -1,0 +1,374 @@
+"""Methods behind one interface: what each promises of cut, balance and repeatability."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pymetis
+import pytest
+import torch
+from few import few
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_sar import partition_graph
+from pyg_sar.partitioner.assignment import assign_nodes, choose
+from pyg_sar.partitioner.graph.typed import typed_graph
+from pyg_sar.partitioner.methods import METHODS, metis
+from pyg_sar.partitioner.methods.balance import Balance
+from pyg_sar.partitioner.methods.given import fill_empty_parts
+from pyg_sar.partitioner.methods.method import Method, Problem
+from pyg_sar.partitioner.on_disk.neighbours import undirected_csr
+
+STREAMING = ('ldg', 'fennel')
+
+
+@pytest.fixture(scope='module')
+def venues() -> HeteroData:
+    """Papers by community, their authors, and few venues that are hubs of one community each."""
+    rng = np.random.default_rng(0)
+    paper, author = rng.integers(0, 24, 2400), rng.integers(0, 24, 900)
+    by_community = [np.flatnonzero(paper == c) for c in range(24)]
+
+    def near(community: np.ndarray, times: int) -> Tensor:
+        src = np.repeat(np.arange(len(community)), times)
+        dst = [rng.choice(by_community[c]) for c in community[src]]
+        return torch.from_numpy(np.stack([src, dst]))
+
+    data = HeteroData()
+    data['paper'].num_nodes, data['author'].num_nodes, data['venue'].num_nodes = 2400, 900, 26
+    data['topic'].num_nodes = 10  # No edges.
+    data['paper', 'cites', 'paper'].edge_index = near(paper, 4)
+    data['author', 'writes', 'paper'].edge_index = near(author, 3)
+    venue = torch.from_numpy(paper) // 6 + 4 * torch.randint(0, 6, (2400,))
+    data['paper', 'in', 'venue'].edge_index = torch.stack([torch.arange(2400), venue])
+    return data
+
+
+def _assign(data: Data | HeteroData, num_parts: int, method: str = 'metis', **options: Any) -> Any:
+    """The part of every node, by type of a HeteroData."""
+    graph = typed_graph(data)
+    has_train_mask = any('train_mask' in nodes.attrs for nodes in graph.nodes.values())
+    is_hetero = isinstance(data, HeteroData)
+    if method in STREAMING:
+        options = {'passes': 2, **options}
+    options = choose(method, is_hetero=is_hetero, has_train_mask=has_train_mask, **options)
+    found = assign_nodes(graph, num_parts, options)
+    return found if is_hetero else found[None]
+
+
+def _cut(edge_index: Tensor, parts: Tensor) -> int:
+    src, dst = parts[edge_index]
+    return int((src != dst).sum())
+
+
+def _volume(edge_index: Tensor, parts: Tensor) -> int:
+    src, dst = edge_index.tolist()
+    pairs = {(s, int(parts[d])) for s, d in zip(src, dst, strict=True)}
+    return sum(int(parts[s]) != part for s, part in pairs)
+
+
+def _excess(parts: Tensor, weight: Tensor, num_parts: int) -> float:
+    """The largest load over the mean."""
+    loads = torch.bincount(parts, weight.double(), num_parts)
+    return float(loads.max() / loads.mean())
+
+
+def _meta(root: Any) -> Any:
+    return json.loads((root / 'META.json').read_text())['pyg_sar']['partition']
+
+
+@pytest.mark.parametrize('method', ['metis', 'ldg', 'fennel', 'random', 'range'])
+def test_same_seed_same_parts(power_law, method):
+    first, second, other = (_assign(power_law, 4, method, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first, second)
+    assert torch.equal(first, other) is (method == 'range')
+
+
+@pytest.mark.parametrize('method', ['metis', 'ldg', 'fennel', 'random', 'range'])
+def test_small_graphs(tmp_path, any_graph, check_partition, method):
+    for num_parts in (1, 3):
+        root = tmp_path / f'{num_parts}'
+        summary = partition_graph(any_graph, num_parts, root, method=method)
+        check_partition(root, any_graph, num_parts)
+        assert min(summary.part_num_nodes) > 0
+
+
+@pytest.mark.parametrize('num_parts', [2, 3, 8, 20])
+def test_isolated_and_disconnected_nodes(tmp_path, check_partition, num_parts):
+    data = Data(edge_index=torch.tensor([[3, 7], [7, 9]]), num_nodes=20)
+    summary = partition_graph(data, num_parts, tmp_path / 'out')
+    check_partition(tmp_path / 'out', data, num_parts)
+    assert min(summary.part_num_nodes) >= 1
+
+
+def test_no_edges():
+    loops = Data(edge_index=torch.zeros(2, 5, dtype=torch.int64), num_nodes=7)
+    assert _assign(loops, 2, balance=('edges',)).tolist() == [0, 1, 1, 1, 1, 1, 1]
+    assert _assign(loops, 3).bincount().tolist() == [2, 3, 2]
+
+
+def test_fill_empty_parts():
+    assert fill_empty_parts(torch.tensor([2, 2, 2, 2, 0]), 4).tolist() == [2, 2, 3, 1, 0]
+    whole = torch.tensor([1, 0, 2])
+    assert fill_empty_parts(whole, 3) is whole
+
+
+def test_finds_communities(tmp_path, make_graph):
+    summary = partition_graph(make_graph('communities'), 3, tmp_path / 'out')
+    assert summary.part_num_nodes == (10, 10, 10)
+    assert summary.edge_cut == 4  # The two bridges, both ways.
+    assert summary.communication_volume == 4
+
+
+def test_range(tmp_path, graph, check_partition):
+    summary = partition_graph(graph, 4, tmp_path / 'out', method='range')
+    assert summary.part_num_nodes == (13, 12, 13, 12)
+    found = check_partition(tmp_path / 'out', graph, 4)
+    assert found == sorted(found)
+
+
+@pytest.mark.parametrize('num_parts', [4, 16])
+def test_cuts_no_more_than_pymetis(power_law, num_parts):
+    indptr, index = undirected_csr(power_law.edge_index, 3000)
+    _, direct = pymetis.part_graph(num_parts, pymetis.CSRAdjacency(indptr, index))
+    parts = _assign(power_law, num_parts)
+    expected = _cut(power_law.edge_index, torch.tensor(direct))
+    assert _cut(power_law.edge_index, parts) <= 1.02 * expected
+    assert (parts.tolist() == list(direct)) is (num_parts == 4)  # Where it bisects, as we do.
+
+
+def test_kway_is_taken_where_it_cuts_less(monkeypatch):
+    """With a METIS that returns what the test says."""
+    good, bad = torch.arange(40) // 4, torch.arange(40) % 10
+    clique = torch.combinations(torch.arange(4)).t()
+    edges = torch.cat([clique + 4 * start for start in range(10)], dim=1)
+    for best in (False, True):
+        found = {best: good.tolist(), not best: bad.tolist()}
+        monkeypatch.setattr(
+            pymetis, 'part_graph', lambda *_, recursive, found=found, **__: (0, found[recursive])
+        )
+        assert torch.equal(_assign(Data(edge_index=edges, num_nodes=40), 10), good)
+
+
+def test_volume_keeps_the_better(tmp_path, power_law, monkeypatch):
+    seen = []
+    part_graph = pymetis.part_graph
+
+    def spy(*args, options, recursive, **kwargs):
+        seen.append((recursive, options.objtype))
+        return part_graph(*args, options=options, recursive=recursive, **kwargs)
+
+    monkeypatch.setattr(pymetis, 'part_graph', spy)
+    for num_parts in (3, 12):
+        seen.clear()
+        parts = _assign(power_law, num_parts, objective='volume')
+        assert seen == [(True, -1), (False, int(pymetis.ObjType.VOL))]
+        best = _volume(power_law.edge_index, parts)
+        assert best <= _volume(power_law.edge_index, _assign(power_law, num_parts))
+        summary = partition_graph(power_law, num_parts, tmp_path / f'{num_parts}', method=parts)
+        assert summary.communication_volume == best
+
+
+@pytest.mark.parametrize('method', ['metis', *STREAMING])
+def test_several_things_balanced_at_once(power_law, method):
+    """Most edges, and all training nodes, lie in two classes."""
+    is_kept = (power_law.y == 0)[power_law.edge_index[1]] | (torch.arange(24_000) % 4 == 0)
+    data = Data(edge_index=power_law.edge_index[:, is_kept], num_nodes=3000)
+    data.train_mask = (power_law.y == 0) | (power_law.y == 3)
+    degree = torch.bincount(data.edge_index[1], minlength=3000)
+    weights = {'nodes': torch.ones(3000), 'edges': degree, 'train': data.train_mask}
+    passes = {} if method == 'metis' else {'passes': 10}
+
+    def excess(balance: str) -> dict[str, float]:
+        parts = _assign(data, 4, method, balance=balance, **passes)
+        return {name: _excess(parts, weight, 4) for name, weight in weights.items()}
+
+    alone = excess('nodes')
+    assert max(alone['edges'], alone['train']) > 1.2
+    assert max(excess('nodes,edges,train').values()) <= 1.051
+    if method == 'metis':
+        assert excess('train')['train'] < 1.08
+        parts = _assign(data, 4, balance='edges')
+        assert _excess(parts, degree + 1, 4) < 1.02
+
+
+@pytest.mark.parametrize('method', ['metis', *STREAMING])
+@pytest.mark.parametrize('num_parts', few([2, 8]))
+def test_every_type_is_balanced_by_default(venues, method, num_parts):
+    """Within 5 %, or to the mean rounded up."""
+
+    def overfull(**options: Any) -> list[str]:
+        found = _assign(venues, num_parts, method, **options)
+        caps = {
+            n: max(-(-len(p) // num_parts), 1.05 * len(p) / num_parts) for n, p in found.items()
+        }
+        return [n for n, p in found.items() if int(p.bincount().max()) > caps[n]]
+
+    assert overfull() == overfull(balance='types') == []
+    assert overfull(balance='nodes') != [] or method != 'metis'
+
+
+def test_balanced_types_cut_hardly_more(venues):
+    edge_index = typed_graph(venues).homogeneous_edge_index()
+    cuts = {
+        balance: _cut(edge_index, torch.cat([*_assign(venues, 8, balance=balance).values()]))
+        for balance in ('nodes', 'types')
+    }
+    assert cuts['types'] < 1.2 * cuts['nodes']
+
+
+@pytest.mark.parametrize(
+    ('options', 'want'),
+    [
+        ({}, ('metis', 'pymetis', 'cut', 'types', None, 0)),
+        (
+            {'method': 'ldg', 'passes': 3, 'balance': ['types', 'edges'], 'seed': 4},
+            ('ldg', None, 'cut', 'types,edges', 3, 4),
+        ),
+        ({'method': 'range'}, ('range', None, None, None, None, 0)),
+    ],
+)
+def test_provenance(tmp_path, venues, options, want):
+    partition_graph(venues, 2, tmp_path / 'out', **options)
+    names = ('method', 'backend', 'objective', 'balance', 'passes', 'seed')
+    assert tuple(_meta(tmp_path / 'out')[name] for name in names) == want
+
+
+def test_a_method_is_known_by_what_it_says(tmp_path, graph, monkeypatch):
+    """The checks, the run and META.json go by nothing else."""
+
+    def odd_and_even(problem: Problem) -> list[Tensor]:
+        assert (problem.num_parts, problem.options.seed) == (2, 5)
+        return [torch.arange(len(problem.indptr) - 1) % 2]
+
+    monkeypatch.setitem(METHODS, 'parity', Method('parity', odd_and_even))
+    partition_graph(graph, 2, tmp_path / 'out', method='parity', seed=5, balance='edges')
+    assert torch.load(tmp_path / 'out' / 'node_map.pt').tolist() == [0, 1] * 25
+    assert _meta(tmp_path / 'out')['method'] == 'parity'
+    assert _meta(tmp_path / 'out')['balance'] == 'edges'
+    with pytest.raises(ValueError, match=r"'balance' .*'edges' applies to .*parity"):
+        partition_graph(graph, 2, tmp_path / 'a', method='parity', balance='nodes,edges')
+    with pytest.raises(ValueError, match=r"objective='volume' applies to .* alone .*parity"):
+        partition_graph(graph, 2, tmp_path / 'a', method='parity', objective='volume')
+
+
+# The packages behind them
+
+
+def test_one_part_needs_no_metis(monkeypatch, tmp_path, graph):
+    monkeypatch.setattr(pymetis, 'part_graph', None)
+    assert partition_graph(graph, 1, tmp_path / 'out').part_num_nodes == (50,)
+
+
+@pytest.mark.parametrize(
+    ('options', 'package'),
+    [
+        ({}, 'pymetis'),
+        ({'method': 'range', 'order': 'cache'}, 'pymetis'),
+        ({'backend': 'pyg-lib'}, 'pyg_lib'),
+        ({'backend': 'torch-sparse'}, 'torch_sparse'),
+        ({'method': 'mtkahypar'}, 'mtkahypar'),
+    ],
+)
+def test_missing_package(monkeypatch, tmp_path, graph, options, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    name = package.replace('_', '-')
+    with pytest.raises(ValueError, match=f"needs the package '{name}' .* install it"):
+        partition_graph(graph, 2, tmp_path / 'out', **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_metis_with_one_of_two_weights_is_metis(power_law):
+    """The C functions, called without pymetis between, do what it does."""
+    indptr, index = undirected_csr(power_law.edge_index, 3000)
+    weights = np.ones((3000, 1), dtype=np.int64)
+    for recursive in (True, False):
+        options = pymetis.Options(seed=5)
+        graph = pymetis.CSRAdjacency(indptr, index)
+        _, expected = pymetis.part_graph(7, graph, options=options, recursive=recursive)
+        problem = Problem(indptr, index, Balance(weights, weights), 7, choose('metis'))
+        parts = metis.part_graph(problem, 5, recursive=recursive, volume=False)
+        assert parts.tolist() == list(expected)
+
+
+@pytest.mark.parametrize(
+    ('width', 'file', 'got'),
+    [
+        (None, None, "no attribute '_internal'"),
+        (32, pymetis._internal.__file__, '32-bit indices'),
+        (64, None, 'METIS'),
+    ],
+)
+def test_a_pymetis_without_metis_is_refused(monkeypatch, venues, width, file, got):
+    package = SimpleNamespace(__spec__=pymetis.__spec__)
+    if width is not None:
+        package._internal = SimpleNamespace(
+            _idx_type_width=lambda: width, options_indices=None, __file__=file
+        )
+    monkeypatch.setitem(sys.modules, 'pymetis', package)
+    with pytest.raises(
+        ValueError, match=f"balancing several things needs a pymetis .*{got}.*'ldg'"
+    ):
+        _assign(venues, 2)
+
+
+@pytest.mark.parametrize(
+    'options', [{'method': 'metis', 'backend': 'torch-sparse'}, {'method': 'mtkahypar'}]
+)
+def test_one_weight_only(monkeypatch, options):
+    for name in ('torch_sparse', 'mtkahypar'):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    assert choose(**options, is_hetero=True).balance == ('nodes',)
+    with pytest.raises(ValueError, match=r"'balance' .*'nodes' and 'edges' applies to"):
+        choose(**options, balance='types', is_hetero=True)
+
+
+def test_pyg_lib_is_called_as_it_wants(monkeypatch, power_law):
+    """Its signature is metis(rowptr, col, num_partitions, node_weight, edge_weight, recursive)."""
+
+    def part(
+        rowptr: Tensor,
+        col: Tensor,
+        num_partitions: int,
+        node_weight: Tensor | None = None,
+        edge_weight: Tensor | None = None,
+        recursive: bool = False,
+    ) -> Tensor:
+        assert rowptr.tolist() == indptr.tolist()
+        assert col.tolist() == index.tolist()
+        assert torch.equal(node_weight, degree + 1)
+        assert edge_weight is None
+        return torch.arange(rowptr.numel() - 1) % num_partitions
+
+    indptr, index = undirected_csr(power_law.edge_index, 3000)
+    degree = torch.bincount(power_law.edge_index[1], minlength=3000)
+    package = SimpleNamespace(partition=SimpleNamespace(metis=part))
+    monkeypatch.setitem(sys.modules, 'pyg_lib', package)
+    parts = _assign(power_law, 4, backend='pyg-lib', balance='edges')
+    assert parts.tolist() == [node % 4 for node in range(3000)]
+
+
+@pytest.mark.parametrize(
+    ('options', 'package'),
+    [
+        ({'backend': 'pymetis'}, 'pymetis'),
+        ({'backend': 'pyg-lib'}, 'pyg_lib'),
+        ({'backend': 'torch-sparse'}, 'torch_sparse'),
+        ({'method': 'mtkahypar'}, 'mtkahypar'),
+    ],
+)
+def test_what_is_installed(tmp_path, power_law, check_partition, make_graph, options, package):
+    pytest.importorskip(package)
+    for balance in ('nodes', 'edges'):
+        root = tmp_path / balance
+        summary = partition_graph(power_law, 4, root, balance=balance, **options)
+        assert summary.edge_cut < 0.5 * power_law.num_edges
+        assert summary.node_imbalance < 1.04 or balance == 'edges'
+        data = make_graph('communities')
+        partition_graph(data, 3, root, balance=balance, force=True, **options)
+        check_partition(root, data, 3)

@@ -1,0 +1,481 @@
+"""Graphs from files and by name."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hetero_graphs import hetero_graph
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric import transforms as T
+from torch_geometric.data import Data, HeteroData, InMemoryDataset, TemporalData
+from torch_geometric.datasets import FakeDataset, KarateClub
+
+import pyg_sar
+from pyg_sar.partitioner import partition_graph
+from pyg_sar.partitioner.on_disk.mapped import Scratch
+from pyg_sar.partitioner.sources.sources import load_source
+from pyg_sar.partitioner.sources.synthetic import (
+    ARXIV,
+    PRODUCTS,
+    GraphShape,
+    shape_of,
+    synthetic_graph,
+)
+from pyg_sar.partitioner.sources.tables import read_table
+
+EDGES = np.array([[0, 1, 2, 3, 0], [1, 2, 3, 0, 2]])
+X = np.array([[1.0, 0, 0], [0, 0, 2], [0, 0, 0], [3, 4, 0]], dtype=np.float32)
+CSR = {
+    'x_data': np.array([1.0, 2, 3, 4], dtype=np.float32),
+    'x_indices': np.array([0, 2, 0, 1], dtype=np.int32),
+    'x_indptr': np.array([0, 1, 2, 2, 4]),
+    'x_shape': np.array([4, 3]),
+}
+
+
+def _assert_same(found: Any, want: Any) -> None:
+    assert found.node_types == want.node_types if isinstance(want, HeteroData) else True
+    assert len(found.stores) == len(want.stores)
+    for ours, theirs in zip(found.stores, want.stores, strict=True):
+        assert sorted(ours) == sorted(theirs)
+        for key, value in theirs.items():
+            if isinstance(value, Tensor):
+                assert ours[key].dtype == value.dtype
+                assert torch.equal(ours[key], value), key
+            else:
+                assert ours[key] == value
+
+
+def _npz(path: Path, **arrays: Any) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+# .pt
+
+
+def test_saved(tmp_path, graph):
+    """A Data, a HeteroData, a dict, and what an InMemoryDataset leaves in processed/data.pt."""
+    graph.num_classes, graph.names = 4, ['a', 'b']
+    hetero = hetero_graph()
+    # Leaves a defaultdict in the graph, which torch's unpickler refuses to fill.
+    assert graph.is_node_attr('x')
+    assert hetero['paper'].is_node_attr('x')
+    for data in (graph, hetero):
+        for content in (data, data.to_dict(), (data.to_dict(), None, type(data))):
+            torch.save(content, tmp_path / 'data.pt')
+            _assert_same(load_source(tmp_path / 'data.pt'), data)
+    found = load_source(str(tmp_path / 'data.pt'))
+    assert found['paper'].is_node_attr('x')
+
+
+@pytest.mark.filterwarnings('ignore:Sparse CSR tensor support is in beta')
+def test_saved_special_tensors(tmp_path, graph, check_partition):
+    special = graph.clone()
+    special.edge_index = EdgeIndex(graph.edge_index, sparse_size=(50, 50))
+    special.x = graph.x.to_sparse_csr()
+    torch.save(special, tmp_path / 'data.pt')
+    partition_graph(load_source(tmp_path / 'data.pt'), 3, tmp_path / 'out')
+    check_partition(tmp_path / 'out', graph, 3)
+
+
+class _Hostile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize('wrap', [lambda x: x, lambda x: {'edge_index': x}, lambda x: Data(a=x)])
+def test_hostile_pickle_is_refused(tmp_path, graph, wrap):
+    torch.save(wrap(_Hostile(tmp_path / 'ran')), tmp_path / 'data.pt')
+    (tmp_path / 'plain.pt').write_bytes(pickle.dumps(wrap(_Hostile(tmp_path / 'ran'))))
+    torch.save(graph, tmp_path / 'good.pt')
+    with torch.serialization.safe_globals([_Hostile]):  # not by what the caller allows, either
+        before = set(torch.serialization.get_safe_globals())
+        load_source(tmp_path / 'good.pt')
+        with pytest.raises(ValueError, match=r"got a pickle that needs '\w+\.mkdir'"):
+            load_source(tmp_path / 'data.pt')
+        with pytest.raises(ValueError, match=r'plain\.pt'):
+            load_source(tmp_path / 'plain.pt')
+        assert set(torch.serialization.get_safe_globals()) == before
+    assert not (tmp_path / 'ran').exists()
+
+
+@pytest.mark.parametrize(
+    ('content', 'message'),
+    [
+        (torch.ones(3), 'got a Tensor'),
+        ([1, 2], 'got a list'),
+        ({'x': torch.ones(2)}, "without a tensor 'edge_index': ['x']"),
+        ({'edge_index': [[0], [1]]}, "without a tensor 'edge_index'"),
+        (({'edge_index': torch.ones(2, 1)}, {'x': torch.ones(2)}, Data), 'several graphs'),
+    ],
+)
+def test_saved_something_else(tmp_path, content, message):
+    torch.save(content, tmp_path / 'data.pt')
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_source(tmp_path / 'data.pt')
+
+
+# Arrays
+
+
+def test_npz_dense(tmp_path):
+    arrays = {
+        'edge_index': EDGES,
+        'x': X,
+        'y': np.array([0, 1, -1, 0]),
+        'train_mask': np.array([True, False, False, True]),
+        'size': np.ones((4, 2)),
+        'edge_weight': np.arange(5.0),
+    }
+    path = _npz(tmp_path / 'a.npz', num_classes=np.int64(2), **arrays)
+    want = Data(**{key: torch.from_numpy(array) for key, array in arrays.items()})
+    want.num_classes, want.num_nodes = 2, 4
+    _assert_same(load_source(path), want)
+
+
+def test_npz_csr(tmp_path, check_partition):
+    path = _npz(tmp_path / 'a.npz', edge_index=EDGES, **CSR)
+    data = load_source(path)
+    assert torch.equal(data.x, torch.tensor(X))
+    sparse = load_source(path, scratch=Scratch())
+    assert sparse.x.is_sparse
+    partition_graph(path, 2, tmp_path / 'out')
+    check_partition(tmp_path / 'out', data, 2)
+
+
+def test_npz_of_relations(tmp_path):
+    arrays = {
+        'edge|a|to|b': np.array([[0, 1], [1, 0]], dtype=np.int32),
+        'edge_attr|a|to|b': np.ones((2, 3)),
+        'x|a_data': np.array([1.0, 2.0], dtype=np.float32),
+        'x|a_indices': np.array([0, 2], dtype=np.int16),
+        'x|a_indptr': np.array([0, 1, 2], dtype=np.int32),
+        'x|a_shape': np.array([2, 3]),
+        'y|b': np.array([1, 0, 2]),
+        'num_nodes|a': np.int64(2),
+        'names|a': np.array(['p', 'q']),
+        'no_type': np.array([1.0, 2]),
+    }
+    data = load_source(_npz(tmp_path / 'a.npz', **arrays))
+    assert data.edge_types == [('a', 'to', 'b')]
+    assert data['a', 'to', 'b'].edge_index.tolist() == [[0, 1], [1, 0]]
+    assert data['a', 'to', 'b'].edge_index.dtype == torch.int64
+    with pytest.warns(UserWarning, match=r'names|no_type') as warned:
+        partition_graph(data, 2, tmp_path / 'out')
+    assert len(warned) == 2
+    found = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))
+    assert torch.equal(found['a'].x, torch.tensor([[1.0, 0, 0], [0, 0, 2]])[found['a'].n_id])
+    assert torch.equal(found['b'].y, torch.tensor([1, 0, 2])[found['b'].n_id])
+    assert found['a', 'to', 'b'].edge_attr.shape == (2, 3)
+
+
+def test_npz_dropped_arrays_are_named(tmp_path):
+    """[2, E'] has one row per node, if there are two."""
+    edges = np.array([[0, 1], [1, 0]])
+    more = {
+        'edge_index_directed': edges,
+        'class_names': np.array(['a', 'b', 'c']),
+        'node_names': np.array(['a', 'b']),
+    }
+    path = _npz(tmp_path / 'a.npz', edge_index=edges, num_nodes=2, **more)
+    with pytest.warns(UserWarning, match='dropped attributes') as warned:
+        partition_graph(path, 2, tmp_path / 'out')
+    assert all(f'{name} (' in str(warned[0].message) for name in more)
+
+
+@pytest.mark.parametrize(
+    ('change', 'message'),
+    [
+        ({'edge_index': None}, "expected the array 'edge_index'"),
+        ({'edge_index': np.int64(3)}, "expected a tensor 'edge_index'"),
+        ({'edge_index': EDGES.T}, 'shape [2, E]'),
+        ({'x': X}, "either 'x' or all of"),
+        ({'x_shape': None}, "either 'x' or all of"),
+        ({'x_shape': np.array([5, 3])}, 'CSR matrix'),
+        ({'x_shape': np.array([4, -3])}, 'CSR matrix'),
+        ({'x_shape': np.array([4, 2**40])}, 'CSR matrix'),
+        ({'x_indptr': np.array([0, 1, 3, 2, 4])}, 'CSR matrix'),
+        ({'x_indptr': np.array([0, 1, 2, 2, 5])}, 'CSR matrix'),
+        ({'x_indptr': np.array([1, 1, 2, 2, 4])}, 'CSR matrix'),
+        ({'x_indptr': np.array([0.0, 1, 2, 2, 4])}, 'CSR matrix'),
+        ({'x_indices': np.array([0, 3, 0, 1])}, 'CSR matrix'),
+        ({'x_indices': np.array([0, -1, 0, 1])}, 'CSR matrix'),
+        ({'x_indices': np.array([0, 0.5, 0, 1])}, 'CSR matrix'),
+        ({'train_idx': np.array([4])}, "'train_idx'"),
+        ({'y': np.array(['a', 'b', 'c', 'd'])}, "expected numbers in 'y'"),
+        ({'y': np.ones(4, dtype=np.longdouble)}, "expected numbers in 'y'"),
+        ({'y': np.array([{}] * 4)}, 'an .npz file of plain arrays'),
+    ],
+)
+def test_npz_refused(tmp_path, change, message):
+    arrays = {'edge_index': EDGES, **CSR, **change}
+    kept = {name: value for name, value in arrays.items() if value is not None}
+    path = _npz(tmp_path / 'a.npz', **kept)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        partition_graph(load_source(path), 2, tmp_path / 'out')
+
+
+@pytest.mark.parametrize('content', [b'', b'something else', pickle.dumps({'edge_index': 1})])
+@pytest.mark.parametrize('name', ['a.npz', 'a.pt'])
+def test_files_that_are_no_archive(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(name)):
+        load_source(tmp_path / name)
+    np.save(tmp_path / 'single.npy', EDGES)
+    (tmp_path / 'single.npy').rename(tmp_path / 'single.npz')
+    with pytest.raises(ValueError, match='single'):
+        load_source(tmp_path / 'single.npz')
+
+
+# Tables
+
+
+def test_table_without_pyarrow(tmp_path, monkeypatch):
+    (tmp_path / 'edges.csv').write_text('src,dst\n0,1\n')
+    monkeypatch.setitem(sys.modules, 'pyarrow', None)
+    with pytest.raises(ValueError, match=r"install it with pip install 'pyg_sar\[parquet\]'"):
+        load_source(tmp_path / 'edges.csv')
+
+
+@pytest.mark.parametrize('suffix', ['.csv', '.parquet'])
+def test_tables(tmp_path, suffix):
+    pyarrow = pytest.importorskip('pyarrow')
+    columns = {'weight': [0.5, 1, 2, 4, 8], 'dst': [1, 2, 3, 0, 1], 'src': [0, 0, 2, 3, 3]}
+    path = tmp_path / 'graph' / f'edges{suffix}'
+    path.parent.mkdir()
+    writer = importlib.import_module(f'pyarrow.{suffix[1:]}')
+    (writer.write_csv if suffix == '.csv' else writer.write_table)(pyarrow.table(columns), path)
+    np.save(path.parent / 'x.npy', np.eye(6, dtype=np.float32))
+    for arrays in (read_table(path, Scratch(), batch_rows=3), load_source(path.parent)):
+        assert arrays['edge_index'].tolist() == [columns['src'], columns['dst']]
+        assert arrays['weight'].tolist() == columns['weight']
+    assert load_source(path.parent).num_nodes == 6
+    assert load_source(path).num_nodes == 4
+    np.save(path.parent / 'edge_index.npy', EDGES)
+    with pytest.raises(ValueError, match='expected one file of edges'):
+        load_source(path.parent)
+
+
+@pytest.mark.parametrize(
+    ('text', 'message'),
+    [
+        ('src\n0\n', 'two columns or more'),
+        ('src,dst\n0,1\n1,\n', "no empty cell in 'dst'"),
+        ('src,dst\n0,\n', "'dst'"),
+        ('src,dst\n0,a\n', "numbers in 'dst'"),
+        ('src,dst\n0,0.5\n', 'expected integers in .*float64'),
+        ('src,dst\n0,1,2\n', 'a table of numbers'),
+    ],
+)
+def test_bad_tables(tmp_path, text, message):
+    pytest.importorskip('pyarrow')
+    (tmp_path / 'a.csv').write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_source(tmp_path / 'a.csv')
+
+
+# Names
+
+
+def test_wordnet_noun():
+    data = load_source('wordnet-noun')
+    assert sorted(data.keys()) == ['edge_index', 'num_classes', 'num_nodes', 'x', 'y']
+    assert data.x.shape == (82_115, 512)
+    assert data.x.dtype == torch.float32
+    assert data.edge_index.shape == (2, 230_620)
+    assert int((data.y >= 0).sum()) == 82_073
+    assert data.num_classes == 25
+    src, dst = data.edge_index
+    assert torch.equal((src * 82_115 + dst).sort()[0], (dst * 82_115 + src).sort()[0])
+
+
+@pytest.mark.slow
+def test_wordnet_hetero():
+    data = load_source('wordnet-hetero')
+    assert data.num_nodes_dict == {'synset': 117_659, 'word': 147_306}
+    assert len(data.edge_types) == 19
+    assert data.num_edges == 442_334
+    assert data['synset'].x.shape == (117_659, 512)
+    assert data['synset'].num_classes == 45
+    assert data.validate()
+    assert len(T.ToUndirected(merge=False)(data).edge_types) == 38
+
+
+def test_wordnet_licence_is_shipped():
+    package = Path(pyg_sar.__file__).parent
+    assert 'Princeton' in (package / 'datasets' / 'WORDNET_LICENSE.txt').read_text()
+
+
+MODULE = 'torch_geometric.datasets'
+
+
+class Events(InMemoryDataset):
+    """A dataset of events, as PyG's JODIEDataset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = TemporalData(
+            src=torch.tensor([0, 1, 2]),
+            dst=torch.tensor([3, 3, 4]),
+            t=torch.tensor([5, 7, 9]),
+            msg=torch.eye(3),
+        )
+
+
+class Rooted(FakeDataset):
+    """A dataset with files."""
+
+    seen = None
+
+    def __init__(self, root: str, name: str, *, edge_dim: int = 0) -> None:
+        Rooted.seen = (root, name)
+        super().__init__(num_graphs=1, avg_num_nodes=20, edge_dim=edge_dim)
+
+
+class Broken(FakeDataset):
+    """A dataset that cannot be downloaded."""
+
+    def __init__(self, root: str) -> None:
+        raise OSError('no route to host')
+
+
+def test_dataset_classes():
+    data, expected = load_source(f'{MODULE}.KarateClub'), KarateClub()[0]
+    assert data.num_classes == 4
+    for name in ('x', 'edge_index', 'y', 'train_mask'):
+        assert torch.equal(data[name], expected[name])
+    data = load_source(f'{MODULE}.FakeDataset(num_channels=7, edge_dim=3, task="node")')
+    assert (data.x.shape[1], data.edge_attr.shape[1]) == (7, 3)
+    hetero = load_source(f'{MODULE}.FakeHeteroDataset(num_node_types=2, num_edge_types=3)')
+    assert (len(hetero.node_types), len(hetero.edge_types)) == (2, 3)
+    data = load_source(f'{__name__}.Events')
+    assert data.edge_index.tolist() == [[0, 1, 2], [3, 3, 4]]
+    assert data.edge_time.tolist() == [5, 7, 9]
+    assert torch.equal(data.edge_attr, torch.eye(3))
+    assert data.num_nodes == 5
+
+
+def test_root(tmp_path, monkeypatch):
+    name = f'{__name__}.Rooted(name=Cora, edge_dim=2)'
+    assert load_source(name, root=tmp_path).edge_attr is not None
+    assert Rooted.seen == (str(tmp_path / 'Rooted'), 'Cora')
+    monkeypatch.setenv('PYG_SAR_DATA', str(tmp_path / 'env'))
+    load_source(name)
+    assert Rooted.seen[0] == str(tmp_path / 'env' / 'Rooted')
+    monkeypatch.delenv('PYG_SAR_DATA')
+    load_source(name)
+    assert Rooted.seen[0] == 'dataset/Rooted'
+    load_source(f'{__name__}.Rooted(name="a b", root=here)', root=tmp_path)
+    assert Rooted.seen == ('here', 'a b')
+
+
+@pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+        ('cora', 'or one of wordnet-hetero, wordnet-noun, synthetic:arxiv'),
+        ('cora', "(got 'cora', no such file)"),
+        ('no/graph.csv', "(got 'no/graph.csv', no such file)"),
+        ('.', "(got '.', a folder)"),
+        ('a.txt', "(got 'a.txt', a file)"),
+        ('no.such.Class', "a subclass of Dataset in 'no.such.Class' (got No module"),
+        (f'{MODULE}.Nothing', 'got nothing of that name'),
+        ('torch_geometric.data.Data', 'a subclass of Dataset'),
+        ('os.PathLike(x=1)', 'a subclass of Dataset'),
+        (f'{MODULE}.FakeDataset(3)', 'arguments without a name'),
+        (f'{MODULE}.FakeDataset(**{{}})', 'arguments without a name'),
+        (f'{MODULE}.FakeDataset(num_graphs=print(1))', 'arguments such as (name=Cora'),
+        (f'{MODULE}.FakeDataset(num_graphs=)', 'arguments such as (name=Cora'),
+        (f'{MODULE}.FakeDataset(num_graphs=2)', 'a dataset of one graph'),
+        (f'{MODULE}.KarateClub(colour=red)', "unexpected keyword argument 'colour'"),
+        (f'{__name__}.Broken', "belong in 'data/Broken' (got OSError: no route to host)"),
+        ('synthetic:nothing', 'or synthetic:N,E'),
+        ('synthetic:10,9999', "'num_pairs' must be at most a quarter"),
+        ('ogbn-cora', 'expected one of ogbn-arxiv, ogbn-mag,'),
+    ],
+)
+def test_refused(tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'a.txt').touch()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_source(name, root='data')
+
+
+# Synthetic graphs
+
+
+def _scaled(shape: GraphShape, by: int) -> GraphShape:
+    sizes = shape.num_nodes // by, shape.num_pairs // by
+    return GraphShape(*sizes, shape.num_features, shape.num_classes)
+
+
+def test_shapes():
+    assert shape_of('arxiv') is ARXIV
+    assert shape_of('products') is PRODUCTS
+    assert (ARXIV.num_nodes, 2 * ARXIV.num_pairs) == (169_343, 2_315_598)
+    assert (ARXIV.num_features, ARXIV.num_classes) == (128, 40)
+    assert (PRODUCTS.num_nodes, 2 * PRODUCTS.num_pairs) == (2_449_029, 123_718_280)
+    assert (PRODUCTS.num_features, PRODUCTS.num_classes) == (100, 47)
+    data = load_source('synthetic:1500,6000', seed=2)
+    assert (data.num_nodes, data.num_edges, data.num_features) == (1500, 12_000, 32)
+    _assert_same(load_source('synthetic:1500,6000', seed=2), data)
+    other = load_source('synthetic:1500,6000')
+    for name in ('x', 'edge_index', 'y', 'train_mask'):
+        assert not torch.equal(other[name], data[name])
+
+
+@pytest.mark.parametrize('drawn_pairs', [1 << 22, 1000])
+def test_edges_and_masks_of_a_drawn_graph(monkeypatch, drawn_pairs):
+    monkeypatch.setattr('pyg_sar.partitioner.sources.synthetic._DRAWN_PAIRS', drawn_pairs)
+    data = synthetic_graph(GraphShape(5000, 30_000, 8, 10, community_size=100), seed=0)
+    assert (data.x.shape, data.x.dtype) == ((5000, 8), torch.float32)
+    assert (data.edge_index.shape, data.edge_index.dtype) == ((2, 60_000), torch.int64)
+    assert data.y.unique().tolist() == list(range(data.num_classes))
+    masks = torch.stack([data.train_mask, data.val_mask, data.test_mask])
+    assert masks.sum(dim=1).tolist() == [2700, 900, 1400]
+    assert masks.sum(dim=0).eq(1).all()
+    src, dst = data.edge_index
+    keys = src * 5000 + dst
+    assert (keys.diff() > 0).all()  # Sorted, no duplicates.
+    assert (src != dst).all()
+    assert torch.equal((dst * 5000 + src).sort()[0], keys)
+    degree = src.bincount(minlength=5000).double()
+    assert degree.max() > 15 * degree.mean()
+    assert 0.8 < degree[-500:].mean() / degree[:500].mean() < 1.25  # ids tell nothing
+    same = (data.y[src] == data.y[dst]).double().mean()
+    share = data.y.bincount().double() / 5000
+    assert same > 0.65  # By construction 0.45 + 0.25, and some by chance.
+    assert same > 4 * share.square().sum()
+    centres = torch.stack([data.x[data.train_mask & (data.y == c)].mean(0) for c in range(10)])
+    guess = torch.cdist(data.x[data.test_mask], centres).argmin(dim=1)
+    assert (guess == data.y[data.test_mask]).double().mean() > 0.2
+
+
+@pytest.mark.parametrize('shape', [_scaled(ARXIV, 8), _scaled(PRODUCTS, 80)], ids=str)
+def test_tail_and_labels(shape):
+    data = synthetic_graph(shape, seed=1)
+    degree = torch.bincount(data.edge_index[1], minlength=shape.num_nodes).double()
+    # Hill's estimator over the largest two percent: the tail index of the degrees.
+    largest = degree.sort(descending=True)[0][: shape.num_nodes // 50]
+    index = 1 / (largest[:-1] / largest[-1]).log().mean()
+    assert 1.3 < index < 2.3
+    # Neighbours with a known label tell a node's: far better than the largest class does.
+    known = data.train_mask[data.edge_index[0]]
+    src, dst = data.edge_index[:, known]
+    votes = torch.zeros(shape.num_nodes, shape.num_classes)
+    votes.index_put_((dst, data.y[src]), torch.ones(src.numel()), accumulate=True)
+    right = (votes.argmax(dim=1) == data.y)[data.test_mask].double().mean()
+    assert right > max(0.6, 4 * float(data.y.bincount().max()) / shape.num_nodes)
