@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.comm import agree, in_call, is_distributed, raise_together, transport
+from pyg_sar.comm import agree, current, in_call, is_distributed, raise_together
 from pyg_sar.launching import launched
 from pyg_sar.monitor import bytes_text, say
 from pyg_sar.rows.attach import as_rows_of_graph
@@ -99,8 +99,8 @@ def _read(root: str | Path, rank: int | None, verify: bool) -> Data | HeteroData
     data: Data | HeteroData | None = None
     error: FileNotFoundError | ValueError | None = None
     try:
-        own = transport.rank() if rank is None else rank
-        data = read_shard(root, own, transport.world_size(), verify=verify)
+        own = current().rank if rank is None else rank
+        data = read_shard(root, own, current().size, verify=verify)
     except (FileNotFoundError, ValueError) as failure:
         error = failure
     except Exception as failure:  # whatever it is, the other ranks must not wait for this one

@@ -33,7 +33,7 @@ FLOORS = (
 FOLDERS = {
     'rows': ('unasked', 'rules'),
     'conv': ('call', 'inspect', 'message', 'around', 'reuse'),
-    'comm': ('reshard', 'faults'),
+    'comm': ('reshard', 'threads', 'faults'),
     'shard': ('read', 'format'),
     'sampling': ('seeds', 'draw'),
     'partitioner': ('sources', 'write', 'methods', 'graph', 'on_disk'),

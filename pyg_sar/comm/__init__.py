@@ -1,25 +1,7 @@
 """What moves between ranks: the only room that communicates features."""
 
 from pyg_sar.comm.buffers import Rows
-from pyg_sar.comm.exchange import Exchange, Request
-from pyg_sar.comm.faults.connection import Connection
-from pyg_sar.comm.faults.errors import ExchangeError, in_call, in_layer
-from pyg_sar.comm.faults.guarded import (
-    as_timedelta,
-    communicates,
-    exchange_group,
-    guard,
-    in_lane,
-    lane_failed,
-    left_by,
-    open_lane,
-    set_debug,
-    set_timeout,
-)
-from pyg_sar.comm.faults.reports import for_operations
-from pyg_sar.comm.first_derivative_only import once_differentiable
-from pyg_sar.comm.gradient_return import GradientReturn
-from pyg_sar.comm.group import (
+from pyg_sar.comm.collectives import (
     agree,
     all_gather_alike,
     all_ranks,
@@ -28,6 +10,7 @@ from pyg_sar.comm.group import (
     all_to_all_counts,
     are_alike,
     await_device,
+    broadcast,
     check_arrived,
     check_equal,
     count_ranks,
@@ -36,5 +19,22 @@ from pyg_sar.comm.group import (
     raise_together,
     sum_over_ranks,
 )
+from pyg_sar.comm.comm import Comm
+from pyg_sar.comm.exchange import Exchange, Request
+from pyg_sar.comm.faults.errors import ExchangeError, in_call, in_layer
+from pyg_sar.comm.functions import communicates, once_differentiable
+from pyg_sar.comm.gradient_return import GradientReturn
+from pyg_sar.comm.ranks import (
+    as_timedelta,
+    chosen,
+    current,
+    is_distributed,
+    left_by,
+    open_lane,
+    rank,
+    set_debug,
+    set_timeout,
+    takes_turns,
+    world_size,
+)
 from pyg_sar.comm.reshard.reverse_edges import EdgeMove, Reversed, reverse
-from pyg_sar.comm.transport import is_distributed, rank, takes_turns, world_size

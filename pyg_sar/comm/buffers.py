@@ -45,7 +45,7 @@ class Buffers:
     """
 
     def __init__(
-        self, pool: BufferPool | None, tensors: Sequence[Tensor], num_rows: int, most_rows: int
+        self, pool: BufferPool | None, most_rows: int, tensors: Sequence[Tensor], num_rows: int
     ) -> None:
         self.pool = pool
         self.lent: list[Tensor] = []

@@ -12,18 +12,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import transport
 from pyg_sar.comm.buffers import BufferPool, Buffers, Rows
-from pyg_sar.comm.faults.guarded import connect_devices, exchange_group
-from pyg_sar.comm.group import all_to_all, all_to_all_counts
+from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
+from pyg_sar.comm.ranks import current
 from pyg_sar.comm.rounding import Wire
 from pyg_sar.comm.swap import ROWS_TAG, Swap
-from pyg_sar.comm.transport import is_distributed
 from pyg_sar.shard.shard import Shard, Step
 
 
@@ -59,10 +58,10 @@ class Exchange:
         if depth < 1:
             raise ValueError(f"'depth' must be at least 1 (got {depth})")
         rank, world_size = 0, 1
-        if shard.world_size > 1 and is_distributed():
-            exchange_group()  # raises if it has ended
-            connect_devices(shard.steps[0].send_index.device)
-            rank, world_size = transport.rank(), transport.world_size()
+        if shard.world_size > 1:
+            comm = current()
+            comm.connect_devices(shard.steps[0].send_index.device)
+            rank, world_size = comm.rank, comm.size
         if (shard.rank, shard.world_size) != (rank, world_size):
             raise ValueError(
                 f'expected a shard of rank {rank} of {world_size}, as this process is '
@@ -71,14 +70,11 @@ class Exchange:
         self.shard = shard
         self.depth = depth
         self.wire = Wire(dtype)
-        self._pool: BufferPool = shard.cache.setdefault('buffers', BufferPool())
-        self._most_rows = max(
-            (n for s in shard.steps for n in (s.recv_rows, s.send_index.numel())), default=0
-        )
-
-    def buffers(self, tensors: Sequence[Tensor], num_rows: int) -> Buffers:
-        """Reused memory for `num_rows` rows like those of each of `tensors`."""
-        return Buffers(self._pool, tensors, num_rows, self._most_rows)
+        pool: BufferPool = shard.cache.get('buffers') or BufferPool()
+        shard.cache['buffers'] = pool
+        most = max((max(s.recv_rows, s.send_index.numel()) for s in shard.steps), default=0)
+        # Reused memory for as many rows like those of each of some tensors.
+        self.buffers = partial(Buffers, pool, most)
 
     def fetch(self, tensors: Sequence[Tensor], *, keep: bool = False) -> Iterator[Rows]:
         """The source rows of every block, in the order of the plan's blocks.
@@ -94,54 +90,47 @@ class Exchange:
             ``[num_rows, ...]`` of each tensor.
         """
         tensors = [t.contiguous() for t in tensors]
+        form = self.wire.like(tensors)
+        is_narrow = [t.dtype for t in form] != [t.dtype for t in tensors]
         steps = deque(self.shard.steps)
-        pool = None if keep else self._pool
         travelling: deque[Swap] = deque()
+        buffers = partial(Buffers, None, 0) if keep else self.buffers
 
-        def pack_next() -> Buffers | None:
-            return self._packed(steps[0], tensors) if steps else None
-
-        def start_next(sent: Buffers | None) -> None:
-            if sent is None:
-                return
-            step, form = steps.popleft(), self.wire.like(tensors)
-            received = Buffers(pool, form, step.recv_rows, self._most_rows)
+        def start(sent: Buffers) -> None:
+            step = steps.popleft()
+            received = buffers(form, step.recv_rows)
             travelling.append(
                 Swap(received, step.recv_rank, sent, step.send_rank, step.part, ROWS_TAG)
             )
 
         for part in self.shard.parts:
             while steps and len(travelling) < self.depth:
-                start_next(pack_next())
-            start, end = self.shard.source_range(part)
-            yield [t[start:end] for t in tensors]
+                start(self._packed(steps[0], form, tensors))
+            first, end = self.shard.source_range(part)
+            yield [t[first:end] for t in tensors]
         while travelling:
-            packed = pack_next()  # while the rows of this block are still on their way
+            # While the rows of this block are still on their way.
+            packed = self._packed(steps[0], form, tensors) if steps else None
             swap = travelling.popleft()
             swap.wait()
-            swap.free_sent()
-            start_next(packed)
-            rows = self._unpacked(swap.received, tensors, pool)
+            swap.sent.free()
+            if packed is not None:
+                start(packed)
+            rows = swap.received
+            if is_narrow:
+                rows = buffers(tensors, rows.rows[0].size(0))
+                for wide, came in zip(rows.rows, swap.received.rows, strict=True):
+                    wide.copy_(came)
+                swap.received.free()
             yield rows.rows
             rows.free()
 
-    def _packed(self, step: Step, tensors: Rows) -> Buffers:
-        """The own rows that a step sends."""
-        sent = self.buffers(self.wire.like(tensors), step.send_index.numel())
+    def _packed(self, step: Step, form: Rows, tensors: Rows) -> Buffers:
+        """The own rows that a step sends, as they travel."""
+        sent = self.buffers(form, step.send_index.numel())
         for rows, tensor in zip(sent.rows, tensors, strict=True):
             self.wire.pack(rows, tensor, step.send_index)
         return sent
-
-    def _unpacked(self, received: Buffers, tensors: Rows, pool: BufferPool | None) -> Buffers:
-        """Rows that came in, in the dtypes of the tensors."""
-        if not any(self.wire.narrows(t) for t in tensors):
-            return received
-        num_rows = received.rows[0].size(0)
-        unpacked = Buffers(pool, tensors, num_rows, self._most_rows)
-        for rows, came in zip(unpacked.rows, received.rows, strict=True):
-            rows.copy_(came)
-        received.free()
-        return unpacked
 
     def fetch_all(self, tensors: Sequence[Tensor]) -> Rows:
         """All halo rows ``[num_halo, ...]`` at once: an all-to-all for each tensor (collective)."""

@@ -32,9 +32,12 @@ class GradientReturn:
     ) -> None:
         self.exchange = exchange
         self.out = list(out)
+        self._form = exchange.wire.like(self.out)
         self._own = own
-        self._next = 0 if own is None else exchange.shard.parts_per_rank
-        self._filled: Buffers | None = None
+        shard = exchange.shard
+        self._own_blocks = iter(range(shard.parts_per_rank if own is None else 0))
+        self._steps = iter(shard.steps)
+        self._filled: tuple[Step, Buffers] | None = None
         self._travelling: tuple[Swap, Tensor] | None = None
 
     def rows(self) -> Rows:
@@ -42,71 +45,54 @@ class GradientReturn:
 
         For an own block views into `out`; for a remote one a buffer of any content.
         """
-        step = self._step()
-        if step is None:
-            shard = self.exchange.shard
-            start, end = shard.own_ptr[self._next], shard.own_ptr[self._next + 1]
+        block = next(self._own_blocks, None)
+        if block is not None:
+            start, end = self.exchange.shard.own_ptr[block : block + 2]
             return [o[start:end] for o in self.out]
-        self._filled = self.exchange.buffers(self.out, step.recv_rows)
-        return self._filled.rows
+        step = next(self._steps)
+        self._filled = step, self.exchange.buffers(self.out, step.recv_rows)
+        return self._filled[1].rows
 
     def send(self) -> None:
         """Sends what was put into :meth:`rows`."""
-        step, filled = self._step(), self._filled
-        self._next, self._filled = self._next + 1, None
-        if step is None:
+        if self._filled is None:
             return
-        assert filled is not None
-        form = self.exchange.wire.like(self.out)
-        packed = self._packed(filled, form)
-        del filled
+        (step, sent), self._filled = self._filled, None
+        if [t.dtype for t in self._form] != [t.dtype for t in self.out]:
+            sent = self._narrowed(sent)
         arrived = self._arrived()
-        received = self.exchange.buffers(form, step.send_index.numel())
-        swap = Swap(received, step.send_rank, packed, step.recv_rank, step.part, GRADIENTS_TAG)
+        received = self.exchange.buffers(self._form, step.send_index.numel())
+        swap = Swap(received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG)
         self._travelling = swap, step.send_index
-        self._make_own()
         self._add(arrived)  # while the gradients of this block are on their way
 
     def finish(self) -> Rows:
         """Waits for the last gradients; returns what they were added to."""
-        self._make_own()
         self._add(self._arrived())
         return self.out
 
-    def _make_own(self) -> None:
+    def _arrived(self) -> tuple[Swap, Tensor] | None:
+        """Waits for the gradients that travel; gives them and the own rows they belong to."""
+        arrived, self._travelling = self._travelling, None
+        if arrived is not None:
+            arrived[0].wait()
+            arrived[0].sent.free()
+        return arrived
+
+    def _add(self, arrived: tuple[Swap, Tensor] | None) -> None:
+        """Adds gradients that have come to what own blocks give."""
         if self._own is not None:
             self.out, self._own = self._own(), None
+        if arrived is not None:
+            swap, index = arrived
+            for out, rows in zip(self.out, swap.received.rows, strict=True):
+                self.exchange.wire.add(out, index, rows)
+            swap.received.free()
 
-    def _packed(self, filled: Buffers, form: Rows) -> Buffers:
+    def _narrowed(self, filled: Buffers) -> Buffers:
         """Gradients as they travel."""
-        if not any(self.exchange.wire.narrows(o) for o in self.out):
-            return filled
-        packed = self.exchange.buffers(form, filled.rows[0].size(0))
-        for sent, rows in zip(packed.rows, filled.rows, strict=True):
+        narrowed = self.exchange.buffers(self._form, filled.rows[0].size(0))
+        for sent, rows in zip(narrowed.rows, filled.rows, strict=True):
             sent.copy_(rows)
         filled.free()
-        return packed
-
-    def _step(self) -> Step | None:
-        shard = self.exchange.shard
-        if self._next < shard.parts_per_rank:
-            return None
-        return shard.steps[self._next - shard.parts_per_rank]
-
-    def _arrived(self) -> tuple[Buffers, Tensor] | None:
-        """Waits for the gradients that travel; gives them and the own rows they belong to."""
-        if self._travelling is None:
-            return None
-        swap, index = self._travelling
-        self._travelling = None
-        swap.wait()
-        swap.free_sent()
-        return swap.received, index
-
-    def _add(self, arrived: tuple[Buffers, Tensor] | None) -> None:
-        if arrived is None:
-            return
-        received, index = arrived
-        for out, rows in zip(self.out, received.rows, strict=True):
-            self.exchange.wire.add(out, index, rows)
-        received.free()
+        return narrowed

@@ -29,24 +29,21 @@ class Wire:
     def __init__(self, dtype: torch.dtype | None = None) -> None:
         self.dtype = dtype
 
-    def narrows(self, tensor: Tensor) -> bool:
-        """Whether rows of a tensor are rounded."""
-        return (
-            self.dtype is not None
-            and tensor.is_floating_point()
-            and tensor.element_size() > self.dtype.itemsize
-        )
-
     def like(self, tensors: Sequence[Tensor]) -> Rows:
-        """Tensors without rows of the shapes and dtypes in which rows of `tensors` travel."""
+        """Tensors with rows of the shapes and dtypes in which rows of `tensors` travel."""
+        dtype = self.dtype
+        if dtype is None:
+            return list(tensors)
         return [
-            t.new_empty((0, *t.shape[1:]), dtype=self.dtype if self.narrows(t) else t.dtype)
+            t.new_empty((0, *t.shape[1:]), dtype=dtype)
+            if t.is_floating_point() and t.element_size() > dtype.itemsize
+            else t
             for t in tensors
         ]
 
     def pack(self, out: Tensor, tensor: Tensor, index: Tensor) -> None:
         """Puts rows of a tensor into `out`, as they travel."""
-        if not self.narrows(tensor):
+        if out.dtype == tensor.dtype:
             torch.index_select(tensor, 0, index, out=out)
             return
         for chunk in _chunks(index.numel(), tensor):

@@ -14,15 +14,13 @@ from torch.nn.parameter import is_lazy
 
 from pyg_sar.comm import (
     as_timedelta,
-    exchange_group,
-    guard,
+    broadcast,
     in_call,
     is_distributed,
     left_by,
     raise_together,
     set_debug,
     set_timeout,
-    transport,
 )
 from pyg_sar.ddp.gradients import Gradients
 from pyg_sar.ddp.lazy_layers import LazyLayers
@@ -201,6 +199,5 @@ def _send_from_rank_0(tensors: list[Tensor]) -> None:
         if isinstance(tensor, (OwnRows, Rows)) or is_lazy(tensor):
             continue
         sent = tensor.detach().contiguous()
-        with guard('sending parameters to all ranks'):
-            transport.broadcast(sent, exchange_group())
+        broadcast(sent, 'sending parameters to all ranks')
         tensor.detach().copy_(sent)

@@ -24,12 +24,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from pyg_sar.comm import all_reduce_sum, await_device, world_size
-from pyg_sar.conv.sar_conv import SARConv
-from pyg_sar.ddp.buckets import SUM, buckets_of
-from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind
-from pyg_sar.ddp.same_model import check_same_values
-from pyg_sar.norm import RunningStatistics
-from pyg_sar.over_all_nodes.backward import (
+from pyg_sar.comm.end_of_backward import (
     await_backward,
     has_come,
     is_accumulated,
@@ -37,6 +32,11 @@ from pyg_sar.over_all_nodes.backward import (
     running,
     started,
 )
+from pyg_sar.conv.sar_conv import SARConv
+from pyg_sar.ddp.buckets import SUM, buckets_of
+from pyg_sar.ddp.own_tensors import divide_gradients, leaves_behind
+from pyg_sar.ddp.same_model import check_same_values
+from pyg_sar.norm import RunningStatistics
 from pyg_sar.own_rows import OwnRows
 from pyg_sar.rows.replicated import average_gradients, mean_of_ranks
 from pyg_sar.rows.rows import Rows

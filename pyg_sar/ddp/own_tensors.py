@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import world_size
-from pyg_sar.over_all_nodes.backward import running
+from pyg_sar.comm.end_of_backward import running
 from pyg_sar.rows import Rows
 
 

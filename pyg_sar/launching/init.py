@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pyg_sar.comm import agree, as_timedelta, is_distributed, transport
+from pyg_sar.comm import agree, as_timedelta, current, is_distributed
 from pyg_sar.launching.environment import Launched, launched
 from pyg_sar.launching.machines import Place, Sight, have_own_gpus, own_sight, places
 from pyg_sar.monitor import say
@@ -90,7 +90,7 @@ def init(*, interface: str | None = None, timeout: float | timedelta | None = No
             if value is not None:
                 raise ValueError(
                     f"'{name}' must be given before there is a process group (got {value!r} and a "
-                    f'group of {transport.world_size()} ranks)'
+                    f'group of {current().size} ranks)'
                 )
     else:
         start = launched(os.environ)
@@ -100,7 +100,7 @@ def init(*, interface: str | None = None, timeout: float | timedelta | None = No
         else:
             by = f' by {start.launcher}' if start.launcher else ''
             say(_logger, logging.INFO, f'one process{by}, {_current_device()}')
-    return Process(transport.rank(), transport.world_size(), _current_device())
+    return Process(current().rank, current().size, _current_device())
 
 
 def _current_device() -> torch.device:

@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from pyg_sar.comm import ExchangeError, is_distributed, transport
+from pyg_sar.comm import ExchangeError, current, is_distributed
 
 
 def launch(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any]:
@@ -67,7 +68,7 @@ def launch(function: Callable[..., Any], num_ranks: int, *args: Any) -> list[Any
     if is_distributed():
         raise ValueError(
             'expected a process that is no rank (got rank '
-            f'{transport.rank()} of {transport.world_size()}; launch starts all ranks by itself)'
+            f'{current().rank} of {current().size}; launch starts all ranks by itself)'
         )
     method = _start_method(function)
     with (
@@ -152,18 +153,13 @@ def _run(
 
 def _in_new_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """A daemon, unlike a thread of a pool: a process that is interrupted does not wait for it."""
-    results: list[Any] = []
-    errors: list[BaseException] = []
+    future: Future[Any] = Future()
 
     def call() -> None:
         try:
-            results.append(function(*args))
+            future.set_result(function(*args))
         except BaseException as error:
-            errors.append(error)
+            future.set_exception(error)
 
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    threading.Thread(target=call, daemon=True).start()
+    return future.result()

@@ -103,16 +103,13 @@ def in_layer(layer: str, phase: str) -> Iterator[None]:
 
 
 @contextmanager
-def in_operation(
-    guard: AbstractContextManager[None], operation: str, peer: int | None, is_wait: bool
-) -> Iterator[None]:
-    """An operation with other ranks in its guard, told to those who listened when it began."""
+def in_operation(operation: str, peer: int | None, is_wait: bool) -> Iterator[None]:
+    """An operation with other ranks, told to those who listened when it began."""
     with ExitStack() as stack:
         stack.enter_context(_named(f'wait: {operation}' if is_wait else operation))
         for watcher in watchers:
             watcher.enter_operation(operation, peer)
             stack.callback(watcher.leave_operation)
-        stack.enter_context(guard)
         yield
 
 

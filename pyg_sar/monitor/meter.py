@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from dataclasses import dataclass
 
 from pyg_sar.monitor.hook import OUTSIDE, Transfer, Watcher
+from pyg_sar.scoped import Scoped
 
 _SIZE = r'[0-9]+\.?[0-9]*|\.[0-9]+'
 _POWERS = {'': 0, 'K': 1, 'M': 2, 'G': 3, 'T': 4}
@@ -38,8 +38,8 @@ class Counts:
     peak_bytes: int | None = None
 
 
-class _Here(threading.local):
-    """The passes under way in a thread, until when its time has been told, the last operation."""
+class _UnderWay:
+    """The passes of a thread, until when its time has been told, the last operation."""
 
     def __init__(self, outside: Counts) -> None:
         self.passes = [(OUTSIDE, outside)]
@@ -51,7 +51,16 @@ class Meter(Watcher):
     """Tells seconds and rows to the innermost pass; where there is none, to `outside`."""
 
     def __init__(self, outside: Counts) -> None:
-        self.here = _Here(outside)
+        self._outside = outside
+        self._under_way: Scoped[_UnderWay | None] = Scoped(None)
+
+    @property
+    def here(self) -> _UnderWay:
+        """What is under way in this thread."""
+        found = self._under_way.value
+        if found is None:
+            found = self._under_way.value = _UnderWay(self._outside)
+        return found
 
     def clock(self) -> float:
         """Seconds."""

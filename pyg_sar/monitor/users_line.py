@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
@@ -10,9 +11,12 @@ from traceback import walk_stack
 import torch
 import torch_geometric
 
-_FOLDERS = tuple(
-    os.path.dirname(os.path.abspath(file)) + os.sep
-    for file in (os.path.dirname(__file__), torch.__file__, torch_geometric.__file__)
+_OTHERS = (
+    contextlib.__file__,
+    *(
+        os.path.dirname(os.path.abspath(file)) + os.sep
+        for file in (os.path.dirname(__file__), torch.__file__, torch_geometric.__file__)
+    ),
 )
 
 
@@ -20,7 +24,7 @@ def users_line() -> tuple[str, int] | None:
     """The file and the line; None in a thread that the program has not begun."""
     for frame, line in walk_stack(sys._getframe()):
         file = frame.f_code.co_filename
-        if not file.startswith((*_FOLDERS, '<')) and os.sep in file and 'threading' not in file:
+        if not file.startswith((*_OTHERS, '<')) and os.sep in file and 'threading' not in file:
             return file, line
     return None
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import all_reduce_sum, check_arrived, in_call, sum_over_ranks
-from pyg_sar.over_all_nodes.backward import note_backward_of
+from pyg_sar.comm.end_of_backward import note_backward_of
 
 
 @in_call('global_sum')

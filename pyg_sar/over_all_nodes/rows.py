@@ -26,7 +26,7 @@ from pyg_sar.comm import (
     rank,
     world_size,
 )
-from pyg_sar.over_all_nodes.backward import note_backward_of
+from pyg_sar.comm.end_of_backward import note_backward_of
 
 
 @in_call('rows')

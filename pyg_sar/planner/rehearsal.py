@@ -22,7 +22,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm import transport
+from pyg_sar.comm import Comm, chosen
 from pyg_sar.conv.options import Mode
 from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.monitor import Counts, LiveBytes, Meter, hook
@@ -190,23 +190,22 @@ def equal_ranks(num_ranks: int) -> Iterator[Counts]:
     meter = Meter(counts)
     with ExitStack() as stack:
         if num_ranks > 1:
-            stack.enter_context(transport.inside(_EqualRanks(num_ranks)))
+            stack.enter_context(chosen.set(_EqualRanks(num_ranks)))
         hook.add(meter)
         stack.callback(hook.remove, meter)
         yield counts
 
 
-class _EqualRanks(transport.World):
-    rank = 0
-
+class _EqualRanks(Comm):
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
 
-    def sum_alike(
-        self, operation: str, alike: str = '', *, number: int = 0, state: str = ''
-    ) -> int | None:
+    def sum_alike(self, alike: str, *, number: int = 0, state: str = '') -> int | None:
         return number * self.size
+
+    def gather_texts(self, text: bytes, *, is_short: bool) -> list[bytes]:
+        return [text] * self.size
 
     def start_swap(
         self,
@@ -214,8 +213,8 @@ class _EqualRanks(transport.World):
         recv_rank: int,
         sent: Sequence[Tensor],
         send_rank: int,
-        tag: int,
-    ) -> list[transport.Work]:
+        words: str,
+    ) -> list[Any]:
         """In one step as many rows come from rank -s as go to rank +s."""
         for come, to in zip(received, sent, strict=True):
             come.copy_(to)
@@ -229,7 +228,7 @@ class _EqualRanks(transport.World):
         for rank, place in enumerate(torch.split(received, recv_sizes)):
             place.copy_(parts[-rank % self.size])
 
-    def all_reduce(self, tensor: Tensor) -> None:
+    def all_reduce(self, tensor: Tensor, group: object = None) -> None:
         tensor *= self.size
 
     def all_gather(self, own: Tensor) -> Tensor:

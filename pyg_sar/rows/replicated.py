@@ -20,8 +20,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyg_sar.comm import all_reduce_sum, are_alike, communicates, once_differentiable, rank
 from pyg_sar.comm import world_size as num_ranks
+from pyg_sar.comm.end_of_backward import is_accumulated, is_inside_a_function
 from pyg_sar.monitor.users_line import warn
-from pyg_sar.over_all_nodes.backward import is_accumulated, is_inside_a_function
 
 LARGE = 2**24
 """Of so many numbers a plain tensor that meets rows is worth a warning."""

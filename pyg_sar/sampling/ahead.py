@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 import torch
 
-from pyg_sar.comm import Connection, in_call, in_lane, lane_failed, left_by
+from pyg_sar.comm import Comm, chosen, current, in_call, left_by
 
 _PATIENCE = 2.0  # seconds in which other ranks may leave their loops when this program ends
 
@@ -36,7 +36,7 @@ class Ahead:
         name: What messages call the loader.
     """
 
-    def __init__(self, make: Make, depth: int, lane: Connection | None, name: str) -> None:
+    def __init__(self, make: Make, depth: int, lane: Comm | None, name: str) -> None:
         self._depth, self._name, self._ready = depth, name, deque[Any]()
         self._changed = threading.Condition()
         self._is_wanted, self._is_done = True, False
@@ -49,17 +49,19 @@ class Ahead:
             _running.add(self)
             self._thread.start()
 
-    def _run(self, make: Make, lane: Connection | None, name: str) -> None:
-        try:
-            with in_lane(lane), in_call(name):
+    def _run(self, make: Make, lane: Comm | None, name: str) -> None:
+        with chosen.set(lane), in_call(name):
+            try:
                 for batch in make(lambda: self._is_wanted):
                     with self._changed:
                         self._changed.wait_for(self._has_room)
                         self._ready.append(batch)
                         self._changed.notify_all()
                     del batch
-        except BaseException as error:
-            self._error = error
+            except BaseException as error:
+                if lane is not None:
+                    lane.fail(error)
+                self._error = error
         with self._changed:
             self._is_done = True
             self._changed.notify_all()
@@ -83,7 +85,7 @@ class Ahead:
                 self._changed.notify_all()
                 return self._ready.popleft()
         if self._error is not None:
-            lane_failed(self._error)
+            current().fail(self._error)
             raise self._error
         raise StopIteration
 

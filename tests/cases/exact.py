@@ -19,7 +19,7 @@ from meter import Meter, metered
 from torch import Tensor
 
 import pyg_sar
-from pyg_sar.comm import all_reduce_sum, is_distributed, transport
+from pyg_sar.comm import all_reduce_sum, is_distributed, rank, takes_turns, world_size
 
 TOLERANCE = 1e-10
 """Of absolute differences, relative to the largest entry of a tensor where that exceeds 1."""
@@ -106,7 +106,7 @@ def run_case(
             result.stage = 'reference'
             want, plain = reference(case, torch.float64), reference(case, dtype)
             result.stage = 'forward'
-            metering = metered() if transport.world() is None else nullcontext(Meter())
+            metering = nullcontext(Meter()) if takes_turns() else metered()
             with metering as meter:
                 data = _load(root, device)
                 if dtype != torch.float64:
@@ -297,7 +297,7 @@ def _load(root: str, device: str) -> Any:
     """New for every case, whose exchanges are counted; on a device only once."""
     if device == 'cpu':
         return pyg_sar.load_shard(root)
-    return copy.copy(_load_for(root, transport.rank(), transport.world_size())).to(device)
+    return copy.copy(_load_for(root, rank(), world_size())).to(device)
 
 
 def _note(meter: Meter, data: Any, result: Result) -> None:

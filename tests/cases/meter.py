@@ -95,9 +95,9 @@ def metered() -> Iterator[Meter]:
 
         def gradient_rows(original: Any, self: GradientReturn) -> Any:
             rows = original(self)
-            if self._filled is not None and self._step() is not None:
+            if self._filled is not None:
                 # Held from now on, though the swap comes later.
-                meter.take(self._filled, 'gradients', count(self._filled))
+                meter.take(self._filled[1], 'gradients', count(self._filled[1]))
             return rows
 
         def free(original: Any, self: Buffers) -> None:

@@ -22,11 +22,11 @@ from pyg_sar.comm import (
     agree,
     all_ranks,
     all_reduce_sum,
+    all_to_all,
     in_layer,
     least_of_ranks,
     set_timeout,
 )
-from pyg_sar.comm.group import all_to_all
 
 
 def _decides() -> None:

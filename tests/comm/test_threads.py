@@ -15,7 +15,6 @@ from torch import Tensor
 from torch_geometric.nn import Sequential
 
 from pyg_sar import comm
-from pyg_sar.comm import transport
 from pyg_sar.comm.threads import run_threads
 
 
@@ -181,7 +180,7 @@ def test_a_world_inside_a_world() -> None:
         return run_threads(comm.rank, 2)
 
     assert run_threads(outer, 2) == [[0, 1]] * 2
-    assert transport.world() is None
+    assert comm.chosen.value is None
 
 
 def test_no_rank() -> None:

@@ -18,7 +18,7 @@ from torch_geometric.nn import GATConv, SAGEConv
 
 import pyg_sar
 from pyg_sar.comm.buffers import BufferPool, Buffers
-from pyg_sar.comm.faults.connection import Connection
+from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.comm.swap import Swap
 
 BACKEND = 'cpu:gloo,cuda:nccl'
@@ -47,7 +47,7 @@ MUTATIONS: dict[str, tuple[Any, str, Any]] = {
     'a buffer used again before its rows have left': (Swap, '__init__', _begin_and_free),
     'a wait left out': (Swap, 'wait', lambda self: None),
     'a group that idle ranks do not connect': (
-        Connection,
+        GroupComm,
         'connect_devices',
         lambda self, device: None,
     ),

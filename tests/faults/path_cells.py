@@ -7,10 +7,12 @@ cell and is really killed or stopped.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +20,12 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from path_programs import program
+from path_programs import place_of, program
 
 import pyg_sar
-from pyg_sar.comm.faults import guarded
-from pyg_sar.comm.faults.connection import Guard
+from pyg_sar.comm import process_group, set_timeout
 from pyg_sar.comm.faults.errors import place
+from pyg_sar.comm.process_group import GroupComm
 from pyg_sar.conv.options import Mode
 
 FAULTY = 2
@@ -95,7 +97,8 @@ def _start_and_end(cell: PathCell, root: str, folder: Path) -> None:
 
 
 def _run(cell: PathCell, rank: int, root: str, folder: Path) -> End:
-    guarded._num_connections = 0  # processes of different age have made different numbers
+    # Processes of different age have made different numbers of groups.
+    process_group._numbers = itertools.count()
     dist.init_process_group(
         'gloo',
         init_method=f'file://{folder}/store',
@@ -106,15 +109,15 @@ def _run(cell: PathCell, rank: int, root: str, folder: Path) -> End:
     error: Any = None
     try:
         torch.manual_seed(0)
-        build, where = program(cell.program)
+        build, _ = program(cell.program)
         data = pyg_sar.local(pyg_sar.load_shard(root))
         step = build(data, cell.mode, START, folder)
         step(1)
         if rank == FAULTY:
-            _count_and_fail(cell, step, where, folder)
+            _count_and_fail(cell, step, folder)
         else:
             step(2)
-            guarded.set_timeout(timedelta(seconds=TIMEOUT))
+            set_timeout(timedelta(seconds=TIMEOUT))
             step(3)
             step(4)  # nobody may have needed the rank's last operation
     except Exception as found:
@@ -137,11 +140,9 @@ def _run(cell: PathCell, rank: int, root: str, folder: Path) -> End:
     return found
 
 
-def _count_and_fail(
-    cell: PathCell, step: Callable[[int], object], where: str, folder: Path
-) -> None:
+def _count_and_fail(cell: PathCell, step: Callable[[int], object], folder: Path) -> None:
     """Step 2 tells how many operations there are; step 3 does not get beyond the chosen one."""
-    wanted = f'{where}, {cell.phase}' if cell.phase in ('forward', 'backward') else where
+    wanted = place_of(cell.program, cell.phase)
     count, last = 0, -1
 
     def come() -> None:
@@ -151,17 +152,19 @@ def _count_and_fail(
             os.kill(os.getpid(), signal.SIGKILL if cell.fault == 'killed' else signal.SIGSTOP)
         count += 1
 
-    enter = Guard.__enter__
+    guard = GroupComm.guard
 
-    def entering(self: Guard) -> None:
-        enter(self)
-        is_sum = self.operation == 'the sum of the gradients of parameters'
-        if is_sum if cell.phase == SUM else place() == wanted:
-            come()
+    @contextmanager
+    def guarding(self: GroupComm, operation: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+        with guard(self, operation, *args, **kwargs):
+            is_sum = operation.startswith('the sum of the gradients of parameters')
+            if is_sum if cell.phase == SUM else not is_sum and place() == wanted:
+                come()
+            yield
 
-    with mock.patch.object(Guard, '__enter__', entering):
+    with mock.patch.object(GroupComm, 'guard', guarding):
         step(2)
         (folder / 'count').write_text(str(count))
-        guarded.set_timeout(timedelta(seconds=TIMEOUT))  # all have come as far as this
+        set_timeout(timedelta(seconds=TIMEOUT))  # all have come as far as this
         count, last = 0, round(cell.when * (count - 1))
         step(3)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from path_cells import FAULTY, SUM, TIMEOUT, End, PathCell, run_cells
-from path_programs import CONVS, MODES, OTHERS, program
+from path_programs import CONVS, MODES, OTHERS, place_of
 from ranks import run_once
 from small_graphs import cut, small_graph
 
@@ -19,7 +19,11 @@ PLACES = [
     *((name, MODES[0], phase) for name in NORMS for phase in PHASES),
     *((name, MODES[0], 'forward') for name in ('first forward', 'kept sum', 'SIGN')),
     ('linear', MODES[0], SUM),
-    *((name, MODES[0], '') for name, (_, where) in OTHERS.items() if 'layer' not in where),
+    *(
+        (name, MODES[0], '')
+        for name, (_, where) in OTHERS.items()
+        if where and 'layer' not in where
+    ),
 ]
 CELLS = [PathCell(*place, *moment) for place in PLACES for moment in MOMENTS]
 SLACK = 20.0  # seconds, on a busy machine
@@ -47,7 +51,6 @@ def path_outcomes(cells: list[PathCell], folder: Path) -> dict[PathCell, list[En
 
 
 def check(cell: PathCell, ends: list[End]) -> None:
-    where = program(cell.program)[1]
     for end in ends:
         assert end.kind == 'ExchangeError', (cell, end)
         assert end.peer == FAULTY, (cell, end)
@@ -56,4 +59,4 @@ def check(cell: PathCell, ends: list[End]) -> None:
         assert f'rank {FAULTY} {how}' in end.text, (cell, end)
         assert end.operation, (cell, end)
         if cell.when == 0 and cell.phase != SUM:  # later ones may be the last that others need
-            assert end.layer == (f'{where}, {cell.phase}' if cell.phase else where), (cell, end)
+            assert end.layer == place_of(cell.program, cell.phase), (cell, end)

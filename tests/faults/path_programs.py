@@ -77,9 +77,11 @@ def _of_conv(conv: Callable[[], torch.nn.Module]) -> Callable[..., Step]:
 
 
 def _of_norm(norm: Callable[[], torch.nn.Module]) -> Callable[..., Step]:
-    return lambda data, mode, timeout, folder: _training(
-        data, Net(SAGEConv(8, 8), norm()), mode, timeout
-    )
+    def build(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
+        rows = pyg_sar.load_shard(data.edge_index.shard.root)  # of the whole graph
+        return _training(rows, Net(SAGEConv(8, 8), norm()), mode, timeout)
+
+    return build
 
 
 def _first_forward(data: Data, mode: Mode, timeout: float, folder: Path) -> Step:
@@ -132,8 +134,8 @@ def _calls(make: Callable[[Data], object]) -> Callable[..., Step]:
 
 
 OTHERS: dict[str, tuple[Callable[..., Step], str]] = {
-    'batch norm': (_of_norm(lambda: torch.nn.BatchNorm1d(8)), "layer 'norm' (BatchNorm)"),
-    'graph norm': (_of_norm(lambda: GraphNorm(8)), "layer 'norm' (GraphNorm)"),
+    'batch norm': (_of_norm(lambda: torch.nn.BatchNorm1d(8)), ''),
+    'graph norm': (_of_norm(lambda: GraphNorm(8)), ''),
     'first forward': (_first_forward, "layer 'conv' (GATConv)"),
     'kept sum': (_kept_sum, "layer 'conv' (SAGEConv)"),
     'save_checkpoint': (_save_checkpoint, 'save_checkpoint'),
@@ -165,3 +167,11 @@ def program(name: str) -> tuple[Callable[..., Step], str]:
     if name in CONVS:
         return _of_conv(CONVS[name]), f"layer 'conv' ({type(CONVS[name]()).__name__})"
     return OTHERS[name]
+
+
+def place_of(name: str, phase: str) -> str:
+    """What errors call the place of a phase; a norm on rows is in no layer."""
+    where = program(name)[1]
+    if phase not in ('forward', 'backward'):
+        return where
+    return f'{where}, {phase}' if where else phase.removeprefix('forward')

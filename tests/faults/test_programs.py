@@ -18,9 +18,8 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel, ExchangeError, wrap
-from pyg_sar.comm import Exchange
+from pyg_sar.comm import Exchange, current
 from pyg_sar.comm.faults import connection
-from pyg_sar.comm.faults.guarded import connected
 from pyg_sar.over_all_nodes import global_mean
 
 
@@ -186,7 +185,7 @@ def _timeouts(kind: str) -> tuple[list[tuple[str, float | None]], float | None]:
 
 
 def _timeout() -> float | None:
-    limit = connected().timeout
+    limit = current().timeout  # type: ignore[attr-defined]
     return None if limit is None else limit.total_seconds()
 
 

@@ -17,15 +17,15 @@ import torch.distributed as dist
 from ranks import run_once
 from small_graphs import attempt
 
-from pyg_sar.comm import agree, exchange_group, for_operations, guard, set_timeout
-from pyg_sar.comm.faults.reports import Cause, Reports
+from pyg_sar.comm import agree, current, set_timeout
+from pyg_sar.comm.faults.reports import Cause, Reports, for_operations
 
 TIMEOUT = timedelta(seconds=20)
 
 
 def _wait_for(rank: int) -> None:
-    with guard('receiving a number', rank):
-        dist.recv(torch.zeros(1), rank, group=exchange_group())
+    with current().guard('receiving a number', rank):
+        dist.recv(torch.zeros(1), rank, group=current().group)
 
 
 def _chain(delay: float, folder: str) -> str:

@@ -11,15 +11,15 @@ from torch.futures import Future
 
 from pyg_sar.comm.faults.watch import Watch
 
+OPERATION = 'receiving the rows of part 2'
+
 
 class _Connection:
-    current = 'receiving the rows of part 2'
-
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
         self.has_heard = threading.Event()
 
-    def lost_late(self, error: Exception, operation: str) -> None:
+    def lost(self, error: Exception, operation: str) -> None:
         self.told.append((str(error), operation))
         self.has_heard.set()
 
@@ -57,9 +57,9 @@ FAILED = 'the transfer between the devices failed'
 )
 def test_it_is_told_once(work: Any, seconds: float, words: str) -> None:
     connection = _Connection()
-    watch = Watch(connection, seconds)
+    watch = Watch(connection.lost, seconds)
     before = [_work(0), _work(None), _of_torch_2_5(None), _of_a_backend_that_cannot_tell()]
     for each in (*before, work, work):
-        watch.add(each)
+        watch.add(each, OPERATION)
     assert connection.has_heard.wait(60)
-    assert connection.told == [(words, connection.current)]
+    assert connection.told == [(words, OPERATION)]

@@ -13,8 +13,7 @@ from fault_program import FAULTY, PHASES
 from ranks import run_once
 
 import pyg_sar
-from pyg_sar.comm import transport
-from pyg_sar.comm.faults import guarded
+from pyg_sar.comm import current, rank, set_timeout
 
 pytestmark = pytest.mark.cuda_sim
 BESIDE_GLOO, ALONE = 'cpu:gloo,cuda:nccl', 'nccl'
@@ -44,15 +43,14 @@ def test_the_others_end(found: dict[Cell, Outcome], cell: Cell) -> None:
 
 
 def _receive_too_much() -> str:
-    guarded.set_timeout(timedelta(seconds=30))
-    device, rank = torch.device('cuda'), pyg_sar.comm.transport.rank()
-    guarded.connect_devices(device)
-    rows = [torch.zeros(4 + 4 * rank, device=device)]
-    received, sent = ([], rows) if rank else (rows, [])
+    set_timeout(timedelta(seconds=30))
+    device, own = torch.device('cuda'), rank()
+    current().connect_devices(device)
+    rows = [torch.zeros(4 + 4 * own, device=device)]
+    received, sent = ([], rows) if own else (rows, [])
     try:
-        with guarded.guard('receiving rows', 1 - rank):
-            group = guarded.exchange_group()
-            for work in transport.start_swap(received, 1 - rank, sent, 1 - rank, 0, group):
+        with current().guard('receiving rows', 1 - own):
+            for work in current().start_swap(received, 1 - own, sent, 1 - own, 'rows'):
                 work.wait()
         while True:
             pyg_sar.comm.all_reduce_sum(torch.zeros(1))
@@ -61,15 +59,14 @@ def _receive_too_much() -> str:
 
 
 def _send_first() -> str:
-    guarded.set_timeout(timedelta(seconds=30))
-    device, rank = torch.device('cuda'), transport.rank()
-    guarded.connect_devices(device)
-    if rank == 1:
+    set_timeout(timedelta(seconds=30))
+    device, own = torch.device('cuda'), rank()
+    current().connect_devices(device)
+    if own == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
-        with guarded.guard('sending rows', 1):
-            group = guarded.exchange_group()
-            for work in transport.start_swap([], 1, [torch.zeros(4, device=device)], 1, 0, group):
+        with current().guard('sending rows', 1):
+            for work in current().start_swap([], 1, [torch.zeros(4, device=device)], 1, 'rows'):
                 work.wait()
         while True:
             pyg_sar.comm.all_reduce_sum(torch.zeros(1))

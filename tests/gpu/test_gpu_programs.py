@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.nn import GraphSAGE
 
 import pyg_sar
-from pyg_sar.comm import transport
+from pyg_sar.comm import rank
 
 pytestmark = pytest.mark.cuda_sim
 BACKENDS = ['nccl', 'cpu:gloo,cuda:nccl']
@@ -77,7 +77,7 @@ def test_a_loss(loss_of: Loss, tmp_path: Path) -> None:
 
 
 def _mixed(root: str) -> str:
-    device = 'cuda' if transport.rank() else 'cpu'
+    device = 'cuda' if rank() else 'cpu'
     try:
         _losses(root, _plain, device)
     except ValueError as error:

@@ -268,18 +268,17 @@ def _counted(root: str, graph: Data) -> list[list[str]]:
     """The words of every all-reduce of a step on a batch, of an evaluation on one, and of both."""
     data, batch = pyg_sar.load_shard(root), batch_of(graph, torch.tensor([rank(), 7]))
     model = DistributedDataParallel(_model('SAGE, BatchNorm1d'))
-    from pyg_sar.comm import transport  # of the rank's process
+    from pyg_sar.comm import current  # of the rank's process
 
     calls: list[list[str]] = []
-    world = transport.world()
-    assert world is not None
-    meet = world._meet
+    comm: Any = current()
+    meet = comm.meet
 
     def counting(words: str, *args: Any) -> Any:
         calls[-1].append(words.split(' (')[0])
         return meet(words, *args)
 
-    world._meet = counting
+    comm.meet = counting
     for training in (True, False):
         calls.append([])
         model.train(training)

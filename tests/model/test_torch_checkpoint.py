@@ -17,7 +17,7 @@ from torch_geometric.nn import EdgeConv, GATConv, GCNConv, SAGEConv, Transformer
 
 import pyg_sar
 from pyg_sar import SARConv
-from pyg_sar.comm.faults import guarded
+from pyg_sar.comm import current
 from pyg_sar.conv.options import Mode
 from pyg_sar.over_all_nodes import global_sum
 
@@ -63,8 +63,7 @@ def _compare(name: str, mode: Mode, reentrant: bool, data: Data) -> None:
 
 
 def _num_raised() -> int:
-    connection = guarded._connection()
-    return 0 if connection is None else connection._num_raised
+    return current()._num_raised  # type: ignore[attr-defined]
 
 
 def _checkpointed(root: str, mode: Mode, reentrant: bool) -> int:

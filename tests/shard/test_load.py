@@ -21,7 +21,6 @@ from torch_geometric.nn import SimpleConv
 
 import pyg_sar
 from pyg_sar import SARConv, load_shard, partition_graph
-from pyg_sar.comm import transport
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.read.read_shard import read_shard
 
@@ -348,7 +347,7 @@ def _machines(root: Path, world_size: int, to: Path) -> list[str]:
 
 
 def _load_own(root_of_rank: list[str]) -> tuple[Tensor, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root_of_rank[transport.rank()]))
+    data = pyg_sar.local(pyg_sar.load_shard(root_of_rank[pyg_sar.comm.rank()]))
     return data.n_id, SARConv(SimpleConv())(data.x, data.edge_index)
 
 
@@ -363,7 +362,7 @@ def test_a_machine_holds_the_parts_of_its_rank_alone(tmp_path, world_size):
 
 
 def _attempt_own(root_of_rank: list[str]) -> str:
-    return attempt(load_shard, root_of_rank[transport.rank()])
+    return attempt(load_shard, root_of_rank[pyg_sar.comm.rank()])
 
 
 def test_a_missing_part_is_named_on_all_ranks(tmp_path):

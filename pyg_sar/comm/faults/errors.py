@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
 
 from pyg_sar.monitor import hook
 from pyg_sar.monitor.users_line import users_line
+from pyg_sar.scoped import Scoped
 
 Function = TypeVar('Function', bound=Callable[..., Any])
 
@@ -44,41 +44,33 @@ class ExchangeError(RuntimeError):
         return f'rank {self.rank} stopped at {self.operation}{where}: {self.reason}{line}'
 
 
-class _Place(threading.local):
-    layer = ''
-    phase = ''
-
-
-_place = _Place()
+layer_and_phase: Scoped[tuple[str, str]] = Scoped(('', ''))
+"""The layer or function that a thread is in; of a layer the phase, forward or backward."""
 
 
 def place() -> str:
-    """The layer or function that this thread is in, for messages; empty outside of them."""
-    return f'{_place.layer}, {_place.phase}' if _place.phase else _place.layer
+    """The layer and phase, or the function, that this thread is in; empty outside of them."""
+    return ', '.join(filter(None, layer_and_phase.value))
 
 
 def placed(operation: str) -> str:
     """An operation with the place where it is done."""
-    where = place()
+    where = ', '.join(filter(None, layer_and_phase.value))
     return f'{operation} in {where}' if where else operation
-
-
-def place_and_phase() -> tuple[str, str]:
-    """Both, for :func:`in_call`."""
-    return _place.layer, _place.phase
-
-
-def layer_of_place() -> str:
-    """The layer alone, forward or backward."""
-    return _place.layer
 
 
 @contextmanager
 def in_layer(layer: str, phase: str = 'forward') -> Iterator[None]:
     """Names the layer that is computed while it lasts; the innermost counts."""
-    told = hook.in_layer(layer, phase) if hook.watchers else nullcontext()
-    with told, in_call(layer, phase):
-        yield
+    before, layer_and_phase.value = layer_and_phase.value, (layer, phase)
+    try:
+        if hook.watchers:
+            with hook.in_layer(layer, phase):
+                yield
+        else:
+            yield
+    finally:
+        layer_and_phase.value = before
 
 
 class in_call:
@@ -87,8 +79,8 @@ class in_call:
     torch.compile runs what is decorated as it is: what ranks tell each other it cannot trace.
     """
 
-    def __init__(self, function: str, phase: str = '') -> None:
-        self._named = function, phase
+    def __init__(self, function: str) -> None:
+        self._named = function, ''
 
     def __call__(self, function: Function) -> Function:
         """For a call of it."""
@@ -96,14 +88,13 @@ class in_call:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with in_call(*named):
+            with layer_and_phase.set(named):
                 return function(*args, **kwargs)
 
         return cast(Function, torch.compiler.disable(call))  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> None:
-        self._before = _place.layer, _place.phase
-        _place.layer, _place.phase = self._named
+        self._before, layer_and_phase.value = layer_and_phase.value, self._named
 
     def __exit__(self, *error: object) -> None:
-        _place.layer, _place.phase = self._before
+        layer_and_phase.value = self._before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from datetime import timedelta
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,21 @@ import torch.distributed as dist
 from pyg_sar.comm.faults.reports import for_operations
 
 _SETTINGS = {'TORCH_NCCL_ASYNC_ERROR_HANDLING': '0', 'TORCH_NCCL_DUMP_ON_TIMEOUT': '0'}
+
+
+def meet(group: dist.ProcessGroup | None) -> None:
+    """Sees ranks that have ended, which `new_group` would wait for (collective).
+
+    Args:
+        group: Of all ranks; None for the default one.
+    """
+    default = dist.group.WORLD
+    group = group or default
+    if torch.device('cpu') in getattr(group, '_device_types', ()):
+        work = dist.barrier(group=group, async_op=True)
+        limit = for_operations(timeout_of(group)) if group is default else None
+        assert work is not None
+        work.wait(limit) if limit is not None else work.wait()
 
 
 def new_group(limit: timedelta | None) -> dist.ProcessGroup:
@@ -28,16 +44,8 @@ def new_group(limit: timedelta | None) -> dist.ProcessGroup:
     backend = None
     if torch.device('cpu') not in getattr(dist.group.WORLD, '_device_types', ()):
         backend = f'cpu:gloo,{dist.get_backend_config()}'
-    before = {name: os.environ.get(name) for name in _SETTINGS}
-    os.environ.update(_SETTINGS)
-    try:
+    with mock.patch.dict(os.environ, _SETTINGS):
         group: dist.ProcessGroup = dist.new_group(timeout=for_operations(limit), backend=backend)
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
     return group
 
 

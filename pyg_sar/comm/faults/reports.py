@@ -1,8 +1,8 @@
 """What ranks that have ended tell the others, through the store that they met by.
 
-A rank that raises, or has lost another one, says so before it closes its connections; the others
-follow who lost whom. The store may be gone or silent too (a rank may have held it), so nobody waits
-for it without bound.
+A rank says why it ends before it closes its connections. So whoever sees them closed finds the
+reason in the store, and follows who lost whom. The store may be gone or silent too (a rank may have
+held it), so nobody waits for it without bound.
 
 A rank that waits says nothing until its own timeout. So of a chain of waiting ranks the one that
 comes to its timeout first names the nearest link.
@@ -50,7 +50,7 @@ class Cause(NamedTuple):
 
 
 class Reports:
-    """The reports of all ranks of a group, in `store`."""
+    """The reports of all ranks, in `store`, under `name`."""
 
     def __init__(self, store: Any, name: str, rank: int, world_size: int) -> None:
         self.store, self.name, self.rank = store, name, rank
@@ -76,50 +76,45 @@ class Reports:
 
         Args:
             own: What this rank knows and has reported; its `peer` is None if that is not known.
-            seconds: How long the others may take to report; a second longer where two have not
-                and it is not known which is the lost one.
+            seconds: How long the others may take to report.
         """
-        own, said = own._replace(doing=''), dict[int, Cause]()
+        said = dict[int, Cause]()
 
-        def is_known(num_missing: int = 0) -> bool:
+        def is_known() -> bool:
             for rank in self.others:
                 key = f'{self.name}/ended/{rank}'
                 text = self.store.get(key) if rank not in said and self.store.check([key]) else b''
                 if text:
                     said[rank] = Cause(*json.loads(text))
-            is_enough = len(said) + num_missing >= len(self.others)
+            # Of ranks that lose each other in a collective, one that says nothing is the lost one.
+            is_enough = len(self.others) - len(said) <= (own.peer is None)
             return is_enough or any(c.failure for c in said.values())
 
-        def find() -> Cause:
-            if not _until(is_known, seconds) and own.peer is None:
-                _until(lambda: is_known(num_missing=1), 2 * PATIENCE)
-            return self._first_of(own, said)
+        _bounded(lambda: _until(is_known, seconds), seconds + PATIENCE)
+        return first_of(self.rank, own._replace(doing=''), dict(said), self.others)
 
-        return _bounded(find, seconds + 2 * PATIENCE + 0.1) or own
 
-    def _first_of(self, own: Cause, said: dict[int, Cause]) -> Cause:
-        for rank, cause in said.items():
-            if cause.failure:
-                return Cause(rank, cause.failure)
-        found, seen = own, {self.rank}
-        while found.peer in said:
-            seen.add(found.peer)
-            found = said[found.peer]
-            if found.peer in seen:  # a circle: the nearest link, and what that waits at
-                assert own.peer is not None
-                nearest = said[own.peer]
-                # Whichever came to its timeout first and closed its connections, both were silent.
-                return own._replace(doing=nearest.doing, silent=own.silent or nearest.silent)
-        if found.peer is not None:
-            return Cause(found.peer, None, found.silent)
-        # Not known from the connections: the one that says nothing.
-        named = {c.peer for c in said.values()} - {None, self.rank}
-        missing = set(self.others) - said.keys()
-        suspects = (named & missing) or missing or named
-        is_silent = own.silent or any(c.silent for c in said.values())
-        if len(suspects) == 1:
-            return Cause(suspects.pop(), None, is_silent)
-        return own._replace(silent=is_silent)
+def first_of(rank: int, own: Cause, said: dict[int, Cause], others: list[int]) -> Cause:
+    """The first cause, of what the others have said to a rank; see :meth:`Reports.first_cause`."""
+    for other, cause in said.items():
+        if cause.failure:
+            return Cause(other, cause.failure)
+    found, seen = own, {rank}
+    while found.peer in said:
+        seen.add(found.peer)
+        found = said[found.peer]
+        if found.peer in seen and own.peer is not None:  # a circle: the nearest link
+            nearest = said[own.peer]
+            # Whichever came to its timeout first and closed its connections, both were silent.
+            return own._replace(doing=nearest.doing, silent=own.silent or nearest.silent)
+    if found.peer is not None:
+        return Cause(found.peer, None, found.silent)
+    # Not known from the connections: the one that says nothing.
+    named = {c.peer for c in said.values()} - {None, rank}
+    missing = set(others) - said.keys()
+    suspects = (named & missing) or missing or named
+    is_silent = own.silent or any(c.silent for c in said.values())
+    return Cause(suspects.pop() if len(suspects) == 1 else own.peer, None, is_silent)
 
 
 def _until(holds: Callable[[], bool], seconds: float) -> bool:

@@ -11,22 +11,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
-from weakref import ref
+from typing import Any, NamedTuple
+from weakref import WeakMethod
 
-from pyg_sar.comm.faults.errors import in_call, place_and_phase
+from pyg_sar.comm.faults.errors import layer_and_phase
 
 INTERVAL = 0.05  # seconds between two looks
-
-
-class Watched(Protocol):
-    """A connection."""
-
-    current: str
-
-    def lost_late(self, error: Exception, operation: str) -> None:
-        """To be told of the first transfer that fails."""
 
 
 class _Transfer(NamedTuple):
@@ -37,25 +29,24 @@ class _Transfer(NamedTuple):
 
 
 class Watch:
-    """The transfers of a connection's devices, and from the first one on a thread that looks.
+    """The transfers of a comm's devices, and from the first one on a thread that looks.
 
     Args:
-        connection: Told of a transfer that fails, once; not kept alive.
+        tell: Told of a transfer that fails, once: an error and the operation. A method, whose
+            object is not kept alive.
         seconds: How long one may take.
     """
 
-    def __init__(self, connection: Watched, seconds: float) -> None:
-        self._connection, self._seconds = ref(connection), seconds
+    def __init__(self, tell: Callable[[Exception, str], None], seconds: float) -> None:
+        self._tell, self._seconds = WeakMethod(tell), seconds
         self._under_way: deque[_Transfer] = deque()
         self._is_closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, work: Any) -> None:
+    def add(self, work: Any, operation: str) -> None:
         """Has a transfer seen to end that has just begun."""
-        connection = self._connection()
-        assert connection is not None
         end = time.monotonic() + self._seconds
-        self._under_way.append(_Transfer(work, end, place_and_phase(), connection.current))
+        self._under_way.append(_Transfer(work, end, layer_and_phase.value, operation))
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, daemon=True)
             self._thread.start()
@@ -65,20 +56,24 @@ class Watch:
         self._is_closed.set()
 
     def _look(self) -> None:
-        while not self._is_closed.wait(INTERVAL) and self._connection() is not None:
-            while self._under_way and self._under_way[0].work.is_completed():
-                transfer = self._under_way.popleft()
-                if _has_failed(transfer.work):
-                    return self._tell(transfer, 'the transfer between the devices failed')
-            if self._under_way and time.monotonic() > self._under_way[0].end:
-                words = f'timed out after {self._seconds:.1f} s on the device'
-                return self._tell(self._under_way.popleft(), words)
+        while not self._is_closed.wait(INTERVAL) and self._tell() is not None:
+            lost, words = self._lost()
+            tell = self._tell()
+            if lost is not None and tell is not None and not self._is_closed.is_set():
+                with layer_and_phase.set(lost.place):
+                    tell(RuntimeError(words), lost.operation)
+                return
 
-    def _tell(self, transfer: _Transfer, words: str) -> None:
-        connection = self._connection()
-        if connection is not None and not self._is_closed.is_set():
-            with in_call(*transfer.place):
-                connection.lost_late(RuntimeError(words), transfer.operation)
+    def _lost(self) -> tuple[_Transfer | None, str]:
+        """The first transfer that has failed or is late, and how; drops those that ended."""
+        while self._under_way and self._under_way[0].work.is_completed():
+            transfer = self._under_way.popleft()
+            if _has_failed(transfer.work):
+                return transfer, 'the transfer between the devices failed'
+        if self._under_way and time.monotonic() > self._under_way[0].end:
+            words = f'timed out after {self._seconds:.1f} s on the device'
+            return self._under_way.popleft(), words
+        return None, ''
 
 
 def _has_failed(work: Any) -> bool:

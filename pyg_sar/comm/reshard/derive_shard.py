@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pyg_sar.comm.collectives import agree, all_to_all, all_to_all_counts
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.group import agree, all_to_all, all_to_all_counts
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard, Step, make_steps
 

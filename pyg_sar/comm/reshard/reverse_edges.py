@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.faults.guarded import communicates
-from pyg_sar.comm.first_derivative_only import once_differentiable
-from pyg_sar.comm.group import all_to_all, all_to_all_counts, raise_together
+from pyg_sar.comm.collectives import all_to_all, all_to_all_counts, raise_together
+from pyg_sar.comm.functions import communicates, once_differentiable
 from pyg_sar.comm.reshard.derive_shard import all_part_ptr, derive_shard, places
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.plan import check_ids

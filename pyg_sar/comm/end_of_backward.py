@@ -12,13 +12,14 @@ import sys
 from collections.abc import Iterable
 from traceback import walk_stack
 from typing import Any, Protocol
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from pyg_sar.comm import transport
+from pyg_sar.comm.comm import Comm
+from pyg_sar.comm.ranks import current
 
 
 class Reducer(Protocol):
@@ -28,7 +29,11 @@ class Reducer(Protocol):
         """Notes that the backward that runs comes to the model."""
 
     def reduce(self, new: set[Tensor]) -> list[Tensor]:
-        """Does so; returns those that any rank has a new gradient of, of which `new` are here."""
+        """Makes them whole; returns the parameters that any rank has a new gradient of.
+
+        Args:
+            new: Those that have one on this rank.
+        """
 
 
 class Backward:
@@ -42,7 +47,8 @@ class Backward:
         is_checked: Whether its gradients of parameters are known to be accumulated.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
         self.task = torch._C._current_graph_task_id()
         self.is_checked = False
         self._models: list[Reducer] = []
@@ -62,16 +68,16 @@ class Backward:
                 p._post_accumulate_grad_hooks = {0: self._new.append}
 
     def __call__(self) -> None:
-        """The end."""
+        """The pass has ended: gradients are made whole, and the hooks of users see them."""
         whole: dict[Tensor, None] = {}
         try:
             if not self._models:
-                for model in reversed([*_awaited()]):  # as a backward would come to them
+                for model in reversed([*self._comm.awaiting]):  # as a backward would come to them
                     model.enter()
             for model in self._models:
                 whole |= dict.fromkeys(model.reduce(set(self._new)))
         finally:
-            _running.pop(transport.world() or _NO_WORLD, None)
+            self._comm.backward = lambda: None
             self._give_hooks_back()
         for p in whole:
             for hook in tuple((p._post_accumulate_grad_hooks or {}).values()):
@@ -87,24 +93,22 @@ class Backward:
             p._post_accumulate_grad_hooks = hooks
 
 
-_NO_WORLD = transport.World()
-_running: WeakKeyDictionary[transport.World, ReferenceType[Backward]] = WeakKeyDictionary()
-"""By the world that it runs in. Not by thread: on a GPU hooks run in a thread of the device."""
-
-
 def running() -> Backward | None:
-    """The outermost backward pass that runs, if it has met anything of ours."""
-    found = _running.get(transport.world() or _NO_WORLD)
-    return None if found is None else found()
+    """The outermost backward pass that runs, if it has met anything of ours.
+
+    It is that of the rank, not of the thread: on a GPU hooks run in a thread of the device.
+    """
+    return current().backward()
 
 
 def started() -> Backward:
-    """The same; to be called in a backward, which is noted from now on."""
-    backward = running()
+    """The backward pass that runs, which is noted from now on: this is called in it."""
+    comm = current()
+    backward = comm.backward()
     if backward is None:
-        backward = Backward()
+        backward = Backward(comm)
         torch.autograd.Variable._execution_engine.queue_callback(backward)
-        _running[transport.world() or _NO_WORLD] = ref(backward)
+        comm.backward = ref(backward)
     return backward
 
 
@@ -117,27 +121,20 @@ def _note(grad: Tensor) -> None:
     started()
 
 
-_awaiting: WeakKeyDictionary[transport.World, WeakKeyDictionary[Reducer, None]]
-_awaiting = WeakKeyDictionary()
-
-
 def await_backward(model: Reducer) -> None:
     """Notes that a model has run on a batch, and that a backward may come.
 
     On a rank whose batch is empty a loss over all ranks need not depend on the model. The backward
     of the loss takes part in the sum of the gradients all the same, as the other ranks do.
     """
-    has_come(model)
-    _awaited()[model] = None
+    awaiting = current().awaiting
+    awaiting.pop(model, None)  # it is the last one now
+    awaiting[model] = None
 
 
 def has_come(model: Reducer) -> None:
-    """Notes that it has come."""
-    _awaited().pop(model, None)
-
-
-def _awaited() -> WeakKeyDictionary[Reducer, None]:
-    return _awaiting.setdefault(transport.world() or _NO_WORLD, WeakKeyDictionary())
+    """Notes that the backward of a model has come."""
+    current().awaiting.pop(model, None)
 
 
 def is_accumulated(leaf: Tensor) -> bool:

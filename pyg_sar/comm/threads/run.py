@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, which take turns (:mod:`pyg_sar.comm.turns`).
+"""Ranks as threads of one process, which take turns (:mod:`pyg_sar.comm.threads.turns`).
 
 Messages are put into a box and taken out of it. All the rest is the code that ranks run in
 processes of their own, and the results have the same bits: sums over the ranks are added up in
@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pyg_sar.comm import transport
+from pyg_sar.comm.comm import Comm, Work
 from pyg_sar.comm.faults.errors import placed
-from pyg_sar.comm.turns import Turns
+from pyg_sar.comm.ranks import chosen
+from pyg_sar.comm.threads.turns import Turns
 from pyg_sar.monitor import hook
 
 Result = TypeVar('Result')
@@ -49,15 +50,15 @@ def run_threads(
     """
     if world_size < 1:
         raise ValueError(f"'world_size' must be at least 1 (got {world_size})")
-    worlds: list[_ThreadWorld] = []
-    turns, boxes = Turns(world_size, lambda rank: worlds[rank].operation), _Boxes()
-    worlds += [_ThreadWorld(rank, turns, boxes) for rank in range(world_size)]
+    comms: list[ThreadComm] = []
+    turns, boxes = Turns(world_size, lambda rank: comms[rank].operation), _Boxes()
+    comms += [ThreadComm(rank, turns, boxes) for rank in range(world_size)]
     results: list[Any] = [None] * world_size
 
     def run(rank: int) -> None:
         # All ranks' backwards would run in one thread of the device, whose turn is no rank's.
         backward_here = torch.autograd.set_multithreading_enabled(False)
-        with turns.of_rank(rank), transport.inside(worlds[rank]), backward_here:
+        with turns.of_rank(rank), chosen.set(comms[rank]), backward_here:
             results[rank] = function(*args, **kwargs)
 
     threads = [
@@ -95,75 +96,82 @@ def _forget_generated(loaded: set[str]) -> None:
 
 
 class _Meeting:
-    """An operation of all ranks: what they bring, and what comes out of it."""
+    """An operation of all ranks: its words and what every rank brings, and what comes of it."""
 
     def __init__(self) -> None:
-        self.brought: dict[int, Any] = {}
-        self.words: dict[int, str] = {}
+        self.brought: dict[int, tuple[str, Any]] = {}
         self.result: Any = None
 
 
 class _Boxes:
-    """What is on its way: messages by sender, receiver and tag; meetings of all by number."""
+    """What is on its way: messages by sender, receiver and words; meetings of all by number."""
 
     def __init__(self) -> None:
-        self.messages: defaultdict[tuple[int, int, int], deque[Tensor]] = defaultdict(deque)
+        self.messages: defaultdict[tuple[int, int, str], deque[Tensor]] = defaultdict(deque)
         self.meetings: defaultdict[int, _Meeting] = defaultdict(_Meeting)
 
 
-class _Taken:
-    """A message that is to come."""
+class _Message:
+    """A message that is to come, or, without a place, one that is in its box."""
 
-    def __init__(self, world: _ThreadWorld, key: tuple[int, int, int], place: Tensor) -> None:
-        self._world, self._key, self._place = world, key, place
-
-    def wait(self) -> None:
-        box = self._world.boxes.messages[self._key]
-        self._world.turns.wait(self._world.rank, lambda: len(box) > 0)
-        self._place.copy_(box.popleft())
-
-
-class _Sent:
-    """A message that is in its box."""
+    def __init__(
+        self, comm: ThreadComm, key: tuple[int, int, str], place: Tensor | None = None
+    ) -> None:
+        self._comm, self._key, self._place = comm, key, place
 
     def wait(self) -> None:
-        pass
+        if self._place is not None:
+            box = self._comm.boxes.messages[self._key]
+            self._comm.turns.wait(self._comm.rank, lambda: len(box) > 0)
+            self._place.copy_(box.popleft())
 
 
-class _ThreadWorld(transport.World):
+class ThreadComm(Comm):
+    """A rank that is a thread."""
+
+    takes_turns = True
+
     def __init__(self, rank: int, turns: Turns, boxes: _Boxes) -> None:
         super().__init__()
         self.rank, self.size, self.turns, self.boxes = rank, turns.size, turns, boxes
         self._num_meetings = 0
 
-    def _meet(self, words: str, own: Any, combine: Callable[[list[Any]], Any]) -> Any:
+    def meet(self, words: str, own: Any, combine: Callable[[list[Any]], Any]) -> Any:
         """What comes of what all ranks bring, once the last of them is here."""
         number = self._num_meetings
         self._num_meetings += 1
         meeting = self.boxes.meetings[number]
-        meeting.brought[self.rank] = own
-        meeting.words[self.rank] = words
-        for other, theirs in meeting.words.items():
+        meeting.brought[self.rank] = words, own
+        for other, (theirs, _) in meeting.brought.items():
             if theirs != words:
                 raise RuntimeError(
                     f'the ranks are at different operations: rank {other} at {theirs}; '
                     f'rank {self.rank} at {words}'
                 )
         if len(meeting.brought) == self.size:
-            meeting.result = combine([meeting.brought[rank] for rank in range(self.size)])
+            meeting.result = combine([meeting.brought[rank][1] for rank in range(self.size)])
             del self.boxes.meetings[number]
         self.turns.wait(self.rank, lambda: len(meeting.brought) == self.size)
         return meeting.result
 
-    def sum_alike(
-        self, operation: str, alike: str = '', *, number: int = 0, state: str = ''
-    ) -> int | None:
+    def _meet_with(self, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        words = f'{self.operation} ({tensor.dtype} {tuple(tensor.shape)})'
+        result: Tensor = self.meet(words, tensor, combine)
+        return result
+
+    def sum_alike(self, alike: str, *, number: int = 0, state: str = '') -> int | None:
+        """See :meth:`Comm.sum_alike`."""
+
         def combine(all_of: list[tuple[str, int]]) -> int | None:
             return sum(n for _, n in all_of) if len({s for s, _ in all_of}) == 1 else None
 
-        words = placed(alike or operation)
-        total: int | None = self._meet(words, (state, number), combine)
+        total: int | None = self.meet(placed(alike), (state, number), combine)
         return total
+
+    def gather_texts(self, text: bytes, *, is_short: bool) -> list[bytes]:
+        """See :meth:`Comm.gather_texts`."""
+        texts: list[bytes] = self.meet(self.operation, text, list)
+        return texts
 
     def start_swap(
         self,
@@ -171,34 +179,37 @@ class _ThreadWorld(transport.World):
         recv_rank: int,
         sent: Sequence[Tensor],
         send_rank: int,
-        tag: int,
-    ) -> list[transport.Work]:
+        words: str,
+    ) -> list[Work]:
+        """See :meth:`Comm.start_swap`."""
+        to = self.rank, send_rank, words
         for tensor in sent:
-            self.boxes.messages[self.rank, send_rank, tag].append(tensor.clone())
-        taken = [_Taken(self, (recv_rank, self.rank, tag), tensor) for tensor in received]
-        return [*taken, *(_Sent() for _ in sent)]
+            self.boxes.messages[to].append(tensor.clone())
+        come = [_Message(self, (recv_rank, self.rank, words), tensor) for tensor in received]
+        return [*come, *(_Message(self, to) for _ in sent)]
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
     ) -> None:
+        """See :meth:`Comm.all_to_all`."""
+
         def combine(runs: list[Sequence[Tensor]]) -> list[Tensor]:
             return [torch.cat([run[rank] for run in runs]) for rank in range(self.size)]
 
         runs = torch.split(sent, send_sizes)
-        received.copy_(self._meet(f'{self.operation} ({sent.dtype})', runs, combine)[self.rank])
+        received.copy_(self.meet(f'{self.operation} ({sent.dtype})', runs, combine)[self.rank])
 
-    def all_reduce(self, tensor: Tensor) -> None:
-        words = f'{self.operation} ({tensor.dtype} {tuple(tensor.shape)})'
-        tensor.copy_(self._meet(words, tensor.clone(), _sum_as_gloo_does))
+    def all_reduce(self, tensor: Tensor, group: object = None) -> None:
+        """See :meth:`Comm.all_reduce`."""
+        tensor.copy_(self._meet_with(tensor, _sum_as_gloo_does))
 
     def all_gather(self, own: Tensor) -> Tensor:
-        words = f'{self.operation} ({own.dtype} {tuple(own.shape)})'
-        gathered: Tensor = self._meet(words, own, torch.stack)
-        return gathered.clone()
+        """See :meth:`Comm.all_gather`."""
+        return self._meet_with(own, torch.stack).clone()
 
     def broadcast(self, tensor: Tensor) -> None:
-        words = f'{self.operation} ({tensor.dtype} {tuple(tensor.shape)})'
-        tensor.copy_(self._meet(words, tensor, lambda tensors: tensors[0].clone()))
+        """See :meth:`Comm.broadcast`."""
+        tensor.copy_(self._meet_with(tensor, lambda tensors: tensors[0].clone()))
 
 
 _SEGMENT_BYTES = 2**20  # gloo's largest segment of a ring all-reduce

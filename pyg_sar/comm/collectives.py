@@ -1,7 +1,7 @@
 """The few collectives beside the exchanges.
 
 Each begins with one number that the ranks have in common, so that they meet only if they are at the
-same operation (:mod:`pyg_sar.comm.faults.program_check`).
+same operation (:mod:`pyg_sar.comm.process_group`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from pyg_sar.comm import transport
-from pyg_sar.comm.faults.guarded import communicates, connected, exchange_group, guard
-from pyg_sar.comm.faults.program_check import SHORT, form_of, gather_texts
+from pyg_sar.comm.functions import communicates
 from pyg_sar.comm.json_values import decode, encode
-from pyg_sar.comm.transport import is_distributed, world_size
+from pyg_sar.comm.process_group import SHORT
+from pyg_sar.comm.ranks import current
 from pyg_sar.monitor import hook
 
 
@@ -45,12 +45,13 @@ def agree(value: Any) -> list[Any]:
         value: Plain: None, bool, int, float, str, torch.dtype, a dense tensor, or lists, tuples,
             sets and dicts of them. It comes back equal and of the same type.
     """
-    if not is_distributed():
+    comm = current()
+    if comm.size == 1:
         return [value]
     text, what = encode(value), 'a comparison of all ranks'
-    with guard(what):
-        num_long = connected().sum_alike(what, number=len(text) > SHORT)
-        texts = gather_texts(text, exchange_group(), is_short=num_long == 0)
+    with comm.guard(what):
+        num_long = comm.sum_alike(what, number=len(text) > SHORT)
+        texts = comm.gather_texts(text, is_short=num_long == 0)
     return [decode(each) for each in texts]
 
 
@@ -59,7 +60,7 @@ def check_equal(what: str, own: object, values: Sequence[object]) -> None:
     for rank, value in enumerate(values):
         if value != own:
             raise ValueError(
-                f'expected the same {what} on all ranks: {own} on rank {transport.rank()} '
+                f'expected the same {what} on all ranks: {own} on rank {current().rank} '
                 f'(got {value} on rank {rank})'
             )
 
@@ -74,9 +75,7 @@ def least_of_ranks(value: int, world_size: int) -> int:
     assert 0 <= value <= 2
     if world_size == 1:
         return value
-    what = 'a decision of all ranks'
-    with guard(what):
-        counts = connected().sum_alike(what, number=(1, 1 << 12, 0)[value])
+    counts = _sum('a decision of all ranks', number=(1, 1 << 12, 0)[value])
     assert counts is not None
     ones, zeros = divmod(counts, 1 << 12)
     return 0 if zeros else 1 if ones else 2
@@ -87,58 +86,8 @@ def are_alike(words: str, flag: bool) -> tuple[bool, bool]:
 
     Collective: an all-reduce of one number.
     """
-    what = 'a comparison of forwards'
-    with guard(what):
-        unset = connected().sum_alike(what, number=not flag, state=words)
+    unset = _sum('a comparison of forwards', number=not flag, state=words)
     return unset is not None, unset == 0
-
-
-def all_reduce_sum(
-    tensor: Tensor, what: str = 'a sum over all ranks', group: transport.Group = None
-) -> Tensor:
-    """Sums `tensor` over the ranks in place (collective) and returns it.
-
-    Args:
-        tensor: Of one shape and dtype on all ranks.
-        what: What it is, for messages.
-        group: A process group of all ranks; None for that of the exchanges.
-    """
-    if is_distributed():
-        alike = f'{what} ({form_of(tensor)})'
-        with guard(what, alike=alike):
-            if transport.goes_by_host(tensor.device, group):  # others: gloo has no part in it
-                connected().sum_alike(what, alike)
-            # Looked for only now: it tells of a rank that was lost meanwhile.
-            transport.all_reduce(tensor, group or exchange_group())
-    return tensor
-
-
-def check_arrived(what: str) -> None:
-    """Raises ExchangeError if transfers were lost while the program waited for its device.
-
-    Such a wait ends with whatever the memory holds, so this comes between it and what the program
-    does with what it has read.
-    """
-    if is_distributed():
-        connected().check(what)
-
-
-def await_device(device: torch.device, what: str) -> None:
-    """Waits for all that travels to a device, before others see it; raises ExchangeError."""
-    if device.type == 'cuda' and world_size() > 1:
-        torch.cuda.synchronize(device)
-        check_arrived(what)
-
-
-def all_gather_alike(tensor: Tensor, what: str = 'a gather from all ranks') -> Tensor:
-    """The ranks' tensors of one shape and dtype, ``[world_size, ...]`` (collective)."""
-    if not is_distributed():
-        return tensor.unsqueeze(0)
-    alike = f'{what} ({form_of(tensor)})'
-    with guard(what, alike=alike):
-        if transport.goes_by_host(tensor.device, exchange_group()):
-            connected().sum_alike(what, alike)
-        return transport.all_gather(tensor.contiguous(), exchange_group())
 
 
 def count_ranks(words: str, flag: bool) -> int:
@@ -148,12 +97,80 @@ def count_ranks(words: str, flag: bool) -> int:
         words: What all are at; they raise ExchangeError if it differs.
         flag: The own one.
     """
-    if world_size() == 1:
-        return int(flag)
-    with guard(words):
-        count = connected().sum_alike(words, number=flag)
+    count = _sum(words, number=flag)
     assert count is not None
     return count
+
+
+def _sum(what: str, *, number: int, state: str = '') -> int | None:
+    """An operation that is nothing but the number it begins with."""
+    comm = current()
+    if comm.size == 1:
+        return number
+    with comm.guard(what):
+        return comm.sum_alike(what, number=number, state=state)
+
+
+def form_of(tensor: Tensor, *, is_rows: bool = False) -> str:
+    """Dtype and shape, without the number of rows where that differs between the ranks."""
+    shape = tuple(tensor.shape)
+    return f'rows of {tensor.dtype} {shape[1:]}' if is_rows else f'{tensor.dtype} {shape}'
+
+
+def all_reduce_sum(
+    tensor: Tensor, what: str = 'a sum over all ranks', group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Sums `tensor` over the ranks in place (collective) and returns it.
+
+    Args:
+        tensor: Of one shape and dtype on all ranks.
+        what: What it is, for messages.
+        group: A process group of all ranks; None for that of the exchanges.
+    """
+    comm = current()
+    if comm.size > 1:
+        alike = f'{what} ({form_of(tensor)})'
+        with comm.guard(what, alike=alike):
+            if comm.goes_by_host(tensor.device, group):  # others: gloo has no part in it
+                comm.sum_alike(alike)
+            comm.all_reduce(tensor, group)
+    return tensor
+
+
+def all_gather_alike(tensor: Tensor, what: str = 'a gather from all ranks') -> Tensor:
+    """The ranks' tensors of one shape and dtype, ``[world_size, ...]`` (collective)."""
+    comm = current()
+    if comm.size == 1:
+        return tensor.unsqueeze(0)
+    alike = f'{what} ({form_of(tensor)})'
+    with comm.guard(what, alike=alike):
+        if comm.goes_by_host(tensor.device):
+            comm.sum_alike(alike)
+        return comm.all_gather(tensor.contiguous())
+
+
+def broadcast(tensor: Tensor, what: str) -> None:
+    """Gives all ranks what rank 0 has in a contiguous tensor (collective)."""
+    comm = current()
+    with comm.guard(what):
+        comm.broadcast(tensor)
+
+
+def check_arrived(what: str) -> None:
+    """Raises ExchangeError if transfers were lost while the program waited for its device.
+
+    Such a wait ends with whatever the memory holds, so this comes between it and what the program
+    does with what it has read.
+    """
+    current().check(what)
+
+
+def await_device(device: torch.device, what: str) -> None:
+    """Waits for all that travels to a device, before others see it; raises ExchangeError."""
+    comm = current()
+    if device.type == 'cuda' and comm.size > 1:
+        torch.cuda.synchronize(device)
+        comm.check(what)
 
 
 def all_to_all(
@@ -209,14 +226,14 @@ def exchange_bytes(
         is_compared: See :func:`all_to_all`.
     """
     what = 'an exchange of rows with all ranks at once'
-    alike = f'{what} ({form})'
-    with guard(what, alike=alike):
-        if not is_compared and transport.goes_by_host(sent.device, exchange_group()):
-            connected().sum_alike(what, alike)
-        transport.all_to_all(received, sent, recv_sizes, send_sizes, exchange_group())
+    alike, comm = f'{what} ({form})', current()
+    with comm.guard(what, alike=alike):
+        if not is_compared and comm.goes_by_host(sent.device):
+            comm.sum_alike(alike)
+        comm.all_to_all(received, sent, recv_sizes, send_sizes)
         if hook.watchers:
-            own = transport.rank()  # its rows stay here
-            moved = [sum(n) - n[own] for n in (*counts, recv_sizes, send_sizes)]
+            # Its own rows stay here.
+            moved = [sum(n) - n[comm.rank] for n in (*counts, recv_sizes, send_sizes)]
             hook.moved(hook.Transfer('all ranks', 'rows', *moved))
 
 

@@ -1,18 +1,46 @@
-"""Second derivatives end in an error, whichever way they are asked for.
+"""What autograd Functions that communicate have in common.
 
-They would take what backward computes again for constants, and be silently wrong.
+Their backward is in the layer of their forward. It has no derivative itself: second derivatives
+would take what backward computes again for constants, and be silently wrong.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.faults.errors import place
+from pyg_sar.comm.faults.errors import in_layer, layer_and_phase, place
+from pyg_sar.comm.ranks import current
+
+Function = TypeVar('Function', bound=type)
+
+
+def communicates(function: Function) -> Function:
+    """For autograd Functions that communicate: their backward is in the layer of their forward."""
+    forward: Callable[..., Any] = function.forward  # type: ignore[attr-defined]
+    backward: Callable[..., Any] = function.backward  # type: ignore[attr-defined]
+
+    @functools.wraps(forward)
+    def noting(ctx: Any, *args: Any) -> Any:
+        ctx.layer = layer_and_phase.value[0]
+        return forward(ctx, *args)
+
+    @functools.wraps(backward)
+    def naming(ctx: Any, *grads: Any) -> Any:
+        with in_layer(ctx.layer, 'backward'):
+            try:
+                return backward(ctx, *grads)
+            except BaseException as error:
+                current().left_by(error)
+                raise
+
+    function.forward = staticmethod(noting)  # type: ignore[attr-defined]
+    function.backward = staticmethod(naming)  # type: ignore[attr-defined]
+    return function
 
 
 def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,150 @@
+"""What a rank asks of the others, whoever carries the messages.
+
+There are three kinds: the process group of ``torch.distributed``
+(:mod:`pyg_sar.comm.process_group`), ranks that are threads of one process
+(:mod:`pyg_sar.comm.threads`), and one rank by itself, which is the base class here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pyg_sar.comm.faults.errors import placed
+from pyg_sar.monitor import hook
+
+if TYPE_CHECKING:
+    from pyg_sar.comm.end_of_backward import Backward, Reducer
+
+
+class Work(Protocol):
+    """A transfer that is under way."""
+
+    def wait(self) -> Any:
+        """Returns once it is done."""
+
+
+class Comm:
+    """One rank by itself: sums over all ranks are its own numbers.
+
+    The methods from :meth:`sum_alike` on are called within a :meth:`guard`. Those that communicate
+    are collective.
+
+    Attributes:
+        rank: The rank.
+        size: The number of ranks.
+        group: The process group of the exchanges, if there is one.
+        takes_turns: Whether the ranks are threads of one process.
+        debug: Whether the ranks compare what they do before every operation.
+        operation: The operation that this rank has come to last, in words.
+        peer: The rank it is done with; None for all.
+        travelling: Swaps that are under way.
+        backward: Gives the backward pass that runs, if it has met anything of this library.
+        awaiting: Models that have run on a batch, whose backward may come.
+    """
+
+    rank, size = 0, 1
+    group: dist.ProcessGroup | None = None
+    takes_turns = False
+    debug = False
+
+    def __init__(self) -> None:
+        self.operation = ''
+        self.peer: int | None = None
+        self.travelling: set[Any] = set()
+        self.backward: Callable[[], Backward | None] = lambda: None
+        self.awaiting: WeakKeyDictionary[Reducer, None] = WeakKeyDictionary()
+
+    def check(self, operation: str) -> None:
+        """Raises ExchangeError if the exchanges have ended; connects the ranks if they are not."""
+
+    def guard(
+        self, operation: str, peer: int | None = None, *, alike: str = '', is_wait: bool = False
+    ) -> AbstractContextManager[None]:
+        """For the time of an operation with other ranks: its errors come as ExchangeError.
+
+        Args:
+            operation: What is done, for messages.
+            peer: The rank it is done with; None for all.
+            alike: The operation in words that are equal on all ranks, with what it moves; debugging
+                raises on all ranks where they differ.
+            is_wait: Whether this is the end of one that began before. All ranks begin as many.
+        """
+        self.operation = placed(operation)
+        return hook.in_operation(operation, peer, is_wait) if hook.watchers else nullcontext()
+
+    def left_by(self, error: BaseException) -> None:
+        """To be told of every exception that leaves a layer, a model or the backward of a layer.
+
+        If it is this rank's alone, the others would wait for it: their exchanges end.
+        """
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the exchanges because of an exception of this rank's own, or of a lane's."""
+
+    def set_timeout(self, timeout: timedelta | None) -> None:
+        """How long the ranks wait for a silent one from now on; None leaves it as it is."""
+
+    def connect_devices(self, device: torch.device) -> None:
+        """Has all ranks connect their devices, where a backend needs it (at the first call)."""
+
+    def goes_by_host(self, device: torch.device, group: dist.ProcessGroup | None = None) -> bool:
+        """Whether tensors of a device travel from host to host: by gloo; so ranks may share a GPU.
+
+        Args:
+            device: The device.
+            group: One of all ranks; None for that of the exchanges.
+        """
+        return True
+
+    def sum_alike(self, alike: str, *, number: int = 0, state: str = '') -> int | None:
+        """The sum of the ranks' numbers, or None if their states differ.
+
+        Args:
+            alike: The operation at which all must be, in words that are equal on all ranks; else
+                all raise.
+            number: At least 0; their sum is less than ``2**24``.
+            state: What the ranks ask whether they have it in common, in words.
+        """
+        return number
+
+    def gather_texts(self, text: bytes, *, is_short: bool) -> list[bytes]:
+        """The texts of all ranks, perhaps with spaces at the end."""
+        return [text]
+
+    def start_swap(
+        self,
+        received: Sequence[Tensor],
+        recv_rank: int,
+        sent: Sequence[Tensor],
+        send_rank: int,
+        words: str,
+    ) -> list[Work]:
+        """Begins to receive tensors from one rank and to send others to another, contiguous ones.
+
+        Messages meet if their words are equal, where the backend knows tags (gloo).
+        """
+        raise NotImplementedError
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
+    ) -> None:
+        """Sends runs of a vector to rank 0, 1, ...; what comes from them fills another one."""
+        received.copy_(sent)
+
+    def all_reduce(self, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
+        """Sums a tensor over the ranks in place, perhaps by another group of all ranks."""
+
+    def all_gather(self, own: Tensor) -> Tensor:
+        """The tensors of all ranks, of one shape, ``[size, ...]``."""
+        return own.unsqueeze(0)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Gives all ranks what rank 0 has in a contiguous tensor."""

@@ -1,0 +1,254 @@
+"""The comm of a default process group of ``torch.distributed``.
+
+Exchanges use a group of their own, so they never meet the collectives of the user.
+
+Messages of different sizes must not meet: gloo ends the process then. So every collective begins
+with one number of 8 bytes, which all ranks have in common: a code of what the operation is, where
+it is done and what it moves, beside a small number of the operation's own. Their sum tells every
+rank whether all codes are equal. The decision of a layer is this number and nothing else. Messages
+between two ranks carry the code as their tag, so those of different layers never meet; when ranks
+debug, they have such a number before these as well.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import zlib
+from collections.abc import Sequence
+from datetime import timedelta
+from traceback import clear_frames
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pyg_sar.comm.comm import Work
+from pyg_sar.comm.faults.connection import Connection
+from pyg_sar.comm.faults.errors import place, placed
+from pyg_sar.comm.faults.groups import meet, new_group, timeout_of
+from pyg_sar.comm.faults.reports import Cause, Reports, for_reports
+from pyg_sar.comm.faults.watch import Watch
+
+SHORT = 512
+"""Bytes of a text that needs no further messages."""
+
+_CLASS = re.compile(r' ?\(\w+\)')
+_NUMBER_BITS = 24
+_CODE_BITS = 27  # with the number's, and 12 for the sum over up to 4,095 ranks: 63
+_numbers = itertools.count()
+
+
+class GroupComm(Connection):
+    """A rank of the default process group; connected at the first use (collective).
+
+    Args:
+        main: For a lane, the comm of the program: operations of a lane, which belong to one more
+            thread of every rank, never meet those of the program.
+    """
+
+    def __init__(self, main: GroupComm | None = None) -> None:
+        super().__init__(main)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.timeout: timedelta | None = None if main is None else main.timeout
+        self._devices: set[torch.device] = set()
+        self._watch: Watch | None = None
+        if main is not None:
+            self.reports, self.debug = main.reports, main.debug
+            main.lanes.add(self)
+
+    def connect(self) -> None:
+        """Makes the group."""
+        limit = self.timeout or timeout_of(dist.group.WORLD)
+        self.seconds = limit.total_seconds() if limit is not None else float('inf')
+        main = self if self.main is None else self.main
+        if main is self and self.group is None:
+            store = dist.distributed_c10d._get_default_store()
+            self.reports = Reports(store, f'pyg_sar/{next(_numbers)}', self.rank, self.size)
+        try:
+            meet(main.group)
+            self.group = new_group(limit)
+        except RuntimeError as error:
+            clear_frames(error.__traceback__)
+            found = self.lost(error.with_traceback(None), 'connecting the ranks', None)
+            raise found from error
+        self._small = torch.device('cpu')
+        types: Sequence[torch.device] = getattr(self.group, '_device_types', ())
+        if types and self._small not in types:
+            self._small = types[0]
+        self._watch = Watch(self._lost_on_device, self.seconds - for_reports(self.seconds))
+        self._devices = set()
+
+    def set_timeout(self, timeout: timedelta | None) -> None:
+        """See :meth:`Comm.set_timeout` (collective if it is another time)."""
+        if timeout is None or timeout == self.timeout:
+            return
+        self.check('an exchange')
+        self.timeout, before, watch = timeout, self.group, self._watch
+        self.connect()
+        assert watch is not None
+        watch.close()
+        dist.destroy_process_group(before)
+
+    def connect_devices(self, device: torch.device) -> None:
+        """See :meth:`Comm.connect_devices`.
+
+        NCCL does it in the first operation of all, and in the first transfer of two; the host waits
+        in C. In a step of an exchange it would for ranks without rows in it, or lost by then.
+        """
+        if device in self._devices:
+            return
+        self.check('an exchange')
+        if not self.goes_by_host(device):
+            with self.guard('connecting the devices of the ranks'):
+                numbers, ones = torch.zeros(self.size, device=device), [1] * self.size
+                self.all_reduce(numbers)
+                self.all_to_all(numbers.clone(), numbers, ones, ones)
+        self._devices.add(device)
+
+    def _lost_on_device(self, error: Exception, operation: str) -> None:
+        """Of the thread that watches; the program's own is about to come to it."""
+        self._verdict = threading.current_thread()
+        self.lost(error, operation, None)
+
+    def close(self) -> None:
+        """See :meth:`Connection.close`."""
+        if self._watch is not None:
+            self._watch.close()
+        super().close()
+
+    def goes_by_host(self, device: torch.device, group: dist.ProcessGroup | None = None) -> bool:
+        """See :meth:`Comm.goes_by_host`."""
+        if device.type == 'cpu':
+            return True
+        return bool((group or self.group or self._opened())._get_backend(device).name() == 'gloo')
+
+    def sum_alike(self, alike: str, *, number: int = 0, state: str = '') -> int | None:
+        """See :meth:`Comm.sum_alike`; one message of 8 bytes.
+
+        With codes c the sum tells whether all are equal: on a rank for which it is P c though
+        others differ, c would be their mean. For random codes that does not happen, and where it
+        does its next operation ends in the error of the others. The ranks are fewer than 4,096.
+        """
+        # Without the class of the layer: which class it is, forwards are compared by.
+        same = f'{alike} in {_CLASS.sub("", place())}'
+        code = zlib.crc32((same + state).encode()) >> (32 - _CODE_BITS)
+        packed = torch.tensor([code << _NUMBER_BITS | number], device=self._small)
+        self.all_reduce(packed)
+        total = int(packed)
+        if total >> _NUMBER_BITS == code * self.size:
+            return total % (1 << _NUMBER_BITS)
+        own = f'{zlib.crc32(same.encode())} {placed(alike)}'
+        texts = self.gather_texts(own.encode(), is_short=True)
+        codes, said = zip(*(t.decode(errors='replace').split(' ', 1) for t in texts), strict=True)
+        rank = next((r for r, code in enumerate(codes) if code != codes[self.rank]), None)
+        if rank is None:
+            return None
+        reason = f'rank {rank} is at {said[rank].strip()}: the ranks run different programs'
+        if not self.debug:
+            reason += '; debug=True tells where they part'
+        error = self._error(rank, self.operation, reason)
+        self.reports.write(Cause(rank, doing=placed(alike)))
+        self.end(error)
+        raise error
+
+    def gather_texts(self, text: bytes, *, is_short: bool) -> list[bytes]:
+        """See :meth:`Comm.gather_texts`: one all-gather, two if one is not short."""
+        size = SHORT
+        if not is_short:
+            size = int(self.all_gather(torch.tensor(len(text), device=self._small)).max())
+        own = torch.frombuffer(bytearray(text.ljust(size)[:size]), dtype=torch.uint8)
+        return [each.numpy().tobytes() for each in self.all_gather(own.to(self._small)).cpu()]
+
+    def start_swap(
+        self,
+        received: Sequence[Tensor],
+        recv_rank: int,
+        sent: Sequence[Tensor],
+        send_rank: int,
+        words: str,
+    ) -> list[Work]:
+        """See :meth:`Comm.start_swap`.
+
+        Receives come first: a send completes early only if its receive is posted already.
+        """
+        if not received and not sent:
+            return []
+        come = [t if t.device.type == 'cpu' else self._carried(t) for t in received]
+        go = [t if t.device.type == 'cpu' else self._carried(t) for t in sent]
+        for message, tensor in zip(go, sent, strict=True):
+            if message.device != tensor.device:
+                message.copy_(tensor)
+        group, tag = self.group or self._opened(), zlib.crc32(words.encode()) >> 1
+        ops = [dist.P2POp(dist.irecv, t, recv_rank, group, tag) for t in come]
+        ops += [dist.P2POp(dist.isend, t, send_rank, group, tag) for t in go]
+        works: list[Work] = [*dist.batch_isend_irecv(ops)]
+        device = ops[0].tensor.device
+        for work in works if device.type != 'cpu' else ():
+            self._see(work, device)
+        for i, (message, tensor) in enumerate(zip(come, received, strict=True)):
+            if message.device != tensor.device:
+                works[i] = _Landing(works[i], message, tensor)
+        return works
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
+    ) -> None:
+        """See :meth:`Comm.all_to_all`."""
+        group, sizes = self.group or self._opened(), (recv_sizes, send_sizes)
+        self._await(
+            dist.all_to_all_single(received, sent, *sizes, group=group, async_op=True), sent
+        )
+
+    def all_reduce(self, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
+        """See :meth:`Comm.all_reduce`."""
+        chosen = group or self.group or self._opened()
+        self._await(dist.all_reduce(tensor, group=chosen, async_op=True), tensor, group)
+
+    def all_gather(self, own: Tensor) -> Tensor:
+        """See :meth:`Comm.all_gather`."""
+        group, out = self.group or self._opened(), own.new_empty(self.size, *own.shape)
+        self._await(dist.all_gather(list(out.unbind()), own, group=group, async_op=True), own)
+        return out
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """See :meth:`Comm.broadcast`."""
+        group = self.group or self._opened()
+        sent = tensor if self.goes_by_host(tensor.device) else self._carried(tensor)
+        self._await(dist.broadcast(sent, src=0, group=group, async_op=True), tensor)
+
+    def _opened(self) -> dist.ProcessGroup:
+        """The group, connected at the first use; raises ExchangeError if it has ended meanwhile."""
+        self.check(self.operation)
+        assert self.group is not None
+        return self.group
+
+    def _await(self, work: Any, tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
+        """Waits for a collective; on a device by NCCL its stream does."""
+        if tensor.device.type != 'cpu' and group is None:
+            self._see(work, tensor.device)
+        work.wait()
+
+    def _see(self, work: Any, device: torch.device) -> None:
+        """Has a transfer watched whose own wait tells nothing."""
+        if self._watch is not None and not self.goes_by_host(device):
+            self._watch.add(work, self.operation)
+
+    def _carried(self, tensor: Tensor) -> Tensor:
+        """What the backend carries for a contiguous tensor of a device."""
+        if self.goes_by_host(tensor.device):  # gloo takes every address for one of the host
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device='cpu', pin_memory=True)
+        return tensor.view(-1).view(torch.uint8)  # NCCL does not know all dtypes
+
+
+class _Landing:
+    """A transfer into memory of the host, from where it goes on to a device."""
+
+    def __init__(self, work: Work, host: Tensor, place: Tensor) -> None:
+        self._work, self._host, self._place = work, host, place
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._place.copy_(self._host, non_blocking=True)

@@ -1,0 +1,113 @@
+"""Which :class:`~pyg_sar.comm.comm.Comm` a thread has: what everything above asks first."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+from datetime import timedelta
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from pyg_sar.comm.comm import Comm
+from pyg_sar.comm.process_group import GroupComm
+from pyg_sar.scoped import Scoped
+
+chosen: Scoped[Comm | None] = Scoped(None)
+"""The comm that a thread has been given: that of a rank which is a thread, or a lane."""
+
+_ALONE = Comm()
+_of_groups: WeakKeyDictionary[dist.ProcessGroup, GroupComm] = WeakKeyDictionary()
+
+
+def current() -> Comm:
+    """That of this thread, or else of the default process group, or of one rank by itself."""
+    if chosen.value is not None:
+        return chosen.value
+    default = dist.group.WORLD
+    return _ALONE if default is None else _of_groups.get(default) or _of_group(default)
+
+
+def _of_group(default: dist.ProcessGroup) -> GroupComm:
+    _of_groups[default] = GroupComm()
+    atexit.unregister(_let_go)
+    atexit.register(_let_go)
+    return _of_groups[default]
+
+
+def is_distributed() -> bool:
+    """Whether there are ranks: ``torch.distributed`` is initialised, or ranks are threads."""
+    return current() is not _ALONE
+
+
+def takes_turns() -> bool:
+    """Whether the ranks are threads of one process."""
+    return current().takes_turns
+
+
+def rank() -> int:
+    """The own rank; 0 of a process by itself."""
+    return current().rank
+
+
+def world_size() -> int:
+    """Number of ranks; 1 of a process by itself."""
+    return current().size
+
+
+def left_by(error: BaseException) -> None:
+    """See :meth:`Comm.left_by`."""
+    current().left_by(error)
+
+
+def as_timedelta(timeout: float | timedelta | None) -> timedelta | None:
+    """A timeout in seconds, checked."""
+    if timeout is None:
+        return None
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not (is_number or isinstance(timeout, timedelta)):
+        raise ValueError(f"'timeout' must be seconds or a timedelta (got {timeout!r})")
+    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    if limit < timedelta(milliseconds=1):
+        raise ValueError(f"'timeout' must be positive (got {timeout!r})")
+    return limit
+
+
+def set_timeout(timeout: timedelta | None) -> None:
+    """How long exchanges wait for a silent rank from now on (collective if it is another time)."""
+    current().set_timeout(timeout)
+
+
+def set_debug(debug: bool | None) -> None:
+    """Whether ranks compare their programs before every operation from now on; None: as it is."""
+    if debug is not None and is_distributed():
+        current().debug = debug
+
+
+def open_lane() -> GroupComm | None:
+    """A comm for one more thread of every rank, which :attr:`chosen` is then (collective).
+
+    Operations of a lane never meet those of the program, whatever their order. It ends when the
+    program's comm does. None where there is one rank, or ranks are threads.
+    """
+    main = current()
+    if main.size == 1 or not isinstance(main, GroupComm):
+        return None
+    main.check('an exchange')
+    lane = GroupComm(main)
+    lane.check('an exchange')
+    return lane
+
+
+def _let_go() -> None:
+    """Says what exception the process ends with, if nobody has caught it, and lets gloo go.
+
+    A thread of gloo's that frees a tensor while the interpreter shuts down kills the process with
+    "terminate called without an active exception" (torch 2.13, with or without
+    ``destroy_process_group``): they get time to let go of the last ones.
+    """
+    error = getattr(sys, 'last_value', None)
+    if error is not None and not hasattr(sys, 'ps1'):
+        current().fail(error)
+    time.sleep(0.2)
