@@ -12,7 +12,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm import as_timedelta, set_debug, set_timeout
 from pyg_sar.compiled.installed import loops
 from pyg_sar.conv.options import Options
-from pyg_sar.conv.sar_conv import SARConv
+from pyg_sar.conv.sar_conv import SARConv, name_layers
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import SameDropout, of_model
 from pyg_sar.monitor import LogLevel, check_log, say, set_log
@@ -110,9 +110,7 @@ def wrap(
     watch_norms(model)
     for conv in convs:
         SARConv(conv, **vars(checked))
-    for name, module in model.named_modules():
-        if isinstance(module, SARConv):
-            module._sar.path = name
+    name_layers(model)
     if checkpoint_activations:
         recompute_activations_of(model)
     if dropout_seed is not None:
@@ -144,9 +142,9 @@ def _draw_by_id(model: torch.nn.Module, seed: int) -> None:
 def _tell(model: torch.nn.Module) -> None:
     if not _logger.isEnabledFor(logging.INFO):
         return
-    layers = [module for module in model.modules() if isinstance(module, SARConv)]
+    layers = [m for m in model.modules() if isinstance(m, SARConv) and not m._sar.is_inside]
     of_layers = '; '.join(
-        f'{layer._sar.place(layer)}, mode {layer.sar_options.mode!r}' for layer in layers
+        f'{layer._sar.place}, mode {layer.sar_options.mode!r}' for layer in layers
     )
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     text = f'wrapped {type(model).__name__}, {num_parameters} parameters, {len(layers)} layers'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
@@ -75,3 +75,18 @@ class Options:
                 f"'memory_budget' has a meaning in mode 'auto' only (got {self.memory_budget} in "
                 f'mode {self.mode!r})'
             )
+
+
+class ChosenMode(NamedTuple):
+    """How one kind of call of message passing is computed.
+
+    Attributes:
+        function: ``'GATConv.message'``, ``'GATConv.edge_update'`` ...
+        mode: The mode it is computed in.
+        one_shot_bytes: What mode one_shot would hold, on the rank where that is most; 0 where the
+            memory budget did not decide.
+    """
+
+    function: str
+    mode: Mode
+    one_shot_bytes: int

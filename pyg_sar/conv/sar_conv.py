@@ -1,55 +1,39 @@
 """SARConv: the class of a conv that is computed over a graph that is cut into parts.
 
 ``SARConv(conv)`` gives the conv another class, made on the fly: ``SARGATConv(SARConv, GATConv)``,
-as ``torch.distributed.fsdp.fully_shard`` does. The object stays the one it was, so whatever a
-program does to the conv later is done to what computes. A module around the conv would silently
-ignore what it forgot to pass on.
+as ``torch.distributed.fsdp.fully_shard`` does. So whatever a program does to the conv later is done
+to what computes. A module around the conv would silently ignore what it forgot to pass on.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import cache
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import in_layer, left_by, world_size
-from pyg_sar.conv.around.patching import bind, overridden, replaced
-from pyg_sar.conv.call.decision import Decision, Decisions
-from pyg_sar.conv.call.propagation import Propagation
-from pyg_sar.conv.call.start import decisions_for
-from pyg_sar.conv.exchanges import Exchanges, find_shards
+from pyg_sar.conv.around.patching import bind_functions, forms
+from pyg_sar.conv.around.state import state_of_modules
+from pyg_sar.conv.call.inputs import signature_of
+from pyg_sar.conv.call.layer_plan import Forward, Layer, LayerPlan, plan_for, running
+from pyg_sar.conv.call.propagation import edge_updater, propagate
+from pyg_sar.conv.exchanges import edges_in
 from pyg_sar.conv.names import name_of, plain_class
-from pyg_sar.conv.options import Mode, Options, Path
-from pyg_sar.conv.substitutes import ROW_BY_ROW, special_forms
+from pyg_sar.conv.options import ChosenMode, Options, Path
+from pyg_sar.conv.substitutes import ROW_BY_ROW, relations_joined
 from pyg_sar.conv.support import why_refused
 from pyg_sar.dropout import is_running
 from pyg_sar.rows.attach import edges_among, given_to_conv, rows_by_type
+from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.made_edges import with_made_edges
 from pyg_sar.rows.own_rows import own_rows_of, rows_of_call
 from pyg_sar.rows.replicated import average_gradients, shares_kept
 from pyg_sar.rows.unasked.constructors import alike_draws
-from pyg_sar.shard.shard import Shard
-
-
-class ChosenMode(NamedTuple):
-    """How one kind of call of message passing is computed.
-
-    Attributes:
-        function: ``'GATConv.message'``, ``'GATConv.edge_update'`` ...
-        mode: The mode it is computed in.
-        one_shot_bytes: What mode one_shot would hold, on the rank where that is most; 0 where the
-            memory budget did not decide.
-    """
-
-    function: str
-    mode: Mode
-    one_shot_bytes: int
+from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 
 class _Convert(type):
@@ -70,14 +54,12 @@ class SARConv(MessagePassing, metaclass=_Convert):
     the whole graph, and so do all gradients. Linear layers and skip terms run once per node, at its
     owner; only the rows that messages read travel. On any other ``edge_index``, such as that of a
     batch of this rank, it is the plain conv, and nothing is communicated.
-
-    By hand, where :func:`pyg_sar.wrap` does it for all convs of a model::
+    :func:`pyg_sar.wrap` does it for all convs of a model. The method is Sequential Aggregation and
+    Rematerialization (Mostafa, MLSys 2022, `arXiv 2111.06483 <https://arxiv.org/abs/2111.06483>`_).
+    By hand::
 
         conv = pyg_sar.SARConv(GATConv(8, 4, heads=2), mode='one_shot')
         out = conv(data.x, data.edge_index)
-
-    The method is Sequential Aggregation and Rematerialization (Mostafa, MLSys 2022,
-    `arXiv 2111.06483 <https://arxiv.org/abs/2111.06483>`_).
 
     Args:
         conv: A conv of torch_geometric.nn or a MessagePassing of your own, with any message and
@@ -108,76 +90,95 @@ class SARConv(MessagePassing, metaclass=_Convert):
     """
 
     _plain_class: type[MessagePassing]
-    _sar: _Converted
+    _sar: Layer
 
     # torch.compile leaves message passing on ranks to itself, and breaks its graph here.
     @torch.compiler.disable
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the conv; the arguments are the conv's own."""
-        if self._sar.is_running:
+        now = running.value
+        if now is not None and (
+            now.conv is self or (self._sar.is_inside and now.path_of(self) is not None)
+        ):
             return super().forward(*args, **kwargs)
-        names = _names(self._plain_class.forward)
-        args, kwargs = with_made_edges(name_of(self), names, args, kwargs)
-        shards = find_shards((args, kwargs))
-        if not shards:
+        signature = signature_of(self._plain_class.forward)
+        names = [*signature.parameters][1:]
+        args, kwargs = with_made_edges(self._plain_class.__name__, names, args, kwargs)
+        given = edges_in((*args, *kwargs.values()))
+        if not given:
             if getattr(self, 'cached', False) and world_size() > 1:
                 raise ValueError(
                     f"'cached' of {name_of(self)} must be False on batches (got True): it keeps "
                     "the edges of its first forward, and those of a batch are not another's"
                 )
             return super().forward(*args, **kwargs)
-        edges = edges_among((args, kwargs))
+        edges = [each for each in given if isinstance(each, EdgeIndex)]
+        is_first = bool(edges) and torch.is_grad_enabled() and world_size() > 1
         if edges and isinstance(self, ROW_BY_ROW):
-            if torch.is_grad_enabled() and world_size() > 1:
+            if is_first:
                 average_gradients(self.parameters())
             own = given_to_conv((args, kwargs), edges, name_of(self))
             return rows_by_type(self.forward(*own[0], **own[1]), (args, kwargs))
-        with self._on_cut_graph(shards, args, kwargs) as decisions:
-            if edges or isinstance(self, ROW_BY_ROW):
-                if edges and not decisions.calls and torch.is_grad_enabled() and world_size() > 1:
+        with self._on_cut_graph(given, args, kwargs) as plan:
+            if isinstance(self, ROW_BY_ROW):
+                with relations_joined(args[0] if args else kwargs['x_dict']):
+                    return super().forward(*args, **kwargs)
+            if edges:
+                if is_first and not plan.calls:
                     average_gradients(self.parameters())
                 return super().forward(*args, **kwargs)
             # Own rows, as pyg_sar.local gives them: computed as rows of the whole graph.
-            call = inspect.signature(super().forward).bind(*args, **kwargs)
-            rows = rows_of_call(call.arguments, int(self.node_dim), decisions.spaces)
-            call.arguments.update(rows)
-            with shares_kept():
-                out = super().forward(*call.args, **call.kwargs)
+            call = signature.bind(self, *args, **kwargs)
+            call.arguments.update(rows_of_call(call.arguments, int(self.node_dim), plan.spaces))
+            with shares_kept.set(True):
+                out = super().forward(*call.args[1:], **call.kwargs)
             return own_rows_of(out, edges_among((call.args, call.kwargs)))
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate``; called from outside of forward it is a layer by itself."""
-        return self._called('propagate', edge_index, size, kwargs)
+        now = running.value
+        if now is None or now.path_of(self) is None:
+            given = edges_in([edge_index])
+            if given:
+                with self._on_cut_graph(given, (), {}, in_forward=False):
+                    return self.propagate(edge_index, size, **kwargs)
+        elif isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
+            return propagate(now, self, edge_index, size, kwargs)
+        if size is not None:  # PyG generates the method without it where the conv never gives one
+            kwargs['size'] = size
+        if self.decomposed_layers != 1:  # PyG's generated method does not do it
+            return self._orig_propagate(edge_index, **kwargs)
+        return super().propagate(edge_index, **kwargs)
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``; see :meth:`propagate`."""
-        return self._called('edge_updater', edge_index, size, kwargs)
-
-    def _called(self, method: str, edge_index: Any, size: Any, kwargs: dict[str, Any]) -> Tensor:
-        shards = [] if self._sar.is_running else find_shards([edge_index])
-        if not shards:
-            # PyG generates them without an argument `size` where the conv never gives one.
-            named = kwargs if size is None else {'size': size, **kwargs}
-            plain: Any = getattr(super(), method)
-            return plain(edge_index, **named)
-        with self._on_cut_graph(shards, (), {}, in_forward=False):
-            return getattr(self, method)(edge_index, size=size, **kwargs)
+        now = running.value
+        if now is None or now.path_of(self) is None:
+            given = edges_in([edge_index])
+            if given:
+                with self._on_cut_graph(given, (), {}, in_forward=False):
+                    return self.edge_updater(edge_index, size, **kwargs)
+        elif isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
+            return edge_updater(now, self, edge_index, size, kwargs)
+        if size is not None:
+            kwargs['size'] = size
+        return super().edge_updater(edge_index, **kwargs)
 
     @contextmanager
     def _on_cut_graph(
         self,
-        shards: list[Shard],
+        edges: list[EdgeIndex | ShardEdgeIndex],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
         in_forward: bool = True,
-    ) -> Iterator[Decisions]:
+    ) -> Iterator[LayerPlan]:
         """While it lasts, the conv and all convs inside it pass messages on the cut graph.
 
-        Collective: see :func:`pyg_sar.conv.call.start.decisions_for`.
+        Collective: see :func:`pyg_sar.conv.call.layer_plan.plan_for`.
         """
         sar = self._sar
-        with in_layer(sar.place(self)), ExitStack() as stack:
+        with in_layer(sar.place):
             try:
                 if sar.drops_by_id and self.training and not is_running():
                     raise ValueError(
@@ -185,29 +186,24 @@ class SARConv(MessagePassing, metaclass=_Convert):
                         'the model (got a call from outside of one): call the model itself, or '
                         'wrap the module whose forward has the convs with dropout_seed'
                     )
-                exchanges = Exchanges(shards, sar.options.prefetch, sar.options.exchange_dtype)
-                decisions = decisions_for(self, sar.options, shards, args, kwargs, sar.decisions)
-                forms = special_forms(exchanges, decisions.checked, args, kwargs)
-                stack.enter_context(replaced(forms))
-                stack.enter_context(alike_draws())
-                for path, module in self.named_modules():
-                    bind(type(module))
-                    if isinstance(module, MessagePassing):
-                        form = Propagation(
-                            conv=module,
-                            path=path,
-                            exchanges=exchanges,
-                            options=sar.options,
-                            decisions=decisions,
-                            in_forward=in_forward,
-                        )
-                        for method in ('propagate', 'edge_updater'):
-                            stack.enter_context(overridden(module, method, getattr(form, method)))
-                stack.enter_context(overridden(sar, 'is_running', True))
-                yield decisions
+                state = self._state()
+                plan = plan_for(self, state, edges, args, kwargs, in_forward=in_forward)
+                now = Forward(self, plan, sar.options, in_forward)
+                with running.set(now), forms.set(plan.forms), alike_draws.set(True):
+                    yield plan
             except BaseException as error:
                 left_by(error)
                 raise
+
+    def _state(self) -> list[Any]:
+        """What must be found out anew where it changes; convs that are new in it are SARConvs."""
+        sar = self._sar
+        state = state_of_modules((self, *sar.inner))
+        if state != sar.state:
+            _take_in(self)
+            sar.inner = [*self.modules()][1:]
+            sar.state = state = state_of_modules((self, *sar.inner))
+        return state
 
     @property
     def sar_options(self) -> Options:
@@ -219,15 +215,13 @@ class SARConv(MessagePassing, metaclass=_Convert):
 
         Calls with and without gradients are two kinds, as they hold more and less.
         """
-        found = [
-            ChosenMode(each.function, each.mode, each.one_shot_bytes)
-            for each in self._sar.all_decisions()
-        ]
+        plans = self._sar.call_plans()
+        found = (ChosenMode(each.function, each.mode, each.one_shot_bytes) for each in plans)
         return list(dict.fromkeys(found))
 
     def chosen_paths(self) -> list[Path]:
         """How message passing has been computed so far, the same on all ranks: each path once."""
-        return list(dict.fromkeys(each.path for each in self._sar.all_decisions()))
+        return list(dict.fromkeys(each.path for each in self._sar.call_plans()))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A class that is made on the fly cannot be found by name, but the plain one can.
@@ -245,49 +239,46 @@ class SARConv(MessagePassing, metaclass=_Convert):
             self.__class__ = cls
 
 
-class _Converted:
-    """What a SARConv has beside its conv."""
-
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self.path = ''  # of the conv in the model that pyg_sar.wrap was given
-        self.drops_by_id = False  # whether it is part of a model with `dropout_seed`
-        self.is_running = False  # on a cut graph now: calls of forward are those of the conv itself
-        self.decisions: dict[
-            str, Decisions
-        ] = {}  # for each kind of forward, in words; oldest first
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy may run with other ranks: they decide anew.
-        return vars(self) | {'is_running': False, 'decisions': {}}
-
-    def place(self, conv: torch.nn.Module) -> str:
-        """What errors call this layer: its path in the model, as far as that is known."""
-        name = name_of(conv)
-        return f"layer '{self.path}' ({name})" if self.path else f'layer SARConv({name})'
-
-    def all_decisions(self) -> list[Decision]:
-        """Of all forwards, in the order in which they were made."""
-        return [each for kind in self.decisions.values() for each in kind.calls.values()]
+def name_layers(model: torch.nn.Module) -> None:
+    """Says of the SARConvs of a model where in it they are, for messages."""
+    for path, module in model.named_modules():
+        if isinstance(module, SARConv) and path:
+            module._sar.place = f"layer '{path}' ({name_of(module)})"
 
 
 def _convert(conv: MessagePassing, **options: Any) -> MessagePassing:
     """Makes a SARConv of a conv; raises before anything is changed."""
     checked = Options(**options)
-    if not isinstance(conv, MessagePassing) or isinstance(conv, SARConv):
-        already = ', a SARConv already' * isinstance(conv, SARConv)
-        raise ValueError(
-            f'expected a MessagePassing conv to wrap (got {plain_class(conv).__name__}{already})'
-        )
+    is_one = isinstance(conv, SARConv) and not conv._sar.is_inside
+    if not isinstance(conv, MessagePassing) or is_one:
+        what = plain_class(conv).__name__ + ', a SARConv already' * is_one
+        raise ValueError(f'expected a MessagePassing conv to wrap (got {what})')
     for module in conv.modules():
         reason = why_refused(module)
         if reason is not None:
             raise ValueError(f'{name_of(module)} cannot be wrapped: {reason}')
-    conv.__class__ = _sar_class(type(conv))
-    vars(conv)['_sar'] = _Converted(checked)
-    for module in conv.modules():
-        bind(type(module))
+    _become(conv, checked)
+    _take_in(conv)
     return conv
+
+
+def _become(conv: MessagePassing, options: Options, *, is_inside: bool = False) -> None:
+    cls = type(conv)
+    if '_plain_class' not in vars(cls):
+        conv.__class__ = _sar_class(cls)
+    place = f'layer SARConv({name_of(conv)})'
+    vars(conv)['_sar'] = Layer(options, place, is_inside=is_inside)
+
+
+def _take_in(conv: MessagePassing) -> None:
+    """Has code of all modules in a conv find what it needs on a cut graph; lasts for good."""
+    for module in conv.modules():
+        bind_functions(type(module))
+        if isinstance(module, MessagePassing):
+            if not isinstance(module, SARConv):
+                _become(module, conv._sar.options, is_inside=True)
+            if not module.explain:  # PyG's, where layers are decomposed or it was explained before
+                vars(module).pop('propagate', None)
 
 
 _classes: dict[type[MessagePassing], Any] = {}
@@ -300,12 +291,6 @@ def _sar_class(plain: type[MessagePassing]) -> Any:
         made = _Convert(f'SAR{plain.__name__}', (SARConv, plain), names)
         _classes.setdefault(plain, made)  # another thread may have been faster
     return _classes[plain]
-
-
-@cache
-def _names(forward: Any) -> list[str]:
-    """Of the arguments of a method."""
-    return list(inspect.signature(forward).parameters)[1:]
 
 
 def _empty(plain: type[MessagePassing]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,14 +20,13 @@ from torch_geometric.utils.hetero import construct_bipartite_edge_index
 
 from pyg_sar.conv.around.gcn_norm import Normalizer
 from pyg_sar.conv.around.kept_loops import loop_forms
-from pyg_sar.conv.around.patching import AnyFn
-from pyg_sar.conv.exchanges import Exchanges
+from pyg_sar.conv.around.patching import AnyFn, Forms, replaced
 from pyg_sar.rows.attach import derived, given_to_conv
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.edges import edge_index as make_edge_index
 from pyg_sar.rows.rows import tag
 from pyg_sar.rows.space import Space
-from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.edge_index import ShardEdgeIndex, kept_on
 from pyg_sar.shard.join_relations import join_relations
 
 ROW_BY_ROW = (HGTConv,)
@@ -34,33 +34,30 @@ ROW_BY_ROW = (HGTConv,)
 rows."""
 
 
-def special_forms(
-    exchanges: Exchanges, checked: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[AnyFn, AnyFn]:
-    """The functions and their forms on a cut graph, for a forward with these arguments.
-
-    Functions whose inputs all ranks have checked are added to `checked`.
-    """
-    normalizer = Normalizer(exchanges, checked)
-    first: Any = args[0] if args else kwargs.get('x_dict')
-    return loop_forms() | {
-        gcn_norm: _of_rows(normalizer.gcn_norm),
-        get_laplacian: _of_rows(normalizer.get_laplacian),
-        construct_bipartite_edge_index: _joint_edge_index(first),
+def special_forms() -> Forms:
+    """The functions and their forms, for forwards of one kind."""
+    normalizer = Normalizer()
+    return {
+        **loop_forms(),
+        gcn_norm: _of_rows(gcn_norm, normalizer.gcn_norm),
+        get_laplacian: _of_rows(get_laplacian, normalizer.get_laplacian),
     }
 
 
-def _of_rows(form: AnyFn) -> AnyFn:
+def _of_rows(function: AnyFn, form: AnyFn) -> AnyFn:
     """A normalisation of the edges of a rank and their weights, given those of the whole graph."""
 
     def of_rows(edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(edge_index, EdgeIndex):
+            return function(edge_index, *args, **kwargs)
         args, kwargs = given_to_conv((args, kwargs), [edge_index], form.__name__)
         handle, weight = form(edge_index.handle, *args, **kwargs)
-        found = vars(handle).get('of_rows')
-        if found is None:
+
+        def made() -> EdgeIndex:
             call = inspect.signature(form).bind(edge_index, *args, **kwargs).arguments
-            space = _space_of(handle, edge_index, call)
-            handle.of_rows = found = make_edge_index(handle, space, edge_index.ends)
+            return make_edge_index(handle, _space_of(handle, edge_index, call), edge_index.ends)
+
+        found = kept_on(handle, 'of rows', made, edge_index._space)
         return found, tag(weight, 0, found._space)
 
     return of_rows
@@ -77,7 +74,7 @@ def _space_of(handle: ShardEdgeIndex, given: EdgeIndex, call: Mapping[str, Any])
     return given._space.selected(src != dst).joined((given.ends.dst,))
 
 
-def _joint_edge_index(x_dict: Mapping[str, Tensor]) -> AnyFn:
+def relations_joined(x_dict: Mapping[str, Tensor]) -> AbstractContextManager[None]:
     """``construct_bipartite_edge_index`` for a conv that is given own rows by type."""
 
     def joint_edge_index(
@@ -101,4 +98,4 @@ def _joint_edge_index(x_dict: Mapping[str, Tensor]) -> AnyFn:
         ]
         return edge_index, torch.cat(attributes)
 
-    return joint_edge_index
+    return replaced({construct_bipartite_edge_index: joint_edge_index})

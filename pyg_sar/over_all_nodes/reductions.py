@@ -86,7 +86,7 @@ def sum_with_history(values: Tensor) -> Tensor:
 
 
 def sum_and_read(values: Tensor, num_read: int) -> tuple[Tensor, list[float]]:
-    """The same, and its last numbers as they are: a device is waited for once."""
+    """A sum of vectors over the ranks, and its last numbers, for which a device is waited once."""
     anchor = values.new_full((1,), float(values.requires_grad)).requires_grad_()
     total = sum_over_ranks(torch.cat([values, anchor]))
     *read, histories = total.detach()[values.numel() - num_read :].tolist()

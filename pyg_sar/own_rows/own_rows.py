@@ -11,13 +11,13 @@ else by its name. With one process everything is let through.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from pyg_sar.comm import agree, all_gather_alike, world_size
+from pyg_sar.rows.registry import is_pointwise
 from pyg_sar.shard.edge_index import READS, name_of, names
 
 _READS = READS - names('rand_like randn_like') | names(
@@ -69,7 +69,8 @@ class OwnRows(Tensor):
             # rows[rows > 0] = 1
             is_set = name == '__setitem__' and isinstance(args[1], OwnRows)
             is_set = is_set and not isinstance(args[2], Tensor)
-            is_kept = name in _KEEPS or _is_by_number(name) or is_set
+            is_kept = name in _KEEPS or is_set or name.startswith('_fused_')
+            is_kept |= is_pointwise(name) and name.strip('_') != 'rrelu'  # which draws
             if not (is_whole or is_attribute or is_kept or name == _UNSCALES):
                 _refuse(name)
             out = func(*args, **kwargs)
@@ -110,24 +111,9 @@ def _rebuilt(values: Tensor, requires_grad: bool, state: dict[str, Any]) -> OwnR
 
 
 def plain(rows: Tensor) -> Tensor:
-    """The same numbers as a plain tensor, without history."""
+    """The numbers as a plain tensor, without history."""
     with torch._C.DisableTorchFunctionSubclass():
         return rows.detach()
-
-
-@cache
-def _is_by_number(name: str) -> bool:
-    """Whether an operation computes every number from those in the same place."""
-    if name.startswith('_fused_'):
-        return True
-    bare = name.strip('_')
-    for each in (bare, bare.removeprefix('r'), bare.removeprefix('i')):  # a - b, 1 / b, a += b
-        packet = getattr(torch.ops.aten, each, None)
-        if packet is not None:
-            overloads = (getattr(packet, overload) for overload in packet.overloads())
-            is_marked = any(torch.Tag.pointwise in overload.tags for overload in overloads)
-            return is_marked and each not in ('equal', 'rrelu')  # one answer; draws
-    return False
 
 
 def _made(out: Any, given: list[Any]) -> Iterator[tuple[Tensor, Tensor]]:

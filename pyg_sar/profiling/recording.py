@@ -38,7 +38,8 @@ class Recording(Meter):
         super().__init__(self._outside)
         self._model = model.module if isinstance(model, DistributedDataParallel) else model
         named = self._model.named_modules()
-        self._convs = {m: n for n, m in named if isinstance(m, SARConv)}
+        convs = {m: n for n, m in named if isinstance(m, SARConv)}
+        self._convs = {m: n for m, n in convs.items() if not m._sar.is_inside}
         if not self._convs:
             name = type(self._model).__name__
             raise ValueError(f'expected a model that is wrapped (got {name} without any SARConv)')

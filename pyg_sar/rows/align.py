@@ -2,47 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from inspect import signature
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pyg_sar.rows.over_ranks import fetched
+from pyg_sar.rows.registry import Rule, name_of, rule, signature_of
 from pyg_sar.rows.replicated import check_whole, met
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, leaves, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
+
+
+def named_rule(names: str) -> Callable[[Callable[..., Any]], Rule]:
+    """Enters a rule ``f(func, ...)`` that has the parameters of the functions.
+
+    What it annotates as Rows has to be rows, what it annotates as Any may be, and nothing else.
+    Options that it does not have are refused.
+    """
+
+    def enter(given: Callable[..., Any]) -> Rule:
+        kinds = {p.name: p.annotation for p in signature(given).parameters.values()}
+        kinds.pop('func')
+
+        @wraps(given)
+        def named(func: Any, args: Any, kwargs: Any) -> Any:
+            values = dict(zip(kinds, args, strict=False)) | kwargs
+            if len(args) > len(kinds) or not values.keys() <= kinds.keys():
+                refuse(func, 'with these options is not known to be right')
+            for name, value in values.items():
+                if kinds[name] != 'Any' and (kinds[name] == 'Rows') != isinstance(value, Rows):
+                    refuse(func)
+            return given(func, **values)
+
+        return rule(names)(named)
+
+    return enter
 
 
 def found(args: Iterable[Any], kwargs: dict[str, Any] | None = None) -> list[Rows]:
     """The rows among arguments, also in lists."""
-    out: list[Rows] = []
-    for each in (*args, *(kwargs.values() if kwargs else ())):
-        if isinstance(each, Rows):
-            out.append(each)
-        elif isinstance(each, (list, tuple)):
-            out += found(each)
-    return out
+    return [each for each in leaves((*args, kwargs or {})) if isinstance(each, Rows)]
 
 
 def dim_of(tensor: Tensor) -> int:
     """The number of dimensions."""
-    return Tensor.dim(tensor) if type(tensor) is Tensor else _plain_dim(tensor)
-
-
-def _plain_dim(tensor: Tensor) -> int:
     with plainly():
         return tensor.dim()
 
 
-def own_shape(tensor: Tensor) -> list[int]:
-    """The shape with the own rows."""
-    with plainly():
-        return list(tensor.shape)
-
-
 def whole_shape(tensor: Tensor) -> list[int]:
     """The shape with the rows of all ranks (collective where their number is not known yet)."""
-    shape = own_shape(tensor)
+    with plainly():
+        shape = list(tensor.shape)
     if isinstance(tensor, Rows):
         shape[tensor._dim] = tensor._space.total
     return shape
@@ -140,8 +155,45 @@ def argument(
     return args[place] if len(args) > place else default
 
 
+def bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments of a function of torch.nn.functional by name, with the defaults."""
+    if func is not getattr(torch.nn.functional, name_of(func), None):
+        refuse(func, 'is known as a function of torch.nn.functional only')
+    given = signature_of(func).bind(*args, **kwargs)
+    given.apply_defaults()
+    return given.arguments
+
+
 def dims_of(value: Any, num_dims: int) -> list[int] | None:
     """Dimensions as a list of numbers from 0 on; None for all."""
     if value is None:
         return None
     return [each % num_dims for each in ((value,) if isinstance(value, int) else value)] or None
+
+
+def sizes_in(args: Sequence[Any], kwargs: dict[str, Any], *names: str) -> list[Any]:
+    """Sizes as numbers or as one list, by place or by one of the names."""
+    given = next((kwargs[name] for name in names if name in kwargs), args)
+    if isinstance(given, int):
+        return [given]
+    if len(given) == 1 and isinstance(given[0], (tuple, list)):
+        given = given[0]
+    return list(given)
+
+
+def check_range(func: Any, ids: Tensor, space: Space) -> None:
+    """Raises for a list that differs between the ranks, or has ids that no row of the whole has."""
+    check_whole(func, ids)
+    with plainly():
+        if ids.numel() and not -space.total <= int(ids.min()) <= int(ids.max()) < space.total:
+            raise IndexError(f'index out of range: expected ids from 0 to {space.total - 1}')
+
+
+def listed(func: Any, ids: Tensor, space: Space) -> tuple[Space, Tensor]:
+    """Of a list of rows of the whole, equal on all ranks, the own ones: as a space, and where."""
+    check_range(func, ids, space)
+    places = space.places(torch.where(ids < 0, ids + space.total, ids))
+    own = (places >= 0).nonzero().view(-1)
+    what, near = f'listed {space.what}', space.neighbours
+    made = Space(own.numel(), what=what, ids=own, total=ids.numel(), neighbours=near)
+    return made, places[own]

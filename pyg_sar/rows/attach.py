@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.data.storage import BaseStorage, NodeStorage
+from torch_geometric.data.storage import BaseStorage
 
 from pyg_sar.comm import agree
 from pyg_sar.rows.align import brought, own_rows
 from pyg_sar.rows.edges import EdgeIndex, Ends, edge_index, node_ids
 from pyg_sar.rows.replicated import met
-from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, same_plain, tag
+from pyg_sar.rows.rows import Rows, in_nested, leaves, plain, plainly, refuse, same_plain, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.rows.unasked import ask_for_rows
 
@@ -39,10 +39,14 @@ def as_rows_of_graph(data: Any) -> Any:
     for store in data.node_stores:
         space = nodes[store._key]
         for name, value in list(store.items()):
-            if _has_rows(value, space.own) and not isinstance(value, Rows):
-                if store._key is None and not data.is_node_attr(name):
-                    continue
-                store[name] = _ids_or_rows(name, value, space)
+            if not _has_rows(value, space.own) or isinstance(value, Rows):
+                continue
+            if store._key is None and not data.is_node_attr(name):
+                continue
+            store[name] = tag(value.view(value.shape), 0, space)
+        n_id = plain(store['n_id'])
+        places = torch.arange(space.own, device=n_id.device)
+        store['n_id'] = node_ids(n_id, 0, space, space, places, None)
         store['num_nodes'] = space.total
     return data
 
@@ -51,20 +55,12 @@ def _has_rows(value: Any, count: int) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == count
 
 
-def _ids_or_rows(name: str, value: Tensor, space: Space) -> Any:
-    if name == 'n_id':
-        places = torch.arange(space.own, device=value.device)
-        return node_ids(value.view(-1), 0, space, space, places, None)
-    return tag(value.view(value.shape), 0, space)
-
-
 def _attach_edges(data: Any, store: Any, total: int, nodes: dict[Any, Space]) -> None:
     key, handle = store._key, store['edge_index']
     src, dst = (nodes[None],) * 2 if key is None else (nodes[key[0]], nodes[key[2]])
     what = 'edges' if key is None else f'edges of {key}'
     shard = handle.shard
-    space = Space(shard.num_edges, what=what, ids=shard.e_id, total=total)
-    space.neighbours = (dst,) if src is dst else (dst, src)
+    space = Space(shard.num_edges, what=what, ids=shard.e_id, total=total, neighbours=(dst, src))
     for name, value in list(store.items()):
         if name == 'edge_index' or not _has_rows(value, shard.num_edges):
             continue
@@ -85,36 +81,23 @@ def _local(data: Any) -> Any:
         return data.handle
     if isinstance(data, Rows):
         return plain(data)
-    stores = data.stores if isinstance(data, (Data, HeteroData)) else [data]
-    if not any(isinstance(value, Rows) for each in stores for value in _values_of(each)):
+    if not isinstance(data, (Data, HeteroData, BaseStorage)):
+        return data
+    if not any(isinstance(each, Rows) for store in _stores_of(data) for each in store.values()):
         return data  # what is set later is seen
-    if isinstance(data, NodeStorage):
-        return _local_of_store(data)
     out = copy.copy(data)
-    for store in out.stores:
-        _make_local(store)
+    for store in _stores_of(out):
+        n_id = store.get('n_id')
+        for name, value in list(store.items()):
+            if isinstance(value, Rows):
+                store[name] = _local(value)
+        if isinstance(n_id, Rows):
+            store['num_nodes'] = n_id._space.own
     return out
 
 
-def _values_of(store: Any) -> Iterable[Any]:
-    return store.values() if isinstance(store, BaseStorage) else ()
-
-
-def _local_of_store(store: NodeStorage) -> Any:
-    out = copy.copy(store)
-    _make_local(out)
-    return out
-
-
-def _make_local(store: Any) -> None:
-    num_own = None
-    for name, value in list(store.items()):
-        if name == 'n_id' and isinstance(value, Rows):
-            num_own = value._space.own
-        if isinstance(value, Rows):
-            store[name] = _local(value)
-    if num_own is not None:
-        store['num_nodes'] = num_own
+def _stores_of(data: Any) -> Any:
+    return data.stores if isinstance(data, (Data, HeteroData)) else [data]
 
 
 def space_of_nodes(data: Any) -> Space | None:
@@ -125,15 +108,7 @@ def space_of_nodes(data: Any) -> Space | None:
 
 def edges_among(values: Any) -> list[EdgeIndex]:
     """The edges of a cut graph among the arguments of a call."""
-    found: list[EdgeIndex] = []
-
-    def note(value: Any) -> Any:
-        if isinstance(value, EdgeIndex):
-            found.append(value)
-        return value
-
-    in_nested(values, note)
-    return found
+    return [each for each in leaves(values) if isinstance(each, EdgeIndex)]
 
 
 def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
@@ -141,9 +116,9 @@ def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
 
     A plain tensor with a row for every node, or every edge, of the whole stands for these.
     """
-    nodes = list(dict.fromkeys(s for each in edges for s in (each.ends.src, each.ends.dst)))
     of_edges = list(dict.fromkeys(each._space for each in edges))
-    known = [*nodes, *of_edges]
+    known = list(dict.fromkeys(s for each in edges for s in (each.ends.src, each.ends.dst)))
+    known += of_edges
 
     def own(value: Any) -> Any:
         if isinstance(value, EdgeIndex):
@@ -151,8 +126,7 @@ def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
         if isinstance(value, Rows):
             return same_plain(_where_known(value, known))
         if type(value) in (Tensor, torch.nn.Parameter) and value.dim():
-            own = _own_of_plain(value, known, of_edges, what)
-            return met(own) if own is value else own
+            return _own_of_plain(value, known, of_edges, what)
         return value
 
     with plainly():
@@ -161,13 +135,14 @@ def given_to_conv(values: Any, edges: list[EdgeIndex], what: str) -> Any:
 
 def _where_known(value: Rows, known: list[Space]) -> Any:
     """Rows as those of the nodes or edges that are as many, if these are others."""
-    if any(space is value._space for space in known):
+    space = value._space
+    if space in known:
         return value
-    as_many = [space for space in known if space.total == value._space.total]
-    if not as_many or any(space.is_same(value._space) for space in as_many):
+    as_many = [each for each in known if each.total == space.total]
+    if not as_many or any(each.is_same(space) for each in as_many):
         return value
     if len(as_many) > 1:
-        refuse('a conv', f'({value._space!r}) may be of {as_many}')
+        refuse('a conv', f'({space!r}) may be of {as_many}')
     return brought('a conv', value, as_many[0])
 
 
@@ -179,11 +154,11 @@ def _own_of_plain(value: Tensor, known: list[Space], of_edges: list[Space], what
         if len(fitting) > 1:
             refuse(what, f'and a plain tensor with {size} rows, which may be of {fitting}')
         return own_rows(what, value, 0, fitting[0])
-    if isinstance(value, torch.nn.Parameter):
-        return met(value)  # no rows: what learns is equal on all ranks
-    for space in known:
-        if space.own == size != space.total and (value.dim() > 1 or size > 1):
-            refuse(what, f'and a plain tensor with {size} rows (these are {space!r})')
+    # What learns has no rows: it is equal on all ranks.
+    if not isinstance(value, torch.nn.Parameter) and (value.dim() > 1 or size > 1):
+        for space in known:
+            if space.own == size != space.total:
+                refuse(what, f'and a plain tensor with {size} rows (these are {space!r})')
     return met(value)
 
 
@@ -207,6 +182,4 @@ def rows_by_type(out: Mapping[str, Any], given: Any) -> dict[str, Any]:
 
 def derived(space: Space, handle: Tensor) -> Space:
     """Edges that were made of those of a space, in an order of their own."""
-    out = Space(handle.size(1), what='edges made of others')
-    out.neighbours = space.neighbours
-    return out
+    return Space(handle.size(1), what='edges made of others', neighbours=space.neighbours)

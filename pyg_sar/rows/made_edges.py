@@ -63,8 +63,8 @@ def _dealt(ids: Tensor, src: Space, dst: Space) -> EdgeIndex:
         _base(), part_ptr, place[ids[0][is_own]], to[is_own], name='made', dst_rows=rows
     )
     which = is_own.nonzero().view(-1)[order]
-    space = Space(which.numel(), what='edges', ids=which, total=ids.size(1))
-    space.neighbours = (dst,) if src is dst else (dst, src)
+    total = ids.size(1)
+    space = Space(which.numel(), what='edges', ids=which, total=total, neighbours=(dst, src))
     return edge_index(handle, space, Ends(handle.shard, src, dst))
 
 

@@ -13,7 +13,7 @@ from torch_geometric.utils import scatter, softmax
 from pyg_sar import over_all_nodes as own
 from pyg_sar.comm import in_call, world_size
 from pyg_sar.rows.attach import as_local
-from pyg_sar.rows.rows import Rows, in_nested, tag
+from pyg_sar.rows.rows import Rows, leaves, tag
 from pyg_sar.rows.space import Space
 
 Function = TypeVar('Function', bound=Callable[..., Any])
@@ -51,8 +51,7 @@ def global_mean(
         ValueError: If `values` are a plain tensor, and there are other ranks; if they are a number.
     """
     x, batch = _chosen('global_mean', values, mask, batch)
-    if not x.is_floating_point():
-        x = x.to(torch.get_default_dtype())
+    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
     if batch is not None:
         return scatter(x, batch, 0, size, 'mean')
     return x.mean() if dim is None else x.mean(dim)
@@ -69,22 +68,13 @@ def global_sum(
 ) -> Tensor:
     """The sum over the nodes of all ranks: ``values[mask].sum(dim)``.
 
-    For the number of labelled nodes::
+    Arguments, results ``[...]`` and errors are those of :func:`global_mean`. Collective. For the
+    number of labelled nodes::
 
         num_labelled = pyg_sar.global_sum(data.train_mask)
 
-    Args:
-        values: Rows ``[num_nodes, ...]``.
-        mask: See :func:`global_mean`.
-        dim: See :func:`global_mean`.
-        batch: See :func:`global_mean`.
-        size: See :func:`global_mean`.
-
-    Returns:
-        As :func:`global_mean`. Collective.
-
     Raises:
-        ValueError: If `values` are a plain tensor, and there are other ranks; if they are a number.
+        ValueError: See :func:`global_mean`.
     """
     x, batch = _chosen('global_sum', values, mask, batch)
     if batch is not None:
@@ -102,22 +92,14 @@ def global_max(
 ) -> Tensor:
     """The largest value of every column over the nodes of all ranks: ``values[mask].amax(0)``.
 
-    To scale every column of the features::
+    Arguments and errors are those of :func:`global_mean`. The result is ``[...]``, or
+    ``[size, ...]`` with `batch`; 0 for a graph without nodes, as PyG gives. Collective. To scale
+    every column of the features::
 
         x = data.x / pyg_sar.global_max(data.x.abs()).clamp(min=1e-6)
 
-    Args:
-        values: Rows ``[num_nodes, ...]``.
-        mask: See :func:`global_mean`.
-        batch: See :func:`global_mean`.
-        size: See :func:`global_mean`.
-
-    Returns:
-        ``[...]``, or ``[size, ...]`` with `batch`; 0 for a graph without nodes, as PyG gives.
-        Collective.
-
     Raises:
-        ValueError: If `values` are a plain tensor, and there are other ranks; if they are a number.
+        ValueError: See :func:`global_mean`.
     """
     x, batch = _chosen('global_max', values, mask, batch)
     return x.amax(0) if batch is None else scatter(x, batch, 0, size, 'max')
@@ -133,21 +115,13 @@ def global_min(
 ) -> Tensor:
     """The smallest value of every column over the nodes of all ranks: ``values[mask].amin(0)``.
 
-    For the range of every column::
+    Arguments, results ``[...]`` and errors are those of :func:`global_max`. Collective. For the
+    range of every column::
 
         low, high = pyg_sar.global_min(data.x), pyg_sar.global_max(data.x)
 
-    Args:
-        values: Rows ``[num_nodes, ...]``.
-        mask: See :func:`global_mean`.
-        batch: See :func:`global_mean`.
-        size: See :func:`global_mean`.
-
-    Returns:
-        As :func:`global_max`. Collective.
-
     Raises:
-        ValueError: If `values` are a plain tensor, and there are other ranks; if they are a number.
+        ValueError: See :func:`global_mean`.
     """
     x, batch = _chosen('global_min', values, mask, batch)
     return x.amin(0) if batch is None else scatter(x, batch, 0, size, 'min')
@@ -159,21 +133,13 @@ def global_std(
 ) -> Tensor:
     """The standard deviation of every column over the nodes of all ranks: ``values[mask].std(0)``.
 
-    To standardise features of the whole graph::
+    Gives ``[...]``, equal on all ranks; `correction` is that of ``torch.std``. Collective. To
+    standardise features of the whole graph::
 
         x = (data.x - pyg_sar.global_mean(data.x, dim=0)) / pyg_sar.global_std(data.x)
 
-    Args:
-        values: Rows ``[num_nodes, ...]``.
-        mask: See :func:`global_mean`.
-        dim: 0.
-        correction: What the number of nodes is lessened by, as in ``torch.std``.
-
-    Returns:
-        ``[...]``, equal on all ranks. Collective.
-
     Raises:
-        ValueError: If `values` are a plain tensor, and there are other ranks; if they are a number.
+        ValueError: See :func:`global_mean`.
     """
     return _chosen('global_std', values, mask)[0].std(dim, correction=correction)
 
@@ -184,21 +150,14 @@ def global_softmax(
 ) -> Tensor:
     """The softmax of every column over the nodes of all ranks: ``values.softmax(0)``.
 
-    For a readout that attends to nodes::
+    Gives rows ``[num_nodes, ...]``; with `batch`, the graph of every node, a softmax within each
+    graph. Collective. For a readout that attends to nodes::
 
         weights = pyg_sar.global_softmax(out.sum(dim=-1, keepdim=True))
         readout = pyg_sar.global_sum(weights * out, dim=0)
 
-    Args:
-        values: Rows ``[num_nodes, ...]``.
-        batch: The graph of every node: a softmax within each graph.
-        size: See :func:`global_mean`.
-
-    Returns:
-        Rows ``[num_nodes, ...]``. Collective.
-
     Raises:
-        ValueError: If `values` are a plain tensor, and there are other ranks; if they are a number.
+        ValueError: See :func:`global_mean`.
     """
     x, batch = _chosen('global_softmax', values, None, batch)
     return x.softmax(0) if batch is None else softmax(x, batch, num_nodes=size)
@@ -252,29 +211,29 @@ def _chosen(
     return values[mask], None if batch is None else batch[mask]
 
 
-def _of_rows(function: Function) -> Function:
-    """A function that takes rows as well as the plain tensors of own rows."""
+def _of_rows(function: Function, as_rows: Callable[[Any, list[Rows]], Any]) -> Function:
+    """A function of plain own rows that takes rows as well, and what is rows then."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given: list[Rows] = []
-        in_nested((args, kwargs), lambda v: given.append(v) if isinstance(v, Rows) else None)
+        given = [each for each in leaves((args, kwargs)) if isinstance(each, Rows)]
         out = function(*as_local(args), **as_local(kwargs))
-        return _as_rows(function.__name__, out, given) if given else out
+        return as_rows(out, given) if given else out
 
     return call  # type: ignore[return-value]
 
 
-def _as_rows(name: str, out: Any, given: list[Rows]) -> Any:
-    if name == 'permute_rows':
-        return tag(out, given[0]._dim, given[0]._space)
-    if name == 'rows' and len(given) > 1 and given[1]._dim < out.dim() and len(given) > 2:
-        return tag(out, given[1]._dim, given[1]._space)
-    if name == 'negative_sampling':
-        return tag(out, 1, Space(out.size(1), what='negative edges'))
-    return out
+def _like(out: Tensor, rows: Rows) -> Any:
+    return tag(out, rows._dim, rows._space)
 
 
-negative_sampling = _of_rows(own.negative_sampling)
-permute_rows = _of_rows(own.permute_rows)
-rows = _of_rows(own.rows)
+negative_sampling = _of_rows(
+    own.negative_sampling,
+    lambda out, given: tag(out, 1, Space(out.size(1), what='negative edges')),
+)
+permute_rows = _of_rows(
+    own.permute_rows, lambda out, given: _like(out, given[0]) if len(given) > 1 else out
+)
+rows = _of_rows(  # with ids that are rows
+    own.rows, lambda out, given: _like(out, given[1]) if len(given) > 2 else out
+)

@@ -38,23 +38,13 @@ def rows_of_call(
     all-gather.
     """
     call = _Call(node_dim)
-    found = {name: _changed(value, (name,), call.with_edges) for name, value in values.items()}
+    found: dict[str, Any] = _changed(values, (), call.with_edges)
     offers: dict[Any, list[Choice]] = {}
-
-    def offer(value: Any, path: Any) -> Any:
-        offers[path] = call.choices(value, path)
-        return value
-
-    for name, value in found.items():
-        _changed(value, (name,), offer)
+    _changed(found, (), lambda value, path: offers.update({path: call.choices(value, path)}))
     if any(p not in chosen or chosen[p] not in [None, *offers[p]] for p in offers):
         chosen.update(_agreed(offers))
-
-    def whole(value: Any, path: Any) -> Any:
-        choice = chosen.get(path)
-        return value if choice is None else call.whole(value, choice)
-
-    return {name: _changed(value, (name,), whole) for name, value in found.items()}
+    out: dict[str, Any] = _changed(found, (), lambda v, path: call.whole(v, chosen.get(path)))
+    return out
 
 
 def own_rows_of(out: Any, edges: list[EdgeIndex]) -> Any:
@@ -88,7 +78,7 @@ class _Call:
 
     def __init__(self, node_dim: int) -> None:
         self.node_dim = node_dim
-        self.spaces: list[Space] = []
+        self.numbers: dict[Space, int] = {}
         self.nodes: list[int] = []  # sources, destinations, sources ... of the edges
         self.edges: list[int] = []
         self.of_type: dict[Any, int] = {}
@@ -101,7 +91,8 @@ class _Call:
         space, ends = whole_of(handle.shard)
         if not handle.is_whole:
             space = _space_of_derived(space, handle)
-        own, src, dst = (self._number(each) for each in (space, ends.src, ends.dst))
+        every = (space, ends.src, ends.dst)
+        own, src, dst = (self.numbers.setdefault(each, len(self.numbers)) for each in every)
         self.edges.append(own)
         self.nodes += [src, dst]
         self.by_row.append((dst, src) if handle.is_flipped else (src, dst))
@@ -110,26 +101,16 @@ class _Call:
             self.of_type.update({relation: own, relation[0]: src, relation[-1]: dst})
         return edge_index(handle, space, ends)
 
-    def _number(self, space: Space) -> int:
-        if not any(space is each for each in self.spaces):
-            self.spaces.append(space)
-        return next(i for i, each in enumerate(self.spaces) if each is space)
-
     def choices(self, value: Any, path: Any) -> list[Choice]:
         """What the rows of a value may be on this rank, the likeliest first."""
-        name, last = path[0], path[-1]
-        if type(value) is int and name == 'size' and last in (0, 1):
-            pairs = [each[last] for each in self.by_row]
-        elif type(value) is int and name in _COUNTS:
-            pairs = self.nodes[::-1]
-        elif isinstance(value, Rows) or not isinstance(value, Tensor) or not value.dim():
+        name, last, spaces = path[0], path[-1], list(self.numbers)
+        if type(value) is int:
+            among = self.nodes[::-1] if name in _COUNTS else []
+            if name == 'size' and last in (0, 1):
+                among = [each[last] for each in self.by_row]
+            return [(i, -1) for i in dict.fromkeys(among) if spaces[i].own == value]
+        if isinstance(value, Rows) or not isinstance(value, Tensor) or not value.dim():
             return []
-        else:
-            return self._of_tensor(value, path)
-        return [(i, -1) for i in dict.fromkeys(pairs) if self.spaces[i].own == value]
-
-    def _of_tensor(self, value: Tensor, path: Any) -> list[Choice]:
-        name, last = path[0], path[-1]
         nodes = self.nodes[::-1] if last in range(1, len(self.nodes)) else self.nodes
         among = [*self.edges, *nodes] if name.startswith('edge') else [*nodes, *self.edges]
         if len(path) > 1 and last in self.of_type:
@@ -140,13 +121,20 @@ class _Call:
             (i, dim)
             for i in dict.fromkeys(among)
             for dim in dict.fromkeys(places)
-            if value.size(dim) == self.spaces[i].own
+            if value.size(dim) == spaces[i].own
         ]
 
-    def whole(self, value: Any, choice: Choice) -> Any:
+    def whole(self, value: Any, choice: Choice | None) -> Any:
         """A value as what was chosen for it."""
-        space = self.spaces[choice[0]]
-        return space.total if type(value) is int else _alias(value, choice[1], space)
+        if choice is None:
+            return value
+        space, dim = list(self.numbers)[choice[0]], choice[1]
+        if type(value) is int:
+            return space.total
+        rows: Rows = tag(value.view_as(value), dim, space)
+        if type(value) is Tensor and not value.requires_grad:
+            rows._own = value  # what `same_plain` gives of them
+        return rows
 
 
 def _changed(value: Any, path: tuple[Any, ...], change: Callable[[Any, Any], Any]) -> Any:
@@ -157,14 +145,6 @@ def _changed(value: Any, path: tuple[Any, ...], change: Callable[[Any, Any], Any
         items: Iterable[Any] = enumerate(value)
         return type(value)(_changed(each, (*path, i), change) for i, each in items)
     return change(value, path)
-
-
-def _alias(value: Tensor, dim: int, space: Space) -> Rows:
-    """Rows with the memory of a plain tensor; ``same_plain`` of them is that tensor."""
-    rows: Rows = tag(value.view_as(value), dim, space)
-    if type(value) is Tensor and not value.requires_grad:
-        rows._own = value
-    return rows
 
 
 def whole_of(shard: Shard) -> tuple[Space, Ends]:
@@ -195,7 +175,7 @@ def whole_of(shard: Shard) -> tuple[Space, Ends]:
             ids = torch.cat([dst.ids(more.device), more])
             src = Space(src.own, what='nodes', ids=ids, total=src.total)
     edges, ends = space(2, 'edges', shard.e_id), Ends(shard, src, dst)
-    edges.neighbours = (dst,) if src is dst else (dst, src)
+    edges.neighbours = dst, src
     shard.cache[WHOLE] = edges, ends
     return edges, ends
 

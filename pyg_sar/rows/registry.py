@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,14 +13,15 @@ Rule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """``rule(func, args, kwargs)`` computes what `func` is of the whole graph."""
 
 _by_name: dict[str, Rule] = {}
-_of_attribute: dict[str, Rule] = {}
-_by_function: dict[Any, Rule] = {}
+known_rules: dict[Any, Rule] = {}
+"""By the function."""
 
 
 def rule(names: str) -> Callable[[Rule], Rule]:
     """Enters a rule for functions of torch by their names, without underscores around them.
 
-    ``add`` stands for ``torch.add``, ``Tensor.add_``, ``+``, ``+=`` and their reversed forms.
+    ``add`` stands for ``torch.add``, ``Tensor.add_``, ``+``, ``+=`` and their reversed forms;
+    ``.shape`` for an attribute that is read.
     """
 
     def enter(given: Rule) -> Rule:
@@ -32,42 +33,13 @@ def rule(names: str) -> Callable[[Rule], Rule]:
     return enter
 
 
-def of_attribute(names: str) -> Callable[[Rule], Rule]:
-    """Enters a rule for attributes that are read: ``x.shape``, ``x.T``."""
-
-    def enter(given: Rule) -> Rule:
-        for name in names.split():
-            assert name not in _of_attribute, f'two rules for {name}'
-            _of_attribute[name] = given
-        return given
-
-    return enter
-
-
 def rule_of(func: Any) -> Rule:
     """The rule of a function of torch; the one that refuses if there is none."""
     if torch._C._is_tracing() or torch._C._are_functorch_transforms_active():
         return _by_name['transformed']
-    found = _by_function.get(func)
-    if found is None:
-        found = _by_function[func] = _with_out(_find(func))
-    return found
-
-
-def _with_out(given: Rule) -> Rule:
-    """What ``out=`` is given is written to it; torch's own would write the rows of this rank."""
-
-    @wraps(given)
-    def computed(func: Any, args: Any, kwargs: Any) -> Any:
-        out = kwargs.get('out')
-        if not isinstance(out, torch.Tensor):
-            return given(func, args, kwargs)
-        made = given(func, args, {key: each for key, each in kwargs.items() if key != 'out'})
-        if not isinstance(made, torch.Tensor) or made.shape != out.shape:
-            raise ValueError(f"'{name_of(func)}' of rows takes an 'out' of the shape of the result")
-        return out.copy_(made)
-
-    return computed
+    if func not in known_rules:
+        known_rules[func] = _find(func)
+    return known_rules[func]
 
 
 def name_of(func: Any) -> str:
@@ -79,10 +51,8 @@ def name_of(func: Any) -> str:
     return str(name)
 
 
-@cache
-def signature_of(func: Callable[..., Any]) -> inspect.Signature:
-    """The parameters of a function of torch.nn.functional."""
-    return inspect.signature(func)
+signature_of = cache(inspect.signature)
+"""The parameters of a function."""
 
 
 def bare(name: str) -> str:
@@ -93,7 +63,7 @@ def bare(name: str) -> str:
 def _find(func: Any) -> Rule:
     name, kind = name_of(func), getattr(func, '__name__', '')
     if kind == '__get__':
-        return _of_attribute.get(name, _by_name['attribute_read'])
+        return _by_name.get(f'.{name}', _by_name['attribute_read'])
     if kind in ('__set__', '__delete__'):
         return _by_name['attribute_set']
     if getattr(func, '__module__', '') == 'torch.nn.init':

@@ -7,7 +7,6 @@ tensor the shares are added up on their way back, so that the gradient is equal 
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from pyg_sar.comm import all_reduce_sum, are_alike, communicates, once_different
 from pyg_sar.comm import world_size as num_ranks
 from pyg_sar.comm.end_of_backward import is_accumulated, is_inside_a_function
 from pyg_sar.monitor.users_line import warn
+from pyg_sar.scoped import Scoped
 
 LARGE = 2**24
 """Of so many numbers a plain tensor that meets rows is worth a warning."""
@@ -29,33 +29,23 @@ LARGE = 2**24
 _checked = WeakTensorKeyDictionary()
 
 
-class _Here(threading.local):
-    keeps_shares = False
+shares_kept = Scoped(False)
+"""Whether each rank keeps its share of the gradients of leaves that meet rows.
 
-
-_here = _Here()
-
-
-@contextmanager
-def shares_kept() -> Iterator[None]:
-    """While it lasts, each rank keeps its share of the gradients of leaves that meet rows.
-
-    A program that computes with own rows adds gradients up itself.
-    """
-    before, _here.keeps_shares = _here.keeps_shares, True
-    try:
-        yield
-    finally:
-        _here.keeps_shares = before
+A program that computes with own rows adds gradients up itself.
+"""
 
 
 def met(tensor: Tensor) -> Tensor:
     """A plain tensor as it meets rows: the same numbers, and the whole gradient on every rank."""
-    if not tensor.requires_grad or num_ranks() == 1 or not torch.is_grad_enabled():
+    if not tensor.requires_grad or not torch.is_grad_enabled():
         return tensor
-    if tensor.is_leaf and (_here.keeps_shares or is_averaged(tensor)):
+    hooks = (tensor._backward_hooks or {}).values() if tensor.is_leaf else ()
+    if any(getattr(hook, 'averages', False) for hook in hooks):
         return tensor
-    out: Tensor = _Met.apply(tensor)  # type: ignore[no-untyped-call]
+    if tensor.is_leaf and shares_kept.value:
+        return tensor
+    out: Tensor = tensor if num_ranks() == 1 else _Mean.apply(tensor)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -70,7 +60,7 @@ def is_averaged(leaf: Tensor) -> bool:
 
 
 @communicates
-class _Met(torch.autograd.Function):
+class _Mean(torch.autograd.Function):
     """The mean over the ranks of the gradients, as each is that of the sum of all ranks' losses."""
 
     @staticmethod

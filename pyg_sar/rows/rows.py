@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.registry import name_of, rule_of
+from pyg_sar.rows.registry import known_rules, name_of, rule_of
 from pyg_sar.rows.space import Space
 
 plainly = torch._C.DisableTorchFunctionSubclass
@@ -41,7 +41,25 @@ class Rows(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return rule_of(func)(func, args, kwargs or {})
+        rule = known_rules.get(func)
+        if rule is None or torch._C._is_tracing() or torch._C._are_functorch_transforms_active():
+            rule = rule_of(func)
+        if rule is read:
+            with plainly():
+                return func(*args, **kwargs or {})
+        if not kwargs:
+            return rule(func, args, {})
+        kwargs = {_NAMES_OF_NUMPY.get(name, name): value for name, value in kwargs.items()}
+        out = kwargs.pop('out', None)
+        if out is None:
+            return rule(func, args, kwargs)
+        if not isinstance(out, Tensor):
+            refuse(func, "with several tensors as 'out' is not known to be right")
+        # torch's own would write the rows of this rank.
+        made = rule(func, args, kwargs)
+        if not isinstance(made, Tensor) or made.shape != out.shape:
+            raise ValueError(f"'{name_of(func)}' of rows takes an 'out' of the shape of the result")
+        return out.copy_(made)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if not self.is_leaf:
@@ -86,6 +104,15 @@ class Rows(Tensor):
         return iter(self.unbind(0))
 
 
+def read(func: Any, args: Any, kwargs: Any) -> Any:
+    """The rule of what is equal for the own rows and the whole."""
+    with plainly():
+        return func(*args, **kwargs)
+
+
+_NAMES_OF_NUMPY = {'axis': 'dim', 'keepdims': 'keepdim'}
+
+
 def tag(tensor: Tensor, dim: int, space: Space) -> Any:
     """Says of a new plain tensor whose rows it has in dimension `dim`; gives the same object."""
     if type(tensor) is Tensor:
@@ -109,25 +136,36 @@ def same_plain(rows: Rows) -> Tensor:
 
     What is computed from features once is known by the tensor.
     """
-    if rows.requires_grad:
-        return plain(rows)
-    known = vars(rows).get('_own')
-    if known is None:
-        with plainly():
-            known = rows._own = plain(rows).detach()  # no view, which would hold its base
-    return known
+    with plainly():
+        if rows.requires_grad:
+            return Tensor.as_subclass(rows, Tensor)
+        known = vars(rows).get('_own')
+        if known is None:  # no view, which would hold its base
+            known = rows._own = Tensor.as_subclass(rows, Tensor).detach()
+        return known
+
+
+def leaves(value: Any) -> list[Any]:
+    """What is in nested tuples, lists and dicts."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, (tuple, list)):
+        return [value]
+    nested = (tuple, list, dict)
+    return [x for each in value for x in (leaves(each) if isinstance(each, nested) else [each])]
 
 
 def in_nested(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same tuples, lists and dicts with other leaves."""
-    if isinstance(value, tuple):
-        items = [in_nested(each, change) for each in value]
-        return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
-    if isinstance(value, list):
-        return [in_nested(each, change) for each in value]
+    """Tuples, lists and dicts with other leaves."""
     if isinstance(value, dict):
-        return {key: in_nested(each, change) for key, each in value.items()}
-    return change(value)
+        return dict(zip(value, in_nested([*value.values()], change), strict=True))
+    if not isinstance(value, (tuple, list)):
+        return change(value)
+    items = [
+        in_nested(each, change) if isinstance(each, (tuple, list, dict)) else change(each)
+        for each in value
+    ]
+    return type(value)(*items) if hasattr(value, '_fields') else type(value)(items)
 
 
 def refuse(func: Any, why: str = 'would see the rows of this rank alone') -> NoReturn:

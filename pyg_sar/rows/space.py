@@ -6,6 +6,7 @@ a plain tensor with the rows of the whole graph can be met by them: the own rows
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -54,22 +55,24 @@ class Space:
         self._alike: dict[int, tuple[Space, bool]] = {}
         self._order: Tensor | None = None
         self._unions: dict[Any, Space] = {}
-        self._joined: tuple[Space, ...] = ()
 
     @property
     def total(self) -> int:
         """Number of rows of all ranks (collective at the first time, if it is not known yet)."""
         if self._total is None:
-            of_base = None if self.base is None else self.base.total * self.count
-            self._total = _sum_of_ranks(self.own) if of_base is None else of_base
+            if self.base is not None:
+                self._total = self.base.total * self.count
+            elif world_size() == 1:
+                self._total = self.own
+            else:
+                self._total = int(all_reduce_sum(torch.tensor([self.own])))
         return self._total
 
     @property
     def known_total(self) -> int | None:
-        """The same number, if it is known without asking the other ranks."""
-        if self._total is None and self.base is not None and self.base.known_total is not None:
-            self._total = self.base.known_total * self.count
-        return self._total
+        """Number of rows of all ranks, if it is known without asking them."""
+        source = self if self._total is not None or self.base is None else self.base
+        return None if source._total is None else self.total
 
     def has_ids(self) -> bool:
         """Whether it is known which rows of the whole the own ones are."""
@@ -82,24 +85,24 @@ class Space:
         Of a selection they are places among all that are selected, in the order of the whole; they
         are found at the first time (collective: one all-reduce of a number per row of the parent).
         """
-        if self._ids is None and self.base is not None:
-            own = self.base.ids(device)
-            steps = torch.arange(self.count, device=own.device)
-            self._ids = (own.unsqueeze(1) * self.count + steps).view(-1)
-        if self._ids is None:
-            if self.parent is None or self.mask is None:
-                raise ValueError(
-                    'it is not known which rows of those that are spread over the ranks the own '
-                    f'ones are (got {self!r})'
-                )
+        if self._ids is not None:
+            pass
+        elif self.base is not None:
+            steps = torch.arange(self.count, device=device)
+            self._ids = (self.base.ids(device).unsqueeze(1) * self.count + steps).view(-1)
+        elif self.parent is not None and self.mask is not None:
             of_parent = self.parent.ids(self.mask.device)[self.mask]
             is_in = torch.zeros(self.parent.total, dtype=torch.int64, device=of_parent.device)
             is_in[of_parent] = 1
             if world_size() > 1:
                 all_reduce_sum(is_in)
             self._ids = (is_in.cumsum(0) - 1)[of_parent]
-        if self._ids.device != device:
-            self._ids = self._ids.to(device)
+        else:
+            raise ValueError(
+                'it is not known which rows of those that are spread over the ranks the own ones '
+                f'are (got {self!r})'
+            )
+        self._ids = self._ids.to(device)
         return self._ids
 
     def places(self, ids: Tensor) -> Tensor:
@@ -133,47 +136,51 @@ class Space:
                 return space
         with torch._C.DisableTorchFunctionSubclass():  # it may be one of rows
             own = mask.detach().as_subclass(Tensor)
-        what = f'selected {self.what}'
-        space = Space(int(own.sum()), what=what, parent=self, mask=own)
-        space.neighbours = self.neighbours
+        space = Space(
+            int(own.sum()),
+            what=f'selected {self.what}',
+            parent=self,
+            mask=own,
+            neighbours=self.neighbours,
+        )
         self._selections.append((mask, version, space))
         del self._selections[:-_MAX_SELECTIONS]
         return space
 
     def joined(self, others: tuple[Space, ...]) -> Space:
         """The rows of this space, then those of others."""
-        key = tuple(id(each) for each in others)
-        if key not in self._unions:
+        if others not in self._unions:
             spaces = (self, *others)
+            firsts = accumulate([each.total for each in spaces], initial=0)
             ids = None
             if all(each.has_ids() for each in spaces):
-                first, parts = 0, []
-                for each in spaces:
-                    parts.append(each.ids(self._device()) + first)
-                    first += each.total
-                ids = torch.cat(parts)
-            totals = [each.total for each in spaces]
-            made = Space(sum(e.own for e in spaces), what=self.what, ids=ids, total=sum(totals))
-            made.neighbours, made._joined = self.neighbours, others  # keeps their ids taken
-            self._unions[key] = made
-        return self._unions[key]
+                device = self._device()
+                pairs = zip(spaces, firsts, strict=False)
+                ids = torch.cat([each.ids(device) + first for each, first in pairs])
+            self._unions[others] = Space(
+                sum(each.own for each in spaces),
+                what=self.what,
+                ids=ids,
+                total=sum(each.total for each in spaces),
+                neighbours=self.neighbours,
+            )
+        return self._unions[others]
 
     def dealt(self, count: int) -> Space:
         """Where new rows go that are equal on all ranks: to nodes, if there are so many."""
-        for each in self.neighbours:
+        fitting = [each for each in self.neighbours if each.total >= count]
+        for each in fitting:
             if each.total == count:
                 return each
-        key = 'dealt', count
-        nodes = next((each for each in self.neighbours if each.total > count), None)
-        if key not in self._unions and nodes is not None and nodes.has_ids():
-            ids = nodes.ids(self._device())
-            ids = ids[ids < count]  # a loop at each of the first nodes
-            self._unions[key] = Space(ids.numel(), what='new rows', ids=ids, total=count)
-        if key not in self._unions:
-            ranks, here = world_size(), rank()
-            ids = torch.arange(here * count // ranks, (here + 1) * count // ranks)
-            self._unions[key] = Space(ids.numel(), what='new rows', ids=ids, total=count)
-        return self._unions[key]
+        if count not in self._unions:
+            if fitting and fitting[0].has_ids():
+                ids = fitting[0].ids(self._device())
+                ids = ids[ids < count]  # a loop at each of the first nodes
+            else:
+                ranks, here = world_size(), rank()
+                ids = torch.arange(here * count // ranks, (here + 1) * count // ranks)
+            self._unions[count] = Space(ids.numel(), what='new rows', ids=ids, total=count)
+        return self._unions[count]
 
     def is_same(self, other: Space) -> bool:
         """Whether both hold the same rows in the same order, on all ranks.
@@ -199,11 +206,8 @@ class Space:
             return self.base._is_alike_here(other.base)
         if self._ids is None or other._ids is None:
             return False
-        return (
-            self.what == other.what
-            and self._total == other._total
-            and torch.equal(self._ids, other._ids.to(self._ids.device))
-        )
+        is_alike = self.what == other.what and self._total == other._total
+        return is_alike and torch.equal(self._ids, other._ids.to(self._ids.device))
 
     def _device(self) -> torch.device:
         if self._ids is None and self.base is not None:
@@ -225,9 +229,3 @@ class Space:
     def __repr__(self) -> str:
         total = '?' if self._total is None else self._total
         return f'{self.own} of {total} {self.what}'
-
-
-def _sum_of_ranks(number: int) -> int:
-    if world_size() == 1:
-        return number
-    return int(all_reduce_sum(torch.tensor([number])))

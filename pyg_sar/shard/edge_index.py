@@ -135,6 +135,21 @@ class ShardEdgeIndex(Tensor):
         )
 
 
+def kept_on(handle: ShardEdgeIndex, key: str, make: Callable[[], Any], given: Any = None) -> Any:
+    """What `make` gives, kept on an edge_index while that is not written to and `given` is equal.
+
+    Nothing is kept on one of inference mode, as what is written to it cannot be seen.
+    """
+    if handle.is_inference():
+        return make()
+    kept = vars(handle).setdefault('kept', {})
+    state = handle._version, given
+    if key not in kept or kept[key][0] != state:
+        with torch.inference_mode(False):  # it outlives the caller's mode
+            kept[key] = state, make()
+    return kept[key][1]
+
+
 def name_of(func: Callable[..., Any]) -> str:
     """What refusals call an operation; of an attribute its name."""
     name: str = getattr(func, '__name__', str(func))

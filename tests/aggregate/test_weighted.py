@@ -173,8 +173,8 @@ def _conv_parity(
 
 def _paths(model: torch.nn.Module) -> list[str]:
     convs = [module for module in model.modules() if isinstance(module, SARConv)]
-    decisions = [each for conv in convs for each in conv._sar.all_decisions()]
-    return [each.path for each in decisions if each.function.endswith('.message')]
+    plans = [each for conv in convs for each in conv._sar.call_plans()]
+    return [each.path for each in plans if each.function.endswith('.message')]
 
 
 def _grad(tensor: Tensor) -> Tensor:

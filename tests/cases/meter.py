@@ -15,8 +15,8 @@ from pyg_sar.comm.buffers import Buffers
 from pyg_sar.comm.exchange import Exchange
 from pyg_sar.comm.gradient_return import GradientReturn
 from pyg_sar.comm.swap import ROWS_TAG, Swap
-from pyg_sar.conv.call import paths, propagation
-from pyg_sar.conv.call.paths import Call
+from pyg_sar.conv.call.one_call import Call
+from pyg_sar.conv.call.plans import PLANS, CallPlan, Replay
 from pyg_sar.shard.shard import Shard
 
 
@@ -113,15 +113,10 @@ def metered() -> Iterator[Meter]:
                 meter.together = max(meter.together, rows)
             return fetched
 
-        def noting(run: Callable[[Call], Any]) -> Callable[[Call], Any]:
-            def noted(call: Call) -> Any:
-                path: str = call.decision.path
-                if path == 'replay' and call.trace.num_softmax:
-                    path = 'softmax'
-                meter.note(path)
-                return run(call)
-
-            return noted
+        def noting(original: Any, self: CallPlan, call: Call) -> Any:
+            is_softmax = isinstance(self, Replay) and self.trace.num_softmax
+            meter.note('softmax' if is_softmax else self.path)
+            return original(self, call)
 
         def exchange(original: Any, self: Exchange, shard: Shard, **kwargs: Any) -> None:
             original(self, shard, **kwargs)
@@ -132,8 +127,8 @@ def metered() -> Iterator[Meter]:
         patch(Buffers, 'free', free)
         patch(GradientReturn, 'rows', gradient_rows)
         patch(Exchange, 'fetch_requested', fetch_requested)
-        of_paths = {path: noting(run) for path, run in paths.AGGREGATE.items()}
-        stack.enter_context(mock.patch.dict(paths.AGGREGATE, of_paths))
-        edges = noting(propagation.update_edges)
-        stack.enter_context(mock.patch.object(propagation, 'update_edges', edges))
+        for plan in PLANS:
+            for name in ('aggregated', 'updated_edges'):
+                if name in vars(plan):
+                    patch(plan, name, noting)
         yield meter

@@ -185,7 +185,7 @@ def test_copies(graph, tmp_path, make, way):
 LOAD = """
 import sys, torch, pyg_sar
 sar = torch.load(sys.argv[1], weights_only=False)
-data = pyg_sar.load_shard(sys.argv[2])
+data = pyg_sar.local(pyg_sar.load_shard(sys.argv[2]))
 torch.save(sar(data.x, data.edge_index).detach(), sys.argv[3])
 """
 

@@ -22,7 +22,7 @@ from torch_geometric.utils import softmax
 
 import pyg_sar
 from pyg_sar.aggregate import chunks
-from pyg_sar.conv.call import propagation
+from pyg_sar.conv.call import agreement
 
 TOLERANCE = 1e-10
 INF = float('inf')
@@ -48,7 +48,7 @@ def _dropped_out(root: str, name: str, dropout: float, *, general: bool) -> Valu
     """Output and gradients of a conv whose weights are dropped out."""
     with _small_chunks() as patch:
         if general:
-            patch.setattr(propagation, '_one_pass', lambda *_: False)
+            patch.setattr(agreement, '_one_pass', lambda *_: False)
         conv = make(CASES[name])
         conv.dropout = dropout
         torch.manual_seed(3)

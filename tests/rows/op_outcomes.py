@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -127,18 +126,16 @@ def _run(outcome: Outcome, case: Case, limit: int = RUNS_OF_A_SAMPLE) -> bool:
 def _noting(outcome: Outcome) -> Iterator[None]:
     """Notes which functions of torch ask for a rule."""
     found: dict[str, str] = {}
-    # `pyg_sar.rows` is also a function of this name.
-    rows_module = sys.modules[Rows.__module__]
-    rule_of = rows_module.rule_of
+    called = Rows.__torch_function__
 
-    def noted(func: Any) -> Any:
-        rule = rule_of(func)
+    def noted(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        rule = registry.rule_of(func)
         found[registry.bare(registry.name_of(func))] = rule.__module__.rpartition('.')[2]
-        return rule
+        return called(func, types, args, kwargs)
 
-    rows_module.rule_of = noted  # type: ignore[attr-defined]
+    Rows.__torch_function__ = classmethod(noted)  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
-        rows_module.rule_of = rule_of
+        Rows.__torch_function__ = classmethod(called.__func__)  # type: ignore[attr-defined,method-assign,assignment]
         outcome.family_by_function = found

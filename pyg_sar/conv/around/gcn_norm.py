@@ -23,7 +23,7 @@ from torch_geometric.utils import (
 
 from pyg_sar.aggregate.halo import from_halo, with_halo
 from pyg_sar.comm import all_ranks, raise_together
-from pyg_sar.conv.exchanges import Exchanges
+from pyg_sar.conv.exchanges import exchange_of, into_own
 from pyg_sar.conv.reuse.checksum import checksum
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
@@ -32,15 +32,14 @@ _MAX_RESULTS = 4
 
 
 class Normalizer:
-    """The normalisations on the shards of a forward; without gradient computed once (exact)."""
+    """The normalisations in forwards of one kind; without gradient computed once (exact)."""
 
-    def __init__(self, exchanges: Exchanges, checked: set[str]) -> None:
-        self.exchanges = exchanges
-        self.checked = checked
+    def __init__(self) -> None:
+        self._checked: set[str] = set()  # functions whose inputs all ranks have compared
 
     def gcn_norm(
         self,
-        edge_index: Tensor,
+        edge_index: ShardEdgeIndex,
         edge_weight: Tensor | None = None,
         num_nodes: int | None = None,
         improved: bool = False,
@@ -51,8 +50,8 @@ class Normalizer:
         """``torch_geometric.nn.conv.gcn_conv.gcn_norm`` on a cut graph."""
         key = ('gcn_norm', improved, add_self_loops, flow, dtype)
         flip = flow != 'source_to_target'
-        edge_index, edge_weight = self._oriented(edge_index, edge_weight, flip=flip)
-        exchange = self.exchanges.of(edge_index)
+        edge_index, edge_weight = _oriented(edge_index, edge_weight, flip=flip)
+        exchange = exchange_of(edge_index.shard)
         num_own = exchange.shard.num_own
 
         def compute() -> tuple[Tensor, Tensor]:
@@ -72,7 +71,7 @@ class Normalizer:
 
     def get_laplacian(
         self,
-        edge_index: Tensor,
+        edge_index: ShardEdgeIndex,
         edge_weight: Tensor | None = None,
         normalization: str | None = None,
         dtype: torch.dtype | None = None,
@@ -82,8 +81,8 @@ class Normalizer:
         if normalization not in (None, 'sym', 'rw'):
             raise ValueError(f"'normalization' must be None, 'sym' or 'rw' (got {normalization!r})")
         key = ('get_laplacian', normalization, dtype)
-        edge_index, edge_weight = self._oriented(edge_index, edge_weight)
-        exchange = self.exchanges.of(edge_index)
+        edge_index, edge_weight = _oriented(edge_index, edge_weight)
+        exchange = exchange_of(edge_index.shard)
         num_own = exchange.shard.num_own
 
         def compute() -> tuple[Tensor, Tensor]:
@@ -109,20 +108,11 @@ class Normalizer:
         index, weight = self._once(exchange.shard, key, edge_index, edge_weight, compute)
         return index, weight
 
-    def _oriented(
-        self, edge_index: Tensor, edge_weight: Tensor | None, *, flip: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Edges into own nodes, with their weights."""
-        oriented = self.exchanges.oriented(edge_index, flip=flip)
-        if edge_weight is not None and oriented.edges is not None:
-            edge_weight = oriented.to_oriented(edge_weight)
-        return oriented.edge_index, edge_weight
-
     def _once(
         self,
         shard: Shard,
         key: tuple[Any, ...],
-        edge_index: Tensor,
+        edge_index: ShardEdgeIndex,
         edge_weight: Tensor | None,
         compute: Callable[[], tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
@@ -137,13 +127,14 @@ class Normalizer:
                 f"expected one row per edge in 'edge_weight': {num_edges} rows "
                 f'(got shape {tuple(edge_weight.shape)})'
             )
-        if shard.world_size > 1 and key[0] not in self.checked:
+        if shard.world_size > 1 and key[0] not in self._checked:
             raise_together(error)
-            self.checked.add(key[0])
+            self._checked.add(key[0])
         elif error is not None:
             raise error
-        is_constant = isinstance(edge_index, ShardEdgeIndex) and edge_index.is_whole
-        inputs, key = [edge_index], (*key, id(edge_index), edge_index._version)
+        is_constant = edge_index.is_whole
+        inputs: list[Tensor] = [edge_index]
+        key = (*key, id(edge_index), edge_index._version)
         results = shard.cache.setdefault('normalize', OrderedDict())
         if edge_weight is None:
             is_known = key in results
@@ -163,6 +154,16 @@ class Normalizer:
                 results.popitem(last=False)
         results.move_to_end(key)
         return results[key][1]
+
+
+def _oriented(
+    edge_index: ShardEdgeIndex, edge_weight: Tensor | None, *, flip: bool = False
+) -> tuple[ShardEdgeIndex, Tensor | None]:
+    """Edges into own nodes, with their weights."""
+    oriented, move = into_own(edge_index, flip=flip)
+    if edge_weight is not None and move is not None:
+        edge_weight = move.to_reversed(edge_weight)
+    return oriented, edge_weight
 
 
 def _inverse_power(degree: Tensor, exponent: float) -> Tensor:

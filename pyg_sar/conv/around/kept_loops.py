@@ -8,7 +8,6 @@ edges, so its plan is found again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,14 +15,14 @@ from torch import Tensor
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
 from torch_geometric.utils.loop import compute_loop_attr
 
+from pyg_sar.conv.around.patching import Forms
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.edges import edge_index as make_edge_index
 from pyg_sar.rows.rows import tag
+from pyg_sar.shard.edge_index import kept_on
 
-AnyFn = Callable[..., Any]
 
-
-def loop_forms() -> dict[AnyFn, AnyFn]:
+def loop_forms() -> Forms:
     """PyG's functions and what stands in for them during a conv's forward."""
     return {
         remove_self_loops: _removed,
@@ -36,7 +35,9 @@ def _removed(edge_index: Any, edge_attr: Any = None) -> tuple[Any, Any]:
     """``remove_self_loops``."""
     if not _is_of_one_set(edge_index):
         return remove_self_loops(edge_index, edge_attr)
-    made, is_kept = _once(edge_index, 'removed', _without_loops)
+    made, is_kept = kept_on(
+        edge_index.handle, 'removed', lambda: _without_loops(edge_index), edge_index._space
+    )
     return made, None if edge_attr is None else edge_attr[is_kept]
 
 
@@ -47,7 +48,7 @@ def _added(
     count = min(num_nodes) if isinstance(num_nodes, (tuple, list)) else num_nodes
     if not _is_of_one_set(edge_index) or count != edge_index.ends.dst.total:
         return add_self_loops(edge_index, edge_attr, fill_value, num_nodes)
-    made = _once(edge_index, 'added', _with_loops)
+    made = kept_on(edge_index.handle, 'added', lambda: _with_loops(edge_index), edge_index._space)
     if edge_attr is None:
         return made, None
     of_loops = compute_loop_attr(edge_index, edge_attr, count, False, fill_value)
@@ -68,11 +69,7 @@ def _all_added(
 
 
 def _is_of_one_set(edge_index: Any) -> bool:
-    """Whether it is a cut graph's, between nodes of one set.
-
-    Raises:
-        ValueError: If it is between two sets, of which it is not known which nodes they share.
-    """
+    """Whether it is a cut graph's, between nodes of one set."""
     if not isinstance(edge_index, EdgeIndex):
         return False
     src, dst = edge_index.ends.src, edge_index.ends.dst
@@ -95,16 +92,3 @@ def _with_loops(edges: EdgeIndex) -> EdgeIndex:
     loops = torch.arange(nodes.own, device=handle.device).repeat(2, 1)
     joined = torch.cat([handle, loops], dim=1)
     return make_edge_index(joined, edges._space.joined((nodes,)), edges.ends)
-
-
-def _once(edges: EdgeIndex, key: str, make: Callable[[EdgeIndex], Any]) -> Any:
-    """What was made of the edges before, while they are not written to."""
-    handle = edges.handle
-    if handle.is_inference():
-        return make(edges)
-    known = vars(handle).setdefault('kept_loops', {})
-    state = handle._version, edges._space
-    if key not in known or known[key][0] != state:
-        with torch.inference_mode(False):  # it outlives the caller's mode
-            known[key] = state, make(edges)
-    return known[key][1]

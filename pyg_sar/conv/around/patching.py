@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from types import FunctionType
 from typing import Any
 
 from torch._jit_internal import _qualified_name
 
+from pyg_sar.scoped import Scoped
+
 AnyFn = Callable[..., Any]
+Forms = Mapping[AnyFn, AnyFn]
 
 _FUNCTIONS = {
     'torch_geometric.utils': 'softmax scatter degree to_dense_batch get_laplacian '
@@ -29,20 +31,16 @@ _FUNCTIONS = {
 }
 """What may have another form, by the modules where convs of any module find it."""
 
-
-class _Here(threading.local):
-    forms: Mapping[AnyFn, AnyFn] = {}  # of functions in force, those of inner scopes
-
-
-_here = _Here()
+forms: Scoped[Forms] = Scoped({})
+"""The forms in force, by function."""
 
 
 def _dispatcher(module: str, name: str) -> tuple[AnyFn, AnyFn]:
     """A function, and what calls the form of it that is in force."""
-    here, function = _here, getattr(import_module(module), name)
+    here, function = forms, getattr(import_module(module), name)
 
     def dispatch(*args: Any, **kwargs: Any) -> Any:
-        return here.forms.get(function, function)(*args, **kwargs)
+        return here.value.get(function, function)(*args, **kwargs)
 
     # TorchScript takes the wrapped code, with the overloads of that name and the globals of this.
     seen = getattr(function, '__globals__', globals())
@@ -57,12 +55,10 @@ _dispatchers = dict(
     _dispatcher(module, name) for module, names in _FUNCTIONS.items() for name in names.split()
 )
 _by_id = {id(function): dispatcher for function, dispatcher in _dispatchers.items()}
-
-
 _bound: set[type] = set()
 
 
-def bind(cls: type) -> None:
+def bind_functions(cls: type) -> None:
     """Puts dispatchers where code of `cls` and its bases finds the functions; lasts for good."""
     if cls in _bound:
         return
@@ -76,19 +72,10 @@ def bind(cls: type) -> None:
     _bound.add(cls)
 
 
-@contextmanager
-def replaced(forms: Mapping[AnyFn, AnyFn]) -> Iterator[None]:
-    """Has calls of the functions, in this thread and by code of bound classes, run their forms.
-
-    Inside another one it lasts for its own time, and the outer one's forms come back after it.
-    """
-    assert forms.keys() <= _dispatchers.keys()
-    before = _here.forms
-    _here.forms = {**before, **forms}
-    try:
-        yield
-    finally:
-        _here.forms = before
+def replaced(others: Forms) -> AbstractContextManager[None]:
+    """While it lasts, code of bound classes runs these forms, and the outer ones of the rest."""
+    assert others.keys() <= _dispatchers.keys()
+    return forms.set({**forms.value, **others})
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from pyg_sar.aggregate.gather import ChunkProgram, chunks_of, gather
 from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.comm import Exchange, agree
-from pyg_sar.conv.inspect.trace import learnable_leaves, node_of_now
+from pyg_sar.conv.inspect.trace import Seen, learnable_leaves, node_of_now
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.forward_state import state_of
 from pyg_sar.conv.message.sample_edges import (
@@ -30,29 +29,18 @@ _MEMORY_SHARE = 16
 _MIN_ROWS = 1024
 
 
-@dataclass(frozen=True)
-class Observation:
+@dataclass(frozen=True, kw_only=True)
+class Observation(Seen):
     """What message and aggregation give for a few edges."""
 
     out: Tensor | None  # the aggregation's result with nodes first, or None for ``edge_update``
-    edge_outputs: tuple[Tensor, ...]  # what the function computes per edge
-    # Attributes of the conv that it sets to a tensor with one row per edge.
-    edge_attributes: tuple[str, ...]
-    # Attributes of the conv that it sets to plain numbers, with their values.
-    numbers: dict[str, Any]
-    learnable: tuple[Tensor, ...]  # leaf tensors it reads that are not among its arguments
-    uses_rng: bool
     is_dense: bool  # whether the aggregation makes dense batches of messages
     reads_sizes: bool  # whether it asks for sizes of the whole graph
 
 
 @no_autocast_cache()
 def observe(binding: Binding) -> Observation:
-    """Runs message and aggregation on a few edges, each into a destination of its own.
-
-    Raises:
-        ValueError: If they read a tensor with a history that is not among their arguments.
-    """
+    """Runs message and aggregation on a few edges, each into a destination of its own."""
     samples, edge_index = samples_of(binding)
     first_node = node_of_now()
     sizes = WholeGraphSizes(binding.conv, NUM_SAMPLES, NUM_SAMPLES, is_sample=True)
@@ -65,14 +53,14 @@ def observe(binding: Binding) -> Observation:
     outputs = edge_outputs if out is None else (out, *edge_outputs)
     learnable = learnable_leaves(outputs, samples, first_node)
     return Observation(
-        out,
-        edge_outputs,
-        names,
-        undone.numbers,
-        learnable,
-        undone.uses_rng,
-        sizes.is_dense,
-        sizes.are_read,
+        out=out,
+        edge_outputs=edge_outputs,
+        edge_attributes=names,
+        numbers=undone.numbers,
+        learnable=learnable,
+        uses_rng=undone.uses_rng,
+        is_dense=sizes.is_dense,
+        reads_sizes=sizes.are_read,
     )
 
 

@@ -19,7 +19,7 @@ from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.around.patching import overridden
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import MessageError, UnsupportedMessageError
-from pyg_sar.conv.message.reductions import messages_of
+from pyg_sar.conv.message.reductions import BlockMessages
 from pyg_sar.conv.message.sample_edges import (
     NUM_MADE_UP,
     NUM_SAMPLES,
@@ -37,13 +37,7 @@ _Values = list[tuple[Tensor, int]]
 
 @no_autocast_cache()
 def check_destinations_are_independent(binding: Binding) -> None:
-    """Checks that messages and their aggregation depend on in-edges of one destination only.
-
-    Raises:
-        UnsupportedMessageError: If they change with edges into other destinations, or with the
-            numbers of the destinations.
-        MessageError: If they set a number on the conv that changes with the edges.
-    """
+    """Checks that messages and their aggregation depend on in-edges of one destination only."""
     samples, edge_index = samples_of(binding)
     with _on_samples(binding):
         everything, numbers = _outputs(binding, samples, edge_index, NUM_SAMPLES)
@@ -85,19 +79,14 @@ def _check_numbers(
 
 @no_autocast_cache()
 def check_edges_are_independent(binding: Binding, num_reductions: int) -> None:
-    """Checks that a message, up to that many reductions, depends on its own edge only.
-
-    Raises:
-        UnsupportedMessageError: If it changes with the other edges.
-    """
+    """Checks that a message, up to that many reductions, depends on its own edge only."""
     samples, edge_index = samples_of(binding)
     edge_index[1] = 0
 
     def reduced(arguments: Arguments, edges: Tensor) -> _Values | None:
         def run() -> _Values:
-            messages = messages_of(
-                binding, num_reductions, arguments, edges, NUM_SAMPLES, _of_one_edge
-            )
+            of_edges = BlockMessages(binding, num_reductions, NUM_SAMPLES)
+            messages = of_edges.run(arguments, edges, _of_one_edge)
             dim = binding.conv.node_dim if binding.function == 'message' else 0
             return [(message, dim) for message in messages]
 

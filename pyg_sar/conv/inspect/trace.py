@@ -25,29 +25,35 @@ from pyg_sar.aggregate.program import Arguments, no_autocast_cache
 from pyg_sar.conv.inspect.products import ProductRecorder
 from pyg_sar.conv.inspect.softmax_is_linear import SoftmaxUse
 from pyg_sar.conv.message.arguments import Binding
-from pyg_sar.conv.message.intercept import Intercept, MessageError, StatisticsError, WatchedIndex
+from pyg_sar.conv.message.intercept import Intercept, MessageError, WatchedIndex
 from pyg_sar.conv.message.reductions import Aggregate, ReductionRecorder
 from pyg_sar.conv.message.sample_edges import NUM_SAMPLES, Undone, not_saved, samples_of
 from pyg_sar.conv.support import takes_statistics
 from pyg_sar.merge import Sum
 
 
-@dataclass(frozen=True)
-class Trace:
-    """What a message function does."""
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a message function left behind when it ran on a few edges."""
 
-    num_softmax: int  # softmaxes over in-edges
-    out: Tensor  # what it gives for the samples
-    messages: tuple[Tensor, ...]  # what of it the conv's aggregation reduces
     # What it computes per edge: the attributes, after the result of `edge_update`.
     edge_outputs: tuple[Tensor, ...]
-    aggregate: Aggregate | None  # what the conv's aggregation reduces; None for ``edge_update``
     # Attributes of the conv that it sets to a tensor with one row per edge.
     edge_attributes: tuple[str, ...]
     # Attributes of the conv that it sets to plain numbers, with their values.
     numbers: dict[str, Any]
     learnable: tuple[Tensor, ...]  # leaf tensors it reads that are not among its arguments
     uses_rng: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace(Seen):
+    """What a message function does."""
+
+    num_softmax: int  # softmaxes over in-edges
+    out: Tensor  # what it gives for the samples
+    messages: tuple[Tensor, ...]  # what of it the conv's aggregation reduces
+    aggregate: Aggregate | None  # what the conv's aggregation reduces; None for ``edge_update``
     is_copy: bool  # whether the messages are its only source tensor, unchanged
     # The place among the edge tensors of the weight that multiplies the only source tensor, or
     # None: one for every edge, or for every edge and head.
@@ -80,9 +86,6 @@ def trace(binding: Binding) -> Trace:
 
     A checkpoint around the conv does not see what autograd saves here: it is needed no more, and
     need not come again where backward runs the conv once more.
-
-    Raises:
-        UnsupportedMessageError: If it cannot be computed block by block; the message says why.
     """
     conv = binding.conv
     samples, edge_index = samples_of(binding)
@@ -108,10 +111,10 @@ def trace(binding: Binding) -> Trace:
     # A gradient inside the function is taken in this thread, which alone numbers the history.
     here = torch.autograd.set_multithreading_enabled(False)
     with here, Undone(conv, edge_index.device) as undone, _refusing_statistics(conv):
-        with in_message.in_force(), recorder, use:
+        with in_message, recorder, use:
             out = binding.run(values)
         if binding.function == 'message':
-            with in_aggregate.in_force(), use:
+            with in_aggregate, use:
                 binding.aggregate({**values, 'dim_size': 1, 'size_i': 1}, out)
             aggregate = in_aggregate.aggregate(out)
 
@@ -193,10 +196,6 @@ def learnable_leaves(
     """Leaves of the outputs' history that are not arguments.
 
     A function computed `outputs` from `samples`, right after `first_node` of the history was made.
-
-    Raises:
-        MessageError: If the history goes on before `first_node`, or in another thread: each numbers
-            its own nodes, and backward on a device runs in another.
     """
     known = {id(t) for t in samples}
     found: dict[int, Tensor] = {}
@@ -231,7 +230,7 @@ def _refusing_statistics(conv: torch.nn.Module) -> Iterator[None]:
 
     def refuse(module: torch.nn.Module, _: Any) -> None:
         if module.training or getattr(module, 'running_mean', None) is None:
-            raise StatisticsError(
+            raise MessageError(
                 f'{type(module).__name__} runs inside it and would see one block of edges only'
             )
 

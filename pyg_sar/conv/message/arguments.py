@@ -46,9 +46,9 @@ class Binding:
         conv: The conv.
         function: ``'message'`` or ``'edge_update'``.
         arguments: The tensors, with nodes or edges in their first dimension.
-        draws: Where masks of dropout are drawn by edge, those of this call; else None.
         rows: Rows of every tensor that is not read at a node, by name. It is an edge tensor if that
             is the number of edges on every rank.
+        draws: Where masks of dropout are drawn by edge, those of this call; else None.
         at_nodes: Rows of nodes that the function reads as they are; it runs on rows then.
     """
 
@@ -60,12 +60,11 @@ class Binding:
     draws: EdgeDraws | None = None
     at_nodes: Mapping[str, Any] = field(default_factory=dict)
 
-    def dropping(self, draws: EdgeDraws | None, ids: Tensor | None) -> Binding:
-        """The same with masks of dropout by edge; `ids` of the edges are its last edge tensor."""
-        edge = self.arguments.edge if ids is None else (*self.arguments.edge, ids)
-        slots = self.slots
+    def dropping(self, draws: EdgeDraws, ids: Tensor | None) -> Binding:
+        """With masks of dropout by edge; `ids` of the edges are the last edge tensor."""
+        edge, slots = self.arguments.edge, self.slots
         if ids is not None:
-            slots = *slots, _Slot(_IDS, 'edge', len(edge) - 1)
+            edge, slots = (*edge, ids), (*slots, _Slot(_IDS, 'edge', len(edge)))
         return replace(self, arguments=replace(self.arguments, edge=edge), slots=slots, draws=draws)
 
     def check_draws(self, uses_rng: bool) -> None:
@@ -100,6 +99,7 @@ class Binding:
             'size_i': num_dst,
             'dim_size': num_dst,
         }
+        node_dim = int(self.conv.node_dim)
         for slot in self.slots:
             if slot.role == 'constant':
                 values[slot.name] = slot.value
@@ -108,8 +108,8 @@ class Binding:
             if slot.role in ('src', 'dst'):
                 if not arguments.at_edges:
                     value = value.index_select(0, edge_index[0 if slot.role == 'src' else 1])
-                dim = _node_dim(self.conv, value)
-                value = value if dim == 0 else value.movedim(0, dim)
+                if node_dim not in (0, -value.dim()):
+                    value = value.movedim(0, node_dim)
             values[slot.name] = value
         return values
 
@@ -120,7 +120,7 @@ class Binding:
                 yield slot.name, values[slot.name], slot.role != 'edge'
 
     def no_inputs(self, dst: Tensor, num_dst: int) -> dict[str, Any]:
-        """The same for no edges: `dst` is empty, and every edge tensor has no rows."""
+        """:meth:`inputs` of no edges: `dst` is empty, and so is every edge tensor."""
         a = self.arguments
         nothing = Arguments(a.src, a.dst, tuple(t[:0] for t in a.edge), a.whole)
         no_edges = torch.empty(2, 0, dtype=torch.int64, device=dst.device)
@@ -128,18 +128,14 @@ class Binding:
 
     def run(self, values: dict[str, Any]) -> Tensor:
         """Runs the function on :meth:`inputs`."""
-        draws = self.draws
+        conv, draws = self.conv, self.draws
         with nullcontext() if draws is None else draws.of_message(values.get(_IDS)):
-            return self._run(values)
-
-    def _run(self, values: dict[str, Any]) -> Tensor:
-        conv = self.conv
-        kwargs = conv.inspector.collect_param_data(self.function, values)
-        if self.function != 'message':  # edge_updater has called its hooks
-            out: Tensor = getattr(conv, self.function)(**kwargs)
-            return out
-        kwargs = before_step(conv, 'message', (kwargs,))[0]
-        return after_step(conv, 'message', (kwargs,), conv.message(**kwargs))
+            kwargs = conv.inspector.collect_param_data(self.function, values)
+            if self.function != 'message':  # edge_updater has called its hooks
+                out: Tensor = getattr(conv, self.function)(**kwargs)
+                return out
+            kwargs = before_step(conv, 'message', (kwargs,))[0]
+            return after_step(conv, 'message', (kwargs,), conv.message(**kwargs))
 
     def aggregate(self, values: dict[str, Any], messages: Tensor) -> Tensor:
         """Runs the conv's aggregation on :meth:`inputs` and the messages."""
@@ -150,35 +146,34 @@ class Binding:
             return after_step(conv, 'aggregate', (kwargs,), conv.aggregate(messages, **kwargs))
 
 
+def arguments_of(conv: MessagePassing, function: str) -> tuple[str, ...]:
+    """The names of the arguments that a function reads, ``message`` with its aggregation."""
+    functions = ('message', 'aggregate') if function == 'message' else (function,)
+    found = (conv.inspector.get_param_names(f, exclude=conv.special_args) for f in functions)
+    return tuple(dict.fromkeys(name for names in found for name in names))
+
+
 def bind(
     conv: MessagePassing,
     function: str,
+    names: tuple[str, ...],
     kwargs: dict[str, Any],
     plan: Plan,
     edge_names: frozenset[str] | None = None,
-    at_nodes: Mapping[str, Any] | None = None,
 ) -> Binding:
     """Sorts the arguments of one call of ``propagate`` or ``edge_updater`` into their roles.
 
-    `edge_names` says which tensors have one row per edge; None takes all that could have here.
-    `at_nodes` has the rows of nodes that it reads as they are.
-
-    Raises:
-        ValueError: If a node tensor does not have one row per own node, or an argument named in
-            `edge_names` does not have one row per edge.
+    `names` are those of :func:`arguments_of` that it reads at edges. `edge_names` says which
+    tensors have one row per edge; None takes all that could have here.
     """
     groups: dict[str, list[Tensor]] = {'src': [], 'dst': [], 'edge': [], 'whole': []}
     slots = []
     rows: dict[str, int] = {}
-    functions = ['message', 'aggregate'] if function == 'message' else [function]
-    names = dict.fromkeys(
-        name
-        for each in functions
-        for name in conv.inspector.get_param_names(each, exclude=conv.special_args)
-    )
+    node_dim = int(conv.node_dim)
     for name in names:
-        base, suffix = (name[:-2], name[-2:]) if name[-2:] in ('_i', '_j') else (name, '')
-        if base not in kwargs or (at_nodes and name in at_nodes):
+        suffix = name[-2:] if name.endswith(('_i', '_j')) else ''
+        base = name[:-2] if suffix else name
+        if base not in kwargs:
             continue  # `collect_param_data` knows the default, or complains as PyG does
         value = kwargs[base]
         if suffix and isinstance(value, (tuple, list)):
@@ -191,7 +186,13 @@ def bind(
         if suffix:
             role = 'src' if suffix == '_j' else 'dst'
             num_rows = plan.shard.num_own if suffix == '_j' else plan.shard.num_dst
-            value = _own_rows(conv, base, value, num_rows)
+            dim = node_dim + value.dim() if node_dim < 0 else node_dim
+            if value.dim() == 0 or value.size(dim) != num_rows:
+                raise ValueError(
+                    f"expected one row per own node in '{base}' of {name_of(conv)}: {num_rows} "
+                    f'rows in dimension {dim} (got shape {tuple(value.shape)})'
+                )
+            value = value if dim == 0 else value.movedim(dim, 0)
         else:
             rows[name] = value.size(0) if value.dim() else -1
             has_edge_rows = rows[name] == plan.num_edges
@@ -202,9 +203,12 @@ def bind(
                     f'{plan.num_edges} rows (got shape {tuple(value.shape)})'
                 )
             role = 'edge' if is_edge else 'whole'
-        slots.append(_Slot(name, role, _place_of(value, groups[role])))
+        group = groups[role]
+        slots.append(_Slot(name, role, _place_of(value, group) if group else 0))
+        if slots[-1].place == len(group):
+            group.append(value)
     arguments = Arguments(*(tuple(groups[role]) for role in ('src', 'dst', 'edge', 'whole')))
-    return Binding(conv, function, arguments, rows, tuple(slots), at_nodes=at_nodes or {})
+    return Binding(conv, function, arguments, rows, tuple(slots))
 
 
 def before_step(conv: MessagePassing, step: str, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -224,23 +228,8 @@ def after_step(conv: MessagePassing, step: str, inputs: tuple[Any, ...], out: Te
     return out
 
 
-def _own_rows(conv: MessagePassing, name: str, value: Tensor, num_own: int) -> Tensor:
-    dim = _node_dim(conv, value)
-    if value.dim() == 0 or value.size(dim) != num_own:
-        raise ValueError(
-            f"expected one row per own node in '{name}' of {name_of(conv)}: {num_own} rows "
-            f'in dimension {dim} (got shape {tuple(value.shape)})'
-        )
-    return value if dim == 0 else value.movedim(dim, 0)
-
-
-def _node_dim(conv: MessagePassing, value: Tensor) -> int:
-    dim = int(conv.node_dim)
-    return dim + value.dim() if dim < 0 else dim
-
-
 def _place_of(value: Tensor, group: list[Tensor]) -> int:
-    """The place of a tensor in its group; the same tensor is exchanged only once."""
+    """The place of a tensor in its group, maybe its end; the same one is exchanged only once."""
     for i, other in enumerate(group):
         if other is value or (
             value._base is not None
@@ -250,5 +239,4 @@ def _place_of(value: Tensor, group: list[Tensor]) -> int:
             and other.storage_offset() == value.storage_offset()
         ):
             return i
-    group.append(value)
-    return len(group) - 1
+    return len(group)

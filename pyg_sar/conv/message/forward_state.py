@@ -25,10 +25,14 @@ def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]
     Returns:
         Brings them about for the time of a context.
     """
-    noted = [(table, then) for module in conv.modules() for table, then in _tables(module)]
-    # The lists from which recurrent modules read their parameters.
-    flat = [vars(m)['_flat_weights'] for m in conv.modules() if isinstance(m, torch.nn.RNNBase)]
-    lists = [(each, list(each)) for each in flat]
+    noted: list[tuple[Any, dict[str, Any]]] = []
+    lists = []  # from which recurrent modules read their parameters
+    for module in conv.modules():
+        own = vars(module)
+        noted += [(t, dict(t)) for t in (module._parameters, module._buffers) if t]
+        noted.append((own, {k: v for k, v in own.items() if isinstance(v, PLAIN)}))
+        if isinstance(module, torch.nn.RNNBase):
+            lists.append((own['_flat_weights'], list(own['_flat_weights'])))
 
     @contextmanager
     def as_in_forward() -> Iterator[None]:
@@ -50,12 +54,3 @@ def state_of(conv: torch.nn.Module) -> Callable[[], AbstractContextManager[None]
                 each[:] = other_each
 
     return as_in_forward
-
-
-def _tables(module: torch.nn.Module) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The dicts that hold what a module reads, each with what it holds of that now."""
-    for table in (module._parameters, module._buffers):
-        if table:
-            yield table, dict(table)
-    own = vars(module)
-    yield own, {key: value for key, value in own.items() if isinstance(value, PLAIN)}

@@ -8,8 +8,7 @@ use of the destination index is noticed, and such a conv takes another path.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -20,19 +19,15 @@ from torch_geometric.utils import scatter as pyg_scatter
 from torch_geometric.utils import softmax as pyg_softmax
 
 from pyg_sar.aggregate.program import SoftmaxFn
-from pyg_sar.conv.around.patching import AnyFn, overridden, replaced
+from pyg_sar.conv.around.patching import Forms, forms, overridden
 
 
 class MessageError(ValueError):
-    """A message function cannot be computed on a cut graph; the end of a sentence that says so."""
+    """Ends a message function that looks across edges; the end of a sentence that says how."""
 
 
 class UnsupportedMessageError(MessageError):
-    """A message function cannot be computed block by block."""
-
-
-class StatisticsError(UnsupportedMessageError):
-    """A module inside a message takes statistics over all edges."""
+    """Ends one that cannot run block by block, and may run on all in-edges of a node at once."""
 
 
 class WatchedIndex(Tensor):
@@ -69,11 +64,30 @@ class BlockIndex(Tensor):
 
 
 class Intercept:
-    """What stands in for PyG's functions over in-edges; what is not overridden refuses."""
+    """While entered, stands in for PyG's functions over in-edges; those not overridden refuse."""
 
-    def __init__(self, conv: torch.nn.Module, softmax: SoftmaxFn) -> None:
-        self.conv = conv
+    def __init__(self, conv: torch.nn.Module, softmax: SoftmaxFn | None = None) -> None:
         self.softmax = softmax
+        self._forms: Forms = {
+            pyg_softmax: self._softmax,
+            pyg_scatter: self._scatter,
+            pyg_degree: self._degree,
+        }
+        # Fused ones use the index by themselves.
+        self._fused = [m for m in conv.modules() if isinstance(m, MultiAggregation)]
+
+    def __enter__(self) -> None:
+        self._before = forms.value
+        forms.value = {**self._before, **self._forms}
+        self._overridden = ExitStack() if self._fused else None
+        for module in self._fused:
+            assert self._overridden is not None
+            self._overridden.enter_context(overridden(module, 'fused_aggr', None))
+
+    def __exit__(self, *error: object) -> None:
+        forms.value = self._before
+        if self._overridden is not None:
+            self._overridden.close()
 
     def scatter(self, src: Tensor, dst: Tensor, dim: int, reduce: str) -> Tensor:
         """A reduction of ``[num_edges, ...]`` over the in-edges of every destination."""
@@ -83,49 +97,28 @@ class Intercept:
         """The number of in-edges of every destination."""
         raise UnsupportedMessageError('it counts in-edges inside the message')
 
-    @contextmanager
-    def in_force(self) -> Iterator[None]:
-        """While it lasts, the conv and its aggregation see these functions."""
+    def _softmax(
+        self,
+        src: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
+        num_nodes: int | None = None,
+        dim: int = 0,
+    ) -> Tensor:
+        dst = _destinations(index, 'a softmax')
+        if dim not in (0, -src.dim()):
+            raise UnsupportedMessageError(f'it computes a softmax in dimension {dim}')
+        assert self.softmax is not None
+        return self.softmax(src, dst)
 
-        def softmax(
-            src: Tensor,
-            index: Tensor | None = None,
-            ptr: Tensor | None = None,
-            num_nodes: int | None = None,
-            dim: int = 0,
-        ) -> Tensor:
-            dst = _destinations(index, 'a softmax')
-            if dim not in (0, -src.dim()):
-                raise UnsupportedMessageError(f'it computes a softmax in dimension {dim}')
-            return self.softmax(src, dst)
+    def _scatter(
+        self, src: Tensor, index: Tensor, dim: int = 0, dim_size: Any = None, reduce: str = 'sum'
+    ) -> Tensor:
+        dst = _destinations(index, 'a reduction')
+        return self.scatter(src, dst, dim if dim >= 0 else dim + src.dim(), reduce)
 
-        def scatter(
-            src: Tensor,
-            index: Tensor,
-            dim: int = 0,
-            dim_size: int | None = None,
-            reduce: str = 'sum',
-        ) -> Tensor:
-            dst = _destinations(index, 'a reduction')
-            return self.scatter(src, dst, dim if dim >= 0 else dim + src.dim(), reduce)
-
-        def degree(
-            index: Tensor, num_nodes: int | None = None, dtype: torch.dtype | None = None
-        ) -> Tensor:
-            return self.degree(_destinations(index, 'degrees'), dtype)
-
-        functions: dict[AnyFn, AnyFn] = {
-            pyg_softmax: softmax,
-            pyg_scatter: scatter,
-            pyg_degree: degree,
-        }
-        with ExitStack() as stack:
-            stack.enter_context(replaced(functions))
-            for module in self.conv.modules():
-                if isinstance(module, MultiAggregation):
-                    # Fused ones use the index by themselves.
-                    stack.enter_context(overridden(module, 'fused_aggr', None))
-            yield
+    def _degree(self, index: Tensor, num_nodes: Any = None, dtype: Any = None) -> Tensor:
+        return self.degree(_destinations(index, 'degrees'), dtype)
 
 
 def _destinations(index: Tensor | None, what: str) -> Tensor:

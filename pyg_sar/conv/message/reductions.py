@@ -91,58 +91,53 @@ class ReductionRecorder(Intercept):
 
 
 class _Done(Exception):
-    """The last reduction of a block was reached."""
+    """The last reduction of a block was reached; nothing else stops PyG's code there."""
 
 
-class _Collector(Intercept):
-    """Runs message and aggregation on one block, up to the last reduction."""
+class BlockMessages(Intercept):
+    """Runs message and aggregation on some edges, up to the last of `num_calls` reductions.
 
-    def __init__(self, conv: torch.nn.Module, softmax: SoftmaxFn, num_calls: int) -> None:
-        super().__init__(conv, softmax)
-        self.num_calls = num_calls
-        self.messages: list[Tensor] = []
-        self.is_aggregating = False
+    ``run(arguments, edge_index, softmax)`` gives what is reduced; `edge_index` refers to the source
+    and edge rows in `arguments`, and `softmax` stands in for those over in-edges.
+    """
+
+    def __init__(self, binding: Binding, num_calls: int, num_dst: int) -> None:
+        super().__init__(binding.conv)
+        self._binding, self._num_calls, self._num_dst = binding, num_calls, num_dst
+
+    def run(
+        self, arguments: Arguments, edge_index: Tensor, softmax: SoftmaxFn
+    ) -> tuple[Tensor, ...]:
+        """What reaches the reductions."""
+        binding, self.softmax, self._remaining = self._binding, softmax, 0
+        index = edge_index[1].as_subclass(BlockIndex)
+        values = binding.inputs(arguments, edge_index, index, self._num_dst)
+        with self:
+            message = binding.run(values)
+            if binding.function != 'message':
+                return (message,)
+            self._messages: list[Tensor] = []
+            self._remaining = self._num_calls
+            with suppress(_Done):
+                binding.aggregate({**values, 'dim_size': 0, 'size_i': 0}, message)
+        found, self._messages = self._messages, []
+        return tuple(found)
 
     def scatter(self, src: Tensor, dst: Tensor, dim: int, reduce: str) -> Tensor:
         """Collects; nothing can be known of the result yet, so it has no rows."""
-        if not self.is_aggregating:
+        if not self._remaining:
             return super().scatter(src, dst, dim, reduce)
-        _place(src, self.messages)
-        self.num_calls -= 1
-        if self.num_calls == 0:
+        _place(src, self._messages)
+        self._remaining -= 1
+        if self._remaining == 0:
             raise _Done
         return src.detach().narrow(dim, 0, 0)
 
     def degree(self, dst: Tensor, dtype: torch.dtype | None) -> Tensor:
         """No rows, as the results of reductions have."""
-        if not self.is_aggregating:
+        if not self._remaining:
             return super().degree(dst, dtype)
         return torch.empty(0, dtype=dtype or torch.float, device=dst.device)
-
-
-def messages_of(
-    binding: Binding,
-    num_calls: int,
-    arguments: Arguments,
-    edge_index: Tensor,
-    num_dst: int,
-    softmax: SoftmaxFn,
-) -> tuple[Tensor, ...]:
-    """What message and aggregation, with `num_calls` reductions, reduce on some edges.
-
-    `edge_index` refers to the source and edge rows in `arguments`; `softmax` stands in for those
-    over in-edges.
-    """
-    collector = _Collector(binding.conv, softmax, num_calls)
-    values = binding.inputs(arguments, edge_index, edge_index[1].as_subclass(BlockIndex), num_dst)
-    with collector.in_force():
-        message = binding.run(values)
-        if binding.function != 'message':
-            return (message,)
-        collector.is_aggregating = True
-        with suppress(_Done):
-            binding.aggregate({**values, 'dim_size': 0, 'size_i': 0}, message)
-    return tuple(collector.messages)
 
 
 class _Finisher(Intercept):
@@ -205,5 +200,5 @@ def finish(
     conv, num_dst = binding.conv, plan.shard.num_dst
     no_message = message.detach().narrow(conv.node_dim, 0, 0)
     no_dst = plan.edge_index[1][:0].as_subclass(BlockIndex)
-    with _Finisher(conv, aggregate, states, plan, is_mean).in_force():
+    with _Finisher(conv, aggregate, states, plan, is_mean):
         return binding.aggregate(binding.no_inputs(no_dst, num_dst), no_message)

@@ -41,7 +41,7 @@ class Undone:
 
     def __enter__(self) -> Undone:
         self._before = dict(vars(self.conv))
-        self._states = self._random_states()
+        self._states = [] if self.device is None else _random_states(self.device)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -52,11 +52,13 @@ class Undone:
                 now[name] = self._before[name]
             else:
                 del now[name]
-        pairs = zip(self._states, self._random_states(), strict=True)
+        if self.device is None:
+            return
+        pairs = zip(self._states, _random_states(self.device), strict=True)
         self.uses_rng = any(not torch.equal(before, after) for before, after in pairs)
         if self.uses_rng:
             torch.set_rng_state(self._states[0])
-            if self.device is not None and self.device.type == 'cuda':
+            if self.device.type == 'cuda':
                 torch.cuda.set_rng_state(self._states[1], self.device)
 
     @property
@@ -74,11 +76,7 @@ class Undone:
         return {k: v for k, v in self.changed.items() if isinstance(v, PLAIN)}
 
     def edge_rows(self, names: tuple[str, ...], num_edges: int) -> tuple[Tensor, ...]:
-        """What attributes were set to, with one row per edge.
-
-        Raises:
-            ValueError: If one is something else than for the samples.
-        """
+        """What attributes were set to, with one row per edge."""
         for name in names:
             value = self.changed.get(name)
             if not isinstance(value, Tensor) or value.size(0) != num_edges:
@@ -88,13 +86,12 @@ class Undone:
                 )
         return tuple(self.changed[name] for name in names)
 
-    def _random_states(self) -> list[Tensor]:
-        if self.device is None:
-            return []
-        states = [torch.get_rng_state()]
-        if self.device.type == 'cuda':
-            states.append(torch.cuda.get_rng_state(self.device))
-        return states
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if device.type == 'cuda':
+        states.append(torch.cuda.get_rng_state(device))
+    return states
 
 
 def samples_of(binding: Binding) -> tuple[Arguments, Tensor]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch_geometric.nn import ClusterGCNConv, GraphConv, Linear, MessagePassing, SAGEConv, aggr
 
 from pyg_sar.comm import all_ranks
-from pyg_sar.conv.reuse.raw_feature_sums import SumFn, copy_on_write
+from pyg_sar.conv.reuse.raw_feature_sums import copy_on_write
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import tag
 from pyg_sar.rows.space import Space
@@ -57,24 +57,24 @@ def is_hooked(conv: MessagePassing) -> bool:
     )
 
 
-def sum_for_layer(conv: MessagePassing, x: Tensor, plan: Plan, sum_of: SumFn) -> Tensor:
-    """What propagate gives to the forward of a conv: the sum, or the narrower one of its layer.
+def layer_after(conv: MessagePassing, x: Tensor, plan: Plan) -> Any:
+    """The narrower linear layer that the conv's forward gives the sums to, or None.
 
-    Collective as `sum_of` is, and one all-reduce of one number where a narrower layer follows: on
-    no rank may hooks look on, and on each there are as many edges as rows.
-
-    The conv's aggregation is a sum, `x` are own rows ``[num_own, F]``, and `sum_of` gives the sum
-    of own rows of any width.
+    Collective where there is one: an all-reduce of one number. On no rank may hooks look on, and on
+    each there are as many edges as rows. The conv's aggregation is a sum; `x` are own rows.
     """
     layer = _narrower_layer(conv, x)
     if layer is None:
-        return sum_of(x)
+        return None
     pays = plan.num_edges >= x.size(0) and not _is_watched(conv, layer, x.device)
-    if not all_ranks(pays, plan.shard.world_size):
-        return sum_of(x)
+    return layer if all_ranks(pays, plan.shard.world_size) else None
+
+
+def rows_through(layer: Any, x: Tensor) -> Tensor:
+    """Own rows that the layer has been applied to, without its bias."""
     # Unlike a sum, a layer keeps its rows for backward: a program may change them in place now.
     rows = x if _is_recomputed() else copy_on_write(x)
-    return NarrowSum.of(sum_of(F.linear(rows, met(layer.weight))), layer.weight)
+    return F.linear(rows, met(layer.weight))
 
 
 def _is_recomputed() -> bool:

@@ -7,9 +7,7 @@ the others. Sparse matrices are made of all entries, which every rank has then.
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -20,24 +18,11 @@ from torch_geometric.utils import _negative_sampling
 
 from pyg_sar.comm import agree, world_size
 from pyg_sar.rows.over_ranks import whole
-from pyg_sar.rows.rows import Rows, in_nested
+from pyg_sar.rows.rows import Rows, in_nested, leaves
+from pyg_sar.scoped import Scoped
 
-
-class _Here(threading.local):
-    draws_alike = False
-
-
-_here = _Here()
-
-
-@contextmanager
-def alike_draws() -> Iterator[None]:
-    """While it lasts, negative edges are those of rank 0, also of edges that are plain by then."""
-    before, _here.draws_alike = _here.draws_alike, True
-    try:
-        yield
-    finally:
-        _here.draws_alike = before
+alike_draws = Scoped(False)
+"""Whether negative edges are those of rank 0, also of edges that are plain by then."""
 
 
 def ask() -> None:
@@ -50,27 +35,25 @@ def ask() -> None:
             _builtins._register_builtin(made, operator)
         setattr(torch, name, made)
     known = _negative_sampling.edge_index_to_vector
-    _negative_sampling.edge_index_to_vector = _of_all_rows(known, _draw_alike)
-    rev_gnn.InvertibleFunction.apply = _kept(rev_gnn.InvertibleFunction.apply)
+    _negative_sampling.edge_index_to_vector = _of_all_rows(known, draws=True)
+    rev_gnn.InvertibleFunction.apply = _reversible(rev_gnn.InvertibleFunction.apply)
 
 
-def _of_all_rows(
-    function: Callable[..., Any], before: Callable[[], None] = lambda: None
-) -> Callable[..., Any]:
+def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        found: list[Any] = []
-        in_nested((args, kwargs), lambda v: found.append(v) if isinstance(v, Rows) else v)
-        if found or _here.draws_alike:
-            before()
-        if found:
+        has_rows = any(isinstance(each, Rows) for each in leaves((args, kwargs)))
+        if draws and (has_rows or alike_draws.value) and world_size() > 1:
+            # PyG draws pairs by Python's generator, which programs seldom seed: as rank 0 has it.
+            random.setstate(agree(random.getstate())[0])
+        if has_rows:
             args, kwargs = in_nested((args, kwargs), whole)
         return function(*args, **kwargs)
 
     return call
 
 
-def _kept(apply: Callable[..., Any]) -> Callable[..., Any]:
+def _reversible(apply: Callable[..., Any]) -> Callable[..., Any]:
     """Reversible layers, which free the memory of tensors: rows are kept for backward."""
 
     @wraps(apply)
@@ -80,9 +63,3 @@ def _kept(apply: Callable[..., Any]) -> Callable[..., Any]:
         return apply(fn, inverse, num_passes, num_inputs, *args)
 
     return call
-
-
-def _draw_alike() -> None:
-    """PyG draws pairs by Python's generator, which programs seldom seed: as rank 0 has it."""
-    if world_size() > 1:
-        random.setstate(agree(random.getstate())[0])

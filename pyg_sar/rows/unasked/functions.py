@@ -58,7 +58,7 @@ def _is_at(tensor: Tensor, shape: Any, place: int) -> bool:
 
 @cache
 def _on_rows(cls: Any) -> Any:
-    """The same Function, with a backward that is called with rows."""
+    """The Function with a backward that is called with rows."""
     name = 'backward' if cls.vjp is Function.vjp else 'vjp'
     users = getattr(cls, name)
 

@@ -257,7 +257,7 @@ def test_functions_have_no_other_form_after_a_refusal(root):
             SARConv(plain)(data.x[:-1], data.edge_index)
         assert 'propagate' not in vars(plain)
         assert 'edge_updater' not in vars(plain)
-    assert patching._here.forms == {}
+    assert patching.forms.value == {}
 
 
 def _of_copies(roots: list[str]) -> str:

@@ -17,7 +17,6 @@ from pyg_sar.rows.align import found, own_rows
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
-from pyg_sar.rows.space import Space
 
 Letters = Sequence[Hashable]
 
@@ -37,7 +36,7 @@ def contract(
     *,
     broadcasting: Collection[Hashable] = (),
 ) -> Any:
-    """What ``run(*operands)`` is of the whole.
+    """What ``run(*operands)`` is of the whole: rows, or plain if the result has no rows.
 
     Args:
         func: For messages.
@@ -46,19 +45,24 @@ def contract(
         out: Those of the result.
         run: What computes it, of own rows.
         broadcasting: Letters of which an operand may have one where others have more.
-
-    Returns:
-        Rows, or a plain tensor if the result has no rows.
     """
-    check_strided(func, operands)
+    for each in operands:
+        if each.layout != torch.strided:
+            refuse(func, f'and a tensor of layout {each.layout} is not known to be right')
     letter = rows_letter(func, operands, letters)
     if letter is None:
         refuse(func, 'of these shapes is not known to be right')
     space = found(operands)[0]._space
-    own = [
-        _own(func, each, of, letter, space, letter in broadcasting)
-        for each, of in zip(operands, letters, strict=True)
-    ]
+    own = []
+    for tensor, of in zip(operands, letters, strict=True):
+        if letter not in of:
+            own.append(met(tensor))
+            continue
+        dim = list(of).index(letter)
+        is_one = not isinstance(tensor, Rows) and tensor.size(dim) == 1 and space.total != 1
+        if is_one and letter not in broadcasting:
+            refuse(func, f'({space!r}) and a plain tensor with one row there has no meaning')
+        own.append(own_rows(func, tensor, dim, space))
     with plainly():
         made = run(*own)
         return tag(made, list(out).index(letter), space) if letter in out else sum_of_ranks(made)
@@ -76,23 +80,3 @@ def rows_letter(
         if letter != found[0] or any(list(of).count(letter) > 1 for of in letters):
             refuse(func, EVERY_PAIR)
     return found[0] if found else None
-
-
-def check_strided(func: Any, operands: Sequence[Any]) -> None:
-    """Refuses sparse tensors and other layouts."""
-    for each in operands:
-        if isinstance(each, Tensor) and each.layout != torch.strided:
-            refuse(func, f'and a tensor of layout {each.layout} is not known to be right')
-
-
-def _own(
-    func: Any, tensor: Tensor, letters: Letters, letter: Hashable, space: Space, broadcasts: bool
-) -> Tensor:
-    if isinstance(tensor, Rows):
-        return own_rows(func, tensor, tensor._dim, space)
-    if letter not in letters:
-        return met(tensor)
-    dim = list(letters).index(letter)
-    if tensor.size(dim) == 1 and space.total != 1 and not broadcasts:
-        refuse(func, f'({space!r}) and a plain tensor with one row there has no meaning')
-    return own_rows(func, tensor, dim, space)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import align, argument, as_rows, dim_of, found
+from pyg_sar.rows.align import align, argument, as_rows, dim_of, found, named_rule
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import all_of_plain, met, own_draws
@@ -35,9 +35,9 @@ _MATRICES = (
     'linalg_inv linalg_inv_ex linalg_det linalg_slogdet linalg_cholesky linalg_cholesky_ex '
     'linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_svd linalg_svdvals linalg_qr '
     'linalg_pinv linalg_matrix_power linalg_matrix_exp linalg_matrix_rank linalg_lu '
-    'linalg_lu_factor linalg_lu_factor_ex linalg_solve_triangular linalg_ldl_factor '
+    'linalg_lu_factor linalg_lu_factor_ex linalg_ldl_factor '
     'linalg_ldl_factor_ex inverse det slogdet logdet cholesky cholesky_inverse svd qr pinverse '
-    'matrix_power matrix_exp cholesky_solve triangular_solve geqrf'
+    'matrix_power matrix_exp geqrf'
 )
 
 
@@ -48,35 +48,30 @@ def _of_images(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule(_MATRICES)
 def _of_matrices(func: Any, args: Any, kwargs: Any) -> Any:
-    if name_of(func) in _TAKES_TWO and (solved := _by_columns(func, args, kwargs)) is not None:
-        return solved
-    others = [*args[1:], *kwargs.values()] if name_of(func) not in _TAKES_TWO else []
-    if kwargs.get('out') is not None or any(isinstance(each, Tensor) for each in others):
+    if any(isinstance(each, Tensor) for each in (*args[1:], *kwargs.values())):
         refuse(func, 'and other tensors is not known to be right')
     return by_cores(func, args, kwargs, 2)
 
 
-_TAKES_TWO = ('linalg_solve_triangular', 'cholesky_solve', 'triangular_solve')
-
-
-def _by_columns(func: Any, args: Any, kwargs: Any) -> Any:
-    """A system whose right-hand sides are rows: each is solved by itself."""
-    rows = found(args, kwargs)
+@rule('linalg_solve linalg_solve_ex linalg_solve_triangular cholesky_solve triangular_solve')
+def _solve(func: Any, args: Any, kwargs: Any) -> Any:
+    """Matrices by themselves; or right-hand sides that are rows, each by itself."""
     tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-    if len(rows) != 1 or [dim_of(each) for each in tensors] != [2, 2]:
-        return None
-    (b,) = rows
-    is_second = argument(args, kwargs, 1, 'B', 'other') is b
-    is_left = kwargs.get('left', True)
-    if name_of(func).startswith(('cholesky', 'triangular')):
-        is_second, is_left = argument(args, kwargs, 0, 'input', 'b', 'B') is b, True
-    if not is_second or b._dim != (1 if is_left else 0):
-        return None
-    with plainly():
-        made = func(*(_own(each) for each in args), **{k: _own(v) for k, v in kwargs.items()})
-        if isinstance(made, Tensor):
-            return tag(made, b._dim, b._space)
-        return type(made)((tag(made[0], b._dim, b._space), *made[1:]))
+    dims, rows = {dim_of(each) for each in tensors}, found(args, kwargs)
+    if dims == {2} and len(rows) == 1:
+        (b,) = rows
+        right, is_left = argument(args, kwargs, 1, 'B', 'other'), kwargs.get('left', True)
+        if name_of(func).startswith(('cholesky', 'triangular')):
+            right, is_left = argument(args, kwargs, 0, 'input', 'b', 'B'), True
+        if right is b and b._dim == is_left:
+            with plainly():
+                made = func(*in_nested(args, _own), **in_nested(kwargs, _own))
+                if isinstance(made, Tensor):
+                    return tag(made, b._dim, b._space)
+                return type(made)((tag(made[0], b._dim, b._space), *made[1:]))
+    if len(dims) > 1 and name_of(func) in ('linalg_solve', 'linalg_solve_ex'):
+        refuse(func, 'and vectors is not known to be right: make them matrices of one column')
+    return by_cores(func, args, kwargs, 2)
 
 
 def _own(value: Any) -> Any:
@@ -93,7 +88,7 @@ def _interpolate(func: Any, args: Any, kwargs: Any) -> Any:
 def _of_channels(func: Any, args: Any, kwargs: Any) -> Any:
     """Whole channels are dropped; without a batch the first dimension is that of the channels."""
     name, rows = bare(name_of(func)), argument(args, kwargs, 0, 'input')
-    if is_in_place(name_of(func)) or argument(args, kwargs, 3, 'inplace', default=False):
+    if is_in_place(name_of(func)) or argument(args, kwargs, 3, 'inplace'):
         refuse(func, 'in place is not known to be right')
     core = int(name[-2]) if name[-1] == 'd' and name[-2].isdigit() else dim_of(rows) - 2
     return by_cores(func, args, kwargs, core, draws=True)
@@ -116,68 +111,54 @@ def by_cores(
     device = next(each.device for each in tensors if isinstance(each, Rows))
     # The dimensions of the batch come first, in the results as well.
     dim = max(map(dim_of, tensors)) - right
-
-    def right_out(out: Tensor) -> int:
-        return out.dim() - dim
-
     with plainly(), own_draws(device) if draws else nullcontext():
         if pads:
-            out = run(func, args, kwargs, right, right_out)
-        else:  # torch takes matrices of which there are none
-            out = func(*in_nested(args, plain), **in_nested(kwargs, plain))
-        if isinstance(out, Tensor):
-            return as_rows(out, right_out(out), space)
-        return type(out)([as_rows(each, right_out(each), space) for each in out])
+            return run(func, args, kwargs, space, right, lambda _: dim)
+        # torch takes matrices of which there are none
+        out = func(*in_nested(args, plain), **in_nested(kwargs, plain))
+        return in_nested(out, lambda each: tag(each, dim, space))
 
 
-@rule('linalg_solve linalg_solve_ex')
-def _solve(func: Any, args: Any, kwargs: Any) -> Any:
-    left, other = argument(args, kwargs, 0, 'A', 'input'), argument(args, kwargs, 1, 'B', 'other')
-    solved = _by_columns(func, args, kwargs) if dim_of(other) > 1 else None
-    if solved is not None:
-        return solved
-    if dim_of(left) != dim_of(other) or kwargs.get('out') is not None:
-        refuse(func, 'and vectors is not known to be right: make them matrices of one column')
-    return by_cores(func, args, kwargs, 2)
-
-
-@rule('scaled_dot_product_attention')
-def _attention(func: Any, args: Any, kwargs: Any) -> Any:
+@named_rule('scaled_dot_product_attention')
+def _attention(
+    func: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
     """Rows in the batch; or rows ask, of keys and values that are plain."""
-    names = 'query key value attn_mask dropout_p is_causal scale enable_gqa'
-    named = dict(zip(names.split(), args, strict=False)) | kwargs
-    query, key, value = (named.pop(name) for name in ('query', 'key', 'value'))
-    mask, drops = named.pop('attn_mask', None), named.get('dropout_p', 0.0) > 0
     are_rows = [isinstance(each, Rows) for each in (query, key, value)]
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Any:
-        return func(query, key, value, mask, **named)
+        options = {'scale': scale, 'enable_gqa': enable_gqa}
+        return func(query, key, value, mask, dropout_p, is_causal, **options)
 
     attend.__name__ = 'scaled_dot_product_attention'
     if are_rows == [True, False, False] and query._dim == dim_of(query) - 2:
-        if named.get('is_causal') or dim_of(mask if mask is not None else query) < 2:
+        if is_causal or (attn_mask is not None and dim_of(attn_mask) < 2):
             refuse(func, "with 'is_causal' is not known to be right")
         key, value = met(key), met(value)
-        (query, mask), _, right, space = align(func, (query, mask), {})
-        with plainly(), own_draws(query.device) if drops else nullcontext():
+        (query, mask), _, right, space = align(func, (query, attn_mask), {})
+        with plainly(), own_draws(query.device) if dropout_p > 0 else nullcontext():
             return as_rows(attend(query, key, value, mask), right, space)
-    if named.get('enable_gqa') and any(
-        isinstance(each, Rows) and each._dim == dim_of(each) - 3 for each in (query, key, value)
-    ):
+    rows = found((query, key, value))
+    if enable_gqa and any(each._dim == dim_of(each) - 3 for each in rows):
         refuse(func, "with 'enable_gqa' and rows as heads is not known to be right")
-    return by_cores(attend, (query, key, value, mask), {}, 2, draws=drops)
+    return by_cores(attend, (query, key, value, attn_mask), {}, 2, draws=dropout_p > 0)
 
 
-@rule('cov corrcoef')
-def _covariance(func: Any, args: Any, kwargs: Any) -> Any:
+@named_rule('cov corrcoef')
+def _covariance(func: Any, input: Rows, correction: int = 1) -> Any:
     """The rows are what is observed, in the last dimension."""
-    rows = args[0] if args else kwargs.get('input')
-    weights = kwargs.get('fweights'), kwargs.get('aweights')
-    if not isinstance(rows, Rows) or rows._dim != dim_of(rows) - 1 or weights != (None, None):
-        refuse(func, 'is known where the rows are observations without weights')
-    correction = kwargs.get('correction', args[1] if len(args) > 1 else 1)
+    if input._dim != dim_of(input) - 1:
+        refuse(func, 'is known where the rows are observations')
     with plainly():
-        values, total = plain(rows), rows._space.total
+        values, total = plain(input), input._space.total
         wide = values.unsqueeze(0) if values.dim() == 1 else values
         centred = wide - sum_of_ranks(wide.sum(1, keepdim=True)) / total
         out = sum_of_ranks(centred @ centred.mH) / max(total - correction, 0)
@@ -190,14 +171,15 @@ def _covariance(func: Any, args: Any, kwargs: Any) -> Any:
 @rule('linalg_norm')
 def _norm_of_any(func: Any, args: Any, kwargs: Any) -> Any:
     """Of vectors or matrices, by the number of dimensions."""
-    rows, kind = argument(args, kwargs, 0, 'A', 'input'), argument(args, kwargs, 1, 'ord')
-    dim = argument(args, kwargs, 2, 'dim')
-    rest = {k: v for k, v in kwargs.items() if k in ('keepdim', 'dtype')}
-    if len(args) > 3 or kwargs.get('out') is not None or not isinstance(rows, Rows):
+    names = ('input', 'ord', 'dim', 'keepdim')
+    named = dict(zip(names, args, strict=False)) | kwargs
+    rows = named.pop('A', None) if 'A' in named else named.pop('input')
+    kind, dim = named.pop('ord', None), named.pop('dim', None)
+    if not isinstance(rows, Rows):
         refuse(func)
     num_dims = len(dim) if isinstance(dim, (tuple, list)) else 1
     if dim is None:
         num_dims = 1 if kind is None else dim_of(rows)
     if num_dims == 1 or kind is None:
-        return torch.linalg.vector_norm(rows, 2 if kind is None else kind, dim, **rest)
-    return torch.linalg.matrix_norm(rows, kind, (0, 1) if dim is None else dim, **rest)
+        return torch.linalg.vector_norm(rows, 2 if kind is None else kind, dim, **named)
+    return torch.linalg.matrix_norm(rows, kind, (0, 1) if dim is None else dim, **named)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from pyg_sar.comm import world_size
-from pyg_sar.rows.align import argument, dim_of, found, own_rows
+from pyg_sar.rows.align import argument, bound, dim_of, found, own_rows
 from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.replicated import all_of_plain, is_averaged, own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plainly, refuse, tag
@@ -43,19 +43,14 @@ def by_items(
 ) -> Any:
     """Runs a function on the own items.
 
-    Args:
-        func: The function.
-        args: Its arguments.
-        kwargs: The others.
-        names: What the positions of `args` are called.
-        where: The arguments that have items; in lists and tuples all tensors.
-        out: In which dimension the results have them, or each of the results.
-        draws: Whether it draws random numbers.
+    `names` are those of `args`; `where` has the arguments with items (of lists all tensors), `out`
+    the dimension that results have them in, or that of each of them.
     """
     named: list[tuple[str, Any]] = list(zip(names.split(), args, strict=False))
     named += [('', each) for each in args[len(named) :]]
     every = [*named, *kwargs.items()]
-    space, rows = _checked(func, every, where)
+    rows = _checked(func, every, where)
+    space = rows._space
 
     def own(name: str, value: Any) -> Any:
         if name not in where:
@@ -67,16 +62,13 @@ def by_items(
         return _tagged(made, out, space)
 
 
-def _checked(func: Any, every: list[tuple[str, Any]], where: Where) -> tuple[Space, Rows]:
+def _checked(func: Any, every: list[tuple[str, Any]], where: Where) -> Rows:
     rows = [(name, each) for name, value in every for each in found([value])]
-    space = rows[0][1]._space
     for name, each in rows:
-        items = where.get(name)
-        if items is None or items.dim % dim_of(each) != each._dim:
+        items = where.get(name, Items(-1, 0))
+        if items.dim % dim_of(each) != each._dim or items.num_dims not in (None, dim_of(each)):
             refuse(func, 'is known where the rows are the items of a batch')
-        if items.num_dims not in (None, dim_of(each)):
-            refuse(func, 'is known where the rows are the items of a batch')
-    return space, rows[0][1]
+    return rows[0][1]
 
 
 def _own(func: Any, value: Any, items: Items, space: Space) -> Any:
@@ -98,25 +90,21 @@ def _tagged(made: Any, out: int | Sequence[int], space: Space) -> Any:
     return type(made)(items)
 
 
-_CONVS = {f'conv{t}{n}d': n + 2 for t in ('', '_transpose') for n in (1, 2, 3)}
+_CELLS = ('lstm', 'gru', 'rnn_tanh', 'rnn_relu')
+_BY_BATCH: dict[str, Where] = {
+    **{f'conv{t}{n}d': {'input': Items(0, n + 2)} for t in ('', '_transpose') for n in (1, 2, 3)},
+    **{key: {'input': Items(0), 'grid': Items(0)} for key in ('grid_sample', 'grid_sampler')},
+    'fold': {'input': Items(0, 3)},
+    **{f'{of}channel_shuffle': {'input': Items(0)} for of in ('', 'native_')},
+    **{f'{kind}_cell': {n: Items(0, 2) for n in ('input', 'hx')} for kind in _CELLS},
+}
+"""Functions whose arguments have items, and in which dimension."""
 
 
-@rule(' '.join(_CONVS))
-def _conv(func: Any, args: Any, kwargs: Any) -> Any:
-    where = {'input': Items(0, _CONVS[name_of(func)])}
-    return by_items(func, args, kwargs, 'input weight bias', where)
-
-
-@rule('grid_sample grid_sampler')
-def _sampled(func: Any, args: Any, kwargs: Any) -> Any:
-    where = {'input': Items(0), 'grid': Items(0)}
-    return by_items(func, args, kwargs, 'input grid', where)
-
-
-@rule('fold channel_shuffle native_channel_shuffle')
-def _patches(func: Any, args: Any, kwargs: Any) -> Any:
-    at_least = 3 if name_of(func) == 'fold' else None
-    return by_items(func, args, kwargs, 'input', {'input': Items(0, at_least)})
+@rule(' '.join(_BY_BATCH))
+def _by_batch(func: Any, args: Any, kwargs: Any) -> Any:
+    where = _BY_BATCH[name_of(func)]
+    return by_items(func, args, kwargs, ' '.join(where), where)
 
 
 @rule('lstm gru rnn_tanh rnn_relu')
@@ -129,45 +117,35 @@ def _recurrent(func: Any, args: Any, kwargs: Any) -> Any:
     return by_items(func, args, kwargs, 'input hx', where, (batch, 1, 1), draws=draws)
 
 
-@rule('lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell')
-def _cell(func: Any, args: Any, kwargs: Any) -> Any:
-    return by_items(func, args, kwargs, 'input hx', {'input': Items(0, 2), 'hx': Items(0, 2)})
+def _bound_embedding(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    given = bound(func, args, kwargs)
+    if given['max_norm'] is not None or given['scale_grad_by_freq']:
+        refuse(func, "with 'max_norm' or 'scale_grad_by_freq' looks at the ids of this rank alone")
+    return given
 
 
 @rule('embedding_bag')
 def _embedding_bag(func: Any, args: Any, kwargs: Any) -> Any:
-    names = 'input weight offsets max_norm norm_type scale_grad_by_freq'
-    given = dict(zip(names.split(), args, strict=False)) | kwargs
-    if given.get('max_norm') is not None or given.get('scale_grad_by_freq'):
-        refuse(func, "with 'max_norm' or 'scale_grad_by_freq' looks at the ids of this rank alone")
-    if given.get('sparse') or given.get('offsets') is not None:
+    given = _bound_embedding(func, args, kwargs)
+    if given['sparse'] or given['offsets'] is not None:
         refuse(func, "with 'sparse' or 'offsets' is not known to be right")
     where = {'input': Items(0, 2), 'per_sample_weights': Items(0, 2)}
-    return by_items(func, args, kwargs, names, where)
-
-
-def _is_in_a_model(weight: Any) -> bool:
-    """Whether the sparse gradients of the ranks are made a dense one at the end of a backward."""
-    return world_size() == 1 or (isinstance(weight, Tensor) and is_averaged(weight))
+    return by_items(func, (), given, '', where)
 
 
 @rule('embedding')
 def _embedding(func: Any, args: Any, kwargs: Any) -> Any:
-    names = 'input weight padding_idx max_norm norm_type scale_grad_by_freq sparse'
-    given = dict(zip(names.split(), args, strict=False)) | kwargs
-    ids, weight = given.get('input'), given.get('weight')
-    if getattr(func, '__module__', '') != 'torch.nn.functional':
-        refuse(func, 'is known as a function of torch.nn.functional only')
-    if given.get('max_norm') is not None or given.get('scale_grad_by_freq'):
-        refuse(func, "with 'max_norm' or 'scale_grad_by_freq' looks at the ids of this rank alone")
-    if given.get('sparse') and (isinstance(weight, Rows) or not _is_in_a_model(weight)):
+    given = _bound_embedding(func, args, kwargs)
+    ids, weight = given['input'], given['weight']
+    # The sparse gradients of a model are made a dense one at the end of a backward.
+    is_right = world_size() == 1 or (not isinstance(weight, Rows) and is_averaged(weight))
+    if given['sparse'] and not is_right:
         refuse(func, "with 'sparse' is not known to be right")
     if isinstance(weight, Rows):
-        if given.get('padding_idx') is not None:
+        if given['padding_idx'] is not None:
             refuse(func, "with 'padding_idx' is not known to be right in a table of rows")
         return weight[ids]
-    assert isinstance(ids, Rows)
-    return by_items(func, args, kwargs, names, {'input': Items(ids._dim)}, ids._dim)
+    return by_items(func, (), given, '', {'input': Items(ids._dim)}, ids._dim)
 
 
 @rule('prelu')
@@ -181,19 +159,13 @@ def _prelu(func: Any, args: Any, kwargs: Any) -> Any:
 @rule('multi_head_attention_forward')
 def _attention(func: Any, args: Any, kwargs: Any) -> Any:
     """The rows are the items of the batch: dimension 1 of queries, keys and values."""
-    names = (
-        'query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v '
-        'add_zero_attn dropout_p out_proj_weight out_proj_bias training key_padding_mask '
-        'need_weights attn_mask use_separate_proj_weight q_proj_weight k_proj_weight '
-        'v_proj_weight static_k static_v average_attn_weights is_causal'
-    )
-    given = dict(zip(names.split(), args, strict=False)) | kwargs
-    mask = given.get('attn_mask')
-    if any(given.get(name) is not None for name in ('static_k', 'static_v')):
+    given = bound(func, args, kwargs)
+    mask = given['attn_mask']
+    if any(given[name] is not None for name in ('static_k', 'static_v')):
         refuse(func, "with 'static_k' or 'static_v' is not known to be right")
     if isinstance(mask, Tensor) and dim_of(mask) > 2:
         refuse(func, "with an 'attn_mask' for each of them is not known to be right")
     where = {name: Items(1, 3) for name in ('query', 'key', 'value')}
     where['key_padding_mask'] = Items(0, 2)
-    draws = given['dropout_p'] > 0 and given.get('training', True)
-    return by_items(func, args, kwargs, names, where, (1, 0), draws=draws)
+    draws = given['dropout_p'] > 0 and given['training']
+    return by_items(func, (), given, '', where, (1, 0), draws=draws)

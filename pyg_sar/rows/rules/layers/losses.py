@@ -1,12 +1,11 @@
-"""Losses of rows: torch's own kernel adds up the own rows, then the ranks' sums are added up.
+"""Losses of rows: the loss of every row by torch's own kernel, then its sum or mean over all ranks.
 
-A mean is the sum of all ranks by what torch divides by: the number of all numbers or rows, or the
-weights of the labels that are not ignored. These travel with the sum, in one all-reduce.
+A mean of losses of labels is the sum of all ranks by what torch divides by: the number, or the
+weights, of the labels that are not ignored. These travel with the sum, in one all-reduce.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -14,28 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_sar.comm import world_size
-from pyg_sar.rows.align import align, dim_of, found, own_rows
+from pyg_sar.rows.align import align, bound, dim_of, found, own_rows
 from pyg_sar.rows.over_ranks import sum_of_ranks
-from pyg_sar.rows.registry import name_of, rule, signature_of
+from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plainly, refuse, tag
-from pyg_sar.rows.space import Space
-
-_OF_NUMBERS = {
-    'mse_loss': ('input', 'target', 'weight'),
-    'l1_loss': ('input', 'target', 'weight'),
-    'smooth_l1_loss': ('input', 'target'),
-    'huber_loss': ('input', 'target', 'weight'),
-    'binary_cross_entropy': ('input', 'target', 'weight'),
-    'binary_cross_entropy_with_logits': ('input', 'target', 'weight', 'pos_weight'),
-    'kl_div': ('input', 'target'),
-    'soft_margin_loss': ('input', 'target'),
-    'hinge_embedding_loss': ('input', 'target'),
-    'poisson_nll_loss': ('input', 'target'),
-    'gaussian_nll_loss': ('input', 'target', 'var'),
-    'margin_ranking_loss': ('input1', 'input2', 'target'),
-}
-"""Losses of one number each, and what has as many numbers or is broadcast to it."""
 
 _OF_VECTORS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
     'cosine_embedding_loss': ({'input1': 1, 'input2': 1, 'target': 0}, ()),
@@ -50,61 +32,42 @@ _DIVIDES_BY_WEIGHTS = frozenset(['mse_loss', 'l1_loss', 'huber_loss'])
 
 
 def _bound(func: Any, args: Any, kwargs: Any) -> tuple[dict[str, Any], str]:
-    """Arguments by name, and the reduction."""
-    if func is not getattr(F, name_of(func), None):
-        refuse(func, 'is known as a function of torch.nn.functional only')
-    given = signature_of(func).bind(*args, **kwargs)
-    given.apply_defaults()
-    named = given.arguments
+    """Arguments by name for the loss of every row, and the reduction that is asked for."""
+    named = bound(func, args, kwargs)
     size_average, reduce = named.pop('size_average', None), named.pop('reduce', None)
     how = named['reduction']
     if size_average is not None or reduce is not None:
         how = torch.nn._reduction.legacy_get_string(size_average, reduce)
-    named['reduction'] = how if how == 'none' else 'sum'
-    return dict(named), how
+    named['reduction'] = 'none'
+    return named, how
 
 
-def _mean(total: Tensor, count: Tensor) -> Tensor:
-    """The quotient of two sums over the ranks (one all-reduce)."""
-    wide = torch.promote_types(total.dtype, torch.float32)
-    sums = sum_of_ranks(torch.stack([total.to(wide), count.to(wide)]))
-    return (sums[0] / sums[1]).to(total.dtype)
-
-
-def _reduced(func: Any, out: Tensor, how: str, count: int) -> Tensor:
-    total = sum_of_ranks(out)
-    if how not in ('sum', 'mean'):
+def _reduced(func: Any, out: Any, how: str) -> Any:
+    if how not in ('none', 'sum', 'mean'):
         raise ValueError(f"{how} is not a valid value for 'reduction' of {name_of(func)}")
-    return total if how == 'sum' else total / count
+    return out if how == 'none' else getattr(out, how)()
 
 
-@rule(' '.join(_OF_NUMBERS))
+@rule(
+    'mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy '
+    'binary_cross_entropy_with_logits kl_div soft_margin_loss hinge_embedding_loss '
+    'poisson_nll_loss gaussian_nll_loss margin_ranking_loss'
+)
 def _of_numbers(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of one number each."""
     named, how = _bound(func, args, kwargs)
-    name = name_of(func)
-    var = named.get('var')
+    weight, var = named.get('weight'), named.get('var')
     if isinstance(var, Tensor) and dim_of(var) == dim_of(named['input']) - 1:
         named['var'] = var.unsqueeze(-1)
-    values, _, right, space = align(func, tuple(named.get(n) for n in _OF_NUMBERS[name]), {})
-    named |= zip(_OF_NUMBERS[name], values, strict=True)
+    _, own, right, space = align(func, (), named)
     with plainly():
-        out = func(**named)
-        if how == 'none':
-            return tag(out, dim_of(out) - right, space)
-        shape = _broadcast([list(v.shape) for v in values if isinstance(v, Tensor)])
-        if how == 'batchmean' and name == 'kl_div':
-            is_first = right == len(shape)
-            return sum_of_ranks(out) / (space.total if is_first else shape[0])
-        if how == 'mean' and name in _DIVIDES_BY_WEIGHTS and named.get('weight') is not None:
-            return _mean(out, named['weight'].sum())
-        shape[-right] = space.total
-        return _reduced(func, out, how, math.prod(shape))
-
-
-def _broadcast(shapes: list[list[int]]) -> list[int]:
-    wide = max(map(len, shapes))
-    padded = ([1] * (wide - len(shape)) + shape for shape in shapes)
-    return [max(sizes) if min(sizes) > 0 else 0 for sizes in zip(*padded, strict=True)]
+        out = func(**own)
+        out = tag(out, out.dim() - right, space)
+    if how == 'mean' and name_of(func) in _DIVIDES_BY_WEIGHTS and weight is not None:
+        return out.sum() / weight.sum()
+    if how == 'batchmean' and name_of(func) == 'kl_div':
+        return out.sum() / out.size(0)
+    return _reduced(func, out, how)
 
 
 @rule(' '.join(_OF_VECTORS))
@@ -125,8 +88,8 @@ def _of_vectors(func: Any, args: Any, kwargs: Any) -> Any:
                 refuse(func, 'needs one row for each vector')
             named[name] = own_rows(func, value, 0, space)
     with plainly():
-        out = func(**named)
-        return tag(out, 0, space) if how == 'none' else _reduced(func, out, how, space.total)
+        out = tag(func(**named), 0, space)
+    return _reduced(func, out, how)
 
 
 @rule('triplet_margin_with_distance_loss')
@@ -137,8 +100,7 @@ def _triplet_with_distance(func: Any, args: Any, kwargs: Any) -> Any:
     near, far = distance(anchor, positive), distance(anchor, negative)
     if named['swap']:
         far = torch.minimum(far, distance(positive, negative))
-    out = (named['margin'] + near - far).clamp_min(0)
-    return out if how == 'none' else getattr(out, how)()
+    return _reduced(func, (named['margin'] + near - far).clamp_min(0), how)
 
 
 @rule('cross_entropy nll_loss')
@@ -151,36 +113,29 @@ def _of_classes(func: Any, args: Any, kwargs: Any) -> Any:
         refuse(func)
     num_dims = dim_of(input_)
     are_labels = dim_of(target) < num_dims
-    space, dim = _place_of_rows(func, input_, target, are_labels)
+    dims = {each._dim + (each is target and are_labels and each._dim > 0) for each in rows}
+    if len(dims) > 1:
+        refuse(func, 'and labels of other rows has no meaning')
+    space, dim = rows[0]._space, dims.pop()
     if num_dims < 2 or dim == 1:
         refuse(func, 'of classes that are spread over the ranks is not known to be right')
-    dim_of_target = dim - (are_labels and dim > 1)
-    input_, target = (
-        own_rows(func, input_, dim, space),
-        own_rows(func, target, dim_of_target, space),
-    )
-    named['input'], named['target'] = input_, target
+    at = dim - (dim > 1)  # in what has no classes
+    named['input'] = own_rows(func, input_, dim, space)
+    named['target'] = target = own_rows(func, target, at if are_labels else dim, space)
     with plainly():
         if weight is not None:
             named['weight'] = weight = met(weight)
-        if how == 'mean' and world_size() == 1:
-            return func(**(named | {'reduction': 'mean'}))
-        out = func(**named)
-        if how == 'none':
-            return tag(out, dim_of_target if are_labels else dim - (dim > 1), space)
-        if how == 'mean' and are_labels:
-            return _mean(out, _counted(target, weight, named['ignore_index']).to(target.device))
-        shape = list(input_.shape)
-        shape[dim] = space.total
-        return _reduced(func, out, how, math.prod(shape) // shape[1])
-
-
-def _place_of_rows(func: Any, input_: Any, target: Any, are_labels: bool) -> tuple[Space, int]:
-    rows = found((input_, target))
-    dims = [each._dim + (each is target and are_labels and each._dim > 0) for each in rows]
-    if len(set(dims)) > 1:
-        refuse(func, 'and labels of other rows has no meaning')
-    return rows[0]._space, dims[0]
+        if how == 'mean' and (are_labels or world_size() == 1):
+            named['reduction'] = 'mean' if world_size() == 1 else 'sum'
+            out = func(**named)
+            if world_size() == 1:
+                return out
+            count = _counted(target, weight, named['ignore_index']).to(target.device)
+            wide = torch.promote_types(out.dtype, torch.float32)
+            sums = sum_of_ranks(torch.stack([out.to(wide), count.to(wide)]))
+            return (sums[0] / sums[1]).to(out.dtype)
+        out = tag(func(**named), at, space)
+    return _reduced(func, out, how)
 
 
 def _counted(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor:
@@ -194,14 +149,12 @@ def _counted(target: Tensor, weight: Tensor | None, ignore_index: int) -> Tensor
 @rule('linear_cross_entropy')
 def _of_linear(func: Any, args: Any, kwargs: Any) -> Any:
     """The two of which it is made, one after the other."""
-    named = dict(zip(('input', 'linear_weight', 'target'), args, strict=False)) | kwargs
-    if named.pop('options', None) is not None or dim_of(named['linear_weight']) != 2:
+    named = bound(func, args, kwargs)
+    weight, bias = named.pop('linear_weight'), named.pop('linear_bias')
+    options, target = named.pop('options', None), named.pop('target')
+    scores = F.linear(named.pop('input'), weight, bias)
+    if options is not None or dim_of(weight) != 2 or dim_of(scores) != 2:
         refuse(func, 'in this form is not known to be right: use linear and cross_entropy')
-    scores = F.linear(
-        named.pop('input'), named.pop('linear_weight'), named.pop('linear_bias', None)
-    )
-    if dim_of(scores) != 2:
-        refuse(func, 'in this form is not known to be right: use linear and cross_entropy')
-    if named.get('ignore_index', 0) is None:
+    if named['ignore_index'] is None:
         named.pop('ignore_index')
-    return F.cross_entropy(scores, named.pop('target'), **named)
+    return F.cross_entropy(scores, target, **named)

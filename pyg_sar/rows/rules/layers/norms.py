@@ -12,8 +12,8 @@ from torch import Tensor
 from pyg_sar.comm import world_size
 from pyg_sar.monitor.recipes import remember
 from pyg_sar.over_all_nodes.batch_norm import BatchNorm, moments, normalized
-from pyg_sar.rows.align import dim_of
-from pyg_sar.rows.registry import name_of, rule, signature_of
+from pyg_sar.rows.align import bound, dim_of
+from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.without_rows import run
@@ -21,11 +21,7 @@ from pyg_sar.rows.rules.numbers.without_rows import run
 
 def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """Arguments by name; refuses if the first is not rows or another one is."""
-    if func is not getattr(F, name_of(func), None):
-        refuse(func, 'is known as a function of torch.nn.functional only')
-    given = signature_of(func).bind(*args, **kwargs)
-    given.apply_defaults()
-    named = dict(given.arguments)
+    named = bound(func, args, kwargs)
     first, *rest = named.values()
     if not isinstance(first, Rows) or any(isinstance(each, Rows) for each in rest):
         refuse(func, 'as weights or statistics is not known to be right')
@@ -36,16 +32,13 @@ def _bound(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _on_own_rows(func: Any, named: dict[str, Any]) -> Any:
-    rows = named['input']
-    right = dim_of(rows) - rows._dim
-    others = {k: v for k, v in named.items() if k != 'input'}
+    others = dict(named)
+    rows = others.pop('input')
+    dim = rows._dim
     with plainly():
         if name_of(func) in ('layer_norm', 'rms_norm'):  # they take what has no rows
-            return tag(func(plain(rows), **others), rows._dim, rows._space)
-        out = run(
-            lambda own: func(own, **others), (rows,), {}, right, lambda out: out.dim() - rows._dim
-        )
-        return tag(out, rows._dim, rows._space)
+            return tag(func(plain(rows), **others), dim, rows._space)
+        return run(func, (plain(rows),), others, rows._space, rows.dim() - dim, lambda _: dim)
 
 
 @rule('batch_norm')
@@ -114,26 +107,17 @@ def _instance_norm(func: Any, args: Any, kwargs: Any) -> Any:
     return out.reshape(rows.shape)
 
 
-@rule('layer_norm rms_norm')
-def _layer_norm(func: Any, args: Any, kwargs: Any) -> Any:
-    named = _bound(func, args, kwargs)
-    rows = named['input']
-    if rows._dim >= dim_of(rows) - len(named['normalized_shape']):
+@rule('layer_norm rms_norm group_norm local_response_norm')
+def _of_each(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of every row by itself."""
+    named, name = _bound(func, args, kwargs), name_of(func)
+    dim, num_dims = named['input']._dim, dim_of(named['input'])
+    if name == 'group_norm':
+        is_right = dim == 0
+    elif name == 'local_response_norm':
+        is_right = dim != 1
+    else:
+        is_right = dim < num_dims - len(named['normalized_shape'])
+    if not is_right:
         refuse(func, 'would take the statistics of this rank alone')
-    return _on_own_rows(func, named)
-
-
-@rule('group_norm')
-def _group_norm(func: Any, args: Any, kwargs: Any) -> Any:
-    named = _bound(func, args, kwargs)
-    if named['input']._dim != 0:
-        refuse(func, 'would take the statistics of this rank alone')
-    return _on_own_rows(func, named)
-
-
-@rule('local_response_norm')
-def _local_response_norm(func: Any, args: Any, kwargs: Any) -> Any:
-    named = _bound(func, args, kwargs)
-    if named['input']._dim == 1:
-        refuse(func, 'would have the channels of this rank alone')
     return _on_own_rows(func, named)

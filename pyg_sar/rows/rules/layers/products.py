@@ -11,18 +11,31 @@ from torch import Tensor
 
 from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.comm import Exchange
-from pyg_sar.rows.align import align, argument, as_rows, dim_of, own_rows, whole_shape
+from pyg_sar.rows.align import align, as_rows, dim_of, named_rule, own_rows, whole_shape
 from pyg_sar.rows.made_edges import edges_of
 from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.layers.contract import EVERY_PAIR, contract, rows_letter
 from pyg_sar.rows.rules.numbers.pointwise import is_in_place
 
 
+def _in_order(args: Any, kwargs: Any) -> list[Any]:
+    """All operands; those given by name are called input, and then by letters in their order."""
+    return [*args, *(kwargs[name] for name in sorted(kwargs, key=lambda n: (n != 'input', n)))]
+
+
+def _operands(func: Any, args: Any, kwargs: Any) -> Any:
+    """The two operands of a function without options."""
+    if len(args) + len(kwargs) != 2:
+        refuse(func, 'with options is not known to be right')
+    return _in_order(args, kwargs)
+
+
 @rule('matmul rmatmul mm bmm mv dot vdot linalg_matmul sparse_mm spmm')
 def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
     """``[..., i, k] @ [..., k, j]``, or vectors ``[k]``."""
-    a, b = _operands(func, args, kwargs, ('input', 'self'), ('other', 'mat2', 'vec', 'tensor'))
+    a, b = _operands(func, args, kwargs)
     run: Callable[..., Any] = func
     if name_of(func) == '__rmatmul__':
         a, b, run = b, a, torch.matmul
@@ -37,25 +50,22 @@ def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _of_sparse(func: Any, matrix: Tensor, rows: Rows) -> Any:
     """A plain sparse matrix of the whole by rows: its entries are edges between them."""
+    space = rows._space
     if rows._dim or matrix.dim() != 2 or dim_of(rows) > 2:
         refuse(func, 'and a sparse matrix is known for matrices of rows')
-    if matrix.size(1) != rows._space.total:
+    if matrix.size(1) != space.total:
         raise RuntimeError(f'{tuple(matrix.shape)} @ {tuple(rows.shape)}: the sizes do not fit')
     if matrix.size(0) != matrix.size(1):
         refuse(func, 'and a sparse matrix that is not square is not known to be right')
     with plainly():
         entries = matrix.to_sparse().coalesce()
-        ids = entries.indices()
-        edges = edges_of(func, ids.flip(0), rows._space, rows._space, matrix)
+        edges = edges_of(func, entries.indices().flip(0), space, space, matrix)
         values = own_rows(func, entries.values(), 0, edges._space)
         x, (src, dst) = plain(rows), edges.handle.as_subclass(Tensor)
         sources = with_halo(x, Exchange(edges.ends.shard)).index_select(0, src)
         terms = sources * values.view(-1, *[1] * (x.dim() - 1))
-        return tag(
-            torch.zeros_like(x, dtype=terms.dtype, requires_grad=False).index_add(0, dst, terms),
-            0,
-            rows._space,
-        )
+        zeros = torch.zeros_like(x, dtype=terms.dtype, requires_grad=False)
+        return tag(zeros.index_add(0, dst, terms), 0, space)
 
 
 def _with_batch(num_dims: int, matrix: str, vector: str) -> list[Hashable]:
@@ -66,7 +76,7 @@ def _with_batch(num_dims: int, matrix: str, vector: str) -> list[Hashable]:
 @rule('inner')
 def _inner(func: Any, args: Any, kwargs: Any) -> Any:
     """``[..., k]`` and ``[..., k]``."""
-    a, b = _operands(func, args, kwargs, ('input', 'self'), ('other',))
+    a, b = _operands(func, args, kwargs)
     if not dim_of(a) or not dim_of(b):
         return a * b
     of_a, of_b = [('a', i) for i in range(dim_of(a) - 1)], [('b', i) for i in range(dim_of(b) - 1)]
@@ -75,29 +85,38 @@ def _inner(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('outer ger')
 def _outer(func: Any, args: Any, kwargs: Any) -> Any:
-    operands = _operands(func, args, kwargs, ('input', 'self'), ('vec2',))
-    return contract(func, operands, ('i', 'j'), 'ij', func)
+    return contract(func, _operands(func, args, kwargs), ('i', 'j'), 'ij', func)
 
 
 @rule('linear')
 def _linear(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of rows and parameters at once; of anything else as products have it."""
+    x = args[0] if args else None
+    if isinstance(x, Rows) and not kwargs and not any(isinstance(each, Rows) for each in args[1:]):
+        with plainly():
+            weight, bias = args[1], args[2] if len(args) > 2 else None
+            is_usual = weight.layout == torch.strided and x._dim < x.dim() - 1
+            if is_usual and weight.dim() == 2 and (bias is None or bias.dim() == 1):
+                bias = bias if bias is None else met(bias)
+                own = Tensor.as_subclass(x, Tensor)  # a saved tensor has no rows
+                return tag(func(own, met(weight), bias), x._dim, x._space)
+    return _of_any_linear(func, args, kwargs)
+
+
+@named_rule('any_linear')
+def _of_any_linear(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
     """``[..., k] @ [o, k].t() + [o]``, or a weight ``[k]``."""
-    x, weight = argument(args, kwargs, 0, 'input'), argument(args, kwargs, 1, 'weight')
-    batch: list[Hashable] = list(range(dim_of(x) - 1))
+    batch: list[Hashable] = list(range(dim_of(input) - 1))
     of_out = ['o'] if dim_of(weight) > 1 else []
     letters = [[*batch, 'k'], [*of_out, 'k']]
-    bias = argument(args, kwargs, 2, 'bias')
-    return _with_bias(func, (x, weight), letters, [*batch, *of_out], bias)
+    return _with_bias(func, (input, weight), letters, [*batch, *of_out], bias)
 
 
-@rule('bilinear')
-def _bilinear(func: Any, args: Any, kwargs: Any) -> Any:
+@named_rule('bilinear')
+def _bilinear(func: Any, input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     """``[..., i]``, ``[..., j]`` and a weight ``[o, i, j]``, and a bias ``[o]``."""
-    names = ('input1', 'input2', 'weight')
-    operands = tuple(argument(args, kwargs, place, name) for place, name in enumerate(names))
-    batch: list[Hashable] = list(range(dim_of(operands[0]) - 1))
+    batch: list[Hashable] = list(range(dim_of(input1) - 1))
     letters = [[*batch, 'i'], [*batch, 'j'], ['o', 'i', 'j']]
-    bias = argument(args, kwargs, 3, 'bias')
 
     def run(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         if 0 not in (*x.shape, *y.shape, *weight.shape):
@@ -106,7 +125,7 @@ def _bilinear(func: Any, args: Any, kwargs: Any) -> Any:
         out = torch.einsum('...i,oij,...j->...o', x, weight, y)
         return out if bias is None else out + bias
 
-    return _with_bias(func, operands, letters, [*batch, 'o'], bias, run)
+    return _with_bias(func, (input1, input2, weight), letters, [*batch, 'o'], bias, run)
 
 
 def _with_bias(
@@ -117,48 +136,41 @@ def _with_bias(
     if bias is None:
         return contract(func, operands, letters, out, run)
     of_bias = out[-dim_of(bias) :] if dim_of(bias) else []
-    operands, letters = (*operands, bias), [*letters, of_bias]
-    if rows_letter(func, operands, letters) in out:
-        return contract(func, operands, letters, out, run, broadcasting=of_bias)
-    return contract(func, operands[:-1], letters[:-1], out, run) + bias
+    every, of_every = (*operands, bias), [*letters, of_bias]
+    if rows_letter(func, every, of_every) in out:
+        return contract(func, every, of_every, out, run, broadcasting=of_bias)
+    return contract(func, operands, letters, out, run) + bias
 
 
-@rule('addmm addmv addbmm baddbmm addr')
+_PRODUCT: dict[str, Callable[..., Any]] = {
+    'addmm': torch.mm,
+    'addmv': torch.mv,
+    'addbmm': lambda a, b: torch.bmm(a, b).sum(0),
+    'baddbmm': torch.bmm,
+    'addr': torch.outer,
+}
+
+
+@rule(' '.join(_PRODUCT))
 def _added(func: Any, args: Any, kwargs: Any) -> Any:
     """``beta * input + alpha * product``; what `input` holds has no meaning with a `beta` of 0."""
-    if not all(isinstance(each, Tensor) for each in args) or kwargs.get('out') is not None:
-        refuse(func, "with 'out', or in its old form, is not known to be right")
-    name = bare(name_of(func))
-    to = argument(args, kwargs, 0, 'input', 'self')
-    a = argument(args, kwargs, 1, 'mat1', 'batch1', 'mat', 'vec1')
-    b = argument(args, kwargs, 2, 'mat2', 'batch2', 'vec', 'vec2')
-    made: Any = _PRODUCT[name](a, b)
-    if name == 'addbmm':
-        made = made.sum(0)
     alpha, beta = kwargs.get('alpha', 1), kwargs.get('beta', 1)
+    rest = {k: v for k, v in kwargs.items() if k not in ('alpha', 'beta')}
+    tensors = _in_order(args, rest)
+    if not all(isinstance(each, Tensor) for each in tensors):
+        refuse(func, 'in its old form is not known to be right')
+    to, a, b = tensors
+    made = _PRODUCT[bare(name_of(func))](a, b)
     made = made if alpha == 1 else made * alpha
     if beta != 0:
         made = made + (to if beta == 1 else to * beta)
     return to.copy_(made) if is_in_place(name_of(func)) else made
 
 
-_PRODUCT: dict[str, Callable[..., Any]] = {
-    'addmm': torch.mm,
-    'addmv': torch.mv,
-    'addbmm': torch.bmm,
-    'baddbmm': torch.bmm,
-    'addr': torch.outer,
-}
-
-
-@rule('tensordot')
-def _tensordot(func: Any, args: Any, kwargs: Any) -> Any:
+@named_rule('tensordot')
+def _tensordot(func: Any, a: Any, b: Any, dims: Any = 2) -> Any:
     """Dimensions of the one with dimensions of the other."""
-    if kwargs.get('out') is not None:
-        refuse(func, "with 'out' is not known to be right")
-    a, b = argument(args, kwargs, 0, 'a', 'self'), argument(args, kwargs, 1, 'b', 'other')
-    dims: Any = argument(args, kwargs, 2, 'dims', default=2)
-    if 'dims_self' in kwargs or len(args) > 3 or isinstance(dims, Tensor):
+    if isinstance(dims, Tensor):
         refuse(func, 'with dimensions in this form is not known to be right')
     if isinstance(dims, int):
         dims = range(-dims, 0), range(dims)
@@ -203,9 +215,7 @@ def _spelled(text: str, num_dims: int) -> list[Hashable]:
 @rule('chain_matmul linalg_multi_dot')
 def _chain(func: Any, args: Any, kwargs: Any) -> Any:
     """From the left, after the products that sum over the rows."""
-    if kwargs.get('out') is not None:
-        refuse(func, "with 'out' is not known to be right")
-    given = args if args else (kwargs['tensors'],)
+    given = args or (*kwargs.values(),)
     left = list(given[0] if isinstance(given[0], (tuple, list)) else given)
     place = 0
     while place + 1 < len(left):
@@ -217,63 +227,61 @@ def _chain(func: Any, args: Any, kwargs: Any) -> Any:
     return reduce(torch.matmul, left)
 
 
-@rule('linalg_vecdot')
-def _vecdot(func: Any, args: Any, kwargs: Any) -> Any:
-    a, b = argument(args, kwargs, 0, 'x'), argument(args, kwargs, 1, 'y')
-    if kwargs.get('out') is not None:
-        refuse(func, "with 'out' is not known to be right")
-    return (a.conj() * b).sum(argument(args, kwargs, 2, 'dim', default=-1))
+@named_rule('linalg_vecdot')
+def _vecdot(func: Any, x: Any, y: Any, dim: int = -1) -> Any:
+    return (x.conj() * y).sum(dim)
 
 
-@rule('cross linalg_cross')
-def _cross(func: Any, args: Any, kwargs: Any) -> Any:
+@named_rule('cross linalg_cross')
+def _cross(func: Any, input: Any, other: Any, dim: int | None = None) -> Any:
     """Along a dimension of size 3, which is the first of that size if none is given."""
-    kwargs = dict(kwargs)
-    first = args[0] if args else kwargs['input']
-    is_of_linalg = name_of(func).startswith('linalg')
-    given = argument(args, kwargs, 2, 'dim', default=-1 if is_of_linalg else None)
-    sizes = whole_shape(first)
-    if given is None and 3 not in sizes:
-        raise RuntimeError('no dimension of size 3 in input')
-    dim = sizes.index(3) if given is None else given % len(sizes)
-    kwargs['dim'] = dim
-    (*own,), kwargs, right, space = align(func, args[:2], kwargs)
+    sizes = whole_shape(input)
+    if dim is None:
+        if name_of(func).startswith('linalg'):
+            dim = -1
+        elif 3 in sizes:
+            dim = sizes.index(3)
+        else:
+            raise RuntimeError('no dimension of size 3 in input')
+    dim %= len(sizes)
+    own, _, right, space = align(func, (input, other), {})
     if dim == len(sizes) - right:
         refuse(func, 'along the rows of all ranks needs all rows in one place')
     with plainly():
-        return as_rows(func(*own, **kwargs), right, space)
+        return as_rows(func(*own, dim=dim), right, space)
 
 
-@rule('cdist')
-def _cdist(func: Any, args: Any, kwargs: Any) -> Any:
+_MODE = 'use_mm_for_euclid_dist_if_necessary'
+
+
+@named_rule('cdist')
+def _cdist(func: Any, x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = _MODE) -> Any:
     """Distances ``[..., i, j]`` of ``[..., i, k]`` and ``[..., j, k]``, all of `k` at once."""
-    a, b = argument(args, kwargs, 0, 'x1'), argument(args, kwargs, 1, 'x2')
-    of_a, of_b = _with_batch(dim_of(a), 'ik', ''), _with_batch(dim_of(b), 'jk', '')
-    batch = list(range(-max(dim_of(a), dim_of(b), 2), -2))
-    if rows_letter(func, (a, b), (of_a, of_b)) == 'k':
+    of_a, of_b = _with_batch(dim_of(x1), 'ik', ''), _with_batch(dim_of(x2), 'jk', '')
+    batch = list(range(-max(dim_of(x1), dim_of(x2), 2), -2))
+    if rows_letter(func, (x1, x2), (of_a, of_b)) == 'k':
         refuse(func, 'along the rows of all ranks needs all rows in one place')
-    rest = {key: value for key, value in kwargs.items() if key not in ('x1', 'x2')}
-    run = lambda x, y: func(x, y, *args[2:], **rest)  # noqa: E731
-    return contract(func, (a, b), (of_a, of_b), [*batch, 'i', 'j'], run, broadcasting=batch)
+    run = lambda x, y: func(x, y, p, compute_mode)  # noqa: E731
+    return contract(func, (x1, x2), (of_a, of_b), [*batch, 'i', 'j'], run, broadcasting=batch)
 
 
 @rule('diagonal linalg_diagonal diag_embed')
 def _diagonal(func: Any, args: Any, kwargs: Any) -> Any:
     """Of two dimensions that are not the rows', or into two."""
-    rows = args[0] if args else kwargs.get('input', kwargs.get('A'))
+    names = ('input', 'offset', 'dim1', 'dim2')
+    given = dict(zip(names, args, strict=False)) | kwargs
+    rows = given.get('A', given.get('input'))
     name, num_dims = name_of(func), dim_of(rows)
     embeds = name == 'diag_embed'
     defaults = (0, 1) if name == 'diagonal' else (-2, -1)
-    dims = [argument(args, kwargs, 2 + i, f'dim{i + 1}', default=defaults[i]) for i in (0, 1)]
+    dims = [given.get(each, default) for each, default in zip(names[2:], defaults, strict=True)]
     gone = {each % (num_dims + embeds) for each in dims}
     if rows._dim in ({num_dims - 1} if embeds else gone):
         refuse(func, 'needs all rows in one place')
+    kept = [place for place in range(num_dims + embeds) if place not in gone]
+    dim = kept[rows._dim] if embeds else kept.index(rows._dim)
     with plainly():
-        out = func(*args, **kwargs)
-    if embeds:
-        kept = [place for place in range(num_dims + 1) if place not in gone]
-        return tag(out, kept[rows._dim], rows._space)
-    return tag(out, rows._dim - sum(each < rows._dim for each in gone), rows._space)
+        return tag(func(*args, **kwargs), dim, rows._space)
 
 
 @rule('kron block_diag cartesian_prod combinations meshgrid')
@@ -284,12 +292,3 @@ def _pairs(func: Any, args: Any, kwargs: Any) -> Any:
 @rule('trace diag diagflat')
 def _needs_all(func: Any, args: Any, kwargs: Any) -> Any:
     refuse(func, 'needs all rows in one place')
-
-
-def _operands(
-    func: Any, args: Any, kwargs: Any, names_a: tuple[str, ...], names_b: tuple[str, ...]
-) -> tuple[Any, Any]:
-    """The two operands of a function without options."""
-    if len(args) + len(kwargs) != 2:
-        refuse(func, 'with options is not known to be right')
-    return argument(args, kwargs, 0, *names_a), argument(args, kwargs, 1, *names_b)

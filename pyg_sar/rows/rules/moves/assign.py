@@ -7,16 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import brought, dim_of, own_rows
+from pyg_sar.rows.align import brought, dim_of, listed, own_rows
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import rule
-from pyg_sar.rows.replicated import all_of_plain, check_whole, met
+from pyg_sar.rows.replicated import all_of_plain, met
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
 from pyg_sar.rows.rules.moves.select import (
     as_items,
     beside_rows,
-    check_range,
     dims_used,
     item_of_rows,
     numbers_of,
@@ -31,34 +30,27 @@ def _setitem(func: Any, args: Any, kwargs: Any) -> None:
     if not isinstance(values, Rows):
         _set_in_plain(values, index, new)
         return
-    place, _ = item_of_rows(items, values._dim)
+    place = item_of_rows(items, values._dim)
     at = items[place]
-    is_basic = not any(isinstance(each, Tensor) for each in items)
-    if is_basic and isinstance(at, slice) and at == slice(None):
-        with plainly():
-            view = beside_rows(func, values, items, place)
-        if isinstance(new, Tensor):
-            view.copy_(new)
-        else:
-            view.fill_(new)
-        return
     if isinstance(at, slice) and at == slice(None):
-        _set_beside(func, values, items, place, new)
+        with plainly():
+            like = beside_rows(func, values, items, place)
+            behind = like.dim() - like._dim
+        _write(func, values, items, new, behind, values._space)
         return
     if any(isinstance(each, Tensor) for i, each in enumerate(items) if i != place):
         refuse(func, 'in two dimensions at once is not known to be right')
     _set_rows(func, values, items, place, new)
 
 
-def _set_beside(func: Any, values: Rows, items: list[Any], place: int, new: Any) -> None:
-    """Into all rows, at what plain tensors say of other dimensions."""
-    with plainly():
-        like = beside_rows(func, values, items, place)
+def _write(func: Any, values: Rows, items: list[Any], new: Any, right: int, chosen: Space) -> None:
+    """Into own rows; those of a new tensor are `right` places from the right, 1 for the last."""
     if isinstance(new, Tensor):
-        dim = dim_of(new) - (dim_of(like) - like._dim)
-        new = own_rows(func, new, dim, values._space) if dim >= 0 else met(new)
+        dim = dim_of(new) - right
+        is_wide = dim >= 0 or isinstance(new, Rows)
+        new = own_rows(func, new, dim, chosen) if is_wide else met(new)
     with plainly():
-        plain(values)[tuple(met(e) if isinstance(e, Tensor) else e for e in items)] = new
+        plain(values)[tuple(map(all_of_plain, items))] = new
 
 
 def _set_rows(func: Any, values: Rows, items: list[Any], place: int, new: Any) -> None:
@@ -73,16 +65,14 @@ def _set_rows(func: Any, values: Rows, items: list[Any], place: int, new: Any) -
         elif isinstance(at, NodeIds) and at.of is space and at.shard is None:
             items[place], chosen = at.places, at._space
         else:
-            chosen, items[place] = _listed(func, values, whole(at))
-    if isinstance(new, Tensor) and not isinstance(new, Rows):
-        behind = sum(dims_used(each) for each in items[place + 1 :])
-        behind -= sum(type(each) is int for each in items[place + 1 :])
-        dim = new.dim() - 1 - behind
-        new = own_rows(func, new, dim, chosen) if dim >= 0 else met(new)
-    elif isinstance(new, Rows):
-        new = brought(func, new, chosen)
-    with plainly():
-        plain(values)[tuple(plain(each) for each in items)] = plain(new)
+            at = whole(at)
+            if isinstance(at, slice):
+                at = torch.arange(space.total, device=values.device)[at]
+            ids = torch.as_tensor(at, device=values.device).reshape(-1)
+            chosen, items[place] = listed(func, ids, space)
+    behind = items[place + 1 :]
+    right = 1 + sum(map(dims_used, behind)) - sum(type(each) is int for each in behind)
+    _write(func, values, items, new, right, chosen)
 
 
 def _set_numbers(func: Any, values: Rows, mask: Tensor, new: Any) -> None:
@@ -95,20 +85,6 @@ def _set_numbers(func: Any, values: Rows, mask: Tensor, new: Any) -> None:
     elif isinstance(new, Tensor) and dim_of(new):
         refuse(func, 'by a mask of several dimensions takes a number, or what it has selected')
     plain(values)[plain(key)] = plain(new) if isinstance(new, Rows) else all_of_plain(new)
-
-
-def _listed(func: Any, values: Rows, at: Any) -> tuple[Space, Tensor]:
-    """The own ones of a list of rows of the whole, and their places."""
-    space = values._space
-    if isinstance(at, slice):
-        at = torch.arange(space.total, device=values.device)[at]
-    ids = torch.as_tensor(at, device=values.device).reshape(-1)
-    check_whole(func, ids)
-    check_range(ids, space.total)
-    places = space.places(torch.where(ids < 0, ids + space.total, ids))
-    is_own = places >= 0
-    own = is_own.nonzero().view(-1)
-    return Space(own.numel(), what='listed rows', ids=own, total=ids.numel()), places[is_own]
 
 
 def _set_in_plain(values: Tensor, index: Any, new: Any) -> None:

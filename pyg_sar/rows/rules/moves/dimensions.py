@@ -16,6 +16,7 @@ from pyg_sar.rows.align import (
     dims_of,
     found,
     from_right,
+    named_rule,
     own_rows,
     whole_shape,
 )
@@ -67,43 +68,36 @@ def _squeeze(func: Any, args: Any, kwargs: Any) -> Any:
 @rule('atleast_1d atleast_2d atleast_3d')
 def _atleast(func: Any, args: Any, kwargs: Any) -> Any:
     given = args[0] if len(args) == 1 else args
-    if isinstance(given, Tensor):
-        return _atleast_of(func, given)
-    return tuple(_atleast_of(func, each) for each in given)
-
-
-def _atleast_of(func: Any, tensor: Tensor) -> Any:
+    if not isinstance(given, Tensor):
+        return tuple(_atleast(func, (each,), {}) for each in given)
     with plainly():
-        if not isinstance(tensor, Rows):
-            return func(tensor)
-        dim = _moved_to(func, tensor.dim(), tensor._dim, (), ())
-        return tag(plain(func(plain(tensor))), dim, tensor._space)
+        if not isinstance(given, Rows):
+            return func(given)
+        dim = _moved_to(func, given.dim(), given._dim, (), ())
+        return tag(plain(func(plain(given))), dim, given._space)
 
 
-@rule('narrow narrow_copy')
-def _narrow(func: Any, args: Any, kwargs: Any) -> Any:
-    rows = args[0] if args else kwargs.get('input')
-    dim = argument(args, kwargs, 1, 'dim') % dim_of(rows)
-    start, length = argument(args, kwargs, 2, 'start'), argument(args, kwargs, 3, 'length')
-    if dim == rows._dim:
-        begin = int(start) + (rows._space.total if start < 0 else 0)
-        if not 0 <= begin <= begin + length <= rows._space.total:
-            raise RuntimeError(f'narrow: {length} rows from {start} on, of {rows._space.total}')
-        some = slice(None) if length == rows._space.total else slice(begin, begin + length)
-        return rows[(slice(None),) * dim + (some,)]
+@named_rule('narrow narrow_copy')
+def _narrow(func: Any, input: Rows, dim: int, start: int, length: int) -> Any:
+    dim %= dim_of(input)
+    if dim != input._dim:
+        with plainly():
+            return tag(func(plain(input), dim, start, length), input._dim, input._space)
+    total = input._space.total
+    begin = int(start) + (total if start < 0 else 0)
+    if not 0 <= begin <= begin + length <= total:
+        raise RuntimeError(f'narrow: {length} rows from {start} on, of {total}')
+    some = slice(None) if length == total else slice(begin, begin + length)
+    return input[(slice(None),) * dim + (some,)]
+
+
+@named_rule('select select_copy')
+def _select(func: Any, input: Rows, dim: int, index: int) -> Any:
+    dim %= dim_of(input)
+    if dim == input._dim:
+        return input[(slice(None),) * dim + (index,)]
     with plainly():
-        return tag(func(plain(rows), dim, start, length), rows._dim, rows._space)
-
-
-@rule('select select_copy')
-def _select(func: Any, args: Any, kwargs: Any) -> Any:
-    rows = args[0] if args else kwargs['input']
-    dim = argument(args, kwargs, 1, 'dim') % dim_of(rows)
-    index = argument(args, kwargs, 2, 'index')
-    if dim == rows._dim:
-        return rows[(slice(None),) * dim + (index,)]
-    with plainly():
-        return tag(func(plain(rows), dim, index), rows._dim - (dim < rows._dim), rows._space)
+        return tag(func(plain(input), dim, index), input._dim - (dim < input._dim), input._space)
 
 
 @rule(
@@ -112,36 +106,26 @@ def _select(func: Any, args: Any, kwargs: Any) -> Any:
 )
 def _pieces(func: Any, args: Any, kwargs: Any) -> Any:
     name = name_of(func)
-    rows = args[0] if args else kwargs.get('input', kwargs.get('tensor'))
+    rows = argument(args, kwargs, 0, 'input', 'tensor')
     if not isinstance(rows, Rows):
         refuse(func, 'by places that are rows has no meaning')
-    num_dims = dim_of(rows)
-    given = argument(args, kwargs, 1 if name.startswith('unbind') else 2, 'dim', default=0)
+    num_dims, unbinds = dim_of(rows), name.startswith('unbind')
+    dim = argument(args, kwargs, 1 if unbinds else 2, 'dim', default=0) % num_dims
     if name in ('hsplit', 'vsplit', 'dsplit'):
-        given = {'hsplit': int(num_dims > 1), 'vsplit': 0, 'dsplit': 2}[name]
-    dim = given % num_dims
-    if dim == rows._dim:
-        return _pieces_of_all(func, rows, args, kwargs)
-    right = from_right(rows)
-    if name.startswith('unbind') and dim > rows._dim:
-        right -= 1
-    with plainly():
-        return as_rows(func(*args, **kwargs), right, rows._space)
-
-
-def _pieces_of_all(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
-    """Along the rows, as slices of all of them."""
-    if name_of(func).startswith('unbind'):
+        dim = {'hsplit': int(num_dims > 1), 'vsplit': 0, 'dsplit': 2}[name]
+    if dim != rows._dim:
+        right = from_right(rows) - (unbinds and dim > rows._dim)
+        with plainly():
+            return as_rows(func(*args, **kwargs), right, rows._space)
+    if unbinds:
         refuse(func, 'along the rows would give each of them to every rank')
-    places = torch.arange(rows._space.total)
+    # Along the rows, as slices of all of them.
     named = {k: v for k, v in kwargs.items() if k not in ('input', 'tensor', 'dim')}
-    name = name_of(func)
     cut = torch.tensor_split if name in ('hsplit', 'vsplit', 'dsplit') else getattr(torch, name)
-    before, out = (slice(None),) * rows._dim, []
-    for each in cut(places, *args[1:2], **named):
+    out = []
+    for each in cut(torch.arange(rows._space.total), *args[1:2], **named):
         first = int(each[0]) if len(each) else 0
-        place = [*before, slice(first, first + len(each))]
-        out.append(rows[tuple(place)])
+        out.append(rows[(slice(None),) * dim + (slice(first, first + len(each)),)])
     return tuple(out)
 
 
@@ -158,18 +142,15 @@ def _windows(func: Any, args: Any, kwargs: Any) -> Any:
         return tag(func(*args, **kwargs), rows._dim, rows._space)
 
 
-@rule('stack')
-def _stack(func: Any, args: Any, kwargs: Any) -> Any:
+@named_rule('stack')
+def _stack(func: Any, tensors: Any, dim: int = 0) -> Any:
     """Plain tensors among them have the rows of the whole."""
-    if kwargs.get('out') is not None:
-        refuse(func, "with 'out' is not known to be right")
-    tensors = list(argument(args, kwargs, 0, 'tensors'))
-    rows = found(tensors)
-    at, space = rows[0]._dim, rows[0]._space
-    new = argument(args, kwargs, 1, 'dim', default=0) % (dim_of(rows[0]) + 1)
+    first = found(tensors)[0]
+    at, space = first._dim, first._space
     shapes = [whole_shape(each) for each in tensors]
     if any(each != shapes[0] for each in shapes):
         raise RuntimeError(f'stack expects each tensor to be equal size, but got {shapes}')
+    dim %= len(shapes[0]) + 1
     with plainly():
         own = [own_rows(func, each, at, space) for each in tensors]
-        return tag(torch.stack(own, new), at + (new <= at), space)
+        return tag(torch.stack(own, dim), at + (dim <= at), space)

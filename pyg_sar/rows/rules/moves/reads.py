@@ -11,29 +11,25 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm import world_size
-from pyg_sar.rows.align import argument, dim_of, own_rows, whole_shape
+from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, whole_shape
 from pyg_sar.rows.over_ranks import all_rows
-from pyg_sar.rows.registry import of_attribute, rule
+from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import divide_gradient, is_divided
-from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, plain, plainly, read, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
 
-
-@rule(
+rule(
     'is_floating_point is_complex element_size get_device is_contiguous dim ndimension retain_grad '
     'hash is_pinned is_inference is_signed is_conj is_neg is_same_size '
     'is_distributed result_type can_cast dir is_shared '
-)
-def _read(func: Any, args: Any, kwargs: Any) -> Any:
-    with plainly():
-        return func(*args, **kwargs)
+    '.device .dtype .layout .requires_grad .is_leaf .grad_fn .is_cuda .is_sparse .ndim .is_meta '
+    '.is_nested .is_quantized .is_mkldnn .output_nr .itemsize .name .names'
+)(read)
 
 
 @rule('type')
 def _type(func: Any, args: Any, kwargs: Any) -> Any:
-    if len(args) > 1 or kwargs:
-        return pointwise(func, args, kwargs)
-    return _read(func, args, kwargs)
+    return (pointwise if len(args) > 1 or kwargs else read)(func, args, kwargs)
 
 
 @rule('requires_grad_')
@@ -83,12 +79,7 @@ def _set(func: Any, args: Any, kwargs: Any) -> Any:
             divide_gradient(to)
 
 
-@of_attribute('shape')
-def _shape(func: Any, args: Any, kwargs: Any) -> Any:
-    return torch.Size(whole_shape(args[0]))
-
-
-@of_attribute('grad')
+@rule('.grad')
 def _grad(func: Any, args: Any, kwargs: Any) -> Any:
     """A leaf's is divided where it arrives; that of other rows is as autograd has it."""
     rows = args[0]
@@ -101,47 +92,50 @@ def _grad(func: Any, args: Any, kwargs: Any) -> Any:
     return tag(grad / world_size(), rows._dim, rows._space)
 
 
-@of_attribute('T H mT mH')
+@rule('.T .H .mT .mH')
 def _turned(func: Any, args: Any, kwargs: Any) -> Any:
-    rows, num_dims = args[0], dim_of(args[0])
+    (rows,) = args
     with plainly():
-        out = func(rows)
-    last_two = {num_dims - 1: num_dims - 2, num_dims - 2: num_dims - 1}
-    whole = func.__self__.__name__ in ('T', 'H')
-    dim = num_dims - 1 - rows._dim if whole else last_two.get(rows._dim, rows._dim)
-    return tag(plain(out), dim, rows._space)
+        dims = list(range(rows.dim()))
+        if name_of(func) in ('T', 'H'):
+            dims.reverse()
+        else:
+            dims[-2:] = dims[:-3:-1]
+        return tag(plain(func(rows)), dims.index(rows._dim), rows._space)
 
 
-@of_attribute('nbytes')
-def _nbytes(func: Any, args: Any, kwargs: Any) -> Any:
-    return math.prod(whole_shape(args[0])) * args[0].element_size()
+@rule('.shape')
+def _shape(func: Any, args: Any, kwargs: Any) -> Any:
+    (rows,) = args
+    with plainly():
+        shape = list(rows.shape)
+    shape[rows._dim] = rows._space.total
+    return torch.Size(shape)
 
 
-@rule('size len numel nelement')
+@rule('.nbytes size len numel nelement')
 def _size(func: Any, args: Any, kwargs: Any) -> Any:
-    shape, name = whole_shape(args[0]), func.__name__.strip('_')
-    if name in ('numel', 'nelement'):
-        return math.prod(shape)
+    shape, name = whole_shape(args[0]), bare(name_of(func))
     if name == 'len':
         return shape[0]
+    if name in ('numel', 'nelement', 'nbytes'):
+        return math.prod(shape) * (args[0].element_size() if name == 'nbytes' else 1)
     dim = argument(args, kwargs, 1, 'dim')
     return torch.Size(shape) if dim is None else shape[dim]
 
 
 @rule('stride storage_offset')
-def _strides(func: Any, args: Any, kwargs: Any) -> Any:
+def _of_memory(func: Any, args: Any, kwargs: Any) -> Any:
     refuse(func, 'is that of the memory of this rank')
 
 
 @rule('backward')
 def _backward(func: Any, args: Any, kwargs: Any) -> Any:
     """``out.backward(gradient)``: what every rank starts with is its own rows' share."""
-    outs: Any = args[0]
-    grads: Any = args[1] if len(args) > 1 else None
+    outs = args[0]
     is_one = isinstance(outs, Tensor)
     many = (outs,) if is_one else outs
-    for name in ('gradient', 'grad_tensors'):
-        grads = kwargs.get(name, grads)
+    grads = argument(args, kwargs, 1, 'gradient', 'grad_tensors')
     grads = grads if isinstance(grads, (tuple, list)) else (grads,) * len(many)
     shares = [_share(func, *each) for each in zip(many, grads, strict=True)]
     kwargs = {k: v for k, v in kwargs.items() if k not in ('gradient', 'grad_tensors')}
@@ -170,7 +164,8 @@ def _hook(func: Any, args: Any, kwargs: Any) -> Any:
     rows, hook = args
     dim, space = rows._dim, rows._space
     with plainly():
-        if getattr(hook, 'averages', None) is not None or _is_ours(hook):
+        modules = (getattr(each, '__module__', '') or '' for each in (hook, type(hook)))
+        if any(each.startswith('pyg_sar.') for each in modules):  # one of ours
             return func(rows, hook)
 
         def of_rows(grad: Tensor) -> Tensor | None:
@@ -178,11 +173,6 @@ def _hook(func: Any, args: Any, kwargs: Any) -> Any:
             return None if out is None else plain(out) * world_size()
 
         return func(rows, of_rows)
-
-
-def _is_ours(hook: Any) -> bool:
-    modules = (getattr(each, '__module__', '') or '' for each in (hook, type(hook)))
-    return any(each.startswith('pyg_sar.') for each in modules)
 
 
 @rule('grad')
@@ -195,15 +185,12 @@ def _autograd_grad(func: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(each, Rows):
             refuse(func, 'starts from a plain tensor')
     with plainly():
-        grads = func(*args, **kwargs)
-        return tuple(
-            _whole_gradient(grad, each) if isinstance(each, Rows) and grad is not None else grad
-            for grad, each in zip(grads, many, strict=True)
-        )
-
-
-def _whole_gradient(grad: Tensor, rows: Rows) -> Any:
-    return tag(grad if is_divided(rows) else grad / world_size(), rows._dim, rows._space)
+        grads = list(func(*args, **kwargs))
+        for i, (grad, each) in enumerate(zip(grads, many, strict=True)):
+            if isinstance(each, Rows) and grad is not None:
+                grad = grad if is_divided(each) else grad / world_size()
+                grads[i] = tag(grad, each._dim, each._space)
+        return tuple(grads)
 
 
 @rule('is_view')
@@ -244,10 +231,10 @@ def _one_number(func: Any, args: Any, kwargs: Any) -> Any:
     refuse(func)
 
 
-@rule('tolist')
-def _list(func: Any, args: Any, kwargs: Any) -> Any:
+@named_rule('tolist')
+def _list(func: Any, input: Rows) -> Any:
     """The numbers of a vector, which every rank has for it."""
-    if dim_of(args[0]) != 1:
+    if dim_of(input) != 1:
         refuse(func)
     with plainly():
-        return all_rows(args[0]).tolist()
+        return all_rows(input).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -10,11 +11,11 @@ from torch import Tensor
 
 from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.comm import Exchange, agree
-from pyg_sar.rows.align import argument, brought, dim_of, own_rows
+from pyg_sar.rows.align import argument, brought, check_range, dim_of, own_rows
 from pyg_sar.rows.edges import NodeIds, node_ids
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import rule
-from pyg_sar.rows.replicated import check_whole, met
+from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
 from pyg_sar.rows.space import Space
@@ -23,70 +24,56 @@ from pyg_sar.rows.space import Space
 @rule('__getitem__')
 def _getitem(func: Any, args: Any, kwargs: Any) -> Any:
     values, index = args
+    if isinstance(values, Rows) and isinstance(index, Rows) and values._dim == 0:
+        return rows_at(func, values, as_mask(index), 0)
     items = as_items(index, dim_of(values))
     if not isinstance(values, Rows):
         return _of_plain(func, values, items)
-    place, _ = item_of_rows(items, values._dim)
+    place = item_of_rows(items, values._dim)
     at = items[place]
     if isinstance(at, slice) and at == slice(None):
         return beside_rows(func, values, items, place)
     if any(isinstance(each, Tensor) for i, each in enumerate(items) if i != place):
         return _number_in_each_row(func, values, items, place)
     # First what is beside the rows, then the rows.
-    others = [*items[:place], slice(None), *items[place + 1 :]]
-    if any(each is not None and each != slice(None) for each in others):
-        values = beside_rows(func, values, others, place)
-        return rows_at(func, values, at, values._dim)
-    if any(each is None for each in others):
-        values = beside_rows(func, values, others, place)
+    items[place] = slice(None)
+    if any(each is None or each != slice(None) for each in items):
+        values = beside_rows(func, values, items, place)
     return rows_at(func, values, at, values._dim)
 
 
 def as_items(index: Any, num_dims: int) -> list[Any]:
     """An index as a list with one item for every dimension, None for new ones; no ``...``."""
-    items = list(index) if isinstance(index, tuple) else [index]
     items = [
-        torch.tensor(each) if isinstance(each, (list, range)) and _is_flat(each) else as_mask(each)
-        for each in items
+        torch.tensor(each)
+        if isinstance(each, (list, range)) and all(isinstance(i, (int, bool)) for i in each)
+        else as_mask(each)
+        for each in (index if isinstance(index, tuple) else [index])
     ]
-    used = sum(dims_used(each) for each in items)
-    dots = [i for i, each in enumerate(items) if each is Ellipsis]
-    fill = [slice(None)] * (num_dims - used)
-    if dots:
-        items[dots[0] : dots[0] + 1] = fill
-    else:
-        items += fill
+    fill = [slice(None)] * (num_dims - sum(map(dims_used, items)))
+    dots = next((i for i, each in enumerate(items) if each is Ellipsis), len(items))
+    items[dots : dots + 1] = fill
     return items
 
 
 def as_mask(item: Any) -> Any:
     """Bytes are a mask, as torch has it."""
-    is_bytes = isinstance(item, Tensor) and item.dtype == torch.uint8
-    return item.bool() if is_bytes else item
-
-
-def _is_flat(values: Any) -> bool:
-    return all(isinstance(each, (int, bool)) for each in values)
+    return item.bool() if isinstance(item, Tensor) and item.dtype == torch.uint8 else item
 
 
 def dims_used(item: Any) -> int:
     """How many dimensions an item of an index stands for."""
     if item is None or item is Ellipsis:
         return 0
-    if isinstance(item, Tensor) and item.dtype == torch.bool:
-        return dim_of(item)
-    return 1
+    return dim_of(item) if isinstance(item, Tensor) and item.dtype == torch.bool else 1
 
 
-def item_of_rows(items: list[Any], dim: int) -> tuple[int, int]:
-    """Which item stands for the rows, and with which of its dimensions (of a mask)."""
-    seen = 0
-    for place, item in enumerate(items):
-        used = dims_used(item)
-        if used and seen <= dim < seen + used:
-            return place, dim - seen
-        seen += used
-    raise IndexError('too many indices')
+def item_of_rows(items: list[Any], dim: int) -> int:
+    """Which item stands for the rows."""
+    ends = list(accumulate(map(dims_used, items)))
+    if dim >= ends[-1]:
+        raise IndexError('too many indices')
+    return next(place for place, end in enumerate(ends) if dim < end)
 
 
 def beside_rows(func: Any, values: Rows, items: list[Any], place: int) -> Any:
@@ -129,21 +116,15 @@ def rows_at(func: Any, values: Rows, at: Any, dim: int) -> Any:
     if not isinstance(at, Tensor):
         refuse(func)
     ids = at.to(values.device).long()
-    check_whole(func, ids)
-    check_range(ids, space.total)
+    check_range(func, ids, space)
     with plainly():
-        out = fetched(values, ids)
-        if dim:
-            into = tuple(range(dim, dim + ids.dim()))
-            out = out.movedim(tuple(range(ids.dim())), into)
-        return out
+        return _in_place_of(fetched(values, ids), ids, dim)
 
 
-def check_range(ids: Tensor, total: int) -> None:
-    """Raises an IndexError, as torch, for ids that no row of the whole has."""
-    with plainly():
-        if ids.numel() and not (-total <= int(ids.min()) and int(ids.max()) < total):
-            raise IndexError(f'index out of range: expected ids from 0 to {total - 1}')
+def _in_place_of(out: Tensor, ids: Tensor, dim: int) -> Tensor:
+    """What was picked by `ids`, with their dimensions where dimension `dim` was."""
+    num = ids.dim()
+    return out.movedim(tuple(range(num)), tuple(range(dim, dim + num))) if dim else out
 
 
 def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
@@ -183,16 +164,14 @@ def numbers_of(mask: Rows, space: Space) -> Space:
 def _by_rows(func: Any, values: Rows, ids: Rows, dim: int) -> Any:
     """Rows by ids that are rows themselves: ``x[edge_index[0]]``, ``x[parent]``."""
     with plainly():
-        x: Tensor = plain(values).movedim(dim, 0)
         if isinstance(ids, NodeIds) and ids.of is values._space:
+            x: Tensor = plain(values).movedim(dim, 0)
             if ids.shard is not None:
                 x = with_halo(x, Exchange(ids.shard))
             out = x.index_select(0, ids.places.reshape(-1)).view(*ids.places.shape, *x.shape[1:])
         else:
             out = fetched(values, plain(ids))
-        if dim:
-            out = out.movedim(tuple(range(ids.dim())), tuple(range(dim, dim + ids.dim())))
-    return tag(out, dim + ids._dim, ids._space)
+        return tag(_in_place_of(out, ids, dim), dim + ids._dim, ids._space)
 
 
 def _number_in_each_row(func: Any, values: Rows, items: list[Any], place: int) -> Any:

@@ -9,10 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import align, argument, as_rows, dim_of, from_right, whole_shape
+from pyg_sar.rows.align import (
+    align,
+    argument,
+    as_rows,
+    dim_of,
+    found,
+    from_right,
+    named_rule,
+    sizes_in,
+    whole_shape,
+)
 from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
-from pyg_sar.rows.rules.moves.reshaped import reshaped, sizes_in
 from pyg_sar.rows.space import Space
 
 
@@ -81,6 +90,45 @@ def _of_pairs(func: Any, args: Any, kwargs: Any) -> Any:
         return tag(func(*args, **kwargs), rows._dim, rows._space)
 
 
+def reshaped(func: Any, rows: Rows, sizes: Sequence[Any]) -> tuple[list[int], int, Space]:
+    """The shape with own rows, where they are and whose, for the sizes of the whole.
+
+    One of them may be -1. Numbers lie in the order of the dimensions. So rows can take what is in
+    them along: of ``[N, 8]`` the shape ``[N * 2, 4]`` has every row twice as two rows, next to each
+    other on the same rank; the space knows the way back. Rows cannot be split, or merged with what
+    is before them: those lie apart.
+    """
+    old, space = whole_shape(rows), rows._space
+    new = inferred(sizes, old)
+    base = space.base or space
+    # As many numbers of every row of `base` lie in the rows as in what takes them up.
+    per_base = space.count * math.prod(old[rows._dim + 1 :])
+    fits: list[tuple[bool, int, int, int]] = []
+    for dim, size in enumerate(new):
+        after = math.prod(new[dim + 1 :])
+        is_known = after or base.total  # else nothing is in the rows, and there are none
+        count = (per_base // after if after else size // base.total) if is_known else space.count
+        if size == base.total * count and count * after == per_base:
+            fits.append((count != space.count, count, abs(dim - rows._dim), dim))
+    if not fits:
+        refuse(func, f'from {old} to {new} would split rows, or mix them with what is before them')
+    _, count, _, dim = min(fits)  # of a whole of one row several fit
+    made = base.times(count)
+    new[dim] = made.own
+    return new, dim, made
+
+
+def inferred(sizes: Sequence[Any], old: Sequence[int]) -> list[int]:
+    """Sizes of the whole, without -1; a RuntimeError as torch has it if they do not fit."""
+    new, total = [int(each) for each in sizes], math.prod(old)
+    rest = math.prod(each for each in new if each != -1)
+    if new.count(-1) == 1 and rest and total % rest == 0:
+        new[new.index(-1)] = total // rest
+    if -1 in new or math.prod(new) != total:
+        raise RuntimeError(f"shape '{new}' is invalid for input of size {total}")
+    return new
+
+
 @rule('expand broadcast_to expand_as')
 def _expand(func: Any, args: Any, kwargs: Any) -> Any:
     x = args[0] if args else kwargs['input']
@@ -119,24 +167,16 @@ def _repeat(func: Any, args: Any, kwargs: Any) -> Any:
         return tag(plain(rows).repeat(counts), dim, rows._space)
 
 
-@rule('repeat_interleave')
-def _repeat_interleave(func: Any, args: Any, kwargs: Any) -> Any:
-    rows = args[0] if args else kwargs.get('input')
-    count = argument(args, kwargs, 1, 'repeats')
-    dim = argument(args, kwargs, 2, 'dim')
-    if not isinstance(rows, Rows) or isinstance(count, Rows):
-        refuse(func, 'by numbers of rows is not known to be right')
+@named_rule('repeat_interleave')
+def _repeat_interleave(func: Any, input: Rows, repeats: Any, dim: int | None = None) -> Any:
     if dim is None:
-        rows, dim = rows.reshape(-1), 0
-    if dim % dim_of(rows) != rows._dim:
-        with plainly():
-            out = torch.repeat_interleave(plain(rows), count, dim)
-            return tag(out, rows._dim, rows._space)
-    if not isinstance(count, int):
+        return torch.repeat_interleave(input.reshape(-1), repeats, 0)
+    is_along = dim % dim_of(input) == input._dim
+    if isinstance(repeats, Rows) or (is_along and not isinstance(repeats, int)):
         refuse(func, 'along the rows takes one number for all of them')
+    space = input._space.times(repeats) if is_along else input._space
     with plainly():
-        out = torch.repeat_interleave(plain(rows), count, dim)
-        return tag(out, rows._dim, rows._space.times(count))
+        return tag(torch.repeat_interleave(plain(input), repeats, dim), input._dim, space)
 
 
 @rule('as_strided as_strided_ resize resize_as set')
@@ -160,14 +200,13 @@ def _new(func: Any, args: Any, kwargs: Any) -> Any:
     One that takes a gradient is a leaf of the user's, and stays plain.
     """
     rows, *rest = args
-    name, named = name_of(func), dict(kwargs)
-    if name == 'new_full':
+    named = dict(kwargs)
+    if name_of(func) == 'new_full':
         size = named.pop('size') if 'size' in named else rest.pop(0)
+        size = [size] if isinstance(size, int) else list(size)
     else:
-        size, rest = named.pop('size', rest), []
-    size = [size] if isinstance(size, int) else list(size)
-    if len(size) == 1 and not isinstance(size[0], int):
-        size = list(size[0])
+        size, rest = sizes_in(rest, named, 'size'), []
+        named.pop('size', None)
     space = None if named.get('requires_grad') else space_of_size(rows, size)
     with plainly():
         if space is None:
@@ -179,7 +218,7 @@ def _new(func: Any, args: Any, kwargs: Any) -> Any:
 @rule('new_tensor')
 def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
     rows, *rest = args
-    if any(isinstance(each, Rows) for each in (*rest, *kwargs.values())):
+    if found(rest, kwargs):
         refuse(func, 'would copy them as those of the whole')
     with plainly():
         return func(plain(rows), *rest, **kwargs)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import align, argument, as_rows, dim_of, dims_of
+from pyg_sar.rows.align import align, argument, dim_of, dims_of
 from pyg_sar.rows.over_ranks import all_rows, fetched
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import own_draws
@@ -55,7 +55,7 @@ over_rows: dict[str, Callable[[Any, Rows, Any, Any], Any]] = {}
 def _along(func: Any, args: Any, kwargs: Any) -> Any:
     name = bare(name_of(func))
     rows = args[0] if args else kwargs.get('input')
-    if not isinstance(rows, Rows) or kwargs.get('out') is not None:
+    if not isinstance(rows, Rows):
         refuse(func)
     num_dims = dim_of(rows)
     dims = _dims(name, num_dims, args, kwargs)
@@ -73,14 +73,11 @@ def _along(func: Any, args: Any, kwargs: Any) -> Any:
             with own_draws(rows.device):
                 return tag(func(*args, **kwargs), dim, space)
 
-        def right_out(out: Tensor) -> int:
+        def dim_of_result(out: Tensor) -> int:
             # A dimension less (unbind, trapezoid, a norm) moves rows that stand behind it.
-            gone = sum(each < dim for each in dims) if out.dim() < num_dims else 0
-            return out.dim() - dim + gone
+            return dim - (sum(each < dim for each in dims) if out.dim() < num_dims else 0)
 
-        out = run(func, args, kwargs, num_dims - dim, right_out)
-        first = out if isinstance(out, Tensor) else out[0]
-        return as_rows(out, right_out(first), space)
+        return run(func, args, kwargs, space, num_dims - dim, dim_of_result)
 
 
 def of_a_vector(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
@@ -95,7 +92,7 @@ def of_a_vector(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
 
 def _dims(name: str, num_dims: int, args: Any, kwargs: Any) -> list[int] | None:
     place, default = _PLACE_AND_DEFAULT[name]
-    given = argument(args, kwargs, place, 'dim', 'dims', 'axis')
+    given = argument(args, kwargs, place, 'dim', 'dims')
     if name == 'flip' and isinstance(given, int):
         given = args[1:]
     if given is None and name in ('softmax', 'log_softmax', 'softmin'):

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_sar.comm import agree, rank
-from pyg_sar.rows.align import align, argument, as_rows, dim_of, found
+from pyg_sar.rows.align import align, argument, as_rows, dim_of, found, named_rule
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
-from pyg_sar.rows.replicated import met, own_draws
+from pyg_sar.rows.replicated import all_of_plain, own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import is_in_place
 
@@ -21,89 +21,68 @@ from pyg_sar.rows.rules.numbers.pointwise import is_in_place
 def _looked_up(func: Any, args: Any, kwargs: Any) -> Any:
     """Rows among values that are the same for all of them."""
     name = name_of(func)
-    place = 1 if name == 'searchsorted' else 0
-    rows = argument(args, kwargs, place, 'elements' if name == 'isin' else 'input', 'self')
-    values = argument(args, kwargs, 1 - place, *_LOOKED_UP_IN[name])
-    is_a_list = not isinstance(values, Tensor) or dim_of(values) <= 1 or name == 'isin'
-    if not isinstance(rows, Rows) or isinstance(values, Rows) or not is_a_list:
+    asks = argument(args, kwargs, int(name == 'searchsorted'), 'input', 'elements', 'self')
+    given = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+    is_a_list = name == 'isin' or all(dim_of(each) <= 1 for each in given if each is not asks)
+    if not isinstance(asks, Rows) or len(found(given)) > 1 or not is_a_list:
         refuse(func, 'takes rows and one list of values')
-    if kwargs.get('out') is not None or isinstance(kwargs.get('sorter'), Rows):
-        refuse(func)
     with plainly():
-        return tag(func(*args, **kwargs), rows._dim, rows._space)
+        return tag(func(*args, **kwargs), asks._dim, asks._space)
 
 
-_LOOKED_UP_IN = {
-    'bucketize': ('boundaries',),
-    'searchsorted': ('sorted_sequence',),
-    'isin': ('test_elements',),
-}
-
-
-@rule('bincount')
-def _bincount(func: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs, _, _ = align(func, args, kwargs)
-    values = argument(args, kwargs, 0, 'input', 'self')
-    weights = argument(args, kwargs, 1, 'weights')
-    least = argument(args, kwargs, 2, 'minlength', default=0)
+@named_rule('bincount')
+def _bincount(func: Any, input: Any, weights: Any = None, minlength: int = 0) -> Any:
+    (values, weights), _, _, _ = align(func, (input, weights), {})
     with plainly():
         values, weights = plain(values), plain(weights)
-        size = max(least, *agree(int(values.max()) + 1 if values.numel() else 0))
+        size = max(minlength, *agree(int(values.max()) + 1 if values.numel() else 0))
         counts = torch.bincount(values, weights, size)
         if weights is not None and not values.numel():  # of none torch gives whole numbers
             counts = counts.to(weights.dtype if weights.dtype == torch.float32 else torch.float64)
         return sum_of_ranks(counts)
 
 
-@rule('histc')
-def _histc(func: Any, args: Any, kwargs: Any) -> Any:
-    rows = argument(args, kwargs, 0, 'input', 'self')
-    bins = argument(args, kwargs, 1, 'bins', default=100)
-    low, high = (argument(args, kwargs, i, n, default=0) for i, n in ((2, 'min'), (3, 'max')))
-    if not isinstance(rows, Rows) or kwargs.get('out') is not None:
-        refuse(func)
+@named_rule('histc')
+def _histc(func: Any, input: Rows, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     with plainly():
-        values = plain(rows).detach()
-        if low == high:
+        values = plain(input).detach()
+        if min == max:
             dims = list(range(values.dim()))
-            low, high = (
+            min, max = (
                 largest_of_ranks(values, dims, keepdim=False, least=least).item()
                 for least in (True, False)
             )
-        if low == high:  # torch then widens the range itself
-            low, high = low - 1, high + 1
-        return sum_of_ranks(torch.histc(values, bins, low, high))
+        if min == max:  # torch then widens the range itself
+            min, max = min - 1, max + 1
+        return sum_of_ranks(torch.histc(values, bins, min, max))
 
 
-@rule('one_hot')
-def _one_hot(func: Any, args: Any, kwargs: Any) -> Any:
-    rows = argument(args, kwargs, 0, 'input', 'tensor')
-    size = argument(args, kwargs, 1, 'num_classes', default=-1)
+@named_rule('one_hot')
+def _one_hot(func: Any, input: Rows, num_classes: int = -1) -> Any:
     with plainly():
-        own = plain(rows)
-        if size < 0:
-            size = max(agree(int(own.max()) + 1 if own.numel() else 0))
-        return tag(F.one_hot(own, size), rows._dim, rows._space)
+        own = plain(input)
+        if num_classes < 0:
+            num_classes = max(agree(int(own.max()) + 1 if own.numel() else 0))
+        return tag(F.one_hot(own, num_classes), input._dim, input._space)
 
 
 @rule('unique _unique2 unique_dim')
 def _unique(func: Any, args: Any, kwargs: Any) -> Any:
     """The values of all ranks, sorted; where each of the own ones is; how many there are."""
-    rows, *rest = args
-    names = ('sorted', 'return_inverse', 'return_counts', 'dim')
-    given = dict(zip(names, rest, strict=False)) | kwargs
+    names = ('input', 'sorted', 'return_inverse', 'return_counts', 'dim')
+    given = dict(zip(names, args, strict=False)) | kwargs
+    rows, dim = given['input'], given.get('dim')
     if not isinstance(rows, Rows) or bare(name_of(func)) != 'unique':
         refuse(func, 'along a dimension needs all rows in one place')
-    dim = given.get('dim')
     if dim is not None and (dim % dim_of(rows) != rows._dim or rows._dim):
         refuse(func, 'along a dimension beside the rows needs all rows in one place')
     with plainly():
         own, places, counts = torch.unique(
             plain(rows).detach(), return_inverse=True, return_counts=True, dim=dim
         )
-        every = torch.cat([each.to(own.device) for each in agree(own)])
-        values, at = torch.unique(every, return_inverse=True, dim=dim)
-        first = sum(agree(own.size(0))[: rank()])
+        every = [each.to(own.device) for each in agree(own)]
+        first = sum(each.size(0) for each in every[: rank()])
+        values, at = torch.unique(torch.cat(every), return_inverse=True, dim=dim)
         at = at[first : first + own.size(0)]  # those of the own values
         out = [values]
         if given.get('return_inverse'):
@@ -117,68 +96,60 @@ def _unique(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('equal allclose')
 def _equal(func: Any, args: Any, kwargs: Any) -> Any:
-    first, second = argument(args, kwargs, 0, 'input'), argument(args, kwargs, 1, 'other')
-    if dim_of(first) != dim_of(second):
+    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+    if len({dim_of(each) for each in tensors}) > 1:
         refuse(func, 'and tensors of other dimensions is not known to be right')
     args, kwargs, _, _ = align(func, args, kwargs)
     with plainly():
         return all(agree(bool(func(*args, **kwargs))))
 
 
-@rule('multinomial')
-def _multinomial(func: Any, args: Any, kwargs: Any) -> Any:
-    rows = argument(args, kwargs, 0, 'input', 'self')
-    if not isinstance(rows, Rows) or rows._dim != 0 or dim_of(rows) != 2:
+@named_rule('multinomial')
+def _multinomial(func: Any, input: Rows, num_samples: int, replacement: bool = False) -> Any:
+    if input._dim != 0 or dim_of(input) != 2:
         refuse(func, 'of the rows of all ranks needs all rows in one place')
-    if kwargs.get('out') is not None or kwargs.get('generator') is not None:
-        refuse(func)
-    with plainly(), own_draws(rows.device):
-        return tag(func(*args, **kwargs), 0, rows._space)
+    with plainly(), own_draws(input.device):
+        return tag(func(input, num_samples, replacement), 0, input._space)
 
 
-@rule('tril triu')
-def _triangle(func: Any, args: Any, kwargs: Any) -> Any:
+@named_rule('tril triu')
+def _triangle(func: Any, input: Rows, diagonal: int = 0) -> Any:
     """A row knows its place in the whole."""
-    name, rows = name_of(func), argument(args, kwargs, 0, 'input', 'self')
-    diagonal = argument(args, kwargs, 1, 'diagonal', default=0)
-    num_dims = dim_of(rows)
-    if rows._dim < num_dims - 2:
-        with plainly():
-            out = func(*args, **kwargs)
-            return tag(out, rows._dim, rows._space)
-    if not rows._space.has_ids() or kwargs.get('out') is not None:
-        refuse(func)
+    name, dim, space = name_of(func), input._dim, input._space
     with plainly():
-        values = plain(rows)
-        ids = rows._space.ids(values.device)
+        num_dims, values = input.dim(), plain(input)
+        if dim < num_dims - 2:
+            return tag(func(input, diagonal), dim, space)
+        if not space.has_ids():
+            refuse(func)
         others = [torch.arange(values.size(d), device=values.device) for d in (-2, -1)]
-        others[rows._dim - num_dims + 2] = ids
+        others[dim - num_dims + 2] = space.ids(values.device)
         distance = others[1].unsqueeze(0) - others[0].unsqueeze(1)
         is_in = distance <= diagonal if bare(name) == 'tril' else distance >= diagonal
         if is_in_place(name):
-            rows.masked_fill_(~is_in, 0)
-            return rows
-        return tag(torch.where(is_in, values, 0), rows._dim, rows._space)
+            return tag(input.masked_fill_(~is_in, 0), dim, space)
+        return tag(torch.where(is_in, values, 0), dim, space)
 
 
 @rule('gather take_along_dim')
 def _gathered(func: Any, args: Any, kwargs: Any) -> Any:
     """Along a dimension that is not the rows': every row has its own places."""
     is_gather = name_of(func) == 'gather'
-    rows = argument(args, kwargs, 0, 'input', 'self')
-    index = argument(args, kwargs, 2 if is_gather else 1, 'index', 'indices')
-    dim = argument(args, kwargs, 1 if is_gather else 2, 'dim')
-    if dim is None or kwargs.get('out') is not None:
+    values, dim = argument(args, kwargs, 0, 'input'), argument(args, kwargs, 2 - is_gather, 'dim')
+    index = argument(args, kwargs, 1 + is_gather, 'index', 'indices')
+    if dim is None:
         refuse(func, 'of all numbers as one')
-    num_dims = dim_of(rows)
-    places = {each._dim for each in found((rows, index))}
+    num_dims = dim_of(values)
+    places = {each._dim for each in found((values, index))}
     if dim_of(index) != num_dims or dim % num_dims in places:
         refuse(func, 'over the rows is not known to be right: use x[index]')
     if is_gather and any(
-        not isinstance(each, Rows) and each.size(at) == 1 for each in (rows, index) for at in places
+        not isinstance(each, Rows) and each.size(at) == 1
+        for each in (values, index)
+        for at in places
     ):
         refuse(func, 'of one row alone is not known to be right')
-    (own, at), _, right, space = align(func, (rows, index), {})
+    (own, at), _, right, space = align(func, (values, index), {})
     with plainly():
         return as_rows(func(plain(own), dim, at) if is_gather else func(own, at, dim), right, space)
 
@@ -190,5 +161,5 @@ def _pad(func: Any, args: Any, kwargs: Any) -> Any:
     if not isinstance(rows, Rows) or dim_of(rows) - 1 - rows._dim < len(sizes) // 2:
         refuse(func, 'over the rows of all ranks needs all rows in one place')
     with plainly():
-        args, kwargs = in_nested((args, kwargs), lambda v: met(v) if type(v) is Tensor else v)
+        args, kwargs = in_nested((args, kwargs), all_of_plain)
         return tag(func(*args, **kwargs), rows._dim, rows._space)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from pyg_sar.comm import all_gather_alike, rank, world_size
 from pyg_sar.rows.align import argument, dim_of
-from pyg_sar.rows.over_ranks import all_rows, largest_of_ranks, sum_of_ranks
+from pyg_sar.rows.over_ranks import all_rows, largest_here, sum_of_ranks
 from pyg_sar.rows.rows import Rows, in_nested, plain, refuse
 from pyg_sar.rows.rules.numbers.along import over_rows
-from pyg_sar.rows.rules.numbers.reduce import by_place
+from pyg_sar.rows.rules.numbers.reduce import Reduction, by_place
 
 
 def _gathered(values: Tensor) -> Tensor:
@@ -45,62 +45,44 @@ def _places(func: Any, rows: Rows, dims: list[int]) -> Tensor:
     return places
 
 
-def _winner(over: Any, *, least: bool) -> tuple[Tensor, Tensor]:
+def _winner(over: Reduction) -> tuple[Tensor, Tensor]:
     """The first place of the largest number, and whether own ones are it; dimensions are kept."""
-    over.check_not_empty()
     values = over.values.detach()
-    is_nan = (
-        values.isnan() if values.is_floating_point() else torch.zeros_like(values, dtype=torch.bool)
-    )
-    top = largest_of_ranks(values, over.dims, keepdim=True, least=least)
+    top = over.largest(values, least=over.name.endswith('min'), keepdim=True)
     places = _places(over.func, over.rows, over.dims)
     none = torch.iinfo(torch.int64).max
-    own = torch.where((values == top) | is_nan, places, none)
-    first = own.amin(over.dims, keepdim=True) if own.numel() else _full(own, over.dims, none)
-    first = _gathered(first).amin(0)
+    own = torch.where((values == top) | values.isnan(), places, none)
+    first = _gathered(largest_here(own, over.dims, least=True)).amin(0)
     return first, places.expand_as(values) == first
 
 
-def _full(like: Tensor, dims: list[int], number: int) -> Tensor:
-    shape = [1 if i in dims else size for i, size in enumerate(like.shape)]
-    return like.new_full(shape, number)
-
-
-def _argmax(over: Any) -> Tensor:
-    first, _ = _winner(over, least=over.name == 'argmin')
+def _argmax(over: Reduction) -> Tensor:
+    first, _ = _winner(over)
     return first if over.keepdim else first.squeeze(over.dims)
 
 
-def _max_and_place(over: Any) -> Any:
-    first, is_first = _winner(over, least=over.name == 'min')
-    values = over.values
-    if values.dtype == torch.bool:
-        total = sum_of_ranks((values & is_first).sum(over.dims, keepdim=True)) > 0
-    else:
-        total = sum_of_ranks(torch.where(is_first, values, 0).sum(over.dims, keepdim=True))
-        total = total.to(values.dtype)
+def _max_and_place(over: Reduction) -> Any:
+    first, is_first = _winner(over)
+    picked = torch.where(is_first, over.values, 0).sum(over.dims, keepdim=True)
+    both = [sum_of_ranks(picked).to(over.values.dtype), first]
     if not over.keepdim:
-        total, first = total.squeeze(over.dims), first.squeeze(over.dims)
-    return getattr(torch.return_types, over.name)((total, first))
+        both = [each.squeeze(over.dims) for each in both]
+    return getattr(torch.return_types, over.name)(both)
 
 
-def _prod(over: Any) -> Tensor:
+def _prod(over: Reduction) -> Tensor:
     """The product of the ranks' products, which are put side by side."""
-    values = over.values
-    own = values
+    own = over.values
     for dim in sorted(over.dims, reverse=True):
-        own = own.prod(dim, keepdim=True)
-    own = own if over.keepdim else own.squeeze(over.dims)
+        own = own.prod(dim, keepdim=over.keepdim)
     of_ranks = [own if i == rank() else torch.zeros_like(own) for i in range(world_size())]
     return sum_of_ranks(torch.stack(of_ranks)).prod(0)
 
 
-def _of_all_rows(over: Any) -> Any:
+def _of_all_rows(over: Reduction) -> Any:
     """Of numbers in order: every rank has all rows for it."""
     everything = all_rows(over.rows)
-    args, kwargs = in_nested(
-        (over.args, over.kwargs), lambda each: everything if each is over.rows else each
-    )
+    args, kwargs = in_nested(over.given, lambda each: everything if each is over.rows else each)
     return over.func(*args, **kwargs)
 
 
@@ -135,17 +117,7 @@ def _topk(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     return torch.return_types.topk((found, ids))
 
 
-by_place.update(
-    argmax=_argmax,
-    argmin=_argmax,
-    max=_max_and_place,
-    min=_max_and_place,
-    prod=_prod,
-    median=_of_all_rows,
-    nanmedian=_of_all_rows,
-    quantile=_of_all_rows,
-    nanquantile=_of_all_rows,
-    kthvalue=_of_all_rows,
-    mode=_of_all_rows,
-)
+_IN_ORDER = ('median', 'nanmedian', 'quantile', 'nanquantile', 'kthvalue', 'mode')
+by_place.update(argmax=_argmax, argmin=_argmax, max=_max_and_place, min=_max_and_place, prod=_prod)
+by_place.update(dict.fromkeys(_IN_ORDER, _of_all_rows))
 over_rows['topk'] = _topk

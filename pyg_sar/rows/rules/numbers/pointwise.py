@@ -6,50 +6,24 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, as_rows, whole_shape
 from pyg_sar.rows.over_ranks import whole
-from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.registry import name_of, rule
 from pyg_sar.rows.replicated import own_draws
-from pyg_sar.rows.rows import Rows, in_nested, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, in_nested, plainly, tag
+from pyg_sar.shard.edge_index import names
 
-_DRAWS = frozenset(
-    [
-        'rand_like',
-        'randn_like',
-        'randint_like',
-        'bernoulli',
-        'normal',
-        'uniform',
-        'exponential',
-        'random',
-        'geometric',
-        'cauchy',
-        'log_normal',
-        'poisson',
-        'dropout',
-        'alpha_dropout',
-        'rrelu',
-        'binomial',
-        'rrelu_with_noise',
-    ]
+_DRAWS = names(
+    'rand_like randn_like randint_like bernoulli normal uniform exponential random geometric '
+    'cauchy log_normal poisson dropout alpha_dropout rrelu binomial rrelu_with_noise'
 )
 """Functions that draw random numbers."""
 
-
-_DRAWS_ALIKE = frozenset(
-    [
-        'rand_like',
-        'randn_like',
-        'randint_like',
-        'normal_',
-        'uniform_',
-        'exponential_',
-        'random_',
-        'cauchy_',
-        'log_normal_',
-        'geometric_',
-    ]
+_DRAWS_ALIKE = names(
+    'rand_like randn_like randint_like normal_ uniform_ exponential_ random_ cauchy_ log_normal_ '
+    'geometric_'
 )
 """Those of them whose numbers do not depend on the rows."""
 
@@ -59,15 +33,14 @@ _MOST_DRAWN_ALIKE = 2**22
 
 @rule(
     # What torch does not tag as pointwise.
-    'pointwise broadcast_tensors normal to cpu cuda clone detach contiguous float double half '
+    'pointwise broadcast_tensors to cpu cuda clone detach contiguous float double half '
     'bfloat16 long int bool short char byte type_as zeros_like ones_like empty_like full_like '
-    'rand_like randn_like randint_like bernoulli uniform exponential random zero fill copy poisson '
-    'dropout alpha_dropout relu leaky_relu elu gelu silu selu celu relu6 softplus softsign '
-    'hardtanh logsigmoid log_sigmoid tanhshrink hardshrink softshrink threshold rrelu mish '
+    'zero fill copy relu leaky_relu elu gelu silu selu celu relu6 softplus softsign '
+    'hardtanh logsigmoid log_sigmoid tanhshrink hardshrink softshrink threshold mish '
     'hardswish hardsigmoid masked_fill isclose pin_memory positive '
     'truediv floordiv mod and or xor invert lshift rshift neg pos abs eq ne lt le gt ge pow add '
     'sub mul rsub rdiv radd rmul rpow div true_divide nan_to_num resolve_conj resolve_neg '
-    'polygamma conj view_as_complex_ conj_physical geometric cauchy log_normal binomial '
+    'polygamma conj view_as_complex_ conj_physical '
     'cfloat cdouble chalf float_power divmod rdivmod complex polar real isreal alias_copy '
     'detach_copy '
     # Other names of those that torch tags.
@@ -80,20 +53,44 @@ _MOST_DRAWN_ALIKE = 2**22
 )
 def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
     """Runs on the own rows."""
-    name = name_of(func)
-    if is_in_place(name) and not isinstance(args[0], Rows):
+    rows = args[0] if args else None
+    if isinstance(rows, Rows):
+        space = rows._space
+        with plainly():
+            right = rows.dim() - rows._dim
+            for each in (*args[1:], *kwargs.values()):
+                if isinstance(each, Rows):
+                    if each._space is not space or each.dim() - each._dim != right:
+                        break
+                elif isinstance(each, (Tensor, list, tuple)):
+                    break
+            else:  # rows of one space, and numbers
+                out = func(*args, **kwargs)
+                if isinstance(out, Tensor):
+                    return tag(out, out.dim() - right, space)
+                return as_rows(out, right, space)
+    elif is_in_place(name_of(func)):
         return into_plain(func, args, kwargs)
-    if kwargs.get('out') is not None:
-        refuse(func, "with 'out' is not known to be right")
-    given: Any = args[0] if args else None
     args, kwargs, right, space = align(func, args, kwargs)
     with plainly():
-        if name in _DRAWS_ALIKE and is_drawn_alike(given):
-            return _drawn_alike(func, name, given, args, kwargs)
-        if bare(name) in _DRAWS and not _is_off(name, args, kwargs):
-            with own_draws(_device(args), _generator(args, kwargs)):
-                return as_rows(func(*args, **kwargs), right, space)
         return as_rows(func(*args, **kwargs), right, space)
+
+
+@rule(' '.join(_DRAWS))
+def _drawn(func: Any, args: Any, kwargs: Any) -> Any:
+    name = name_of(func)
+    rows: Any = args[0] if args else None
+    if _is_off(name, args, kwargs) or (is_in_place(name) and not isinstance(rows, Rows)):
+        return pointwise(func, args, kwargs)
+    args, kwargs, right, space = align(func, args, kwargs)
+    given = (*args, *kwargs.values())
+    with plainly():
+        if name in _DRAWS_ALIKE and is_drawn_alike(rows):
+            return _drawn_alike(func, name, rows, args, kwargs)
+        generator = next((each for each in given if isinstance(each, torch.Generator)), None)
+        device = next(each.device for each in given if isinstance(each, Rows))
+        with own_draws(device, generator):
+            return as_rows(func(*args, **kwargs), right, space)
 
 
 def is_drawn_alike(rows: Any) -> bool:
@@ -129,12 +126,3 @@ def is_in_place(name: str) -> bool:
     if name.startswith('__'):
         return name.startswith('__i') and name != '__invert__'
     return name.endswith('_')
-
-
-def _generator(args: Any, kwargs: Any) -> torch.Generator | None:
-    given = (*args, *kwargs.values())
-    return next((each for each in given if isinstance(each, torch.Generator)), None)
-
-
-def _device(args: Any) -> Any:
-    return next(each.device for each in args if isinstance(each, Rows))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import argument, as_rows, dim_of, dims_of, found
+from pyg_sar.rows.align import dim_of, dims_of, found
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import all_of_plain
@@ -16,14 +18,13 @@ from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
 from pyg_sar.rows.rules.numbers.without_rows import run
 
-_DIM_PLACE = {
-    'norm': 2,
-    'kthvalue': 2,
-    'quantile': 2,
-    'nanquantile': 2,
-    'linalg_vector_norm': 2,
+_POSITIONS = {
+    **dict.fromkeys(['norm', 'linalg_vector_norm'], ('p', 'dim', 'keepdim')),
+    **dict.fromkeys(['std', 'var', 'std_mean', 'var_mean'], ('dim', 'unbiased', 'keepdim')),
+    **dict.fromkeys(['quantile', 'nanquantile'], ('q', 'dim', 'keepdim')),
+    'kthvalue': ('k', 'dim', 'keepdim'),
 }
-"""Where the dimension stands among the arguments, if not second."""
+"""What stands behind the rows among the arguments, if not dim and keepdim."""
 
 
 @rule(
@@ -33,73 +34,46 @@ _DIM_PLACE = {
 )
 def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
     name = bare(name_of(func)).removeprefix('special_')
-    rows = args[0] if args else kwargs.get('input', kwargs.get('self'))
-    if name in ('max', 'min') and isinstance(argument(args, kwargs, 1, 'other'), Tensor):
+    rows = args[0] if args else kwargs.get('input')
+    positions = _POSITIONS.get(name, ('dim', 'keepdim'))
+    named = dict(zip(positions, args[1:], strict=False)) | kwargs
+    if name in ('max', 'min') and any(isinstance(named.get(n), Tensor) for n in ('dim', 'other')):
         return pointwise(func, args, kwargs)
-    if not isinstance(rows, Rows) or kwargs.get('out') is not None:
+    if not isinstance(rows, Rows):
         refuse(func)
     if len(found(args, kwargs)) > 1:
         refuse(func, 'by other rows is not known to be right')
+    if isinstance(named.get('dim'), bool):  # x.std(False)
+        named['unbiased'] = named.pop('dim')
     num_dims = dim_of(rows)
-    dims = _dims(name, args, kwargs, num_dims)
-    keepdim = _keeps(name, args, kwargs)
+    dims, keepdim = dims_of(named.get('dim'), num_dims), named.get('keepdim') is True
     if dims is not None and rows._dim not in dims:
         with plainly():
             dim = rows._dim - (0 if keepdim else sum(i < rows._dim for i in dims))
-            if name in ('quantile', 'nanquantile') and _is_vector(argument(args, kwargs, 1, 'q')):
-                dim += 1
+            dim += isinstance(named.get('q'), Tensor) and named['q'].dim() > 0
             args = in_nested(args, all_of_plain)
-            out = run(func, args, kwargs, num_dims - rows._dim, lambda out: out.dim() - dim)
-            first = out if isinstance(out, Tensor) else out[0]
-            return as_rows(out, first.dim() - dim, rows._space)
-    over = _OVER_ROWS.get(name)
-    if over is None or (name in ('max', 'min') and dims is not None):
-        over = by_place.get(name)
-    if over is None:
-        refuse(func, 'over the rows of all ranks needs all rows in one place')
+            return run(func, args, kwargs, rows._space, num_dims - rows._dim, lambda _: dim)
+    by = by_place if name in ('max', 'min') and dims is not None else _OVER_ROWS
+    over = by.get(name) or by_place[name]
     with plainly():
+        values = plain(rows).to(named['dtype']) if named.get('dtype') else plain(rows)
         every = list(range(num_dims)) if dims is None else dims
-        return over(_Over(func, name, rows, every, dims is None, keepdim, args, kwargs))
+        call = Reduction(func, name, rows, values, every, keepdim, named, (args, kwargs))
+        return over(call)
 
 
-def _dims(name: str, args: Any, kwargs: Any, num_dims: int) -> list[int] | None:
-    given = argument(args, kwargs, _DIM_PLACE.get(name, 1), 'dim', 'axis')
-    return None if isinstance(given, bool) else dims_of(given, num_dims)
-
-
-def _keeps(name: str, args: Any, kwargs: Any) -> bool:
-    if 'keepdim' in kwargs:
-        return bool(kwargs['keepdim'])
-    place = _DIM_PLACE.get(name, 1) + 1
-    if name in ('std', 'var', 'std_mean', 'var_mean'):  # (dim, unbiased, keepdim)
-        place += 1
-    return len(args) > place and args[place] is True
-
-
-def _is_vector(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0
-
-
-class _Over:
+@dataclass
+class Reduction:
     """A reduction over the rows and perhaps other dimensions."""
 
-    def __init__(
-        self,
-        func: Any,
-        name: str,
-        rows: Rows,
-        dims: list[int],
-        is_of_all: bool,
-        keepdim: bool,
-        args: Any,
-        kwargs: Any,
-    ) -> None:
-        self.func, self.name, self.rows = func, name, rows
-        self.dims, self.is_of_all, self.keepdim = dims, is_of_all, keepdim
-        self.args, self.kwargs = args, kwargs
-        self.values: Tensor = plain(rows)
-        if kwargs.get('dtype') is not None:
-            self.values = self.values.to(kwargs['dtype'])
+    func: Any
+    name: str
+    rows: Rows
+    values: Tensor  # the own ones
+    dims: list[int]
+    keepdim: bool
+    named: dict[str, Any]  # what is given beside the rows
+    given: tuple[Any, Any]  # args and kwargs as they are
 
     @property
     def count(self) -> int:
@@ -107,95 +81,46 @@ class _Over:
         others = math.prod(self.values.size(i) for i in self.dims if i != self.rows._dim)
         return self.rows._space.total * others
 
-    def sum(self, values: Tensor | None = None, *, keepdim: bool | None = None) -> Tensor:
+    def sum(self, values: Tensor, *, keepdim: bool | None = None) -> Tensor:
         """Over all ranks."""
-        values = self.values if values is None else values
         keepdim = self.keepdim if keepdim is None else keepdim
         return sum_of_ranks(values.sum(self.dims, keepdim=keepdim))
 
-    def largest(self, values: Tensor, *, least: bool = False) -> Tensor:
-        """Over all ranks, in the dimensions that are asked for."""
-        return largest_of_ranks(values, self.dims, keepdim=self.keepdim, least=least)
-
-    def check_not_empty(self) -> None:
-        """As torch, which has no largest of nothing."""
+    def largest(self, values: Tensor, *, least: bool = False, keepdim: bool = False) -> Tensor:
+        """Over all ranks; as torch, which has no largest of nothing, an error then."""
         if self.count == 0:
             raise RuntimeError(f'{self.name}(): expected at least one row on all ranks together')
+        return largest_of_ranks(values, self.dims, keepdim=keepdim or self.keepdim, least=least)
 
 
-def _sum(over: _Over) -> Tensor:
-    return over.sum()
-
-
-def _mean(over: _Over) -> Tensor:
+def _mean(over: Reduction) -> Tensor:
     if not (over.values.is_floating_point() or over.values.is_complex()):
         raise RuntimeError(
             f'mean(): could not infer output dtype. Input dtype must be either a floating point or '
             f'complex dtype. Got: {over.values.dtype}'
         )
-    return over.sum() / over.count
+    return over.sum(over.values) / over.count
 
 
-def _nansum(over: _Over) -> Tensor:
+def _nansum(over: Reduction) -> Tensor:
     return over.sum(torch.where(over.values.isnan(), 0, over.values))
 
 
-def _nanmean(over: _Over) -> Tensor:
-    return _nansum(over) / over.sum(~over.values.isnan())
+def _aminmax(over: Reduction) -> Any:
+    low, high = over.largest(over.values, least=True), over.largest(over.values)
+    return torch.return_types.aminmax((low, high))
 
 
-def _any(over: _Over) -> Tensor:
-    return over.sum(over.values.bool()) > 0
-
-
-def _all(over: _Over) -> Tensor:
-    return over.sum(over.values.logical_not()) == 0
-
-
-def _count_nonzero(over: _Over) -> Tensor:
-    return over.sum(over.values != 0, keepdim=False)
-
-
-def _amax(over: _Over) -> Tensor:
-    over.check_not_empty()
-    return over.largest(over.values)
-
-
-def _amin(over: _Over) -> Tensor:
-    over.check_not_empty()
-    return over.largest(over.values, least=True)
-
-
-def _aminmax(over: _Over) -> Any:
-    return torch.return_types.aminmax((_amin(over), _amax(over)))
-
-
-def _moments(over: _Over) -> tuple[Tensor, Tensor]:
-    unbiased = argument(over.args, over.kwargs, 2, 'unbiased')
-    if len(over.args) > 1 and isinstance(over.args[1], bool):
-        unbiased = over.args[1]
-    correction = over.kwargs.get('correction', 0 if unbiased is False else 1)
-    mean = over.sum(keepdim=True) / over.count
+def _moments(over: Reduction) -> Any:
+    correction = over.named.get('correction', 0 if over.named.get('unbiased') is False else 1)
+    mean = over.sum(over.values, keepdim=True) / over.count
     squares = over.sum((over.values - mean).abs().square())
-    left = max(over.count - (1 if correction is None else correction), 0)
-    return squares / left, mean if over.keepdim else mean.squeeze(over.dims)
-
-
-def _var(over: _Over) -> Tensor:
-    return _moments(over)[0]
-
-
-def _std(over: _Over) -> Tensor:
-    return _root(_var(over))
-
-
-def _var_mean(over: _Over) -> tuple[Tensor, Tensor]:
-    return _moments(over)
-
-
-def _std_mean(over: _Over) -> tuple[Tensor, Tensor]:
-    var, mean = _moments(over)
-    return _root(var), mean
+    spread = squares / max(over.count - (1 if correction is None else correction), 0)
+    if over.name.startswith('std'):
+        spread = _root(spread)
+    if not over.name.endswith('_mean'):
+        return spread
+    return spread, mean if over.keepdim else mean.squeeze(over.dims)
 
 
 def _root(total: Tensor, p: float = 2) -> Tensor:
@@ -205,16 +130,15 @@ def _root(total: Tensor, p: float = 2) -> Tensor:
     return torch.where(is_zero, 0, root.sqrt() if p == 2 else root.pow(1 / p))
 
 
-def _norm(over: _Over) -> Tensor:
-    p = argument(over.args, over.kwargs, 1, 'p', 'ord', default=2)
+def _norm(over: Reduction) -> Tensor:
+    p = over.named.get('p', over.named.get('ord', 2))
     p = 2 if p in (None, 'fro') else p
     if not isinstance(p, (int, float)):
         refuse(over.func, f'of kind {p!r} is not known to be right')
-    if over.name == 'norm' and not over.is_of_all and len(over.dims) > 2 and p != 2:
+    if over.name == 'norm' and over.named.get('dim') and len(over.dims) > 2 and p != 2:
         refuse(over.func, 'over more than two dimensions is not known to be right')
     size = over.values.abs()
     if abs(p) == math.inf:
-        over.check_not_empty()
         return over.largest(size, least=p < 0)
     if p == 0:
         return over.sum((size != 0).to(size.dtype))
@@ -224,36 +148,29 @@ def _norm(over: _Over) -> Tensor:
     return _root(total, p) if p > 0 else total.pow(1 / p)
 
 
-def _logsumexp(over: _Over) -> Tensor:
-    over.check_not_empty()
-    top = largest_of_ranks(over.values.detach(), over.dims, keepdim=True, least=False)
+def _logsumexp(over: Reduction) -> Tensor:
+    top = over.largest(over.values.detach(), keepdim=True)
     top = torch.where(top.abs() == math.inf, 0, top)
     total = over.sum((over.values - top).exp(), keepdim=True).log() + top
     return total if over.keepdim else total.squeeze(over.dims)
 
 
-_OVER_ROWS = {
-    'sum': _sum,
+_OVER_ROWS: dict[str, Callable[[Reduction], Any]] = {
+    'sum': lambda over: over.sum(over.values),
     'mean': _mean,
     'nansum': _nansum,
-    'nanmean': _nanmean,
-    'any': _any,
-    'all': _all,
-    'count_nonzero': _count_nonzero,
-    'amax': _amax,
-    'amin': _amin,
-    'max': _amax,
-    'min': _amin,
+    'nanmean': lambda over: _nansum(over) / over.sum(~over.values.isnan()),
+    'any': lambda over: over.sum(over.values.bool()) > 0,
+    'all': lambda over: over.sum(over.values.logical_not()) == 0,
+    'count_nonzero': lambda over: over.sum(over.values != 0, keepdim=False),
+    **dict.fromkeys(['amax', 'max'], lambda over: over.largest(over.values)),
+    **dict.fromkeys(['amin', 'min'], lambda over: over.largest(over.values, least=True)),
     'aminmax': _aminmax,
-    'var': _var,
-    'std': _std,
-    'var_mean': _var_mean,
-    'std_mean': _std_mean,
-    'norm': _norm,
-    'linalg_vector_norm': _norm,
+    **dict.fromkeys(['var', 'std', 'var_mean', 'std_mean'], _moments),
+    **dict.fromkeys(['norm', 'linalg_vector_norm'], _norm),
     'logsumexp': _logsumexp,
 }
 """Reductions over the rows of all ranks."""
 
-by_place: dict[str, Any] = {}
+by_place: dict[str, Callable[[Reduction], Any]] = {}
 """Those that tell places in the whole, or need all rows in one; see :mod:`.places`."""

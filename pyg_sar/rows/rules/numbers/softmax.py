@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import align, argument, as_rows, dim_of
+from pyg_sar.rows.align import align, argument, as_rows, dim_of, named_rule
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
-from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.registry import bare, name_of
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.along import over_rows
+from pyg_sar.rows.rules.numbers.pointwise import is_in_place
 
 
 def _softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
@@ -44,38 +45,25 @@ def _gumbel_softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
     return tag(logs.exp(), rows._dim, rows._space)
 
 
-over_rows.update(
-    dict.fromkeys(
-        ['softmax', 'log_softmax', 'softmin', 'special_softmax', 'special_log_softmax'], _softmax
-    )
-)
+for _name in ('softmax', 'log_softmax', 'softmin', 'special_softmax', 'special_log_softmax'):
+    over_rows[_name] = _softmax
 over_rows['gumbel_softmax'] = _gumbel_softmax
 
 
-@rule('normalize')
-def _normalize(func: Any, args: Any, kwargs: Any) -> Any:
-    rows = argument(args, kwargs, 0, 'input')
-    if not isinstance(rows, Rows) or kwargs.get('out') is not None:
-        refuse(func)
-    p = argument(args, kwargs, 1, 'p', default=2.0)
-    dim = argument(args, kwargs, 2, 'dim', default=1)
-    eps = argument(args, kwargs, 3, 'eps', default=1e-12)
-    return rows / rows.norm(p, dim, keepdim=True).clamp_min(eps)
+@named_rule('normalize')
+def _normalize(func: Any, input: Rows, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Any:
+    return input / input.norm(p, dim, keepdim=True).clamp_min(eps)
 
 
-@rule('cosine_similarity')
-def _cosine_similarity(func: Any, args: Any, kwargs: Any) -> Any:
-    first, second = (argument(args, kwargs, i, f'x{i + 1}') for i in (0, 1))
-    dim = argument(args, kwargs, 2, 'dim', default=1)
-    eps = argument(args, kwargs, 3, 'eps', default=1e-8)
-    (x, y), _, right, space = align(func, (first, second), {})
+@named_rule('cosine_similarity')
+def _cosine_similarity(func: Any, x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    (x, y), _, right, space = align(func, (x1, x2), {})
     num_dims = max(dim_of(x), dim_of(y))
     from_right = num_dims - dim % num_dims
-    if from_right != right:
-        with plainly():
+    with plainly():
+        if from_right != right:
             out = torch.cosine_similarity(x, y, dim, eps)
             return as_rows(out, right - (from_right < right), space)
-    with plainly():
         products = x * y
         x, y = (each.expand_as(products) for each in (plain(x), plain(y)))
         sums = torch.stack([products, x * x, y * y]).sum(dim % num_dims + 1)
@@ -84,33 +72,27 @@ def _cosine_similarity(func: Any, args: Any, kwargs: Any) -> Any:
         return dot / (squares[0].clamp_min(floor) * squares[1].clamp_min(floor)).sqrt()
 
 
-@rule('pairwise_distance')
-def _pairwise_distance(func: Any, args: Any, kwargs: Any) -> Any:
-    first, second = (argument(args, kwargs, i, f'x{i + 1}') for i in (0, 1))
-    p = argument(args, kwargs, 2, 'p', default=2.0)
-    eps = argument(args, kwargs, 3, 'eps', default=1e-6)
-    keepdim = argument(args, kwargs, 4, 'keepdim', default=False)
-    return (first - second + eps).norm(p, -1, keepdim=keepdim)
+@named_rule('pairwise_distance')
+def _pairwise_distance(
+    func: Any, x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Any:
+    return (x1 - x2 + eps).norm(p, -1, keepdim=keepdim)
 
 
-@rule('renorm')
-def _renorm(func: Any, args: Any, kwargs: Any) -> Any:
-    rows, p = args[0], argument(args, kwargs, 1, 'p')
-    dim, largest = (argument(args, kwargs, i, n) for i, n in ((2, 'dim'), (3, 'maxnorm')))
-    if not isinstance(rows, Rows):
-        refuse(func)
-    if dim % dim_of(rows) == rows._dim:
+@named_rule('renorm')
+def _renorm(func: Any, input: Rows, p: float, dim: int, maxnorm: float) -> Any:
+    num_dims = dim_of(input)
+    if dim % num_dims == input._dim:
         with plainly():
-            return tag(func(plain(rows), p, dim, largest), rows._dim, rows._space)
-    others = [i for i in range(dim_of(rows)) if i != dim % dim_of(rows)]
-    is_in_place = name_of(func).endswith('_')
-    values = rows.clone() if is_in_place else rows  # what was there is kept for backward
+            return tag(func(plain(input), p, dim, maxnorm), input._dim, input._space)
+    others = [i for i in range(num_dims) if i != dim % num_dims]
+    in_place = is_in_place(name_of(func))
+    values = input.clone() if in_place else input  # what was there is kept for backward
     size = torch.linalg.vector_norm(values, p, others, keepdim=True)
-    made = values * torch.where(size > largest, largest / (size + 1e-7), 1.0)
-    return rows.copy_(made) if is_in_place else made
+    made = values * torch.where(size > maxnorm, maxnorm / (size + 1e-7), 1.0)
+    return input.copy_(made) if in_place else made
 
 
-@rule('dist')
-def _dist(func: Any, args: Any, kwargs: Any) -> Any:
-    first, second = argument(args, kwargs, 0, 'input', 'self'), argument(args, kwargs, 1, 'other')
-    return (first - second).norm(argument(args, kwargs, 2, 'p', default=2))
+@named_rule('dist')
+def _dist(func: Any, input: Any, other: Any, p: float = 2) -> Any:
+    return (input - other).norm(p)

@@ -11,44 +11,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.rows import in_nested, plain
+from pyg_sar.rows.rows import in_nested, plain, tag
+from pyg_sar.rows.space import Space
 
 
 def run(
-    func: Callable[..., Any], args: Any, kwargs: Any, right: int, right_out: Callable[[Tensor], int]
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    space: Space,
+    right: int,
+    dim_of_result: Callable[[Tensor], int],
 ) -> Any:
-    """``func(*args, **kwargs)`` of plain own rows, also where there are none.
+    """``func(*args, **kwargs)`` of own rows, `right` places from the right; results are rows.
 
-    Args:
-        func: What to call.
-        args: With own rows `right` places from the right.
-        kwargs: The same.
-        right: 1 for the last dimension.
-        right_out: Tells of a result how many places from the right its rows are.
+    To be called where rows are plain. The last dimension is 1 from the right.
     """
-    is_empty = False
 
     def padded(value: Any) -> Any:
-        nonlocal is_empty
+        if not isinstance(value, Tensor) or value.dim() < right or value.size(-right) > 0:
+            return value
+        return with_one_row(plain(value), value.dim() - right)
+
+    if not space.own:
+        args, kwargs = in_nested((args, kwargs), padded)
+
+    def as_rows(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        value = plain(value)
-        if value.dim() < right or value.size(-right) > 0:
-            return value
-        is_empty = True
-        return with_one_row(value, value.dim() - right)
+        dim = dim_of_result(value)
+        return tag(value if space.own else value.narrow(dim, 0, 0), dim, space)
 
-    args, kwargs = in_nested((args, kwargs), padded)
-    out = func(*args, **kwargs)
-    if not is_empty:
-        return out
-
-    def emptied(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return value.narrow(value.dim() - right_out(value), 0, 0)
-
-    return in_nested(out, emptied)
+    return in_nested(func(*args, **kwargs), as_rows)
 
 
 def with_one_row(value: Tensor, dim: int) -> Tensor:

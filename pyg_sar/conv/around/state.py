@@ -1,0 +1,44 @@
+"""What a conv is at a forward: what must be found out anew where it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from pyg_sar.conv.names import PLAIN
+
+_METHODS = ('message', 'aggregate', 'update', 'edge_update', 'propagate', 'edge_updater')
+_MESSAGE_HOOKS = ('_propagate', '_message', '_aggregate', '_edge_update')
+
+
+def state_of_modules(modules: Iterable[torch.nn.Module]) -> list[Any]:
+    """Numbers, words, hooks, own methods and children of modules; equal while none has changed."""
+    state: list[Any] = []
+    for module in modules:
+        table = vars(module)
+        state.append(type(module))
+        state += table['_modules'].values()
+        for name, value in table.items():
+            if isinstance(value, PLAIN):
+                state += name, value
+            elif name.endswith('_hooks'):
+                if value and 'state_dict' not in name:
+                    state += name, *value.values()
+            elif name in _METHODS:
+                state += name, value
+    return state
+
+
+def words_of_modules(conv: torch.nn.Module) -> list[str]:
+    """What of a conv's state must be alike on all ranks."""
+    words = []
+    for path, module in conv.named_modules():
+        if not module.training:
+            words.append(f"'{path}' in evaluation")
+        for name, hooks in vars(module).items():
+            if name.startswith(_MESSAGE_HOOKS) and name.endswith('_hooks') and hooks:
+                called = (getattr(h, '__qualname__', type(h).__qualname__) for h in hooks.values())
+                words.append(f"{name[1:]} of '{path}': {', '.join(called)}")
+    return words

@@ -1,0 +1,260 @@
+"""What ranks agree on before the first call of a kind, so that none waits in vain.
+
+They decide together which tensors have one row per edge: on one rank a tensor of weights may have
+as many rows as there are edges by chance. And they take one path: the few edges of a rank may not
+show what a function does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from pyg_sar.aggregate.program import Arguments
+from pyg_sar.comm import agree, check_equal
+from pyg_sar.conv.call.by_destination import observe
+from pyg_sar.conv.call.one_call import Call
+from pyg_sar.conv.call.plans import (
+    CallPlan,
+    Gather,
+    LinearSum,
+    OneShot,
+    Replay,
+    TracedPlan,
+    WeightedSum,
+    program_of,
+)
+from pyg_sar.conv.inspect.independence import (
+    check_destinations_are_independent,
+    check_edges_are_independent,
+)
+from pyg_sar.conv.inspect.one_shot_memory import one_shot_bytes
+from pyg_sar.conv.inspect.softmax_is_linear import has_gradient_of_use
+from pyg_sar.conv.inspect.trace import Trace, trace
+from pyg_sar.conv.message.arguments import Binding
+from pyg_sar.conv.message.intercept import MessageError, UnsupportedMessageError
+from pyg_sar.conv.names import name_of
+from pyg_sar.conv.options import Options
+from pyg_sar.dropout import EdgeDraws
+from pyg_sar.shard.plan import Plan
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a rank tells the others of a call."""
+
+    types: tuple[Any, ...] = ()  # see _kinds_of
+    # Rows of every tensor that is not read at a node.
+    rows: dict[str, int] = field(default_factory=dict)
+    num_edges: int = -1  # number of edges on the rank; -1 if the arguments could not be bound
+    num_nodes: tuple[int, int] = (0, 0)  # own sources and own destinations of the rank
+    # Of every tensor that is read as it is, the sum of its entries.
+    sums: dict[str, float] = field(default_factory=dict)
+    path: str = ''  # how the rank is going to compute it
+    one_pass: bool = False  # whether one pass could compute its softmax here
+    one_shot_bytes: int = 0  # what mode one_shot would hold on the rank, where that decides
+    across_edges: bool = False  # whether it has seen it look across edges
+
+
+def agree_on_plan(
+    call: Call, names: tuple[str, ...], options: Options, draws: EdgeDraws | None
+) -> CallPlan:
+    """Checks a kind of call once, with all ranks (collective: one all-gather), and picks its path.
+
+    `names` are those of the arguments. `draws` are those of a run on samples, where masks of
+    dropout are drawn by edge.
+    """
+    conv = call.conv
+    kind: type[CallPlan] = OneShot
+    traced: Trace | None = None
+    offer, error = Offer(), None
+    try:
+        binding = call.bind(names)
+        if draws is not None:
+            binding = binding.dropping(draws, None)
+        found = _path_of(binding, options)
+        kind, traced = found or (OneShot, None)
+        offer = _offer(binding, call.plan, kind, traced)
+        if found is None:
+            offer = replace(offer, across_edges=True)
+        elif options.mode == 'auto':
+            is_sum = kind in (LinearSum, WeightedSum)
+            num_bytes = one_shot_bytes(binding, call.plan, is_linear=is_sum)
+            offer = replace(offer, one_shot_bytes=num_bytes)
+    except Exception as failure:
+        error = failure
+    name = f'{name_of(conv)}.{call.function}'
+    edge_names, agreed = _agreed(name, offer, error, call.exchange.shard.world_size)
+    if agreed.across_edges:
+        kind, traced = OneShot, None
+    mode = options.mode
+    if mode == 'auto':
+        assert options.memory_budget is not None
+        mode = 'one_shot' if agreed.one_shot_bytes <= options.memory_budget else 'sequential'
+        kind = OneShot if kind is Replay and mode == 'one_shot' else kind
+    # A message that looks across edges is not traced to its end.
+    may_draw = draws is not None and (draws.has_drawn or (kind is OneShot and traced is None))
+    values: dict[str, Any] = {
+        'function': name,
+        'edge_names': edge_names,
+        'mode': mode,
+        'one_shot_bytes': agreed.one_shot_bytes,
+        'drops': may_draw,
+    }
+    if kind is OneShot:
+        return OneShot(**values, across_edges=agreed.across_edges)
+    if traced is None:
+        return kind(**values)
+    assert issubclass(kind, TracedPlan)
+    # A number that it sets may be another one at every call.
+    learnable = None if traced.numbers else _homes(conv, traced.learnable)
+    traced = traced if agreed.one_pass else replace(traced, weights=None)
+    return kind(**values, trace=traced, learnable=learnable)
+
+
+def _path_of(binding: Binding, options: Options) -> tuple[type[CallPlan], Trace | None] | None:
+    """The cheapest path that is exact for what a function does, and that, if it was traced.
+
+    None for one that looks across edges: it runs on rows of the edges of all ranks.
+    """
+    if binding.at_nodes:
+        return None
+    kind: type[CallPlan] = OneShot if options.mode == 'one_shot' else Replay
+    traced: Trace | None = None
+    try:
+        try:
+            traced = trace(binding)
+            num_reductions = 0 if traced.aggregate is None else len(traced.aggregate.calls)
+            check_edges_are_independent(binding, num_reductions)
+        except UnsupportedMessageError:
+            observe(binding)
+            kind, traced = Gather, None
+        check_destinations_are_independent(binding)
+    except MessageError:
+        return None
+    if traced is not None and traced.is_linear:
+        kind = LinearSum
+    elif traced is not None and traced.is_weighted:
+        kind = WeightedSum
+    return kind, traced
+
+
+def _offer(binding: Binding, plan: Plan, kind: type[CallPlan], traced: Trace | None) -> Offer:
+    takes_gradient = any(_needs_grad(t) for t in binding.arguments.edge)
+    return Offer(
+        types=_kinds_of(binding.arguments),
+        rows=binding.rows,
+        num_edges=plan.num_edges,
+        num_nodes=(plan.shard.num_own, plan.shard.num_dst),
+        sums=binding.sums_of_whole(),
+        path=kind.path + ', with gradient' * (kind is WeightedSum and takes_gradient),
+        one_pass=kind is Replay and traced is not None and _one_pass(binding, traced),
+    )
+
+
+def _one_pass(binding: Binding, traced: Trace) -> bool:
+    """Whether one pass computes the softmax; see :mod:`pyg_sar.aggregate.online_softmax`."""
+    if traced.weights is None:
+        return False
+    return has_gradient_of_use(binding, program_of(binding, traced, num_dst=1))
+
+
+def _homes(
+    conv: torch.nn.Module, tensors: tuple[Tensor, ...]
+) -> tuple[tuple[ref[torch.nn.Module], str], ...] | None:
+    """Which parameters of which modules some tensors are; None if one is none of them."""
+    homes = {
+        id(tensor): (ref(module), name)
+        for module in conv.modules()
+        for name, tensor in module.named_parameters(recurse=False, remove_duplicate=False)
+    }
+    if not all(id(tensor) in homes for tensor in tensors):
+        return None
+    return tuple(homes[id(tensor)] for tensor in tensors)
+
+
+def _agreed(
+    name: str, own: Offer, error: Exception | None, world_size: int
+) -> tuple[frozenset[str], Offer]:
+    """The names of the tensors with one row per edge, and the offer that all ranks can keep.
+
+    Raises ValueError on all ranks, if the call is wrong on one of them or differs between them.
+    With one rank `error` itself is raised.
+    """
+    if world_size == 1 and error is not None:
+        raise error
+    told = vars(own), None if error is None else str(error)
+    answers = agree(told) if world_size > 1 else [told]
+    offers = [Offer(**other) for other, _ in answers]
+    edge_names: frozenset[str] = frozenset()
+    if all(other.num_edges >= 0 for other in offers):
+        check_equal(f'arguments of {name}', sorted(own.rows), [sorted(o.rows) for o in offers])
+        edge_names = frozenset(n for n in own.rows if _is_edge_tensor(n, name, offers))
+    if error is not None:
+        raise ValueError(str(error)) from error
+    for rank, (_, other_error) in enumerate(answers):
+        if other_error is not None:
+            raise ValueError(f'rank {rank}: {other_error}')
+    check_equal(f'tensors in {name}', own.types, [other.types for other in offers])
+    for whole in own.rows.keys() - edge_names:
+        _check_whole(whole, name, offers)
+    across_edges = any(other.across_edges for other in offers)
+    if not across_edges:
+        check_equal(f'path of {name}', own.path, [other.path for other in offers])
+    return edge_names, replace(
+        own,
+        one_pass=all(other.one_pass for other in offers),
+        one_shot_bytes=max(other.one_shot_bytes for other in offers),
+        across_edges=across_edges,
+    )
+
+
+def edge_tensors(rows: dict[str, int], num_edges: int) -> list[str]:
+    """The names of the tensors that have one row per edge on every rank (collective)."""
+    answers = agree({name for name, count in rows.items() if count == num_edges})
+    return sorted(set.intersection(*answers))
+
+
+def _is_edge_tensor(name: str, where: str, offers: list[Offer]) -> bool:
+    """Whether a tensor has one row per edge on every rank."""
+    has_edge_rows = [call.rows[name] == call.num_edges for call in offers]
+    if all(has_edge_rows):
+        return True
+    # On one rank a tensor of another kind may happen to have as many rows as there are edges.
+    if any(has_edge_rows) and len({call.rows[name] for call in offers}) > 1:
+        rank = has_edge_rows.index(False)
+        raise ValueError(
+            f"expected one row per edge in '{name}' of {where}: {offers[rank].num_edges} rows on "
+            f'rank {rank} (got {offers[rank].rows[name]})'
+        )
+    return False
+
+
+def _check_whole(name: str, where: str, offers: list[Offer]) -> None:
+    """Raises for a tensor that a message reads as it is, if it holds the nodes of one rank only."""
+    rows = [call.rows[name] for call in offers]
+    # Parts may have as many nodes each; a weight may have as many rows, but is the same everywhere.
+    is_of_nodes = all(n in call.num_nodes for n, call in zip(rows, offers, strict=True))
+    differs = len({call.sums.get(name) for call in offers}) > 1
+    if len(set(rows)) > 1 or (is_of_nodes and differs):
+        raise ValueError(
+            f"expected a tensor that is the same on all ranks in '{name}' of {where} (got {rows} "
+            f"rows; rows of nodes are read at the ends of edges, as '{name}_j' and '{name}_i')"
+        )
+
+
+def _kinds_of(arguments: Arguments) -> tuple[Any, ...]:
+    """Kind, dtype, row shape and need of a gradient of every tensor that is read at a node."""
+    return tuple(
+        (kind, str(t.dtype), tuple(t.shape[1:]), _needs_grad(t))
+        for kind, tensors in (('src', arguments.src), ('dst', arguments.dst))
+        for t in tensors
+    )
+
+
+def _needs_grad(tensor: Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()

@@ -1,0 +1,99 @@
+"""What is checked of a forward's inputs before the conv computes anything.
+
+Only ``propagate`` shows for certain which role a tensor has. But a conv may fail before it gets
+there, on the one rank whose input is wrong. So what the names of arguments tell is checked here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.nn import MessagePassing, RGCNConv
+
+from pyg_sar.conv.names import name_of, plain_class
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+from pyg_sar.shard.shard import Shard
+
+
+@cache
+def signature_of(forward: Any) -> inspect.Signature:
+    """Of a conv's forward."""
+    return inspect.signature(forward)
+
+
+def check_not_explained(conv: MessagePassing) -> None:
+    """Raises a ValueError if a conv in it is explained."""
+    for module in conv.modules():
+        if isinstance(module, MessagePassing) and module.explain:
+            raise ValueError(
+                f'{name_of(module)} cannot be explained on a cut graph: explain the model on a '
+                'plain graph, such as the neighbourhood of a node (k_hop_subgraph), with its '
+                'weights or on one process'
+            )
+
+
+def _check_has_features(conv: MessagePassing, arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError where PyG's own convs are given None for ``x``.
+
+    RGCNConv then learns a row per node, which it numbers from 0 on, and a rank would number its
+    own. Convs on points do without ``x``.
+    """
+    is_pygs = plain_class(conv).__module__.startswith('torch_geometric.')
+    x = arguments.get('x', ())
+    is_missing = x is None or (isinstance(x, (tuple, list)) and len(x) > 0 and x[0] is None)
+    if is_missing and is_pygs and 'pos' not in arguments:
+        of_ids = '; RGCNConv also takes the ids of the own nodes, data.n_id'
+        raise ValueError(
+            f"expected features in 'x' of {name_of(conv)} (got None): nodes without features get "
+            f'rows of their own by pyg_sar.NodeEmbedding(data, width)()'
+            + of_ids
+            * isinstance(conv, RGCNConv)
+        )
+
+
+def check_inputs(
+    conv: MessagePassing, shard: Shard, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Checks the rows of ``x`` and of edge tensors among the arguments of a conv's forward."""
+    try:
+        forward = signature_of(plain_class(conv).forward)
+        arguments = forward.bind(conv, *args, **kwargs).arguments
+    except TypeError:
+        return  # the conv itself says it best
+    handles = [v for v in arguments.values() if isinstance(v, ShardEdgeIndex)]
+    x = arguments.get('x')
+    _check_has_features(conv, arguments)
+    # A relation under another name may be an incidence, along which messages go there and back.
+    if shard.is_bipartite and isinstance(x, Tensor) and 'edge_index' in arguments:
+        raise ValueError(
+            f"expected a pair (x_src, x_dst) for 'x' of {name_of(conv)}, as its edges run "
+            f'between two sets of nodes (got a tensor of shape {tuple(x.shape)})'
+        )
+    own = shard.num_own, shard.num_dst
+    for tensor, rows in zip(x if isinstance(x, (tuple, list)) else [x], own, strict=False):
+        if not isinstance(tensor, Tensor) or not handles:  # rows say themselves whose they are
+            continue
+        dims = {0, conv.node_dim} if tensor.dim() > 1 else {0}
+        if rows not in {tensor.size(d) for d in dims if -tensor.dim() <= d < tensor.dim()}:
+            raise ValueError(
+                f"expected one row per own node in 'x' of {name_of(conv)}: {rows} "
+                f'rows (got shape {tuple(tensor.shape)})'
+            )
+    if len(handles) != 1:
+        return
+    num_edges = handles[0].size(1)
+    for name, value in arguments.items():
+        if (
+            name.startswith('edge_')
+            and isinstance(value, Tensor)
+            and not isinstance(value, ShardEdgeIndex)
+            and value.shape[:1] != (num_edges,)
+        ):
+            raise ValueError(
+                f"expected one row per edge in '{name}' of {name_of(conv)}: {num_edges} rows "
+                f'(got shape {tuple(value.shape)})'
+            )

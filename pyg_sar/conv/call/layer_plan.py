@@ -1,0 +1,183 @@
+"""The start of a forward on a cut graph, before the conv computes anything.
+
+Ranks agree on how a call of message passing is computed, and keep to it. That holds for one state
+of the conv: its hooks, its training mode, its numbers and the kinds of its inputs. If one rank
+registers a hook and the others do not, it would decide anew while they wait for its rows. So every
+forward begins with an all-reduce of one number, which tells whether what must be alike is the same
+on all ranks, and whether one of them has to decide anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from pyg_sar.comm import agree, are_alike, check_equal, raise_together
+from pyg_sar.conv.around.patching import Forms
+from pyg_sar.conv.around.state import words_of_modules
+from pyg_sar.conv.call.inputs import check_inputs, check_not_explained
+from pyg_sar.conv.call.plans import CallPlan
+from pyg_sar.conv.exchanges import exchange_of, shards_of
+from pyg_sar.conv.names import name_of
+from pyg_sar.conv.options import Options
+from pyg_sar.conv.substitutes import special_forms
+from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.rows import plainly
+from pyg_sar.scoped import Scoped
+from pyg_sar.shard.edge_index import ShardEdgeIndex
+
+
+@dataclass(eq=False)
+class LayerPlan:
+    """What the ranks have agreed on for one kind of forward of a layer."""
+
+    kind: tuple[Any, ...]  # of forward
+    state: list[Any]  # of the conv on this rank
+    words: str  # both, as far as they must be alike on all ranks
+    # The convs inside the conv, with their paths.
+    paths: Mapping[MessagePassing, str] = field(default_factory=dict)
+    forms: Forms = field(default_factory=special_forms)
+    # How each kind of call is computed, in the conv or a conv inside it.
+    calls: dict[Any, CallPlan] = field(default_factory=dict)
+    # The tensors with one row per edge, where edges have to be turned round.
+    turned: dict[Any, list[str]] = field(default_factory=dict)
+    # The arguments of functions of convs.
+    names: dict[Any, tuple[str, ...]] = field(default_factory=dict)
+    # Whose rows each of the arguments has, where they are own rows; see rows_of_call.
+    spaces: dict[Any, Any] = field(default_factory=dict)
+
+
+class Layer:
+    """What a SARConv has beside its conv."""
+
+    def __init__(self, options: Options, place: str, *, is_inside: bool = False) -> None:
+        self.options = options
+        self.place = place  # what errors call this layer
+        self.is_inside = is_inside  # another SARConv, whose forward it is a part of
+        self.drops_by_id = False  # whether it is part of a model with `dropout_seed`
+        self.plans: dict[str, LayerPlan] = {}  # for each kind of forward, in words; oldest first
+        self.inner: list[torch.nn.Module] = []  # all modules in the conv
+        self.state: list[Any] = []  # of the conv at its last forward
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy may run with other ranks: they agree anew.
+        return vars(self) | {'plans': {}, 'inner': [], 'state': []}
+
+    def call_plans(self) -> list[CallPlan]:
+        """Of all forwards, in the order in which they were made."""
+        return [each for plan in self.plans.values() for each in plan.calls.values()]
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """A forward of a layer on a cut graph, or a call of its ``propagate`` from outside of one."""
+
+    conv: MessagePassing
+    plan: LayerPlan
+    options: Options
+    in_forward: bool  # whether the conv's own forward takes what propagate returns
+
+    def path_of(self, conv: MessagePassing) -> str | None:
+        """Where a conv is in the layer; None if it is not."""
+        return '' if conv is self.conv else self.plan.paths.get(conv)
+
+
+running: Scoped[Forward | None] = Scoped(None)
+"""The innermost forward in this thread."""
+
+
+def plan_for(
+    conv: Any,
+    state: list[Any],
+    edges: list[EdgeIndex | ShardEdgeIndex],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    in_forward: bool,
+) -> LayerPlan:
+    """What the ranks have agreed on for a forward like this one of a SARConv in a state.
+
+    Collective: an all-reduce of one number; where a rank has not seen such a forward, or the conv
+    has changed since, an all-gather.
+
+    Raises:
+        ValueError: If a shard is not this rank's. On all ranks, if the forwards differ, or the
+            inputs of one are wrong.
+    """
+    options, known = conv._sar.options, conv._sar.plans
+    shards = shards_of(edges)
+    for shard in shards:
+        exchange_of(shard, options.prefetch, options.exchange_dtype)
+    kind = (
+        in_forward,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        *[shard.fingerprint for shard in shards],
+    )
+    with plainly():
+        kinds: list[Any] = _kinds([*args, *kwargs.values()])
+    kind += tuple(kinds)
+    plan = next((p for p in known.values() if p.kind == kind and p.state == state), None)
+    error = None
+    try:
+        if plan is None:
+            check_not_explained(conv)
+        # Rows say themselves whose they are.
+        is_told = plan is not None and all(isinstance(each, EdgeIndex) for each in edges)
+        if len(shards) == 1 and not is_told:
+            check_inputs(conv, shards[0], args, kwargs)
+    except ValueError as wrong:
+        error = wrong
+    words = _words(conv, options, kind) if plan is None else plan.words
+    is_known = plan is not None and error is None
+    if shards[0].world_size > 1:
+        _, is_known = are_alike(words, is_known)
+        if not is_known:
+            check_equal('layer', words, agree(words))
+            raise_together(error)
+    elif error is not None:
+        raise error
+    if plan is None or not is_known:
+        known.pop(words, None)  # the new one is the latest
+        convs = ((m, p) for p, m in conv.named_modules() if isinstance(m, MessagePassing) and p)
+        plan = known[words] = LayerPlan(kind, state, words, dict(convs))
+    return plan
+
+
+def _kinds(values: Iterable[Any]) -> list[Any]:
+    """Kind, dtype and need of a gradient of every tensor among a forward's arguments."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, (ShardEdgeIndex, EdgeIndex)):
+            found.append('edges')
+        elif isinstance(value, Tensor):
+            needs_grad = value.requires_grad and torch.is_grad_enabled()
+            found.append((value.dtype, value.dim(), needs_grad))
+        elif isinstance(value, Mapping):
+            found += [*map(str, value), *_kinds(value.values())]
+        elif isinstance(value, (tuple, list)):
+            found += _kinds(value)
+        elif value is None:
+            found.append(None)
+    return found
+
+
+def _words(conv: MessagePassing, options: Options, kind: tuple[Any, ...]) -> str:
+    in_forward, with_gradients, in_inference, *kinds = kind
+    words = [name_of(conv), str(options)]
+    words.append(f'gradients {with_gradients}, inference {in_inference}')
+    if not in_forward:
+        words.append('called from outside of forward')
+    words += words_of_modules(conv)
+    for each in kinds:
+        if isinstance(each, tuple):
+            dtype, dims, needs_grad = each
+            words.append(f'{dtype} in {dims} dimensions' + ', with gradient' * needs_grad)
+        elif each is not None:
+            words.append(each)
+    return '; '.join(words)

@@ -1,0 +1,61 @@
+"""One call of message passing, with its arguments as a rank computes with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from pyg_sar.comm import EdgeMove, Exchange
+from pyg_sar.conv.inspect.trace import Seen
+from pyg_sar.conv.message.arguments import Binding, bind
+from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.rows import tag
+from pyg_sar.shard.plan import Plan, plan_of
+
+
+@dataclass(eq=False, kw_only=True)
+class Call:
+    """One call of ``propagate``, up to the conv's ``update``, or of ``edge_updater``."""
+
+    conv: MessagePassing
+    function: str  # ``'message'`` or ``'edge_update'``
+    edge_index: Tensor  # as messages pass along it, into own nodes
+    size: tuple[int | None, ...] | None
+    kwargs: dict[str, Any]  # own rows, and rows in the order of `edge_index`
+    at_nodes: dict[str, Any]  # rows of nodes of the whole graph that it reads as they are
+    move: EdgeMove | None  # how tensors of edges came over, if the edges were turned round
+    edges: EdgeIndex | None  # as they were given, if the call was made with rows of the whole
+    exchange: Exchange
+    max_rows: int | None  # in-edges of a chunk of destinations; None for what fits into free memory
+    in_forward: bool  # whether the conv's own forward takes the result
+    binding: Binding = field(init=False)  # the function with its arguments
+    plan: Plan = field(init=False)
+
+    def bind(self, names: tuple[str, ...], edge_names: frozenset[str] | None = None) -> Binding:
+        """Checks and sorts the arguments; see :func:`pyg_sar.conv.message.arguments.bind`."""
+        shard, size = self.exchange.shard, self.size
+        if size is not None:
+            own = shard.num_own, shard.num_dst
+            if any(n not in (None, m) for n, m in zip(size, own, strict=True)):
+                raise ValueError(f"expected 'size' to be {own}, the own nodes (got {tuple(size)})")
+        self.plan = plan_of(self.edge_index, shard)
+        self.binding = bind(self.conv, self.function, names, self.kwargs, self.plan, edge_names)
+        if self.at_nodes:
+            self.binding = replace(self.binding, at_nodes=self.at_nodes)
+        return self.binding
+
+    def in_given_order(self, values: Tensor) -> Tensor:
+        """One row per edge, in the order of the caller's edges."""
+        return values if self.move is None else self.move.to_forward(values)
+
+    def set_attributes(self, seen: Seen, values: tuple[Tensor, ...]) -> None:
+        """Sets on the conv what its function sets: one row per edge, and numbers."""
+        for name, number in seen.numbers.items():
+            setattr(self.conv, name, number)
+        for name, value in zip(seen.edge_attributes, values, strict=True):
+            rows = self.in_given_order(value)
+            rows = rows if self.edges is None else tag(rows, 0, self.edges._space)
+            setattr(self.conv, name, rows)

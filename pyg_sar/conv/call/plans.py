@@ -1,0 +1,299 @@
+"""How calls of message passing are computed, as all ranks agreed: a class for each path."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from pyg_sar.aggregate.halo import with_halo
+from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn
+from pyg_sar.aggregate.replay import replay
+from pyg_sar.aggregate.weighted_sum import weighted_sum
+from pyg_sar.conv.call.by_destination import Observation, run_gather
+from pyg_sar.conv.call.one_call import Call
+from pyg_sar.conv.inspect.trace import Trace, trace
+from pyg_sar.conv.message.arguments import Binding
+from pyg_sar.conv.message.forward_state import state_of
+from pyg_sar.conv.message.reductions import Aggregate, BlockMessages, finish
+from pyg_sar.conv.message.sample_edges import Undone
+from pyg_sar.conv.options import Mode, Path
+from pyg_sar.conv.reuse.narrow_exchange import (
+    NarrowSum,
+    is_hooked,
+    is_sum,
+    layer_after,
+    rows_through,
+)
+from pyg_sar.conv.reuse.raw_feature_sums import raw_sum
+from pyg_sar.merge import State
+from pyg_sar.rows.rows import plain, tag
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallPlan:
+    """How one kind of call is computed, the same on all ranks; a class for each path."""
+
+    path: ClassVar[Path]
+    function: str  # the function's name, with its conv's
+    edge_names: frozenset[str]  # the tensors with one row per edge
+    mode: Mode  # the mode it is computed in; never ``'auto'``
+    # The most that mode one_shot would hold on any rank, in bytes; 0 where it was not asked for.
+    one_shot_bytes: int = 0
+    drops: bool = False  # whether it draws masks of dropout by edge, or may do so
+
+    @property
+    def is_one_shot(self) -> bool:
+        """Whether all halo rows are exchanged at once."""
+        return self.mode == 'one_shot'
+
+    def anew(self, binding: Binding) -> CallPlan:
+        """The plan for a call whose function may read or set other things than in the last one."""
+        return self
+
+    def aggregated(self, call: Call) -> Tensor:
+        """The aggregated messages ``[num_dst, ...]`` of a call of ``propagate``."""
+        raise NotImplementedError
+
+    def updated_edges(self, call: Call) -> Tensor:
+        """The result ``[num_edges, ...]`` of a call of ``edge_updater``."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedPlan(CallPlan):
+    """A plan for a function of which it is known what it does."""
+
+    trace: Trace
+    # The parameters that it reads by itself, by module and name; None if it has to be traced at
+    # every call: it reads a learnable tensor that is no parameter, or sets a number.
+    learnable: tuple[tuple[ref[torch.nn.Module], str], ...] | None
+
+    def anew(self, binding: Binding) -> CallPlan:
+        """With a trace of this call, where that may be another one."""
+        if self.learnable is not None:
+            return self
+        traced = trace(binding)
+        if self.trace.weights is None:  # on some rank
+            traced = replace(traced, weights=None)
+        return replace(self, trace=traced)
+
+    @property
+    def reductions(self) -> Aggregate:
+        """What the aggregation reduces."""
+        assert self.trace.aggregate is not None
+        return self.trace.aggregate
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearSum(TracedPlan):
+    """A sum or mean of x_j, or of weights without gradient times x_j."""
+
+    path: ClassVar[Path] = 'linear'
+
+    def aggregated(self, call: Call) -> Tensor:
+        """The sums: those of raw features are kept, and a narrower layer may come before them."""
+        call.set_attributes(self.trace, ())
+        conv, plan, place = call.conv, call.plan, self.trace.weight
+        x = call.binding.arguments.src[0]
+        weight = None if place is None else call.binding.arguments.edge[place]
+        if is_sum(conv):
+            if not (x.requires_grad and torch.is_grad_enabled()):  # agreed, as all needs of one
+                raw = raw_sum(conv, x, weight, plan, is_hooked=is_hooked(conv))
+                if raw is not None:
+                    kept = raw.kept()
+                    return raw.keep(self._sum(call, x, weight)) if kept is None else kept
+            layer = layer_after(conv, x, plan) if call.in_forward else None
+            if layer is not None:
+                rows = rows_through(layer, x)
+                return NarrowSum.of(self._sum(call, rows, weight), layer.weight)
+        return self._sum(call, x, weight)
+
+    def _sum(self, call: Call, rows: Tensor, weight: Tensor | None) -> Tensor:
+        mean = [kind for _, kind in self.reductions.calls] == ['mean']
+        weight = None if weight is None else weight.view(-1)
+        total = weighted_sum(
+            rows if weight is None else rows.to(weight.dtype),
+            weight,
+            call.plan,
+            call.exchange,
+            one_shot=self.is_one_shot,
+            mean=mean,
+        )
+        if is_sum(call.conv) and not is_hooked(call.conv):
+            return total
+        binding, out = call.binding, self.trace.out
+        return finish(binding, self.reductions, [(total,)], out, call.plan, is_mean=mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedSum(TracedPlan):
+    """A sum of weights times x_j."""
+
+    path: ClassVar[Path] = 'weighted'
+
+    def aggregated(self, call: Call) -> Tensor:  # noqa: D102
+        call.set_attributes(self.trace, ())
+        assert self.trace.weight is not None
+        conv, plan, out = call.conv, call.plan, self.trace.out
+        weight = call.binding.arguments.edge[self.trace.weight]
+        x = call.binding.arguments.src[0].to(weight.dtype)
+        heads = math.prod(weight.shape[1:])
+        total = weighted_sum(
+            _shaped(x, x.size(0), heads, math.prod(x.shape[1:]) // heads),
+            _shaped(weight, plan.num_edges, heads),
+            plan,
+            call.exchange,
+            keep_rows=self.mode == 'sequential_no_remat',
+            one_shot=self.is_one_shot,
+        )
+        dim = self.reductions.reductions[0].dim % out.dim()
+        row_shape = [size for i, size in enumerate(out.shape) if i != dim]
+        state = total.view(plan.shard.num_dst, *row_shape).movedim(0, dim)
+        if self.reductions.calls[0][1] != 'mean' and is_sum(conv) and not is_hooked(conv):
+            return state
+        return finish(call.binding, self.reductions, [(state,)], out, plan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(TracedPlan):
+    """Any message, block by block, computed again in backward."""
+
+    path: ClassVar[Path] = 'replay'
+
+    def aggregated(self, call: Call) -> Tensor:  # noqa: D102
+        states, outputs = self._replayed(call)
+        call.set_attributes(self.trace, outputs)
+        return finish(call.binding, self.reductions, states, self.trace.out, call.plan)
+
+    def updated_edges(self, call: Call) -> Tensor:  # noqa: D102
+        _, outputs = self._replayed(call)
+        call.set_attributes(self.trace, outputs[1:])
+        return call.in_given_order(outputs[0])
+
+    def _replayed(self, call: Call) -> tuple[list[State], tuple[Tensor, ...]]:
+        learnable = self.trace.learnable
+        if self.learnable is not None:  # a program may have replaced the parameters since
+            found = (getattr(module(), name) for module, name in self.learnable)
+            learnable = tuple(found)
+        program = program_of(call.binding, self.trace, call.plan.shard.num_dst)
+        arguments = replace(call.binding.arguments, learnable=learnable)
+        keep_rows = self.mode == 'sequential_no_remat'
+        return replay(program, arguments, call.plan, call.exchange, keep_rows=keep_rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gather(CallPlan):
+    """Any message and aggregation, by chunks of destinations with all their in-edges."""
+
+    path: ClassVar[Path] = 'gather'
+
+    def aggregated(self, call: Call) -> Tensor:  # noqa: D102
+        out, outputs, seen = self._gathered(call)
+        assert out is not None
+        call.set_attributes(seen, outputs)
+        return out
+
+    def updated_edges(self, call: Call) -> Tensor:  # noqa: D102
+        _, outputs, seen = self._gathered(call)
+        call.set_attributes(seen, outputs[1:])
+        return call.in_given_order(outputs[0])
+
+    def _gathered(self, call: Call) -> tuple[Tensor | None, tuple[Tensor, ...], Observation]:
+        max_rows = max(call.plan.num_edges, 1) if self.is_one_shot else call.max_rows
+        return run_gather(call.binding, call.plan, call.exchange, max_rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneShot(CallPlan):
+    """Plain autograd over all edges, with all halo rows beside the own ones."""
+
+    path: ClassVar[Path] = 'one_shot'
+    across_edges: bool = False  # whether it looks across edges, and runs on rows of those of all
+
+    def aggregated(self, call: Call) -> Tensor:  # noqa: D102
+        binding, edges, num_dst = call.binding, call.plan.edge_index, call.plan.shard.num_dst
+        src = tuple(with_halo(t, call.exchange) for t in binding.arguments.src)
+        values = binding.inputs(replace(binding.arguments, src=src), edges, edges[1], num_dst)
+        if self.across_edges:
+            values = self._of_all_edges(call, values)
+        out = binding.run(values)
+        if binding.function == 'message':
+            out = binding.aggregate(values, out)
+        out = plain(out)
+        if call.plan.num_edges == 0 and out.is_floating_point():
+            # A conv may skip parameters that other ranks, which have edges, have gradients of.
+            # DistributedDataParallel would wait for them.
+            for parameter in call.conv.parameters():
+                out = out + 0 * parameter.sum()
+        return out
+
+    def updated_edges(self, call: Call) -> Tensor:  # noqa: D102
+        return call.in_given_order(self.aggregated(call))
+
+    def _of_all_edges(self, call: Call, values: dict[str, Any]) -> dict[str, Any]:
+        """What the function gets: rows of the edges of all ranks."""
+        edges = call.edges
+        if edges is None or call.move is not None:
+            raise ValueError(
+                f"'{self.function}' takes statistics over edges: call it with the edge_index "
+                'of pyg_sar.load_shard, with messages from row 0 to row 1'
+            )
+        space, num_dst = edges._space, edges.ends.dst.total
+        index = edges._row(1 - edges.handle.is_flipped)
+        rows = {}
+        for name, value, at_nodes in call.binding.edge_values(values):
+            dim = int(call.conv.node_dim) % value.dim() if at_nodes else 0
+            # Not the tensor itself: of an edge tensor that is kept as the plain one of its rows.
+            rows[name] = tag(value.view_as(value), dim, space)
+        return {
+            **values,
+            'index': index,
+            'edge_index_i': index,
+            'edge_index_j': edges._row(int(edges.handle.is_flipped)),
+            'size_i': num_dst,
+            'dim_size': num_dst,
+            **rows,
+            **call.binding.at_nodes,
+        }
+
+
+PLANS: tuple[type[CallPlan], ...] = (LinearSum, WeightedSum, Replay, Gather, OneShot)
+"""Every path."""
+
+
+def program_of(binding: Binding, traced: Trace, num_dst: int) -> Program:
+    """A conv's message as the aggregate room runs it."""
+    conv, aggregate = binding.conv, traced.aggregate
+    of_block = BlockMessages(binding, 0 if aggregate is None else len(aggregate.calls), num_dst)
+
+    def run(
+        arguments: Arguments, edge_index: Tensor, softmax: SoftmaxFn
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        with Undone(conv) as undone:
+            out = of_block.run(arguments, edge_index, softmax)
+        outputs: tuple[Tensor, ...] = ()
+        if traced.edge_attributes:
+            outputs = undone.edge_rows(traced.edge_attributes, edge_index.size(1))
+        return ((), out + outputs) if aggregate is None else (out, outputs)
+
+    return Program(
+        run=run,
+        num_softmax=traced.num_softmax,
+        messages=traced.messages,
+        edge_outputs=traced.edge_outputs,
+        uses_rng=traced.uses_rng,
+        reductions=() if aggregate is None else aggregate.reductions,
+        edge_bytes=traced.edge_bytes,
+        weights=traced.weights,
+        as_in_forward=state_of(conv),
+    )
+
+
+def _shaped(values: Tensor, *shape: int) -> Tensor:
+    # Not a view without need: autograd would add to its gradient out of place.
+    return values if values.shape == shape else values.reshape(shape)
