@@ -23,7 +23,13 @@ from pyg_sar.comm.ranks import current
 
 
 class Reducer(Protocol):
-    """A model that makes its gradients whole at the end of a backward."""
+    """A model that makes its gradients whole at the end of a backward.
+
+    Attributes:
+        is_last: Whether it does so after all others, whichever the backward came to first.
+    """
+
+    is_last: bool
 
     def enter(self) -> None:
         """Notes that the backward that runs comes to the model."""
@@ -74,7 +80,7 @@ class Backward:
             if not self._models:
                 for model in reversed([*self._comm.awaiting]):  # as a backward would come to them
                     model.enter()
-            for model in self._models:
+            for model in sorted(self._models, key=lambda model: model.is_last):
                 whole |= dict.fromkeys(model.reduce(set(self._new)))
         finally:
             self._comm.backward = lambda: None

@@ -53,6 +53,8 @@ class Gradients:
     gradients only gather.
     """
 
+    is_last = False
+
     def __init__(
         self,
         module: torch.nn.Module | None = None,
@@ -137,6 +139,10 @@ class Gradients:
             # A NodeEmbedding divides those of its rows by itself.
             own = [t for t in behind if t not in known and not isinstance(t, OwnRows)]
             divide_gradients(leaf for leaf in own if not _is_watched(leaf))
+
+    def is_alive(self) -> bool:
+        """Whether there is a module: it may have been wrapped again, or be gone."""
+        return self._module is not None and self._module() is not None
 
     def enter(self) -> None:
         """Notes that the backward that runs comes to the module."""
@@ -259,7 +265,7 @@ class _Entry:
 
     def __call__(self, grad: Tensor) -> None:
         gradients = self.gradients()
-        if gradients is not None and gradients._module is not None:
+        if gradients is not None and gradients.is_alive():
             gradients.enter()
             gradients._met.add(self.forward)
 
@@ -275,7 +281,7 @@ class _Arrival:
 
     def __call__(self, grad: Tensor) -> Tensor | None:
         gradients, p = self.gradients(), self.parameter()
-        if gradients is None or p is None or gradients._module is None:
+        if gradients is None or p is None or not gradients.is_alive():
             return None
         if gradients._accumulating != torch._C._current_graph_task_id():
             if world_size() == 1:
@@ -292,4 +298,5 @@ class _Arrival:
 
 def _is_watched(p: Tensor) -> bool:
     hooks = (p._backward_hooks or {}).values()
-    return any(isinstance(hook, _Arrival) and hook.gradients() is not None for hook in hooks)
+    found = (hook.gradients() for hook in hooks if isinstance(hook, _Arrival))
+    return any(gradients is not None and gradients.is_alive() for gradients in found)

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pyg_sar.comm import all_reduce_sum, are_alike, communicates, once_differentiable, rank
 from pyg_sar.comm import world_size as num_ranks
-from pyg_sar.comm.end_of_backward import is_accumulated, is_inside_a_function
+from pyg_sar.comm.comm import Comm
+from pyg_sar.comm.end_of_backward import is_accumulated, is_inside_a_function, started
+from pyg_sar.comm.ranks import current
 from pyg_sar.monitor.users_line import warn
 from pyg_sar.scoped import Scoped
 
@@ -96,12 +98,51 @@ class _Average:
 
     def __init__(self, tensor: Tensor) -> None:
         self._leaf = ref(tensor) if tensor.is_leaf else None
+        self._leaves = _of_comm.setdefault(current(), _Leaves())
+        if self._leaf is not None:
+            self._leaves.known.append(self._leaf)
 
     def __call__(self, grad: Tensor) -> Tensor | None:
         leaf = None if self._leaf is None else self._leaf()
-        if is_inside_a_function() and not (leaf is not None and is_accumulated(leaf)):
+        if leaf is not None and is_accumulated(leaf):
+            self._leaves.enter()
+            return None
+        if is_inside_a_function():
             return None  # a part of that Function's gradient
         return mean_of_ranks(grad)
+
+
+class _Leaves:
+    """Leaves that layers read outside of any model; averaged when a backward ends.
+
+    Not when their gradients come: where a rank has no edges autograd takes them in another order.
+    """
+
+    is_last = True
+
+    def __init__(self) -> None:
+        self.known: list[ref[Tensor]] = []
+
+    def enter(self) -> None:
+        """Notes that the backward that runs comes to one of them."""
+        backward = started()
+        if not backward.meets(self):
+            self.known = [each for each in self.known if each() is not None]
+            backward.enter(self, self._alive())
+
+    def reduce(self, new: set[Tensor]) -> list[Tensor]:
+        """Averages the gradients of those in `new`, in the order in which layers met them."""
+        whole = [leaf for leaf in self._alive() if leaf in new]
+        for leaf in whole:
+            assert leaf.grad is not None
+            leaf.grad = mean_of_ranks(leaf.grad)  # what was there before is equal on all ranks
+        return whole
+
+    def _alive(self) -> list[Tensor]:
+        return [leaf for each in self.known if (leaf := each()) is not None]
+
+
+_of_comm: WeakKeyDictionary[Comm, _Leaves] = WeakKeyDictionary()
 
 
 class Divides:
