@@ -112,7 +112,6 @@ def test_exact_in_the_other_modes(roots: Roots, mode: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason='a sum of gradients and an exchange change places')
 def test_one_shot_without_data_parallel(roots: Roots) -> None:
     how = {'mode': 'one_shot', 'form': 'wrapped'}
     _check(run_as_threads(_run, 3, ['hetero: GAT'], roots['unequal'], how))
