@@ -2,50 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+from conv_case import Call, Case
 from graphs import NUM_CLASSES, NUM_EDGE_FEATURES, NUM_FEATURES, awkward_graph
 from torch import Tensor, nn
-from torch_geometric.data import Data
 from torch_geometric.nn import APPNP, GCNConv, GENConv, GINEConv, RGCNConv, SAGEConv, Sequential
 from torch_geometric.nn import models as M
 from torch_geometric.utils import add_self_loops
 
-TOLERANCE = 1e-10
 NUM_NODES = 60
 F, H, C = NUM_FEATURES, 6, NUM_CLASSES
 
-Call = Callable[[Any, Data], Tensor]
+
+_inside: list[int] = []
+_lock = threading.Lock()
 
 
-def _xe(model: Any, data: Data) -> Tensor:
+@contextmanager
+def _float64() -> Iterator[None]:
+    """PyG's one-hot labels have the default dtype, which threads share."""
+    with _lock:
+        _inside.append(1)
+        torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside.pop()
+            torch.set_default_dtype(torch.float64 if _inside else torch.float32)
+
+
+def _xe(model: Any, data: Any) -> Tensor:
     return model(data.x, data.edge_index)
 
 
-def _weighted(model: Any, data: Data) -> Tensor:
+def _weighted(model: Any, data: Any) -> Tensor:
     return model(data.x, data.edge_index, data.edge_weight)
 
 
-def _attributed(model: Any, data: Data) -> Tensor:
+def _attributed(model: Any, data: Any) -> Tensor:
     return model(data.x, data.edge_index, edge_attr=data.edge_attr)
 
 
-@dataclass(frozen=True)
-class Case:
-    """A model and how it is called."""
-
-    make: Callable[[], nn.Module]
-    call: Call = _xe
-    train: bool = True
+Made = tuple[Callable[[], nn.Module], Call]
 
 
-def _gnn(cls: Any, **kwargs: Any) -> Case:
+def _of(make: Callable[[], nn.Module], call: Call = _xe) -> Made:
+    return make, call
+
+
+def _gnn(cls: Any, **kwargs: Any) -> Made:
     call = kwargs.pop('call', _xe)
-    return Case(lambda: cls(F, H, 3, C, **kwargs), call)
+    return lambda: cls(F, H, 3, C, **kwargs), call
 
 
 def _deep_gcn(block: str) -> nn.Module:
@@ -96,7 +110,7 @@ class _MaskedLabels(nn.Module):
         self.mask_label = M.MaskLabel(C, F, method=method)
         self.conv = GCNConv(F if method == 'add' else 2 * F, H)
 
-    def forward(self, data: Data) -> Tensor:
+    def forward(self, data: Any) -> Tensor:
         x = self.mask_label(data.x, data.y, data.train_mask)
         return self.conv(x, data.edge_index)
 
@@ -109,13 +123,13 @@ class _CorrectAndSmooth(nn.Module):
         self.lin = nn.Linear(F, C)
         self.post = M.CorrectAndSmooth(4, 0.8, 3, 0.7, **kwargs)
 
-    def forward(self, data: Data, *, with_weight: bool = False) -> Tensor:
+    def forward(self, data: Any, *, with_weight: bool = False) -> Tensor:
         weight = data.edge_weight.detach() if with_weight else None
         y_soft = self.lin(data.x).softmax(dim=-1)
         mask = data.train_mask
         return self.post(y_soft, data.y[mask], mask, data.edge_index, weight)
 
-    def correct(self, data: Data) -> Tensor:
+    def correct(self, data: Any) -> Tensor:
         """With an error at every node: where there is none, PyG's gradient is not a number."""
         y_soft = self.lin(data.x).softmax(dim=-1)
         everywhere = torch.ones_like(data.train_mask)
@@ -134,19 +148,19 @@ def _reversible() -> nn.Module:
     )
 
 
-def _labels(model: Any, data: Data) -> Tensor:
+def _labels(model: Any, data: Any) -> Tensor:
     return model(data.y, data.edge_index, mask=data.train_mask)
 
 
-def _semantic(model: Any, data: Data) -> Tensor:
+def _semantic(model: Any, data: Any) -> Tensor:
     return model.get_semantic_labels(data.x, data.y, torch.ones_like(data.train_mask))
 
 
-def _ranking(model: Any, data: Data) -> Tensor:
+def _ranking(model: Any, data: Any) -> Tensor:
     return model(data.edge_index, edge_weight=data.edge_weight)
 
 
-def _some_rankings(model: Any, data: Data) -> Tensor:
+def _some_rankings(model: Any, data: Any) -> Tensor:
     return model(data.edge_index, data.edge_index[:, data.edge_type == 1])
 
 
@@ -166,7 +180,7 @@ def _gin_with_edges() -> nn.Module:
 _DEGREES = torch.bincount(torch.bincount(awkward_graph(NUM_NODES).edge_index[1]))
 _PNA = {'aggregators': ['mean', 'max', 'min', 'std'], 'scalers': ['identity', 'amplification']}
 
-CASES: dict[str, Case] = {
+_MADE: dict[str, Made] = {
     'GCN': _gnn(M.GCN),
     'GCN-weighted': _gnn(M.GCN, call=_weighted, act='elu', act_first=True, norm='batch_norm'),
     'GCN-jk-lstm': _gnn(M.GCN, jk='lstm'),
@@ -181,42 +195,42 @@ CASES: dict[str, Case] = {
     'PNA': _gnn(M.PNA, deg=_DEGREES, norm='batch_norm', **_PNA),
     'EdgeCNN': _gnn(M.EdgeCNN, act='leaky_relu'),
     'GraphSAGE-layer-norm': _gnn(M.GraphSAGE, norm='layer_norm', norm_kwargs={'mode': 'node'}),
-    'GINE-stack': Case(
+    'GINE-stack': _of(
         _gin_with_edges, lambda model, data: model(data.x, data.edge_index, data.edge_attr)
     ),
-    'RGCN-JumpingKnowledge-APPNP': Case(
+    'RGCN-JumpingKnowledge-APPNP': _of(
         _JumpingStack, lambda model, data: model(data.x, data.edge_index, data.edge_type)
     ),
     **{
-        f'DeepGCNLayer-{block}': Case(partial(_deep_gcn, block))
+        f'DeepGCNLayer-{block}': _of(partial(_deep_gcn, block))
         for block in ('res+', 'res', 'dense', 'plain')
     },
-    'GroupAddRev': Case(_reversible),
-    'MaskLabel-add': Case(lambda: _MaskedLabels('add'), lambda model, data: model(data)),
-    'MaskLabel-concat': Case(lambda: _MaskedLabels('concat'), lambda model, data: model(data)),
-    'PMLP': Case(lambda: M.PMLP(F, H, C, 3), _xe, train=False),
-    'RECT_L': Case(lambda: M.RECT_L(F, H), _weighted),
-    'RECT_L-semantic-labels': Case(lambda: M.RECT_L(F, H), _semantic),
-    'LINKX': Case(lambda: M.LINKX(NUM_NODES, F, H, C, 2, num_edge_layers=2), _weighted),
-    'LINKX-no-features': Case(
+    'GroupAddRev': _of(_reversible),
+    'MaskLabel-add': _of(lambda: _MaskedLabels('add'), lambda model, data: model(data)),
+    'MaskLabel-concat': _of(lambda: _MaskedLabels('concat'), lambda model, data: model(data)),
+    'PMLP': _of(lambda: M.PMLP(F, H, C, 3).eval()),
+    'RECT_L': _of(lambda: M.RECT_L(F, H), _weighted),
+    'RECT_L-semantic-labels': _of(lambda: M.RECT_L(F, H), _semantic),
+    'LINKX': _of(lambda: M.LINKX(NUM_NODES, F, H, C, 2, num_edge_layers=2), _weighted),
+    'LINKX-no-features': _of(
         lambda: M.LINKX(NUM_NODES, F, H, C, 1), lambda model, data: model(None, data.edge_index)
     ),
-    'LightGCN': Case(
+    'LightGCN': _of(
         lambda: M.LightGCN(NUM_NODES, H, 3),
         lambda model, data: model.get_embedding(data.edge_index),
     ),
-    'LightGCN-ranking': Case(lambda: M.LightGCN(NUM_NODES, H, 2), _ranking),
-    'LightGCN-some-rankings': Case(lambda: M.LightGCN(NUM_NODES, H, 2), _some_rankings),
-    'LabelPropagation': Case(lambda: M.LabelPropagation(5, 0.9), _labels),
-    'LabelPropagation-weighted': Case(
+    'LightGCN-ranking': _of(lambda: M.LightGCN(NUM_NODES, H, 2), _ranking),
+    'LightGCN-some-rankings': _of(lambda: M.LightGCN(NUM_NODES, H, 2), _some_rankings),
+    'LabelPropagation': _of(lambda: M.LabelPropagation(5, 0.9), _labels),
+    'LabelPropagation-weighted': _of(
         lambda: M.LabelPropagation(3, 0.6),
         lambda model, data: model(
             data.x.detach(), data.edge_index, None, data.edge_weight.detach(), torch.tanh
         ),
     ),
-    'CorrectAndSmooth': Case(_CorrectAndSmooth, lambda model, data: model(data)),
-    'CorrectAndSmooth-correct': Case(_CorrectAndSmooth, lambda model, data: model.correct(data)),
-    'CorrectAndSmooth-weighted': Case(
+    'CorrectAndSmooth': _of(_CorrectAndSmooth, lambda model, data: model(data)),
+    'CorrectAndSmooth-correct': _of(_CorrectAndSmooth, lambda model, data: model.correct(data)),
+    'CorrectAndSmooth-weighted': _of(
         lambda: _CorrectAndSmooth(autoscale=False, scale=1.5),
         lambda model, data: model(data, with_weight=True),
     ),
@@ -238,27 +252,27 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 """How to make it, and words of the reason."""
 
 
-def _graphs(model: Any, data: Data) -> Tensor:
+def _graphs(model: Any, data: Any) -> Tensor:
     return model(data.x, data.edge_index, data.y)
 
 
-def _one_graph(model: Any, data: Data) -> Tensor:
+def _one_graph(model: Any, data: Any) -> Tensor:
     return model(data.x, data.edge_index, torch.zeros_like(data.y))
 
 
-CASES |= {
-    'ARLinkPredictor': Case(
+_MADE |= {
+    'ARLinkPredictor': _of(
         lambda: M.ARLinkPredictor(F, H, H),
         lambda model, data: model(data.x, data.edge_index),
     ),
-    'AttentiveFP': Case(
+    'AttentiveFP': _of(
         lambda: M.AttentiveFP(F, H, C, NUM_EDGE_FEATURES, 2, 2),
         lambda model, data: model(data.x, data.edge_index, data.edge_attr, data.y),
     ),
-    'NeuralFingerprint': Case(lambda: M.NeuralFingerprint(F, H, C, 2), _graphs),
-    'Polynormer': Case(lambda: M.Polynormer(F, H, C, in_dropout=0, dropout=0), _one_graph),
-    'SGFormer': Case(lambda: M.SGFormer(F, H, C, trans_dropout=0, gnn_dropout=0), _one_graph),
-    'SignedGCN': Case(
+    'NeuralFingerprint': _of(lambda: M.NeuralFingerprint(F, H, C, 2), _graphs),
+    'Polynormer': _of(lambda: M.Polynormer(F, H, C, in_dropout=0, dropout=0), _one_graph),
+    'SGFormer': _of(lambda: M.SGFormer(F, H, C, trans_dropout=0, gnn_dropout=0), _one_graph),
+    'SignedGCN': _of(
         lambda: M.SignedGCN(F, H, 2),
         lambda model, data: model(
             data.x, data.edge_index[:, data.edge_type == 1], data.edge_index[:, data.edge_type == 2]
@@ -266,10 +280,14 @@ CASES |= {
     ),
 }
 
+CASES = {
+    name: Case('models', name, make, call, during=_float64) for name, (make, call) in _MADE.items()
+}
+
 OF_MOLECULES = {'DimeNet', 'DimeNetPlusPlus', 'GNNFF', 'GPSE', 'LPFormer', 'SchNet', 'ViSNet'}
 """Of many small graphs or of batches of pairs: left to the rules of what they call."""
 
-AT_FORWARD = {'GraphUNet': Case(lambda: M.GraphUNet(F, H, C, 2))}
+AT_FORWARD = {'GraphUNet': Case('models', 'GraphUNet', lambda: M.GraphUNet(F, H, C, 2))}
 """Refused where a rule is missing: the product of two sparse matrices."""
 
 ROWWISE = {'MLP', 'HeteroJumpingKnowledge', 'GPSENodeEncoder'}

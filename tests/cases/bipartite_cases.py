@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from conformance_calls import mlp, spline_kernels
-from conformance_case import Call, Case, Inputs
-from conformance_graphs import hetero
+from conv_calls import mlp, spline_kernels
+from conv_case import Call, Case, Inputs
+from conv_graphs import hetero
 from torch_geometric.nn import conv
 
 _TO = ('src', 'to', 'dst')

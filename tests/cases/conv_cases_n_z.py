@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from conformance_calls import (
+from conv_calls import (
     ATTR,
     DEGREES,
     TYPE,
@@ -19,7 +19,7 @@ from conformance_calls import (
     two_signed,
     with_attention,
 )
-from conformance_case import Case, built_or_bare, takes
+from conv_case import Case, built_or_bare, takes
 from torch_geometric.nn import conv
 
 CASES = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from conformance_calls import (
+from conv_calls import (
     ATTR,
     WEIGHT,
     fixed_weight,
@@ -16,8 +16,8 @@ from conformance_calls import (
     with_attention,
     x_and_x_0,
 )
-from conformance_case import Case, takes
-from conformance_graphs import NUM_NODE_TYPES
+from conv_case import Case, takes
+from conv_graphs import NUM_NODE_TYPES
 from torch_geometric.nn import conv
 
 

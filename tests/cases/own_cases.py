@@ -6,7 +6,8 @@ from typing import Any
 
 import own_convs as own
 import torch
-from conformance_case import X_AND_EDGES, Case, Inputs, takes
+from conv_case import X_AND_EDGES, Case, Inputs, takes
+from torch_geometric.nn import conv
 
 ATTR, WEIGHT, TYPE = takes('edge_attr'), takes('edge_weight'), takes('edge_type')
 
@@ -82,6 +83,16 @@ CASES = [
     _case('all hooks', lambda: own.Hooked(*_HOOKS)),
 ]
 
+
+_TURNED = {'flow': 'target_to_source'}
+
+MORE = [
+    Case('SAGEConv', 'aggr=median, turned', lambda: conv.SAGEConv(8, 6, 'median', **_TURNED)),
+    Case('GATConv', 'turned', lambda: conv.GATConv(8, 5, 3, edge_dim=4, **_TURNED), ATTR),
+    Case('PDNConv', 'turned', lambda: conv.PDNConv(8, 6, 4, 5, **_TURNED), ATTR),
+    _case('looks at all nodes in forward', own.AllNodes),
+]
+"""Of which the table has others like them."""
 
 CHECKS = [
     Case('Check', 'wrong', own.ReadsOwnRows),

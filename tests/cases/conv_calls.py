@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from conformance_case import Edges, Inputs, takes
+from conv_case import Edges, Inputs, takes
 from torch import Tensor
 from torch_geometric import typing
 from torch_geometric.nn.conv import spline_conv

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from conv_case import Case, Inputs
 from hetero_graphs import CITES, HAS, KNOWS, WRITES, hetero_graph
 from torch import Tensor
 from torch_geometric.data import HeteroData
@@ -195,30 +197,35 @@ MODELS: dict[str, Callable[[], torch.nn.Module]] = {
 }
 
 
-def inputs_of(data: HeteroData) -> tuple[Tensors, dict[str, dict]]:
-    """Features of every type (ones for terms) and edge attributes, those of float64 as leaves."""
-    x = {name: _leaf(data[name].x) for name in ('paper', 'author')}
-    x['term'] = torch.ones(data['term'].num_nodes, 2, dtype=torch.float64)
+def _call(model: torch.nn.Module, inputs: Inputs) -> Tensors:
+    """With features of every type (ones for terms) and edge attributes."""
+    x = {name: inputs.of(name).x for name in ('paper', 'author')}
+    num_terms = inputs.data['term'].num_nodes
+    x['term'] = torch.ones(num_terms, 2, dtype=x['paper'].dtype, device=x['paper'].device)
     edge = {
-        'edge_attr': {rel: _leaf(data[rel].edge_attr) for rel in (WRITES, REV_WRITES)},
-        'edge_weight': {CITES: _leaf(data[CITES].edge_weight)},
+        'edge_attr': {rel: inputs.of(*rel).edge_attr for rel in (WRITES, REV_WRITES)},
+        'edge_weight': {CITES: inputs.of(*CITES).edge_weight},
     }
-    return x, edge
+    return model(x, inputs.data.edge_index_dict, edge)
 
 
-def make(name: str) -> torch.nn.Module:
-    """The model, float64, every parameter drawn from a seed of the name."""
-    model = MODELS[name]().double()
-    data = hetero_graph()
-    x, edge = inputs_of(data)
+def inputs_of(data: HeteroData) -> tuple[Tensors, dict[str, dict]]:
+    """What models are called with beside the edges; float64 values are leaves."""
+    found: list[Any] = []
+    _call(lambda x, _, edge: found.extend([x, edge]), Inputs(data))  # type: ignore[arg-type]
+    return found[0], found[1]
+
+
+def with_shapes(model: torch.nn.Module) -> torch.nn.Module:
+    """The model in float64, its lazy parameters with their shapes."""
     with torch.no_grad():
-        model.eval()(x, data.edge_index_dict, edge)  # lazy parameters get their shapes
-        generator = torch.Generator().manual_seed(sum(name.encode()))
-        for parameter in model.parameters():
-            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.copy_(values * 0.4)
+        _call(model.double().eval(), Inputs(hetero_graph()))
     return model.train()
 
 
-def _leaf(value: Tensor) -> Tensor:
-    return value.detach().clone().requires_grad_()
+CASES = {
+    f'hetero: {name}': Case(
+        'hetero', name, lambda make=make: with_shapes(make()), _call, graph='papers'
+    )
+    for name, make in MODELS.items()
+}

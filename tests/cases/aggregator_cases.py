@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from conformance_calls import DEGREES
-from conformance_case import Case, takes
+from conv_calls import DEGREES
+from conv_case import Case, takes
 from torch_geometric.nn import aggr, conv
 
 Linear = torch.nn.Linear

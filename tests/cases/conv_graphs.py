@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from graphs import awkward_graph
+from hetero_graphs import hetero_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -100,6 +101,7 @@ GRAPHS: dict[str, Callable[[], Data | HeteroData]] = {
     'bipartite': bipartite,
     'hetero': hetero,
     'hypergraph': hypergraph,
+    'papers': hetero_graph,
 }
 
 

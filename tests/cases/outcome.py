@@ -1,19 +1,21 @@
-"""Runs all cases, once for every way to cut the graphs, and says what became of each."""
+"""Runs many cases, once for every way to cut the graphs, and says what became of each."""
 
 from __future__ import annotations
 
+import faulthandler
 import json
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import conformance_run
 import ranks
 import torch
-from conformance_cases import CASES, CHECKS
-from conformance_graphs import GRAPHS
-from conformance_run import TOLERANCE, TOLERANCE_SINGLE, Result
+import torch.distributed as dist
+from conv_cases import ANY, CASES
+from conv_graphs import GRAPHS
+from exact import TOLERANCE, TOLERANCE_SINGLE, Result, run_case
 from torch import Tensor
 
 import pyg_sar
@@ -70,11 +72,11 @@ def outcomes(
     names = list(names)
     found: dict[str, dict[str, Outcome]] = defaultdict(dict)
     for method, num_parts in cuts.items():
-        graphs = {name: (CASES | CHECKS)[name].graph for name in names}
+        graphs = {name: ANY[name].graph for name in names}
         roots, reasons = cut_graphs(folder, method, num_parts, set(graphs.values()))
         results = _run(folder / f'log-{method}', names, roots, patience)
         for name, by_rank in results.items():
-            is_single = (CASES | CHECKS)[name].is_single
+            is_single = ANY[name].is_single
             tolerance = TOLERANCE_SINGLE if is_single else TOLERANCE
             found[name][method] = outcome_of(by_rank, reasons.get(graphs[name], ''), tolerance)
     return {name: _worst(by_method) for name, by_method in found.items()}
@@ -112,8 +114,9 @@ def _run(
         todo = [name for name in names if name not in found]
         failure = ''
         try:
-            run = conformance_run.run_cases
-            ranks.run_ranks(run, WORLD_SIZE, todo, roots, str(log), patience, timeout=TIMEOUT)
+            ranks.run_ranks(
+                _run_cases, WORLD_SIZE, todo, roots, str(log), patience, timeout=TIMEOUT
+            )
         except (ranks.RankError, TimeoutError) as error:
             failure = str(error).strip().splitlines()[-1]
         by_rank = [_read(log / f'rank-{rank}') for rank in range(WORLD_SIZE)]
@@ -126,6 +129,30 @@ def _run(
                 found[name] = [missing if r is None else r for r in results]
                 break
     return found
+
+
+class DesynchronisedError(RuntimeError):
+    """Ranks do not agree on where a case ended: nothing can be exchanged any more."""
+
+
+def _run_cases(names: list[str], roots: dict[str, str], log: str, patience: float) -> None:
+    """Runs cases one after another and appends every result to a file of this rank.
+
+    A rank that waits for `patience` seconds within one case ends itself.
+    """
+    file = Path(log) / f'rank-{dist.get_rank()}'
+    with file.open('a') as results, file.with_suffix('.stacks').open('w') as stacks:
+        for name in names:
+            faulthandler.dump_traceback_later(patience, exit=True, file=stacks)
+            root = roots.get(ANY[name].graph)
+            result = run_case(ANY[name], root, mode='sequential')
+            results.write(json.dumps([name, asdict(result)]) + '\n')
+            results.flush()
+            ends: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(ends, (result.stage, result.error))
+            faulthandler.cancel_dump_traceback_later()
+            if len(set(ends)) > 1:
+                raise DesynchronisedError(f"'{name}' ended differently on the ranks: {ends}")
 
 
 def _read(file: Path) -> dict[str, Result]:
@@ -170,3 +197,9 @@ def _worst(by_method: dict[str, Outcome]) -> Outcome:
     if worst.status in ('failed', 'wrong'):
         return Outcome(worst.status, f'{method} parts: {worst.reason}', worst.results)
     return worst
+
+
+def assert_exact(name: str, results: list[Result], tolerance: float = TOLERANCE) -> None:
+    """Of a case on every rank."""
+    outcome = outcome_of(results, tolerance=tolerance)
+    assert outcome.status == 'exact', f'{name}: {outcome.status}: {outcome.reason}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from conformance_calls import (
+from conv_calls import (
     ATTR,
     TYPE,
     WEIGHT,
@@ -18,7 +18,7 @@ from conformance_calls import (
     stacked_with_weights,
     x_and_x_0,
 )
-from conformance_case import Case, built_or_bare
+from conv_case import Case, built_or_bare
 from torch_geometric.nn import conv
 
 CASES = [

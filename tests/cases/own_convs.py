@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from conformance_case import Edges
+from conv_case import Edges
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import (
@@ -363,6 +363,27 @@ class Hooked(Own):
     @staticmethod
     def _propagate_forward_hook(conv: Any, inputs: Any, output: Tensor) -> Tensor:
         return output + 1
+
+
+class AllNodes(Own):
+    """Its forward looks at all nodes, at edges and at its own output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.query = torch.nn.Linear(8, 8), torch.nn.Parameter(torch.empty(8))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:  # type: ignore[override]
+        x = self.lin(x) - x.mean(0)
+        row, col = edge_index
+        weight = (x[row] * x[col]).sum(-1)
+        degree = x.new_zeros(x.size(0)).scatter_add_(0, col, torch.ones_like(weight))
+        weight = weight / (1 + degree[row]) / weight.abs().max()
+        attention = (x * self.query).softmax(dim=0)
+        out = self.propagate(edge_index, x=x, weight=weight)
+        return out + attention * (attention.t() @ out).sum() / x.size(0)
+
+    def message(self, x_j: Tensor, weight: Tensor) -> Tensor:
+        return x_j * weight.view(-1, 1)
 
 
 class ReadsOwnRows(Own):
