@@ -120,10 +120,12 @@ def by_cores(
 
 
 @named_rule('cov corrcoef')
-def _covariance(func: Any, input: Rows, correction: int = 1) -> Any:
+def _covariance(
+    func: Any, input: Rows, correction: int = 1, fweights: Any = None, aweights: Any = None
+) -> Any:
     """The rows are what is observed, in the last dimension."""
-    if input._dim != dim_of(input) - 1:
-        refuse(func, 'is known where the rows are observations')
+    if input._dim != dim_of(input) - 1 or fweights is not None or aweights is not None:
+        refuse(func, 'is known where the rows are observations without weights')
     with plainly():
         values, total = plain(input), input._space.total
         wide = values.unsqueeze(0) if values.dim() == 1 else values
