@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-BENCHMARKS := attention kernels layers limit epoch scaling accuracy sampling ogbn partition
+BENCHMARKS := attention kernels layers limit epoch scaling accuracy sampling ogbn partition network
 
 .PHONY: help demo test test-slow test-oldest test-cuda-sim test-benchmarks docs lint format convs ops faults fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
 

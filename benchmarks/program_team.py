@@ -45,11 +45,11 @@ class ProgramTeam(AbstractContextManager['ProgramTeam']):
             self.close()
             raise
 
-    def step(self) -> list[Any]:
-        """Lets every program do one step; the answers, by rank."""
+    def step(self, words: str = '') -> list[Any]:
+        """Lets every program do one step, by a line with `words`; the answers, by rank."""
         for program in self._programs:
             assert program.stdin is not None
-            program.stdin.write('\n')
+            program.stdin.write(f'{words}\n')
             program.stdin.flush()
         return self._receive()
 

@@ -31,6 +31,7 @@ NAMES = (
     'sampling',
     'ogbn',
     'partition',
+    'network',
 )
 
 
@@ -68,6 +69,8 @@ def _run(*command: object, limit: float = 300) -> subprocess.CompletedProcess[st
 def test_runs_and_fills_its_readme(name: str, tmp_path: Path) -> None:
     done = _run(BENCHMARKS / name / 'main.py', '--tiny', '--out', tmp_path)
     assert done.returncode == 0, done.stderr
+    if done.stdout.startswith('skipped: '):
+        pytest.skip(done.stdout)
     report = json.loads((tmp_path / 'results.json').read_text())
     assert report['size'] == 'tiny'
     assert (tmp_path / f'{name}.png').stat().st_size > 0
@@ -79,6 +82,9 @@ def test_runs_and_fills_its_readme(name: str, tmp_path: Path) -> None:
         assert {row['variant'] for row in rows} >= {'plain PyG', 'plain PyG, CSR', 'one_shot'}
         assert all(0 <= row['loss_difference'] <= 1e-4 for row in rows)
         assert all(len(row['peak_bytes']) == row['processes'] for row in rows)
+    if name == 'network':
+        assert {row['link'] for row in rows} == {0.1, 0.0}
+        assert all(row['bytes_sent']['median'] > row['row_bytes'] / 2 > 0 for row in rows)
     if name == 'ogbn':
         assert len(rows) == 5
         assert all(row['processes'] == row['epochs'] == len(row['loss']) == 2 for row in rows)
@@ -308,6 +314,35 @@ def test_partitioning_stays_within_its_memory(tmp_path: Path) -> None:
     phases = {phase: found['beside_bytes'] for phase, found in row['phases'].items()}
     assert 0 < row['passes_bytes'] < 1.3 * row['csr_bytes'] + 10e6, phases
     assert 0 < phases['METIS'] < row['csr_bytes'], phases
+
+
+def test_hosts_are_taken_down_after_an_error(load) -> None:
+    namespaces = load('network', 'namespaces')
+    if reason := namespaces.missing():
+        pytest.skip(reason)
+
+    def listed() -> str:
+        commands = (['ip', 'netns', 'list'], ['ip', '-o', 'link'])
+        return ''.join(subprocess.run(c, capture_output=True, text=True).stdout for c in commands)
+
+    prefix = f'sar{os.getpid()}'
+
+    def fail() -> None:
+        with namespaces.Hosts(2) as hosts:
+            hosts.shape(1.0)
+            assert listed().count(prefix) >= 5  # two names, two ends of links, a bridge
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert prefix not in listed()
+
+
+def test_rows_travel_while_blocks_are_computed_and_at_no_other_time(load) -> None:
+    many_ranks = load('scaling', 'many_ranks')
+    assert many_ranks.epoch_seconds(5.0, 2.0, 1.0, 0.5) == 5.5
+    assert many_ranks.epoch_seconds(5.0, 2.0, 10.0, 0.5) == 13.5
+    assert many_ranks.sum_bytes(100, 4) == 150
 
 
 @pytest.mark.slow

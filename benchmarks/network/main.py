@@ -1,0 +1,267 @@
+"""Epochs on links as slow as one says, beside what the model of many ranks foretells."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tqdm import tqdm
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / 'scaling'))
+
+from cached_graphs import ARXIV, TINY, cut, sizes  # noqa: E402
+from many_ranks import LATENCY, epoch_seconds, exchange_seconds, sum_bytes  # noqa: E402
+from measured_training import make_model  # noqa: E402
+from namespaces import INTERFACE, Hosts, missing  # noqa: E402
+from plots import COLORS, panels, save  # noqa: E402
+from program_team import ProgramTeam  # noqa: E402
+from rank import LINK, NO_NETWORK, NO_PREFETCH, VARIANTS  # noqa: E402
+from report import Benchmark, Row, ratios, show, show_size, summary, table  # noqa: E402
+from training import default_hidden  # noqa: E402
+
+from pyg_sar.planner import Job, Planner, read_statistics  # noqa: E402
+
+LOOPBACK = 0.0  # stands for a link that is not shaped
+PROBE_SECONDS = 0.5  # that the measurement of a link takes
+SIZES: dict[str, dict[str, Any]] = {
+    'full': {
+        'graph': ARXIV,
+        'models': ['sage', 'gat'],
+        'variants': list(VARIANTS),
+        'links': [0.1, 0.5, 1.0, 5.0],
+        'processes': 4,
+        'layers': 3,
+        'rounds': 5,
+    },
+    'quick': {'rounds': 2},
+    'tiny': {
+        'graph': TINY,
+        'models': ['sage'],
+        'links': [0.1],
+        'processes': 2,
+        'rounds': 1,
+    },
+}
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """Of every model on every link, in every round all variants in turn, and one without rows."""
+    reason = missing()
+    if reason:
+        print(f'skipped: {reason}')
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit('ended'))  # and the hosts are taken down
+    with ExitStack() as stack:
+        hosts = stack.enter_context(Hosts(args.processes))
+        apart = stack.enter_context(_team(args, hosts))
+        beside = stack.enter_context(_team(args, None))
+        for model in tqdm(args.models, unit='model'):
+            for team in (apart, beside):  # plans and caches
+                for variant in args.variants:
+                    team.step(f'{model}/{variant}')
+            beside.step(f'{model}/{NO_NETWORK}')
+            for link in tqdm([*args.links, LOOPBACK], desc=model, unit='link', leave=False):
+                if link != LOOPBACK:
+                    hosts.shape(link)
+                team = beside if link == LOOPBACK else apart
+                names = [f'{model}/{variant}' for variant in args.variants]
+                alone = f'{model}/{NO_NETWORK}'
+                probe = f'{LINK}/{round((link or 10.0) * 1e9 / 8 * PROBE_SECONDS)}'
+                found: Steps = {}
+                for _ in range(args.rounds):
+                    for name in (probe, *names):
+                        found.setdefault(name, []).append(team.step(name))
+                    found.setdefault(alone, []).append(beside.step(alone))
+                _check_losses(args, model, found)
+                yield from _rows(args, model, link, found)
+
+
+Steps = dict[str, list[list[Row]]]
+"""Of every name what all rounds gave: by round, then by rank."""
+
+
+def _rows(args: argparse.Namespace, model: str, link: float, found: Steps) -> Iterator[Row]:
+    """Of every variant on one link."""
+    alone = found[f'{model}/{NO_NETWORK}']
+    (rates,) = (
+        [int(name.split('/')[1]) / seconds for seconds in _largest(steps, 'seconds')]
+        for name, steps in found.items()
+        if name.startswith(f'{LINK}/')
+    )
+    for variant in args.variants:
+        steps = found[f'{model}/{variant}']
+        yield {
+            'graph': args.graph,
+            **sizes(args.graph),
+            'processes': args.processes,
+            'model': model,
+            'link': link,
+            'link_bytes_per_second': summary(rates),
+            'variant': variant,
+            'seconds': summary(_largest(steps, 'seconds')),
+            'each_seconds': _largest(steps, 'seconds'),
+            'compute_seconds': summary(_largest(alone, 'seconds')),
+            'each_compute': _largest(alone, 'seconds'),
+            'cpu_seconds': summary(_largest(steps, 'cpu_seconds')),
+            'cpu_alone': summary(_largest(alone, 'cpu_seconds')),
+            'bytes_sent': summary(_largest(steps, 'bytes_sent')),
+            'load': os.getloadavg()[0],
+            **_traffic(args, model, variant),
+            'losses': [step[0]['loss'] for step in steps],
+        }
+
+
+def _team(args: argparse.Namespace, hosts: Hosts | None) -> ProgramTeam:
+    """The ranks, each on a host of its own, or all on this one."""
+    folder = tempfile.mkdtemp(prefix='network-')
+    interface = INTERFACE if hosts else 'lo'
+    commands = [
+        [
+            *(hosts.command(rank) if hosts else ()),
+            sys.executable,
+            str(HERE / 'rank.py'),
+            f'--rank={rank}',
+            f'--ranks={args.processes}',
+            f'--store={folder}/store',
+            f'--interface={interface}',
+            f'--parts={cut(args.graph, args.processes)}',
+            f'--layers={args.layers}',
+        ]
+        for rank in range(args.processes)
+    ]
+    return ProgramTeam(commands, {'GLOO_SOCKET_IFNAME': interface, 'OMP_NUM_THREADS': '1'})
+
+
+def _largest(steps: list[list[Row]], what: str) -> list[float]:
+    """Of all ranks, by step."""
+    return [max(answer[what] for answer in step) for step in steps]
+
+
+def _check_losses(args: argparse.Namespace, model: str, found: Steps) -> None:
+    """Raises a RuntimeError if float32 variants differ: they are one computation."""
+    losses = {
+        variant: [step[0]['loss'] for step in found[f'{model}/{variant}']]
+        for variant in args.variants
+        if _width(variant) == 1
+    }
+    if len({tuple(each) for each in losses.values()}) > 1:
+        raise RuntimeError(f'expected equal losses of all variants (got {losses})')
+
+
+def _width(variant: str) -> float:
+    """Of what travels, of float32."""
+    dtype = VARIANTS[variant].get('exchange_dtype')
+    return 1.0 if dtype is None else dtype.itemsize / 4
+
+
+def _traffic(args: argparse.Namespace, model: str, variant: str) -> Row:
+    """Of an epoch, by a rehearsal: steps, and bytes of rows that the slowest ranks receive."""
+    size = sizes(args.graph)
+    widths = size['num_features'], default_hidden(model), args.layers, size['num_classes']
+    network = make_model(model, *widths)
+    statistics = read_statistics(str(cut(args.graph, args.processes)))
+    job = Job(network, size['num_features'])
+    planner = Planner(statistics, job, bandwidth=1.0, timed=False)
+    ranks = planner.predict(args.processes).ranks
+    # All ranks do a step at once, and the largest message of it is what they wait for.
+    halo = sum(max(of) for of in zip(*(rank.sizes.halo for rank in ranks), strict=True))
+    first = max(ranks, key=lambda rank: rank.sizes.num_halo)
+    exchanges = round(first.rows_per_epoch / first.sizes.num_halo)
+    return {
+        'steps': exchanges * (args.processes - 1),
+        'row_bytes': halo * first.bytes_per_epoch / first.sizes.num_halo * _width(variant),
+        'sum_bytes': sum_bytes(sum(p.nbytes for p in network.parameters()), args.processes),
+    }
+
+
+def _foretold(row: Row) -> list[float]:
+    """Seconds of an epoch on a link, by the model of many ranks, for each measured compute."""
+    bandwidth = row['link'] * 1e9 / 8 or row['link_bytes_per_second']['median']
+    share = 0.0 if row['variant'] == NO_PREFETCH else _blocks_share(row['model'])
+    exchange, summed = (exchange_seconds(row[k], bandwidth) for k in ('row_bytes', 'sum_bytes'))
+    steps = row['steps'] * LATENCY + summed
+    return [epoch_seconds(c, c * share, exchange, steps) for c in row['each_compute']]
+
+
+@cache
+def _blocks_share(model: str) -> float:
+    """Of what an epoch computes: all but the products of matrices, by benchmarks/limit."""
+    limit = json.loads((HERE.parent / 'limit' / 'results.json').read_text())
+    (row,) = (r for r in limit['rows'] if (r['model'], r['part']) == (model, 'epoch'))
+    return 1.0 - float(row['bounds']['products']) / float(row['bound'])
+
+
+def _link(link: float) -> str:
+    return 'loopback' if link == LOOPBACK else f'{link:g} Gb/s'
+
+
+def render(report: dict[str, Any]) -> dict[str, str]:
+    rows, lines = report['rows'], []
+    for r in rows:
+        is_first = r['variant'] == rows[0]['variant']
+        lines.append(
+            [
+                r['model'] if is_first else '',
+                _link(r['link']) if is_first else '',
+                r['variant'],
+                show(r['seconds']),
+                f'{median(_foretold(r)):.2f}',
+                f'**{show(ratios(r["each_seconds"], _foretold(r)))}**',
+                f'{r["compute_seconds"]["median"]:.2f}',
+                f'{r["cpu_seconds"]["median"]:.2f}',
+                f'{r["cpu_alone"]["median"]:.2f}',
+                f'{r["bytes_sent"]["median"] / 1e6:,.1f}',
+                f'{(r["row_bytes"] + r["sum_bytes"]) / 1e6:,.1f}',
+            ]
+        )
+    header = ['model', 'link', 'variant', 's per epoch', 'foretold', '**of foretold**']
+    header += ['no network', 'CPU s', 'no network', 'MB sent', 'foretold']
+    size = f'`{rows[0]["graph"]}`: {show_size(rows[0])}; {rows[0]["processes"]} ranks.'
+    given = {
+        _link(r['link']): f'{r["link_bytes_per_second"]["median"] * 8e-9:.2f} Gb/s' for r in rows
+    }
+    links = table(['link', 'one connection gives'], given.items())
+    return {'table': f'{size}\n\n{table(header, lines)}', 'links': links}
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    models = list(dict.fromkeys(r['model'] for r in report['rows']))
+    variants = list(dict.fromkeys(r['variant'] for r in report['rows']))
+    figure, axes = panels(len(models), 'An epoch against the bandwidth of every rank')
+    for axis, model in zip(axes, models, strict=True):
+        for number, variant in enumerate(variants):
+            of = [r for r in report['rows'] if (r['model'], r['variant']) == (model, variant)]
+            of = [r for r in of if r['link'] != LOOPBACK]
+            links, color = [r['link'] for r in of], COLORS[number]
+            times = [[r['seconds'][k] for r in of] for k in ('min', 'median', 'max')]
+            axis.plot(links, times[1], color=color, marker='o', label=variant)
+            axis.fill_between(links, times[0], times[2], color=color, alpha=0.15)
+            foretold = [median(_foretold(r)) for r in of]
+            axis.plot(links, foretold, color=color, linestyle=':', marker='x')
+        axis.plot([], [], color='0.3', linestyle=':', marker='x', label='foretold')
+        axis.set_xscale('log')
+        axis.set_yscale('log')
+        axis.set_xticks(links, [f'{link:g}' for link in links])
+        axis.minorticks_off()
+        axis.yaxis.set_major_formatter('{x:,.4g}')
+        axis.set_xlabel('Gb/s')
+        axis.set_ylabel('s per epoch')
+        axis.set_title(model, fontsize=10)
+        axis.legend(frameon=False, fontsize=8)
+    save(figure, path)
+
+
+if __name__ == '__main__':
+    Benchmark(HERE, SIZES, measure, render, draw, doc=__doc__).main()

@@ -1,0 +1,166 @@
+"""One rank: for every line, an epoch of the model and variant that it names; a line of JSON back.
+
+Started by main.py as a program, on a host of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from cached_graphs import read_all  # noqa: E402
+from measured_training import make_model  # noqa: E402
+from training import default_hidden  # noqa: E402
+
+import pyg_sar  # noqa: E402
+from pyg_sar.comm import Comm, exchange, gradient_return  # noqa: E402
+from pyg_sar.comm.process_group import GroupComm  # noqa: E402
+from pyg_sar.comm.swap import Swap  # noqa: E402
+
+LINK, NO_NETWORK, NO_PREFETCH = 'link', 'no network', 'no prefetch'
+VARIANTS: dict[str, dict[str, Any]] = {
+    'prefetch 1': {},
+    NO_PREFETCH: {},
+    'prefetch 3': {'prefetch': 3},
+    'bfloat16': {'exchange_dtype': torch.bfloat16},
+}
+
+
+def at_once(comm: Comm, received: Sequence[Tensor], *_: Any) -> list[Any]:
+    """In place of :meth:`Comm.start_swap`: rows of zeros have come already."""
+    for tensor in received:
+        tensor.zero_()
+    return []
+
+
+class WaitedSwap(Swap):
+    """One step of an exchange that nothing else is done beside."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        super().wait()
+
+    def wait(self) -> None:
+        pass
+
+
+class Training:
+    """A model in training.
+
+    Args:
+        model: One of ``measured_training.MODELS``.
+        variant: One of ``VARIANTS``, or ``NO_NETWORK``.
+        parts: The partition folder.
+        layers: Number of layers.
+    """
+
+    def __init__(self, model: str, variant: str, parts: str, layers: int) -> None:
+        self._variant, self._is_first = variant, True
+        self._data = pyg_sar.load_shard(parts)
+        read_all(self._data)
+        torch.manual_seed(0)
+        width, classes = self._data.num_features, self._data.num_classes
+        network = make_model(model, width, default_hidden(model), layers, classes)
+        options = VARIANTS.get(variant, {})
+        self._network = pyg_sar.DistributedDataParallel(network, **options)
+        self._optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+
+    def epoch(self) -> float:
+        """The loss."""
+        data = self._data
+        with ExitStack() as stack:
+            for patched in self._patches():
+                stack.enter_context(patched)
+            out = self._network(data.x, data.edge_index)
+            loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+            self._optimizer.zero_grad()
+            loss.backward()
+            self._optimizer.step()
+            return float(loss.item())
+
+    def _patches(self) -> list[Any]:
+        if self._variant == NO_NETWORK and not self._is_first:  # the first one makes the plans
+            return [patch.object(GroupComm, 'start_swap', at_once)]
+        self._is_first = False
+        if self._variant == NO_PREFETCH:
+            return [
+                patch.object(module, 'Swap', WaitedSwap) for module in (exchange, gradient_return)
+            ]
+        return []
+
+
+def send_round(num_bytes: int) -> float:
+    """Sends to the next rank and receives from the one before; 0 as a loss."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sent = torch.zeros(num_bytes, dtype=torch.uint8)
+    operations = [
+        dist.P2POp(dist.isend, sent, (rank + 1) % size),
+        dist.P2POp(dist.irecv, torch.empty_like(sent), (rank - 1) % size),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    return 0.0
+
+
+def measured(step: Callable[[], float], interface: str) -> dict[str, float]:
+    """Seconds, CPU seconds, bytes on the interface, and what the step gives: its loss."""
+    statistics = Path('/sys/class/net') / interface / 'statistics'
+    counters = [statistics / 'tx_bytes', statistics / 'rx_bytes']
+    dist.barrier()
+    before = [int(counter.read_text()) for counter in counters]
+    start, cpu = time.perf_counter(), time.process_time()
+    loss = step()
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    sent, received = (int(c.read_text()) - b for c, b in zip(counters, before, strict=True))
+    return {
+        'loss': loss,
+        'seconds': seconds,
+        'cpu_seconds': cpu,
+        'bytes_sent': sent,
+        'bytes_received': received,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--rank', type=int, required=True)
+    parser.add_argument('--ranks', type=int, required=True)
+    parser.add_argument('--store', required=True, help='a file where the ranks meet')
+    parser.add_argument('--interface', required=True)
+    parser.add_argument('--parts', required=True)
+    parser.add_argument('--layers', type=int, required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        'gloo', init_method=f'file://{args.store}', rank=args.rank, world_size=args.ranks
+    )
+    trainings: dict[tuple[str, str], Training] = {}
+    print(json.dumps('ready'), flush=True)
+    for line in sys.stdin:
+        model, variant = line.rstrip('\n').split('/')
+        if model == LINK:
+            answer = measured(lambda num_bytes=int(variant): send_round(num_bytes), args.interface)
+        else:
+            if (model, variant) not in trainings:
+                trainings[model, variant] = Training(model, variant, args.parts, args.layers)
+            answer = measured(trainings[model, variant].epoch, args.interface)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == '__main__':
+    main()
