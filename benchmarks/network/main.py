@@ -22,7 +22,7 @@ sys.path.insert(0, str(HERE.parent))
 sys.path.insert(0, str(HERE.parent / 'scaling'))
 
 from cached_graphs import ARXIV, TINY, cut, sizes  # noqa: E402
-from many_ranks import LATENCY, epoch_seconds, exchange_seconds, sum_bytes  # noqa: E402
+from many_ranks import LATENCY, PAYLOAD, epoch_seconds, exchange_seconds, sum_bytes  # noqa: E402
 from measured_training import make_model  # noqa: E402
 from namespaces import INTERFACE, Hosts, missing  # noqa: E402
 from plots import COLORS, panels, save  # noqa: E402
@@ -34,7 +34,7 @@ from training import default_hidden  # noqa: E402
 from pyg_sar.planner import Job, Planner, read_statistics  # noqa: E402
 
 LOOPBACK = 0.0  # stands for a link that is not shaped
-PROBE_SECONDS = 0.5  # that the measurement of a link takes
+PROBE_SECONDS, PROBE_BYTES = 3.0, 256e6  # of the measurement of a link, at most
 SIZES: dict[str, dict[str, Any]] = {
     'full': {
         'graph': ARXIV,
@@ -65,8 +65,9 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit('ended'))  # and the hosts are taken down
     with ExitStack() as stack:
         hosts = stack.enter_context(Hosts(args.processes))
-        apart = stack.enter_context(_team(args, hosts))
-        beside = stack.enter_context(_team(args, None))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        apart = stack.enter_context(_team(args, f'{folder}/apart', hosts))
+        beside = stack.enter_context(_team(args, f'{folder}/beside', None))
         for model in tqdm(args.models, unit='model'):
             for team in (apart, beside):  # plans and caches
                 for variant in args.variants:
@@ -78,7 +79,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
                 team = beside if link == LOOPBACK else apart
                 names = [f'{model}/{variant}' for variant in args.variants]
                 alone = f'{model}/{NO_NETWORK}'
-                probe = f'{LINK}/{round((link or 10.0) * 1e9 / 8 * PROBE_SECONDS)}'
+                probe = f'{LINK}/{round(min((link or 5.0) * 1e9 / 8 * PROBE_SECONDS, PROBE_BYTES))}'
                 found: Steps = {}
                 for _ in range(args.rounds):
                     for name in (probe, *names):
@@ -123,9 +124,8 @@ def _rows(args: argparse.Namespace, model: str, link: float, found: Steps) -> It
         }
 
 
-def _team(args: argparse.Namespace, hosts: Hosts | None) -> ProgramTeam:
-    """The ranks, each on a host of its own, or all on this one."""
-    folder = tempfile.mkdtemp(prefix='network-')
+def _team(args: argparse.Namespace, store: str, hosts: Hosts | None) -> ProgramTeam:
+    """The ranks, each on a host of its own, or all on this one; they meet in the file `store`."""
     interface = INTERFACE if hosts else 'lo'
     commands = [
         [
@@ -134,7 +134,7 @@ def _team(args: argparse.Namespace, hosts: Hosts | None) -> ProgramTeam:
             str(HERE / 'rank.py'),
             f'--rank={rank}',
             f'--ranks={args.processes}',
-            f'--store={folder}/store',
+            f'--store={store}',
             f'--interface={interface}',
             f'--parts={cut(args.graph, args.processes)}',
             f'--layers={args.layers}',
@@ -186,13 +186,22 @@ def _traffic(args: argparse.Namespace, model: str, variant: str) -> Row:
     }
 
 
-def _foretold(row: Row) -> list[float]:
+def _foretold(row: Row, bandwidth: float) -> list[float]:
     """Seconds of an epoch on a link, by the model of many ranks, for each measured compute."""
-    bandwidth = row['link'] * 1e9 / 8 or row['link_bytes_per_second']['median']
     share = 0.0 if row['variant'] == NO_PREFETCH else _blocks_share(row['model'])
     exchange, summed = (exchange_seconds(row[k], bandwidth) for k in ('row_bytes', 'sum_bytes'))
     steps = row['steps'] * LATENCY + summed
     return [epoch_seconds(c, c * share, exchange, steps) for c in row['each_compute']]
+
+
+def _by_name(row: Row) -> list[float]:
+    """Foretold for a link that gives all it has."""
+    return _by_steps(row) if row['link'] == LOOPBACK else _foretold(row, row['link'] * 1e9 / 8)
+
+
+def _by_steps(row: Row) -> list[float]:
+    """Foretold for what the ranks were measured to send in steps; headers are in it already."""
+    return _foretold(row, row['link_bytes_per_second']['median'] / PAYLOAD)
 
 
 @cache
@@ -217,8 +226,9 @@ def render(report: dict[str, Any]) -> dict[str, str]:
                 _link(r['link']) if is_first else '',
                 r['variant'],
                 show(r['seconds']),
-                f'{median(_foretold(r)):.2f}',
-                f'**{show(ratios(r["each_seconds"], _foretold(r)))}**',
+                f'{median(_by_name(r)):.2f}',
+                f'**{show(ratios(r["each_seconds"], _by_name(r)))}**',
+                f'{show(ratios(r["each_seconds"], _by_steps(r)))}',
                 f'{r["compute_seconds"]["median"]:.2f}',
                 f'{r["cpu_seconds"]["median"]:.2f}',
                 f'{r["cpu_alone"]["median"]:.2f}',
@@ -226,13 +236,13 @@ def render(report: dict[str, Any]) -> dict[str, str]:
                 f'{(r["row_bytes"] + r["sum_bytes"]) / 1e6:,.1f}',
             ]
         )
-    header = ['model', 'link', 'variant', 's per epoch', 'foretold', '**of foretold**']
+    header = ['model', 'link', 'variant', 's per epoch', 'foretold', '**of foretold**', 'by steps']
     header += ['no network', 'CPU s', 'no network', 'MB sent', 'foretold']
     size = f'`{rows[0]["graph"]}`: {show_size(rows[0])}; {rows[0]["processes"]} ranks.'
     given = {
         _link(r['link']): f'{r["link_bytes_per_second"]["median"] * 8e-9:.2f} Gb/s' for r in rows
     }
-    links = table(['link', 'one connection gives'], given.items())
+    links = table(['link', 'ranks that swap messages in steps send'], given.items())
     return {'table': f'{size}\n\n{table(header, lines)}', 'links': links}
 
 
@@ -248,7 +258,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
             times = [[r['seconds'][k] for r in of] for k in ('min', 'median', 'max')]
             axis.plot(links, times[1], color=color, marker='o', label=variant)
             axis.fill_between(links, times[0], times[2], color=color, alpha=0.15)
-            foretold = [median(_foretold(r)) for r in of]
+            foretold = [median(_by_name(r)) for r in of]
             axis.plot(links, foretold, color=color, linestyle=':', marker='x')
         axis.plot([], [], color='0.3', linestyle=':', marker='x', label='foretold')
         axis.set_xscale('log')

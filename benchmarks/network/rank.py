@@ -104,16 +104,21 @@ class Training:
         return []
 
 
-def send_round(num_bytes: int) -> float:
-    """Sends to the next rank and receives from the one before; 0 as a loss."""
+def send_steps(num_bytes: int) -> float:
+    """Swaps messages in the steps of an exchange, each waited for; 0 as a loss.
+
+    In step s a rank sends to the one s after it and receives from the one s before.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
-    sent = torch.zeros(num_bytes, dtype=torch.uint8)
-    operations = [
-        dist.P2POp(dist.isend, sent, (rank + 1) % size),
-        dist.P2POp(dist.irecv, torch.empty_like(sent), (rank - 1) % size),
-    ]
-    for work in dist.batch_isend_irecv(operations):
-        work.wait()
+    sent = torch.zeros(num_bytes // (size - 1), dtype=torch.uint8)
+    received = torch.empty_like(sent)
+    for step in range(1, size):
+        operations = [
+            dist.P2POp(dist.isend, sent, (rank + step) % size),
+            dist.P2POp(dist.irecv, received, (rank - step) % size),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
     return 0.0
 
 
@@ -154,7 +159,7 @@ def main() -> None:
     for line in sys.stdin:
         model, variant = line.rstrip('\n').split('/')
         if model == LINK:
-            answer = measured(lambda num_bytes=int(variant): send_round(num_bytes), args.interface)
+            answer = measured(lambda num_bytes=int(variant): send_steps(num_bytes), args.interface)
         else:
             if (model, variant) not in trainings:
                 trainings[model, variant] = Training(model, variant, args.parts, args.layers)
