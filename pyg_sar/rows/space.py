@@ -6,6 +6,7 @@ a plain tensor with the rows of the whole graph can be met by them: the own rows
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -45,7 +46,9 @@ class Space:
     ) -> None:
         self.own, self.what, self.parent, self.mask = own, what, parent, mask
         self.base, self.count, self.neighbours = base, count, neighbours
-        self._ids, self._total = ids, total
+        self._ids = ids
+        if total is not None:
+            self.total = total
         self._forget()
 
     def _forget(self) -> None:
@@ -56,23 +59,18 @@ class Space:
         self._order: Tensor | None = None
         self._unions: dict[Any, Space] = {}
 
-    @property
+    @cached_property
     def total(self) -> int:
         """Number of rows of all ranks (collective at the first time, if it is not known yet)."""
-        if self._total is None:
-            if self.base is not None:
-                self._total = self.base.total * self.count
-            elif world_size() == 1:
-                self._total = self.own
-            else:
-                self._total = int(all_reduce_sum(torch.tensor([self.own])))
-        return self._total
+        if self.base is not None:
+            return self.base.total * self.count
+        return self.own if world_size() == 1 else int(all_reduce_sum(torch.tensor([self.own])))
 
     @property
     def known_total(self) -> int | None:
         """Number of rows of all ranks, if it is known without asking them."""
-        source = self if self._total is not None or self.base is None else self.base
-        return None if source._total is None else self.total
+        source = self if 'total' in vars(self) or self.base is None else self.base
+        return self.total if 'total' in vars(source) else None
 
     def has_ids(self) -> bool:
         """Whether it is known which rows of the whole the own ones are."""
@@ -206,7 +204,7 @@ class Space:
             return self.base._is_alike_here(other.base)
         if self._ids is None or other._ids is None:
             return False
-        is_alike = self.what == other.what and self._total == other._total
+        is_alike = self.what == other.what and self.known_total == other.known_total
         return is_alike and torch.equal(self._ids, other._ids.to(self._ids.device))
 
     def _device(self) -> torch.device:
@@ -219,13 +217,13 @@ class Space:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        names = 'own what parent mask base count neighbours _ids _total'
-        return {name: getattr(self, name) for name in names.split()}
+        derived = ['_selections', '_multiples', '_alike', '_order', '_unions']
+        return {name: value for name, value in vars(self).items() if name not in derived}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._forget()
 
     def __repr__(self) -> str:
-        total = '?' if self._total is None else self._total
-        return f'{self.own} of {total} {self.what}'
+        total = self.known_total
+        return f'{self.own} of {"?" if total is None else total} {self.what}'
