@@ -6,7 +6,6 @@ a plain tensor with the rows of the whole graph can be met by them: the own rows
 
 from __future__ import annotations
 
-from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -29,7 +28,10 @@ class Space:
         base: Of rows that stand for others `count` times, one after another, those others.
         count: How often; 1 without a base.
         neighbours: Further spaces that new tensors may be meant for, as of edges those of nodes.
+        total: Number of rows of all ranks (collective at the first time, if it is not known yet).
     """
+
+    total: int
 
     def __init__(
         self,
@@ -59,12 +61,19 @@ class Space:
         self._order: Tensor | None = None
         self._unions: dict[Any, Space] = {}
 
-    @cached_property
-    def total(self) -> int:
-        """Number of rows of all ranks (collective at the first time, if it is not known yet)."""
+    def __getattr__(self, name: str) -> int:
+        """`total`, where it is not known yet.
+
+        No cached_property: it holds a lock meanwhile, which ranks that are threads wait for.
+        """
+        if name != 'total':
+            raise AttributeError(f'a Space has no {name!r}')
         if self.base is not None:
-            return self.base.total * self.count
-        return self.own if world_size() == 1 else int(all_reduce_sum(torch.tensor([self.own])))
+            self.total = self.base.total * self.count
+        else:
+            alone = world_size() == 1
+            self.total = self.own if alone else int(all_reduce_sum(torch.tensor([self.own])))
+        return self.total
 
     @property
     def known_total(self) -> int | None:
