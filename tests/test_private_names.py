@@ -15,6 +15,9 @@ import torch.distributed as dist
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv, SAGEConv, SGConv, SSGConv
 
+import pyg_sar
+from pyg_sar.checking.plain_model import check_caches
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'pyg_sar'
 SOURCES = sorted(PACKAGE.rglob('*.py'))
@@ -131,3 +134,23 @@ def test_a_name_of_the_table_is_used_where_it_says(name: str) -> None:
 def test_every_private_name_that_is_used_is_in_the_table() -> None:
     known = {part for name in _table() for part in name.split('.')} | PYTHONS | _made_here()
     assert {path: new for path in SOURCES if (new := _uses(path) - known)} == {}
+
+
+def test_check_refuses_a_cache_that_it_does_not_know() -> None:
+    conv = GCNConv(1, 1, cached=True)
+    check_caches(conv)
+    conv._cache_of_edges = None
+    with pytest.raises(ValueError, match='does not know this version of PyG'):
+        check_caches(conv)
+
+
+def test_attributes_of_edges_that_pyg_takes_for_those_of_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edges = torch.tensor([[0, 1], [1, 0]])
+    graph = Data(x=torch.ones(2, 1), edge_index=edges, edge_attr=torch.ones(2, 1))
+    pyg_sar.partition_graph(graph, 1, tmp_path / 'parts')
+    assert pyg_sar.load_shard(tmp_path / 'parts').is_edge_attr('edge_attr')
+    monkeypatch.setattr(Data, 'is_edge_attr', lambda data, name: False)
+    with pytest.raises(RuntimeError, match='of edges for attributes of nodes'):
+        pyg_sar.load_shard(tmp_path / 'parts')

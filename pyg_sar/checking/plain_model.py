@@ -41,7 +41,7 @@ def plain_model(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
         model = Around(model.module)
     for module in model.modules():
         _make_plain(module)
-        _check_caches(module)
+        check_caches(module)
         for name, value in list(vars(module).items()):
             is_dropout = isinstance(module, torch.nn.modules.dropout._DropoutNd) and name == 'p'
             if type(value) is float and ('dropout' in name or is_dropout):
@@ -69,7 +69,7 @@ def _make_plain(module: torch.nn.Module) -> None:
         _without_ours(vars(module)[name])
 
 
-def _check_caches(module: torch.nn.Module) -> None:
+def check_caches(module: torch.nn.Module) -> None:
     """Raises a ValueError where PyG keeps what it has computed under other names."""
     cls = type(module)
     if cls.__module__.startswith('torch_geometric.') and getattr(module, 'cached', False):
