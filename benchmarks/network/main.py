@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +25,7 @@ from measured_training import make_model  # noqa: E402
 from namespaces import INTERFACE, Hosts, missing  # noqa: E402
 from plots import COLORS, panels, save  # noqa: E402
 from program_team import ProgramTeam  # noqa: E402
-from rank import LINK, NO_NETWORK, NO_PREFETCH, VARIANTS  # noqa: E402
+from rank import LINK, NO_NETWORK, VARIANTS  # noqa: E402
 from report import Benchmark, Row, ratios, show, show_size, summary, table  # noqa: E402
 from training import default_hidden  # noqa: E402
 
@@ -187,11 +185,10 @@ def _traffic(args: argparse.Namespace, model: str, variant: str) -> Row:
 
 
 def _foretold(row: Row, bandwidth: float) -> list[float]:
-    """Seconds of an epoch on a link, by the model of many ranks, for each measured compute."""
-    share = 0.0 if row['variant'] == NO_PREFETCH else _blocks_share(row['model'])
+    """Seconds of an epoch on a link, with nothing hidden, for each measured compute."""
     exchange, summed = (exchange_seconds(row[k], bandwidth) for k in ('row_bytes', 'sum_bytes'))
     steps = row['steps'] * LATENCY + summed
-    return [epoch_seconds(c, c * share, exchange, steps) for c in row['each_compute']]
+    return [epoch_seconds(c, 0.0, exchange, steps) for c in row['each_compute']]
 
 
 def _by_name(row: Row) -> list[float]:
@@ -202,14 +199,6 @@ def _by_name(row: Row) -> list[float]:
 def _by_steps(row: Row) -> list[float]:
     """Foretold for what the ranks were measured to send in steps; headers are in it already."""
     return _foretold(row, row['link_bytes_per_second']['median'] / PAYLOAD)
-
-
-@cache
-def _blocks_share(model: str) -> float:
-    """Of what an epoch computes: all but the products of matrices, by benchmarks/limit."""
-    limit = json.loads((HERE.parent / 'limit' / 'results.json').read_text())
-    (row,) = (r for r in limit['rows'] if (r['model'], r['part']) == (model, 'epoch'))
-    return 1.0 - float(row['bounds']['products']) / float(row['bound'])
 
 
 def _link(link: float) -> str:

@@ -4,7 +4,8 @@
           + the larger of gathers / bandwidth of memory (times the same) and bytes / link
           + steps * (cost of a step + latency)
 
-Rows travel while blocks of edges are summed, and not while the products of matrices are computed.
+At best: rows travel while blocks of edges are summed, and not while the products of matrices are
+computed. At worst nothing is hidden.
 benchmarks/network holds this against links that are slow on purpose.
 Rows and bytes of an epoch are those of a rehearsal of the real code (:mod:`pyg_sar.planner`). The
 cost of a step is measured: rank 0 of 128 runs the real code with hardly a row in each block,
@@ -184,7 +185,8 @@ def tables() -> dict[str, str]:
                     link,
                     *(f'{seconds:.2f}' for seconds in (compute, exchange, steps)),
                     *(
-                        f'{epoch_seconds(compute, blocks, exchange, each) + summed:.1f}'
+                        f'{epoch_seconds(compute, blocks, exchange, each) + summed:.1f} to '
+                        f'{epoch_seconds(compute, 0.0, exchange, each) + summed:.1f}'
                         for each in (steps, steps / GROUP)
                     ),
                 ]
