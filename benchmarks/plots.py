@@ -55,7 +55,7 @@ def bars(
     axis.legend(frameon=False, fontsize=8, ncols=2)
 
 
-def log_axes(axis: Any, counts: Sequence[int]) -> None:
+def log_axes(axis: Any, counts: Sequence[float]) -> None:
     """Logarithmic in both, with ticks at `counts`."""
     axis.set_xscale('log', base=2)
     axis.set_yscale('log')

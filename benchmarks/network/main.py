@@ -23,7 +23,7 @@ from cached_graphs import ARXIV, TINY, cut, sizes  # noqa: E402
 from many_ranks import LATENCY, PAYLOAD, epoch_seconds, exchange_seconds, sum_bytes  # noqa: E402
 from measured_training import make_model  # noqa: E402
 from namespaces import INTERFACE, Hosts, missing  # noqa: E402
-from plots import COLORS, panels, save  # noqa: E402
+from plots import COLORS, log_axes, panels, save  # noqa: E402
 from program_team import ProgramTeam  # noqa: E402
 from rank import LINK, NO_NETWORK, VARIANTS  # noqa: E402
 from report import Benchmark, Row, ratios, show, show_size, summary, table  # noqa: E402
@@ -250,11 +250,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
             foretold = [median(_by_name(r)) for r in of]
             axis.plot(links, foretold, color=color, linestyle=':', marker='x')
         axis.plot([], [], color='0.3', linestyle=':', marker='x', label='foretold')
-        axis.set_xscale('log')
-        axis.set_yscale('log')
-        axis.set_xticks(links, [f'{link:g}' for link in links])
-        axis.minorticks_off()
-        axis.yaxis.set_major_formatter('{x:,.4g}')
+        log_axes(axis, links)
         axis.set_xlabel('Gb/s')
         axis.set_ylabel('s per epoch')
         axis.set_title(model, fontsize=10)
