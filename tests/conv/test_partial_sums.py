@@ -154,7 +154,7 @@ def test_the_numbers_are_those_of_plain_pyg(
 
 
 def test_hubs_spare_half_of_the_rows(tmp_path: Path) -> None:
-    data = hubs(400, 1200, power=8.0)
+    data = hubs(400, 1200, power=40.0)
     _cut(data, 4, 'random', tmp_path / 'parts')
     for name in ('SAGE', 'GCN'):
         covered = run_ranks(_run, 4, tmp_path / 'parts', name)[0]['rows']
