@@ -100,7 +100,7 @@ def rehearse(
             if isinstance(module, MessagePassing):  # turned edges are as many, between as many rows
                 module.flow = 'source_to_target'
         # Rows, not covers: edges at random tell nothing of those of the graph.
-        options = {} if job.mode == 'one_shot' else {'partial_sums': False}
+        options: dict[str, Any] = {} if job.mode == 'one_shot' else {'partial_sums': False}
         model = wrap(model, mode=job.mode, **options)
         data = make_data(sizes, job)
         optimizer = job.optimizer(model.parameters())

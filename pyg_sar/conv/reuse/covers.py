@@ -46,32 +46,30 @@ def with_partial_sums(
     key: Any = None if weight is None else (weight.dtype, *checksum(weight))
     known: dict[Any, _Asked] = plan.cache.setdefault('covers', {})
     in_vain = shard.cache.get('edges covered in vain', 0)
+    is_lasting = plan.is_whole and weight is None
     state = _ROWS
     if key in known:
         state = _KNOWN
-    elif plan.is_whole and weight is None:
-        state = _ASKS
     # Where nothing is learned, weights that a model has made come as constants.
     elif weight is None or torch.is_grad_enabled():
         limit = _MAX_IN_VAIN * max(shard.num_edges, shard.num_own, shard.num_dst)
-        state = _ASKS if in_vain + plan.num_edges <= limit else _ROWS
+        state = _ASKS if is_lasting or in_vain + plan.num_edges <= limit else _ROWS
     state = least_of_ranks(state, shard.world_size)
     if state == _ROWS:
         return plan, exchange
     if state == _ASKS:
         known.pop(key, None)
-        known[key] = _Asked(covered(plan, weight))
+        asked = known[key] = _Asked(covered(plan, weight), 0 if is_lasting else plan.num_edges)
+        in_vain += asked.in_vain
         if len(known) > _MAX_WEIGHTS:
             known.pop(next(iter(known)))
-        in_vain += plan.num_edges
-    elif not known[key].is_used:
-        known[key].is_used = True
-        in_vain -= plan.num_edges
+    else:
+        asked = known[key]
+        in_vain, asked.in_vain = in_vain - asked.in_vain, 0
     shard.cache['edges covered in vain'] = in_vain
-    found = known[key].plan
-    if found is None:
+    if asked.plan is None:
         return plan, exchange
-    return found, Exchange(found.shard, depth=exchange.depth, dtype=exchange.wire.dtype)
+    return asked.plan, Exchange(asked.plan.shard, depth=exchange.depth, dtype=exchange.wire.dtype)
 
 
 @dataclass(eq=False)
@@ -79,4 +77,4 @@ class _Asked:
     """What has come of asking once."""
 
     plan: Plan | None  # by which rows and sums travel; None if that spares too little
-    is_used: bool = False  # whether it has been used again
+    in_vain: int  # number of edges that were asked for; 0 once it has been used again
