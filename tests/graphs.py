@@ -51,9 +51,9 @@ def with_values(edge_index: Tensor, num_nodes: int, seed: int = 0) -> Data:
         x=normal(num_nodes, NUM_FEATURES),
         edge_index=edge_index,
         y=torch.randint(NUM_CLASSES, (num_nodes,), generator=generator),
-        train_mask=(torch.rand(num_nodes, generator=generator) < 0.5).index_fill(
-            0, torch.tensor([0]), True
-        ),
+        train_mask=(
+            torch.rand(num_nodes, generator=generator, dtype=torch.float32) < 0.5
+        ).index_fill(0, torch.tensor([0]), True),
         edge_weight=torch.rand(num_edges, dtype=torch.float64, generator=generator) + 0.1,
         edge_attr=normal(num_edges, NUM_EDGE_FEATURES),
         edge_type=torch.randint(NUM_EDGE_TYPES, (num_edges,), generator=generator),

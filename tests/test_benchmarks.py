@@ -23,6 +23,7 @@ BENCHMARKS = ROOT / 'benchmarks'
 NAMES = (
     'kernels',
     'layers',
+    'attention',
     'limit',
     'epoch',
     'scaling',

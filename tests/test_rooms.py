@@ -21,7 +21,7 @@ FLOORS = (
     {'dropout'},
     {'recompute'},
     {'rows'},
-    {'aggregate', 'over_all_nodes'},
+    {'aggregate', 'attention', 'over_all_nodes'},
     {'comm', 'merge', 'kernels'},
     {'shard'},
     {'compiled', 'memory'},

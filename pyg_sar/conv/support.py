@@ -32,7 +32,15 @@ _STATISTICS_MODULES = (
     norm.PairNorm,
 )
 
-_BLOCK_LOCAL_ARGS = ('edge_index', 'adj_t', 'size', 'size_j', 'ptr_j')
+_BLOCK_LOCAL_ARGS = ('adj_t', 'size_j', 'ptr_j')
+_EDGES = ('edge_index', 'size')
+
+
+def reads_edges(conv: MessagePassing, function: str) -> bool:
+    """Whether ``message`` with its aggregation, or ``edge_update``, reads the edge_index itself."""
+    functions = ('message', 'aggregate') if function == 'message' else (function,)
+    names = {name for each in functions for name in conv.inspector.get_param_names(each)}
+    return not names.isdisjoint(_EDGES)
 
 
 def takes_statistics(module: torch.nn.Module) -> bool:
@@ -61,7 +69,8 @@ def why_refused(module: torch.nn.Module) -> str | None:
     for function in ('message', 'aggregate', 'edge_update', 'update'):
         names = module.inspector.get_param_names(function)
         for arg in names:
-            if arg in _BLOCK_LOCAL_ARGS or (function == 'update' and arg == 'edge_index_j'):
+            of_edges = arg in (*_EDGES, 'edge_index_j')
+            if arg in _BLOCK_LOCAL_ARGS or (function == 'update' and of_edges):
                 return f"its '{function}' reads '{arg}', which is a block's own here"
             if function == 'update' and arg[-2:] in ('_i', '_j'):
                 return f"its 'update' reads '{arg}', one row per edge"

@@ -12,11 +12,11 @@ from collections import Counter
 from pathlib import Path
 
 if __name__ == '__main__':
-    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+    sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ('.', 'cases')]
 
 import torch_geometric
-from conformance_cases import CASES
-from conformance_outcome import CUTS, WORLD_SIZE, Outcome, outcomes
+from conv_cases import CASES
+from outcome import CUTS, WORLD_SIZE, Outcome, outcomes
 
 PATH = Path(__file__).parents[2] / 'docs' / 'convs.md'
 

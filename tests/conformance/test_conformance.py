@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 import table
 import torch_geometric.nn.conv
-from conformance_cases import ALL, CASES, CHECKS
-from conformance_expected import (
-    FAILS_TODAY,
+from conv_cases import (
+    ALL,
+    CASES,
+    CHECKS,
+    EXACT,
     NOT_YET,
-    NOT_YET_GRAPHS,
+    OF_CONVS,
     READ_ROWS_IN_FORWARD,
     REFUSED_BY_DESIGN,
 )
-from conformance_outcome import CUTS, NO_NODES, Outcome, outcomes
-from conformance_run import reference
+from exact import reference
+from outcome import CUTS, NO_NODES, Outcome, outcomes
 
 IN_BLOCKS = {'linear', 'weighted', 'softmax', 'replay'}
 """Paths that hold one block while the next one is on its way."""
@@ -45,57 +47,31 @@ def test_every_conv_has_a_case() -> None:
     assert not convs - {case.conv for case in ALL}, 'a new conv without a case'
     assert not {case.conv for case in ALL} - convs, 'a case of no conv'
     assert len(ALL) == len(CASES), 'two cases of one name'
-
-
-def test_lists_are_of_cases() -> None:
     assert {case.conv for case in ALL} >= REFUSED_BY_DESIGN
-    assert {case.graph for case in ALL} >= NOT_YET_GRAPHS
     assert CASES.keys() >= NOT_YET | READ_ROWS_IN_FORWARD
-    assert CASES.keys() >= FAILS_TODAY.keys()
-    assert not NOT_YET & FAILS_TODAY.keys()
 
 
-@pytest.mark.parametrize('name', [c.name for c in ALL if c.conv not in REFUSED_BY_DESIGN])
 @pytest.mark.slow
+@pytest.mark.parametrize('name', [*EXACT, *NOT_YET])
 def test_case_runs_in_plain_pyg(name: str) -> None:
     """Otherwise a case that is refused today could be no case at all."""
-    case = CASES[name]
-    with case.during():
-        module, inputs, outputs = reference(case)
-    assert outputs
-    takes_gradient = [*inputs.leaves.values(), *module.parameters()]
-    assert any(t.grad is not None and t.grad.any() for t in takes_gradient) or name in CONSTANT
+    with CASES[name].during():
+        values = reference(CASES[name])
+    gradients = [value for key, value in values.items() if key.startswith('gradient')]
+    assert any(gradient.any() for gradient in gradients) or name in CONSTANT
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', CASES)
 def test_conformance(name: str, found: dict[str, Outcome]) -> None:
-    case, outcome = CASES[name], found[name]
-    if case.conv in REFUSED_BY_DESIGN:
-        assert outcome.status == 'refused', outcome.reason
-    elif name in NOT_YET or case.graph in NOT_YET_GRAPHS:
-        assert outcome.status != 'exact', f"it is exact: take '{name}' off the list"
-        assert outcome.status in ('refused', 'not yet'), outcome.reason
-    elif name in FAILS_TODAY:
-        assert outcome.status != 'exact', f"it is exact: take '{name}' off the list"
-        pytest.xfail(FAILS_TODAY[name])
-    else:
-        assert outcome.status == 'exact', f'{outcome.status}: {outcome.reason}'
+    want = 'exact' if name in EXACT else 'refused'
+    assert found[name].status == want, f'{found[name].status}: {found[name].reason}'
 
 
 @pytest.mark.slow
 def test_a_rank_without_nodes(tmp_path: Path) -> None:
     """It takes part in every exchange all the same: a case of every conv, and all of our own."""
-    others = NOT_YET | FAILS_TODAY.keys()
-    cases = [
-        case
-        for case in ALL
-        if case.conv not in REFUSED_BY_DESIGN
-        and case.graph not in NOT_YET_GRAPHS
-        and case.name not in others
-    ]
-    of_convs = {case.conv: case.name for case in reversed(cases)}
-    names = [c.name for c in cases if c.conv == 'MessagePassing' or of_convs[c.conv] == c.name]
+    names = [n for n in EXACT if n in OF_CONVS or CASES[n].conv == 'MessagePassing']
     results = outcomes(tmp_path, names, cuts=NO_NODES)
     wrong = {name: o.reason for name, o in results.items() if o.status != 'exact'}
     assert not wrong, wrong

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from example_programs import EXAMPLES, run, started, torchrun
 from torch_geometric.data import Data
 
 import pyg_sar
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / 'examples' / 'train_full_batch.py'
+EXAMPLE = EXAMPLES / 'train_full_batch.py'
 EPOCHS = 3
 
 _LINE = re.compile(
@@ -47,23 +44,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def _run(*command: object) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': path},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-
-
 def _epochs(*command: object) -> list[tuple[float, ...]]:
     """Epoch, loss and accuracies of every line that the program printed; it prints no other."""
-    done = _run(*command)
-    assert done.returncode == 0, done.stderr
-    matches = [_LINE.fullmatch(line) for line in done.stdout.splitlines()]
-    assert all(matches), done.stdout
+    lines = run(*command).splitlines()
+    matches = [_LINE.fullmatch(line) for line in lines]
+    assert all(matches), lines
     return [tuple(float(number) for number in m.groups()) for m in matches if m is not None]
 
 
@@ -71,8 +56,7 @@ def _epochs(*command: object) -> list[tuple[float, ...]]:
 def test_train_full_batch_is_the_same_on_one_and_two_processes(folder: Path) -> None:
     options = [EXAMPLE, folder, '--model', 'gat', '--hidden', 8, '--epochs', EPOCHS]
     one = _epochs(*options)
-    torchrun = ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', 2]
-    two = _epochs(*torchrun, *options)
+    two = _epochs(*torchrun(2), *options)
     assert [line[0] for line in one] == [1, 2, 3]
     assert one[-1][1] < one[0][1]
     torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=1e-4, atol=1e-4)
@@ -83,7 +67,7 @@ def test_train_full_batch_says_what_the_folder_lacks(tmp_path: Path) -> None:
     graph = _graph()
     del graph.train_mask
     pyg_sar.partition_graph(graph, 1, tmp_path / 'parts')
-    done = _run(EXAMPLE, tmp_path / 'parts')
+    done = started(EXAMPLE, tmp_path / 'parts')
     assert done.returncode == 1
     assert 'got no train_mask' in done.stderr
     assert 'Traceback' not in done.stderr
@@ -97,8 +81,7 @@ def test_train_sampled_is_the_same_on_one_and_two_processes_and_after_a_stop(
     options += ['--fan-outs', 3, 2, '--batch-size', 4, '--exact-epochs', 1]
     one = _epochs(*options)
     saving = [*options, '--checkpoint', tmp_path, '--every', 3]
-    torchrun = ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', 2]
-    two = _epochs(*torchrun, *saving)
+    two = _epochs(*torchrun(2), *saving)
     assert [line[0] for line in one] == [1, 2, 3]
     torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=1e-4, atol=1e-4)
     steps = sorted(path.name for path in tmp_path.iterdir())
@@ -112,9 +95,7 @@ def test_train_sampled_is_the_same_on_one_and_two_processes_and_after_a_stop(
 
 def _lines(*command: object) -> list[tuple[str, list[float]]]:
     """Words and numbers of every line that the program printed."""
-    done = _run(*command)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = run(*command).splitlines()
     return [(_NUMBER.sub('#', line), [float(n) for n in _NUMBER.findall(line)]) for line in lines]
 
 
@@ -136,12 +117,12 @@ _SHORT: dict[str, tuple[list[object], list[str]]] = {
 def test_example_is_the_same_on_one_and_two_processes(name: str, tmp_path: Path) -> None:
     options, words = _SHORT[name]
     found = []
-    for launcher in ([], ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', 2]):
+    for launcher in ([], torchrun(2)):
         root = tmp_path / f'parts{len(found)}'
         pyg_sar.partition_graph(_graph(), 2, root, method=torch.arange(60) % 3 // 2)
         links = torch.arange(60).view(2, 2, 15)
         torch.save({'val': links, 'test': links.flip(1)}, f'{root}.links.pt')
-        command = [*launcher, ROOT / 'examples' / f'{name}.py', root, '--epochs', EPOCHS, *options]
+        command = [*launcher, EXAMPLES / f'{name}.py', root, '--epochs', EPOCHS, *options]
         found.append(_lines(*command))
         data = pyg_sar.local(pyg_sar.load_shard(root))
         kept = {key for key in data.keys() if key in ('x1', 'x2')}  # noqa: SIM118

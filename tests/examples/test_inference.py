@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from example_programs import EXAMPLES, run, torchrun
 from graphs import two_communities
 from torch_geometric.data import Data
 from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def _graph() -> Data:
@@ -33,18 +29,9 @@ def _model(data: Data) -> torch.nn.Module:
 
 
 def _infer(folder: Path, *words: object, ranks: int = 1) -> None:
-    torchrun = ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', ranks]
-    launch = torchrun if ranks > 1 else []
+    launch = torchrun(ranks) if ranks > 1 else []
     options = ['--hidden', 16, '--layers', 2]
-    done = subprocess.run(
-        [*map(str, (sys.executable, *launch, ROOT / 'examples/inference.py', *words, *options))],
-        cwd=folder,
-        env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
+    run(*launch, EXAMPLES / 'inference.py', *words, *options, folder=folder)
 
 
 @pytest.mark.slow

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from example_programs import run
 from graphs import two_communities
 
 README = (Path(__file__).parents[2] / 'README.md').read_text(encoding='utf-8')
-
-
-def _run(command: list[str], folder: Path) -> str:
-    env = {**os.environ, 'OMP_NUM_THREADS': '1'}
-    done = subprocess.run(
-        command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.slow
@@ -43,11 +32,10 @@ def test_the_ten_lines(tmp_path: Path) -> None:
 
     words = shlex.split(partition)
     assert words[:2] == ['python', '-m']
-    _run([sys.executable, *words[1:]], tmp_path)
+    run(*words[1:], folder=tmp_path)
     words = shlex.split(launch)
     assert words[0] == 'torchrun'
-    standalone = ['-m', 'torch.distributed.run', '--standalone', *words[1:]]
-    _run([sys.executable, *standalone], tmp_path)
+    run('-m', 'torch.distributed.run', '--standalone', *words[1:], folder=tmp_path)
     losses = [path.read_text() for path in tmp_path.glob('loss-*')]
     assert len(losses) == 4
     assert len(set(losses)) == 1

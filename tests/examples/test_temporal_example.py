@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from example_programs import example
 from ranks import run_as_threads
 from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
 
-EXAMPLE = Path(__file__).resolve().parents[2] / 'examples' / 'temporal_sampled.py'
-
-
-def _example() -> Any:
-    spec = importlib.util.spec_from_file_location('temporal_sampled', EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 def test_answers_are_of_the_last_messages() -> None:
-    graph = _example().draw_graph(60)
+    graph = example('temporal_sampled').draw_graph(60)
     color, ends = graph.x[:, 1].tolist(), graph.edge_index.t().tolist()
     for node, (asked, y) in enumerate(zip(graph.asked.tolist(), graph.y.tolist(), strict=True)):
         for time, answer in zip(asked, y, strict=True):
@@ -42,13 +30,15 @@ def _trained(root: str, strategy: str) -> list[float]:
     torch.manual_seed(1)
     model = pyg_sar.DistributedDataParallel(GraphSAGE(2, 8, 2, out_channels=2).double())
     data.x = data.x.double()
-    steps = list(_example().train(model, data, strategy, 2, 16))
+    steps = list(example('temporal_sampled').train(model, data, strategy, 2, 16))
     return [value.item() for step in steps for value in step]
 
 
 @pytest.mark.parametrize('strategy', ['last', pytest.param('uniform', marks=pytest.mark.slow)])
 def test_the_same_on_any_number_of_ranks(tmp_path: Path, strategy: str) -> None:
-    pyg_sar.partition_graph(_example().draw_graph(200), 4, tmp_path, method='random')
+    pyg_sar.partition_graph(
+        example('temporal_sampled').draw_graph(200), 4, tmp_path, method='random'
+    )
     want = _trained(str(tmp_path), strategy)
     assert (want[-1] > 0.9) == (strategy == 'last')
     for found in run_as_threads(_trained, 2, str(tmp_path), strategy):

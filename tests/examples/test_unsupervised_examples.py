@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from example_programs import EXAMPLES, example
 from few import few
 from ranks import run_as_threads
 from small_graphs import cut, small_graph
@@ -19,17 +18,7 @@ from torch_geometric.utils import to_undirected
 
 import pyg_sar
 
-EXAMPLES = Path(__file__).resolve().parents[2] / 'examples'
 EPOCHS, NUM_NODES = 3, 60
-
-
-def _example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f'{name}.py')
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _graph() -> Data:
@@ -40,13 +29,13 @@ def _graph() -> Data:
 
 
 def _split() -> tuple[Data, dict[str, Tensor]]:
-    return _example('link_prediction').split_links(_graph())
+    return example('link_prediction').split_links(_graph())
 
 
 def _model(name: str) -> torch.nn.Module:
     torch.manual_seed(1)
     if name == 'infomax':
-        return _example(name).make_model(6, 5).double()
+        return example(name).make_model(6, 5).double()
     model = GAE(GraphSAGE(6, 8, 2, 5)) if name == 'gae' else LightGCN(NUM_NODES, 5, 2)
     return model.double()
 
@@ -81,14 +70,14 @@ def _scores(z: Tensor, links: dict[str, Tensor]) -> list[float]:
 
 
 def _losses(name: str, root: str, links: dict[str, Tensor]) -> tuple[list[float], list[float]]:
-    example = _example('infomax' if name == 'infomax' else 'link_prediction')
+    program = example('infomax' if name == 'infomax' else 'link_prediction')
     data = pyg_sar.load_shard(root)
     model = pyg_sar.DistributedDataParallel(_model(name)).module
     torch.manual_seed(2)
     if name == 'infomax':
-        losses = [loss.item() for loss in example.train(model, data, EPOCHS)]
-        return losses, [example.accuracy(model, data)]
-    steps = list(example.train(model, data, links, EPOCHS))
+        losses = [loss.item() for loss in program.train(model, data, EPOCHS)]
+        return losses, [program.accuracy(model, data)]
+    steps = list(program.train(model, data, links, EPOCHS))
     return [loss.item() for loss, _ in steps], [share.item() for share in steps[-1][1].values()]
 
 
@@ -115,11 +104,11 @@ def test_losses_equal_plain_pyg(tmp_path: Path, name: str, world_size: int) -> N
 
 
 def _sampled(root: str, links: dict[str, Tensor]) -> list[float]:
-    example = _example('link_prediction_sampled')
+    program = example('link_prediction_sampled')
     data = pyg_sar.load_shard(root)
     torch.manual_seed(1)
     model = pyg_sar.DistributedDataParallel(GraphSAGE(6, 8, 2, 5).double())
-    steps = list(example.train(model, data, links, EPOCHS, 32))
+    steps = list(program.train(model, data, links, EPOCHS, 32))
     return [loss.item() for loss, _ in steps] + [s.item() for s in steps[-1][1].values()]
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from conformance_case import Case
-from conformance_cases import ALL, CASES
-from conformance_expected import NOT_YET, REFUSED_BY_DESIGN
-from conformance_outcome import NO_NODES, cut_graphs, outcome_of
-from conformance_run import Result, run_case
+from conv_case import Case
+from conv_cases import CASES, EXACT, OF_CONVS
+from exact import Result, run_case
 from few import few
-from ranks import run_as_threads, run_ranks
+from outcome import NO_NODES, assert_exact, cut_graphs
+from ranks import run_as_threads
+from setups import BACKENDS, SETUPS, on
 
-RUN = [c.name for c in ALL if c.conv not in REFUSED_BY_DESIGN and c.name not in NOT_YET]
 LOOPS_ONCE = {
     'APPNP: fixed weights',
     'APPNP: learnable weights',
@@ -30,11 +30,8 @@ LOOPS_ONCE = {
 }
 """Cases that add the self loops that are missing, and keep the weights of those that are there."""
 
-OF_CONVS = list({CASES[name].conv: name for name in reversed(RUN)}.values())
-"""A case of every conv."""
-
 MODES = ['sequential_no_remat', 'one_shot']
-TWELVE = [RUN[first::12] for first in range(12)]
+TWELVE = [EXACT[first::12] for first in range(12)]
 """Cases that are run in one call: parts of all of them."""
 
 Roots = dict[str, str]
@@ -52,11 +49,12 @@ def with_an_empty_rank(tmp_path_factory: pytest.TempPathFactory) -> Roots:
 
 
 def _cut(folder: Path, method: str, num_parts: int) -> Roots:
-    return cut_graphs(folder, method, num_parts, {_case(name).graph for name in RUN})[0]
+    return cut_graphs(folder, method, num_parts, {_case(name).graph for name in EXACT})[0]
 
 
 def _run(names: list[str], roots: Roots, mode: str = 'sequential') -> dict[str, Result]:
-    return {name: run_case(_case(name), roots, 'cuda', mode) for name in names}
+    cases = {name: _case(name) for name in names}
+    return {n: run_case(c, roots[c.graph], device='cuda', mode=mode) for n, c in cases.items()}
 
 
 def _case(name: str) -> Case:
@@ -65,44 +63,52 @@ def _case(name: str) -> Case:
 
 def _assert_exact(results: list[dict[str, Result]]) -> None:
     for name in results[0]:
-        outcome = outcome_of([result[name] for result in results])
-        assert outcome.status == 'exact', f'{name}: {outcome.status}: {outcome.reason}'
+        assert_exact(name, [result[name] for result in results])
 
 
 @pytest.mark.cuda_sim
 @pytest.mark.parametrize(
-    'name', [n if n in OF_CONVS else pytest.param(n, marks=pytest.mark.slow) for n in RUN]
+    'name', [n if n in OF_CONVS else pytest.param(n, marks=pytest.mark.slow) for n in EXACT]
 )
 def test_one_process(name: str, roots: Roots) -> None:
     """All parts on one device."""
     _assert_exact([_run([name], roots)])
 
 
-@pytest.mark.parametrize('name', RUN)
+@pytest.mark.parametrize('name', EXACT)
 @pytest.mark.parametrize('world_size', [2, 3])
 def test_ranks_as_threads(world_size: int, name: str, roots: Roots) -> None:
     _assert_exact(run_as_threads(_run, world_size, [name], roots))
 
 
 @pytest.mark.parametrize('name', OF_CONVS)
-def test_modes(name: str, roots: Roots) -> None:
+def test_modes_and_a_rank_without_nodes(name: str, roots: Roots, with_an_empty_rank: Roots) -> None:
     for mode in MODES:
         _assert_exact(run_as_threads(_run, 3, [name], roots, mode))
-
-
-@pytest.mark.parametrize('name', OF_CONVS)
-def test_a_rank_without_nodes(name: str, with_an_empty_rank: Roots) -> None:
     _assert_exact(run_as_threads(_run, 3, [name], with_an_empty_rank))
 
 
 @pytest.mark.cuda_sim
-@pytest.mark.parametrize('names', few([OF_CONVS[::4], *TWELVE], every=13), ids=len)
-def test_processes_share_the_device(names: list[str], roots: Roots) -> None:
-    """Over gloo, by way of the host's memory."""
-    _assert_exact(run_ranks(_run, 2, names, roots, timeout=240))
+@pytest.mark.parametrize(
+    ('names', 'setup'),
+    [
+        *((OF_CONVS[kind::3], setup) for kind, setup in enumerate(SETUPS[2:])),
+        *(pytest.param(*c, marks=pytest.mark.slow) for c in product(TWELVE, SETUPS[2:])),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_processes(names: list[str], setup: str, roots: Roots) -> None:
+    """A third of the convs with every kind of group, and all cases with all kinds."""
+    _assert_exact(on(setup, _run, names, roots))
 
 
-@pytest.mark.parametrize('backend', ['nccl', 'cpu:gloo,cuda:nccl'])
+@pytest.mark.cuda_sim
+@pytest.mark.parametrize('setup', few(BACKENDS))
+def test_processes_of_which_one_has_no_nodes(setup: str, with_an_empty_rank: Roots) -> None:
+    _assert_exact(on(setup, _run, OF_CONVS[::3], with_an_empty_rank))
+
+
+@pytest.mark.parametrize('backend', BACKENDS)
 def test_one_rank_with_nccl(backend: str, roots: Roots, tmp_path: Path) -> None:
     torch.cuda.set_device(0)
     dist.init_process_group(backend, init_method=f'file://{tmp_path}/s', rank=0, world_size=1)

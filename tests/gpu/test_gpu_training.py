@@ -1,91 +1,107 @@
-"""What is beside convs, on a device: trainings, norms, restricted layers, checkpoints, rounding."""
+"""What is beside convs, on a device: trainings, norms, restricted layers, checkpoints, batches.
+
+All as on one process of a CPU, whichever way ranks speak; with too few GPUs they share one.
+"""
 
 from __future__ import annotations
 
+import functools
+import time
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import test_neighbor_training as batches
 import test_norm_parity as norms
 import test_restrict as restricted
 import test_training as training
 import torch
-import torch.distributed as dist
+import torch.nn.functional as F
 from checkpoint_runs import losses, resumed
-from few import few
-from ranks import run_as_threads, run_ranks
+from ranks import run_as_threads
+from setups import ALL, IN_SIMULATION, SETUPS, WORLD_SIZE, on
 from small_graphs import assert_close, cut, small_graph
 from test_training import MODELS, partitions  # noqa: F401 (a fixture)
 from torch import Tensor
+from torch_geometric import nn as pyg
 from torch_geometric.nn import GATConv, SAGEConv
 
 import pyg_sar
 
 MODES = ['sequential', 'sequential_no_remat', 'one_shot']
-AGAIN = {'checkpoint_activations': True}
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    *((mode, {}) for mode in MODES),
+    ('sequential', {'checkpoint_activations': True}),
+    ('sequential', {'debug': True}),
+]
 
 
-@pytest.mark.parametrize('name', MODELS)
-@pytest.mark.parametrize('options', [{}, AGAIN], ids=['kept', 'computed again'])
-def test_one_process(name: str, options: dict[str, Any], partitions: Path) -> None:  # noqa: F811
-    root = str(partitions / '4')
-    training._assert_equal(name, training._train(name, root, 'sequential', 'cuda', **options))
+def _some(cases: Any, every: int) -> list[Any]:
+    """On a device all; in the simulation one of `every` of the setups that it has."""
+    found = [pytest.param(*case) for case in cases if case[0] in SETUPS[:2]]
+    for i, case in enumerate(case for case in cases if case[0] not in SETUPS[:2]):
+        marks = [pytest.mark.cuda_sim, *([pytest.mark.slow] if i % every else [])]
+        found.append(pytest.param(*case, marks=marks))
+    return found
 
 
-@pytest.mark.parametrize('name', MODELS)
-@pytest.mark.parametrize('mode', MODES)
-def test_ranks_as_threads(name: str, mode: str, partitions: Path) -> None:  # noqa: F811
-    for world_size, options in ((2, {}), (3, AGAIN)):
-        root = str(partitions / str(world_size))
-        found = run_as_threads(training._train, world_size, name, root, mode, 'cuda', **options)
-        for of_rank in found:
-            training._assert_equal(name, of_rank)
-
-
-@pytest.mark.cuda_sim
-@pytest.mark.parametrize(('name', 'mode'), few(((n, m) for n in MODELS for m in MODES), every=8))
-def test_processes_share_the_device(name: str, mode: str, partitions: Path) -> None:  # noqa: F811
-    root = str(partitions / '2')
-    for found in run_ranks(training._train, 2, name, root, mode, 'cuda', **AGAIN):
+@pytest.mark.parametrize(
+    ('setup', 'name', 'kind'), _some([*product(SETUPS, MODELS, KINDS)], every=13), ids=str
+)
+def test_trainings(setup: str, name: str, kind: Any, partitions: Path) -> None:  # noqa: F811
+    mode, options = kind
+    train = functools.partial(training._train, **options)
+    for found in on(setup, train, name, str(partitions / str(WORLD_SIZE)), mode, 'cuda'):
         training._assert_equal(name, found)
 
 
-@pytest.mark.parametrize('name', MODELS)
-@pytest.mark.parametrize('backend', ['nccl', 'cpu:gloo,cuda:nccl'])
-def test_nccl(name: str, backend: str, partitions: Path, tmp_path: Path) -> None:  # noqa: F811
-    dist.init_process_group(backend, init_method=f'file://{tmp_path}/s', rank=0, world_size=1)
-    try:
-        found = training._train(name, str(partitions / '4'), 'sequential', 'cuda')
-    finally:
-        dist.destroy_process_group()
-    training._assert_equal(name, found)
+@pytest.mark.parametrize(
+    ('setup', 'counts'), _some([*product(SETUPS[1:], [[6, 0, 5], [3, 7, 1]])], every=3), ids=str
+)
+def test_norms(setup: str, counts: list[int]) -> None:
+    def on_ranks(fn: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
+        return on(setup, fn, *args)
+
+    norms._check(counts, torch.float64, 1e-10, 'cuda', on_ranks)
 
 
-@pytest.mark.parametrize('counts', [[11], [3, 8], [6, 0, 5]], ids=str)
-def test_norms(counts: list[int]) -> None:
-    norms._check(counts, torch.float64, 1e-10, 'cuda', run_ranks)
+@pytest.mark.parametrize(
+    ('setup', 'name'), _some([*product(SETUPS, restricted.CONVS)], every=5), ids=str
+)
+def test_restrict(setup: str, name: str, tmp_path: Path) -> None:
+    data, model = restricted._data(2 * WORLD_SIZE), (name, 3)
+    root = tmp_path / 'parts'
+    pyg_sar.partition_graph(data, 2 * WORLD_SIZE, root, method=data.part)
+    found = on(setup, restricted._trained, root, *model, 'sequential', 'cuda')
+    restricted._compare(found, data, *model)
 
 
-@pytest.mark.parametrize('name', restricted.CONVS)
-@pytest.mark.parametrize(('world_size', 'num_parts'), [(1, 3), (3, 3), (2, 6)])
-def test_restrict(world_size: int, num_parts: int, name: str, tmp_path: Path) -> None:
-    data = restricted._data(num_parts)
-    pyg_sar.partition_graph(data, num_parts, tmp_path / 'parts', method=data.part)
-    restricted._check_exact(tmp_path / 'parts', data, world_size, name, 3, 'sequential', 'cuda')
+def _cut(tmp_path: Path) -> str:
+    return str(cut(small_graph(), WORLD_SIZE, tmp_path / 'parts'))
 
 
-@pytest.mark.parametrize('world_size', [1, 2])
-def test_checkpoint(world_size: int, tmp_path: Path) -> None:
-    """Without dropout it trains as on the CPU; with it a resumed run draws the same."""
-    parts, root = str(cut(small_graph(), world_size, tmp_path / 'parts')), str(tmp_path / 'run')
-    want = run_ranks(losses, world_size, parts, 4)
-    assert run_ranks(losses, world_size, parts, 4, device='cuda') == [
-        pytest.approx(each, abs=1e-9) for each in want
-    ]
-    want = run_ranks(losses, world_size, parts, 4, dropout=0.3, device='cuda')
+@pytest.mark.parametrize('setup', _some([(s,) for s in SETUPS if s != 'threads'], every=3))
+def test_checkpoint(setup: str, tmp_path: Path) -> None:
+    """A run goes on where it was, with what dropout would have drawn."""
+    parts, root = _cut(tmp_path), str(tmp_path / 'run')
+    plain = run_as_threads(losses, WORLD_SIZE, parts, 4)[0]
+    for found in on(setup, losses, parts, 4, device='cuda'):
+        assert found == pytest.approx(plain, abs=1e-9)
+    options: dict[str, Any] = {'device': 'cuda', 'dropout': 0.3}
+    want = on(setup, losses, parts, 4, **options)
     for num_epochs in (2, 4):
-        found = run_ranks(resumed, world_size, parts, root, num_epochs, dropout=0.3, device='cuda')
+        found = on(setup, resumed, parts, root, num_epochs, **options)
     assert found == [pytest.approx(each, abs=1e-9) for each in want]
+
+
+def _as_on_a_cpu(setup: str, fn: Callable[[str, str], list[Tensor]], tmp_path: Path) -> None:
+    root = _cut(tmp_path)
+    want = run_as_threads(fn, WORLD_SIZE, root, 'cpu')
+    for ours, theirs in zip(on(setup, fn, root, 'cuda'), want, strict=True):
+        for got, expected in zip(ours, theirs, strict=True):
+            assert_close(got, expected, tolerance=1e-10)
 
 
 def _rounded(root: str, device: str) -> list[Tensor]:
@@ -102,11 +118,155 @@ def _rounded(root: str, device: str) -> list[Tensor]:
     return [t.cpu() for t in found]
 
 
-def test_rounded_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize('setup', ALL[1:])
+def test_rounded_rows(setup: str, tmp_path: Path) -> None:
     """The same numbers are rounded, to the same."""
-    root = str(cut(small_graph(), 3, tmp_path / 'parts'))
-    want = run_as_threads(_rounded, 3, root, 'cpu')
-    for on_ranks in (run_as_threads, run_ranks):
-        for ours, theirs in zip(on_ranks(_rounded, 3, root, 'cuda'), want, strict=True):
+    _as_on_a_cpu(setup, _rounded, tmp_path)
+
+
+@pytest.mark.parametrize('setup', IN_SIMULATION)
+def test_batches(setup: str, tmp_path: Path) -> None:
+    root = _cut(tmp_path)
+    want = run_as_threads(batches._train, 1, root)[0]
+    batches._compare(on(setup, batches._train, root, 'cuda'), want)
+
+
+class _Late(torch.autograd.Function):
+    """The identity, whose backward takes a while."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
+        ctx.seconds = seconds
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        time.sleep(ctx.seconds)
+        return grads[0], None
+
+
+def _gradients_of_a_loss_on_the_host(root: str, device: str) -> list[Tensor]:
+    """On rank 0 the first layer is ready before the last; on the others it becomes ready later."""
+    data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
+    torch.manual_seed(0)
+    net = torch.nn.ModuleList([GATConv(6, 4), GATConv(6, 2)]).double().to(device)
+    first, last = net = torch.nn.ModuleList([pyg_sar.SARConv(conv) for conv in net])
+    is_first_rank = data.edge_index.shard.rank == 0
+    out = _Late.apply(first(data.x, data.edge_index), 0.0 if is_first_rank else 0.4)
+    other = last(data.x, data.edge_index).cpu()
+    other = _Late.apply(other, 0.4 if is_first_rank else 0.0)
+    (out.cpu().square().sum() + other.square().sum()).backward()
+    return [p.grad.cpu() for p in net.parameters()]
+
+
+@pytest.mark.parametrize('setup', IN_SIMULATION[1:])
+def test_a_loss_on_the_host(setup: str, tmp_path: Path) -> None:
+    """Backward takes layers in one order on all ranks, whichever is ready first."""
+    _as_on_a_cpu(setup, _gradients_of_a_loss_on_the_host, tmp_path)
+
+
+def _trained(folders: list[str], device: str) -> list[list[Any]]:
+    """Of every partition what a model gives, and its gradients."""
+    found = []
+    for root in folders:
+        data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
+        torch.manual_seed(0)
+        net = torch.nn.ModuleList([SAGEConv(6, 4), GATConv(4, 2, heads=2)]).double().to(device)
+        net = torch.nn.ModuleList([pyg_sar.SARConv(conv) for conv in net])
+        out = data.x
+        for conv in net:
+            out = conv(out, data.edge_index)
+        loss = pyg_sar.over_all_nodes.global_mean(out.square())
+        loss.backward()
+        grads = [p.grad.clone() for p in net.parameters()]
+        for grad in grads:
+            pyg_sar.comm.all_reduce_sum(grad)
+        found.append([loss.item(), *(grad.cpu() for grad in grads)])
+    return found
+
+
+CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
+    'SAGE': pyg.SAGEConv,
+    'GAT': lambda i, o: pyg.GATConv(i, o, heads=2, concat=False),
+    'GATv2': lambda i, o: pyg.GATv2Conv(i, o, heads=2, concat=False),
+    'max': lambda i, o: pyg.SAGEConv(i, o, aggr='max'),
+    'median': lambda i, o: pyg.SAGEConv(i, o, aggr='median'),
+    'FiLM': pyg.FiLMConv,
+    'Cheb': lambda i, o: pyg.ChebConv(i, o, K=2),
+}
+OPTIONS = [
+    {'checkpoint_activations': again, 'exchange_dtype': dtype, 'debug': debug}
+    for again, dtype, debug in product((False, True), (None, torch.bfloat16), (False, True))
+]
+
+
+class Net(torch.nn.Module):
+    """Two convs with a batch norm between."""
+
+    def __init__(self, conv: Callable[[int, int], torch.nn.Module], num_features: int = 6) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = conv(num_features, 8), pyg.BatchNorm(8), conv(8, 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.last(self.norm(self.first(x, edge_index)).relu(), edge_index)
+        return out
+
+
+def _losses(name: str, mode: str, root: str, device: str) -> list[Tensor]:
+    """With every set of options those of four epochs."""
+    data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
+    found = []
+    for options in OPTIONS:
+        net = Net(CONVS[name]).double().to(device)
+        model = pyg_sar.DistributedDataParallel(net, mode=mode, **options)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for _ in range(4):
+            out = model(data.x, data.edge_index)
+            losses = F.cross_entropy(out, data.y, reduction='none')
+            loss = pyg_sar.over_all_nodes.global_mean(losses)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach().cpu())
+    pyg_sar.comm.set_debug(False)
+    return found
+
+
+@pytest.mark.parametrize(
+    ('setup', 'name', 'mode'), _some([*product(SETUPS[3:], CONVS, MODES)], every=42), ids=str
+)
+def test_options(setup: str, name: str, mode: str, tmp_path: Path) -> None:
+    """In every mode with every option: the losses of a CPU with the same options."""
+    _as_on_a_cpu(setup, functools.partial(_losses, name, mode), tmp_path)
+
+
+def _trained(folders: list[str], device: str) -> list[list[Tensor]]:
+    """Of every partition what a model gives, and its gradients."""
+    found = []
+    for i, root in enumerate(folders):
+        data = pyg_sar.load_shard(root).to(device)
+        net = Net(CONVS[['SAGE', 'GAT'][i % 2]]).double().to(device)
+        model = pyg_sar.DistributedDataParallel(net)
+        loss = model(data.x, data.edge_index).square().mean()
+        loss.backward()
+        found.append([t.detach().cpu() for t in (loss, *(p.grad for p in model.parameters()))])
+    return found
+
+
+@pytest.mark.parametrize('num', [10, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('setup', IN_SIMULATION[1:])
+def test_random_partitions(num: int, setup: str, tmp_path: Path) -> None:
+    """Idle ranks, steps without rows, blocks of one row: nobody waits for ever, nothing differs."""
+    folders = []
+    for seed in range(num):
+        graph = small_graph(num_nodes=12 + seed % 9, num_edges=10 + 3 * (seed % 7), seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        part = torch.randint(0, 1 + seed % WORLD_SIZE, (graph.num_nodes,), generator=generator)
+        folders.append(str(tmp_path / str(seed)))
+        pyg_sar.partition_graph(graph, WORLD_SIZE, folders[-1], method=part)
+    want = run_as_threads(_trained, 1, folders, 'cpu')[0]
+    for found in on(setup, _trained, folders, 'cuda'):
+        for ours, theirs in zip(found, want, strict=True):
             for got, expected in zip(ours, theirs, strict=True):
                 assert_close(got, expected, tolerance=1e-10)

@@ -136,24 +136,11 @@ def two_losses_of_one_forward(run: Run) -> None:
 
 
 @program
-def the_same_loss_twice(run: Run) -> None:
-    loss = run.loss(run.ddp(make_model())(*run.graph))
-    loss.backward(retain_graph=True)
-    loss.backward()
-
-
-@program
 def two_forwards_then_two_backwards(run: Run) -> None:
     model = run.ddp(make_model())
     first, second = run.loss(model(*run.graph)), run.loss(model(2 * run.data.x, run.graph[1]))
     first.backward()
     second.backward()
-
-
-@program
-def two_forwards_one_backward(run: Run) -> None:
-    model = run.ddp(make_model())
-    (run.loss(model(*run.graph)) * run.loss(model(2 * run.data.x, run.graph[1]))).backward()
 
 
 @program
@@ -165,23 +152,7 @@ def steps_without_zero_grad(run: Run) -> None:
         optimizer.step()
 
 
-@program
-def steps_with_zeros(run: Run) -> None:
-    model = run.ddp(make_model())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, eps=1e-3, foreach=True)
-    for _ in range(3):
-        optimizer.zero_grad(set_to_none=False)
-        run.loss(model(*run.graph)).backward()
-        optimizer.step()
-
-
 # What a loss may be made of
-
-
-@program
-def penalty_of_the_weights(run: Run) -> None:
-    model = run.ddp(make_model())
-    (run.loss(model(*run.graph)) + 0.1 * _penalty(model)).backward()
 
 
 @program
@@ -210,26 +181,6 @@ def whole_and_own_factors(run: Run) -> None:
     out = run.ddp(make_model())(*run.graph)
     loss = run.loss(out)
     run.mean_of_ranks(out, lambda rank, own: own.square().sum() * loss * (rank + 1)).backward()
-
-
-class Readout(torch.nn.Module):
-    """A value of the whole graph inside the model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.head = SAGEConv(6, 4), torch.nn.Linear(4, 3)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        h = self.conv(x, edge_index).tanh()
-        return self.head(h * h.sum(0).sigmoid())
-
-
-@program
-def sum_inside_the_model(run: Run) -> None:
-    torch.manual_seed(1)
-    model = run.ddp(Readout().double())
-    x = run.own(WHOLE['x'])
-    run.loss(model(x, run.graph[1])).backward()
 
 
 @program
@@ -288,21 +239,6 @@ def optimizer_in_backward_with_no_sync(run: Run) -> None:
 
 
 @program
-def lbfgs(run: Run) -> None:
-    model = run.ddp(make_model())
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = run.loss(model(*run.graph))
-        loss.backward()
-        return loss
-
-    for _ in range(2):
-        optimizer.step(closure)
-
-
-@program
 def no_sync(run: Run) -> None:
     """After a backward whose gradient is whole already."""
     model = run.ddp(make_model())
@@ -347,13 +283,6 @@ def unfreezing_what_no_forward_of_the_model_sees(run: Run) -> None:
     model = run.ddp(inner)
     inner.first.requires_grad_(True)
     run.inner(model).first(*run.graph).square().mean().backward()
-
-
-@program
-def change_of_dtype(run: Run) -> None:
-    model = run.ddp(make_model().float())
-    model.double()
-    run.loss(model(*run.graph)).backward()
 
 
 @program
@@ -444,9 +373,32 @@ def unused_parameters(run: Run) -> None:
 
 @program
 def many_buckets(run: Run) -> None:
-    model = run.ddp(make_model(), bucket_cap_mb=0.0001, gradient_as_bucket_view=True)
+    """And a process group of the user's."""
+    group = None if run.rank is None else dist.new_group()
+    options = {'gradient_as_bucket_view': True, 'process_group': group}
+    model = run.ddp(make_model(), bucket_cap_mb=0.0001, **options)
     for _ in range(2):
         run.loss(model(*run.graph)).backward()
+
+
+class TwoGraphs(torch.nn.Module):
+    """A layer that is used twice, on two edge_indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(6, 6)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        src, dst = edge_index
+        half = edge_index[:, src % 2 == dst % 2]
+        h = self.conv(x, edge_index).tanh()
+        return self.conv(h, half if self.training else edge_index)[:, :3]
+
+
+@program
+def a_layer_used_twice(run: Run) -> None:
+    torch.manual_seed(0)
+    run.loss(run.ddp(TwoGraphs().double().eval())(*run.graph)).backward()
 
 
 class Extra(torch.nn.Module):
@@ -537,13 +489,6 @@ WHOLE: dict[str, Tensor] = {}
 
 
 @program
-def input_with_gradient(run: Run) -> None:
-    model, x = run.ddp(make_model()), run.own(WHOLE['x'])
-    for _ in range(2):
-        run.loss(model(x, run.graph[1])).backward()
-
-
-@program
 def input_that_was_computed(run: Run) -> None:
     model, x = run.ddp(make_model()), run.own(WHOLE['x'])
     out = model((2 * x).tanh() + x, edge_index=run.graph[1])
@@ -566,12 +511,6 @@ def input_in_a_container(run: Run) -> None:
     data = copy.copy(run.data)
     data.x, more = run.own(WHOLE['x']), run.own(WHOLE['x'])
     run.loss(model(data, {'more': [more]})['out']).backward()
-
-
-@program
-def gradient_of_an_input_alone(run: Run) -> None:
-    model, x = run.ddp(make_model()), run.own(WHOLE['x'])
-    (x.grad,) = torch.autograd.grad(run.loss(model(x, run.graph[1])), x)
 
 
 @program
@@ -616,14 +555,6 @@ def a_model_behind_another(run: Run) -> None:
     first, second = _two(run)
     x = run.own(WHOLE['x'])
     run.loss(second(first(x, run.graph[1]), run.graph[1])).backward()
-
-
-@program
-def a_shared_layer(run: Run) -> None:
-    first, second = make_model(), make_model(1)
-    second.head = first.head
-    first, second = run.ddp(first), run.ddp(second)
-    (run.loss(first(*run.graph)) + run.loss(second(*run.graph))).backward()
 
 
 @program
@@ -673,11 +604,6 @@ def _checkpointed(run: Run, use_reentrant: bool) -> None:
     for _ in range(2):
         run.loss(model(x, run.graph[1])).backward()
     assert len(calls) == 2
-
-
-@program
-def checkpoint_inside(run: Run) -> None:
-    _checkpointed(run, False)
 
 
 @program

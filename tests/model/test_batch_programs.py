@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from hand_batches import batch_of, hetero_batch_of
 from hetero_graphs import assignment, hetero_graph
 from hetero_models import METADATA
-from ranks import run_as_threads, run_once
+from ranks import run_as_threads
 from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
@@ -96,16 +96,6 @@ def test_ranks_that_part(tmp_path, name):
         run_as_threads(program, 2, root, graph)
     for word in words:
         assert word in str(caught.value)
-
-
-def _parted(root: str, graph: Data) -> str:
-    return attempt(_one_on_the_whole_graph, root, graph)
-
-
-def test_processes_that_part(tmp_path):
-    graph = small_graph()
-    outcomes = run_once(_parted, 2, str(cut(graph, 2, tmp_path / 'parts')), graph)
-    assert_all_raise(outcomes, 'ExchangeError', "layer 'first' (SAGEConv)", 'in global_mean')
 
 
 # A batch has the norms of a batch, wherever they are called; the whole graph those of all ranks.

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from few import few
 from hand_batches import batch_of
-from ranks import run_as_threads, run_ranks
+from ranks import run_as_threads
 from small_graphs import assert_close, cut, small_graph
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
@@ -303,20 +303,3 @@ def test_collectives_of_a_step(tmp_path):
     assert 'sum of the gradients of parameters of a batch in training' in backward[-1]
     assert evaluation == []
     assert whole  # the convs exchange rows
-
-
-def _in_processes(root: str, graph: Data) -> Any:
-    return _train_ranks(root, graph, 'GIN, BatchNorm1d', SEEDS[3], True)
-
-
-def test_processes_have_the_bits_of_threads(tmp_path):
-    graph = small_graph()
-    root = str(cut(graph, 3, tmp_path / 'parts'))
-    for a, b in zip(
-        run_ranks(_in_processes, 3, root, graph),
-        run_as_threads(_in_processes, 3, root, graph),
-        strict=True,
-    ):
-        assert torch.equal(a[1], b[1])
-        for (_, _, state), (_, _, other) in zip(a[0], b[0], strict=True):
-            assert all(torch.equal(state[name], other[name]) for name in state)

@@ -16,10 +16,10 @@ from ranks import run_ranks
 from small_graphs import assert_all_raise, assert_close, attempt, cut
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, LGConv
+from torch_geometric.nn import LGConv
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, SARConv
+from pyg_sar import DistributedDataParallel, SARConv, wrap
 
 
 def _loss(model: torch.nn.Module, data: Data) -> Tensor:
@@ -107,61 +107,6 @@ def test_no_sync_accumulates(graph, tmp_path):
         _assert_same(accumulated, {name: 6 * value for name, value in one.items()})
 
 
-def _clipped(root: str) -> tuple[Tensor, dict[str, Tensor]]:
-    data = pyg_sar.load_shard(root)
-    model = DistributedDataParallel(make_model())
-    _loss(model, data).backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    return norm, _grads(model.module)
-
-
-def test_clipping_by_norm(graph, tmp_path):
-    model = make_model()
-    _loss(model, graph).backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    results = run_ranks(_clipped, 3, _root(graph, tmp_path, 3))
-    for found, gradients in results:
-        assert torch.equal(found, results[0][0])
-        assert_close(found, norm)
-        _assert_same(gradients, _grads(model))
-
-
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    'SGD': lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
-    'Adam': lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3),
-    'AdamW': lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3, weight_decay=0.1),
-}
-
-
-def _trained(root: str, name: str) -> dict[str, Tensor]:
-    data = pyg_sar.load_shard(root)
-    model = DistributedDataParallel(make_model(4))
-    optimizer = OPTIMIZERS[name](model.parameters())
-    for _ in range(5):
-        optimizer.zero_grad()
-        _loss(model, data).backward()
-        optimizer.step()
-    return model.module.state_dict()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('optimizer', OPTIMIZERS)
-def test_optimizers(graph, tmp_path, optimizer):
-    """Five steps."""
-    model = make_model(4)
-    steps = OPTIMIZERS[optimizer](model.parameters())
-    for _ in range(5):
-        steps.zero_grad()
-        _loss(model, graph).backward()
-        steps.step()
-    results = run_ranks(_trained, 3, _root(graph, tmp_path, 3), optimizer)
-    for state in results:
-        assert list(state) == list(model.state_dict())
-        for name, value in model.state_dict().items():
-            assert_close(state[name], value, tolerance=1e-10)
-            assert torch.equal(state[name], results[0][name]), name
-
-
 def _wrapped(what: str) -> str:
     rank = dist.get_rank()
     model = make_model(rank if what == 'parameter' else 0)
@@ -214,47 +159,6 @@ def test_without_learnable_parameters(graph, tmp_path):
         assert_close(state['norm.running_var'], plain.norm.running_var)
 
 
-def _frozen_in_part(root: str) -> dict[str, Tensor]:
-    data = pyg_sar.load_shard(root)
-    model = make_model()
-    model.first.requires_grad_(False)
-    model = DistributedDataParallel(model)
-    _loss(model, data).backward()
-    return _grads(model.module)
-
-
-def test_frozen_layer(graph, tmp_path):
-    model = make_model()
-    model.first.requires_grad_(False)
-    _loss(model, graph).backward()
-    for gradients in run_ranks(_frozen_in_part, 3, _root(graph, tmp_path, 3)):
-        _assert_same(gradients, _grads(model))
-
-
-def _with_buckets(root: str) -> dict[str, Tensor]:
-    """Many small buckets, gradients as views into them, a process group of the user's."""
-    data = pyg_sar.load_shard(root)
-    model = DistributedDataParallel(
-        make_model(),
-        bucket_cap_mb=0.0001,
-        gradient_as_bucket_view=True,
-        process_group=dist.new_group(),
-    )
-    for _ in range(2):
-        model.zero_grad()
-        _loss(model, data).backward()
-    return {name: value.clone() for name, value in _grads(model.module).items()}
-
-
-def test_other_options_pass_through(graph, tmp_path):
-    model = make_model()
-    for _ in range(2):
-        model.zero_grad()
-        _loss(model, graph).backward()
-    for gradients in run_ranks(_with_buckets, 3, _root(graph, tmp_path, 3)):
-        _assert_same(gradients, _grads(model))
-
-
 def test_one_process_without_init(graph, tmp_path):
     data = pyg_sar.load_shard(_root(graph, tmp_path, 3))
     plain, module = make_model(), make_model()
@@ -273,31 +177,66 @@ def test_one_process_without_init(graph, tmp_path):
     assert not module.training
 
 
-class TwoGraphs(torch.nn.Module):
-    """The same conv on two edge_indices, and a layer used twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = GCNConv(6, 6)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        src, dst = edge_index
-        half = edge_index[:, src % 2 == dst % 2]
-        h = self.conv(x, edge_index).tanh()
-        return self.conv(h, half if self.training else edge_index)[:, :3]
+# What is refused, and which options reach whom.
 
 
-def _reused(root: str) -> dict[str, Tensor]:
-    data = pyg_sar.load_shard(root)
-    torch.manual_seed(0)
-    model = DistributedDataParallel(TwoGraphs().double().eval())
-    _loss(model, data).backward()
-    return _grads(model.module)
+def _built(kwargs: dict[str, Any], make: str) -> str:
+    return attempt(DistributedDataParallel, MAKES[make](), **kwargs)
 
 
-def test_a_layer_used_twice(graph, tmp_path):
-    torch.manual_seed(0)
-    model = TwoGraphs().double().eval()
-    _loss(model, graph).backward()
-    for gradients in run_ranks(_reused, 2, _root(graph, tmp_path, 2)):
-        _assert_same(gradients, _grads(model))
+MAKES: dict[str, Callable[[], torch.nn.Module]] = {
+    'net': make_model,
+    'no convs': lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()),
+}
+
+
+@pytest.mark.parametrize('world_size', [None, 2])
+@pytest.mark.parametrize(
+    ('make', 'kwargs', 'words'),
+    [
+        ('net', {'broadcast_buffers': True}, "'broadcast_buffers' must be False (got True)"),
+        ('net', {'mode': 'parallel'}, "'mode' must be one of"),
+        ('net', {'bucket_cap_mb': 0}, "'bucket_cap_mb' must be positive (got 0)"),
+        ('net', {'device_ids': ['meta']}, "'device_ids' must be where the model is, ['cpu'] (got"),
+        ('net', {'prefetch': 0}, "'prefetch' must be a positive int (got 0)"),
+        ('no convs', {'prefetch': 2}, "'prefetch' has a meaning for message-passing convs only"),
+    ],
+)
+def test_refused_on_all_ranks(make, kwargs, words, world_size):
+    if world_size is None:
+        outcomes = [_built(kwargs, make)]
+    else:
+        outcomes = run_ranks(_built, world_size, kwargs, make)
+    assert_all_raise(outcomes, 'ValueError', words)
+
+
+def test_an_unknown_option_is_an_error():
+    outcomes = run_ranks(_built, 2, {'overlap': True}, 'net')
+    assert_all_raise(outcomes, 'TypeError', 'overlap')
+
+
+def test_an_unknown_option_is_an_error_in_one_process():
+    """The same script must not fail only once it is launched on several ranks."""
+    with pytest.raises(TypeError, match='overlap'):
+        DistributedDataParallel(make_model(), overlap=True)
+
+
+def test_broadcast_buffers_false_is_allowed():
+    assert run_ranks(_built, 2, {'broadcast_buffers': False}, 'net') == ['no error'] * 2
+
+
+def _wrapped_before() -> list[str]:
+    ours = DistributedDataParallel(wrap(make_model(), mode='one_shot'))
+    return [m.sar_options.mode for m in ours.modules() if isinstance(m, SARConv)]
+
+
+def test_a_wrapped_model():
+    assert run_ranks(_wrapped_before, 2) == [['one_shot'] * 2] * 2
+
+
+def test_modes_reach_the_convs():
+    model = DistributedDataParallel(make_model(), mode='sequential_no_remat', prefetch=3)
+    convs = [module for module in model.modules() if isinstance(module, SARConv)]
+    assert [(conv.sar_options.mode, conv.sar_options.prefetch) for conv in convs] == [
+        ('sequential_no_remat', 3)
+    ] * 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,12 +10,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from few import few
 from hetero_graphs import REVIEWS, WRITES, assignment, hetero_graph
-from hetero_models import BOTH, METADATA, OwnToHetero, inputs_of, make
+from hetero_models import BOTH, METADATA, MODELS, OwnToHetero, inputs_of, with_shapes
 from ranks import run_ranks
 from small_graphs import assert_all_raise, attempt
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import HeteroConv, RGCNConv, SAGEConv
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import HeteroConv, SAGEConv
 from torch_geometric.nn.models import GraphSAGE
 
 import pyg_sar
@@ -48,12 +47,8 @@ def _model(name: str) -> torch.nn.Module:
         model: torch.nn.Module = OwnToHetero(GraphSAGE(BOTH, 8, 2, 3, norm='batch_norm'), 'sum')
     else:
         model = Classifier()
-    data = hetero_graph()
-    x, edge = inputs_of(data)
     torch.manual_seed(3)
-    with torch.no_grad():
-        model.double().eval()(x, data.edge_index_dict, edge)
-    return model.train()
+    return with_shapes(model)
 
 
 def _train(name: str, data: HeteroData, *, plain: bool) -> tuple[list[float], list[Tensor]]:
@@ -76,7 +71,8 @@ def _train(name: str, data: HeteroData, *, plain: bool) -> tuple[list[float], li
 
 
 def _train_on_shard(name: str, root: str) -> tuple[list[float], list[Tensor]]:
-    return _train(name, pyg_sar.local(pyg_sar.load_shard(root)), plain=False)
+    data = pyg_sar.load_shard(root)  # norms of plain rows would be those of a batch
+    return _train(name, data if name == 'to_hetero' else pyg_sar.local(data), plain=False)
 
 
 @pytest.mark.parametrize('name', few(['HeteroConv', 'to_hetero']))
@@ -93,56 +89,10 @@ def test_training_equals_one_process(tmp_path: Path, name: str, world_size: int)
             assert (a - b).abs().max() <= 1e-10
 
 
-class RGCN(torch.nn.Module):
-    def __init__(self, num_features: int, num_relations: int) -> None:
-        super().__init__()
-        self.first = RGCNConv(num_features, 8, num_relations, num_bases=3)
-        self.second = RGCNConv(8, 3, num_relations)
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor:
-        return self.second(self.first(x, edge_index, edge_type).tanh(), edge_index, edge_type)
-
-
-def _homogeneous() -> Data:
-    """All types in one graph, with typed edges."""
-    data = hetero_graph()
-    for name in data.node_types:
-        data[name].x = torch.randn(data[name].num_nodes, 5, dtype=torch.float64)
-    return data.to_homogeneous(add_edge_type=True)
-
-
-def _rgcn(data: Data, *, plain: bool) -> tuple[Tensor, list[Tensor]]:
-    torch.manual_seed(1)
-    model = RGCN(5, len(METADATA[1])).double()
-    model = model if plain else pyg_sar.wrap(model)
-    out = model(data.x, data.edge_index, data.edge_type)
-    out.square().sum().backward()
-    gradients = [p.grad for p in model.parameters()]
-    if not plain and dist.is_initialized():
-        for gradient in gradients:
-            dist.all_reduce(gradient)
-    return out.detach(), gradients
-
-
-def _rgcn_on_shard(root: str) -> tuple[Tensor, Tensor, list[Tensor]]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    return data.n_id, *_rgcn(data, plain=False)
-
-
-@pytest.mark.parametrize('world_size', [1, 3])
-def test_rgcn_on_the_homogenised_graph(tmp_path: Path, world_size: int) -> None:
-    data = _homogeneous()
-    pyg_sar.partition_graph(data, 3, tmp_path / 'parts', method='random')
-    out, gradients = _rgcn(data, plain=True)
-    for n_id, rows, own in run_ranks(_rgcn_on_shard, world_size, str(tmp_path / 'parts')):
-        assert (rows - out[n_id]).abs().max() <= 1e-10
-        for a, b in zip(gradients, own, strict=True):
-            assert (a - b).abs().max() <= 1e-10
-
-
 def test_wrap_takes_every_conv_and_keeps_the_keys() -> None:
     for name in ('SAGE', 'mixed', 'to_hetero', 'HeteroDictLinear'):
-        plain, model = make(name), pyg_sar.wrap(make(name))
+        plain, model = (with_shapes(MODELS[name]()) for _ in range(2))
+        pyg_sar.wrap(model)
         num_convs = sum(hasattr(m, 'propagate') for m in plain.modules())
         assert sum(isinstance(m, SARConv) for m in model.modules()) == num_convs
         assert list(model.state_dict()) == list(plain.state_dict())
@@ -158,23 +108,6 @@ def test_a_lone_hetero_conv() -> None:
     assert wrapped is conv
     for key, value in wrapped(x, data.edge_index_dict).items():  # a plain graph
         assert torch.equal(value, expected[key])
-
-
-def _lazy(root: str) -> Any:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    model = pyg_sar.wrap(Classifier().double())
-    x, edge = inputs_of(data)
-    with torch.no_grad():
-        model(x, data.edge_index_dict, edge)
-    return {key: tuple(value.shape) for key, value in model.state_dict().items()}
-
-
-@pytest.mark.slow
-def test_lazy_layers_get_their_shapes_on_a_shard(tmp_path: Path) -> None:
-    """Also on a rank without a node of some type."""
-    pyg_sar.partition_graph(hetero_graph(), 3, tmp_path / 'parts', method=assignment(3))
-    expected = {key: tuple(v.shape) for key, v in _model('HeteroConv').state_dict().items()}
-    assert run_ranks(_lazy, 3, str(tmp_path / 'parts')) == [expected] * 3
 
 
 def _other_relation(root: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from few import few
-from ranks import run_as_threads, run_ranks
+from ranks import run_as_threads
 from small_graphs import assert_all_raise, assert_close, attempt, cut, small_graph
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv, global_add_pool, global_max_pool, global_mean_pool
@@ -125,11 +125,6 @@ def test_is_that_of_the_whole_graph(tmp_path: Path, name: str, world_size: int) 
     run_as_threads(_on_rank, world_size, name, str(root))
 
 
-def test_on_processes(tmp_path: Path) -> None:
-    root = cut(_graph(), 3, tmp_path / 'parts')
-    run_ranks(_on_rank, 3, 'max by graph', str(root))
-
-
 def test_a_rank_without_nodes(tmp_path: Path) -> None:
     root = cut(_graph(), 3, tmp_path / 'parts', 'empty part')
     for name in PAIRS:
@@ -230,7 +225,3 @@ def test_rows(tmp_path: Path, world_size: int) -> None:
     root = cut(small_graph(), world_size, tmp_path / 'parts')
     counts = run_as_threads(_decoded, world_size, str(root))
     assert sum(counts) == 50
-
-
-def test_rows_on_processes(tmp_path: Path) -> None:
-    run_ranks(_decoded, 3, str(cut(small_graph(), 3, tmp_path / 'parts')))

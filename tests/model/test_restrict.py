@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +147,6 @@ def _trained(
     return answers
 
 
-def _check_exact(root: Path, data: Data, world_size: int, *model: Any) -> None:
-    _compare(_on_ranks(world_size, _trained, root, *model), data, *model[:2])
-
-
 def _compare(answers: list[Any], data: Data, name: str, num_layers: int) -> None:
     for wanted in WANTED:
         net = _net(name, num_layers)
@@ -171,48 +167,40 @@ def _compare(answers: list[Any], data: Data, name: str, num_layers: int) -> None
                 assert_close(gradients[key], parameter.grad, tolerance=TOLERANCE)
 
 
-@pytest.mark.parametrize('name', few(CONVS))
-@pytest.mark.parametrize(('world_size', 'num_parts'), few([(3, 3), (1, 3), (2, 6)]))
+CASES = [
+    *few(product(CONVS, [(3, 3), (1, 3), (2, 6)], ['uneven'], ['sequential']), every=4),
+    *few(product(['sage', 'gat'], LAYOUTS, ['uneven'], ['sequential']), every=14),
+    *few(
+        product(
+            ['sage', 'gat'],
+            [(3, 3), (2, 4)],
+            ['empty part', 'metis', 'random', 'one reader'],
+            ['sequential'],
+        ),
+        every=8,
+    ),
+    *few(
+        product(
+            ['sage', 'transformer', 'sage max'],
+            [(1, 3), (3, 6)],
+            ['uneven'],
+            ['one_shot', 'sequential_no_remat'],
+        ),
+        every=3,
+    ),
+]
+
+
+@pytest.mark.parametrize(('name', 'layout', 'method', 'mode'), CASES, ids=str)
 def test_outputs_and_gradients_are_those_of_the_whole_graph(
-    world_size: int, num_parts: int, name: str, tmp_path: Path
+    name: str, layout: tuple[int, int], method: str, mode: str, tmp_path: Path
 ) -> None:
-    data = _data(num_parts)
-    root = tmp_path / 'parts'
-    partition_graph(data, num_parts, root, method=data.part)
-    _check_exact(root, data, world_size, name, 3, 'sequential')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['sage', 'gat'])
-@layouts
-def test_any_world_size(world_size: int, num_parts: int, name: str, tmp_path: Path) -> None:
-    data = _data(num_parts)
-    root = tmp_path / 'parts'
-    partition_graph(data, num_parts, root, method=data.part)
-    _check_exact(root, data, world_size, name, 2, 'sequential')
-
-
-@pytest.mark.parametrize('method', few(['empty part', 'metis', 'random', 'one reader'], every=4))
-@pytest.mark.parametrize('name', few(['sage', 'gat']))
-@pytest.mark.parametrize(
-    ('world_size', 'num_parts'), [(3, 3), pytest.param(2, 4, marks=pytest.mark.slow)]
-)
-def test_any_partition(
-    world_size: int, num_parts: int, name: str, method: str, tmp_path: Path
-) -> None:
+    world_size, num_parts = layout
     data = _data(num_parts, method)
     chosen = data.part if method in ASSIGNMENTS else method
     partition_graph(data, num_parts, tmp_path / 'parts', method=chosen)
-    _check_exact(tmp_path / 'parts', data, world_size, name, 3, 'sequential')
-
-
-@pytest.mark.parametrize('mode', few(['one_shot', 'sequential_no_remat']))
-@pytest.mark.parametrize('name', ['sage', 'transformer', 'sage max'])
-@pytest.mark.parametrize(('world_size', 'num_parts'), [(1, 3), (3, 6)])
-def test_any_mode(world_size: int, num_parts: int, name: str, mode: str, tmp_path: Path) -> None:
-    data = _data(num_parts)
-    partition_graph(data, num_parts, tmp_path / 'parts', method=data.part)
-    _check_exact(tmp_path / 'parts', data, world_size, name, 2, mode)
+    answers = _on_ranks(world_size, _trained, tmp_path / 'parts', name, 3, mode)
+    _compare(answers, data, name, 3)
 
 
 def _structure(root: Path, wanted: str) -> list[Any]:

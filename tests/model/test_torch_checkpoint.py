@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import EdgeConv, GATConv, GCNConv, SAGEConv, TransformerConv
 
 import pyg_sar
-from pyg_sar import DistributedDataParallel, SARConv
+from pyg_sar import SARConv
 from pyg_sar.comm import current
 from pyg_sar.conv.options import Mode
 from pyg_sar.over_all_nodes import global_sum
@@ -84,37 +84,3 @@ def test_every_path(tmp_path: Path, mode: Mode, reentrant: bool) -> None:
     root = cut(small_graph(), 3, tmp_path / 'parts', 'empty part')
     # torch ends what it computes again by an exception: that is no failure.
     assert run_ranks(_checkpointed, 3, str(root), mode, reentrant) == [0, 0, 0]
-
-
-class _Net(torch.nn.Module):
-    def __init__(self, is_checkpointed: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.convs = torch.nn.ModuleList([GATConv(6, 8), GATConv(8, 8), GATConv(8, 3)])
-        self.is_checkpointed = is_checkpointed
-
-    def both(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.convs[1](self.convs[0](x, edge_index).relu(), edge_index).relu()
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        if self.is_checkpointed:
-            x = checkpoint(self.both, x, edge_index, use_reentrant=False)
-        else:
-            x = self.both(x, edge_index)
-        return self.convs[2](x, edge_index)
-
-
-def _trained(root: str) -> None:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    plain, model = (DistributedDataParallel(_Net(flag).double()) for flag in (False, True))
-    for _ in range(2):
-        want, got = (
-            _gradients(m, data.x, lambda x, m=m: m(x, data.edge_index)) for m in (plain, model)
-        )
-        for a, b in zip(got, want, strict=True):
-            assert_close(a, b)
-
-
-@pytest.mark.slow
-def test_several_convs_of_a_model(tmp_path: Path) -> None:
-    run_ranks(_trained, 3, str(cut(small_graph(), 3, tmp_path / 'parts')))

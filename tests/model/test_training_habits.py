@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +14,6 @@ from ranks import run_ranks
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import BatchNorm1d
-from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
-from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv, GCNConv, MessagePassing
 
 import pyg_sar
@@ -185,65 +182,6 @@ def _no_decay_for_norms_by_their_type(data: Any, ddp: Any) -> Any:
 
 
 @program
-def _averaged_weights(data: Any, ddp: Any) -> Any:
-    model = ddp(Net().double())
-    swa = AveragedModel(model)
-    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = SWALR(optimizer, swa_lr=0.05)
-    for _ in range(4):
-        optimizer.zero_grad()
-        _loss(model, data).backward()
-        optimizer.step()
-        swa.update_parameters(model)
-        ema.update_parameters(model)
-        scheduler.step()
-
-    class Both(torch.nn.Module):
-        def __init__(self, inner: torch.nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, given: Any) -> Tensor:
-            return self.inner(given.x, given.edge_index)
-
-    update_bn([data], Both(swa))
-    swa.eval()
-    ema.eval()
-    with torch.no_grad():
-        outs = [each(data.x, data.edge_index) for each in (swa, ema)]
-    return _state(model, swa, ema), outs
-
-
-@program
-def _lbfgs(data: Any, ddp: Any) -> Any:
-    model = ddp(Net().double())
-    optimizer = torch.optim.LBFGS(
-        model.parameters(), lr=0.1, max_iter=4, line_search_fn='strong_wolfe'
-    )
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = _loss(model, data) + 1e-3 * sum(p.square().sum() for p in model.parameters())
-        loss.backward()
-        return loss
-
-    return [optimizer.step(closure).detach() for _ in range(2)], _state(model)
-
-
-@program
-def _a_copy_in_the_middle(data: Any, ddp: Any) -> Any:
-    model = ddp(Net().double())
-    _steps(model, data, 2)
-    best = copy.deepcopy(model)
-    _steps(model, data, 2)
-    _steps(best, data, 1)
-    model.load_state_dict(best.state_dict())
-    _steps(model, data, 1)
-    return _state(model, best)
-
-
-@program
 def _compiled(data: Any, ddp: Any) -> Any:
     model = torch.compile(ddp(Net().double()), backend='eager')
     with warnings.catch_warnings():
@@ -258,21 +196,6 @@ def _compiled_before(data: Any, ddp: Any) -> Any:
         warnings.simplefilter('ignore')
         model = ddp(torch.compile(Net().double(), backend='eager'))
         _steps(model, data)
-    return _state(model)
-
-
-@program
-def _checkpointed_layers(data: Any, ddp: Any) -> Any:
-    class Checkpointed(Net):
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            x = x.clone().requires_grad_()
-            x = checkpoint(self.first, x, edge_index, use_reentrant=False)
-            x = checkpoint(lambda x: self.norm(x).relu(), x, use_reentrant=False)
-            x = checkpoint(self.second, x, edge_index, use_reentrant=True)
-            return checkpoint(self.head, x, use_reentrant=True)
-
-    model = ddp(Checkpointed().double())
-    _steps(model, data)
     return _state(model)
 
 
@@ -371,30 +294,6 @@ def test_is_as_on_one_machine(name: str, num_ranks: int, roots: dict[int, str]) 
                 if name in MAY_DIFFER:
                     pytest.xfail(MAY_DIFFER[name])
                 raise
-
-
-def _autocast(root: str) -> list[Tensor]:
-    data = pyg_sar.load_shard(root)
-    model = pyg_sar.DistributedDataParallel(Net())
-    with torch.autocast('cpu', torch.bfloat16):
-        loss = _loss(model, data.apply(lambda t: t.float() if t.is_floating_point() else t))
-    loss.backward()
-    return [loss.detach().float(), *(p.grad for p in model.parameters() if p.grad is not None)]
-
-
-def test_autocast(roots: dict[int, str]) -> None:
-    """As exact as the numbers are."""
-    model, data = Net(), GRAPH.clone()
-    data.x = data.x.float()
-    with torch.autocast('cpu', torch.bfloat16):
-        loss = _loss(model, data)
-    loss.backward()
-    want = [loss.detach().float(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    for count in (1, 3):
-        for found in run_ranks(_autocast, count, roots[count]):
-            for a, b in zip(found, want, strict=True):
-                assert a.dtype == b.dtype
-                assert (a - b).norm() <= 0.05 * b.norm() + 1e-3
 
 
 def _drawn(root: str) -> tuple[Tensor, Tensor, Tensor]:

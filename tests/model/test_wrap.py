@@ -220,38 +220,6 @@ def test_reset_parameters():
     assert torch.equal(conv_.lin_l.weight, plain.lin_l.weight)
 
 
-def test_attributes_of_the_conv():
-    plain = GATConv(6, 4, heads=2, dropout=0.25)
-    sar = SARConv(plain)
-    assert (sar.in_channels, sar.out_channels, sar.heads, sar.dropout) == (6, 4, 2, 0.25)
-    assert sar.lin is plain.lin
-    assert sar.att_src is plain.att_src
-    assert sar is plain
-    assert (sar.flow, sar.node_dim) == (plain.flow, plain.node_dim)
-    assert not hasattr(sar, 'nonsense')
-    with pytest.raises(AttributeError, match='nonsense'):
-        _ = sar.nonsense
-    assert 'GATConv(6, 4, heads=2)' in repr(sar)
-
-
-@pytest.mark.parametrize('attribute', ['aggr', 'aggr_module', 'explain', 'decomposed_layers'])
-def test_attributes_that_every_conv_has(attribute):
-    plain = SAGEConv(6, 4, aggr='sum')
-    assert getattr(SARConv(plain), attribute) is getattr(plain, attribute)
-
-
-def test_the_output_of_edge_attributes(graph, shard):
-    """What a conv returns beside its output goes through."""
-    plain = GATConv(6, 4).double()
-    sar = SARConv(copy.deepcopy(plain))
-    out, (edge_index, alpha) = sar(shard.x, shard.edge_index, return_attention_weights=True)
-    want, (_, want_alpha) = plain(graph.x, graph.edge_index, return_attention_weights=True)
-    assert_close(out, want[shard.n_id])
-    assert alpha.shape == (edge_index.size(1), 1)
-    assert alpha.shape == want_alpha.shape
-    assert_close(alpha.sort(0).values, want_alpha.sort(0).values)
-
-
 def _places(model: torch.nn.Module) -> list[tuple[str, int, type]]:
     return [(name, id(m), type(m)) for name, m in model.named_modules(remove_duplicate=False)]
 

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from conv_cases import ANY
+from conv_graphs import plain
+from exact import Result, run_case
 from few import few
-from graphs import awkward_graph
+from outcome import assert_exact
 from ranks import run_ranks
-from test_parity import _check, _differences
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
@@ -25,34 +27,46 @@ ROW_BYTES = 64  # of x: 8 float64
 @pytest.fixture(scope='module')
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp('chunks') / 'random3'
-    pyg_sar.partition_graph(awkward_graph(), 3, folder, method='random')
+    pyg_sar.partition_graph(plain(), 3, folder, method='random')
     return folder
 
 
-def _in_chunks(num_edges: int, *args: Any) -> dict[str, float]:
+def _in_chunks(num_edges: int, name: str, root: str, mode: str) -> Result:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, 'CHUNK_BYTES', 1)
         patch.setattr(chunks, '_MIN_EDGES', num_edges)
-        return _differences(*args)
+        return run_case(ANY[name], root, form='own', mode=mode)
 
 
-NAMES = (
-    *('GINE', 'NN', 'DNA', 'Stacked', 'PNA', 'EdgeConv-ties', 'SAGE-max', 'SAGE-mul', 'EG'),
-    *('GAT-edge', 'GATv2', 'Transformer', 'AGNN', 'RGAT', 'PointTransformer', 'GEN-softmax'),
-    *('General-attention', 'SAGE-attentional', 'SAGE-attn', 'TwoSoftmaxes', 'GAT-reversed'),
-)
+NAMES = [
+    'PNAConv: all scalers',
+    'GINEConv: edge features',
+    'MessagePassing: two propagates, node_dim=1',
+    'EdgeConv: aggr=max, ties',
+    'SAGEConv: aggr=mul',
+    'GATConv: edge features',
+    'AGNNConv: learnable beta',
+    'SAGEConv: mean, max and std, mode=attn',
+    'MessagePassing: two softmaxes, one of the other',
+]
+OTHERS = [
+    *('NNConv: add', 'DNAConv: 2 heads', 'TransformerConv: edge features', 'RGATConv: additive'),
+    *('EGConv: sum, max, std, symnorm', 'GENConv: softmax, learnable t', 'GATConv: turned'),
+    *('GATv2Conv: edge features', 'PointTransformerConv: default', 'FAConv: normalized'),
+    *('GeneralConv: additive attention', 'SimpleConv: aggr=Attentional with net'),
+]
 
 
-@pytest.mark.parametrize('name', few(NAMES))
+@pytest.mark.parametrize('name', [*NAMES, *few(OTHERS, every=6)])
 @pytest.mark.parametrize('mode', few(['sequential', 'sequential_no_remat']))
 def test_chunks_of_few_edges(root: Path, name: str, mode: str) -> None:
     """One destination's edges, and tied maxima, lie in several chunks."""
-    _check(run_ranks(_in_chunks, 3, 5, name, str(root), mode))
+    assert_exact(name, run_ranks(_in_chunks, 3, 5, name, str(root), mode))
 
 
-@pytest.mark.parametrize('name', ['PNA', 'Transformer', 'TwoSoftmaxes'])
+@pytest.mark.parametrize('name', [NAMES[0], NAMES[-1], OTHERS[2]])
 def test_chunks_of_one_edge(root: Path, name: str) -> None:
-    _check([_in_chunks(1, name, str(root), 'sequential')])
+    assert_exact(name, [_in_chunks(1, name, str(root), 'sequential')])
 
 
 class Watched(MessagePassing):

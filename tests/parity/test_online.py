@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from graphs import awkward_graph
-from parity_cases import CASES, make, run
+from conv_case import make
+from conv_cases import CASES
+from conv_graphs import plain
+from exact import step
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
@@ -27,7 +29,7 @@ INF = float('inf')
 @pytest.fixture(scope='module')
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp('online') / 'random3'
-    pyg_sar.partition_graph(awkward_graph(), 3, folder, method='random')
+    pyg_sar.partition_graph(plain(), 3, folder, method='random')
     return folder
 
 
@@ -63,20 +65,21 @@ class _Counts:
 
 
 ONE_PASS = {
-    **{'Transformer': 1, 'Transformer-beta': 1, 'AGNN': 1, 'RGAT': 1, 'PointTransformer': 1},
-    **{'General-attention': 1, 'GEN-softmax': 1, 'SAGE-attentional': 1},
-    **{'GATv2': 2, 'GAT-edge': 2},  # one for the weights, one for the messages
+    **dict.fromkeys(['TransformerConv: 2 heads', 'AGNNConv: learnable beta'], 1),
+    **dict.fromkeys(['RGATConv: additive', 'PointTransformerConv: default'], 1),
+    **dict.fromkeys(['GENConv: softmax, learnable t', 'GeneralConv: additive attention'], 1),
+    'SimpleConv: aggr=Attentional with net': 1,
+    **{'GATv2Conv: 3 heads': 2, 'GATConv: edge features': 2},  # for the weights, for the messages
 }
 
 
 @pytest.mark.parametrize('name', ONE_PASS)
 def test_one_exchange(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward fetches the rows once; backward once, and returns their gradients once."""
-    counts = _Counts(monkeypatch)
-    out, _ = run(name, pyg_sar.wrap(make(name)), pyg_sar.local(pyg_sar.load_shard(root)))
-    assert counts.take() == (ONE_PASS[name], 0)
-    out.sum().backward()
-    assert counts.take() == (ONE_PASS[name], ONE_PASS[name])
+    counts, taken = _Counts(monkeypatch), []
+    case, data = CASES[name], pyg_sar.load_shard(root)
+    step(case, pyg_sar.wrap(make(case)), data, 'own', lambda stage: taken.append(counts.take()))
+    assert taken == [(ONE_PASS[name], 0), (ONE_PASS[name], ONE_PASS[name])]
 
 
 def _cubed(alpha: Tensor) -> Tensor:
@@ -194,7 +197,7 @@ def _compare(conv: MessagePassing, data: Data, graph: Data, tolerance: float = T
 def test_other_uses(root: Path, use: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = _Counts(monkeypatch)
     conv = Using(NOT_LINEAR[use])
-    _compare(conv, pyg_sar.local(pyg_sar.load_shard(root)), awkward_graph())
+    _compare(conv, pyg_sar.local(pyg_sar.load_shard(root)), plain())
     assert counts.take() == (4, 1)
 
 
@@ -202,16 +205,14 @@ def test_other_uses(root: Path, use: str, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize('use', LINEAR)
 def test_linear_uses(root: Path, use: str, aggr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = _Counts(monkeypatch)
-    _compare(Using(LINEAR[use], aggr), pyg_sar.local(pyg_sar.load_shard(root)), awkward_graph())
+    _compare(Using(LINEAR[use], aggr), pyg_sar.local(pyg_sar.load_shard(root)), plain())
     assert counts.take() == (2, 1)
 
 
 @pytest.mark.parametrize('aggr', ['max', 'mul', 'std', ['add', 'max']], ids=str)
 def test_other_reductions(root: Path, aggr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = _Counts(monkeypatch)
-    _compare(
-        Using(lambda alpha: alpha, aggr), pyg_sar.local(pyg_sar.load_shard(root)), awkward_graph()
-    )
+    _compare(Using(lambda alpha: alpha, aggr), pyg_sar.local(pyg_sar.load_shard(root)), plain())
     assert counts.take() == (4, 1)
 
 
@@ -223,7 +224,7 @@ def test_in_place_on_the_result(root: Path) -> None:
             inputs += 1
             return inputs.mul_(2)
 
-    _compare(Adding(lambda alpha: alpha), pyg_sar.local(pyg_sar.load_shard(root)), awkward_graph())
+    _compare(Adding(lambda alpha: alpha), pyg_sar.local(pyg_sar.load_shard(root)), plain())
 
 
 def test_hook_of_a_later_call(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,14 +236,10 @@ def test_hook_of_a_later_call(root: Path, monkeypatch: pytest.MonkeyPatch) -> No
     module(data.x, data.edge_index)
     assert counts.take()[0] == 1
     handle = conv.register_message_forward_hook(lambda _, __, out: F.relu(out))
-    graph = awkward_graph()
+    graph = plain()
     out = module(data.x, data.edge_index)
     assert counts.take()[0] == 2
     torch.testing.assert_close(
         out, conv(graph.x, graph.edge_index)[data.n_id], rtol=0, atol=TOLERANCE
     )
     handle.remove()
-
-
-def test_cases_exist() -> None:
-    assert set(ONE_PASS) <= set(CASES)

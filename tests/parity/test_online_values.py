@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from conv_case import make
+from conv_cases import CASES
+from exact import Values, step
 from graphs import awkward_graph
-from parity_cases import make, run
 from ranks import run_ranks
 from torch import Tensor
 from torch_geometric.data import Data
@@ -42,36 +44,33 @@ def _small_chunks() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-def _dropped_out(root: str, name: str, general: bool) -> tuple[Tensor, ...]:
+def _dropped_out(root: str, name: str, dropout: float, *, general: bool) -> Values:
     """Output and gradients of a conv whose weights are dropped out."""
     with _small_chunks() as patch:
         if general:
             patch.setattr(agreement, '_one_pass', lambda *_: False)
-        conv = make(name)
-        conv.dropout = 0.4
-        data = pyg_sar.local(pyg_sar.load_shard(root))
+        conv = make(CASES[name])
+        conv.dropout = dropout
         torch.manual_seed(3)
-        out, inputs = run(name, pyg_sar.wrap(conv), data)
-        out.backward(torch.ones_like(out))
-        gradients = [torch.zeros(1) if p.grad is None else p.grad for p in conv.parameters()]
-        return (out.detach(), *(t.grad for t in inputs.values()), *gradients)
+        return step(CASES[name], pyg_sar.wrap(conv), pyg_sar.load_shard(root), 'own')
 
 
-@pytest.mark.parametrize('name', ['Transformer', 'GATv2', 'RGAT'])
+@pytest.mark.parametrize(
+    'name', ['TransformerConv: edge features', 'GATv2Conv: 3 heads', 'RGATConv: additive']
+)
 @pytest.mark.parametrize('world_size', [1, 3])
 def test_dropout(root: Path, name: str, world_size: int) -> None:
     """As in the general way, which replays the same masks."""
-    args = world_size, str(root), name
-    found = run_ranks(_dropped_out, *args, False)
-    wanted = run_ranks(_dropped_out, *args, True)
-    kept = make(name)
-    kept.dropout = 0.0
+    found, wanted = (
+        run_ranks(_dropped_out, world_size, str(root), name, 0.4, general=general)
+        for general in (False, True)
+    )
     for own, other in zip(found, wanted, strict=True):
-        for a, b in zip(own, other, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCE)
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+        for key, value in other.items():
+            torch.testing.assert_close(own[key], value, rtol=0, atol=TOLERANCE)
     if world_size == 1:
-        assert not torch.allclose(run(name, pyg_sar.wrap(kept), data)[0], found[0][0])
+        kept = _dropped_out(str(root), name, 0.0, general=False)['out']
+        assert not torch.allclose(kept, found[0]['out'])
 
 
 ATTENTIVE = {

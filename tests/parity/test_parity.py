@@ -1,34 +1,99 @@
-"""Output, input gradients and every parameter gradient equal one-process PyG, elementwise."""
+"""Output, gradients of inputs and of parameters equal one process of plain PyG, elementwise.
+
+Here every kind of conv, on every number of ranks, cut, mode, precision and form of rows; in
+tests/conformance every configuration of every conv, on three ranks.
+"""
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from conv_case import make
+from conv_cases import ANY, CASES, EXACT, MORE
+from conv_graphs import plain
+from exact import FORMS, TOLERANCE, TOLERANCE_FLOAT32, Result, as_dtype, run_case, step
 from few import few
-from graphs import awkward_graph as graph
-from parity_cases import CASES, make, run
+from outcome import assert_exact
 from ranks import run_as_threads, run_ranks
-from torch import Tensor
-from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.comm import all_reduce_sum, is_distributed
 from pyg_sar.partitioner import sub_parts
-
-TOLERANCE = 1e-10
-FLOAT32_TOLERANCE = 1e-4
 
 MODES = ['sequential', 'sequential_no_remat', 'one_shot']
 
 WIDELY = [
-    *('SAGE', 'GCN', 'GIN', 'GINE', 'NN', 'PNA', 'RGCN', 'GEN-softmax', 'SAGE-median', 'SAGE-max'),
-    *('GAT', 'GAT-edge', 'GATv2', 'Transformer', 'EdgeConv-max', 'Cheb', 'APPNP', 'FastRGCN'),
+    # linear
+    'SAGEConv: aggr=mean',
+    'GCNConv: default',
+    'GINConv: learnable eps',
+    'APPNP: K=3',
+    'ChebConv: K=3, sym, weights',
+    'RGCNConv: bases',
+    # weighted
+    'GATConv: concat=False, residual',
+    'GATConv: edge features',
+    # replay
+    'GINEConv: edge features',
+    'NNConv: mean',
+    'PNAConv: all scalers',
+    'EdgeConv: aggr=max, ties',
+    'SAGEConv: aggr=max, project (ties)',
+    # softmax
+    'GATv2Conv: edge features',
+    'TransformerConv: edge features',
+    'GENConv: softmax, learnable t',
+    # gather
+    'SAGEConv: aggr=median',
+    'FastRGCNConv: sum, bases',
 ]
-"""Every path and kind of conv: these run on every layout; the others on fewer (and all of PyG's on
-three ranks in tests/conformance)."""
+"""Every path and kind of conv: these run on every layout."""
+
+OTHERS = [
+    'SAGEConv: all that are fused',
+    'GCNConv: learnable weights',
+    'GATConv: turned',
+    'GraphConv: min, weights',
+    'SAGEConv: aggr=std',
+    'TransformerConv: beta',
+    'SAGEConv: aggr=mul',
+    'DNAConv: 2 heads',
+    'PointTransformerConv: default',
+    'RGATConv: mod=scaled',
+    'MessagePassing: two propagates, node_dim=1',
+    'SAGEConv: mean, max and std, mode=attn',
+    'MessagePassing: two softmaxes, one of the other',
+    'GeneralConv: additive attention',
+    'SAGEConv: softmax and median',
+    'EGConv: sum, max, std, symnorm',
+    'ResGatedGraphConv: edge features',
+    'GCN2Conv: theta',
+    'GENConv: power, learnable p',
+    'ARMAConv: 2 stacks of 2, weights',
+    'CGConv: edge features',
+    'SimpleConv: aggr=Attentional with net',
+    'FeaStConv: 2 heads',
+    'LEConv: weights',
+    'DirGNNConv: GAT',
+    'FAConv: normalized',
+    'GMMConv: default',
+    'PDNConv: turned',
+    'SAGEConv: aggr=median, turned',
+    'GCNConv: flow=target_to_source',
+    'AGNNConv: learnable beta',
+    'FiLMConv: 3 relations',
+    'MFConv: default',
+    'MixHopConv: default',
+    'WLConvContinuous: weights',
+    'MessagePassing: own update that reads x',
+    'GatedGraphConv: weights',
+    'PNAConv: mean, sum',
+    'EdgeConv: aggr=add',
+    'RGATConv: additive',
+]
+PLAIN = [name for name in EXACT if CASES[name].graph == 'plain' and not CASES[name].is_single]
 
 
 @pytest.fixture(scope='session')
@@ -39,142 +104,71 @@ def partitions(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(sub_parts, 'ROWS', 4)
         for num_parts in (1, 2, 3, 4, 6):
             for method in ('metis', 'random'):
-                pyg_sar.partition_graph(
-                    graph(), num_parts, root / f'{method}{num_parts}', method=method
-                )
+                folder = root / f'{method}{num_parts}'
+                pyg_sar.partition_graph(plain(), num_parts, folder, method=method)
     return root
 
 
-@functools.cache
-def _expected(name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Output, the gradient it is given, and all gradients of one-process PyG."""
-    module = make(name).to(dtype)
-    out, inputs = run(name, module, _as(graph(), dtype))
-    generator = torch.Generator().manual_seed(1)
-    grad = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(dtype)
-    out.backward(grad)
-    gradients = {key: _grad(value) for key, value in inputs.items()}
-    gradients |= {key: _grad(value) for key, value in module.named_parameters()}
-    return out.detach(), grad, gradients
+def _run(name: str, root: str, how: dict[str, Any]) -> Result:
+    return run_case(ANY[name], root, **how)
 
 
-def _as(data: Data, dtype: torch.dtype) -> Data:
-    return data.apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
-
-
-def _grad(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-
-
-def _differences(
-    name: str,
-    root: str,
-    mode: str,
-    dtype: torch.dtype = torch.float64,
-    max_rows: int | None = None,
-) -> dict[str, float]:
-    """The largest absolute difference of each tensor on this rank."""
-    expected, grad, gradients = _expected(name, dtype)
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    data = _as(data, dtype)
-    module = pyg_sar.wrap(make(name).to(dtype), mode=mode, max_rows=max_rows)
-    out, inputs = run(name, module, data)
-    out.backward(grad[data.n_id])
-    found = {'out': (expected[data.n_id], out)}
-    for key, value in inputs.items():
-        rows = data.n_id if key == 'x' else data.e_id
-        found[key] = gradients[key][rows], _grad(value)
-    keys = [key for key, _ in make(name).named_parameters()]
-    for key, parameter in zip(keys, module.parameters(), strict=True):
-        value = _grad(parameter).clone()
-        if is_distributed():
-            all_reduce_sum(value)
-        found[key] = gradients[key], value
-    return {
-        key: ((a - b).abs() / _scale(name, key, dtype)).max().item() if a.numel() else 0.0
-        for key, (a, b) in found.items()
-    }
-
-
-def _tensors(name: str, root: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Output and all gradients, those of parameters summed over the ranks."""
-    data = _as(pyg_sar.local(pyg_sar.load_shard(root)), dtype)
-    module = pyg_sar.wrap(make(name).to(dtype))
-    out, inputs = run(name, module, data)
-    out.backward(_expected(name, dtype)[1][data.n_id])
-    gradients = {key: _grad(value) for key, value in inputs.items()}
-    shared = {key: all_reduce_sum(_grad(p).clone()) for key, p in module.named_parameters()}
-    return {'out': out.detach(), **gradients, **shared}
-
-
-def _scale(name: str, key: str, dtype: torch.dtype) -> float:
-    """Absolute differences in float64; in float32 relative to the tensor's largest entry.
-
-    A gradient that is zero but for rounding (of a bias that softmax cancels) has no scale of its
-    own: relative to the largest gradient then.
-    """
-    if dtype == torch.float64:
-        return 1.0
-    exact, rounded = (
-        {'out': out, **gradients}
-        for out, _, gradients in (_expected(name, dtype) for dtype in (torch.float64, dtype))
+def check(
+    name: str, world_size: int, root: Path, *, on_ranks: Any = run_as_threads, **how: Any
+) -> None:
+    """A case on ranks, or on this process alone, which then holds all parts."""
+    is_float32 = how.get('dtype') == torch.float32
+    one = world_size == 1
+    results = (
+        [_run(name, str(root), how)] if one else on_ranks(_run, world_size, name, str(root), how)
     )
-    largest = {k: v.abs().max().item() for k, v in exact.items()}
-    scale = largest[key] if largest[key] > 1e-10 else max(largest.values())
-    # Where one process in float32 is further from float64, another may be as far on the other side.
-    error = (exact[key] - rounded[key]).abs().max().item() / scale
-    return scale * max(1.0, 2 * error / FLOAT32_TOLERANCE)
+    assert_exact(name, results, TOLERANCE_FLOAT32 if is_float32 else TOLERANCE)
 
 
-def _check(differences: list[dict[str, float]], tolerance: float = TOLERANCE) -> None:
-    wrong = [
-        (rank, key, value)
-        for rank, found in enumerate(differences)
-        for key, value in found.items()
-        if not value <= tolerance
-    ]
-    assert not wrong, wrong
+def _slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize('name', few(CASES))
+KINDS = [*WIDELY, *few(OTHERS)]
+
+
+@pytest.mark.parametrize('name', KINDS)
 @pytest.mark.parametrize(
-    ('parts', 'mode'),
-    [
-        ('metis1', 'sequential'),
-        pytest.param('random4', 'one_shot', marks=pytest.mark.slow),
-    ],
+    ('parts', 'mode', 'form'),
+    [('metis1', 'sequential', 'own'), _slow('random4', 'one_shot', 'parallel')],
 )
-def test_one_process(partitions: Path, name: str, mode: str, parts: str) -> None:
-    _check([_differences(name, str(partitions / parts), mode)])
+def test_one_process(partitions: Path, name: str, parts: str, mode: str, form: str) -> None:
+    check(name, 1, partitions / parts, mode=mode, form=form)
 
 
-@pytest.mark.parametrize('name', few(CASES))
+@pytest.mark.parametrize('name', KINDS)
 @pytest.mark.parametrize(
-    ('parts', 'mode'),
-    [
-        ('random3', 'sequential'),
-        *(pytest.param('random3', mode, marks=pytest.mark.slow) for mode in MODES[1:]),
-    ],
+    ('mode', 'form'),
+    [('sequential', 'own'), ('sequential', 'parallel')]
+    + [_slow(mode, form) for mode, form in zip(MODES, ('wrapped', *FORMS), strict=False)],
 )
-def test_three_ranks(partitions: Path, name: str, mode: str, parts: str) -> None:
-    on_ranks = run_ranks if mode == 'sequential' else run_as_threads
-    _check(on_ranks(_differences, 3, name, str(partitions / parts), mode))
+def test_three_ranks(partitions: Path, name: str, mode: str, form: str) -> None:
+    on_ranks = run_ranks if form == 'own' else run_as_threads
+    check(name, 3, partitions / 'random3', on_ranks=on_ranks, mode=mode, form=form)
+
+
+@pytest.mark.parametrize('name', MORE)
+@pytest.mark.parametrize('world_size', [1, 3])
+def test_more_convs(partitions: Path, name: str, world_size: int) -> None:
+    for form in ('parallel', 'wrapped'):
+        check(name, world_size, partitions / 'random3', form=form)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', PLAIN)
+def test_four_ranks(partitions: Path, name: str) -> None:
+    check(name, 4, partitions / 'random4')
 
 
 LAYOUTS = (
     *((1, 'metis1'), (2, 'metis2'), (2, 'random4'), (3, 'metis3')),
     *((3, 'random6'), (4, 'metis4'), (4, 'random4')),
 )
-
-
-def test_names_of_cases() -> None:
-    assert set(WIDELY) <= set(CASES)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', [name for name in CASES if name not in WIDELY])
-def test_four_ranks(partitions: Path, name: str) -> None:
-    _check(run_as_threads(_differences, 4, name, str(partitions / 'random4'), 'sequential'))
 
 
 @pytest.mark.slow
@@ -188,20 +182,23 @@ def test_four_ranks(partitions: Path, name: str) -> None:
 )
 def test_world_sizes(partitions: Path, name: str, world_size: int, parts: str, mode: str) -> None:
     """One part per rank and several."""
-    _check(run_as_threads(_differences, world_size, name, str(partitions / parts), mode))
+    check(name, world_size, partitions / parts, mode=mode, form='own')
+
+
+def _values(name: str, root: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    data = as_dtype(pyg_sar.load_shard(root), dtype)
+    found = step(ANY[name], pyg_sar.wrap(make(ANY[name]).to(dtype)), data, 'own')
+    return {key: value.detach() for key, value in found.items()}
 
 
 @pytest.mark.parametrize('name', few(WIDELY))
-@pytest.mark.parametrize(
-    'world_size',
-    [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize('world_size', [3, _slow(2), _slow(4)])
 def test_threads_have_the_bits_of_processes(partitions: Path, name: str, world_size: int) -> None:
     """So the tests above hold for processes, too."""
     root = str(partitions / ('random4' if world_size == 4 else 'random6'))
     for dtype in (torch.float32, torch.float64):
         threads, processes = (
-            on_ranks(_tensors, world_size, name, root, dtype)
+            on_ranks(_values, world_size, name, root, dtype)
             for on_ranks in (run_as_threads, run_ranks)
         )
         for ours, theirs in zip(threads, processes, strict=True):
@@ -210,38 +207,31 @@ def test_threads_have_the_bits_of_processes(partitions: Path, name: str, world_s
                 assert torch.equal(value, theirs[key]), key
 
 
-@pytest.mark.parametrize('name', ['SAGE-median', 'FastRGCN', 'RGAT-scaled'])
+@pytest.mark.parametrize('name', [*WIDELY[-2:], 'RGATConv: mod=scaled'])
 @pytest.mark.parametrize('max_rows', [1, 40])
 def test_chunks(partitions: Path, name: str, max_rows: int) -> None:
     """Whatever the bound of the gather path."""
-    root = str(partitions / 'random3')
-    _check(run_as_threads(_differences, 3, name, root, 'sequential', max_rows=max_rows))
+    check(name, 3, partitions / 'random3', form='own', max_rows=max_rows)
 
 
-@pytest.mark.parametrize('name', CASES)
 @pytest.mark.slow
+@pytest.mark.parametrize('name', [*WIDELY, *OTHERS])
 def test_float32(partitions: Path, name: str) -> None:
-    root = str(partitions / 'metis3')
-    found = run_as_threads(_differences, 3, name, root, 'sequential', torch.float32)
-    _check(found, FLOAT32_TOLERANCE)
+    check(name, 3, partitions / 'metis3', form='own', dtype=torch.float32)
 
 
-@pytest.mark.parametrize('name', ['SAGE', 'GINE', 'NN', 'GAT-edge', 'Transformer'])
+@pytest.mark.parametrize(
+    'name',
+    ['SAGEConv: aggr=mean', 'NNConv: mean', 'GATConv: edge features', 'TransformerConv: beta'],
+)
 def test_autocast(partitions: Path, name: str) -> None:
     """bfloat16 rounds differently where sums are made block by block, but no gradient is lost."""
-    data, plain = _as(graph(), torch.float32), make(name).float()
-    shard = _as(pyg_sar.local(pyg_sar.load_shard(partitions / 'metis3')), torch.float32)
-    wrapped = pyg_sar.wrap(make(name).float())
+    case, data = ANY[name], pyg_sar.load_shard(partitions / 'metis3')
     with torch.autocast('cpu', dtype=torch.bfloat16):
-        expected, inputs = run(name, plain, data)
-        out, own_inputs = run(name, wrapped, shard)
-    assert out.dtype == expected.dtype
-    grad = torch.randn_like(expected)
-    expected.backward(grad)
-    out.backward(grad[shard.n_id])
-    pairs = [(expected[shard.n_id], out), (inputs['x'].grad[shard.n_id], own_inputs['x'].grad)]
-    parameters = zip(plain.parameters(), wrapped.parameters(), strict=True)
-    pairs += [(_grad(a), _grad(b)) for a, b in parameters]
-    largest = max(a.abs().max() for a, _ in pairs)  # some gradients are nothing but rounding
-    for a, b in pairs:
-        assert (a - b).abs().max() <= 0.1 * a.abs().max() + 0.01 * largest
+        want = step(case, make(case).float(), as_dtype(plain(), torch.float32))
+        module = pyg_sar.wrap(make(case).float())
+        found = step(case, module, as_dtype(data, torch.float32), 'own')
+    # Some gradients are nothing but rounding.
+    largest = max(value.abs().max() for value in want.values())
+    for key, value in want.items():
+        assert (found[key] - value).abs().max() <= 0.1 * value.abs().max() + 0.01 * largest, key

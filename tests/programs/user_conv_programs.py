@@ -593,3 +593,28 @@ def both_flows_in_one_layer(data: Data, ddp: Ddp) -> Results:
             return a * self.into2(x, e) + (1 - a) * self.out_of2(x, e)
 
     return trained(data, ddp, Model)
+
+
+class ReadsEdges(MessagePassing):
+    """Weights by the ids of both ends, and by the size that PyG gives."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr='mean')
+        self.lin = Linear(6, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, x_j: Tensor, edge_index: Tensor, size: list[int | None]) -> Tensor:
+        weight = (edge_index[0] * 3 + edge_index[1]).double().view(-1, 1).sin()
+        return x_j * weight / (size[0] or 1)
+
+
+@by_order
+def a_message_that_reads_the_edges(data: Data, ddp: Ddp) -> Results:
+    torch.manual_seed(0)
+    model = ddp(ReadsEdges().double())
+    losses = descend(
+        lambda: F.cross_entropy(model(data.x, data.edge_index), data.y), model, steps=3
+    )
+    return {'losses': losses, 'weights': weights(model)}

@@ -140,10 +140,3 @@ def _check_whole(root: Path, drawn: Drawn) -> None:
 @given(graphs())
 def test_ranks_hold_rows_of_the_graph(drawn):
     _check_loading(drawn)
-
-
-@pytest.mark.bench
-@examples(35)
-@given(graphs())
-def test_ranks_hold_rows_of_the_graph_many(drawn):
-    _check_loading(drawn)

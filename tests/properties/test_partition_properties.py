@@ -131,17 +131,3 @@ def test_parts_together_are_the_graph(drawn):
 @given(graphs())
 def test_same_seed_same_bytes(drawn):
     _check_bytes(drawn)
-
-
-@pytest.mark.bench
-@examples(50)
-@given(graphs())
-def test_parts_together_are_the_graph_many(drawn):
-    _check_parts(drawn)
-
-
-@pytest.mark.bench
-@examples(15)
-@given(graphs())
-def test_same_seed_same_bytes_many(drawn):
-    _check_bytes(drawn)

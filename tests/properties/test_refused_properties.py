@@ -170,10 +170,3 @@ def _check_refused(drawn: Drawn, told: list[str], options: dict[str, Any]) -> No
 @given(_broken())
 def test_what_is_wrong_is_named(broken):
     _check_refused(*broken)
-
-
-@pytest.mark.bench
-@examples(200)
-@given(_broken())
-def test_what_is_wrong_is_named_many(broken):
-    _check_refused(*broken)

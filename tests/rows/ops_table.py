@@ -41,6 +41,7 @@ _FAMILIES = {
     'losses': 'Losses',
     'norms': 'Normalisation',
     'items': 'Layers of a batch',
+    'attention': 'Attention',
     'cores': 'Matrices and images',
     'dimensions': 'Dimensions',
     'shapes': 'Shapes',
@@ -177,7 +178,7 @@ def kinds_of_others(reached: set[str]) -> dict[str, list[str]]:
             rule = registry.rule_of(function)
             if rule.__name__ == '_unknown':
                 kinds['unknown'].add(name)
-            elif rule.__module__.endswith('.reads'):
+            elif rule.__module__.endswith('.reads') or rule.__name__ == 'read':
                 kinds['reads'].add(name)
             elif name not in reached:
                 kinds['not run'].add(name)

@@ -39,6 +39,7 @@ from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import MessageError, UnsupportedMessageError
 from pyg_sar.conv.names import name_of
 from pyg_sar.conv.options import Options
+from pyg_sar.conv.support import reads_edges
 from pyg_sar.dropout import EdgeDraws
 from pyg_sar.shard.plan import Plan
 
@@ -121,7 +122,7 @@ def _path_of(binding: Binding, options: Options) -> tuple[type[CallPlan], Trace 
 
     None for one that looks across edges: it runs on rows of the edges of all ranks.
     """
-    if binding.at_nodes:
+    if binding.at_nodes or reads_edges(binding.conv, binding.function):
         return None
     kind: type[CallPlan] = OneShot if options.mode == 'one_shot' else Replay
     traced: Trace | None = None

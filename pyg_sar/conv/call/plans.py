@@ -228,6 +228,8 @@ class OneShot(CallPlan):
         out = binding.run(values)
         if binding.function == 'message':
             out = binding.aggregate(values, out)
+        if isinstance(out, tuple):  # of nodes and of edges: rows of the whole graph
+            return out
         out = plain(out)
         if call.plan.num_edges == 0 and out.is_floating_point():
             # A conv may skip parameters that other ranks, which have edges, have gradients of.
@@ -248,6 +250,7 @@ class OneShot(CallPlan):
                 'of pyg_sar.load_shard, with messages from row 0 to row 1'
             )
         space, num_dst = edges._space, edges.ends.dst.total
+        sizes = [edges.ends.src.total, num_dst]
         index = edges._row(1 - edges.handle.is_flipped)
         rows = {}
         for name, value, at_nodes in call.binding.edge_values(values):
@@ -256,6 +259,8 @@ class OneShot(CallPlan):
             rows[name] = tag(value.view_as(value), dim, space)
         return {
             **values,
+            'edge_index': edges,
+            'size': sizes[::-1] if edges.handle.is_flipped else sizes,
             'index': index,
             'edge_index_i': index,
             'edge_index_j': edges._row(int(edges.handle.is_flipped)),

@@ -68,17 +68,18 @@ class Intercept:
 
     def __init__(self, conv: torch.nn.Module, softmax: SoftmaxFn | None = None) -> None:
         self.softmax = softmax
-        self._forms: Forms = {
-            pyg_softmax: self._softmax,
-            pyg_scatter: self._scatter,
-            pyg_degree: self._degree,
-        }
         # Fused ones use the index by themselves.
         self._fused = [m for m in conv.modules() if isinstance(m, MultiAggregation)]
 
     def __enter__(self) -> None:
         self._before = forms.value
-        forms.value = {**self._before, **self._forms}
+        # Not kept: what holds its own methods lives until the garbage is collected.
+        own: Forms = {
+            pyg_softmax: self._softmax,
+            pyg_scatter: self._scatter,
+            pyg_degree: self._degree,
+        }
+        forms.value = {**self._before, **own}
         self._overridden = ExitStack() if self._fused else None
         for module in self._fused:
             assert self._overridden is not None

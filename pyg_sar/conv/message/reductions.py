@@ -112,14 +112,17 @@ class BlockMessages(Intercept):
         binding, self.softmax, self._remaining = self._binding, softmax, 0
         index = edge_index[1].as_subclass(BlockIndex)
         values = binding.inputs(arguments, edge_index, index, self._num_dst)
-        with self:
-            message = binding.run(values)
-            if binding.function != 'message':
-                return (message,)
-            self._messages: list[Tensor] = []
-            self._remaining = self._num_calls
-            with suppress(_Done):
-                binding.aggregate({**values, 'dim_size': 0, 'size_i': 0}, message)
+        try:
+            with self:
+                message = binding.run(values)
+                if binding.function != 'message':
+                    return (message,)
+                self._messages: list[Tensor] = []
+                self._remaining = self._num_calls
+                with suppress(_Done):
+                    binding.aggregate({**values, 'dim_size': 0, 'size_i': 0}, message)
+        finally:
+            self.softmax = None  # it may hold what holds this
         found, self._messages = self._messages, []
         return tuple(found)
 

@@ -1,5 +1,5 @@
 """What every function of torch is on rows, one file per family; see pyg_sar.rows.registry."""
 
-from pyg_sar.rows.rules.layers import cores, items, losses, norms, products
+from pyg_sar.rows.rules.layers import attention, cores, items, losses, norms, products
 from pyg_sar.rows.rules.moves import assign, dimensions, group, join, reads, select, shapes
 from pyg_sar.rows.rules.numbers import along, counts, places, pointwise, reduce, softmax

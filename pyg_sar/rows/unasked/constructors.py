@@ -6,6 +6,7 @@ the others. Sparse matrices are made of all entries, which every rank has then.
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable
 from functools import wraps
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch.jit import _builtins
 from torch_geometric.nn.models import rev_gnn
-from torch_geometric.utils import _negative_sampling
+from torch_geometric.utils import _negative_sampling, to_dense_batch
 
 from pyg_sar.comm import agree, world_size
 from pyg_sar.rows.over_ranks import whole
@@ -37,6 +38,10 @@ def ask() -> None:
     known = _negative_sampling.edge_index_to_vector
     _negative_sampling.edge_index_to_vector = _of_all_rows(known, draws=True)
     rev_gnn.InvertibleFunction.apply = _reversible(rev_gnn.InvertibleFunction.apply)
+    inner = inspect.getclosurevars(to_dense_batch).nonlocals.get('func')
+    for cell in to_dense_batch.__closure__ or ():
+        if inner is not None and cell.cell_contents is inner:
+            cell.cell_contents = _dense_of_one_graph(inner)
 
 
 def _of_all_rows(function: Callable[..., Any], *, draws: bool = False) -> Callable[..., Any]:
@@ -61,5 +66,27 @@ def _reversible(apply: Callable[..., Any]) -> Callable[..., Any]:
         if any(isinstance(each, Rows) for each in args):
             return fn(*args[:num_inputs])
         return apply(fn, inverse, num_passes, num_inputs, *args)
+
+    return call
+
+
+def _dense_of_one_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``to_dense_batch`` of rows that are one graph: they are in order, and nothing is filled.
+
+    Without it (a PyG whose function is not made by its decorator) every rank has all rows.
+    """
+
+    @wraps(function)
+    def call(
+        x: Any,
+        batch: Any = None,
+        fill_value: float = 0.0,
+        max_num_nodes: int | None = None,
+        batch_size: int | None = None,
+    ) -> Any:
+        is_one = isinstance(x, Rows) and max_num_nodes is None and batch_size in (None, 1)
+        if is_one and (batch is None or (isinstance(batch, Rows) and int(batch.max()) == 0)):
+            return x.unsqueeze(0), x.new_ones(x.size(0), dtype=torch.bool).unsqueeze(0)
+        return function(x, batch, fill_value, max_num_nodes, batch_size)
 
     return call

@@ -203,11 +203,6 @@ def test_messages_that_see_other_edges(graph, root, name, mode):
     assert_close(assemble(run_ranks(_values, 3, name, root, mode), 40), want)
 
 
-class ReadsEdges(SumConv):
-    def message(self, x_j: Tensor, edge_index: Tensor) -> Tensor:
-        return x_j * edge_index[0].view(-1, 1)
-
-
 class ReadsSize(SumConv):
     def message(self, x_j: Tensor, size_j: int) -> Tensor:
         return x_j / size_j
@@ -238,7 +233,6 @@ class Inherits(OwnPropagate):
 
 
 REFUSED: dict[str, tuple[Callable[[], MessagePassing], str]] = {
-    'edges': (ReadsEdges, "its 'message' reads 'edge_index'"),
     'size': (ReadsSize, "its 'message' reads 'size_j'"),
     'update': (UpdatesFromEdges, "its 'update' reads 'x_j'"),
     'propagate': (OwnPropagate, "it overrides 'propagate'"),

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import align, argument, as_rows, dim_of, found, named_rule
+from pyg_sar.rows.align import align, argument, dim_of, found, named_rule
 from pyg_sar.rows.over_ranks import sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
-from pyg_sar.rows.replicated import all_of_plain, met, own_draws
+from pyg_sar.rows.replicated import all_of_plain, own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import is_in_place
 from pyg_sar.rows.rules.numbers.without_rows import run
@@ -119,44 +119,13 @@ def by_cores(
         return in_nested(out, lambda each: tag(each, dim, space))
 
 
-@named_rule('scaled_dot_product_attention')
-def _attention(
-    func: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    """Rows in the batch; or rows ask, of keys and values that are plain."""
-    are_rows = [isinstance(each, Rows) for each in (query, key, value)]
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Any:
-        options = {'scale': scale, 'enable_gqa': enable_gqa}
-        return func(query, key, value, mask, dropout_p, is_causal, **options)
-
-    attend.__name__ = 'scaled_dot_product_attention'
-    if are_rows == [True, False, False] and query._dim == dim_of(query) - 2:
-        if is_causal or (attn_mask is not None and dim_of(attn_mask) < 2):
-            refuse(func, "with 'is_causal' is not known to be right")
-        key, value = met(key), met(value)
-        (query, mask), _, right, space = align(func, (query, attn_mask), {})
-        with plainly(), own_draws(query.device) if dropout_p > 0 else nullcontext():
-            return as_rows(attend(query, key, value, mask), right, space)
-    rows = found((query, key, value))
-    if enable_gqa and any(each._dim == dim_of(each) - 3 for each in rows):
-        refuse(func, "with 'enable_gqa' and rows as heads is not known to be right")
-    return by_cores(attend, (query, key, value, attn_mask), {}, 2, draws=dropout_p > 0)
-
-
 @named_rule('cov corrcoef')
-def _covariance(func: Any, input: Rows, correction: int = 1) -> Any:
+def _covariance(
+    func: Any, input: Rows, correction: int = 1, fweights: Any = None, aweights: Any = None
+) -> Any:
     """The rows are what is observed, in the last dimension."""
-    if input._dim != dim_of(input) - 1:
-        refuse(func, 'is known where the rows are observations')
+    if input._dim != dim_of(input) - 1 or fweights is not None or aweights is not None:
+        refuse(func, 'is known where the rows are observations without weights')
     with plainly():
         values, total = plain(input), input._space.total
         wide = values.unsqueeze(0) if values.dim() == 1 else values

@@ -154,18 +154,3 @@ def _prelu(func: Any, args: Any, kwargs: Any) -> Any:
     if not isinstance(rows, Rows) or (rows._dim == 1 and dim_of(rows) > 1):
         refuse(func, 'would have the channels of this rank alone')
     return by_items(func, args, kwargs, 'input weight', {'input': Items(rows._dim)}, rows._dim)
-
-
-@rule('multi_head_attention_forward')
-def _attention(func: Any, args: Any, kwargs: Any) -> Any:
-    """The rows are the items of the batch: dimension 1 of queries, keys and values."""
-    given = bound(func, args, kwargs)
-    mask = given['attn_mask']
-    if any(given[name] is not None for name in ('static_k', 'static_v')):
-        refuse(func, "with 'static_k' or 'static_v' is not known to be right")
-    if isinstance(mask, Tensor) and dim_of(mask) > 2:
-        refuse(func, "with an 'attn_mask' for each of them is not known to be right")
-    where = {name: Items(1, 3) for name in ('query', 'key', 'value')}
-    where['key_padding_mask'] = Items(0, 2)
-    draws = given['dropout_p'] > 0 and given['training']
-    return by_items(func, (), given, '', where, (1, 0), draws=draws)

@@ -77,7 +77,8 @@ def _set_rows(func: Any, values: Rows, items: list[Any], place: int, new: Any) -
 
 def _set_numbers(func: Any, values: Rows, mask: Tensor, new: Any) -> None:
     """Into numbers out of rows, by a mask of several dimensions."""
-    if not isinstance(mask, Rows) or mask._dim or values._dim:
+    is_number = not isinstance(new, Tensor) or not dim_of(new)
+    if not isinstance(mask, Rows) or mask._dim != values._dim or (mask._dim and not is_number):
         refuse(func, 'by a mask of several dimensions is known for masks of rows only')
     key: Rows = brought(func, mask, values._space)
     if isinstance(new, Rows):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.comm import Exchange, agree
-from pyg_sar.rows.align import argument, brought, check_range, dim_of, own_rows
+from pyg_sar.rows.align import argument, brought, check_range, dim_of, own_rows, whole_shape
 from pyg_sar.rows.edges import NodeIds, node_ids
 from pyg_sar.rows.over_ranks import fetched
 from pyg_sar.rows.registry import rule
@@ -131,6 +131,8 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
     """Selected rows; a mask of more dimensions selects numbers out of rows."""
     space = values._space
     if dim_of(mask) > 1:
+        if dim == dim_of(mask) - 1 and whole_shape(mask)[:-1] == [1] * dim:
+            return _unpadded(func, values, mask, dim)
         if dim or not isinstance(mask, Rows):
             refuse(func, 'by a mask of several dimensions is known for masks of rows only')
         if mask._dim:
@@ -153,6 +155,19 @@ def _masked(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
         return tag(kept, dim, selected)
 
 
+def _unpadded(func: Any, values: Rows, mask: Tensor, dim: int) -> Any:
+    """The rows of a dense batch of one graph, ``[1, N, ...]``, by its mask ``[1, N]``."""
+    rows: Any = values.view(values.shape[dim:])
+    flat = (
+        mask.view(-1)
+        if isinstance(mask, Rows)
+        else own_rows(func, mask[(0,) * dim], 0, rows._space)
+    )
+    with plainly():
+        is_full = all(agree(bool(plain(flat).all())))
+    return rows if is_full else _masked(func, rows, flat, 0)
+
+
 def numbers_of(mask: Rows, space: Space) -> Space:
     """What a mask of several dimensions selects: numbers out of rows, one after another."""
     many = space.times(math.prod(mask.shape[1:]))
@@ -169,9 +184,17 @@ def _by_rows(func: Any, values: Rows, ids: Rows, dim: int) -> Any:
             if ids.shard is not None:
                 x = with_halo(x, Exchange(ids.shard))
             out = x.index_select(0, ids.places.reshape(-1)).view(*ids.places.shape, *x.shape[1:])
+        elif ids._space is values._space and all(agree(_are_places(ids))):
+            out = plain(values).movedim(dim, 0).clone()  # a permutation that moves nothing
         else:
             out = fetched(values, plain(ids))
         return tag(_in_place_of(out, ids, dim), dim + ids._dim, ids._space)
+
+
+def _are_places(ids: Rows) -> bool:
+    """Whether every row has its own place in the whole (without asking other ranks)."""
+    own = plain(ids)
+    return own.dim() == 1 and ids._space.has_ids() and torch.equal(own, ids._space.ids(own.device))
 
 
 def _number_in_each_row(func: Any, values: Rows, items: list[Any], place: int) -> Any:

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.comm import agree
 from pyg_sar.rows.align import align, argument, dim_of, dims_of
+from pyg_sar.rows.edges import node_ids
 from pyg_sar.rows.over_ranks import all_rows, fetched
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import own_draws
-from pyg_sar.rows.rows import Rows, in_nested, plainly, refuse, tag
+from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import is_in_place
 from pyg_sar.rows.rules.numbers.without_rows import run
 
@@ -121,3 +123,25 @@ def _in_other_order(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
 
 
 over_rows.update(roll=_in_other_order, flip=_in_other_order, flipud=_in_other_order)
+
+
+def _sorted(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
+    """Equal numbers stay where they are, as the ``batch`` of one graph; others are gathered."""
+    name, space = name_of(func), rows._space
+    if dim_of(rows) == 1 and space.has_ids() and _are_equal(rows):
+        ids = space.ids(rows.device)
+        places = torch.arange(space.own, device=rows.device)
+        order = node_ids(ids.clone(), 0, space, space, places, None)
+        values = tag(plain(rows).clone(), 0, space)
+        return order if name == 'argsort' else torch.return_types.sort((values, order))
+    return of_a_vector(func, rows, args, kwargs)
+
+
+def _are_equal(rows: Rows) -> bool:
+    own = plain(rows)
+    first = own[:1].tolist() if bool((own == own[:1]).all()) else [None, None]
+    known = [each for each in agree(first) if each]
+    return all(each == known[0] and len(each) == 1 for each in known)
+
+
+over_rows.update(sort=_sorted, argsort=_sorted)

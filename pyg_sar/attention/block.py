@@ -1,0 +1,110 @@
+r"""Softmax attention to a block of keys: pure tensors, no ranks, no autograd.
+
+The softmax of a query runs over the keys of all blocks, which are never here together. As in
+FlashAttention (Dao et al., `arXiv 2205.14135 <https://arxiv.org/abs/2205.14135>`_) the largest
+score and the sum so far are kept beside the output, and scaled when a larger score comes.
+
+============ ============= ===========================================
+tensor       shape         meaning
+============ ============= ===========================================
+``query``    ``[H, L, E]`` own queries, of every head
+``key``      ``[H, S, E]`` keys of the block
+``value``    ``[H, S, V]`` values of the block
+``bias``     ``[H, 1, S]`` added to the scores of a key; may be None
+============ ============= ===========================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MOST_SCORES = 2**22
+"""So many scores are in memory at once."""
+
+
+class Block(NamedTuple):
+    """Keys and values of a rank; see the module."""
+
+    key: Tensor
+    value: Tensor
+    bias: Tensor | None
+
+
+class Attended:
+    """The output for own queries over the blocks so far.
+
+    Attributes:
+        out: The sum of ``exp(score - top) * value``, ``[H, L, V]``; divided in the end.
+        top: The largest score of each query, ``[H, L, 1]``.
+        total: The sum of ``exp(score - top)``, ``[H, L, 1]``.
+    """
+
+    def __init__(self, query: Tensor, width: int, scale: float) -> None:
+        heads, length, _ = query.shape
+        exact = torch.promote_types(query.dtype, torch.float32)
+        self.query, self.scale = query, scale
+        self.out = query.new_zeros(heads, length, width, dtype=exact)
+        self.top = query.new_full((heads, length, 1), -torch.inf, dtype=exact)
+        self.total = query.new_zeros(heads, length, 1, dtype=exact)
+
+    def add(self, block: Block) -> None:
+        """Takes in the keys of one more block."""
+        for at in chunks(self.query, block):
+            scores = _scores(self.query[:, at], block, self.scale)
+            top = torch.maximum(self.top[:, at], scores.amax(-1, keepdim=True))
+            base = top.masked_fill(top == -torch.inf, 0)  # all keys so far are masked
+            weights = (scores - base).exp_()
+            before = (self.top[:, at] - base).exp_()
+            self.total[:, at] = self.total[:, at] * before + weights.sum(-1, keepdim=True)
+            self.out[:, at] = self.out[:, at] * before + weights @ block.value.to(weights.dtype)
+            self.top[:, at] = top
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """The output ``[H, L, V]``, and ``log sum exp(score)`` of every query ``[H, L, 1]``."""
+        return self.out.div_(self.total), self.top + self.total.log()
+
+
+def gradients(
+    query: Tensor, block: Block, scale: float, grad: Tensor, out: Tensor, log_total: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the queries, and of the block's keys and values.
+
+    Args:
+        query: Own queries ``[H, L, E]``.
+        block: Keys and values.
+        scale: Of the scores.
+        grad: Of the output, ``[H, L, V]``.
+        out: The output.
+        log_total: As :meth:`Attended.finish` gives it.
+    """
+    of_query = torch.zeros_like(query, dtype=out.dtype)
+    of_key = torch.zeros_like(block.key, dtype=out.dtype)
+    of_value = torch.zeros_like(block.value, dtype=out.dtype)
+    shift = (grad * out).sum(-1, keepdim=True)
+    for at in chunks(query, block):
+        own, of_out = query[:, at].to(out.dtype), grad[:, at]
+        weights = (_scores(query[:, at], block, scale) - log_total[:, at]).exp_()
+        of_value += weights.mT @ of_out
+        of_scores = (of_out @ block.value.to(out.dtype).mT).sub_(shift[:, at])
+        of_scores.mul_(weights).mul_(scale)
+        of_query[:, at] = of_scores @ block.key.to(out.dtype)
+        of_key += of_scores.mT @ own
+    return of_query, of_key, of_value
+
+
+def chunks(query: Tensor, block: Block) -> Iterator[slice]:
+    """Runs of queries; none where there are no queries or no keys."""
+    heads, length, _ = query.shape
+    num_keys = block.key.size(1)
+    size = max(1, MOST_SCORES // max(heads * num_keys, 1))
+    for start in range(0, length if num_keys else 0, size):
+        yield slice(start, start + size)
+
+
+def _scores(query: Tensor, block: Block, scale: float) -> Tensor:
+    scores = (query @ block.key.mT).to(torch.promote_types(query.dtype, torch.float32)) * scale
+    return scores if block.bias is None else scores + block.bias

@@ -1,0 +1,116 @@
+r"""Softmax attention of own rows to the rows of all ranks.
+
+Keys and values go round: each rank passes the block that it has to the next rank. In backward they
+go round once more, and their gradients with them, until these are home. That is sequential
+aggregation and rematerialization on the graph of all pairs, and Ring Attention (Liu et al.,
+`arXiv 2310.01889 <https://arxiv.org/abs/2310.01889>`_). A rank holds one block beside its own rows,
+and computes ``N / P`` rows by ``N`` keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.attention.block import Attended, Block, gradients
+from pyg_sar.comm import all_to_all, communicates, once_differentiable, rank
+
+
+def attend_to_all(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    counts: Sequence[int],
+) -> Tensor:
+    """``softmax(query @ key.T * scale + bias) @ value`` over the keys of all ranks.
+
+    Collective: as many passes as there are ranks, less one; in backward as many as there are ranks.
+
+    Args:
+        query: Own queries ``[H, L, E]``.
+        key: Own keys ``[H, S, E]``.
+        value: Own values ``[H, S, V]``.
+        bias: Added to the scores of a key, ``[H, 1, S]``, without a gradient; may be None.
+        scale: Of the scores.
+        counts: The numbers S of all ranks.
+
+    Returns:
+        ``[H, L, V]``.
+    """
+    out: Tensor = _AttendToAll.apply(query, key, value, bias, scale, list(counts))  # type: ignore[no-untyped-call]
+    return out
+
+
+@communicates
+class _AttendToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        scale: float,
+        counts: list[int],
+    ) -> Tensor:
+        ctx.scale, ctx.counts = scale, counts
+        attended = Attended(query, value.size(-1), scale)
+        block = Block(key, value, bias)
+        for turn in range(len(counts)):
+            attended.add(block)
+            if turn + 1 < len(counts):
+                block = _block(_passed(_rows(*block), turn, counts), block)
+        out, log_total = attended.finish()
+        ctx.save_for_backward(query, key, value, bias, out, log_total)
+        return out.to(value.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        query, key, value, bias, out, log_total = ctx.saved_tensors
+        grad = grads[0].to(out.dtype)
+        block = Block(key, value, bias)
+        of_query = torch.zeros_like(query, dtype=out.dtype)
+        of_rows = torch.zeros_like(_rows(key, value), dtype=out.dtype)
+        for turn in range(len(ctx.counts)):
+            own, of_key, of_value = gradients(query, block, ctx.scale, grad, out, log_total)
+            of_query += own
+            of_rows = _passed(of_rows + _rows(of_key, of_value), turn, ctx.counts)
+            if turn + 1 < len(ctx.counts):
+                block = _block(_passed(_rows(*block), turn, ctx.counts), block)
+        of_key, of_value, _ = _block(of_rows, Block(key, value, None))
+        dtype = query.dtype
+        return of_query.to(dtype), of_key.to(dtype), of_value.to(dtype), None, None, None
+
+
+def _passed(rows: Tensor, turn: int, counts: list[int]) -> Tensor:
+    """The block of the rank before, for that of this rank; `turn` passes were made before."""
+    here, size = rank(), len(counts)
+    going, coming = [0] * size, [0] * size
+    going[(here + 1) % size] = rows.size(0)
+    coming[(here - 1) % size] = counts[(here - turn - 1) % size]
+    return all_to_all(rows, going, coming)
+
+
+def _rows(key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Keys, values and what is added, as one row for each key."""
+    parts = [key, value] if bias is None else [key, value, bias.mT]
+    return torch.cat([each.movedim(1, 0).flatten(1) for each in parts], dim=1)
+
+
+def _block(rows: Tensor, like: Block) -> Block:
+    """What :func:`_rows` has made one."""
+    heads = like.key.size(0)
+    widths = [like.key.size(-1), like.value.size(-1), *([1] if like.bias is not None else [])]
+    key, value, *bias = (
+        part.view(-1, heads, width).movedim(0, 1)
+        for part, width in zip(
+            torch.split(rows, [heads * w for w in widths], 1), widths, strict=True
+        )
+    )
+    return Block(key, value, bias[0].mT if bias else None)

@@ -1,0 +1,186 @@
+"""Attention: rows as items of a batch, as what asks, or as what is asked: then all rows are.
+
+======================================= ===========================================================
+queries, keys and values                how it is computed
+======================================= ===========================================================
+rows in the batch                       each by itself
+queries are rows, keys are plain        each query by itself
+queries are plain, keys are rows        a softmax over the rows of all ranks
+both are rows                           keys and values go round (:mod:`pyg_sar.attention.ring`)
+======================================= ===========================================================
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pyg_sar.attention import attend_to_all
+from pyg_sar.comm import agree, world_size
+from pyg_sar.rows.align import (
+    align,
+    as_rows,
+    bound,
+    brought,
+    dim_of,
+    found,
+    named_rule,
+    whole_shape,
+)
+from pyg_sar.rows.registry import rule
+from pyg_sar.rows.replicated import met, own_draws
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
+from pyg_sar.rows.rules.layers.cores import by_cores
+from pyg_sar.rows.rules.layers.items import Items, by_items
+from pyg_sar.rows.space import Space
+
+
+@named_rule('scaled_dot_product_attention')
+def _attention(
+    func: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    asks, *asked = (
+        isinstance(each, Rows) and each._dim == dim_of(each) - 2 for each in (query, key, value)
+    )
+    if all(asked):
+        if dropout_p > 0:
+            refuse(func, 'would drop a number for every pair of rows: give a dropout of 0')
+        if is_causal or enable_gqa:
+            refuse(func, "to all rows with 'is_causal' or 'enable_gqa' is not known to be right")
+        scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+        if asks:
+            return _of_all_to_all(func, query, key, value, attn_mask, scale)
+        if isinstance(query, Rows):
+            refuse(func, 'in two dimensions would pair every row with every row')
+        scores = (query * scale) @ key.transpose(-2, -1)
+        if attn_mask is not None:
+            scores = scores + _added(attn_mask, scores.dtype)
+        return torch.softmax(scores, -1) @ value
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Any:
+        options = {'scale': scale, 'enable_gqa': enable_gqa}
+        return func(query, key, value, mask, dropout_p, is_causal, **options)
+
+    attend.__name__ = 'scaled_dot_product_attention'
+    if asks and not isinstance(key, Rows) and not isinstance(value, Rows):
+        if is_causal or (attn_mask is not None and dim_of(attn_mask) < 2):
+            refuse(func, "with 'is_causal' is not known to be right")
+        key, value = met(key), met(value)
+        (query, mask), _, right, space = align(func, (query, attn_mask), {})
+        with plainly(), own_draws(query.device) if dropout_p > 0 else nullcontext():
+            return as_rows(attend(query, key, value, mask), right, space)
+    rows = found((query, key, value))
+    if enable_gqa and any(each._dim == dim_of(each) - 3 for each in rows):
+        refuse(func, "with 'enable_gqa' and rows as heads is not known to be right")
+    return by_cores(attend, (query, key, value, attn_mask), {}, 2, draws=dropout_p > 0)
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Any:
+    """A mask as numbers that are added to scores."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -math.inf)
+
+
+def _of_all_to_all(
+    func: Any, query: Rows, key: Rows, value: Rows, mask: Tensor | None, scale: float
+) -> Any:
+    value = brought(func, value, key._space)
+    bias = None
+    if mask is not None:
+        if whole_shape(mask)[-2:] != [1, key._space.total] or mask.requires_grad:
+            refuse(func, 'takes a mask of keys, [..., 1, N], which needs no gradient')
+        bias = _added(mask if isinstance(mask, Rows) else _as_rows(mask, key._space), query.dtype)
+    space = query._space
+    with plainly():
+        own = [plain(each) for each in (query, key, value)]
+        batch = torch.broadcast_shapes(*(each.shape[:-2] for each in own))  # type: ignore[no-untyped-call]
+        heads = math.prod(batch)
+        q, k, v = (
+            each.expand(*batch, *each.shape[-2:]).reshape(heads, *each.shape[-2:]) for each in own
+        )
+        if bias is not None:
+            bias = plain(bias).expand(*batch, 1, k.size(1)).reshape(heads, 1, k.size(1))
+        device = q.device.type
+        if torch.is_autocast_enabled(device):
+            q, k, v = (each.to(torch.get_autocast_dtype(device)) for each in (q, k, v))
+        with torch.autocast(device, enabled=False):
+            out = attend_to_all(q, k, v, bias, scale, _counts(key._space))
+        return tag(out.view(*batch, *out.shape[-2:]), len(batch), space)
+
+
+def _as_rows(mask: Tensor, space: Space) -> Any:
+    return tag(mask.index_select(-1, space.ids(mask.device)), mask.dim() - 1, space)
+
+
+_num_own: WeakKeyDictionary[Space, list[int]] = WeakKeyDictionary()
+
+
+def _counts(space: Space) -> list[int]:
+    """How many rows every rank has (collective at the first time)."""
+    if world_size() == 1:
+        return [space.own]
+    if space not in _num_own:
+        _num_own[space] = agree(space.own)
+    return _num_own[space]
+
+
+@rule('multi_head_attention_forward')
+def _multi_head(func: Any, args: Any, kwargs: Any) -> Any:
+    """Rows are the items of the batch (dimension 1), or they attend to each other (dimension 0)."""
+    given = bound(func, args, kwargs)
+    if any(given[name] is not None for name in ('static_k', 'static_v')):
+        refuse(func, "with 'static_k' or 'static_v' is not known to be right")
+    inputs = [given[name] for name in ('query', 'key', 'value')]
+    if any(isinstance(each, Rows) and each._dim == 0 for each in inputs):
+        return _between_rows(func, given)
+    mask = given['attn_mask']
+    if isinstance(mask, Tensor) and dim_of(mask) > 2:
+        refuse(func, "with an 'attn_mask' for each of them is not known to be right")
+    where = {name: Items(1, 3) for name in ('query', 'key', 'value')}
+    where['key_padding_mask'] = Items(0, 2)
+    draws = given['dropout_p'] > 0 and given['training']
+    return by_items(func, (), given, '', where, (1, 0), draws=draws)
+
+
+def _between_rows(func: Any, given: dict[str, Any]) -> tuple[Any, None]:
+    """Queries, keys and values ``[N, B, C]`` or ``[N, C]``: torch's function, by rules of rows."""
+    if given['need_weights']:
+        refuse(func, "gives a weight for every pair of rows: call it with 'need_weights=False'")
+    for name in ('bias_k', 'bias_v', 'attn_mask'):
+        if given[name] is not None:
+            refuse(func, f"of all rows with '{name}' is not known to be right")
+    if given['add_zero_attn'] or given['is_causal']:
+        refuse(func, "of all rows with 'add_zero_attn' or 'is_causal' is not known to be right")
+    inputs = [given[name] for name in ('query', 'key', 'value')]
+    if given['use_separate_proj_weight']:
+        weights = [given[f'{name}_proj_weight'] for name in 'qkv']
+    else:
+        weights = list(given['in_proj_weight'].chunk(3))
+    bias = given['in_proj_bias']
+    biases = [None] * 3 if bias is None else bias.chunk(3)
+    query, key, value = (
+        F.linear(each, w, b).unflatten(-1, (given['num_heads'], -1)).movedim(0, -2)  # type: ignore[no-untyped-call]
+        for each, w, b in zip(inputs, weights, biases, strict=True)
+    )
+    mask = given['key_padding_mask']
+    if mask is not None:  # True where a key is not to be asked, [B, N] or [N]
+        mask = (~mask if mask.dtype == torch.bool else mask)[..., None, None, :]
+    drops = given['dropout_p'] if given['training'] else 0.0
+    out = F.scaled_dot_product_attention(query, key, value, mask, drops)
+    out = out.movedim(-2, 0).flatten(-2)
+    return F.linear(out, given['out_proj_weight'], given['out_proj_bias']), None

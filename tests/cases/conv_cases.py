@@ -1,0 +1,56 @@
+"""All cases by name, and which of them are not exact."""
+
+from __future__ import annotations
+
+import aggregator_cases
+import bipartite_cases
+import conv_cases_a_f
+import conv_cases_g_m
+import conv_cases_n_z
+import own_cases
+from conv_case import Case
+
+ALL: list[Case] = [
+    *conv_cases_a_f.CASES,
+    *conv_cases_g_m.CASES,
+    *conv_cases_n_z.CASES,
+    *aggregator_cases.CASES,
+    *bipartite_cases.CASES,
+    *own_cases.CASES,
+]
+"""What the table of docs/convs.md has."""
+
+CASES: dict[str, Case] = {case.name: case for case in ALL}
+
+MORE: dict[str, Case] = {case.name: case for case in own_cases.MORE}
+"""Exact as well."""
+
+CHECKS: dict[str, Case] = {case.name: case for case in own_cases.CHECKS}
+"""Cases that must not come out exact: what tells that a run can fail."""
+
+ANY = CASES | MORE | CHECKS
+
+REFUSED_BY_DESIGN = {
+    *('CuGraphGATConv', 'CuGraphRGCNConv', 'CuGraphSAGEConv', 'DynamicEdgeConv', 'FusedGATConv'),
+    *('GPSConv', 'GravNetConv', 'MeshCNNConv', 'PANConv', 'WLConv', 'XConv'),
+}
+"""Classes that are refused for good, at construction or at the first forward by a rule of rows:
+graphs of nearest points, closed CUDA kernels, products of adjacency matrices, colours by a
+dictionary, attention over all nodes, edges by place."""
+
+NOT_YET = {'MessagePassing: reads edge_index in message'}
+"""Cases that are refused at construction today. One that becomes exact has to leave the list."""
+
+EXACT = [c.name for c in ALL if c.conv not in REFUSED_BY_DESIGN and c.name not in NOT_YET]
+
+OF_CONVS = list({CASES[name].conv: name for name in reversed(EXACT)}.values())
+"""A case of every conv."""
+
+READ_ROWS_IN_FORWARD = {
+    'HypergraphConv: attention over hyperedges',
+    'HypergraphConv: attention over nodes',
+    'MessagePassing: reads x at sources in forward',
+    'MessagePassing: reduces over sources in forward',
+    'SuperGATConv: MX',
+}
+"""Cases whose forward itself takes rows at the sources of all edges, so the halo comes at once."""

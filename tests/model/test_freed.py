@@ -1,0 +1,54 @@
+"""What a training step has computed is freed at once, not when garbage is collected."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, MedianAggregation, SAGEConv, TransformerConv
+
+import pyg_sar
+
+CONVS: dict[str, Callable[[], Module]] = {
+    'linear': lambda: SAGEConv(8, 8),
+    'normalised': lambda: GCNConv(8, 8),
+    'weighted': lambda: GATConv(8, 8),
+    'replay': lambda: TransformerConv(8, 8),
+    'gather': lambda: SAGEConv(8, 8, aggr=MedianAggregation()),
+}
+
+
+@pytest.fixture
+def garbage() -> Iterator[list[object]]:
+    """What only the collector would free; it does not run on its own."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    yield gc.garbage
+    gc.set_debug(0)
+    gc.garbage.clear()
+    gc.enable()
+    gc.collect()
+
+
+@pytest.mark.parametrize('name', CONVS)
+def test_a_step_leaves_no_activations(name: str, tmp_path: Path, garbage: list[object]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    graph = Data(
+        x=torch.randn(60, 8, generator=generator),
+        edge_index=torch.randint(60, (2, 400), generator=generator),
+    )
+    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts')
+    data = pyg_sar.load_shard(tmp_path / 'parts')
+    model = pyg_sar.DistributedDataParallel(CONVS[name]())
+    for _ in range(3):
+        model(data.x, data.edge_index).square().mean().backward()
+    gc.collect()
+    found = [t for t in garbage if isinstance(t, Tensor) and t.is_floating_point()]
+    assert [tuple(t.shape) for t in found if t.size(0) >= 60] == []
