@@ -14,8 +14,8 @@ from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
 
 _HOOKS = ('_forward_pre_hooks', '_forward_hooks', '_backward_pre_hooks', '_backward_hooks')
+_CACHES = {'_cached_edge_index', '_cached_adj_t', '_cached_x', '_cached_h'}
 _MADE = ('_sar', '_own_updates', '_of_batches', '_path', 'last_graph')
-_CACHES = ('_cached_edge_index', '_cached_adj_t', '_cached_x', '_cached_h')
 
 
 class Around(torch.nn.Module):
@@ -41,6 +41,7 @@ def plain_model(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
         model = Around(model.module)
     for module in model.modules():
         _make_plain(module)
+        check_caches(module)
         for name, value in list(vars(module).items()):
             is_dropout = isinstance(module, torch.nn.modules.dropout._DropoutNd) and name == 'p'
             if type(value) is float and ('dropout' in name or is_dropout):
@@ -66,6 +67,18 @@ def _make_plain(module: torch.nn.Module) -> None:
             vars(module).pop(name, None)
     for name in _HOOKS:
         _without_ours(vars(module)[name])
+
+
+def check_caches(module: torch.nn.Module) -> None:
+    """Raises a ValueError where PyG keeps what it has computed under other names."""
+    cls = type(module)
+    if cls.__module__.startswith('torch_geometric.') and getattr(module, 'cached', False):
+        caches = {name for name in vars(module) if 'cache' in name} - {'cached'}
+        if not caches or not caches <= _CACHES:
+            raise ValueError(
+                f"expected 'cached' of {cls.__name__} to fill {sorted(_CACHES)} (got "
+                f'{sorted(caches)}): pyg_sar.check does not know this version of PyG'
+            )
 
 
 def _without_ours(hooks: dict[int, Any] | None) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from traceback import walk_stack
+from types import FunctionType
 from typing import Any, Protocol
 from weakref import ref
 
@@ -154,10 +155,10 @@ def is_accumulated(leaf: Tensor) -> bool:
 
 
 _OF_FUNCTIONS = {
-    function.__code__
-    for name, function in vars(BackwardCFunction).items()
-    if name in ('apply', 'apply_boxed')
+    each.__code__ for each in vars(BackwardCFunction).values() if isinstance(each, FunctionType)
 }
+if not _OF_FUNCTIONS:
+    raise ImportError('pyg_sar does not know how this torch runs the backward of a Function')
 
 
 def is_inside_a_function() -> bool:

@@ -75,7 +75,7 @@ class GroupComm(Connection):
             found = self.lost(error.with_traceback(None), 'connecting the ranks', None)
             raise found from error
         self._small = torch.device('cpu')
-        types: Sequence[torch.device] = getattr(self.group, '_device_types', ())
+        types: Sequence[torch.device] = self.group._device_types
         if types and self._small not in types:
             self._small = types[0]
         self._watch = Watch(self._lost_on_device, self.seconds - for_reports(self.seconds))

@@ -98,7 +98,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
         """Runs the conv; the arguments are the conv's own."""
         now = running.value
         if now is not None and (
-            now.conv is self or (self._sar.is_inside and now.path_of(self) is not None)
+            now.conv is self or (self._sar.is_inside and self in now.plan.paths)
         ):
             return super().forward(*args, **kwargs)
         signature = signature_of(self._plain_class.forward)
@@ -137,7 +137,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.propagate``; called from outside of forward it is a layer by itself."""
         now = running.value
-        if now is None or now.path_of(self) is None:
+        if now is None or self not in now.plan.paths:
             given = edges_in([edge_index])
             if given:
                 with self._on_cut_graph(given, (), {}, in_forward=False):
@@ -153,7 +153,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
         """``MessagePassing.edge_updater``; see :meth:`propagate`."""
         now = running.value
-        if now is None or now.path_of(self) is None:
+        if now is None or self not in now.plan.paths:
             given = edges_in([edge_index])
             if given:
                 with self._on_cut_graph(given, (), {}, in_forward=False):

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
+from torch_geometric.data.storage import NodeStorage
 
 from pyg_sar.comm import agree, in_call, world_size
 from pyg_sar.draws import normal
@@ -89,8 +90,9 @@ class NodeEmbedding(torch.nn.Module):
         rows = torch.empty(n_id.numel(), embedding_dim).as_subclass(OwnRows)
         self.weight = torch.nn.Parameter(rows)  # type: ignore[assignment]
         self.weight.n_id, self.weight.num_nodes = n_id, num_nodes
-        self.weight.node_type = getattr(data, '_key', None)
+        self.weight.node_type = data._key if isinstance(data, NodeStorage) else None
         self.register_state_dict_post_hook(_note_nodes)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_check_nodes)  # type: ignore[no-untyped-call]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -158,17 +160,6 @@ class NodeEmbedding(torch.nn.Module):
         assert self._space is not None
         return tag(out, 0, self._space)
 
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local_metadata: dict[str, Any], *rest: Any
-    ) -> None:
-        own, theirs = _code_of(self.weight.n_id), local_metadata.get('n_id')
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
-        if theirs not in (None, own):
-            rest[-1].append(
-                f"'{prefix}weight' has the rows of other nodes than this rank's: "
-                'pyg_sar.save_checkpoint and load_checkpoint bring rows to their nodes'
-            )
-
     def extra_repr(self) -> str:
         """What is shown of it."""
         of_type = f' of {self.weight.node_type}' if self.weight.node_type else ''
@@ -180,6 +171,23 @@ def _note_nodes(
 ) -> None:
     """Of which nodes the rows in a state are: its metadata travels with it, beside the keys."""
     local_metadata['n_id'] = _code_of(module.weight.n_id)
+
+
+def _check_nodes(
+    module: NodeEmbedding,
+    state_dict: Any,
+    prefix: str,
+    local_metadata: dict[str, Any],
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    errors: list[str],
+) -> None:
+    if local_metadata.get('n_id') not in (None, _code_of(module.weight.n_id)):
+        errors.append(
+            f"'{prefix}weight' has the rows of other nodes than this rank's: "
+            'pyg_sar.save_checkpoint and load_checkpoint bring rows to their nodes'
+        )
 
 
 def _code_of(n_id: Tensor) -> int:

@@ -45,7 +45,7 @@ def named_rule(names: str) -> Callable[[Callable[..., Any]], Rule]:
 
 def found(args: Iterable[Any], kwargs: dict[str, Any] | None = None) -> list[Rows]:
     """The rows among arguments, also in lists."""
-    return [each for each in leaves((*args, kwargs or {})) if isinstance(each, Rows)]
+    return [each for each in leaves((*args, *(kwargs or {}).values())) if isinstance(each, Rows)]
 
 
 def dim_of(tensor: Tensor) -> int:

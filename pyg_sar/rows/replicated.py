@@ -28,6 +28,8 @@ from pyg_sar.scoped import Scoped
 LARGE = 2**24
 """Of so many numbers a plain tensor that meets rows is worth a warning."""
 
+PLAIN = (Tensor, torch.nn.Parameter)
+
 _checked = WeakTensorKeyDictionary()
 
 
@@ -53,7 +55,7 @@ def met(tensor: Tensor) -> Tensor:
 
 def all_of_plain(value: Any) -> Any:
     """:func:`met`, for plain tensors among values of any kind."""
-    return met(value) if type(value) in (Tensor, torch.nn.Parameter) else value
+    return met(value) if type(value) in PLAIN else value
 
 
 def is_averaged(leaf: Tensor) -> bool:

@@ -28,7 +28,10 @@ class Space:
         base: Of rows that stand for others `count` times, one after another, those others.
         count: How often; 1 without a base.
         neighbours: Further spaces that new tensors may be meant for, as of edges those of nodes.
+        total: Number of rows of all ranks (collective at the first time, if it is not known yet).
     """
+
+    total: int
 
     def __init__(
         self,
@@ -45,7 +48,9 @@ class Space:
     ) -> None:
         self.own, self.what, self.parent, self.mask = own, what, parent, mask
         self.base, self.count, self.neighbours = base, count, neighbours
-        self._ids, self._total = ids, total
+        self._ids = ids
+        if total is not None:
+            self.total = total
         self._forget()
 
     def _forget(self) -> None:
@@ -56,23 +61,25 @@ class Space:
         self._order: Tensor | None = None
         self._unions: dict[Any, Space] = {}
 
-    @property
-    def total(self) -> int:
-        """Number of rows of all ranks (collective at the first time, if it is not known yet)."""
-        if self._total is None:
-            if self.base is not None:
-                self._total = self.base.total * self.count
-            elif world_size() == 1:
-                self._total = self.own
-            else:
-                self._total = int(all_reduce_sum(torch.tensor([self.own])))
-        return self._total
+    def __getattr__(self, name: str) -> int:
+        """`total`, where it is not known yet.
+
+        No cached_property: it holds a lock meanwhile, which ranks that are threads wait for.
+        """
+        if name != 'total':
+            raise AttributeError(f'a Space has no {name!r}')
+        if self.base is not None:
+            self.total = self.base.total * self.count
+        else:
+            alone = world_size() == 1
+            self.total = self.own if alone else int(all_reduce_sum(torch.tensor([self.own])))
+        return self.total
 
     @property
     def known_total(self) -> int | None:
         """Number of rows of all ranks, if it is known without asking them."""
-        source = self if self._total is not None or self.base is None else self.base
-        return None if source._total is None else self.total
+        source = self if 'total' in vars(self) or self.base is None else self.base
+        return self.total if 'total' in vars(source) else None
 
     def has_ids(self) -> bool:
         """Whether it is known which rows of the whole the own ones are."""
@@ -206,7 +213,7 @@ class Space:
             return self.base._is_alike_here(other.base)
         if self._ids is None or other._ids is None:
             return False
-        is_alike = self.what == other.what and self._total == other._total
+        is_alike = self.what == other.what and self.known_total == other.known_total
         return is_alike and torch.equal(self._ids, other._ids.to(self._ids.device))
 
     def _device(self) -> torch.device:
@@ -219,13 +226,13 @@ class Space:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        names = 'own what parent mask base count neighbours _ids _total'
-        return {name: getattr(self, name) for name in names.split()}
+        derived = ['_selections', '_multiples', '_alike', '_order', '_unions']
+        return {name: value for name, value in vars(self).items() if name not in derived}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._forget()
 
     def __repr__(self) -> str:
-        total = '?' if self._total is None else self._total
-        return f'{self.own} of {total} {self.what}'
+        total = self.known_total
+        return f'{self.own} of {"?" if total is None else total} {self.what}'

@@ -31,14 +31,14 @@ def node_stores(data: Data | HeteroData) -> dict[NodeKey, Any]:
     """Where the attributes of nodes are, by type; of a homogeneous graph under None."""
     if isinstance(data, HeteroData):
         return {key: data[key] for key in data.node_types}
-    return {None: data._store}
+    return {None: data.stores[0]}
 
 
 def edge_stores(data: Data | HeteroData) -> dict[EdgeKey, Any]:
     """Where the attributes of edges are, by relation; of a homogeneous graph under None."""
     if isinstance(data, HeteroData):
         return {key: data[key] for key in data.edge_types}
-    return {None: data._store}
+    return {None: data.stores[0]}
 
 
 def check_data(data: object, world_size: int, loader: str) -> None:

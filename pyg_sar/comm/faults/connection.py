@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import _StopRecomputationError
 
 from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.faults.errors import ExchangeError, place, placed
@@ -145,7 +146,7 @@ class Connection(Comm):
         Else it ends once the others had GRACE seconds to raise as well.
         """
         # torch.utils.checkpoint ends what it computes again by an exception, on all ranks alike.
-        is_stop = type(error).__name__ == '_StopRecomputationError'
+        is_stop = isinstance(error, _StopRecomputationError)
         if is_stop or isinstance(error, ExchangeError) or '_pyg_sar_left' in vars(error):
             return
         vars(error)['_pyg_sar_left'] = True  # layers inside others see it, too

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 from unittest import mock
 
 import torch
@@ -23,7 +24,7 @@ def meet(group: dist.ProcessGroup | None) -> None:
     """
     default = dist.group.WORLD
     group = group or default
-    if torch.device('cpu') in getattr(group, '_device_types', ()):
+    if torch.device('cpu') in group._device_types:  # type: ignore[union-attr]
         work = dist.barrier(group=group, async_op=True)
         limit = for_operations(timeout_of(group)) if group is default else None
         assert work is not None
@@ -42,7 +43,7 @@ def new_group(limit: timedelta | None) -> dist.ProcessGroup:
     nobody reads; a group has it so unless two variables say otherwise while the group is made.
     """
     backend = None
-    if torch.device('cpu') not in getattr(dist.group.WORLD, '_device_types', ()):
+    if torch.device('cpu') not in dist.group.WORLD._device_types:  # type: ignore[union-attr]
         backend = f'cpu:gloo,{dist.get_backend_config()}'
     with mock.patch.dict(os.environ, _SETTINGS):
         group: dist.ProcessGroup = dist.new_group(timeout=for_operations(limit), backend=backend)
@@ -51,9 +52,12 @@ def new_group(limit: timedelta | None) -> dist.ProcessGroup:
 
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
     """The timeout of a group, which torch does not hand on to new ones; None if unknown."""
-    for device in getattr(group, '_device_types', ()):
-        with suppress(AttributeError, RuntimeError):
-            found = group._get_backend(device).options._timeout  # type: ignore[union-attr]
-            if isinstance(found, timedelta):
-                return found
+    if group is None:
+        return None
+    for device in group._device_types:
+        with suppress(RuntimeError):  # a backend that cannot tell
+            options: Any = getattr(group._get_backend(device), 'options', None)
+            if options is not None:
+                limit: timedelta = options._timeout
+                return limit
     return None

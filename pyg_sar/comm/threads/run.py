@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -88,10 +89,11 @@ def _forget_generated(loaded: set[str]) -> None:
     """Forgets the code that PyG has generated for a ``Sequential`` since `loaded` were the modules.
 
     PyG names it by a draw of ``random``, whose state is set back: the next ``Sequential`` may draw
-    the same name, and would run the code that stands under it.
+    the same name, and would run the code that stands under it. Its file is named for the module.
     """
     for name in sys.modules.keys() - loaded:
-        if name.startswith('torch_geometric.nn.sequential_'):
+        file = getattr(sys.modules[name], '__file__', None) or ''
+        if Path(file).name.startswith(f'{name}_') and hasattr(sys.modules[name], 'forward'):
             del sys.modules[name]
 
 

@@ -39,7 +39,7 @@ class LayerPlan:
     kind: tuple[Any, ...]  # of forward
     state: list[Any]  # of the conv on this rank
     words: str  # both, as far as they must be alike on all ranks
-    # The convs inside the conv, with their paths.
+    # The conv and the convs inside it, with their paths in it: '' is the conv itself.
     paths: Mapping[MessagePassing, str] = field(default_factory=dict)
     forms: Forms = field(default_factory=special_forms)
     # How each kind of call is computed, in the conv or a conv inside it.
@@ -81,10 +81,6 @@ class Forward:
     plan: LayerPlan
     options: Options
     in_forward: bool  # whether the conv's own forward takes what propagate returns
-
-    def path_of(self, conv: MessagePassing) -> str | None:
-        """Where a conv is in the layer; None if it is not."""
-        return '' if conv is self.conv else self.plan.paths.get(conv)
 
 
 running: Scoped[Forward | None] = Scoped(None)
@@ -144,7 +140,7 @@ def plan_for(
         raise error
     if plan is None or not is_known:
         known.pop(words, None)  # the new one is the latest
-        convs = ((m, p) for p, m in conv.named_modules() if isinstance(m, MessagePassing) and p)
+        convs = ((m, p) for p, m in conv.named_modules() if isinstance(m, MessagePassing))
         plan = known[words] = LayerPlan(kind, state, words, dict(convs))
     return plan
 

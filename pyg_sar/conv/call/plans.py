@@ -155,12 +155,13 @@ class WeightedSum(TracedPlan):
             keep_rows=self.mode == 'sequential_no_remat',
             one_shot=self.is_one_shot,
         )
-        dim = self.reductions.reductions[0].dim % out.dim()
+        reductions = self.reductions
+        dim = reductions.reductions[0].dim % out.dim()
         row_shape = [size for i, size in enumerate(out.shape) if i != dim]
         state = total.view(plan.shard.num_dst, *row_shape).movedim(0, dim)
-        if self.reductions.calls[0][1] != 'mean' and is_sum(conv) and not is_hooked(conv):
+        if reductions.calls[0][1] != 'mean' and is_sum(conv) and not is_hooked(conv):
             return state
-        return finish(call.binding, self.reductions, [(state,)], out, plan)
+        return finish(call.binding, reductions, [(state,)], out, plan)
 
 
 @dataclass(frozen=True, kw_only=True)

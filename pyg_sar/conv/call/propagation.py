@@ -81,14 +81,16 @@ def _planned(
 
     Collective where the ranks have not agreed on a call like this one.
     """
-    layer, options, path = now.plan, now.options, now.path_of(conv)
+    layer, options, path = now.plan, now.options, now.plan.paths[conv]
     if (path, function) not in layer.names:
         layer.names[path, function] = arguments_of(conv, function)
     names = layer.names[path, function]
     call = _call(now, conv, function, names, given)
     names = tuple(name for name in names if name not in call.at_nodes)
     draws = edge_draws()
-    shard, device = call.exchange.shard, call.edge_index.device.type
+    shard = call.exchange.shard
+    with plainly():  # the index would be asked for it
+        device = call.edge_index.device.type
     key = path, function, shard.fingerprint, torch.is_autocast_enabled(device), draws is not None
     key += (*call.at_nodes, *_kinds(call.kwargs, int(conv.node_dim)))
     plan = layer.calls.get(key)
@@ -138,7 +140,7 @@ def _call(
         }
     if move is not None:
         counts = {n: kwargs[n].size(0) for n in sorted(per_edge) if _has_rows(kwargs[n])}
-        key, turned = (now.path_of(conv), *counts), now.plan.turned
+        key, turned = (now.plan.paths[conv], *counts), now.plan.turned
         if key not in turned:
             turned[key] = edge_tensors(counts, handle.size(1))
         kwargs = kwargs | {name: move.to_reversed(kwargs[name]) for name in turned[key]}

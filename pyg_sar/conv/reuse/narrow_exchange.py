@@ -147,4 +147,4 @@ def _is_watched(conv: MessagePassing, layer: torch.nn.Module, device: torch.devi
 
 def _has_hooks(owner: Any, prefix: str) -> bool:
     names = ('forward_hooks', 'forward_pre_hooks', 'backward_hooks', 'backward_pre_hooks')
-    return any(getattr(owner, prefix + name, None) for name in names)
+    return any(getattr(owner, prefix + name) for name in names)

@@ -96,7 +96,10 @@ def _note_kinds(data: Data, meta: Meta) -> None:
         kinds[AttrType.NODE] |= {'n_id', *nodes.attrs}
     for edges in meta.edges.values():
         kinds[AttrType.EDGE] |= {'e_id', *edges.attrs}
-    vars(data._store)['_cached_attr'] = kinds
+    vars(data.stores[0])['_cached_attr'] = kinds
+    wrong = [name for name in kinds[AttrType.EDGE] if not data.is_edge_attr(name)]
+    if wrong:
+        raise RuntimeError(f'this PyG takes {wrong} of edges for attributes of nodes')
 
 
 def _put(store: Any, values: dict[str, Any]) -> None:

@@ -13,12 +13,11 @@ from pyg_sar.rows.align import argument, dim_of, found, own_rows
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import fetched, largest_here, largest_of_ranks, sum_of_ranks, whole
 from pyg_sar.rows.registry import bare, name_of, rule
-from pyg_sar.rows.replicated import met
+from pyg_sar.rows.replicated import PLAIN, met
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import into_plain, pointwise
 from pyg_sar.shard.shard import Shard
 
-_PLAIN = (Tensor, torch.nn.Parameter)
 _WAYS = {'add': 'sum', 'sum': 'sum', 'mean': 'mean', 'amax': 'amax', 'amin': 'amin', 'prod': 'prod'}
 
 
@@ -63,7 +62,7 @@ def _along_other(func: Any, out: Rows, index: Any, args: Any, kwargs: Any) -> An
         return pointwise(func, args, kwargs)
 
     def own(value: Any) -> Any:
-        if type(value) in _PLAIN and value is not index and dim_of(value):
+        if type(value) in PLAIN and value is not index and dim_of(value):
             return own_rows(func, value, out._dim, out._space)
         return plain(value)
 

@@ -40,13 +40,15 @@ def _reshape(func: Any, args: Any, kwargs: Any) -> Any:
     with plainly():
         own = plain(rows)
         out = own.view(shape) if name in ('view', 'view_as') else own.reshape(shape)
-        return tag(plain(out), dim, space)
+        return tag(out, dim, space)
 
 
 def _sizes(name: str, rows: Tensor, args: Any, kwargs: Any) -> list[Any]:
-    shape = whole_shape(rows)
+    if name in ('view', 'reshape'):
+        return sizes_in(args[1:], kwargs, 'size', 'shape')
     if name in ('view_as', 'reshape_as'):
         return list(whole_shape(argument(args, kwargs, 1, 'other')))
+    shape = whole_shape(rows)
     if name == 'ravel':
         return [math.prod(shape)]
     if name == 'flatten':
@@ -56,15 +58,13 @@ def _sizes(name: str, rows: Tensor, args: Any, kwargs: Any) -> list[Any]:
         if first > last:
             raise RuntimeError('flatten() has invalid args: start_dim cannot come after end_dim')
         return [*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]]
-    if name == 'unflatten':
-        dim = _wrapped(argument(args, kwargs, 1, 'dim'), len(shape))
-        parts = list(argument(args, kwargs, 2, 'sizes'))
-        rest = math.prod(each for each in parts if each != -1)
-        parts = [shape[dim] // max(rest, 1) if each == -1 else each for each in parts]
-        if math.prod(parts) != shape[dim]:
-            raise RuntimeError(f"unflatten: {parts} don't multiply up to {shape[dim]}")
-        return [*shape[:dim], *parts, *shape[dim + 1 :]]
-    return sizes_in(args[1:], kwargs, 'size', 'shape')
+    dim = _wrapped(argument(args, kwargs, 1, 'dim'), len(shape))
+    parts = list(argument(args, kwargs, 2, 'sizes'))
+    rest = math.prod(each for each in parts if each != -1)
+    parts = [shape[dim] // max(rest, 1) if each == -1 else each for each in parts]
+    if math.prod(parts) != shape[dim]:
+        raise RuntimeError(f"unflatten: {parts} don't multiply up to {shape[dim]}")
+    return [*shape[:dim], *parts, *shape[dim + 1 :]]
 
 
 def _wrapped(dim: int, num_dims: int) -> int:

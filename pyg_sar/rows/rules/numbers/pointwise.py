@@ -11,7 +11,7 @@ from torch import Tensor
 from pyg_sar.rows.align import align, argument, as_rows, whole_shape
 from pyg_sar.rows.over_ranks import whole
 from pyg_sar.rows.registry import name_of, rule
-from pyg_sar.rows.replicated import own_draws
+from pyg_sar.rows.replicated import PLAIN, met, own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plainly, tag
 from pyg_sar.shard.edge_index import names
 
@@ -62,9 +62,14 @@ def pointwise(func: Any, args: Any, kwargs: Any) -> Any:
                 if isinstance(each, Rows):
                     if each._space is not space or each.dim() - each._dim != right:
                         break
+                elif type(each) in PLAIN:
+                    if each.dim() >= right and (each.size(-right) != 1 or space.known_total == 1):
+                        break
                 elif isinstance(each, (Tensor, list, tuple)):
                     break
-            else:  # rows of one space, and numbers
+            else:  # rows of one space, and what is the same for every row
+                args = [met(each) if type(each) in PLAIN else each for each in args]
+                kwargs = {k: met(v) if type(v) in PLAIN else v for k, v in kwargs.items()}
                 out = func(*args, **kwargs)
                 if isinstance(out, Tensor):
                     return tag(out, out.dim() - right, space)

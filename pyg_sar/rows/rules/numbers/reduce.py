@@ -14,7 +14,7 @@ from pyg_sar.rows.align import dim_of, dims_of, found
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
 from pyg_sar.rows.registry import bare, name_of, rule
 from pyg_sar.rows.replicated import all_of_plain
-from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse
+from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
 from pyg_sar.rows.rules.numbers.without_rows import run
 
@@ -51,7 +51,7 @@ def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
         with plainly():
             dim = rows._dim - (0 if keepdim else sum(i < rows._dim for i in dims))
             dim += isinstance(named.get('q'), Tensor) and named['q'].dim() > 0
-            args = in_nested(args, all_of_plain)
+            args = (rows, *map(all_of_plain, args[1:]))
             return run(func, args, kwargs, rows._space, num_dims - rows._dim, lambda _: dim)
     by = by_place if name in ('max', 'min') and dims is not None else _OVER_ROWS
     over = by.get(name) or by_place[name]

@@ -42,7 +42,8 @@ def run(
         dim = dim_of_result(value)
         return tag(value if space.own else value.narrow(dim, 0, 0), dim, space)
 
-    return in_nested(func(*args, **kwargs), as_rows)
+    made = func(*args, **kwargs)
+    return as_rows(made) if isinstance(made, Tensor) else in_nested(made, as_rows)
 
 
 def with_one_row(value: Tensor, dim: int) -> Tensor:

@@ -1,0 +1,66 @@
+"""A new graph in every step: each is cut once, and they are loaded in turn."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from ranks import run_ranks
+from torch import Tensor
+from torch_geometric.data import Data
+
+import pyg_sar
+
+sys.path.append(str(Path(__file__).parents[1] / 'programs'))
+
+SIZES = (40, 61, 33)
+
+
+def mesh(number: int) -> Data:
+    generator = torch.Generator().manual_seed(number)
+    count = SIZES[number]
+    ends = torch.randint(count, (2, 4 * count), generator=generator)
+    return Data(
+        x=torch.randn(count, 6, generator=generator, dtype=torch.float64),
+        edge_index=ends,
+        edge_attr=torch.randn(ends.size(1), 4, generator=generator, dtype=torch.float64),
+    )
+
+
+def trained(model: Any, graphs: list[Any]) -> list[Tensor]:
+    """Two rounds over the graphs; the losses, then the weights."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for data in graphs * 2:
+        optimizer.zero_grad()
+        out = model(data.x, data.edge_index, data.edge_attr)
+        loss = (out - data.x[:, :3]).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return [*losses, *(p.detach() for p in model.parameters())]
+
+
+def make() -> Any:
+    from mesh_programs import MeshGraphNet
+
+    torch.manual_seed(0)
+    return MeshGraphNet(again=True, num_layers=3)
+
+
+def _on_rank(roots: list[str]) -> list[Tensor]:
+    sys.path.append(str(Path(__file__).parents[1] / 'programs'))
+    model = pyg_sar.DistributedDataParallel(make())
+    return trained(model, [pyg_sar.load_shard(root) for root in roots])
+
+
+def test_meshes_in_turn(tmp_path: Path) -> None:
+    roots = [str(tmp_path / f'mesh{number}') for number in range(len(SIZES))]
+    for number, root in enumerate(roots):
+        pyg_sar.partition_graph(mesh(number), 3, root)
+    want = trained(make(), [mesh(number) for number in range(len(SIZES))])
+    for got in run_ranks(_on_rank, 3, roots):
+        for found, expected in zip(got, want, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
