@@ -25,8 +25,10 @@ from torch_geometric.nn import GATConv, SAGEConv
 import pyg_sar
 
 CEILINGS = {'SAGE': (147, 142), 'GAT': (384, 398)}
-"""Calls of a layer, forward and backward, a tenth above what they are; comprehensions and lambdas
-do not count."""
+"""Calls of a layer, forward and backward, a tenth above what they are.
+
+Comprehensions and lambdas do not count.
+"""
 
 COLLECTIVES = {'SAGE': (3, 5), 'GAT': (3, 8)}
 """Calls of torch.distributed that send something; of SAGE one tells whether covers are known."""
