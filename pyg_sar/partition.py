@@ -71,7 +71,7 @@ def _run(arguments: list[str], args: argparse.Namespace) -> PartitionSummary:
         if args.undirected:
             data = add_reverse_edges(data, scratch)
         for text in args.transform:
-            data = transformed(data, text, seed=args.seed)
+            data = transformed(data, text, seed=args.seed, progress=not args.quiet)
         bar.update()
     return partition_graph(
         data,

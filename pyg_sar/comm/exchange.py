@@ -72,7 +72,7 @@ class Exchange:
         self.wire = Wire(dtype)
         pool: BufferPool = shard.cache.get('buffers') or BufferPool()
         shard.cache['buffers'] = pool
-        most = max((max(s.recv_rows, s.send_index.numel()) for s in shard.steps), default=0)
+        most = max((max(s.recv_rows, s.send_rows) for s in shard.steps), default=0)
         # Reused memory for as many rows like those of each of some tensors.
         self.buffers = partial(Buffers, pool, most)
 
@@ -126,11 +126,21 @@ class Exchange:
             rows.free()
 
     def _packed(self, step: Step, form: Rows, tensors: Rows) -> Buffers:
-        """The own rows that a step sends, as they travel."""
-        sent = self.buffers(form, step.send_index.numel())
+        """The own rows that a step sends, and sums of them, as they travel."""
+        sent, num_rows = self.buffers(form, step.send_rows), step.send_index.numel()
         for rows, tensor in zip(sent.rows, tensors, strict=True):
-            self.wire.pack(rows, tensor, step.send_index)
+            self.wire.pack(rows[:num_rows], tensor, step.send_index)
+            if step.sums is not None:
+                step.sums.put(rows[num_rows:], tensor)
         return sent
+
+    def add(self, step: Step, out: Rows, gradients: Rows) -> None:
+        """Adds gradients of what a step has sent to those of own rows."""
+        num_rows = step.send_index.numel()
+        for own, came in zip(out, gradients, strict=True):
+            self.wire.add(own, step.send_index, came[:num_rows])
+            if step.sums is not None:
+                step.sums.add(own, came[num_rows:])
 
     def fetch_all(self, tensors: Sequence[Tensor]) -> Rows:
         """All halo rows ``[num_halo, ...]`` at once: an all-to-all for each tensor (collective)."""

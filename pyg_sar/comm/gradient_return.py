@@ -38,7 +38,7 @@ class GradientReturn:
         self._own_blocks = iter(range(shard.parts_per_rank if own is None else 0))
         self._steps = iter(shard.steps)
         self._filled: tuple[Step, Buffers] | None = None
-        self._travelling: tuple[Swap, Tensor] | None = None
+        self._travelling: tuple[Swap, Step] | None = None
 
     def rows(self) -> Rows:
         """Where the gradients ``[num_rows, ...]`` of the next block's source rows are to be put.
@@ -61,9 +61,9 @@ class GradientReturn:
         if [t.dtype for t in self._form] != [t.dtype for t in self.out]:
             sent = self._narrowed(sent)
         arrived = self._arrived()
-        received = self.exchange.buffers(self._form, step.send_index.numel())
+        received = self.exchange.buffers(self._form, step.send_rows)
         swap = Swap(received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG)
-        self._travelling = swap, step.send_index
+        self._travelling = swap, step
         self._add(arrived)  # while the gradients of this block are on their way
 
     def finish(self) -> Rows:
@@ -71,22 +71,21 @@ class GradientReturn:
         self._add(self._arrived())
         return self.out
 
-    def _arrived(self) -> tuple[Swap, Tensor] | None:
-        """Waits for the gradients that travel; gives them and the own rows they belong to."""
+    def _arrived(self) -> tuple[Swap, Step] | None:
+        """Waits for the gradients that travel; gives them and the step they belong to."""
         arrived, self._travelling = self._travelling, None
         if arrived is not None:
             arrived[0].wait()
             arrived[0].sent.free()
         return arrived
 
-    def _add(self, arrived: tuple[Swap, Tensor] | None) -> None:
+    def _add(self, arrived: tuple[Swap, Step] | None) -> None:
         """Adds gradients that have come to what own blocks give."""
         if self._own is not None:
             self.out, self._own = self._own(), None
         if arrived is not None:
-            swap, index = arrived
-            for out, rows in zip(self.out, swap.received.rows, strict=True):
-                self.exchange.wire.add(out, index, rows)
+            swap, step = arrived
+            self.exchange.add(step, self.out, swap.received.rows)
             swap.received.free()
 
     def _narrowed(self, filled: Buffers) -> Buffers:

@@ -37,6 +37,10 @@ class Options:
             bytes of float32. **The only approximation here**; None, the default, is exact. Own rows
             are never rounded, sums are made in the tensors' own dtype, and degrees and statistics
             travel as they are. In float16 small gradients vanish and large numbers overflow.
+        partial_sums: Whether a rank may send sums of its rows, one for a destination, in the place
+            of the rows, where fewer rows travel so by at least a tenth (exact; sums and means of
+            ``x_j``, also times weights without gradient; not in mode one_shot, nor in float16). The
+            ranks agree on it. False always sends the rows.
 
     Raises:
         ValueError: For values that a SARConv does not take, and for an option that would be
@@ -48,6 +52,7 @@ class Options:
     max_rows: int | None = None
     memory_budget: int | None = None
     exchange_dtype: torch.dtype | None = None
+    partial_sums: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
@@ -57,6 +62,8 @@ class Options:
         for name, value in (('max_rows', self.max_rows), ('memory_budget', self.memory_budget)):
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"'{name}' must be a positive int or None (got {value!r})")
+        if type(self.partial_sums) is not bool:
+            raise ValueError(f"'partial_sums' must be True or False (got {self.partial_sums!r})")
         if self.exchange_dtype not in (None, *EXCHANGE_DTYPES):
             raise ValueError(
                 f"'exchange_dtype' must be None or one of {EXCHANGE_DTYPES} "
@@ -65,6 +72,7 @@ class Options:
         for name, value, default in (
             ('prefetch', self.prefetch, 1),
             ('max_rows', self.max_rows, None),
+            ('partial_sums', self.partial_sums, True),
         ):
             if self.mode == 'one_shot' and value != default:
                 raise ValueError(f"'{name}' has no meaning in mode 'one_shot' (got {value})")

@@ -67,7 +67,7 @@ class SARConv(MessagePassing, metaclass=_Convert):
             over in-edges is computed block by block; anything else (median, LSTM) by chunks of
             destinations, all in-edges of a destination at once.
         **options: See :class:`pyg_sar.conv.options.Options`: `mode`, `prefetch`, `max_rows`,
-            `memory_budget`, `exchange_dtype`.
+            `memory_budget`, `exchange_dtype`, `partial_sums`.
 
     Shapes:
         - **x**: own rows ``[num_own, F]``, or whatever node tensors the conv takes; on the edges

@@ -12,10 +12,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+
+class PartialSums(Protocol):
+    """Sums of own rows that travel after the rows of a step, made before they are sent."""
+
+    @property
+    def num_sums(self) -> int:
+        """How many."""
+
+    def put(self, out: Tensor, rows: Tensor) -> None:
+        """Puts the sums of own rows ``[num_own, ...]`` into `out` ``[num_sums, ...]``."""
+
+    def add(self, out: Tensor, gradients: Tensor) -> None:
+        """Adds what gradients of the sums ``[num_sums, ...]`` give to gradients of own rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,9 +41,15 @@ class Step:
 
     part: int  # the remote part whose rows are received
     recv_rank: int  # the rank that owns `part`
-    recv_rows: int  # number of rows received (the halo rows owned by `part`)
+    recv_rows: int  # number of rows received: the halo rows owned by `part`, or a cover of them
     send_rank: int  # the rank that reads rows of an own part in this step
     send_index: Tensor  # local rows it reads, int64 ``[num_rows]``
+    sums: PartialSums | None = None  # what is sent after them, in an exchange by covers
+
+    @property
+    def send_rows(self) -> int:
+        """Number of rows sent."""
+        return self.send_index.numel() + (0 if self.sums is None else self.sums.num_sums)
 
 
 def make_steps(

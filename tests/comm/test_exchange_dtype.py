@@ -168,6 +168,8 @@ def test_half_the_bytes(tmp_path, name, mode, dtype):
     """On every path, both ways; and the results are near, though not the same."""
     root = str(cut(small_graph(), 3, tmp_path / 'parts'))
     options = {'memory_budget': 1} if mode == 'auto' else {}
+    if mode != 'one_shot':  # what travels in float16 are rows always
+        options |= {'partial_sums': dtype == torch.bfloat16}
     exact = run_ranks(_layer, 3, root, name, mode, None, options)
     narrow = run_ranks(_layer, 3, root, name, mode, dtype, options)
     largest = [
@@ -204,7 +206,7 @@ def _degrees(root: str, name: str, dtype: torch.dtype | None) -> Tensor:
     data = pyg_sar.local(pyg_sar.load_shard(root))
     torch.manual_seed(3)
     make = {'GCN': lambda: GCNConv(3, 3, bias=False), 'Cheb': lambda: ChebConv(3, 3, 2)}[name]
-    conv = SARConv(make().double(), exchange_dtype=dtype)
+    conv = SARConv(make().double(), exchange_dtype=dtype, partial_sums=False)  # sums would round
     if name == 'GCN':  # the rows that travel come out of the linear layer
         with torch.no_grad():
             conv.lin.weight.copy_(torch.eye(3))

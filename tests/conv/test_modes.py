@@ -307,7 +307,7 @@ def test_options_without_a_meaning(options, words):
 
 def test_models_pass_options_on():
     options = {'mode': 'auto', 'memory_budget': 9, 'prefetch': 3, 'max_rows': 7}
-    options['exchange_dtype'] = torch.bfloat16
+    options |= {'exchange_dtype': torch.bfloat16, 'partial_sums': False}
     for model in (
         wrap(torch.nn.ModuleList([GCNConv(6, 6)]), **options),
         DistributedDataParallel(

@@ -37,7 +37,9 @@ def _train(root: str, level: Any) -> tuple[str, list[torch.Tensor], list[Any]]:
             data = pyg_sar.load_shard(root)
             torch.manual_seed(0)
             convs = torch.nn.ModuleList([SAGEConv(6, 6), torch.nn.BatchNorm1d(6), SAGEConv(6, 6)])
-            model = pyg_sar.DistributedDataParallel(_Chain(convs).double(), log=level)
+            model = pyg_sar.DistributedDataParallel(
+                _Chain(convs).double(), log=level, partial_sums=False
+            )
             found = []
             for _ in range(2):
                 model.zero_grad()

@@ -12,6 +12,7 @@ from torch_geometric.nn import GCNConv, GPSConv, Polynormer, SGFormer
 from torch_geometric.nn.attention import (
     PerformerAttention,
     PolynormerAttention,
+    QFormer,
     SGFormerAttention,
 )
 from torch_geometric.utils import to_dense_batch
@@ -297,3 +298,19 @@ def tokens_read_all_nodes(data: Data, ddp: Ddp) -> Results:
             return F.scaled_dot_product_attention(x, read, read)
 
     return trained(data, ddp, Layered(Tokens))
+
+
+def qformer_on_one_sequence(data: Data, ddp: Ddp) -> Results:
+    """All nodes are one sequence of PyG's QFormer."""
+    torch.manual_seed(0)
+
+    class Sequence(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.former = QFormer(6, 8, 3, num_heads=2, num_layers=1)
+
+        def forward(self, data: Data) -> Tensor:
+            out: Tensor = self.former(data.x.unsqueeze(0)).squeeze(0)
+            return out
+
+    return trained(data, ddp, Sequence(), 0.02)

@@ -30,6 +30,7 @@ class Call:
     edges: EdgeIndex | None  # as they were given, if the call was made with rows of the whole
     exchange: Exchange
     max_rows: int | None  # in-edges of a chunk of destinations; None for what fits into free memory
+    partial_sums: bool  # whether sums of rows may travel in the place of rows
     in_forward: bool  # whether the conv's own forward takes the result
     binding: Binding = field(init=False)  # the function with its arguments
     plan: Plan = field(init=False)

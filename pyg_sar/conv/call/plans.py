@@ -22,6 +22,7 @@ from pyg_sar.conv.message.forward_state import state_of
 from pyg_sar.conv.message.reductions import Aggregate, BlockMessages, finish
 from pyg_sar.conv.message.sample_edges import Undone
 from pyg_sar.conv.options import Mode, Path
+from pyg_sar.conv.reuse.covers import with_partial_sums
 from pyg_sar.conv.reuse.narrow_exchange import (
     NarrowSum,
     is_hooked,
@@ -116,11 +117,14 @@ class LinearSum(TracedPlan):
     def _sum(self, call: Call, rows: Tensor, weight: Tensor | None) -> Tensor:
         mean = [kind for _, kind in self.reductions.calls] == ['mean']
         weight = None if weight is None else weight.view(-1)
+        plan, exchange = call.plan, call.exchange
+        if call.partial_sums and not self.is_one_shot:
+            plan, exchange = with_partial_sums(plan, exchange, weight)
         total = weighted_sum(
             rows if weight is None else rows.to(weight.dtype),
             weight,
-            call.plan,
-            call.exchange,
+            plan,
+            exchange,
             one_shot=self.is_one_shot,
             mean=mean,
         )

@@ -156,6 +156,7 @@ def _call(
         edges=edges,
         exchange=exchange_of(oriented.shard, options.prefetch, options.exchange_dtype),
         max_rows=options.max_rows,
+        partial_sums=options.partial_sums,
         in_forward=now.in_forward,
     )
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 from torch_geometric.data import Data, Dataset, HeteroData, TemporalData
+from torch_geometric.transforms import AddRandomWalkPE
+
+from pyg_sar.partitioner.sources.random_walk import DENSE_NODES, with_random_walk
 
 _CALL = re.compile(r'((?:[A-Za-z_]\w*\.)*)([A-Za-z_]\w*)(?:\((.*)\))?')
 
@@ -58,7 +61,9 @@ def named_class(text: str, module: str, kind: type = object) -> tuple[type[Any],
         ) from error
 
 
-def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | HeteroData:
+def transformed(
+    data: Data | HeteroData, text: str, *, seed: int = 0, progress: bool = False
+) -> Data | HeteroData:
     """The graph after a transform.
 
     Args:
@@ -67,6 +72,7 @@ def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | 
             name: ``'NormalizeFeatures'``, ``'AddRandomWalkPE(walk_length=20)'``,
             ``'my_module.MyTransform'``.
         seed: Seed of torch's random numbers, for transforms that draw some.
+        progress: Whether AddRandomWalkPE shows a progress bar.
 
     Raises:
         ValueError: If there is no such class, it takes other arguments, it fails on this graph, or
@@ -75,7 +81,12 @@ def transformed(data: Data | HeteroData, text: str, *, seed: int = 0) -> Data | 
     cls, options = named_class(text, 'torch_geometric.transforms')
     torch.manual_seed(seed)
     try:
-        out = cls(**options)(data)
+        transform = cls(**options)
+        is_large = isinstance(data, Data) and (data.num_nodes or 0) > DENSE_NODES
+        if cls is AddRandomWalkPE and is_large and data.edge_index is not None:
+            out: Any = with_random_walk(data, transform, progress=progress)
+        else:
+            out = transform(data)
     except Exception as error:  # of any transform, on any graph
         raise ValueError(f"could not apply the transform '{text}' {_got(error)}") from error
     if not isinstance(out, (Data, HeteroData)):

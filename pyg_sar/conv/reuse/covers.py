@@ -1,0 +1,80 @@
+"""Sums travel in the place of rows, along edges and weights that stay as they are.
+
+The owner of rows is told once what to sum (:mod:`pyg_sar.aggregate.partial_sums`). So all ranks
+decide together, at every call: whether all of them have told the others of these edges with these
+weights. A weight is known by its content.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_sar.aggregate.partial_sums import covered
+from pyg_sar.comm import Exchange, least_of_ranks
+from pyg_sar.conv.reuse.checksum import checksum
+from pyg_sar.shard.plan import Plan
+
+_ROWS, _ASKS, _KNOWN = range(3)
+"""What a rank does in a call: exchanges rows, asks for sums, or has asked for them."""
+
+_MAX_WEIGHTS = 4
+"""How many weights of one edge_index are remembered."""
+
+_MAX_IN_VAIN = 4
+"""How many times the edges of a shard may be asked for in vain."""
+
+
+def with_partial_sums(
+    plan: Plan, exchange: Exchange, weight: Tensor | None
+) -> tuple[Plan, Exchange]:
+    """The plan and exchange of a sum of rows: by rows and sums where that spares rows, or as given.
+
+    `weight` are constant weights ``[num_edges]`` of the plan's edges, or None. Collective: an
+    all-reduce of one number; where the ranks ask, see
+    :func:`pyg_sar.aggregate.partial_sums.covered`.
+
+    Edges or weights that a program makes anew in every forward are asked for in vain: after a few
+    of them rows travel.
+    """
+    shard = plan.shard
+    if shard.world_size == 1 or exchange.wire.dtype == torch.float16:  # sums would overflow
+        return plan, exchange
+    key: Any = None if weight is None else (weight.dtype, *checksum(weight))
+    known: dict[Any, _Asked] = plan.cache.setdefault('covers', {})
+    in_vain = shard.cache.get('edges covered in vain', 0)
+    is_lasting = plan.is_whole and weight is None
+    state = _ROWS
+    if key in known:
+        state = _KNOWN
+    # Where nothing is learned, weights that a model has made come as constants.
+    elif weight is None or torch.is_grad_enabled():
+        limit = _MAX_IN_VAIN * max(shard.num_edges, shard.num_own, shard.num_dst)
+        state = _ASKS if is_lasting or in_vain + plan.num_edges <= limit else _ROWS
+    state = least_of_ranks(state, shard.world_size)
+    if state == _ROWS:
+        return plan, exchange
+    if state == _ASKS:
+        known.pop(key, None)
+        asked = known[key] = _Asked(covered(plan, weight), 0 if is_lasting else plan.num_edges)
+        in_vain += asked.in_vain
+        if len(known) > _MAX_WEIGHTS:
+            known.pop(next(iter(known)))
+    else:
+        asked = known[key]
+        in_vain, asked.in_vain = in_vain - asked.in_vain, 0
+    shard.cache['edges covered in vain'] = in_vain
+    if asked.plan is None:
+        return plan, exchange
+    return asked.plan, Exchange(asked.plan.shard, depth=exchange.depth, dtype=exchange.wire.dtype)
+
+
+@dataclass(eq=False)
+class _Asked:
+    """What has come of asking once."""
+
+    plan: Plan | None  # by which rows and sums travel; None if that spares too little
+    in_vain: int  # number of edges that were asked for; 0 once it has been used again
