@@ -39,8 +39,8 @@ class Options:
             travel as they are. In float16 small gradients vanish and large numbers overflow.
         partial_sums: Whether a rank may send sums of its rows, one for a destination, in the place
             of the rows, where fewer rows travel so by at least a tenth (exact; sums and means of
-            ``x_j``, also times weights without gradient; not in mode one_shot, nor in float16). The
-            ranks agree on it. False always sends the rows.
+            ``x_j``, on a CPU also times weights without gradient; not in mode one_shot, nor in
+            float16). The ranks agree on it. False always sends the rows.
 
     Raises:
         ValueError: For values that a SARConv does not take, and for an option that would be

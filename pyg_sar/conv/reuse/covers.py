@@ -43,6 +43,8 @@ def with_partial_sums(
     shard = plan.shard
     if shard.world_size == 1 or exchange.wire.dtype == torch.float16:  # sums would overflow
         return plan, exchange
+    if weight is not None and weight.device.type != 'cpu':  # its content would be waited for
+        return plan, exchange
     key: Any = None if weight is None else (weight.dtype, *checksum(weight))
     known: dict[Any, _Asked] = plan.cache.setdefault('covers', {})
     in_vain = shard.cache.get('edges covered in vain', 0)
