@@ -32,16 +32,13 @@ ANY = CASES | MORE | CHECKS
 
 REFUSED_BY_DESIGN = {
     *('CuGraphGATConv', 'CuGraphRGCNConv', 'CuGraphSAGEConv', 'DynamicEdgeConv', 'FusedGATConv'),
-    *('GPSConv', 'GravNetConv', 'MeshCNNConv', 'PANConv', 'WLConv', 'XConv'),
+    *('GravNetConv', 'MeshCNNConv', 'PANConv', 'WLConv', 'XConv'),
 }
 """Classes that are refused for good, at construction or at the first forward by a rule of rows:
 graphs of nearest points, closed CUDA kernels, products of adjacency matrices, colours by a
-dictionary, attention over all nodes, edges by place."""
+dictionary, edges by place."""
 
-NOT_YET = {'MessagePassing: reads edge_index in message'}
-"""Cases that are refused at construction today. One that becomes exact has to leave the list."""
-
-EXACT = [c.name for c in ALL if c.conv not in REFUSED_BY_DESIGN and c.name not in NOT_YET]
+EXACT = [c.name for c in ALL if c.conv not in REFUSED_BY_DESIGN]
 
 OF_CONVS = list({CASES[name].conv: name for name in reversed(EXACT)}.values())
 """A case of every conv."""

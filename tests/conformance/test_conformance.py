@@ -12,7 +12,6 @@ from conv_cases import (
     CASES,
     CHECKS,
     EXACT,
-    NOT_YET,
     OF_CONVS,
     READ_ROWS_IN_FORWARD,
     REFUSED_BY_DESIGN,
@@ -48,11 +47,11 @@ def test_every_conv_has_a_case() -> None:
     assert not {case.conv for case in ALL} - convs, 'a case of no conv'
     assert len(ALL) == len(CASES), 'two cases of one name'
     assert {case.conv for case in ALL} >= REFUSED_BY_DESIGN
-    assert CASES.keys() >= NOT_YET | READ_ROWS_IN_FORWARD
+    assert CASES.keys() >= READ_ROWS_IN_FORWARD
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', [*EXACT, *NOT_YET])
+@pytest.mark.parametrize('name', EXACT)
 def test_case_runs_in_plain_pyg(name: str) -> None:
     """Otherwise a case that is refused today could be no case at all."""
     with CASES[name].during():
