@@ -10,6 +10,7 @@ from pyg_sar.checkpoint import load_checkpoint, load_rows, save_checkpoint, save
 from pyg_sar.comm import ExchangeError
 from pyg_sar.conv.sar_conv import SARConv
 from pyg_sar.ddp import DistributedDataParallel
+from pyg_sar.in_turns import run_in_turns
 from pyg_sar.launching import Process, init, launch
 from pyg_sar.load import load_shard
 from pyg_sar.monitor import set_log_by_environment
@@ -67,6 +68,7 @@ __all__ = [
     'profile',
     'restrict',
     'rows',
+    'run_in_turns',
     'save_checkpoint',
     'save_rows',
     'transforms',

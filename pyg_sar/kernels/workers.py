@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from pyg_sar.evictable import beside
+
 _lock = threading.Lock()
 _pools: dict[int, ThreadPoolExecutor] = {}
 
@@ -29,10 +31,10 @@ def side_by_side(pieces: Iterable[Callable[[], object]], device: torch.device) -
         for piece in pieces:
             piece()
         return
-    is_inference = torch.is_inference_mode_enabled()
+    is_inference, watched = torch.is_inference_mode_enabled(), beside()
 
     def run(piece: Callable[[], object]) -> None:
-        with torch.inference_mode(is_inference), torch.no_grad():
+        with torch.inference_mode(is_inference), torch.no_grad(), watched():
             piece()
 
     deque(_pool(num_threads).map(run, pieces), maxlen=0)  # raises what a piece has raised

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.compiled.installed import loops
+from pyg_sar.evictable import array_of
 
 _NARROW_BYTES = 64
 _MAX_COLUMNS = 4
@@ -94,9 +95,9 @@ def _by_loop(name: str, values: Tensor, index: Tensor, rows: Tensor | None = Non
     if compiled is None:
         return None
     out = values.new_empty(index.numel(), *values.shape[1:]) if rows is None else values
-    tensors = (out, values, index) if rows is None else (values, index, rows)
-    arrays = [t.detach().contiguous().view(-1).numpy() for t in tensors]
-    if not getattr(compiled, name)(*arrays, width):
+    written, *read = (out, values, index) if rows is None else (values, index, rows)
+    arrays = [array_of(t.detach().contiguous()) for t in read]
+    if not getattr(compiled, name)(array_of(written, is_written=True), *arrays, width):
         raise IndexError('expected an index of rows that are there')
     return out
 

@@ -1,3 +1,3 @@
 """Ranks as threads of one process."""
 
-from pyg_sar.comm.threads.run import run_threads
+from pyg_sar.comm.threads.run import Around, run_around, run_threads

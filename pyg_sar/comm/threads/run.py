@@ -11,6 +11,8 @@ import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +26,17 @@ from pyg_sar.comm.threads.turns import Turns
 from pyg_sar.monitor import hook
 
 Result = TypeVar('Result')
+
+
+class Around:
+    """What is done around turns: nothing."""
+
+    def rank(self) -> AbstractContextManager[Any]:
+        """Around the program of a rank, in its thread."""
+        return nullcontext()
+
+    def switch(self, ended: int, begins: int) -> None:
+        """Between the turns of two ranks."""
 
 
 def run_threads(
@@ -49,18 +62,24 @@ def run_threads(
             what two of them do.
         Exception: Of the first rank that raises, as it is; the others are ended.
     """
+    return run_around(Around(), partial(function, *args, **kwargs), world_size)
+
+
+def run_around(around: Around, function: Callable[[], Result], world_size: int) -> list[Result]:
+    """As :func:`run_threads`, with something done around turns."""
     if world_size < 1:
         raise ValueError(f"'world_size' must be at least 1 (got {world_size})")
     comms: list[ThreadComm] = []
-    turns, boxes = Turns(world_size, lambda rank: comms[rank].operation), _Boxes()
+    turns = Turns(world_size, lambda rank: comms[rank].operation, around.switch)
+    boxes = _Boxes()
     comms += [ThreadComm(rank, turns, boxes) for rank in range(world_size)]
     results: list[Any] = [None] * world_size
 
     def run(rank: int) -> None:
         # All ranks' backwards would run in one thread of the device, whose turn is no rank's.
         backward_here = torch.autograd.set_multithreading_enabled(False)
-        with turns.of_rank(rank), chosen.set(comms[rank]), backward_here:
-            results[rank] = function(*args, **kwargs)
+        with turns.of_rank(rank), chosen.set(comms[rank]), backward_here, around.rank():
+            results[rank] = function()
 
     threads = [
         threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world_size)

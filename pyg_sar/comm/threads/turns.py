@@ -50,9 +50,17 @@ class Turns:
         states: Sets the states of the process back to what they were before the first turn.
     """
 
-    def __init__(self, size: int, doing: Callable[[int], str]) -> None:
-        """With the number of threads, and what tells the operation that one is at."""
-        self.size, self.doing = size, doing
+    def __init__(
+        self,
+        size: int,
+        doing: Callable[[int], str],
+        switch: Callable[[int, int], None] = lambda ended, begins: None,
+    ) -> None:
+        """With the number of threads, and what tells the operation that one is at.
+
+        `switch` is called between the turns of two ranks.
+        """
+        self.size, self.doing, self.switch = size, doing, switch
         self.error: BaseException | None = None
         self.states = _states_of_process()
         self._starts = [threading.Semaphore(0) for _ in range(size)]
@@ -101,6 +109,11 @@ class Turns:
             self.error = RuntimeError(f'the ranks wait for each other: {self._stuck()}')
             able = left
         if able:
+            if self.error is None:
+                try:
+                    self.switch(rank, able[0])
+                except BaseException as error:  # of no rank: it ends them all
+                    self.error = error
             self._starts[able[0]].release()
 
     def _stuck(self) -> str:

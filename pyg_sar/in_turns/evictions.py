@@ -1,0 +1,215 @@
+"""Which memory of tensors is here and which is away, and what has to go.
+
+A storage is emptied (``resize_(0)``) and filled again in the same object, so tensors, views and
+what autograd has saved stay valid. What a turn has touched stays until the turn ends: no operation,
+loop or thread of the rank that runs can lose what it works on. Where the budget is exceeded others'
+memory goes, that which is needed last first:
+
+1. what a rank did not touch in its last turn (it lies deep in the autograd graph), least recently
+   touched first;
+2. the rest, of the rank whose turn comes last first. Ranks take turns in a circle, so this is
+   Belady's choice; the least recently used would be the worst one.
+
+What was written to the disk once and has not changed since is not written again. What dies is
+never written.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pyg_sar.in_turns.spill_file import SpillFile
+
+LEAST_BYTES = 256 << 10
+"""Smaller storages stay."""
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """A storage that may be evicted."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    num_bytes: int
+    rank: int  # which has made it
+    own_turn: int  # the last one in which that rank touched it
+    turn: int  # the last one in which anybody did
+    place: int = -1  # in the file
+    is_away: bool = False
+    is_written: bool = False  # whether its place holds what it holds
+
+
+@dataclass
+class Figures:
+    """What was moved, so far.
+
+    Attributes:
+        evictions: How often the memory of a tensor was taken away.
+        written: Bytes written.
+        read: Bytes read.
+        peak: Bytes of large tensors in memory, at most.
+        disk: Bytes of the file.
+    """
+
+    evictions: int = 0
+    written: int = 0
+    read: int = 0
+    peak: int = 0
+    disk: int = 0
+
+
+class Evictions:
+    """The storages of all ranks of a run.
+
+    Args:
+        budget: Bytes that may be here between operations, if turns need no more.
+        file: Where to evict to.
+        num_ranks: How many ranks take turns.
+    """
+
+    def __init__(self, budget: int, file: SpillFile, num_ranks: int) -> None:
+        self.budget, self.file, self.num_ranks = budget, file, num_ranks
+        self.figures = Figures()
+        self.here = 0
+        self.turn, self.rank = 0, 0
+        self._held: dict[int, Held] = {}
+        self._last_turns = [0] * num_ranks
+        self._queue: list[Held] | None = []
+        self._lock = threading.RLock()  # memory is freed, and noted as such, in any of the calls
+
+    def begin(self, ended: int, rank: int) -> None:
+        """The turn of one rank has ended, and that of another begins."""
+        with self._lock:
+            self._last_turns[ended] = self.turn
+            self.turn += 1
+            self.rank, self._queue = rank, None
+            self._make_room(0)
+
+    def note(self, storage: torch.UntypedStorage) -> None:
+        """Takes care of a storage from now on."""
+        num_bytes = storage.nbytes()
+        if num_bytes < LEAST_BYTES or storage._cdata in self._held or not storage.resizable():
+            return
+        with self._lock:
+            key = storage._cdata
+            held = Held(
+                weakref.ref(storage, self._forgetting(key)),
+                num_bytes,
+                self.rank,
+                self.turn,
+                self.turn,
+            )
+            self._held[key] = held
+            self._add(num_bytes)
+            self._make_room(0)
+
+    def needs(self, storage: torch.UntypedStorage, *, is_written: bool) -> None:
+        """Has a storage here until the turn ends."""
+        held = self._held.get(storage._cdata)
+        if held is None:
+            return
+        with self._lock:
+            held.turn = self.turn
+            if held.rank == self.rank:
+                held.own_turn = self.turn
+            if held.is_away:
+                self._bring(held, storage)
+            if is_written:
+                held.is_written = False
+
+    def has_changed_size(self, storage: torch.UntypedStorage) -> None:
+        """Notes the size of a storage that was written to."""
+        held = self._held.get(storage._cdata)
+        if held is not None and held.num_bytes != storage.nbytes():
+            with self._lock:
+                self._forget(storage._cdata, held)
+            self.note(storage)
+
+    def restore(self) -> None:
+        """Has all there is here again, at the end."""
+        for held in list(self._held.values()):
+            storage = held.storage()
+            if held.is_away and storage is not None:
+                self._bring(held, storage)
+
+    def counted(self) -> Figures:
+        """The figures up to now."""
+        found, file = self.figures, self.file
+        found.written, found.read, found.disk = file.written, file.read, file.num_bytes
+        return found
+
+    def _bring(self, held: Held, storage: torch.UntypedStorage) -> None:
+        self._make_room(held.num_bytes)
+        storage.resize_(held.num_bytes)
+        try:
+            self.file.get(storage.data_ptr(), held.num_bytes, held.place)
+        except BaseException:
+            storage.resize_(0)
+            raise
+        held.is_away = False
+        self._add(held.num_bytes)
+
+    def _add(self, num_bytes: int) -> None:
+        self.here += num_bytes
+        self.figures.peak = max(self.figures.peak, self.here)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Evicts until so many bytes more are within the budget, or nothing is left to evict."""
+        while self.here + num_bytes > self.budget:
+            if self._queue is None:
+                self._queue = self._by_next_use()
+            if not self._queue:
+                return
+            held = self._queue.pop()
+            storage = held.storage()
+            if storage is not None and not held.is_away and held.turn != self.turn:
+                self._evict(held, storage)
+
+    def _by_next_use(self) -> list[Held]:
+        """What may go, the last of it first."""
+
+        def order(held: Held) -> tuple[bool, int]:
+            if held.own_turn < self._last_turns[held.rank]:
+                return False, held.own_turn
+            return True, (self.rank - held.rank) % self.num_ranks
+
+        able = [h for h in self._held.values() if not h.is_away and h.turn != self.turn]
+        return sorted(able, key=order, reverse=True)
+
+    def _evict(self, held: Held, storage: torch.UntypedStorage) -> None:
+        if not storage.resizable():  # since NumPy or another process sees it
+            self._forget(storage._cdata, held)
+            return
+        if not held.is_written:
+            if held.place < 0:
+                held.place = self.file.take(held.num_bytes)
+            self.file.write(storage.data_ptr(), held.num_bytes, held.place)
+            held.is_written = True
+        storage.resize_(0)
+        held.is_away = True
+        self.here -= held.num_bytes
+        self.figures.evictions += 1
+
+    def _forgetting(self, key: int) -> Callable[[object], None]:
+        this = weakref.ref(self)
+
+        def forget(reference: object) -> None:
+            evictions = this()
+            held = None if evictions is None else evictions._held.get(key)
+            if evictions is not None and held is not None and held.storage is reference:
+                with evictions._lock:
+                    evictions._forget(key, held)
+
+        return forget
+
+    def _forget(self, key: int, held: Held) -> None:
+        del self._held[key]
+        if not held.is_away:
+            self.here -= held.num_bytes
+        if held.place >= 0:
+            self.file.give_back(held.place, held.num_bytes)
+        held.is_away, held.place = True, -1  # it may be in the queue

@@ -1,0 +1,148 @@
+"""``run_in_turns``: a program of P ranks in one process, whose memory is bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+
+from pyg_sar import memory as c_memory
+from pyg_sar.comm import current, is_distributed
+from pyg_sar.comm.threads import Around, run_around
+from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions, Figures
+from pyg_sar.in_turns.spill_file import SpillFile
+from pyg_sar.in_turns.watch import Watch
+from pyg_sar.monitor import bytes_text, parse_bytes, say
+from pyg_sar.shard.format.meta import read_meta
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class InTurns:
+    """What a run in turns gave.
+
+    Attributes:
+        results: What the program returned on rank 0, 1, ...
+        figures: What was moved between memory and disk.
+    """
+
+    results: list[Any]
+    figures: Figures
+
+
+def run_in_turns(
+    function: Callable[..., Any],
+    root: str | Path,
+    *args: Any,
+    memory: str | int,
+    spill: str | Path,
+    num_ranks: int | None = None,
+    reserve: str | int = 0,
+) -> InTurns:
+    """Calls ``function(*args)`` on all ranks of a partitioned graph, in turn, in this process.
+
+    The function is the program that torchrun would run on every rank: it calls
+    :func:`pyg_sar.init` and :func:`pyg_sar.load_shard`. Losses, weights and outputs have the bits
+    that processes give. One rank computes at a time. While it does, large tensors of the others
+    are evicted to a file, as far as they exceed `memory`. Not collective: one process calls it.
+
+    Random states are as in :func:`pyg_sar.launch`: every rank starts with those of the caller.
+
+    Args:
+        function: What every rank runs.
+        root: The folder that ``python -m pyg_sar.partition`` wrote; its parts are the ranks.
+        *args: Passed on, the same objects to every rank. Their tensors are never evicted.
+        memory: Bytes, or a text such as ``'4GB'``, that large tensors of all ranks may take
+            together. Python and its libraries are beside it, and small tensors. The turn of one
+            rank may need more than that; then all others' tensors are evicted, and its own stay.
+        spill: A folder on a disk, where a file without a name takes what is evicted.
+        num_ranks: How many ranks take turns, if not one for every part; divides the number of
+            parts.
+        reserve: Bytes of `spill` that are taken at once, so that a full disk is an error now.
+
+    Returns:
+        The results of all ranks, and what was moved.
+
+    Raises:
+        ValueError: If this process is a rank already, or an argument is wrong.
+        OSError: With the folder, if it may not be written, is full, or cannot be read.
+        Exception: Of the first rank that raises, as it is.
+
+    Example::
+
+        def train():
+            data = pyg_sar.load_shard('parts/')
+            ...
+            return loss.item()
+
+        losses = pyg_sar.run_in_turns(train, 'parts/', memory='4GB', spill='/scratch').results
+    """
+    if is_distributed():
+        raise ValueError(
+            'expected a process that is no rank (got rank '
+            f'{current().rank} of {current().size}; run_in_turns plays all ranks by itself)'
+        )
+    num_parts = read_meta(Path(root)).num_parts
+    num_ranks = num_parts if num_ranks is None else num_ranks
+    if num_ranks < 1 or num_parts % num_ranks:
+        raise ValueError(f"'num_ranks' must divide the {num_parts} parts of '{root}' (got {num_ranks})")
+    return play(partial(function, *args), num_ranks, memory=memory, spill=spill, reserve=reserve)
+
+
+def play(
+    function: Callable[[], Any],
+    num_ranks: int,
+    *,
+    memory: str | int,
+    spill: str | Path,
+    reserve: str | int = 0,
+) -> InTurns:
+    """As :func:`run_in_turns`, for so many ranks."""
+    file = SpillFile(spill, _bytes('reserve', reserve))
+    evictions = Evictions(_bytes('memory', memory), file, num_ranks)
+    c_memory.return_freed_memory(LEAST_BYTES)
+    try:
+        results = run_around(_Evicting(evictions), function, num_ranks)
+        evictions.restore()
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            evictions.restore()
+        raise
+    finally:
+        figures = evictions.counted()
+        file.close()
+    say(
+        _logger,
+        logging.INFO,
+        f'{num_ranks} ranks in turn: {bytes_text(figures.peak)} of large tensors at most, '
+        f'{figures.evictions} evictions, {bytes_text(figures.written)} written and '
+        f"{bytes_text(figures.read)} read in '{file.folder}'",
+    )
+    return InTurns(results, figures)
+
+
+class _Evicting(Around):
+    """What is done around turns: memory goes."""
+
+    def __init__(self, evictions: Evictions) -> None:
+        self._evictions = evictions
+
+    def rank(self) -> AbstractContextManager[Any]:
+        return Watch(self._evictions).beside()
+
+    def switch(self, ended: int, begins: int) -> None:
+        self._evictions.begin(ended, begins)
+
+
+def _bytes(name: str, given: str | int) -> int:
+    found = parse_bytes(given) if isinstance(given, str) else given
+    if found < 0:
+        raise ValueError(f"'{name}' must be bytes, at least 0 (got {given})")
+    return found

@@ -1,0 +1,124 @@
+"""The file on disk that holds what is evicted.
+
+It has no name: it is unlinked as soon as it is open, so that a process that is killed leaves
+nothing. Places are multiples of a page. Their sizes are rounded up to one of eight in an octave, so
+that what is freed fits what comes later, and the file grows by at most an eighth.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+_PAGE = 4096
+_CALL_BYTES = 1 << 30  # Linux moves at most 2 GiB at a time
+_GROWTH = 64 << 20
+
+
+class SpillFile:
+    """Places for bytes in a file that nobody else sees.
+
+    Args:
+        folder: Where the file lies.
+        reserve: Bytes on disk that it takes at once; it takes more when it needs more.
+
+    Attributes:
+        num_bytes: How long it is.
+        written: Bytes written so far.
+        read: Bytes read so far.
+
+    Raises:
+        OSError: With the folder, if it may not be written or has no room.
+    """
+
+    def __init__(self, folder: str | Path, reserve: int = 0) -> None:
+        self.folder = Path(folder)
+        self.num_bytes = self.written = self.read = 0
+        self._used = 0
+        self._free: defaultdict[int, list[int]] = defaultdict(list)
+        self._fd, name = tempfile.mkstemp(prefix='pyg_sar-', dir=self.folder)
+        os.unlink(name)
+        self._process = os.getpid()
+        if reserve:
+            self._grow(reserve)
+
+    def take(self, num_bytes: int) -> int:
+        """A place for so many bytes; raises OSError if the disk is full."""
+        size = _rounded(num_bytes)
+        if self._free[size]:
+            return self._free[size].pop()
+        if self._used + size > self.num_bytes:
+            self._grow(max(self._used + size, self.num_bytes + _GROWTH))
+        place, self._used = self._used, self._used + size
+        return place
+
+    def give_back(self, place: int, num_bytes: int) -> None:
+        """Frees a place of so many bytes."""
+        self._free[_rounded(num_bytes)].append(place)
+
+    def write(self, address: int, num_bytes: int, place: int) -> None:
+        """Writes memory to its place."""
+        for start, part in _parts(address, num_bytes):
+            done = 0
+            while done < len(part):
+                try:
+                    count = os.pwrite(self._fd, part[done:], place + start + done)
+                except OSError as error:
+                    raise self._named(error, 'writing') from error
+                done += count
+        self.written += num_bytes
+
+    def get(self, address: int, num_bytes: int, place: int) -> None:
+        """Reads a place into memory."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "expected the process that called 'run_in_turns' (got a fork of it, which cannot "
+                'read what was evicted; make what it needs before ranks take turns, or use no '
+                'worker processes)'
+            )
+        for start, part in _parts(address, num_bytes):
+            done = 0
+            while done < len(part):
+                try:
+                    count = os.preadv(self._fd, [part[done:]], place + start + done)
+                except OSError as error:
+                    raise self._named(error, 'reading') from error
+                if count == 0:
+                    raise self._named(OSError(errno.EIO, 'the file is shorter'), 'reading')
+                done += count
+        self.read += num_bytes
+
+    def close(self) -> None:
+        """Gives the disk space back."""
+        os.close(self._fd)
+
+    def _grow(self, num_bytes: int) -> None:
+        try:
+            os.posix_fallocate(self._fd, 0, num_bytes)
+        except OSError as error:
+            raise self._named(error, f'reserving {num_bytes} bytes') from error
+        self.num_bytes = num_bytes
+
+    def _named(self, error: OSError, what: str) -> OSError:
+        words = f'{error.strerror} ({what} evicted memory)'
+        return OSError(error.errno, words, str(self.folder))
+
+
+def _rounded(num_bytes: int) -> int:
+    step = max(1 << max(num_bytes.bit_length() - 4, 0), _PAGE)
+    return -(-num_bytes // step) * step
+
+
+def _parts(address: int, num_bytes: int) -> list[tuple[int, memoryview]]:
+    """Memory in parts that one call can move, each with where it starts."""
+    sizes = [
+        (start, min(_CALL_BYTES, num_bytes - start)) for start in range(0, num_bytes, _CALL_BYTES)
+    ]
+    return [
+        (start, memoryview((ctypes.c_char * size).from_address(address + start)).cast('B'))
+        for start, size in sizes
+    ]

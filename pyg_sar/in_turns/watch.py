@@ -1,0 +1,124 @@
+"""Sees what the thread of a rank computes, in forward and backward, and has its memory here.
+
+Operations of torch are seen below autograd, so that what autograd adds up, saves and computes is
+seen, too, and what hides in a call (views, ``out=``, lists of parameters). Some functions get at
+memory without an operation, such as ``tolist`` and pickle: these are seen by name, above autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pyg_sar.evictable import watcher
+from pyg_sar.in_turns.evictions import Evictions
+
+_SPARSE = {
+    torch.sparse_coo: (Tensor._indices, Tensor._values),
+    torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
+    torch.sparse_bsr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
+    torch.sparse_csc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
+    torch.sparse_bsc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
+}
+"""What tensors of other layouts consist of."""
+
+_GET_AT_MEMORY = {
+    *(Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__),
+    *(Tensor.storage, Tensor.untyped_storage, Tensor.share_memory_, Tensor.__deepcopy__),
+    *(Tensor.__reduce_ex__,),
+}
+
+
+class Watch:
+    """What a rank's thread is in, and the threads that compute for it."""
+
+    def __init__(self, evictions: Evictions) -> None:
+        self._evictions = evictions
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """See :meth:`pyg_sar.evictable.Watcher.beside`."""
+        with ExitStack() as stack:
+            stack.enter_context(watcher.set(self))
+            stack.enter_context(_Functions(self._evictions))
+            stack.enter_context(_Operations(self._evictions))
+            yield
+
+    def needs(self, tensor: Tensor, *, is_written: bool) -> None:
+        """See :meth:`pyg_sar.evictable.Watcher.needs`."""
+        with torch._C.DisableTorchFunction():
+            for storage in _storages(tensor):
+                self._evictions.needs(storage, is_written=is_written)
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, evictions: Evictions) -> None:
+        super().__init__()
+        self._evictions = evictions
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _GET_AT_MEMORY:
+            with torch._C.DisableTorchFunction():
+                for storage in _storages(args[0]):
+                    # Whoever has an address may write to it.
+                    self._evictions.needs(storage, is_written=True)
+        return func(*args, **(kwargs or {}))
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, evictions: Evictions) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._evictions = evictions
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        evictions = self._evictions
+        with torch._C.DisableTorchFunction():
+            if func is torch.ops.aten._lazy_clone.default:  # its memory would be two storages'
+                func = torch.ops.aten.clone.default
+            writes, known = _written_by(func), set()
+            changed = []
+            for name, value in (*enumerate(args), *kwargs.items()):
+                for storage in _storages(value):
+                    known.add(storage._cdata)
+                    evictions.needs(storage, is_written=name in writes)
+                    if name in writes:
+                        changed.append(storage)
+            out = func(*args, **kwargs)
+            for storage in changed:
+                evictions.has_changed_size(storage)
+            for storage in _storages(out):
+                if storage._cdata not in known:  # what was there before the ranks stays theirs
+                    evictions.note(storage)
+        return out
+
+
+@cache
+def _written_by(func: Any) -> frozenset[int | str]:
+    """Places and names of the arguments that an operation writes to."""
+    written = [
+        (place, argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return frozenset(each for both in written for each in both)
+
+
+def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
+    """The storages of a tensor, or of those in a list; of its parts, if it is sparse."""
+    if isinstance(value, Tensor):
+        if value.layout == torch.strided:
+            yield value.untyped_storage()
+        else:
+            for part in _SPARSE.get(value.layout, ()):
+                yield part(value).untyped_storage()
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _storages(each)
