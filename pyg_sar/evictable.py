@@ -6,7 +6,7 @@ does not see what compiled loops write, nor what threads compute beside the one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -17,6 +17,13 @@ from torch import Tensor
 from pyg_sar.scoped import Scoped
 
 
+class Offered(Protocol):
+    """What another rank is to make of tensors of this one."""
+
+    def settle(self) -> None:
+        """Makes it now."""
+
+
 class Watcher(Protocol):
     """Sees what a thread reads and writes."""
 
@@ -25,6 +32,21 @@ class Watcher(Protocol):
 
     def needs(self, tensor: Tensor, *, is_written: bool) -> None:
         """Has the memory of a tensor here until the turn ends."""
+
+    def keeps(self, tensor: Tensor) -> None:
+        """Leaves the memory of a tensor here, whoever waits."""
+
+    def reads_rows(self, out: Tensor, tensor: Tensor, index: Tensor) -> bool:
+        """Reads rows of a tensor that is away, and nothing else of it; False if it is not."""
+
+    def reads_run(self, out: Tensor, run: Tensor) -> bool:
+        """Reads a contiguous tensor that is away, and nothing else of its memory."""
+
+    def offers(self, tensors: Sequence[Tensor], offer: Offered) -> bool:
+        """Settles an offer, as long as it lives, before a tensor is written to.
+
+        False where it would not see that.
+        """
 
 
 watcher: Scoped[Watcher | None] = Scoped(None)
@@ -61,3 +83,23 @@ def array_of(tensor: Tensor, *, is_written: bool = False) -> np.ndarray[Any, Any
         watcher.value.needs(tensor, is_written=is_written)
     with torch._C.DisableTorchFunction():
         return np.asarray(_Memory(tensor))
+
+
+def keep_here(tensor: Tensor) -> None:
+    """Leaves the memory of a tensor where it is."""
+    if watcher.value is not None:
+        watcher.value.keeps(tensor)
+
+
+def select_rows(out: Tensor, tensor: Tensor, index: Tensor) -> None:
+    """``torch.index_select(tensor, 0, index, out=out)`` of rows that may be away."""
+    seen = watcher.value
+    if seen is None or not seen.reads_rows(out, tensor, index):
+        torch.index_select(tensor, 0, index, out=out)
+
+
+def copy_run(out: Tensor, run: Tensor) -> None:
+    """``out.copy_(run)`` of a contiguous tensor that may be away."""
+    seen = watcher.value
+    if seen is None or not seen.reads_run(out, run):
+        out.copy_(run)

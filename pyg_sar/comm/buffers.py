@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pyg_sar.evictable import keep_here
+
 Rows = list[Tensor]
 """Rows of several tensors at once: one ``[num_rows, ...]`` tensor each."""
 
@@ -34,7 +36,9 @@ class BufferPool:
         self.free = [t for t in self.free if t is not small]
         del small
         with torch.inference_mode(False):  # it outlives the caller's mode
-            return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            buffer = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            keep_here(buffer)
+            return buffer
 
 
 class Buffers:

@@ -7,7 +7,7 @@ There are three kinds: the process group of ``torch.distributed``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +21,7 @@ from pyg_sar.comm.faults.errors import placed
 from pyg_sar.monitor import hook
 
 if TYPE_CHECKING:
+    from pyg_sar.comm.buffers import BufferPool
     from pyg_sar.comm.end_of_backward import Backward, Reducer
 
 
@@ -48,12 +49,14 @@ class Comm:
         travelling: Swaps that are under way.
         backward: Gives the backward pass that runs, if it has met anything of this library.
         awaiting: Models that have run on a batch, whose backward may come.
+        pool: Memory for rows, where ranks have it in common.
     """
 
     rank, size = 0, 1
     group: dist.ProcessGroup | None = None
     takes_turns = False
     debug = False
+    pool: BufferPool | None = None
 
     def __init__(self) -> None:
         self.operation = ''
@@ -131,6 +134,33 @@ class Comm:
 
         Messages meet if their words are equal, where the backend knows tags (gloo).
         """
+        raise NotImplementedError
+
+    def offer(
+        self,
+        rank: int,
+        words: str,
+        form: Sequence[Tensor],
+        make: Callable[[list[Tensor]], None] | None = None,
+        read: Sequence[Tensor] = (),
+    ) -> None:
+        """Hands tensors to another rank; for ranks that take turns.
+
+        Args:
+            rank: Which one.
+            words: Offers are taken under the words under which they were made, in their order.
+            form: The tensors, which nobody else uses; with `make` some like them, of any content.
+            make: Fills tensors like them, in the other rank's turn.
+            read: What `make` reads.
+        """
+        raise NotImplementedError
+
+    def await_offers(self, counts: Mapping[int, int], words: str) -> None:
+        """Returns once each of some ranks has made so many offers to this one."""
+        raise NotImplementedError
+
+    def take(self, rank: int, words: str, place: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """What another rank has offered, in memory from `place` or of its own."""
         raise NotImplementedError
 
     def all_to_all(

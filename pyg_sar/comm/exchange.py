@@ -9,8 +9,8 @@ Exchanges use a process group of their own, so they never meet the collectives o
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -20,9 +20,10 @@ from torch import Tensor
 
 from pyg_sar.comm.buffers import BufferPool, Buffers, Rows
 from pyg_sar.comm.collectives import all_to_all, all_to_all_counts
+from pyg_sar.comm.faults.errors import placed
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.rounding import Wire
-from pyg_sar.comm.swap import ROWS_TAG, Swap
+from pyg_sar.comm.swap import ROWS_TAG, Swap, forms_of, tell_moved
 from pyg_sar.shard.shard import Shard, Step
 
 
@@ -70,7 +71,7 @@ class Exchange:
         self.shard = shard
         self.depth = depth
         self.wire = Wire(dtype)
-        pool: BufferPool = shard.cache.get('buffers') or BufferPool()
+        pool: BufferPool = current().pool or shard.cache.get('buffers') or BufferPool()
         shard.cache['buffers'] = pool
         most = max((max(s.recv_rows, s.send_rows) for s in shard.steps), default=0)
         # Reused memory for as many rows like those of each of some tensors.
@@ -95,6 +96,9 @@ class Exchange:
         steps = deque(self.shard.steps)
         travelling: deque[Swap] = deque()
         buffers = partial(Buffers, None, 0) if keep else self.buffers
+        if current().takes_turns:
+            yield from self._pulled(tensors, form, buffers)
+            return
 
         def start(sent: Buffers) -> None:
             step = steps.popleft()
@@ -125,14 +129,51 @@ class Exchange:
             yield rows.rows
             rows.free()
 
+    def _pulled(
+        self, tensors: Rows, form: Rows, buffers: Callable[[Rows, int], Buffers]
+    ) -> Iterator[Rows]:
+        """As :meth:`fetch`, of ranks that take turns: the reader packs the rows it reads.
+
+        All wait once, before the first block: then an exchange is one turn of each rank.
+        """
+        comm, steps = current(), self.shard.steps
+        words = placed(f'an exchange of {forms_of(form)}')
+        with comm.guard('receiving rows', alike=words):
+            for step in steps:
+                like = [t.new_empty(1).expand(step.send_rows, *t.shape[1:]) for t in form]
+                make = partial(self._pack, step, tensors)
+                comm.offer(step.send_rank, words, like, make, tensors)
+            comm.await_offers(Counter(step.recv_rank for step in steps), words)
+        for part in self.shard.parts:
+            first, end = self.shard.source_range(part)
+            yield [t[first:end] for t in tensors]
+        for step in steps:
+            lent: list[Buffers] = []
+
+            def place(like: Rows, step: Step = step, lent: list[Buffers] = lent) -> Rows:
+                lent.append(buffers(like, step.recv_rows))
+                return lent[-1].rows
+
+            rows = comm.take(step.recv_rank, words, partial(place, form))
+            tell_moved(step.part, 'rows', rows, step.send_rows)
+            if [t.dtype for t in rows] != [t.dtype for t in tensors]:
+                rows = [wide.copy_(t) for wide, t in zip(place(tensors), rows, strict=True)]
+            yield rows
+            for each in lent:
+                each.free()
+
     def _packed(self, step: Step, form: Rows, tensors: Rows) -> Buffers:
         """The own rows that a step sends, and sums of them, as they travel."""
-        sent, num_rows = self.buffers(form, step.send_rows), step.send_index.numel()
-        for rows, tensor in zip(sent.rows, tensors, strict=True):
+        sent = self.buffers(form, step.send_rows)
+        self._pack(step, tensors, sent.rows)
+        return sent
+
+    def _pack(self, step: Step, tensors: Rows, out: Rows) -> None:
+        num_rows = step.send_index.numel()
+        for rows, tensor in zip(out, tensors, strict=True):
             self.wire.pack(rows[:num_rows], tensor, step.send_index)
             if step.sums is not None:
                 step.sums.put(rows[num_rows:], tensor)
-        return sent
 
     def add(self, step: Step, out: Rows, gradients: Rows) -> None:
         """Adds gradients of what a step has sent to those of own rows."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor
 
 from pyg_sar.comm.buffers import Buffers, Rows
 from pyg_sar.comm.exchange import Exchange
-from pyg_sar.comm.swap import GRADIENTS_TAG, Swap
+from pyg_sar.comm.faults.errors import placed
+from pyg_sar.comm.ranks import current
+from pyg_sar.comm.swap import GRADIENTS_TAG, Swap, forms_of, tell_moved
 from pyg_sar.shard.shard import Step
 
 
@@ -34,6 +38,10 @@ class GradientReturn:
         self.out = list(out)
         self._form = exchange.wire.like(self.out)
         self._own = own
+        self._comm = current()
+        # What another rank takes in its turn is in memory of its own.
+        self._buffers = partial(Buffers, None, 0) if self._comm.takes_turns else exchange.buffers
+        self._words = placed(f'a return of {forms_of(self._form)}')
         shard = exchange.shard
         self._own_blocks = iter(range(shard.parts_per_rank if own is None else 0))
         self._steps = iter(shard.steps)
@@ -50,7 +58,7 @@ class GradientReturn:
             start, end = self.exchange.shard.own_ptr[block : block + 2]
             return [o[start:end] for o in self.out]
         step = next(self._steps)
-        self._filled = step, self.exchange.buffers(self.out, step.recv_rows)
+        self._filled = step, self._buffers(self.out, step.recv_rows)
         return self._filled[1].rows
 
     def send(self) -> None:
@@ -60,6 +68,9 @@ class GradientReturn:
         (step, sent), self._filled = self._filled, None
         if [t.dtype for t in self._form] != [t.dtype for t in self.out]:
             sent = self._narrowed(sent)
+        if self._comm.takes_turns:
+            self._comm.offer(step.recv_rank, self._words, sent.rows)
+            return
         arrived = self._arrived()
         received = self.exchange.buffers(self._form, step.send_rows)
         swap = Swap(received, step.send_rank, sent, step.recv_rank, step.part, GRADIENTS_TAG)
@@ -68,8 +79,22 @@ class GradientReturn:
 
     def finish(self) -> Rows:
         """Waits for the last gradients; returns what they were added to."""
-        self._add(self._arrived())
+        if self._comm.takes_turns:
+            self._take_offers()
+        else:
+            self._add(self._arrived())
         return self.out
+
+    def _take_offers(self) -> None:
+        """Ranks that take turns wait once for all gradients."""
+        comm, steps = self._comm, self.exchange.shard.steps
+        with comm.guard('receiving gradients of own rows', alike=self._words):
+            comm.await_offers(Counter(step.send_rank for step in steps), self._words)
+        self._add(None)
+        for step in steps:
+            came = comm.take(step.send_rank, self._words, list)
+            tell_moved(step.part, 'gradients', came, step.recv_rows)
+            self.exchange.add(step, self.out, came)
 
     def _arrived(self) -> tuple[Swap, Step] | None:
         """Waits for the gradients that travel; gives them and the step they belong to."""
@@ -90,7 +115,7 @@ class GradientReturn:
 
     def _narrowed(self, filled: Buffers) -> Buffers:
         """Gradients as they travel."""
-        narrowed = self.exchange.buffers(self._form, filled.rows[0].size(0))
+        narrowed = self._buffers(self._form, filled.rows[0].size(0))
         for sent, rows in zip(narrowed.rows, filled.rows, strict=True):
             sent.copy_(rows)
         filled.free()

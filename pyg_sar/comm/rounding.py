@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.comm.buffers import Rows
+from pyg_sar.evictable import select_rows
 
 _CHUNK_BYTES = 1 << 20
 
@@ -44,7 +45,7 @@ class Wire:
     def pack(self, out: Tensor, tensor: Tensor, index: Tensor) -> None:
         """Puts rows of a tensor into `out`, as they travel."""
         if out.dtype == tensor.dtype:
-            torch.index_select(tensor, 0, index, out=out)
+            select_rows(out, tensor, index)
             return
         for chunk in _chunks(index.numel(), tensor):
             out[chunk] = tensor.index_select(0, index[chunk])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pyg_sar.comm.buffers import Buffers
+import math
+
+from pyg_sar.comm.buffers import Buffers, Rows
 from pyg_sar.comm.faults.errors import placed
 from pyg_sar.comm.ranks import current
 from pyg_sar.monitor import hook
@@ -39,9 +41,8 @@ class Swap:
         sends = [t for t in sent.rows if t.numel()]
         operations = (comes, recv_rank), (goes, send_rank)
         self._operations = [operations[0]] * len(receives) + [operations[1]] * len(sends)
-        forms = ' and '.join(f'rows of {t.dtype} {tuple(t.shape[1:])}' for t in sent.rows)
         # Rows of another layer, or of another width, must not be taken for these.
-        words = f'a step of {self._kind} ({forms})'
+        words = f'a step of {self._kind} ({forms_of(sent.rows)})'
         with self._comm.guard(*operations[not receives], alike=words):
             self.works = self._comm.start_swap(receives, recv_rank, sends, send_rank, placed(words))
         self._comm.travelling.add(self)
@@ -61,15 +62,18 @@ class Swap:
                     self.works[i].wait()  # a work that this frame held would keep connections open
         comm.travelling.discard(self)
         comm.check('the end of a transfer')  # nothing has arrived if the group has ended
-        if hook.watchers:
-            came, went = self.received.rows, self.sent.rows
-            hook.moved(
-                hook.Transfer(
-                    f'part {self._part}',
-                    self._kind,
-                    sum(t.size(0) for t in came),
-                    sum(t.size(0) for t in went),
-                    sum(t.nbytes for t in came),
-                    sum(t.nbytes for t in went),
-                )
-            )
+        tell_moved(self._part, self._kind, self.received.rows, self.sent.rows[0].size(0))
+
+
+def tell_moved(part: int, kind: str, came: Rows, num_sent: int) -> None:
+    """Tells those who watch of rows that came, and of as many rows like them as went."""
+    if hook.watchers:
+        widths = [math.prod(t.shape[1:]) * t.element_size() for t in came]
+        num_came = sum(t.size(0) for t in came)
+        moved = num_came, num_sent * len(came), sum(t.nbytes for t in came), num_sent * sum(widths)
+        hook.moved(hook.Transfer(f'part {part}', kind, *moved))
+
+
+def forms_of(rows: Rows) -> str:
+    """What rows are, in words that are equal on all ranks."""
+    return ' and '.join(f'rows of {t.dtype} {tuple(t.shape[1:])}' for t in rows)

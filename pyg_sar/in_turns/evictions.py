@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -41,6 +41,8 @@ class Held:
     place: int = -1  # in the file
     is_away: bool = False
     is_written: bool = False  # whether its place holds what it holds
+    # What is made of it by others later, and how to have it made before.
+    offers: list[tuple[weakref.ref[object], Callable[[], None]]] = field(default_factory=list)
 
 
 @dataclass
@@ -120,6 +122,44 @@ class Evictions:
                 self._bring(held, storage)
             if is_written:
                 held.is_written = False
+                offers, held.offers = held.offers, []
+                for offer, settle in offers:
+                    if offer() is not None:
+                        settle()
+
+    def keep(self, storage: torch.UntypedStorage) -> None:
+        """Leaves a storage here from now on."""
+        held = self._held.get(storage._cdata)
+        if held is not None:
+            with self._lock:
+                self._forget(storage._cdata, held)
+
+    def is_better_read(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage is away and there is no room for it."""
+        held = self._held.get(storage._cdata)
+        return held is not None and held.is_away and self.here + held.num_bytes > self.budget
+
+    def read_part(
+        self, storage: torch.UntypedStorage, address: int, num_bytes: int, start: int
+    ) -> None:
+        """Reads bytes of a storage that is away, from `start` on, to an address."""
+        self.file.get(address, num_bytes, self._held[storage._cdata].place + start)
+
+    def before_writing(
+        self, storages: Sequence[torch.UntypedStorage], offer: object, settle: Callable[[], None]
+    ) -> bool:
+        """Has `settle` called, as long as an offer lives, before any storage is written to.
+
+        False where it would not be noticed.
+        """
+        held = [self._held.get(storage._cdata) for storage in storages]
+        known = [each for each in held if each is not None]
+        if len(known) < len(held):
+            return False
+        for each in known:
+            each.offers = [pair for pair in each.offers if pair[0]() is not None]
+            each.offers.append((weakref.ref(offer), settle))
+        return True
 
     def has_changed_size(self, storage: torch.UntypedStorage) -> None:
         """Notes the size of a storage that was written to."""

@@ -7,17 +7,20 @@ memory without an operation, such as ``tolist`` and pickle: these are seen by na
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_sar.evictable import watcher
+from pyg_sar.evictable import Offered, array_of, watcher
 from pyg_sar.in_turns.evictions import Evictions
 
 _SPARSE = {
@@ -56,6 +59,67 @@ class Watch:
         with torch._C.DisableTorchFunction():
             for storage in _storages(tensor):
                 self._evictions.needs(storage, is_written=is_written)
+
+
+    def keeps(self, tensor: Tensor) -> None:
+        """See :meth:`pyg_sar.evictable.Watcher.keeps`."""
+        with torch._C.DisableTorchFunction():
+            for storage in _storages(tensor):
+                self._evictions.keep(storage)
+
+    def reads_rows(self, out: Tensor, tensor: Tensor, index: Tensor) -> bool:
+        """See :meth:`pyg_sar.evictable.Watcher.reads_rows`."""
+        if not self._is_better_read(tensor) or not out.is_contiguous():
+            return False
+        self.needs(out, is_written=True)
+        rows = array_of(index)
+        if len(rows) and not 0 <= rows.min() <= rows.max() < tensor.size(0):
+            raise IndexError(f'expected an index of {tensor.size(0)} rows (got another one)')
+        row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
+        with torch._C.DisableTorchFunction():
+            address, start = out.data_ptr(), tensor.storage_offset() * tensor.element_size()
+            storage = tensor.untyped_storage()
+        for first, last in _runs(rows):
+            at = start + int(rows[first]) * row_bytes
+            self._evictions.read_part(
+                storage, address + first * row_bytes, (last - first) * row_bytes, at
+            )
+        return True
+
+    def reads_run(self, out: Tensor, run: Tensor) -> bool:
+        """See :meth:`pyg_sar.evictable.Watcher.reads_run`."""
+        if not self._is_better_read(run) or not out.is_contiguous():
+            return False
+        self.needs(out, is_written=True)
+        with torch._C.DisableTorchFunction():
+            start = run.storage_offset() * run.element_size()
+            self._evictions.read_part(run.untyped_storage(), out.data_ptr(), run.nbytes, start)
+        return True
+
+    def _is_better_read(self, tensor: Tensor) -> bool:
+        with torch._C.DisableTorchFunction():
+            return (
+                tensor.numel() > 0
+                and tensor.is_contiguous()
+                and self._evictions.is_better_read(tensor.untyped_storage())
+            )
+
+    def offers(self, tensors: Sequence[Tensor], offer: Offered) -> bool:
+        """See :meth:`pyg_sar.evictable.Watcher.offers`."""
+        with torch._C.DisableTorchFunction():
+            storages = [storage for tensor in tensors for storage in _storages(tensor)]
+
+        def settle() -> None:
+            with self.beside():
+                offer.settle()
+
+        return self._evictions.before_writing(storages, offer, settle)
+
+
+def _runs(rows: np.ndarray[Any, Any]) -> Iterator[tuple[int, int]]:
+    """First and last place of the runs of rows that follow each other."""
+    ends = np.flatnonzero(np.diff(rows) != 1) + 1
+    return pairwise([0, *ends.tolist(), len(rows)] if len(rows) else [])
 
 
 class _Functions(TorchFunctionMode):

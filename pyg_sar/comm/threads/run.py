@@ -1,6 +1,7 @@
 """Ranks as threads of one process, which take turns (:mod:`pyg_sar.comm.threads.turns`).
 
-Messages are put into a box and taken out of it. All the rest is the code that ranks run in
+What one rank sends to another is offered to it, and made when it is taken
+(:mod:`pyg_sar.comm.threads.offers`). All the rest is the code that ranks run in
 processes of their own, and the results have the same bits: sums over the ranks are added up in
 gloo's order.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pyg_sar.comm.comm import Comm, Work
+from pyg_sar import evictable
+from pyg_sar.comm.buffers import BufferPool
+from pyg_sar.comm.comm import Comm
 from pyg_sar.comm.faults.errors import placed
 from pyg_sar.comm.ranks import chosen
+from pyg_sar.comm.threads.offers import Offer
 from pyg_sar.comm.threads.turns import Turns
 from pyg_sar.monitor import hook
 
@@ -125,26 +129,12 @@ class _Meeting:
 
 
 class _Boxes:
-    """What is on its way: messages by sender, receiver and words; meetings of all by number."""
+    """What is on its way: offers by sender, receiver and words; meetings of all by number."""
 
     def __init__(self) -> None:
-        self.messages: defaultdict[tuple[int, int, str], deque[Tensor]] = defaultdict(deque)
+        self.offers: defaultdict[tuple[int, int, str], deque[Offer]] = defaultdict(deque)
+        self.pool = BufferPool()  # one rank runs at a time
         self.meetings: defaultdict[int, _Meeting] = defaultdict(_Meeting)
-
-
-class _Message:
-    """A message that is to come, or, without a place, one that is in its box."""
-
-    def __init__(
-        self, comm: ThreadComm, key: tuple[int, int, str], place: Tensor | None = None
-    ) -> None:
-        self._comm, self._key, self._place = comm, key, place
-
-    def wait(self) -> None:
-        if self._place is not None:
-            box = self._comm.boxes.messages[self._key]
-            self._comm.turns.wait(self._comm.rank, lambda: len(box) > 0)
-            self._place.copy_(box.popleft())
 
 
 class ThreadComm(Comm):
@@ -155,6 +145,7 @@ class ThreadComm(Comm):
     def __init__(self, rank: int, turns: Turns, boxes: _Boxes) -> None:
         super().__init__()
         self.rank, self.size, self.turns, self.boxes = rank, turns.size, turns, boxes
+        self.pool = boxes.pool
         self._num_meetings = 0
 
     def meet(self, words: str, own: Any, combine: Callable[[list[Any]], Any]) -> Any:
@@ -194,31 +185,38 @@ class ThreadComm(Comm):
         texts: list[bytes] = self.meet(self.operation, text, list)
         return texts
 
-    def start_swap(
+    def offer(
         self,
-        received: Sequence[Tensor],
-        recv_rank: int,
-        sent: Sequence[Tensor],
-        send_rank: int,
+        rank: int,
         words: str,
-    ) -> list[Work]:
-        """See :meth:`Comm.start_swap`."""
-        to = self.rank, send_rank, words
-        for tensor in sent:
-            self.boxes.messages[to].append(tensor.clone())
-        come = [_Message(self, (recv_rank, self.rank, words), tensor) for tensor in received]
-        return [*come, *(_Message(self, to) for _ in sent)]
+        form: Sequence[Tensor],
+        make: Callable[[list[Tensor]], None] | None = None,
+        read: Sequence[Tensor] = (),
+    ) -> None:
+        """See :meth:`Comm.offer`."""
+        self.boxes.offers[self.rank, rank, words].append(Offer(form, make, read))
+
+    def await_offers(self, counts: Mapping[int, int], words: str) -> None:
+        """See :meth:`Comm.await_offers`."""
+        boxes = [(self.boxes.offers[rank, self.rank, words], n) for rank, n in counts.items()]
+        self.turns.wait(self.rank, lambda: all(len(box) >= n for box, n in boxes))
+
+    def take(self, rank: int, words: str, place: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """See :meth:`Comm.take`."""
+        return self.boxes.offers[rank, self.rank, words].popleft().take(place)
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, recv_sizes: list[int], send_sizes: list[int]
     ) -> None:
         """See :meth:`Comm.all_to_all`."""
-
-        def combine(runs: list[Sequence[Tensor]]) -> list[Tensor]:
-            return [torch.cat([run[rank] for run in runs]) for rank in range(self.size)]
-
-        runs = torch.split(sent, send_sizes)
-        received.copy_(self.meet(f'{self.operation} ({sent.dtype})', runs, combine)[self.rank])
+        words = f'{self.operation} ({sent.dtype})'
+        for rank, run in enumerate(torch.split(sent, send_sizes)):
+            self.offer(rank, words, [run], partial(_copy_run, run), [sent])
+        self.meet(words, None, lambda all_of: None)
+        for rank, place in enumerate(torch.split(received, recv_sizes)):
+            (run,) = self.take(rank, words, lambda place=place: [place])  # type: ignore[misc]
+            if run is not place:
+                place.copy_(run)
 
     def all_reduce(self, tensor: Tensor, group: object = None) -> None:
         """See :meth:`Comm.all_reduce`."""
@@ -231,6 +229,10 @@ class ThreadComm(Comm):
     def broadcast(self, tensor: Tensor) -> None:
         """See :meth:`Comm.broadcast`."""
         tensor.copy_(self._meet_with(tensor, lambda tensors: tensors[0].clone()))
+
+
+def _copy_run(run: Tensor, out: list[Tensor]) -> None:
+    evictable.copy_run(out[0], run)
 
 
 _SEGMENT_BYTES = 2**20  # gloo's largest segment of a ring all-reduce

@@ -1,0 +1,48 @@
+"""Tensors that one thread hands to another, which makes them when it takes them.
+
+So rows that a rank reads are never copied for the way. They are what they were when they were
+offered: before anything that they are made of changes, they are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from pyg_sar import evictable
+
+
+class Offer:
+    """Tensors that are handed over.
+
+    Args:
+        form: The tensors, or some of their shapes and dtypes.
+        make: Fills tensors like these; None if there is nothing to make.
+        read: What it reads. Where a change of that would not be noticed, `make` runs at once.
+    """
+
+    def __init__(
+        self,
+        form: Sequence[Tensor],
+        make: Callable[[list[Tensor]], None] | None,
+        read: Sequence[Tensor],
+    ) -> None:
+        self._tensors, self._make = list(form), make
+        seen = evictable.watcher.value
+        if make is not None and (seen is None or not seen.offers(read, self)):
+            self.settle()
+
+    def take(self, place: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """The tensors, in memory from `place` or of their own; once."""
+        make, self._make = self._make, None
+        if make is not None:
+            self._tensors = place()
+            make(self._tensors)
+        return self._tensors
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Makes them now, if they are to be made."""
+        self.take(lambda: [t.new_empty(t.shape) for t in self._tensors])
