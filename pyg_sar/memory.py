@@ -23,7 +23,7 @@ from pyg_sar.monitor import say
 
 _logger = logging.getLogger(__name__)
 
-_M_MMAP_THRESHOLD = -3  # malloc.h
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # malloc.h
 _HUGE_PAGES = 'THP_MEM_ALLOC_ENABLE'  # c10/core/alignment.h, c10/core/impl/alloc_cpu.cpp
 
 
@@ -59,12 +59,9 @@ def return_freed_memory(threshold: int = 4 << 20) -> bool:
     """
     if threshold < 1:
         raise ValueError(f"'threshold' must be positive (got {threshold})")
-    if not sys.platform.startswith('linux') or 'MALLOC_MMAP_THRESHOLD_' in os.environ:
+    if 'MALLOC_MMAP_THRESHOLD_' in os.environ:
         return False
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, 'gnu_get_libc_version'):
-        return False
-    is_set = bool(libc.mallopt(_M_MMAP_THRESHOLD, ctypes.c_int(threshold)))
+    is_set = _has_set(_M_MMAP_THRESHOLD, threshold)
     if is_set and not has_huge_pages():
         say(
             _logger,
@@ -73,6 +70,22 @@ def return_freed_memory(threshold: int = 4 << 20) -> bool:
             f'pyg_sar before torch_geometric, or set {_HUGE_PAGES}=1',
         )
     return is_set
+
+
+def share_heap() -> bool:
+    """Makes all threads allocate small blocks in one heap, where only one of them runs at a time.
+
+    Otherwise holes of each thread's heap stay with it. Returns whether the setting was made.
+    """
+    return _has_set(_M_ARENA_MAX, 1)
+
+
+def _has_set(option: int, value: int) -> bool:
+    """Whether the C library is glibc and has taken a setting."""
+    libc = ctypes.CDLL(None) if sys.platform.startswith('linux') else None
+    if libc is None or not hasattr(libc, 'gnu_get_libc_version'):
+        return False
+    return bool(libc.mallopt(option, ctypes.c_int(value)))
 
 
 os.environ.setdefault(_HUGE_PAGES, '1')

@@ -21,6 +21,7 @@ from pyg_sar.comm import (
     raise_together,
     set_debug,
     set_timeout,
+    takes_turns,
 )
 from pyg_sar.ddp.gradients import Gradients
 from pyg_sar.ddp.lazy_layers import LazyLayers
@@ -120,7 +121,7 @@ class DistributedDataParallel(torch.nn.Module):
             module, {'timeout': timeout, 'debug': debug, 'bucket_cap_mb': bucket_cap_mb}
         )
         set_debug(debug)
-        if return_memory:
+        if return_memory and not takes_turns():  # which is set for threads as a whole
             return_freed_memory()
         compile_loops(module)
         if not any(map(is_lazy, (*module.parameters(), *module.buffers()))):
