@@ -36,6 +36,9 @@ class Watcher(Protocol):
     def keeps(self, tensor: Tensor) -> None:
         """Leaves the memory of a tensor here, whoever waits."""
 
+    def is_better_read(self, tensor: Tensor) -> bool:
+        """Whether a contiguous tensor is away and rows of it should be read, not all of it."""
+
     def reads_rows(self, out: Tensor, tensor: Tensor, index: Tensor) -> bool:
         """Reads rows of a tensor that is away, and nothing else of it; False if it is not."""
 
@@ -91,11 +94,23 @@ def keep_here(tensor: Tensor) -> None:
         watcher.value.keeps(tensor)
 
 
+def is_better_read(tensor: Tensor) -> bool:
+    """Whether a tensor is away and :func:`select_rows` should get what is needed of it."""
+    return watcher.value is not None and watcher.value.is_better_read(tensor)
+
+
 def select_rows(out: Tensor, tensor: Tensor, index: Tensor) -> None:
     """``torch.index_select(tensor, 0, index, out=out)`` of rows that may be away."""
     seen = watcher.value
     if seen is None or not seen.reads_rows(out, tensor, index):
         torch.index_select(tensor, 0, index, out=out)
+
+
+def selected_rows(tensor: Tensor, index: Tensor) -> Tensor:
+    """As :func:`select_rows`, in new memory."""
+    out = tensor.new_empty(index.numel(), *tensor.shape[1:])
+    select_rows(out, tensor, index)
+    return out
 
 
 def copy_run(out: Tensor, run: Tensor) -> None:

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from typing import TypeAlias
 
 from torch import Tensor
 
-from pyg_sar.comm import Exchange, GradientReturn, Rows
+from pyg_sar.comm import Exchange, GradientReturn, Rows, takes_turns
 from pyg_sar.shard.plan import Block, Plan
+
+
+@dataclass(frozen=True, eq=False)
+class Later:
+    """How gradients of a block's rows may be made later, by the rank that owns the rows."""
+
+    read: Rows  # what they are made of
+    make: Callable[[Block, Rows], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +70,11 @@ class BlockByBlock:
             yield kept[first : first + len(tensors)]
 
     def give_back(
-        self, read: Rows, out: Rows, own: Callable[[], Rows] | None = None
+        self,
+        read: Rows,
+        out: Rows,
+        own: Callable[[], Rows] | None = None,
+        later: Later | None = None,
     ) -> Iterator[tuple[Block, Rows, Rows]]:
         """Every block again, with the rows that it reads and where their gradient is to be put.
 
@@ -71,11 +84,17 @@ class BlockByBlock:
                 content where all of a block is written. Empty where no gradient is asked for.
             own: Makes what takes the place of `out` from the own blocks, which do not come then:
                 once gradients of other ranks' rows are on their way.
+            later: May take the place of the loop's body where ranks take turns: blocks of other
+                ranks' rows do not come then.
         """
         returned = GradientReturn(self.exchange, out, own=own)
-        num_made = 0 if own is None else self.plan.shard.parts_per_rank
+        num_own = self.plan.shard.parts_per_rank
+        num_made = 0 if own is None else num_own
         for place, (block, rows) in enumerate(self.fetch(read)):
             if place < num_made:
+                continue
+            if later is not None and place >= num_own and takes_turns():
+                returned.offer(partial(later.make, block), later.read)
                 continue
             yield block, rows, returned.rows() if out else []
             if out:
@@ -99,9 +118,13 @@ class AllAtOnce:
         return ((block, self._of(block, tensors, halo)) for block in self.plan.blocks)
 
     def give_back(
-        self, read: Rows, out: Rows, own: Callable[[], Rows] | None = None
+        self,
+        read: Rows,
+        out: Rows,
+        own: Callable[[], Rows] | None = None,
+        later: Later | None = None,
     ) -> Iterator[tuple[Block, Rows, Rows]]:
-        """As :meth:`BlockByBlock.give_back`."""
+        """As :meth:`BlockByBlock.give_back`; nothing is made later."""
         num_halo, num_made = self.plan.shard.num_halo, 0
         halo = [t.new_empty(num_halo, *t.shape[1:]) for t in out]
         if own is not None:

@@ -10,14 +10,16 @@ owner adds it, times the weight, to its rows.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from pyg_sar.comm import all_reduce_sum, all_to_all, all_to_all_counts
+from pyg_sar.evictable import is_better_read, selected_rows
 from pyg_sar.kernels.bag_sums import add_bag_sums
-from pyg_sar.shard.bags import Bags, make_bags
+from pyg_sar.shard.bags import Bags, compacted, make_bags
 from pyg_sar.shard.cover import BlockCover, cover_of
 from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.shard import Step
@@ -35,9 +37,16 @@ class OwnSums:
     by_row: Bags  # sums by own row
     weight: Tensor | None  # of every edge ``[num_edges]``, in the order of `by_sum`
 
+    @cached_property
+    def _compacted(self) -> tuple[Tensor, Bags]:
+        return compacted(self.by_sum)
+
     def put(self, out: Tensor, rows: Tensor) -> None:  # noqa: D102
-        sums = out if out.dtype == rows.dtype else rows.new_empty(out.shape)
-        add_bag_sums(sums, rows, self.by_sum, self.weight, replace=True)
+        sums, bags = out if out.dtype == rows.dtype else rows.new_empty(out.shape), self.by_sum
+        if is_better_read(rows):
+            index, bags = self._compacted
+            rows = selected_rows(rows, index)
+        add_bag_sums(sums, rows, bags, self.weight, replace=True)
         if sums is not out:
             out.copy_(sums)
 

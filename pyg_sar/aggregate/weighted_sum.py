@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.block_loop import AllAtOnce, BlockByBlock, BlockLoop
+from pyg_sar.aggregate.block_loop import AllAtOnce, BlockByBlock, BlockLoop, Later
 from pyg_sar.comm import Exchange, Rows, communicates, once_differentiable
+from pyg_sar.evictable import is_better_read, selected_rows
 from pyg_sar.kernels.bag_sums import add_bag_sums, bag_sums
 from pyg_sar.kernels.weighted_sums import edge_dots, weighted_sums_and_dots
 from pyg_sar.shard.plan import Block, Plan
@@ -114,7 +115,8 @@ class _WeightedSum(torch.autograd.Function):
         is_one = plan.shard.parts_per_rank == 1
         out = [grad if is_one else grad.new_empty(plan.shard.num_own, *grad.shape[1:])]
         own = partial(gradients.made, plan.blocks[0], read) if is_one else None
-        for block, rows, targets in loop.give_back(read, out, own):
+        later = None if read else Later([grad], gradients.write_later)
+        for block, rows, targets in loop.give_back(read, out, own, later):
             gradients.write(targets, block, rows)
         return out[0], gradients.of_weight, None, None
 
@@ -141,6 +143,17 @@ class _BlockGradients:
         out = self.of_out.new_empty(block.num_rows, *self.of_out.shape[1:])
         self.write([out], block, rows)
         return [out]
+
+    def write_later(self, block: Block, targets: Rows) -> None:
+        """As :meth:`write` where weights learn nothing, of rows of `of_out` that may be away."""
+        if not is_better_read(self.of_out) or (self.weight is not None and self.weight.dim() > 1):
+            self.write(targets, block, [])
+            return
+        columns, bags = block.by_src_compacted
+        grad = selected_rows(self.of_out, columns)
+        factor = None if self.factor is None else self.factor.index_select(0, columns)
+        weight = None if self.weight is None else block.span(self.weight)
+        add_bag_sums(targets[0], grad, bags, weight, factor=factor, replace=True)
 
     def write(self, targets: Rows, block: Block, rows: Rows) -> None:
         """Writes the gradient of source rows to the target, if there is one."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -148,19 +149,14 @@ class Exchange:
             first, end = self.shard.source_range(part)
             yield [t[first:end] for t in tensors]
         for step in steps:
-            lent: list[Buffers] = []
-
-            def place(like: Rows, step: Step = step, lent: list[Buffers] = lent) -> Rows:
-                lent.append(buffers(like, step.recv_rows))
-                return lent[-1].rows
-
-            rows = comm.take(step.recv_rank, words, partial(place, form))
-            tell_moved(step.part, 'rows', rows, step.send_rows)
-            if [t.dtype for t in rows] != [t.dtype for t in tensors]:
-                rows = [wide.copy_(t) for wide, t in zip(place(tensors), rows, strict=True)]
-            yield rows
-            for each in lent:
-                each.free()
+            with taken(step.recv_rank, words, form, step.recv_rows, buffers) as rows:
+                tell_moved(step.part, 'rows', rows, step.send_rows)
+                if [t.dtype for t in rows] == [t.dtype for t in tensors]:
+                    yield rows
+                    continue
+                wide = buffers(tensors, step.recv_rows)
+                yield [to.copy_(t) for to, t in zip(wide.rows, rows, strict=True)]
+                wide.free()
 
     def _packed(self, step: Step, form: Rows, tensors: Rows) -> Buffers:
         """The own rows that a step sends, and sums of them, as they travel."""
@@ -272,3 +268,19 @@ class Exchange:
             [t.numel() for t in rows],
             [b - a for a, b in pairwise(halo_ptr)],
         )
+
+
+@contextmanager
+def taken(
+    rank: int, words: str, form: Rows, num_rows: int, buffers: Callable[[Rows, int], Buffers]
+) -> Iterator[Rows]:
+    """What a rank has offered, for the time of a ``with``."""
+    lent: list[Buffers] = []
+
+    def place() -> Rows:
+        lent.append(buffers(form, num_rows))
+        return lent[0].rows
+
+    yield current().take(rank, words, place)
+    for each in lent:
+        each.free()

@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor
 
 from pyg_sar.comm.buffers import Buffers, Rows
-from pyg_sar.comm.exchange import Exchange
+from pyg_sar.comm.exchange import Exchange, taken
 from pyg_sar.comm.faults.errors import placed
 from pyg_sar.comm.ranks import current
 from pyg_sar.comm.swap import GRADIENTS_TAG, Swap, forms_of, tell_moved
@@ -77,6 +77,21 @@ class GradientReturn:
         self._travelling = swap, step
         self._add(arrived)  # while the gradients of this block are on their way
 
+    def offer(self, make: Callable[[Rows], None], read: Rows) -> None:
+        """In the place of the two: has the next block's owner, in its turn, make them of `read`."""
+        step = next(self._steps)
+
+        def narrowed(targets: Rows) -> None:
+            wide = Buffers(None, 0, self.out, step.recv_rows).rows
+            make(wide)
+            for target, rows in zip(targets, wide, strict=True):
+                target.copy_(rows)
+
+        is_narrow = [t.dtype for t in self._form] != [t.dtype for t in self.out]
+        like = [t.new_empty(1).expand(step.recv_rows, *t.shape[1:]) for t in self._form]
+        made_by = narrowed if is_narrow else make
+        self._comm.offer(step.recv_rank, self._words, like, made_by, read)
+
     def finish(self) -> Rows:
         """Waits for the last gradients; returns what they were added to."""
         if self._comm.takes_turns:
@@ -87,14 +102,14 @@ class GradientReturn:
 
     def _take_offers(self) -> None:
         """Ranks that take turns wait once for all gradients."""
-        comm, steps = self._comm, self.exchange.shard.steps
+        comm, steps, buffers = self._comm, self.exchange.shard.steps, self.exchange.buffers
         with comm.guard('receiving gradients of own rows', alike=self._words):
             comm.await_offers(Counter(step.send_rank for step in steps), self._words)
         self._add(None)
         for step in steps:
-            came = comm.take(step.send_rank, self._words, list)
-            tell_moved(step.part, 'gradients', came, step.recv_rows)
-            self.exchange.add(step, self.out, came)
+            with taken(step.send_rank, self._words, self._form, step.send_rows, buffers) as came:
+                tell_moved(step.part, 'gradients', came, step.recv_rows)
+                self.exchange.add(step, self.out, came)
 
     def _arrived(self) -> tuple[Swap, Step] | None:
         """Waits for the gradients that travel; gives them and the step they belong to."""

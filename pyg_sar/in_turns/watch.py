@@ -32,6 +32,15 @@ _SPARSE = {
 }
 """What tensors of other layouts consist of."""
 
+_aten = torch.ops.aten
+_READ_NOTHING = {
+    *(_aten.detach.default, _aten.alias.default, _aten.view.default, _aten.view.dtype),
+    *(_aten.new_empty.default, _aten.new_empty_strided.default, _aten.empty_like.default),
+    *(_aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default),
+    *(_aten.zeros_like.default, _aten.ones_like.default, _aten.full_like.default),
+}
+"""Operations whose results do not depend on what memory holds. Other views look at its size."""
+
 _GET_AT_MEMORY = {
     *(Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__),
     *(Tensor.storage, Tensor.untyped_storage, Tensor.share_memory_, Tensor.__deepcopy__),
@@ -69,7 +78,7 @@ class Watch:
 
     def reads_rows(self, out: Tensor, tensor: Tensor, index: Tensor) -> bool:
         """See :meth:`pyg_sar.evictable.Watcher.reads_rows`."""
-        if not self._is_better_read(tensor) or not out.is_contiguous():
+        if not self.is_better_read(tensor) or not out.is_contiguous():
             return False
         self.needs(out, is_written=True)
         rows = array_of(index)
@@ -88,7 +97,7 @@ class Watch:
 
     def reads_run(self, out: Tensor, run: Tensor) -> bool:
         """See :meth:`pyg_sar.evictable.Watcher.reads_run`."""
-        if not self._is_better_read(run) or not out.is_contiguous():
+        if not self.is_better_read(run) or not out.is_contiguous():
             return False
         self.needs(out, is_written=True)
         with torch._C.DisableTorchFunction():
@@ -96,7 +105,8 @@ class Watch:
             self._evictions.read_part(run.untyped_storage(), out.data_ptr(), run.nbytes, start)
         return True
 
-    def _is_better_read(self, tensor: Tensor) -> bool:
+    def is_better_read(self, tensor: Tensor) -> bool:
+        """See :meth:`pyg_sar.evictable.Watcher.is_better_read`."""
         with torch._C.DisableTorchFunction():
             return (
                 tensor.numel() > 0
@@ -147,12 +157,13 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunction():
             if func is torch.ops.aten._lazy_clone.default:  # its memory would be two storages'
                 func = torch.ops.aten.clone.default
-            writes, known = _written_by(func), set()
+            writes, known, reads = _written_by(func), set(), func not in _READ_NOTHING
             changed = []
             for name, value in (*enumerate(args), *kwargs.items()):
                 for storage in _storages(value):
                     known.add(storage._cdata)
-                    evictions.needs(storage, is_written=name in writes)
+                    if reads:
+                        evictions.needs(storage, is_written=name in writes)
                     if name in writes:
                         changed.append(storage)
             out = func(*args, **kwargs)

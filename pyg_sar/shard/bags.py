@@ -56,6 +56,12 @@ def make_bags(rows: Tensor, cols: Tensor, num_rows: int, *, is_sorted: bool = Fa
     return Bags(keys, ptr, cols.int(), perm, num_rows)
 
 
+def compacted(bags: Bags) -> tuple[Tensor, Bags]:
+    """The columns that have entries, int64 ascending, and bags that count among them."""
+    columns, places = torch.unique(bags.columns, return_inverse=True)
+    return columns.long(), bags._replace(columns=places.int())
+
+
 def chunks_of_bags(
     bags: Bags, max_bags: int, max_edges: int
 ) -> Iterator[tuple[int, int, int, int]]:

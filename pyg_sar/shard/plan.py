@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from pyg_sar.shard.bags import MAX_EDGES, Bags, make_bags
+from pyg_sar.shard.bags import MAX_EDGES, Bags, compacted, make_bags
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.rows_at import rows_at, write_rows_at
 from pyg_sar.shard.shard import Shard
@@ -88,6 +88,12 @@ class Block:
         if isinstance(self.edges, slice):
             return bags
         return bags._replace(perm=_short(self.edges[bags.perm]))
+
+    @cached_property
+    @torch.inference_mode(False)
+    def by_src_compacted(self) -> tuple[Tensor, Bags]:
+        """Own destinations that have edges, int64, and :attr:`by_src` among them."""
+        return compacted(self.by_src)
 
 
 def _short(places: Tensor) -> Tensor:
