@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +36,9 @@ class Watcher(Protocol):
 
     def keeps(self, tensor: Tensor) -> None:
         """Leaves the memory of a tensor here, whoever waits."""
+
+    def maps(self, folder: Path, tensors: Sequence[Tensor]) -> None:
+        """Lets pages go of files of a folder that tensors are mapped from."""
 
     def is_better_read(self, tensor: Tensor) -> bool:
         """Whether a contiguous tensor is away and rows of it should be read, not all of it."""
@@ -92,6 +96,18 @@ def keep_here(tensor: Tensor) -> None:
     """Leaves the memory of a tensor where it is."""
     if watcher.value is not None:
         watcher.value.keeps(tensor)
+
+
+def note_mapped(folder: Path, tensors: Sequence[Tensor]) -> None:
+    """Tells that tensors are mapped from files of a folder, if they are."""
+    if watcher.value is not None:
+        watcher.value.maps(folder, tensors)
+
+
+def place_of(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor begins: its storage, whose address may change, and the offset in it."""
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage()._cdata, tensor.storage_offset()
 
 
 def is_better_read(tensor: Tensor) -> bool:

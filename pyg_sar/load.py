@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import agree, current, in_call, is_distributed, raise_together
+from pyg_sar.evictable import note_mapped
 from pyg_sar.launching import launched
 from pyg_sar.monitor import bytes_text, say
 from pyg_sar.rows.attach import as_rows_of_graph
@@ -81,6 +82,8 @@ def load_shard(
             META.json says or was changed, or the ranks' folders hold different partitions.
     """
     data = _logged(_read(root, rank, verify))
+    tensors = [v for s in data.stores for v in s.values() if isinstance(v, Tensor)]
+    note_mapped(Path(root), tensors)
     return data if rank is not None else as_rows_of_graph(data)
 
 

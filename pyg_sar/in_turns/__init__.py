@@ -1,4 +1,4 @@
-"""One process plays all ranks in turn; the memory of those that wait is evicted to disk.
+r"""One process plays all ranks in turn; the memory of those that wait is evicted to disk.
 
 A rank touches its own rows and one remote block at a time, so ranks that are threads of one process
 and take turns (:mod:`pyg_sar.comm.threads`) need the memory of one of them, if what the others hold

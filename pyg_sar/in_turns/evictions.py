@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from pyg_sar.in_turns.mapped_files import MappedFiles
 from pyg_sar.in_turns.spill_file import SpillFile
 
 LEAST_BYTES = 256 << 10
@@ -78,6 +79,7 @@ class Evictions:
         self.figures = Figures()
         self.here = 0
         self.turn, self.rank = 0, 0
+        self.files = MappedFiles()
         self._held: dict[int, Held] = {}
         self._last_turns = [0] * num_ranks
         self._queue: list[Held] | None = []
@@ -90,6 +92,8 @@ class Evictions:
             self.turn += 1
             self.rank, self._queue = rank, None
             self._make_room(0)
+            if self.budget < self.figures.peak:  # then they would take others' place
+                self.files.drop()
 
     def note(self, storage: torch.UntypedStorage) -> None:
         """Takes care of a storage from now on."""
@@ -113,6 +117,8 @@ class Evictions:
         """Has a storage here until the turn ends."""
         held = self._held.get(storage._cdata)
         if held is None:
+            if is_written:
+                self.files.has_changed(storage)
             return
         with self._lock:
             held.turn = self.turn

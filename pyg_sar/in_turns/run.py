@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-
 from pyg_sar import memory as c_memory
 from pyg_sar.comm import current, is_distributed
 from pyg_sar.comm.threads import Around, run_around
@@ -92,7 +91,9 @@ def run_in_turns(
     num_parts = read_meta(Path(root)).num_parts
     num_ranks = num_parts if num_ranks is None else num_ranks
     if num_ranks < 1 or num_parts % num_ranks:
-        raise ValueError(f"'num_ranks' must divide the {num_parts} parts of '{root}' (got {num_ranks})")
+        raise ValueError(
+            f"'num_ranks' must divide the {num_parts} parts of '{root}' (got {num_ranks})"
+        )
     return play(partial(function, *args), num_ranks, memory=memory, spill=spill, reserve=reserve)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,12 +70,16 @@ class Watch:
             for storage in _storages(tensor):
                 self._evictions.needs(storage, is_written=is_written)
 
-
     def keeps(self, tensor: Tensor) -> None:
         """See :meth:`pyg_sar.evictable.Watcher.keeps`."""
         with torch._C.DisableTorchFunction():
             for storage in _storages(tensor):
                 self._evictions.keep(storage)
+
+    def maps(self, folder: Path, tensors: Sequence[Tensor]) -> None:
+        """See :meth:`pyg_sar.evictable.Watcher.maps`."""
+        with torch._C.DisableTorchFunction():
+            self._evictions.files.note(folder, [s for t in tensors for s in _storages(t)])
 
     def reads_rows(self, out: Tensor, tensor: Tensor, index: Tensor) -> bool:
         """See :meth:`pyg_sar.evictable.Watcher.reads_rows`."""

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyg_sar.comm import world_size
+from pyg_sar.evictable import place_of
 from pyg_sar.monitor.recipes import Step, recorder
 from pyg_sar.recompute.dropout import Draw, Dropout, dropout_arguments
 from pyg_sar.rows.replicated import own_draws
@@ -145,7 +146,7 @@ class _Recorder(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._recipes: dict[int, tuple[weakref.ref[Tensor], int, _Recipe]] = {}
+        self._recipes: dict[tuple[int, int], tuple[weakref.ref[Tensor], int, _Recipe]] = {}
         self._noted: list[tuple[_Saved, Tensor]] | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -216,7 +217,7 @@ class _Recorder(TorchFunctionMode):
                 if isinstance(saved.source, _Held) and _is_same(tensor, out):
                     saved.source = recipe
                     recipe.num_users += 1
-            self._recipes[out.data_ptr()] = weakref.ref(out), out._version, recipe
+            self._recipes[place_of(out)] = weakref.ref(out), out._version, recipe
 
     def pack(self, tensor: Tensor) -> _Saved:
         """Stands in for a tensor that autograd saves."""
@@ -229,7 +230,7 @@ class _Recorder(TorchFunctionMode):
         return saved
 
     def _source(self, tensor: Tensor) -> _Held | _Recipe:
-        found = self._recipes.get(tensor.data_ptr()) if tensor.numel() else None
+        found = self._recipes.get(place_of(tensor)) if tensor.numel() else None
         if found is not None:
             reference, version, recipe = found
             out = reference()  # while it lives its memory is of no other tensor
@@ -274,7 +275,7 @@ def _batch_norm_again(
 def _is_same(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are the same numbers in the same memory."""
     return (
-        a.data_ptr() == b.data_ptr()
+        place_of(a) == place_of(b)
         and a.shape == b.shape
         and a.stride() == b.stride()
         and a.dtype == b.dtype

@@ -17,6 +17,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from pyg_sar.evictable import place_of
 from pyg_sar.shard.bags import MAX_EDGES, Bags, compacted, make_bags
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.rows_at import rows_at, write_rows_at
@@ -216,7 +217,7 @@ def _is_of(plan: Plan, given: Tensor) -> bool:
         return False
     if plan.version != own._version:  # changed in place since
         return False
-    if own.data_ptr() == edge_index.data_ptr() and own.stride() == edge_index.stride():
+    if place_of(own) == place_of(edge_index) and own.stride() == edge_index.stride():
         return True
     if edge_index.device.type == 'cpu' or edge_index.is_inference():
         return torch.equal(own, edge_index)

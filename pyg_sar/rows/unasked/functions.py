@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from pyg_sar.comm import world_size
+from pyg_sar.evictable import place_of
 from pyg_sar.rows.replicated import mean_of_ranks
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
@@ -37,13 +38,13 @@ def _apply_to_rows(cls: Any, *args: Any, **kwargs: Any) -> Any:
     with plainly():
         for each in outs:
             for rows in given if type(each) is Tensor else ():
-                if _is_at(each, rows.shape, rows.data_ptr()):  # forward has returned its argument
+                if _is_at(each, rows.shape, place_of(rows)):  # forward has returned its argument
                     tag(each, rows._dim, rows._space)
         node = next((t.grad_fn for t in outs if isinstance(t, Tensor) and t.grad_fn), None)
         if node is not None:
             node._inputs, node._outs = [_spec(e) for e in args], [_spec(e) for e in outs]  # type: ignore[attr-defined]
             node._places = [  # type: ignore[attr-defined]
-                (each.shape, each.data_ptr(), _spec(each)) for each in outs if _spec(each)
+                (each.shape, place_of(each), _spec(each)) for each in outs if _spec(each)
             ]
     return out
 
@@ -52,8 +53,8 @@ def _spec(value: Any) -> _Spec:
     return (value._dim, value._space) if isinstance(value, Rows) else None
 
 
-def _is_at(tensor: Tensor, shape: Any, place: int) -> bool:
-    return tensor.shape == shape and tensor.data_ptr() == place
+def _is_at(tensor: Tensor, shape: Any, place: tuple[int, int]) -> bool:
+    return tensor.shape == shape and place_of(tensor) == place
 
 
 @cache
