@@ -27,7 +27,7 @@ from pyg_sar.in_turns.mapped_files import MappedFiles
 from pyg_sar.in_turns.spill_file import SpillFile
 
 LEAST_BYTES = 256 << 10
-"""Smaller storages stay."""
+"""Of storages that are evicted."""
 
 
 @dataclass(eq=False, slots=True)
@@ -72,10 +72,13 @@ class Evictions:
         budget: Bytes that may be here between operations, if turns need no more.
         file: Where to evict to.
         num_ranks: How many ranks take turns.
+        least: Bytes of the smallest storage that goes.
     """
 
-    def __init__(self, budget: int, file: SpillFile, num_ranks: int) -> None:
-        self.budget, self.file, self.num_ranks = budget, file, num_ranks
+    def __init__(
+        self, budget: int, file: SpillFile, num_ranks: int, least: int = LEAST_BYTES
+    ) -> None:
+        self.budget, self.file, self.num_ranks, self.least = budget, file, num_ranks, least
         self.figures = Figures()
         self.here = 0
         self.turn, self.rank = 0, 0
@@ -98,7 +101,7 @@ class Evictions:
     def note(self, storage: torch.UntypedStorage) -> None:
         """Takes care of a storage from now on."""
         num_bytes = storage.nbytes()
-        if num_bytes < LEAST_BYTES or storage._cdata in self._held or not storage.resizable():
+        if num_bytes < self.least or storage._cdata in self._held or not storage.resizable():
             return
         with self._lock:
             key = storage._cdata

@@ -104,10 +104,11 @@ def play(
     memory: str | int,
     spill: str | Path,
     reserve: str | int = 0,
+    least: int = LEAST_BYTES,
 ) -> InTurns:
-    """As :func:`run_in_turns`, for so many ranks."""
+    """As :func:`run_in_turns`, for so many ranks; `least` is as `Evictions` takes it."""
     file = SpillFile(spill, _bytes('reserve', reserve))
-    evictions = Evictions(_bytes('memory', memory), file, num_ranks)
+    evictions = Evictions(_bytes('memory', memory), file, num_ranks, least)
     c_memory.return_freed_memory(LEAST_BYTES)
     c_memory.share_heap()
     try:
