@@ -141,6 +141,8 @@ class Evictions:
         held = self._held.get(storage._cdata)
         if held is not None:
             with self._lock:
+                if held.is_away:
+                    self._bring(held, storage)
                 self._forget(storage._cdata, held)
 
     def is_better_read(self, storage: torch.UntypedStorage) -> bool:
@@ -230,7 +232,7 @@ class Evictions:
         return sorted(able, key=order, reverse=True)
 
     def _evict(self, held: Held, storage: torch.UntypedStorage) -> None:
-        if not storage.resizable():  # since NumPy or another process sees it
+        if not storage.resizable() or storage.is_shared():  # NumPy or a process sees it by now
             self._forget(storage._cdata, held)
             return
         if not held.is_written:

@@ -40,11 +40,17 @@ class SpillFile:
         self.num_bytes = self.written = self.read = 0
         self._used = 0
         self._free: defaultdict[int, list[int]] = defaultdict(list)
-        self._fd, name = tempfile.mkstemp(prefix='pyg_sar-', dir=self.folder)
-        os.unlink(name)
+        try:
+            self._fd, name = tempfile.mkstemp(prefix='pyg_sar-', dir=self.folder)
+            os.unlink(name)
+        except OSError as error:
+            raise self._named(error, 'making a file for') from error
         self._process = os.getpid()
-        if reserve:
-            self._grow(reserve)
+        try:
+            self._grow(max(reserve, _GROWTH))
+        except OSError:
+            self.close()
+            raise
 
     def take(self, num_bytes: int) -> int:
         """A place for so many bytes; raises OSError if the disk is full."""
@@ -98,7 +104,8 @@ class SpillFile:
 
     def _grow(self, num_bytes: int) -> None:
         try:
-            os.posix_fallocate(self._fd, 0, num_bytes)
+            if hasattr(os, 'posix_fallocate'):  # not on macOS
+                os.posix_fallocate(self._fd, 0, num_bytes)
         except OSError as error:
             raise self._named(error, f'reserving {num_bytes} bytes') from error
         self.num_bytes = num_bytes

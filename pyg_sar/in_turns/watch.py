@@ -45,7 +45,7 @@ _READ_NOTHING = {
 _GET_AT_MEMORY = {
     *(Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__),
     *(Tensor.storage, Tensor.untyped_storage, Tensor.share_memory_, Tensor.__deepcopy__),
-    *(Tensor.__reduce_ex__,),
+    *(Tensor.__reduce_ex__, Tensor.__repr__, Tensor.__format__),
 }
 
 

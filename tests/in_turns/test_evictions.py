@@ -1,0 +1,186 @@
+"""What gets at memory that is away, in every way that torch and Python have, gets what it held."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pyg_sar import comm, evictable
+from pyg_sar.in_turns.run import play
+
+SIZE = 1000
+
+
+def _others_turn() -> None:
+    comm.agree(0)
+
+
+def _pickled(tensor: Tensor) -> Tensor:
+    file = io.BytesIO()
+    torch.save(tensor, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+READS: dict[str, Callable[[Tensor], Any]] = {
+    'operation': lambda t: t + 0,
+    'view': lambda t: t.view(10, -1)[3:5],
+    'detach': lambda t: t.detach().data,
+    'tolist': lambda t: torch.tensor(t.tolist()),
+    'numpy': lambda t: torch.from_numpy(t.numpy().copy()),
+    'asarray': lambda t: torch.from_numpy(np.asarray(t).copy()),
+    'dlpack': lambda t: torch.from_numpy(np.from_dlpack(t).copy()),
+    'save': _pickled,
+    'deepcopy': copy.deepcopy,
+    'storage': lambda t: torch.tensor(t.untyped_storage().tolist()),
+    'out': lambda t: torch.mul(t, 2, out=t),
+    'inplace': lambda t: t.mul_(3),
+    'list': lambda t: torch._foreach_mul([t, t[1:]], 2)[1],
+    'sparse': lambda t: t.view(10, -1).to_sparse_csr().sum(),
+    'array_of': lambda t: torch.from_numpy(evictable.array_of(t).copy()),
+    'item': lambda t: t[17].item(),
+    'repr': repr,
+    'compare': lambda t: torch.equal(t, t.clone()),
+    'share': lambda t: t.share_memory_().sum(),
+}
+
+
+@pytest.mark.parametrize('way', READS)
+def test_every_way_to_read(tmp_path: Path, way: str) -> None:
+    def program() -> tuple[Any, Any, Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(comm.rank())
+        there = torch.randn(SIZE, generator=generator)
+        evictable.keep_here(there)
+        held = there.clone()
+        _others_turn()
+        with torch._C.DisableTorchFunction():
+            assert held.untyped_storage().nbytes() == 0
+        found = READS[way](held)
+        expected = READS[way](there)
+        _others_turn()
+        return found, expected, held + 0, there + 0
+
+    for found, expected, *after in play(program, 2, memory=0, spill=tmp_path, least=256).results:
+        same = torch.equal if isinstance(expected, Tensor) else lambda a, b: a == b
+        assert same(found, expected)
+        assert torch.equal(*after)
+
+
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    'inplace': lambda t: t.add_(1),
+    'out': lambda t: torch.add(t, 1, out=t),
+    'list': lambda t: torch._foreach_add_([t], 1),
+    'view': lambda t: t.view(10, -1)[2].fill_(7),
+    'index': lambda t: t.__setitem__(slice(3, 9), 5.0),
+    'data': lambda t: t.data.zero_(),
+    'numpy': lambda t: np.add(t.numpy(), 1, out=t.numpy()),
+    'array_of': lambda t: np.add(1, 2, out=evictable.array_of(t, is_written=True)[:1]),
+    'resize': lambda t: t.resize_(2 * SIZE).fill_(3),
+    'storage': lambda t: t.untyped_storage().fill_(0),
+}
+
+
+@pytest.mark.parametrize('way', WRITES)
+def test_what_is_written_after_it_was_away_is_written_again(tmp_path: Path, way: str) -> None:
+    def program() -> tuple[Tensor, Tensor]:
+        held, there = torch.ones(SIZE), torch.ones(SIZE)
+        evictable.keep_here(there)
+        _others_turn()
+        held.sum()  # it is here, and unchanged
+        WRITES[way](held)
+        WRITES[way](there)
+        _others_turn()
+        return held + 0, there + 0
+
+    for found, expected in play(program, 2, memory=0, spill=tmp_path, least=256).results:
+        assert torch.equal(found, expected)
+
+
+def test_what_did_not_change_is_written_once_and_what_dies_never(tmp_path: Path) -> None:
+    def program() -> None:
+        held = torch.ones(SIZE)
+        for _ in range(5):
+            _others_turn()
+            held.sum()
+            held * 2  # dies
+
+    figures = play(program, 2, memory=0, spill=tmp_path, least=256).figures
+    assert figures.written == 2 * 4 * SIZE
+    assert figures.evictions == 2 * 5
+    assert figures.peak == 2 * 4 * SIZE
+
+
+def test_a_budget_that_suffices_moves_nothing(tmp_path: Path) -> None:
+    def program() -> None:
+        held = torch.ones(SIZE)
+        _others_turn()
+        held.sum()
+
+    figures = play(program, 2, memory='1MB', spill=tmp_path, least=256).figures
+    assert (figures.evictions, figures.written, figures.read) == (0, 0, 0)
+
+
+def test_the_rank_that_waits_longest_goes_first(tmp_path: Path) -> None:
+    def program() -> list[bool]:
+        held = torch.ones(SIZE)
+        away = []
+        for _ in range(4):
+            _others_turn()
+            with torch._C.DisableTorchFunction():
+                away.append(held.untyped_storage().nbytes() == 0)
+            held.sum()
+        return away
+
+    # There is room for three of four.
+    found = play(program, 4, memory=3 * 4 * SIZE, spill=tmp_path, least=256)
+    least = 1 + 4 * 4 // 3  # a miss every three turns: Belady's
+    assert sum(map(sum, found.results)) <= least + 1
+
+
+def test_rows_are_what_they_were_when_they_were_offered(tmp_path: Path) -> None:
+    def program() -> list[Tensor]:
+        ours, others = comm.current(), 1 - comm.rank()
+        rows, found = torch.full((SIZE, 2), float(comm.rank())), []
+        for step in range(3):
+            index = torch.arange(0, SIZE, 3)
+            like = rows.new_empty(1).expand(index.numel(), 2)
+
+            def make(out: list[Tensor], rows: Tensor = rows, index: Tensor = index) -> None:
+                evictable.select_rows(out[0], rows, index)
+
+            ours.offer(others, 'rows', [like], make, [rows])
+            ours.await_offers({others: 1}, 'rows')
+            if comm.rank() == 1:
+                rows += 10  # rank 0 has not taken them
+            (came,) = ours.take(others, 'rows', lambda like=like: [rows.new_empty(like.shape)])
+            found.append(came.clone())
+            if comm.rank() == 0:
+                rows += 10
+            assert step < 3
+        return found
+
+    for memory in (0, 1 << 30):
+        results = play(program, 2, memory=memory, spill=tmp_path, least=256).results
+        for rank, found in enumerate(results):
+            for step, came in enumerate(found):
+                assert torch.equal(came, torch.full_like(came, 1 - rank + 10.0 * step))
+
+
+def test_tensors_from_before_stay(tmp_path: Path) -> None:
+    before = torch.ones(SIZE)
+
+    def program() -> int:
+        view = before[:500]
+        _others_turn()
+        with torch._C.DisableTorchFunction():
+            return view.untyped_storage().nbytes()
+
+    assert play(program, 2, memory=0, spill=tmp_path, least=256).results == [4 * SIZE] * 2
