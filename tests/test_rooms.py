@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'pyg_sar'
 
 FLOORS = (
-    {'__main__', 'checking', 'partition', 'describe', 'plan', 'transforms'},
-    {'load', 'inspection', 'planner', 'profiling', 'checkpoint'},
+    {'__main__', 'checking', 'partition', 'describe', 'plan', 'run_in_turns', 'transforms'},
+    {'load', 'in_turns', 'inspection', 'planner', 'profiling', 'checkpoint'},
     {'launching', 'partitioner', 'sampling', 'ddp'},
     {'wrap', 'own_rows', 'restricted_layers'},
     {'norm', 'conv'},
@@ -25,7 +25,7 @@ FLOORS = (
     {'comm', 'merge', 'kernels'},
     {'shard'},
     {'compiled', 'memory'},
-    {'commands', 'monitor', 'draws'},
+    {'commands', 'evictable', 'monitor', 'draws'},
     {'scoped'},
 )
 """A room may import itself and the rooms of later floors."""

@@ -1,0 +1,76 @@
+"""The command line: ``python -m pyg_sar.run_in_turns train.py --memory 4GB --spill /scratch``.
+
+Nothing imports this module: runpy warns when the package has already imported what it runs, and
+the function of this name would be hidden.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from pyg_sar.commands.command_line import Parser, checked
+from pyg_sar.in_turns import run_in_turns
+from pyg_sar.monitor import bytes_text, parse_bytes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns its exit code."""
+    parser = _parser()
+    args, arguments = parser.parse_known_args(argv)
+    for path in (args.script, args.parts / 'META.json', args.spill):
+        if not path.exists():
+            parser.error(f'no such file: {path}')
+    program = compile(args.script.read_bytes(), str(args.script), 'exec')
+    sys.argv[:] = [str(args.script), *arguments]
+    sys.path.insert(0, str(args.script.parent.resolve()))
+
+    def run() -> None:
+        module = ModuleType('__main__')
+        module.__file__ = str(args.script)
+        sys.modules['__main__'] = module
+        try:
+            exec(program, vars(module))
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+
+    memory, spill, reserve = args.memory, args.spill, args.reserve
+    options = {'memory': memory, 'spill': spill, 'reserve': reserve, 'num_ranks': args.num_ranks}
+    found = run_in_turns(run, args.parts, **options).figures
+    print(
+        f'{bytes_text(found.peak)} of large tensors at most, {bytes_text(found.written)} written, '
+        f'{bytes_text(found.read)} read',
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f'expected a positive int (got {text!r})')
+    return int(text)
+
+
+def _parser() -> Parser:
+    description = 'Runs a program written for torchrun as all ranks, in turn, in one process.'
+    parser, size = Parser('pyg_sar.run_in_turns', description), checked(parse_bytes)
+    add = parser.add_argument
+    add('script', type=Path, metavar='SCRIPT', help='the program; options that are none of these are its own')
+    memory = 'that large tensors may take together, e.g. 4GB'
+    add('--memory', type=size, required=True, metavar='SIZE', help=memory)
+    spill = 'a folder on a disk for what is evicted'
+    add('--spill', type=Path, required=True, metavar='FOLDER', help=spill)
+    parts = 'of python -m pyg_sar.partition, with one part for every rank; default: %(default)s'
+    add('--parts', type=Path, default=Path('parts'), metavar='FOLDER', help=parts)
+    ranks = 'if not one for every part'
+    add('--num-ranks', type=checked(_positive), metavar='P', help=ranks)
+    reserve = 'of the disk that is taken at once'
+    add('--reserve', type=size, default=0, metavar='SIZE', help=reserve)
+    return parser
+
+
+if __name__ == '__main__':
+    sys.exit(main())
