@@ -25,7 +25,7 @@ from torch import Tensor
 MOST_SCORES = 2**22
 """So many scores are in memory at once."""
 
-# Torch's own kernels of a CPU, with what a softmax over several blocks needs; None if they are gone.
+# Torch's kernels of a CPU that also give the sum of exponentials; None if they are gone.
 _aten = torch.ops.aten
 _FORWARD = getattr(_aten, '_scaled_dot_product_flash_attention_for_cpu', None)
 _BACKWARD = getattr(_aten, '_scaled_dot_product_flash_attention_for_cpu_backward', None)
@@ -97,8 +97,8 @@ def gradients(
         log_total: As :meth:`Attended.finish` gives it.
     """
     if _has_kernel(query, block):
-        own = _four(grad, query, *block[:2], out, log_total.squeeze(-1))
-        of_query, of_key, of_value = _BACKWARD(*own, 0.0, False, scale=scale)
+        given = _four(grad, query, *block[:2], out, log_total.squeeze(-1))
+        of_query, of_key, of_value = _BACKWARD(*given, 0.0, False, scale=scale)
         return of_query[0], of_key[0], of_value[0]
     of_query = torch.zeros_like(query, dtype=out.dtype)
     of_key = torch.zeros_like(block.key, dtype=out.dtype)
