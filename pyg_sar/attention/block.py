@@ -17,7 +17,7 @@ tensor       shape         meaning
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ MOST_SCORES = 2**22
 
 # Torch's kernels of a CPU that also give the sum of exponentials; None if they are gone.
 _aten = torch.ops.aten
-_FORWARD = getattr(_aten, '_scaled_dot_product_flash_attention_for_cpu', None)
-_BACKWARD = getattr(_aten, '_scaled_dot_product_flash_attention_for_cpu_backward', None)
+_FORWARD: Any = getattr(_aten, '_scaled_dot_product_flash_attention_for_cpu', None)
+_BACKWARD: Any = getattr(_aten, '_scaled_dot_product_flash_attention_for_cpu_backward', None)
 
 
 class Block(NamedTuple):
