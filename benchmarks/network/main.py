@@ -42,6 +42,7 @@ SIZES: dict[str, dict[str, Any]] = {
         'models': ['sage', 'gat'],
         'variants': list(VARIANTS),
         'links': [0.1, 0.5, 1.0, 5.0],
+        'share': 1.0,
         'processes': 4,
         'layers': 3,
         'rounds': 5,
@@ -76,7 +77,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             beside.step(f'{model}/{NO_NETWORK}')
             for link in tqdm([*args.links, LOOPBACK], desc=model, unit='link', leave=False):
                 if link != LOOPBACK:
-                    hosts.shape(link)
+                    hosts.shape(link, args.share)
                 team = beside if link == LOOPBACK else apart
                 names = [f'{model}/{variant}' for variant in args.variants]
                 alone = f'{model}/{NO_NETWORK}'
@@ -121,7 +122,7 @@ def _rows(args: argparse.Namespace, model: str, link: float, found: Steps) -> It
             'cpu_alone': summary(_largest(alone, 'cpu_seconds')),
             'bytes_sent': summary(_largest(steps, 'bytes_sent')),
             'load': os.getloadavg()[0],
-            **_traffic(args, model, variant),
+            **_traffic(args, model, variant, 1.0 if link == LOOPBACK else args.share),
             'losses': [step[0]['loss'] for step in steps],
         }
 
@@ -168,35 +169,46 @@ def _width(variant: str) -> float:
     return 1.0 if dtype is None else dtype.itemsize / 4
 
 
-def _traffic(args: argparse.Namespace, model: str, variant: str) -> Row:
-    """Of an epoch, by a rehearsal: steps, and bytes of rows that the slowest ranks receive."""
+def _traffic(args: argparse.Namespace, model: str, variant: str, share: float) -> Row:
+    """Of an epoch, by a rehearsal: steps, and bytes of rows as a link with all bandwidth has them.
+
+    `row_bytes` are those that the slowest ranks wait for, step by step; `least_row_bytes` those of
+    the rank that receives most, which no other order of steps has less of.
+    """
     size = sizes(args.graph)
     widths = size['num_features'], default_hidden(model), args.layers, size['num_classes']
     network = make_model(model, *widths)
     statistics = read_statistics(str(cut(args.graph, args.processes)))
     job = Job(network, size['num_features'])
     planner = Planner(statistics, job, bandwidth=1.0, timed=False)
-    ranks = planner.predict(args.processes).ranks
-    # All ranks do a step at once, and the largest message of it is what they wait for.
-    sends_sums = model == 'sage' and variant != ROWS
-    halo = sum(max(of) for of in zip(*_messages(args, sends_sums), strict=True))
-    first = max(ranks, key=lambda rank: rank.sizes.num_halo)
+    first = max(planner.predict(args.processes).ranks, key=lambda rank: rank.sizes.num_halo)
+    per_row = first.bytes_per_epoch / first.sizes.num_halo * _width(variant)
+    # All ranks do a step at once, and the slowest message of it is what they wait for.
+    messages = _messages(args, model == 'sage' and variant != ROWS, share)
     exchanges = round(first.rows_per_epoch / first.sizes.num_halo)
+    gradients = sum_bytes(sum(p.nbytes for p in network.parameters()), args.processes)
     return {
         'steps': exchanges * (args.processes - 1),
-        'row_bytes': halo * first.bytes_per_epoch / first.sizes.num_halo * _width(variant),
-        'sum_bytes': sum_bytes(sum(p.nbytes for p in network.parameters()), args.processes),
+        'row_bytes': sum(max(of) for of in zip(*messages, strict=True)) * per_row,
+        'least_row_bytes': max(sum(of) for of in messages) * per_row,
+        'sum_bytes': gradients / share,
     }
 
 
-def _messages(args: argparse.Namespace, sends_sums: bool) -> list[list[int]]:
-    """Rows of every message that a rank receives in an exchange, by rank."""
-    sizes = []
+def _messages(args: argparse.Namespace, sends_sums: bool, share: float) -> list[list[float]]:
+    """Rows that a rank receives in every step of an exchange, by rank.
+
+    Those from or to rank 0, which has a share of the bandwidth, count as many times as many.
+    """
+    messages = []
     for rank in range(args.processes):
         edge_index = pyg_sar.load_shard(cut(args.graph, args.processes), rank).edge_index
         blocks = plan_of(edge_index, edge_index.shard).blocks[1:]
-        sizes.append([cover_of(b).size if sends_sums else b.num_rows for b in blocks])
-    return sizes
+        rows = [cover_of(b).size if sends_sums else b.num_rows for b in blocks]
+        messages.append(
+            [n if rank and b.part else n / share for n, b in zip(rows, blocks, strict=True)]
+        )
+    return messages
 
 
 def _foretold(row: Row, bandwidth: float) -> list[float]:
