@@ -107,8 +107,12 @@ RUNS = {
 
 
 def losses(root: str, name: str) -> list[float]:
-    """Of every epoch."""
-    run = RUNS[name]
+    """Of every epoch of a run that is kept."""
+    return trained(root, RUNS[name])
+
+
+def trained(root: str, run: Run) -> list[float]:
+    """Losses of every epoch."""
     data = pyg_sar.load_shard(root)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
