@@ -1,0 +1,169 @@
+"""``python -m pyg_sar.predict``: what plain PyG gives, and one line where something is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hetero_graphs import hetero_graph
+from small_graphs import small_graph
+from torch_geometric import seed_everything
+
+from pyg_sar.predict.__main__ import main
+from pyg_sar.predict.named import named
+
+MODELS = '''
+import torch
+from torch_geometric.nn import GAT, GraphSAGE, HeteroConv, SAGEConv
+
+def make_sage():
+    return GraphSAGE(WIDTH, 8, 3, 4, norm='batch_norm', jk='cat').double()
+
+def make_gat():
+    return GAT(WIDTH, 8, 2, 4, heads=2, dropout=0.5).double()
+
+class Hetero(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        cites, writes = ('paper', 'cites', 'paper'), ('author', 'writes', 'paper')
+        knows = ('author', 'knows', 'author')
+        convs = {cites: SAGEConv(6, 5), writes: SAGEConv((4, 6), 5), knows: SAGEConv(4, 5)}
+        self.conv = HeteroConv(convs).double()
+
+    def forward(self, x_dict, edge_index_dict):
+        return self.conv(x_dict, edge_index_dict)
+
+model = Hetero()
+number = 3
+
+def of_papers(model, data):
+    return model(data.x_dict, data.edge_index_dict)['paper'].relu()
+
+def doubled(model, data):
+    return 2 * model(data.x, data.edge_index)
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With the graph, models and weights of one run."""
+    seed_everything(0)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    data = small_graph()
+    data.x = data.x.double()
+    torch.save(data, 'data.pt')
+    torch.save(hetero_graph(), 'hetero.pt')
+    file = f'models_{tmp_path.name}.py'
+    Path(file).write_text(MODELS.replace('WIDTH', str(data.num_features)))
+    return tmp_path
+
+
+def _plain(folder: Path, name: str) -> torch.nn.Module:
+    """The model with trained-looking running statistics; its weights are saved."""
+    found = named(f'models_{folder.name}.py:{name}')
+    model: torch.nn.Module = found if isinstance(found, torch.nn.Module) else found()
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 1.5)
+    torch.save(model.state_dict(), 'weights.pt')
+    return model.eval()
+
+
+def _run(folder: Path, name: str, *arguments: str) -> int:
+    return main([f'models_{folder.name}.py:{name}', 'weights.pt', *arguments, '--memory', '1MB'])
+
+
+@pytest.mark.parametrize('name', ['make_sage', 'make_gat'])
+@pytest.mark.parametrize('num_parts', [1, 3])
+def test_equal_to_plain(folder: Path, name: str, num_parts: int) -> None:
+    data, model = torch.load('data.pt', weights_only=False), _plain(folder, name)
+    assert _run(folder, name, 'data.pt', 'out.npy', '--num-parts', str(num_parts)) == 0
+    with torch.no_grad():
+        wanted = model(data.x, data.edge_index).numpy()
+    np.testing.assert_allclose(np.load('out.npy'), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_types_and_forward(folder: Path) -> None:
+    data, model = torch.load('hetero.pt', weights_only=False), _plain(folder, 'model')
+    with torch.no_grad():
+        found = model(data.x_dict, data.edge_index_dict)
+    assert _run(folder, 'model', 'hetero.pt', 'out.npy', '--num-parts', '2') == 0
+    for key, rows in found.items():
+        got = np.load(f'out-{key}.npy')
+        np.testing.assert_allclose(got, rows.numpy(), rtol=1e-12, atol=1e-12)
+    wanted = found['paper'].numpy()
+    forward = f'models_{folder.name}.py:of_papers'
+    options = ['--num-parts', '2', '--forward', forward, '--nodes', 'paper']
+    assert _run(folder, 'model', 'hetero.pt', 'relu.npy', *options) == 0
+    np.testing.assert_allclose(np.load('relu.npy'), wanted.clip(0), rtol=1e-12, atol=1e-12)
+
+
+def test_the_cut_is_kept_until_the_data_changes(folder: Path) -> None:
+    _plain(folder, 'make_sage')
+    arguments = 'make_sage', 'data.pt', 'out.npy', '--num-parts', '2'
+    assert _run(folder, *arguments) == 0
+    (cut,) = folder.glob('data.pt.parts-2-*')
+    made = (cut / 'META.json').stat().st_mtime_ns
+    assert _run(folder, *arguments) == 0
+    assert (cut / 'META.json').stat().st_mtime_ns == made
+    first = np.load('out.npy')
+    data = torch.load('data.pt', weights_only=False)
+    data.x += 1
+    torch.save(data, 'data.pt')
+    assert _run(folder, *arguments) == 0
+    assert len([*folder.glob('data.pt.parts-2-*')]) == 2
+    assert not np.allclose(first, np.load('out.npy'))
+
+
+def test_parts_follow_from_the_memory(folder: Path) -> None:
+    _plain(folder, 'make_sage')
+    assert _run(folder, 'make_sage', 'data.pt', 'out.npy') == 0
+    (few,) = folder.glob('data.pt.parts-*')
+    made = f'models_{folder.name}.py:make_sage'
+    assert main([made, 'weights.pt', 'data.pt', 'out.npy', '--memory', '20KB']) == 0
+    counts = {int(path.name.split('-')[1]) for path in folder.glob('data.pt.parts-*')}
+    assert max(counts) > int(few.name.split('-')[1])
+
+
+@pytest.mark.parametrize(
+    ('name', 'changes', 'words'),
+    [
+        ('none', {}, "expected 'none' in"),
+        ('number', {}, 'expected a model, or what makes one'),
+        ('make_gat', {}, 'do not fit the model'),
+        ('make_sage', {0: 'none.pt'}, 'no such file: none.pt'),
+        ('make_sage', {0: 'text.pt'}, 'expected a state_dict in text.pt'),
+        ('make_sage', {1: 'none.pt'}, 'no such file: none.pt'),
+        ('make_sage', {2: 'none/out.npy'}, 'no such folder: none'),
+        ('make_sage', {2: 'out.txt'}, 'ends in .npy or .parquet'),
+        ('make_sage', {2: 'folder.npy'}, 'cannot write folder.npy'),
+    ],
+)
+def test_errors_are_one_line(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    changes: dict[int, str],
+    words: str,
+) -> None:
+    _plain(folder, 'make_sage')
+    Path('text.pt').write_text('no weights')
+    Path('folder.npy').mkdir()
+    paths = ['weights.pt', 'data.pt', 'out.npy']
+    for i, path in changes.items():
+        paths[i] = path
+    assert main([f'models_{folder.name}.py:{name}', *paths, '--memory', '1MB']) == 2
+    error = capsys.readouterr().err
+    assert error.startswith('error: ')
+    assert error.count('\n') == 1
+    assert words in error
+    assert not [*folder.glob('data.pt.parts-*')]
+
+
+def test_no_such_script(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _plain(folder, 'make_sage')
+    assert main(['none.py:make', 'weights.pt', 'data.pt', 'out.npy', '--memory', '1MB']) == 2
+    assert capsys.readouterr().err == 'error: no such file: none.py\n'
