@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / 'pyg_sar'
 
 FLOORS = (
-    {'__main__', 'checking', 'partition', 'describe', 'plan', 'predict', 'run_in_turns', 'transforms'},
+    {'__main__', 'checking', 'partition', 'describe', 'plan', 'predict'}
+    | {'run_in_turns', 'transforms'},
     {'load', 'in_turns', 'inspection', 'planner', 'profiling', 'checkpoint'},
     {'launching', 'partitioner', 'sampling', 'ddp'},
     {'wrap', 'own_rows', 'restricted_layers'},
