@@ -31,6 +31,8 @@ from pyg_sar.planner.report import (
     rank_table,
     table,
 )
+from pyg_sar.planner.turns import predict_turns, probe_disk
+from pyg_sar.planner.turns import told as told_of_turns
 
 _MODELS = {'sage': GraphSAGE, 'gcn': GCN, 'gat': GAT, 'gin': GIN}
 _OPTIMIZERS = {'adam': torch.optim.Adam, 'sgd': torch.optim.SGD}
@@ -55,6 +57,10 @@ def _run(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         if getattr(args, name) != _parser().get_default(name):
             whose = "'--sampled'" if args.sampled is None else 'full batches'
             raise ValueError(f"'{option}' is for {whose} alone (got it for the others)")
+    if args.in_turns and (args.memory is None or args.disk is None or args.sampled is not None):
+        raise ValueError("'--in-turns' needs '--memory' and '--disk', and full batches")
+    if not args.in_turns and args.disk is not None:
+        raise ValueError("'--disk' is for '--in-turns' alone (got it without)")
     base, statistics = _base_bytes(), _statistics(args)
     job, counts = _job(args, statistics), args.ranks or _counts(statistics)
     size = f'{statistics.num_nodes:,} nodes, {statistics.num_edges:,} directed edges; {args.model}'
@@ -83,7 +89,15 @@ def _run(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         if prediction.num_ranks == num_parts and num_parts <= _MOST_LISTED
     ]
     told.append(f'largest rank, for each number of ranks\n{table(predictions, base)}')
-    if args.memory is not None:
+    if args.in_turns:
+        rates = probe_disk(args.disk)
+        turns = [predict_turns(p, args.memory, *rates) for p in predictions]
+        told += [
+            f'{p.num_ranks} parts: {told_of_turns(found, args.epochs, rates)}'
+            for p, found in zip(predictions, turns, strict=True)
+        ]
+        report['in_turns'] = [vars(found) for found in turns]
+    elif args.memory is not None:
         text, report['least_ranks'] = _least_ranks(planner, args.memory, base)
         told.append(text)
     told.append(
@@ -234,6 +248,11 @@ def _parser() -> Parser:
     add('--batch-size', type=positive, default=1024, metavar='B', help=of_part)
     least = 'find the least number of ranks with so much, e.g. 64GB'
     add('--memory', type=checked(_memory), metavar='SIZE', help=least)
+    turns = 'all ranks in turn in one process, with so much memory as --memory says'
+    add('--in-turns', action='store_true', help=turns)
+    add('--disk', type=Path, metavar='FOLDER', help='of what waits in turns; its rate is probed')
+    of_run = 'of which bytes written are told, with --in-turns; default: %(default)s'
+    add('--epochs', type=positive, default=100, metavar='E', help=of_run)
     add('--json', metavar='FILE', help='write the figures there, too')
     add('--no-time', dest='timed', action='store_false', help='skip timing this machine')
     by_hand = parser.add_argument_group('without PARTS').add_argument

@@ -107,7 +107,7 @@ def _save(out: Path, found: Any, data: Data | HeteroData, nodes: str | None) -> 
             save_rows(path, found[key], data[key])
         return
     if not isinstance(found, Tensor):
-        raise ValueError(f"expected a tensor of the model, or a dict of them (got {type(found)})")
+        raise ValueError(f'expected a tensor of the model, or a dict of them (got {type(found)})')
     if is_hetero and nodes is None:
         raise ValueError(
             f"expected 'nodes', the type of the nodes that the model's tensor has rows of: "

@@ -16,7 +16,7 @@ from pyg_sar.partitioner import partition_graph
 @pytest.mark.slow
 def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
     root = tmp_path / 'parts'
-    partition_graph('synthetic:8000,60000', 2, root, split='0.6/0.2/0.2')
+    partition_graph('synthetic:8000,60000', 2, root)
     options = ['--memory', '1MB', '--spill', tmp_path, '--hidden', 64, '--epochs', 3]
     text = run(EXAMPLES / 'larger_than_memory.py', root, *options)
     args = argparse.Namespace(root=root, hidden=64, epochs=3)

@@ -14,7 +14,7 @@ from torch_geometric import seed_everything
 from pyg_sar.predict.__main__ import main
 from pyg_sar.predict.named import named
 
-MODELS = '''
+MODELS = """
 import torch
 from torch_geometric.nn import GAT, GraphSAGE, HeteroConv, SAGEConv
 
@@ -43,7 +43,7 @@ def of_papers(model, data):
 
 def doubled(model, data):
     return 2 * model(data.x, data.edge_index)
-'''
+"""
 
 
 @pytest.fixture
