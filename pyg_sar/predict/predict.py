@@ -85,7 +85,7 @@ def predict(
         with torch.no_grad():
             _save(out, run(own, data), data, nodes)
 
-    return run_in_turns(on_rank, root, memory=num_bytes, spill=spill or source.parent).figures
+    return run_in_turns(on_rank, root, memory=num_bytes, spill=Path(spill or source.parent)).figures
 
 
 def _forward(model: torch.nn.Module, data: Data | HeteroData) -> Any:
