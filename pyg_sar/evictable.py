@@ -107,7 +107,7 @@ def note_mapped(folder: Path, tensors: Sequence[Tensor]) -> None:
 def place_of(tensor: Tensor) -> tuple[int, int]:
     """Where a tensor begins: its storage, whose address may change, and the offset in it."""
     with torch._C.DisableTorchFunction():
-        return tensor.untyped_storage()._cdata, tensor.storage_offset()
+        return int(tensor.untyped_storage()._cdata), int(tensor.storage_offset())
 
 
 def is_better_read(tensor: Tensor) -> bool:

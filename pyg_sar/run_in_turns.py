@@ -6,10 +6,10 @@ the function of this name would be hidden.
 
 from __future__ import annotations
 
+import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 from pyg_sar.commands.command_line import Parser, checked
 from pyg_sar.in_turns import run_in_turns
@@ -23,23 +23,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     for path in (args.script, args.parts / 'META.json', args.spill):
         if not path.exists():
             parser.error(f'no such file: {path}')
-    program = compile(args.script.read_bytes(), str(args.script), 'exec')
     sys.argv[:] = [str(args.script), *arguments]
     sys.path.insert(0, str(args.script.parent.resolve()))
 
     def run() -> None:
-        module = ModuleType('__main__')
-        module.__file__ = str(args.script)
-        sys.modules['__main__'] = module
         try:
-            exec(program, vars(module))
+            runpy.run_path(str(args.script), run_name='__main__')
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
 
     memory, spill, reserve = args.memory, args.spill, args.reserve
     options = {'memory': memory, 'spill': spill, 'reserve': reserve, 'num_ranks': args.num_ranks}
-    found = run_in_turns(run, args.parts, **options).figures
+    main_module = sys.modules['__main__']
+    try:
+        found = run_in_turns(run, args.parts, **options).figures
+    finally:
+        sys.modules['__main__'] = main_module  # ranks put it back in any order
     print(
         f'{bytes_text(found.peak)} of large tensors at most, {bytes_text(found.written)} written, '
         f'{bytes_text(found.read)} read',
@@ -58,7 +58,12 @@ def _parser() -> Parser:
     description = 'Runs a program written for torchrun as all ranks, in turn, in one process.'
     parser, size = Parser('pyg_sar.run_in_turns', description), checked(parse_bytes)
     add = parser.add_argument
-    add('script', type=Path, metavar='SCRIPT', help='the program; options that are none of these are its own')
+    add(
+        'script',
+        type=Path,
+        metavar='SCRIPT',
+        help='the program; options that are none of these are its own',
+    )
     memory = 'that large tensors may take together, e.g. 4GB'
     add('--memory', type=size, required=True, metavar='SIZE', help=memory)
     spill = 'a folder on a disk for what is evicted'

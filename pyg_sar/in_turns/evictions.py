@@ -5,8 +5,8 @@ what autograd has saved stay valid. What a turn has touched stays until the turn
 loop or thread of the rank that runs can lose what it works on. Where the budget is exceeded others'
 memory goes, that which is needed last first:
 
-1. what a rank did not touch in its last turn (it lies deep in the autograd graph), least recently
-   touched first;
+1. what a rank did not touch in the last turn in which it touched anything (it lies deep in the
+   autograd graph), least recently touched first;
 2. the rest, of the rank whose turn comes last first. Ranks take turns in a circle, so this is
    Belady's choice; the least recently used would be the worst one.
 
@@ -84,14 +84,13 @@ class Evictions:
         self.turn, self.rank = 0, 0
         self.files = MappedFiles()
         self._held: dict[int, Held] = {}
-        self._last_turns = [0] * num_ranks
+        self._last_turns = [0] * num_ranks  # in which a rank touched anything
         self._queue: list[Held] | None = []
         self._lock = threading.RLock()  # memory is freed, and noted as such, in any of the calls
 
-    def begin(self, ended: int, rank: int) -> None:
-        """The turn of one rank has ended, and that of another begins."""
+    def begin(self, rank: int) -> None:
+        """The turn of a rank begins."""
         with self._lock:
-            self._last_turns[ended] = self.turn
             self.turn += 1
             self.rank, self._queue = rank, None
             self._make_room(0)
@@ -113,6 +112,7 @@ class Evictions:
                 self.turn,
             )
             self._held[key] = held
+            self._last_turns[self.rank] = self.turn
             self._add(num_bytes)
             self._make_room(0)
 
@@ -126,7 +126,7 @@ class Evictions:
         with self._lock:
             held.turn = self.turn
             if held.rank == self.rank:
-                held.own_turn = self.turn
+                held.own_turn = self._last_turns[self.rank] = self.turn
             if held.is_away:
                 self._bring(held, storage)
             if is_written:

@@ -43,9 +43,9 @@ class MappedFiles:
 
     def drop(self) -> None:
         """Lets go of the pages, which are read again when they are needed."""
-        libc = ctypes.CDLL(None) if self._ranges else None
-        for start, end in self._ranges if libc is not None else ():
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _DONTNEED)
+        for start, end in self._ranges:
+            size = ctypes.c_size_t(end - start)
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), size, _DONTNEED)
 
 
 def _mapped_from(folder: Path) -> list[tuple[int, int]]:

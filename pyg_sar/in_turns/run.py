@@ -140,8 +140,8 @@ class _Evicting(Around):
     def rank(self) -> AbstractContextManager[Any]:
         return Watch(self._evictions).beside()
 
-    def switch(self, ended: int, begins: int) -> None:
-        self._evictions.begin(ended, begins)
+    def switch(self, rank: int) -> None:
+        self._evictions.begin(rank)
 
 
 def _bytes(name: str, given: str | int) -> int:

@@ -91,7 +91,8 @@ class Watch:
             raise IndexError(f'expected an index of {tensor.size(0)} rows (got another one)')
         row_bytes = math.prod(tensor.shape[1:]) * tensor.element_size()
         with torch._C.DisableTorchFunction():
-            address, start = out.data_ptr(), tensor.storage_offset() * tensor.element_size()
+            address = out.data_ptr()
+            start = int(tensor.storage_offset()) * tensor.element_size()
             storage = tensor.untyped_storage()
         for first, last in _runs(rows):
             at = start + int(rows[first]) * row_bytes
@@ -106,7 +107,7 @@ class Watch:
             return False
         self.needs(out, is_written=True)
         with torch._C.DisableTorchFunction():
-            start = run.storage_offset() * run.element_size()
+            start = int(run.storage_offset()) * run.element_size()
             self._evictions.read_part(run.untyped_storage(), out.data_ptr(), run.nbytes, start)
         return True
 

@@ -26,7 +26,7 @@ class TurnsPrediction:
     """One process that plays all ranks of a cut.
 
     Attributes:
-        turn_bytes: The most that a turn needs. The peak is at least that, whatever the memory.
+        turn_bytes: A turn needs at most that, and mostly half: what a rank holds in all layers.
         disk_bytes: The most that lies on the disk.
         written_bytes: Written in an epoch.
         read_bytes: Read in an epoch, with the rows that ranks read of each other.

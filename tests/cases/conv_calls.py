@@ -95,11 +95,9 @@ def spline_kernels() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter('ignore', UserWarning)  # 'We do not recommend ... CPU'
-        if spline_conv.spline_basis is not None:
-            yield
-            return
-        with mock.patch.multiple(spline_conv, spline_basis=basis, spline_weighting=weighting):
-            yield
+        if spline_conv.spline_basis is None:  # they stay: other ranks may be threads
+            spline_conv.spline_basis, spline_conv.spline_weighting = basis, weighting
+        yield
 
 
 def of_points(module: torch.nn.Module, d: Inputs) -> Any:

@@ -139,10 +139,10 @@ def test_the_rank_that_waits_longest_goes_first(tmp_path: Path) -> None:
             held.sum()
         return away
 
-    # There is room for three of four.
+    # There is room for three of four. Were the least recently used one to go, all but one of 16
+    # times what a rank needs would be away.
     found = play(program, 4, memory=3 * 4 * SIZE, spill=tmp_path, least=256)
-    least = 1 + 4 * 4 // 3  # a miss every three turns: Belady's
-    assert sum(map(sum, found.results)) <= least + 1
+    assert 0 < sum(map(sum, found.results)) <= 8
 
 
 def test_rows_are_what_they_were_when_they_were_offered(tmp_path: Path) -> None:
@@ -160,7 +160,8 @@ def test_rows_are_what_they_were_when_they_were_offered(tmp_path: Path) -> None:
             ours.await_offers({others: 1}, 'rows')
             if comm.rank() == 1:
                 rows += 10  # rank 0 has not taken them
-            (came,) = ours.take(others, 'rows', lambda like=like: [rows.new_empty(like.shape)])
+            place = [rows.new_empty(like.shape)]
+            (came,) = ours.take(others, 'rows', lambda place=place: place)
             found.append(came.clone())
             if comm.rank() == 0:
                 rows += 10

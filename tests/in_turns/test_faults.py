@@ -52,7 +52,7 @@ def _failing(name: str, place: int, number: int) -> Callable[..., Any]:
 
 @pytest.mark.parametrize('place', PLACES)
 @pytest.mark.parametrize(
-    'name, number, words',
+    ('name', 'number', 'words'),
     [('pwrite', errno.ENOSPC, 'writing'), ('preadv', errno.EIO, 'reading')],
 )
 def test_an_error_of_the_disk_names_folder_and_cause(

@@ -39,8 +39,8 @@ class Around:
         """Around the program of a rank, in its thread."""
         return nullcontext()
 
-    def switch(self, ended: int, begins: int) -> None:
-        """Between the turns of two ranks."""
+    def switch(self, rank: int) -> None:
+        """Before a turn of a rank."""
 
 
 def run_threads(

@@ -54,11 +54,11 @@ class Turns:
         self,
         size: int,
         doing: Callable[[int], str],
-        switch: Callable[[int, int], None] = lambda ended, begins: None,
+        switch: Callable[[int], None] = lambda rank: None,
     ) -> None:
         """With the number of threads, and what tells the operation that one is at.
 
-        `switch` is called between the turns of two ranks.
+        `switch` is called before every turn of a rank, when another one's has ended.
         """
         self.size, self.doing, self.switch = size, doing, switch
         self.error: BaseException | None = None
@@ -111,7 +111,7 @@ class Turns:
         if able:
             if self.error is None:
                 try:
-                    self.switch(rank, able[0])
+                    self.switch(able[0])
                 except BaseException as error:  # of no rank: it ends them all
                     self.error = error
             self._starts[able[0]].release()
