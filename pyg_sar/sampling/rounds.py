@@ -100,7 +100,7 @@ class Round:
         frontiers = {key: self._frontier(key, is_link) for key in self.nodes}
         draw = {key: partial(self._draw, hop, key, k) for key, k in fan.items()}
         other: dict[NodeKey, Tensor] = {}
-        told: dict[EdgeKey, tuple[Drawn, Values]] = {}
+        told: dict[EdgeKey, tuple[Drawn, list[Values]]] = {}
         if may_ask and fan and self.graph.world_size > 1:
             for end, frontier in frontiers.items():
                 nodes = self.graph.nodes[end]
@@ -115,7 +115,7 @@ class Round:
             count, source, row = torch.zeros_like(frontier.group), *[frontier.group[:0]] * 2
             if key in told:
                 drawn, values = told[key]
-                linked.came.append(values)
+                linked.came += values
                 drawn = drawn._replace(row=drawn.row - linked.num_came)
                 linked.num_came += drawn.row.numel()
                 count, source, row = self._merge(key, frontier, draw[key], other[edges.dst], drawn)
@@ -253,9 +253,9 @@ class Round:
                 wanted[key], place = number(kept, position[remote])
                 grown.row[remote] = -1 - place
                 if cache is not None:
-                    grown.came.append(cache.values[key])
+                    grown.came += cache.values[key]
                     cache.count(place.numel(), int((place < kept.numel()).sum()))
         if self.graph.world_size > 1:
             came = ask_for_rows(self.graph, self.attributes, wanted)
             for key, grown in self.nodes.items():
-                grown.came.append(came[key])
+                grown.came += came[key]
