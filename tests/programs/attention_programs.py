@@ -82,10 +82,10 @@ def sgformer_on_several_graphs(data: Data, ddp: Ddp) -> Results:
 
 def polynormer_local_then_global(data: Data, ddp: Ddp) -> Results:
     torch.manual_seed(0)
-    model = Polynormer(6, 8, 3, local_layers=2, global_layers=2, in_dropout=0.0, dropout=0.0)
-    model = model.double()
+    none = {'in_dropout': 0.0, 'dropout': 0.0, 'global_dropout': 0.0}
+    model = Polynormer(6, 8, 3, local_layers=2, global_layers=2, **none).double()
     first = trained(data, ddp, OnData(model))
-    model._global = True
+    model.train()._global = True
     return {'local': first, 'global': trained(data, ddp, OnData(model))}
 
 
@@ -157,6 +157,7 @@ def performer_redrawn(data: Data, ddp: Ddp) -> Results:
     attention = PerformerAttention(8, 2, head_channels=4).double()
     model = Dense(attention, 8)
     first = trained(data, ddp, model)
+    model.train()
     attention.redraw_projection_matrix()
     return {'first': first, 'redrawn': trained(data, ddp, model)}
 
