@@ -1,4 +1,5 @@
-# Everything runs in .venv, made on first use from requirements.lock; later runs install nothing.
+# Everything runs in the active environment if it has what is needed (`pip install '.[dev]'`; for
+# `make demo` `pip install .`), else in .venv, made on first use from requirements.lock.
 
 PYTHON ?= python3
 ARGS ?=
@@ -7,10 +8,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
+NEEDED := torch torch_geometric numpy pymetis tqdm
+ifneq ($(MAKECMDGOALS),demo)
+NEEDED += numba matplotlib pyarrow expecttest hypothesis pytest xdist ruff mypy
+endif
+FIND := from importlib.util import find_spec; import sys; print(all(map(find_spec, sys.argv[1:])))
+ifdef VIRTUAL_ENV
+ifeq ($(shell $(VIRTUAL_ENV)/bin/python -c '$(FIND)' $(NEEDED)),True)
+BIN := $(VIRTUAL_ENV)/bin
+INSTALLED :=
+endif
+endif
+
 .DEFAULT_GOAL := help
 BENCHMARKS := attention kernels layers limit epoch scaling accuracy sampling ogbn partition network
 
-.PHONY: help demo test test-slow test-oldest test-cuda-sim test-benchmarks docs lint format convs ops faults fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
+.PHONY: help demo test test-slow test-oldest test-cuda-sim test-benchmarks docs lint format convs ops faults errors golden fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -60,6 +73,12 @@ ops: $(INSTALLED)  ## run every function of torch on rows and write docs/ops.md
 faults: $(INSTALLED)  ## end ranks in every way and phase, and write docs/faults.md
 	@$(BIN)/python tests/faults/table.py
 
+errors: $(INSTALLED)  ## list the messages of all errors in docs/errors.md
+	@$(BIN)/python tools/list_errors.py
+
+golden: $(INSTALLED)  ## write the losses of small trainings that tests compare with
+	@PYTHONPATH=tests $(BIN)/python tests/golden/golden_runs.py
+
 fuzz: $(INSTALLED)  ## load damaged files and folders: 100,000, or ARGS='CASES --seed SEED'
 	@$(BIN)/python tests/fuzz/fuzzer.py $(ARGS)
 
@@ -77,11 +96,11 @@ clean:  ## remove the environments, caches and build outputs
 	rm -rf $(VENV) $(VENV)-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage benchmarks/.cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(INSTALLED): requirements.lock pyproject.toml
+$(VENV)/installed: requirements.lock pyproject.toml
 	@echo 'installing into $(VENV), once (a minute or two) ...'
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 # On top of .venv, whose torch and PyG it needs to import what it documents.
