@@ -186,8 +186,8 @@ def send_in_pieces(parcels: Sequence[Parcel]) -> Iterator[list[Tensor]]:
                 torch.index_select(parcel.rows, 0, each, out=piece)
     received, comes = _room(parcels, of)
     came, went = ([sum(n[rank] for n in counts) for rank in ranks] for counts in (of, to))
-    sizes = [_sizes(parcels, counts) for counts in (of, to)]
-    exchange_bytes(received, sent, *sizes, (came, went), 'packed', True)
+    recv_sizes, send_sizes = _sizes(parcels, of), _sizes(parcels, to)
+    exchange_bytes(received, sent, recv_sizes, send_sizes, (came, went), 'packed', True)
     return iter(comes)
 
 

@@ -199,17 +199,17 @@ def _between_rows(func: Any, given: dict[str, Any]) -> tuple[Any, Any]:
     if mask is not None:  # True where a key is not to be asked, [B, N] or [N]
         mask = (~mask if mask.dtype == torch.bool else mask)[..., None, None, :]
     drops = given['dropout_p'] if given['training'] else 0.0
-    weights = None
+    shares: Any = None
     if given['need_weights']:
         if drops > 0:
             refuse(func, 'would drop weights that it gives: give a dropout of 0')
-        weights = _weights(query, key, mask, 1 / math.sqrt(query.size(-1)))
-        out = weights @ value
-        weights = weights.mean(-3) if given['average_attn_weights'] else weights
+        shares = _weights(query, key, mask, 1 / math.sqrt(query.size(-1)))
+        out = shares @ value
+        shares = shares.mean(-3) if given['average_attn_weights'] else shares
     else:
         out = F.scaled_dot_product_attention(query, key, value, mask, drops)
     out = out.movedim(-2, 0).flatten(-2)
-    return F.linear(out, given['out_proj_weight'], given['out_proj_bias']), weights
+    return F.linear(out, given['out_proj_weight'], given['out_proj_bias']), shares
 
 
 @rule('nested_tensor_from_mask_left_aligned')
