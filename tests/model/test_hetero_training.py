@@ -99,17 +99,6 @@ def test_wrap_takes_every_conv_and_keeps_the_keys() -> None:
         model.load_state_dict(plain.state_dict())
 
 
-def test_a_lone_hetero_conv() -> None:
-    data = hetero_graph()
-    conv = HeteroConv({rel: SAGEConv(BOTH, 4) for rel in METADATA[1]}).double()
-    x, _ = inputs_of(data)
-    expected = conv(x, data.edge_index_dict)
-    wrapped = pyg_sar.wrap(conv)
-    assert wrapped is conv
-    for key, value in wrapped(x, data.edge_index_dict).items():  # a plain graph
-        assert torch.equal(value, expected[key])
-
-
 def _other_relation(root: str) -> str:
     data = pyg_sar.local(pyg_sar.load_shard(root))
     rel = WRITES if dist.get_rank() == 0 else REVIEWS

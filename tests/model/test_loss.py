@@ -160,16 +160,6 @@ def test_wrong_masks(name: str) -> None:
     assert_all_raise([_masked(masks[1:])], 'ValueError', *words)
 
 
-def test_one_process() -> None:
-    values, mask = _values(9).requires_grad_(), torch.arange(9) % 2 == 0
-    out = global_mean(values, mask)
-    assert_close(out.detach(), values[mask].mean().detach())
-    (grad,) = torch.autograd.grad(out, values)
-    (want,) = torch.autograd.grad(values[mask].mean(), values)
-    assert_close(grad, want)
-    assert global_mean(values[:0]) == 0
-
-
 def _sums() -> list[Tensor]:
     rank = dist.get_rank()
     values = torch.arange(3.0, dtype=torch.float64).add(rank).requires_grad_()
@@ -196,15 +186,6 @@ def test_global_sum(world_size):
         assert number.dtype == torch.int64
         assert matrix.tolist() == [[total, total]] * 2
         assert none.shape == (0,)
-
-
-def test_global_sum_in_one_process():
-    values = torch.arange(3.0, requires_grad=True)
-    out = global_sum(values)
-    assert out.tolist() == [0.0, 1.0, 2.0]
-    assert out.requires_grad
-    assert not global_sum(values.detach()).requires_grad
-    assert out.data_ptr() != values.data_ptr()
 
 
 def _without_gradient_on_rank_0() -> tuple[bool, Tensor | None]:

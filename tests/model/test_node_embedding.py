@@ -33,7 +33,6 @@ from torch_geometric.nn import GATConv, HGTConv, SAGEConv
 import pyg_sar
 from pyg_sar import NodeEmbedding
 from pyg_sar.comm import rank
-from pyg_sar.over_all_nodes import global_sum
 
 DIM = 5
 
@@ -119,22 +118,6 @@ def adam(run: Run) -> None:
 
 
 @program
-def adamw_on_lists(run: Run) -> None:
-    run.train(torch.optim.AdamW(run.inner.parameters(), lr=0.05, foreach=True, amsgrad=True))
-
-
-@program
-def adam_fused(run: Run) -> None:
-    run.train(torch.optim.Adam(run.inner.parameters(), lr=0.05, fused=True))
-
-
-@program
-def sgd(run: Run) -> None:
-    optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.5, momentum=0.9, nesterov=True)
-    run.train(optimizer)
-
-
-@program
 def other_optimizers(run: Run) -> None:
     kinds = 'Adagrad', 'Adadelta', 'RMSprop', 'NAdam', 'RAdam', 'Adamax', 'ASGD', 'Rprop'
     for i, kind in enumerate(kinds):
@@ -205,14 +188,6 @@ def clipped_by_hand(run: Run) -> None:
 
 
 @program
-def clipped_by_value(run: Run) -> None:
-    def clip() -> None:
-        nn.utils.clip_grad_value_(run.inner.parameters(), 0.01)
-
-    run.train(torch.optim.SGD(run.inner.parameters(), lr=0.5), clip)
-
-
-@program
 def own_layerwise_optimizer(run: Run) -> None:
     """LARS and LAMB: a step of the size of the weight's norm."""
     moments = {p: torch.zeros(p.shape, dtype=p.dtype) for p in run.inner.parameters()}
@@ -223,16 +198,6 @@ def own_layerwise_optimizer(run: Run) -> None:
             for p, m in moments.items():
                 m.mul_(0.9).add_(p.grad, alpha=0.1)
                 p.sub_(m * (0.1 * p.norm() / (m.norm() + 1e-3)))
-
-
-@program
-def accumulated(run: Run) -> None:
-    optimizer = torch.optim.Adam(run.inner.parameters(), lr=0.05)
-    for _ in range(2):
-        optimizer.zero_grad()
-        run.loss().backward()
-        (0.5 * run.loss()).backward()
-        optimizer.step()
 
 
 @program
@@ -332,26 +297,6 @@ def _pickled(value: Any) -> Any:
     torch.save(value, file)
     file.seek(0)
     return torch.load(file, weights_only=False)
-
-
-@program
-def sharpness_aware(run: Run) -> None:
-    optimizer = torch.optim.SGD(run.inner.parameters(), lr=0.1)
-    for _ in range(2):
-        run.loss().backward()
-        with torch.no_grad():
-            norms = [p.grad.norm(2) for p in run.inner.parameters()]
-            scale = 0.05 / torch.stack(norms).norm(2)
-            steps = [p.grad * scale for p in run.inner.parameters()]
-            for p, step in zip(run.inner.parameters(), steps, strict=True):
-                p.add_(step)
-        optimizer.zero_grad()
-        run.loss().backward()
-        with torch.no_grad():
-            for p, step in zip(run.inner.parameters(), steps, strict=True):
-                p.sub_(step)
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 @program
@@ -675,27 +620,6 @@ def test_what_is_no_part_of_a_graph(tmp_path: Path) -> None:
 
 
 # The check
-
-
-class Readout(nn.Module):
-    """A table whose rows are averaged."""
-
-    def __init__(self, table: nn.Module, mean: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.table, self.mean, self.conv = table, mean, SAGEConv(DIM, 3)
-
-    def forward(self, edge_index: Tensor) -> Tensor:
-        rows = self.table()
-        return self.conv(rows - self.mean(rows), edge_index)
-
-
-def _plain_mean(rows: Tensor) -> Tensor:
-    return rows.mean(dim=0)
-
-
-def _global_mean(rows: Tensor) -> Tensor:
-    count = torch.tensor(len(rows))
-    return global_sum(rows, dim=0) / global_sum(count)
 
 
 def test_the_check_of_a_step() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_as_threads, run_ranks
+from ranks import run_as_threads
 from small_graphs import assemble, assert_all_raise, assert_close, attempt, cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -73,12 +73,6 @@ def _check(drawn: list[Any]) -> None:
 def test_the_same_on_any_number_of_ranks(tmp_path: Path, world_size: int) -> None:
     root = cut(small_graph(), world_size, tmp_path / 'parts', 'empty part')
     _check(run_as_threads(_drawn, world_size, str(root)))
-
-
-def test_the_same_on_processes_and_on_one(tmp_path: Path) -> None:
-    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
-    _check(run_ranks(_drawn, 2, root))
-    _check([_drawn(root)])
 
 
 @pytest.mark.parametrize('num_samples', [0, 1, 39, 40, 41, 1000])
