@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -101,44 +100,6 @@ def test_readme_is_what_its_results_say(name: str, tmp_path: Path) -> None:
     assert (tmp_path / 'README.md').read_text() == (folder / 'README.md').read_text()
 
 
-_PROGRAM = """
-import time, sys
-from team import Team, take_turns
-
-def count(*, start, bad):
-    import torch.distributed as dist
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    yield ('ready', start)
-    for number in range(start, start + 3):
-        if number == bad and rank == 1:
-            raise KeyError('broken')
-        yield rank, number
-
-if __name__ == '__main__':
-    with Team(count, 2, start=10, bad=-1) as two, Team(count, start=20, bad=-1) as one:
-        print(two.setup, take_turns({'a': two, 'b': one}, 1))
-    try:
-        with Team(count, 2, start=0, bad=1) as team:
-            team.step()
-            team.step()
-    except RuntimeError as error:
-        print(error)
-"""
-
-
-@pytest.mark.bench
-def test_teams_take_turns_and_tell_of_failures(tmp_path: Path) -> None:
-    program = tmp_path / 'program.py'
-    program.write_text(f'import sys\nsys.path.insert(0, {str(BENCHMARKS)!r})\n{_PROGRAM}')
-    done = _run(program)
-    assert done.returncode == 0, done.stderr
-    setup, failure = done.stdout.split('\n', 1)
-    steps = {'a': [[(0, 10), (1, 10)], [(0, 11), (1, 11)]], 'b': [[(0, 20)], [(0, 21)]]}
-    assert setup == f'{[("ready", 10)] * 2} {steps}'
-    assert failure.startswith('rank 1 of 2 failed:')
-    assert "KeyError: 'broken'" in failure
-
-
 def test_programs_step_as_teams_and_tell_of_failures(load) -> None:
     team_type = load('.', 'program_team').ProgramTeam
     code = (
@@ -162,11 +123,6 @@ def test_fill_replaces_what_stands_between_the_marks(load) -> None:
     assert report.fill(filled, {'x': 'old', 'y': ''}) == text
     with pytest.raises(ValueError, match=r'expected <!-- z -->'):
         report.fill(text, {'z': ''})
-
-
-def test_ratios_are_within_rounds(load) -> None:
-    found = load('.', 'report').ratios([2.0, 30.0, 4.0], [1.0, 10.0, 4.0])
-    assert found == {'median': 2.0, 'min': 1.0, 'max': 3.0, 'count': 3}
 
 
 def _graph(num_nodes: int, num_edges: int) -> Tensor:
@@ -234,13 +190,6 @@ def test_roc_auc_counts_pairs(load) -> None:
     # Pairs of the first task: 0.4 over 0.1, 0.4 level with 0.4, 0.8 over both. The second task has
     # no negative label and does not count.
     assert load('ogbn', 'metrics').mean_roc_auc(scores, labels) == 3.5 / 4
-
-
-def test_every_kernel_of_a_job_is_public(load) -> None:
-    registry = load('kernels', 'registry')
-    found = registry.kernels()
-    assert 'add_bag_sums' in found
-    assert all(not re.match('_', name) and callable(fn) for name, fn in found.items())
 
 
 class _Products(TorchDispatchMode):
@@ -336,13 +285,6 @@ def test_hosts_are_taken_down_after_an_error(load) -> None:
     with pytest.raises(KeyError):
         fail()
     assert prefix not in listed()
-
-
-def test_rows_travel_while_blocks_are_computed_and_at_no_other_time(load) -> None:
-    many_ranks = load('scaling', 'many_ranks')
-    assert many_ranks.epoch_seconds(5.0, 2.0, 1.0, 0.5) == 5.5
-    assert many_ranks.epoch_seconds(5.0, 2.0, 10.0, 0.5) == 13.5
-    assert many_ranks.sum_bytes(100, 4) == 150
 
 
 @pytest.mark.slow

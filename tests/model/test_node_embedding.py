@@ -112,17 +112,20 @@ def program(function: Program) -> Program:
     return function
 
 
-@program
-def adam(run: Run) -> None:
-    run.train(torch.optim.Adam(run.inner.parameters(), lr=0.05, weight_decay=0.1))
+OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
+    ('Adam', {'weight_decay': 0.1}),
+    ('AdamW', {'foreach': True, 'amsgrad': True}),
+    ('Adam', {'fused': True}),
+    ('SGD', {'momentum': 0.9, 'nesterov': True}),
+    *((name, {}) for name in ('Adagrad', 'Adadelta', 'RMSprop', 'NAdam', 'RAdam', 'Adamax')),
+    *((name, {'foreach': True}) for name in ('ASGD', 'Rprop')),
+]
 
 
 @program
-def other_optimizers(run: Run) -> None:
-    kinds = 'Adagrad', 'Adadelta', 'RMSprop', 'NAdam', 'RAdam', 'Adamax', 'ASGD', 'Rprop'
-    for i, kind in enumerate(kinds):
-        optimizer = getattr(torch.optim, kind)
-        run.train(optimizer(run.inner.parameters(), lr=0.01, foreach=i % 2 == 0))
+def optimizers(run: Run) -> None:
+    for kind, options in OPTIMIZERS:
+        run.train(getattr(torch.optim, kind)(run.inner.parameters(), lr=0.01, **options))
 
 
 @program

@@ -24,7 +24,7 @@ from torch.nn import BatchNorm1d, Linear, Module, ModuleDict, ModuleList, Parame
 from torch_geometric import nn as pyg
 from torch_geometric import transforms as T
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import GATConv, GCNConv, HeteroConv, MessagePassing, SAGEConv, to_hetero
+from torch_geometric.nn import GATConv, HeteroConv, MessagePassing, SAGEConv, to_hetero
 from torch_geometric.utils import degree, scatter, softmax
 
 XDict = dict[str, Tensor]
@@ -61,28 +61,6 @@ class Twice(Module):
         return x_dict
 
 
-def of_many_kinds() -> HeteroConv:
-    convs = {
-        CITES: GCNConv(8, 8),
-        WRITES: GATConv((8, 8), 8, add_self_loops=False),
-        ('paper', 'rev_writes', 'author'): SAGEConv((8, 8), 8),
-        ('venue', 'rev_in', 'paper'): pyg.GraphConv((8, 8), 8, aggr='max'),
-    }
-    return HeteroConv(convs, aggr='mean')
-
-
-class Stacked(Module):
-    """Relations are concatenated; weights go in by their dicts."""
-
-    def __init__(self, data: HeteroData) -> None:
-        super().__init__()
-        convs = {CITES: GCNConv(8, 4), WRITES: SAGEConv((8, 8), 4)}
-        self.conv, self.data = HeteroConv(convs, aggr='cat'), [data]
-
-    def forward(self, x_dict: XDict, edges: EdgeDict) -> XDict:
-        return self.conv(x_dict, edges, edge_weight_dict=self.data[0].edge_weight_dict)
-
-
 class Normed(Module):
     """Skips, a batch norm of every type, and norms of PyG on all types one after another."""
 
@@ -102,22 +80,6 @@ class Normed(Module):
         types = [torch.full((self.num[name],), i) for i, name in enumerate(WIDTHS)]
         types = torch.cat(types)
         return self.ln(self.bn(x, types).relu(), types)[: self.num['paper']]
-
-
-class Transformer(Module):
-    """HGT as in PyG's example, with norms and a jump over all layers."""
-
-    def __init__(self, data: HeteroData) -> None:
-        super().__init__()
-        self.convs = ModuleList(pyg.HGTConv(8, 8, data.metadata(), heads=2) for _ in range(2))
-        self.norm, self.last = BatchNorm1d(16), Linear(16, 8)
-
-    def forward(self, x_dict: XDict, edges: EdgeDict) -> Tensor:
-        found = []
-        for conv in self.convs:
-            x_dict = conv(x_dict, edges)
-            found.append(x_dict['paper'])
-        return self.last(self.norm(torch.cat(found, dim=-1)))
 
 
 class Gnn(Module):
@@ -158,25 +120,6 @@ class OneByOne(Module):
         return (alpha * h).sum(dim=1) + torch.einsum('r,nrd->nd', self.mix.softmax(0), h)
 
 
-class Shared(Module):
-    """One conv object for all relations, one MLP with a norm for all types."""
-
-    def __init__(self, data: HeteroData) -> None:
-        super().__init__()
-        self.shared = SAGEConv((8, 8), 8)
-        lins = Linear(8, 8, bias=False), BatchNorm1d(8), torch.nn.ReLU()
-        self.gin = pyg.GINConv(torch.nn.Sequential(*lins))
-
-    def forward(self, x_dict: XDict, edges: EdgeDict) -> Tensor:
-        out: dict[str, list[Tensor]] = {}
-        for (src, _, dst), edge_index in edges.items():
-            pair = x_dict[src], x_dict[dst]
-            out.setdefault(dst, []).append(self.shared(pair, edge_index).relu())
-        x_dict = {name: torch.stack(each).mean(0) for name, each in out.items()}
-        paper = self.gin(x_dict['paper'], edges[CITES])
-        return paper + self.gin((x_dict['author'], x_dict['paper']), edges[WRITES])
-
-
 class PairConv(MessagePassing):
     """A user's conv on a pair, its softmax, a norm of messages and a mean over sources."""
 
@@ -214,13 +157,8 @@ LAYERS: dict[str, Layers] = {
     'hetero_conv_of_sage': lambda data: Twice(
         lambda: HeteroConv({e: SAGEConv((8, 8), 8) for e in data.edge_types}, aggr='sum')
     ),
-    'hetero_conv_of_many_kinds': lambda data: Twice(of_many_kinds),
-    'hetero_conv_stacked_with_weights': Stacked,
     'norms_of_types': Normed,
-    'transformer_of_types': Transformer,
-    'to_hetero_with_norms': lambda data: to_hetero(Gnn(), data.metadata(), aggr='mean'),
     'relations_one_by_one': OneByOne,
-    'convs_shared_between_relations': Shared,
     'own_conv_between_types': lambda data: HeteroConv({e: PairConv() for e in data.edge_types}),
     'readout_of_all_types': Readout,
 }

@@ -21,51 +21,10 @@ from shared import (
     weights,
 )
 from torch import Tensor
-from torch.nn import BatchNorm1d, LayerNorm, Linear, Module, ModuleList, Parameter, ReLU, Sequential
+from torch.nn import BatchNorm1d, Linear, Module, ModuleList, Parameter, ReLU, Sequential
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
-from torch_geometric.utils import degree
-
-
-class Jumping(Module):
-    """Three layers of a kind of jumping knowledge."""
-
-    def __init__(self, mode: str) -> None:
-        super().__init__()
-        self.convs = ModuleList(GCNConv(num, 8) for num in (6, 8, 8))
-        self.jump = pyg.JumpingKnowledge(mode, channels=8, num_layers=2)
-        self.lin = Linear(24 if mode == 'cat' else 8, 3)
-
-    def forward(self, data: Data) -> Tensor:
-        x, xs = data.x, []
-        for conv in self.convs:
-            x = conv(x, data.edge_index).tanh()
-            xs.append(x)
-        return self.lin(self.jump(xs))
-
-
-class Deep(Module):
-    """GCN2 of three layers, and convs of many terms."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = Linear(6, 8), Linear(8, 3)
-        self.convs = ModuleList(
-            pyg.GCN2Conv(8, 0.1, 0.5, layer + 1, shared_weights=layer != 1) for layer in range(3)
-        )
-        self.cheb, self.arma = pyg.ChebConv(8, 8, 3), pyg.ARMAConv(8, 8, 2, 2, shared_weights=True)
-        self.tag, self.fa = pyg.TAGConv(8, 8, 2), pyg.FAConv(8, eps=0.2)
-        self.mix, self.lin = pyg.MixHopConv(8, 4, powers=[0, 1, 2]), Linear(12, 8)
-
-    def forward(self, data: Data) -> Tensor:
-        e, w = data.edge_index, data.edge_weight
-        x = x_0 = self.first(data.x).relu()
-        for conv in self.convs:
-            x = conv(x, x_0, e, w).relu()
-        x = self.arma(self.cheb(x, e, w, lambda_max=2.0).relu(), e, w)
-        x = self.fa(self.tag(x, e, w).relu(), x_0, e)
-        return self.last(self.lin(self.mix(x, e).tanh()))
 
 
 class GINs(Module):
@@ -90,22 +49,6 @@ class GINs(Module):
         for conv in self.convs:
             x = conv(x, data.edge_index)
         return self.last(x, data.edge_index, data.edge_attr)
-
-
-class DeeperGEN(Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.edge, self.node = Linear(4, 8), Linear(6, 8)
-        soft = {'aggr': 'softmax', 't': 1.0, 'learn_t': True, 'num_layers': 2, 'norm': 'batch'}
-        power = {'aggr': 'powermean', 'p': 1.0, 'learn_p': True, 'norm': 'layer'}
-        self.convs = ModuleList([pyg.GENConv(8, 8, **soft), pyg.GENConv(8, 8, **power)])
-        self.norms, self.lin = ModuleList([LayerNorm(8), LayerNorm(8)]), Linear(8, 3)
-
-    def forward(self, data: Data) -> Tensor:
-        x, edge_attr = self.node(data.x), self.edge(data.edge_attr)
-        for norm, conv in zip(self.norms, self.convs, strict=True):
-            x = x + conv(norm(x).relu(), data.edge_index, edge_attr)
-        return self.lin(x)
 
 
 class Attentive(Module):
@@ -164,50 +107,6 @@ class Tied(Module):
         return self.lin2(F.dropout(x, 0.5, training=False))
 
 
-class Ties(Module):
-    """Many equal values under max, and their gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = SAGEConv(6, 8, aggr='max')
-        self.conv2 = SAGEConv(8, 3, aggr=['max', 'mean', 'min'])
-
-    def forward(self, data: Data) -> Tensor:
-        x = self.conv1(data.x.round().clamp(0, 2), data.edge_index).relu()
-        return self.conv2(x, data.edge_index)
-
-
-class BothFlows(Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.into, self.out_of = SAGEConv(6, 8), SAGEConv(6, 8, flow='target_to_source')
-        self.into2, self.out_of2 = GATConv(8, 3), GATConv(8, 3, flow='target_to_source')
-        self.alpha = Parameter(torch.tensor(0.3))
-
-    def forward(self, data: Data) -> Tensor:
-        a, e = self.alpha, data.edge_index
-        x = (a * self.into(data.x, e) + (1 - a) * self.out_of(data.x, e)).relu()
-        return a * self.into2(x, e) + (1 - a) * self.out_of2(x, e)
-
-
-class Typed(Module):
-    """Relations, propagation after an MLP whose last norm is frozen, and SGC that is kept."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rgcn, self.sg = pyg.RGCNConv(6, 6, 3, num_bases=2), pyg.SGConv(6, 3, K=2, cached=True)
-        self.mlp, self.prop = (
-            pyg.MLP([6, 8, 3], norm='batch_norm', plain_last=False),
-            pyg.APPNP(3, 0.2),
-        )
-        self.mlp.norms[-1].requires_grad_(False)
-
-    def forward(self, data: Data) -> Tensor:
-        h = self.rgcn(data.x, data.edge_index, data.edge_type).tanh()
-        out = self.prop(self.mlp(h), data.edge_index, data.edge_weight)
-        return out + self.sg(data.x, data.edge_index)
-
-
 class Augmented(Module):
     """dropout_node, mask_feature, dropout_edge of undirected edges; one after another."""
 
@@ -248,18 +147,10 @@ class Gumbel(Module):
 
 
 MODELS: dict[str, Callable[[], Module]] = {
-    'jumping_by_cat': lambda: Jumping('cat'),
-    'jumping_by_max': lambda: Jumping('max'),
-    'jumping_by_lstm': lambda: Jumping('lstm'),
-    'convs_of_many_terms': Deep,
     'gin_with_norms_in_its_mlp': GINs,
-    'deeper_gen_with_norms': DeeperGEN,
     'gat_with_attributes_and_self_loops': Attentive,
     'nn_conv_and_a_gru': MPNN,
     'weights_tied_between_layers': Tied,
-    'ties_in_the_largest': Ties,
-    'both_flows_in_one_layer': BothFlows,
-    'relations_and_propagation': Typed,
     'nodes_and_features_dropped': Augmented,
     'drawn_rows_of_many_kinds': Gumbel,
 }
@@ -267,20 +158,6 @@ PROGRAMS: dict[str, Program] = {
     name: lambda data, ddp, make=make: trained(data, ddp, make, inputs=(data,))
     for name, make in MODELS.items()
 }
-
-
-def principal_neighbourhood(data: Data, ddp: Ddp) -> Results:
-    """The histogram of degrees is counted after loading, as in PyG's example."""
-    deg = degree(data.edge_index[1], num_nodes=data.num_nodes, dtype=torch.long)
-    histogram = torch.bincount(deg, minlength=int(deg.max()) + 1)
-
-    def make() -> Module:
-        scalers = ['identity', 'amplification', 'attenuation']
-        return pyg.PNAConv(
-            6, 3, ['mean', 'min', 'max', 'std'], scalers, histogram, 4, 3, divide_input=True
-        )
-
-    return {'deg': histogram} | trained(data, ddp, make, data.edge_attr)
 
 
 # What a model gives, and keeps between calls

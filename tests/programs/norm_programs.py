@@ -1,17 +1,14 @@
-"""Norms between layers: of torch and of PyG, over all nodes, by graph, in training and frozen."""
+"""Norms that are called, frozen and placed as scripts do; each kind is in tests/cases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Program, Results, descend, model_of, supervised, trained, weights
+from shared import Ddp, Results, descend, model_of, supervised, trained, weights
 from torch import Tensor
-from torch.nn import BatchNorm1d, GroupNorm, Linear, Module, Sequential
-from torch_geometric import nn as pyg
+from torch.nn import BatchNorm1d, Linear, Module, Sequential
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn import GCNConv
 
 
 class Normed(Module):
@@ -32,53 +29,8 @@ class Functional(Module):
         return F.batch_norm(x, None, None, training=True)
 
 
-NORMS: dict[str, Callable[[], Module]] = {
-    'batch_norm_of_torch': lambda: BatchNorm1d(8),
-    'batch_norm_without_running_statistics': lambda: BatchNorm1d(8, track_running_stats=False),
-    'batch_norm_with_cumulative_mean': lambda: BatchNorm1d(8, momentum=None),
-    'batch_norm_of_pyg': lambda: pyg.BatchNorm(8),
-    'functional_batch_norm': Functional,
-    'layer_norm_of_torch': lambda: torch.nn.LayerNorm(8),
-    'layer_norm_of_the_graph': lambda: pyg.LayerNorm(8, mode='graph'),
-    'layer_norm_of_nodes': lambda: pyg.LayerNorm(8, mode='node'),
-    'graph_norm': lambda: pyg.GraphNorm(8),
-    'instance_norm': lambda: pyg.InstanceNorm(8, affine=True),
-    'pair_norm': pyg.PairNorm,
-    'pair_norm_scaled_individually': lambda: pyg.PairNorm(scale_individually=True),
-    'mean_subtraction': pyg.MeanSubtractionNorm,
-    'graph_size_norm': pyg.GraphSizeNorm,
-    'diff_group_norm': lambda: pyg.DiffGroupNorm(8, groups=3),
-    'group_norm_of_rows': lambda: GroupNorm(2, 8),
-}
-OF_GRAPHS: dict[str, Callable[[], Module]] = {  # the class is the number of the graph
-    'graph_norm_of_several_graphs': lambda: pyg.GraphNorm(8),
-    'instance_norm_of_several_graphs': lambda: pyg.InstanceNorm(8),
-}
-PROGRAMS: dict[str, Program] = {
-    name: lambda data, ddp, make=make: trained(data, ddp, lambda: Normed(make()), lr=0.1)
-    for name, make in NORMS.items()
-} | {
-    name: lambda data, ddp, make=make: trained(data, ddp, lambda: Normed(make()), data.y, lr=0.1)
-    for name, make in OF_GRAPHS.items()
-}
-
-
-def mean_subtraction_with_zero_batch(data: Data, ddp: Ddp) -> Results:
-    batch = torch.zeros(data.num_nodes, dtype=torch.long)
-    return trained(data, ddp, lambda: Normed(pyg.MeanSubtractionNorm()), batch)
-
-
-def message_norm(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.lin = SAGEConv(6, 6), Linear(6, 3)
-            self.norm = pyg.MessageNorm(learn_scale=True)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.lin(x + self.norm(x, self.conv(x, edge_index)))
-
-    return trained(data, ddp, Model)
+def functional_batch_norm(data: Data, ddp: Ddp) -> Results:
+    return trained(data, ddp, lambda: Normed(Functional()))
 
 
 def frozen_batch_norm(data: Data, ddp: Ddp) -> Results:
@@ -114,27 +66,3 @@ def norm_of_masked_rows(data: Data, ddp: Ddp) -> Results:
     mask = data.train_mask
     losses = descend(lambda: F.cross_entropy(model(data.x[mask]), data.y[mask]), model)
     return {'losses': losses, 'weights': weights(model)}
-
-
-def deep_gcn_layers(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encode, self.decode = Linear(6, 8), Linear(8, 3)
-            self.layers = torch.nn.ModuleList(
-                pyg.DeepGCNLayer(
-                    pyg.GENConv(8, 8, learn_t=True, num_layers=1),
-                    pyg.LayerNorm(8, affine=True),
-                    torch.nn.ReLU(),
-                    block=block,
-                )
-                for block in ('res+', 'res')
-            )
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            x = self.encode(x)
-            for layer in self.layers:
-                x = layer(x, edge_index)
-            return self.decode(x)
-
-    return trained(data, ddp, Model)

@@ -59,18 +59,6 @@ class TutorialTurned(Tutorial):
         return self.propagate(edge_index, x=self.lin(x), norm=norm[row] * norm[col])
 
 
-class EdgeOfTutorial(MessagePassing):
-    def __init__(self) -> None:
-        super().__init__(aggr='max')
-        self.mlp = mlp(12, 8, 3)
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=x)
-
-    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        return self.mlp(torch.cat([x_i, x_j - x_i], dim=-1))
-
-
 class Centred(Conv):
     """Statistics of all nodes before, after and in the update."""
 
@@ -82,42 +70,6 @@ class Centred(Conv):
     def update(self, aggr_out: Tensor, x: Tensor) -> Tensor:
         out = aggr_out / aggr_out.abs().max() + x
         return (out - out.mean(dim=0)) / (out.std(dim=0) + 1e-5)
-
-
-class Several(Conv):
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        h = z = self.lin(x)
-        for _ in range(3):
-            z = 0.3 * h + 0.7 * self.propagate(edge_index, x=z).tanh()
-        return z
-
-
-class Aggregations(Conv):
-    def __init__(self) -> None:
-        super().__init__(['mean', 'max', 'std'], 18)
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        return self.lin(self.propagate(edge_index, x=x))
-
-
-class Updater(Conv):
-    """edge_updater, whose softmax the message uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.att = Parameter(torch.randn(3))
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        h = self.lin(x)
-        alpha = self.edge_updater(edge_index, x=h)
-        return self.propagate(edge_index, x=h, alpha=alpha)
-
-    def edge_update(self, x_i: Tensor, x_j: Tensor, index: Tensor, size_i: int) -> Tensor:
-        logits = (F.leaky_relu(x_i + x_j) * self.att).sum(-1)
-        return softmax(logits, index, num_nodes=size_i)
-
-    def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
-        return alpha.unsqueeze(-1) * x_j
 
 
 class NormedUpdater(Conv):
@@ -142,14 +94,6 @@ class NormedUpdater(Conv):
         return x_j * e[:, :1].sigmoid()
 
 
-class OwnDegree(Conv):
-    """A message divided by how many come to its end, counted in the message."""
-
-    def message(self, x_j: Tensor, index: Tensor, size_i: int | None) -> Tensor:
-        deg = degree(index, size_i, dtype=x_j.dtype)
-        return x_j / deg[index].view(-1, 1).sqrt()
-
-
 class BothIndices(Conv):
     """A table of all nodes read by edge_index_j inside of the message."""
 
@@ -172,24 +116,6 @@ class ReadsEdges(Conv):
     def message(self, x_j: Tensor, edge_index: Tensor, size: list[int | None]) -> Tensor:
         weight = (edge_index[0] * 3 + edge_index[1]).double().view(-1, 1).sin()
         return x_j * weight / (size[0] or 1)
-
-
-class OverSources(Conv):
-    """Attention of heads, normalised by hand over sources."""
-
-    def __init__(self) -> None:
-        super().__init__(num=6, node_dim=0)
-        self.heads, self.att = Linear(6, 6), Parameter(torch.randn(1, 2, 3))
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        h = self.heads(x).view(-1, 2, 3)
-        alpha = (h * self.att).sum(-1)
-        row, col = edge_index
-        alpha = softmax(F.leaky_relu(alpha[row] + alpha[col]), row, num_nodes=x.size(0))
-        return self.propagate(edge_index, x=h, alpha=alpha).mean(1)
-
-    def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
-        return x_j * alpha.unsqueeze(-1)
 
 
 class OwnAggregate(Conv):
@@ -312,16 +238,10 @@ class Rare(Conv):
 CONVS: list[type[Module]] = [
     Tutorial,
     TutorialTurned,
-    EdgeOfTutorial,
     Centred,
-    Several,
-    Aggregations,
-    Updater,
     NormedUpdater,
-    OwnDegree,
     BothIndices,
     ReadsEdges,
-    OverSources,
     OwnAggregate,
     AggregateOfAll,
     GivesADict,
