@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Bilinear, Linear, Module, Parameter, PReLU
 from torch_geometric import seed_everything
 from torch_geometric.data import Data
-from torch_geometric.nn import GAE, MLP, VGAE, DeepGraphInfomax, GCNConv, GraphConv
+from torch_geometric.nn import GAE, MLP, VGAE, GCNConv, GraphConv
 from torch_geometric.nn.models import InnerProductDecoder
 from torch_geometric.utils import degree, dropout_edge, negative_sampling, scatter
 
@@ -163,10 +163,6 @@ def on_edges(data: Data, ddp: Ddp, make: Callable[[], Module], train: Tensor) ->
     return found | {'acc': acc, 'train': train.sum()}
 
 
-def edge_split_by_mask(data: Data, ddp: Ddp) -> Results:
-    return on_edges(data, ddp, EdgeMLP, data.edge_weight > 0.5)
-
-
 def edges_split_at_random(data: Data, ddp: Ddp) -> Results:
     return on_edges(data, ddp, Ends, torch.rand(data.edge_index.size(1)) < 0.6)
 
@@ -252,12 +248,6 @@ def views(data: Data) -> tuple[Tensor, Tensor]:
     return data.x * (torch.arange(6) % 3 != 0), data.x * (torch.arange(6) % 3 != 1)
 
 
-def contrast_with_a_summary(a: Tensor, b: Tensor) -> Tensor:
-    """InfoNCE of every node against the mean of all, without pairs of nodes."""
-    a, b = F.normalize(a), F.normalize(b)
-    return -((a * b).sum(-1) - (a @ b.mean(dim=0)).exp().mean().log()).mean()
-
-
 def canonical_correlation(a: Tensor, b: Tensor) -> Tensor:
     """CCA-SSG: both views standardised over all nodes, correlations made the identity."""
     a, b = (a - a.mean(0)) / a.std(0), (b - b.mean(0)) / b.std(0)
@@ -267,26 +257,11 @@ def canonical_correlation(a: Tensor, b: Tensor) -> Tensor:
     return -c.diagonal().sum() + 1e-2 * ((eye - c1).pow(2).sum() + (eye - c2).pow(2).sum() + off)
 
 
-def of_views(data: Data, ddp: Ddp, loss: Callable[[Tensor, Tensor], Tensor]) -> Results:
+def on_views(data: Data, ddp: Ddp) -> Results:
     model = model_of(ddp, lambda: Net(6, 8, 5))
-    losses = descend(lambda: loss(*(model(x, data.edge_index) for x in views(data))), model)
+    x, e = views(data), data.edge_index
+    losses = descend(lambda: canonical_correlation(model(x[0], e), model(x[1], e)), model)
     return {'losses': losses, 'weights': weights_of(model)}
-
-
-PROGRAMS |= {
-    'contrast_with_a_summary': lambda data, ddp: of_views(data, ddp, contrast_with_a_summary),
-    'canonical_correlation': lambda data, ddp: of_views(data, ddp, canonical_correlation),
-}
-
-
-def barlow_twins(data: Data, ddp: Ddp) -> Results:
-    norm = ddp(BatchNorm1d(5, affine=False, track_running_stats=False).double())
-
-    def loss(a: Tensor, b: Tensor) -> Tensor:
-        c = norm(a).T @ norm(b) / data.x.size(0)
-        return (torch.diagonal(c) - 1).pow(2).sum() + 0.1 * c.pow(2).sum()
-
-    return of_views(data, ddp, loss)
 
 
 def bgrl(data: Data, ddp: Ddp) -> Results:
@@ -337,30 +312,6 @@ def bgrl(data: Data, ddp: Ddp) -> Results:
     return {'losses': losses, 'weights': weights_of(model)}
 
 
-def mean_teacher(data: Data, ddp: Ddp) -> Results:
-    """A copy moved after the student, of a plain and of a parallel model; noise on features."""
-    student = model_of(ddp, lambda: Net(6, 8, 3))
-    teacher = copy.deepcopy(inner(student)).requires_grad_(False)
-    other = ddp(copy.deepcopy(inner(student))).requires_grad_(False)
-    optimizer = torch.optim.AdamW(student.parameters(), lr=0.01)
-    losses = []
-    for _ in range(3):
-        noisy = data.x + 0.1 * torch.randn_like(data.x)
-        out = student(noisy, data.edge_index)
-        with torch.no_grad():
-            soft = teacher(data.x, data.edge_index) + other(data.x, data.edge_index)
-        loss = supervised(out, data) + F.mse_loss(out.softmax(-1), soft.softmax(-1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        for copied in (teacher, other):
-            with torch.no_grad():
-                for p, q in zip(copied.parameters(), student.parameters(), strict=True):
-                    p.mul_(0.9).add_(q, alpha=0.1)
-        losses.append(loss.item())
-    return {'losses': losses, 'weights': weights_of(student), 'teacher': weights_of(teacher)}
-
-
 def infomax_by_hand(data: Data, ddp: Ddp) -> Results:
     """DGI: rows shuffled by randperm, a bilinear discriminator, lists of ones and zeros."""
 
@@ -386,20 +337,3 @@ def infomax_by_hand(data: Data, ddp: Ddp) -> Results:
         return F.binary_cross_entropy_with_logits(logits, labels)
 
     return {'losses': descend(loss_of, model), 'weights': weights_of(model)}
-
-
-def infomax_of_pyg(data: Data, ddp: Ddp) -> Results:
-    def corruption(x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
-        return x[torch.randperm(x.size(0))], edge_index
-
-    def make() -> Module:
-        return DeepGraphInfomax(
-            hidden_channels=5,
-            encoder=Net(6, 8, 5),
-            summary=lambda z, *args, **kwargs: z.mean(dim=0).sigmoid(),
-            corruption=corruption,
-        )
-
-    model = model_of(ddp, make)
-    losses = descend(lambda: inner(model).loss(*model(data.x, data.edge_index)), model)
-    return {'losses': losses, 'weights': weights_of(model)}

@@ -269,9 +269,9 @@ class Papers(Module):
         return self.lin(h.tanh())
 
 
-def on_papers(data: HeteroData, ddp: Ddp) -> Results:
+def on_papers(data: HeteroData, wrap: Ddp) -> Results:
     width = data['paper'].x.size(1), data['author'].x.size(1)
-    return trained(data, ddp, lambda: Papers(*width))
+    return trained(data, wrap, lambda: Papers(*width))
 
 
 def every_type_standardised(data: HeteroData, ddp: Ddp) -> Results:

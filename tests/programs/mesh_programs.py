@@ -95,41 +95,6 @@ class Anemoi(Module):
         return out
 
 
-class InteractionNetwork(Module):
-    """Battaglia et al., 2016: relations from differences of the ends, both directions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.relation, self.object = mlp(6 + 1 + 4, 8, 5), mlp(6 + 5, 8, 3)
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        difference = x[edge_index[0]] - x[edge_index[1]]
-        distance = difference.norm(dim=-1, keepdim=True)
-        e = self.relation(torch.cat([difference, distance, edge_attr], dim=-1))
-        effect = scatter(e, edge_index[1], 0, dim_size=x.shape[0], reduce='sum')
-        effect = effect - scatter(e, edge_index[0], 0, dim_size=x.shape[0], reduce='sum')
-        return self.object(torch.cat([x, effect], dim=-1))
-
-
-class Equivariant(Module):
-    """EGNN: the first columns are positions, and they move."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.message, self.move = mlp(3 + 3 + 1, 8, 4), Linear(4, 1, bias=False)
-        self.update = mlp(3 + 4, 8, 3)
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        pos, h = x[:, :3], x[:, 3:]
-        row, col = edge_index
-        relative = pos[row] - pos[col]
-        square = (relative**2).sum(dim=-1, keepdim=True)
-        m = self.message(torch.cat([h[row], h[col], square / 10], dim=-1))
-        pos = pos + scatter(relative * self.move(m), col, 0, x.size(0), 'mean')
-        h = self.update(torch.cat([h, scatter(m, col, 0, x.size(0))], dim=-1))
-        return h + pos - pos.mean(dim=0)
-
-
 class NormOfEdges(Module):
     """A batch norm and a softmax over the rows of all edges; what edges add to nodes."""
 
@@ -200,8 +165,6 @@ MODELS: dict[str, Callable[[Data], Module]] = {
     'mesh_graph_net': lambda data: MeshGraphNet(again=False),
     'mesh_graph_net_recomputed': lambda data: MeshGraphNet(again=True, num_layers=4),
     'conv_of_nodes_and_edges': lambda data: Anemoi(),
-    'interaction_network': lambda data: InteractionNetwork(),
-    'equivariant_positions': lambda data: Equivariant(),
     'norm_of_edges': lambda data: NormOfEdges(),
     'learned_edge_weights': LearnedWeights,
 }

@@ -172,6 +172,24 @@ class Landmarks(Module):
         return x + (x @ marks.t()).softmax(dim=-1) @ self.small(marks, e, w)
 
 
+class OtherKernels(Module):
+    """Norms, products and a recurrence that torch has kernels of their own for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.group, self.lstm = torch.nn.GroupNorm(2, 8), torch.nn.LSTM(4, 4)
+        self.instance = torch.nn.InstanceNorm1d(8)
+        self.weight = Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.group(x) + self.instance(x.t().unsqueeze(0)).squeeze(0).t()
+        x = torch.addmm(x, x, self.weight, alpha=0.1).sub_(torch.full_like(x, 0.1))
+        gram = x.t() @ x + torch.eye(8, dtype=x.dtype)
+        x = x + torch.linalg.solve(gram, x.t()).t()
+        halves = torch.stack(x.split(4, dim=1))
+        return x + self.lstm(halves)[0][-1].repeat(1, 2)
+
+
 PROGRAMS |= {
     name: lambda data, ddp, make=make: trained(data, ddp, lambda: Learned(make))
     for name, make in {
@@ -179,6 +197,7 @@ PROGRAMS |= {
         'squeeze_and_excite': SqueezeAndExcite,
         'soft_clusters': SoftClusters,
         'neighbours_by_similarity': Landmarks,
+        'other_kernels': OtherKernels,
     }.items()
 }
 

@@ -220,39 +220,6 @@ def two_models_one_loss(data: Data, ddp: Ddp) -> Results:
     return {'losses': losses, 'models': [weights(m) for m in (first, second, third)]}
 
 
-def adversaries(data: Data, ddp: Ddp) -> Results:
-    """Two models, two optimizers: a discriminator between training and test nodes."""
-    encoder, critic = model_of(ddp, lambda: Net(6, 8, 4)), model_of(ddp, lambda: mlp(4, 8, 1))
-    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (encoder, critic)]
-    target, losses = data.test_mask.double(), []
-    for _ in range(3):
-        z = encoder(data.x, data.edge_index)
-        loss = F.binary_cross_entropy_with_logits(critic(z.detach()).squeeze(-1), target)
-        optimizers[1].zero_grad()
-        loss.backward()
-        optimizers[1].step()
-        fooled = -F.binary_cross_entropy_with_logits(critic(z).squeeze(-1), target)
-        optimizers[0].zero_grad()
-        (fooled + supervised(z, data)).backward()
-        optimizers[0].step()
-        losses += [loss.item(), fooled.item()]
-    return {'losses': losses, 'encoder': weights(encoder), 'critic': weights(critic)}
-
-
-def mutual_learning(data: Data, ddp: Ddp) -> Results:
-    """A GNN and an MLP teach each other in turns."""
-    gnn, rows = model_of(ddp), model_of(ddp, lambda: mlp(6, 8, 3))
-
-    def loss() -> Tensor:
-        a, b = gnn(data.x, data.edge_index), rows(data.x)
-        pull = F.kl_div(b.log_softmax(-1), a.detach().softmax(-1), reduction='none').sum(-1).mean()
-        push = F.mse_loss(a.softmax(-1), b.detach().softmax(-1))
-        return supervised(a, data) + supervised(b, data) + pull + push
-
-    losses = descend(loss, [*gnn.parameters(), *rows.parameters()])
-    return {'losses': losses, 'gnn': weights(gnn), 'rows': weights(rows)}
-
-
 # What is asked of autograd beyond backward
 
 
@@ -333,33 +300,6 @@ def grad_beside_backward(data: Data, ddp: Ddp) -> Results:
     asked = torch.autograd.grad(loss_of(model, data) * 3, parameters)
     loss_of(model, data).backward()
     return {'asked': asked, 'grads': [p.grad for p in parameters]}
-
-
-def gradients_of_several_losses(data: Data, ddp: Ddp) -> Results:
-    """GradNorm weighs losses by gradients of a shared layer, PCGrad takes conflicts out."""
-    model = model_of(ddp)
-    parameters, cosines = list(model.parameters()), []
-    for _ in range(2):
-        out, grads, norms = model(data.x, data.edge_index), [], []
-        for c in range(3):
-            mask = data.train_mask & (data.y == c)
-            loss = F.cross_entropy(out[mask], data.y[mask])
-            norms.append(torch.autograd.grad(loss, parameters[0], retain_graph=True)[0].norm())
-            found = torch.autograd.grad(loss / norms[-1], parameters, retain_graph=True)
-            grads.append(torch.cat([g.view(-1) for g in found]))
-        total = torch.zeros_like(grads[0])
-        for i, g in enumerate(grads):
-            for j, other in enumerate(grads):
-                dot = g @ other
-                if i != j:
-                    cosines.append(dot.item())
-                if i != j and dot < 0:
-                    g = g - dot / other.norm() ** 2 * other
-            total += g
-        with torch.no_grad():
-            for p, g in zip(parameters, total.split([p.numel() for p in parameters]), strict=True):
-                p -= 0.1 * g.view_as(p)
-    return {'cosines': cosines, 'norms': norms, 'weights': weights(model)}
 
 
 def fisher_by_squares(data: Data, ddp: Ddp) -> Results:
