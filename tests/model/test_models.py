@@ -40,7 +40,7 @@ import pyg_sar
 
 def test_every_class_is_decided_on() -> None:
     tested = {name.split('-')[0] for name in MODEL_CASES} | {'JumpingKnowledge', 'CorrectAndSmooth'}
-    tested.add('MetaLayer')  # a plain program: tests/programs/edge_model_programs.py
+    tested.add('MetaLayer')  # a plain program: tests/programs/mesh_programs.py
     decided = (
         tested | set(REFUSED) | set(AT_FORWARD) | ROWWISE | FUNCTIONS | UNSUPERVISED | OF_MOLECULES
     )

@@ -10,7 +10,6 @@ from shared import Ddp, Net, Results, descend, model_of, trained, weights
 from torch import Tensor
 from torch.nn import Embedding, Linear, Module, Parameter
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv
 from torch_geometric.utils import homophily, one_hot, unbatch
 
 
@@ -65,20 +64,6 @@ def rebuilt_data(data: Data, ddp: Ddp) -> Results:
     return {'dtype': str(data.edge_attr.dtype), 'nodes': new.num_nodes} | trained(new, ddp)
 
 
-def stacked_hops(data: Data, ddp: Ddp) -> Results:
-    """SIGN by a conv without weights, then an MLP: the model gets no edges."""
-    conv = GCNConv(6, 6, bias=False).double()
-    with torch.no_grad():
-        conv.lin.weight.copy_(torch.eye(6))
-    conv, xs = ddp(conv), [data.x]
-    with torch.no_grad():
-        for _ in range(2):
-            xs.append(conv(xs[-1], data.edge_index))
-    data.x = torch.cat(xs, dim=-1)
-    data.edge_index = data.edge_index[:, :0]
-    return {'x': data.x} | trained(data, ddp)
-
-
 def label_statistics(data: Data, ddp: Ddp) -> Results:
     values, freq = data.y.unique(return_counts=True)
     hot = one_hot(data.y, num_classes=3, dtype=torch.double)
@@ -121,20 +106,6 @@ def tables_of_nodes(data: Data, ddp: Ddp) -> Results:
     return {'losses': losses, 'table': table, 'weights': weights(model)}
 
 
-def table_through_a_conv(data: Data, ddp: Ddp) -> Results:
-    """The weight of an Embedding goes in whole, for graphs without features."""
-    torch.manual_seed(1)
-    emb = Embedding(data.num_nodes, 6).double()
-    model = model_of(ddp, lambda: GCNConv(6, 3))
-
-    def loss_of() -> Tensor:
-        out = model(emb.weight, data.edge_index)
-        return F.cross_entropy(out, data.y) + out.abs().mean()
-
-    losses = descend(loss_of, [*emb.parameters(), *model.parameters()])
-    return {'losses': losses, 'emb': emb.weight, 'weights': weights(model)}
-
-
 def linkx(data: Data, ddp: Ddp) -> Results:
     """Rows of the adjacency are embedded: a weight for every node of the graph."""
 
@@ -149,18 +120,3 @@ def linkx(data: Data, ddp: Ddp) -> Results:
             return self.lin(torch.cat([a, x], dim=-1))
 
     return trained(data, ddp, Model)
-
-
-def dense_positions(data: Data, ddp: Ddp) -> Results:
-    """Eigenvalues of the Laplacian and landing probabilities, by a dense adjacency."""
-    adj = torch.zeros(data.num_nodes, data.num_nodes, dtype=torch.double)
-    adj[data.edge_index[0], data.edge_index[1]] = 1
-    both = ((adj + adj.t()) > 0).double()
-    values, _ = torch.linalg.eigh(torch.diag(both.sum(1)) - both)
-    walk = adj / adj.sum(1, keepdim=True).clamp(min=1)
-    power, found = walk, []
-    for _ in range(3):
-        found.append(power.diagonal())
-        power = power @ walk
-    data.x = torch.cat([data.x, torch.stack(found, dim=-1)], dim=-1)
-    return {'values': values[-6:], 'x': data.x} | trained(data, ddp)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from shared import Ddp, Program, Results, descend, mlp, model_of, supervised, trained
 from torch import Tensor
-from torch.nn import Linear, Module, Parameter
+from torch.nn import Linear, Module
 from torch_geometric.data import Data
 from torch_geometric.utils import (
     add_remaining_self_loops,
@@ -123,15 +123,6 @@ def dense_adjacency(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     return adj @ x
 
 
-def diffusion(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
-    """Explicit steps of diffusion along edges: differences go to both ends."""
-    row, col = edge_index
-    for _ in range(3):
-        flow = 0.05 * (x[row] - x[col])
-        x = x.index_add(0, col, flow).index_add(0, row, -flow)
-    return x
-
-
 def page_rank(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     row, col = edge_index
     out_degree = degree(row, data.num_nodes, dtype=torch.float64)
@@ -175,7 +166,6 @@ SUMS: dict[str, Sum] = {
     'sparse_matrix': sparse_matrix,
     'sparse_csr_spmm': sparse_csr,
     'dense_adjacency': dense_adjacency,
-    'heat_of_laplacian': diffusion,
     'page_rank': page_rank,
     'power_iteration': power_iteration,
     'hops_from_a_node': hops,
@@ -236,26 +226,6 @@ def correct_and_smooth_by_hand(data: Data, ddp: Ddp) -> Results:
         soft = soft + scale * error
         soft[mask] = F.one_hot(data.y[mask], 3).double()
     return {'losses': losses, 'soft': soft, 'sigma': sigma}
-
-
-def learned_sparse_weights(data: Data, ddp: Ddp) -> Results:
-    """Weights of edges are computed, and the matrix with them; shares of hops are learned."""
-
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate, self.lin = Linear(4, 1), Linear(6, 3)
-            self.alpha = Parameter(torch.full((3,), 0.25))
-
-        def forward(self, x: Tensor, edge_index: Tensor, attr: Tensor) -> Tensor:
-            gate = self.gate(attr).sigmoid().view(-1)
-            adj = torch.sparse_coo_tensor(edge_index.flip(0), gate, (x.size(0), x.size(0)))
-            h = z = self.lin(x)
-            for a in self.alpha.softmax(0).unbind():
-                z = (1 - a) * torch.sparse.mm(adj, z) / 9 + a * h
-            return z
-
-    return trained(data, ddp, Model, data.edge_attr)
 
 
 def matrix_as_an_argument(data: Data, ddp: Ddp) -> Results:

@@ -38,26 +38,6 @@ def a_generator_in_forward(data: Data, ddp: Ddp) -> Results:
     return trained(data, ddp, Noisy) | {'state': generator.get_state()}
 
 
-def a_parameter_of_the_loss(data: Data, ddp: Ddp) -> Results:
-    """That forward does not see, with the gradients zeroed before forward."""
-
-    class Scaled(Net):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = Parameter(torch.ones(3))
-
-    model = model_of(ddp, Scaled)
-    temperature = Parameter(torch.ones((), dtype=torch.float64))
-    optimizer = torch.optim.SGD([*model.parameters(), temperature], lr=0.1, momentum=0.9)
-    for _ in range(3):
-        model.zero_grad(set_to_none=False)
-        temperature.grad = None
-        out = model(data.x, data.edge_index) * inner(model).scale / temperature.exp()
-        supervised(out, data).backward()
-        optimizer.step()
-    return {'temperature': temperature, 'weights': weights(model)}
-
-
 class ComplexAttention(MessagePassing):
     def __init__(self) -> None:
         super().__init__(aggr='add', node_dim=0)

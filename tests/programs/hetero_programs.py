@@ -284,55 +284,6 @@ def every_type_standardised(data: HeteroData, ddp: Ddp) -> Results:
     return {'means': means, 'sums': sums} | on_papers(data, ddp)
 
 
-def metrics_of_splits(data: HeteroData, ddp: Ddp) -> Results:
-    """After training with weights of classes."""
-    y, mask = data['paper'].y, data['paper']['train_mask']
-    weight = 1 / torch.bincount(y[mask], minlength=3).double()
-
-    def loss(out: Tensor) -> Tensor:
-        return F.cross_entropy(out[mask], y[mask], weight=weight / weight.sum())
-
-    pred = trained(data, ddp, Papers, loss=loss)['out'].argmax(dim=-1)
-    accs = []
-    for split in ['train_mask', 'val_mask', 'test_mask']:
-        mask = data['paper'][split]
-        accs.append(float((pred[mask] == data['paper'].y[mask]).sum() / mask.sum()))
-    counts = {name: data[name].num_nodes for name in data.node_types}
-    return {'accs': accs, 'counts': counts, 'total': data.num_nodes, 'edges': data.num_edges}
-
-
-def links_of_a_relation(data: HeteroData, ddp: Ddp) -> Results:
-    """Who writes what: an MLP over both ends, against random papers; and attributes of cites."""
-
-    class Links(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.score = SAGEConv((5, 6), 8), mlp(5 + 8, 8, 1)
-            self.attr, self.log_var = Linear(16, 4), Parameter(torch.zeros(2))
-
-        def forward(self, x_dict: XDict, edges: EdgeDict) -> tuple[Tensor, Tensor, Tensor]:
-            paper = self.conv((x_dict['author'], x_dict['paper']), edges[WRITES]).relu()
-            row, col = edges[WRITES]
-            wrong = torch.randint(0, data['paper'].num_nodes, (row.size(0),))
-            pos, neg = (
-                self.score(torch.cat([x_dict['author'][row], paper[ids]], dim=-1)).view(-1)
-                for ids in (col, wrong)
-            )
-            src, dst = edges[CITES]
-            return pos, neg, self.attr(torch.cat([paper[src], paper[dst]], dim=-1))
-
-    model = model_of(ddp, Links)
-
-    def loss_of() -> Tensor:
-        pos, neg, attr = model(data.x_dict, data.edge_index_dict)
-        target = data['paper'].y[data[WRITES].edge_index[1]].double()
-        found = F.mse_loss(pos, target) - F.logsigmoid(pos - neg).mean()
-        losses = torch.stack([found, F.mse_loss(attr, data[CITES].edge_attr)])
-        return (losses * torch.exp(-inner(model).log_var) + inner(model).log_var).sum()
-
-    return {'losses': descend(loss_of, model, 0.02), 'weights': weights(model)}
-
-
 def losses_of_two_types(data: HeteroData, ddp: Ddp) -> Results:
     """And citations join papers that are alike."""
     model = model_of(ddp, lambda: ModuleDict({'paper': Linear(6, 3), 'author': Linear(5, 5)}))

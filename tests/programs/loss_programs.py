@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Program, Results, descend, mlp, model_of, supervised, trained, weights
+from shared import Ddp, Net, Program, Results, descend, model_of, supervised, trained, weights
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Parameter
 from torch_geometric.data import Data
 
 
@@ -97,30 +97,12 @@ def entropies(out: Tensor, data: Data) -> Tensor:
     return -(p * p.clamp(min=1e-12).log()).sum(-1).mean() + (mean * mean.log()).sum()
 
 
-def variance_and_covariance(z: Tensor, data: Data) -> Tensor:
-    """VICReg's terms."""
-    std = torch.sqrt(z.var(dim=0) + 1e-4)
-    z = z - z.mean(dim=0)
-    cov = (z.T @ z) / (z.shape[0] - 1)
-    off = cov.pow(2).sum() - cov.diagonal().pow(2).sum()
-    return F.relu(1 - std).mean() + off / z.shape[1]
-
-
 def prototypes_by_means(z: Tensor, data: Data) -> Tensor:
     """Class means of embeddings are the prototypes, and gradients flow through them."""
     one_hot = F.one_hot(data.y, 3).double() * data.train_mask.unsqueeze(1)
     means = (one_hot.t() @ z) / one_hot.sum(dim=0).unsqueeze(1)
     logits = -(z.unsqueeze(1) - means.unsqueeze(0)).pow(2).sum(-1)
     return F.cross_entropy(logits[data.val_mask], data.y[data.val_mask])
-
-
-def fairness(out: Tensor, data: Data) -> Tensor:
-    """Covariance of predictions with an attribute, and the gap of two groups' means."""
-    group = data.x[:, 0] > data.x[:, 0].median()
-    p = out.softmax(-1)[:, 0]
-    gap = (p[group].mean() - p[~group].mean()).abs()
-    cov = ((data.x[:, 1] - data.x[:, 1].mean()) * (p - p.mean())).mean().abs()
-    return F.cross_entropy(out, data.y) + gap + cov
 
 
 def gaussian_likelihood(out: Tensor, data: Data) -> Tensor:
@@ -217,13 +199,11 @@ LOSSES: dict[str, tuple[object, int]] = {  # and the width of the output
     'triplets': (triplets, 6),
     'margin_of_random_pairs': (random_pairs, 3),
     'entropy_regulariser': (entropies, 3),
-    'variance_and_covariance': (variance_and_covariance, 5),
     'norm_of_activations': (
         lambda out, data: supervised(out, data) + 0.01 * out.norm(p=2) + 1e-3 * out.abs().sum(),
         3,
     ),
     'prototypes_by_means': (prototypes_by_means, 4),
-    'fairness_penalty': (fairness, 3),
     'gaussian_likelihood': (gaussian_likelihood, 6),
     'shifted_neighbours': (neighbours_in_order, 3),
     'equally_many_of_two_classes': (equally_many, 3),
@@ -261,25 +241,6 @@ def plain_prototypes_through_a_head(data: Data, ddp: Ddp) -> Results:
 
     losses = descend(loss_of, [centres, *head.parameters()])
     return {'losses': losses, 'centres': centres, 'weights': weights(head)}
-
-
-def deep_clustering(data: Data, ddp: Ddp) -> Results:
-    """DEC: a target of squares over frequencies, as in SDCN."""
-
-    class Clusters(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder, self.centres = mlp(6, 8, 4), Parameter(torch.randn(3, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            q = 1 / (1 + torch.cdist(self.encoder(x), self.centres).pow(2))
-            return q / q.sum(dim=1, keepdim=True)
-
-    def loss(q: Tensor) -> Tensor:
-        p = q.detach() ** 2 / q.detach().sum(dim=0)
-        return F.kl_div(q.log(), p / p.sum(dim=1, keepdim=True), reduction='batchmean')
-
-    return trained(data, ddp, Clusters, inputs=(data.x,), loss=loss, lr=1.0)
 
 
 def distillation(data: Data, ddp: Ddp) -> Results:

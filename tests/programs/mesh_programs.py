@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from shared import Ddp, Program, Results, mlp, model_of, trained, weights
 from torch import Tensor
-from torch.nn import BatchNorm1d, Embedding, LayerNorm, Linear, Module, ModuleList, ReLU, Sequential
+from torch.nn import BatchNorm1d, LayerNorm, Linear, Module, ModuleList, ReLU, Sequential
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, MessagePassing, MetaLayer, SAGEConv
+from torch_geometric.nn import MessagePassing, MetaLayer, SAGEConv
 from torch_geometric.utils import scatter
 
 WIDTH = 5
@@ -114,25 +114,6 @@ class NormOfEdges(Module):
         return self.out(torch.cat([h, summary.expand(x.size(0), -1)], dim=-1))
 
 
-class LearnedWeights(Module):
-    """Weights of messages: learned of both ends, the cosine of the ends, of types of edges."""
-
-    def __init__(self, data: Data) -> None:
-        super().__init__()
-        self.score, self.lin, self.emb = mlp(16, 8, 1), Linear(6, 6), Embedding(3, 6)
-        self.conv1, self.conv2, self.data = GCNConv(6, 8), GCNConv(8, 3), [data]
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        row, col = edge_index
-        weight = self.score(torch.cat([x[row], x[col], edge_attr], dim=-1)).sigmoid().view(-1)
-        h = self.lin(x)
-        similar = F.cosine_similarity(h[row], h[col], dim=-1)
-        gate = torch.sigmoid((similar - similar.mean()) / similar.std())
-        sent = (x[row] + self.emb(self.data[0].edge_type)).relu()
-        x = x + scatter(sent, col, 0, x.size(0)) / 9
-        return self.conv2(self.conv1(x, edge_index, weight).relu(), edge_index, gate)
-
-
 class EdgeModel(Module):
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +147,6 @@ MODELS: dict[str, Callable[[Data], Module]] = {
     'mesh_graph_net_recomputed': lambda data: MeshGraphNet(again=True, num_layers=4),
     'conv_of_nodes_and_edges': lambda data: Anemoi(),
     'norm_of_edges': lambda data: NormOfEdges(),
-    'learned_edge_weights': LearnedWeights,
 }
 PROGRAMS: dict[str, Program] = {
     name: lambda data, ddp, make=make: trained(

@@ -27,30 +27,6 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 
-class GINs(Module):
-    """Norms in the MLPs; the last is in evaluation while the model trains."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convs = ModuleList()
-        for num in (6, 8):
-            lins = Linear(num, 8), BatchNorm1d(8), ReLU(), Linear(8, 8), BatchNorm1d(8), ReLU()
-            self.convs.append(pyg.GINConv(Sequential(*lins), train_eps=True))
-        lins = Linear(8, 8), BatchNorm1d(8), ReLU(), Linear(8, 3)
-        self.last = pyg.GINEConv(Sequential(*lins), edge_dim=4)
-
-    def train(self, mode: bool = True) -> Module:
-        super().train(mode)
-        self.last.nn[1].eval()
-        return self
-
-    def forward(self, data: Data) -> Tensor:
-        x = data.x
-        for conv in self.convs:
-            x = conv(x, data.edge_index)
-        return self.last(x, data.edge_index, data.edge_attr)
-
-
 class Attentive(Module):
     """Attributes, loops with attributes, a residual, and what attention gives back."""
 
@@ -147,7 +123,6 @@ class Gumbel(Module):
 
 
 MODELS: dict[str, Callable[[], Module]] = {
-    'gin_with_norms_in_its_mlp': GINs,
     'gat_with_attributes_and_self_loops': Attentive,
     'nn_conv_and_a_gru': MPNN,
     'weights_tied_between_layers': Tied,

@@ -23,7 +23,7 @@ from torch_geometric.nn import (
     global_mean_pool,
 )
 from torch_geometric.nn.aggr import SoftmaxAggregation, StdAggregation
-from torch_geometric.utils import degree, dense_to_sparse, to_dense_batch
+from torch_geometric.utils import degree, to_dense_batch
 from torch_geometric.utils import softmax as segment_softmax
 
 Between = Callable[[Tensor], Tensor]
@@ -158,20 +158,6 @@ class SoftClusters(Module):
         return x + (x @ found.t()).softmax(dim=-1) @ found
 
 
-class Landmarks(Module):
-    """A dense graph of a few landmarks, made sparse."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.small = GCNConv(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        marks = x[:5]
-        sim = (marks @ marks.t()).sigmoid()
-        e, w = dense_to_sparse(sim * (sim > 0.4))
-        return x + (x @ marks.t()).softmax(dim=-1) @ self.small(marks, e, w)
-
-
 class OtherKernels(Module):
     """Norms, products and a recurrence that torch has kernels of their own for."""
 
@@ -196,7 +182,6 @@ PROGRAMS |= {
         'batch_norm_by_hand': BatchNormByHand,
         'squeeze_and_excite': SqueezeAndExcite,
         'soft_clusters': SoftClusters,
-        'neighbours_by_similarity': Landmarks,
         'other_kernels': OtherKernels,
     }.items()
 }

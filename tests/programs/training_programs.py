@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from shared import Ddp, Net, Results, descend, inner, mlp, model_of, supervised, weights
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn import BatchNorm1d, Linear, Module, Parameter, Sequential
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
@@ -159,17 +158,6 @@ def copies_of_models(data: Data, ddp: Ddp) -> Results:
     model.load_state_dict(best)
     restored = model(data.x, data.edge_index).detach()
     return {'losses': losses, 'trained': trained, 'restored': restored, 'other': weights(other)}
-
-
-def frozen_later(data: Data, ddp: Ddp) -> Results:
-    """Fine-tuning: the first layer learns, then it is frozen; then the second one is."""
-    model = model_of(ddp)
-    inner(model).conv2.requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    losses = steps(data, model, optimizer)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_('conv2' in name)
-    return {'losses': losses + steps(data, model, optimizer), 'weights': weights(model)}
 
 
 def statistics_after_warming_up(data: Data, ddp: Ddp) -> Results:
@@ -421,14 +409,3 @@ def checkpointed(data: Data, ddp: Ddp) -> Results:
     model = model_of(ddp, Model)
     losses = descend(lambda: loss_of(model, data), model)
     return {'losses': losses, 'weights': weights(model)}
-
-
-def called_with_other_weights(data: Data, ddp: Ddp) -> Results:
-    """functional_call, as sharpness-aware and meta learning do."""
-    model = model_of(ddp)
-
-    def loss() -> Tensor:
-        noisy = {name: p + 0.01 * p.sign().detach() for name, p in model.named_parameters()}
-        return supervised(functional_call(model, noisy, (data.x, data.edge_index)), data)
-
-    return {'losses': descend(loss, model), 'weights': weights(model)}
