@@ -22,7 +22,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     'world_size',
     [3, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize('name', few(all_programs()))
+@pytest.mark.parametrize('name', few(all_programs(), every=2))
 def test_a_program(name: str, world_size: int, root: Path) -> None:
     kind, detail = outcome(name, world_size, root)
     if name.startswith('refused.'):
