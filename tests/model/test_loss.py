@@ -134,7 +134,7 @@ def test_no_rows_on_any_rank(needs):
 ONES = torch.ones(6, dtype=torch.bool)
 WRONG: dict[str, tuple[list[Tensor], list[str]]] = {
     **{
-        name: ([mask, mask], ["expected a bool 'mask' of shape (6,)", str(mask.dtype)])
+        name: ([mask, mask], ["'mask'", str(mask.dtype)])
         for name, mask in {
             'short': ONES[:5],
             'a column': ONES[:, None],
@@ -144,8 +144,8 @@ WRONG: dict[str, tuple[list[Tensor], list[str]]] = {
         }.items()
     },
     # A typing error in one rank's data must not leave the others waiting.
-    'short on one rank': ([ONES, ONES[:5]], ["expected a bool 'mask' of shape (6,)"]),
-    'nobody is selected': ([~ONES, ~ONES], ['expected at least one value selected', '(got none)']),
+    'short on one rank': ([ONES, ONES[:5]], ["'mask'"]),
+    'nobody is selected': ([~ONES, ~ONES], ['none']),
 }
 
 

@@ -457,7 +457,7 @@ def _saves_odd_state(parts: str, root: str) -> str:
 def test_a_state_without_rows_is_not_saved(tmp_path: Path) -> None:
     parts = str(cut(small_graph(), 2, tmp_path / 'parts'))
     outcomes = run_as_threads(_saves_odd_state, 2, parts, str(tmp_path / 'run'))
-    assert_all_raise(outcomes, 'ValueError', "'column_means' of SGD", 'a row for every own node')
+    assert_all_raise(outcomes, 'ValueError', 'column_means')
 
 
 # Types of nodes
@@ -586,7 +586,7 @@ def _refused(root: str, name: str) -> str:
 def test_what_sees_the_rows_of_one_rank_is_refused(name: str, tmp_path: Path) -> None:
     root = str(cut(small_graph(), 2, tmp_path / 'p'))
     outcomes = run_as_threads(_refused, 2, root, name)
-    assert_all_raise(outcomes, 'ValueError', f"'{REFUSED[name][1]}' of a NodeEmbedding's weight")
+    assert_all_raise(outcomes, 'ValueError', f"'{REFUSED[name][1]}'")
     assert run_as_threads(_refused, 1, root, name) == ['no error']
 
 
@@ -611,15 +611,13 @@ def _wrong(root: str) -> list[str]:
 def test_what_is_no_part_of_a_graph(tmp_path: Path) -> None:
     results = run_as_threads(_wrong, 2, str(cut(small_graph(), 2, tmp_path / 'p')))
     plain, typed, unequal, none, part, other, replaced = zip(*results, strict=True)
-    assert_all_raise(plain, 'ValueError', 'expected what pyg_sar.load_shard gave')
-    assert_all_raise(typed, 'ValueError', "data['author']", 'HeteroData')
-    assert_all_raise(unequal, 'ValueError', "'embedding_dim'", '[5, 6]')
-    assert_all_raise(none, 'ValueError', "'embedding_dim' must be positive", '[0, 0]')
-    assert_all_raise(part, 'ValueError', 'every node of the whole graph on one rank')
-    assert_all_raise(other, 'ValueError', "'n_id' must hold ids of own nodes", 'pyg_sar.rows')
-    assert_all_raise(
-        replaced, 'TypeError', "expected the 'weight' that the embedding was made with"
-    )
+    assert_all_raise(plain, 'ValueError', 'load_shard')
+    assert_all_raise(typed, 'ValueError', "data['author']")
+    assert_all_raise(unequal, 'ValueError', 'embedding_dim')
+    assert_all_raise(none, 'ValueError', 'embedding_dim')
+    assert_all_raise(part, 'ValueError', 'one rank')
+    assert_all_raise(other, 'ValueError', 'n_id')
+    assert_all_raise(replaced, 'TypeError', 'weight')
 
 
 # The check
@@ -638,7 +636,7 @@ def test_the_check_of_a_step() -> None:
         return step(model, data) + pyg_sar.local(model.table()).square().sum()
 
     pyg_sar.check(step, model, graph)
-    with pytest.raises(ValueError, match='differs on ranks: the result differs'):
+    with pytest.raises(ValueError, match='result'):
         pyg_sar.check(wrong, model, graph)
 
 
@@ -671,9 +669,7 @@ def test_in_processes(tmp_path: Path) -> None:
     results = run_ranks(_in_processes, 2, str(cut(small_graph(), 2, tmp_path / 'p')))
     _compare([found for found, _, _ in results], whole.found())
     assert_all_raise([each for _, each, _ in results], 'ValueError', 'all_reduce')
-    assert_all_raise(
-        [each for _, _, each in results], 'ValueError', "torch's DistributedDataParallel"
-    )
+    assert_all_raise([each for _, _, each in results], 'ValueError', 'DistributedDataParallel')
 
 
 def test_the_rows_of_other_nodes_are_not_loaded() -> None:
@@ -682,9 +678,7 @@ def test_the_rows_of_other_nodes_are_not_loaded() -> None:
     torch.save(table.state_dict(), file)
     file.seek(0)
     state = torch.load(file)
-    with pytest.raises(
-        RuntimeError, match=r"'weight' has the rows of other nodes .* load_checkpoint"
-    ):
+    with pytest.raises(RuntimeError, match='load_checkpoint'):
         other.load_state_dict(state)
     again = NodeEmbedding(Data(n_id=torch.tensor([0, 1])), DIM)
     again.load_state_dict(state)

@@ -173,7 +173,7 @@ def test_a_change_in_place_is_an_error() -> None:
         out = lin(before.relu())
     with torch.no_grad():
         before.mul_(2)
-    with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+    with pytest.raises(RuntimeError, match='inplace'):
         out.sum().backward()
 
 
@@ -245,5 +245,5 @@ def test_same_bits_on_ranks(name: str, mode: str, tmp_path: Path) -> None:
 
 
 def test_a_conv_by_itself_is_refused() -> None:
-    with pytest.raises(ValueError, match="'checkpoint_activations' has a meaning for the model"):
+    with pytest.raises(ValueError, match='checkpoint_activations'):
         pyg_sar.wrap(pyg.SAGEConv(2, 2), checkpoint_activations=True)

@@ -80,7 +80,7 @@ def test_numbers_that_part_in_training(root: str, what: str, name: str) -> None:
     if not what:
         assert outcomes == ['no error'] * 3
         return
-    assert_all_raise(outcomes, 'ValueError', f"'{name}'", 'rank 2 has other', 'at backward 8')
+    assert_all_raise(outcomes, 'ValueError', f"'{name}'", 'rank 2', 'backward 8')
 
 
 def _seen_by_hooks(data: Any, wrap: Any) -> dict[str, list[Tensor]]:
