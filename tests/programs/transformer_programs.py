@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from attention_programs import Layered, trained
-from shared import Ddp, Results, by_order
+from attention_programs import Layered, fit
+from shared import Program
 from torch import Tensor
 from torch.nn import (
     LayerNorm,
@@ -23,11 +23,6 @@ from torch.nn import (
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, global_add_pool, global_mean_pool
 from torch_geometric.utils import scatter, softmax, to_dense_batch
-
-
-def with_layers(data: Data, ddp: Ddp, make: Callable[[], Module]) -> Results:
-    torch.manual_seed(0)
-    return trained(data, ddp, Layered(make))
 
 
 class Projected(Module):
@@ -75,10 +70,6 @@ class Nodeformer(Projected):
         return (num / den).reshape(x.size(0), 8)
 
 
-def nodeformer_kernel(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Nodeformer)
-
-
 class SoftmaxOverNodes(Projected):
     """Efficient attention: softmax of keys over the nodes, of queries over the channels."""
 
@@ -86,10 +77,6 @@ class SoftmaxOverNodes(Projected):
         q, k, v = self.heads(x)
         context = torch.einsum('nhd,nhe->hde', k.softmax(dim=0), v)
         return torch.einsum('nhd,hde->nhe', q.softmax(dim=-1), context).flatten(1)
-
-
-def softmax_over_nodes(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, SoftmaxOverNodes)
 
 
 class Masked(Projected):
@@ -106,10 +93,6 @@ class Masked(Projected):
         return out.reshape(x.size(0), 8)
 
 
-def masked_linear(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Masked)
-
-
 class Matmuls(Projected):
     """By `@`, `bmm` and `norm`, as SGFormer in its first code."""
 
@@ -123,10 +106,6 @@ class Matmuls(Projected):
         ones = torch.ones(2, n, 1, dtype=x.dtype)
         den = torch.bmm(q, torch.bmm(k.transpose(1, 2), ones)) + n
         return (num / den).permute(1, 0, 2).flatten(1)
-
-
-def linear_by_bmm(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Matmuls)
 
 
 class OfGraphs(Module):
@@ -148,11 +127,6 @@ class OfGraphs(Module):
         return out
 
 
-def multihead_of_several_graphs(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    return trained(data, ddp, OfGraphs())
-
-
 class LinearOfGraphs(Module):
     """Linear attention inside of each of several graphs, by scatter and pools."""
 
@@ -171,11 +145,6 @@ class LinearOfGraphs(Module):
         return out
 
 
-def linear_of_several_graphs(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    return trained(data, ddp, LinearOfGraphs())
-
-
 class Sdpa(Projected):
     """scaled_dot_product_attention with options."""
 
@@ -192,20 +161,11 @@ class Causal(Sdpa):
         return {'is_causal': True}
 
 
-@by_order
-def sdpa_causal(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Causal)
-
-
 class KeyMask(Sdpa):
     """Keys of a mask, [N] as bool, broadcast over queries."""
 
     def given(self, x: Tensor) -> dict[str, object]:
         return {'attn_mask': (x[:, 1] > -10).logical_and(x[:, 0] > x[:, 0].mean())[None, :]}
-
-
-def sdpa_mask_of_keys(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, KeyMask)
 
 
 class FloatKeyMask(Sdpa):
@@ -215,21 +175,12 @@ class FloatKeyMask(Sdpa):
         return {'attn_mask': x[:, 0].detach().view(1, 1, 1, -1)}
 
 
-def sdpa_numbers_of_keys(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, FloatKeyMask)
-
-
 class PairMask(Sdpa):
     """N x N of plain numbers."""
 
     def given(self, x: Tensor) -> dict[str, object]:
         n = x.size(0)
         return {'attn_mask': torch.ones(n, n, dtype=torch.bool).tril()}
-
-
-@by_order
-def sdpa_mask_of_pairs(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, PairMask)
 
 
 class AdjacencyMask(Module):
@@ -248,19 +199,9 @@ class AdjacencyMask(Module):
         return out
 
 
-def sdpa_mask_of_edges(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    return trained(data, ddp, AdjacencyMask())
-
-
 class Dropping(Sdpa):
     def given(self, x: Tensor) -> dict[str, object]:
         return {'dropout_p': 0.5} if self.training else {}
-
-
-@by_order
-def sdpa_dropout(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Dropping)
 
 
 class Grouped(Sdpa):
@@ -270,10 +211,6 @@ class Grouped(Sdpa):
         q, k, v = self.sequences(x)
         out = F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True)
         return self.joined(out)
-
-
-def sdpa_grouped(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Grouped)
 
 
 class WithWeights(Module):
@@ -286,10 +223,6 @@ class WithWeights(Module):
     def forward(self, x: Tensor) -> Tensor:
         out, _ = self.attention(x[None], x[None], x[None])
         return out[0]
-
-
-def multihead_with_weights(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, WithWeights)
 
 
 class Padded(Module):
@@ -306,10 +239,6 @@ class Padded(Module):
         return out[0]
 
 
-def multihead_padded(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Padded)
-
-
 class DroppingHeads(Module):
     """Dropout of the weights while it trains."""
 
@@ -320,11 +249,6 @@ class DroppingHeads(Module):
     def forward(self, x: Tensor) -> Tensor:
         out, _ = self.attention(x, x, x, need_weights=False)
         return out
-
-
-@by_order
-def multihead_dropout(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, DroppingHeads)
 
 
 class Encoder(Module):
@@ -350,16 +274,8 @@ class Encoder(Module):
         return out
 
 
-def encoder_layer(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Encoder)
-
-
 class NormFirst(Encoder):
     norm_first = True
-
-
-def encoder_norm_first(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, NormFirst)
 
 
 class SequenceFirst(Encoder):
@@ -367,16 +283,8 @@ class SequenceFirst(Encoder):
     norm_first = True
 
 
-def encoder_sequence_first(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, SequenceFirst)
-
-
 class Stack(Encoder):
     layers = 2
-
-
-def encoder_stack(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Stack)
 
 
 class Unbatched(Encoder):
@@ -385,10 +293,6 @@ class Unbatched(Encoder):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.encoder(x)
         return out
-
-
-def encoder_unbatched(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Unbatched)
 
 
 class PaddedEncoder(Encoder):
@@ -402,10 +306,6 @@ class PaddedEncoder(Encoder):
         return out
 
 
-def encoder_padded(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, PaddedEncoder)
-
-
 class CausalEncoder(Encoder):
     """With a mask of pairs."""
 
@@ -413,11 +313,6 @@ class CausalEncoder(Encoder):
         mask = torch.nn.Transformer.generate_square_subsequent_mask(x.size(0), dtype=x.dtype)
         out: Tensor = self.encoder(x[None], src_mask=mask, is_causal=True)[0]
         return out
-
-
-@by_order
-def encoder_causal(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, CausalEncoder)
 
 
 class ByHand(Projected):
@@ -429,19 +324,11 @@ class ByHand(Projected):
         return torch.einsum('hnm,mhd->nhd', scores.softmax(-1), v).flatten(1)
 
 
-def softmax_by_einsum(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, ByHand)
-
-
 class ByBmm(Projected):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (each.transpose(0, 1) for each in self.heads(x))
         scores = torch.bmm(q, k.transpose(1, 2)).softmax(-1)
         return torch.bmm(scores, v).transpose(0, 1).flatten(1)
-
-
-def softmax_by_bmm(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, ByBmm)
 
 
 class PooledByAttention(Module):
@@ -455,10 +342,6 @@ class PooledByAttention(Module):
     def forward(self, x: Tensor) -> Tensor:
         out, weights = self.attention(self.seed.to(x.dtype), x[None], x[None])
         return x * weights[0].sum(0).unsqueeze(-1) + out[0].mean(0)
-
-
-def pooled_with_weights(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, PooledByAttention)
 
 
 class Galerkin(Projected):
@@ -475,10 +358,6 @@ class Galerkin(Projected):
         return torch.matmul(q.permute(1, 0, 2), context).permute(1, 0, 2).reshape(-1, 8)
 
 
-def galerkin(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Galerkin)
-
-
 class Virtual(Module):
     """A class token that is put before all nodes."""
 
@@ -493,10 +372,6 @@ class Virtual(Module):
         return out[1:] + out[0]
 
 
-def class_token(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Virtual)
-
-
 class Cumulative(Projected):
     """Causal linear attention by cumsum, in the order of ids."""
 
@@ -506,11 +381,6 @@ class Cumulative(Projected):
         kv = torch.einsum('nhd,nhe->nhde', k, v).cumsum(0)
         z = torch.einsum('nhd,nhd->nh', q, k.cumsum(0)).unsqueeze(-1)
         return (torch.einsum('nhd,nhde->nhe', q, kv) / z).flatten(1)
-
-
-@by_order
-def cumulative(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Cumulative)
 
 
 class Ends(Encoder):
@@ -523,11 +393,6 @@ class Ends(Encoder):
         out: Tensor = self.encoder(x[None], src_key_padding_mask=mask)[0]
         missing = x.size(0) - out.size(0)
         return F.pad(out, (0, 0, 0, missing)) if missing else out
-
-
-@by_order
-def encoder_padded_at_its_end(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Ends)
 
 
 class ReadsTokens(Module):
@@ -544,10 +409,6 @@ class ReadsTokens(Module):
         return out + back.sum(-1, keepdim=True) * weights.sum((0, 1)).unsqueeze(-1)
 
 
-def tokens_with_weights(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, ReadsTokens)
-
-
 class Decoder(Module):
     """Tokens as targets of a decoder, nodes as its memory."""
 
@@ -561,20 +422,12 @@ class Decoder(Module):
         return x * out.mean(0)
 
 
-def decoder_of_tokens(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Decoder)
-
-
 class NodesDecode(Decoder):
     """Nodes as targets, tokens as memory."""
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.decoder(x[None], self.tokens)[0]
         return out
-
-
-def decoder_of_nodes(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, NodesDecode)
 
 
 class Linformer(Projected):
@@ -593,11 +446,6 @@ class Linformer(Projected):
         ).flatten(1)
 
 
-@by_order
-def linformer(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Linformer)
-
-
 class Landmarks(Projected):
     """Nystroem: landmarks are means of runs of nodes."""
 
@@ -608,11 +456,6 @@ class Landmarks(Projected):
         middle = (low_q @ low_k.transpose(1, 2)).softmax(-1)
         last = (low_q @ k.transpose(1, 2)).softmax(-1)
         return (first @ torch.linalg.pinv(middle) @ (last @ v)).transpose(0, 1).flatten(1)
-
-
-@by_order
-def landmarks_of_runs(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Landmarks)
 
 
 class Hydra(Module):
@@ -630,10 +473,6 @@ class Hydra(Module):
         return hydra + torch.sigmoid(q) * ((exp * v).sum(0) / exp.sum(0))
 
 
-def hydra_and_aft(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Hydra)
-
-
 class RandomFeatures(Projected):
     """Features drawn anew in every forward."""
 
@@ -644,10 +483,6 @@ class RandomFeatures(Projected):
         q, k = ((each @ w).cos() + 1.5 for each in (q, k))
         out = torch.einsum('nhm,hmd->nhd', q, torch.einsum('nhm,nhd->hmd', k, v))
         return (out / torch.einsum('nhm,hm->nh', q, k.sum(0))[..., None]).flatten(1)
-
-
-def random_features(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, RandomFeatures)
 
 
 class CausalByGather(Projected):
@@ -661,10 +496,6 @@ class CausalByGather(Projected):
         rank = x[:, 0].detach()
         mask = rank[:, None] >= pyg_sar.gather(rank)[None]
         return self.joined(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
-
-
-def mask_of_pairs_by_gather(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, CausalByGather)
 
 
 class Hops(Module):
@@ -687,11 +518,6 @@ class Hops(Module):
         return out
 
 
-def sequences_of_hops(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    return trained(data, ddp, Hops())
-
-
 class Codebook(Projected):
     """Attends to means of clusters with the log of their sizes, and moves them (as in GOAT)."""
 
@@ -710,5 +536,52 @@ class Codebook(Projected):
         return scores.softmax(-1) @ self.v(means)
 
 
-def codebook(data: Data, ddp: Ddp) -> Results:
-    return with_layers(data, ddp, Codebook)
+MODELS: dict[str, Callable[[], Module]] = {
+    'nodeformer_kernel': lambda: Layered(Nodeformer),
+    'softmax_over_nodes': lambda: Layered(SoftmaxOverNodes),
+    'masked_linear': lambda: Layered(Masked),
+    'linear_by_bmm': lambda: Layered(Matmuls),
+    'sdpa_mask_of_keys': lambda: Layered(KeyMask),
+    'sdpa_numbers_of_keys': lambda: Layered(FloatKeyMask),
+    'sdpa_grouped': lambda: Layered(Grouped),
+    'multihead_padded': lambda: Layered(Padded),
+    'encoder_layer': lambda: Layered(Encoder),
+    'encoder_norm_first': lambda: Layered(NormFirst),
+    'encoder_sequence_first': lambda: Layered(SequenceFirst),
+    'encoder_stack': lambda: Layered(Stack),
+    'encoder_unbatched': lambda: Layered(Unbatched),
+    'encoder_padded': lambda: Layered(PaddedEncoder),
+    'pooled_with_weights': lambda: Layered(PooledByAttention),
+    'galerkin': lambda: Layered(Galerkin),
+    'class_token': lambda: Layered(Virtual),
+    'tokens_with_weights': lambda: Layered(ReadsTokens),
+    'decoder_of_tokens': lambda: Layered(Decoder),
+    'decoder_of_nodes': lambda: Layered(NodesDecode),
+    'linformer': lambda: Layered(Linformer),
+    'hydra_and_aft': lambda: Layered(Hydra),
+    'random_features': lambda: Layered(RandomFeatures),
+    'mask_of_pairs_by_gather': lambda: Layered(CausalByGather),
+    'codebook': lambda: Layered(Codebook),
+    'multihead_of_several_graphs': lambda: OfGraphs(),
+    'linear_of_several_graphs': lambda: LinearOfGraphs(),
+    'sequences_of_hops': lambda: Hops(),
+}
+
+REFUSED: dict[str, Callable[[], Module]] = {
+    'sdpa_causal': lambda: Layered(Causal),
+    'sdpa_mask_of_pairs': lambda: Layered(PairMask),
+    'sdpa_dropout': lambda: Layered(Dropping),
+    'multihead_with_weights': lambda: Layered(WithWeights),
+    'multihead_dropout': lambda: Layered(DroppingHeads),
+    'encoder_causal': lambda: Layered(CausalEncoder),
+    'softmax_by_einsum': lambda: Layered(ByHand),
+    'softmax_by_bmm': lambda: Layered(ByBmm),
+    'cumulative': lambda: Layered(Cumulative),
+    'encoder_padded_at_its_end': lambda: Layered(Ends),
+    'landmarks_of_runs': lambda: Layered(Landmarks),
+    'sdpa_mask_of_edges': lambda: AdjacencyMask(),
+}
+
+PROGRAMS: dict[str, Program] = {
+    name: lambda data, ddp, make=make: fit(data, ddp, make) for name, make in MODELS.items()
+}
