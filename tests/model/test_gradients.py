@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -143,3 +144,51 @@ def test_a_backward_that_failed_leaves_nothing_behind(graph: Data, roots: dict[i
         assert num_calls == len(gradients)
         for found, p in zip(gradients, model.parameters(), strict=True):
             assert_close(found, p.grad, tolerance=1e-10)
+
+
+def _counted(root: str) -> list[int]:
+    """All-reduces of a forward without norms and a loss, of their backward, and inside no_sync."""
+    data = pyg_sar.load_shard(root)
+    model = DistributedDataParallel(make_model())
+    counts = []
+    with mock.patch.object(dist, 'all_reduce', wraps=dist.all_reduce) as all_reduce:
+
+        def count() -> None:
+            counts.append(all_reduce.call_count - sum(counts))
+
+        out = model.module.second(model.module.first(data.x, data.edge_index), data.edge_index)
+        loss = out.square().mean()
+        count()
+        with model.no_sync():
+            loss.backward(retain_graph=True)
+        count()
+        loss.backward()
+        count()
+    return counts
+
+
+def test_one_reduction_per_backward(roots: dict[int, str]) -> None:
+    """And one by global_mean in forward, one in backward."""
+    for counts in run_ranks(_counted, 3, roots[3]):
+        without, with_sum = counts[1:]
+        assert with_sum == without + 2  # and the number that collectives begin with
+    assert run_ranks(_counted, 1, roots[1])[0][2] == run_ranks(_counted, 1, roots[1])[0][1]
+
+
+def _drawn(root: str) -> tuple[Tensor, Tensor, Tensor]:
+    data, generator = pyg_sar.load_shard(root), torch.Generator().manual_seed(3)
+    keep = torch.bernoulli(torch.full_like(data.x, 0.5), generator=generator)
+    noise = torch.empty_like(data.x).normal_(generator=generator)
+    both = torch.normal(noise, 1.0, generator=generator)
+    return pyg_sar.gather(keep), pyg_sar.gather(both), torch.rand(3, generator=generator)
+
+
+def test_rows_that_a_generator_draws(roots: dict[int, str]) -> None:
+    """They differ from rank to rank, and what is drawn later for the whole is equal."""
+    results = run_ranks(_drawn, 3, roots[3])
+    for found in results:
+        for a, b in zip(found, results[0], strict=True):
+            assert torch.equal(a, b)
+    keep, noise, _ = results[0]
+    assert 0.3 < keep.mean() < 0.7
+    assert len(noise.unique()) == noise.numel()
