@@ -193,15 +193,6 @@ def test_convs(parts, name, world_size, kind, mode):
         assert set(paths) == {'weighted'}
 
 
-@pytest.mark.parametrize('name', CONVS)
-def test_convs_in_float32(parts, name):
-    root = parts[3, 'uneven']
-    for paths in run_as_threads(
-        _conv_parity, 3, name, root, 'sequential', torch.float32, False, True
-    ):
-        assert set(paths) == {'weighted'}
-
-
 @pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize(
     ('name', 'needs_x'),

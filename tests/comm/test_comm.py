@@ -217,24 +217,6 @@ def test_adjoints(tmp_path, world_size, num_parts, kind):
         assert max(errors) <= RELATIVE
 
 
-def _round_trip(root: str) -> bool:
-    """from_halo of ones counts the ranks that hold a node: with_halo's transpose, exactly."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    exchange = Exchange(data.edge_index.shard)
-    shard = exchange.shard
-    held = from_halo(torch.ones(shard.num_own + shard.num_halo, 1), exchange)
-    readers = torch.ones(shard.num_own, 1)
-    for step in shard.steps:
-        readers[step.send_index] += 1
-    return torch.equal(held, readers)
-
-
-@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
-def test_from_halo_sums_at_the_owner(tmp_path, world_size, num_parts):
-    root = cut(small_graph(), num_parts, tmp_path / 'parts')
-    assert run_ranks(_round_trip, world_size, str(root)) == [True] * world_size
-
-
 def _answers() -> tuple[list[Any], list[str]]:
     rank = dist.get_rank()
     world_size = dist.get_world_size()

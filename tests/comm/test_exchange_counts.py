@@ -20,10 +20,8 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv, TransformerConv
 from traffic import put
 
 import pyg_sar
-from pyg_sar import SARConv, partition_graph
-from pyg_sar.aggregate.weighted_sum import weighted_sum
+from pyg_sar import SARConv
 from pyg_sar.comm import Exchange, GradientReturn
-from pyg_sar.shard.plan import plan_of
 
 LAYOUTS = [(1, 1), (1, 4), (2, 2), (2, 6), (3, 3), (3, 6), (4, 4)]
 """World sizes and numbers of parts."""
@@ -32,13 +30,6 @@ LAYOUTS = [(1, 1), (1, 4), (2, 2), (2, 6), (3, 3), (3, 6), (4, 4)]
 @pytest.fixture(params=ASSIGNMENTS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
-
-
-def _graph_without_cut_edges() -> Data:
-    """Two triangles that never meet."""
-    src = torch.tensor([0, 1, 2, 3, 4, 5])
-    dst = torch.tensor([1, 2, 0, 4, 5, 3])
-    return Data(edge_index=torch.stack([src, dst]), num_nodes=6)
 
 
 @dataclass
@@ -163,58 +154,11 @@ def test_one_message_per_step(tmp_path, world_size, num_parts, kind):
             assert (traffic.all_to_alls, traffic.others) == (0, 0)
 
 
-def _linear_traffic(root: str, needs_grad: bool, one_shot: bool) -> tuple[Traffic, Traffic]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    exchange = Exchange(data.edge_index.shard)
-    plan = plan_of(data.edge_index, exchange.shard)
-    x = torch.randn(exchange.shard.num_own, 3, requires_grad=needs_grad)
-    scale = torch.ones((), requires_grad=True)
-    with _counted() as forward:
-        out = weighted_sum(x, None, plan, exchange, one_shot=one_shot)
-    with _counted() as backward:
-        (out * scale).sum().backward()
-    assert (x.grad is not None) == needs_grad
-    return forward, backward
-
-
 def _num_steps(graph: Data, root: Path, world_size: int, num_parts: int) -> list[int]:
     """Non-empty steps of every rank."""
     parts = torch.load(root / 'node_map.pt', weights_only=True)
     rows = _halo_rows(graph, parts, world_size, num_parts)
     return [sum(count > 0 for count in rows[rank]) for rank in range(world_size)]
-
-
-@pytest.mark.parametrize('needs_grad', [False, True])
-@pytest.mark.parametrize(('world_size', 'num_parts'), [(2, 2), (3, 3), (2, 4)])
-def test_linear_path(tmp_path, world_size, num_parts, needs_grad):
-    """One exchange in forward, one in backward if x needs a gradient, else none."""
-    graph = small_graph()
-    root = cut(graph, num_parts, tmp_path / 'parts')
-    steps = _num_steps(graph, root, world_size, num_parts)
-    results = run_ranks(_linear_traffic, world_size, str(root), needs_grad, False)
-    for (forward, backward), num_steps in zip(results, steps, strict=True):
-        assert num_steps > 0
-        assert len(forward.receives) == num_steps
-        assert len(backward.sends) == (num_steps if needs_grad else 0)
-        assert len(backward.receives) == (len(forward.sends) if needs_grad else 0)
-        assert forward.all_to_alls == backward.all_to_alls == 0
-        assert forward.others == backward.others == 0
-
-
-def test_no_message_where_nothing_is_cut(tmp_path):
-    parts = torch.tensor([0, 0, 0, 1, 1, 1])
-    partition_graph(_graph_without_cut_edges(), 2, tmp_path / 'parts', method=parts)
-    counts = run_ranks(_linear_traffic, 2, str(tmp_path / 'parts'), True, False)
-    assert all(not c.receives and not c.sends for pair in counts for c in pair)
-
-
-@pytest.mark.parametrize('needs_grad', [False, True])
-def test_linear_path_one_shot(tmp_path, needs_grad):
-    root = cut(small_graph(), 3, tmp_path / 'parts')
-    for forward, backward in run_ranks(_linear_traffic, 3, str(root), needs_grad, True):
-        assert (forward.all_to_alls, backward.all_to_alls) == (1, int(needs_grad))
-        assert not forward.receives
-        assert not backward.receives
 
 
 CONVS = {

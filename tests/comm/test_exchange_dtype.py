@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -21,7 +19,6 @@ from traffic import counted, put
 import pyg_sar
 from pyg_sar import SARConv
 from pyg_sar.comm import Exchange, GradientReturn
-from pyg_sar.comm.buffers import Buffers
 
 DTYPES = [torch.bfloat16, torch.float16]
 LAYOUTS = [(2, 2), (2, 6), (3, 3), (4, 4)]
@@ -221,62 +218,6 @@ def test_degrees_are_not_rounded(tmp_path, name, dtype):
     exact = run_ranks(_degrees, 3, root, name, None)
     narrow = run_ranks(_degrees, 3, root, name, dtype)
     assert _same(narrow, exact)
-
-
-@contextmanager
-def _bytes_lent() -> Iterator[list[int]]:
-    """Bytes of rows in buffers, whenever that grows."""
-    held: list[int] = [0]
-    live: dict[int, int] = {}
-    init, free = Buffers.__init__, Buffers.free
-
-    def count(self: Buffers, *args: Any) -> None:
-        init(self, *args)
-        live[id(self)] = sum(t.numel() for t in self.lent)
-        held.append(sum(live.values()))
-
-    def freed(self: Buffers) -> None:
-        free(self)
-        live.pop(id(self), None)
-
-    with (
-        mock.patch.object(Buffers, '__init__', count),
-        mock.patch.object(Buffers, 'free', freed),
-    ):
-        yield held
-    assert not live
-
-
-def _memory(root: str, dtype: torch.dtype | None) -> tuple[int, int, int, int]:
-    """Most bytes lent in forward and backward, bytes kept for reuse, and of the largest block."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    exchange = Exchange(data.edge_index.shard, dtype=dtype)
-    shard = exchange.shard
-    shard.cache['buffers'].free.clear()
-    x = torch.randn(shard.num_own, 3)
-    with _bytes_lent() as forward:
-        for _ in exchange.fetch([x]):
-            pass
-    with _bytes_lent() as backward:
-        returned = GradientReturn(exchange, [torch.zeros_like(x)])
-        for _ in range(shard.parts_per_rank + len(shard.steps)):
-            for rows in returned.rows():
-                rows.fill_(1.0)
-            returned.send()
-        returned.finish()
-    most_rows = max(n for s in shard.steps for n in (s.recv_rows, s.send_index.numel()))
-    kept = sum(t.numel() for t in shard.cache['buffers'].free)
-    return max(forward), max(backward), kept, most_rows * 3 * 4
-
-
-def test_no_more_memory(tmp_path):
-    """One block in full width, and three on the way in half."""
-    root = str(cut(small_graph(80, 700), 4, tmp_path / 'parts'))
-    exact = run_ranks(_memory, 4, root, None)
-    narrow = run_ranks(_memory, 4, root, torch.bfloat16)
-    for found, (*full, block) in zip(narrow, exact, strict=True):
-        assert full == [3 * block] * 3
-        assert found[:3] == (2.5 * block,) * 3
 
 
 def _dtype_of_rank(root: str) -> str:

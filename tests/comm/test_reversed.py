@@ -11,7 +11,7 @@ import pytest
 import torch
 from few import few
 from hetero_graphs import WRITES, hetero_graph
-from ranks import run_as_threads, run_ranks
+from ranks import run_as_threads
 from small_graphs import ASSIGNMENTS, assemble, assert_all_raise, assert_close, attempt, cut
 from small_graphs import small_graph as graph
 from torch import Tensor
@@ -22,9 +22,8 @@ import pyg_sar
 from pyg_sar import partition_graph
 from pyg_sar.aggregate.weighted_sum import weighted_sum
 from pyg_sar.comm import Exchange
-from pyg_sar.comm.reshard.reverse_edges import Reversed, reverse
+from pyg_sar.comm.reshard.reverse_edges import reverse
 from pyg_sar.shard.plan import plan_of
-from pyg_sar.shard.read.read_shard import read_shard
 
 LAYOUTS = [(1, 1), (1, 3), (2, 2), (3, 3), (2, 6), (4, 4), (4, 8)]
 """World sizes and numbers of parts."""
@@ -169,50 +168,6 @@ def test_a_sum_is_that_of_the_transposed_matrix(
     assert_close(assemble([(a[0], a[2]) for a in answers], data.num_nodes), matrix @ (2 * out))
 
 
-def _reversed_twice(root: Path) -> tuple[list[Any], list[Any]]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    once = reverse(data.edge_index, data.edge_index.shard)
-    twice = reverse(once.edge_index, once.shard)
-    ids = twice.edges.to_reversed(once.edges.to_reversed(data.e_id))
-
-    def sorted_edges(src: Tensor, dst: Tensor, ids: Tensor) -> list[Any]:
-        return sorted(zip(ids.tolist(), src.tolist(), dst.tolist(), strict=True))
-
-    plain = sorted_edges(*data.edge_index.as_subclass(Tensor), data.e_id)
-    return plain, sorted_edges(*twice.edge_index.as_subclass(Tensor), ids)
-
-
-@layouts
-def test_reversed_twice_is_the_graph(world_size: int, num_parts: int, tmp_path: Path) -> None:
-    # The halo, too: its rows are read in the same order.
-    for plain, twice in _on_ranks(
-        world_size, _reversed_twice, cut(graph(), num_parts, tmp_path / 'parts')
-    ):
-        assert plain == twice
-
-
-def _without_edges(root: Path) -> tuple[int, list[int]]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    shard = data.edge_index.shard
-    # One rank keeps its edges into others' nodes only; the other ranks have none.
-    kept = data.edge_index[:, :0] if shard.rank else data.edge_index
-    rev = reverse(kept, shard)
-    values = torch.ones(kept.size(1), 3, dtype=torch.float64, requires_grad=True)
-    out = rev.edges.to_reversed(values)
-    out.sum().backward()
-    assert values.grad is not None
-    assert bool((values.grad == 1).all())
-    return kept.size(1), list(out.shape)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('world_size', [2, 3])
-def test_ranks_without_edges(world_size: int, tmp_path: Path) -> None:
-    answers = run_ranks(_without_edges, world_size, cut(graph(), world_size, tmp_path / 'parts'))
-    assert sum(shape[0] for _, shape in answers) == answers[0][0] > 0
-    assert all(shape[1:] == [3] for _, shape in answers)
-
-
 def _wrong(root: Path) -> tuple[str, str, str]:
     data = pyg_sar.local(pyg_sar.load_shard(root))
     shard = data.edge_index.shard
@@ -263,14 +218,3 @@ def test_bipartite(world_size: int, num_parts: int, tmp_path: Path) -> None:
     edge_index = whole[WRITES].edge_index
     assert torch.equal(edges.sort().values, torch.arange(edge_index.size(1)))
     assert torch.equal(torch.cat(ids, dim=1), edge_index.flip(0)[:, edges])
-
-
-def test_in_inference_mode(tmp_path: Path) -> None:
-    data = read_shard(cut(graph(), 2, tmp_path / 'parts'), 0, 1)
-    with torch.inference_mode():
-        rev: Reversed = reverse(data.edge_index, data.edge_index.shard)
-    assert not rev.edge_index.is_inference()
-    x = data.x.requires_grad_()
-    plan = plan_of(rev.edge_index, rev.shard)
-    weighted_sum(x, None, plan, Exchange(rev.shard)).sum().backward()
-    assert x.grad is not None

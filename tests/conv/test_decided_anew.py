@@ -172,24 +172,3 @@ def test_hooks_that_look_on_on_one_rank(graph, root):
     assert [count for _, _, count in results] == [2, 0, 0]
     for ids, out, _ in results:
         torch.testing.assert_close(out, want[ids].detach(), rtol=1e-10, atol=1e-10)
-
-
-def _as_wide_as_a_part(root: str) -> tuple[Tensor, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    width = data.num_nodes if dist.get_rank() == 0 else 0
-    widths = torch.tensor(width)
-    dist.all_reduce(widths)
-    x = data.x[:, :1].repeat(1, int(widths))
-    conv: Any = SARConv(SimpleConv('sum'))
-    conv(data.x, data.edge_index)
-    few = data.edge_index[:, : int(widths)]
-    conv(x, few)
-    return data.n_id, conv(x, data.edge_index)
-
-
-def test_features_as_many_as_nodes_of_one_rank(graph, root):
-    """Numbers that happen to be equal on one rank change nothing."""
-    results = run_ranks(_as_wide_as_a_part, 3, root)
-    want = SimpleConv('sum')(graph.x[:, :1], graph.edge_index)
-    for ids, out in results:
-        torch.testing.assert_close(out, want[ids].expand_as(out), rtol=1e-10, atol=1e-10)

@@ -22,7 +22,6 @@ from torch_geometric.nn.models import GraphSAGE
 from traffic import counted
 
 import pyg_sar
-from pyg_sar.conv.reuse.narrow_exchange import NarrowSum
 
 IN, OUT = 12, 3
 ROUNDS = 2
@@ -247,19 +246,6 @@ def _in_many_ways(root: str) -> list[list[Tensor]]:
         x = torch.ones(data.num_nodes, IN, dtype=torch.float64).cumsum(0).sin().requires_grad_()
         found.append(_steps(conv, x, data, 2, _called) + _steps(conv, x, data, 2, call))
     return found
-
-
-def test_what_uses_the_sum_otherwise_raises() -> None:
-    weight, other = torch.randn(OUT, IN), torch.randn(OUT, IN)
-    uses: list[Callable[[Tensor], Any]] = [
-        lambda out: out.relu(),
-        lambda out: out.shape,
-        lambda out: torch.nn.functional.linear(out, other),
-        lambda out: torch.nn.functional.linear(other, weight, out),
-    ]
-    for use in uses:
-        with pytest.raises(RuntimeError, match='expected a forward that gives the result of propa'):
-            use(NarrowSum.of(torch.randn(5, OUT), weight))
 
 
 def test_called_in_other_ways(parts: Callable[..., str]) -> None:

@@ -204,15 +204,6 @@ def test_freed_with_the_features(root: str) -> None:
     assert len(_kept_for(data)) == 0
 
 
-def test_features_that_take_a_gradient_are_not_kept(root: str) -> None:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    conv = pyg_sar.SARConv(pyg.SAGEConv(6, 5).double())
-    x = data.x.clone().requires_grad_()
-    conv(x, data.edge_index)
-    plan = plan_of(data.edge_index, data.edge_index.shard)
-    assert 'kept sums' not in plan.cache
-
-
 def test_a_result_that_was_written_to_is_computed_again(root: str) -> None:
     class Writes(pyg.MessagePassing):  # type: ignore[misc]
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:

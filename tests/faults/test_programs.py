@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,7 +16,7 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel, ExchangeError, wrap
-from pyg_sar.comm import Exchange, current
+from pyg_sar.comm import Exchange
 from pyg_sar.comm.faults import connection
 from pyg_sar.over_all_nodes import global_mean
 
@@ -165,36 +163,6 @@ def test_a_rank_that_skips_a_layer(root: str, layer: int, phase: str) -> None:
         layers = "layer 'convs.1' (GATConv), backward", 'the sum of the gradients of parameters'
     assert_all_raise(outcomes, 'ExchangeError', 'the ranks run different programs', *layers)
     assert any('rank 2 is at' in found for found in outcomes)
-
-
-def _timeouts(kind: str) -> tuple[list[tuple[str, float | None]], float | None]:
-    """The timeout in force at what may take one rank long, and in the end."""
-    found = []
-
-    def noting(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            found.append((name, _timeout()))
-            return real(*args)
-
-        return call
-
-    module = sys.modules['pyg_sar.wrap']
-    with mock.patch.object(module, 'loops', noting('compiling', module.loops)):
-        (DistributedDataParallel if kind == 'ddp' else wrap)(_net(), timeout=50)
-    return found, _timeout()
-
-
-def _timeout() -> float | None:
-    limit = current().timeout  # type: ignore[attr-defined]
-    return None if limit is None else limit.total_seconds()
-
-
-@pytest.mark.parametrize('kind', ['ddp', 'wrap'])
-def test_a_timeout_holds_once_the_model_is_built(kind: str) -> None:
-    """Until then it is that of the default group: one rank may compile for longer than others."""
-    for found, last in run_once(_timeouts, 2, kind):
-        assert found == [('compiling', None)] * 2  # for rows of float32 and of float64
-        assert last == 50
 
 
 def _epochs(root: str) -> list[str]:

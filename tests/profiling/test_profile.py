@@ -387,59 +387,6 @@ def test_without_a_process_group(root):
     assert outer.table(all_ranks=True).startswith('1 ranks')
 
 
-class _Sums(torch.autograd.Function):
-    """Tells of so many rows, forward and backward; backward may fail."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: int, error: Exception | None = None) -> Tensor:
-        ctx.rows, ctx.error = rows, error
-        hook.moved(hook.Transfer('a test', 'rows', rows, 0, 0, 0))
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        hook.moved(hook.Transfer('a test', 'gradients', 10 * ctx.rows, 0, 0, 0))
-        if ctx.error is not None:
-            raise ctx.error
-        return grad, None, None
-
-
-class _TellingConv(SAGEConv):
-    error: Exception | None = None
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return _Sums.apply(super().forward(x, edge_index), 1, self.error)
-
-
-def test_a_backward_is_all_steps_of_a_layer_and_none_around_it():
-    graph = small_graph()
-    graph.x.requires_grad_()
-    conv = _TellingConv(WIDTH, WIDTH).double()
-    model = pyg_sar.wrap(conv)
-
-    def around(x: Tensor) -> Tensor:
-        return _Sums.apply(model(x, graph.edge_index), 100).sum()
-
-    def rows() -> tuple[int, int, int]:
-        (layer,) = prof.summary.layers
-        found = layer.forward, layer.backward, prof.summary.outside
-        return tuple(counts.rows_received for counts in found)
-
-    with pyg_sar.profile(model) as prof:
-        around(_Sums.apply(graph.x, 100)).backward()
-    assert rows() == (1, 10, 2200)
-    with pyg_sar.profile(model) as prof:
-        conv.error = ArithmeticError()
-        loss = model(graph.x, graph.edge_index).sum()
-        with pytest.raises(ArithmeticError):
-            loss.backward()
-        conv.error = None
-        around(graph.x).backward()  # not counted for the layer whose backward failed
-    assert rows() == (2, 20, 1100)
-    (layer,) = prof.summary.layers
-    assert (layer.forward.calls, layer.backward.calls) == (2, 2)
-
-
 def _sampled(root: str, page: str) -> tuple[list[int], float, str, str]:
     data = pyg_sar.local(pyg_sar.load_shard(root))
     model = _model(lambda: SAGEConv(WIDTH, WIDTH))

@@ -128,21 +128,6 @@ def test_sizes_that_do_not_fit_are_named_on_all_ranks_alike() -> None:
     assert first == second
 
 
-def _back() -> None:
-    space, x = _cut()
-    many = x.view(-1)
-    assert many._space is space.times(2)
-    assert many._space.total == 6
-    assert many.view(-1, 2)._space is space
-    assert many.repeat_interleave(3)._space is space.times(6)
-    assert space.times(2).times(3) is space.times(6)
-    assert space.times(1) is space
-
-
-def test_the_way_back_is_to_the_space_itself() -> None:
-    run_as_threads(_back, 2)
-
-
 def _new() -> None:
     nodes = Space(1, what='nodes', ids=torch.tensor([rank()]), total=2)
     space, x = _cut(neighbours=(nodes,))
@@ -161,17 +146,3 @@ def _new() -> None:
 
 def test_new_tensors_are_of_the_only_space_of_their_size() -> None:
     run_as_threads(_new, 2)
-
-
-def _joined() -> None:
-    space, x = _cut()
-    many = torch.cat([x.view(-1), x.view(-1)])
-    assert many._space.has_ids()
-    assert many._space.total == 12
-    assert x.view(-1)._space.ids(x.device).tolist() == [
-        2 * i + k for i in space.ids(x.device).tolist() for k in (0, 1)
-    ]
-
-
-def test_repeated_rows_have_the_ids_of_the_whole() -> None:
-    run_as_threads(_joined, 2)

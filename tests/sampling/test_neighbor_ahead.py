@@ -233,13 +233,3 @@ def test_programs_end_with_a_loop_left(folder: str, tmp_path: Path, how: str) ->
     codes = [program.returncode for program in programs]
     assert codes == [0, 3 if how == 'raises' else 0], said
     assert not any('terminate called' in text for text in said)
-
-
-def test_torch_keeps_its_threads(folder: str) -> None:
-    loader = _loader(folder, prefetch=1)
-    torch.set_num_threads(2)
-    try:
-        want = join([[take(batch) for batch in _loader(folder, prefetch=0)]])
-        assert_same(join([[take(batch) for batch in loader]]), want)
-    finally:
-        torch.set_num_threads(1)

@@ -12,7 +12,7 @@ import torch
 from few import few
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_graphs import ASSIGNMENTS, cut, small_graph
+from small_graphs import cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
@@ -105,18 +105,6 @@ def test_blocks_partition_the_edges(shards, derived):
         shard = data.edge_index.shard
         edge_index = DERIVED[derived](data.edge_index, shard.num_own)
         _check_plan(plan_of(edge_index, shard), edge_index)
-
-
-@pytest.mark.parametrize('kind', ASSIGNMENTS)
-def test_awkward_cuts(tmp_path, kind):
-    root = cut(small_graph(), 4, tmp_path / 'parts', kind)
-    for world_size in (1, 2, 4):
-        for rank in range(world_size):
-            data = read_shard(root, rank, world_size)
-            shard = data.edge_index.shard
-            _check_plan(plan_of(data.edge_index, shard), data.edge_index)
-            derived = _permuted(data.edge_index)
-            _check_plan(plan_of(derived, shard), derived)
 
 
 @functools.cache
@@ -277,19 +265,6 @@ def test_blocks_of_all_ranks_are_the_graph(shards):
     src, dst = small_graph().edge_index.tolist()
     want = [(src[e], dst[e], e) for e in range(len(src))]
     assert sorted(_global_edges(shards), key=lambda edge: edge[2]) == want
-
-
-def test_steps_of_all_ranks_match(shards):
-    """In step s rank r receives what rank r - s sends to it."""
-    for data in shards:
-        shard = data.edge_index.shard
-        num_steps = (shard.world_size - 1) * shard.parts_per_rank
-        assert len(shard.steps) == num_steps
-        for i, step in enumerate(shard.steps):
-            sender = shards[step.recv_rank].edge_index.shard.steps[i]
-            assert sender.send_rank == shard.rank
-            assert sender.send_index.numel() == step.recv_rows
-            assert step.recv_rank == (shard.rank - 1 - i // shard.parts_per_rank) % len(shards)
 
 
 def test_more_destinations_than_sources(tmp_path):

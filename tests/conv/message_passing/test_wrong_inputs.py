@@ -38,79 +38,78 @@ CONVS: dict[str, Callable[[], MessagePassing]] = {
     'Transformer': lambda: TransformerConv(6, 4),
     'Graph': lambda: GraphConv(6, 4),
     'GINE': lambda: GINEConv(torch.nn.Linear(6, 4), edge_dim=4),
+    'GAT edges': lambda: GATConv(6, 3, edge_dim=4),
+    'GATv2 edges': lambda: GATv2Conv(6, 3, edge_dim=4),
 }
+ROW_CONVS = ('SAGE', 'GCN', 'GIN', 'GAT', 'Transformer')
+EARLY = ('GAT edges', 'GATv2 edges')
 
 
-def _with_rows(root: str, name: str, mode: str, change: int, on_ranks: list[int]) -> str:
+ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    'short': lambda values: values[:-1],
+    'long': lambda values: torch.cat([values, values[:2]]),
+    'none': lambda values: values[:0],
+}
+EDGES = {'GCN': 'edge_weight', 'Graph': 'edge_weight'}
+"""What a conv takes beside x; all others that have an edge_dim take edge_attr."""
+
+
+def _changed(root: str, name: str, what: str, how: str, on_ranks: list[int], mode: str) -> str:
     data = pyg_sar.local(pyg_sar.load_shard(root))
-    conv = SARConv(CONVS[name]().double(), mode=mode)
-    x = data.x
+    conv = CONVS[name]().double()
+    edges = EDGES.get(name, 'edge_attr')
+    given = {'x': data.x, edges: data[edges]}
     if dist.get_rank() in on_ranks:
-        x = x[:change] if change < 0 else torch.cat([x, x[:change]])
-    return attempt(conv, x, data.edge_index)
+        if what == 'conv':
+            num_in = 4 if how == 'width' else 6
+            given['x'] = data.x[:, :num_in]
+            conv = type(conv)(num_in, 3 if how == 'output width' else 4).double()
+        elif how == 'dtype':
+            given['x'], conv = data.x.float(), conv.float()
+        else:
+            given[what] = ROWS[how](given[what])
+    takes_edges = what == edges or name in ('GINE', 'GAT edges', 'GATv2 edges')
+    args = [given[edges]] if takes_edges else []
+    return attempt(SARConv(conv, mode=mode), given['x'], data.edge_index, *args)
 
 
 @pytest.mark.parametrize('mode', few(['sequential', 'one_shot']))
-@pytest.mark.parametrize('change', [-1, 2])
-@pytest.mark.parametrize('name', ['SAGE', 'GCN', 'GIN', 'GAT', 'Transformer'])
-def test_wrong_rows_on_one_rank(root, name, change, mode):
-    outcomes = run_ranks(_with_rows, 3, root, name, mode, change, [1])
-    assert_all_raise(outcomes, 'ValueError', 'expected one row per own node', '(got ')
-    assert not outcomes[1].startswith('ValueError: rank ')
-    assert outcomes[0].startswith('ValueError: rank 1: ')
-    assert outcomes[2].startswith('ValueError: rank 1: ')
+@pytest.mark.parametrize(
+    ('name', 'what', 'how'),
+    [
+        *((name, 'x', how) for name in ROW_CONVS for how in ('short', 'long')),
+        *(
+            (name, attribute, how)
+            for name, attribute in (('Graph', 'edge_weight'), ('GCN', 'edge_weight'))
+            for how in ROWS
+        ),
+        *(('GINE', 'edge_attr', how) for how in ROWS),
+        # These fill in self loops before they propagate: the other ranks must not wait.
+        *((name, what, 'short') for name in EARLY for what in ('x', 'edge_attr')),
+        # Ranks that exchange rows of different sizes would wait, crash or read garbage.
+        ('SAGE', 'conv', 'width'),
+        ('SAGE', 'x', 'dtype'),
+        ('GCN', 'conv', 'output width'),
+        ('Transformer', 'x', 'dtype'),
+    ],
+)
+def test_wrong_on_one_rank(root, name, what, how, mode):
+    outcomes = run_ranks(_changed, 3, root, name, what, how, [1], mode)
+    words = ['expected', '(got ']
+    if what == 'x' and how != 'dtype':
+        words.append(f"'{what}'" if name in EARLY else 'expected one row per own node')
+        assert not outcomes[1].startswith('ValueError: rank ')
+        assert all(outcomes[rank].startswith('ValueError: rank 1: ') for rank in (0, 2))
+    assert_all_raise(outcomes, 'ValueError', *words)
 
 
-@pytest.mark.parametrize('change', [-1, 2])
-def test_wrong_rows_on_all_ranks(root, change):
-    outcomes = run_ranks(_with_rows, 3, root, 'SAGE', 'sequential', change, [0, 1, 2])
+@pytest.mark.parametrize(('how', 'change'), [('short', -1), ('long', 2)])
+def test_wrong_rows_on_all_ranks(root, how, change):
+    outcomes = run_ranks(_changed, 3, root, 'SAGE', 'x', how, [0, 1, 2], 'sequential')
     for rank, outcome in enumerate(outcomes):
         num_own = pyg_sar.load_shard(root, rank).num_nodes
         words = f': {num_own} rows', f'(got shape ({num_own + change}, '
         assert_all_raise([outcome], 'ValueError', *words)
-
-
-def _with_edge_rows(root: str, name: str, attribute: str, change: str) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    conv = SARConv(CONVS[name]().double())
-    values = data[attribute]
-    if dist.get_rank() == 1:
-        values = {'short': values[:-1], 'long': torch.cat([values, values]), 'none': values[:0]}[
-            change
-        ]
-    return attempt(conv, data.x, data.edge_index, values)
-
-
-@pytest.mark.parametrize('change', ['short', 'long', 'none'])
-@pytest.mark.parametrize(
-    ('name', 'attribute'), [('Graph', 'edge_weight'), ('GINE', 'edge_attr'), ('GCN', 'edge_weight')]
-)
-def test_wrong_edge_rows_on_one_rank(root, name, attribute, change):
-    outcomes = run_ranks(_with_edge_rows, 3, root, name, attribute, change)
-    assert_all_raise(outcomes, 'ValueError', 'expected', '(got')
-
-
-def _with_odd_input(root: str, name: str, odd: str) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    x, conv = data.x, CONVS[name]().double()
-    if dist.get_rank() == 1:
-        if odd == 'width':
-            x, conv = x[:, :4], type(conv)(4, 4).double()
-        elif odd == 'output width':
-            conv = type(conv)(6, 3).double()
-        elif odd == 'dtype':
-            x, conv = x.float(), conv.float()
-    return attempt(SARConv(conv), x, data.edge_index)
-
-
-@pytest.mark.parametrize(
-    ('name', 'odd'),
-    [('SAGE', 'width'), ('SAGE', 'dtype'), ('GCN', 'output width'), ('Transformer', 'dtype')],
-)
-def test_other_shapes_or_types_on_one_rank(root, name, odd):
-    """Ranks that exchange rows of different sizes would wait, crash or read garbage."""
-    outcomes = run_ranks(_with_odd_input, 3, root, name, odd)
-    assert_all_raise(outcomes, 'ValueError', 'expected', '(got')
 
 
 def _with_grad_on_one(root: str, name: str) -> str:
@@ -269,26 +268,3 @@ def test_copies_of_one_partition_are_one_partition(root, tmp_path):
     shutil.copytree(root, tmp_path / 'copy')
     roots = [root, str(tmp_path / 'copy'), root]
     assert run_ranks(_of_copies, 3, roots) == ['no error'] * 3
-
-
-def _with_short_input(root: str, name: str, what: str) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    conv = SARConv(EARLY[name]().double())
-    x, edge_attr = data.x, data.edge_attr
-    if dist.get_rank() == 1:
-        x, edge_attr = (x[:-1], edge_attr) if what == 'x' else (x, edge_attr[:-1])
-    return attempt(conv, x, data.edge_index, edge_attr)
-
-
-EARLY = {
-    'GAT': lambda: GATConv(6, 3, edge_dim=4),
-    'GATv2': lambda: GATv2Conv(6, 3, edge_dim=4),
-}
-
-
-@pytest.mark.parametrize('what', ['x', 'edge_attr'])
-@pytest.mark.parametrize('name', EARLY)
-def test_convs_that_fail_before_they_propagate(root, name, what):
-    """GAT fills in self loops with x and edge_attr first: the other ranks must not wait."""
-    outcomes = run_ranks(_with_short_input, 3, root, name, what)
-    assert_all_raise(outcomes, 'ValueError', 'expected one row per', f"'{what}'", '(got shape')
