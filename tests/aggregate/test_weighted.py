@@ -223,37 +223,6 @@ def test_other_products_are_replayed(parts, name):
         assert paths == ['replay']
 
 
-def test_half_precision_is_replayed(parts):
-    """Products in bfloat16 are rounded before they are summed."""
-    data = pyg_sar.local(pyg_sar.load_shard(parts[3, 'uneven']))
-    want, _ = _layer(
-        'heads', small_graph(), _module('heads', torch.bfloat16), torch.bfloat16, False, True
-    )
-    module = wrap(_module('heads', torch.bfloat16))
-    out, inputs = _layer('heads', data, module, torch.bfloat16, False, True)
-    out.sum().backward()
-    assert _paths(module) == ['replay']
-    assert out.dtype == torch.bfloat16
-    assert inputs['x'].grad is not None
-    assert_close(out.detach(), want.detach()[data.n_id], tolerance=0.1)
-
-
-@pytest.mark.parametrize('name', ['heads', 'GAT'])
-def test_autocast(parts, name):
-    """Mixed dtypes are replayed; output dtype and gradients are plain PyG's, as far as they go."""
-    graph, data = small_graph(), pyg_sar.local(pyg_sar.load_shard(parts[3, 'uneven']))
-    plain, wrapped = _module(name, torch.float32), wrap(_module(name, torch.float32))
-    with torch.autocast('cpu', dtype=torch.bfloat16):
-        want, inputs = _layer(name, graph, plain, torch.float32, False, True)
-        out, own = _layer(name, data, wrapped, torch.float32, False, True)
-    assert out.dtype == want.dtype
-    want.float().square().sum().backward()
-    out.float().square().sum().backward()
-    for a, b in [(out, want), (own['x'].grad, inputs['x'].grad)]:
-        b = b.detach()[data.n_id].float()
-        assert (a.detach().float() - b).abs().max() <= 0.05 * b.abs().max()
-
-
 def _needs_differ(root: str) -> str:
     data = pyg_sar.local(pyg_sar.load_shard(root))
     module = wrap(_module('heads', torch.float64))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from copied_modules import WAYS, copied
 from few import few
-from ranks import run_as_threads, run_ranks
+from ranks import run_as_threads
 from small_graphs import cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
@@ -25,7 +24,7 @@ from torch_geometric.nn import (
     SAGEConv,
     aggr,
 )
-from torch_geometric.nn.models import GAT, GCN
+from torch_geometric.nn.models import GCN
 
 import pyg_sar
 from pyg_sar import SARConv, wrap
@@ -153,18 +152,6 @@ def test_the_object_and_its_class():
     assert type(type(sar)(6, 4)) is GATConv
 
 
-def test_names_of_parameters_are_those_of_the_state():
-    """Groups of an optimizer and averages of parameters are found by name."""
-    model = wrap(GAT(6, 8, 2, 3))
-    assert {name for name, _ in model.named_parameters()} <= set(model.state_dict())
-    decayed = [p for name, p in model.named_parameters() if name == 'convs.0.bias']
-    assert len(decayed) == 1
-    average = copy.deepcopy(model.state_dict())
-    for name, parameter in model.named_parameters():
-        average[name].lerp_(parameter.detach(), 0.1)
-    model.load_state_dict(average)
-
-
 @pytest.mark.parametrize('make', [lambda: GATConv(6, 4), lambda: GCNConv(6, 4)])
 @pytest.mark.parametrize('way', WAYS)
 def test_copies(graph, tmp_path, make, way):
@@ -204,22 +191,6 @@ def test_a_saved_model_in_another_process(graph, tmp_path):
     subprocess.run([sys.executable, '-c', LOAD, *paths], check=True, timeout=600)
     want = model(data.x, data.edge_index).detach()
     torch.testing.assert_close(torch.load(tmp_path / 'out.pt'), want, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize('world_size', [1, 3])
-def test_propagate_called_directly(graph, tmp_path, world_size):
-    """It is a layer by itself."""
-    conv = SAGEConv(6, 4, aggr='max').double()
-    want = conv.propagate(graph.edge_index, x=(graph.x, graph.x), size=None)
-    root = str(cut(graph, 3, tmp_path / 'parts'))
-    for ids, out in run_ranks(_propagated, world_size, root):
-        torch.testing.assert_close(out, want[ids], rtol=1e-10, atol=1e-10)
-
-
-def _propagated(root: str | Path) -> tuple[Tensor, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    conv = SARConv(SAGEConv(6, 4, aggr='max').double())
-    return data.n_id, conv.propagate(data.edge_index, x=(data.x, data.x), size=None).detach()
 
 
 @pytest.mark.parametrize('make', [GCNConv, GATConv, GATv2Conv, lambda i, o: ChebConv(i, o, 2)])

@@ -29,10 +29,6 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / 'out'
 
 
-def _load(path: Path) -> dict:
-    return torch.load(path, weights_only=True)
-
-
 def test_meta_and_files(root):
     data = hetero_graph()
     meta = json.loads((root / 'META.json').read_text())
@@ -52,29 +48,6 @@ def test_meta_and_files(root):
     assert sorted(p.name for p in (root / 'edge_map').iterdir()) == sorted(
         f'{"__".join(name)}.pt' for name in data.edge_types
     )
-
-
-def test_every_row_is_stored_once_where_the_maps_say(root):
-    data = hetero_graph()
-    sars = [_load(root / f'part_{p}' / 'sar.pt') for p in range(PARTS)]
-    graphs = [_load(root / f'part_{p}' / 'graph.pt') for p in range(PARTS)]
-    parts = {name: torch.load(root / f'node_map/{name}.pt') for name in data.node_types}
-    for name in data.node_types:
-        assert [sar['n_id'][name].tolist() for sar in sars] == [
-            (parts[name] == p).nonzero().view(-1).tolist() for p in range(PARTS)
-        ]
-    for rel in data.edge_types:
-        edge_index = data[rel].edge_index
-        edge_part = torch.load(root / f'edge_map/{"__".join(rel)}.pt')
-        assert torch.equal(edge_part, parts[rel[2]][edge_index[1]])
-        for p, (sar, graph) in enumerate(zip(sars, graphs, strict=True)):
-            e_id = graph[rel]['edge_id']
-            assert sorted(e_id.tolist()) == (edge_part == p).nonzero().view(-1).tolist()
-            assert sorted(sar['edges'][rel]['e_id'].tolist()) == sorted(e_id.tolist())
-            assert graph[rel]['size'] == (NUM_NODES[rel[0]], NUM_NODES[rel[2]])
-            assert torch.equal(edge_index[0, e_id], graph[rel]['row'])
-            assert torch.equal(edge_index[1, e_id], graph[rel]['col'])
-            assert bool((graph[rel]['col'].diff() >= 0).all())
 
 
 def test_metis_cuts_few_edges_of_all_relations(tmp_path):

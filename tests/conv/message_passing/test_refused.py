@@ -8,14 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from few import few
-from ranks import run_ranks
-from small_graphs import assemble, assert_close, attempt, cut
+from on_ranks import on_ranks
+from small_graphs import assert_close, small_graph
 from sum_conv import SumConv
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import degree, scatter, softmax
 
-import pyg_sar
 from pyg_sar import SARConv, wrap
 
 EXACT: dict[str, Callable[..., Tensor]] = {
@@ -93,29 +92,25 @@ def _conv(name: str) -> MessagePassing:
     message = {**EXACT, **OF_ALL_EDGES}.get(name)
     if message is None:
         return CLASSES[name]().double()
+    message.__name__ = 'message'  # PyG asks for it
     return type('Own', (SumConv,), {'message': message, '__module__': __name__})().double()
 
 
-def _values(name: str, root: str, mode: str) -> tuple[Tensor, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    with torch.no_grad():
-        return data.n_id, SARConv(_conv(name), mode=mode)(data.x, data.edge_index)
+GRAPH = small_graph()
 
 
-def _forward(name: str, root: str) -> str:
-    return attempt(_values, name, root, 'sequential')
-
-
-def test_a_kept_edge_tensor(root):
-    outcomes = run_ranks(_forward, 3, 'KeepsEdgeTensor', root)
-    assert all('Error: ' in outcome for outcome in outcomes), outcomes
+@on_ranks()
+def test_a_kept_edge_tensor(data):
+    with pytest.raises((ValueError, RuntimeError)):
+        SARConv(_conv('KeepsEdgeTensor'))(data.x, data.edge_index)
 
 
 @pytest.mark.parametrize('mode', few(['sequential', 'sequential_no_remat', 'one_shot']))
 @pytest.mark.parametrize('name', [*EXACT, *OF_ALL_EDGES, 'SoftmaxOverOtherGroups', 'KeepsTensor'])
-def test_messages_that_see_other_edges(graph, root, name, mode):
-    want = _conv(name)(graph.x, graph.edge_index).detach()
-    assert_close(assemble(run_ranks(_values, 3, name, root, mode), 40), want)
+@on_ranks()
+def test_messages_that_see_other_edges(data, name, mode):
+    want = _conv(name)(GRAPH.x, GRAPH.edge_index)[data.n_id]
+    assert_close(SARConv(_conv(name), mode=mode)(data.x, data.edge_index), want)
 
 
 class ReadsSize(SumConv):
@@ -162,7 +157,7 @@ def test_refused_at_construction(name, mode):
 
 
 @pytest.mark.parametrize('mode', ['sequential', 'one_shot'])
-def test_own_aggregate(graph, tmp_path, mode):
-    data = pyg_sar.local(pyg_sar.load_shard(cut(graph, 3, tmp_path / 'parts')))
+@on_ranks(1, 3)
+def test_own_aggregate(data, mode):
     found = SARConv(OwnAggregate(), mode=mode)(data.x, data.edge_index)
-    assert_close(found, OwnAggregate()(graph.x, graph.edge_index)[data.n_id])
+    assert_close(found, OwnAggregate()(GRAPH.x, GRAPH.edge_index)[data.n_id])

@@ -1,0 +1,64 @@
+"""Tests whose body runs on every rank, with the own rows of the small graph as ``data``."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import inspect
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ranks import run_as_threads, run_once, run_ranks
+from small_graphs import cut, small_graph
+
+import pyg_sar
+
+RUNS = {'processes': run_ranks, 'threads': run_as_threads, 'own processes': run_once}
+
+
+@functools.cache
+def parts_of(num_parts: int, kind: str = 'uneven') -> Path:
+    """The folder of the small graph in so many parts, which no test may write to."""
+    folder = tempfile.mkdtemp(prefix='parts-')
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return cut(small_graph(), num_parts, Path(folder) / 'parts', kind)
+
+
+def on_ranks(
+    world_size: int = 3,
+    num_parts: int | None = None,
+    *,
+    kind: str = 'uneven',
+    by: str = 'processes',
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Marks a test whose first argument is the data of a rank; others are of pytest, plain values.
+
+    Args:
+        world_size: Number of ranks.
+        num_parts: Of the graph; by default one per rank.
+        kind: Of the cut, see ``small_graphs.assign``.
+        by: ``'processes'``, ``'threads'``, or ``'own processes'`` that may be spoilt.
+    """
+
+    def marked(body: Callable[..., None]) -> Callable[..., None]:
+        def test(**arguments: Any) -> None:
+            root = str(parts_of(num_parts or world_size, kind))
+            RUNS[by](_run, world_size, body.__module__, body.__name__, root, arguments)
+
+        test.body = body  # type: ignore[attr-defined]
+        test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
+        _, *others = inspect.signature(body).parameters.values()
+        test.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
+        return test
+
+    return marked
+
+
+def _run(module: str, name: str, root: str, arguments: dict[str, Any]) -> None:
+    """Found by name: a function behind a decorator does not travel."""
+    body = getattr(importlib.import_module(module), name).body
+    body(pyg_sar.local(pyg_sar.load_shard(root)), **arguments)
