@@ -34,20 +34,26 @@ def on_ranks(
     *,
     kind: str = 'uneven',
     by: str = 'processes',
+    is_local: bool = True,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Marks a test whose first argument is the data of a rank; others are of pytest, plain values.
+
+    Parameters of the test that are called `world_size`, `num_parts` and `kind` say the same.
 
     Args:
         world_size: Number of ranks.
         num_parts: Of the graph; by default one per rank.
         kind: Of the cut, see ``small_graphs.assign``.
         by: ``'processes'``, ``'threads'``, or ``'own processes'`` that may be spoilt.
+        is_local: Whether the data has plain tensors of own rows, or rows of the whole graph.
     """
 
     def marked(body: Callable[..., None]) -> Callable[..., None]:
         def test(**arguments: Any) -> None:
-            root = str(parts_of(num_parts or world_size, kind))
-            RUNS[by](_run, world_size, body.__module__, body.__name__, root, arguments)
+            size = arguments.get('world_size', world_size)
+            parts = arguments.get('num_parts', num_parts or size), arguments.get('kind', kind)
+            args = body.__module__, body.__name__, str(parts_of(*parts)), is_local
+            RUNS[by](_run, size, *args, arguments)
 
         test.body = body  # type: ignore[attr-defined]
         test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
@@ -58,7 +64,8 @@ def on_ranks(
     return marked
 
 
-def _run(module: str, name: str, root: str, arguments: dict[str, Any]) -> None:
+def _run(module: str, name: str, root: str, is_local: bool, arguments: dict[str, Any]) -> None:
     """Found by name: a function behind a decorator does not travel."""
     body = getattr(importlib.import_module(module), name).body
-    body(pyg_sar.local(pyg_sar.load_shard(root)), **arguments)
+    data = pyg_sar.load_shard(root)
+    body(pyg_sar.local(data) if is_local else data, **arguments)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from copied_modules import WAYS, copied
 from few import few
-from ranks import run_as_threads
-from small_graphs import cut, small_graph
+from on_ranks import on_ranks
+from small_graphs import assert_close, cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import (
@@ -28,6 +28,7 @@ from torch_geometric.nn.models import GCN
 
 import pyg_sar
 from pyg_sar import SARConv, wrap
+from pyg_sar.comm import all_reduce_sum
 
 
 def _no_self_loops(conv: Any) -> None:
@@ -101,12 +102,6 @@ def _changed(name: str, data: Any, *, sar: bool, before: bool) -> tuple[Tensor, 
     return out, *gradients
 
 
-def _changed_on_ranks(root: str, name: str, before: bool) -> tuple[Tensor, ...]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    found = _changed(name, data, sar=True, before=before)
-    return (data.n_id, *(t.detach() for t in found))
-
-
 @pytest.fixture(scope='module')
 def graph() -> Data:
     return small_graph()
@@ -115,19 +110,13 @@ def graph() -> Data:
 @pytest.mark.parametrize('before', [True, False], ids=['before', 'after'])
 @pytest.mark.parametrize('name', few(CHANGES))
 @pytest.mark.parametrize('world_size', [1, 3])
-def test_attributes_set_later(graph, tmp_path, name, before, world_size):
-    out, grad_x, *gradients = _changed(name, graph, sar=False, before=before)
-    found, found_x = torch.zeros_like(out), torch.zeros_like(grad_x)
-    summed = [torch.zeros_like(gradient) for gradient in gradients]
-    root = str(cut(graph, 3, tmp_path / 'parts'))
-    for ids, rows, own_x, *own in run_as_threads(_changed_on_ranks, world_size, root, name, before):
-        found[ids], found_x[ids] = rows, own_x
-        for total, gradient in zip(summed, own, strict=True):
-            total += gradient
-    torch.testing.assert_close(found, out, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(found_x, grad_x, rtol=1e-10, atol=1e-10)
-    for total, gradient in zip(summed, gradients, strict=True):
-        torch.testing.assert_close(total, gradient, rtol=1e-10, atol=1e-10)
+@on_ranks(num_parts=3, by='threads')
+def test_attributes_set_later(data, name, before, world_size):
+    want = _changed(name, small_graph(), sar=False, before=before)
+    found = _changed(name, data, sar=True, before=before)
+    for i, (own, whole) in enumerate(zip(found, want, strict=True)):
+        own = own.detach() if i < 2 else all_reduce_sum(own)
+        assert_close(own, whole.detach()[data.n_id] if i < 2 else whole, tolerance=1e-10)
 
 
 @pytest.mark.parametrize('name', CHANGES)

@@ -10,8 +10,9 @@ import torch
 from few import few
 from graphs import awkward_graph
 from hetero_graphs import WRITES, hetero_graph
+from on_ranks import on_ranks
 from ranks import run_as_threads, run_ranks
-from small_graphs import assert_all_raise, attempt
+from small_graphs import assert_all_raise, attempt, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import HypergraphConv, MessagePassing, SimpleConv, aggr
@@ -102,18 +103,12 @@ class _LeavesCount(_LeavesLargest):
         return x_j
 
 
-def _out(root: Path, conv: Any) -> Tensor:
-    data = pyg_sar.load_shard(root)
-    return pyg_sar.gather(pyg_sar.SARConv(conv().double())(data.x, data.edge_index))
-
-
 @pytest.mark.parametrize('conv', [_LeavesLargest, _LeavesCount])
-def test_numbers_that_depend_on_all_edges(conv: Any, tmp_path: Path) -> None:
-    graph = awkward_graph()
-    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts')
-    want = conv().double()(graph.x, graph.edge_index)
-    for out in run_ranks(_out, 3, tmp_path / 'parts', conv):
-        torch.testing.assert_close(out, want)
+@on_ranks()
+def test_numbers_that_depend_on_all_edges(data, conv):
+    graph = small_graph()
+    want = conv().double()(graph.x, graph.edge_index)[data.n_id]
+    torch.testing.assert_close(pyg_sar.SARConv(conv().double())(data.x, data.edge_index), want)
 
 
 def _hypergraph_without_num_edges(root: Path) -> str:
