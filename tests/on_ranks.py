@@ -1,4 +1,4 @@
-"""Tests whose body runs on every rank, with the own rows of the small graph as ``data``."""
+"""Tests whose body runs on every rank, often with the own rows of the small graph as ``data``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def on_ranks(
 
     Args:
         world_size: Number of ranks.
-        num_parts: Of the graph; by default one per rank.
+        num_parts: Of the graph; by default one per rank. With 0 there is no data.
         kind: Of the cut, see ``small_graphs.assign``.
         by: ``'processes'``, ``'threads'``, or ``'own processes'`` that may be spoilt.
         is_local: Whether the data has plain tensors of own rows, or rows of the whole graph.
@@ -51,21 +51,26 @@ def on_ranks(
     def marked(body: Callable[..., None]) -> Callable[..., None]:
         def test(**arguments: Any) -> None:
             size = arguments.get('world_size', world_size)
-            parts = arguments.get('num_parts', num_parts or size), arguments.get('kind', kind)
-            args = body.__module__, body.__name__, str(parts_of(*parts)), is_local
-            RUNS[by](_run, size, *args, arguments)
+            parts = arguments.get('num_parts', size if num_parts is None else num_parts)
+            root = str(parts_of(parts, arguments.get('kind', kind))) if parts else ''
+            RUNS[by](_run, size, body.__module__, body.__name__, root, is_local, arguments)
 
         test.body = body  # type: ignore[attr-defined]
         test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
-        _, *others = inspect.signature(body).parameters.values()
-        test.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
+        parameters = [*inspect.signature(body).parameters.values()][num_parts != 0 :]
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return test
 
     return marked
 
 
+def on_threads(world_size: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Marks a test without data, whose ranks are threads."""
+    return on_ranks(world_size, 0, by='threads')
+
+
 def _run(module: str, name: str, root: str, is_local: bool, arguments: dict[str, Any]) -> None:
     """Found by name: a function behind a decorator does not travel."""
     body = getattr(importlib.import_module(module), name).body
-    data = pyg_sar.load_shard(root)
-    body(pyg_sar.local(data) if is_local else data, **arguments)
+    data = [pyg_sar.load_shard(root)] if root else []
+    body(*map(pyg_sar.local, data) if is_local else data, **arguments)

@@ -33,6 +33,33 @@ def _on_ranks(world_size: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
     return [fn(*args)] if world_size == 1 else run_as_threads(fn, world_size, *args)
 
 
+def _adjoint(root: Path) -> dict[str, float]:
+    data = pyg_sar.local(pyg_sar.load_shard(root))
+    shard = data.edge_index.shard
+    rev = reverse(data.edge_index, shard)
+    generator = torch.Generator().manual_seed(shard.rank)
+
+    def normal(rows: int) -> Tensor:
+        values = torch.randn(rows, 2, dtype=torch.float64, generator=generator)
+        return values.requires_grad_()
+
+    x, y = normal(data.edge_index.size(1)), normal(rev.edge_index.size(1))
+    moved, returned = rev.edges.to_reversed(x), rev.edges.to_forward(y)
+    (grad_x,) = torch.autograd.grad(moved, x, y.detach())
+    (grad_y,) = torch.autograd.grad(returned, y, x.detach())
+    assert torch.equal(grad_x, returned)
+    assert torch.equal(grad_y, moved)
+    return {'<Ax, y>': (moved * y).sum().item(), "<x, A'y>": (x * grad_x).sum().item()}
+
+
+@layouts
+def test_the_way_back_is_the_adjoint(world_size: int, num_parts: int, tmp_path: Path) -> None:
+    answers = _on_ranks(world_size, _adjoint, cut(graph(), num_parts, tmp_path / 'parts'))
+    there, back = (sum(answer[side] for answer in answers) for side in ('<Ax, y>', "<x, A'y>"))
+    assert there != 0
+    assert there == pytest.approx(back, rel=1e-13, abs=1e-12)
+
+
 def _transposed(root: Path, one_shot: bool) -> tuple[Tensor, Tensor, Tensor]:
     data = pyg_sar.local(pyg_sar.load_shard(root))
     rev = reverse(data.edge_index, data.edge_index.shard)

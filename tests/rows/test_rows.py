@@ -6,10 +6,10 @@ import copy
 import gc
 import pickle
 import weakref
-from typing import Any
 
 import pytest
 import torch
+from on_ranks import on_threads
 from ranks import run_as_threads
 from some_rows import N, X, rows
 from torch import Tensor
@@ -21,7 +21,8 @@ from pyg_sar.rows.rows import Rows, same_plain
 P = 3
 
 
-def _what_is_known_once() -> None:
+@on_threads(P)
+def test_the_plain_tensor_of_rows_is_known_by_them() -> None:
     x = rows()
     plain = same_plain(x)
     assert same_plain(x) is plain
@@ -36,7 +37,8 @@ def _what_is_known_once() -> None:
     gc.enable()
 
 
-def _a_copy() -> None:
+@on_threads(P)
+def test_a_copy_is_of_the_same_rows() -> None:
     x = rows().requires_grad_()
     other = copy.deepcopy(x)
     assert isinstance(other, Rows)
@@ -44,10 +46,6 @@ def _a_copy() -> None:
     assert other._space is x._space
     with pytest.raises(TypeError, match='save_rows'):
         pickle.dumps(x)
-
-
-def test_a_copy_is_of_the_samerows() -> None:
-    run_as_threads(_a_copy, P)
 
 
 def _gradients() -> dict[str, Tensor]:
@@ -78,7 +76,8 @@ def test_gradients_are_those_of_one_process() -> None:
             torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12, msg=name)
 
 
-def _plain_tensors_that_differ() -> None:
+@on_threads(P)
+def test_a_plain_tensor_is_one_of_the_whole() -> None:
     x = rows()
     with pytest.raises(ValueError, match='differs between the ranks'):
         x + torch.full((N, 4), float(rank()))
@@ -86,7 +85,8 @@ def _plain_tensors_that_differ() -> None:
         x + torch.ones(pyg_sar.local(x).shape)
 
 
-def _leaving() -> None:
+@on_threads(P)
+def test_what_leaves_says_so() -> None:
     x = rows()
     for leave in (x.numpy, x.tolist, lambda: float(x[:, 0].exp()), lambda: bool(x)):
         with pytest.raises(ValueError, match=r'pyg_sar\.gather'):
@@ -94,11 +94,3 @@ def _leaving() -> None:
     assert torch.equal(pyg_sar.gather(x), X)
     assert x.shape == X.shape
     assert len(x) == N
-
-
-CHECKS = [_what_is_known_once, _a_copy, _plain_tensors_that_differ, _leaving]
-
-
-@pytest.mark.parametrize('check', CHECKS)
-def test_on_ranks(check: Any) -> None:
-    run_as_threads(check, P)

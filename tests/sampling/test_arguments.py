@@ -9,6 +9,7 @@ import torch
 from few import few
 from hetero_graphs import CITES, WRITES
 from joined import Own, Taken, assert_same, batches, join, link_batches, take
+from on_ranks import on_ranks
 from ranks import run_as_threads
 from small_graphs import assert_all_raise, attempt, small_graph
 from torch_geometric.data import Data
@@ -280,36 +281,29 @@ def test_resumes_on_another_number_of_ranks(folder: str, loader: str, num: int) 
         assert (rest[0][1]['epoch'], rest[0][1]['batch']) == (2, of_epoch)
 
 
-def _loads_on_one(root: str) -> str:
-    loader = pyg_sar.NeighborLoader(pyg_sar.local(pyg_sar.load_shard(root)), [2])
+@on_ranks(2, 4, by='threads')
+def test_a_state_on_one_rank_is_refused(data):
+    loader = pyg_sar.NeighborLoader(data, [2])
     state = {**loader.state_dict(), 'epoch': 4, 'batch': 2}
     if rank() == 1:
         loader.load_state_dict(state)
-    return attempt(iter, loader)
+    with pytest.raises(ValueError, match=r'epoch and batch.*\(4, 2\)'):
+        iter(loader)
 
 
-def test_a_state_on_one_rank_is_refused(folder: str) -> None:
-    outcomes = run_as_threads(_loads_on_one, 2, folder)
-    assert_all_raise(outcomes, 'ValueError', 'epoch and batch', '(4, 2)')
-
-
-def _idle(root: str) -> list[tuple[int, list[int], str]]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+@on_ranks(4, by='threads')
+def test_ranks_without_seeds_take_part(data):
     rows = torch.arange(5) if rank() == 1 else []
-    out = []
+    sizes = []
     for batch in pyg_sar.NeighborLoader(data, [2, 2], rows, batch_size=2, disjoint=True):
         assert batch.x.shape[1:] == (6,)
         assert batch.edge_attr.shape[1:] == (4,)
         assert batch.edge_index.shape[0] == 2
+        assert batch.x.dtype == torch.float64
         assert batch.batch.dtype == batch.n_id.dtype == torch.int64
-        out.append((batch.batch_size, batch.num_sampled_nodes[:1], str(batch.x.dtype)))
-    return out
-
-
-def test_ranks_without_seeds_take_part(folder: str) -> None:
-    idle, busy, *_ = run_as_threads(_idle, 4, folder)
-    assert [size for size, _, _ in busy] == [2, 2, 1]
-    assert idle == [(0, [0], 'torch.float64')] * 3
+        assert batch.num_sampled_nodes[0] == batch.batch_size
+        sizes.append(batch.batch_size)
+    assert sizes == ([2, 2, 1] if rank() == 1 else [0, 0, 0])
 
 
 OTHERS = {
