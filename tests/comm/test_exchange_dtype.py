@@ -189,7 +189,7 @@ def test_degrees_are_not_rounded(data, name, dtype):
 @on_ranks(2)
 def test_ranks_with_other_dtypes(data):
     conv = SARConv(SAGEConv(6, 4).double(), exchange_dtype=DTYPES[dist.get_rank()])
-    with pytest.raises(ValueError, match=r'expected the same layer.*exchange_dtype'):
+    with pytest.raises(ValueError, match='exchange_dtype'):
         conv(data.x, data.edge_index)
 
 

@@ -70,7 +70,7 @@ def test_a_hook_on_one_rank(data, name):
     _run(conv, name, data)
     if dist.get_rank() == 1:
         conv.register_message_forward_hook(HOOKS['scales'])
-    with pytest.raises(ValueError, match=r'same layer.*message_forward_hooks'):
+    with pytest.raises(ValueError, match='message_forward_hooks'):
         _run(conv, name, data)
 
 
@@ -103,7 +103,7 @@ def test_evaluation_on_one_rank(data):
     conv: Any = SARConv(GATConv(6, 4, dropout=0.5).double())
     conv(data.x, data.edge_index)
     conv.train(dist.get_rank() != 2)
-    with pytest.raises(ValueError, match="'' in evaluation"):
+    with pytest.raises(ValueError, match='in evaluation on rank'):
         conv(data.x, data.edge_index)
 
 

@@ -175,5 +175,5 @@ def test_models_pass_options_on():
 @on_ranks(2)
 def test_ranks_with_other_budgets(data):
     conv = SARConv(SAGEConv(6, 4).double(), mode='auto', memory_budget=1 + dist.get_rank())
-    with pytest.raises(ValueError, match=r'expected the same layer.*memory_budget'):
+    with pytest.raises(ValueError, match='memory_budget'):
         conv(data.x, data.edge_index)

@@ -109,6 +109,20 @@ def test_softmax_float32():
     assert_close(got, want.float(), tolerance=1e-5)
 
 
+def test_softmax_statistics():
+    """Logits near each other have one number for a maximum, others one for every destination."""
+    stats = SoftmaxStats(3)
+    first = torch.tensor([1.0, 3.0]).double()
+    weight, scale = stats.step(first, torch.tensor([0, 2]))
+    assert stats.max.shape == ()
+    assert scale is None
+    assert_close(weight, (first - 3).exp())
+    stats.step(torch.tensor([2.0, 102.0]).double(), torch.tensor([0, 2]))
+    assert stats.max.tolist() == [3.0, float('-inf'), 102.0]
+    want = torch.tensor([torch.e**-2 + torch.e**-1, 0, 1], dtype=torch.float64)
+    assert_close(stats.sum, want)
+
+
 @pytest.mark.parametrize('far', [18, 22, 80, -18, -22, -80, 1e3, -1e3])
 @pytest.mark.parametrize('place', range(3))
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])

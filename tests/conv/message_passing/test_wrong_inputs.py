@@ -210,7 +210,7 @@ SEQUENTIAL = ['sequential'] * 3
 @on_ranks()
 def test_other_layers_or_modes_on_one_rank(data, names, modes):
     rank = dist.get_rank()
-    with pytest.raises(ValueError, match=r'expected the same layer on all ranks.*\(got'):
+    with pytest.raises(ValueError, match='expected the same layer on all ranks'):
         SARConv(CONVS[names[rank]]().double(), mode=modes[rank])(data.x, data.edge_index)
 
 
