@@ -136,12 +136,6 @@ def test_losses_do_not_depend_on_the_ranks(
     _check(run_as_threads(_losses, num_ranks, roots[num_parts]), expected)
 
 
-@pytest.mark.parametrize(('num_parts', 'num_ranks'), few(_CUTS, 4))
-def test_losses_of_20_epochs(roots: dict[int, Path], num_parts: int, num_ranks: int) -> None:
-    found = run_as_threads(_losses_of_plain, num_ranks, roots[num_parts])
-    _check(found, _losses_of_plain(roots[1]))
-
-
 _OPTIONS: list[dict[str, Any]] = [
     {'mode': 'one_shot'},
     {'checkpoint_activations': True},
