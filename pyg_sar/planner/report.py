@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyg_sar.commands.command_line import aligned
+from pyg_sar.planner.attention import AttentionPrediction
 from pyg_sar.planner.prediction import Prediction, RankPrediction
 from pyg_sar.planner.sampled import SampledPrediction
 
@@ -66,6 +67,11 @@ _OF_BATCH: dict[str, tuple[str, Callable[[Any], str]]] = {
     'all memory': ('memory_bytes', format_bytes),
     'batches/epoch of all nodes': ('num_batches', _COUNT),
 }
+_OF_ATTENTION: dict[str, tuple[str, Callable[[Any], str]]] = {
+    'ranks': ('num_ranks', _COUNT),
+    'compute s': ('seconds', _seconds),
+    'received/epoch': ('bytes_received', format_bytes),
+}
 """Columns: the name of a figure, and its form."""
 
 
@@ -107,6 +113,14 @@ def batch_table(batches: Sequence[SampledPrediction], base_bytes: int) -> str:
     """One row for every number of ranks, of the batches of its largest rank."""
     figures = [{**vars(b), 'memory_bytes': b.memory_bytes + base_bytes} for b in batches]
     return _joined([{n: form(of[key]) for n, (key, form) in _OF_BATCH.items()} for of in figures])
+
+
+def attention_table(predictions: Sequence[AttentionPrediction]) -> str:
+    """One row for every number of ranks."""
+    figures = map(vars, predictions)
+    return _joined(
+        [{n: form(of[key]) for n, (key, form) in _OF_ATTENTION.items()} for of in figures]
+    )
 
 
 def as_dict(prediction: Prediction, base_bytes: int) -> dict[str, Any]:
