@@ -160,6 +160,9 @@ def _job(args: argparse.Namespace, statistics: Statistics) -> Job:
         raise ValueError(f"'--dropout' must lie in [0, 1) (got {args.dropout})")
     if args.model == 'gat' and args.hidden % args.heads:
         raise ValueError(f"'--heads' must divide '--hidden' (got {args.heads} and {args.hidden})")
+    if args.attention is not None and args.attention % args.heads:
+        got = f'{args.heads} and {args.attention}'
+        raise ValueError(f"'--heads' must divide '--attention' (got {got})")
     model = _MODELS[args.model](
         width,
         args.hidden,

@@ -160,7 +160,6 @@ def read_statistics(root: str | Path) -> Statistics:
 
 
 def _mean(values: Iterable[int], counts: Sequence[int]) -> float:
-    """The mean of values that occur so often."""
     total = sum(value * count for value, count in zip(values, counts, strict=True))
     return total / max(sum(counts), 1)
 

@@ -236,13 +236,11 @@ def _sort_by_time(graph: dict[str, Any], relation: Relation, src_nodes: NodeSet)
 
 
 def _node_part(nodes: NodeGroups) -> RowStream:
-    """The part of every node, int64 [N]."""
     parts = nodes.assignment
     return RowStream(torch.int64, (nodes.num_nodes,), lambda: (p.long() for p in chunks(parts)))
 
 
 def _edge_part(edges: EdgeGroups) -> RowStream:
-    """The part of every edge, int64 [E]."""
     part, ends = edges.dst.assignment, edges.edge_index
     shape = (ends.size(1),)
     return RowStream(
