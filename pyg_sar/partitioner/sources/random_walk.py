@@ -70,9 +70,9 @@ def _diagonals(
         for first in blocks:
             out = found[first : first + _COLUMNS]
             own = torch.arange(len(out))
-            few: _Few | None = _Few(first + own, own, torch.ones(len(out)))
-            walked = few.dense(num_nodes, len(out))  # columns of Y_s
-            sums = walked  # of R_s
+            identity = _Few(first + own, own, torch.ones(len(out)))
+            walked = sums = identity.dense(num_nodes, len(out))  # columns of Y_s, and of R_s
+            few: _Few | None = identity
             for step in range(steps):
                 if step % 2 == 0 or not is_symmetric:
                     few = None if few is None else by_col.from_few(few)
