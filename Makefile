@@ -23,7 +23,7 @@ endif
 .DEFAULT_GOAL := help
 BENCHMARKS := attention kernels layers limit epoch scaling accuracy sampling ogbn partition network
 
-.PHONY: help demo test test-slow test-oldest test-cuda-sim test-benchmarks docs lint format convs ops faults fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
+.PHONY: help demo test test-slow test-oldest test-cuda-sim test-benchmarks docs lint format convs ops faults errors golden fuzz bench bench-memory $(BENCHMARKS:%=bench-%) clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -72,6 +72,12 @@ ops: $(INSTALLED)  ## run every function of torch on rows and write docs/ops.md
 
 faults: $(INSTALLED)  ## end ranks in every way and phase, and write docs/faults.md
 	@$(BIN)/python tests/faults/table.py
+
+errors: $(INSTALLED)  ## list the messages of all errors in docs/errors.md
+	@$(BIN)/python tools/list_errors.py
+
+golden: $(INSTALLED)  ## write the losses of small trainings that tests compare with
+	@PYTHONPATH=tests $(BIN)/python tests/golden/golden_runs.py
 
 fuzz: $(INSTALLED)  ## load damaged files and folders: 100,000, or ARGS='CASES --seed SEED'
 	@$(BIN)/python tests/fuzz/fuzzer.py $(ARGS)

@@ -42,9 +42,10 @@ def read_shard(
     num_parts = meta.num_parts
     world_size = num_parts if world_size is None else world_size
     if num_parts % world_size:
+        fitting = ', '.join(str(n) for n in range(num_parts, 0, -1) if num_parts % n == 0)
         raise ValueError(
-            f"'num_parts' must be a multiple of the world size (got {num_parts} parts in "
-            f"'{root}' and {world_size} ranks)"
+            f"expected ranks among which the {num_parts} parts of '{root}' can be dealt: {fitting} "
+            f'(got {world_size}); or cut the graph into {world_size} or {2 * world_size} parts'
         )
     if not 0 <= rank < world_size:
         raise ValueError(f"'rank' must lie in [0, {world_size}) (got {rank})")
