@@ -154,7 +154,6 @@ def _count(graph: LocalGraph, wanted: dict[NodeKey, Tensor]) -> Traffic:
 
 
 def _rows_there(graph: LocalGraph, key: NodeKey, position: Tensor) -> Tensor:
-    """Nodes as rows of their owners."""
     nodes = graph.nodes[key]
     firsts = torch.tensor(nodes.rank_ptr)
     return (position - firsts[nodes.owner(position)]).to(nodes.wire)

@@ -129,7 +129,6 @@ def find(data: Data | HeteroData) -> AttributeRows:
 
 
 def _rows_of(data: Data | HeteroData, store: Any, is_edge: bool) -> Iterable[tuple[str, Tensor]]:
-    """What has as many rows as there are nodes or edges here."""
     count = int(store.edge_index.size(1) if is_edge else store.num_nodes)
     for name, value in store.items():
         if isinstance(value, np.ndarray) and value.dtype.kind in 'biufc':

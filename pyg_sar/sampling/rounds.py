@@ -95,7 +95,6 @@ class Round:
         self._find_rows(cache)
 
     def _expand(self, hop: int, fan: dict[EdgeKey, int], may_ask: bool) -> None:
-        """Draws the in-edges of the nodes that the last hop has found, or links all nodes."""
         is_link = hop == self.fans.num_hops
         frontiers = {key: self._frontier(key, is_link) for key in self.nodes}
         draw = {key: partial(self._draw, hop, key, k) for key, k in fan.items()}
@@ -153,7 +152,6 @@ class Round:
         return Frontier(numbers, group, keys - group * total, cuts)
 
     def _question(self, frontier: Frontier, at: Tensor | None) -> Question:
-        """Some nodes of a frontier, or all."""
         position, group, until = frontier.position, frontier.group, self.seeds.until
         if at is not None:
             position, group = position[at], group[at]
@@ -161,7 +159,6 @@ class Round:
         return Question(position, state, None if until is None else until[group])
 
     def _draw(self, hop: int, key: EdgeKey, k: int, asked: Question) -> Drawn:
-        """Draws in-edges of own nodes, given as rows."""
         edges = self.graph.edges[key]
         start = edges.ptr.index_select(0, asked.node)
         end = edges.ptr.index_select(0, asked.node + 1)
@@ -189,7 +186,6 @@ class Round:
     def _own(
         self, key: EdgeKey, frontier: Frontier, draw: partial[Drawn], at: Tensor | None
     ) -> Drawn:
-        """Edges of own nodes of a frontier."""
         asked, first = (
             self._question(frontier, at),
             self.graph.nodes[self.graph.edges[key].dst].first,

@@ -264,6 +264,18 @@ def test_pyg_lib_is_called_as_it_wants(monkeypatch, power_law):
     assert parts.tolist() == [node % 4 for node in range(3000)]
 
 
+def test_volume_of_mtkahypar(tmp_path, power_law):
+    """Fewer rows than where it minimises cut edges; what it minimises is counted here."""
+    pytest.importorskip('mtkahypar')
+    rows = [
+        partition_graph(
+            power_law, 8, tmp_path / objective, method='mtkahypar', objective=objective
+        ).communication_volume
+        for objective in ('cut', 'volume')
+    ]
+    assert rows[1] < 0.99 * rows[0]
+
+
 @pytest.mark.parametrize(
     ('options', 'package'),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from planner_models import USER_MODELS, job_of
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
-from torch_geometric.nn.models import GraphSAGE
+from torch_geometric.nn.models import GAT, GraphSAGE
 
 import pyg_sar
 from pyg_sar.planner.rehearsal import MODES, equal_ranks, make_data, rehearse
@@ -54,6 +55,16 @@ def _whole_graph(data: Data, world_size: int) -> tuple[Tensor, Tensor]:
             local[start:end] = owner * n + step.send_index
         edges.append(torch.stack([local[src], dst + rank * n]))
     return data.x.repeat(world_size, 1), torch.cat(edges, dim=1)
+
+
+@pytest.mark.parametrize(('name', 'share'), [('sage', 0.4), ('sage', 0.8), ('gat', 0.4)])
+def test_sums_travel_in_the_place_of_rows(name: str, share: float) -> None:
+    """As large a part of the rows as in the graph, where a model sums over edges."""
+    model = GraphSAGE(6, 8, 2, 3) if name == 'sage' else GAT(6, 8, 2, 3, heads=2)
+    sizes = RankSizes((400,), (3000,), (100, 60, 80), (300, 200, 250), 240)
+    rows = rehearse(job_of(model, 6), sizes).rows_received
+    fewer = rehearse(job_of(model, 6), replace(sizes, cover_share=share)).rows_received
+    assert fewer == pytest.approx(share * rows if name == 'sage' else rows, rel=0.02)
 
 
 def test_model_and_random_numbers_stay_as_they_are() -> None:
