@@ -153,7 +153,7 @@ def _add(
         if i < num_src:
             add_rows_at(target, src, gradient)
         elif i < num_src + num_dst:
-            add_rows_at(chunk.at_rows(target), dst, gradient)
+            add_rows_at(target[chunk.rows], dst, gradient)
         elif i < num_src + num_dst + num_edge:
             chunk.block.put(target, gradient)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,7 +53,7 @@ class Call:
         """One row per edge, in the order of the caller's edges."""
         return values if self.move is None else self.move.to_forward(values)
 
-    def set_attributes(self, seen: Seen, values: tuple[Tensor, ...]) -> None:
+    def set_attributes(self, seen: Seen, values: Sequence[Tensor]) -> None:
         """Sets on the conv what its function sets: one row per edge, and numbers."""
         for name, number in seen.numbers.items():
             setattr(self.conv, name, number)

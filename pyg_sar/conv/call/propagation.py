@@ -43,7 +43,7 @@ def propagate(now: Forward, conv: MessagePassing, *given: Any) -> Tensor:
     outs = []
     for kwargs in _layers(conv, given[2]):
         plan, call = _planned(now, conv, 'message', (given[0], given[1], kwargs))
-        outs.append(_updated(plan.aggregated(call), call, dst, given[2]))
+        outs.append(_updated(plan.result(call), call, dst, given[2]))
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
     if isinstance(out, NarrowSum) and dst is not None:
         out.of_nodes(dst)
@@ -56,7 +56,7 @@ def edge_updater(now: Forward, conv: MessagePassing, *given: Any) -> Tensor:
     """``MessagePassing.edge_updater``: one row per edge of an edge_index, in its order."""
     given = before_step(conv, 'edge_update', given)
     plan, call = _planned(now, conv, 'edge_update', given)
-    out = plan.updated_edges(call)
+    out = call.in_given_order(plan.result(call))
     if call.edges is not None:
         out = tag(out, 0, call.edges._space)
     return after_step(conv, 'edge_update', given, out)
