@@ -199,10 +199,16 @@ class SoftmaxStats:
         assert self.sum is not None
         rows, self.scale = self.rows, None
         total = self.sum[rows]
-        if self._is_near(logits):
-            weight = (logits - self.max).exp_()
-            add_rows_at(total, dst, weight)
-            return weight
+        is_wide_on_cpu = logits.dtype in _WIDE and logits.device.type == 'cpu'
+        if self.max.dim() == 0 and is_wide_on_cpu and logits.numel():
+            low, high = torch.aminmax(logits)
+            if self.max == float('-inf'):
+                self.max = high
+            # Not what is infinite or no number either.
+            if (high - self.max <= _FAR) & (self.max - low <= _FAR):
+                weight = (logits - self.max).exp_()
+                add_rows_at(total, dst, weight)
+                return weight
         if self.max.dim() == 0:  # it was one number until now
             self.max = torch.where(self.sum == 0, float('-inf'), self.max)
         old_max = self.max[rows]
@@ -216,18 +222,6 @@ class SoftmaxStats:
         add_rows_at(total.mul_(scale), dst, weight)
         self.scale = scale
         return weight
-
-    def _is_near(self, logits: Tensor) -> bool:
-        """Whether the logits are near the one number that is subtracted from all."""
-        assert self.max is not None
-        is_wide_on_cpu = logits.dtype in _WIDE and logits.device.type == 'cpu'
-        if self.max.dim() or not is_wide_on_cpu or logits.numel() == 0:
-            return False
-        low, high = torch.aminmax(logits)
-        if self.max == float('-inf'):
-            self.max = high
-        # Not for what is infinite or no number either.
-        return bool((high - self.max <= _FAR) & (self.max - low <= _FAR))
 
     def alpha(self, logits: Tensor, dst: Tensor, rows: slice = _ALL) -> Tensor:
         """The softmax of the logits of some edges into `rows`, once all edges are in."""

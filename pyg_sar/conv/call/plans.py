@@ -21,7 +21,7 @@ from pyg_sar.conv.call.one_call import Call
 from pyg_sar.conv.inspect.trace import Trace, trace
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.forward_state import state_of
-from pyg_sar.conv.message.reductions import Aggregate, BlockMessages, finish
+from pyg_sar.conv.message.reductions import BlockMessages, finish
 from pyg_sar.conv.options import Mode, Path
 from pyg_sar.conv.reuse.covers import with_partial_sums
 from pyg_sar.conv.reuse.narrow_exchange import (
@@ -47,10 +47,6 @@ class CallPlan:
     one_shot_bytes: int = 0
     drops: bool = False  # whether it draws masks of dropout by edge, or may do so
 
-    def anew(self, binding: Binding) -> CallPlan:
-        """The plan for a call whose function may read or set other things than in the last one."""
-        return self
-
     def result(self, call: Call) -> Tensor:
         """The aggregated messages ``[num_dst, ...]`` of a call of ``propagate``.
 
@@ -68,20 +64,12 @@ class TracedPlan(CallPlan):
     # every call: it reads a learnable tensor that is no parameter, or sets a number.
     learnable: tuple[tuple[ref[torch.nn.Module], str], ...] | None
 
-    def anew(self, binding: Binding) -> CallPlan:
-        """With a trace of this call, where that may be another one."""
-        if self.learnable is not None:
-            return self
+    def traced(self, binding: Binding) -> TracedPlan:
+        """With a trace of this call."""
         traced = trace(binding)
         if self.trace.weights is None:  # on some rank
             traced = replace(traced, weights=None)
         return replace(self, trace=traced)
-
-    @property
-    def reductions(self) -> Aggregate:
-        """What the aggregation reduces."""
-        assert self.trace.aggregate is not None
-        return self.trace.aggregate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,20 +84,25 @@ class LinearSum(TracedPlan):
         conv, plan, place = call.conv, call.plan, self.trace.weight
         x = call.binding.arguments.src[0]
         weight = None if place is None else call.binding.arguments.edge[place]
-        if is_sum(conv):
+        is_alone = is_sum(conv)
+        hooked = is_alone and is_hooked(conv)
+        if is_alone:
             if not (x.requires_grad and torch.is_grad_enabled()):  # agreed, as all needs of one
-                raw = raw_sum(conv, x, weight, plan, is_hooked=is_hooked(conv))
+                raw = raw_sum(conv, x, weight, plan, is_hooked=hooked)
                 if raw is not None:
                     kept = raw.kept()
-                    return raw.keep(self._sum(call, x, weight)) if kept is None else kept
+                    return raw.keep(self._sum(call, x, weight, hooked)) if kept is None else kept
             layer = layer_after(conv, x, plan) if call.in_forward else None
             if layer is not None:
                 rows = rows_through(layer, x)
-                return NarrowSum.of(self._sum(call, rows, weight), layer.weight)
-        return self._sum(call, x, weight)
+                return NarrowSum.of(self._sum(call, rows, weight, hooked), layer.weight)
+        return self._sum(call, x, weight, hooked or not is_alone)
 
-    def _sum(self, call: Call, rows: Tensor, weight: Tensor | None) -> Tensor:
-        mean = [kind for _, kind in self.reductions.calls] == ['mean']
+    def _sum(self, call: Call, rows: Tensor, weight: Tensor | None, finishes: bool) -> Tensor:
+        """Own sums; `finishes` says that the conv's aggregation has to run on them."""
+        aggregate = self.trace.aggregate
+        assert aggregate is not None
+        mean = [kind for _, kind in aggregate.calls] == ['mean']
         weight = None if weight is None else weight.view(-1)
         plan, exchange, one_shot = call.plan, call.exchange, self.mode == 'one_shot'
         if call.partial_sums and not one_shot:
@@ -122,10 +115,10 @@ class LinearSum(TracedPlan):
             one_shot=one_shot,
             mean=mean,
         )
-        if is_sum(call.conv) and not is_hooked(call.conv):
+        if not finishes:
             return total
-        binding, out = call.binding, self.trace.out
-        return finish(binding, self.reductions, [(total,)], out, call.plan, is_mean=mean)
+        out = self.trace.out
+        return finish(call.binding, aggregate, [(total,)], out, call.plan, is_mean=mean)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,13 +142,14 @@ class WeightedSum(TracedPlan):
             keep_rows=self.mode == 'sequential_no_remat',
             one_shot=self.mode == 'one_shot',
         )
-        reductions = self.reductions
-        dim = reductions.reductions[0].dim % out.dim()
+        aggregate = self.trace.aggregate
+        assert aggregate is not None
+        dim = aggregate.reductions[0].dim % out.dim()
         row_shape = [size for i, size in enumerate(out.shape) if i != dim]
         state = total.view(plan.shard.num_dst, *row_shape).movedim(0, dim)
-        if reductions.calls[0][1] != 'mean' and is_sum(conv) and not is_hooked(conv):
+        if aggregate.calls[0][1] != 'mean' and is_sum(conv) and not is_hooked(conv):
             return state
-        return finish(call.binding, reductions, [(state,)], out, plan)
+        return finish(call.binding, aggregate, [(state,)], out, plan)
 
 
 @dataclass(frozen=True, kw_only=True)

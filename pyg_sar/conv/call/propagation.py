@@ -13,7 +13,7 @@ from pyg_sar.comm.faults.errors import place
 from pyg_sar.conv.call.agreement import agree_on_plan, edge_tensors
 from pyg_sar.conv.call.layer_plan import Forward
 from pyg_sar.conv.call.one_call import Call
-from pyg_sar.conv.call.plans import CallPlan
+from pyg_sar.conv.call.plans import CallPlan, TracedPlan
 from pyg_sar.conv.exchanges import exchange_of, ids_of_edges, into_own
 from pyg_sar.conv.message.arguments import after_step, arguments_of, before_step
 from pyg_sar.conv.message.sample_edges import not_saved
@@ -41,7 +41,7 @@ def propagate(now: Forward, conv: MessagePassing, *given: Any) -> Tensor:
     edges = given[0] if isinstance(given[0], EdgeIndex) else None
     dst = None if edges is None else _destinations(conv, edges)
     outs = []
-    for kwargs in _layers(conv, given[2]):
+    for kwargs in [given[2]] if conv.decomposed_layers == 1 else _layers(conv, given[2]):
         plan, call = _planned(now, conv, 'message', (given[0], given[1], kwargs))
         outs.append(_updated(plan.result(call), call, dst, given[2]))
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
@@ -105,7 +105,9 @@ def _planned(
         handle = given[0].handle if isinstance(given[0], EdgeIndex) else given[0]
         ids = ids_of_edges(handle, call.move, call.plan) if plan.drops else None
         call.binding = binding = binding.dropping(draws, ids)
-    return plan.anew(binding), call
+    # What it does may be another thing than in the last call.
+    is_known = not isinstance(plan, TracedPlan) or plan.learnable is not None
+    return plan if is_known else plan.traced(binding), call
 
 
 def _call(
@@ -216,10 +218,8 @@ def _destinations(conv: MessagePassing, edges: EdgeIndex) -> Space:
 
 
 def _layers(conv: MessagePassing, kwargs: dict[str, Any]) -> list[dict[str, Any]]:
-    """The arguments of one call, or of one for each of PyG's decomposed layers."""
+    """The arguments of a call for each of PyG's decomposed layers."""
     count = conv.decomposed_layers
-    if count == 1:
-        return [kwargs]
     names = {name[:-2] for name in conv._user_args if name.endswith('_j')}
     parts = {name: kwargs[name].chunk(count, -1) for name in names}
     return [{**kwargs, **{name: parts[name][i] for name in names}} for i in range(count)]

@@ -12,7 +12,7 @@ from pyg_sar.comm import Exchange
 from pyg_sar.rows.align import argument, dim_of, found, own_rows
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import fetched, largest_here, largest_of_ranks, sum_of_ranks, whole
-from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.registry import bare_name, name_of, rule
 from pyg_sar.rows.replicated import PLAIN, met
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import into_plain, pointwise
@@ -23,7 +23,7 @@ _WAYS = {'add': 'sum', 'sum': 'sum', 'mean': 'mean', 'amax': 'amax', 'amin': 'am
 
 @rule('scatter_add index_add scatter_reduce index_reduce scatter')
 def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
-    name, in_place = bare(name_of(func)), name_of(func).endswith('_')
+    name, in_place = bare_name(func), name_of(func).endswith('_')
     out, dim = args[0], argument(args, kwargs, 1, 'dim') % dim_of(args[0])
     index = argument(args, kwargs, 2, 'index')
     values = argument(args, kwargs, 3, 'src', 'source', 'value')
@@ -191,14 +191,14 @@ def _put(func: Any, args: Any, kwargs: Any) -> Any:
     """As items are set."""
     name = name_of(func)
     out = args[0] if name.endswith('_') else args[0].clone()
-    if bare(name) == 'index_put':
+    if bare_name(func) == 'index_put':
         if argument(args, kwargs, 3, 'accumulate', default=False):
             return _added_up(func, out, args, kwargs)
         out[tuple(argument(args, kwargs, 1, 'indices'))] = argument(args, kwargs, 2, 'values')
         return out
     dim = argument(args, kwargs, 1, 'dim') % dim_of(out)
     index = argument(args, kwargs, 2, 'index')
-    if bare(name) == 'index_fill':  # a gradient of the value counts every place once
+    if bare_name(func) == 'index_fill':  # a gradient of the value counts every place once
         index = whole(index).unique()
     out[(slice(None),) * dim + (index,)] = argument(args, kwargs, 3, 'source', 'value')
     return out
