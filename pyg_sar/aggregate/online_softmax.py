@@ -62,7 +62,7 @@ class _Online(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, run: Run, outputs: list[Tensor], *_: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, run: Run, outputs: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
         program, plan = run.program, run.loop.plan
         weights, num_dst = program.weights, plan.shard.num_dst
         assert weights is not None

@@ -60,7 +60,7 @@ def replay(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
 @communicates
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Run, *_: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
         reductions = run.program.reductions
         stats: list[SoftmaxStats] = []
         with no_autocast_cache():

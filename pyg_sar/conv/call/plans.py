@@ -105,7 +105,7 @@ class LinearSum(TracedPlan):
         mean = [kind for _, kind in aggregate.calls] == ['mean']
         weight = None if weight is None else weight.view(-1)
         plan, exchange, one_shot = call.plan, call.exchange, self.mode == 'one_shot'
-        if call.partial_sums and not one_shot:
+        if call.options.partial_sums and not one_shot:
             plan, exchange = with_partial_sums(plan, exchange, weight)
         total = weighted_sum(
             rows if weight is None else rows.to(weight.dtype),
@@ -183,10 +183,10 @@ class Gather(CallPlan):
 
     def result(self, call: Call) -> Tensor:  # noqa: D102
         is_one_shot = self.mode == 'one_shot'
-        max_rows = max(call.plan.num_edges, 1) if is_one_shot else call.max_rows
+        max_rows = max(call.plan.num_edges, 1) if is_one_shot else call.options.max_rows
         out, outputs, seen = run_gather(call.binding, call.plan, call.exchange, max_rows)
         if out is None:
-            out, *outputs = outputs
+            out, outputs = outputs[0], outputs[1:]
         call.set_attributes(seen, outputs)
         return out
 

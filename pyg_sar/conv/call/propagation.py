@@ -105,9 +105,9 @@ def _planned(
         handle = given[0].handle if isinstance(given[0], EdgeIndex) else given[0]
         ids = ids_of_edges(handle, call.move, call.plan) if plan.drops else None
         call.binding = binding = binding.dropping(draws, ids)
-    # What it does may be another thing than in the last call.
-    is_known = not isinstance(plan, TracedPlan) or plan.learnable is not None
-    return plan if is_known else plan.traced(binding), call
+    if isinstance(plan, TracedPlan) and plan.learnable is None:
+        plan = plan.traced(binding)
+    return plan, call
 
 
 def _call(
@@ -157,8 +157,7 @@ def _call(
         move=move,
         edges=edges,
         exchange=exchange_of(oriented.shard, options.prefetch, options.exchange_dtype),
-        max_rows=options.max_rows,
-        partial_sums=options.partial_sums,
+        options=options,
         in_forward=now.in_forward,
     )
 

@@ -127,7 +127,7 @@ class BlockMessages(Intercept):
         finally:
             self.softmax, self._messages = None, []  # they may hold what holds this
             changed = undo(conv, before)
-        outputs = () if binding.function == 'message' else (message,)
+        outputs: tuple[Tensor, ...] = () if binding.function == 'message' else (message,)
         if self._attributes:
             outputs += edge_rows(conv, changed, self._attributes, edge_index.size(1))
         return tuple(found), outputs

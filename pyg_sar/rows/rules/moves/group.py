@@ -46,12 +46,14 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
     shaped = values if isinstance(values, Tensor) else torch.full_like(at, values)
     own = own_rows(func, shaped, dim, space)
     with plainly():
-        at = _wide(at, own, dim) if is_flat else at
+        groups = _GroupedValues(func, dim, _wide(at, own, dim) if is_flat else at, own)
         if isinstance(out, Rows):
             hint = index if isinstance(index, NodeIds) else None
-            made: Any = _into_rows(func, before, hint, _Groups(func, dim, at, own), way, keeps)
+            made: Any = _into_rows(
+                func, before, hint, _GroupedValues(func, dim, at, own), way, keeps
+            )
         else:
-            made = _Groups(func, dim, at, own).into(met(before), way, keeps)
+            made = groups.into(met(before), way, keeps)
         if in_place:
             return out.copy_(made)
         return tag(made, out._dim, out._space) if isinstance(out, Rows) else made
@@ -92,7 +94,7 @@ def _into_rows(
     return own.scatter_reduce(dim, places, groups.values, way, include_self=keeps)
 
 
-class _Groups:
+class _GroupedValues:
     """Own values with a group each, of groups that every rank has."""
 
     counts: torch.dtype | None = torch.int64
@@ -143,7 +145,7 @@ class _Groups:
         return top + (total - total.detach()) if total.requires_grad else top
 
 
-class _AtSources(_Groups):
+class _AtSources(_GroupedValues):
     """Groups by the sources of edges: what is known of a node is brought to its owner."""
 
     counts = None  # of the type of the values, as they travel
