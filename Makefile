@@ -1,4 +1,5 @@
-# Everything runs in .venv, made on first use from requirements.lock; later runs install nothing.
+# Everything runs in the active environment if it has what is needed (`pip install '.[dev]'`; for
+# `make demo` `pip install .`), else in .venv, made on first use from requirements.lock.
 
 PYTHON ?= python3
 ARGS ?=
@@ -6,6 +7,18 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+
+NEEDED := torch torch_geometric numpy pymetis tqdm
+ifneq ($(MAKECMDGOALS),demo)
+NEEDED += numba matplotlib pyarrow expecttest hypothesis pytest xdist ruff mypy
+endif
+FIND := from importlib.util import find_spec; import sys; print(all(map(find_spec, sys.argv[1:])))
+ifdef VIRTUAL_ENV
+ifeq ($(shell $(VIRTUAL_ENV)/bin/python -c '$(FIND)' $(NEEDED)),True)
+BIN := $(VIRTUAL_ENV)/bin
+INSTALLED :=
+endif
+endif
 
 .DEFAULT_GOAL := help
 BENCHMARKS := attention kernels layers limit epoch scaling accuracy sampling ogbn partition network
@@ -77,11 +90,11 @@ clean:  ## remove the environments, caches and build outputs
 	rm -rf $(VENV) $(VENV)-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage benchmarks/.cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(INSTALLED): requirements.lock pyproject.toml
+$(VENV)/installed: requirements.lock pyproject.toml
 	@echo 'installing into $(VENV), once (a minute or two) ...'
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 # On top of .venv, whose torch and PyG it needs to import what it documents.

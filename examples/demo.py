@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,7 +19,6 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / 'benchmarks'))
 
 try:
-    import matplotlib
     import torch
     from measured_training import make_model, num_cores, run_training
 
@@ -28,9 +28,6 @@ try:
     from pyg_sar.partitioner.sources.sources import load_source
 except ImportError as error:
     sys.exit(f"error: {error}; 'make demo' in a clone installs all that the demo needs")
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt  # noqa: E402
 
 TOLERANCE = 1e-3
 GREY, BLUE, ORANGE = '#4d4d4d', '#1f77b4', '#d95f02'
@@ -83,9 +80,12 @@ def main() -> None:
         'model and libraries)'
     )
 
-    picture = out / 'demo.png'
-    _draw({plain_name: plain, name: sar}, args, picture)
-    print(f'\nwrote {picture} after {time.perf_counter() - start:.0f} s')
+    if find_spec('matplotlib') is None:
+        written = "nothing: 'pip install matplotlib' gives a picture"
+    else:
+        written = str(out / 'demo.png')
+        _draw({plain_name: plain, name: sar}, args, written)
+    print(f'\nwrote {written}, after {time.perf_counter() - start:.0f} s')
     train = f'torchrun --nproc-per-node {args.num_parts} examples/train_full_batch.py'
     print(f'to train on the same parts: {train} {out / "parts"}')
     if not difference <= TOLERANCE:
@@ -120,7 +120,12 @@ def _table(runs: dict[str, Run]) -> Iterator[str]:
         yield line + f'{losses[1] - losses[0]:+13.1e}'
 
 
-def _draw(runs: dict[str, Run], args: argparse.Namespace, path: Path) -> None:
+def _draw(runs: dict[str, Run], args: argparse.Namespace, path: str) -> None:
+    import matplotlib
+
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(10.5, 4.3), gridspec_kw={'width_ratios': [1.5, 1]}
     )

@@ -73,7 +73,14 @@ def sgformer(num_in: int, num_out: int) -> Module:
 
 def polynormer(num_in: int, num_out: int) -> Module:
     model = Polynormer(
-        num_in, WIDTH, num_out, local_layers=3, global_layers=2, in_dropout=0.0, dropout=0.0
+        num_in,
+        WIDTH,
+        num_out,
+        local_layers=3,
+        global_layers=2,
+        in_dropout=0.0,
+        dropout=0.0,
+        global_dropout=0.0,
     )
     model._global = True
     return AsOneGraph(model)

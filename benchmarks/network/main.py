@@ -25,11 +25,14 @@ from measured_training import make_model  # noqa: E402
 from namespaces import INTERFACE, Hosts, missing  # noqa: E402
 from plots import COLORS, log_axes, panels, save  # noqa: E402
 from program_team import ProgramTeam  # noqa: E402
-from rank import LINK, NO_NETWORK, VARIANTS  # noqa: E402
+from rank import LINK, NO_NETWORK, ROWS, VARIANTS  # noqa: E402
 from report import Benchmark, Row, ratios, show, show_size, summary, table  # noqa: E402
 from training import default_hidden  # noqa: E402
 
+import pyg_sar  # noqa: E402
 from pyg_sar.planner import Job, Planner, read_statistics  # noqa: E402
+from pyg_sar.shard.cover import cover_of  # noqa: E402
+from pyg_sar.shard.plan import plan_of  # noqa: E402
 
 LOOPBACK = 0.0  # stands for a link that is not shaped
 PROBE_SECONDS, PROBE_BYTES = 3.0, 256e6  # of the measurement of a link, at most
@@ -39,6 +42,7 @@ SIZES: dict[str, dict[str, Any]] = {
         'models': ['sage', 'gat'],
         'variants': list(VARIANTS),
         'links': [0.1, 0.5, 1.0, 5.0],
+        'share': 1.0,
         'processes': 4,
         'layers': 3,
         'rounds': 5,
@@ -73,14 +77,15 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
             beside.step(f'{model}/{NO_NETWORK}')
             for link in tqdm([*args.links, LOOPBACK], desc=model, unit='link', leave=False):
                 if link != LOOPBACK:
-                    hosts.shape(link)
+                    hosts.shape(link, args.share)
                 team = beside if link == LOOPBACK else apart
                 names = [f'{model}/{variant}' for variant in args.variants]
                 alone = f'{model}/{NO_NETWORK}'
                 probe = f'{LINK}/{round(min((link or 5.0) * 1e9 / 8 * PROBE_SECONDS, PROBE_BYTES))}'
                 found: Steps = {}
-                for _ in range(args.rounds):
-                    for name in (probe, *names):
+                for number in range(args.rounds):
+                    turn = number % len(names)  # what comes before one is not always the same
+                    for name in (probe, *names[turn:], *names[:turn]):
                         found.setdefault(name, []).append(team.step(name))
                     found.setdefault(alone, []).append(beside.step(alone))
                 _check_losses(args, model, found)
@@ -117,7 +122,7 @@ def _rows(args: argparse.Namespace, model: str, link: float, found: Steps) -> It
             'cpu_alone': summary(_largest(alone, 'cpu_seconds')),
             'bytes_sent': summary(_largest(steps, 'bytes_sent')),
             'load': os.getloadavg()[0],
-            **_traffic(args, model, variant),
+            **_traffic(args, model, variant, 1.0 if link == LOOPBACK else args.share),
             'losses': [step[0]['loss'] for step in steps],
         }
 
@@ -148,11 +153,11 @@ def _largest(steps: list[list[Row]], what: str) -> list[float]:
 
 
 def _check_losses(args: argparse.Namespace, model: str, found: Steps) -> None:
-    """Raises a RuntimeError if float32 variants differ: they are one computation."""
+    """Raises a RuntimeError if float32 variants that sum in one order differ."""
     losses = {
         variant: [step[0]['loss'] for step in found[f'{model}/{variant}']]
         for variant in args.variants
-        if _width(variant) == 1
+        if _width(variant) == 1 and variant != ROWS
     }
     if len({tuple(each) for each in losses.values()}) > 1:
         raise RuntimeError(f'expected equal losses of all variants (got {losses})')
@@ -164,24 +169,46 @@ def _width(variant: str) -> float:
     return 1.0 if dtype is None else dtype.itemsize / 4
 
 
-def _traffic(args: argparse.Namespace, model: str, variant: str) -> Row:
-    """Of an epoch, by a rehearsal: steps, and bytes of rows that the slowest ranks receive."""
+def _traffic(args: argparse.Namespace, model: str, variant: str, share: float) -> Row:
+    """Of an epoch, by a rehearsal: steps, and bytes of rows as a link with all bandwidth has them.
+
+    `row_bytes` are those that the slowest ranks wait for, step by step; `least_row_bytes` those of
+    the rank that receives most, which no other order of steps has less of.
+    """
     size = sizes(args.graph)
     widths = size['num_features'], default_hidden(model), args.layers, size['num_classes']
     network = make_model(model, *widths)
     statistics = read_statistics(str(cut(args.graph, args.processes)))
     job = Job(network, size['num_features'])
     planner = Planner(statistics, job, bandwidth=1.0, timed=False)
-    ranks = planner.predict(args.processes).ranks
-    # All ranks do a step at once, and the largest message of it is what they wait for.
-    halo = sum(max(of) for of in zip(*(rank.sizes.halo for rank in ranks), strict=True))
-    first = max(ranks, key=lambda rank: rank.sizes.num_halo)
+    first = max(planner.predict(args.processes).ranks, key=lambda rank: rank.sizes.num_halo)
+    per_row = first.bytes_per_epoch / first.sizes.num_halo * _width(variant)
+    # All ranks do a step at once, and the slowest message of it is what they wait for.
+    messages = _messages(args, model == 'sage' and variant != ROWS, share)
     exchanges = round(first.rows_per_epoch / first.sizes.num_halo)
+    gradients = sum_bytes(sum(p.nbytes for p in network.parameters()), args.processes)
     return {
         'steps': exchanges * (args.processes - 1),
-        'row_bytes': halo * first.bytes_per_epoch / first.sizes.num_halo * _width(variant),
-        'sum_bytes': sum_bytes(sum(p.nbytes for p in network.parameters()), args.processes),
+        'row_bytes': sum(max(of) for of in zip(*messages, strict=True)) * per_row,
+        'least_row_bytes': max(sum(of) for of in messages) * per_row,
+        'sum_bytes': gradients / share,
     }
+
+
+def _messages(args: argparse.Namespace, sends_sums: bool, share: float) -> list[list[float]]:
+    """Rows that a rank receives in every step of an exchange, by rank.
+
+    Those from or to rank 0, which has a share of the bandwidth, count as many times as many.
+    """
+    messages = []
+    for rank in range(args.processes):
+        edge_index = pyg_sar.load_shard(cut(args.graph, args.processes), rank).edge_index
+        blocks = plan_of(edge_index, edge_index.shard).blocks[1:]
+        rows = [cover_of(b).size if sends_sums else b.num_rows for b in blocks]
+        messages.append(
+            [n if rank and b.part else n / share for n, b in zip(rows, blocks, strict=True)]
+        )
+    return messages
 
 
 def _foretold(row: Row, bandwidth: float) -> list[float]:

@@ -64,11 +64,12 @@ class Hosts(AbstractContextManager['Hosts']):
         """What stands before a command to run it on a host."""
         return ['ip', 'netns', 'exec', self._names[host]]
 
-    def shape(self, gigabits: float) -> None:
-        """Gives every link so many gigabits per second, each way."""
-        burst = max(round(gigabits * 1e9 / 8 * _SECONDS_OF_BURST), 1 << 17)
-        bucket = f'root tbf rate {round(gigabits * 1e6)}kbit burst {burst} latency 50ms'
+    def shape(self, gigabits: float, share: float = 1.0) -> None:
+        """Gives every link so many gigabits per second, each way; that of host 0 a share of it."""
         for host, name in enumerate(self._names):
+            rate = gigabits if host else gigabits * share
+            burst = max(round(rate * 1e9 / 8 * _SECONDS_OF_BURST), 1 << 17)
+            bucket = f'root tbf rate {round(rate * 1e6)}kbit burst {burst} latency 50ms'
             _call(f'tc -n {name} qdisc replace dev {INTERFACE} {bucket}')
             _call(f'tc qdisc replace dev {self._port(host)} {bucket}')
 

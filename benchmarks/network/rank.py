@@ -32,9 +32,10 @@ from pyg_sar.comm import Comm, exchange, gradient_return  # noqa: E402
 from pyg_sar.comm.process_group import GroupComm  # noqa: E402
 from pyg_sar.comm.swap import Swap  # noqa: E402
 
-LINK, NO_NETWORK, NO_PREFETCH = 'link', 'no network', 'no prefetch'
+LINK, NO_NETWORK, NO_PREFETCH, ROWS = 'link', 'no network', 'no prefetch', 'rows only'
 VARIANTS: dict[str, dict[str, Any]] = {
     'prefetch 1': {},
+    ROWS: {'partial_sums': False},
     NO_PREFETCH: {},
     'prefetch 3': {'prefetch': 3},
     'bfloat16': {'exchange_dtype': torch.bfloat16},

@@ -17,13 +17,18 @@ tensor       shape         meaning
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 MOST_SCORES = 2**22
 """So many scores are in memory at once."""
+
+# Torch's kernels of a CPU that also give the sum of exponentials; None if they are gone.
+_aten = torch.ops.aten
+_FORWARD: Any = getattr(_aten, '_scaled_dot_product_flash_attention_for_cpu', None)
+_BACKWARD: Any = getattr(_aten, '_scaled_dot_product_flash_attention_for_cpu_backward', None)
 
 
 class Block(NamedTuple):
@@ -53,15 +58,25 @@ class Attended:
 
     def add(self, block: Block) -> None:
         """Takes in the keys of one more block."""
+        if _has_kernel(self.query, block):
+            every = slice(None)
+            out, log_total = _FORWARD(*_four(self.query, *block[:2]), scale=self.scale)
+            self._add(every, out[0], log_total[0].unsqueeze(-1), torch.ones_like(self.total))
+            return
         for at in chunks(self.query, block):
             scores = _scores(self.query[:, at], block, self.scale)
-            top = torch.maximum(self.top[:, at], scores.amax(-1, keepdim=True))
-            base = top.masked_fill(top == -torch.inf, 0)  # all keys so far are masked
-            weights = (scores - base).exp_()
-            before = (self.top[:, at] - base).exp_()
-            self.total[:, at] = self.total[:, at] * before + weights.sum(-1, keepdim=True)
-            self.out[:, at] = self.out[:, at] * before + weights @ block.value.to(weights.dtype)
-            self.top[:, at] = top
+            top = scores.amax(-1, keepdim=True)
+            weights = (scores - _finite(top)).exp_()
+            out = weights @ block.value.to(weights.dtype)
+            self._add(at, out, top, weights.sum(-1, keepdim=True))
+
+    def _add(self, at: slice, out: Tensor, top: Tensor, total: Tensor) -> None:
+        """Takes in what some queries have of one block, as the attributes are."""
+        base = _finite(torch.maximum(self.top[:, at], top))
+        before, now = (self.top[:, at] - base).exp_(), (top - base).exp_()
+        self.out[:, at] = self.out[:, at] * before + out * now
+        self.total[:, at] = self.total[:, at] * before + total * now
+        self.top[:, at] = torch.maximum(self.top[:, at], top)
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """The output ``[H, L, V]``, and ``log sum exp(score)`` of every query ``[H, L, 1]``."""
@@ -81,6 +96,10 @@ def gradients(
         out: The output.
         log_total: As :meth:`Attended.finish` gives it.
     """
+    if _has_kernel(query, block):
+        given = _four(grad, query, *block[:2], out, log_total.squeeze(-1))
+        of_query, of_key, of_value = _BACKWARD(*given, 0.0, False, scale=scale)
+        return of_query[0], of_key[0], of_value[0]
     of_query = torch.zeros_like(query, dtype=out.dtype)
     of_key = torch.zeros_like(block.key, dtype=out.dtype)
     of_value = torch.zeros_like(block.value, dtype=out.dtype)
@@ -103,6 +122,30 @@ def chunks(query: Tensor, block: Block) -> Iterator[slice]:
     size = max(1, MOST_SCORES // max(heads * num_keys, 1))
     for start in range(0, length if num_keys else 0, size):
         yield slice(start, start + size)
+
+
+def _has_kernel(query: Tensor, block: Block) -> bool:
+    key, value, bias = block
+    return (
+        _FORWARD is not None
+        and _BACKWARD is not None
+        and query.device.type == 'cpu'
+        and query.dtype in (torch.float32, torch.float64)
+        and query.size(-1) == value.size(-1)
+        and query.numel() > 0
+        and key.numel() > 0
+        and bias is None
+    )
+
+
+def _four(*tensors: Tensor) -> Iterator[Tensor]:
+    """As a batch of one."""
+    return (each.unsqueeze(0) for each in tensors)
+
+
+def _finite(top: Tensor) -> Tensor:
+    """0 where all keys so far are masked."""
+    return top.masked_fill(top == -torch.inf, 0)
 
 
 def _scores(query: Tensor, block: Block, scale: float) -> Tensor:

@@ -22,12 +22,10 @@ _MEANINGLESS = {
     'filter_per_worker': _THREAD,
     'timeout': "ranks wait for each other as long as 'timeout' of pyg_sar.wrap says",
     'is_sorted': _SORTED,
-    'directed': "say subgraph_type='induced'",
     'neighbor_sampler': 'other ranks draw as well',
     'transform_sampler_output': "batches of all ranks' rows are made in one go (use 'transform')",
     'custom_cls': "'data' says what a batch is",
     'input_id': 'it is the place of every seed in what is given',
-    'neg_sampling_ratio': "say neg_sampling=dict(mode='binary', amount=...)",
     'generator': "draws follow from 'seed' and from ids, not from a generator's state",
     'sampler': 'batches belong to parts, so that they are the same on any number of ranks',
     'batch_sampler': 'batches belong to parts, so that they are the same on any number of ranks',
@@ -37,6 +35,18 @@ _MEANINGLESS = {
     'pin_memory_device': "rows come from where 'data' has them",
     'in_order': 'batches always come in order',
 }
+
+
+_DEFAULTS = {
+    'num_workers': 0,
+    'persistent_workers': False,
+    'timeout': 0,
+    'is_sorted': False,
+    'pin_memory': False,
+    'pin_memory_device': '',
+    'in_order': True,
+}
+"""What PyG and torch have where these are not given; None for all others."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +65,40 @@ class Fans:
         return len(next(iter(self.num_neighbors.values())))
 
 
-def check_names(loader: str, names: Mapping[str, Any]) -> None:
-    """Raises a TypeError for arguments of PyG's loader that have no meaning here, and for others.
+def read_others(loader: str, others: Mapping[str, Any], given: dict[str, Any]) -> None:
+    """Takes PyG's other arguments: what they say is put into `given`; defaults say nothing.
 
-    A name is wrong on all ranks alike or in other programs.
+    Raises a TypeError for one that would have no effect, and for unknown names.
     """
-    for name in names:
-        if name in _MEANINGLESS:
+    for name, value in others.items():
+        if name == 'directed':  # of PyG before 2.4
+            given['subgraph_type'] = given['subgraph_type'] if value else 'induced'
+        elif name == 'neg_sampling_ratio' and 'neg_sampling' in given:
+            if value and given['neg_sampling'] is not None:
+                raise TypeError(f"'{name}' and 'neg_sampling' cannot both be given (got {value})")
+            given['neg_sampling'] = given['neg_sampling'] or (
+                {'mode': 'binary', 'amount': value} if value else None
+            )
+        elif name not in _MEANINGLESS:
+            raise TypeError(f"{loader} has no argument '{name}'")
+        elif value is not None and value != _DEFAULTS.get(name):
             raise TypeError(f"'{name}' has no meaning here: {_MEANINGLESS[name]}")
-        raise TypeError(f"{loader} has no argument '{name}'")
+
+
+def batch_size_of(given: Mapping[str, Any], num_parts: int) -> int:
+    """Seeds of a part in a batch; of all parts together if `global_batch_size` says so."""
+    size, total = given['batch_size'], given['global_batch_size']
+    if total is None:
+        return 1 if size is None else size
+    if size is not None:
+        raise ValueError(
+            f"'batch_size' and 'global_batch_size' cannot both be given (got {size} and {total})"
+        )
+    if type(total) is not int or total < 1 or total % num_parts:
+        raise ValueError(
+            f"'global_batch_size' must be a multiple of the {num_parts} parts (got {total!r})"
+        )
+    return total // num_parts
 
 
 def check_kinds(values: Mapping[str, Any]) -> None:

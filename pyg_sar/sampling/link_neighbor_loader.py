@@ -71,14 +71,18 @@ class LinkNeighborLoader(Loader):
             are not younger.
         disjoint: Whether both ends of every link have trees of their own. Always so with times.
         neg_sampling: ``'binary'``, ``'triplet'``, or a ``torch_geometric.sampler.NegativeSampling``
-            or dict, whose weights are of own nodes, ``[num_own]``.
+            or dict, whose weights are of own nodes, ``[num_own]``. `neg_sampling_ratio` is read as
+            PyG reads it.
         exclude_edges: True: the links of a part's batch are no edges of it, so that no model sees
             what it is asked for; a node may have fewer neighbours than were drawn. ``'reverse'``:
             nor are the edges the other way round; between nodes of two types name their relation.
-        batch_size: Links of a part in a batch.
+        batch_size: Links of a part in a batch; 1 if it is not given.
+        global_batch_size: Links of all parts in a batch, in its place: a multiple of the parts.
+            With as many steps as on one machine.
 
     Raises:
-        TypeError: For an argument of PyG's that has no meaning here.
+        TypeError: For an argument of PyG's or torch's that would have no effect, unless it is their
+            default.
         ValueError: On all ranks, if an argument is wrong on one, or they differ; while it runs, if
             no pair without an edge is found and nodes have no times.
     """
@@ -102,7 +106,8 @@ class LinkNeighborLoader(Loader):
         transform: Callable[[Any], Any] | None = None,
         *,
         exclude_edges: bool | Literal['reverse'] | tuple[str, str, str] = False,
-        batch_size: int = 1,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
         shuffle: bool = False,
         drop_last: bool = False,
         seed: int = 0,

@@ -25,7 +25,14 @@ from pyg_sar.comm import (
 )
 from pyg_sar.rows.attach import as_local
 from pyg_sar.sampling.ahead import Ahead
-from pyg_sar.sampling.arguments import Fans, cache_bytes, check_kinds, check_names, fans_of
+from pyg_sar.sampling.arguments import (
+    Fans,
+    batch_size_of,
+    cache_bytes,
+    check_kinds,
+    fans_of,
+    read_others,
+)
 from pyg_sar.sampling.attributes import check_data, edge_stores, find
 from pyg_sar.sampling.cache import Cache
 from pyg_sar.sampling.graph import build
@@ -53,6 +60,12 @@ class Loader:
     """Mini-batches of a cut graph: an iterable.
 
     A subclass names its arguments, and tells how those of seeds are read.
+
+    Attributes:
+        data: What was given.
+        transform: What was given.
+        batch_size: Seeds of a part in a batch.
+        drop_last: What was given.
     """
 
     _read: Callable[[Data | HeteroData, Mapping[str, Any]], Asked]
@@ -71,11 +84,14 @@ class Loader:
         num_neighbors: dict[EdgeKey, tuple[int, ...]] = {}
         asked: Asked | None = None
         try:
-            check_names(self._name, others)
+            read_others(self._name, others, given)
+            check_data(data, world_size(), self._name)
+            stores = edge_stores(data)
+            num_parts = next(iter(stores.values())).edge_index.shard.num_parts
+            given['batch_size'] = batch_size_of(given, num_parts)
             check_kinds(given)
             given['cache'] = cache_bytes(given['cache'])
-            check_data(data, world_size(), self._name)
-            num_neighbors = fans_of(given['num_neighbors'], list(edge_stores(data)))
+            num_neighbors = fans_of(given['num_neighbors'], list(stores))
             asked = self._read(data, given)
         except (TypeError, ValueError) as failure:
             error = failure
@@ -108,7 +124,8 @@ class Loader:
         if given['cache'] is not None and graph.world_size > 1:
             cache = Cache(graph, found, fans, seeds, given['cache'])
         self._sampler = Sampler(typed, graph, fans, seeds, cache)
-        self._transform = given['transform']
+        self.data, self.transform = typed, given['transform']
+        self.batch_size, self.drop_last = given['batch_size'], given['drop_last']
         self._prefetch = 0 if takes_turns() else given['prefetch']
         self._lane = open_lane() if self._prefetch else None
         if self._lane is not None:
@@ -149,7 +166,7 @@ class Loader:
             raise ValueError('expected the newest iteration of this loader (got an older one)')
         batch = source.next()
         self._at += 1
-        return batch if self._transform is None else self._transform(batch)
+        return batch if self.transform is None else self.transform(batch)
 
     @property
     def hit_rate(self) -> float:

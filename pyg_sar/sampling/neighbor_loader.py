@@ -68,7 +68,9 @@ class NeighborLoader(Loader):
         weight_attr: The attribute of edges by which they are drawn, finite and at least 0. An edge
             of weight 0 is not drawn, but by -1.
         transform: Applied to every batch, by the thread of the program.
-        batch_size: Seeds of a part in a batch.
+        batch_size: Seeds of a part in a batch; 1 if it is not given.
+        global_batch_size: Seeds of all parts in a batch, in its place: a multiple of the parts.
+            With as many steps as on one machine.
         shuffle: Whether every epoch takes the seeds in another random order.
         drop_last: Whether a last batch of a part with fewer seeds is left out.
         seed: Of all random numbers; the same on all ranks.
@@ -78,7 +80,8 @@ class NeighborLoader(Loader):
             that are threads of one process have no other one.
 
     Raises:
-        TypeError: For an argument of PyG's that has no meaning here.
+        TypeError: For an argument of PyG's or torch's that would have no effect, unless it is their
+            default.
         ValueError: On all ranks, if an argument is wrong on one, or they differ.
     """
 
@@ -98,7 +101,8 @@ class NeighborLoader(Loader):
         weight_attr: str | None = None,
         transform: Callable[[Any], Any] | None = None,
         *,
-        batch_size: int = 1,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
         shuffle: bool = False,
         drop_last: bool = False,
         seed: int = 0,

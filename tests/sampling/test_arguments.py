@@ -45,7 +45,6 @@ MEANINGLESS = [
     'filter_per_worker',
     'is_sorted',
     'pin_memory',
-    'neg_sampling_ratio',
     'colour',
 ]
 
@@ -56,7 +55,43 @@ def test_arguments_without_meaning(folder: str, loader: str, name: str) -> None:
     assert_all_raise([_make(folder, loader, {name: 1})], 'TypeError', name)
 
 
+DEFAULTS: dict[str, Any] = {
+    'num_workers': 0,
+    'persistent_workers': False,
+    'prefetch_factor': None,
+    'pin_memory': False,
+    'is_sorted': False,
+    'directed': True,
+    'filter_per_worker': None,
+    'collate_fn': None,
+}
+MEANS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ('nodes', {**DEFAULTS, 'batch_size': 3}, {'batch_size': 3}),
+    ('nodes', {'directed': False}, {'subgraph_type': 'induced'}),
+    ('nodes', {'global_batch_size': 8}, {'batch_size': 2}),
+    ('links', {**DEFAULTS, 'neg_sampling_ratio': 0.0}, {}),
+    ('links', {'neg_sampling_ratio': 2.0}, {'neg_sampling': NegativeSampling('binary', 2.0)}),
+]
+
+
+@pytest.mark.parametrize(('loader', 'says', 'means'), MEANS)
+def test_arguments_of_pyg(
+    folder: str, loader: str, says: dict[str, Any], means: dict[str, Any]
+) -> None:
+    data = pyg_sar.load_shard(folder)
+    made = [LOADERS[loader](data, [2, 2], **options) for options in (says, means)]
+    for batch, right in zip(*made, strict=True):
+        for name, value in right.to_dict().items():
+            assert batch[name] is value or bool(
+                (torch.as_tensor(batch[name]) == torch.as_tensor(value)).all()
+            )
+    assert made[0].data is data
+    assert made[0].batch_size == made[1].batch_size
+
+
 OF_NODES: Wrong = [
+    ({'batch_size': 2, 'global_batch_size': 8}, ['global_batch_size', '8']),
+    ({'global_batch_size': 7}, ['global_batch_size', '7']),
     ({'num_neighbors': 5}, ['num_neighbors', '5']),
     ({'num_neighbors': [2, -2]}, ['num_neighbors', '-2']),
     ({'num_neighbors': [2, 1.5]}, ['num_neighbors', '1.5']),
