@@ -18,7 +18,6 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm import in_layer, left_by, world_size
 from pyg_sar.conv.around.patching import bind_functions, forms
 from pyg_sar.conv.around.state import state_of_modules
-from pyg_sar.conv.call.inputs import signature_of
 from pyg_sar.conv.call.layer_plan import Forward, Layer, LayerPlan, plan_for, running
 from pyg_sar.conv.call.propagation import edge_updater, propagate
 from pyg_sar.conv.exchanges import edges_in
@@ -31,6 +30,7 @@ from pyg_sar.rows.attach import edges_among, given_to_conv, rows_by_type
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.made_edges import with_made_edges
 from pyg_sar.rows.own_rows import own_rows_of, rows_of_call
+from pyg_sar.rows.registry import signature_of
 from pyg_sar.rows.replicated import average_gradients, shares_kept
 from pyg_sar.rows.unasked.constructors import alike_draws
 from pyg_sar.shard.edge_index import ShardEdgeIndex

@@ -49,9 +49,7 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
         groups = _GroupedValues(func, dim, _wide(at, own, dim) if is_flat else at, own)
         if isinstance(out, Rows):
             hint = index if isinstance(index, NodeIds) else None
-            made: Any = _into_rows(
-                func, before, hint, _GroupedValues(func, dim, at, own), way, keeps
-            )
+            made: Any = _into_rows(func, before, hint, groups, way, keeps)
         else:
             made = groups.into(met(before), way, keeps)
         if in_place:
