@@ -26,7 +26,7 @@ from torch import Tensor
 from pyg_sar.aggregate.program import no_autocast_cache
 from pyg_sar.aggregate.replay_backward import ReplayBackward
 from pyg_sar.aggregate.run import Run
-from pyg_sar.comm import communicates, once_differentiable
+from pyg_sar.comm import communicates, once_differentiable, torch_apply
 from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.rows_at import add_rows_at, rows_at
 
@@ -125,6 +125,8 @@ class _EdgeOutput(torch.autograd.Function):
     So :class:`_Online` need not save it: convs that keep their weights for the caller drop them
     when he does not ask.
     """
+
+    apply = torch_apply
 
     @staticmethod
     def forward(ctx: Any, output: list[Tensor], dst: Tensor, link: Tensor, sums: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from pyg_sar.aggregate.chunks import Chunk
 from pyg_sar.aggregate.program import Arguments, Reduction, SoftmaxFn, gradients_of
 from pyg_sar.aggregate.run import Run
+from pyg_sar.comm import torch_apply
 from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.rows_at import add_rows_at, rows_at
 
@@ -166,6 +167,8 @@ class _Softmax(torch.autograd.Function):
     | forward:  ``alpha = exp(l - max_i) / sum_i``
     | backward: ``d_l = alpha * (d_alpha - r_i)``
     """
+
+    apply = torch_apply
 
     @staticmethod
     def forward(

@@ -18,8 +18,8 @@ from pyg_sar.comm.ranks import current
 
 Function = TypeVar('Function', bound=type)
 
-_apply = vars(torch.autograd.Function)['apply']
-"""The one of torch, as users' Functions may have another."""
+torch_apply: Any = vars(torch.autograd.Function)['apply']
+"""What calls a Function, as it was before that of users' Functions was replaced."""
 
 
 def communicates(function: Function) -> Function:
@@ -43,7 +43,7 @@ def communicates(function: Function) -> Function:
 
     function.forward = staticmethod(noting)  # type: ignore[attr-defined]
     function.backward = staticmethod(naming)  # type: ignore[attr-defined]
-    function.apply = _apply  # type: ignore[attr-defined]
+    function.apply = torch_apply  # type: ignore[attr-defined]
     return function
 
 

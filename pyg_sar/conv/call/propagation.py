@@ -11,10 +11,10 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.faults.errors import place
 from pyg_sar.conv.call.agreement import agree_on_plan, edge_tensors
-from pyg_sar.conv.call.layer_plan import Forward
+from pyg_sar.conv.call.layer_plan import Forward, running
 from pyg_sar.conv.call.one_call import Call
 from pyg_sar.conv.call.plans import CallPlan, TracedPlan
-from pyg_sar.conv.exchanges import exchange_of, ids_of_edges, into_own
+from pyg_sar.conv.exchanges import edges_in, exchange_of, ids_of_edges, into_own
 from pyg_sar.conv.message.arguments import after_step, arguments_of, before_step
 from pyg_sar.conv.message.sample_edges import not_saved
 from pyg_sar.conv.names import name_of, plain_class
@@ -25,19 +25,30 @@ from pyg_sar.rows.attach import given_to_conv
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import Rows, plainly, same_plain, tag
 from pyg_sar.rows.space import Space
+from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 _logger = logging.getLogger(__name__)
 
-Given = tuple[Any, Any, dict[str, Any]]
-"""The edge_index, the size and the named arguments of a call, as a program gave them."""
 
-
-def propagate(now: Forward, conv: MessagePassing, *given: Any) -> Tensor:
+def propagate(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
     """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included.
 
-    `conv` is the layer of the forward or inside of it; see :data:`Given`.
+    A method of SARConv; called from outside of forward it is a layer by itself.
     """
-    given = before_step(conv, 'propagate', given)
+    now = running.value
+    if now is not None and conv not in now.plan.paths:
+        now = None
+    found = edges_in([edge_index]) if now is None else []
+    if found:
+        with conv._on_cut_graph(found, (), {}, in_forward=False):
+            return conv.propagate(edge_index, size, **kwargs)
+    if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
+        if size is not None:  # PyG's method is without it where the conv never gives one
+            kwargs['size'] = size
+        if conv.decomposed_layers != 1:  # PyG's generated method does not do it
+            return conv._orig_propagate(edge_index, **kwargs)
+        return conv._plain_class.propagate(conv, edge_index, **kwargs)
+    given = before_step(conv, 'propagate', (edge_index, size, kwargs))
     edges = given[0] if isinstance(given[0], EdgeIndex) else None
     dst = None if edges is None else _destinations(conv, edges)
     outs = []
@@ -52,9 +63,23 @@ def propagate(now: Forward, conv: MessagePassing, *given: Any) -> Tensor:
     return after_step(conv, 'propagate', given, out)
 
 
-def edge_updater(now: Forward, conv: MessagePassing, *given: Any) -> Tensor:
-    """``MessagePassing.edge_updater``: one row per edge of an edge_index, in its order."""
-    given = before_step(conv, 'edge_update', given)
+def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+    """``MessagePassing.edge_updater``: one row per edge of an edge_index, in its order.
+
+    See :func:`propagate`.
+    """
+    now = running.value
+    if now is not None and conv not in now.plan.paths:
+        now = None
+    found = edges_in([edge_index]) if now is None else []
+    if found:
+        with conv._on_cut_graph(found, (), {}, in_forward=False):
+            return conv.edge_updater(edge_index, size, **kwargs)
+    if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
+        if size is not None:
+            kwargs['size'] = size
+        return conv._plain_class.edge_updater(conv, edge_index, **kwargs)
+    given = before_step(conv, 'edge_update', (edge_index, size, kwargs))
     plan, call = _planned(now, conv, 'edge_update', given)
     out = call.in_given_order(plan.result(call))
     if call.edges is not None:
@@ -75,10 +100,11 @@ def _updated(out: Tensor, call: Call, dst: Space | None, given: dict[str, Any]) 
 
 
 def _planned(
-    now: Forward, conv: MessagePassing, function: str, given: Given
+    now: Forward, conv: MessagePassing, function: str, given: tuple[Any, ...]
 ) -> tuple[CallPlan, Call]:
     """A call, with its arguments sorted, and how it is computed.
 
+    `given` are the edge_index, the size and the named arguments, as a program gave them.
     Collective where the ranks have not agreed on a call like this one.
     """
     layer, options, path = now.plan, now.options, now.plan.paths[conv]
@@ -111,7 +137,11 @@ def _planned(
 
 
 def _call(
-    now: Forward, conv: MessagePassing, function: str, names: tuple[str, ...], given: Given
+    now: Forward,
+    conv: MessagePassing,
+    function: str,
+    names: tuple[str, ...],
+    given: tuple[Any, ...],
 ) -> Call:
     """A call as one whose messages pass from row 0 to row 1 of an edge_index, into own nodes.
 
