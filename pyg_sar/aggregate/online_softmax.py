@@ -47,7 +47,7 @@ def online(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
     *states, sums = found[: len(run.program.reductions) + 1]
     dst = run.loop.plan.edge_index[1]
     edge_outputs = tuple(
-        _EdgeOutput.apply([output], dst, link, sums)  # type: ignore[no-untyped-call]
+        _EdgeOutput.apply([output], dst, link, sums)
         for output, link in zip(outputs, found[len(states) + 1 :], strict=True)
     )
     return [(state,) for state in states], edge_outputs

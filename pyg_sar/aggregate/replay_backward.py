@@ -127,7 +127,7 @@ class ReplayBackward:
             call = next(calls)
             stats, row_sum = self.stats[call], self.row_sums[call]
             if call > k:
-                out: Tensor = _Softmax.apply(logits, dst, stats, row_sum, rows)  # type: ignore[no-untyped-call]
+                out: Tensor = _Softmax.apply(logits, dst, stats, row_sum, rows)
                 return out
             alpha = stats.alpha(logits.detach(), dst, rows)
             if call < k or leaves is None:
