@@ -28,7 +28,7 @@ include_patterns = [
     'CHANGELOG.md',
 ]
 exclude_patterns = ['.*', 'build', 'parts', 'benchmarks/.*']
-extensions = ['myst_parser', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon']
+extensions = ['myst_parser', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon', 'sphinx_copybutton']
 nitpicky = True
 nitpick_ignore_regex = [
     ('py:.*', r'(?!pyg_sar\b).*'),  # other libraries: no inventory at hand
@@ -46,7 +46,7 @@ napoleon_use_ivar = True  # of records: beside the fields that autodoc finds
 napoleon_custom_sections = [('Shapes', 'notes_style')]
 
 html_theme = 'furo'
-html_title = 'pyg_sar'
+html_title = f'pyg_sar {release}'
 html_static_path = ['_static']
 html_css_files = ['site.css']
 html_favicon = '_static/favicon.svg'

@@ -28,8 +28,8 @@ def load_shard(
 ) -> Data | HeteroData:
     """Loads a partitioned graph, of which this rank holds its part, in place of a dataset.
 
-    The tensors know whose rows they hold (:class:`pyg_sar.rows.rows.Rows`), and show the shape of
-    the whole graph. So a program for one machine runs on them as it is: ``x.mean(dim=0)`` and
+    The tensors know whose rows they hold, and show the shape of the whole graph. So a program for
+    one machine runs on them as it is: ``x.mean(dim=0)`` and
     ``F.cross_entropy(out[mask], y[mask])`` are those of all ranks. What cannot be computed with the
     rows of all ranks is an error that names it.
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pyg_sar.comm import agree, as_timedelta, current, is_distributed
+from pyg_sar.comm import agree, as_timedelta, current, end_in_a_line, is_distributed
 from pyg_sar.launching.environment import Launched, launched
 from pyg_sar.launching.machines import Place, Sight, have_own_gpus, own_sight, places
 from pyg_sar.monitor import say
@@ -140,6 +140,7 @@ def _join(start: Launched, interface: str | None, limit: timedelta | None) -> No
             'open, is the interface right, do all ranks run?)'
         ) from error
     atexit.register(_leave)
+    end_in_a_line()
     _tell(start, place, backend)
 
 

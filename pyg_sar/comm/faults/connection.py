@@ -11,6 +11,7 @@ group as it was. As long as no rank fails, no message is sent for all this.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import traceback
@@ -97,10 +98,15 @@ class Connection(Comm):
             except ExchangeError:
                 raise
             except RuntimeError as error:
+                if torch._C._are_functorch_transforms_active():
+                    raise RuntimeError(
+                        f'torch.func (grad, vmap, jacrev ...) cannot go through {operation}: use '
+                        'backward() or torch.autograd.grad'
+                    ) from None
                 # Frames that hold the group would keep its connections.
                 traceback.clear_frames(error.__traceback__)
                 found = self.lost(error.with_traceback(None), self.operation, self.peer)
-                raise found from error
+                raise found from None  # it has the words of the backend
             except BaseException as error:  # interrupted
                 self.fail(error)
                 raise
@@ -214,6 +220,7 @@ def _reason(cause: Cause, own: Cause, error: Exception) -> str:
     if cause.failure is not None:
         return f'{who} failed with {cause.failure}'
     text = ' '.join(str(error).split('. This is typically')[0].split())
+    text = re.sub(r'^\[\S+:\d+\] ', '', text)  # gloo begins with a line of its own source
     seen = f' ({text[:300]})' if cause.silent == own.silent else ''
     if not cause.silent:
         return f'{who} has ended or is cut off{seen}'

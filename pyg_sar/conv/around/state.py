@@ -35,8 +35,8 @@ def words_of_modules(conv: torch.nn.Module) -> list[str]:
     """What of a conv's state must be alike on all ranks."""
     words = []
     for path, module in conv.named_modules():
-        if not module.training:
-            words.append(f"'{path}' in evaluation")
+        if module.training != conv.training:
+            words.append(f"'{path}' in {'training' if module.training else 'evaluation'}")
         for name, hooks in vars(module).items():
             if name.startswith(_MESSAGE_HOOKS) and name.endswith('_hooks') and hooks:
                 called = (getattr(h, '__qualname__', type(h).__qualname__) for h in hooks.values())

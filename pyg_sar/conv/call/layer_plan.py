@@ -9,6 +9,7 @@ on all ranks, and whether one of them has to decide anew.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from pyg_sar.comm import agree, are_alike, check_equal, raise_together
+from pyg_sar.comm import agree, are_alike, raise_together
 from pyg_sar.conv.around.patching import Forms
 from pyg_sar.conv.around.state import words_of_modules
 from pyg_sar.conv.call.inputs import check_inputs, check_not_explained
@@ -134,7 +135,7 @@ def plan_for(
     if shards[0].world_size > 1:
         _, is_known = are_alike(words, is_known)
         if not is_known:
-            check_equal('layer', words, agree(words))
+            _check_alike(agree(words))
             raise_together(error)
     elif error is not None:
         raise error
@@ -163,10 +164,28 @@ def _kinds(values: Iterable[Any]) -> list[Any]:
     return found
 
 
+def _check_alike(words: list[str]) -> None:
+    """Raises a ValueError if the ranks' words differ: what only one of two ranks has."""
+    common = Counter(words).most_common()
+    if len(common) == 1:
+        return
+    odd, usual = words.index(common[-1][0]), words.index(common[0][0])
+    own, others = (words[rank].split('; ') for rank in (odd, usual))
+    name = '' if own[0] != others[0] else own[0] + '; '
+    here, there = ('; '.join(w for w in a if w not in b) for a, b in ((own, others), (others, own)))
+    raise ValueError(
+        f'expected the same layer on all ranks: {name}{here or "as it is"} on rank {odd} (got '
+        f'{name}{there or "as it is"} on rank {usual})'
+    )
+
+
 def _words(conv: MessagePassing, options: Options, kind: tuple[Any, ...]) -> str:
     in_forward, with_gradients, in_inference, *kinds = kind
-    words = [name_of(conv), str(options)]
-    words.append(f'gradients {with_gradients}, inference {in_inference}')
+    words = [name_of(conv), 'in training' if conv.training else 'in evaluation']
+    words.append('with gradients' if with_gradients else 'without gradients')
+    words += [f'{name}={value!r}' for name, value in vars(options).items()]
+    if in_inference:
+        words.append('in inference mode')
     if not in_forward:
         words.append('called from outside of forward')
     words += words_of_modules(conv)
