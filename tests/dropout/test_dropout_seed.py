@@ -156,7 +156,7 @@ def test_pieces_of_a_message_draw_what_the_whole_draws(
     roots: dict[int, Path], expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr('pyg_sar.aggregate.chunks.CHUNK_BYTES', 1)
-    monkeypatch.setattr('pyg_sar.aggregate.chunks._MIN_EDGES', 13)
+    monkeypatch.setattr('pyg_sar.aggregate.chunks.MIN_EDGES', 13)
     monkeypatch.setattr('pyg_sar.dropout.draw._HASHES', 7)
     _check([_losses(roots[2])], expected)
 
