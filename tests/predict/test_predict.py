@@ -11,6 +11,7 @@ from hetero_graphs import hetero_graph
 from small_graphs import small_graph
 from torch_geometric import seed_everything
 
+import pyg_sar
 from pyg_sar.predict.__main__ import main
 from pyg_sar.predict.named import named
 
@@ -84,6 +85,21 @@ def test_equal_to_plain(folder: Path, name: str, num_parts: int) -> None:
     with torch.no_grad():
         wanted = model(data.x, data.edge_index).numpy()
     np.testing.assert_allclose(np.load('out.npy'), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_weights_of_a_checkpoint(folder: Path) -> None:
+    data, model = torch.load('data.pt', weights_only=False), _plain(folder, 'make_sage')
+    optimizer = torch.optim.Adam(model.parameters())
+    pyg_sar.save_checkpoint('run', model, optimizer, epoch=1)
+    (file,) = Path('run').glob('*/model.pt')
+    with torch.no_grad():
+        wanted = model(data.x, data.edge_index).numpy()
+    made = f'models_{folder.name}.py:make_sage'
+    for weights in ('run', str(file)):
+        arguments = [made, weights, 'data.pt', 'out.npy', '--memory', '1MB', '--num-parts', '2']
+        assert main(arguments) == 0
+        np.testing.assert_allclose(np.load('out.npy'), wanted, rtol=1e-12, atol=1e-12)
+        Path('out.npy').unlink()
 
 
 def test_types_and_forward(folder: Path) -> None:
