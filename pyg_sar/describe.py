@@ -56,7 +56,7 @@ def _show(args: argparse.Namespace, found: tuple[Meta, list[str]]) -> int:
 def _report(meta: Meta) -> str:
     """How the partition was made, its sizes, and the attributes with their bytes."""
     notes, summary = meta.notes, summarize(meta)
-    in_summary = 'method', 'edge_cut', 'communication_volume'
+    in_summary = 'method', 'edge_cut', 'communication_volume', 'cover_rows'
     how = notes['partition'].items()
     options = [f'{k} {v}' for k, v in how if v is not None and k not in in_summary]
     versions = [f'{name} {v}' for name, v in notes['versions'].items() if v]

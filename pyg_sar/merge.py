@@ -161,15 +161,22 @@ class SoftmaxStats:
     the maximum of every destination takes most of the time, m is one number for all of them as long
     as no logit is further than 20 from it. Else it is ``[num_dst, ...]``, as the sum is, and -inf
     where no edge ends.
+
+    Attributes:
+        rows: The destinations that those of the next `step` are counted from the first of.
+        scale: ``exp(m - m')`` of every one of `rows` in the last `step`, by how much what was
+            weighted before shrinks; None for ones.
     """
 
     def __init__(self, num_dst: int, max: Tensor | None = None, sum: Tensor | None = None) -> None:
         self.num_dst, self.max, self.sum = num_dst, max, sum
+        self.rows = _ALL
+        self.scale: Tensor | None = None
 
-    @staticmethod
-    def empty(num_dst: int, logits: Tensor) -> SoftmaxStats:
-        """Of no edges; `logits` of any edges give shape and dtype."""
-        return SoftmaxStats(num_dst, *_of_no_edges(num_dst, logits))
+    def begin(self, logits: Tensor) -> None:
+        """With no edge yet; `logits` of any edges give shape and dtype."""
+        self.max = logits.new_full((), float('-inf'))
+        self.sum = logits.new_zeros((self.num_dst, *logits.shape[1:]))
 
     def finish(self, in_degree: Tensor) -> None:
         """Makes the sum what to divide by: also where nothing was summed.
@@ -184,20 +191,24 @@ class SoftmaxStats:
             has_edges = (in_degree > 0).view(-1, *[1] * (self.sum.dim() - 1))
             self.sum.masked_fill_(is_empty, 1).masked_fill_(is_empty & has_edges, float('nan'))
 
-    def step(self, logits: Tensor, dst: Tensor, rows: slice = _ALL) -> tuple[Tensor, Tensor | None]:
-        """Merges the logits ``[num_edges, ...]`` of some edges.
-
-        Their destinations are counted from the first of `rows`. Gives ``exp(l - m')`` of every
-        edge; and ``exp(m - m')`` of every one of `rows`, by how much what was weighted before
-        shrinks, or None for ones.
-        """
-        if self.max is None or self.sum is None:
-            self.max, self.sum = _of_no_edges(self.num_dst, logits)
+    def step(self, logits: Tensor, dst: Tensor) -> Tensor:
+        """Merges the logits ``[num_edges, ...]`` of some edges; gives ``exp(l - m')`` of each."""
+        if self.max is None:
+            self.begin(logits)
+        assert self.max is not None
+        assert self.sum is not None
+        rows, self.scale = self.rows, None
         total = self.sum[rows]
-        if self._is_near(logits):
-            weight = (logits - self.max).exp_()
-            add_rows_at(total, dst, weight)
-            return weight, None
+        is_wide_on_cpu = logits.dtype in _WIDE and logits.device.type == 'cpu'
+        if self.max.dim() == 0 and is_wide_on_cpu and logits.numel():
+            low, high = torch.aminmax(logits)
+            if self.max == float('-inf'):
+                self.max = high
+            # Not what is infinite or no number either.
+            if (high - self.max <= _FAR) & (self.max - low <= _FAR):
+                weight = (logits - self.max).exp_()
+                add_rows_at(total, dst, weight)
+                return weight
         if self.max.dim() == 0:  # it was one number until now
             self.max = torch.where(self.sum == 0, float('-inf'), self.max)
         old_max = self.max[rows]
@@ -209,22 +220,11 @@ class SoftmaxStats:
         edge_max = rows_at(new_max, dst)
         weight = (logits - edge_max).masked_fill_(edge_max == float('-inf'), float('-inf')).exp_()
         add_rows_at(total.mul_(scale), dst, weight)
-        return weight, scale
-
-    def _is_near(self, logits: Tensor) -> bool:
-        """Whether the logits are near the one number that is subtracted from all."""
-        assert self.max is not None
-        is_wide_on_cpu = logits.dtype in _WIDE and logits.device.type == 'cpu'
-        if self.max.dim() or not is_wide_on_cpu or logits.numel() == 0:
-            return False
-        low, high = torch.aminmax(logits)
-        if self.max == float('-inf'):
-            self.max = high
-        # Not for what is infinite or no number either.
-        return bool((high - self.max <= _FAR) & (self.max - low <= _FAR))
+        self.scale = scale
+        return weight
 
     def alpha(self, logits: Tensor, dst: Tensor, rows: slice = _ALL) -> Tensor:
-        """The softmax of the logits of some edges, once all are in; arguments as for `step`."""
+        """The softmax of the logits of some edges into `rows`, once all edges are in."""
         if self.max is None or self.sum is None:  # no edge at all
             return logits.exp()
         weight = (logits - self.max_at(dst, rows)).exp_()
@@ -234,7 +234,3 @@ class SoftmaxStats:
         """What is subtracted from the logits of edges."""
         assert self.max is not None
         return rows_at(self.max[rows], dst) if self.max.dim() else self.max
-
-
-def _of_no_edges(num_dst: int, logits: Tensor) -> tuple[Tensor, Tensor]:
-    return logits.new_full((), float('-inf')), logits.new_zeros((num_dst, *logits.shape[1:]))

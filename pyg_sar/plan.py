@@ -19,13 +19,21 @@ from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
 from pyg_sar.commands.command_line import Parser, checked, run_command
 from pyg_sar.monitor import parse_bytes
-from pyg_sar.planner import Planner, Statistics, by_hand, predict_batches, read_statistics
+from pyg_sar.planner import (
+    Planner,
+    Statistics,
+    by_hand,
+    predict_attention,
+    predict_batches,
+    read_statistics,
+)
 from pyg_sar.planner.rehearsal import MODES, Job
 from pyg_sar.planner.report import (
     BATCH_NOTE,
     NOTE,
     RELATIONS_NOTE,
     as_dict,
+    attention_table,
     batch_table,
     format_bytes,
     rank_table,
@@ -35,6 +43,7 @@ from pyg_sar.planner.report import (
 _MODELS = {'sage': GraphSAGE, 'gcn': GCN, 'gat': GAT, 'gin': GIN}
 _OPTIMIZERS = {'adam': torch.optim.Adam, 'sgd': torch.optim.SGD}
 _FULL_BATCH_ONLY = {
+    'attention': '--attention',
     'memory': '--memory',
     'mode': '--mode',
     'bandwidth': '--bandwidth',
@@ -83,6 +92,24 @@ def _run(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         if prediction.num_ranks == num_parts and num_parts <= _MOST_LISTED
     ]
     told.append(f'largest rank, for each number of ranks\n{table(predictions, base)}')
+    if args.attention is not None:
+        attention = [
+            predict_attention(
+                statistics.num_nodes,
+                n,
+                width=args.attention,
+                heads=args.heads,
+                layers=args.layers,
+                dtype=job.dtype,
+                timed=args.timed,
+            )
+            for n in counts
+        ]
+        report['attention'] = [vars(each) for each in attention]
+        told.append(
+            f'beside that, softmax attention to all nodes in every layer, {args.attention} wide '
+            f'in {args.heads} heads\n{attention_table(attention)}'
+        )
     if args.memory is not None:
         text, report['least_ranks'] = _least_ranks(planner, args.memory, base)
         told.append(text)
@@ -133,6 +160,9 @@ def _job(args: argparse.Namespace, statistics: Statistics) -> Job:
         raise ValueError(f"'--dropout' must lie in [0, 1) (got {args.dropout})")
     if args.model == 'gat' and args.hidden % args.heads:
         raise ValueError(f"'--heads' must divide '--hidden' (got {args.heads} and {args.hidden})")
+    if args.attention is not None and args.attention % args.heads:
+        got = f'{args.heads} and {args.attention}'
+        raise ValueError(f"'--heads' must divide '--attention' (got {got})")
     model = _MODELS[args.model](
         width,
         args.hidden,
@@ -216,8 +246,10 @@ def _parser() -> Parser:
     for name, letter in (('in', 'F'), ('out', 'C')):
         known = "default: the folder's"
         add(f'--{name}', type=positive, dest=f'{name}_channels', metavar=letter, help=known)
-    of_gat = 'of gat, HIDDEN of all together; default: %(default)s'
+    of_gat = 'of gat and of --attention; default: %(default)s'
     add('--heads', type=positive, default=4, help=of_gat)
+    to_all = 'attention to all nodes in every layer, so wide, as of GPSConv(attn_type="multihead")'
+    add('--attention', type=positive, metavar='D', help=to_all)
     default('--mode', choices=MODES, default='sequential')
     default('--norm', choices=('batch', 'none'), default='batch')
     default('--dropout', type=float, default=0.0, metavar='P')

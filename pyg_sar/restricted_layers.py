@@ -186,9 +186,3 @@ def _error(data: Data, nodes: Tensor, num_layers: int) -> ValueError | None:
     if got:
         return ValueError(f'{expected}, each once (got {got})')
     return None
-    low, high = (int(v) for v in torch.aminmax(nodes))
-    if low < 0 or high >= num_own:
-        return ValueError(f'{expected} (got {low} to {high})')
-    if torch.unique(nodes).numel() != nodes.numel():
-        return ValueError(f'{expected}, each once (got repeated ones)')
-    return None

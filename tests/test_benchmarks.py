@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -101,44 +100,6 @@ def test_readme_is_what_its_results_say(name: str, tmp_path: Path) -> None:
     assert (tmp_path / 'README.md').read_text() == (folder / 'README.md').read_text()
 
 
-_PROGRAM = """
-import time, sys
-from team import Team, take_turns
-
-def count(*, start, bad):
-    import torch.distributed as dist
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    yield ('ready', start)
-    for number in range(start, start + 3):
-        if number == bad and rank == 1:
-            raise KeyError('broken')
-        yield rank, number
-
-if __name__ == '__main__':
-    with Team(count, 2, start=10, bad=-1) as two, Team(count, start=20, bad=-1) as one:
-        print(two.setup, take_turns({'a': two, 'b': one}, 1))
-    try:
-        with Team(count, 2, start=0, bad=1) as team:
-            team.step()
-            team.step()
-    except RuntimeError as error:
-        print(error)
-"""
-
-
-@pytest.mark.bench
-def test_teams_take_turns_and_tell_of_failures(tmp_path: Path) -> None:
-    program = tmp_path / 'program.py'
-    program.write_text(f'import sys\nsys.path.insert(0, {str(BENCHMARKS)!r})\n{_PROGRAM}')
-    done = _run(program)
-    assert done.returncode == 0, done.stderr
-    setup, failure = done.stdout.split('\n', 1)
-    steps = {'a': [[(0, 10), (1, 10)], [(0, 11), (1, 11)]], 'b': [[(0, 20)], [(0, 21)]]}
-    assert setup == f'{[("ready", 10)] * 2} {steps}'
-    assert failure.startswith('rank 1 of 2 failed:')
-    assert "KeyError: 'broken'" in failure
-
-
 def test_programs_step_as_teams_and_tell_of_failures(load) -> None:
     team_type = load('.', 'program_team').ProgramTeam
     code = (
@@ -162,11 +123,6 @@ def test_fill_replaces_what_stands_between_the_marks(load) -> None:
     assert report.fill(filled, {'x': 'old', 'y': ''}) == text
     with pytest.raises(ValueError, match=r'expected <!-- z -->'):
         report.fill(text, {'z': ''})
-
-
-def test_ratios_are_within_rounds(load) -> None:
-    found = load('.', 'report').ratios([2.0, 30.0, 4.0], [1.0, 10.0, 4.0])
-    assert found == {'median': 2.0, 'min': 1.0, 'max': 3.0, 'count': 3}
 
 
 def _graph(num_nodes: int, num_edges: int) -> Tensor:
@@ -198,18 +154,6 @@ def test_samples_are_edges_of_the_graph_without_replacement(load) -> None:
     assert sorted(seen) == list(range(30))
 
 
-def test_every_neighbour_is_drawn_equally_often(load) -> None:
-    star = torch.stack([torch.arange(1, 9), torch.zeros(8, dtype=torch.long)])
-    sampler = load('accuracy', 'sampler').NeighborSampler(star, 9, [3], seed=1)
-    seeds = torch.zeros(1, dtype=torch.long).numpy()
-    counts = torch.zeros(9, dtype=torch.long)
-    for _ in range(4000):
-        counts[sampler.sample(seeds).n_id[1:]] += 1
-    # 1,500 expected each, standard deviation 31.
-    assert counts[0] == 0
-    assert (counts[1:] - 1500).abs().max() < 150
-
-
 def test_samples_of_all_neighbours_give_the_output_of_the_whole_graph(load) -> None:
     num_nodes = 40
     edge_index = _graph(num_nodes, 160)
@@ -234,13 +178,6 @@ def test_roc_auc_counts_pairs(load) -> None:
     # Pairs of the first task: 0.4 over 0.1, 0.4 level with 0.4, 0.8 over both. The second task has
     # no negative label and does not count.
     assert load('ogbn', 'metrics').mean_roc_auc(scores, labels) == 3.5 / 4
-
-
-def test_every_kernel_of_a_job_is_public(load) -> None:
-    registry = load('kernels', 'registry')
-    found = registry.kernels()
-    assert 'add_bag_sums' in found
-    assert all(not re.match('_', name) and callable(fn) for name, fn in found.items())
 
 
 class _Products(TorchDispatchMode):
@@ -336,25 +273,3 @@ def test_hosts_are_taken_down_after_an_error(load) -> None:
     with pytest.raises(KeyError):
         fail()
     assert prefix not in listed()
-
-
-def test_rows_travel_while_blocks_are_computed_and_at_no_other_time(load) -> None:
-    many_ranks = load('scaling', 'many_ranks')
-    assert many_ranks.epoch_seconds(5.0, 2.0, 1.0, 0.5) == 5.5
-    assert many_ranks.epoch_seconds(5.0, 2.0, 10.0, 0.5) == 13.5
-    assert many_ranks.sum_bytes(100, 4) == 150
-
-
-@pytest.mark.slow
-def test_the_model_of_many_ranks_is_of_the_papers_graph(load) -> None:
-    many_ranks = load('scaling', 'many_ranks')
-    measured = {'share_cut': 0.5, 'flops_per_core': 5e10, 'of_bound': 1.5}
-    found = many_ranks._foretold('a cut', 0.5, 8e6, measured)
-    # Rows of 256 and sums of 172, forward and backward; the features' sums never change.
-    assert found['bytes_received'] == pytest.approx(8e6 * 2 * (256 + 172) * 4, rel=1e-3)
-    assert found['steps'] == 127 * 4
-    own = 111_059_956 / 128
-    linears = 2 * 128 * 256 + 3 * 256 * 256 + 3 * 256 * 172  # products of a layer's two linears
-    flops = 2 * 2 * own * linears / (72 * 5e10)
-    gathers = 2 * 4 * (3_228_124_712 / 128 * (256 + 1 + 172 + 1) + own * (256 + 172)) / 307e9
-    assert found['compute_seconds'] == pytest.approx(1.5 * (flops + gathers), rel=1e-3)

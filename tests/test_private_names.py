@@ -140,7 +140,7 @@ def test_check_refuses_a_cache_that_it_does_not_know() -> None:
     conv = GCNConv(1, 1, cached=True)
     check_caches(conv)
     conv._cache_of_edges = None
-    with pytest.raises(ValueError, match='does not know this version of PyG'):
+    with pytest.raises(ValueError, match='PyG'):
         check_caches(conv)
 
 
@@ -152,5 +152,5 @@ def test_attributes_of_edges_that_pyg_takes_for_those_of_nodes(
     pyg_sar.partition_graph(graph, 1, tmp_path / 'parts')
     assert pyg_sar.load_shard(tmp_path / 'parts').is_edge_attr('edge_attr')
     monkeypatch.setattr(Data, 'is_edge_attr', lambda data, name: False)
-    with pytest.raises(RuntimeError, match='of edges for attributes of nodes'):
+    with pytest.raises(RuntimeError, match='edges'):
         pyg_sar.load_shard(tmp_path / 'parts')

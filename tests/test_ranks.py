@@ -78,12 +78,6 @@ def _die(rank: int) -> str:
     return 'no error'
 
 
-def _die_and_fail(rank: int) -> None:
-    if dist.get_rank() == rank:
-        os._exit(7)
-    dist.barrier()
-
-
 def _sleep_on_two() -> None:
     if dist.get_rank() == 2:
         _sleep_here()
@@ -91,10 +85,6 @@ def _sleep_on_two() -> None:
 
 def _sleep_here() -> None:
     time.sleep(600)
-
-
-def _unpicklable() -> Any:
-    return lambda: None
 
 
 def _set_global() -> int:
@@ -180,22 +170,6 @@ def test_a_failure_kills_the_others_and_the_next_call_starts_new_ranks() -> None
     assert not set(before) & set(after)
 
 
-def test_a_death_is_the_cause_of_what_the_others_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, 'GRACE', 60)  # all report
-    with pytest.raises(RankError, match='rank 1 of 3 failed') as caught:
-        run_ranks(_die_and_fail, 3, 1)
-    assert 'ended with exit code 7' in str(caught.value)
-
-
-def test_a_rank_that_died_between_two_calls() -> None:
-    pids = run_ranks(_pid, 2)
-    os.kill(pids[1], signal.SIGKILL)
-    _assert_ended(pids[1:])
-    with pytest.raises(RankError, match=r'rank 1 of 2 failed.*\n.*exit code -9'):
-        run_ranks(_pid, 2)
-    assert run_ranks(_rank, 2) == [0, 1]
-
-
 def test_timeout_names_and_kills() -> None:
     pids = run_ranks(_pid, 3)
     start = time.monotonic()
@@ -207,18 +181,6 @@ def test_timeout_names_and_kills() -> None:
     assert run_ranks(_rank, 3) == [0, 1, 2]
 
 
-def test_a_result_that_cannot_travel_fails_with_its_rank() -> None:
-    with pytest.raises(RankError, match=r"(?s)rank \d of 2 failed.*Can't"):
-        run_ranks(_unpicklable, 2)
-
-
-def test_a_function_that_ranks_cannot_import_leaves_them_alone() -> None:
-    before = run_ranks(_pid, 2)
-    with pytest.raises(AttributeError, match="Can't"):
-        run_ranks(lambda: None, 2)
-    assert run_ranks(_pid, 2) == before
-
-
 def test_warnings_are_errors_in_ranks_too() -> None:
     with pytest.raises(RankError, match='UserWarning: plain'):
         run_ranks(_warn, 1, PLAIN)
@@ -227,14 +189,6 @@ def test_warnings_are_errors_in_ranks_too() -> None:
         assert run_ranks(_warn, 1, CUSTOM) == ['went on']
         with pytest.raises(RankError, match='UserWarning: plain'):
             run_ranks(_warn, 1, PLAIN)
-
-
-def test_run_once_has_processes_of_its_own() -> None:
-    kept = run_ranks(_pid, 2)
-    fresh = run_once(_pid, 2)
-    assert not set(kept) & set(fresh)
-    _assert_ended(fresh)
-    assert run_ranks(_pid, 2) == kept
 
 
 def test_run_once_with_a_rank_that_dies() -> None:

@@ -85,35 +85,9 @@ def gather(
     forward, again in backward, and one for its gradient where it needs one.
     """
     surroundings = Surroundings(program.uses_rng, plan.edge_index.device, program.as_in_forward)
-    run = _ChunkRun(program, plan, _ChunkByChunk(chunks, exchange), surroundings, arguments)
+    run = _ChunkRun(program, plan, chunks, exchange, surroundings, arguments)
     out = _Gather.apply(run, *arguments)  # type: ignore[no-untyped-call]
     return (None, tuple(out)) if program.out is None else (out[0], tuple(out[1:]))
-
-
-@dataclass(frozen=True, eq=False)
-class _ChunkByChunk:
-    """The rows of one chunk at a time, as :class:`~pyg_sar.aggregate.block_loop.BlockByBlock`."""
-
-    chunks: DestinationChunks
-    exchange: Exchange
-
-    def fetch(self, tensors: Rows) -> Iterator[tuple[DestinationChunk, Rows]]:
-        """Every chunk with the rows ``[num_rows, ...]`` that it reads of each tensor."""
-        for chunk, request in self.chunks:
-            halo = self.exchange.fetch_requested(tensors, request)
-            pairs = zip(tensors, halo, strict=True)
-            yield chunk, [torch.cat([t.index_select(0, chunk.own), rows]) for t, rows in pairs]
-
-    def give_back(self, read: Rows, out: Rows) -> Iterator[tuple[DestinationChunk, Rows, Rows]]:
-        """Every chunk again, with zeros to which the gradients of its rows are to be added."""
-        for (_, request), (chunk, rows) in zip(self.chunks, self.fetch(read), strict=True):
-            num_own = chunk.own.numel()
-            size = num_own + chunk.halo.numel()
-            targets = [t.new_zeros(size, *t.shape[1:]) for t in out]
-            yield chunk, rows, targets
-            for total, target in zip(out, targets, strict=True):
-                total.index_add_(0, chunk.own, target[:num_own])
-            self.exchange.return_requested([t[num_own:] for t in targets], out, request)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,18 +96,37 @@ class _ChunkRun:
 
     program: ChunkProgram
     plan: Plan
-    loop: _ChunkByChunk
+    chunks: DestinationChunks
+    exchange: Exchange
     surroundings: Surroundings
     arguments: Arguments
 
-    def read(self, place: int, chunk: DestinationChunk, src: Rows) -> Arguments:
-        """The arguments of a chunk, whose random state holds from now on."""
-        if self.surroundings.uses_rng:
-            self.surroundings.enter(place)
+    def read(self) -> Iterator[tuple[DestinationChunk, Request, Arguments]]:
+        """Every chunk with its arguments, while its random state holds (collective)."""
         given = self.arguments
-        dst = tuple(t[chunk.dst] for t in given.dst)
-        edge = tuple(t.index_select(0, chunk.edges) for t in given.edge)
-        return Arguments(tuple(src), dst, edge, given.whole, given.learnable)
+        for place, (chunk, request) in enumerate(self.chunks):
+            halo = self.exchange.fetch_requested(list(given.src), request)
+            pairs = zip(given.src, halo, strict=True)
+            if self.surroundings.uses_rng:
+                self.surroundings.enter(place)
+            src = tuple(torch.cat([t.index_select(0, chunk.own), rows]) for t, rows in pairs)
+            dst = tuple(t[chunk.dst] for t in given.dst)
+            edge = tuple(t.index_select(0, chunk.edges) for t in given.edge)
+            yield chunk, request, Arguments(src, dst, edge, given.whole, given.learnable)
+
+    def give_back(self, out: Rows) -> Iterator[tuple[DestinationChunk, Arguments, Rows]]:
+        """Every chunk again, with zeros to which the gradients of its source rows are added.
+
+        They end in `out`, gradients ``[num_own, ...]`` (collective).
+        """
+        for chunk, request, arguments in self.read():
+            num_own = chunk.own.numel()
+            size = num_own + chunk.halo.numel()
+            targets = [t.new_zeros(size, *t.shape[1:]) for t in out]
+            yield chunk, arguments, targets
+            for total, target in zip(out, targets, strict=True):
+                total.index_add_(0, chunk.own, target[:num_own])
+            self.exchange.return_requested([t[num_own:] for t in targets], out, request)
 
     def outputs(
         self, chunk: DestinationChunk, arguments: Arguments
@@ -176,24 +169,20 @@ class _ChunkRun:
 @communicates
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, given: _ChunkRun, *tensors: Tensor) -> tuple[Tensor, ...]:
-        run = replace(given, arguments=Arguments.of(given.arguments.counts, tensors))
+    def forward(ctx: Any, run: _ChunkRun, *tensors: Tensor) -> tuple[Tensor, ...]:
         program, num_edges = run.program, run.plan.num_edges
         outputs = [t.new_zeros(num_edges, *t.shape[1:]) for t in program.edge_outputs]
         if program.out is not None:
             num_dst = run.plan.shard.num_dst
             outputs.insert(0, program.out.new_zeros(num_dst, *program.out.shape[1:]))
         with no_autocast_cache():
-            for i, (chunk, rows) in enumerate(run.loop.fetch(list(run.arguments.src))):
-                arguments = run.read(i, chunk, rows)
+            for chunk, _, arguments in run.read():
                 if chunk.num_dst:
                     found = run.outputs(chunk, arguments)
                     for target, (place, value) in zip(outputs, found, strict=True):
                         target[place] = value
-        ctx.run, ctx.counts = (
-            replace(run, arguments=Arguments((), (), (), ())),
-            run.arguments.counts,
-        )
+        ctx.counts = run.arguments.counts
+        ctx.run = replace(run, arguments=Arguments((), (), (), ()))
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         others = (o for o in outputs if not (o.is_floating_point() or o.is_complex()))
@@ -210,9 +199,7 @@ class _Gather(torch.autograd.Function):
         needs_src = [i for i in range(num_src) if total[i] is not None]
         out = [t for t in total[:num_src] if t is not None]
         with run.surroundings.again(given.learnable):
-            chunks = enumerate(run.loop.give_back(list(given.src), out))
-            for place, (chunk, rows, of_src) in chunks:
-                arguments = run.read(place, chunk, rows)
+            for chunk, arguments, of_src in run.give_back(out):
                 for i, target in zip(needs_src, of_src, strict=True):
                     targets[i] = target
                 if chunk.num_dst:

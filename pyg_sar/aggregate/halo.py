@@ -44,15 +44,6 @@ def from_halo(values: Tensor, exchange: Exchange) -> Tensor:
     return out
 
 
-def extreme_from_halo(values: Tensor, exchange: Exchange, way: str) -> Tensor:
-    """As :func:`from_halo`, the largest or smallest of what ranks hold (``'amax'``, ``'amin'``).
-
-    Without a gradient. Collective: one all-to-all.
-    """
-    num_own = exchange.shard.num_own
-    return exchange.return_extremes(values[num_own:], values[:num_own], way)
-
-
 Move = Callable[[Tensor, Exchange], Tensor]
 
 

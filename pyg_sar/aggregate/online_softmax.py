@@ -26,7 +26,7 @@ from torch import Tensor
 from pyg_sar.aggregate.program import no_autocast_cache
 from pyg_sar.aggregate.replay_backward import ReplayBackward
 from pyg_sar.aggregate.run import Run
-from pyg_sar.comm import communicates, once_differentiable
+from pyg_sar.comm import communicates, once_differentiable, torch_apply
 from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.rows_at import add_rows_at, rows_at
 
@@ -34,10 +34,10 @@ _STEP_BYTES = 2 << 20
 
 
 def online(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
-    """What :func:`~pyg_sar.aggregate.replay.replay` computes, for a program with `weights`.
+    """What :func:`~pyg_sar.aggregate.replay.replay` gives, of a program with `weights`.
 
     Saved for backward: the arguments, maximum and sum of the softmax, and ``part`` of every
-    reduction; never halo rows or messages (with `keep_rows` the rows received).
+    reduction; never halo rows or messages (unless the run keeps the rows received).
 
     Communication: one exchange in forward; one in backward, and one exchange of gradients if a
     source tensor needs one.
@@ -47,7 +47,7 @@ def online(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
     *states, sums = found[: len(run.program.reductions) + 1]
     dst = run.loop.plan.edge_index[1]
     edge_outputs = tuple(
-        _EdgeOutput.apply([output], dst, link, sums)  # type: ignore[no-untyped-call]
+        _EdgeOutput.apply([output], dst, link, sums)
         for output, link in zip(outputs, found[len(states) + 1 :], strict=True)
     )
     return [(state,) for state in states], edge_outputs
@@ -62,19 +62,45 @@ class _Online(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, given: Run, outputs: list[Tensor], *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        run = given.of(tensors)
+    def forward(ctx: Any, run: Run, outputs: list[Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
+        program, plan = run.program, run.loop.plan
+        weights, num_dst = program.weights, plan.shard.num_dst
+        assert weights is not None
+        stats = SoftmaxStats(num_dst)
+        stats.begin(weights)
+        parts = [part for (part,) in program.init_states(num_dst)]
+        outputs += [t.new_empty(plan.num_edges, *t.shape[1:]) for t in program.edge_outputs]
+        # The maxima that edge outputs were weighted with, to correct them once all edges are in;
+        # while these are one number for all they need no correction.
+        maxima: Tensor | None = None
         with no_autocast_cache():
-            stats, parts, edge_outputs = _forward_pass(run)
-        outputs += edge_outputs
-        run.save(ctx, *parts, *stats)
+            for chunk, edge_index, arguments in run.chunks():
+                so_far, stats.rows = stats.max, chunk.rows
+                messages, of_edges = program.run(arguments, edge_index, stats.step)
+                scale = stats.scale
+                for r, part in zip(program.reductions, parts, strict=True):
+                    rows = part[chunk.rows]
+                    if scale is not None:
+                        _by_weight(rows, scale).mul_(_factor(scale, rows))
+                    r.merge.step((rows,), messages[r.message], edge_index[1], r.dim)
+                for output, values in zip(outputs, of_edges, strict=True):
+                    chunk.block.put(output, values)
+                if outputs and scale is not None:
+                    if maxima is None:
+                        assert so_far is not None
+                        maxima = so_far.expand(plan.num_edges, *weights.shape[1:]).clone()
+                    chunk.block.put(maxima, stats.max_at(edge_index[1], chunk.rows))
+                del arguments, messages, of_edges  # not while those of the next chunk are made
+        stats.finish(plan.in_degree)
+        assert stats.max is not None
+        assert stats.sum is not None
+        if outputs:
+            _correct(outputs, maxima, stats, plan.edge_index[1], run.max_edges)
+        run.save(ctx, *parts, stats.max, stats.sum)
         ctx.set_materialize_grads(False)
-        total = stats[1]
-        sums = total.new_zeros(1).expand(total.shape)
-        links = [t.new_zeros(1).expand(t.shape) for t in edge_outputs]
-        return (*(_divided(part, total) for part in parts), sums, *links)
+        sums = stats.sum.new_zeros(1).expand(stats.sum.shape)
+        links = [t.new_zeros(1).expand(t.shape) for t in outputs]
+        return (*(_divided(part, stats.sum) for part in parts), sums, *links)
 
     @staticmethod
     @once_differentiable
@@ -100,6 +126,8 @@ class _EdgeOutput(torch.autograd.Function):
     when he does not ask.
     """
 
+    apply = torch_apply
+
     @staticmethod
     def forward(ctx: Any, output: list[Tensor], dst: Tensor, link: Tensor, sums: Tensor) -> Tensor:
         ctx.save_for_backward(output[0], dst)
@@ -115,49 +143,6 @@ class _EdgeOutput(torch.autograd.Function):
             products = _products(output[edges], grad[edges], sums)
             add_rows_at(sums, dst[edges], products.view(-1, *ctx.shape[1:]))
         return None, None, grad, sums
-
-
-def _forward_pass(run: Run) -> tuple[tuple[Tensor, Tensor], list[Tensor], list[Tensor]]:
-    """Maximum and sum of the softmax, ``part`` of every reduction, and the edge outputs."""
-    program, plan = run.program, run.loop.plan
-    weights, num_dst = program.weights, plan.shard.num_dst
-    assert weights is not None
-    stats = SoftmaxStats.empty(num_dst, weights)
-    parts = [part for (part,) in program.init_states(num_dst)]
-    outputs = [t.new_empty(plan.num_edges, *t.shape[1:]) for t in program.edge_outputs]
-    # The maxima that edge outputs were weighted with, to correct them once all edges are in; while
-    # these are one number for all they need no correction.
-    maxima: Tensor | None = None
-    rows, scale = slice(None), None  # of the chunk that runs
-
-    def softmax(logits: Tensor, dst: Tensor) -> Tensor:
-        nonlocal scale
-        weight, scale = stats.step(logits, dst, rows)
-        return weight
-
-    for chunk, edge_index, arguments in run.chunks():
-        so_far, rows = stats.max, chunk.rows
-        messages, edge_outputs = program.run(arguments, edge_index, softmax)
-        for r, part in zip(program.reductions, parts, strict=True):
-            of_rows = part[rows]
-            if scale is not None:
-                _by_weight(of_rows, scale).mul_(_factor(scale, of_rows))
-            r.merge.step((of_rows,), messages[r.message], edge_index[1], r.dim)
-        for output, values in zip(outputs, edge_outputs, strict=True):
-            chunk.block.put(output, values)
-        if outputs and scale is not None:
-            if maxima is None:
-                assert so_far is not None
-                shape = plan.num_edges, *weights.shape[1:]
-                maxima = so_far.expand(shape).clone()
-            chunk.block.put(maxima, stats.max_at(edge_index[1], rows))
-        del arguments, messages, edge_outputs  # not while those of the next chunk are made
-    stats.finish(plan.in_degree)
-    assert stats.max is not None
-    assert stats.sum is not None
-    if outputs:
-        _correct(outputs, maxima, stats, plan.edge_index[1], run.max_edges)
-    return (stats.max, stats.sum), parts, outputs
 
 
 def _correct(

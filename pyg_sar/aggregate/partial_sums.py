@@ -20,12 +20,9 @@ from pyg_sar.comm import all_reduce_sum, all_to_all, all_to_all_counts
 from pyg_sar.evictable import is_better_read, selected_rows
 from pyg_sar.kernels.bag_sums import add_bag_sums
 from pyg_sar.shard.bags import Bags, compacted, make_bags
-from pyg_sar.shard.cover import BlockCover, cover_of
+from pyg_sar.shard.cover import BlockCover, cover_of, covers_pay
 from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.shard import Step
-
-_SHARE = 0.9
-"""Of the halo rows of all ranks: more do not pay for sums."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +72,7 @@ def covered(plan: Plan, weight: Tensor | None) -> Plan | None:
     device = plan.edge_index.device
     sizes = torch.tensor([size, shard.num_halo], dtype=torch.int64, device=device)
     size, num_halo = all_reduce_sum(sizes, 'the rows of covers').tolist()
-    if size > _SHARE * num_halo:
+    if not covers_pay(size, num_halo):
         return None
     asked = _asked(plan, covers, weight)
     steps = tuple(

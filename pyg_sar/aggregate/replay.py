@@ -21,24 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.aggregate.block_loop import BlockByBlock
-from pyg_sar.aggregate.online_softmax import online
-from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn, no_autocast_cache
+from pyg_sar.aggregate.program import SoftmaxFn, no_autocast_cache
 from pyg_sar.aggregate.replay_backward import ReplayBackward
-from pyg_sar.aggregate.run import Run, Surroundings
-from pyg_sar.comm import Exchange, communicates, once_differentiable
+from pyg_sar.aggregate.run import Run
+from pyg_sar.comm import communicates, once_differentiable
 from pyg_sar.merge import SoftmaxStats, State
-from pyg_sar.shard.plan import Plan
 
 
-def replay(
-    program: Program,
-    arguments: Arguments,
-    plan: Plan,
-    exchange: Exchange,
-    *,
-    keep_rows: bool = False,
-) -> tuple[list[State], tuple[Tensor, ...]]:
+def replay(run: Run) -> tuple[list[State], tuple[Tensor, ...]]:
     """Runs a message function over all blocks and merges its messages.
 
     ============  ======================  ===================================================
@@ -54,33 +44,27 @@ def replay(
     ============  ======================  ===================================================
 
     Saved for backward: the arguments and, per softmax, maximum and sum; never halo rows or messages
-    (with `keep_rows` the rows received, so that backward need not fetch them again).
+    (unless the run keeps the rows received, so that backward need not fetch them again).
 
     Communication: ``1 + num_softmax`` exchanges in forward; as many in backward, and one exchange
-    of gradients if a source tensor needs one. One instead of ``1 + num_softmax`` where the program
-    has `weights`.
+    of gradients if a source tensor needs one.
 
     Returns:
         The merge states and the edge outputs.
     """
-    surroundings = Surroundings(program.uses_rng, plan.edge_index.device, program.as_in_forward)
-    loop = BlockByBlock(plan, exchange, [] if keep_rows else None)
-    run = Run(program, loop, surroundings, arguments)
-    if program.weights is not None:
-        return online(run)
-    tensors = iter(_Replay.apply(run, *arguments))  # type: ignore[no-untyped-call]
-    states = [tuple(islice(tensors, r.merge.num_tensors)) for r in program.reductions]
+    tensors = iter(_Replay.apply(run, *run.arguments))  # type: ignore[no-untyped-call]
+    states = [tuple(islice(tensors, r.merge.num_tensors)) for r in run.program.reductions]
     return states, tuple(tensors)
 
 
 @communicates
 class _Replay(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, given: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
-        run, reductions = given.of(tensors), given.program.reductions
+    def forward(ctx: Any, run: Run, *tensors: Tensor) -> tuple[Tensor, ...]:
+        reductions = run.program.reductions
         stats: list[SoftmaxStats] = []
         with no_autocast_cache():
-            for _ in range(given.program.num_softmax):
+            for _ in range(run.program.num_softmax):
                 stats.append(_softmax_stats(run, stats))
             states, edge_outputs = _merge_chunks(run, stats)
         read = [s for r, s in zip(reductions, states, strict=True) if r.merge.reads_state]
@@ -127,7 +111,8 @@ def _softmax_of(
         if stats is not None:
             return stats.alpha(logits, dst, rows)
         assert following is not None
-        following.step(logits, dst, rows)
+        following.rows = rows
+        following.step(logits, dst)
         raise _Reached
 
     return softmax

@@ -12,6 +12,7 @@ from torch import Tensor
 from pyg_sar.aggregate.chunks import Chunk
 from pyg_sar.aggregate.program import Arguments, Reduction, SoftmaxFn, gradients_of
 from pyg_sar.aggregate.run import Run
+from pyg_sar.comm import torch_apply
 from pyg_sar.merge import SoftmaxStats, State
 from pyg_sar.shard.rows_at import add_rows_at, rows_at
 
@@ -126,7 +127,7 @@ class ReplayBackward:
             call = next(calls)
             stats, row_sum = self.stats[call], self.row_sums[call]
             if call > k:
-                out: Tensor = _Softmax.apply(logits, dst, stats, row_sum, rows)  # type: ignore[no-untyped-call]
+                out: Tensor = _Softmax.apply(logits, dst, stats, row_sum, rows)
                 return out
             alpha = stats.alpha(logits.detach(), dst, rows)
             if call < k or leaves is None:
@@ -153,7 +154,7 @@ def _add(
         if i < num_src:
             add_rows_at(target, src, gradient)
         elif i < num_src + num_dst:
-            add_rows_at(chunk.at_rows(target), dst, gradient)
+            add_rows_at(target[chunk.rows], dst, gradient)
         elif i < num_src + num_dst + num_edge:
             chunk.block.put(target, gradient)
         else:
@@ -166,6 +167,8 @@ class _Softmax(torch.autograd.Function):
     | forward:  ``alpha = exp(l - max_i) / sum_i``
     | backward: ``d_l = alpha * (d_alpha - r_i)``
     """
+
+    apply = torch_apply
 
     @staticmethod
     def forward(

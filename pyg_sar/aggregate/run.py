@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_sar.aggregate import chunks
 from pyg_sar.aggregate.block_loop import BlockByBlock
-from pyg_sar.aggregate.chunks import Chunk, chunks_of_blocks, max_edges
+from pyg_sar.aggregate.chunks import Chunk
 from pyg_sar.aggregate.program import Arguments, Program, without_hooks
-from pyg_sar.comm import Rows
+from pyg_sar.comm import Exchange, Rows
+from pyg_sar.shard.plan import Plan
 from pyg_sar.shard.rows_at import rows_at
 
 Chunks = Iterator[tuple[Chunk, Tensor, Arguments]]
@@ -32,9 +34,14 @@ class Run:
     surroundings: Surroundings
     arguments: Arguments
 
-    def of(self, tensors: Sequence[Tensor]) -> Run:
-        """A run with other arguments, as autograd's forward gets them."""
-        return replace(self, arguments=Arguments.of(self.arguments.counts, tensors))
+    @staticmethod
+    def of(
+        program: Program, arguments: Arguments, plan: Plan, exchange: Exchange, *, keep_rows: bool
+    ) -> Run:
+        """A program on all blocks; `keep_rows` keeps the rows received for backward."""
+        surroundings = Surroundings(program.uses_rng, plan.edge_index.device, program.as_in_forward)
+        loop = BlockByBlock(plan, exchange, [] if keep_rows else None)
+        return Run(program, loop, surroundings, arguments)
 
     def save(self, ctx: Any, *others: Tensor) -> None:
         """Saves what backward needs, with other tensors."""
@@ -58,13 +65,16 @@ class Run:
         program, read = self.program, self.arguments
         reduced = [program.messages[r.message].transpose(0, r.dim) for r in program.reductions]
         tensors = [*read.src, *read.dst, *read.edge, *program.edge_outputs, *reduced]
-        return max_edges(self.loop.plan, tensors, program.edge_bytes)
+        sizes = [t[:1].numel() * t.element_size() for t in tensors]
+        is_cpu = self.loop.plan.edge_index.device.type == 'cpu'
+        num_bytes = chunks.CHUNK_BYTES if is_cpu else chunks.CUDA_CHUNK_BYTES
+        return max(num_bytes // max(program.edge_bytes, *sizes, 1), chunks.MIN_EDGES)
 
     def chunks(self) -> Chunks:
         """The chunks of all blocks (collective unless rows are kept)."""
         fetched = self.loop.fetch(list(self.arguments.src))
-        blocks = zip(fetched, chunks_of_blocks(self.loop.plan, self.max_edges), strict=True)
-        return chain.from_iterable(self._read(chunks, rows) for (_, rows), chunks in blocks)
+        blocks = zip(fetched, chunks.of_blocks(self.loop.plan, self.max_edges), strict=True)
+        return chain.from_iterable(self._read(each, rows) for (_, rows), each in blocks)
 
     def give_back(self, out: Rows) -> Iterator[tuple[Rows, Chunks]]:
         """For every block where the gradients of source rows go, and its chunks (collective).
@@ -72,12 +82,12 @@ class Run:
         `out` is as :meth:`BlockByBlock.give_back` takes it.
         """
         given = self.loop.give_back(list(self.arguments.src), out)
-        blocks = zip(given, chunks_of_blocks(self.loop.plan, self.max_edges), strict=True)
-        return ((targets, self._read(chunks, rows)) for (_, rows, targets), chunks in blocks)
+        blocks = zip(given, chunks.of_blocks(self.loop.plan, self.max_edges), strict=True)
+        return ((targets, self._read(each, rows)) for (_, rows, targets), each in blocks)
 
-    def _read(self, chunks: list[Chunk], rows: Rows) -> Chunks:
+    def _read(self, of_block: list[Chunk], rows: Rows) -> Chunks:
         read = self.arguments
-        for chunk in chunks:
+        for chunk in of_block:
             if self.surroundings.uses_rng:
                 self.surroundings.enter(chunk.place)
             edge_index = chunk.edge_index(self.loop.plan)
@@ -87,7 +97,7 @@ class Run:
                 edge_index,
                 Arguments(
                     tuple(rows_at(t, src) for t in rows),
-                    tuple(rows_at(chunk.at_rows(t), dst) for t in read.dst),
+                    tuple(rows_at(t[chunk.rows], dst) for t in read.dst),
                     tuple(chunk.block.take(t) for t in read.edge),
                     read.whole,
                     read.learnable,

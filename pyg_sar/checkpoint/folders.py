@@ -65,7 +65,6 @@ def publish(folder: Path, *, keep: int) -> Path:
 
 
 def _sync(folder: Path) -> None:
-    """Brings the names in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -187,17 +187,6 @@ class Exchange:
         """The adjoint of :meth:`fetch_all`: adds gradients ``[num_halo, ...]`` to rows of `out`."""
         self.return_requested(gradients, out, self._everything())
 
-    def return_extremes(self, values: Tensor, own: Tensor, way: str) -> Tensor:
-        """`own` and ``[num_halo, ...]`` of all readers, reduced by ``'amax'`` or ``'amin'``.
-
-        Collective: one all-to-all. Without a gradient.
-        """
-        if self.shard.world_size == 1:
-            return own
-        request = self._everything()
-        received = all_to_all(values, request.recv_counts, request.send_counts)
-        return own.index_reduce(0, request.send_index, received, way)
-
     def request(self, halo: Sequence[Tensor]) -> list[Request]:
         """Tells the owners which halo rows will be fetched together (collective: two all-to-alls).
 

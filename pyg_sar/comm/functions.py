@@ -18,6 +18,9 @@ from pyg_sar.comm.ranks import current
 
 Function = TypeVar('Function', bound=type)
 
+torch_apply: Any = vars(torch.autograd.Function)['apply']
+"""What calls a Function, as it was before that of users' Functions was replaced."""
+
 
 def communicates(function: Function) -> Function:
     """For autograd Functions that communicate: their backward is in the layer of their forward."""
@@ -40,6 +43,7 @@ def communicates(function: Function) -> Function:
 
     function.forward = staticmethod(noting)  # type: ignore[attr-defined]
     function.backward = staticmethod(naming)  # type: ignore[attr-defined]
+    function.apply = torch_apply  # type: ignore[attr-defined]
     return function
 
 

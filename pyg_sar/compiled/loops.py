@@ -1,4 +1,4 @@
-"""One loop over bags of edges for sums with a weight for every head, for dots, or for both.
+"""Sums and dots over bags of edges in one loop; rows that are read, added and copied.
 
 `out` or `dots` that are None are left out when the loop is compiled. Arrays are flat: rows of
 ``heads * channels`` numbers, weights and dots of `heads`.
@@ -17,6 +17,7 @@ _LINE_BYTES = _U(64)
 _ROWS_AHEAD = _U(24)
 _AHEAD_BYTES = _U(6144)
 """Rows are asked for so far ahead: 12 of 512 bytes were best, and fewer of wider ones fit in."""
+_COPIED_AHEAD_BYTES = _U(2048)
 
 
 @compiled
@@ -116,3 +117,21 @@ def add_rows(target: Any, index: Any, rows: Any, width: Any) -> bool:
         for c in range(width):
             target[row * width + c] += rows[k * width + c]
     return True
+
+
+@compiled
+def copy_rows(out: Any, values: Any, rows: Any, first: Any, step: Any, width: Any) -> None:
+    """``out[k] = values[first + step * rows[k]]``, wherever that is a row of `values`."""
+    num_rows, last = np.int64(values.size // width), _U(rows.size)
+    width, line = _U(width), _LINE_BYTES // _U(values.itemsize)
+    ahead = max(_U(2), min(_COPIED_AHEAD_BYTES // (width * _U(values.itemsize)), _ROWS_AHEAD))
+    for k in range(last):
+        if k + ahead < last:
+            later = first + step * rows[k + ahead]
+            if 0 <= later < num_rows:
+                for c in range(_U(0), width, line):
+                    prefetch(values, _U(later) * width + c)
+        place = first + step * rows[k]
+        if 0 <= place < num_rows:
+            for c in range(width):
+                out[k * width + c] = values[_U(place) * width + c]

@@ -12,13 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm import in_layer, left_by, world_size
 from pyg_sar.conv.around.patching import bind_functions, forms
 from pyg_sar.conv.around.state import state_of_modules
-from pyg_sar.conv.call.inputs import signature_of
 from pyg_sar.conv.call.layer_plan import Forward, Layer, LayerPlan, plan_for, running
 from pyg_sar.conv.call.propagation import edge_updater, propagate
 from pyg_sar.conv.exchanges import edges_in
@@ -31,6 +29,7 @@ from pyg_sar.rows.attach import edges_among, given_to_conv, rows_by_type
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.made_edges import with_made_edges
 from pyg_sar.rows.own_rows import own_rows_of, rows_of_call
+from pyg_sar.rows.registry import signature_of
 from pyg_sar.rows.replicated import average_gradients, shares_kept
 from pyg_sar.rows.unasked.constructors import alike_draws
 from pyg_sar.shard.edge_index import ShardEdgeIndex
@@ -134,35 +133,8 @@ class SARConv(MessagePassing, metaclass=_Convert):
                 out = super().forward(*call.args[1:], **call.kwargs)
             return own_rows_of(out, edges_among((call.args, call.kwargs)))
 
-    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-        """``MessagePassing.propagate``; called from outside of forward it is a layer by itself."""
-        now = running.value
-        if now is None or self not in now.plan.paths:
-            given = edges_in([edge_index])
-            if given:
-                with self._on_cut_graph(given, (), {}, in_forward=False):
-                    return self.propagate(edge_index, size, **kwargs)
-        elif isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
-            return propagate(now, self, edge_index, size, kwargs)
-        if size is not None:  # PyG generates the method without it where the conv never gives one
-            kwargs['size'] = size
-        if self.decomposed_layers != 1:  # PyG's generated method does not do it
-            return self._orig_propagate(edge_index, **kwargs)
-        return super().propagate(edge_index, **kwargs)
-
-    def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
-        """``MessagePassing.edge_updater``; see :meth:`propagate`."""
-        now = running.value
-        if now is None or self not in now.plan.paths:
-            given = edges_in([edge_index])
-            if given:
-                with self._on_cut_graph(given, (), {}, in_forward=False):
-                    return self.edge_updater(edge_index, size, **kwargs)
-        elif isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
-            return edge_updater(now, self, edge_index, size, kwargs)
-        if size is not None:
-            kwargs['size'] = size
-        return super().edge_updater(edge_index, **kwargs)
+    propagate = propagate
+    edge_updater = edge_updater
 
     @contextmanager
     def _on_cut_graph(

@@ -15,6 +15,8 @@ _REASONS = {
     'it samples random walks over the whole graph': 'MetaPath2Vec Node2Vec',
     'it multiplies adjacency matrices': 'PANConv',
     'it follows events in time, not one graph': 'RENet TGNMemory',
+    'it reads scores of all pairs of nodes: give every rank the graph and its share of the pairs, '
+    "in torch's DistributedDataParallel": 'LPFormer',
 }
 
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}

@@ -47,7 +47,7 @@ def run_loop(
         out.zero_()
     keys = bags.ptr.new_empty(0, dtype=torch.int64) if bags.keys is None else bags.keys
     perm = bags.columns[:0] if bags.perm is None else bags.perm
-    written = (None if t is None else array_of(t, is_written=True) for t in (out, dots))
+    written = (None if t is None else array_of(t.view(-1), is_written=True) for t in (out, dots))
     read = (
         None if t is None else array_of(t.detach().contiguous())
         for t in (own, values, bags.ptr, bags.columns, keys, perm, weight)

@@ -166,7 +166,6 @@ def _by_torch(
 
 
 def _address(environ: Mapping[str, str], launcher: _Launcher, rank: int, size: int) -> str:
-    """The machine of rank 0."""
     if environ.get(launcher.local_size) == str(size):
         return '127.0.0.1'
     hosts = environ.get(launcher.hosts, '')

@@ -170,7 +170,6 @@ def _name_interface(interface: str | None, ranks: Sequence[Sight]) -> None:
 
 
 def _meet(start: Launched, limit: timedelta | None) -> tuple[dist.Store, list[Sight]]:
-    """The store, and what all ranks see."""
     host = f'[{start.address}]' if ':' in start.address else start.address
     options = {} if limit is None else {'timeout': limit}
     where = f'tcp://{host}:{start.port}'

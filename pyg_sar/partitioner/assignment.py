@@ -178,7 +178,6 @@ def _least(found: list[Tensor], graph: TypedGraph, objective: str) -> Tensor:
 
 
 def _edge_cut(graph: TypedGraph, parts: Tensor) -> int:
-    """Directed edges between parts."""
     by_type = graph.by_type(parts)
     return sum(
         int((by_type[relation.src][src] != by_type[relation.dst][dst]).sum())

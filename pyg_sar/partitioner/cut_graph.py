@@ -167,7 +167,6 @@ def partition_graph(
 
 
 def _add_split(graph: TypedGraph, split: str | tuple[float, float, float], seed: int) -> None:
-    """Adds masks to the nodes of the graph; of a heterogeneous one, to the types with labels."""
     fractions = parse_split(split)
     labelled = [
         nodes for nodes in graph.nodes.values() if 'y' in nodes.attrs or not graph.is_hetero

@@ -28,6 +28,7 @@ from pyg_sar.ddp import DistributedDataParallel
 from pyg_sar.monitor import Counts, LiveBytes, Meter, hook
 from pyg_sar.over_all_nodes import global_mean
 from pyg_sar.planner.sizes import RankSizes
+from pyg_sar.shard.cover import covers_pay
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard, make_steps
 from pyg_sar.wrap import wrap
@@ -99,8 +100,9 @@ def rehearse(
         for module in model.modules():
             if isinstance(module, MessagePassing):  # turned edges are as many, between as many rows
                 module.flow = 'source_to_target'
-        # Rows, not covers: edges at random tell nothing of those of the graph.
-        options: dict[str, Any] = {} if job.mode == 'one_shot' else {'partial_sums': False}
+        options: dict[str, Any] = {}
+        if job.mode != 'one_shot':
+            options['partial_sums'] = covers_pay(sizes.cover_share, 1)
         model = wrap(model, mode=job.mode, **options)
         data = make_data(sizes, job)
         optimizer = job.optimizer(model.parameters())
@@ -128,7 +130,7 @@ def _step(job: Job, model: torch.nn.Module, data: Data, optimizer: torch.optim.O
             f'for {data.num_nodes} nodes)'
         )
     values = F.cross_entropy(out, data.y, reduction='none')
-    loss = global_mean(values, data.train_mask)
+    loss = global_mean(values[data.train_mask])
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
@@ -164,7 +166,15 @@ def make_data(sizes: RankSizes, job: Job) -> Data:
         block_ptr=(0, *accumulate(halo_edges)),
         steps=make_steps(0, world_size, halo_ptr, sent),
     )
-    blocks = [_block(*shard.source_range(q), num_own, halo_edges[q]) for q in range(num_parts)]
+    blocks = [
+        _block(
+            *shard.source_range(q),
+            num_own,
+            halo_edges[q],
+            sizes.cover_share if q >= per_rank else 1.0,
+        )
+        for q in range(num_parts)
+    ]
     handle = ShardEdgeIndex.wrap(torch.cat(blocks, dim=1), shard, is_whole=True)
     return Data(
         x=torch.randn(num_own, job.in_channels, dtype=job.dtype),
@@ -175,14 +185,22 @@ def make_data(sizes: RankSizes, job: Job) -> Data:
     )
 
 
-def _block(start: int, end: int, num_dst: int, num_edges: int) -> Tensor:
-    """Edges of one block at random, sorted by destination and source."""
+def _block(start: int, end: int, num_dst: int, num_edges: int, cover_share: float) -> Tensor:
+    """Edges of one block, sorted by destination and source, of which a cover has the given share.
+
+    A row that has to travel has an edge to a destination of its own. The edges of the others end in
+    one destination, whose sum travels in their place.
+    """
     if end == start or num_dst == 0:
         num_edges = 0
-    src = start + torch.arange(num_edges) % max(end - start, 1)  # every row is read
+    num_rows = max(end - start, 1)
+    row = torch.arange(num_edges) % num_rows  # every row is read
     dst = torch.randint(max(num_dst, 1), (num_edges,))
-    order = torch.argsort(dst * max(end, 1) + src)
-    return torch.stack([src[order], dst[order]])
+    if covers_pay(cover_share, 1):
+        dst[:num_rows] = row[:num_rows] % max(num_dst, 1)
+        dst[row >= round(cover_share * num_rows) - 1] = 0
+    order = torch.argsort(dst * num_rows + row)
+    return torch.stack([start + row[order], dst[order]])
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyg_sar.commands.command_line import aligned
+from pyg_sar.planner.attention import AttentionPrediction
 from pyg_sar.planner.prediction import Prediction, RankPrediction
 from pyg_sar.planner.sampled import SampledPrediction
 
@@ -66,6 +67,11 @@ _OF_BATCH: dict[str, tuple[str, Callable[[Any], str]]] = {
     'all memory': ('memory_bytes', format_bytes),
     'batches/epoch of all nodes': ('num_batches', _COUNT),
 }
+_OF_ATTENTION: dict[str, tuple[str, Callable[[Any], str]]] = {
+    'ranks': ('num_ranks', _COUNT),
+    'compute s': ('seconds', _seconds),
+    'received/epoch': ('bytes_received', format_bytes),
+}
 """Columns: the name of a figure, and its form."""
 
 
@@ -76,10 +82,15 @@ def _figures(rank: RankPrediction) -> dict[str, Any]:
 
 
 def _largest(ranks: Sequence[RankPrediction]) -> dict[str, str]:
-    """The largest number of some ranks in every column."""
     figures = [_figures(rank) for rank in ranks]
     known = {key: [f[key] for f in figures if f[key] is not None] for key in figures[0]}
-    return {name: form(max(known[key], default=None)) for name, (key, form) in _OF_RANK.items()}
+    return _cells({key: max(of, default=None) for key, of in known.items()}, _OF_RANK)
+
+
+def _cells(
+    figures: dict[str, Any], columns: dict[str, tuple[str, Callable[[Any], str]]]
+) -> dict[str, str]:
+    return {name: form(figures[key]) for name, (key, form) in columns.items()}
 
 
 def table(predictions: Sequence[Prediction], base_bytes: int) -> str:
@@ -106,7 +117,12 @@ def rank_table(prediction: Prediction) -> str:
 def batch_table(batches: Sequence[SampledPrediction], base_bytes: int) -> str:
     """One row for every number of ranks, of the batches of its largest rank."""
     figures = [{**vars(b), 'memory_bytes': b.memory_bytes + base_bytes} for b in batches]
-    return _joined([{n: form(of[key]) for n, (key, form) in _OF_BATCH.items()} for of in figures])
+    return _joined([_cells(of, _OF_BATCH) for of in figures])
+
+
+def attention_table(predictions: Sequence[AttentionPrediction]) -> str:
+    """One row for every number of ranks."""
+    return _joined([_cells(vars(p), _OF_ATTENTION) for p in predictions])
 
 
 def as_dict(prediction: Prediction, base_bytes: int) -> dict[str, Any]:

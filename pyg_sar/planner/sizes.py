@@ -28,6 +28,7 @@ class RankSizes:
             rank as there are own parts.
         halo_edges: Edges into own nodes from every remote part.
         boundary: Rows sent in one exchange, summed over the readers.
+        cover_share: Rows and sums that travel where sums may, of the halo rows of all ranks.
     """
 
     own: tuple[int, ...]
@@ -35,6 +36,7 @@ class RankSizes:
     halo: tuple[int, ...] = ()
     halo_edges: tuple[int, ...] = ()
     boundary: int = 0
+    cover_share: float = 1.0
 
     @property
     def num_ranks(self) -> int:
@@ -68,6 +70,7 @@ class RankSizes:
             shrink(self.halo, rows),
             shrink(self.halo_edges, edges),
             round(self.boundary * rows),
+            self.cover_share,
         )
 
     def with_fewer_blocks(self, most: int) -> RankSizes:
@@ -92,6 +95,7 @@ class CutPoint:
         halo_rows: Halo rows of all ranks together, or None.
         skew: Rows of a rank's largest remote block over those of its mean one.
         imbalance: Edges and halo rows of the largest rank over those of the mean one.
+        cover_share: As of :class:`RankSizes`.
     """
 
     num_ranks: int
@@ -99,6 +103,7 @@ class CutPoint:
     halo_rows: float | None = None
     skew: float = 4.0
     imbalance: float = 1.1
+    cover_share: float = 1.0
 
 
 def extrapolate(
@@ -126,6 +131,7 @@ def extrapolate(
         halo=tuple(min(n, own) for n in _dealt(rows, weights)),
         halo_edges=_dealt(edges * share, weights),
         boundary=math.ceil(rows),
+        cover_share=near.cover_share,
     )
 
 

@@ -87,6 +87,7 @@ class Parts:
     num_nodes: Sequence[int]
     halo_rows: Sequence[Sequence[int]]
     block_edges: Sequence[Sequence[int]]
+    cover_share: float = 1.0
 
     @property
     def num_parts(self) -> int:
@@ -109,6 +110,7 @@ class Parts:
             halo=tuple(self._rows(own, q) for q in remote),
             halo_edges=tuple(edges[k:]),
             boundary=sum(self._rows(reader, q) for reader in parts if reader != own for q in own),
+            cover_share=self.cover_share,
         )
 
     def _rows(self, readers: Sequence[int], owner: int) -> int:
@@ -143,10 +145,12 @@ def read_statistics(root: str | Path) -> Statistics:
     found = [info.extra.get('num_classes') for info in nodes] if meta.is_hetero else []
     found = [*found, meta.graph_attrs.get('num_classes')]
     classes = {count for count in found if isinstance(count, int)}
+    cover_rows = meta.notes['partition'].get('cover_rows')
     return from_counts(
         np.sum([info.part_num_nodes for info in nodes], axis=0).tolist(),
         np.sum([info.halo_rows for info in edges], axis=0).tolist(),
         np.sum([info.block_edges for info in edges], axis=0).tolist(),
+        cover_rows=None if cover_rows is None else int(np.sum(cover_rows)),
         node_bytes=round(_mean(map(_row_bytes, nodes), counts)),
         edge_bytes=round(_mean(map(_row_bytes, edges), [info.num_edges for info in edges])),
         in_channels=round(_mean(widths, counts)) or None,
@@ -156,7 +160,6 @@ def read_statistics(root: str | Path) -> Statistics:
 
 
 def _mean(values: Iterable[int], counts: Sequence[int]) -> float:
-    """The mean of values that occur so often."""
     total = sum(value * count for value, count in zip(values, counts, strict=True))
     return total / max(sum(counts), 1)
 
@@ -165,6 +168,8 @@ def from_counts(
     part_num_nodes: Sequence[int],
     halo_rows: Sequence[Sequence[int]],
     block_edges: Sequence[Sequence[int]],
+    *,
+    cover_rows: int | None = None,
     **known: Any,
 ) -> Statistics:
     """The statistics of a cut.
@@ -177,12 +182,16 @@ def from_counts(
         part_num_nodes: Own nodes of every part.
         halo_rows: ``halo_rows[p][q]`` rows that part p reads from part q.
         block_edges: ``block_edges[p][q]`` edges from part q into part p.
+        cover_rows: Rows and sums that travel in an exchange of all parts where sums may; the halo
+            rows by default.
         **known: Attributes of :class:`Statistics`.
 
     Raises:
         IndexError: If a list lacks the entry of a part.
     """
-    parts = Parts(part_num_nodes, halo_rows, block_edges)
+    num_halo = sum(map(sum, halo_rows))
+    share = 1.0 if cover_rows is None else cover_rows / max(num_halo, 1)
+    parts = Parts(part_num_nodes, halo_rows, block_edges, share)
     halves = [parts.num_parts // 2] if parts.num_parts % 2 == 0 else []
     counts = [n for n in (*halves, parts.num_parts) if n > 1]
     points = tuple(_point(parts.ranks(n)) for n in counts)
@@ -246,6 +255,7 @@ def _point(ranks: Sequence[RankSizes]) -> CutPoint:
         halo_rows=sum(rows),
         skew=most_over_mean([n for rank in ranks for n in rank.halo]),
         imbalance=max(most_over_mean(edges), most_over_mean(rows)),
+        cover_share=ranks[0].cover_share,
     )
 
 

@@ -130,7 +130,6 @@ class Recording(Meter):
         yield conv.register_forward_hook(after, prepend=True, always_call=True)
 
     def _follow(self, steps: list[Node], layer: LayerProfile) -> None:
-        """Has the steps of a layer's backward timed."""
         is_new = True
 
         def before(grads: Any) -> None:

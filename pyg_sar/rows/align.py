@@ -122,17 +122,20 @@ def align(
     if any(from_right(other) != right for other in rows[1:]):
         refuse(func, 'in two dimensions would pair every row with every row')
 
-    def own(value: Any) -> Any:
-        if isinstance(value, Rows):
-            return brought(func, value, space)
-        if isinstance(value, Tensor):
-            dim = value.dim() - right
-            return own_rows(func, value, dim, space) if dim >= 0 else met(value)
-        if type(value) in (list, tuple) and any(isinstance(each, Tensor) for each in value):
-            return type(value)(own(each) for each in value)
-        return value
+    own = tuple(_aligned(func, each, right, space) for each in args)
+    named = {name: _aligned(func, each, right, space) for name, each in kwargs.items()}
+    return own, named, right, space
 
-    return tuple(own(a) for a in args), {k: own(v) for k, v in kwargs.items()}, right, space
+
+def _aligned(func: Any, value: Any, right: int, space: Space) -> Any:
+    if isinstance(value, Rows):
+        return brought(func, value, space)
+    if isinstance(value, Tensor):
+        dim = value.dim() - right
+        return own_rows(func, value, dim, space) if dim >= 0 else met(value)
+    if type(value) in (list, tuple) and any(isinstance(each, Tensor) for each in value):
+        return type(value)(_aligned(func, each, right, space) for each in value)
+    return value
 
 
 def as_rows(out: Any, right: int, space: Space) -> Any:

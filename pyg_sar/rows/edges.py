@@ -17,7 +17,7 @@ from torch import Tensor
 from pyg_sar.comm import Exchange
 from pyg_sar.rows.align import argument, brought, dim_of, listed, own_rows, sizes_in
 from pyg_sar.rows.over_ranks import all_rows, whole
-from pyg_sar.rows.registry import bare, name_of
+from pyg_sar.rows.registry import bare_name, name_of
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edge_index import ShardEdgeIndex, names
@@ -126,7 +126,7 @@ class EdgeIndex(Rows):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, edges, kwargs = name_of(func), args[0] if args else None, kwargs or {}
-        is_read = getattr(func, '__name__', '') == '__get__' or bare(name) in _READS
+        is_read = getattr(func, '__name__', '') == '__get__' or bare_name(func) in _READS
         if isinstance(edges, EdgeIndex) and not is_read:
             if _writes(name):
                 refuse(func, "cannot change a graph's edges in place")

@@ -37,7 +37,7 @@ def rows_of_call(
     What the ranks have found out is added to `chosen`. Collective where that does not fit: an
     all-gather.
     """
-    call = _Call(node_dim)
+    call = _SpacesOfCall(node_dim)
     found: dict[str, Any] = _changed(values, (), call.with_edges)
     offers: dict[Any, list[Choice]] = {}
     _changed(found, (), lambda value, path: offers.update({path: call.choices(value, path)}))
@@ -73,7 +73,7 @@ def _agreed(offers: Mapping[Any, list[Choice]]) -> dict[Any, Choice | None]:
     return found
 
 
-class _Call:
+class _SpacesOfCall:
     """The spaces that own rows of one call may be of, in an order that is equal on all ranks."""
 
     def __init__(self, node_dim: int) -> None:

@@ -42,6 +42,7 @@ def rule_of(func: Any) -> Rule:
     return known_rules[func]
 
 
+@cache
 def name_of(func: Any) -> str:
     """What a function is called in messages and rules; of an attribute its name."""
     name = getattr(func, '__name__', str(func))
@@ -55,9 +56,10 @@ signature_of = cache(inspect.signature)
 """The parameters of a function."""
 
 
-def bare(name: str) -> str:
-    """A name without the underscores of methods in place and of operators."""
-    return name.strip('_')
+@cache
+def bare_name(func: Any) -> str:
+    """Its name without the underscores of methods in place and of operators."""
+    return name_of(func).strip('_')
 
 
 def _find(func: Any) -> Rule:
@@ -76,9 +78,9 @@ def _find(func: Any) -> Rule:
 
 def _forms(name: str) -> list[str]:
     """A name as it is, without underscores, and of an operator without ``r`` or ``i`` in front."""
-    forms = [name, bare(name)]
-    if name.startswith('__') and name.endswith('__') and bare(name)[:1] in ('r', 'i'):
-        forms.append(bare(name)[1:])
+    forms = [name, name.strip('_')]
+    if name.startswith('__') and name.endswith('__') and forms[1][:1] in ('r', 'i'):
+        forms.append(forms[1][1:])
     return forms
 
 

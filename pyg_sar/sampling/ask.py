@@ -10,7 +10,7 @@ Ranks have just compared that they are at the same operation: nothing is compare
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,8 +23,14 @@ from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 
 _ALIGNMENT = 16
 
-Parcel = tuple[Tensor, list[int], list[int]]
-"""Rows, how many of them go to every rank, and how many come from every rank."""
+
+class Parcel(NamedTuple):
+    """Rows that go to ranks."""
+
+    rows: Tensor
+    at: Tensor | None  # which of them go, int64; None for all
+    to: list[int]  # how many go to every rank
+    of: list[int]  # how many come from every rank
 
 
 class Traffic:
@@ -39,13 +45,13 @@ class Traffic:
         came = all_to_all_counts(numbers, is_compared=True).t().tolist()
         self.sent, self.came = sent, dict(zip(sent, came, strict=True))
 
-    def question(self, key: Any, rows: Tensor) -> Parcel:
+    def question(self, key: Any, rows: Tensor, at: Tensor | None = None) -> Parcel:
         """Rows that go as they were counted."""
-        return rows, self.sent[key], self.came[key]
+        return Parcel(rows, at, self.sent[key], self.came[key])
 
-    def answer(self, key: Any, rows: Tensor) -> Parcel:
+    def answer(self, key: Any, rows: Tensor, at: Tensor | None = None) -> Parcel:
         """A row for each that came."""
-        return rows, self.came[key], self.sent[key]
+        return Parcel(rows, at, self.came[key], self.sent[key])
 
 
 class Question(NamedTuple):
@@ -69,7 +75,7 @@ def ask_for_edges(
     attributes: AttributeRows,
     wanted: dict[NodeKey, Question],
     draw: Mapping[EdgeKey, Callable[[Question], Drawn]],
-) -> dict[EdgeKey, tuple[Drawn, Values]]:
+) -> dict[EdgeKey, tuple[Drawn, list[Values]]]:
     """Has owners draw in-edges of their nodes, with attributes (collective: four all-to-alls).
 
     Args:
@@ -104,19 +110,19 @@ def ask_for_edges(
         parcels.append(counts.answer(end[key], answer.num.int()))
         parcels.append(edges.question(key, answer.source))
         for value in attributes.edges[key].values():
-            parcels.append(edges.question(key, value.index_select(0, answer.row.to(value.device))))
-    came, told = send(parcels), {}
+            parcels.append(edges.question(key, value, answer.row))
+    pieces, told = send_in_pieces(parcels), {}
     for key in draw:
-        count, source = next(came).long(), next(came).long()
-        values = {name: next(came) for name in attributes.edges[key]}
-        told[key] = Drawn(count, source, -1 - torch.arange(source.numel())), values
+        count, source = (torch.cat(next(pieces)).long() for _ in range(2))
+        drawn = Drawn(count, source, -1 - torch.arange(source.numel()))
+        told[key] = drawn, _by_rank(attributes.edges[key], pieces)
     return told
 
 
 def ask_for_rows(
     graph: LocalGraph, attributes: AttributeRows, wanted: dict[NodeKey, Tensor]
-) -> dict[NodeKey, Values]:
-    """Rows of the attributes of other ranks' nodes (collective: three all-to-alls).
+) -> dict[NodeKey, list[Values]]:
+    """Rows of the attributes of other ranks' nodes, by rank (collective: three all-to-alls).
 
     Args:
         graph: The own part of it.
@@ -128,9 +134,15 @@ def ask_for_rows(
     parcels = []
     for key, row in zip(wanted, asked, strict=True):
         for value in attributes.nodes[key].values():
-            parcels.append(counts.answer(key, value.index_select(0, row.long().to(value.device))))
-    came = send(parcels)
-    return {key: {name: next(came) for name in attributes.nodes[key]} for key in wanted}
+            parcels.append(counts.answer(key, value, row.long()))
+    pieces = send_in_pieces(parcels)
+    return {key: _by_rank(attributes.nodes[key], pieces) for key in wanted}
+
+
+def _by_rank(names: Iterable[str], pieces: Iterator[list[Tensor]]) -> list[Values]:
+    """Of every rank its rows of each attribute."""
+    named = [[(name, piece) for piece in next(pieces)] for name in names]
+    return [dict(of_rank) for of_rank in zip(*named, strict=True)]
 
 
 def _count(graph: LocalGraph, wanted: dict[NodeKey, Tensor]) -> Traffic:
@@ -142,7 +154,6 @@ def _count(graph: LocalGraph, wanted: dict[NodeKey, Tensor]) -> Traffic:
 
 
 def _rows_there(graph: LocalGraph, key: NodeKey, position: Tensor) -> Tensor:
-    """Nodes as rows of their owners."""
     nodes = graph.nodes[key]
     firsts = torch.tensor(nodes.rank_ptr)
     return (position - firsts[nodes.owner(position)]).to(nodes.wire)
@@ -154,37 +165,62 @@ def send(parcels: Sequence[Parcel]) -> Iterator[Tensor]:
     The first rows go to rank 0, the next ones to rank 1 ... All ranks have as many parcels, each of
     one dtype and width on all.
     """
-    if len(parcels[0][1]) == 1:
-        return iter([rows.cpu() for rows, _, _ in parcels])
-    ranks = range(len(parcels[0][1]))
-    row_bytes = [math.prod(rows.shape[1:]) * rows.element_size() for rows, _, _ in parcels]
+    return map(torch.cat, send_in_pieces(parcels))
 
-    def sizes(counts: list[list[int]]) -> list[int]:
-        """Bytes by rank."""
-        each = list(zip(counts, row_bytes, strict=True))
-        return [sum(_padded(n[rank] * row) for n, row in each) for rank in ranks]
 
-    to, of = [to for _, to, _ in parcels], [of for _, _, of in parcels]
-    parts = [torch.split(rows.cpu().contiguous(), n) for rows, n, _ in parcels]
-    sent = torch.cat([piece for rank in ranks for part in parts for piece in _bytes(part[rank])])
-    received = torch.empty(sum(sizes(of)), dtype=torch.uint8)
+def send_in_pieces(parcels: Sequence[Parcel]) -> Iterator[list[Tensor]]:
+    """What :func:`send` does; of each parcel the rows of every rank, not yet joined."""
+    parcels = [_on_host(each) for each in parcels]
+    ranks = range(len(parcels[0].to))
+    if len(ranks) == 1:
+        return iter([[p.rows if p.at is None else p.rows[p.at]] for p in parcels])
+    to, of = [each.to for each in parcels], [each.of for each in parcels]
+    sent, goes = _room(parcels, to)
+    for parcel, pieces in zip(parcels, goes, strict=True):
+        rows = torch.split(parcel.rows if parcel.at is None else parcel.at, parcel.to)
+        for piece, each in zip(pieces, rows, strict=True):
+            if parcel.at is None:
+                piece.copy_(each)
+            else:
+                torch.index_select(parcel.rows, 0, each, out=piece)
+    received, comes = _room(parcels, of)
     came, went = ([sum(n[rank] for n in counts) for rank in ranks] for counts in (of, to))
-    exchange_bytes(received, sent, sizes(of), sizes(to), (came, went), 'packed', True)
-    out: list[list[Tensor]] = [[] for _ in parcels]
-    start = 0
-    for rank in ranks:
-        for found, (rows, _, n), row in zip(out, parcels, row_bytes, strict=True):
-            piece = received[start : start + n[rank] * row].view(rows.dtype)
-            found.append(piece.view(n[rank], *rows.shape[1:]))
-            start += _padded(n[rank] * row)
-    return iter([torch.cat(found) for found in out])
+    recv_sizes, send_sizes = _sizes(parcels, of), _sizes(parcels, to)
+    exchange_bytes(received, sent, recv_sizes, send_sizes, (came, went), 'packed', True)
+    return iter(comes)
+
+
+def _on_host(parcel: Parcel) -> Parcel:
+    """Rows of a device are selected there."""
+    rows, at = parcel.rows, parcel.at
+    if rows.device.type != 'cpu':
+        rows = (rows if at is None else rows.index_select(0, at.to(rows.device))).cpu()
+        at = None
+    return parcel._replace(rows=rows.detach(), at=at)
+
+
+def _sizes(parcels: Sequence[Parcel], counts: list[list[int]]) -> list[int]:
+    """Bytes by rank."""
+    row_bytes = [math.prod(each.rows.shape[1:]) * each.rows.element_size() for each in parcels]
+    return [
+        sum(_padded(n * row) for n, row in zip(of_rank, row_bytes, strict=True))
+        for of_rank in zip(*counts, strict=True)
+    ]
+
+
+def _room(parcels: Sequence[Parcel], counts: list[list[int]]) -> tuple[Tensor, list[list[Tensor]]]:
+    """Bytes for so many rows of each parcel to or from every rank, and where these rows lie."""
+    room, start = torch.empty(sum(_sizes(parcels, counts)), dtype=torch.uint8), 0
+    pieces: list[list[Tensor]] = [[] for _ in parcels]
+    for of_rank in zip(*counts, strict=True):
+        for found, parcel, n in zip(pieces, parcels, of_rank, strict=True):
+            shape = n, *parcel.rows.shape[1:]
+            end = start + math.prod(shape) * parcel.rows.element_size()
+            found.append(room[start:end].view(parcel.rows.dtype).view(shape))
+            start += _padded(end - start)
+            room[end:start] = 0
+    return room, pieces
 
 
 def _padded(size: int) -> int:
     return size + -size % _ALIGNMENT
-
-
-def _bytes(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows as bytes, and what fills up the last ones."""
-    flat = rows.view(-1).view(torch.uint8)
-    return flat, flat.new_zeros(-flat.numel() % _ALIGNMENT)

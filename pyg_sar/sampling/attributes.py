@@ -6,16 +6,19 @@ happens to be as long here. So it is one if it is so on every rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.comm import agree, check_equal
+from pyg_sar.compiled.installed import loops
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.format.file_names import EdgeKey, NodeKey
 
@@ -126,7 +129,6 @@ def find(data: Data | HeteroData) -> AttributeRows:
 
 
 def _rows_of(data: Data | HeteroData, store: Any, is_edge: bool) -> Iterable[tuple[str, Tensor]]:
-    """What has as many rows as there are nodes or edges here."""
     count = int(store.edge_index.size(1) if is_edge else store.num_nodes)
     for name, value in store.items():
         if isinstance(value, np.ndarray) and value.dtype.kind in 'biufc':
@@ -159,6 +161,16 @@ def take(own: Tensor, row: Tensor, came: Sequence[Tensor]) -> Tensor:
     Row i of all that `came`, one after another, is number ``-1 - i``.
     """
     row, first = row.to(own.device), 0
+    compiled = loops() if all(map(_is_plain, (own, *came))) else None
+    if compiled is not None:
+        out = own.new_empty(row.numel(), *own.shape[1:])
+        to, *sources = _seen_as_words(out, own, *came)
+        width = to.size // max(row.numel(), 1)
+        compiled.copy_rows(to, sources[0], row.numpy(), 0, 1, width)
+        for values, words in zip(came, sources[1:], strict=True):
+            compiled.copy_rows(to, words, row.numpy(), -1 - first, -1, width)
+            first += values.size(0)
+        return out
     if own.size(0):  # a row where others come is written twice, which costs less than a second pass
         out = own.index_select(0, row.clamp(min=0))
     else:
@@ -170,3 +182,19 @@ def take(own: Tensor, row: Tensor, came: Sequence[Tensor]) -> Tensor:
         out.index_copy_(0, at, values.index_select(0, rows).to(own.device))
         first += values.size(0)
     return out
+
+
+def _is_plain(values: Tensor) -> bool:
+    """Whether its rows are bytes of the host, one row after another."""
+    is_view = values.is_conj() or values.is_neg()
+    return values.device.type == 'cpu' and values.is_contiguous() and not is_view
+
+
+def _seen_as_words(*tensors: Tensor) -> list[npt.NDArray[Any]]:
+    """Rows of as many bytes as the widest whole numbers that they all are made of."""
+    sizes = [math.prod(tensors[0].shape[1:]) * tensors[0].element_size()]
+    sizes += [values.data_ptr() for values in tensors]
+    word = math.gcd(8, *sizes)
+    return [
+        values.detach().view(-1).view(torch.uint8).numpy().view(f'i{word}') for values in tensors
+    ]

@@ -17,8 +17,6 @@ from pyg_sar.shard.format.file_names import EdgeKey
 
 
 class _Edges(NamedTuple):
-    """A batch's edges of one relation."""
-
     src: Tensor  # among the batch's nodes, int64 ``[num_edges]``
     dst: Tensor
     # Where their attributes are; None where they have none (bidirectional ones of two relations).
@@ -74,7 +72,6 @@ def make_batch(data: Data | HeteroData, sampled: Round, number: int) -> Data | H
 
 
 def _tell(out: Data | HeteroData, seeds: SeedBatches, number: int) -> None:
-    """Writes what a batch says of its seeds."""
     nodes, edges = node_stores(out), edge_stores(out)
     cut, links = slice(*seeds.cuts[number : number + 2]), seeds.links
     if links is None:
@@ -122,7 +119,6 @@ def _edges(sampled: Round, key: EdgeKey, number: int) -> _Edges:
 
 
 def _both_ways(edges: dict[EdgeKey, _Edges]) -> dict[EdgeKey, _Edges]:
-    """PyG's bidirectional edges."""
     row = {key: each.src for key, each in edges.items()}
     col = {key: each.dst for key, each in edges.items()}
     edge = {key: torch.arange(each.src.numel()) for key, each in edges.items()}

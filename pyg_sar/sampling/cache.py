@@ -37,7 +37,7 @@ class Cache:
     def __init__(
         self, graph: LocalGraph, attributes: AttributeRows, fans: Fans, seeds: Seeds, num_bytes: int
     ) -> None:
-        self.values: dict[NodeKey, Values] = {}
+        self.values: dict[NodeKey, list[Values]] = {}
         self.num_read = self.num_found = 0
         self._graph = graph
         self._filled_from: tuple[Any, Any] = None, None

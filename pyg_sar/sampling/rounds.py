@@ -95,12 +95,11 @@ class Round:
         self._find_rows(cache)
 
     def _expand(self, hop: int, fan: dict[EdgeKey, int], may_ask: bool) -> None:
-        """Draws the in-edges of the nodes that the last hop has found, or links all nodes."""
         is_link = hop == self.fans.num_hops
         frontiers = {key: self._frontier(key, is_link) for key in self.nodes}
         draw = {key: partial(self._draw, hop, key, k) for key, k in fan.items()}
         other: dict[NodeKey, Tensor] = {}
-        told: dict[EdgeKey, tuple[Drawn, Values]] = {}
+        told: dict[EdgeKey, tuple[Drawn, list[Values]]] = {}
         if may_ask and fan and self.graph.world_size > 1:
             for end, frontier in frontiers.items():
                 nodes = self.graph.nodes[end]
@@ -115,7 +114,7 @@ class Round:
             count, source, row = torch.zeros_like(frontier.group), *[frontier.group[:0]] * 2
             if key in told:
                 drawn, values = told[key]
-                linked.came.append(values)
+                linked.came += values
                 drawn = drawn._replace(row=drawn.row - linked.num_came)
                 linked.num_came += drawn.row.numel()
                 count, source, row = self._merge(key, frontier, draw[key], other[edges.dst], drawn)
@@ -153,7 +152,6 @@ class Round:
         return Frontier(numbers, group, keys - group * total, cuts)
 
     def _question(self, frontier: Frontier, at: Tensor | None) -> Question:
-        """Some nodes of a frontier, or all."""
         position, group, until = frontier.position, frontier.group, self.seeds.until
         if at is not None:
             position, group = position[at], group[at]
@@ -161,7 +159,6 @@ class Round:
         return Question(position, state, None if until is None else until[group])
 
     def _draw(self, hop: int, key: EdgeKey, k: int, asked: Question) -> Drawn:
-        """Draws in-edges of own nodes, given as rows."""
         edges = self.graph.edges[key]
         start = edges.ptr.index_select(0, asked.node)
         end = edges.ptr.index_select(0, asked.node + 1)
@@ -189,7 +186,6 @@ class Round:
     def _own(
         self, key: EdgeKey, frontier: Frontier, draw: partial[Drawn], at: Tensor | None
     ) -> Drawn:
-        """Edges of own nodes of a frontier."""
         asked, first = (
             self._question(frontier, at),
             self.graph.nodes[self.graph.edges[key].dst].first,
@@ -253,9 +249,9 @@ class Round:
                 wanted[key], place = number(kept, position[remote])
                 grown.row[remote] = -1 - place
                 if cache is not None:
-                    grown.came.append(cache.values[key])
+                    grown.came += cache.values[key]
                     cache.count(place.numel(), int((place < kept.numel()).sum()))
         if self.graph.world_size > 1:
             came = ask_for_rows(self.graph, self.attributes, wanted)
             for key, grown in self.nodes.items():
-                grown.came.append(came[key])
+                grown.came += came[key]

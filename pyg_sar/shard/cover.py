@@ -29,6 +29,14 @@ _SHARE = 0.8
 _MAX_ROUNDS = 200
 """After so many rounds all sources are taken that still have edges: paths may be long."""
 
+_PAYS = 0.9
+"""Of the halo rows of all ranks: more do not pay for sums."""
+
+
+def covers_pay(size: float, num_halo: int) -> bool:
+    """Whether sums travel, where covers spare so many of the halo rows of all ranks."""
+    return size <= _PAYS * num_halo
+
 
 def vertex_cover(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[Tensor, Tensor]:
     """A small set of sources and destinations that every edge has an end in.
@@ -58,10 +66,11 @@ def vertex_cover(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> tuple[
     used.index_fill_(0, pairs % max(num_dst, 1) + num_src, True)
     is_src, is_dst = taken[:num_src], taken[num_src:]
     if int(used[:num_src].sum()) <= int(taken.sum()):  # all sources, as without sums
-        is_src, is_dst = used[:num_src], torch.zeros_like(is_dst)
+        is_src = used[:num_src]
     elif int(used[num_src:].sum()) < int(taken.sum()):
-        is_src, is_dst = torch.zeros_like(is_src), used[num_src:]
-    return is_src, is_dst
+        is_src = torch.zeros_like(is_src)
+    # An end that is needed for no edge is not in it.
+    return is_src, torch.zeros_like(is_dst).index_fill_(0, dst[~is_src[src]], True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +136,5 @@ def cover_of(block: Block) -> BlockCover:
     src, dst = block.edge_index
     is_row, is_sum = vertex_cover(src, dst, block.num_rows, block.num_dst)
     by_row = is_row[src]
-    is_sum[:] = False
-    is_sum[dst[~by_row]] = True  # an end that is needed for no edge does not travel
     places = (mask.nonzero().view(-1) for mask in (is_row, is_sum, by_row, ~by_row))
     return BlockCover(block, *places)

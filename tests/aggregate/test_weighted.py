@@ -10,12 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from few import few
-from ranks import run_as_threads, run_ranks
-from small_graphs import ASSIGNMENTS, assert_close, cut, small_graph
+from on_ranks import on_ranks
+from small_graphs import assert_close, small_graph
 from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, MessagePassing
 
-import pyg_sar
 from pyg_sar import SARConv, wrap
 from pyg_sar.comm import all_reduce_sum, is_distributed
 
@@ -23,17 +22,6 @@ MODES = ('sequential', 'sequential_no_remat', 'one_shot')
 
 
 HEADS, CHANNELS = 2, 5
-
-
-@pytest.fixture(scope='module')
-def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], str]:
-    root = tmp_path_factory.mktemp('weighted')
-    return {
-        (n, kind): str(cut(small_graph(), n, root / f'{n} {kind}', kind))
-        for n in (1, 2, 3, 4)
-        for kind in ASSIGNMENTS
-        if n > 1 or kind == 'uneven'
-    }
 
 
 class Own(MessagePassing):
@@ -132,43 +120,41 @@ CONVS: dict[str, Callable[[], torch.nn.Module]] = {
 OTHERS = {form: functools.partial(Own, form, heads=3) for form in ('twice', 'detached', 'across')}
 
 
-def _module(name: str, dtype: torch.dtype) -> torch.nn.Module:
+def _module(name: str) -> torch.nn.Module:
     torch.manual_seed(5)
-    return {**CONVS, **OTHERS}[name]().to(dtype)
+    return {**CONVS, **OTHERS}[name]().double()
 
 
 def _layer(
-    name: str, data: Any, module: torch.nn.Module, dtype: torch.dtype, frozen: bool, needs_x: bool
+    name: str, data: Any, module: torch.nn.Module, frozen: bool, needs_x: bool
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    x = data.x.detach().to(dtype).requires_grad_(needs_x)
-    edge_attr = data.edge_attr.detach().to(dtype).requires_grad_()
+    x = data.x.detach().requires_grad_(needs_x)
+    edge_attr = data.edge_attr.detach().requires_grad_()
     out = module(x, data.edge_index, edge_attr, frozen)
     return out, {'x': x, 'edge_attr': edge_attr}
 
 
-def _conv_parity(
-    name: str, root: str, mode: str, dtype: torch.dtype, frozen: bool, needs_x: bool
-) -> list[str]:
+def _check(
+    data: Any, name: str, mode: str = 'sequential', *, frozen: bool = False, needs_x: bool = True
+) -> set[str]:
     """Compares output and all gradients with plain PyG; returns the paths of propagate."""
-    graph, data = small_graph(), pyg_sar.local(pyg_sar.load_shard(root))
-    plain = _module(name, dtype)
-    want, inputs = _layer(name, graph, plain, dtype, frozen, needs_x)
+    graph, plain = small_graph(), _module(name)
+    want, inputs = _layer(name, graph, plain, frozen, needs_x)
     torch.manual_seed(6)
     grad = torch.randn_like(want)
     want.backward(grad)
-    wrapped = wrap(_module(name, dtype), mode=mode)
-    out, own = _layer(name, data, wrapped, dtype, frozen, needs_x)
+    wrapped = wrap(_module(name), mode=mode)
+    out, own = _layer(name, data, wrapped, frozen, needs_x)
     out.backward(grad[data.n_id])
-    tolerance = {torch.float64: 1e-10, torch.float32: 1e-4}[dtype]
-    assert_close(out.detach(), want.detach()[data.n_id], tolerance=tolerance)
+    assert_close(out.detach(), want.detach()[data.n_id], tolerance=1e-10)
     for key, ids in (('x', data.n_id), ('edge_attr', data.e_id)):
-        assert_close(_grad(own[key]), _grad(inputs[key])[ids], tolerance=tolerance)
+        assert_close(_grad(own[key]), _grad(inputs[key])[ids], tolerance=1e-10)
     for a, b in zip(wrapped.parameters(), plain.parameters(), strict=True):
         share = _grad(a).clone()
         if is_distributed():
             all_reduce_sum(share)
-        assert_close(share, _grad(b), tolerance=tolerance)
-    return _paths(wrapped)
+        assert_close(share, _grad(b), tolerance=1e-10)
+    return set(_paths(wrapped))
 
 
 def _paths(model: torch.nn.Module) -> list[str]:
@@ -185,21 +171,9 @@ def _grad(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize('kind', ['uneven', pytest.param('empty part', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('world_size', [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize('name', CONVS)
-def test_convs(parts, name, world_size, kind, mode):
-    root = parts[3 if world_size == 1 else world_size, kind]
-    for paths in run_as_threads(
-        _conv_parity, world_size, name, root, mode, torch.float64, False, True
-    ):
-        assert set(paths) == {'weighted'}
-
-
-@pytest.mark.parametrize('name', CONVS)
-def test_convs_in_float32(parts, name):
-    root = parts[3, 'uneven']
-    for paths in run_as_threads(
-        _conv_parity, 3, name, root, 'sequential', torch.float32, False, True
-    ):
-        assert set(paths) == {'weighted'}
+@on_ranks(num_parts=6, by='threads')
+def test_convs(data, name, world_size, kind, mode):
+    assert _check(data, name, mode) == {'weighted'}
 
 
 @pytest.mark.parametrize('mode', MODES)
@@ -210,70 +184,27 @@ def test_convs_in_float32(parts, name):
         ('stacks', True),
     ],
 )
-def test_weights_without_gradient(parts, name, needs_x, mode):
+@on_ranks(by='threads')
+def test_weights_without_gradient(data, name, needs_x, mode):
     """Of several heads, or of stacks; one number times the rows of a matrix is linear."""
-    args = (name, parts[3, 'uneven'], mode, torch.float64, True, needs_x)
-    for paths in run_as_threads(_conv_parity, 3, *args):
-        assert set(paths) == {'linear' if name == 'GCN' else 'weighted'}
+    paths = _check(data, name, mode, frozen=True, needs_x=needs_x)
+    assert paths == {'linear' if name == 'GCN' else 'weighted'}
 
 
 @pytest.mark.parametrize('name', ['heads', 'GAT', 'GCN'])
-def test_x_without_gradient(parts, name):
-    run_as_threads(
-        _conv_parity, 3, name, parts[3, 'uneven'], 'sequential', torch.float64, False, False
-    )
+@on_ranks(by='threads')
+def test_x_without_gradient(data, name):
+    _check(data, name, needs_x=False)
 
 
 @pytest.mark.parametrize('name', OTHERS)
-def test_other_products_are_replayed(parts, name):
+@on_ranks(by='threads')
+def test_other_products_are_replayed(data, name):
     """Two products; a weight cut off from its gradient; weights along the channels."""
-    args = (name, parts[3, 'uneven'], 'sequential', torch.float64, False, True)
-    for paths in run_as_threads(_conv_parity, 3, *args):
-        assert paths == ['replay']
+    assert _check(data, name) == {'replay'}
 
 
-def test_half_precision_is_replayed(parts):
-    """Products in bfloat16 are rounded before they are summed."""
-    data = pyg_sar.local(pyg_sar.load_shard(parts[3, 'uneven']))
-    want, _ = _layer(
-        'heads', small_graph(), _module('heads', torch.bfloat16), torch.bfloat16, False, True
-    )
-    module = wrap(_module('heads', torch.bfloat16))
-    out, inputs = _layer('heads', data, module, torch.bfloat16, False, True)
-    out.sum().backward()
-    assert _paths(module) == ['replay']
-    assert out.dtype == torch.bfloat16
-    assert inputs['x'].grad is not None
-    assert_close(out.detach(), want.detach()[data.n_id], tolerance=0.1)
-
-
-@pytest.mark.parametrize('name', ['heads', 'GAT'])
-def test_autocast(parts, name):
-    """Mixed dtypes are replayed; output dtype and gradients are plain PyG's, as far as they go."""
-    graph, data = small_graph(), pyg_sar.local(pyg_sar.load_shard(parts[3, 'uneven']))
-    plain, wrapped = _module(name, torch.float32), wrap(_module(name, torch.float32))
-    with torch.autocast('cpu', dtype=torch.bfloat16):
-        want, inputs = _layer(name, graph, plain, torch.float32, False, True)
-        out, own = _layer(name, data, wrapped, torch.float32, False, True)
-    assert out.dtype == want.dtype
-    want.float().square().sum().backward()
-    out.float().square().sum().backward()
-    for a, b in [(out, want), (own['x'].grad, inputs['x'].grad)]:
-        b = b.detach()[data.n_id].float()
-        assert (a.detach().float() - b).abs().max() <= 0.05 * b.abs().max()
-
-
-def _needs_differ(root: str) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    module = wrap(_module('heads', torch.float64))
-    frozen = dist.get_rank() == 1
-    try:
-        _layer('heads', data, module, torch.float64, frozen, True)
-    except ValueError as error:
-        return str(error)
-    return ''
-
-
-def test_ranks_that_differ_in_the_weights_gradient(parts):
-    for message in run_ranks(_needs_differ, 2, parts[2, 'uneven']):
-        assert 'path of Own.message' in message
+@on_ranks(2)
+def test_ranks_that_differ_in_the_weights_gradient(data):
+    with pytest.raises(ValueError, match=r'path of Own\.message'):
+        _layer('heads', data, wrap(_module('heads')), dist.get_rank() == 1, True)

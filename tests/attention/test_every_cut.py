@@ -40,4 +40,4 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize('name', few(PROGRAMS))
 def test_a_program(name: str, cut: str, folder: Path) -> None:
     want = on_whole_graph(PROGRAMS[name], graph())
-    assert cut_run(PROGRAMS[name], want, CUTS[cut][0], str(folder / cut), 120) == (RIGHT, '')
+    assert cut_run(name, want, CUTS[cut][0], str(folder / cut), 120) == (RIGHT, '')

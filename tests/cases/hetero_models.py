@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from conv_case import Case, Inputs
 from hetero_graphs import CITES, HAS, KNOWS, WRITES, hetero_graph
 from torch import Tensor
-from torch_geometric.data import HeteroData
 from torch_geometric.nn import (
     BatchNorm,
     GATConv,
@@ -207,13 +205,6 @@ def _call(model: torch.nn.Module, inputs: Inputs) -> Tensors:
         'edge_weight': {CITES: inputs.of(*CITES).edge_weight},
     }
     return model(x, inputs.data.edge_index_dict, edge)
-
-
-def inputs_of(data: HeteroData) -> tuple[Tensors, dict[str, dict]]:
-    """What models are called with beside the edges; float64 values are leaves."""
-    found: list[Any] = []
-    _call(lambda x, _, edge: found.extend([x, edge]), Inputs(data))  # type: ignore[arg-type]
-    return found[0], found[1]
 
 
 def with_shapes(model: torch.nn.Module) -> torch.nn.Module:

@@ -128,7 +128,5 @@ def metered() -> Iterator[Meter]:
         patch(GradientReturn, 'rows', gradient_rows)
         patch(Exchange, 'fetch_requested', fetch_requested)
         for plan in PLANS:
-            for name in ('aggregated', 'updated_edges'):
-                if name in vars(plan):
-                    patch(plan, name, noting)
+            patch(plan, 'result', noting)
         yield meter

@@ -246,6 +246,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         'random walks',
     ),
     'Node2Vec': (lambda: _node2vec(), 'random walks'),
+    'LPFormer': (lambda: M.LPFormer(F, H), 'all pairs of nodes'),
     'RENet': (lambda: M.RENet(4, 2, H, 2), 'events'),
     'TGNMemory': (lambda: _tgn_memory(), 'events'),
 }
@@ -284,8 +285,8 @@ CASES = {
     name: Case('models', name, make, call, during=_float64) for name, (make, call) in _MADE.items()
 }
 
-OF_MOLECULES = {'DimeNet', 'DimeNetPlusPlus', 'GNNFF', 'GPSE', 'LPFormer', 'SchNet', 'ViSNet'}
-"""Of many small graphs or of batches of pairs: left to the rules of what they call."""
+OF_MOLECULES = {'DimeNet', 'DimeNetPlusPlus', 'GNNFF', 'GPSE', 'SchNet', 'ViSNet'}
+"""Of many small graphs: left to the rules of what they call; GPSE is a plain program, too."""
 
 AT_FORWARD = {'GraphUNet': Case('models', 'GraphUNet', lambda: M.GraphUNet(F, H, C, 2))}
 """Refused where a rule is missing: the product of two sparse matrices."""

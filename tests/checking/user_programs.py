@@ -207,10 +207,6 @@ def _k_means(x: Tensor) -> Tensor:
     return x - utils.scatter(x, nearest, 0, 3, reduce='mean')[nearest]
 
 
-def _histogram(x: Tensor) -> Tensor:
-    return x * torch.histc(x.detach(), 4, -3, 3)[1] / 100
-
-
 def _infomax(m: Any, x: Tensor, e: Tensor) -> Tensor:
     z, _, summary = m(x, e)
     return z * summary
@@ -258,27 +254,8 @@ PROGRAMS: dict[str, Callable[[], nn.Module]] = {
         aggr.MultiAggregation(['mean', 'max']),
         nn.Linear(2 * C, C),
     ),
-    # Statistics
-    'sum': lambda: Plain(lambda x, e: x + x.sum(0) / 100),
-    'std': lambda: Plain(lambda x, e: x / x.std(0)),
-    'var_mean': lambda: Plain(lambda x, e: x - torch.var_mean(x, dim=0)[1]),
-    'norm of all': lambda: Plain(lambda x, e: x / x.norm()),
-    'vector_norm': lambda: Plain(lambda x, e: x / torch.linalg.vector_norm(x, dim=0)),
-    'F.normalize over nodes': lambda: Plain(lambda x, e: F.normalize(x, dim=0)),
-    'min max': lambda: Plain(lambda x, e: (x - x.amin(0)) / (x.amax(0) - x.amin(0))),
-    'max with indices': lambda: Plain(lambda x, e: x - x.max(dim=0)[0]),
+    # Counts and orders; functions of torch by themselves are in docs/ops.md
     'argmax': lambda: Plain(lambda x, e: x - x[x[:, 0].argmax()]),
-    'median': lambda: Plain(lambda x, e: x - x.median(dim=0).values),
-    'kthvalue': lambda: Plain(lambda x, e: x - x.kthvalue(3, dim=0).values),
-    'mode': lambda: Plain(lambda x, e: x * (1 + x.round().mode(0).values)),
-    'quantile': lambda: Plain(lambda x, e: x - x.quantile(0.9, dim=0)),
-    'F.batch_norm': lambda: Plain(lambda x, e: F.batch_norm(x, None, None, training=True)),
-    'F.layer_norm over nodes': lambda: Plain(lambda x, e: F.layer_norm(x.t(), (x.size(0),)).t()),
-    'F.group_norm': lambda: Plain(lambda x, e: F.group_norm(x.t()[None], 2)[0].t()),
-    'F.instance_norm': lambda: Plain(lambda x, e: F.instance_norm(x.t()[None])[0].t()),
-    'cov': lambda: Plain(lambda x, e: x @ x.t().cov()),
-    'corrcoef': lambda: Plain(lambda x, e: x @ x.t().corrcoef()),
-    'histc': lambda: Plain(lambda x, e: _histogram(x)),
     'bincount of classes': lambda: Plain(
         lambda x, e: x / (1 + torch.bincount(_bins(x), minlength=3)[_bins(x)])[:, None]
     ),
@@ -288,29 +265,17 @@ PROGRAMS: dict[str, Callable[[], nn.Module]] = {
     'running mean in a buffer': lambda: Memory(lambda x: x.mean(0)),
     'count of nodes': lambda: Plain(lambda x, e: x / x.size(0)),
     'len': lambda: Plain(lambda x, e: x * len(x) / 100),
-    'shape': lambda: Plain(lambda x, e: x * x.shape[0] / 100),
     'numel': lambda: Plain(lambda x, e: x * x.numel() / 1000),
     'log of the count': lambda: Plain(lambda x, e: x / torch.log(torch.tensor(x.size(0) + 1.0))),
-    # Order of nodes
-    'sort': lambda: Plain(lambda x, e: x.sort(0).values),
     'argsort': lambda: Plain(lambda x, e: x[x[:, 0].argsort()]),
-    'topk': lambda: Plain(lambda x, e: x - x.topk(3, dim=0).values.mean(0)),
     'top half by score': lambda: Plain(
         lambda x, e: x * (x[:, :1] >= x[:, 0].sort().values[x.size(0) // 2])
     ),
-    'cumsum': lambda: Plain(lambda x, e: x.cumsum(0) / 10),
-    'logcumsumexp': lambda: Plain(lambda x, e: x.logcumsumexp(0)),
-    'diff': lambda: Plain(lambda x, e: torch.cat([x[:1], x.diff(dim=0)])),
-    'roll': lambda: Plain(lambda x, e: x.roll(1, dims=0)),
-    'flip': lambda: Plain(lambda x, e: x.flip(0)),
     'first node': lambda: Plain(lambda x, e: x - x[0]),
-    'last node': lambda: Plain(lambda x, e: x - x[-1:]),
     'every other node': lambda: Plain(lambda x, e: torch.cat([x[::2], x[1::2]])),
     'positions': lambda: Plain(
         lambda x, e: x + torch.arange(x.size(0), dtype=x.dtype)[:, None] / 100
     ),
-    'halves': lambda: Plain(lambda x, e: torch.cat(x.chunk(2)[::-1])),
-    'unique': lambda: Plain(lambda x, e: x * x.round().unique().numel() / 10),
     'pairs': lambda: Plain(lambda x, e: _by_pairs(x)),
     'transposed and reshaped': lambda: Plain(lambda x, e: x.t().reshape(x.shape)),
     # Attention and layers over nodes

@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from few import few
+from on_ranks import on_ranks
 from ranks import run_ranks
-from small_graphs import ASSIGNMENTS, assert_all_raise, attempt, cut, small_graph
+from small_graphs import ASSIGNMENTS, attempt
 from torch import Tensor
 from torch_geometric.data import Data
 from traffic import put
@@ -29,11 +30,6 @@ LAYOUTS = [(1, 1), (1, 4), (2, 2), (2, 6), (3, 3), (3, 6), (4, 4)]
 RELATIVE = 1e-14
 
 
-@pytest.fixture(params=ASSIGNMENTS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 def _values(ids: Tensor) -> list[Tensor]:
     """Several tensors of a node, of several dtypes and shapes, known from its global id."""
     i = ids.view(-1, 1).double()
@@ -49,11 +45,11 @@ def _values(ids: Tensor) -> list[Tensor]:
     ]
 
 
-def _block_ids(data: Data, root: str) -> list[Tensor]:
+def _block_ids(data: Data) -> list[Tensor]:
     """The global ids that the rows of every block must have, from the files of all parts."""
     shard = data.edge_index.shard
     parts = [
-        torch.load(Path(root) / f'part_{p}' / 'sar.pt', weights_only=True)
+        torch.load(Path(shard.root) / f'part_{p}' / 'sar.pt', weights_only=True)
         for p in range(shard.num_parts)
     ]
     ids = []
@@ -67,25 +63,20 @@ def _block_ids(data: Data, root: str) -> list[Tensor]:
     return ids
 
 
-def _fetched(root: str, depth: int, keep: bool) -> list[str]:
-    """What is wrong with the rows of all blocks."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+def _check_fetch(data: Data, depth: int = 1, *, keep: bool = False) -> None:
     exchange = Exchange(data.edge_index.shard, depth=depth)
-    want = [_values(ids) for ids in _block_ids(data, root)]
-    wrong, kept = [], []
+    want = [_values(ids) for ids in _block_ids(data)]
+    kept = []
     for _ in range(2):
         rows = exchange.fetch(_values(data.n_id), keep=keep)
-        for i, expected in enumerate(want):
+        for expected in want:
             block = next(rows)
-            kept.append((i, block))
-            wrong += _differences(f'block {i}', block, expected)
+            kept.append((block, expected))
+            assert _same(block, expected)
         assert next(rows, None) is None
-    if keep:
-        for i, block in kept:
-            wrong += _differences(f'block {i} kept', block, want[i])
+    assert not keep or all(_same(*each) for each in kept)
     halo = exchange.fetch_all(_values(data.n_id))
-    wrong += _differences('halo', halo, _in_halo_order(data, want))
-    return wrong
+    assert _same(halo, _in_halo_order(data, want))
 
 
 def _in_halo_order(data: Data, of_blocks: list[list[Tensor]]) -> list[Tensor]:
@@ -103,51 +94,44 @@ def _in_halo_order(data: Data, of_blocks: list[list[Tensor]]) -> list[Tensor]:
     ]
 
 
-def _differences(name: str, found: list[Tensor], expected: list[Tensor]) -> list[str]:
-    return [
-        f'{name}, tensor {k}'
-        for k, (a, b) in enumerate(zip(found, expected, strict=True))
-        if a.dtype != b.dtype or not torch.equal(a, b)
-    ]
+def _same(found: list[Tensor], expected: list[Tensor]) -> bool:
+    return all(
+        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, expected, strict=True)
+    )
 
 
 @pytest.mark.parametrize('keep', [False, True])
 @pytest.mark.parametrize('depth', few([1, 2, 5]))
 @pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
-def test_fetch_gives_the_owners_rows(tmp_path, world_size, num_parts, depth, keep):
-    root = cut(small_graph(), num_parts, tmp_path / 'parts')
-    wrong = run_ranks(_fetched, world_size, str(root), depth, keep)
-    assert wrong == [[]] * world_size
+@on_ranks()
+def test_fetch_gives_the_owners_rows(data, world_size, num_parts, depth, keep):
+    _check_fetch(data, depth, keep=keep)
 
 
 @pytest.mark.parametrize(('world_size', 'num_parts'), [(2, 4), (3, 3), (4, 4)])
-def test_awkward_cuts(tmp_path, world_size, num_parts, kind):
-    root = cut(small_graph(), num_parts, tmp_path / 'parts', kind)
-    wrong = run_ranks(_fetched, world_size, str(root), 1, False)
-    assert wrong == [[]] * world_size
+@pytest.mark.parametrize('kind', ASSIGNMENTS)
+@on_ranks()
+def test_awkward_cuts(data, world_size, num_parts, kind):
+    _check_fetch(data)
 
 
-def _fetched_with_own_depth(root: str) -> list[str]:
-    return _fetched(root, dist.get_rank() + 1, False)
+@on_ranks(4)
+def test_ranks_may_prefetch_differently(data):
+    _check_fetch(data, dist.get_rank() + 1)
 
 
-def test_ranks_may_prefetch_differently(tmp_path):
-    root = cut(small_graph(), 4, tmp_path / 'parts')
-    assert run_ranks(_fetched_with_own_depth, 4, str(root)) == [[]] * 4
-
-
-def _graph_without_cut_edges() -> Data:
-    """Two triangles that never meet."""
-    src = torch.tensor([0, 1, 2, 3, 4, 5])
-    dst = torch.tensor([1, 2, 0, 4, 5, 3])
-    return Data(edge_index=torch.stack([src, dst]), num_nodes=6)
+def _fetch_and_return(root: str) -> None:
+    data = pyg_sar.local(pyg_sar.load_shard(root))
+    _check_fetch(data)
+    _check_adjoints(data)
 
 
 def test_nothing_to_exchange(tmp_path):
-    parts = torch.tensor([0, 0, 0, 1, 1, 1])
-    partition_graph(_graph_without_cut_edges(), 2, tmp_path / 'parts', method=parts)
-    assert run_ranks(_fetched, 2, str(tmp_path / 'parts'), 1, False) == [[]] * 2
-    assert run_ranks(_adjoint_errors, 2, str(tmp_path / 'parts')) == [[0.0] * 4] * 2
+    """Two triangles that never meet."""
+    edge_index = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 0, 4, 5, 3]])
+    data = Data(edge_index=edge_index, num_nodes=6)
+    partition_graph(data, 2, tmp_path / 'parts', method=torch.tensor([0, 0, 0, 1, 1, 1]))
+    run_ranks(_fetch_and_return, 2, str(tmp_path / 'parts'))
 
 
 def _dot(a: list[Tensor], b: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -165,8 +149,8 @@ def _relative_error(ax: list[Tensor], y: list[Tensor], x: list[Tensor], aty: lis
     return float((sums[0] - sums[1]).abs() / sums[2].clamp(min=1e-300))
 
 
-def _adjoint_errors(root: str) -> list[float]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+def _check_adjoints(data: Data) -> None:
+    """fetch, fetch_all, with_halo and from_halo, each against its way back."""
     exchange = Exchange(data.edge_index.shard)
     torch.manual_seed(dist.get_rank())
     n = exchange.shard.num_own
@@ -205,34 +189,14 @@ def _adjoint_errors(root: str) -> list[float]:
     out = from_halo(z, exchange)
     (atx,) = torch.autograd.grad(out, z, x[0])
     errors.append(_relative_error([out.detach()], [x[0]], [z.detach()], [atx]))
-    return errors
+    assert max(errors) <= RELATIVE
 
 
 @pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
-def test_adjoints(tmp_path, world_size, num_parts, kind):
-    """fetch, fetch_all, with_halo and from_halo, each against its way back."""
-    root = cut(small_graph(), num_parts, tmp_path / 'parts', kind)
-    for errors in run_ranks(_adjoint_errors, world_size, str(root)):
-        assert len(errors) == 4
-        assert max(errors) <= RELATIVE
-
-
-def _round_trip(root: str) -> bool:
-    """from_halo of ones counts the ranks that hold a node: with_halo's transpose, exactly."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    exchange = Exchange(data.edge_index.shard)
-    shard = exchange.shard
-    held = from_halo(torch.ones(shard.num_own + shard.num_halo, 1), exchange)
-    readers = torch.ones(shard.num_own, 1)
-    for step in shard.steps:
-        readers[step.send_index] += 1
-    return torch.equal(held, readers)
-
-
-@pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
-def test_from_halo_sums_at_the_owner(tmp_path, world_size, num_parts):
-    root = cut(small_graph(), num_parts, tmp_path / 'parts')
-    assert run_ranks(_round_trip, world_size, str(root)) == [True] * world_size
+@pytest.mark.parametrize('kind', ASSIGNMENTS)
+@on_ranks()
+def test_adjoints(data, world_size, num_parts, kind):
+    _check_adjoints(data)
 
 
 def _answers() -> tuple[list[Any], list[str]]:
@@ -274,46 +238,30 @@ def test_without_other_processes():
     assert values.tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize('depth', [0, -1])
-def test_depth_must_be_positive(tmp_path, depth):
-    shard = read_shard(cut(small_graph(), 2, tmp_path / 'parts'), 0, 1).edge_index.shard
-    with pytest.raises(ValueError, match=rf"'depth' must be at least 1 \(got {depth}\)"):
-        Exchange(shard, depth=depth)
+@on_ranks(1, 2)
+def test_depth_must_be_positive(data):
+    for depth in (0, -1):
+        with pytest.raises(ValueError, match=rf"'depth' must be at least 1 \(got {depth}\)"):
+            Exchange(data.edge_index.shard, depth=depth)
 
 
-def test_a_ranks_shard_in_one_process(tmp_path):
-    """A shard of rank 1 of 2 has neighbours that this process does not have."""
-    shard = read_shard(cut(small_graph(), 2, tmp_path / 'parts'), 1, 2).edge_index.shard
-    with pytest.raises(ValueError, match=r'expected a shard of rank 0 of 1.*got.*rank 1 of 2'):
-        Exchange(shard)
+@pytest.mark.parametrize('world_size', [1, 3])
+@on_ranks(num_parts=3)
+def test_another_ranks_shard(data, world_size):
+    """It has neighbours that this process does not have."""
+    own, root = dist.get_rank(), data.edge_index.shard.root
+    other = read_shard(root, (own + 1) % 3, 3).edge_index.shard
+    with pytest.raises(ValueError, match=rf'expected a shard of rank {own} of {world_size}.*got'):
+        Exchange(other)
 
 
-def _exchange_of(root: str, shift: int) -> str:
-    rank = (dist.get_rank() + shift) % dist.get_world_size()
-    shard = read_shard(root, rank, dist.get_world_size()).edge_index.shard
-    return attempt(Exchange, shard)
-
-
-def test_another_ranks_shard(tmp_path):
-    root = cut(small_graph(), 3, tmp_path / 'parts')
-    assert run_ranks(_exchange_of, 3, str(root), 0) == ['no error'] * 3
-    assert_all_raise(run_ranks(_exchange_of, 3, str(root), 1), 'ValueError', 'expected a shard of')
-
-
-def _exchange_beside_collectives(root: str) -> bool:
+@on_ranks()
+def test_a_process_group_of_its_own(data):
     """The user's own collectives in between cross nothing."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
     exchange = Exchange(data.edge_index.shard, depth=2)
-    sums = []
-    want = [_values(ids)[0] for ids in _block_ids(data, root)]
+    want = [_values(ids)[0] for ids in _block_ids(data)]
     for (rows,), expected in zip(exchange.fetch([_values(data.n_id)[0]]), want, strict=True):
         total = torch.ones(3)
         dist.all_reduce(total)
-        sums.append(total.tolist() == [float(dist.get_world_size())] * 3)
-        sums.append(torch.equal(rows, expected))
-    return all(sums)
-
-
-def test_a_process_group_of_its_own(tmp_path):
-    root = cut(small_graph(), 3, tmp_path / 'parts')
-    assert run_ranks(_exchange_beside_collectives, 3, str(root)) == [True] * 3
+        assert total.tolist() == [3.0] * 3
+        assert torch.equal(rows, expected)

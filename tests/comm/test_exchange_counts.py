@@ -12,33 +12,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
-from small_graphs import ASSIGNMENTS, cut, small_graph
+from on_ranks import on_ranks
+from small_graphs import ASSIGNMENTS, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv, TransformerConv
 from traffic import put
 
-import pyg_sar
-from pyg_sar import SARConv, partition_graph
-from pyg_sar.aggregate.weighted_sum import weighted_sum
+from pyg_sar import SARConv
 from pyg_sar.comm import Exchange, GradientReturn
-from pyg_sar.shard.plan import plan_of
 
 LAYOUTS = [(1, 1), (1, 4), (2, 2), (2, 6), (3, 3), (3, 6), (4, 4)]
 """World sizes and numbers of parts."""
-
-
-@pytest.fixture(params=ASSIGNMENTS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-def _graph_without_cut_edges() -> Data:
-    """Two triangles that never meet."""
-    src = torch.tensor([0, 1, 2, 3, 4, 5])
-    dst = torch.tensor([1, 2, 0, 4, 5, 3])
-    return Data(edge_index=torch.stack([src, dst]), num_nodes=6)
 
 
 @dataclass
@@ -92,21 +77,6 @@ def _counted() -> Iterator[Traffic]:
             setattr(dist, name, function)
 
 
-def _fetch_traffic(root: str) -> tuple[Traffic, Traffic]:
-    exchange = Exchange(pyg_sar.local(pyg_sar.load_shard(root)).edge_index.shard)
-    x = torch.randn(exchange.shard.num_own, 3)
-    with _counted() as forward:
-        for _ in exchange.fetch([x]):
-            pass
-    with _counted() as backward:
-        returned = GradientReturn(exchange, [torch.zeros_like(x)])
-        for part in [*exchange.shard.parts, *(step.part for step in exchange.shard.steps)]:
-            start, end = exchange.shard.source_range(part)
-            put(returned, [torch.ones(end - start, 3)])
-        returned.finish()
-    return forward, backward
-
-
 def _halo_rows(data: Data, parts: Tensor, world_size: int, num_parts: int) -> list[list[int]]:
     """Rows that rank r reads of part q, from the graph alone; 0 for own parts."""
     per_rank = num_parts // world_size
@@ -136,85 +106,45 @@ def _expected_receives(
     return [(sender, rows[rank][q]) for sender, q in order if rows[rank][q]]
 
 
+def _rows_of(shard: Any) -> list[list[int]]:
+    parts = torch.load(f'{shard.root}/node_map.pt', weights_only=True)
+    return _halo_rows(small_graph(), parts, shard.world_size, shard.num_parts)
+
+
 @pytest.mark.parametrize(('world_size', 'num_parts'), LAYOUTS)
-def test_one_message_per_step(tmp_path, world_size, num_parts, kind):
+@pytest.mark.parametrize('kind', ASSIGNMENTS)
+@on_ranks()
+def test_one_message_per_step(data, world_size, num_parts, kind):
     """Exactly one receive per non-empty step, of exactly the rows that are read."""
-    graph = small_graph()
-    root = cut(graph, num_parts, tmp_path / 'parts', kind)
-    parts = torch.load(root / 'node_map.pt', weights_only=True)
-    rows = _halo_rows(graph, parts, world_size, num_parts)
-    if world_size == num_parts:
-        assert json.loads((root / 'META.json').read_text())['pyg_sar']['halo_rows'] == rows
-    all_traffic = run_ranks(_fetch_traffic, world_size, str(root))
-    for rank, (forward, backward) in enumerate(all_traffic):
-        expected = _expected_receives(rows, rank, world_size, num_parts)
-        assert forward.receives == expected
-        # The gradients of these very rows go back to where they came from.
-        assert backward.sends == expected
-        assert sorted(backward.receives) == sorted(forward.sends)
-        sent = [
-            (reader, count)
-            for reader in range(world_size)
-            for sender, count in _expected_receives(rows, reader, world_size, num_parts)
-            if sender == rank
-        ]
-        assert sorted(forward.sends) == sorted(sent)
-        for traffic in (forward, backward):
-            assert (traffic.all_to_alls, traffic.others) == (0, 0)
-
-
-def _linear_traffic(root: str, needs_grad: bool, one_shot: bool) -> tuple[Traffic, Traffic]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    exchange = Exchange(data.edge_index.shard)
-    plan = plan_of(data.edge_index, exchange.shard)
-    x = torch.randn(exchange.shard.num_own, 3, requires_grad=needs_grad)
-    scale = torch.ones((), requires_grad=True)
+    shard = data.edge_index.shard
+    exchange, rows = Exchange(shard), _rows_of(shard)
+    x = torch.randn(shard.num_own, 3)
     with _counted() as forward:
-        out = weighted_sum(x, None, plan, exchange, one_shot=one_shot)
+        for _ in exchange.fetch([x]):
+            pass
     with _counted() as backward:
-        (out * scale).sum().backward()
-    assert (x.grad is not None) == needs_grad
-    return forward, backward
-
-
-def _num_steps(graph: Data, root: Path, world_size: int, num_parts: int) -> list[int]:
-    """Non-empty steps of every rank."""
-    parts = torch.load(root / 'node_map.pt', weights_only=True)
-    rows = _halo_rows(graph, parts, world_size, num_parts)
-    return [sum(count > 0 for count in rows[rank]) for rank in range(world_size)]
-
-
-@pytest.mark.parametrize('needs_grad', [False, True])
-@pytest.mark.parametrize(('world_size', 'num_parts'), [(2, 2), (3, 3), (2, 4)])
-def test_linear_path(tmp_path, world_size, num_parts, needs_grad):
-    """One exchange in forward, one in backward if x needs a gradient, else none."""
-    graph = small_graph()
-    root = cut(graph, num_parts, tmp_path / 'parts')
-    steps = _num_steps(graph, root, world_size, num_parts)
-    results = run_ranks(_linear_traffic, world_size, str(root), needs_grad, False)
-    for (forward, backward), num_steps in zip(results, steps, strict=True):
-        assert num_steps > 0
-        assert len(forward.receives) == num_steps
-        assert len(backward.sends) == (num_steps if needs_grad else 0)
-        assert len(backward.receives) == (len(forward.sends) if needs_grad else 0)
-        assert forward.all_to_alls == backward.all_to_alls == 0
-        assert forward.others == backward.others == 0
-
-
-def test_no_message_where_nothing_is_cut(tmp_path):
-    parts = torch.tensor([0, 0, 0, 1, 1, 1])
-    partition_graph(_graph_without_cut_edges(), 2, tmp_path / 'parts', method=parts)
-    counts = run_ranks(_linear_traffic, 2, str(tmp_path / 'parts'), True, False)
-    assert all(not c.receives and not c.sends for pair in counts for c in pair)
-
-
-@pytest.mark.parametrize('needs_grad', [False, True])
-def test_linear_path_one_shot(tmp_path, needs_grad):
-    root = cut(small_graph(), 3, tmp_path / 'parts')
-    for forward, backward in run_ranks(_linear_traffic, 3, str(root), needs_grad, True):
-        assert (forward.all_to_alls, backward.all_to_alls) == (1, int(needs_grad))
-        assert not forward.receives
-        assert not backward.receives
+        returned = GradientReturn(exchange, [torch.zeros_like(x)])
+        for part in [*shard.parts, *(step.part for step in shard.steps)]:
+            start, end = shard.source_range(part)
+            put(returned, [torch.ones(end - start, 3)])
+        returned.finish()
+    expected = _expected_receives(rows, shard.rank, world_size, num_parts)
+    assert forward.receives == expected
+    # The gradients of these very rows go back to where they came from.
+    assert backward.sends == expected
+    assert sorted(backward.receives) == sorted(forward.sends)
+    sent = [
+        (reader, count)
+        for reader in range(world_size)
+        for sender, count in _expected_receives(rows, reader, world_size, num_parts)
+        if sender == shard.rank
+    ]
+    assert sorted(forward.sends) == sorted(sent)
+    for traffic in (forward, backward):
+        assert (traffic.all_to_alls, traffic.others) == (0, 0)
+    if world_size == num_parts:
+        meta = json.loads(Path(shard.root, 'META.json').read_text())
+        assert meta['pyg_sar']['halo_rows'] == rows
 
 
 CONVS = {
@@ -238,9 +168,10 @@ EXCHANGES = {
 }
 
 
-def _layer_traffic(root: str, name: str, mode: str) -> tuple[Traffic, Traffic]:
-    """Of a layer in its second forward, whose input needs a gradient."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+@pytest.mark.parametrize(('name', 'mode'), EXCHANGES)
+@on_ranks()
+def test_exchanges_of_a_layer(data, name, mode):
+    """In its second forward, with an input that needs a gradient."""
     conv = SARConv(CONVS[name]().double(), mode=mode)
     x = data.x.clone().requires_grad_()
     conv(x, data.edge_index)
@@ -248,24 +179,14 @@ def _layer_traffic(root: str, name: str, mode: str) -> tuple[Traffic, Traffic]:
         out = conv(x, data.edge_index)
     with _counted() as backward:
         out.sum().backward()
-    return forward, backward
-
-
-@pytest.mark.parametrize(('name', 'mode'), EXCHANGES)
-def test_exchanges_of_a_layer(tmp_path, name, mode):
-    graph = small_graph()
-    root = cut(graph, 3, tmp_path / 'parts')
-    steps = _num_steps(graph, root, 3, 3)
+    num_steps = sum(count > 0 for count in _rows_of(data.edge_index.shard)[dist.get_rank()])
     rows_forward, rows_backward, gradients = EXCHANGES[name, mode]
-    for (forward, backward), num_steps in zip(
-        run_ranks(_layer_traffic, 3, str(root), name, mode), steps, strict=True
-    ):
-        assert len(forward.receives) == rows_forward * num_steps
-        num_sent = len(forward.sends) // rows_forward
-        assert len(backward.receives) == rows_backward * num_steps + gradients * num_sent
-        assert len(backward.sends) == rows_backward * num_sent + gradients * num_steps
-        # All ranks run the same layer; for sums they know which rows travel; for SAGE, none has
-        # hooks that look on at a narrower layer.
-        others = {'SAGE': 3, 'GCN': 2}.get(name, 1)
-        assert (forward.all_to_alls, forward.others) == (0, others)
-        assert (backward.all_to_alls, backward.others) == (0, 0)
+    assert len(forward.receives) == rows_forward * num_steps
+    num_sent = len(forward.sends) // rows_forward
+    assert len(backward.receives) == rows_backward * num_steps + gradients * num_sent
+    assert len(backward.sends) == rows_backward * num_sent + gradients * num_steps
+    # All ranks run the same layer; for sums they know which rows travel; for SAGE, none has
+    # hooks that look on at a narrower layer.
+    others = {'SAGE': 3, 'GCN': 2}.get(name, 1)
+    assert (forward.all_to_alls, forward.others) == (0, others)
+    assert (backward.all_to_alls, backward.others) == (0, 0)

@@ -12,10 +12,6 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from ranks import run_once
-from small_graphs import cut, small_graph
-from torch_geometric.nn import SimpleConv
-
-import pyg_sar
 
 pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='/proc tells what listens')
 
@@ -46,18 +42,6 @@ def _address(digits: str) -> str:
     return socket.inet_ntop(family, b''.join(words))
 
 
-def _ranks_with_a_file(root: str) -> set[str]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    pyg_sar.SARConv(SimpleConv())(data.x, data.edge_index)
-    return _listening()
-
-
-def test_gloo_listens_where_it_is_told(tmp_path: Path) -> None:
-    """tests/ranks.py names the loopback interface; the ranks meet by a file, so without a store."""
-    root = cut(small_graph(), 2, tmp_path / 'parts')
-    assert run_once(_ranks_with_a_file, 2, str(root)) == [LOOPBACK, LOOPBACK]
-
-
 def _store_by_name() -> set[str]:
     before = _listening()
     store = dist.TCPStore('127.0.0.1', 0, 1, is_master=True)
@@ -66,26 +50,10 @@ def _store_by_name() -> set[str]:
     return found
 
 
-def _store_by_socket() -> set[str]:
-    before = _listening()
-    listener = socket.create_server(('127.0.0.1', 0))
-    port = listener.getsockname()[1]
-    store = dist.TCPStore('127.0.0.1', port, 1, is_master=True, master_listen_fd=listener.detach())
-    store.set('key', 'value')
-    assert dist.TCPStore('127.0.0.1', port, 1, is_master=False).get('key') == b'value'
-    return _listening() - before
-
-
 def test_torchs_store_listens_everywhere() -> None:
     """Whatever its name is; docs/security.md says so. Should that change one day, so must it."""
     (found,) = run_once(_store_by_name, 1)
     assert found and found <= {'::', '0.0.0.0'}  # noqa: PT018
-
-
-def test_a_store_listens_at_a_socket_it_is_given() -> None:
-    """As in the program of docs/security.md."""
-    (found,) = run_once(_store_by_socket, 1)
-    assert found <= LOOPBACK
 
 
 def _program() -> str:

@@ -54,6 +54,15 @@ def test_changes_that_torch_does_not_count(name: str, width: int, is_one_hot: bo
     assert checksum(x) != before
 
 
+@pytest.mark.parametrize('num_rows', [2, 13, 37, 400, 1031])
+@pytest.mark.parametrize('width', [1, 3, 6])
+def test_rows_in_another_order(num_rows: int, width: int) -> None:
+    """Also of few rows."""
+    x = torch.randn(num_rows, width)
+    for other in (x.flip(0), x.roll(1, 0), torch.cat([x[1:2], x[:1], x[2:]])):
+        assert checksum(other) != checksum(x)
+
+
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('shape', [(0,), (1,), (3,), (7, 5), (200, 3)])
 def test_every_element_counts(dtype: torch.dtype, shape: tuple[int, ...]) -> None:

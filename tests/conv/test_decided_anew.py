@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run_ranks
-from small_graphs import cut, small_graph
+from on_ranks import on_ranks
+from small_graphs import assert_close, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import (
@@ -22,7 +23,6 @@ from torch_geometric.nn import (
     TransformerConv,
 )
 
-import pyg_sar
 from pyg_sar import SARConv
 
 CONVS: dict[str, Callable[[], MessagePassing]] = {
@@ -50,146 +50,80 @@ class MixesInTraining(MessagePassing):
         return x_j - x_j.mean(0) if self.training else x_j
 
 
+GRAPH = small_graph()
+
+
 def _run(conv: Any, name: str, data: Data) -> Tensor:
-    needs_attr = name == 'GINE'
-    out: Tensor = conv(data.x, data.edge_index, *([data.edge_attr] if needs_attr else []))
+    out: Tensor = conv(data.x, data.edge_index, *([data.edge_attr] if name == 'GINE' else []))
     return out
 
 
-@pytest.fixture(scope='module')
-def graph() -> Data:
-    return small_graph()
-
-
-@pytest.fixture
-def root(graph, tmp_path):
-    return str(cut(graph, 3, tmp_path / 'parts'))
-
-
-def _hooked_later(root: str, name: str, kind: str, ranks: list[int]) -> tuple[str, Tensor, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    torch.manual_seed(0)
-    conv: Any = SARConv(CONVS[name]().double())
-    _run(conv, name, data)
-    if dist.get_rank() in ranks:
-        conv.register_message_forward_hook(HOOKS[kind])
-    try:
-        out = _run(conv, name, data).detach()
-    except ValueError as error:
-        return str(error), data.n_id, data.x
-    return '', data.n_id, out
+def _close(out: Tensor, want: Tensor, data: Data) -> None:
+    assert_close(out.detach(), want.detach()[data.n_id], tolerance=1e-10)
 
 
 @pytest.mark.parametrize('name', CONVS)
-def test_a_hook_on_one_rank(root, name):
+@on_ranks()
+def test_a_hook_on_one_rank(data, name):
     """An error on all ranks at once, where the others waited before."""
-    for error, _, _ in run_ranks(_hooked_later, 3, root, name, 'scales', [1]):
-        assert 'expected the same layer on all ranks' in error
-        assert 'message_forward_hooks' in error
+    conv: Any = SARConv(CONVS[name]().double())
+    _run(conv, name, data)
+    if dist.get_rank() == 1:
+        conv.register_message_forward_hook(HOOKS['scales'])
+    with pytest.raises(ValueError, match='message_forward_hooks'):
+        _run(conv, name, data)
 
 
 @pytest.mark.parametrize('kind', HOOKS)
 @pytest.mark.parametrize('name', CONVS)
-def test_a_hook_on_all_ranks(graph, root, name, kind):
-    if (name, kind) == ('SAGE median', 'mixes edges'):  # sorts messages of all ranks
-        for error, _, _ in run_ranks(_hooked_later, 3, root, name, kind, [0, 1, 2]):
-            assert "'sort' of rows" in error
-        return
-    torch.manual_seed(0)
+@on_ranks()
+def test_a_hook_on_all_ranks(data, name, kind):
     plain: Any = CONVS[name]().double()
-    plain.register_message_forward_hook(HOOKS[kind])
-    want = _run(plain, name, graph)
-    for error, ids, out in run_ranks(_hooked_later, 3, root, name, kind, [0, 1, 2]):
-        assert not error
-        torch.testing.assert_close(out, want[ids].detach(), rtol=1e-10, atol=1e-10)
+    conv: Any = SARConv(copy.deepcopy(plain))
+    _run(conv, name, data)
+    for each in (plain, conv):
+        each.register_message_forward_hook(HOOKS[kind])
+    if (name, kind) == ('SAGE median', 'mixes edges'):  # sorts messages of all ranks
+        with pytest.raises(ValueError, match="'sort' of rows"):
+            _run(conv, name, data)
+        return
+    _close(_run(conv, name, data), _run(plain, name, GRAPH), data)
 
 
-def _trained_later(root: str) -> tuple[Tensor, Tensor, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    conv: Any = SARConv(MixesInTraining()).eval()
-    out = conv(data.x, data.edge_index)
-    return data.n_id, out, conv.train()(data.x, data.edge_index)
+@on_ranks()
+def test_a_message_that_mixes_edges_in_training(data):
+    plain, conv = MixesInTraining(), SARConv(MixesInTraining())
+    for mode in (False, True):
+        out = conv.train(mode)(data.x, data.edge_index)
+        _close(out, plain.train(mode)(GRAPH.x, GRAPH.edge_index), data)
 
 
-def test_a_message_that_mixes_edges_in_training(graph, root):
-    plain = MixesInTraining()
-    wants = [plain.train(mode)(graph.x, graph.edge_index) for mode in (False, True)]
-    for ids, *outs in run_ranks(_trained_later, 3, root):
-        for out, want in zip(outs, wants, strict=True):
-            torch.testing.assert_close(out, want[ids], rtol=1e-10, atol=1e-10)
-
-
-def _in_training_on_one_rank(root: str) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+@on_ranks()
+def test_evaluation_on_one_rank(data):
     conv: Any = SARConv(GATConv(6, 4, dropout=0.5).double())
     conv(data.x, data.edge_index)
     conv.train(dist.get_rank() != 2)
-    try:
+    with pytest.raises(ValueError, match='in evaluation on rank'):
         conv(data.x, data.edge_index)
-    except ValueError as error:
-        return str(error)
-    return ''
 
 
-def test_evaluation_on_one_rank(root):
-    for error in run_ranks(_in_training_on_one_rank, 3, root):
-        assert 'in evaluation on rank' in error
+@on_ranks()
+def test_one_conv_for_several_widths(data):
+    plain, conv = SimpleConv('mean'), SARConv(SimpleConv('mean'))
+    for width in (6, 2, 4, 2):
+        own, whole = (torch.cat([d.x, d.x.sin()], 1)[:, :width] for d in (data, GRAPH))
+        _close(conv(own, data.edge_index), plain(whole, GRAPH.edge_index), data)
 
 
-def _with_other_widths(root: str) -> list[Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    conv: Any = SARConv(SimpleConv('mean'))
-    widths = [data.x, data.x[:, :2], data.pos.flatten(1).double(), data.x[:, :2]]
-    return [data.n_id, *(conv(x, data.edge_index) for x in widths)]
-
-
-def test_one_conv_for_several_widths(graph, root):
-    plain = SimpleConv('mean')
-    xs = [graph.x, graph.x[:, :2], graph.pos.flatten(1).double(), graph.x[:, :2]]
-    wants = [plain(x, graph.edge_index) for x in xs]
-    for ids, *outs in run_ranks(_with_other_widths, 3, root):
-        for out, want in zip(outs, wants, strict=True):
-            torch.testing.assert_close(out, want[ids], rtol=1e-10, atol=1e-10)
-
-
-def _with_a_hook_that_looks_on(root: str) -> tuple[Tensor, Tensor, int]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    torch.manual_seed(0)
-    conv: Any = SARConv(GATConv(6, 4).double())
+@on_ranks()
+def test_hooks_that_look_on_on_one_rank(data):
+    """A program may log activations on rank 0 alone."""
+    plain = GATConv(6, 4).double()
+    conv: Any = SARConv(copy.deepcopy(plain))
     conv(data.x, data.edge_index)
     seen: list[Tensor] = []
     if dist.get_rank() == 0:
         conv.register_forward_hook(lambda module, args, out: seen.append(out))
         conv.lin.register_forward_hook(lambda module, args, out: seen.append(out))
-    return data.n_id, conv(data.x, data.edge_index).detach(), len(seen)
-
-
-def test_hooks_that_look_on_on_one_rank(graph, root):
-    """A program may log activations on rank 0 alone."""
-    torch.manual_seed(0)
-    want = GATConv(6, 4).double()(graph.x, graph.edge_index)
-    results = run_ranks(_with_a_hook_that_looks_on, 3, root)
-    assert [count for _, _, count in results] == [2, 0, 0]
-    for ids, out, _ in results:
-        torch.testing.assert_close(out, want[ids].detach(), rtol=1e-10, atol=1e-10)
-
-
-def _as_wide_as_a_part(root: str) -> tuple[Tensor, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    width = data.num_nodes if dist.get_rank() == 0 else 0
-    widths = torch.tensor(width)
-    dist.all_reduce(widths)
-    x = data.x[:, :1].repeat(1, int(widths))
-    conv: Any = SARConv(SimpleConv('sum'))
-    conv(data.x, data.edge_index)
-    few = data.edge_index[:, : int(widths)]
-    conv(x, few)
-    return data.n_id, conv(x, data.edge_index)
-
-
-def test_features_as_many_as_nodes_of_one_rank(graph, root):
-    """Numbers that happen to be equal on one rank change nothing."""
-    results = run_ranks(_as_wide_as_a_part, 3, root)
-    want = SimpleConv('sum')(graph.x[:, :1], graph.edge_index)
-    for ids, out in results:
-        torch.testing.assert_close(out, want[ids].expand_as(out), rtol=1e-10, atol=1e-10)
+    _close(conv(data.x, data.edge_index), plain(GRAPH.x, GRAPH.edge_index), data)
+    assert len(seen) == (2 if dist.get_rank() == 0 else 0)

@@ -18,24 +18,13 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
 
 from pyg_sar import SARConv, load_shard
-from pyg_sar.conv.around.patching import _dispatchers, replaced
+from pyg_sar.conv.around.patching import _dispatchers
 
 SARConv(GCNConv(2, 2))
 
 
 def _plain(name: str) -> Any:
     return next(function for function in _dispatchers if function.__name__ == name)
-
-
-def test_inner_forms_hide_outer_ones() -> None:
-    utils, softmax, degree = torch_geometric.utils, _plain('softmax'), _plain('degree')
-    index = torch.tensor([0, 2])
-    with replaced({softmax: lambda: 'outer', degree: lambda: 'outer'}):
-        with replaced({softmax: lambda: 'inner'}):
-            assert (utils.softmax(), utils.degree()) == ('inner', 'outer')
-        assert (utils.softmax(), utils.degree()) == ('outer', 'outer')
-        assert degree(index).tolist() == [1, 0, 1]
-    assert utils.degree(index).tolist() == [1, 0, 1]
 
 
 @pytest.mark.parametrize('function', _dispatchers, ids=lambda function: function.__name__)

@@ -102,18 +102,6 @@ def test_equals_one_process(tmp_path: Path, case: str, name: str, world_size: in
             torch.testing.assert_close(found[key], value, rtol=0, atol=1e-12, msg=key)
 
 
-def test_more_parts_than_communities(tmp_path: Path) -> None:
-    clique = [(i, j) for i in range(5) for j in range(5) if i != j]
-    data = _data(10, clique + [(i + 5, j + 5) for i, j in clique])
-    pyg_sar.partition_graph(data, 4, tmp_path / 'parts')
-    expected = _loss_and_gradients('GCN', data, None)
-    shard = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
-    found = _loss_and_gradients('GCN', data, shard)
-    for key, value in expected.items():
-        value = value[shard.n_id] if key == 'x' else value
-        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-12, msg=key)
-
-
 @pytest.mark.parametrize('num_parts', [1, 3])
 def test_dropout_inside_messages_is_replayed(tmp_path: Path, num_parts: int) -> None:
     """Backward sees the masks of forward: the gradient is the derivative at a fixed seed."""
@@ -187,18 +175,6 @@ def _infer_then_train(name: str, root: str) -> tuple[Tensor, Tensor]:
     out.sum().backward()
     conv(shard.x, shard.edge_index[:, ::2]).sum().backward()
     return inferred.clone(), out.detach()
-
-
-def test_plans_of_changing_edges_do_not_pile_up(tmp_path: Path) -> None:
-    pyg_sar.partition_graph(_data(9, RING), 3, tmp_path / 'parts')
-    shard = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts'))
-    conv = pyg_sar.SARConv(SAGEConv(6, 3).double())
-    for seed in range(30):
-        generator = torch.Generator().manual_seed(seed)
-        kept = torch.rand(shard.num_edges, generator=generator) < 0.7
-        conv(shard.x, shard.edge_index[:, kept])
-    plans = shard.edge_index.shard.cache['plans']
-    assert sum(plan.num_edges for plan in plans) <= 4 * shard.num_edges
 
 
 class _Centred(MessagePassing):  # type: ignore[misc]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from on_ranks import on_ranks
 from other_module import out_degree
-from ranks import run_ranks
-from small_graphs import assemble, assert_close, cut, small_graph
+from small_graphs import assert_close, small_graph
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import (
@@ -28,6 +27,9 @@ from torch_geometric.utils import (
 
 import pyg_sar
 from pyg_sar import SARConv
+from pyg_sar.comm import all_reduce_sum
+
+GRAPH = small_graph()
 
 
 class _Conv(MessagePassing):
@@ -100,31 +102,19 @@ class _Summed(_Conv):
         return self.propagate(edge_index, x=x) + found
 
 
-def _of_functions(root: Path, is_local: bool) -> dict[str, Any]:
-    data, found = pyg_sar.load_shard(root), {}
-    given = pyg_sar.local(data) if is_local else data
-    for name, function in FUNCTIONS.items():
-        try:
-            out = SARConv(_Summed(function))(given.x, given.edge_index)
-        except ValueError as error:
-            found[name] = str(error)
-        else:
-            found[name] = pyg_sar.local(data.n_id), pyg_sar.local(out).detach()
-    return found
-
-
 @pytest.mark.filterwarnings('ignore:Sparse')
 @pytest.mark.parametrize('is_local', [False, True])
-def test_exact_or_refused_by_name(is_local: bool, tmp_path: Path) -> None:
-    graph = small_graph()
-    answers = run_ranks(_of_functions, 3, cut(graph, 3, tmp_path / 'parts'), is_local)
-    for name, function in FUNCTIONS.items():
-        found = [answer[name] for answer in answers]
-        if name in REFUSED:
-            assert all('of rows that are spread over the ranks' in each for each in found), found
-            continue
-        assert not any(isinstance(each, str) for each in found), (name, found)
-        assert_close(assemble(found, 40), _Summed(function)(graph.x, graph.edge_index).detach())
+@pytest.mark.parametrize('name', FUNCTIONS)
+@on_ranks(is_local=False)
+def test_exact_or_refused_by_name(data, name, is_local):
+    conv, n_id = SARConv(_Summed(FUNCTIONS[name])), pyg_sar.local(data.n_id)
+    data = pyg_sar.local(data) if is_local else data
+    if name in REFUSED:
+        with pytest.raises(ValueError, match='of rows that are spread over the ranks'):
+            conv(data.x, data.edge_index)
+        return
+    want = _Summed(FUNCTIONS[name])(GRAPH.x, GRAPH.edge_index)[n_id]
+    assert_close(pyg_sar.local(conv(data.x, data.edge_index)), want)
 
 
 def _of_selected(x: Tensor, edge_index: Tensor) -> Tensor:
@@ -159,25 +149,21 @@ CONVS: dict[str, Callable[[], MessagePassing]] = {
 }
 
 
-def _run(root: Path, name: str) -> Any:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    conv = SARConv(CONVS[name]())
+def _step(conv: Any, data: Any, n_id: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Output, and the gradients of x and of the parameters."""
     x = data.x.detach().requires_grad_()
     out = conv(x, data.edge_index)
-    (out * (data.n_id.view(-1, 1) % 5 + 1) / 8).sum().backward()
-    gradients = [parameter.grad for parameter in conv.parameters()]
-    return data.n_id, out.detach(), x.grad, gradients
+    (out * (n_id.view(-1, 1) % 5 + 1) / 8).sum().backward()
+    return out.detach(), x.grad, [parameter.grad for parameter in conv.parameters()]
 
 
 @pytest.mark.parametrize('world_size', [1, 2, 3])
 @pytest.mark.parametrize('name', CONVS)
-def test_as_on_the_whole_graph(name: str, world_size: int, tmp_path: Path) -> None:
-    graph, conv = small_graph(), CONVS[name]()
-    x = graph.x.detach().requires_grad_()
-    want = conv(x, graph.edge_index)
-    (want * (torch.arange(40).view(-1, 1) % 5 + 1) / 8).sum().backward()
-    results = run_ranks(_run, world_size, cut(graph, 6, tmp_path / 'parts'), name)
-    assert_close(assemble([(n_id, out) for n_id, out, _, _ in results], 40), want.detach())
-    assert_close(assemble([(n_id, grad) for n_id, _, grad, _ in results], 40), x.grad)
-    for i, parameter in enumerate(conv.parameters()):
-        assert_close(sum(gradients[i] for *_, gradients in results), parameter.grad)
+@on_ranks(num_parts=6)
+def test_as_on_the_whole_graph(data, name, world_size):
+    want, want_x, gradients = _step(CONVS[name](), GRAPH, torch.arange(40))
+    out, grad_x, own = _step(SARConv(CONVS[name]()), data, data.n_id)
+    assert_close(out, want[data.n_id])
+    assert_close(grad_x, want_x[data.n_id])
+    for each, gradient in zip(own, gradients, strict=True):
+        assert_close(all_reduce_sum(each), gradient)

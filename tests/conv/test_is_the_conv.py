@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from copied_modules import WAYS, copied
 from few import few
-from ranks import run_as_threads, run_ranks
-from small_graphs import cut, small_graph
+from on_ranks import on_ranks
+from small_graphs import assert_close, cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import (
@@ -25,10 +24,11 @@ from torch_geometric.nn import (
     SAGEConv,
     aggr,
 )
-from torch_geometric.nn.models import GAT, GCN
+from torch_geometric.nn.models import GCN
 
 import pyg_sar
 from pyg_sar import SARConv, wrap
+from pyg_sar.comm import all_reduce_sum
 
 
 def _no_self_loops(conv: Any) -> None:
@@ -102,12 +102,6 @@ def _changed(name: str, data: Any, *, sar: bool, before: bool) -> tuple[Tensor, 
     return out, *gradients
 
 
-def _changed_on_ranks(root: str, name: str, before: bool) -> tuple[Tensor, ...]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    found = _changed(name, data, sar=True, before=before)
-    return (data.n_id, *(t.detach() for t in found))
-
-
 @pytest.fixture(scope='module')
 def graph() -> Data:
     return small_graph()
@@ -116,19 +110,13 @@ def graph() -> Data:
 @pytest.mark.parametrize('before', [True, False], ids=['before', 'after'])
 @pytest.mark.parametrize('name', few(CHANGES))
 @pytest.mark.parametrize('world_size', [1, 3])
-def test_attributes_set_later(graph, tmp_path, name, before, world_size):
-    out, grad_x, *gradients = _changed(name, graph, sar=False, before=before)
-    found, found_x = torch.zeros_like(out), torch.zeros_like(grad_x)
-    summed = [torch.zeros_like(gradient) for gradient in gradients]
-    root = str(cut(graph, 3, tmp_path / 'parts'))
-    for ids, rows, own_x, *own in run_as_threads(_changed_on_ranks, world_size, root, name, before):
-        found[ids], found_x[ids] = rows, own_x
-        for total, gradient in zip(summed, own, strict=True):
-            total += gradient
-    torch.testing.assert_close(found, out, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(found_x, grad_x, rtol=1e-10, atol=1e-10)
-    for total, gradient in zip(summed, gradients, strict=True):
-        torch.testing.assert_close(total, gradient, rtol=1e-10, atol=1e-10)
+@on_ranks(num_parts=3, by='threads')
+def test_attributes_set_later(data, name, before, world_size):
+    want = _changed(name, small_graph(), sar=False, before=before)
+    found = _changed(name, data, sar=True, before=before)
+    for i, (own, whole) in enumerate(zip(found, want, strict=True)):
+        own = own.detach() if i < 2 else all_reduce_sum(own)
+        assert_close(own, whole.detach()[data.n_id] if i < 2 else whole, tolerance=1e-10)
 
 
 @pytest.mark.parametrize('name', CHANGES)
@@ -151,18 +139,6 @@ def test_the_object_and_its_class():
     assert dict(sar.named_parameters()) == parameters
     assert list(sar.state_dict()) == list(parameters)
     assert type(type(sar)(6, 4)) is GATConv
-
-
-def test_names_of_parameters_are_those_of_the_state():
-    """Groups of an optimizer and averages of parameters are found by name."""
-    model = wrap(GAT(6, 8, 2, 3))
-    assert {name for name, _ in model.named_parameters()} <= set(model.state_dict())
-    decayed = [p for name, p in model.named_parameters() if name == 'convs.0.bias']
-    assert len(decayed) == 1
-    average = copy.deepcopy(model.state_dict())
-    for name, parameter in model.named_parameters():
-        average[name].lerp_(parameter.detach(), 0.1)
-    model.load_state_dict(average)
 
 
 @pytest.mark.parametrize('make', [lambda: GATConv(6, 4), lambda: GCNConv(6, 4)])
@@ -204,22 +180,6 @@ def test_a_saved_model_in_another_process(graph, tmp_path):
     subprocess.run([sys.executable, '-c', LOAD, *paths], check=True, timeout=600)
     want = model(data.x, data.edge_index).detach()
     torch.testing.assert_close(torch.load(tmp_path / 'out.pt'), want, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize('world_size', [1, 3])
-def test_propagate_called_directly(graph, tmp_path, world_size):
-    """It is a layer by itself."""
-    conv = SAGEConv(6, 4, aggr='max').double()
-    want = conv.propagate(graph.edge_index, x=(graph.x, graph.x), size=None)
-    root = str(cut(graph, 3, tmp_path / 'parts'))
-    for ids, out in run_ranks(_propagated, world_size, root):
-        torch.testing.assert_close(out, want[ids], rtol=1e-10, atol=1e-10)
-
-
-def _propagated(root: str | Path) -> tuple[Tensor, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    conv = SARConv(SAGEConv(6, 4, aggr='max').double())
-    return data.n_id, conv.propagate(data.edge_index, x=(data.x, data.x), size=None).detach()
 
 
 @pytest.mark.parametrize('make', [GCNConv, GATConv, GATv2Conv, lambda i, o: ChebConv(i, o, 2)])

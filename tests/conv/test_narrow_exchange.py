@@ -11,8 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from few import few
+from on_ranks import on_ranks, parts_of
 from ranks import run_ranks
-from small_graphs import assert_close, cut, small_graph
+from small_graphs import assert_close, small_graph
 from torch import Tensor
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
@@ -22,7 +23,7 @@ from torch_geometric.nn.models import GraphSAGE
 from traffic import counted
 
 import pyg_sar
-from pyg_sar.conv.reuse.narrow_exchange import NarrowSum
+from pyg_sar.comm import all_reduce_sum
 
 IN, OUT = 12, 3
 ROUNDS = 2
@@ -114,17 +115,6 @@ CONVS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, int] | None]] =
 WEIGHTED = ('GraphConv', 'GraphConv-mean')
 
 
-@pytest.fixture(scope='module')
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    root = tmp_path_factory.mktemp('narrow')
-
-    def folder(num_parts: int, kind: str = 'uneven') -> str:
-        path = root / f'{num_parts} {kind}'
-        return str(path if path.exists() else cut(small_graph(), num_parts, path, kind))
-
-    return folder
-
-
 def _rows(mode: str) -> dict[str, bool]:
     """The option that has every halo row travel, so that columns can be counted."""
     return {} if mode == 'one_shot' else {'partial_sums': False}
@@ -180,10 +170,8 @@ def _expected(name: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(('world_size', 'kind', 'mode'), few(LAYOUTS))
-def test_results_and_columns(
-    parts: Callable[..., str], world_size: int, kind: str, mode: str
-) -> None:
-    ranks = run_ranks(_run_all, world_size, parts(world_size, kind), mode)
+def test_results_and_columns(world_size: int, kind: str, mode: str) -> None:
+    ranks = run_ranks(_run_all, world_size, str(parts_of(world_size, kind)), mode)
     for name, (_, expected) in CONVS.items():
         _, outs, grad_x, gradients, _ = _expected(name)
         for found in ranks:
@@ -239,97 +227,76 @@ def _copied(conv: torch.nn.Module, *args: Any) -> Tensor:
     return copy.deepcopy(conv)(*args) * 0 + conv(*args)
 
 
-def _in_many_ways(root: str) -> list[list[Tensor]]:
-    data, found = pyg_sar.local(pyg_sar.load_shard(root)), []
-    for call in (_called, _checkpointed, _hooked_on_rank_1, _changed_afterwards, _copied):
+WAYS = [_checkpointed, _hooked_on_rank_1, _changed_afterwards, _copied]
+
+
+@on_ranks()
+def test_called_in_other_ways(data):
+    """Checkpointed, with a hook on one rank, with rows changed before backward, as a copy."""
+    found = []
+    for call in (_called, *WAYS):
         torch.manual_seed(3)
         conv = pyg_sar.wrap(SAGEConv(IN, OUT, root_weight=False).double(), partial_sums=False)
         x = torch.ones(data.num_nodes, IN, dtype=torch.float64).cumsum(0).sin().requires_grad_()
         found.append(_steps(conv, x, data, 2, _called) + _steps(conv, x, data, 2, call))
-    return found
+    for others in found[1:]:
+        for a, b in zip(others, found[0], strict=True):
+            assert_close(a, b)
 
 
-def test_what_uses_the_sum_otherwise_raises() -> None:
-    weight, other = torch.randn(OUT, IN), torch.randn(OUT, IN)
-    uses: list[Callable[[Tensor], Any]] = [
-        lambda out: out.relu(),
-        lambda out: out.shape,
-        lambda out: torch.nn.functional.linear(out, other),
-        lambda out: torch.nn.functional.linear(other, weight, out),
-    ]
-    for use in uses:
-        with pytest.raises(RuntimeError, match='expected a forward that gives the result of propa'):
-            use(NarrowSum.of(torch.randn(5, OUT), weight))
-
-
-def test_called_in_other_ways(parts: Callable[..., str]) -> None:
-    """Checkpointed, with a hook on one rank, with rows changed before backward, as a copy."""
-    for plainly, *others in run_ranks(_in_many_ways, 3, parts(3)):
-        for found in others:
-            for a, b in zip(found, plainly, strict=True):
-                assert_close(a, b)
-
-
-def _evaluations(root: str) -> list[Any]:
+@on_ranks()
+def test_evaluations(data):
     """Raw features: sums that nothing learns from are not kept, so they may be narrow."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    torch.manual_seed(3)
-    conv = pyg_sar.wrap(SAGEConv(6, 2).double(), partial_sums=False)
+    plain, graph = SAGEConv(6, 2).double(), small_graph()
+    conv = pyg_sar.wrap(copy.deepcopy(plain), partial_sums=False)
     sends = sum(step.send_index.numel() for step in data.edge_index.shard.steps)
-    found: list[Any] = [data.n_id]
-    for mode in (torch.no_grad, torch.inference_mode, torch.no_grad, torch.enable_grad):
+    for mode, columns in (
+        (torch.no_grad, 2),
+        (torch.inference_mode, 2),
+        (torch.no_grad, 2),
+        (torch.enable_grad, 6),
+    ):
         with mode(), counted() as traffic:
-            found.append(conv(data.x, data.edge_index).clone())
-        found.append(traffic.bytes_sent / 8 / sends)
+            out = conv(data.x, data.edge_index).clone()
+        assert traffic.bytes_sent == 8 * sends * columns
+        assert_close(out, plain(graph.x, graph.edge_index)[data.n_id], tolerance=1e-10)
     conv, x = conv.float(), data.x.float().requires_grad_()
     for _ in range(2):
         conv(x, data.edge_index)
     with torch.autocast('cpu', dtype=torch.bfloat16), counted() as traffic:
         conv(x, data.edge_index)
-    return [*found, traffic.bytes_sent / 4 / sends]
+    assert traffic.bytes_sent == 4 * sends * 6
 
 
-def test_evaluations(parts: Callable[..., str]) -> None:
-    graph = small_graph()
-    torch.manual_seed(3)
-    expected = SAGEConv(6, 2).double()(graph.x, graph.edge_index)
-    for n_id, *found, under_autocast in run_ranks(_evaluations, 3, parts(3)):
-        assert found[1::2] == [2, 2, 2, 6]
-        assert under_autocast == 6
-        for out in found[::2]:
-            assert_close(out, expected[n_id], tolerance=1e-10)
-
-
-def _recomputing(root: str, recompute: bool) -> list[Any]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    torch.manual_seed(3)
-    model = GraphSAGE(6, 8, 3, 2, norm='batch_norm').double()
-    model = pyg_sar.wrap(model, checkpoint_activations=recompute)
-    found: list[Any] = []
-    for _ in range(3):
-        with counted() as traffic:
-            model(data.x, data.edge_index).square().sum().backward()
-        found.append(traffic.bytes_sent)
-    return [*found, *(p.grad for p in model.parameters())]
-
-
-def test_with_recomputed_activations(parts: Callable[..., str]) -> None:
+@on_ranks()
+def test_with_recomputed_activations(data):
     """Rows travel as narrow, and the bits stay the same."""
-    for plain, own in zip(
-        *(run_ranks(_recomputing, 3, parts(3), flag) for flag in (False, True)), strict=True
-    ):
-        assert plain[:3] == own[:3]
-        assert plain[0] > plain[1] == plain[2]
-        for a, b in zip(plain[3:], own[3:], strict=True):
-            assert torch.equal(a, b)
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(3)
+        data = pyg_sar.local(pyg_sar.load_shard(data.edge_index.shard.root))  # nothing is known
+        model = GraphSAGE(6, 8, 3, 2, norm='batch_norm').double()
+        model = pyg_sar.wrap(model, checkpoint_activations=recompute)
+        sent = []
+        for _ in range(3):
+            with counted() as traffic:
+                model(data.x, data.edge_index).square().sum().backward()
+            sent.append(traffic.bytes_sent)
+        found.append((sent, [p.grad for p in model.parameters()]))
+    (plain, gradients), (own, own_gradients) = found
+    assert plain == own
+    assert plain[0] > plain[1] == plain[2]
+    assert all(map(torch.equal, gradients, own_gradients))
 
 
-def _pair(root: str) -> tuple[Any, ...]:
+@on_ranks()
+def test_a_pair(data):
     """Restricted to the edges into some nodes: a pair of sources and destinations."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    graph, plain = small_graph(), SAGEConv(6, 2).double()
+    conv = pyg_sar.wrap(copy.deepcopy(plain), partial_sums=False)
+    expected = plain(graph.x.requires_grad_(), graph.edge_index)
+    expected[graph.train_mask].square().sum().backward()
     (layer,) = layers = pyg_sar.restrict(data, data.train_mask, num_layers=1)
-    torch.manual_seed(3)
-    conv = pyg_sar.wrap(SAGEConv(6, 2).double(), partial_sums=False)
     x = data.x.requires_grad_()
     sends = sum(step.send_index.numel() for step in layer.edge_index.shard.steps)
     for _ in range(2):
@@ -337,21 +304,8 @@ def _pair(root: str) -> tuple[Any, ...]:
         with counted() as traffic:
             out = conv((pair, pair[: layer.num_dst]), layer.edge_index)
     out.square().sum().backward()
-    weight = conv.lin_l.weight.grad
-    dist.all_reduce(weight)
-    columns = traffic.bytes_sent / 8 / sends
-    return data.n_id, data.n_id[layers.output_nodes], out.detach(), x.grad, weight, columns
-
-
-def test_a_pair(parts: Callable[..., str]) -> None:
-    graph = small_graph()
-    torch.manual_seed(3)
-    conv = SAGEConv(6, 2).double()
-    x = graph.x.requires_grad_()
-    expected = conv(x, graph.edge_index)
-    expected[graph.train_mask].square().sum().backward()
-    for n_id, outputs, out, grad, weight, columns in run_ranks(_pair, 3, parts(3)):
-        assert columns == 2
-        assert_close(out, expected[outputs].detach(), tolerance=1e-10)
-        assert_close(grad, x.grad[n_id], tolerance=1e-10)
-        assert_close(weight, conv.lin_l.weight.grad, tolerance=1e-10)
+    assert traffic.bytes_sent == 8 * sends * 2
+    assert_close(out, expected[data.n_id[layers.output_nodes]], tolerance=1e-10)
+    assert_close(x.grad, graph.x.grad[data.n_id], tolerance=1e-10)
+    weight = all_reduce_sum(conv.lin_l.weight.grad)
+    assert_close(weight, plain.lin_l.weight.grad, tolerance=1e-10)

@@ -6,25 +6,23 @@ import copy
 import gc
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from few import few
-from graphs import awkward_graph
-from ranks import run_ranks
-from small_graphs import assert_close
+from on_ranks import on_ranks
+from small_graphs import assert_close, small_graph
 from torch import Tensor
 from torch_geometric import nn as pyg
-from torch_geometric.data import Data
 from torch_geometric.nn import aggr
 
 import pyg_sar
-from pyg_sar.comm import Exchange
+from pyg_sar.comm import Exchange, all_reduce_sum, rank
 from pyg_sar.shard.plan import plan_of
 
-NUM_NODES = 60
+GRAPH = small_graph()
 
 CONVS: dict[str, Callable[[], torch.nn.Module]] = {
     'SAGE mean': lambda: pyg.SAGEConv(6, 5),
@@ -35,40 +33,14 @@ CONVS: dict[str, Callable[[], torch.nn.Module]] = {
 }
 
 
-@pytest.fixture(scope='module')
-def graph() -> Data:
-    data = awkward_graph(NUM_NODES)
-    data.x = data.x[:, :6].contiguous()
-    return data
-
-
-@pytest.fixture(scope='module')
-def root(graph: Data, tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp('kept') / 'parts'
-    pyg_sar.partition_graph(graph, 3, path, method=1 + torch.arange(NUM_NODES) % 2)
-    return str(path)
-
-
-class _Counted:
+def _counted() -> Any:
     """Counts the exchanges of rows that this process starts."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.fetch = Exchange.fetch
-
-    def __enter__(self) -> _Counted:
-        def fetch(exchange: Exchange, *args: Any, **kwargs: Any) -> Any:
-            self.count += 1
-            return self.fetch(exchange, *args, **kwargs)
-
-        Exchange.fetch = fetch  # type: ignore[method-assign]
-        return self
-
-    def __exit__(self, *args: Any) -> None:
-        Exchange.fetch = self.fetch  # type: ignore[method-assign]
+    return mock.patch.object(Exchange, 'fetch', autospec=True, side_effect=Exchange.fetch)
 
 
-def _step(model: torch.nn.Module, x: Tensor, edge_index: Tensor, *args: Any) -> list[Tensor]:
+def _step(
+    model: torch.nn.Module, x: Tensor, edge_index: Tensor, *args: Any, is_whole: bool = False
+) -> list[Tensor]:
     model.zero_grad()
     out = model(x, edge_index, *args)
     out.square().sum().backward()
@@ -76,144 +48,112 @@ def _step(model: torch.nn.Module, x: Tensor, edge_index: Tensor, *args: Any) -> 
     for parameter in model.parameters():
         assert parameter.grad is not None
         grad = parameter.grad.clone()
-        if dist.is_initialized():
-            dist.all_reduce(grad)
-        found.append(grad)
+        found.append(grad if is_whole else all_reduce_sum(grad))
     return found
 
 
-def _epochs(root: str, name: str) -> tuple[list[list[Tensor]], list[int], Tensor]:
-    """Steps and evaluations in turn, features changed in place, then replaced."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    torch.manual_seed(1)
-    model = pyg_sar.wrap(CONVS[name]().double())
-    answers, counts = [], []
-
-    def train() -> None:
-        with _Counted() as counted:
-            answers.append(_step(model, data.x, data.edge_index))
-        counts.append(counted.count)
-
-    train()
-    train()
-    with torch.no_grad(), _Counted() as counted:
-        answers.append([model(data.x, data.edge_index)])
-    counts.append(counted.count)
-    data.x.mul_(2)
-    train()
-    train()
-    data.x = data.x.clone() + 1
-    train()
-    return answers, counts, data.n_id
-
-
-def _expected(graph: Data, name: str) -> list[list[Tensor]]:
-    torch.manual_seed(1)
-    model = CONVS[name]().double()
-    once = _step(model, graph.x, graph.edge_index)
-    doubled = _step(model, graph.x * 2, graph.edge_index)
-    replaced = _step(model, graph.x * 2 + 1, graph.edge_index)
-    return [once, once, once[:1], doubled, doubled, replaced]
-
-
-@pytest.mark.parametrize('world_size', [1, 3])
 @pytest.mark.parametrize('name', few(CONVS))
-def test_exact_and_fetched_once(graph: Data, root: str, name: str, world_size: int) -> None:
-    expected = _expected(graph, name)
-    for answers, counts, n_id in run_ranks(_epochs, world_size, root, name):
-        for found, wanted in zip(answers, expected, strict=True):
-            assert_close(found[0], wanted[0][n_id])
-            for grad, wanted_grad in zip(found[1:], wanted[1:], strict=True):
-                assert_close(grad, wanted_grad)
-        assert [bool(count) for count in counts] == [True, False, False, True, False, True]
-
-
-def _one_rank_replaces(root: str) -> tuple[list[Tensor], list[int]]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+@on_ranks(kind='empty part')
+def test_exact_and_fetched_once(data, name):
+    """Steps and evaluations in turn, features changed in place, then replaced."""
     torch.manual_seed(1)
-    model = pyg_sar.wrap(CONVS['SAGE mean']().double())
+    plain = CONVS[name]().double()
+    model, x = pyg_sar.wrap(copy.deepcopy(plain)), data.x.clone()
+
+    def check(whole: Tensor, fetches: bool, *, trains: bool = True) -> None:
+        want = _step(plain, whole, GRAPH.edge_index, is_whole=True)
+        with _counted() as fetch, torch.set_grad_enabled(trains):
+            found = [model(x, data.edge_index)] if not trains else _step(model, x, data.edge_index)
+        assert bool(fetch.call_count) == fetches
+        for i, own in enumerate(found):
+            assert_close(own, want[i] if i else want[i][data.n_id], tolerance=1e-10)
+
+    check(GRAPH.x, True)
+    check(GRAPH.x, False)
+    check(GRAPH.x, False, trains=False)
+    x.mul_(2)
+    check(GRAPH.x * 2, True)
+    check(GRAPH.x * 2, False)
+    x = x.clone() + 1
+    check(GRAPH.x * 2 + 1, True)
+
+
+def _forwards(model: torch.nn.Module, data: Any, change: Callable[[int], object]) -> list[int]:
+    """Exchanges of some forwards, whose outputs are the same."""
     outs, counts = [], []
     for epoch in range(4):
-        if epoch == 2 and dist.get_rank() == 1:
-            data.x = data.x.clone()
-        with _Counted() as counted:
+        if rank() == 1:
+            change(epoch)
+        with _counted() as fetch:
             outs.append(model(data.x, data.edge_index).detach())
-        counts.append(counted.count)
-    return outs, counts
+        counts.append(fetch.call_count)
+    assert all(torch.equal(out, outs[0]) for out in outs)
+    return counts
 
 
-def test_ranks_keep_and_drop_together(root: str) -> None:
-    for outs, counts in run_ranks(_one_rank_replaces, 3, root):
-        assert all(torch.equal(out, outs[0]) for out in outs)
-        assert counts == [1, 0, 1, 0]
+@on_ranks()
+def test_ranks_keep_and_drop_together(data):
+    def change(epoch: int) -> None:
+        data.x = data.x.clone() if epoch == 2 else data.x
+
+    assert _forwards(pyg_sar.wrap(pyg.SAGEConv(6, 5).double()), data, change) == [1, 0, 1, 0]
 
 
-def _unseen_changes(root: str, ranks: list[int], has_weight: bool) -> list[Tensor]:
-    """Gradients and outputs of kept results and anew, before and after what torch does not see."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    torch.manual_seed(1)
-    x, weight = data.x.clone(), data.edge_weight.double()
-    kind = pyg.GCNConv if has_weight else pyg.SAGEConv
-    model = pyg_sar.wrap(kind(6, 5).double())
+@on_ranks()
+def test_a_hook_on_one_rank_sees_the_aggregation(data):
+    model = pyg_sar.wrap(pyg.SAGEConv(6, 5).double())
+
+    def change(epoch: int) -> None:
+        if epoch == 1:
+            model.aggr_module.register_forward_hook(lambda *_: None)
+
+    assert _forwards(model, data, change) == [1, 1, 1, 1]
+
+
+CHANGES: list[Callable[[Tensor], object]] = [
+    lambda x: x.data.mul_(2),
+    lambda x: np.copyto(x.numpy(), x.numpy()[::-1].copy()),
+    lambda x: setattr(x, 'data', x.data + 1),
+]
+
+
+@pytest.mark.parametrize('has_weight', [False, True])
+@pytest.mark.parametrize('changing', [[0, 1, 2], [1]])
+@on_ranks()
+def test_what_torch_does_not_see_is_seen(data, changing, has_weight):
+    """Of features in a sum that is kept, and of weights in a normalisation that is kept."""
+    x, weight = data.x.clone(), data.edge_weight.clone()
+    conv = pyg.GCNConv if has_weight else pyg.SAGEConv
+    model = pyg_sar.wrap(conv(6, 5).double(), partial_sums=False)  # to the bit
     args = [weight] if has_weight else []
-    changed = weight if has_weight else x
-    found = []
-    for change in (
-        lambda: None,
-        lambda: changed.data.mul_(2),
-        lambda: np.copyto(changed.numpy(), changed.numpy()[::-1].copy()),
-        lambda: setattr(changed, 'data', changed.data + 1),
-    ):
-        if not dist.is_initialized() or dist.get_rank() in ranks:
-            change()
+    (before, *_) = _step(model, x, data.edge_index, *args)
+    for change in CHANGES:
+        if rank() in changing:
+            change(weight if has_weight else x)
         for _ in range(2):
             kept = _step(model, x, data.edge_index, *args)
             anew = _step(model, x.clone(), data.edge_index, *(w.clone() for w in args))
             assert all(torch.equal(a, b) for a, b in zip(kept, anew, strict=True))
-        found.append(kept[0])
-    return found
+        assert rank() != 1 or not torch.equal(kept[0], before)
 
 
-@pytest.mark.parametrize('has_weight', [False, True])
-@pytest.mark.parametrize(('world_size', 'ranks'), [(1, [0]), (3, [0, 1, 2]), (3, [1])])
-def test_what_torch_does_not_see_is_seen(
-    root: str, world_size: int, ranks: list[int], has_weight: bool
-) -> None:
-    """Of features in a sum that is kept, and of weights in a normalisation that is kept."""
-    outs = run_ranks(_unseen_changes, world_size, root, ranks, has_weight)
-    for before, *later in outs if world_size == 1 else [outs[1]]:
-        assert all(out.numel() and not torch.equal(out, before) for out in later)
-
-
-def _kept_for(data: Data) -> Any:
-    plan = plan_of(data.edge_index, data.edge_index.shard)
-    return plan.cache['kept sums']
-
-
-def test_freed_with_the_features(root: str) -> None:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+@on_ranks(1, 3)
+def test_freed_with_the_features(data):
     conv = pyg_sar.SARConv(pyg.SAGEConv(6, 5).double())
+    kept = plan_of(data.edge_index, data.edge_index.shard).cache
     x = data.x.clone()
     conv(x, data.edge_index)
-    assert len(_kept_for(data)) == 1
+    assert len(kept['kept sums']) == 1
     del x
     gc.collect()
-    assert len(_kept_for(data)) == 0
+    assert len(kept['kept sums']) == 0
     with torch.no_grad():  # nothing is kept where nothing is learned
         conv(data.x, data.edge_index)
-    assert len(_kept_for(data)) == 0
+    assert len(kept['kept sums']) == 0
 
 
-def test_features_that_take_a_gradient_are_not_kept(root: str) -> None:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    conv = pyg_sar.SARConv(pyg.SAGEConv(6, 5).double())
-    x = data.x.clone().requires_grad_()
-    conv(x, data.edge_index)
-    plan = plan_of(data.edge_index, data.edge_index.shard)
-    assert 'kept sums' not in plan.cache
-
-
-def test_a_result_that_was_written_to_is_computed_again(root: str) -> None:
+@on_ranks(1, 3)
+def test_a_result_that_was_written_to_is_computed_again(data):
     class Writes(pyg.MessagePassing):  # type: ignore[misc]
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
             out: Tensor = self.propagate(edge_index, x=x)
@@ -222,22 +162,21 @@ def test_a_result_that_was_written_to_is_computed_again(root: str) -> None:
         def message(self, x_j: Tensor) -> Tensor:
             return x_j
 
-    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = pyg_sar.SARConv(Writes(aggr='sum'))
     first, second = (conv(data.x, data.edge_index).clone() for _ in range(2))
     assert torch.equal(first, second)
 
 
-def test_other_weights_and_other_aggregations(graph: Data, root: str) -> None:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+@on_ranks(1, 3)
+def test_other_weights_and_other_aggregations(data):
     plain = pyg.GraphConv(6, 5).double()
     conv = pyg_sar.SARConv(copy.deepcopy(plain))
     order = torch.argsort(data.n_id)
-    weight = data.edge_weight.double()
+    weight = data.edge_weight.clone()
     for _ in range(2):
         for factor in (1.0, 2.0):
             found = conv(data.x, data.edge_index, weight * factor)
-            wanted = plain(graph.x, graph.edge_index, graph.edge_weight.double() * factor)
+            wanted = plain(GRAPH.x, GRAPH.edge_index, GRAPH.edge_weight * factor)
             assert_close(found[order], wanted)
     for _ in range(2):
         weight.mul_(3)
@@ -248,12 +187,12 @@ def test_other_weights_and_other_aggregations(graph: Data, root: str) -> None:
         plain = pyg.SAGEConv(6, 5, aggr=conv_aggr).double()
         conv = pyg_sar.SARConv(copy.deepcopy(plain))
         for _ in range(2):
-            assert_close(conv(data.x, data.edge_index)[order], plain(graph.x, graph.edge_index))
+            assert_close(conv(data.x, data.edge_index)[order], plain(GRAPH.x, GRAPH.edge_index))
 
 
-def test_an_output_is_nobody_elses(root: str) -> None:
+@on_ranks(1, 3)
+def test_an_output_is_nobody_elses(data):
     """Writing into one leaves what is kept, and what others were given, alone."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = pyg_sar.SARConv(pyg.SimpleConv('sum'))
     first = conv(data.x, data.edge_index)
     before = first.clone()
@@ -262,26 +201,6 @@ def test_an_output_is_nobody_elses(root: str) -> None:
     assert torch.equal(first, before)
     first.zero_()
     assert torch.equal(second, 3 * before)
-    with _Counted() as counted:
+    with _counted() as fetch:
         assert torch.equal(conv(data.x, data.edge_index), before)
-    assert counted.count == 0
-
-
-def _hook_on_one_rank(root: str) -> tuple[list[Tensor], list[int]]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    torch.manual_seed(1)
-    model = pyg_sar.wrap(CONVS['SAGE mean']().double())
-    outs, counts = [], []
-    for epoch in range(3):
-        if epoch == 1 and dist.get_rank() == 1:
-            model.aggr_module.register_forward_hook(lambda *_: None)
-        with _Counted() as counted:
-            outs.append(model(data.x, data.edge_index).detach())
-        counts.append(counted.count)
-    return outs, counts
-
-
-def test_a_hook_on_one_rank_sees_the_aggregation(root: str) -> None:
-    for outs, counts in run_ranks(_hook_on_one_rank, 3, root):
-        assert all(torch.equal(out, outs[0]) for out in outs)
-        assert counts == [1, 1, 1]
+    assert fetch.call_count == 0

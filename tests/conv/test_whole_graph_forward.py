@@ -9,10 +9,13 @@ import pytest
 import torch
 from few import few
 from graphs import awkward_graph
+from hetero_graphs import WRITES, hetero_graph
+from on_ranks import on_ranks
 from ranks import run_as_threads, run_ranks
+from small_graphs import assert_all_raise, attempt, small_graph
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import MessagePassing, SimpleConv, aggr
+from torch_geometric.nn import HypergraphConv, MessagePassing, SimpleConv, aggr
 
 import pyg_sar
 from pyg_sar.comm import all_reduce_sum
@@ -100,28 +103,22 @@ class _LeavesCount(_LeavesLargest):
         return x_j
 
 
-def _outcome(root: Path, conv: Any, change: Any) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    try:
-        pyg_sar.SARConv(conv().double())(data.x, change(data.edge_index))
-    except ValueError as error:
-        return f'ValueError: {error}'
-    return 'no error'
-
-
-def _same(edge_index: Tensor) -> Tensor:
-    return edge_index
-
-
-def _out(root: Path, conv: Any) -> Tensor:
-    data = pyg_sar.load_shard(root)
-    return pyg_sar.gather(pyg_sar.SARConv(conv().double())(data.x, data.edge_index))
-
-
 @pytest.mark.parametrize('conv', [_LeavesLargest, _LeavesCount])
-def test_numbers_that_depend_on_all_edges(conv: Any, tmp_path: Path) -> None:
-    graph = awkward_graph()
-    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts')
-    want = conv().double()(graph.x, graph.edge_index)
-    for out in run_ranks(_out, 3, tmp_path / 'parts', conv):
-        torch.testing.assert_close(out, want)
+@on_ranks()
+def test_numbers_that_depend_on_all_edges(data, conv):
+    graph = small_graph()
+    want = conv().double()(graph.x, graph.edge_index)[data.n_id]
+    torch.testing.assert_close(pyg_sar.SARConv(conv().double())(data.x, data.edge_index), want)
+
+
+def _hypergraph_without_num_edges(root: Path) -> str:
+    data = pyg_sar.local(pyg_sar.load_shard(root))
+    conv = pyg_sar.SARConv(HypergraphConv(4, 3).double())
+    return attempt(conv, data['author'].x, data[WRITES].edge_index)
+
+
+def test_the_number_of_hyperedges_is_needed(tmp_path: Path) -> None:
+    """The last papers have no author, so the edges do not tell how many there are."""
+    pyg_sar.partition_graph(hetero_graph(), 2, tmp_path / 'parts', method='random')
+    outcomes = run_ranks(_hypergraph_without_num_edges, 2, tmp_path / 'parts')
+    assert_all_raise(outcomes, 'ValueError', "'size'")

@@ -1,82 +1,12 @@
-"""Metrics, schedulers and early stopping on 3 ranks of unequal size decide as one process does."""
+"""Metrics of torchmetrics on 3 ranks of unequal size are those of one process."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from graphs import NUM_CLASSES, NUM_FEATURES, awkward_graph
-from ranks import run_as_threads, run_ranks
+from ranks import run_ranks
 from torch import Tensor
-from torch_geometric.nn import GraphSAGE
-
-import pyg_sar
-
-_OF_RANKS = torch.tensor([0] * 7 + [1] * 38 + [2] * 15)  # which part a node goes to
-_EPOCHS = 60
-
-
-def _model() -> torch.nn.Module:
-    torch.manual_seed(0)
-    return GraphSAGE(NUM_FEATURES, 16, 2, NUM_CLASSES, norm='batch_norm').double()
-
-
-def _train(model: torch.nn.Module, data: Any) -> dict[str, Any]:
-    """Trains with a scheduler and early stopping that look at the nodes without the mask."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, threshold=1e-2)
-    best, bad_epochs, rates, seen = float('inf'), 0, [], []
-    for _ in range(_EPOCHS):
-        losses = F.cross_entropy(model(data.x, data.edge_index), data.y, reduction='none')
-        loss, other = (
-            losses[data.train_mask].mean(),
-            float(losses[~data.train_mask].detach().mean()),
-        )
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        scheduler.step(other)
-        rates.append(optimizer.param_groups[0]['lr'])
-        seen.append(other)
-        best, bad_epochs = (other, 0) if other < best else (best, bad_epochs + 1)
-        if bad_epochs == 5:
-            break
-    weights = torch.cat([p.detach().view(-1) for p in model.parameters()])
-    return {'rates': rates, 'seen': torch.tensor(seen), 'weights': weights}
-
-
-def _on_a_rank(root: Path) -> dict[str, Any]:
-    model = pyg_sar.DistributedDataParallel(_model())
-    return _train(model, pyg_sar.load_shard(root))
-
-
-def test_scheduler_and_early_stopping(tmp_path: Path) -> None:
-    graph = awkward_graph()
-    pyg_sar.partition_graph(graph, 3, tmp_path / 'parts', method=_OF_RANKS)
-    one = _train(_model(), graph)
-    assert len(one['rates']) < _EPOCHS, 'it stops early'
-    assert len(set(one['rates'])) > 1, 'the rate is lowered'
-    for of_rank in run_as_threads(_on_a_rank, 3, tmp_path / 'parts'):
-        assert of_rank['rates'] == one['rates']
-        torch.testing.assert_close(of_rank['seen'], one['seen'])
-        torch.testing.assert_close(of_rank['weights'], one['weights'], rtol=1e-6, atol=1e-8)
-
-
-def test_a_scheduler_that_sees_one_rank_differs(tmp_path: Path) -> None:
-    """What the page warns of: each rank sees other losses."""
-    pyg_sar.partition_graph(awkward_graph(), 3, tmp_path / 'parts', method=_OF_RANKS)
-    seen = run_as_threads(_local_losses, 3, tmp_path / 'parts')
-    assert len(set(seen)) == 3
-
-
-def _local_losses(root: Path) -> float:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    out = pyg_sar.DistributedDataParallel(_model())(data.x, data.edge_index)
-    return F.cross_entropy(out, data.y).item()
 
 
 def _metrics(scores: Tensor, y: Tensor, sizes: list[int] | None) -> list[Tensor]:

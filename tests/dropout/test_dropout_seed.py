@@ -136,12 +136,6 @@ def test_losses_do_not_depend_on_the_ranks(
     _check(run_as_threads(_losses, num_ranks, roots[num_parts]), expected)
 
 
-@pytest.mark.parametrize(('num_parts', 'num_ranks'), few(_CUTS, 4))
-def test_losses_of_20_epochs(roots: dict[int, Path], num_parts: int, num_ranks: int) -> None:
-    found = run_as_threads(_losses_of_plain, num_ranks, roots[num_parts])
-    _check(found, _losses_of_plain(roots[1]))
-
-
 _OPTIONS: list[dict[str, Any]] = [
     {'mode': 'one_shot'},
     {'checkpoint_activations': True},
@@ -162,7 +156,7 @@ def test_pieces_of_a_message_draw_what_the_whole_draws(
     roots: dict[int, Path], expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr('pyg_sar.aggregate.chunks.CHUNK_BYTES', 1)
-    monkeypatch.setattr('pyg_sar.aggregate.chunks._MIN_EDGES', 13)
+    monkeypatch.setattr('pyg_sar.aggregate.chunks.MIN_EDGES', 13)
     monkeypatch.setattr('pyg_sar.dropout.draw._HASHES', 7)
     _check([_losses(roots[2])], expected)
 

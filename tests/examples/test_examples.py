@@ -112,7 +112,7 @@ _SHORT: dict[str, tuple[list[object], list[str]]] = {
 """Options, and the first word of every line."""
 
 
-@pytest.mark.bench  # as it takes a minute
+@pytest.mark.slow
 @pytest.mark.parametrize('name', _SHORT)
 def test_example_is_the_same_on_one_and_two_processes(name: str, tmp_path: Path) -> None:
     options, words = _SHORT[name]

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from ranks import run_once, run_ranks
-from small_graphs import assert_all_raise, attempt, cut, small_graph
+from on_ranks import on_ranks
+from small_graphs import attempt
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel, ExchangeError, wrap
-from pyg_sar.comm import Exchange, current
+from pyg_sar.comm import Exchange
 from pyg_sar.comm.faults import connection
 from pyg_sar.over_all_nodes import global_mean
 
@@ -48,77 +47,41 @@ def _train(model: torch.nn.Module, data: Any) -> None:
     global_mean(F.cross_entropy(out, data.y, reduction='none'), data.train_mask).backward()
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> str:
-    return str(cut(small_graph(), 3, tmp_path / 'parts'))
-
-
-def _raise_on_all(root: str) -> list[str]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+@on_ranks()
+def test_what_all_ranks_raise_leaves_them_able_to_go_on(data):
     model = DistributedDataParallel(_net())
     _train(model, data)
-    found = []
     with mock.patch.object(connection, 'GRACE', 60):
         for i in (0, 1, 2, 1):
             model.module.fails = i
-            time.sleep(0.05 * data.edge_index.shard.rank)  # not quite at the same time
-            found.append(attempt(_train, model, data))
+            time.sleep(0.05 * dist.get_rank())  # not quite at the same time
+            with pytest.raises(ValueError, match='not this time'):
+                _train(model, data)
         model.module.fails = -1
         model.zero_grad()
-        return [*found, attempt(_train, model, data)]
+        _train(model, data)
 
 
-def test_what_all_ranks_raise_leaves_them_able_to_go_on(root: str) -> None:
-    for found in run_ranks(_raise_on_all, 3, root):
-        assert found == ['ValueError: not this time'] * 4 + ['no error']
-
-
-def _raise_on_one(root: str) -> tuple[list[str], float, str]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    model = DistributedDataParallel(_net())
+@on_ranks(by='own processes')
+def test_what_one_rank_raises_ends_the_exchanges_of_all(data):
+    rank, model = dist.get_rank(), DistributedDataParallel(_net())
     _train(model, data)
-    if data.edge_index.shard.rank == 1:
-        model.module.fails = 2
+    model.module.fails = 2 if rank == 1 else -1
     start = time.monotonic()
-    found = [attempt(_train, model, data) for _ in range(2)]
-    try:
+    first, second = (attempt(_train, model, data) for _ in range(2))
+    if rank == 1:
+        assert first == 'ValueError: not this time'
+    else:
+        assert first.startswith(f'ExchangeError: rank {rank} stopped at ')
+        assert "layer 'convs.2' (GCNConv), forward" in first
+        assert 'rank 1 failed with ValueError: not this time' in first
+    assert second.startswith('ExchangeError: ')
+    assert 'exchanges ended before' in second
+    with pytest.raises(ExchangeError) as error:
         pyg_sar.over_all_nodes.global_sum(data.x)
-    except ExchangeError as error:
-        return found, time.monotonic() - start, f'{error.rank} {error.peer} {error.operation}'
-    return found, 0.0, 'no error'
-
-
-def test_what_one_rank_raises_ends_the_exchanges_of_all(root: str) -> None:
-    for rank, (found, seconds, last) in enumerate(run_once(_raise_on_one, 3, root)):
-        first, second = found
-        if rank == 1:
-            assert first == 'ValueError: not this time'
-        else:
-            assert first.startswith(f'ExchangeError: rank {rank} stopped at ')
-            assert "layer 'convs.2' (GCNConv), forward" in first
-            assert 'rank 1 failed with ValueError: not this time' in first
-        assert second.startswith('ExchangeError: ')
-        assert 'exchanges ended before' in second
-        assert last == f'{rank} 1 a sum over all ranks'
-        assert seconds < 60  # the timeout is that of the default group, 30 minutes
-
-
-def _different(kind: str) -> str:
-    rank = torch.distributed.get_rank()
-    net, options = _net(), {}
-    if kind == 'class' and rank == 2:
-        net.convs[1] = GCNConv(8, 8)
-    elif kind == 'setting' and rank == 2:
-        net.convs[2] = GCNConv(8, 3, improved=True)
-    elif kind == 'shape' and rank == 2:
-        net.extra = torch.nn.Parameter(torch.zeros(2))
-    elif kind == 'dtype' and rank == 2:
-        net.float()
-    elif kind == 'mode' and rank == 2:
-        options['mode'] = 'one_shot'
-    elif kind == 'no model' and rank == 2:
-        net = torch.nn.Linear(2, 2)
-    return attempt(DistributedDataParallel, net, **options)
+    found = error.value.rank, error.value.peer, error.value.operation
+    assert found == (rank, 1, 'a sum over all ranks')
+    assert time.monotonic() - start < 60  # the timeout is that of the default group, 30 minutes
 
 
 @pytest.mark.parametrize(
@@ -133,92 +96,60 @@ def _different(kind: str) -> str:
         ('same', []),
     ],
 )
-def test_models_are_compared(kind: str, words: list[str]) -> None:
-    outcomes = run_ranks(_different, 3, kind)
-    if kind == 'same':
-        assert outcomes == ['no error'] * 3
-    else:
-        assert_all_raise(outcomes, 'ValueError', *words)
-
-
-def _skip(root: str, layer: int, phase: str) -> str:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    net = _net()
-    model = DistributedDataParallel(net, debug=True, timeout=60)
-    _train(model, data)
-    if data.edge_index.shard.rank == 2:
-        if phase == 'forward':
-            net.skipped = layer
-        else:
-            net.convs[layer].register_forward_hook(
-                lambda m, args, out: out.detach().requires_grad_()
-            )
-    return attempt(_train, model, data)
+@on_ranks(3, 0)
+def test_models_are_compared(kind, words):
+    rank = dist.get_rank()
+    net, options = _net(), {}
+    if kind == 'class' and rank == 2:
+        net.convs[1] = GCNConv(8, 8)
+    elif kind == 'setting' and rank == 2:
+        net.convs[2] = GCNConv(8, 3, improved=True)
+    elif kind == 'shape' and rank == 2:
+        net.extra = torch.nn.Parameter(torch.zeros(2))
+    elif kind == 'dtype' and rank == 2:
+        net.float()
+    elif kind == 'mode' and rank == 2:
+        options['mode'] = 'one_shot'
+    elif kind == 'no model' and rank == 2:
+        net = torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match='rank 2') if words else nullcontext() as error:
+        DistributedDataParallel(net, **options)
+    assert not words or all(word in str(error.value) for word in words)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('layer', 'phase'), [(1, 'forward'), (1, 'backward')])
-def test_a_rank_that_skips_a_layer(root: str, layer: int, phase: str) -> None:
-    outcomes = run_once(_skip, 3, root, layer, phase)
-    layers = "layer 'convs.1' (GATConv)", "layer 'convs.2' (GCNConv)"
+@pytest.mark.parametrize('phase', ['forward', 'backward'])
+@on_ranks(by='own processes')
+def test_a_rank_that_skips_a_layer(data, phase):
+    net = _net()
+    model = DistributedDataParallel(net, debug=True, timeout=60)
+    _train(model, data)
+    if dist.get_rank() == 2:
+        if phase == 'forward':
+            net.skipped = 1
+        else:
+            net.convs[1].register_forward_hook(lambda m, args, out: out.detach().requires_grad_())
+    layers = ["layer 'convs.1' (GATConv)", "layer 'convs.2' (GCNConv)"]
     if phase == 'backward':  # rank 2 has no more to do in it
-        layers = "layer 'convs.1' (GATConv), backward", 'the sum of the gradients of parameters'
-    assert_all_raise(outcomes, 'ExchangeError', 'the ranks run different programs', *layers)
-    assert any('rank 2 is at' in found for found in outcomes)
+        layers = ["layer 'convs.1' (GATConv), backward", 'the sum of the gradients of parameters']
+    with pytest.raises(ExchangeError, match='the ranks run different programs') as error:
+        _train(model, data)
+    assert all(layer in str(error.value) for layer in layers)
+    assert dist.get_rank() == 2 or 'rank 2 is at' in str(error.value)
 
 
-def _timeouts(kind: str) -> tuple[list[tuple[str, float | None]], float | None]:
-    """The timeout in force at what may take one rank long, and in the end."""
-    found = []
-
-    def noting(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            found.append((name, _timeout()))
-            return real(*args)
-
-        return call
-
-    module = sys.modules['pyg_sar.wrap']
-    with mock.patch.object(module, 'loops', noting('compiling', module.loops)):
-        (DistributedDataParallel if kind == 'ddp' else wrap)(_net(), timeout=50)
-    return found, _timeout()
-
-
-def _timeout() -> float | None:
-    limit = current().timeout  # type: ignore[attr-defined]
-    return None if limit is None else limit.total_seconds()
-
-
-@pytest.mark.parametrize('kind', ['ddp', 'wrap'])
-def test_a_timeout_holds_once_the_model_is_built(kind: str) -> None:
-    """Until then it is that of the default group: one rank may compile for longer than others."""
-    for found, last in run_once(_timeouts, 2, kind):
-        assert found == [('compiling', None)] * 2  # for rows of float32 and of float64
-        assert last == 50
-
-
-def _epochs(root: str) -> list[str]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+@on_ranks(by='own processes')
+def test_unequal_epochs_end_at_the_timeout(data):
     model = DistributedDataParallel(_net())
-    found = [attempt(_train, model, data) for _ in range(2)]
+    for _ in range(2):
+        _train(model, data)
     wrap(model.module, timeout=6)  # all have come as far as this, and done what takes seconds
-    if data.edge_index.shard.rank != 2:
-        found.append(attempt(_train, model, data))
-    return found
-
-
-def test_unequal_epochs_end_at_the_timeout(root: str) -> None:
-    *others, last = run_once(_epochs, 3, root)
-    assert last == ['no error'] * 2
-    assert [found[:2] for found in others] == [['no error'] * 2] * 2
-    assert_all_raise(
-        [found[2] for found in others],
-        'ExchangeError',
-        "layer 'convs.0' (SAGEConv), forward",
-        'rank 2 was silent',
-        'it may run another program than the others',
-        'debug=True tells where they part',
-    )
+    if dist.get_rank() == 2:
+        return
+    with pytest.raises(ExchangeError, match='rank 2 was silent') as error:
+        _train(model, data)
+    assert "layer 'convs.0' (SAGEConv), forward" in str(error.value)
+    assert 'debug=True tells where they part' in str(error.value)
 
 
 @pytest.mark.parametrize('timeout', [0, -1, True, 'a minute'])
@@ -227,25 +158,19 @@ def test_timeouts_that_are_none(timeout: Any) -> None:
         wrap(_net(), timeout=timeout)
 
 
-def _other_rows(root: str, kind: str) -> tuple[str, str]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    model = DistributedDataParallel(_net(), debug=True)
-    _train(model, data)
-    exchange = Exchange(data.edge_index.shard)
-    x = data.x
-    if data.edge_index.shard.rank == 1:
-        x = x[:, :5] if kind == 'width' else x.float()
-    return attempt(lambda: list(exchange.fetch([x]))), attempt(_train, model, data)
-
-
 @pytest.mark.parametrize(
-    ('kind', 'form'), [('width', 'torch.float64 (5,)'), ('dtype', 'torch.float32 (6,)')]
+    ('odd', 'form'), [('width', 'torch.float64 (5,)'), ('dtype', 'torch.float32 (6,)')]
 )
-def test_other_rows_are_found_before_they_move(root: str, kind: str, form: str) -> None:
-    found, later = zip(*run_once(_other_rows, 3, root, kind), strict=True)
-    usual = 'rank 0 is at a step of rows (rows of torch.float64 (6,))'
-    odd = f'rank 1 is at a step of rows (rows of {form})'
-    for rank, text in enumerate(found):
-        assert text.startswith(f'ExchangeError: rank {rank} stopped at ')
-        assert (usual if rank == 1 else odd) in text
-    assert_all_raise(later, 'ExchangeError', 'exchanges ended before')
+@on_ranks(by='own processes')
+def test_other_rows_are_found_before_they_move(data, odd, form):
+    rank, model = dist.get_rank(), DistributedDataParallel(_net(), debug=True)
+    _train(model, data)
+    x = data.x
+    if rank == 1:
+        x = x[:, :5] if odd == 'width' else x.float()
+    found = attempt(lambda: list(Exchange(data.edge_index.shard).fetch([x])))
+    assert found.startswith(f'ExchangeError: rank {rank} stopped at ')
+    other, form = (0, 'torch.float64 (6,)') if rank == 1 else (1, form)
+    assert f'rank {other} is at a step of rows (rows of {form})' in found
+    with pytest.raises(ExchangeError, match='exchanges ended before'):
+        _train(model, data)

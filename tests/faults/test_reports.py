@@ -18,7 +18,7 @@ from ranks import run_once
 from small_graphs import attempt
 
 from pyg_sar.comm import agree, current, set_timeout
-from pyg_sar.comm.faults.reports import Cause, Reports, for_operations
+from pyg_sar.comm.faults.reports import Cause, Reports
 
 TIMEOUT = timedelta(seconds=20)
 
@@ -118,16 +118,6 @@ SILENT, CLOSED, FAILED = _lost(3, silent=True), _lost(3), Cause(3, 'ValueError: 
 )
 def test_first_cause(own: Cause, said: dict[int, Cause], found: Cause) -> None:
     assert _first_cause(own, said) == found
-
-
-@pytest.mark.parametrize(
-    ('seconds', 'left'), [(0.4, 0.2), (1, 0.5), (2, 1.5), (3, 2.4), (20, 16), (1800, 1795)]
-)
-def test_operations_leave_time_to_ask(seconds: float, left: float) -> None:
-    found = for_operations(timedelta(seconds=seconds))
-    assert found is not None
-    assert found.total_seconds() == pytest.approx(left)
-    assert for_operations(None) is None
 
 
 _SCRIPT = """

@@ -165,26 +165,6 @@ def test_a_loss_on_the_host(setup: str, tmp_path: Path) -> None:
     _as_on_a_cpu(setup, _gradients_of_a_loss_on_the_host, tmp_path)
 
 
-def _trained(folders: list[str], device: str) -> list[list[Any]]:
-    """Of every partition what a model gives, and its gradients."""
-    found = []
-    for root in folders:
-        data = pyg_sar.local(pyg_sar.load_shard(root)).to(device)
-        torch.manual_seed(0)
-        net = torch.nn.ModuleList([SAGEConv(6, 4), GATConv(4, 2, heads=2)]).double().to(device)
-        net = torch.nn.ModuleList([pyg_sar.SARConv(conv) for conv in net])
-        out = data.x
-        for conv in net:
-            out = conv(out, data.edge_index)
-        loss = pyg_sar.over_all_nodes.global_mean(out.square())
-        loss.backward()
-        grads = [p.grad.clone() for p in net.parameters()]
-        for grad in grads:
-            pyg_sar.comm.all_reduce_sum(grad)
-        found.append([loss.item(), *(grad.cpu() for grad in grads)])
-    return found
-
-
 CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
     'SAGE': pyg.SAGEConv,
     'GAT': lambda i, o: pyg.GATConv(i, o, heads=2, concat=False),

@@ -5,13 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 
-from pyg_sar.compiled.installed import loops
-from pyg_sar.kernels.weighted_loops import has_loop, run_loop
+from pyg_sar.kernels.weighted_loops import run_loop
 from pyg_sar.kernels.weighted_sums import add_weighted_sums, edge_dots
 from pyg_sar.shard.bags import Bags, make_bags
 from pyg_sar.shard.rows_at import add_rows_at, rows_at
@@ -24,17 +22,6 @@ EDGES = torch.tensor([[0, 0, 1, 3, 3, 3], [2, 1, 1, 0, 2, 2]])
 
 def _bags() -> Bags:
     return make_bags(*EDGES, 4, is_sorted=True)
-
-
-def test_which_rows_have_a_loop():
-    assert has_loop(torch.ones(3, 2, 4))
-    assert has_loop(torch.ones(0, 2, 4, dtype=torch.float64))
-    for values in (
-        torch.ones(3, 2, 0),
-        torch.ones(3, 2, 4, dtype=torch.bfloat16),
-        torch.ones(3, 2, 4, device='meta'),
-    ):
-        assert not has_loop(values)
 
 
 @pytest.mark.parametrize('column', [3, -1, 2**31 - 1])
@@ -184,19 +171,3 @@ def test_a_numba_that_cannot_be_imported(tmp_path, error, says):
     assert found == 'torch'
     assert says in warned
     assert ('UserWarning' in warned) == bool(says)
-
-
-def test_nowhere_to_keep_what_was_compiled():
-    from pyg_sar.compiled import jit
-
-    def no_folder(**options):
-        if options.get('cache'):
-            raise RuntimeError('cannot cache function: no locator available')
-        return lambda loop: ('compiled', loop)
-
-    with mock.patch.object(jit, 'njit', no_folder):
-        assert jit.compiled(len) == ('compiled', len)
-
-
-def test_they_are_had_here():
-    assert loops() is not None

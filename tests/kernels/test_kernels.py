@@ -10,9 +10,8 @@ from small_graphs import assert_close
 from torch import Tensor
 
 from pyg_sar.kernels import bag_sums
-from pyg_sar.kernels.bag_sums import _bag_sums, add_bag_sums
-from pyg_sar.kernels.weighted_sums import add_by_index_add
-from pyg_sar.shard.bags import Bags, make_bags
+from pyg_sar.kernels.bag_sums import add_bag_sums
+from pyg_sar.shard.bags import make_bags
 
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-5}
 
@@ -98,24 +97,6 @@ def test_chunks(monkeypatch, chunk_bytes, num_rows, has_weight, replace):
     assert_close(bag_sums.bag_sums(values, bags, weight), sums)
 
 
-@pytest.mark.parametrize('has_weight', [False, True])
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
-def test_embedding_bag_is_the_index_add(dtype, has_weight):
-    rows, cols = _edges(30, 11, 90)
-    values = torch.randn(11, 5, dtype=dtype)
-    bags = make_bags(rows, cols, 30)
-    weight = torch.randn(90, dtype=dtype) if has_weight else None
-    num_bags = bags.ptr.numel() - 1
-    in_order = bags._replace(perm=None)
-    by_head = None if weight is None else weight.unsqueeze(1)
-    zeros = values.new_zeros(num_bags, 1, 5)
-    want = add_by_index_add(zeros, values.unsqueeze(1), in_order, by_head).squeeze(1)
-    got = _bag_sums(values, bags, weight, 0, num_bags)
-    assert_close(got, want, tolerance=TOLERANCE[dtype])
-    got = _bag_sums(values, bags, weight, 3, 8)
-    assert_close(got, want[3:8], tolerance=TOLERANCE[dtype])
-
-
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_any_block(data):
@@ -171,31 +152,3 @@ def test_values_that_are_not_contiguous():
 def test_no_features():
     rows, cols = _edges(9, 4, 30)
     assert _sums(rows, cols, 9, torch.empty(4, 0)).shape == (9, 0)
-
-
-def test_make_bags_unsorted():
-    bags = make_bags(torch.tensor([4, 1, 4, 1, 1]), torch.tensor([0, 9, 8, 7, 7]), 6)
-    assert bags.keys.tolist() == [1, 4]
-    assert bags.ptr.tolist() == [0, 3, 5]
-    assert bags.columns.tolist() == [9, 7, 7, 0, 8]
-    assert bags.perm.tolist() == [1, 3, 4, 0, 2]
-    assert bags.num_rows == 6
-    assert (bags.ptr.dtype, bags.columns.dtype) == (torch.int32, torch.int32)
-
-
-def test_make_bags_sorted():
-    bags = make_bags(torch.tensor([0, 1, 1, 2]), torch.tensor([5, 3, 4, 5]), 3, is_sorted=True)
-    assert bags.keys is None
-    assert bags.perm is None
-    assert bags.ptr.tolist() == [0, 1, 3, 4]
-    assert bags.columns.tolist() == [5, 3, 4, 5]
-
-
-@pytest.mark.parametrize('num_rows', [0, 4])
-def test_make_bags_without_edges(num_rows):
-    none = torch.empty(0, dtype=torch.int64)
-    bags = make_bags(none, none, num_rows)
-    assert bags.ptr.tolist() == [0]
-    assert bags.columns.numel() == 0
-    assert isinstance(bags, Bags)
-    assert bags.keys is None if num_rows == 0 else bags.keys.numel() == 0

@@ -19,7 +19,7 @@ from pyg_sar.kernels.weighted_sums import (
     add_weighted_sums,
     edge_dots,
 )
-from pyg_sar.shard.bags import chunks_of_bags, make_bags
+from pyg_sar.shard.bags import make_bags
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-5}
 
@@ -125,30 +125,6 @@ def test_any_block(data):
         bags = make_bags(rows, cols, num_rows, is_sorted=True)
         want = (left[rows] * values[cols]).sum(-1)
         assert_close(edge_dots(torch.empty_like(weight), left, values, bags), want)
-
-
-def test_chunks_cover_every_bag_once():
-    rows = torch.tensor([0] * 3 + [2] * 7 + [3])
-    bags = make_bags(rows, rows, 5, is_sorted=True)
-    chunks = list(chunks_of_bags(bags, 2, 5))
-    assert chunks == [(0, 2, 0, 3), (2, 3, 3, 10), (3, 5, 10, 11)]
-
-
-def test_the_choice_of_the_form(monkeypatch):
-    """From a few channels on no rows of edges are gathered."""
-    monkeypatch.setattr(weighted_loops, 'loops', lambda: None)
-    gathered = []
-    monkeypatch.setattr(
-        weighted_sums, '_edge_chunks', lambda *args: gathered.append(args) or iter(())
-    )
-    rows, cols = _edges(4, 70, 60)
-    bags = make_bags(rows.sort().values, cols, 4, is_sorted=True)
-    for shape, count in [((4, 32), 0), ((1, 128), 0), ((8, 8), 0), ((1, 1), 1), ((8, 1), 2)]:
-        gathered.clear()
-        values = torch.randn(70, *shape)
-        add_weighted_sums(torch.zeros(4, *shape), values, bags, torch.rand(60, shape[0]))
-        edge_dots(torch.empty(60, shape[0]), torch.randn(4, *shape), values, bags)
-        assert len(gathered) == count, shape
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])

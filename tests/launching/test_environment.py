@@ -39,64 +39,74 @@ BATCH = {
 """What Slurm gives the script of sbatch, one process of an allocation for three."""
 
 
-def test_a_process_by_itself() -> None:
-    assert launched({}) == Launched('', 0, 1)
-    assert launched({'PATH': '/bin', 'MASTER_ADDR': 'host'}) == Launched('', 0, 1)
-    assert launched({'WORLD_SIZE': '1'}) == Launched('', 0, 1)
-    assert launched({'RANK': '', 'WORLD_SIZE': ''}) == Launched('', 0, 1)
+ALONE = Launched('', 0, 1)
+OF_TORCHRUN = Launched('torchrun', 2, 4, 'host', 1234)
+BY_HAND = Launched('RANK and WORLD_SIZE', 2, 4, 'host', 1234)
+GIVEN = {'MASTER_ADDR': 'host', 'MASTER_PORT': '1234'}
+# The daemons of mpirun are tasks of a step, whose variables the ranks inherit.
+DAEMONS = {**SLURM, 'SLURM_PROCID': '0', 'SLURM_STEP_NUM_TASKS': '2'}
+DAEMONS['SLURM_STEP_NODELIST'] = 'node[7-9]'  # not that of mpirun itself
+APART = {'OMPI_COMM_WORLD_LOCAL_SIZE': '1', 'MPI_LOCALNRANKS': '1', 'MASTER_PORT': '1234'}
 
-
-@pytest.mark.parametrize(
-    'environ',
-    [
-        BATCH,
-        {**BATCH, 'MASTER_ADDR': 'node6', 'MASTER_PORT': '29500'},
-        # A step of 3 tasks, or of 2 on each of 4 machines, has submitted the script.
-        {**SLURM, **BATCH},
+CASES: list[tuple[dict[str, str], Launched]] = [
+    ({}, ALONE),
+    ({'PATH': '/bin', 'MASTER_ADDR': 'host'}, ALONE),
+    ({'WORLD_SIZE': '1'}, ALONE),
+    ({'RANK': '', 'WORLD_SIZE': ''}, ALONE),
+    # In an allocation, but not of a step.
+    (BATCH, ALONE),
+    ({**BATCH, 'MASTER_ADDR': 'node6', 'MASTER_PORT': '29500'}, ALONE),
+    # A step of 3 tasks, or of 2 on each of 4 machines, has submitted the script.
+    ({**SLURM, **BATCH}, ALONE),
+    (
         {**SLURM, **BATCH, 'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_TASKS_PER_NODE': '2(x4)'},
-        {'SLURM_NTASKS': '3', 'SLURM_JOB_ID': '77'},  # the shell of salloc
-        {'SLURM_STEP_NUM_TASKS': '3'},
-    ],
-)
-def test_in_an_allocation_but_not_of_a_step(environ: dict[str, str]) -> None:
-    assert launched(environ) == Launched('', 0, 1)
+        ALONE,
+    ),
+    ({'SLURM_NTASKS': '3', 'SLURM_JOB_ID': '77'}, ALONE),  # the shell of salloc
+    ({'SLURM_STEP_NUM_TASKS': '3'}, ALONE),
+    # An interactive step of one.
+    ({**SLURM, 'SLURM_PROCID': '0', 'SLURM_STEP_NUM_TASKS': '1'}, Launched('Slurm', 0, 1)),
+    (TORCHRUN, OF_TORCHRUN),
+    (TORCH, BY_HAND),
+    ({'RANK': '0', 'WORLD_SIZE': '1'}, Launched('RANK and WORLD_SIZE', 0, 1)),
+    # One torchrun on every node, for example; or many trainings of one process each.
+    *(({**outside, **TORCHRUN}, OF_TORCHRUN) for outside in (SLURM, OPEN_MPI, MPICH, BATCH)),
+    *(
+        ({**outside, **TORCHRUN, 'RANK': '0', 'WORLD_SIZE': '1'}, Launched('torchrun', 0, 1))
+        for outside in (SLURM, OPEN_MPI, MPICH, BATCH)
+    ),
+    # Ranks started by the tasks of a step.
+    ({**SLURM, **TORCH}, BY_HAND),
+    # On one machine.
+    *(
+        ({**environ, **given}, Launched(name, 1, 3, given.get('MASTER_ADDR', '127.0.0.1'), 1234))
+        for environ, name in ((OPEN_MPI, 'Open MPI'), (MPICH, 'MPI'), (SLURM, 'Slurm'))
+        for given in (GIVEN, {'MASTER_PORT': '1234'})
+    ),
+    # On two nodes.
+    ({**SLURM, **TWO_NODES, 'MASTER_PORT': '1234'}, Launched('Slurm', 1, 3, 'node07', 1234)),
+    # With WORLD_SIZE exported, as scripts for srun do, and the rank from SLURM_PROCID.
+    *(
+        ({**SLURM, **GIVEN, 'WORLD_SIZE': '3', **more}, Launched('Slurm', 1, 3, 'host', 1234))
+        for more in ({}, {'RANK': '1'})
+    ),
+    # MPI inside Slurm, among its daemons, and on the node of mpirun.
+    *(
+        ({**outside, **mpi, **APART}, Launched(name, 1, 3, 'node6', 1234))
+        for mpi, name in ((OPEN_MPI, 'Open MPI'), (MPICH, 'MPI'))
+        for outside in (DAEMONS, BATCH)
+    ),
+    # Slurm with its own PMI.
+    (
+        {**SLURM, **TWO_NODES, 'PMI_RANK': '1', 'PMI_SIZE': '3', 'MASTER_PORT': '1234'},
+        Launched('Slurm', 1, 3, 'node07', 1234),
+    ),
+]
 
 
-def test_an_interactive_step_of_one() -> None:
-    found = launched({**SLURM, 'SLURM_PROCID': '0', 'SLURM_STEP_NUM_TASKS': '1'})
-    assert found == Launched('Slurm', 0, 1)
-
-
-def test_torchrun() -> None:
-    assert launched(TORCHRUN) == Launched('torchrun', 2, 4, 'host', 1234)
-
-
-def test_by_hand() -> None:
-    assert launched(TORCH) == Launched('RANK and WORLD_SIZE', 2, 4, 'host', 1234)
-    assert launched({'RANK': '0', 'WORLD_SIZE': '1'}).world_size == 1
-
-
-@pytest.mark.parametrize('outside', [SLURM, OPEN_MPI, MPICH, BATCH])
-def test_torchrun_inside_another_launcher(outside: dict[str, str]) -> None:
-    """One torchrun on every node, for example; or many trainings of one process each."""
-    assert launched({**outside, **TORCHRUN}).rank == 2
-    alone = {**TORCHRUN, 'RANK': '0', 'WORLD_SIZE': '1'}
-    assert launched({**outside, **alone}) == Launched('torchrun', 0, 1)
-
-
-def test_ranks_started_by_the_tasks_of_a_step() -> None:
-    assert launched({**SLURM, **TORCH}) == Launched('RANK and WORLD_SIZE', 2, 4, 'host', 1234)
-
-
-@pytest.mark.parametrize(
-    ('environ', 'name'), [(OPEN_MPI, 'Open MPI'), (MPICH, 'MPI'), (SLURM, 'Slurm')]
-)
-def test_on_one_machine(environ: dict[str, str], name: str) -> None:
-    found = launched(environ)
-    assert (found.launcher, found.rank, found.world_size) == (name, 1, 3)
-    assert found.address == '127.0.0.1'
-    given = launched({**environ, 'MASTER_ADDR': 'host', 'MASTER_PORT': '1234'})
-    assert given == Launched(name, 1, 3, 'host', 1234)
+@pytest.mark.parametrize(('environ', 'found'), CASES)
+def test_what_is_found(environ: dict[str, str], found: Launched) -> None:
+    assert launched(environ) == found
 
 
 def test_the_port_is_that_of_the_job() -> None:
@@ -110,40 +120,11 @@ def test_the_port_is_that_of_the_job() -> None:
     assert launched(MPICH).port == 29500  # there is no name of the job
 
 
-def test_slurm_on_two_nodes() -> None:
-    found = launched({**SLURM, **TWO_NODES})
-    assert (found.address, found.port) == ('node07', launched(SLURM).port)
-
-
 def test_slurm_with_one_task_on_the_first_machine() -> None:
     per_node = {'SLURM_STEP_TASKS_PER_NODE': '1(x2)', 'SLURM_STEP_NUM_TASKS': '2'}
     for rank in '01':
         of_rank = {**SLURM, **TWO_NODES, **per_node, 'SLURM_PROCID': rank, 'SLURM_GTIDS': rank}
         assert launched(of_rank).rank == int(rank)
-
-
-def test_slurm_with_world_size_exported() -> None:
-    """As scripts for srun do, with the rank from SLURM_PROCID."""
-    exported = {'WORLD_SIZE': '3', 'MASTER_ADDR': 'node6', 'MASTER_PORT': '1234'}
-    assert launched({**SLURM, **exported}) == Launched('Slurm', 1, 3, 'node6', 1234)
-    assert launched({**SLURM, **exported, 'RANK': '1'}).rank == 1
-
-
-@pytest.mark.parametrize('mpi', [OPEN_MPI, MPICH])
-def test_mpi_inside_slurm(mpi: dict[str, str]) -> None:
-    """The daemons of mpirun are tasks of a step, whose variables the ranks inherit."""
-    apart = {**mpi, 'OMPI_COMM_WORLD_LOCAL_SIZE': '1', 'MPI_LOCALNRANKS': '1'}
-    daemons = {**SLURM, 'SLURM_PROCID': '0', 'SLURM_STEP_NUM_TASKS': '2'}
-    daemons['SLURM_STEP_NODELIST'] = 'node[7-9]'  # not that of mpirun itself
-    found = launched({**daemons, **apart})
-    assert (found.rank, found.world_size, found.address) == (1, 3, 'node6')
-    found = launched({**BATCH, **apart})  # on the node of mpirun
-    assert (found.rank, found.world_size, found.address) == (1, 3, 'node6')
-
-
-def test_slurm_with_its_own_pmi() -> None:
-    found = launched({**SLURM, **TWO_NODES, 'PMI_RANK': '1', 'PMI_SIZE': '3'})
-    assert (found.launcher, found.address) == ('Slurm', 'node07')
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -231,8 +230,3 @@ def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConnectionError, match=f'MASTER_PORT={port}.*is the port free'):
             pyg_sar.init(timeout=2)
     assert not dist.is_initialized()
-
-
-def test_sights_travel_as_json() -> None:
-    sight = Sight('a', 'b', (0, 1), ('A',), ('lo', 'eth0'))
-    assert json.loads(json.dumps(sight)) == ['a', 'b', [0, 1], ['A'], ['lo', 'eth0']]

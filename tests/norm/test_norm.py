@@ -4,38 +4,31 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import run_as_threads, run_ranks
+from on_ranks import on_ranks, on_threads
+from ranks import run_as_threads
 from rows_by_hand import as_rows, space_of
-from small_graphs import assert_all_raise, assert_close, attempt
+from small_graphs import assert_close
 from torch import Tensor
 
 from pyg_sar import DistributedDataParallel, gather
 from pyg_sar.over_all_nodes.batch_norm import _local_moments
 
 
-def _too_few(counts: list[int]) -> tuple[list[str], Tensor]:
+@pytest.mark.parametrize('counts', [[0, 0, 0], [0, 1, 0], [1, 0, 0]], ids=str)
+@on_ranks(3, 0)
+def test_fewer_than_two_rows(counts):
     module = DistributedDataParallel(torch.nn.BatchNorm1d(4).double())
     x = as_rows(torch.randn(sum(counts), 4, dtype=torch.float64), space_of(counts))
-    outcomes = [attempt(module, x)]
-    return outcomes, gather(module.eval()(x).detach())
+    with pytest.raises(ValueError, match=rf'on all ranks together.*\(got {sum(counts)}\)'):
+        module(x)
+    assert gather(module.eval()(x).detach()).size(0) == sum(counts)
 
 
-@pytest.mark.parametrize('counts', [[0, 0, 0], [0, 1, 0], [1, 0, 0]], ids=str)
-def test_fewer_than_two_rows(counts):
-    results = run_ranks(_too_few, 3, counts)
-    message = f'expected more than 1 row on all ranks together when training (got {sum(counts)})'
-    assert_all_raise([outcomes[0] for outcomes, _ in results], 'ValueError', message)
-    assert [out.size(0) for _, out in results] == [sum(counts)] * 3
-
-
-def _wrong_shapes() -> list[str]:
-    module, space = torch.nn.BatchNorm1d(4), space_of([2, 2])
-    return [attempt(module, as_rows(torch.randn(shape), space)) for shape in ((4,), (4, 4, 3, 3))]
-
-
+@on_threads(2)
 def test_wrong_dimensions():
-    for outcomes in run_as_threads(_wrong_shapes, 2):
-        assert_all_raise(outcomes, 'ValueError', 'expected 2D or 3D input')
+    for shape in ((4,), (4, 4, 3, 3)):
+        with pytest.raises(ValueError, match='expected 2D or 3D input'):
+            torch.nn.BatchNorm1d(4)(as_rows(torch.randn(shape), space_of([2, 2])))
 
 
 OFFSETS = {

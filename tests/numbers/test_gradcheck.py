@@ -52,12 +52,6 @@ def test_gradcheck(root: str, name: str) -> None:
     _check_and_compare(root, name, fast_mode=True)
 
 
-@pytest.mark.bench
-@pytest.mark.parametrize('name', ['edge features', 'attention', 'several', 'graph norm'])
-def test_gradcheck_of_every_entry(root: str, name: str) -> None:
-    _check_and_compare(root, name, fast_mode=False)
-
-
 def _check_and_compare(root: str, name: str, *, fast_mode: bool) -> None:
     expected = _value_and_gradients(Replicated(name, None))
     for found in run_ranks(_check, 2, name, root, fast_mode):

@@ -219,36 +219,6 @@ def test_batch_norm_rounds_once() -> None:
         assert 0 < found.norm() <= 2 * plain
 
 
-def _train(model: torch.nn.Module, data: Data, *, cut: bool) -> list[float]:
-    edge = data[model.edge] if model.edge else None
-    trained = pyg_sar.DistributedDataParallel(model) if cut else model
-    optimizer = torch.optim.Adam(trained.parameters(), lr=0.01)
-    losses = []
-    for _ in range(40):
-        with torch.autocast('cpu', torch.bfloat16):
-            out = trained(data, data.x, edge)
-            loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert all(p.dtype == p.grad.dtype == torch.float32 for p in trained.parameters())
-    return losses
-
-
-def _train_on_rank(name: str, root: str) -> list[float]:
-    return _train(_model(name), pyg_sar.load_shard(root), cut=True)
-
-
-@pytest.mark.bench
-@pytest.mark.parametrize('name', ['linear', 'attention', 'edge features'])
-def test_autocast_trains_alike(root: str, name: str) -> None:
-    expected = _train(_model(name), half_graph(), cut=False)
-    for losses in run_ranks(_train_on_rank, 2, name, root):
-        assert losses[-1] < 0.3 * losses[0]
-        assert losses == pytest.approx(expected, rel=0.05, abs=0.02)
-
-
 ACTIVATIONS = {
     'relu': torch.nn.ReLU,
     'prelu': torch.nn.PReLU,

@@ -34,7 +34,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _in_chunks(num_edges: int, name: str, root: str, mode: str) -> Result:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, 'CHUNK_BYTES', 1)
-        patch.setattr(chunks, '_MIN_EDGES', num_edges)
+        patch.setattr(chunks, 'MIN_EDGES', num_edges)
         return run_case(ANY[name], root, form='own', mode=mode)
 
 
@@ -92,7 +92,7 @@ class Watched(MessagePassing):
 
 @pytest.mark.parametrize('aggr', ['sum', 'max', 'softmax', 'std'])
 def test_no_more_edges_are_alive(root: Path, aggr: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, '_MIN_EDGES', 1)
+    monkeypatch.setattr(chunks, 'MIN_EDGES', 1)
     monkeypatch.setattr(chunks, 'CHUNK_BYTES', 16 * ROW_BYTES)
     data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = Watched(aggr)
@@ -128,7 +128,7 @@ class Dropout(MessagePassing):
 @pytest.mark.parametrize('aggr', ['sum', 'softmax', 'median'])
 def test_every_chunk_draws_its_own(root: Path, aggr: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the first pass gets to it or stops at a softmax before."""
-    monkeypatch.setattr(chunks, '_MIN_EDGES', 32)
+    monkeypatch.setattr(chunks, 'MIN_EDGES', 32)
     monkeypatch.setattr(chunks, 'CHUNK_BYTES', 1)
     data = pyg_sar.local(pyg_sar.load_shard(root))
     conv = Dropout(aggr)

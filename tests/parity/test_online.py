@@ -37,7 +37,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every destination's edges lie in several."""
     monkeypatch.setattr(chunks, 'CHUNK_BYTES', 1)
-    monkeypatch.setattr(chunks, '_MIN_EDGES', 40)
+    monkeypatch.setattr(chunks, 'MIN_EDGES', 40)
 
 
 class _Counts:

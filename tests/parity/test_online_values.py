@@ -40,7 +40,7 @@ def _small_chunks() -> Iterator[pytest.MonkeyPatch]:
     """Every destination's edges lie in several."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, 'CHUNK_BYTES', 1)
-        patch.setattr(chunks, '_MIN_EDGES', 40)
+        patch.setattr(chunks, 'MIN_EDGES', 40)
         yield patch
 
 

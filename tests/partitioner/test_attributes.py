@@ -63,27 +63,7 @@ def _rows(values: Tensor, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize('columns', [(), (2,)])
-@pytest.mark.parametrize(
-    'name',
-    [
-        'bool',
-        'uint8',
-        'int8',
-        'int16',
-        'uint16',
-        'int32',
-        'uint32',
-        'int64',
-        'uint64',
-        'float16',
-        'bfloat16',
-        'float32',
-        'float64',
-        'complex64',
-        'complex128',
-        'float8_e4m3fn',
-    ],
-)
+@pytest.mark.parametrize('name', DTYPES)
 def test_every_dtype(tmp_path, name, columns):
     values = torch.arange(10).view(5, 2).to(getattr(torch, name))
     values = values if columns else values.t()[0].contiguous()
@@ -167,14 +147,6 @@ def test_dropped_of_a_type(tmp_path, key, where):
     with pytest.warns(UserWarning, match=rf'of {where} .*table') as caught:
         partition_graph(data, 2, tmp_path / 'out')
     assert [warning.filename for warning in caught] == [__file__]
-
-
-def test_ids_of_pairs_are_no_rows_and_a_place_for_them_is_told():
-    """[2, L] has one row per node, if there are two, but the columns count."""
-    data = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
-    data.edge_label_index = torch.zeros(2, 7, dtype=torch.int64)
-    with pytest.warns(UserWarning, match=r'edge_label_index .*; docs/porting\.md tells where'):
-        assert _sorted(data) == ([], [], [])
 
 
 SAME = {

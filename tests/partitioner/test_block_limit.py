@@ -28,10 +28,6 @@ def _graph(edge_index: torch.Tensor = TWO_CLIQUES) -> Data:
     return Data(edge_index=edge_index, num_nodes=8)
 
 
-def test_the_limit_is_that_of_32_bits():
-    assert bags.MAX_EDGES == 2**31 - 1
-
-
 @pytest.mark.usefixtures('small_limit')
 def test_partition(tmp_path):
     message = r'expected at most 12 edges .*\(got 24\); use more parts'

@@ -24,70 +24,18 @@ from torch_geometric.transforms import ToUndirected
 
 from pyg_sar.inspection import verify_partition
 from pyg_sar.partition import main
-from pyg_sar.partitioner import cut_graph, partition_graph, sub_parts
-from pyg_sar.partitioner.on_disk import mapped, rows
+from pyg_sar.partitioner import partition_graph, sub_parts
+from pyg_sar.partitioner.on_disk import rows
 from pyg_sar.partitioner.on_disk.buckets import stable_order
 from pyg_sar.partitioner.on_disk.mapped import Scratch, is_mapped, map_array, release
 from pyg_sar.partitioner.on_disk.neighbours import symmetric_csr, undirected_csr
-from pyg_sar.partitioner.on_disk.rows import RowStream, chunks, take_rows
+from pyg_sar.partitioner.on_disk.rows import RowStream
 from pyg_sar.partitioner.on_disk.torch_archive import save_rows
 from pyg_sar.partitioner.sources.add_reverse_edges import add_reverse_edges
 from pyg_sar.partitioner.sources.sources import load_source
 from pyg_sar.partitioner.write import groups, layout
 
 # Arrays
-
-ARRAYS = {
-    'first': np.arange(7, dtype=np.int64),
-    'odd_name_': np.random.default_rng(0).random((30, 4), dtype=np.float32),
-    'fortran': np.asfortranarray(np.arange(24, dtype=np.int16).reshape(4, 6)),
-    'mask': np.arange(9) % 2 == 0,
-    'empty': np.empty((0, 3)),
-    'number': np.float64(2.5),
-}
-
-
-@pytest.mark.usefixtures('tiny')
-@pytest.mark.parametrize('save', [np.savez, np.savez_compressed, np.save])
-def test_arrays_of_files(tmp_path, save):
-    """Those that are compressed are unpacked, in memory without scratch space."""
-    if save is not np.save:
-        save(tmp_path / 'a.npz', **ARRAYS)
-    for name, wanted in ARRAYS.items():
-        where: Any = (tmp_path / 'a.npz', name)
-        if save is np.save:
-            np.save(tmp_path / name, wanted)
-            where = (tmp_path / f'{name}.npy',)
-        for scratch in (None, Scratch(tmp_path)):
-            found = map_array(*where, scratch=scratch)
-            assert found.dtype == wanted.dtype
-            assert np.array_equal(found, wanted)
-            assert found.flags.f_contiguous == wanted.flags.f_contiguous
-            is_on_disk = save is not np.savez_compressed or scratch is not None
-            assert is_mapped(found) == (is_on_disk and wanted.size > 0), name
-
-
-def test_what_is_no_array_is_refused(tmp_path):
-    np.savez(tmp_path / 'a.npz', x=np.array([{}], dtype=object))
-    with pytest.raises(ValueError, match='plain numbers'):
-        map_array(tmp_path / 'a.npz', 'x')
-    with pytest.raises(ValueError, match="expected the array 'y'"):
-        map_array(tmp_path / 'a.npz', 'y')
-
-
-def test_maps_are_private_and_forgotten_with_the_array(tmp_path):
-    before = len(mapped._MAPS)
-    np.save(tmp_path / 'a.npy', ARRAYS['first'])
-    tensor = torch.from_numpy(map_array(tmp_path / 'a.npy'))
-    assert len(mapped._MAPS) == before + 1
-    tensor += 1
-    assert np.array_equal(np.load(tmp_path / 'a.npy'), ARRAYS['first'])
-    part = tensor[2:]
-    del tensor
-    assert is_mapped(part)
-    del part
-    gc.collect()
-    assert len(mapped._MAPS) == before
 
 
 def _resident() -> int:
@@ -122,29 +70,6 @@ def test_scratch_says_at_once_that_the_disk_is_full(tmp_path, monkeypatch):
     with pytest.raises(OSError, match='No space left'):
         Scratch(tmp_path).empty((1 << 20,), torch.int64)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures('tiny')
-@pytest.mark.parametrize('kind', ['memory', 'mapped', 'misaligned', 'sparse'])
-def test_rows_by_index(tmp_path, kind):
-    wanted = values = torch.from_numpy(ARRAYS['odd_name_'])
-    if kind == 'sparse':
-        values = wanted.to_sparse()
-    elif kind == 'mapped':
-        np.save(tmp_path / 'a.npy', wanted)
-        values = torch.from_numpy(map_array(tmp_path / 'a.npy'))
-    elif kind == 'misaligned':
-        np.savez(tmp_path / 'a.npz', **{'x' * odd: ARRAYS['odd_name_'] for odd in range(1, 6)})
-        found = [map_array(tmp_path / 'a.npz', 'x' * odd) for odd in range(1, 6)]
-        values = torch.from_numpy(next(array for array in found if not array.flags.aligned))
-    for index in (torch.randperm(30), torch.tensor([3, 3, 29, 0]), torch.empty(0).long()):
-        taken = take_rows(values, index)
-        assert taken.shape == (index.numel(), 4)
-        parts = [torch.empty(0, 4), *taken.chunks()]
-        assert torch.equal(torch.cat(parts), wanted[index])
-        assert len(parts) == 1 + -(-index.numel() // 3)
-    if kind != 'sparse':
-        assert torch.equal(torch.cat(list(chunks(values))), wanted)
 
 
 CONTENT = {
@@ -294,27 +219,14 @@ def _save(data: Any, kind: str, folder: Path) -> Path:
 @pytest.mark.parametrize('method', few(['metis', 'random']))
 @pytest.mark.parametrize('make', [_homogeneous, _heterogeneous])
 @pytest.mark.parametrize('kind', ['npz', 'compressed', 'folder', 'fortran', 'pt'])
-def test_shards_of_files_are_those_of_memory(tmp_path, monkeypatch, request, kind, make, method):
-    monkeypatch.setattr(sub_parts, 'ROWS', 4)
+def test_shards_of_files_are_those_of_memory(tmp_path, request, kind, make, method):
     data = make()
     source = _save(data, kind, tmp_path)
     if kind in ('folder', 'fortran') and make is _heterogeneous:
         data = load_source(source)  # the types in the order of the files' names
     partition_graph(data, 3, tmp_path / 'memory', method=method, seed=3)
     request.getfixturevalue('tiny')
-    maps: list[int] = []
-    typed_graph = cut_graph.typed_graph
-
-    def count_maps(found, scratch):
-        values = [value for store in found.stores for value in store.values()]
-        maps.append(sum(is_mapped(v) for v in values if isinstance(v, torch.Tensor)))
-        return typed_graph(found, scratch)
-
-    monkeypatch.setattr(cut_graph, 'typed_graph', count_maps)
     partition_graph(source, 3, tmp_path / 'disk', method=method, seed=3)
-    num_tensors = sum(isinstance(v, torch.Tensor) for s in data.stores for v in s.values())
-    num_empty = 0 if isinstance(data, Data) else 1
-    assert maps == [num_tensors - num_empty]
     assert _tree(tmp_path / 'disk') == _tree(tmp_path / 'memory')
     assert {path.name for path in tmp_path.iterdir()} == {source.name, 'memory', 'disk'}
 
@@ -432,16 +344,11 @@ def test_sums_are_in_the_order_of_the_edges():
 
 
 @pytest.mark.usefixtures('tiny')
-def test_undirected_of_the_command_line(tmp_path, monkeypatch):
+def test_undirected_of_the_command_line(tmp_path):
     source = _save(DIRECTED['few nodes'](), 'folder', tmp_path)
     partition_graph(ToUndirected()(load_source(source)), 2, tmp_path / 'memory')
-    found: list[Scratch] = []
-    monkeypatch.setattr(
-        'pyg_sar.partition.Scratch', lambda folder: found.append(Scratch(folder)) or found[-1]
-    )
     arguments = [str(source), str(tmp_path / 'disk'), '--num-parts', '2', '--quiet']
     assert main([*arguments, '--undirected']) == 0
-    assert len(found) == 1
     trees = [_tree(tmp_path / name) for name in ('memory', 'disk')]
     for tree in trees:
         del tree['META.json']  # names the command

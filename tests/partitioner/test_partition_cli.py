@@ -97,11 +97,6 @@ def test_ctrl_c_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ['data.pt']
 
 
-def test_quiet(source, tmp_path, capfd):
-    assert _main(source, tmp_path / 'out', '--num-parts', 2, '--quiet') == 0
-    assert capfd.readouterr() == ('', '')
-
-
 def test_options_arrive(graph, tmp_path, check_partition, capfd):
     del graph.train_mask
     torch.save(graph, tmp_path / 'data.pt')
@@ -123,15 +118,11 @@ def test_options_arrive(graph, tmp_path, check_partition, capfd):
 
 
 def test_dropped_arrays_are_noted(tmp_path, capfd):
-    np.savez(tmp_path / 'a.npz', edge_index=[[0, 1], [1, 2]], node_names=['a', 'b', 'c'])
-    assert _main(tmp_path / 'a.npz', tmp_path / 'out', '--num-parts', 2, '--quiet') == 0
-    assert re.match(r'note: dropped attributes .* node_names \(', capfd.readouterr().err)
     torch.save({'edge_index': torch.tensor([[0], [1]]), 'z': torch.ones(7, 7)}, tmp_path / 'a.pt')
     assert _main(tmp_path / 'a.pt', tmp_path / 'b', '--num-parts', 2, '--quiet') == 0
-    note = capfd.readouterr().err
-    assert note.startswith('note: dropped attributes')
-    assert 'z (torch.float32 [7, 7])' in note
-    assert note.count('\n') == 1
+    out, note = capfd.readouterr()
+    assert out == ''
+    assert re.fullmatch(r'note: dropped .* z \(torch\.float32 \[7, 7\]\).*\n', note)
 
 
 @pytest.mark.parametrize(
@@ -139,18 +130,9 @@ def test_dropped_arrays_are_noted(tmp_path, capfd):
     [
         (['SOURCE', 'OUT'], 'the following arguments are required: --num-parts'),
         (['SOURCE', 'OUT', '--num-parts', 'two'], "argument --num-parts: invalid int value: 'two'"),
-        (['SOURCE', 'OUT', '--num-parts', '0'], "'num_parts' must be an int >= 1 (got 0)"),
-        (['SOURCE', 'OUT', '--num-parts', '51'], '(got 51 and 50)'),
         (['SOURCE', 'FULL', '--num-parts', '2'], 'which is not empty; pass force=True or --force'),
-        (['SOURCE', 'FULL', '--num-parts', '2', '--force'], 'got a folder without META.json'),
-        (['SOURCE', 'SOURCE', '--num-parts', '2'], "'root' must be a folder (got the file"),
         (['no.pt', 'OUT', '--num-parts', '2'], "(got 'no.pt', no such file)"),
-        (['SOURCE', 'OUT', '--num-parts', '2', '--method', 'best'], "'method' must be one of"),
         (['SOURCE', 'OUT', '--num-parts', '2', '--backend', 'x'], 'argument --backend: invalid'),
-        (['SOURCE', 'OUT', '--num-parts', '2', '--balance', 'x'], "'balance' must be some of"),
-        (['SOURCE', 'OUT', '--num-parts', '2', '--seed', '-1'], "'seed' must be an int in"),
-        (['SOURCE', 'OUT', '--num-parts', '2', '--split', '1'], "'split' must be three fractions"),
-        (['SOURCE', 'OUT', '--num-parts', '2', '--split', '1/0/0'], 'a graph without masks'),
         (['NAN', 'OUT', '--num-parts', '2', '--check-nan'], "expected no NaN in 'x'"),
         (['SOURCE', 'OUT', '--num-parts', '2', '--wrong'], 'unrecognized arguments: --wrong'),
     ],
@@ -169,11 +151,6 @@ def test_user_errors(source, graph, tmp_path, capfd, arguments, message):
     assert message in err
     assert err.count('\n') == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ['data.pt', 'full', 'nan.pt']
-
-
-def test_help(capfd):
-    assert _main('--help') == 0
-    assert '--num-parts P' in capfd.readouterr().out
 
 
 class _Terminal(io.StringIO):
@@ -210,10 +187,3 @@ def test_no_progress(monkeypatch, terminal):
     assert _progress(monkeypatch, terminal()) == ''
     monkeypatch.setenv('RANK', '0')
     assert _progress(monkeypatch, terminal()) != ''
-
-
-def test_little_progress_is_not_shown(monkeypatch):
-    monkeypatch.setattr(sys, 'stderr', io.StringIO())
-    with progress_bar('reading', 1, delay=3600) as bar:
-        bar.update()
-    assert sys.stderr.getvalue() == ''

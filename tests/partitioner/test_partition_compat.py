@@ -61,28 +61,6 @@ def _load(root: Path, name: str) -> list[Any]:
     return [torch.load(root / f'part_{part}' / name, weights_only=True) for part in PARTS]
 
 
-def test_maps_name_a_part_for_every_node_and_edge(written):
-    data, root, _ = written
-    for key in _keys(data, nodes=True):
-        path = root / ('node_map.pt' if key is None else f'node_map/{key}.pt')
-        parts = torch.load(path)
-        assert parts.numel() == _of(data, key).num_nodes
-        assert parts.unique().tolist() == [0, 1]
-    for key in _keys(data, nodes=False):
-        name = 'edge_map.pt' if key is None else f'edge_map/{"__".join(key)}.pt'
-        assert torch.load(root / name).numel() == _of(data, key).num_edges
-
-
-def test_features_by_global_id(written):
-    data, root, _ = written
-    feats = _load(root, 'node_feats.pt')
-    for key in _keys(data, nodes=True):
-        ids = [_of(content, key)['global_id'] for content in feats]
-        assert torch.cat(ids).sort()[0].tolist() == list(range(_of(data, key).num_nodes))
-        for content, n_id in zip(feats, ids, strict=True):
-            assert torch.equal(_of(content, key)['feats']['x'], _of(data, key).x[n_id])
-
-
 def test_graph_is_sorted_by_destination_and_time(written):
     data, root, time = written
     graphs = _load(root, 'graph.pt')
@@ -104,52 +82,64 @@ def test_graph_is_sorted_by_destination_and_time(written):
         assert torch.cat(seen).sort()[0].tolist() == list(range(_of(data, key).num_edges))
 
 
-def test_times_in_the_files(written):
-    """Of all nodes in every part, and of its own edges, in the order of graph.pt."""
-    data, root, time = written
-    nodes, edges, graphs = (_load(root, f'{n}.pt') for n in ('node_feats', 'edge_feats', 'graph'))
-    for part in PARTS:
-        for key in _keys(data, nodes=True):
-            feats = _of(nodes[part], key)
-            assert ('time' in feats) == (time == 'time')
-            if time == 'time':
-                assert torch.equal(feats['time'], _of(data, key).time)
-        for key in _keys(data, nodes=False):
-            feats = _of(edges[part], key)
-            ids = feats['global_id']
-            assert torch.equal(feats['feats']['edge_attr'], _of(data, key).edge_attr[ids])
-            assert ('edge_time' in feats) == (time == 'edge_time')
-            if time == 'edge_time':
-                assert torch.equal(feats['edge_time'], _of(data, key).edge_time[ids])
-                assert torch.equal(ids, _of(graphs[part], key)['edge_id'])
-
-
 def test_stores(written):
     data, root, time = written
     graphs = [LocalGraphStore.from_partition(str(root), part) for part in PARTS]
     feats = [LocalFeatureStore.from_partition(str(root), part) for part in PARTS]
-    for store in graphs:
-        types = {attr.edge_type for attr in store.get_all_edge_attrs()}
-        assert types == {*_keys(data, nodes=False)}
+    for part, store in enumerate(graphs):
+        attrs = store.get_all_edge_attrs()
+        assert {attr.edge_type for attr in attrs} == {*_keys(data, nodes=False)}
+        for attr in attrs:
+            edges = _of(data, attr.edge_type).edge_index
+            edge_index, edge_id = store.get_edge_index(attr), store.get_edge_id(attr)
+            assert torch.equal(edge_index, edges[:, edge_id])
+            edge_pb, node_pb = store.edge_pb, store.node_pb
+            if attr.edge_type is not None:
+                edge_pb, node_pb = edge_pb[attr.edge_type], node_pb[attr.edge_type[2]]
+            assert edge_pb.numel() == edges.size(1)
+            assert (edge_pb[edge_id] == part).all()
+            assert (node_pb[edge_index[1]] == part).all()
     for key in _keys(data, nodes=False):
         group = (None, None) if key is None else key
-        rows = 0
-        for store in feats:
+        seen = []
+        for part, store in enumerate(feats):
             ids = store.get_global_id(group)
             edge_attr = store.get_tensor(group_name=group, attr_name='edge_attr', index=None)
             assert torch.equal(edge_attr, _of(data, key).edge_attr[ids])
+            own = ids.flip(0)
+            found = store.get_tensor_from_global_id(
+                group_name=group, attr_name='edge_attr', index=own
+            )
+            assert torch.equal(found, _of(data, key).edge_attr[own])
             if time == 'edge_time':
                 times = store.get_tensor(group_name=group, attr_name='edge_time', index=None)
                 assert torch.equal(times, _of(data, key).edge_time[ids])
-            rows += ids.numel()
-        assert rows == _of(data, key).num_edges
+                assert torch.equal(ids, _of(_load(root, 'graph.pt')[part], key)['edge_id'])
+            seen.append(ids)
+        assert torch.cat(seen).sort()[0].tolist() == list(range(_of(data, key).num_edges))
     for key in _keys(data, nodes=True):
-        for store in feats:
+        seen = []
+        for part, store in enumerate(feats):
             x = store.get_tensor(group_name=key, attr_name='x', index=None)
-            assert torch.equal(x, _of(data, key).x[store.get_global_id(key)])
+            ids = store.get_global_id(key)
+            assert torch.equal(x, _of(data, key).x[ids])
+            owners = store.node_feat_pb if key is None else store.node_feat_pb[key]
+            assert (owners[ids] == part).all()
+            own = ids.flip(0)
+            found = store.get_tensor_from_global_id(group_name=key, attr_name='x', index=own)
+            assert torch.equal(found, _of(data, key).x[own])
             if time == 'time':
                 times = store.get_tensor(group_name=key, attr_name='time', index=None)
                 assert torch.equal(times, _of(data, key).time)
+            seen.append(ids)
+        assert torch.cat(seen).sort()[0].tolist() == list(range(_of(data, key).num_nodes))
+
+
+def test_stores_without_features(tmp_path, make_graph):
+    Partitioner(make_graph('bare'), 2, tmp_path / 'out').generate_partition()
+    store = LocalFeatureStore.from_partition(str(tmp_path / 'out'), 1)
+    assert store.get_all_tensor_attrs() == []
+    assert not store.has_edge_attr()
 
 
 def test_our_own_loader_keeps_every_row(written):
@@ -201,23 +191,14 @@ def test_replaces_partitions_and_nothing_else(graph, tmp_path):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_recursive_is_metis_own(tmp_path, monkeypatch, kind):
-    """True bisects, False cuts k-way; the default is what partition_graph takes."""
-    from pyg_sar.partitioner.methods import metis
-
+def test_recursive_is_metis_own(tmp_path, kind):
+    """True bisects, False cuts k-way: other parts."""
     data = FakeDataset(1, avg_num_nodes=90)[0] if kind == 'homo' else None
     data = data or FakeHeteroDataset(1, avg_num_nodes=60, avg_degree=4)[0]
-    asked: list[bool] = []
-    metis_assignment = metis.metis_assignment
-
-    def spy(*args: Any, recursive: bool, **options: Any) -> torch.Tensor:
-        asked.append(recursive)
-        return metis_assignment(*args, recursive=recursive, **options)
-
-    monkeypatch.setattr(metis, 'metis_assignment', spy)
+    n_ids = []
     for recursive in (True, False):
-        Partitioner(data, 10, tmp_path / f'{recursive}', recursive=recursive).generate_partition()
-    assert asked == [True, False]
-    asked.clear()
-    Partitioner(data, 10, tmp_path / 'default').generate_partition()
-    assert asked == ([True, False] if kind == 'homo' else [True])
+        root = tmp_path / f'{recursive}'
+        Partitioner(data, 10, root, recursive=recursive).generate_partition()
+        loaded = pyg_sar.load_shard(root, 0)
+        n_ids.append([store.n_id.tolist() for store in loaded.node_stores])
+    assert n_ids[0] != n_ids[1]

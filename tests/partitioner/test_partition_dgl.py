@@ -131,17 +131,3 @@ def test_refused(folder, tmp_path, capsys):
     assert convert_dgl.main([str(config), str(tmp_path / 'new')]) == 2
     assert 'the .json file of a DGL partition' in capsys.readouterr().err
     assert not (tmp_path / 'new').exists()
-
-
-def test_arrays_without_parts(tmp_path, capsys):
-    """Any folder of .npy files is a graph; it needs no parts."""
-    (tmp_path / 'arrays').mkdir()
-    np.save(tmp_path / 'arrays' / 'edge_index.npy', np.array([[0, 1, 2, 3], [1, 2, 3, 0]]))
-    np.save(tmp_path / 'arrays' / 'x.npy', np.arange(12, dtype=np.float32).reshape(4, 3))
-    assert own_parts(tmp_path / 'arrays') is None
-    arguments = [str(tmp_path / 'arrays'), str(tmp_path / 'out'), '--quiet']
-    assert main(arguments) == 2
-    assert 'required: --num-parts' in capsys.readouterr().err
-    assert main([*arguments, '--num-parts', '2']) == 0
-    data = pyg_sar.local(pyg_sar.load_shard(tmp_path / 'out'))
-    assert torch.equal(data.x, torch.arange(12.0).view(4, 3)[data.n_id])

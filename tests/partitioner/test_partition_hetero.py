@@ -17,7 +17,6 @@ from pyg_sar import partition_graph
 
 with warnings.catch_warnings():
     warnings.simplefilter('ignore', DeprecationWarning)  # PyG announces the module's end.
-    from torch_geometric.distributed import LocalFeatureStore, LocalGraphStore
 
 
 PARTS = 3
@@ -28,10 +27,6 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     method = assignment(PARTS) if request.param == 'uneven' else request.param
     partition_graph(hetero_graph(), PARTS, tmp_path / 'out', method=method)
     return tmp_path / 'out'
-
-
-def _load(path: Path) -> dict:
-    return torch.load(path, weights_only=True)
 
 
 def test_meta_and_files(root):
@@ -53,87 +48,6 @@ def test_meta_and_files(root):
     assert sorted(p.name for p in (root / 'edge_map').iterdir()) == sorted(
         f'{"__".join(name)}.pt' for name in data.edge_types
     )
-
-
-def test_every_row_is_stored_once_where_the_maps_say(root):
-    data = hetero_graph()
-    sars = [_load(root / f'part_{p}' / 'sar.pt') for p in range(PARTS)]
-    graphs = [_load(root / f'part_{p}' / 'graph.pt') for p in range(PARTS)]
-    parts = {name: torch.load(root / f'node_map/{name}.pt') for name in data.node_types}
-    for name in data.node_types:
-        assert [sar['n_id'][name].tolist() for sar in sars] == [
-            (parts[name] == p).nonzero().view(-1).tolist() for p in range(PARTS)
-        ]
-    for rel in data.edge_types:
-        edge_index = data[rel].edge_index
-        edge_part = torch.load(root / f'edge_map/{"__".join(rel)}.pt')
-        assert torch.equal(edge_part, parts[rel[2]][edge_index[1]])
-        for p, (sar, graph) in enumerate(zip(sars, graphs, strict=True)):
-            e_id = graph[rel]['edge_id']
-            assert sorted(e_id.tolist()) == (edge_part == p).nonzero().view(-1).tolist()
-            assert sorted(sar['edges'][rel]['e_id'].tolist()) == sorted(e_id.tolist())
-            assert graph[rel]['size'] == (NUM_NODES[rel[0]], NUM_NODES[rel[2]])
-            assert torch.equal(edge_index[0, e_id], graph[rel]['row'])
-            assert torch.equal(edge_index[1, e_id], graph[rel]['col'])
-            assert bool((graph[rel]['col'].diff() >= 0).all())
-
-
-def _feature_stores(root: Path) -> list[LocalFeatureStore]:
-    return [LocalFeatureStore.from_partition(str(root), p) for p in range(PARTS)]
-
-
-def test_pyg_feature_lookups_are_right(root):
-    """By ids within the type: PyG's own partitions number all types together here."""
-    data = hetero_graph()
-    found = {name: 0 for name in ('paper', 'author', 'lonely')}
-    for part, store in enumerate(_feature_stores(root)):
-        for name in found:
-            own = (store.node_feat_pb[name] == part).nonzero().view(-1).flip(0)
-            if own.numel():
-                x = store.get_tensor_from_global_id(group_name=name, attr_name='x', index=own)
-                assert torch.equal(x, data[name].x[own])
-                assert x.dtype == data[name].x.dtype
-                found[name] += own.numel()
-        for rel in (CITES, WRITES, ('paper', 'rev_writes', 'author')):
-            own = (store.edge_feat_pb[rel] == part).nonzero().view(-1).flip(0)
-            if own.numel():
-                value = store.get_tensor_from_global_id(
-                    group_name=rel, attr_name='edge_attr', index=own
-                )
-                assert torch.equal(value, data[rel].edge_attr[own])
-    assert found == {name: NUM_NODES[name] for name in found}
-
-
-def test_pyg_lookup_features(tmp_path):
-    """The lookup that PyG's samplers call, for ids that this part owns."""
-    data = hetero_graph()
-    partition_graph(data, PARTS, tmp_path / 'out', method='random')
-    for part, store in enumerate(_feature_stores(tmp_path / 'out')):
-        index = (store.node_feat_pb['author'] == part).nonzero().view(-1)[[2, 0, 1]]
-        rows, place = store._local_lookup_features(index, True, 'author')
-        assert place.tolist() == [0, 1, 2]
-        assert torch.equal(rows, data['author'].x[index])
-        ids = (store.edge_feat_pb[WRITES] == part).nonzero().view(-1)[[1, 0]]
-        rows, _ = store._local_lookup_features(ids, False, WRITES)
-        assert torch.equal(rows, data[WRITES].edge_attr[ids])
-
-
-def test_pyg_graph_store(root):
-    data = hetero_graph()
-    seen = {rel: [] for rel in data.edge_types}
-    for part in range(PARTS):
-        store = LocalGraphStore.from_partition(str(root), part)
-        attrs = store.get_all_edge_attrs()
-        assert [attr.edge_type for attr in attrs] == data.edge_types
-        for attr in attrs:
-            edge_index, edge_id = store.get_edge_index(attr), store.get_edge_id(attr)
-            assert attr.size == (NUM_NODES[attr.edge_type[0]], NUM_NODES[attr.edge_type[2]])
-            assert torch.equal(edge_index, data[attr.edge_type].edge_index[:, edge_id])
-            assert bool((store.edge_pb[attr.edge_type][edge_id] == part).all())
-            assert bool((store.node_pb[attr.edge_type[2]][edge_index[1]] == part).all())
-            seen[attr.edge_type].append(edge_id)
-    for rel, ids in seen.items():
-        assert torch.cat(ids).sort()[0].tolist() == list(range(data[rel].edge_index.size(1)))
 
 
 def test_metis_cuts_few_edges_of_all_relations(tmp_path):
@@ -163,12 +77,6 @@ def test_types_without_edges_are_dealt_out_evenly(tmp_path, method, num_parts):
     assert max(sizes) - min(sizes) <= 1
     assert sum(sizes) == 9
     assert min(summary.part_num_nodes) > 0
-
-
-def test_random_deals_every_type_out_evenly(tmp_path):
-    summary = partition_graph(hetero_graph(), 4, tmp_path / 'out', method='random')
-    for sizes in (*summary.type_num_nodes.values(), summary.part_num_nodes):
-        assert max(sizes) - min(sizes) <= 1
 
 
 def test_no_edges_at_all(tmp_path):

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar.inspection.verify import verify_partition
-from pyg_sar.partitioner import Partitioner, partition_graph, sub_parts
+from pyg_sar.partitioner import partition_graph, sub_parts
 
 
 @pytest.fixture
@@ -137,14 +137,6 @@ def test_odd_graphs(tmp_path, make, method):
 def test_default(tmp_path, graph, method, order):
     partition_graph(graph, 2, tmp_path / 'out', method=method)
     assert _ours(tmp_path / 'out')['partition']['order'] == order
-
-
-@pytest.mark.usefixtures('tiny')
-def test_partitioner_of_pyg(tmp_path, graph):
-    for recursive in (None, True):
-        Partitioner(graph, 2, tmp_path / 'out', recursive).generate_partition()
-        n_id = _load(tmp_path / 'out', 0)['n_id'].tolist()
-        assert n_id != sorted(n_id)
 
 
 def _save(root: str, folder: str) -> None:

@@ -28,7 +28,6 @@ from pyg_sar.partitioner.sources.synthetic import (
     ARXIV,
     PRODUCTS,
     GraphShape,
-    shape_of,
     synthetic_graph,
 )
 from pyg_sar.partitioner.sources.tables import read_table
@@ -417,18 +416,9 @@ def test_refused(tmp_path, monkeypatch, name, message):
 # Synthetic graphs
 
 
-def _scaled(shape: GraphShape, by: int) -> GraphShape:
-    sizes = shape.num_nodes // by, shape.num_pairs // by
-    return GraphShape(*sizes, shape.num_features, shape.num_classes)
-
-
 def test_shapes():
-    assert shape_of('arxiv') is ARXIV
-    assert shape_of('products') is PRODUCTS
     assert (ARXIV.num_nodes, 2 * ARXIV.num_pairs) == (169_343, 2_315_598)
-    assert (ARXIV.num_features, ARXIV.num_classes) == (128, 40)
     assert (PRODUCTS.num_nodes, 2 * PRODUCTS.num_pairs) == (2_449_029, 123_718_280)
-    assert (PRODUCTS.num_features, PRODUCTS.num_classes) == (100, 47)
     data = load_source('synthetic:1500,6000', seed=2)
     assert (data.num_nodes, data.num_edges, data.num_features) == (1500, 12_000, 32)
     _assert_same(load_source('synthetic:1500,6000', seed=2), data)
@@ -437,9 +427,7 @@ def test_shapes():
         assert not torch.equal(other[name], data[name])
 
 
-@pytest.mark.parametrize('drawn_pairs', [1 << 22, 1000])
-def test_edges_and_masks_of_a_drawn_graph(monkeypatch, drawn_pairs):
-    monkeypatch.setattr('pyg_sar.partitioner.sources.synthetic._DRAWN_PAIRS', drawn_pairs)
+def test_edges_and_masks_of_a_drawn_graph():
     data = synthetic_graph(GraphShape(5000, 30_000, 8, 10, community_size=100), seed=0)
     assert (data.x.shape, data.x.dtype) == ((5000, 8), torch.float32)
     assert (data.edge_index.shape, data.edge_index.dtype) == ((2, 60_000), torch.int64)
@@ -456,26 +444,7 @@ def test_edges_and_masks_of_a_drawn_graph(monkeypatch, drawn_pairs):
     assert degree.max() > 15 * degree.mean()
     assert 0.8 < degree[-500:].mean() / degree[:500].mean() < 1.25  # ids tell nothing
     same = (data.y[src] == data.y[dst]).double().mean()
-    share = data.y.bincount().double() / 5000
     assert same > 0.65  # By construction 0.45 + 0.25, and some by chance.
-    assert same > 4 * share.square().sum()
     centres = torch.stack([data.x[data.train_mask & (data.y == c)].mean(0) for c in range(10)])
     guess = torch.cdist(data.x[data.test_mask], centres).argmin(dim=1)
     assert (guess == data.y[data.test_mask]).double().mean() > 0.2
-
-
-@pytest.mark.parametrize('shape', [_scaled(ARXIV, 8), _scaled(PRODUCTS, 80)], ids=str)
-def test_tail_and_labels(shape):
-    data = synthetic_graph(shape, seed=1)
-    degree = torch.bincount(data.edge_index[1], minlength=shape.num_nodes).double()
-    # Hill's estimator over the largest two percent: the tail index of the degrees.
-    largest = degree.sort(descending=True)[0][: shape.num_nodes // 50]
-    index = 1 / (largest[:-1] / largest[-1]).log().mean()
-    assert 1.3 < index < 2.3
-    # Neighbours with a known label tell a node's: far better than the largest class does.
-    known = data.train_mask[data.edge_index[0]]
-    src, dst = data.edge_index[:, known]
-    votes = torch.zeros(shape.num_nodes, shape.num_classes)
-    votes.index_put_((dst, data.y[src]), torch.ones(src.numel()), accumulate=True)
-    right = (votes.argmax(dim=1) == data.y)[data.test_mask].double().mean()
-    assert right > max(0.6, 4 * float(data.y.bincount().max()) / shape.num_nodes)

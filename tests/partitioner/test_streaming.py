@@ -15,7 +15,7 @@ from pyg_sar.partitioner.methods import streaming
 from pyg_sar.partitioner.methods.balance import Balance, batch_size
 from pyg_sar.partitioner.methods.method import Problem
 from pyg_sar.partitioner.methods.rebalance import rebalance, refine
-from pyg_sar.partitioner.on_disk.neighbours import neighbours_by_part, symmetric_csr
+from pyg_sar.partitioner.on_disk.neighbours import symmetric_csr
 
 
 def _balance(*columns: np.ndarray) -> Balance:
@@ -35,19 +35,6 @@ def _stream(csr: Any, balance: Balance, num_parts: int, method='ldg', **options:
 def _cut(data: Data, parts: torch.Tensor) -> float:
     src, dst = parts[data.edge_index]
     return float((src != dst).double().mean())
-
-
-def test_neighbours_by_part(graph):
-    indptr, index = symmetric_csr(graph.edge_index, 50)
-    parts = np.arange(50) % 4 - 1  # -1 is no part yet.
-    expected = [
-        [int((parts[index[indptr[v] : indptr[v + 1]]] == p).sum()) for p in range(3)]
-        for v in range(50)
-    ]
-    assert neighbours_by_part(indptr, index, parts, slice(10, 30), 3).tolist() == expected[10:30]
-    some = np.array([7, 3, 49, 3])
-    found = neighbours_by_part(indptr, index, parts, some, 3).tolist()
-    assert found == [expected[node] for node in some]
 
 
 @pytest.mark.parametrize('method', ['ldg', 'fennel'])
@@ -94,28 +81,6 @@ def test_passes_help_and_caps_hold(power_law, method):
             assert np.bincount(parts.numpy(), weight, 6).max() <= cap
         cuts.append(_cut(power_law, parts))
     assert cuts[1] < 0.9 * cuts[0] < 0.9 * 0.8 * 5 / 6  # Random parts cut five in six.
-
-
-@pytest.mark.parametrize('method', ['ldg', 'fennel'])
-def test_runs_of_ids_are_the_start_where_they_cut_little(power_law, method, monkeypatch):
-    """Sorted by class they help the first pass; in random order they say nothing."""
-    place = torch.argsort(torch.argsort(power_law.y, stable=True))
-    data = Data(edge_index=place[power_law.edge_index], num_nodes=3000)
-    csr = symmetric_csr(data.edge_index, 3000)
-    assert streaming._start(*csr, 4).tolist() == [4 * node // 3000 for node in range(3000)]
-    assert set(streaming._start(*symmetric_csr(power_law.edge_index, 3000), 4)) == {-1}
-    informed = _cut(data, _stream(csr, _balance(np.ones(3000)), 4, method, passes=1))
-    monkeypatch.setattr(streaming, '_start', lambda *_: np.full(3000, -1))
-    assert informed < _cut(data, _stream(csr, _balance(np.ones(3000)), 4, method, passes=1))
-
-
-def test_a_memory_map_and_64_bit_ids_are_read_alike(tmp_path, power_law):
-    indptr, index = symmetric_csr(power_law.edge_index, 3000)
-    np.save(tmp_path / 'index.npy', index)
-    balance = _balance(np.ones(3000))
-    expected = _stream((indptr, index), balance, 3, passes=2)
-    for same in (np.load(tmp_path / 'index.npy', mmap_mode='r'), index.astype(np.int64)):
-        assert torch.equal(_stream((indptr, same), balance, 3, passes=2), expected)
 
 
 def test_a_node_heavier_than_any_part_goes_where_there_is_most_room():

@@ -6,14 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from few import few
 from planner_models import USER_MODELS, cut_small_graph, job_of
 from torch import Tensor
+from torch_geometric.data import Data
 from torch_geometric.nn.models import GraphSAGE
 
+import pyg_sar
 from pyg_sar.planner import Planner, by_hand, from_counts, predict, read_statistics
 from pyg_sar.planner.rehearsal import MODES
 from pyg_sar.planner.sizes import RankSizes
+from pyg_sar.shard.cover import cover_of
+from pyg_sar.shard.plan import plan_of
 from pyg_sar.shard.read.read_shard import read_shard
 
 
@@ -130,3 +135,20 @@ def test_errors_say_what_is_expected(change: dict[str, Any], message: str) -> No
     options = {'in_channels': 6, 'ranks': [2], 'timed': False, **change}
     with pytest.raises(ValueError, match=message):
         predict(by_hand(400, 2400, [(0.2, 4)]), USER_MODELS['gcn'](), **options)
+
+
+def test_rows_and_sums_that_travel_are_counted_in_the_cut(tmp_path: Path) -> None:
+    """Node 0 has edges to and from all others: sums save most of its rows."""
+    edges = torch.randint(1, 600, (2, 300), generator=torch.Generator().manual_seed(0))
+    spokes = torch.stack([torch.arange(1, 600), torch.zeros(599, dtype=torch.int64)])
+    edge_index = torch.cat([edges, spokes, spokes.flip(0)], dim=1)
+    data = Data(x=torch.zeros(600, 2), edge_index=edge_index)
+    summary = pyg_sar.partition_graph(data, 4, tmp_path / 'parts')
+    found = 0
+    for part in range(4):
+        handle = read_shard(tmp_path / 'parts', part, 4).edge_index
+        found += sum(cover_of(b).size for b in plan_of(handle, handle.shard).blocks[1:])
+    assert summary.cover_rows == found < 0.5 * summary.communication_volume
+    assert f'with sums of rows     {found:,} rows per layer' in str(summary)
+    cut = read_statistics(tmp_path / 'parts').at(4)
+    assert cut.ranks[0].cover_share == found / summary.communication_volume

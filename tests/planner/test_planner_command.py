@@ -15,7 +15,7 @@ from torch_geometric.data import Data, HeteroData
 import pyg_sar
 from pyg_sar import plan
 from pyg_sar.monitor import parse_bytes
-from pyg_sar.planner import by_hand, read_statistics
+from pyg_sar.planner import attention, by_hand, predict_attention, read_statistics
 from pyg_sar.planner.report import format_bytes
 
 SMALL = ['--hidden', '16', '--layers', '2', '--no-time']
@@ -98,6 +98,29 @@ def test_command_line_of_batches(
     assert 0 < four['remote_rows'] < four['num_nodes'] < one['num_nodes']
 
 
+def test_attention_to_all_nodes(
+    parts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Keys and values of 150 rows travel in 3 + 3 passes, and their gradients in 4."""
+    out = tmp_path / 'plan.json'
+    argv = [str(parts), *SMALL, '--attention', '8', '--ranks', '1,4', '--json', str(out)]
+    assert plan.main(argv) == 0
+    assert 'softmax attention to all nodes in every layer, 8 wide in 4 heads' in (
+        capsys.readouterr().out
+    )
+    one, four = json.loads(out.read_text())['attention']
+    assert one == {'num_ranks': 1, 'seconds': None, 'bytes_received': 0}
+    assert four['bytes_received'] == 2 * (3 + 3 + 4) * 150 * (8 + 8) * 4
+
+
+def test_seconds_of_attention_grow_with_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, '_seconds_of_block', lambda *_: 1.0)
+    pairs = attention._ROWS * attention._KEYS
+    for num_ranks in (1, 3):
+        found = predict_attention(1000, num_ranks, width=8, heads=2, layers=5)
+        assert found.seconds == 5 * -(-1000 // num_ranks) * 1000 / pairs
+
+
 @pytest.mark.slow
 def test_command_line_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     graph = ['--nodes', '3000000', '--edges', '30000000', '--cut', '0.2@16']
@@ -124,6 +147,7 @@ def test_command_line_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
         (['nowhere', '--layers', '0'], 'argument --layers: expected a positive int'),
         (['parts', '--dropout', '1'], "'--dropout' must lie in [0, 1)"),
         (['parts', '--model', 'gat', '--hidden', '6'], "'--heads' must divide '--hidden'"),
+        (['parts', '--attention', '6'], "'--heads' must divide '--attention'"),
         (['parts', '--bandwidth', '0'], "'bandwidth' must be positive"),
         (['parts', '--sampled', '5,x'], 'expected neighbours by hop'),
         (['parts', '--sampled', '5', '--memory', '1GB'], "'--memory' is for full batches"),

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from few import few
+from on_ranks import on_ranks
 from pages import is_offline
 from ranks import run_once, run_ranks
 from small_graphs import assert_all_raise, attempt, cut, small_graph
@@ -27,9 +28,11 @@ from torch_geometric.nn import GATConv, MedianAggregation, SAGEConv
 from traffic import counted
 
 import pyg_sar
+from pyg_sar.comm import agree, all_reduce_sum
 from pyg_sar.monitor import hook
 
 WIDTH = 6
+of_rows = on_ranks(num_parts=3, is_local=False)
 
 
 class Net(torch.nn.Module):
@@ -87,8 +90,8 @@ def _expected(data: Data, *, reverse: bool = False, times: int = 1, width: int =
     return tuple(times * n for n in (*rows, *(n * WIDTH * width for n in rows)))
 
 
-def _profiled(root: str, mode: str, kind: str) -> list[Any]:
-    data = pyg_sar.load_shard(root)
+def _profiled(data: Data, mode: str, kind: str) -> tuple[list[Any], Any, Any, tuple[str, ...]]:
+    """What passes have moved in two steps; what every halo row is, forward and backward."""
     dtype = torch.bfloat16 if kind == 'bfloat16' else None
     options = {} if mode == 'one_shot' else {'partial_sums': False}
     model = _model(_gat if kind == 'gat' else _sage, mode=mode, exchange_dtype=dtype, **options)
@@ -104,49 +107,36 @@ def _profiled(root: str, mode: str, kind: str) -> list[Any]:
     sizes = {'width': 2} if dtype else {}
     found = [(_counts(layer.forward), _counts(layer.backward)) for layer in layers]
     halo = _expected(data, times=2, **sizes)
-    return [found, halo, _expected(data, times=2, reverse=True, **sizes), layers[0].paths]
+    return found, halo, _expected(data, times=2, reverse=True, **sizes), layers[0].paths
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['float64', 'bfloat16'])
+@pytest.mark.parametrize('kind_', ['float64', 'bfloat16'])
 @pytest.mark.parametrize(
     ('world_size', 'mode'),
     [(1, 'sequential'), (3, 'sequential'), (3, 'sequential_no_remat'), (3, 'one_shot')],
 )
-def test_rows_and_bytes_of_sums(root, world_size, mode, kind):
+@of_rows
+def test_rows_and_bytes_of_sums(data, world_size, mode, kind_):
     """A sum sends every halo row once in forward, and its gradient once in backward."""
-    for found, halo, back, paths in run_ranks(_profiled, world_size, root(3), mode, kind):
-        assert found == [(halo, back)] * 2
-        assert paths == ('linear',)
-        assert (halo[0] > 0) == (world_size > 1)
+    found, halo, back, paths = _profiled(data, mode, kind_)
+    assert found == [(halo, back)] * 2
+    assert paths == ('linear',)
+    assert (halo[0] > 0) == (world_size > 1)
 
 
 @pytest.mark.parametrize('mode', ['sequential', 'sequential_no_remat'])
-def test_rows_of_attention(root, mode):
+@of_rows
+def test_rows_of_attention(data, mode):
     """Logits and features travel; only without rows kept are they received again in backward."""
-    for found, halo, back, paths in run_ranks(_profiled, 3, root(3), mode, 'gat'):
-        assert 'weighted' in paths
-        for forward, backward in found:
-            assert forward[0] == 2 * halo[0]  # a row of logits and one of features
-            assert forward[2] == halo[2] + halo[2] // WIDTH
-            again = halo[2] if mode == 'sequential' else 0
-            assert backward[2] >= back[2] + again
-            assert (backward[2] == back[2] + back[2] // WIDTH) == (mode != 'sequential')
-
-
-def _against_messages(
-    root: str, make: Callable[[], torch.nn.Module], **options: Any
-) -> tuple[int, ...]:
-    data = pyg_sar.load_shard(root)
-    model = _model(make, **options)
-    with pyg_sar.profile(model) as prof, counted() as traffic:
-        for _ in range(2):
-            _step(model, data)
-    s = prof.summary
-    passes = [s.outside, *(p for layer in s.layers for p in (layer.forward, layer.backward))]
-    assert sum(p.bytes_sent for p in passes) == traffic.bytes_sent > 0
-    rows = sum(p.rows_received for p in passes), sum(p.rows_sent for p in passes)
-    return *rows, sum(p.bytes_received for p in passes), traffic.bytes_sent
+    found, halo, back, paths = _profiled(data, mode, 'gat')
+    assert 'weighted' in paths
+    for forward, backward in found:
+        assert forward[0] == 2 * halo[0]  # a row of logits and one of features
+        assert forward[2] == halo[2] + halo[2] // WIDTH
+        again = halo[2] if mode == 'sequential' else 0
+        assert backward[2] >= back[2] + again
+        assert (backward[2] == back[2] + back[2] // WIDTH) == (mode != 'sequential')
 
 
 @pytest.mark.slow
@@ -159,18 +149,26 @@ def _against_messages(
         (_median, {'max_rows': 20}),
     ],
 )
-def test_bytes_are_those_of_the_messages(root, make, options):
+@of_rows
+def test_bytes_are_those_of_the_messages(data, make, options):
     """Also plans and requests of the first epoch."""
-    found = run_ranks(_against_messages, 3, root(3), make, **options)
-    rows_received, rows_sent, bytes_received, bytes_sent = map(sum, zip(*found, strict=True))
+    model = _model(make, **options)
+    with pyg_sar.profile(model) as prof, counted() as traffic:
+        for _ in range(2):
+            _step(model, data)
+    s = prof.summary
+    passes = [s.outside, *(p for layer in s.layers for p in (layer.forward, layer.backward))]
+    counts = torch.tensor([_counts(each) for each in passes]).sum(0)
+    assert counts[3] == traffic.bytes_sent > 0
+    rows_received, rows_sent, bytes_received, bytes_sent = all_reduce_sum(counts).tolist()
     assert rows_received == rows_sent > 0
     assert bytes_received == bytes_sent
 
 
-def _kept(root: str, is_local: bool) -> list[tuple[float, ...]]:
-    data = pyg_sar.load_shard(root)
+@pytest.mark.parametrize('is_local', [False, True])
+@of_rows
+def test_kept_sums_move_no_rows(data, is_local):
     data = pyg_sar.local(data) if is_local else data
-    torch.manual_seed(0)
     model = pyg_sar.wrap(_sage().double())
     _step(model, data)
     with pyg_sar.profile(model) as prof:
@@ -178,42 +176,30 @@ def _kept(root: str, is_local: bool) -> list[tuple[float, ...]]:
     (layer,) = prof.summary.layers
     assert layer.forward.calls == layer.backward.calls == 1
     assert layer.path == ''
-    return [_counts(layer.forward), _counts(layer.backward)]
-
-
-@pytest.mark.parametrize('is_local', [False, True])
-def test_kept_sums_move_no_rows(root, is_local):
-    for found in run_ranks(_kept, 3, root(3), is_local):
-        assert found == [(0, 0, 0, 0)] * 2
+    assert _counts(layer.forward) == _counts(layer.backward) == (0, 0, 0, 0)
 
 
 def _hooks(conv: torch.nn.Module) -> list[int]:
     return [*conv._forward_hooks, *conv._forward_pre_hooks]
 
 
-def _same_bits(root: str, options: dict[str, Any]) -> None:
-    data = pyg_sar.load_shard(root)
+@pytest.mark.parametrize('world_size', few([3, 1]))
+@pytest.mark.parametrize('options', [{}, {'checkpoint_activations': True}])
+@on_ranks(num_parts=3, is_local=False)
+def test_same_bits(data, world_size, options):
     answers = []
     for is_profiled in (False, True):
         model = pyg_sar.DistributedDataParallel(_model(_gat), **options)
         hooks = [_hooks(conv) for conv in model.module.convs]
         with pyg_sar.profile(model) if is_profiled else nullcontext():
-            answers.append([_step(model, data) for _ in range(2)])
+            answers.append([each for _ in range(2) for each in _step(model, data)])
         assert [_hooks(conv) for conv in model.module.convs] == hooks
-    for plain, profiled in zip(*answers, strict=True):
-        for a, b in zip(plain, profiled, strict=True):
-            assert torch.equal(a, b)
+    assert all(map(torch.equal, *answers))
     assert hook.watchers == ()
 
 
-@pytest.mark.parametrize('world_size', few([3, 1]))
-@pytest.mark.parametrize('options', [{}, {'checkpoint_activations': True}])
-def test_same_bits(root, world_size, options):
-    run_ranks(_same_bits, world_size, root(3), options)
-
-
-def _times(root: str) -> Any:
-    data = pyg_sar.load_shard(root)
+@of_rows
+def test_times_and_tables(data):
     model = _model(_gat)
     before = time.perf_counter()
     with pyg_sar.profile(model) as prof:
@@ -222,7 +208,7 @@ def _times(root: str) -> Any:
             model(data.x, data.edge_index)
     s = prof.summary
     assert s.seconds <= time.perf_counter() - before
-    assert (s.rank, s.world_size) == (dist.get_rank(), dist.get_world_size())
+    assert (s.rank, s.world_size) == (dist.get_rank(), 3)
     passes = [p for layer in s.layers for p in (layer.forward, layer.backward)]
     assert all(p.waiting > 0 for p in (*passes, s.outside))  # the norm waits outside
     assert all(p.computing > 0 for p in passes)
@@ -234,33 +220,28 @@ def _times(root: str) -> Any:
     for peak in (s.start_bytes, *(p.peak_bytes for p in passes)):
         assert peak > 1 << 20 if is_linux else peak is None
     assert json.loads(json.dumps(asdict(s)))['layers'][1]['path'] == 'convs.1'
-    return prof.summary, prof.all_ranks(), prof.table(), prof.table(all_ranks=True), str(prof)
 
-
-def test_times_and_tables(root):
-    results = run_ranks(_times, 3, root(3))
-    rows = [s.layers[1].forward.rows_received for s, *_ in results]
+    table, all_ranks, summaries = prof.table(), prof.table(all_ranks=True), prof.all_ranks()
+    assert summaries[s.rank] == s
+    assert str(prof) == table
+    rows = [each.layers[1].forward.rows_received for each in summaries]
     assert len(set(rows)) > 1
-    for rank, (_, of_ranks, table, all_ranks, text) in enumerate(results):
-        assert of_ranks == [summary for summary, *_ in results]
-        lines = [line.split() for line in all_ranks.splitlines()]
-        start = next(i for i, line in enumerate(lines) if line[0] == 'convs.1')
-        numbers = {'least': min(rows), 'mean': sum(rows) / 3, 'most': max(rows)}
-        for line, (name, number) in zip(lines[start:], numbers.items(), strict=False):
-            assert line[line.index(name) + 2] == f'{number:,.0f}'
-        assert text == table
-        assert table.startswith(f'rank {rank} of 3: ')
-        for line in ('convs.0', 'convs.1', 'all layers', 'outside of layers'):
-            assert sum(found.startswith(line) for found in table.splitlines()) == 1
-        assert f'{rows[rank]:,}' in table
-        assert all_ranks == results[0][3]
+    lines = [line.split() for line in all_ranks.splitlines()]
+    start = next(i for i, line in enumerate(lines) if line[0] == 'convs.1')
+    numbers = {'least': min(rows), 'mean': sum(rows) / 3, 'most': max(rows)}
+    for line, (name, number) in zip(lines[start:], numbers.items(), strict=False):
+        assert line[line.index(name) + 2] == f'{number:,.0f}'
+    assert table.startswith(f'rank {s.rank} of 3: ')
+    for line in ('convs.0', 'convs.1', 'all layers', 'outside of layers'):
+        assert sum(found.startswith(line) for found in table.splitlines()) == 1
+    assert f'{rows[s.rank]:,}' in table
+    assert agree(all_ranks) == [all_ranks] * 3
 
 
-def _ranges(root: str) -> list[set[str]]:
-    """What a profiler of torch sees, without a profile of ours and with one."""
-    data = pyg_sar.load_shard(root)
-    model = _model()
-    found = []
+@on_ranks(2, is_local=False)
+def test_ranges_of_torch_profiler(data):
+    """None without a profile of ours."""
+    model, found = _model(), []
     for is_profiled in (False, True):
         with (
             pyg_sar.profile(model) if is_profiled else nullcontext(),
@@ -268,18 +249,14 @@ def _ranges(root: str) -> list[set[str]]:
         ):
             _step(model, data)
         found.append({e.name for e in profiler.events() if e.name.startswith('pyg_sar::')})
-    return found
-
-
-def test_ranges_of_torch_profiler(root):
-    for rank, (without, names) in enumerate(run_ranks(_ranges, 2, root(2))):
-        assert without == set()
-        for i in range(2):
-            assert f"pyg_sar::layer 'convs.{i}' (SAGEConv), forward" in names
-            assert f"pyg_sar::layer 'convs.{i}' (SAGEConv), backward" in names
-        assert f'pyg_sar::wait: receiving the rows of part {1 - rank}' in names
-        assert 'pyg_sar::wait: receiving gradients of own rows' in names
-        assert 'pyg_sar::a sum over all ranks' in names
+    assert found[0] == set()
+    assert found[1] >= {
+        *(f"pyg_sar::layer 'convs.{i}' (SAGEConv), forward" for i in range(2)),
+        *(f"pyg_sar::layer 'convs.{i}' (SAGEConv), backward" for i in range(2)),
+        f'pyg_sar::wait: receiving the rows of part {1 - dist.get_rank()}',
+        'pyg_sar::wait: receiving gradients of own rows',
+        'pyg_sar::a sum over all ranks',
+    }
 
 
 def _saved(root: str, folder: str) -> tuple[str, ...]:
@@ -312,9 +289,9 @@ def _fail_halfway(model: torch.nn.Module, data: Data) -> None:
     model(data.x[:-1], data.edge_index)
 
 
-def _fails(root: str) -> None:
-    """An exception in a layer and one in backward: what came before counts, nothing is left."""
-    data = pyg_sar.load_shard(root)
+@on_ranks(1, 3, is_local=False)
+def test_exceptions(data):
+    """In a layer and in backward: what came before counts, nothing is left."""
     model = _model()
     prof = pyg_sar.profile(model)
     model(data.x, data.edge_index)
@@ -335,10 +312,6 @@ def _fails(root: str) -> None:
         _step(model, data)
     (first, _) = prof.summary.layers
     assert (first.forward.calls, first.backward.calls) == (2, 1)
-
-
-def test_exceptions(root):
-    run_ranks(_fails, 1, root(3))
 
 
 def _rank_ends(root: str) -> str:
@@ -387,98 +360,36 @@ def test_without_a_process_group(root):
     assert outer.table(all_ranks=True).startswith('1 ranks')
 
 
-class _Sums(torch.autograd.Function):
-    """Tells of so many rows, forward and backward; backward may fail."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: int, error: Exception | None = None) -> Tensor:
-        ctx.rows, ctx.error = rows, error
-        hook.moved(hook.Transfer('a test', 'rows', rows, 0, 0, 0))
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        hook.moved(hook.Transfer('a test', 'gradients', 10 * ctx.rows, 0, 0, 0))
-        if ctx.error is not None:
-            raise ctx.error
-        return grad, None, None
-
-
-class _TellingConv(SAGEConv):
-    error: Exception | None = None
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return _Sums.apply(super().forward(x, edge_index), 1, self.error)
-
-
-def test_a_backward_is_all_steps_of_a_layer_and_none_around_it():
-    graph = small_graph()
-    graph.x.requires_grad_()
-    conv = _TellingConv(WIDTH, WIDTH).double()
-    model = pyg_sar.wrap(conv)
-
-    def around(x: Tensor) -> Tensor:
-        return _Sums.apply(model(x, graph.edge_index), 100).sum()
-
-    def rows() -> tuple[int, int, int]:
-        (layer,) = prof.summary.layers
-        found = layer.forward, layer.backward, prof.summary.outside
-        return tuple(counts.rows_received for counts in found)
-
-    with pyg_sar.profile(model) as prof:
-        around(_Sums.apply(graph.x, 100)).backward()
-    assert rows() == (1, 10, 2200)
-    with pyg_sar.profile(model) as prof:
-        conv.error = ArithmeticError()
-        loss = model(graph.x, graph.edge_index).sum()
-        with pytest.raises(ArithmeticError):
-            loss.backward()
-        conv.error = None
-        around(graph.x).backward()  # not counted for the layer whose backward failed
-    assert rows() == (2, 20, 1100)
-    (layer,) = prof.summary.layers
-    assert (layer.forward.calls, layer.backward.calls) == (2, 2)
-
-
-def _sampled(root: str, page: str) -> tuple[list[int], float, str, str]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    model = _model(lambda: SAGEConv(WIDTH, WIDTH))
+@on_ranks(2)
+def test_rows_in_the_cache_of_batches(data):
+    """A line of the table; none without a cache."""
+    model = _model()
     loader = pyg_sar.NeighborLoader(data, [4, 4], batch_size=4, cache=700, prefetch=1)
     with pyg_sar.profile(model) as prof:
         for batch in loader:
             model(batch.x, batch.edge_index)
-    prof.save(page)
-    whole = prof.table(all_ranks=True)
-    counts = [prof.summary.cache_reads, prof.summary.cache_hits]
-    return counts, loader.hit_rate, str(prof).splitlines()[-1], whole.splitlines()[-1]
-
-
-def test_rows_in_the_cache_of_batches(root, tmp_path):
-    """A line of the table and of the page; none without a cache."""
-    page = tmp_path / 'profile.html'
-    results = run_ranks(_sampled, 2, root(2), str(page))
-    sums = [sum(counts[i] for counts, *_ in results) for i in (0, 1)]
-    for (read, found), rate, own, whole in results:
-        assert 0 < found < read
-        assert found / read == rate
-        words = 'cache of batches: {:,} of {:,} rows of other ranks, {:.0%}'
-        assert own == words.format(found, read, rate)
-        assert whole == words.format(sums[1], sums[0], sums[1] / sums[0])
-    assert whole in html.unescape(page.read_text())
-    with pyg_sar.profile(_model()) as prof:
+    read, found = prof.summary.cache_reads, prof.summary.cache_hits
+    assert 0 < found < read
+    assert found / read == loader.hit_rate
+    sums = [sum(each) for each in zip(*agree((read, found)), strict=True)]
+    words = 'cache of batches: {1:,} of {0:,} rows of other ranks, {2:.0%}'
+    assert str(prof).splitlines()[-1] == words.format(read, found, found / read)
+    last = prof.table(all_ranks=True).splitlines()[-1]
+    assert last == words.format(*sums, sums[1] / sums[0])
+    with pyg_sar.profile(model) as prof:
         pass
     assert 'cache' not in prof.table()
 
 
-def _differ(root: str) -> str:
-    num_layers = 1 + dist.get_rank()
-    model = pyg_sar.wrap(Net(_sage, num_layers))
-    with pyg_sar.profile(model) as prof:
+@on_ranks(2)
+def test_profiles_of_other_models(data):
+    with pyg_sar.profile(pyg_sar.wrap(Net(_sage, 1 + dist.get_rank()))) as prof:
         pass
-    return attempt(prof.table, all_ranks=True)
+    with pytest.raises(ValueError, match='number of profiled layers'):
+        prof.table(all_ranks=True)
 
 
-def test_refused(root):
+def test_refused():
     with pytest.raises(ValueError, match='wrapped'):
         pyg_sar.profile(torch.nn.Linear(1, 1))
     prof = pyg_sar.profile(_model())
@@ -489,7 +400,6 @@ def test_refused(root):
     with pytest.raises(ValueError, match='entered before'), prof:
         pass
     assert hook.watchers == ()
-    assert_all_raise(run_ranks(_differ, 2, root(2)), 'ValueError', 'number of profiled layers')
 
 
 @pytest.mark.gpu

@@ -1,254 +1,393 @@
-"""Edges made ready before training: masked, looped, weighted by degrees, counted."""
+"""Edges that are changed, made and chosen before training, with their weights and attributes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Results, by_order, descend, weights
+from shared import Ddp, Program, Results, descend, model_of, trained, weights
 from torch import Tensor
+from torch.nn import Module, Parameter
 from torch_geometric import transforms as T
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import (
     add_remaining_self_loops,
     add_self_loops,
+    coalesce,
     contains_isolated_nodes,
     contains_self_loops,
     degree,
     dropout_edge,
     get_laplacian,
+    homophily,
+    index_sort,
     is_undirected,
     k_hop_subgraph,
+    remove_isolated_nodes,
     remove_self_loops,
+    scatter,
+    sort_edge_index,
     subgraph,
     to_undirected,
 )
 
+Edges = tuple[Any, Any]
 
-class Weighted(torch.nn.Module):
-    """Two layers that take weights of edges."""
 
-    def __init__(self, normalize: bool = True, num_in: int = 6) -> None:
+class Weighted(Module):
+    """Two layers that take weights of edges or none, or attributes by attention."""
+
+    def __init__(self, normalize: bool = True) -> None:
         super().__init__()
-        self.conv1 = GCNConv(num_in, 8, normalize=normalize)
-        self.conv2 = GCNConv(8, 3, normalize=normalize)
+        self.conv1, self.conv2 = (GCNConv(a, b, normalize=normalize) for a, b in ((6, 8), (8, 3)))
+        self.att1, self.att2 = GATConv(6, 4, heads=2, edge_dim=4), GATConv(8, 3, edge_dim=4)
 
-    def forward(self, x: Tensor, edge_index: Tensor, weight: Tensor | None = None) -> Tensor:
-        return self.conv2(self.conv1(x, edge_index, weight).relu(), edge_index, weight)
-
-
-def trained(
-    data: Data, ddp: Ddp, edge_index: Tensor, *weight: Tensor, normalize: bool = True
-) -> Results:
-    """Three steps with these edges."""
-    torch.manual_seed(0)
-    model = ddp(Weighted(normalize, data.num_features).double())
-
-    def loss_of() -> Tensor:
-        out = model(data.x, edge_index, *weight)
-        return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+    def forward(self, x: Tensor, edge_index: Tensor, more: Tensor | None = None) -> Tensor:
+        first, second = self.conv1, self.conv2
+        if more is not None and more.dim() == 2:
+            first, second = self.att1, self.att2
+        return second(first(x, edge_index, more).relu(), edge_index, more)
 
 
-def self_loops_added(data: Data, ddp: Ddp) -> Results:
+def loops(data: Data) -> Edges:
     edge_index, _ = remove_self_loops(data.edge_index)
-    edge_index, _ = add_self_loops(edge_index, num_nodes=data.num_nodes)
-    return {'edges': edge_index.size(1)} | trained(data, ddp, edge_index)
+    return add_self_loops(edge_index, num_nodes=data.num_nodes)[0], None
 
 
-@by_order
-def self_loops_with_attributes(data: Data, ddp: Ddp) -> Results:
-    """Without `num_nodes`: as many nodes as the largest id of an edge says."""
-    edge_index, weight = add_remaining_self_loops(data.edge_index, data.edge_weight, 1.0)
-    return {'sum': weight.sum().item()} | trained(data, ddp, edge_index, weight)
-
-
-def self_loops_removed(data: Data, ddp: Ddp) -> Results:
-    data.edge_index, data.edge_attr = remove_self_loops(data.edge_index, data.edge_attr)
-    row, col = data.edge_index
-    weight = data.edge_attr.norm(dim=-1)
-    return {'none': (row == col).any().item()} | trained(data, ddp, data.edge_index, weight)
-
-
-def self_loops_removed_by_mask(data: Data, ddp: Ddp) -> Results:
+def loops_removed_by_mask(data: Data) -> Edges:
     mask = data.edge_index[0] != data.edge_index[1]
-    edge_index, weight = data.edge_index[:, mask], data.edge_weight[mask]
-    return {'kept': mask} | trained(data, ddp, edge_index, weight)
+    return data.edge_index[:, mask], data.edge_weight[mask]
 
 
-def transform_add_self_loops(data: Data, ddp: Ddp) -> Results:
-    data = T.Compose([T.RemoveSelfLoops(), T.AddSelfLoops()])(data)
-    return trained(data, ddp, data.edge_index)
+def by_transforms(data: Data) -> Edges:
+    data = Data(x=data.x, edge_index=data.edge_index)
+    chain = [T.RemoveSelfLoops(), T.ToUndirected(), T.NormalizeFeatures(), T.AddSelfLoops()]
+    made = T.Compose(chain)(data)
+    assert made.is_undirected()
+    return made.edge_index, None
 
 
-def transform_to_undirected(data: Data, ddp: Ddp) -> Results:
-    data = T.ToUndirected()(
-        Data(x=data.x, y=data.y, train_mask=data.train_mask, edge_index=data.edge_index)
-    )
-    return {'edges': data.num_edges} | trained(data, ddp, data.edge_index)
+def turned_where_heavy(data: Data) -> Edges:
+    turned = data.edge_weight > data.edge_weight.median()
+    edge_index = torch.cat([data.edge_index[:, ~turned], data.edge_index[:, turned].flip(0)], 1)
+    return edge_index, torch.cat([data.edge_weight[~turned], data.edge_weight[turned]])
 
 
-def undirected_by_function(data: Data, ddp: Ddp) -> Results:
-    edge_index = to_undirected(data.edge_index)
-    return {'count': edge_index.size(1)} | trained(data, ddp, edge_index)
+def two_types_joined(data: Data) -> Edges:
+    first, second = data.edge_type == 0, (data.edge_type == 2).nonzero(as_tuple=True)[0]
+    edge_index = torch.cat([data.edge_index[:, first], data.edge_index[:, second]], dim=-1)
+    return edge_index, torch.cat([data.edge_weight[first], data.edge_weight[second] * 2])
 
 
-def reversed_edges(data: Data, ddp: Ddp) -> Results:
-    return trained(data, ddp, data.edge_index.flip(0), data.edge_weight)
+def heavy(data: Data) -> Edges:
+    mask = (data.edge_weight > data.edge_weight.mean()).byte().bool()
+    return data.edge_index[:, mask], data.edge_attr[mask].abs().mean(dim=-1)
 
 
-def both_directions_by_cat(data: Data, ddp: Ddp) -> Results:
-    edge_index = torch.cat([data.edge_index, data.edge_index.flip([0])], dim=1)
-    return trained(data, ddp, edge_index)
+def heavier_half(data: Data) -> Edges:
+    order = data.edge_weight.argsort(descending=True)[: data.num_edges // 2]
+    return data.edge_index[:, order], data.edge_weight[order]
 
 
-def heavy_edges(data: Data, ddp: Ddp) -> Results:
-    """Edges above the mean weight, with their attributes."""
-    mask = data.edge_weight > data.edge_weight.mean()
-    weight = data.edge_attr[mask].abs().mean(dim=-1)
-    return {'count': int(mask.sum())} | trained(data, ddp, data.edge_index[:, mask], weight)
-
-
-def edges_of_a_type(data: Data, ddp: Ddp) -> Results:
-    results = {}
-    for edge_type in range(3):
-        chosen = (data.edge_type == edge_type).nonzero(as_tuple=True)[0]
-        results[str(edge_type)] = trained(data, ddp, data.edge_index[:, chosen])
-    return results
-
-
-def edges_between_training_nodes(data: Data, ddp: Ddp) -> Results:
+def between_training_nodes(data: Data) -> Edges:
     src, dst = data.edge_index
-    mask = data.train_mask[src] & data.train_mask[dst]
-    return {'mask': mask} | trained(data, ddp, data.edge_index[:, mask])
+    return data.edge_index[:, data.train_mask[src] & data.train_mask[dst]], None
 
 
-def induced_subgraph(data: Data, ddp: Ddp) -> Results:
-    edge_index, weight = subgraph(
-        data.train_mask, data.edge_index, data.edge_weight, num_nodes=data.num_nodes
-    )
-    return {'count': weight.numel()} | trained(data, ddp, edge_index, weight)
+def both_ways(data: Data) -> Edges:
+    row, col = data.edge_index
+    edge_index = torch.stack([torch.cat([row, col]), torch.cat([col, row])])
+    return edge_index, torch.cat([data.edge_attr, -data.edge_attr])
 
 
-def subgraph_of_data(data: Data, ddp: Ddp) -> Results:
-    """A smaller Data, nodes renamed."""
-    small = data.subgraph(data.train_mask | data.val_mask)
-    return {'nodes': small.num_nodes} | trained(small, ddp, small.edge_index, small.edge_weight)
+def standardised(data: Data) -> Edges:
+    attr = (data.edge_attr - data.edge_attr.mean(0)) / data.edge_attr.std(0)
+    return data.edge_index, attr.mean(-1).sigmoid()
 
 
-@by_order
-def neighbours_of_a_node(data: Data, ddp: Ddp) -> Results:
-    subset, edge_index, _, mask = k_hop_subgraph(4, 2, data.edge_index, num_nodes=data.num_nodes)
-    return {'nodes': subset.numel(), 'edges': edge_index.size(1), 'mask': mask.sum().item()}
-
-
-def dropout_of_nothing(data: Data, ddp: Ddp) -> Results:
-    edge_index, mask = dropout_edge(data.edge_index, p=0.0, training=True)
-    return {'all': mask.all().item()} | trained(data, ddp, edge_index)
-
-
-@by_order
-def edges_dropped_by_rand(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(3)
+def dropped_at_random(data: Data) -> Edges:
     keep = torch.rand(data.edge_index.size(1)) >= 0.3
-    return {'kept': keep.sum().item()} | trained(data, ddp, data.edge_index[:, keep])
+    weight = torch.rand(int(keep.sum()), dtype=torch.double)
+    return data.edge_index[:, keep], weight
 
 
-def gcn_norm_before_training(data: Data, ddp: Ddp) -> Results:
-    edge_index, weight = gcn_norm(data.edge_index, None, data.num_nodes, dtype=data.x.dtype)
-    return trained(data, ddp, edge_index, weight, normalize=False)
+def ring_and_jumps(data: Data) -> Edges:
+    """Edges made from ids, joined to the given ones."""
+    n, ids = data.num_nodes, torch.arange(data.num_nodes)
+    more = torch.cat([torch.stack([ids, ids.roll(1)]), torch.stack([ids, (ids * 3) % n])], 1)
+    weight = torch.cat([data.edge_weight, torch.full((2 * n,), 0.5, dtype=torch.double)])
+    return torch.cat([data.edge_index, more], dim=1), weight
 
 
-def norm_by_hand(data: Data, ddp: Ddp) -> Results:
+EDGES: dict[str, Callable[[Data], Edges]] = {
+    'self_loops_added': loops,
+    'self_loops_with_attributes': lambda data: add_remaining_self_loops(
+        data.edge_index, data.edge_weight, 1.0
+    ),
+    'self_loops_of_mean_attributes': lambda data: add_remaining_self_loops(
+        data.edge_index, data.edge_attr, fill_value='mean', num_nodes=data.num_nodes
+    ),
+    'self_loops_removed': lambda data: remove_self_loops(data.edge_index, data.edge_attr),
+    'self_loops_removed_by_mask': loops_removed_by_mask,
+    'composed_with_undirected': by_transforms,
+    'undirected_by_function': lambda data: (to_undirected(data.edge_index), None),
+    'undirected_with_weights': lambda data: to_undirected(
+        data.edge_index, data.edge_weight, reduce='mean'
+    ),
+    'undirected_with_attributes': lambda data: to_undirected(data.edge_index, data.edge_attr),
+    'reversed_edges': lambda data: (data.edge_index.flip(0), data.edge_weight),
+    'both_directions_by_cat': lambda data: (
+        torch.cat([data.edge_index, data.edge_index.flip([0])], dim=1),
+        None,
+    ),
+    'both_ways_with_attributes': both_ways,
+    'merged_edges': lambda data: coalesce(data.edge_index, data.edge_weight, reduce='max'),
+    'sorted_edges': lambda data: sort_edge_index(
+        data.edge_index, data.edge_attr, sort_by_row=False
+    ),
+    'heavy_edges': heavy,
+    'edges_by_order_of_weights': heavier_half,
+    'every_second_edge_turned': turned_where_heavy,
+    'edges_of_two_types_joined': two_types_joined,
+    'edges_between_training_nodes': between_training_nodes,
+    'induced_subgraph': lambda data: subgraph(
+        data.train_mask, data.edge_index, data.edge_weight, num_nodes=data.num_nodes
+    ),
+    'dropout_of_nothing': lambda data: (dropout_edge(data.edge_index, p=0.0)[0], None),
+    'edges_dropped_by_rand': dropped_at_random,
+    'degree_scaled_weights': standardised,
+    'ring_and_jumps_added': ring_and_jumps,
+    'rewired_at_random': lambda data: (
+        torch.stack([torch.randperm(data.num_nodes), torch.randperm(data.num_nodes)]),
+        None,
+    ),
+    'net_without_edges': lambda data: (data.edge_index[:, :0], None),
+}
+
+
+def norm_by_hand(data: Data) -> Edges:
     row, col = data.edge_index
     deg = degree(col, data.num_nodes, dtype=torch.double)
     inv = deg.pow(-0.5).masked_fill_(deg == 0, 0.0)
-    weight = inv[row] * inv[col]
-    result = trained(data, ddp, data.edge_index, weight, normalize=False)
-    return {'deg': deg, 'weight': weight} | result
+    return data.edge_index, inv[row] * inv[col]
 
 
-def transform_gcn_norm(data: Data, ddp: Ddp) -> Results:
+def transform_gcn_norm(data: Data) -> Edges:
     data.edge_weight = None
     data = T.GCNNorm()(data)
-    return trained(data, ddp, data.edge_index, data.edge_weight.double(), normalize=False)
+    return data.edge_index, data.edge_weight.double()
 
 
-def laplacian_filter(data: Data, ddp: Ddp) -> Results:
-    edge_index, weight = get_laplacian(
+NORMALISED: dict[str, Callable[[Data], Edges]] = {
+    'norm_by_hand': norm_by_hand,
+    'transform_gcn_norm': transform_gcn_norm,
+    'gcn_norm_before_training': lambda data: gcn_norm(
+        data.edge_index, None, data.num_nodes, dtype=data.x.dtype
+    ),
+    'laplacian_filter': lambda data: get_laplacian(
         data.edge_index, normalization='sym', num_nodes=data.num_nodes, dtype=torch.double
+    ),
+}
+
+
+def with_edges(
+    data: Data, ddp: Ddp, make: Callable[[Data], Edges], normalize: bool = True
+) -> Results:
+    torch.manual_seed(3)
+    edge_index, more = make(data.clone())
+    found = {'edges': edge_index.size(1), 'sum': None if more is None else more.sum(0)}
+    inputs = data.x, edge_index, *([] if more is None else [more])
+    return found | trained(data, ddp, lambda: Weighted(normalize), inputs=inputs)
+
+
+PROGRAMS: dict[str, Program] = {
+    name: lambda data, ddp, make=make: with_edges(data, ddp, make) for name, make in EDGES.items()
+} | {
+    name: lambda data, ddp, make=make: with_edges(data, ddp, make, normalize=False)
+    for name, make in NORMALISED.items()
+}
+
+
+def on_rows(data: Data, ddp: Ddp, rows: Tensor, edge_index: Tensor, *weight: Tensor) -> Results:
+    """Three steps on some of the nodes, which have new places."""
+    x, y = data.x[rows], data.y[rows]
+    model = model_of(ddp)
+    losses = descend(lambda: F.cross_entropy(model(x, edge_index, *weight), y), model)
+    return {'nodes': x.size(0), 'losses': losses, 'weights': weights(model)}
+
+
+def largest_degrees_only(data: Data, ddp: Ddp) -> Results:
+    """The subgraph of nodes with many neighbours, ids renamed."""
+    deg = degree(data.edge_index[1], data.num_nodes)
+    keep = deg >= deg.median()
+    edge_index, weight = subgraph(
+        keep, data.edge_index, data.edge_weight, relabel_nodes=True, num_nodes=data.num_nodes
     )
-    return trained(data, ddp, edge_index, weight, normalize=False)
+    return on_rows(data, ddp, keep, edge_index, weight)
 
 
-def degree_as_feature(data: Data, ddp: Ddp) -> Results:
-    deg = degree(data.edge_index[1], data.num_nodes, dtype=data.x.dtype)
-    data.deg = deg
-    data.x = torch.cat([data.x, (data.deg / data.deg.max()).view(-1, 1)], dim=-1)
-    return {'deg': deg} | trained(data, ddp, data.edge_index)
+def subgraph_of_data(data: Data, ddp: Ddp) -> Results:
+    """A smaller Data, nodes renamed; and the whole one in evaluation."""
+    small = data.subgraph(data.train_mask | data.val_mask)
+    model = model_of(ddp)
+
+    def loss_of() -> Tensor:
+        out = model(small.x, small.edge_index, small.edge_weight)
+        return F.cross_entropy(out[small.train_mask], small.y[small.train_mask])
+
+    losses = descend(loss_of, model)
+    out = model(data.x, data.edge_index, data.edge_weight)
+    return {'nodes': small.num_nodes, 'losses': losses, 'out': out, 'weights': weights(model)}
 
 
-def degrees_by_bincount(data: Data, ddp: Ddp) -> Results:
-    out_deg = torch.bincount(data.edge_index[0], minlength=data.num_nodes)
-    in_deg = data.edge_index[1].bincount(minlength=data.num_nodes)
-    deg = torch.stack([out_deg, in_deg], dim=-1).double().log1p()
-    data.x = torch.cat([data.x, deg - deg.mean(0)], dim=-1)
-    histogram = torch.bincount(in_deg)
-    return {'histogram': histogram, 'deg': deg} | trained(data, ddp, data.edge_index)
+def isolated_nodes_removed(data: Data, ddp: Ddp) -> Results:
+    edge_index, _, mask = remove_isolated_nodes(data.edge_index, num_nodes=data.num_nodes)
+    return {'mask': mask} | on_rows(data, ddp, mask, edge_index)
 
 
-def one_hot_degree(data: Data, ddp: Ddp) -> Results:
-    deg = degree(data.edge_index[1], data.num_nodes, dtype=torch.long).clamp(max=6)
-    data.x = torch.cat([data.x, F.one_hot(deg, num_classes=7).to(data.x.dtype)], dim=-1)
-    return trained(data, ddp, data.edge_index)
+def edges_among_listed_nodes(data: Data, ddp: Ddp) -> Results:
+    """Nodes of a list, edges between them, renamed by a table."""
+    ids = torch.arange(0, data.num_nodes, 2)
+    inside = torch.isin(data.edge_index, ids).all(dim=0)
+    names = torch.full((data.num_nodes,), -1)
+    names[ids] = torch.arange(ids.numel())
+    return on_rows(data, ddp, ids, names[data.edge_index[:, inside]])
 
 
-def transform_local_degree_profile(data: Data, ddp: Ddp) -> Results:
-    data = T.LocalDegreeProfile()(data)
-    data.x = data.x.double()
-    return trained(data, ddp, data.edge_index)
+def around_nodes(data: Data, ddp: Ddp) -> Results:
+    """Hops around a node, some, and those of training, with names of their own."""
+    found = {}
+    for nodes in (7, [1, 5, 9], data.train_mask.nonzero().view(-1)):
+        subset, edge_index, place, mask = k_hop_subgraph(
+            nodes, 1, data.edge_index, relabel_nodes=True, num_nodes=data.num_nodes
+        )
+        x, y, model = data.x[subset], data.y[subset], model_of(ddp)
+        losses = descend(
+            lambda x=x, y=y, e=edge_index, p=place, model=model: F.cross_entropy(
+                model(x, e)[p], y[p]
+            ),
+            model,
+        )
+        found[str(len(found))] = [subset, place, mask.sum().item(), losses, weights(model)]
+    return found
 
 
-def what_data_says(data: Data, ddp: Ddp) -> Results:
+def node_beside_all(data: Data, ddp: Ddp) -> Results:
+    """A virtual node: one more row, joined with every other by edges."""
+    num = data.num_nodes
+    ids, all_to = torch.arange(num), torch.full((num,), num)
+    more = torch.cat([torch.stack([ids, all_to]), torch.stack([all_to, ids])], dim=1)
+    edge_index = torch.cat([data.edge_index, more], dim=1)
+    x = torch.cat([data.x, data.x.mean(0, keepdim=True)])
+    model = model_of(ddp)
+    losses = descend(lambda: F.cross_entropy(model(x, edge_index)[:num], data.y), model)
+    return {'nodes': x.size(0), 'losses': losses, 'weights': weights(model)}
+
+
+def rows_regrouped(data: Data, ddp: Ddp) -> Results:
+    """Training nodes first, then the others: the edges mean the new places."""
+    x = torch.cat([data.x[data.train_mask], data.x[~data.train_mask]])
+    return trained(data, ddp, inputs=(x, data.edge_index))
+
+
+def from_some_nodes_to_others(data: Data, ddp: Ddp) -> Results:
+    """A bipartite graph of two selections of nodes."""
+    src, dst = data.x[data.train_mask], data.x[~data.train_mask]
+    torch.manual_seed(5)
+    ends = [torch.randint(each.size(0), (150,)) for each in (src, dst)]
+    y = data.y[~data.train_mask]
+    return trained(
+        data,
+        ddp,
+        lambda: SAGEConv((6, 6), 3),
+        inputs=((src, dst), torch.stack(ends)),
+        loss=lambda out: F.cross_entropy(out, y),
+    )
+
+
+def both_ends_at_once(data: Data, ddp: Ddp) -> Results:
+    """x[edge_index], of shape [2, E, F]."""
+
+    def loss(out: Tensor) -> Tensor:
+        ends = out[data.edge_index]
+        return (ends[0] - ends[1]).pow(2).mean() - ends.prod(dim=0).sum(-1).tanh().mean()
+
+    return trained(data, ddp, loss=loss)
+
+
+def what_utils_say(data: Data, ddp: Ddp) -> Results:
+    e, n = data.edge_index, data.num_nodes
+    lap, weight = get_laplacian(e, data.edge_weight, 'rw', num_nodes=n)
+    ids, (flat, most) = e.unique(), torch.unique(e.flatten(), return_counts=True)
+    sorted_index, attr = sort_edge_index(e, data.edge_weight, num_nodes=n)
+    col, order = index_sort(e[1])
     return {
-        'edges': data.num_edges,
-        'average degree': data.num_edges / data.num_nodes,
-        'undirected': is_undirected(data.edge_index, num_nodes=data.num_nodes),
-        'loops': contains_self_loops(data.edge_index),
-        'has loops': data.has_self_loops(),
-        'isolated': contains_isolated_nodes(data.edge_index, data.num_nodes),
-        'has isolated': data.has_isolated_nodes(),
+        'edges': [data.num_edges, data.num_edges / n, e[:, :5], e[0, :3].tolist()],
+        'undirected': is_undirected(e, num_nodes=n),
+        'loops': [contains_self_loops(e), data.has_self_loops()],
+        'isolated': [contains_isolated_nodes(e, n), data.has_isolated_nodes()],
+        'homophily': [homophily(e, data.y, method=m) for m in ('edge', 'node', 'edge_insensitive')],
+        'unique': coalesce(e, num_nodes=n).size(1),
+        'both': to_undirected(e, num_nodes=n).size(1),
+        'lap': scatter(weight, lap[1], 0, n),
+        'ids': [ids.numel(), torch.equal(ids, flat), most.max().item(), int(e.max()) < n],
+        'rows': data.x[ids].sum(0),
+        'sorted': [sorted_index[:, :5], attr.sum().item(), col.max().item()],
+        'by destination': scatter(data.edge_weight[order], col, dim_size=n, reduce='sum'),
+        'degrees': degree(e[0], n).long().bincount(),
     }
 
 
-def degree_scaled_weights(data: Data, ddp: Ddp) -> Results:
-    """Attributes standardised over all edges become weights."""
-    attr = (data.edge_attr - data.edge_attr.mean(0)) / data.edge_attr.std(0)
-    weight = attr.mean(-1).sigmoid()
-    return {'weight': weight} | trained(data, ddp, data.edge_index, weight)
+def one_layer_both_ways(data: Data, ddp: Ddp) -> Results:
+    """Edges turned round by rows, with loops of ids, and made undirected in the forward."""
 
-
-def sage_on_transposed_and_plain(data: Data, ddp: Ddp) -> Results:
-    class Model(torch.nn.Module):
+    class Conv(MessagePassing):
         def __init__(self) -> None:
-            super().__init__()
-            self.forth, self.back = SAGEConv(6, 3), SAGEConv(6, 3)
+            super().__init__(aggr='mean')
+            self.there, self.back = torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)
+            self.also, self.largest = SAGEConv(6, 3), SAGEConv(6, 3, aggr='max')
 
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.forth(x, edge_index) + self.back(x, edge_index[[1, 0]])
+            ids = torch.arange(x.size(0)).repeat(2, 1)
+            there = self.propagate(torch.cat([edge_index, ids], 1), x=self.there(x))
+            back = self.propagate(torch.cat([edge_index.flip(0), ids], 1), x=self.back(x))
+            both = to_undirected(edge_index, num_nodes=x.size(0))
+            return there + back + self.also(x, edge_index[[1, 0]]) + self.largest(x, both)
 
-    torch.manual_seed(0)
-    model = ddp(Model().double())
+    return trained(data, ddp, Conv)
+
+
+def weights_outside_of_the_model(data: Data, ddp: Ddp) -> Results:
+    """An explainer by hand: a number for every edge and column; the model is trained before."""
+    model = model_of(ddp)
     losses = descend(lambda: F.cross_entropy(model(data.x, data.edge_index), data.y), model)
-    return {'losses': losses, 'weights': weights(model)}
+    mask = Parameter(torch.linspace(-1, 1, data.num_edges, dtype=torch.double))
+    scale = Parameter(torch.ones(6, dtype=torch.double))
+
+    def loss_of() -> Tensor:
+        weight = mask.sigmoid()
+        out = model(data.x * scale, data.edge_index, weight)
+        return F.cross_entropy(out, data.y) + 0.01 * weight.sum() + (scale - 2).pow(2).sum()
+
+    losses += descend(loss_of, [mask, scale], lr=0.1)
+    return {'losses': losses, 'sum': mask.sum(), 'scale': scale}
 
 
-def net_without_edges(data: Data, ddp: Ddp) -> Results:
-    """What a model is worth without the graph."""
-    empty = data.edge_index[:, :0]
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-    losses = descend(lambda: F.cross_entropy(model(data.x, empty), data.y), model)
-    return {'losses': losses, 'weights': weights(model)}
+def edges_weighted_anew_every_epoch(data: Data, ddp: Ddp) -> Results:
+    """Weights by similarity of what the last epoch gave, and a mask of edges by bernoulli."""
+    model = model_of(ddp)
+    weight, losses = None, []
+    for _ in range(3):
+        keep = torch.bernoulli(torch.full((data.num_edges,), 0.7)).bool()
+        out = model(data.x, data.edge_index[:, keep], None if weight is None else weight[keep])
+        losses.append(F.cross_entropy(out, data.y))
+        losses[-1].backward()
+        with torch.no_grad():
+            z = F.normalize(out, dim=-1)
+            row, col = data.edge_index
+            weight = (z[row] * z[col]).sum(-1).clamp(min=0) + 0.1
+    return {'losses': losses, 'weight': weight, 'grad': [p.grad for p in model.parameters()]}

@@ -1,161 +1,220 @@
-"""Losses over edges: links, smoothness of what is predicted, contrast between both ends."""
+"""Losses of edges, links and pairs of nodes, and of views of the graph without labels."""
 
 from __future__ import annotations
 
+import copy
+import random
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Results, by_order, descend, mlp, weights
+from shared import Ddp, Net, Program, Results, descend, inner, mlp, model_of, supervised, trained
+from shared import weights as weights_of
 from torch import Tensor
+from torch.nn import BatchNorm1d, Bilinear, Linear, Module, Parameter, PReLU
 from torch_geometric import seed_everything
 from torch_geometric.data import Data
-from torch_geometric.nn import GAE, VGAE, GCNConv, InnerProductDecoder
-from torch_geometric.utils import degree, negative_sampling
+from torch_geometric.nn import GAE, MLP, VGAE, GCNConv, GraphConv
+from torch_geometric.nn.models import InnerProductDecoder
+from torch_geometric.utils import degree, dropout_edge, negative_sampling, scatter
 
 
-def supervised(data: Data, out: Tensor) -> Tensor:
-    return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
-
-
-def laplacian_penalty(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-
-    def loss_of() -> Tensor:
-        z = model(data.x, data.edge_index)
-        src, dst = data.edge_index
-        smooth = (z[src] - z[dst]).pow(2).sum() / data.edge_index.size(1)
-        return supervised(data, z) + 0.1 * smooth
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-def normalised_laplacian_penalty(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(mlp(data.num_features, 8, 3).double())
+def laplacian_penalty(z: Tensor, data: Data) -> Tensor:
     src, dst = data.edge_index
     scale = degree(dst, data.num_nodes).clamp(min=1).sqrt().double().unsqueeze(-1)
-
-    def loss_of() -> Tensor:
-        out = model(data.x)
-        p = out.softmax(-1) / scale
-        return supervised(data, out) + 0.2 * ((p[src] - p[dst]) ** 2).sum(-1).mean()
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+    p = z.softmax(-1) / scale
+    smooth = (z[src] - z[dst]).pow(2).sum() / data.edge_index.size(1)
+    return supervised(z, data) + 0.1 * smooth + 0.2 * ((p[src] - p[dst]) ** 2).sum(-1).mean()
 
 
-def weighted_smoothness(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
+def weighted_smoothness(out: Tensor, data: Data) -> Tensor:
+    row, col = data.edge_index[0], data.edge_index[1]
+    difference = torch.norm(out[row] - out[col], p=1, dim=1)
+    return supervised(out, data) + (data.edge_weight * difference).mean()
 
-    def loss_of() -> Tensor:
-        out = model(data.x, data.edge_index)
-        row, col = data.edge_index[0], data.edge_index[1]
-        difference = torch.norm(out[row] - out[col], p=1, dim=1)
-        return supervised(data, out) + (data.edge_weight * difference).mean()
 
-    return {'losses': descend(loss_of, model, 0.02), 'weights': weights(model)}
+def dot_products(z: Tensor, data: Data) -> Tensor:
+    logits = (z[data.edge_index[0]] * z[data.edge_index[1]]).sum(dim=-1)
+    return F.binary_cross_entropy_with_logits(logits, (data.edge_type == 0).double())
+
+
+def links_against_random_pairs(z: Tensor, data: Data) -> Tensor:
+    neg = torch.randint(0, data.num_nodes, (2, 200))
+    pos_out = (z[data.edge_index[0]] * z[data.edge_index[1]]).sum(-1)
+    out = torch.cat([pos_out, (z[neg[0]] * z[neg[1]]).sum(-1)])
+    target = torch.cat([torch.ones_like(pos_out), torch.zeros(200).double()])
+    return F.binary_cross_entropy_with_logits(out, target)
+
+
+def links_against_negative_sampling(z: Tensor, data: Data) -> Tensor:
+    """Sparse, dense and undirected ones; labels of both in one list."""
+    neg = negative_sampling(data.edge_index, data.num_nodes, 150)
+    more = negative_sampling(data.edge_index, data.num_nodes, data.num_edges, method='dense')
+    both = negative_sampling(data.edge_index, force_undirected=True, num_neg_samples=60)
+    pairs = torch.cat([data.edge_index, neg, more, both], dim=-1)
+    label = torch.zeros(pairs.size(1), dtype=torch.double)
+    label[: data.num_edges] = 1
+    src, dst = pairs
+    return F.binary_cross_entropy_with_logits((z[src] * z[dst]).sum(-1), label)
+
+
+def corrupted_destinations(z: Tensor, data: Data) -> Tensor:
+    """Margin ranking: an edge beats the same source with the mean of all nodes."""
+    src, dst = data.edge_index
+    pos, neg = (z[src] * z[dst]).sum(-1), z[src] @ z.mean(dim=0)
+    return F.margin_ranking_loss(pos, neg, torch.ones_like(pos), margin=1.0)
+
+
+def variational_by_hand(z: Tensor, data: Data) -> Tensor:
+    """The KL divergence, and links of the means."""
+    mu, logstd = z.chunk(2, dim=-1)
+    kl = -0.5 * torch.mean(torch.sum(1 + 2 * logstd - mu**2 - logstd.exp() ** 2, dim=1))
+    links = InnerProductDecoder()(mu, data.edge_index, sigmoid=True)
+    return -torch.log(links + 1e-15).mean() + kl / data.num_nodes
+
+
+def agreement_of_ends(out: Tensor, data: Data) -> Tensor:
+    """KL divergence between what both ends predict; loops are left out."""
+    src, dst = data.edge_index
+    real, log_p = src != dst, out.log_softmax(-1)
+    kl = F.kl_div(log_p[src][real], log_p[dst][real], log_target=True, reduction='batchmean')
+    return supervised(out, data) + 0.1 * kl
+
+
+def modularity(out: Tensor, data: Data) -> Tensor:
+    """DMoN without its dense adjacency: edges within clusters against what degrees expect."""
+    src, dst = data.edge_index
+    num_edges = data.edge_index.size(1)
+    deg, s = degree(dst, data.num_nodes).double(), out.softmax(dim=-1)
+    within = (s[src] * s[dst]).sum() / num_edges
+    expected = ((deg @ s) ** 2).sum() / num_edges**2
+    return expected - within + s.sum(dim=0).norm() * 2 / data.num_nodes - 1
+
+
+LOSSES: dict[str, tuple[Callable[[Tensor, Data], Tensor], int]] = {  # and the width of the output
+    'laplacian_penalty': (laplacian_penalty, 3),
+    'weighted_smoothness': (weighted_smoothness, 3),
+    'dot_products': (dot_products, 5),
+    'links_against_random_pairs': (links_against_random_pairs, 5),
+    'links_against_negative_sampling': (links_against_negative_sampling, 5),
+    'corrupted_destinations': (corrupted_destinations, 5),
+    'variational_by_hand': (variational_by_hand, 10),
+    'agreement_of_ends': (agreement_of_ends, 3),
+    'modularity': (modularity, 4),
+}
+
+
+def of_loss(data: Data, ddp: Ddp, loss: Callable[[Tensor, Data], Tensor], num_out: int) -> Results:
+    seed_everything(0)  # what negative_sampling of PyG draws from
+    return trained(data, ddp, lambda: Net(6, 8, num_out), loss=lambda out: loss(out, data))
+
+
+PROGRAMS: dict[str, Program] = {
+    name: lambda data, ddp, loss=loss, num=num: of_loss(data, ddp, loss, num)
+    for name, (loss, num) in LOSSES.items()
+}
 
 
 def dirichlet_energy(data: Data, ddp: Ddp) -> Results:
     """A metric of oversmoothing, after training."""
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-    descend(lambda: supervised(data, model(data.x, data.edge_index)), model)
-    out = model(data.x, data.edge_index).detach()
+    out = trained(data, ddp)['out']
     src, dst = data.edge_index
-    deg = degree(dst, out.size(0), dtype=out.dtype) + 1
-    h = out / deg.sqrt().unsqueeze(-1)
+    h = out / (degree(dst, out.size(0), dtype=out.dtype) + 1).sqrt().unsqueeze(-1)
     energy = 0.5 * (h[src] - h[dst]).square().sum() / out.size(0)
     mad = (1 - F.cosine_similarity(out[src], out[dst])).mean()
     return {'energy': energy.item(), 'mad': mad.item()}
 
 
-def dot_products(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 5).double())
+class EdgeMLP(Module):
+    """Scores of edges from both ends and the attributes."""
+
+    def __init__(self, num_out: int = 3) -> None:
+        super().__init__()
+        self.mlp = mlp(6 + 6 + 4, 8, num_out)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        row, col = edge_index
+        return self.mlp(torch.cat([x[row], x[col], edge_attr], dim=-1))
+
+
+class Ends(Module):
+    """Edges after convs: a linear and a bilinear form of both ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.out, self.bilinear = Net(6, 8, 5), Linear(10, 3), Bilinear(5, 5, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        h = self.net(x, edge_index)
+        src, dst = h[edge_index[0]], h[edge_index[1]]
+        return self.out(torch.cat([src, dst], dim=1)) + self.bilinear(src, dst)
+
+
+def on_edges(data: Data, ddp: Ddp, make: Callable[[], Module], train: Tensor) -> Results:
+    """Classes of edges, some of which train, by weights of how frequent they are."""
+    weight = torch.bincount(data.edge_type).double().reciprocal()
+
+    def loss(out: Tensor) -> Tensor:
+        return F.cross_entropy(out[train], data.edge_type[train], weight=weight)
+
+    found = trained(data, ddp, make, data.edge_attr, loss=loss)
+    right = found['out'].argmax(-1) == data.edge_type
+    acc = right[~train].double().mean().item(), right.sum().item() / data.edge_index.size(1)
+    return found | {'acc': acc, 'train': train.sum()}
+
+
+def edges_split_at_random(data: Data, ddp: Ddp) -> Results:
+    return on_edges(data, ddp, Ends, torch.rand(data.edge_index.size(1)) < 0.6)
+
+
+def links_drawn_in_every_step(data: Data, ddp: Ddp) -> Results:
+    """Messages along a half of the edges, the other half is to be found; attributes go along."""
+    random.seed(0)
+
+    class Model(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.mlp, self.edge = GraphConv(6, 8), Linear(8, 1), mlp(4, 6, 1)
+
+        def forward(self, x: Tensor, e: Tensor, attr: Tensor, ends: Tensor) -> Tensor:
+            z = self.conv(x, e, self.edge(attr).sigmoid().view(-1)).relu()
+            return self.mlp(z[ends[0]] * z[ends[1]]).view(-1)
+
+    model = model_of(ddp, Model)
 
     def loss_of() -> Tensor:
-        z = model(data.x, data.edge_index)
-        logits = (z[data.edge_index[0]] * z[data.edge_index[1]]).sum(dim=-1)
-        return F.binary_cross_entropy_with_logits(logits, (data.edge_type == 0).double())
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-@by_order
-def links_against_random_pairs(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 5).double())
-
-    def loss_of() -> Tensor:
-        z = model(data.x, data.edge_index)
-        neg = torch.randint(0, data.num_nodes, (2, 200))
-        pos_out = (z[data.edge_index[0]] * z[data.edge_index[1]]).sum(-1)
-        neg_out = (z[neg[0]] * z[neg[1]]).sum(-1)
-        out = torch.cat([pos_out, neg_out])
-        target = torch.cat([torch.ones_like(pos_out), torch.zeros_like(neg_out)])
+        perm = torch.randperm(data.num_edges)
+        kept, asked = perm[: data.num_edges // 2], perm[data.num_edges // 2 :]
+        wrong = negative_sampling(data.edge_index, data.num_nodes, asked.numel())
+        ends = torch.cat([data.edge_index[:, asked], wrong], dim=1)
+        target = torch.cat([torch.ones(asked.numel()), torch.zeros(wrong.size(1))]).double()
+        out = model(data.x, data.edge_index[:, kept], data.edge_attr[kept], ends)
         return F.binary_cross_entropy_with_logits(out, target)
 
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+    return {'losses': descend(loss_of, model), 'weights': weights_of(model)}
 
 
-@by_order
-def links_against_negative_sampling(data: Data, ddp: Ddp) -> Results:
-    seed_everything(0)
-    model = ddp(Net(data.num_features, 8, 5).double())
+def node_labels_from_edges(data: Data, ddp: Ddp) -> Results:
+    """A node is hit if one of its edges scores highly; the loss is of nodes."""
+    target = scatter(data.edge_type, data.edge_index[1], 0, data.num_nodes, 'max') == 2
 
-    def loss_of() -> Tensor:
-        z = model(data.x, data.edge_index)
-        neg = negative_sampling(data.edge_index, data.num_nodes, 150)
-        pos = torch.sigmoid((z[data.edge_index[0]] * z[data.edge_index[1]]).sum(-1))
-        neg_out = torch.sigmoid((z[neg[0]] * z[neg[1]]).sum(-1))
-        return -(pos + 1e-15).log().mean() - (1 - neg_out + 1e-15).log().mean()
+    def loss(score: Tensor) -> Tensor:
+        node = scatter(score.squeeze(-1), data.edge_index[1], 0, data.num_nodes, 'max')
+        return F.binary_cross_entropy_with_logits(node, target.double())
 
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+    return trained(data, ddp, lambda: EdgeMLP(1), data.edge_attr, loss=loss) | {'target': target}
 
 
-def corrupted_destinations(data: Data, ddp: Ddp) -> Results:
-    """Margin ranking: an edge beats the same source with another edge's destination."""
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 5).double())
-
-    def loss_of() -> Tensor:
-        z = model(data.x, data.edge_index)
-        src, dst = data.edge_index
-        pos = (z[src] * z[dst]).sum(-1)
-        neg = z[src] @ z.mean(dim=0)
-        return F.margin_ranking_loss(pos, neg, torch.ones_like(pos), margin=1.0)
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+def edge_type_statistics(data: Data, ddp: Ddp) -> Results:
+    """How often every type of edges joins every pair of classes."""
+    y_src, y_dst = data.y[data.edge_index]
+    table = torch.zeros(3, 3, 3, dtype=torch.long)
+    table.index_put_((data.edge_type, y_src, y_dst), torch.tensor(1), accumulate=True)
+    mean = torch.stack([data.edge_attr[data.edge_type == t].mean(0) for t in range(3)])
+    return {'table': table, 'same': (y_src == y_dst).double().mean().item(), 'mean': mean}
 
 
-def all_pairs(data: Data, ddp: Ddp) -> Results:
-    """The adjacency against z z^T, dense, as small graphs allow."""
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 5).double())
-    adj = torch.zeros(data.num_nodes, data.num_nodes).double()
-    adj[data.edge_index[0], data.edge_index[1]] = 1
-
-    def loss_of() -> Tensor:
-        z = model(data.x, data.edge_index)
-        return F.binary_cross_entropy_with_logits(z @ z.t(), adj)
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-@by_order
-def graph_autoencoder(data: Data, ddp: Ddp) -> Results:
-    seed_everything(0)
-    gae = GAE(ddp(Net(data.num_features, 8, 5).double()))
-
-    def loss_of() -> Tensor:
-        return gae.recon_loss(gae.encode(data.x, data.edge_index), data.edge_index)
-
-    return {'losses': descend(loss_of, gae), 'weights': weights(gae.encoder)}
-
-
-@by_order
-def variational_autoencoder(data: Data, ddp: Ddp) -> Results:
+def autoencoders(data: Data, ddp: Ddp) -> Results:
     class Encoder(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -166,74 +225,115 @@ def variational_autoencoder(data: Data, ddp: Ddp) -> Results:
             return self.mu(h, edge_index), self.logstd(h, edge_index)
 
     seed_everything(0)
-    model = ddp(VGAE(Encoder()).double())
-    inner = getattr(model, 'module', model)
+    gae, model = GAE(model_of(ddp, lambda: Net(6, 8, 5))), model_of(ddp, lambda: VGAE(Encoder()))
 
     def loss_of() -> Tensor:
-        z = inner.encode(data.x, data.edge_index)
-        return inner.recon_loss(z, data.edge_index) + inner.kl_loss() / data.num_nodes
+        plain = gae.recon_loss(gae.encode(data.x, data.edge_index), data.edge_index)
+        z = inner(model).encode(data.x, data.edge_index)
+        return (
+            plain
+            + inner(model).recon_loss(z, data.edge_index)
+            + inner(model).kl_loss() / data.num_nodes
+        )
 
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+    losses = descend(loss_of, [*gae.parameters(), *model.parameters()])
+    return {'losses': losses, 'gae': weights_of(gae.encoder), 'vgae': weights_of(model)}
 
 
-def variational_by_hand(data: Data, ddp: Ddp) -> Results:
-    """The KL divergence, and links of the means."""
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 10).double())
-    decoder = InnerProductDecoder()
+# Without labels
+
+
+def views(data: Data) -> tuple[Tensor, Tensor]:
+    """Two views of the features, without draws."""
+    return data.x * (torch.arange(6) % 3 != 0), data.x * (torch.arange(6) % 3 != 1)
+
+
+def canonical_correlation(a: Tensor, b: Tensor) -> Tensor:
+    """CCA-SSG: both views standardised over all nodes, correlations made the identity."""
+    a, b = (a - a.mean(0)) / a.std(0), (b - b.mean(0)) / b.std(0)
+    c, c1, c2 = (torch.mm(p.T, q) / a.size(0) for p, q in ((a, b), (a, a), (b, b)))
+    eye = torch.eye(5, dtype=torch.double)
+    off = c.flatten().pow(2).sum() - torch.diagonal(c).pow(2).sum()
+    return -c.diagonal().sum() + 1e-2 * ((eye - c1).pow(2).sum() + (eye - c2).pow(2).sum() + off)
+
+
+def on_views(data: Data, ddp: Ddp) -> Results:
+    model = model_of(ddp, lambda: Net(6, 8, 5))
+    x, e = views(data), data.edge_index
+    losses = descend(lambda: canonical_correlation(model(x[0], e), model(x[1], e)), model)
+    return {'losses': losses, 'weights': weights_of(model)}
+
+
+def bgrl(data: Data, ddp: Ddp) -> Results:
+    """Bootstrapped: augmentations in place, two views through one model, a predictor."""
+
+    class Encoder(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn = GCNConv(6, 8, bias=False), BatchNorm1d(8, momentum=0.01)
+            self.act = PReLU()
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.act(self.bn(self.conv(x, edge_index)))
+
+    class Model(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.online, self.predictor = Encoder(), MLP([8, 8, 8], norm='batch_norm')
+            self.target = copy.deepcopy(self.online).requires_grad_(False)
+
+        def forward(self, x1: Tensor, e1: Tensor, x2: Tensor, e2: Tensor) -> Tensor:
+            q1, q2 = self.predictor(self.online(x1, e1)), self.predictor(self.online(x2, e2))
+            with torch.no_grad():
+                y1, y2 = self.target(x1, e1), self.target(x2, e2)
+            first = F.cosine_similarity(q1, y2.detach(), dim=-1).mean()
+            return 2 - first - F.cosine_similarity(q2, y1.detach(), dim=-1).mean()
+
+    model = model_of(ddp, Model)
+
+    def augmented(p: float) -> tuple[Tensor, Tensor]:
+        x = data.x.clone()
+        x[:, torch.rand(x.size(1)) < p] = 0
+        return x, dropout_edge(data.edge_index, p=p)[0]
+
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=0.01, weight_decay=1e-3
+    )
+    losses = []
+    for _ in range(3):
+        loss = model(*augmented(0.3), *augmented(0.2))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        pair = inner(model).target.parameters(), inner(model).online.parameters()
+        for p, q in zip(*pair, strict=True):
+            p.data.mul_(0.99).add_(q.data, alpha=0.01)
+        losses.append(loss.item())
+    return {'losses': losses, 'weights': weights_of(model)}
+
+
+def infomax_by_hand(data: Data, ddp: Ddp) -> Results:
+    """DGI: rows shuffled by randperm, a bilinear discriminator, lists of ones and zeros."""
+
+    class Model(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gcn, self.disc = GCNConv(6, 8), Bilinear(8, 8, 1)
+            self.weight = Parameter(torch.randn(8, 8) / 8)
+
+        def forward(self, x: Tensor, shuffled: Tensor, edge_index: Tensor) -> Tensor:
+            h1, h2 = self.gcn(x, edge_index).relu(), self.gcn(shuffled, edge_index).relu()
+            c = h1.mean(0).sigmoid()
+            product = (h2 @ (self.weight @ c)).unsqueeze(1)
+            c = c.expand_as(h1).contiguous()
+            return torch.cat([self.disc(h1, c), self.disc(h2, c) + product], 1)
+
+    model = model_of(ddp, Model)
+    labels = torch.cat([torch.ones(data.num_nodes, 1), torch.zeros(data.num_nodes, 1)], 1).double()
 
     def loss_of() -> Tensor:
-        mu, logstd = model(data.x, data.edge_index).chunk(2, dim=-1)
-        kl = -0.5 * torch.mean(torch.sum(1 + 2 * logstd - mu**2 - logstd.exp() ** 2, dim=1))
-        links = -torch.log(decoder(mu, data.edge_index, sigmoid=True) + 1e-15).mean()
-        return links + kl / data.num_nodes
+        idx = torch.randperm(data.num_nodes)
+        logits = model(data.x, data.x[idx], data.edge_index)
+        return F.binary_cross_entropy_with_logits(logits, labels)
 
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-def contrast_of_neighbours(data: Data, ddp: Ddp) -> Results:
-    """InfoNCE: an edge's ends against everything that a source might be joined with."""
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 5).double())
-
-    def loss_of() -> Tensor:
-        z = F.normalize(model(data.x, data.edge_index), dim=-1)
-        every = torch.logsumexp(z @ z.t() / 0.5, dim=1)
-        src, dst = data.edge_index
-        return (every[src] - (z[src] * z[dst]).sum(-1) / 0.5).mean()
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-def agreement_of_ends(data: Data, ddp: Ddp) -> Results:
-    """KL divergence between what both ends predict; loops are left out."""
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-    src, dst = data.edge_index
-    real = src != dst
-
-    def loss_of() -> Tensor:
-        out = model(data.x, data.edge_index)
-        log_p = out.log_softmax(-1)
-        kl = F.kl_div(log_p[src][real], log_p[dst][real], log_target=True, reduction='batchmean')
-        return supervised(data, out) + 0.1 * kl
-
-    return {'loops': (~real).sum().item(), 'losses': descend(loss_of, model), 'w': weights(model)}
-
-
-def modularity(data: Data, ddp: Ddp) -> Results:
-    """DMoN without its dense adjacency: edges within clusters against what degrees expect."""
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 4).double())
-    src, dst = data.edge_index
-    num_edges = data.edge_index.size(1)
-    deg = degree(dst, data.num_nodes).double()
-
-    def loss_of() -> Tensor:
-        s = model(data.x, data.edge_index).softmax(dim=-1)
-        within = (s[src] * s[dst]).sum() / num_edges
-        expected = ((deg @ s) ** 2).sum() / num_edges**2
-        collapse = s.sum(dim=0).norm() * 2 / data.num_nodes - 1
-        return expected - within + collapse
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+    return {'losses': descend(loss_of, model), 'weights': weights_of(model)}

@@ -1,198 +1,216 @@
-"""Neighbours summed by hand, with the rows of edge_index and scatter, without a conv."""
+"""Neighbours summed by hand and by matrices: edge_index, scatter, sparse and dense, no conv."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Results, descend, mlp, weights
+from shared import Ddp, Program, Results, descend, mlp, model_of, supervised, trained
 from torch import Tensor
 from torch.nn import Linear, Module
 from torch_geometric.data import Data
-from torch_geometric.utils import degree, scatter, softmax, spmm, to_edge_index, to_torch_coo_tensor
+from torch_geometric.utils import (
+    add_remaining_self_loops,
+    degree,
+    scatter,
+    softmax,
+    spmm,
+    to_edge_index,
+    to_torch_coo_tensor,
+)
+
+Sum = Callable[[Tensor, Tensor, Data], Tensor]
 
 
-def trained(data: Data, ddp: Ddp, model: Module, *args: Tensor) -> Results:
-    """Three steps of a model of the data, and its output."""
-    torch.manual_seed(0)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    model = ddp(model.double())
-
-    def loss_of() -> Tensor:
-        out = model(data.x, data.edge_index, *args)
-        return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
-
-    losses = descend(loss_of, model)
-    with torch.no_grad():
-        out = model(data.x, data.edge_index, *args)
-    return {'losses': losses, 'out': out, 'weights': weights(model)}
+def by_index_add(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    row, col = edge_index
+    deg = degree(col, x.size(0), dtype=x.dtype)
+    norm = deg.pow(-0.5)
+    norm[norm == float('inf')] = 0
+    messages = x[row] * (norm[row] * norm[col]).view(-1, 1)
+    return torch.zeros_like(x).index_add_(0, col, messages)
 
 
-class Lin(Module):
-    """Something that learns, for models that differ in what they sum."""
-
-    def __init__(self, num_in: int = 6, num_out: int = 3) -> None:
-        super().__init__()
-        self.lin = Linear(num_in, num_out)
-
-
-def gcn_by_index_add(data: Data, ddp: Ddp) -> Results:
-    class Model(Lin):
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            row, col = edge_index
-            deg = degree(col, x.size(0), dtype=x.dtype)
-            norm = deg.pow(-0.5)
-            norm[norm == float('inf')] = 0
-            h = self.lin(x)
-            messages = h[row] * (norm[row] * norm[col]).view(-1, 1)
-            return torch.zeros_like(h).index_add_(0, col, messages)
-
-    return trained(data, ddp, Model())
+def by_scatter_add(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    src, dst = edge_index[0], edge_index[1]
+    total = torch.zeros(x.size(0), x.size(1), dtype=x.dtype)
+    total.scatter_add_(0, dst.view(-1, 1).expand(-1, x.size(1)), x[src])
+    count = torch.zeros(x.size(0), dtype=x.dtype).scatter_add_(
+        0, dst, torch.ones(dst.size(0), dtype=x.dtype)
+    )
+    return total / count.clamp(min=1).unsqueeze(-1) + x
 
 
-def mean_by_scatter_add(data: Data, ddp: Ddp) -> Results:
-    class Model(Lin):
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            src, dst = edge_index[0], edge_index[1]
-            total = torch.zeros(x.size(0), x.size(1), dtype=x.dtype)
-            total.scatter_add_(0, dst.view(-1, 1).expand(-1, x.size(1)), x[src])
-            count = torch.zeros(x.size(0), dtype=x.dtype).scatter_add_(
-                0, dst, torch.ones(dst.size(0), dtype=x.dtype)
-            )
-            return self.lin(total / count.clamp(min=1).unsqueeze(-1) + x)
-
-    return trained(data, ddp, Model())
-
-
-def scatter_of_pyg(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin = Linear(4 * 6, 3)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            src, dst = edge_index
-            sums = [
-                scatter(x[src], dst, dim=0, dim_size=x.size(0), reduce=reduce)
-                for reduce in ('sum', 'mean', 'max', 'min')
-            ]
-            return self.lin(torch.cat(sums, dim=-1))
-
-    return trained(data, ddp, Model())
+def by_scatter(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    """Of PyG, into destinations and into sources."""
+    src, dst = edge_index
+    into = [
+        scatter(x[src], dst, dim=0, dim_size=x.size(0), reduce=reduce)
+        for reduce in ('sum', 'mean', 'max', 'min')
+    ]
+    out_of = [
+        scatter(x[dst], src, dim=0, dim_size=x.size(0), reduce=reduce)
+        for reduce in ('sum', 'min', 'max')
+    ]
+    return sum([*into, *out_of])
 
 
-def sums_at_sources(data: Data, ddp: Ddp) -> Results:
-    """What a node sends rather than what it gets: the sum by edge_index[0]."""
-
-    class Model(Lin):
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            src, dst = edge_index
-            return self.lin(x + scatter(x[dst], src, dim=0, dim_size=x.size(0)))
-
-    return trained(data, ddp, Model())
+def by_scatter_reduce(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    src, dst = edge_index
+    index = dst.unsqueeze(-1).expand(-1, x.size(-1))
+    return x.scatter_reduce(0, index, x[src], reduce='amax', include_self=True)
 
 
-def both_directions(data: Data, ddp: Ddp) -> Results:
-    class Model(Lin):
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            src, dst = edge_index
-            in_ = torch.zeros_like(x).index_add(0, dst, x[src])
-            out = torch.zeros_like(x).index_add(0, src, x[dst])
-            return self.lin(torch.cat([x, in_, out], dim=1))
-
-    return trained(data, ddp, Model(18))
+def attention_by_hand(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    src, dst = edge_index
+    logits = F.leaky_relu((x[src] + x[dst]).sum(-1, keepdim=True), 0.2)
+    alpha = softmax(logits, dst, num_nodes=x.size(0))
+    return scatter(alpha * x[src], dst, dim=0, dim_size=x.size(0), reduce='sum')
 
 
-def attention_by_hand(data: Data, ddp: Ddp) -> Results:
-    class Model(Lin):
-        def __init__(self) -> None:
-            super().__init__()
-            self.att = Linear(6, 1, bias=False)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            src, dst = edge_index
-            h = self.lin(x)
-            logits = F.leaky_relu(self.att(torch.cat([h[src], h[dst]], dim=-1)), 0.2)
-            alpha = softmax(logits, dst, num_nodes=x.size(0))
-            return scatter(alpha * h[src], dst, dim=0, dim_size=x.size(0), reduce='sum')
-
-    return trained(data, ddp, Model())
-
-
-def softmax_by_hand(data: Data, ddp: Ddp) -> Results:
+def softmax_by_hand(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     """exp, divided by its sum at the destination, with the maximum over all edges taken off."""
-
-    class Model(Lin):
-        def __init__(self) -> None:
-            super().__init__()
-            self.att = Linear(6, 1)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            src, dst = edge_index
-            logits = (torch.tanh(self.att(x))[src] * x[dst]).sum(-1)
-            e = torch.exp(logits - logits.max())
-            total = torch.zeros(x.size(0), dtype=x.dtype).index_add_(0, dst, e)
-            alpha = e / (total[dst] + 1e-16)
-            return self.lin(torch.zeros_like(x).index_add_(0, dst, alpha.unsqueeze(-1) * x[src]))
-
-    return trained(data, ddp, Model())
+    src, dst = edge_index
+    logits = (torch.tanh(x)[src] * x[dst]).sum(-1)
+    e = torch.exp(logits - logits.max())
+    total = torch.zeros(x.size(0), dtype=x.dtype).index_add_(0, dst, e)
+    alpha = e / (total[dst] + 1e-16)
+    return torch.zeros_like(x).index_add_(0, dst, alpha.unsqueeze(-1) * x[src])
 
 
-def weighted_by_an_attribute(data: Data, ddp: Ddp) -> Results:
-    class Model(Lin):
-        def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
-            h = x.index_select(0, edge_index[0]) * edge_weight.view(-1, 1)
-            return self.lin(scatter(h, edge_index[1], 0, x.size(0)))
-
-    return trained(data, ddp, Model(), data.edge_weight)
-
-
-def normalised_weights(data: Data, ddp: Ddp) -> Results:
+def by_attributes(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
     """Weights divided by their largest, and by the sum at the destination."""
     weight = data.edge_weight / data.edge_weight.max()
-    total = scatter(weight, data.edge_index[1], dim_size=data.num_nodes, reduce='sum')
-    weight = weight / total[data.edge_index[1]]
-
-    class Model(Lin):
-        def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
-            h = self.lin(x)
-            return h + scatter(h[edge_index[0]] * edge_weight[:, None], edge_index[1], 0, x.size(0))
-
-    return {'weight': weight, 'total': total} | trained(data, ddp, Model(), weight)
+    total = scatter(weight, edge_index[1], dim_size=data.num_nodes, reduce='sum')
+    h = x.index_select(0, edge_index[0]) * (weight / total[edge_index[1]])[:, None]
+    return x + scatter(h, edge_index[1], 0, x.size(0))
 
 
-def appnp_by_hand(data: Data, ddp: Ddp) -> Results:
-    class Model(Lin):
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            row, col = edge_index
-            deg = degree(col, x.size(0), x.dtype).clamp(min=1)
-            weight = (deg[row] * deg[col]).rsqrt().view(-1, 1)
-            h = z = self.lin(x).tanh()
-            for _ in range(4):
-                z = 0.9 * torch.zeros_like(z).index_add(0, col, weight * z[row]) + 0.1 * h
-            return z
+def appnp_by_hand(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    row, col = edge_index
+    deg = degree(col, x.size(0), x.dtype).clamp(min=1)
+    weight = (deg[row] * deg[col]).rsqrt().view(-1, 1)
+    h = z = x.tanh()
+    for _ in range(4):
+        z = 0.9 * torch.zeros_like(z).index_add(0, col, weight * z[row]) + 0.1 * h
+    return z
 
-    return trained(data, ddp, Model())
+
+def sparse_matrix(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    num = data.num_nodes
+    adj = to_torch_coo_tensor(edge_index, size=(num, num)).double().t()
+    weighted = torch.sparse_coo_tensor(edge_index.flip(0), data.edge_weight, (num, num))
+    total = torch.sparse.sum(weighted.coalesce(), dim=1).to_dense().clamp(min=1e-6)
+    return torch.sparse.mm(adj, x) + (weighted.coalesce() @ x) / total.view(-1, 1)
+
+
+def sparse_csr(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    values = torch.ones(edge_index.size(1), dtype=torch.float64)
+    size = data.num_nodes, data.num_nodes
+    coo = torch.sparse_coo_tensor(edge_index.flip(0), values, size).coalesce()
+    row, col = coo.indices()
+    assert int(col.max()) < data.num_nodes
+    norm = torch.sparse_coo_tensor(coo.indices(), coo.values() / (1 + row % 3), size)
+    adj = norm.to_sparse_csr()
+    assert to_edge_index(adj)[0].size(1) == norm.values().numel() if norm.is_coalesced() else True
+    return spmm(adj, x, reduce='sum') + adj @ x
+
+
+def dense_adjacency(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    adj = torch.zeros(data.num_nodes, data.num_nodes, dtype=torch.float64)
+    adj[edge_index[1], edge_index[0]] = 1.0
+    return adj @ x
+
+
+def page_rank(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    row, col = edge_index
+    out_degree = degree(row, data.num_nodes, dtype=torch.float64)
+    rank = torch.full((data.num_nodes,), 1 / data.num_nodes, dtype=torch.float64)
+    for _ in range(10):
+        share = rank / out_degree.clamp(min=1)
+        dangling = rank[out_degree == 0].sum() / data.num_nodes
+        new = torch.zeros_like(rank).scatter_add_(0, col, share[row])
+        rank = 0.15 / data.num_nodes + 0.85 * (new + dangling)
+    return x * rank.view(-1, 1) / rank.max()
+
+
+def power_iteration(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    num = data.num_nodes
+    adj = torch.sparse_coo_tensor(edge_index.flip(0), data.edge_weight, (num, num))
+    v = data.x.new_ones(num)
+    for _ in range(5):
+        v = (adj @ v.view(-1, 1)).view(-1)
+        v = v / v.norm()
+    return x * (1 + v.view(-1, 1))
+
+
+def hops(x: Tensor, edge_index: Tensor, data: Data) -> Tensor:
+    """Breadth-first search from some nodes of the training set, by whole edges."""
+    row, col = edge_index
+    hops = torch.where(data.train_mask & (data.y == 2), 0, data.num_nodes)
+    for _ in range(6):
+        hops = torch.minimum(hops, scatter(hops[row] + 1, col, 0, data.num_nodes, 'min'))
+    return x * (hops < data.num_nodes).view(-1, 1)
+
+
+SUMS: dict[str, Sum] = {
+    'gcn_by_index_add': by_index_add,
+    'mean_by_scatter_add': by_scatter_add,
+    'scatter_of_pyg': by_scatter,
+    'max_pool_of_neighbours': by_scatter_reduce,
+    'attention_by_hand': attention_by_hand,
+    'softmax_by_hand': softmax_by_hand,
+    'normalised_weights': by_attributes,
+    'appnp_by_hand': appnp_by_hand,
+    'sparse_matrix': sparse_matrix,
+    'sparse_csr_spmm': sparse_csr,
+    'dense_adjacency': dense_adjacency,
+    'page_rank': page_rank,
+    'power_iteration': power_iteration,
+    'hops_from_a_node': hops,
+}
+
+
+class Summed(Module):
+    """A layer, what is summed of it, another layer."""
+
+    def __init__(self, data: Data, summed: Sum) -> None:
+        super().__init__()
+        self.first, self.last, self.summed = Linear(6, 8), Linear(8, 3), summed
+        self.data = [data]
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.last(self.summed(self.first(x), edge_index, self.data[0]))
+
+
+PROGRAMS: dict[str, Program] = {
+    name: lambda data, ddp, summed=summed: trained(data, ddp, lambda: Summed(data, summed))
+    for name, summed in SUMS.items()
+}
 
 
 def label_propagation_by_hand(data: Data, ddp: Ddp) -> Results:
+    """By scatter, and by a sparse matrix."""
     row, col = data.edge_index
     deg = degree(col, data.num_nodes).double()
     norm = deg.pow(-0.5).masked_fill(deg == 0, 0)
-    y = F.one_hot(data.y, 3).double() * data.train_mask.unsqueeze(1)
-    out = y.clone()
-    for _ in range(5):
+    hot = F.one_hot(data.y, 3).double() * data.train_mask.unsqueeze(1)
+    size, ones = (data.num_nodes, data.num_nodes), torch.ones(data.num_edges, dtype=torch.double)
+    adj = torch.sparse_coo_tensor(data.edge_index.flip(0), ones, size)
+    out, other = hot.clone(), hot
+    for _ in range(4):
         spread = scatter((norm[row] * norm[col]).unsqueeze(1) * out[row], col, 0, data.num_nodes)
-        out = (0.8 * spread + 0.2 * y).clamp(0, 1)
+        out = (0.8 * spread + 0.2 * hot).clamp(0, 1)
+        other = 0.9 * torch.sparse.mm(adj, other) / 8 + 0.1 * hot
     acc = (out.argmax(-1) == data.y)[data.test_mask].double().mean()
-    return {'out': out, 'acc': acc}
+    return {'out': out, 'acc': acc, 'other': other}
 
 
 def correct_and_smooth_by_hand(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(mlp(data.num_features, 8, 3).double())
+    model = model_of(ddp, lambda: mlp(6, 8, 3))
     mask = data.train_mask
-    losses = descend(lambda: F.cross_entropy(model(data.x)[mask], data.y[mask]), model)
+    losses = descend(lambda: supervised(model(data.x), data), model)
     row, col = data.edge_index
     weight = 1 / degree(col, data.num_nodes).double().clamp(min=1)[col].unsqueeze(1)
     with torch.no_grad():
@@ -201,9 +219,8 @@ def correct_and_smooth_by_hand(data: Data, ddp: Ddp) -> Results:
         error[mask] = F.one_hot(data.y[mask], 3).double() - soft[mask]
         sigma = error[mask].abs().sum() / mask.sum()
         for _ in range(3):
-            error = (
-                0.7 * torch.zeros_like(error).index_add(0, col, weight * error[row]) + 0.3 * error
-            )
+            spread = torch.zeros_like(error).index_add(0, col, weight * error[row])
+            error = (0.7 * spread + 0.3 * error).clamp_(-1, 1)
         scale = sigma / error.abs().sum(dim=1, keepdim=True)
         scale[scale.isinf() | (scale > 1000)] = 1.0
         soft = soft + scale * error
@@ -211,76 +228,24 @@ def correct_and_smooth_by_hand(data: Data, ddp: Ddp) -> Results:
     return {'losses': losses, 'soft': soft, 'sigma': sigma}
 
 
-def sparse_matrix(data: Data, ddp: Ddp) -> Results:
-    adj = to_torch_coo_tensor(data.edge_index, size=(data.num_nodes, data.num_nodes)).double().t()
+def matrix_as_an_argument(data: Data, ddp: Ddp) -> Results:
+    """Personalised page rank in the model, which gets the matrix."""
 
-    class Model(Lin):
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return torch.sparse.mm(adj, self.lin(x))
+    class Model(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = mlp(6, 8, 3)
 
-    return trained(data, ddp, Model())
+        def forward(self, x: Tensor, adj: Tensor) -> Tensor:
+            h = z = self.mlp(x)
+            for _ in range(3):
+                z = 0.8 * (adj @ z) + 0.2 * h
+            return z
 
-
-def sparse_csr_spmm(data: Data, ddp: Ddp) -> Results:
-    values = torch.ones(data.edge_index.size(1), dtype=torch.float64)
-    size = data.num_nodes, data.num_nodes
-    adj = torch.sparse_coo_tensor(data.edge_index.flip(0), values, size).coalesce().to_sparse_csr()
-
-    class Model(Lin):
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return spmm(adj, self.lin(x), reduce='sum')
-
-    return {'edges': to_edge_index(adj)[0].size(1)} | trained(data, ddp, Model())
-
-
-def dense_adjacency(data: Data, ddp: Ddp) -> Results:
-    adj = torch.zeros(data.num_nodes, data.num_nodes, dtype=torch.float64)
-    adj[data.edge_index[1], data.edge_index[0]] = 1.0
-
-    class Model(Lin):
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return adj @ self.lin(x)
-
-    return trained(data, ddp, Model())
-
-
-def heat_of_laplacian(data: Data, ddp: Ddp) -> Results:
-    """Explicit steps of diffusion along edges: differences go to both ends."""
-    row, col = data.edge_index
-    h = data.x
-    for _ in range(3):
-        flow = 0.05 * (h[row] - h[col])
-        h = h.index_add(0, col, flow).index_add(0, row, -flow)
-    return {'h': h, 'kept': h.sum(0), 'before': data.x.sum(0)}
-
-
-def max_pool_of_neighbours(data: Data, ddp: Ddp) -> Results:
-    class Model(Lin):
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            src, dst = edge_index
-            index = dst.unsqueeze(-1).expand(-1, x.size(-1))
-            most = x.scatter_reduce(0, index, x[src], reduce='amax', include_self=True)
-            return self.lin(most)
-
-    return trained(data, ddp, Model())
-
-
-def page_rank(data: Data, ddp: Ddp) -> Results:
-    row, col = data.edge_index
-    out_degree = degree(row, data.num_nodes, dtype=torch.float64)
-    rank = torch.full((data.num_nodes,), 1 / data.num_nodes, dtype=torch.float64)
-    for _ in range(20):
-        share = rank / out_degree.clamp(min=1)
-        dangling = rank[out_degree == 0].sum() / data.num_nodes
-        new = torch.zeros_like(rank).scatter_add_(0, col, share[row])
-        rank = 0.15 / data.num_nodes + 0.85 * (new + dangling)
-    return {'rank': rank, 'sum': rank.sum(), 'top': rank.max()}
-
-
-def hops_from_a_node(data: Data, ddp: Ddp) -> Results:
-    """Breadth-first search from the nodes of the training set, by whole edges."""
-    row, col = data.edge_index
-    hops = torch.where(data.train_mask & (data.y == 2), 0, data.num_nodes)
-    for _ in range(6):
-        hops = torch.minimum(hops, scatter(hops[row] + 1, col, 0, data.num_nodes, 'min'))
-    return {'reached': (hops < data.num_nodes).sum().item()}
+    edge_index, weight = add_remaining_self_loops(
+        data.edge_index, data.edge_weight, fill_value=1.0, num_nodes=data.num_nodes
+    )
+    deg = scatter(weight, edge_index[1], 0, data.num_nodes, reduce='sum')
+    weight = deg[edge_index[0]].rsqrt() * weight * deg[edge_index[1]].rsqrt()
+    adj = to_torch_coo_tensor(edge_index, weight, size=data.num_nodes).t()
+    return trained(data, ddp, Model, inputs=(data.x, adj))

@@ -1,176 +1,265 @@
-"""Features made ready before training: standardised, whitened, clipped, extended."""
+"""Features made from features, labels, degrees and other nodes, before training."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Results, by_order, descend, mlp, weights
+from shared import Ddp, Program, Results, trained
 from torch import Tensor
 from torch_geometric import transforms as T
 from torch_geometric.data import Data
+from torch_geometric.utils import degree
 
 
-def after_training(data: Data, ddp: Ddp, x: Tensor) -> Results:
-    """Three steps with these features."""
-    torch.manual_seed(0)
-    model = ddp(Net(x.size(1), 8, 3).double())
-
-    def loss_of() -> Tensor:
-        out = model(x, data.edge_index)
-        return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
-
-    return {'x': x, 'losses': descend(loss_of, model), 'weights': weights(model)}
+def with_x(data: Data, ddp: Ddp, x: Tensor) -> Results:
+    """Three steps with these features, which are results too."""
+    data.x = x
+    return {'x': x} | trained(data, ddp)
 
 
-def mean_and_std(data: Data, ddp: Ddp) -> Results:
-    data.x = (data.x - data.x.mean(dim=0)) / data.x.std(dim=0)
-    return after_training(data, ddp, data.x)
-
-
-def mean_and_std_of_training_nodes(data: Data, ddp: Ddp) -> Results:
+def of_training_nodes(data: Data) -> Tensor:
     known = data.x[data.train_mask]
     mean, std = known.mean(0, keepdim=True), known.std(0, keepdim=True)
-    return after_training(data, ddp, (data.x - mean) / (std + 1e-6))
+    return (data.x - mean) / (std + 1e-6)
 
 
-def mean_and_var_unbiased_not(data: Data, ddp: Ddp) -> Results:
+def by_var_mean(data: Data) -> Tensor:
     var, mean = torch.var_mean(data.x, dim=0, unbiased=False)
-    return after_training(data, ddp, (data.x - mean) * torch.rsqrt(var + 1e-5))
+    return (data.x - mean) * torch.rsqrt(var + 1e-5)
 
 
-def between_min_and_max(data: Data, ddp: Ddp) -> Results:
+def between_min_and_max(data: Data) -> Tensor:
     low, high = data.x.min(dim=0).values, data.x.max(dim=0)[0]
-    return after_training(data, ddp, (data.x - low) / (high - low))
+    x = (data.x - low) / (high - low)
+    return x / torch.maximum(data.x.amax(0).abs(), data.x.amin(0).abs())
 
 
-def between_amin_and_amax(data: Data, ddp: Ddp) -> Results:
-    x = data.x / torch.maximum(data.x.amax(0).abs(), data.x.amin(0).abs())
-    return after_training(data, ddp, x)
-
-
-def clipped_by_quantiles(data: Data, ddp: Ddp) -> Results:
+def clipped_by_quantiles(data: Data) -> Tensor:
     low, high = data.x.quantile(0.05, dim=0), torch.quantile(data.x, 0.95, dim=0)
-    return after_training(data, ddp, torch.clamp(data.x, low, high))
+    return torch.clamp(data.x, low, high)
 
 
-def median_and_deviation(data: Data, ddp: Ddp) -> Results:
+def median_and_deviation(data: Data) -> Tensor:
     median = data.x.median(dim=0).values
-    deviation = (data.x - median).abs().median(dim=0).values
-    return after_training(data, ddp, (data.x - median) / deviation)
+    return (data.x - median) / (data.x - median).abs().median(dim=0).values
 
 
-def rows_of_norm_one(data: Data, ddp: Ddp) -> Results:
-    return after_training(data, ddp, F.normalize(data.x, p=2, dim=-1))
-
-
-def columns_of_norm_one(data: Data, ddp: Ddp) -> Results:
-    return after_training(data, ddp, 5 * F.normalize(data.x, dim=0))
-
-
-def frobenius_norm(data: Data, ddp: Ddp) -> Results:
-    norm = torch.linalg.norm(data.x)
-    return {'norm': norm.item()} | after_training(data, ddp, 10 * data.x / norm)
-
-
-def rows_that_sum_to_one(data: Data, ddp: Ddp) -> Results:
-    x = data.x.abs()
-    return after_training(data, ddp, x / x.sum(dim=-1, keepdim=True).clamp(min=1))
-
-
-def whitened(data: Data, ddp: Ddp) -> Results:
+def whitened(data: Data) -> Tensor:
     x = data.x - data.x.mean(dim=0)
-    cov = x.t() @ x / (x.size(0) - 1)
-    eigenvalues, vectors = torch.linalg.eigh(cov)
-    return after_training(data, ddp, x @ (vectors * eigenvalues.rsqrt()) @ vectors.t())
-
-
-def whitened_by_torch_cov(data: Data, ddp: Ddp) -> Results:
+    eigenvalues, vectors = torch.linalg.eigh(x.t() @ x / (x.size(0) - 1))
+    x = x @ (vectors * eigenvalues.rsqrt()) @ vectors.t()
     factor = torch.linalg.cholesky(torch.cov(data.x.t()))
-    x = torch.linalg.solve_triangular(factor, (data.x - data.x.mean(0)).t(), upper=False).t()
-    return after_training(data, ddp, x)
+    return x + torch.linalg.solve_triangular(factor, (data.x - data.x.mean(0)).t(), upper=False).t()
 
 
-def principal_components(data: Data, ddp: Ddp) -> Results:
-    x = data.x - data.x.mean(0)
-    vectors = torch.linalg.svd(x, full_matrices=False).Vh[:3]
-    return after_training(data, ddp, (x @ vectors.t()).abs())
+def whitened_targets(data: Data) -> Tensor:
+    """A ridge regression in closed form, and a Cholesky factor."""
+    x, y = data.x - data.x.mean(0), F.one_hot(data.y, num_classes=3).double()
+    gram = x.t() @ x + torch.eye(6, dtype=torch.double)
+    fitted = x @ torch.linalg.solve(gram, x.t() @ y)
+    return torch.cat([fitted, torch.cholesky_solve(x.t(), torch.linalg.cholesky(gram)).t()], 1)
 
 
-def correlations(data: Data, ddp: Ddp) -> Results:
-    """Drops the feature that is correlated most with another."""
+def without_the_most_correlated(data: Data) -> Tensor:
     z = (data.x - data.x.mean(0)) / data.x.std(0)
     corr = torch.einsum('ni,nj->ij', z, z) / (data.num_nodes - 1)
     worst = (corr - torch.eye(z.size(1))).abs().max(dim=0).values.argmax()
-    kept = torch.arange(z.size(1)) != worst
-    return {'corr': corr} | after_training(data, ddp, data.x[:, kept])
+    return data.x[:, torch.arange(z.size(1)) != worst]
 
 
-def transform_normalize_features(data: Data, ddp: Ddp) -> Results:
-    data.x = data.x.abs()
-    data = T.NormalizeFeatures()(data)
-    return after_training(data, ddp, data.x)
-
-
-def class_means_as_features(data: Data, ddp: Ddp) -> Results:
-    """How far a node is from the mean of every class of training nodes."""
+def distances_to_class_means(data: Data) -> Tensor:
+    """Of training nodes by a product, of all by masks."""
     one_hot = F.one_hot(data.y, 3).double() * data.train_mask.view(-1, 1)
     means = (one_hot.t() @ data.x) / one_hot.sum(0).view(-1, 1)
-    return {'means': means} | after_training(data, ddp, torch.cdist(data.x, means))
+    every = torch.stack([data.x[data.y == c].mean(dim=0) for c in range(3)])
+    distance = (data.x.unsqueeze(1) - every).pow(2).sum(-1)
+    return torch.cat([torch.cdist(data.x, means), distance.sqrt()], dim=1)
 
 
-def means_of_every_class(data: Data, ddp: Ddp) -> Results:
-    means = torch.stack([data.x[data.y == c].mean(dim=0) for c in range(3)])
-    distance = (data.x.unsqueeze(1) - means).pow(2).sum(-1)
-    return {'means': means} | after_training(data, ddp, torch.cat([data.x, distance.sqrt()], 1))
-
-
-def some_columns(data: Data, ddp: Ddp) -> Results:
+def some_columns(data: Data) -> Tensor:
     x = torch.cat([data.x[:, :3], data.x[:, 4:].log1p().nan_to_num(), data.x[:, [0]] ** 2], dim=-1)
-    return after_training(data, ddp, x)
+    order = x.var(dim=0).argsort(descending=True)
+    return x[:, order[:5]]
 
 
-@by_order
-def random_features(data: Data, ddp: Ddp) -> Results:
+def shapes_and_views(data: Data) -> Tensor:
+    x = data.x.view(data.num_nodes, 2, 3).transpose(1, 2).reshape(-1, 6)
+    x = torch.stack([x, x.flip(1)], dim=1).mean(dim=1).unsqueeze(0).squeeze(0)
+    return torch.cat([x, x.new_zeros(x.size(0), 1), torch.ones(x.size(0), 1).to(x)], -1)
+
+
+def drawn_and_shuffled(data: Data) -> Tensor:
     torch.manual_seed(1)
     extra = torch.randn(data.num_nodes, 4, dtype=torch.float64)
-    return after_training(data, ddp, torch.cat([data.x, extra], dim=1))
+    position = torch.arange(data.num_nodes).double().view(-1, 1) / data.num_nodes
+    return torch.cat([data.x[torch.randperm(data.num_nodes)], extra, position], dim=1)
 
 
-@by_order
-def shuffled_features(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(1)
-    return after_training(data, ddp, data.x[torch.randperm(data.num_nodes)])
-
-
-def outliers_become_the_mean(data: Data, ddp: Ddp) -> Results:
+def outliers_and_missing_values(data: Data) -> Tensor:
+    """The mean comes in the place of outliers, and of every value above a bound."""
     z = (data.x - data.x.mean(0)) / data.x.std(0)
-    outliers = z.abs() > 1.5
-    x = torch.where(outliers, data.x.mean(0), data.x)
-    return {'count': int(outliers.sum())} | after_training(data, ddp, x)
-
-
-def missing_values(data: Data, ddp: Ddp) -> Results:
-    """Every value above a bound is missing; the mean of the others comes in its place."""
+    x = torch.where(z.abs() > 1.5, data.x.mean(0), data.x)
     missing = data.x > 2.5
-    x = data.x.masked_fill(missing, 0.0)
-    mean = x.sum(0) / (~missing).sum(0)
-    return {'mean': mean} | after_training(data, ddp, x + missing * mean)
+    mean = x.masked_fill(missing, 0.0).sum(0) / (~missing).sum(0)
+    return x.masked_fill(missing, 0.0) + missing * mean
 
 
-def bins_of_a_feature(data: Data, ddp: Ddp) -> Results:
+def bins_of_a_feature(data: Data) -> Tensor:
     bounds = torch.linspace(data.x[:, 0].min().item(), data.x[:, 0].max().item(), 6)[1:-1]
-    bins = torch.bucketize(data.x[:, 0], bounds.double())
-    return {'bins': bins} | after_training(data, ddp, F.one_hot(bins, 5).double())
+    return F.one_hot(torch.bucketize(data.x[:, 0], bounds.double()), 5).double()
 
 
-def feature_gates(data: Data, ddp: Ddp) -> Results:
-    """A model of rows alone, whose gate looks at the variance of every feature."""
-    torch.manual_seed(0)
-    model = ddp(mlp(data.num_features, 8, 3).double())
-    gate = torch.sigmoid(data.x.var(dim=0))
+def labels_where_known(data: Data) -> Tensor:
+    """Known labels go in where the mask is set (UniMP), by item assignment."""
+    known = torch.zeros(data.num_nodes, 3, dtype=torch.double)
+    known[data.train_mask] = F.one_hot(data.y[data.train_mask], 3).double()
+    hot = F.one_hot(data.y, num_classes=3).double()
+    hot[data.test_mask] = 0
+    return torch.cat([data.x, known, hot], dim=-1)
 
-    def loss_of() -> Tensor:
-        out = model(data.x * gate)
-        return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
 
-    return {'gate': gate, 'losses': descend(loss_of, model), 'weights': weights(model)}
+def degrees(data: Data) -> Tensor:
+    """As numbers, one-hot, by bincount, and PyG's profile of neighbours."""
+    out_deg = torch.bincount(data.edge_index[0], minlength=data.num_nodes)
+    in_deg = data.edge_index[1].bincount(minlength=data.num_nodes)
+    both = torch.stack([out_deg, in_deg], dim=-1).double().log1p()
+    deg = degree(data.edge_index[1], data.num_nodes, dtype=data.x.dtype)
+    hot = F.one_hot(degree(data.edge_index[1], data.num_nodes, torch.long).clamp(max=6), 7)
+    profile = T.LocalDegreeProfile()(Data(x=data.x, edge_index=data.edge_index)).x
+    parts = [data.x, both - both.mean(0), (deg / deg.max()).view(-1, 1), hot.double(), profile]
+    return torch.cat([each.double() for each in parts], dim=-1)
+
+
+def of_other_kinds(data: Data) -> Tensor:
+    """Halves, ints, bools and complex numbers made from features."""
+    x, (row, col) = data.x, data.edge_index
+    phase = torch.polar(x.abs() + 0.1, x)
+    moved = torch.zeros_like(phase).index_add_(0, col, phase[row])
+    ints = (x * 10).long()
+    whole = [(x > 1).double(), (ints % 7).double(), ints.bitwise_and(3).double()]
+    return torch.cat([moved.real, moved.imag, moved.abs(), *whole, x.half().double()], 1) / 10
+
+
+def propagated_where_missing(data: Data) -> Tensor:
+    """Unknown entries are filled by neighbours, known ones are kept."""
+    known = data.x > 1.2
+    x = torch.where(known, data.x, torch.zeros_like(data.x))
+    row, col = data.edge_index
+    deg = degree(col, data.num_nodes, dtype=data.x.dtype).clamp(min=1)
+    out = x.clone()
+    for _ in range(4):
+        out = torch.zeros_like(x).index_add_(0, col, out[row]) / deg[:, None]
+        out[known] = x[known]
+    return out
+
+
+def changed_in_place(data: Data) -> Tensor:
+    data.x[data.test_mask] = 0
+    data.x[data.val_mask, 1:3] = -1.0
+    data.x.add_(0.5).mul_(data.x > 0)
+    data.x.masked_fill_(data.x > 3, 3.0)
+    data.x[:, 0] = degree(data.edge_index[0], data.num_nodes, dtype=data.x.dtype)
+    data.x[5] = 1.5
+    data.x /= data.x.sum(1, keepdim=True).clamp_(min=1.0)
+    data.y[data.y == 2] = 1
+    return data.x
+
+
+def column_masks_and_blocks(data: Data) -> Tensor:
+    """Columns dropped by masks and lists, blocks written from other rows, numbers by masks."""
+    x = data.x.clone()
+    x[:, torch.tensor([True, False, False, True, False, False])] = 0
+    x[:, [1, 2]] = data.x[:, [4, 5]]
+    x[:, torch.tensor([4])] += 1
+    x[x > 2] = x[x > 2] * 0.5
+    x[x < 0] = -1.0
+    x[data.y == 1, :2] = x[data.y == 1, 4:]
+    x[:, 5] = torch.arange(data.num_nodes, dtype=torch.double).cos()
+    return x
+
+
+FEATURES: dict[str, Callable[[Data], Tensor]] = {
+    'mean_and_std': lambda data: (data.x - data.x.mean(dim=0)) / data.x.std(dim=0),
+    'mean_and_std_of_training_nodes': of_training_nodes,
+    'mean_and_var_unbiased_not': by_var_mean,
+    'between_min_and_max': between_min_and_max,
+    'clipped_by_quantiles': clipped_by_quantiles,
+    'median_and_deviation': median_and_deviation,
+    'rows_of_norm_one': lambda data: F.normalize(data.x, p=2, dim=-1),
+    'columns_of_norm_one': lambda data: 5 * F.normalize(data.x, dim=0) / torch.linalg.norm(data.x),
+    'rows_that_sum_to_one': lambda data: (
+        data.x.abs() / data.x.abs().sum(dim=-1, keepdim=True).clamp(min=1)
+    ),
+    'whitened': whitened,
+    'whitened_targets': whitened_targets,
+    'correlations': without_the_most_correlated,
+    'transforms_composed': lambda data: (
+        T.Compose([T.Constant(2.0), T.NormalizeFeatures(['x']), T.ToDevice('cpu')])(data).x
+    ),
+    'class_means_as_features': distances_to_class_means,
+    'some_columns': some_columns,
+    'shapes_and_views': shapes_and_views,
+    'random_and_shuffled_features': drawn_and_shuffled,
+    'outliers_and_missing_values': outliers_and_missing_values,
+    'bins_of_a_feature': bins_of_a_feature,
+    'labels_as_features': labels_where_known,
+    'degrees': degrees,
+    'numbers_of_other_kinds': of_other_kinds,
+    'features_propagated_where_missing': propagated_where_missing,
+    'features_changed_in_place': changed_in_place,
+    'column_masks_and_blocks': column_masks_and_blocks,
+    'feature_gates': lambda data: data.x * torch.sigmoid(data.x.var(dim=0)),
+}
+PROGRAMS: dict[str, Program] = {
+    name: lambda data, ddp, make=make: with_x(data, ddp, make(data))
+    for name, make in FEATURES.items()
+}
+
+
+def ranks_and_ties(data: Data, ddp: Ddp) -> Results:
+    """argmax and max where many are alike, sorted values, modes, thresholds by kthvalue."""
+    x = data.x.round().clamp(0, 2).requires_grad_()
+    top = x.amax(0).sum() + x.amin(0).sum() + x.max() + x.median()
+    (grad,) = torch.autograd.grad(top, x)
+    values = x.detach()
+    return {
+        'unique': values.unique(return_counts=True),
+        'kth': values[:, 0].kthvalue(20).values,
+        'mode': values.mode(dim=0).values,
+        'columns': grad.sum(0)[:0],
+        'bins': torch.histc(values, 4, 0, 2),
+    }
+
+
+def written_by_out(data: Data, ddp: Ddp) -> Results:
+    """Functions with out=, and writing by masks to what needs a gradient."""
+    total, picked = torch.empty_like(data.x), data.edge_weight.new_empty(data.num_edges)
+    torch.add(data.x, 1, out=total)
+    torch.index_select(data.x[:, 0], 0, data.edge_index[0], out=picked)
+    both = torch.cat([data.x, data.x], 1)
+    torch.cat([data.x * 2, data.x], 1, out=both)
+    w = torch.ones_like(data.x).requires_grad_()
+    z = data.x * w
+    z[:, torch.tensor([0, 3])] = (z[:, :2] * 2).tanh()
+    z[z > 1] = z[z > 1].log()
+    z.sum().backward()
+    return {'total': total, 'picked': picked, 'both': both, 'z': z, 'grad': w.grad}
+
+
+def unique_rows_and_counts(data: Data, ddp: Ddp) -> Results:
+    """Neighbourhoods that are alike, as in Weisfeiler and Lehman's test; sparsity."""
+    positive = data.x > 1.5
+    found = positive.long().unique(dim=0, return_inverse=True, return_counts=True)
+    return {
+        'unique': found,
+        'none': int((~positive.any(dim=1)).sum()),
+        'all': positive.all(dim=0),
+        'density': positive.double().mean().item(),
+        'nonzero': positive.nonzero().size(0),
+        'count': torch.count_nonzero(positive, dim=0),
+        'isnan': bool(torch.isnan(data.x).any()),
+        'close': torch.allclose(data.x, data.x + 1e-12),
+        'equal': torch.equal(data.y, data.y.clone()),
+    }

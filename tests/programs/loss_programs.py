@@ -1,254 +1,255 @@
-"""Losses of classification, as a loop over epochs computes them."""
+"""Losses of nodes: what they mask and weigh, and what they compare rows with."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Results, descend, mlp, weights
+from shared import Ddp, Net, Program, Results, descend, model_of, supervised, trained, weights
 from torch import Tensor
+from torch.nn import Parameter
 from torch_geometric.data import Data
 
 
-def masked_cross_entropy(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
-    losses = []
-    for _ in range(3):
-        model.train()
-        optimizer.zero_grad()
-        out = model(data.x, data.edge_index)
-        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss))
-    return {'losses': losses, 'out': out, 'weights': weights(model)}
+def fit(data: Data, ddp: Ddp, loss: object, num_out: int = 3, lr: float = 0.05) -> Results:
+    """Three steps of a loss of the output and the data."""
+    return trained(
+        data,
+        ddp,
+        lambda: Net(data.num_features, 8, num_out),
+        loss=lambda out: loss(out, data),  # type: ignore[operator]
+        lr=lr,
+    )
 
 
-def nll_of_log_softmax(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-
-    def loss_of() -> Tensor:
-        out = F.log_softmax(model(data.x, data.edge_index), dim=1)
-        return F.nll_loss(out[data.train_mask], data.y[data.train_mask])
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+def of_all(out: Tensor, data: Data) -> Tensor:
+    return F.cross_entropy(out, data.y, reduction='none')
 
 
-def class_weights_from_bincount(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
+def of_known(out: Tensor, data: Data, **options: object) -> Tensor:
+    return F.cross_entropy(out[data.train_mask], data.y[data.train_mask], **options)
+
+
+def sum_over_count(out: Tensor, data: Data) -> Tensor:
+    return of_known(out, data, reduction='sum') / int(data.train_mask.sum())
+
+
+def class_weights(out: Tensor, data: Data) -> Tensor:
     counts = torch.bincount(data.y[data.train_mask], minlength=3)
-    weight = (counts.sum() / (3 * counts)).double()
-    criterion = torch.nn.CrossEntropyLoss(weight=weight)
-
-    def loss_of() -> Tensor:
-        out = model(data.x, data.edge_index)
-        return criterion(out[data.train_mask], data.y[data.train_mask])
-
-    return {'counts': counts, 'losses': descend(loss_of, model), 'weights': weights(model)}
+    return of_known(out, data, weight=(counts.sum() / (3 * counts)).double())
 
 
-def label_smoothing(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-
-    def loss_of() -> Tensor:
-        out = model(data.x, data.edge_index)
-        mask = data.train_mask
-        return F.cross_entropy(out[mask], data.y[mask], label_smoothing=0.1)
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-def ignored_labels(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
+def ignored_labels(out: Tensor, data: Data) -> Tensor:
     target = data.y.clone()
     target[~data.train_mask] = -100
-
-    def loss_of() -> Tensor:
-        return F.cross_entropy(model(data.x, data.edge_index), target)
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+    of_minus_one = torch.where(data.train_mask, data.y, -1)
+    return F.cross_entropy(out, target) + F.cross_entropy(out, of_minus_one, ignore_index=-1)
 
 
-def labels_of_minus_one(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-    target = torch.where(data.train_mask, data.y, -1)
-
-    def loss_of() -> Tensor:
-        return F.cross_entropy(model(data.x, data.edge_index), target, ignore_index=-1)
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-def sum_over_count(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-
-    def loss_of() -> Tensor:
-        out, mask = model(data.x, data.edge_index), data.train_mask
-        return F.cross_entropy(out[mask], data.y[mask], reduction='sum') / int(mask.sum())
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-def unreduced_times_mask(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-
-    def loss_of() -> Tensor:
-        values = F.cross_entropy(model(data.x, data.edge_index), data.y, reduction='none')
-        return (values * data.train_mask).sum() / data.train_mask.sum()
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-def unreduced_then_mean(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-
-    def loss_of() -> Tensor:
-        values = F.cross_entropy(model(data.x, data.edge_index), data.y, reduction='none')
-        return values[data.train_mask].mean()
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-def train_idx(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
+def train_idx(out: Tensor, data: Data) -> Tensor:
     idx = data.train_mask.nonzero().view(-1)
-
-    def loss_of() -> Tensor:
-        out = model(data.x, data.edge_index)
-        return F.cross_entropy(out[idx], data.y[idx])
-
-    return {'count': idx.numel(), 'losses': descend(loss_of, model), 'weights': weights(model)}
+    log_prob = out.log_softmax(dim=1)
+    picked = log_prob.gather(1, data.y.unsqueeze(1)).squeeze(1)
+    return F.nll_loss(log_prob[idx], data.y[idx]) * idx.numel() / 9 - picked[idx].mean()
 
 
-def gather_of_log_probabilities(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-
-    def loss_of() -> Tensor:
-        log_prob = model(data.x, data.edge_index).log_softmax(-1)
-        picked = log_prob.gather(1, data.y.unsqueeze(1)).squeeze(1)
-        return -picked[data.train_mask].mean()
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+def focal(out: Tensor, data: Data) -> Tensor:
+    values = of_known(out, data, reduction='none')
+    return ((1 - torch.exp(-values)) ** 2 * values).mean()
 
 
-def one_hot_by_hand(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-    target = F.one_hot(data.y, 3).double()
-
-    def loss_of() -> Tensor:
-        log_prob = model(data.x, data.edge_index).log_softmax(-1)
-        return -(target * log_prob).sum(-1)[data.train_mask].mean()
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-def focal_loss(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-
-    def loss_of() -> Tensor:
-        out, mask = model(data.x, data.edge_index), data.train_mask
-        ce = F.cross_entropy(out[mask], data.y[mask], reduction='none')
-        return ((1 - torch.exp(-ce)) ** 2 * ce).mean()
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-def soft_targets(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
+def soft_targets(out: Tensor, data: Data) -> Tensor:
     soft = 0.9 * F.one_hot(data.y, 3) + 0.1 / 3
-
-    def loss_of() -> Tensor:
-        out = model(data.x, data.edge_index)
-        return F.cross_entropy(out[data.train_mask], soft[data.train_mask].double())
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+    by_hand = -(soft * out.log_softmax(-1)).sum(-1)[data.train_mask].mean()
+    return F.cross_entropy(out[data.train_mask], soft[data.train_mask].double()) + by_hand
 
 
-def multi_label(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 4).double())
-    target = (data.x[:, :4] > data.x[:, :4].mean(dim=0)).double()
+def multi_label(out: Tensor, data: Data) -> Tensor:
+    target = (data.x[:, :3] > data.x[:, :3].mean(dim=0)).double()
     positive = target[data.train_mask].sum(0)
     pos_weight = (data.train_mask.sum() - positive) / positive.clamp(min=1)
     criterion = torch.nn.BCEWithLogitsLoss(pos_weight=pos_weight)
-
-    def loss_of() -> Tensor:
-        out = model(data.x, data.edge_index)
-        return criterion(out[data.train_mask], target[data.train_mask])
-
-    losses = descend(loss_of, model)
-    return {'pos_weight': pos_weight, 'losses': losses, 'weights': weights(model)}
+    return criterion(out[data.train_mask], target[data.train_mask])
 
 
-def binary_with_sigmoid(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 1).double())
-    target = (data.y == 0).double()
-
-    def loss_of() -> Tensor:
-        out = torch.sigmoid(model(data.x, data.edge_index)).squeeze(-1)
-        return F.binary_cross_entropy(out[data.train_mask], target[data.train_mask])
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+def loss_per_class(out: Tensor, data: Data) -> Tensor:
+    """Every class counts alike; a class without nodes adds nothing."""
+    values = of_all(out, data)
+    known = sum(values[data.train_mask & (data.y == c)].mean() for c in range(3)) / 3
+    nobody = data.train_mask & (data.y == 3)
+    return known + out[nobody].pow(2).sum() + (out[nobody].mean() if nobody.any() else 0)
 
 
-def multi_margin(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(mlp(data.num_features, 8, 3).double())
-
-    def loss_of() -> Tensor:
-        return F.multi_margin_loss(model(data.x)[data.train_mask], data.y[data.train_mask])
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-def loss_per_class(data: Data, ddp: Ddp) -> Results:
-    """Every class counts alike, however many nodes it has."""
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-
-    def loss_of() -> Tensor:
-        values = F.cross_entropy(model(data.x, data.edge_index), data.y, reduction='none')
-        return sum(values[data.train_mask & (data.y == c)].mean() for c in range(3)) / 3
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-def logit_adjustment(data: Data, ddp: Ddp) -> Results:
+def logit_adjustment(out: Tensor, data: Data) -> Tensor:
     """Menon et al., 2021: logits plus the logarithm of how frequent a class is."""
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
     prior = F.one_hot(data.y, 3)[data.train_mask].double().mean(dim=0)
+    return supervised(out + prior.log(), data)
+
+
+def small_losses_first(out: Tensor, data: Data) -> Tensor:
+    values = of_known(out, data, reduction='none')
+    return values.topk(int(data.train_mask.sum()) // 2, largest=False).values.mean()
+
+
+def entropies(out: Tensor, data: Data) -> Tensor:
+    """Every node is sure, all together are spread: mutual information."""
+    p = out.softmax(dim=-1)
+    mean = p.mean(dim=0)
+    return -(p * p.clamp(min=1e-12).log()).sum(-1).mean() + (mean * mean.log()).sum()
+
+
+def prototypes_by_means(z: Tensor, data: Data) -> Tensor:
+    """Class means of embeddings are the prototypes, and gradients flow through them."""
+    one_hot = F.one_hot(data.y, 3).double() * data.train_mask.unsqueeze(1)
+    means = (one_hot.t() @ z) / one_hot.sum(dim=0).unsqueeze(1)
+    logits = -(z.unsqueeze(1) - means.unsqueeze(0)).pow(2).sum(-1)
+    return F.cross_entropy(logits[data.val_mask], data.y[data.val_mask])
+
+
+def gaussian_likelihood(out: Tensor, data: Data) -> Tensor:
+    mean, log_var = out.chunk(2, dim=-1)
+    return F.gaussian_nll_loss(mean, data.x[:, :3], F.softplus(log_var) + 0.1)
+
+
+def targets_standardised(out: Tensor, data: Data) -> Tensor:
+    y = data.x.sum(dim=1)
+    mean, std = y[data.train_mask].mean(), y[data.train_mask].std()
+    return F.mse_loss(out.view(-1), (y - mean) / std)
+
+
+def triplets(out: Tensor, data: Data) -> Tensor:
+    """Against the mean of all nodes, and against rows in another order."""
+    negative = out.mean(dim=0, keepdim=True).expand_as(out)
+    drawn = out[torch.randperm(out.size(0))]
+    loss = F.triplet_margin_loss(out, data.x, negative, margin=1.0)
+    return loss + F.triplet_margin_loss(out, data.x, drawn)
+
+
+def random_pairs(out: Tensor, data: Data) -> Tensor:
+    a, b = torch.randint(data.num_nodes, (2, 64))
+    sign = torch.sign(data.x[a, 0] - data.x[b, 0])
+    return F.margin_ranking_loss(out[a, 0], out[b, 0], sign, margin=0.2)
+
+
+def neighbours_in_order(z: Tensor, data: Data) -> Tensor:
+    """Every node against the one before it, and in reverse."""
+    return F.mse_loss(z, z.roll(1, 0)) + (z * z.flip(0)).tanh().mean() + F.cross_entropy(z, data.y)
+
+
+def equally_many(z: Tensor, data: Data) -> Tensor:
+    """Masks of as many rows each, paired by their order."""
+    a = (data.y == 0).cumsum(0) * (data.y == 0)
+    b = (data.y == 1).cumsum(0) * (data.y == 1)
+    first, second = (a > 0) & (a <= 12), (b > 0) & (b <= 12)
+    both = torch.where(data.y[first] == 0, data.x[second][:, 0], data.x[first][:, 1])
+    return F.cross_entropy(z, data.y) - F.mse_loss(z[first], z[second]).tanh() + both.mean()
+
+
+def batches_of_ids(out: Tensor, data: Data) -> Tensor:
+    """Mini-batches of rows after a full forward."""
+    order = torch.randperm(data.num_nodes, generator=torch.Generator().manual_seed(1))
+    return torch.stack([F.cross_entropy(out[i], data.y[i]) for i in order.split(40)]).mean()
+
+
+LOSSES: dict[str, tuple[object, int]] = {  # and the width of the output
+    'class_weights_from_bincount': (class_weights, 3),
+    'label_smoothing': (lambda out, data: of_known(out, data, label_smoothing=0.1), 3),
+    'ignored_labels': (ignored_labels, 3),
+    'sum_over_count': (sum_over_count, 3),
+    'unreduced_times_mask': (
+        lambda out, data: (of_all(out, data) * data.train_mask).sum() / data.train_mask.sum(),
+        3,
+    ),
+    'unreduced_then_mean': (lambda out, data: of_all(out, data)[data.train_mask].mean(), 3),
+    'train_idx': (train_idx, 3),
+    'focal_loss': (focal, 3),
+    'soft_targets': (soft_targets, 3),
+    'multi_label': (multi_label, 3),
+    'binary_with_sigmoid': (
+        lambda out, data: F.binary_cross_entropy(
+            torch.sigmoid(out).squeeze(-1)[data.train_mask],
+            (data.y == 0).double()[data.train_mask],
+        ),
+        1,
+    ),
+    'multi_margin': (
+        lambda out, data: F.multi_margin_loss(out[data.train_mask], data.y[data.train_mask]),
+        3,
+    ),
+    'loss_per_class': (loss_per_class, 3),
+    'logit_adjustment': (logit_adjustment, 3),
+    'noisy_labels': (small_losses_first, 3),
+    'absolute_errors_of_masked': (
+        lambda out, data: (
+            F.l1_loss(out[data.train_mask], data.x[data.train_mask, :3], reduction='sum') / 99
+        ),
+        3,
+    ),
+    'huber': (lambda out, data: F.huber_loss(out, data.x[:, 3:], delta=0.5), 3),
+    'smooth_l1_by_norms': (
+        lambda out, data: F.smooth_l1_loss(out, data.x.norm(dim=-1, keepdim=True) / 9),
+        1,
+    ),
+    'targets_standardised': (targets_standardised, 1),
+    'cosine_embedding': (
+        lambda out, data: F.cosine_embedding_loss(
+            out, data.x, torch.where(data.y == 0, 1, -1), margin=0.1
+        ),
+        6,
+    ),
+    'triplets': (triplets, 6),
+    'margin_of_random_pairs': (random_pairs, 3),
+    'entropy_regulariser': (entropies, 3),
+    'norm_of_activations': (
+        lambda out, data: supervised(out, data) + 0.01 * out.norm(p=2) + 1e-3 * out.abs().sum(),
+        3,
+    ),
+    'prototypes_by_means': (prototypes_by_means, 4),
+    'gaussian_likelihood': (gaussian_likelihood, 6),
+    'shifted_neighbours': (neighbours_in_order, 3),
+    'equally_many_of_two_classes': (equally_many, 3),
+    'batches_of_ids': (batches_of_ids, 3),
+}
+PROGRAMS: dict[str, Program] = {
+    name: lambda data, ddp, loss=loss, num=num: fit(data, ddp, loss, num)
+    for name, (loss, num) in LOSSES.items()
+}
+
+
+def weights_and_points_in_the_loss(data: Data, ddp: Ddp) -> Results:
+    """L2 of parameters by hand; learned points that no module holds, by a learned temperature."""
+    model = model_of(ddp, lambda: Net(6, 8, 4))
+    points = Parameter(torch.randn(3, 4, dtype=torch.double))
+    temperature = Parameter(torch.zeros((), dtype=torch.double))
 
     def loss_of() -> Tensor:
-        out = model(data.x, data.edge_index) + prior.log()
-        return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+        z = model(data.x, data.edge_index)
+        l2 = sum(p.pow(2).sum() for p in model.parameters())
+        return supervised(-torch.cdist(z, points) * temperature.exp(), data) + 0.05 * l2
 
-    return {'prior': prior, 'losses': descend(loss_of, model), 'weights': weights(model)}
+    losses = descend(loss_of, [*model.parameters(), points, temperature])
+    return {'losses': losses, 'points': points, 'temperature': temperature, 'w': weights(model)}
 
 
-def two_heads(data: Data, ddp: Ddp) -> Results:
-    """A sum of two losses: of the labels, and of the features themselves."""
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3 + data.num_features).double())
+def plain_prototypes_through_a_head(data: Data, ddp: Ddp) -> Results:
+    """A head that is given rows, and a plain parameter too."""
+    head = model_of(ddp, lambda: torch.nn.Linear(6, 4))
+    centres = Parameter(torch.randn(3, 6, dtype=torch.double))
 
     def loss_of() -> Tensor:
-        labels, features = model(data.x, data.edge_index).split([3, data.num_features], dim=-1)
-        supervised = F.cross_entropy(labels[data.train_mask], data.y[data.train_mask])
-        return supervised + 0.1 * F.mse_loss(features, data.x)
+        z, c = head(data.x).tanh(), head(centres).tanh()
+        return F.cross_entropy(z @ c.t(), data.y)
 
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+    losses = descend(loss_of, [centres, *head.parameters()])
+    return {'losses': losses, 'centres': centres, 'weights': weights(head)}
+
+
+def distillation(data: Data, ddp: Ddp) -> Results:
+    teacher = model_of(ddp, lambda: Net(6, 16, 3)).eval()
+    with torch.no_grad():
+        soft = F.softmax(teacher(data.x, data.edge_index) / 2, dim=-1)
+
+    def loss(out: Tensor, data: Data) -> Tensor:
+        log_p = F.log_softmax(out / 2, dim=-1)
+        return supervised(out, data) + 4 * F.kl_div(log_p, soft, reduction='batchmean')
+
+    return fit(data, ddp, loss)

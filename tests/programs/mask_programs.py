@@ -1,128 +1,88 @@
-"""Which nodes train: masks by arithmetic, lists of ids, random splits, pseudo-labels."""
+"""Which nodes a loss is of: masks, ids, ranges and draws."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Net, Results, by_order, descend, weights
+from shared import Ddp, Net, Program, Results, descend, inner, model_of, trained, weights
 from torch import Tensor
 from torch_geometric import transforms as T
 from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask, mask_to_index
 
 
-def trained(data: Data, ddp: Ddp, chosen: Tensor | slice, y: Tensor | None = None) -> Results:
-    """Three steps on these nodes."""
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-    y = data.y if y is None else y
-
-    def loss_of() -> Tensor:
-        return F.cross_entropy(model(data.x, data.edge_index)[chosen], y[chosen])
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-def not_test(data: Data, ddp: Ddp) -> Results:
-    return trained(data, ddp, ~data.test_mask)
-
-
-def either_and_not(data: Data, ddp: Ddp) -> Results:
-    mask = (data.train_mask | data.val_mask) & (data.y != 2)
-    return {'count': mask.sum()} | trained(data, ddp, mask)
-
-
-def mask_by_features(data: Data, ddp: Ddp) -> Results:
-    mask = data.x[:, 0].gt(data.x[:, 0].mean()) ^ data.train_mask
-    return {'mask': mask} | trained(data, ddp, mask)
-
-
-def mask_by_degree(data: Data, ddp: Ddp) -> Results:
-    deg = torch.bincount(data.edge_index[1], minlength=data.num_nodes)
-    mask = deg >= deg.double().mean()
-    return {'mask': mask} | trained(data, ddp, mask)
-
-
-def index_of_where(data: Data, ddp: Ddp) -> Results:
-    index = torch.where(data.train_mask)[0]
-    return {'size': index.shape[0]} | trained(data, ddp, index)
-
-
-def functions_of_pyg(data: Data, ddp: Ddp) -> Results:
-    index = mask_to_index(data.train_mask)
-    mask = index_to_mask(index, size=data.num_nodes)
-    return {'same': torch.equal(mask, data.train_mask)} | trained(data, ddp, mask)
-
-
-@by_order
-def first_nodes(data: Data, ddp: Ddp) -> Results:
-    """As in Planetoid's files: ranges of ids."""
-    return trained(data, ddp, torch.arange(40))
-
-
-@by_order
-def slice_of_first_nodes(data: Data, ddp: Ddp) -> Results:
-    return trained(data, ddp, slice(0, 40))
-
-
-@by_order
-def list_of_ids(data: Data, ddp: Ddp) -> Results:
-    ids = torch.tensor([5, 80, 17, 44, 2, 61, 61, 9])
-    return {'y': data.y[ids], 'x': data.x[ids]} | trained(data, ddp, ids)
-
-
-@by_order
-def random_split(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(7)
-    perm = torch.randperm(data.num_nodes)
-    train, test = perm[: data.num_nodes // 2], perm[data.num_nodes // 2 :]
-    mask = torch.zeros(data.num_nodes, dtype=torch.bool)
-    mask[train] = True
-    return {'test': data.y[test].bincount()} | trained(data, ddp, mask)
-
-
-@by_order
-def random_index(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(7)
-    return trained(data, ddp, torch.randperm(data.num_nodes)[:30])
-
-
-@by_order
-def random_mask(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(7)
-    mask = torch.rand(data.num_nodes) < 0.4
-    return {'mask': mask} | trained(data, ddp, mask)
-
-
-@by_order
-def transform_random_node_split(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(7)
-    data = T.RandomNodeSplit(num_val=10, num_test=20)(data)
-    return {'count': int(data.train_mask.sum())} | trained(data, ddp, data.train_mask)
-
-
-@by_order
-def some_of_every_class(data: Data, ddp: Ddp) -> Results:
+def of_drawn_classes(data: Data) -> Tensor:
     """Five nodes a class, drawn; the Planetoid split by hand."""
-    torch.manual_seed(7)
     index = []
     for c in range(3):
         ids = (data.y == c).nonzero().view(-1)
         index.append(ids[torch.randperm(ids.size(0))[:5]])
-    return trained(data, ddp, torch.cat(index))
+    return torch.cat(index)
+
+
+def split_in_halves(data: Data) -> Tensor:
+    perm = torch.randperm(data.num_nodes)
+    mask = torch.zeros(data.num_nodes, dtype=torch.bool)
+    mask[perm[: data.num_nodes // 2]] = True
+    return mask
+
+
+def of_many_neighbours(data: Data) -> Tensor:
+    deg = torch.bincount(data.edge_index[1], minlength=data.num_nodes)
+    return deg >= deg.double().mean()
+
+
+CHOSEN: dict[str, Callable[[Data], Any]] = {
+    'either_and_not': lambda data: (data.train_mask | ~data.val_mask) & (data.y != 2),
+    'mask_by_features': lambda data: data.x[:, 0].gt(data.x[:, 0].mean()) ^ data.train_mask,
+    'mask_by_degree': of_many_neighbours,
+    'masks_of_bytes': lambda data: data.train_mask.byte().bool(),
+    'index_of_where': lambda data: torch.where(data.train_mask)[0],
+    'functions_of_pyg': lambda data: index_to_mask(
+        mask_to_index(data.train_mask), size=data.num_nodes
+    ),
+    'first_nodes': lambda data: torch.arange(40),  # as in Planetoid's files
+    'slice_of_first_nodes': lambda data: slice(0, 40),
+    'list_of_ids': lambda data: torch.tensor([5, 80, 17, 44, 2, 61, 61, 9]),
+    'random_split': split_in_halves,
+    'random_index': lambda data: torch.randperm(data.num_nodes)[:30],
+    'random_mask': lambda data: torch.rand(data.num_nodes) < 0.4,
+    'transform_random_node_split': lambda data: (
+        T.RandomNodeSplit(num_val=10, num_test=20)(data).train_mask
+    ),
+    'some_of_every_class': of_drawn_classes,
+}
+
+
+def on_chosen(data: Data, ddp: Ddp, choose: Callable[[Data], Any]) -> Results:
+    torch.manual_seed(7)
+    chosen = choose(data)
+    found = trained(
+        data, ddp, loss=lambda out: F.cross_entropy(out[chosen], data.y[chosen]), lr=0.1
+    )
+    return {'chosen': chosen, 'rows': data.x[chosen].sum(0)} | found
+
+
+PROGRAMS: dict[str, Program] = {
+    name: lambda data, ddp, choose=choose: on_chosen(data, ddp, choose)
+    for name, choose in CHOSEN.items()
+}
 
 
 def columns_of_masks(data: Data, ddp: Ddp) -> Results:
     """Ten splits as in WebKB: masks of two dimensions."""
     masks = torch.stack([data.train_mask, data.val_mask, ~data.test_mask], dim=1)
-    results = [trained(data, ddp, masks[:, i])['losses'] for i in range(masks.size(1))]
-    return {'losses': results}
+    return {
+        str(i): on_chosen(data, ddp, lambda data, i=i: masks[:, i]) for i in range(masks.size(1))
+    }
 
 
 def pseudo_labels(data: Data, ddp: Ddp) -> Results:
-    """Confident predictions become labels of other nodes."""
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
+    """Confident predictions become labels of other nodes, the most uncertain ones join them."""
+    model = model_of(ddp)
     y, mask = data.y.clone(), data.train_mask.clone()
 
     def loss_of() -> Tensor:
@@ -130,49 +90,18 @@ def pseudo_labels(data: Data, ddp: Ddp) -> Results:
 
     losses = descend(loss_of, model)
     with torch.no_grad():
-        conf, pred = model(data.x, data.edge_index).softmax(-1).max(dim=-1)
+        p = model(data.x, data.edge_index).softmax(-1)
+    conf, pred = p.max(dim=-1)
     sure = (conf > 0.6) & ~mask
     y[sure] = pred[sure]
     mask |= sure
-    return {'sure': int(sure.sum()), 'losses': losses + descend(loss_of, model), 'y': y}
-
-
-def most_uncertain_nodes(data: Data, ddp: Ddp) -> Results:
-    """Active learning: ten nodes of the greatest entropy join the training set."""
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-    mask = data.train_mask.clone()
-    with torch.no_grad():
-        p = model(data.x, data.edge_index).softmax(dim=-1)
     entropy = -(p * p.log()).sum(dim=-1).masked_fill(mask, -1)
     mask[entropy.topk(10).indices] = True
-    return {'entropy': entropy, 'mask': mask} | trained(data, ddp, mask)
-
-
-def noisy_labels(data: Data, ddp: Ddp) -> Results:
-    """Small losses first: half of the training nodes, by rank of their losses."""
-    torch.manual_seed(0)
-    model = ddp(Net(data.num_features, 8, 3).double())
-    count = int(data.train_mask.sum()) // 2
-
-    def loss_of() -> Tensor:
-        out = model(data.x, data.edge_index)[data.train_mask]
-        values = F.cross_entropy(out, data.y[data.train_mask], reduction='none')
-        return values.topk(count, largest=False).values.mean()
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-def labels_as_features(data: Data, ddp: Ddp) -> Results:
-    """Known labels go in where the mask is set (UniMP), by item assignment."""
-    known = torch.zeros(data.num_nodes, 3, dtype=torch.double)
-    known[data.train_mask] = F.one_hot(data.y[data.train_mask], 3).double()
-    data.x = torch.cat([data.x, known], dim=-1)
-    return {'known': known} | trained(data, ddp, data.val_mask)
+    return {'sure': int(sure.sum()), 'losses': losses + descend(loss_of, model), 'y': y, 'm': mask}
 
 
 def masked_features(data: Data, ddp: Ddp) -> Results:
-    """Features of test nodes are hidden behind a learned token and reconstructed."""
+    """Features are hidden behind a learned token, by writing and by where, and reconstructed."""
 
     class Masked(torch.nn.Module):
         def __init__(self) -> None:
@@ -182,14 +111,72 @@ def masked_features(data: Data, ddp: Ddp) -> Results:
         def forward(self, x: Tensor, edge_index: Tensor, mask: Tensor) -> Tensor:
             x = x.clone()
             x[mask] = self.token
-            return self.net(x, edge_index)
+            x = torch.where(data.val_mask.unsqueeze(-1), 2 * self.token, x)
+            return self.net(x, edge_index) * ~data.train_mask.unsqueeze(-1)
 
-    torch.manual_seed(0)
-    model = ddp(Masked().double())
     mask = data.test_mask
 
-    def loss_of() -> Tensor:
-        out = model(data.x, data.edge_index, mask)
-        return (1 - F.cosine_similarity(out[mask], data.x[mask], dim=-1)).pow(2).mean()
+    def loss(out: Tensor) -> Tensor:
+        cosine = F.cosine_similarity(out[mask], data.x[mask], dim=-1)
+        other = (F.normalize(out[data.val_mask]) * F.normalize(data.x[data.val_mask])).sum(-1)
+        return (1 - cosine).pow(2).mean() + (1 - other).pow(3).mean()
 
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+    return trained(data, ddp, Masked, mask, loss=loss)
+
+
+def train_ids_by_where(data: Data, ddp: Ddp) -> Results:
+    """Ids of masks: as many, parts of them, back to masks."""
+    (ids,) = torch.where(data.train_mask)
+    other = data.val_mask.nonzero().squeeze(1)
+
+    def loss(out: Tensor) -> Tensor:
+        return F.cross_entropy(out[ids], data.y[ids]) + 0.1 * out[other].pow(2).mean()
+
+    return {
+        'counts': (ids.numel(), len(other)),
+        'mask': index_to_mask(ids, size=data.num_nodes),
+        'list': sorted(data.y[ids].tolist()),
+    } | trained(data, ddp, loss=loss)
+
+
+def rows_of_two_selections(data: Data, ddp: Ddp) -> Results:
+    """That are as many, side by side; pieces of rows, single ones, ranges and strides."""
+    first = data.train_mask.nonzero().view(-1)[:15]
+    second = data.test_mask.nonzero().view(-1)[:15]
+    x = data.x
+    a, b, c = x.tensor_split(3)
+    d, *rest = data.y.chunk(4)
+    return {
+        'agree': (data.y[first] == data.y[second]).sum(),
+        'distance': (x[first] - x[second]).norm(dim=1).sum(),
+        'rows': torch.cat([x[first], x[second]], dim=1)[:5],
+        'pieces': [a.sum(0), b.mean(0), c, d, *(r.sum() for r in rest)],
+        'split': [part.mean().item() for part in torch.split(x, 30)],
+        'one': [x[5], x[-1], x[17, 3].item(), data.y[88].item()],
+        'range': [x[10:20], x[::7]],
+        'cumsum': x[:, 0].cumsum(0)[-1].item(),
+        'rolled': x.roll(1, dims=0)[0],
+    }
+
+
+def mask_of_draws_in_every_step(data: Data, ddp: Ddp) -> Results:
+    """UniMP: masked labels go in, the rest is learned; another part is masked in every step."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb, self.net = torch.nn.Embedding(3, 6), Net()
+
+        def forward(self, x: Tensor, edge_index: Tensor, known: Tensor) -> Tensor:
+            x = x.clone()
+            x[known] += self.emb(data.y[known])
+            return self.net(x, edge_index)
+
+    model = model_of(ddp, Model)
+
+    def loss_of() -> Tensor:
+        known = data.train_mask & (torch.rand(data.num_nodes) < 0.6)
+        asked = data.train_mask & ~known
+        return F.cross_entropy(model(data.x, data.edge_index, known)[asked], data.y[asked])
+
+    return {'losses': descend(loss_of, model), 'emb': inner(model).emb.weight, 'w': weights(model)}

@@ -1,17 +1,18 @@
-"""Models of meshes: edge features from layer to layer, node rows read at both ends."""
+"""Models that hand rows of edges on: meshes, interaction networks, MetaLayer, learned weights."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Results, descend, weights
+from shared import Ddp, Program, Results, mlp, model_of, trained, weights
 from torch import Tensor
-from torch.nn import LayerNorm, Linear, Module, ModuleList, ReLU, Sequential
+from torch.nn import BatchNorm1d, LayerNorm, Linear, Module, ModuleList, ReLU, Sequential
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.data import Data
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import MessagePassing, MetaLayer, SAGEConv
 from torch_geometric.utils import scatter
 
 WIDTH = 5
@@ -58,48 +59,6 @@ class MeshGraphNet(Module):
         return out
 
 
-def forecast(model: Module, data: Data, ddp: Ddp) -> Results:
-    """Three steps towards other features, as the next step of a simulation."""
-    model = ddp(model)
-    target = data.x[:, :3] * 0.9
-
-    def loss() -> Tensor:
-        return F.mse_loss(model(data.x, data.edge_index, data.edge_attr), target)
-
-    losses = descend(loss, model, 0.01)
-    with torch.no_grad():
-        out = model(data.x, data.edge_index, data.edge_attr)
-    return {'losses': losses, 'out': out, 'weights': weights(model)}
-
-
-def mesh_graph_net(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    return forecast(MeshGraphNet(again=False), data, ddp)
-
-
-def mesh_graph_net_recomputed(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    return forecast(MeshGraphNet(again=True), data, ddp)
-
-
-def a_new_x_in_every_step(data: Data, ddp: Ddp) -> Results:
-    """A rollout: what the model gives is what it gets next."""
-    torch.manual_seed(0)
-    model = ddp(MeshGraphNet(again=False, num_layers=3))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    x, losses = data.x, []
-    for _ in range(3):
-        optimizer.zero_grad()
-        delta = model(x, data.edge_index, data.edge_attr)
-        target = x[:, :3] * 0.9
-        loss = F.mse_loss(x[:, :3] + delta, target)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        x = torch.cat([(x[:, :3] + delta).detach(), x[:, 3:]], dim=1)
-    return {'losses': losses, 'x': x, 'weights': weights(model)}
-
-
 class ConvOfNodesAndEdges(MessagePassing):
     """As anemoi's GraphConv: `aggregate` reads the edge_index and gives nodes and edges."""
 
@@ -119,23 +78,112 @@ class ConvOfNodesAndEdges(MessagePassing):
         return out, edges_new
 
 
-def conv_of_nodes_and_edges(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
+class Anemoi(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes, self.edges = block(6), block(4)
+        self.convs = ModuleList(ConvOfNodesAndEdges() for _ in range(2))
+        self.updates = ModuleList(block(2 * WIDTH) for _ in range(2))
+        self.out = Linear(WIDTH, 3).double()
 
-    class Net(Module):
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        h, e = self.nodes(x), self.edges(edge_attr)
+        for conv, update in zip(self.convs, self.updates, strict=True):
+            received, e = conv(h, e, edge_index, size=(x.size(0), x.size(0)))
+            h = h + update(torch.cat([h, received], dim=1))
+        out: Tensor = self.out(h)
+        return out
+
+
+class NormOfEdges(Module):
+    """A batch norm and a softmax over the rows of all edges; what edges add to nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.norm, self.score = Linear(16, 8), BatchNorm1d(8), Linear(8, 1)
+        self.conv, self.out = SAGEConv(10, 8), Linear(14, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        row, col = edge_index
+        e = self.norm(self.lin(torch.cat([x[row], x[col], edge_attr], dim=-1))).relu()
+        summary = (self.score(e).softmax(dim=0) * x[row]).sum(dim=0, keepdim=True)
+        extra = torch.zeros(x.size(0), edge_attr.size(1), dtype=x.dtype)
+        extra.index_add_(0, col, edge_attr)
+        h = scatter(e, col, 0, dim_size=x.size(0), reduce='mean')
+        h = h + self.conv(torch.cat([x, extra], dim=1), edge_index)
+        return self.out(torch.cat([h, summary.expand(x.size(0), -1)], dim=-1))
+
+
+class EdgeModel(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = mlp(6 + 6 + 4, 8, 5)
+
+    def forward(self, src: Tensor, dst: Tensor, edge_attr: Tensor, u: Any, batch: Any) -> Tensor:
+        return self.mlp(torch.cat([src, dst, edge_attr], dim=1))
+
+
+class NodeModel(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = mlp(6 + 5, 8, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor, u: Any, batch: Any) -> Tensor:
+        mean = scatter(e, edge_index[1], dim=0, dim_size=x.size(0), reduce='mean')
+        return self.mlp(torch.cat([x, mean], dim=1))
+
+
+class GlobalModel(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = mlp(3 + 2, 4, 2)
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor, u: Tensor, batch: Any) -> Tensor:
+        return self.mlp(torch.cat([x.mean(dim=0, keepdim=True), u], dim=1))
+
+
+MODELS: dict[str, Callable[[Data], Module]] = {
+    'mesh_graph_net': lambda data: MeshGraphNet(again=False),
+    'mesh_graph_net_recomputed': lambda data: MeshGraphNet(again=True, num_layers=4),
+    'conv_of_nodes_and_edges': lambda data: Anemoi(),
+    'norm_of_edges': lambda data: NormOfEdges(),
+}
+PROGRAMS: dict[str, Program] = {
+    name: lambda data, ddp, make=make: trained(
+        data, ddp, lambda: make(data), data.edge_attr, lr=0.02
+    )
+    for name, make in MODELS.items()
+}
+
+
+def meta_layer(data: Data, ddp: Ddp) -> Results:
+    """With and without a model of the whole graph."""
+
+    class Model(Module):
         def __init__(self) -> None:
             super().__init__()
-            self.nodes, self.edges = block(6), block(4)
-            self.convs = ModuleList(ConvOfNodesAndEdges() for _ in range(2))
-            self.updates = ModuleList(block(2 * WIDTH) for _ in range(2))
-            self.out = Linear(WIDTH, 3).double()
+            self.meta = MetaLayer(EdgeModel(), NodeModel(), GlobalModel())
+            self.plain = MetaLayer(EdgeModel(), NodeModel())
 
         def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-            h, e = self.nodes(x), self.edges(edge_attr)
-            for conv, update in zip(self.convs, self.updates, strict=True):
-                received, e = conv(h, e, edge_index, size=(x.size(0), x.size(0)))
-                h = h + update(torch.cat([h, received], dim=1))
-            out: Tensor = self.out(h)
-            return out
+            u = torch.ones(1, 2, dtype=x.dtype)
+            h, e, u = self.meta(x, edge_index, edge_attr, u)
+            return h + self.plain(x, edge_index, edge_attr)[0] + u.sum() + e.pow(2).mean()
 
-    return forecast(Net(), data, ddp)
+    return trained(data, ddp, Model, data.edge_attr)
+
+
+def a_new_x_in_every_step(data: Data, ddp: Ddp) -> Results:
+    """A rollout: what the model gives is what it gets next."""
+    model = model_of(ddp, lambda: MeshGraphNet(again=False, num_layers=3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    x, losses = data.x, []
+    for _ in range(3):
+        optimizer.zero_grad()
+        delta = model(x, data.edge_index, data.edge_attr)
+        loss = F.mse_loss(x[:, :3] + delta, x[:, :3] * 0.9)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        x = torch.cat([(x[:, :3] + delta).detach(), x[:, 3:]], dim=1)
+    return {'losses': losses, 'x': x, 'weights': weights(model)}

@@ -1,177 +1,231 @@
-"""Models as papers have them, of the convs that PyG has."""
+"""Models of PyG's convs: what they hand on, share, repeat and give."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Results, by_order, descend, mlp, weights
-from torch import Tensor
-from torch.nn import Linear, Module, ModuleList, Parameter
-from torch_geometric.data import Data
-from torch_geometric.nn import (
-    APPNP,
-    GCN2Conv,
-    GCNConv,
-    GINConv,
-    GPSConv,
-    JumpingKnowledge,
-    MixHopConv,
-    PNAConv,
-    RGCNConv,
-    SAGEConv,
-    SGConv,
+from shared import (
+    Ddp,
+    Program,
+    Results,
+    descend,
+    inner,
+    mlp,
+    model_of,
+    supervised,
+    trained,
+    weights,
 )
-from torch_geometric.utils import degree
+from torch import Tensor
+from torch.nn import BatchNorm1d, Linear, Module, ModuleList, Parameter, ReLU, Sequential
+from torch_geometric import nn as pyg
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 
-def trained(
-    data: Data, ddp: Ddp, make: Callable[[], Module], *args: Tensor, lr: float = 0.05
-) -> Results:
-    """Three steps, then the output in evaluation."""
-    torch.manual_seed(0)
-    model = ddp(make().double())
+class Attentive(Module):
+    """Attributes, loops with attributes, a residual, and what attention gives back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = GATConv(6, 4, heads=2, edge_dim=4, fill_value='max')
+        self.conv2 = GATConv(8, 8, edge_dim=4, fill_value='mean', residual=True)
+        self.norm = pyg.GraphNorm(8)
+        self.last = pyg.TransformerConv(8, 3, heads=2, concat=False, beta=True)
+
+    def forward(self, data: Data) -> Tensor:
+        x = F.elu(self.norm(self.conv1(data.x, data.edge_index, data.edge_attr)))
+        x = self.conv2(x, data.edge_index, data.edge_attr)
+        out, (_, alpha) = self.last(x, data.edge_index, return_attention_weights=True)
+        return out * (1 + alpha.mean())
+
+
+class MPNN(Module):
+    """Weights by edge networks, one conv and one GRU used three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin0, self.out = Linear(6, 4), Linear(4, 3)
+        network = Sequential(Linear(4, 8), ReLU(), Linear(8, 16))
+        self.conv, self.gru = pyg.NNConv(4, 4, network, aggr='mean'), torch.nn.GRU(4, 4)
+
+    def forward(self, data: Data) -> Tensor:
+        out = self.lin0(data.x).relu()
+        h = out.unsqueeze(0)
+        for _ in range(3):
+            m = self.conv(out, data.edge_index, data.edge_attr).relu()
+            out, h = self.gru(m.unsqueeze(0), h)
+            out = out.squeeze(0)
+        return self.out(out)
+
+
+class Tied(Module):
+    """Weights tied between layers, one norm after each of them, a scale of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin1, self.lin2, self.norm = Linear(6, 8), Linear(8, 3), BatchNorm1d(8)
+        self.conv1, self.conv2, self.conv3 = GCNConv(8, 8), SAGEConv(8, 8), GCNConv(8, 8)
+        self.conv3.lin.weight = self.conv1.lin.weight
+        self.conv2.lin_r.weight = self.conv1.lin.weight
+        self.scales = Parameter(torch.ones(4))
+
+    def forward(self, data: Data) -> Tensor:
+        x = self.lin1(data.x).relu()
+        convs = self.conv1, self.conv2, self.conv3, self.conv1
+        for conv, scale in zip(convs, self.scales, strict=True):
+            h = F.dropout(conv(x, data.edge_index), 0.0, self.training)
+            x = x + scale * self.norm(h).tanh()
+        return self.lin2(F.dropout(x, 0.5, training=False))
+
+
+class Augmented(Module):
+    """dropout_node, mask_feature, dropout_edge of undirected edges; one after another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = SAGEConv(6, 8), SAGEConv(8, 3)
+
+    def forward(self, data: Data) -> Tensor:
+        from torch_geometric.utils import dropout_edge, dropout_node, mask_feature
+
+        x, e = data.x, data.edge_index
+        if self.training:
+            e, _, mask = dropout_node(e, p=0.2, num_nodes=data.num_nodes)
+            x, _ = mask_feature(x, p=0.3, mode='all')
+            x = x * mask.view(-1, 1)
+            e, _ = dropout_edge(e, p=0.2)
+        return self.conv2(self.conv1(x, e).relu(), e)
+
+
+class Gumbel(Module):
+    """Gumbel noise, masks by rand, normal noise scaled by rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.gate = GCNConv(6, 8), GCNConv(8, 3), Linear(8, 2)
+
+    def forward(self, data: Data) -> Tensor:
+        h = self.conv1(data.x, data.edge_index)
+        if self.training:
+            logits = self.gate(h)
+            gumbel = -torch.empty_like(logits).exponential_().log()
+            gate = ((logits + gumbel) / 0.7).softmax(dim=-1)
+            h = h * gate[:, :1] + torch.randn_like(h) * 0.01 * h.std(dim=0)
+            h = h * (torch.rand_like(h) < 0.9)
+            h = h + torch.rand(h.size(0), 1, dtype=h.dtype) * 0.01
+            h = h + data.x[torch.multinomial(torch.ones(data.num_nodes), 7)].mean()
+        return self.conv2(h, data.edge_index)
+
+
+MODELS: dict[str, Callable[[], Module]] = {
+    'gat_with_attributes_and_self_loops': Attentive,
+    'nn_conv_and_a_gru': MPNN,
+    'weights_tied_between_layers': Tied,
+    'nodes_and_features_dropped': Augmented,
+    'drawn_rows_of_many_kinds': Gumbel,
+}
+PROGRAMS: dict[str, Program] = {
+    name: lambda data, ddp, make=make: trained(data, ddp, make, inputs=(data,))
+    for name, make in MODELS.items()
+}
+
+
+# What a model gives, and keeps between calls
+
+
+@dataclass
+class Output:
+    """What the model of many heads gives."""
+
+    logits: list[Tensor]
+    hidden: dict[str, Tensor]
+    loss: Tensor | None = None
+
+
+def outputs_in_a_dataclass(data: Data, ddp: Ddp) -> Results:
+    """Rows in lists and dicts, and the loss inside of forward."""
+
+    class Model(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = ModuleList([GATConv(6, 4, heads=2), GATConv(8, 8)])
+            self.heads = ModuleList([Linear(8, 3) for _ in range(3)])
+
+        def forward(self, data: Data) -> Output:
+            x = data.x
+            for conv in self.body:
+                x = F.elu(conv(x, data.edge_index))
+            logits = [head(x) for head in self.heads]
+            mean = torch.stack(logits).mean(0)
+            spread = sum((each - mean).pow(2).mean() for each in logits)
+            hits = (mean.argmax(-1) == data.y)[data.train_mask].sum()
+            return Output(logits, {'x': x, 'hits': hits}, supervised(mean, data) - 0.01 * spread)
+
+    model = model_of(ddp, Model)
+    losses = descend(lambda: model(data).loss, model)
+    out = model(data)
+    return {'losses': losses, 'hidden': out.hidden, 'logits': out.logits, 'w': weights(model)}
+
+
+def state_kept_between_calls(data: Data, ddp: Ddp) -> Results:
+    """Rows of the last call are mixed in (GAS-like history), a buffer follows class means."""
+
+    class Model(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.lin, self.history, self.calls = GCNConv(6, 8), Linear(8, 3), None, 0
+            self.register_buffer('means', torch.zeros(3, 8))
+
+        def forward(self, x: Tensor, edge_index: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            h = self.conv(x, edge_index).tanh()
+            self.calls += 1
+            h = h if self.history is None else 0.8 * h + 0.2 * self.history
+            self.history = h.detach()
+            for c in range(3):
+                self.means[c] = 0.5 * self.means[c] + 0.5 * h[y == c].detach().mean(dim=0)
+            return self.lin(h), (h - self.means[y]).pow(2).sum(-1).mean()
+
+    model = model_of(ddp, Model)
 
     def loss_of() -> Tensor:
-        out = model(data.x, data.edge_index, *args)
-        return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+        out, pull = model(data.x, data.edge_index, data.y)
+        return supervised(out, data) + 0.1 * pull
 
-    losses = descend(loss_of, model, lr)
-    model.eval()
-    with torch.no_grad():
-        out = model(data.x, data.edge_index, *args)
-    return {'losses': losses, 'out': out, 'weights': weights(model)}
+    return {'losses': descend(loss_of, model), 'h': inner(model).history, 'w': weights(model)}
 
 
-class Jumping(Module):
-    """Three layers of a kind of jumping knowledge."""
-
-    def __init__(self, mode: str) -> None:
-        super().__init__()
-        self.convs = ModuleList(GCNConv(num, 8) for num in (6, 8, 8))
-        self.jump = JumpingKnowledge(mode, channels=8, num_layers=2)
-        self.lin = Linear(24 if mode == 'cat' else 8, 3)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        xs = []
-        for conv in self.convs:
-            x = conv(x, edge_index).tanh()
-            xs.append(x)
-        return self.lin(self.jump(xs))
-
-
-def jumping_by_cat(data: Data, ddp: Ddp) -> Results:
-    return trained(data, ddp, lambda: Jumping('cat'))
-
-
-def jumping_by_max(data: Data, ddp: Ddp) -> Results:
-    return trained(data, ddp, lambda: Jumping('max'))
-
-
-def jumping_by_lstm(data: Data, ddp: Ddp) -> Results:
-    return trained(data, ddp, lambda: Jumping('lstm'))
-
-
-def appnp(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mlp, self.prop = mlp(6, 8, 3), APPNP(K=4, alpha=0.1)
-
-        def forward(self, x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
-            return self.prop(self.mlp(x), edge_index, weight)
-
-    return trained(data, ddp, Model, data.edge_weight)
-
-
-def gcn2_with_residuals(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = Linear(6, 8), Linear(8, 3)
-            self.convs = ModuleList(GCN2Conv(8, 0.1, 0.5, layer + 1) for layer in range(3))
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            x = x_0 = self.first(x).relu()
-            for conv in self.convs:
-                x = conv(x, x_0, edge_index).relu()
-            return self.last(x)
-
-    return trained(data, ddp, Model)
-
-
-def simplified(data: Data, ddp: Ddp) -> Results:
-    return trained(data, ddp, lambda: SGConv(6, 3, K=2, cached=True))
-
-
-def mixed_hops(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.lin = MixHopConv(6, 4, powers=[0, 1, 2]), Linear(12, 3)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.lin(self.conv(x, edge_index).tanh())
-
-    return trained(data, ddp, Model)
-
-
-def typed_relations(data: Data, ddp: Ddp) -> Results:
-    num_relations = int(data.edge_type.max()) + 1
-    return trained(data, ddp, lambda: RGCNConv(6, 3, num_relations, num_bases=2), data.edge_type)
-
-
-def principal_neighbourhood(data: Data, ddp: Ddp) -> Results:
-    """The histogram of degrees comes from the data."""
-    deg = torch.bincount(degree(data.edge_index[1], data.num_nodes, dtype=torch.long))
-
-    def make() -> Module:
-        return PNAConv(6, 3, ['mean', 'max', 'std'], ['identity', 'amplification'], deg)
-
-    return {'deg': deg} | trained(data, ddp, make)
-
-
-def graph_transformer(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = Linear(6, 8), Linear(8, 3)
-            self.gps = GPSConv(8, GINConv(mlp(8, 8, 8)), heads=2, norm='layer_norm')
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.last(self.gps(self.first(x), edge_index))
-
-    return trained(data, ddp, Model)
-
-
-@by_order
-def linkx(data: Data, ddp: Ddp) -> Results:
-    """Rows of the adjacency are embedded: a weight for every node of the graph."""
+def hidden_state_between_steps(data: Data, ddp: Ddp) -> Results:
+    """Recurrent: what a step gave goes into the next, detached; gradients through two of them."""
 
     class Model(Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table, self.mlp = Parameter(torch.randn(data.num_nodes, 8)), mlp(14, 8, 3)
+            self.conv, self.cell, self.lin = GCNConv(6, 8), torch.nn.GRUCell(8, 8), Linear(8, 3)
 
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            row, col = edge_index
-            a = torch.zeros(x.size(0), 8, dtype=x.dtype).index_add_(0, col, self.table[row])
-            return self.mlp(torch.cat([a, x], dim=-1))
+        def forward(self, x: Tensor, edge_index: Tensor, h: Tensor | None = None) -> Any:
+            h = self.cell(self.conv(x, edge_index).tanh(), h)
+            return self.lin(h), h
 
-    return trained(data, ddp, Model)
+    model = model_of(ddp, Model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    h, losses = None, []
+    for step in range(3):
+        out, h = model(data.x * (1 + step), data.edge_index, h)
+        again, h = model(data.x, data.edge_index, h)
+        loss = supervised(out, data) + supervised(again, data)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        h = h.detach()
+        losses.append(loss.item())
+    return {'losses': losses, 'h': h, 'weights': weights(model)}
 
 
-def residuals_and_scales(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.convs = ModuleList(SAGEConv(6, 6, aggr=aggr) for aggr in ('mean', 'max', 'sum'))
-            self.scales, self.lin = Parameter(torch.ones(3)), Linear(6, 3)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            for conv, scale in zip(self.convs, self.scales, strict=True):
-                x = x + scale * F.dropout(conv(x, edge_index), 0.0, self.training).tanh()
-            return self.lin(F.dropout(x, 0.5, training=False))
-
-    return trained(data, ddp, Model)
+def multi_layer_perceptron(data: Data, ddp: Ddp) -> Results:
+    """Rows alone, without a graph."""
+    return trained(data, ddp, lambda: mlp(6, 8, 3), inputs=(data.x,))

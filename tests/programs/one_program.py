@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 import random
 import traceback
-from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from program_graphs import Order
-from shared import Results
+from shared import Program
 from torch import Tensor
 from torch.nn import Module, Parameter
 
@@ -27,38 +26,42 @@ class ProgramFailed(Exception):
     """What a program raised, in one line."""
 
 
-def all_programs() -> dict[str, Callable[..., Results]]:
-    """Every function of this folder that takes `data` and `ddp`, by theme and name."""
-    found = {}
+@cache
+def all_programs() -> dict[str, Program]:
+    """By theme and name: of every file its functions of `data` and `ddp`, and its PROGRAMS."""
+    found: dict[str, Program] = {}
     for file in sorted(HERE.glob('*_programs.py')):
-        if file.stem == 'run_programs':
+        if file.stem in ('run_programs', 'test_plain_programs'):
             continue
-        for name, value in vars(import_module(file.stem)).items():
+        module, theme = import_module(file.stem), file.stem.removesuffix('_programs')
+        named = dict(getattr(module, 'PROGRAMS', {}))
+        for name, value in vars(module).items():
             own = inspect.isfunction(value) and value.__module__ == file.stem
             if own and list(inspect.signature(value).parameters) == ['data', 'ddp']:
-                found[f'{file.stem.removesuffix("_programs")}.{name}'] = value
+                assert name not in named, name
+                named[name] = value
+        found |= {f'{theme}.{name}': program for name, program in named.items()}
     return found
 
 
-def is_hetero(program: Callable[..., Results]) -> bool:
-    """Whether it says that its data is heterogeneous."""
-    return 'HeteroData' in str(inspect.signature(program).parameters['data'].annotation)
+def is_hetero(name: str) -> bool:
+    """Whether a program takes a HeteroData."""
+    return name.startswith('hetero.')
 
 
-def on_whole_graph(program: Callable[..., Results], data: Any) -> dict[str, Any]:
+def on_whole_graph(program: Program, data: Any) -> dict[str, Any]:
     """The results of one process of plain PyG."""
     random.seed()  # PyG names the code that it generates by it
-    torch.manual_seed(99)
+    torch.manual_seed(0)  # as ranks have it
     return {name: leaf for name, leaf in _leaves(program(data.clone(), _itself))}
 
 
-def on_rank(module: str, name: str, folder: str) -> dict[str, Any]:
+def on_rank(name: str, folder: str) -> dict[str, Any]:
     """The results of this rank, rows of nodes and edges gathered."""
-    what = getattr(import_module(module), name)
     random.seed()
     try:
         data = pyg_sar.load_shard(folder)
-        results = what(data, pyg_sar.DistributedDataParallel)
+        results = all_programs()[name](data, pyg_sar.DistributedDataParallel)
         return {path: _whole(leaf) for path, leaf in _leaves(results)}
     except Exception as failure:
         raise ProgramFailed(MARK + _in_one_line(failure)) from failure
@@ -133,15 +136,3 @@ def _difference(want: Any, got: Any) -> str | None:
     want, got = want[finite].double(), got[finite].double()
     error = float((want - got).abs().max() / want.abs().max().clamp(min=1e-3))
     return f'by {error:.1e}' if error > TOLERANCE else None
-
-
-def as_in(order: Order, results: dict[str, Any]) -> dict[str, Any]:
-    """Results of a graph in another order, with rows of nodes and edges in the first one."""
-    by_size = order.nodes | order.edges
-
-    def back(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor) and leaf.dim() and leaf.size(0) in by_size:
-            return leaf[by_size[leaf.size(0)].argsort()]
-        return leaf
-
-    return {name: back(leaf) for name, leaf in results.items()}

@@ -1,4 +1,4 @@
-"""The graphs that programs run on, how they are cut, and the same graphs in another order.
+"""The graphs that programs run on, and how they are cut.
 
 Both have what is awkward: self loops, repeated edges, isolated nodes, and parts of very unequal
 size, one of them without a training node.
@@ -6,7 +6,6 @@ size, one of them without a training node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,14 +15,6 @@ from torch_geometric.data import Data, HeteroData
 NUM_NODES, NUM_FEATURES, NUM_CLASSES = 91, 6, 3
 TYPES = {'paper': 43, 'author': 32, 'venue': 11}
 WIDTHS = {'paper': 6, 'author': 5, 'venue': 4}
-
-
-@dataclass(frozen=True)
-class Order:
-    """What comes where in a graph of another order: its row i was row ``nodes[i]``."""
-
-    nodes: dict[int, Tensor]  # by the number of nodes, which tells the types apart
-    edges: dict[int, Tensor]  # by the number of edges
 
 
 def graph(seed: int = 0) -> Data:
@@ -106,27 +97,3 @@ def parts_of(data: Data | HeteroData, num_parts: int) -> Any:
     if isinstance(data, HeteroData):
         return {s._key: drawn(s.num_nodes, s.get('train_mask')) for s in data.node_stores}
     return drawn(NUM_NODES, data.train_mask)
-
-
-def in_other_order(data: Data | HeteroData, seed: int = 77) -> tuple[Data | HeteroData, Order]:
-    """The same graph with its nodes and edges in another order."""
-    generator = torch.Generator().manual_seed(seed)
-    other = data.clone()
-    order, new_id = Order({}, {}), {}
-    for store in other.node_stores:
-        count = store.num_nodes
-        nodes = torch.randperm(count, generator=generator)
-        order.nodes[count], new_id[store._key] = nodes, nodes.argsort()
-        for name in [n for n in store if store.is_node_attr(n)]:
-            store[name] = store[name][nodes]
-    for store in other.edge_stores:
-        count = store.num_edges
-        if count not in order.edges:  # a relation and its reverse stay each other's
-            order.edges[count] = torch.randperm(count, generator=generator)
-        edges = order.edges[count]
-        src, dst = store.edge_index[:, edges]
-        first, last = (store._key[0], store._key[-1]) if store._key else (None, None)
-        for name in [n for n in store if store.is_edge_attr(n) and n != 'edge_index']:
-            store[name] = store[name][edges]
-        store.edge_index = torch.stack([new_id[first][src], new_id[last][dst]])
-    return other, order

@@ -1,6 +1,6 @@
 """Runs plain programs of PyG's users on a cut graph, and compares with one process of plain PyG.
 
-    python tests/programs/run_programs.py [--only losses,hetero] [--world 1,3] [--fair] [--list]
+    python tests/programs/run_programs.py [--only losses,hetero] [--world 1,3]
 
 A program that is not right is either refused, with an error that is shown, or it is WRONG, the one
 thing that must not be; or it hangs, or its process dies.
@@ -27,14 +27,13 @@ import torch  # noqa: E402
 from one_program import (  # noqa: E402
     MARK,
     all_programs,
-    as_in,
     differences,
     is_hetero,
     nothing,
     on_rank,
     on_whole_graph,
 )
-from program_graphs import graph, hetero_graph, in_other_order, parts_of  # noqa: E402
+from program_graphs import graph, hetero_graph, parts_of  # noqa: E402
 from ranks import RankError, run_ranks  # noqa: E402
 
 import pyg_sar  # noqa: E402
@@ -43,74 +42,28 @@ PARTS = {1: 3, 2: 2, 3: 3}  # how many parts the graph has for so many ranks
 RIGHT, REFUSED, WRONG, HANGS, DIES = 'right', 'refused', 'WRONG', 'HANGS', 'DIES'
 
 
-def main() -> int:
-    args = parse()
-    warnings.simplefilter('ignore')
-    torch.set_num_threads(1)
-    wanted = args.only.split(',')
-    programs = {
-        name: program
-        for name, program in all_programs().items()
-        if any(part in name for part in wanted)
-    }
-    if args.list:
-        return listed(programs)
-    graphs = {False: graph(), True: hetero_graph()}
-    if args.fair:
-        return fair(programs, graphs)
-    worlds = [int(world) for world in args.world.split(',')]
-    with TemporaryDirectory() as folder:
-        folders = {}
-        for hetero, data in graphs.items():
-            for num_parts in {PARTS[world] for world in worlds}:
-                root = Path(folder) / f'{hetero}-{num_parts}'
-                pyg_sar.partition_graph(data, num_parts, root, method=parts_of(data, num_parts))
-                folders[hetero, num_parts] = str(root)
-        return sweep(programs, graphs, folders, worlds, args.timeout)
+def folders_of(root: Path) -> None:
+    """Partitions both graphs in the numbers of parts of all worlds."""
+    for hetero, data in ((False, graph()), (True, hetero_graph())):
+        for num_parts in set(PARTS.values()):
+            parts = parts_of(data, num_parts)
+            pyg_sar.partition_graph(data, num_parts, root / f'{hetero}-{num_parts}', method=parts)
 
 
-def sweep(
-    programs: dict[str, Any],
-    graphs: dict[bool, Any],
-    folders: dict[tuple[bool, int], str],
-    worlds: list[int],
-    timeout: float,
-) -> int:
-    """Every program on every number of ranks: a line for each, and the totals."""
-    totals = {world: Counter[str]() for world in worlds}
-    refusals: Counter[str] = Counter()
-    width = max(map(len, programs), default=0)
-    start = time.perf_counter()
-    for name, program in programs.items():
-        hetero = is_hetero(program)
-        want = on_whole_graph(program, graphs[hetero])
-        kinds, details = [], []
-        for world in worlds:
-            kind, detail = cut_run(program, want, world, folders[hetero, PARTS[world]], timeout)
-            totals[world][kind] += 1
-            kinds.append(f'{kind:8}')
-            if detail and detail not in details:
-                details.append(detail)
-            if kind == REFUSED:
-                refusals[detail.rsplit(' (', 1)[0][:110]] += 1
-        print(f'{name:{width}}  {"".join(kinds)} {" | ".join(details)}', flush=True)
-    print(f'\nmost frequent refusals ({len(refusals)} in all):')
-    for text, count in refusals.most_common(15):
-        print(f'{count:5}  {text}')
-    print(f'\n{len(programs)} programs, {time.perf_counter() - start:.0f} s')
-    for world, total in totals.items():
-        print(f'P = {world}: ' + ', '.join(f'{count} {kind}' for kind, count in total.items()))
-    return int(any(total[kind] for total in totals.values() for kind in (WRONG, HANGS, DIES)))
+def outcome(name: str, world: int, root: Path, timeout: float = 120) -> tuple[str, str]:
+    """What became of a program on so many ranks, and why."""
+    hetero = is_hetero(name)
+    want = on_whole_graph(all_programs()[name], hetero_graph() if hetero else graph())
+    return cut_run(name, want, world, str(root / f'{hetero}-{PARTS[world]}'), timeout)
 
 
 def cut_run(
-    program: Any, want: dict[str, Any], world: int, folder: str, timeout: float
+    name: str, want: dict[str, Any], world: int, folder: str, timeout: float
 ) -> tuple[str, str]:
-    """What became of a program on ranks, and why."""
-    module, name = program.__module__, program.__name__
+    """What became of a program on a partition folder, and why."""
     run_ranks(nothing, world)  # starts ranks where the last program ended them
     try:
-        got = run_ranks(on_rank, world, module, name, folder, timeout=timeout)
+        got = run_ranks(on_rank, world, name, folder, timeout=timeout)
     except TimeoutError as failure:
         return HANGS, str(failure).splitlines()[0]
     except RankError as failure:
@@ -126,60 +79,35 @@ def cut_run(
     return RIGHT, ''
 
 
-def fair(programs: dict[str, Any], graphs: dict[bool, Any]) -> int:
-    """Whether programs are fair tests: the same results twice, and for another order."""
-    unfair = 0
-    others = {hetero: in_other_order(data) for hetero, data in graphs.items()}
-    for name, program in programs.items():
-        hetero = is_hetero(program)
-        start = time.perf_counter()
-        try:
-            want = on_whole_graph(program, graphs[hetero])
-            texts = differences(want, on_whole_graph(program, graphs[hetero]))
-            other, order = others[hetero]
-            moved = differences(want, as_in(order, on_whole_graph(program, other)))
-        except Exception as failure:
-            print(f'{name}: does not run: {failure!r}')
-            unfair += 1
-            continue
-        if not want:
-            texts.append('no results')
-        if any(isinstance(leaf, torch.Tensor) and leaf.isnan().any() for leaf in want.values()):
-            texts.append('has NaN')
-        ordered = getattr(program, 'by_order', False)
-        if moved and not ordered:
-            texts.append('depends on the order: ' + '; '.join(moved[:3]))
-        if not moved and ordered:
-            texts.append('does not depend on the order')
-        seconds = time.perf_counter() - start
-        if seconds > 2:
-            texts.append(f'takes {seconds / 3:.1f} s')
-        if texts:
-            print(f'{name}: {" | ".join(texts)}', flush=True)
-            unfair += 1
-    print(f'{len(programs)} programs, {unfair} to look at')
-    return int(unfair > 0)
-
-
-def listed(programs: dict[str, Any]) -> int:
-    """The programs by theme."""
-    themes: dict[str, list[str]] = {}
-    for name in programs:
-        theme, program = name.split('.')
-        themes.setdefault(theme, []).append(program)
-    for theme, names in themes.items():
-        print(f'{theme} ({len(names)}): {", ".join(names)}')
-    print(f'{len(programs)} programs, {sum(map(is_hetero, programs.values()))} on HeteroData')
-    return 0
+def main() -> int:
+    """A line for each program, and the totals."""
+    args = parse()
+    warnings.simplefilter('ignore')
+    torch.set_num_threads(1)
+    wanted, worlds = args.only.split(','), [int(world) for world in args.world.split(',')]
+    names = [name for name in all_programs() if any(part in name for part in wanted)]
+    totals = {world: Counter[str]() for world in worlds}
+    start = time.perf_counter()
+    with TemporaryDirectory() as folder:
+        folders_of(Path(folder))
+        for name in names:
+            found = {world: outcome(name, world, Path(folder), args.timeout) for world in worlds}
+            for world, (kind, _) in found.items():
+                totals[world][kind] += 1
+            details = dict.fromkeys(detail for _, detail in found.values() if detail)
+            kinds = ''.join(f'{kind:8}' for kind, _ in found.values())
+            print(f'{name:50}  {kinds} {" | ".join(details)}', flush=True)
+    print(f'\n{len(names)} programs, {time.perf_counter() - start:.0f} s')
+    for world, total in totals.items():
+        print(f'P = {world}: ' + ', '.join(f'{count} {kind}' for kind, count in total.items()))
+    return int(any(total[kind] for total in totals.values() for kind in (WRONG, HANGS, DIES)))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--only', default='', help='parts of names, with commas between them')
     parser.add_argument('--world', default='1,2,3', help='numbers of ranks')
-    parser.add_argument('--timeout', type=float, default=20, help='seconds for a program')
-    parser.add_argument('--fair', action='store_true', help='check the programs on plain PyG')
-    parser.add_argument('--list', action='store_true', help='list the programs')
+    parser.add_argument('--timeout', type=float, default=60, help='seconds for a program')
     return parser.parse_args()
 
 

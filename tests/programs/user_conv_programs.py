@@ -1,620 +1,396 @@
-"""Convs of users: statistics in message, update and aggregate, norms in MLPs, shared layers."""
+"""Convs that users write: what their messages, aggregations and updates look at."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from shared import Ddp, Results, by_order, descend, weights
+from shared import Ddp, Program, Results, descend, mlp, model_of, supervised, trained, weights
 from torch import Tensor
-from torch.nn import BatchNorm1d, LayerNorm, Linear, Module, ModuleList, Parameter, ReLU, Sequential
+from torch.nn import BatchNorm1d, LayerNorm, Linear, Module, ModuleList, Parameter
 from torch_geometric.data import Data
-from torch_geometric.nn import (
-    GATConv,
-    GCNConv,
-    GENConv,
-    GINConv,
-    GINEConv,
-    GraphNorm,
-    MessagePassing,
-    NNConv,
-    PNAConv,
-    SAGEConv,
-    TransformerConv,
-)
+from torch_geometric.nn import GATConv, MessagePassing
+from torch_geometric.nn.inits import glorot
 from torch_geometric.utils import add_self_loops, degree, remove_self_loops, scatter, softmax
 
 
-def trained(data: Data, ddp: Ddp, make: type[Module], lr: float = 0.05) -> Results:
-    """Three steps of a model of the whole data, and its output in evaluation."""
-    torch.manual_seed(0)
-    model = ddp(make().double())
+class Conv(MessagePassing):
+    """6 channels to 3; the messages are what a program is about.
 
-    def loss_of() -> Tensor:
-        out = model(data)
-        return F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+    Subclasses differ in name: PyG names the code that it generates for one by it.
+    """
 
-    losses = descend(loss_of, model, lr)
-    model.eval()
-    with torch.no_grad():
-        out = model(data)
-    return {'losses': losses, 'out': out, 'weights': weights(model)}
+    def __init__(self, aggr: Any = 'add', num: int = 6, **options: Any) -> None:
+        super().__init__(aggr=aggr, **options)
+        self.lin = Linear(num, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Any:
+        return self.propagate(edge_index, x=self.lin(x))
 
 
-class OneConv(Module):
-    """A conv of 6 channels, a linear layer after it."""
+class Tutorial(Conv):
+    """Self loops and degrees in forward, as PyG's tutorial writes them."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        row, col = edge_index
+        deg_inv_sqrt = degree(col, x.size(0), dtype=x.dtype).pow(-0.5)
+        norm = deg_inv_sqrt[row] * deg_inv_sqrt[col]
+        return self.propagate(edge_index, x=self.lin(x), norm=norm)
+
+    def message(self, x_j: Tensor, norm: Tensor) -> Tensor:
+        return norm.view(-1, 1) * x_j
+
+
+class TutorialTurned(Tutorial):
+    """Target to source, the loops there were are taken out."""
+
+    def __init__(self) -> None:
+        super().__init__(flow='target_to_source')
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        edge_index, _ = remove_self_loops(edge_index)
+        edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        row, col = edge_index
+        norm = degree(row, x.size(0), dtype=x.dtype).pow(-0.5)
+        norm[norm == float('inf')] = 0
+        return self.propagate(edge_index, x=self.lin(x), norm=norm[row] * norm[col])
+
+
+class Centred(Conv):
+    """Statistics of all nodes before, after and in the update."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        h = F.normalize(self.lin(x), dim=-1)
+        out = self.propagate(edge_index, x=h - h.mean(0)) + h.mean(dim=0)
+        return out / degree(edge_index[1], x.size(0)).clamp(min=1).sqrt().view(-1, 1)
+
+    def update(self, aggr_out: Tensor, x: Tensor) -> Tensor:
+        out = aggr_out / aggr_out.abs().max() + x
+        return (out - out.mean(dim=0)) / (out.std(dim=0) + 1e-5)
+
+
+class NormedUpdater(Conv):
+    """edge_updater with a norm over all edges; what it gives, and what it got."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.lin = self.make(), Linear(8, 3)
+        self.att, self.bn = Linear(12, 4), BatchNorm1d(4)
 
-    def make(self) -> Module:
-        raise NotImplementedError
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        e = edge_attr + self.edge_updater(edge_index, x=x, edge_attr=None)
+        same = self.edge_updater(edge_index, x=None, edge_attr=edge_attr)
+        return self.propagate(edge_index, x=self.lin(x), e=e + same) + e.mean()
 
-    def forward(self, data: Data) -> Tensor:
-        return self.lin(self.conv(data.x, data.edge_index).relu())
+    def edge_update(self, x_i: Any, x_j: Any, edge_attr: Any) -> Tensor:
+        if edge_attr is not None:
+            return edge_attr
+        return self.bn(self.att(torch.cat([x_i, x_j], dim=-1))).relu()
 
+    def message(self, x_j: Tensor, e: Tensor) -> Tensor:
+        self.last = e
+        return x_j * e[:, :1].sigmoid()
 
-def norm_of_messages(data: Data, ddp: Ddp) -> Results:
-    """A batch norm of all messages."""
 
-    class NormOfMessages(MessagePassing):
-        def __init__(self) -> None:
-            super().__init__(aggr='add')
-            self.lin, self.bn = Linear(12, 8), BatchNorm1d(8)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.propagate(edge_index, x=x)
-
-        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-            return self.bn(self.lin(torch.cat([x_i, x_j - x_i], dim=-1))).relu()
-
-    class Model(OneConv):
-        def make(self) -> Module:
-            return NormOfMessages()
-
-    return trained(data, ddp, Model)
-
-
-def crystal_conv(data: Data, ddp: Ddp) -> Results:
-    """Gates and cores of CGCNN, each with a norm over the edges, a norm over nodes after them."""
-
-    class CrystalConv(MessagePassing):
-        def __init__(self) -> None:
-            super().__init__(aggr='add')
-            self.full, self.bn1 = Linear(16, 12), BatchNorm1d(12)
-            self.bn2 = BatchNorm1d(6)
-
-        def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-            out = self.propagate(edge_index, x=x, edge_attr=edge_attr)
-            return F.softplus(x + self.bn2(out))
-
-        def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
-            gate, core = self.bn1(self.full(torch.cat([x_i, x_j, edge_attr], -1))).chunk(2, dim=-1)
-            return gate.sigmoid() * F.softplus(core)
-
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.convs = ModuleList([CrystalConv() for _ in range(2)])
-            self.lin = Linear(6, 3)
-
-        def forward(self, data: Data) -> Tensor:
-            x = data.x
-            for conv in self.convs:
-                x = conv(x, data.edge_index, data.edge_attr)
-            return self.lin(x)
-
-    return trained(data, ddp, Model)
-
-
-def own_aggregate_with_a_temperature(data: Data, ddp: Ddp) -> Results:
-    class OwnAggregateWith(MessagePassing):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin, self.t = Linear(6, 8), Parameter(torch.tensor(0.7))
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.propagate(edge_index, x=self.lin(x))
-
-        def message(self, x_j: Tensor) -> Tensor:
-            return x_j
-
-        def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int | None = None) -> Tensor:
-            alpha = softmax(inputs * self.t, index, num_nodes=dim_size)
-            return scatter(inputs * alpha, index, dim=0, dim_size=dim_size, reduce='sum')
-
-    class Model(OneConv):
-        def make(self) -> Module:
-            return OwnAggregateWith()
-
-    return trained(data, ddp, Model)
-
-
-def own_aggregate_of_mean_and_deviation(data: Data, ddp: Ddp) -> Results:
-    class OwnAggregateOf(MessagePassing):
-        def __init__(self) -> None:
-            super().__init__()
-            self.pre, self.post = Linear(6, 8), Linear(16, 8)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.propagate(edge_index, x=self.pre(x))
-
-        def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int | None = None) -> Tensor:
-            mean = scatter(inputs, index, 0, dim_size, reduce='mean')
-            square = scatter(inputs * inputs, index, 0, dim_size, reduce='mean')
-            std = ((square - mean * mean).relu() + 1e-5).sqrt()
-            return torch.cat([mean, std], dim=-1)
-
-        def update(self, aggr_out: Tensor) -> Tensor:
-            return self.post(aggr_out)
-
-    class Model(OneConv):
-        def make(self) -> Module:
-            return OwnAggregateOf()
-
-    return trained(data, ddp, Model)
-
-
-def own_aggregate_by_scatter_reduce(data: Data, ddp: Ddp) -> Results:
-    """torch's own scatter_reduce, with rows that nothing reaches."""
-
-    class OwnAggregateBy(MessagePassing):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin = Linear(6, 8)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.propagate(edge_index, x=self.lin(x), size=(x.size(0), x.size(0)))
-
-        def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int | None = None) -> Tensor:
-            out = inputs.new_zeros(dim_size, inputs.size(-1))
-            index = index.unsqueeze(-1).expand_as(inputs)
-            return out.scatter_reduce(0, index, inputs, reduce='amax', include_self=False)
-
-    class Model(OneConv):
-        def make(self) -> Module:
-            return OwnAggregateBy()
-
-    return trained(data, ddp, Model)
-
-
-def update_standardised_by_all_nodes(data: Data, ddp: Ddp) -> Results:
-    class UpdateStandardisedBy(MessagePassing):
-        def __init__(self) -> None:
-            super().__init__(aggr='mean')
-            self.lin, self.root = Linear(6, 8), Linear(6, 8)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.propagate(edge_index, x=x)
-
-        def message(self, x_j: Tensor) -> Tensor:
-            return self.lin(x_j)
-
-        def update(self, aggr_out: Tensor, x: Tensor) -> Tensor:
-            out = aggr_out + self.root(x)
-            return (out - out.mean(dim=0)) / (out.std(dim=0) + 1e-5)
-
-    class Model(OneConv):
-        def make(self) -> Module:
-            return UpdateStandardisedBy()
-
-    return trained(data, ddp, Model)
-
-
-def degree_normalised_in_the_conv(data: Data, ddp: Ddp) -> Results:
-    """The tutorial's conv, target to source, self loops by hand, the norm as an argument."""
-
-    class DegreeNormalisedIn(MessagePassing):
-        def __init__(self) -> None:
-            super().__init__(aggr='add', flow='target_to_source')
-            self.lin = Linear(6, 8)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            edge_index, _ = remove_self_loops(edge_index)
-            edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
-            row, col = edge_index
-            deg = degree(row, x.size(0), dtype=x.dtype)
-            deg_inv_sqrt = deg.pow(-0.5)
-            deg_inv_sqrt[deg_inv_sqrt == float('inf')] = 0
-            norm = deg_inv_sqrt[row] * deg_inv_sqrt[col]
-            return self.propagate(edge_index, x=self.lin(x), norm=norm)
-
-        def message(self, x_j: Tensor, norm: Tensor) -> Tensor:
-            return norm.view(-1, 1) * x_j
-
-    class Model(OneConv):
-        def make(self) -> Module:
-            return DegreeNormalisedIn()
-
-    return trained(data, ddp, Model)
-
-
-def running_mean_of_degrees(data: Data, ddp: Ddp) -> Results:
-    """A buffer that forward of the conv keeps in training, as PNA's authors have it."""
-
-    class RunningMeanOf(MessagePassing):
-        def __init__(self) -> None:
-            super().__init__(aggr='sum')
-            self.lin = Linear(6, 8)
-            self.register_buffer('mean_degree', torch.ones(1))
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            deg = degree(edge_index[1], x.size(0), dtype=x.dtype)
-            if self.training:
-                with torch.no_grad():
-                    self.mean_degree.mul_(0.9).add_(0.1 * (deg + 1).log().mean())
-            scale = (deg + 1).log() / self.mean_degree
-            return self.propagate(edge_index, x=self.lin(x)) * scale.view(-1, 1)
-
-    class Model(OneConv):
-        def make(self) -> Module:
-            return RunningMeanOf()
-
-    return trained(data, ddp, Model)
-
-
-def edge_attention_kept_on_self(data: Data, ddp: Ddp) -> Results:
-    """Message writes what it found to self, for a loss of the model."""
-
-    class EdgeAttentionKept(MessagePassing):
-        def __init__(self) -> None:
-            super().__init__(aggr='add', node_dim=0)
-            self.lin, self.att = Linear(6, 8), Linear(16, 1)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            return self.propagate(edge_index, x=self.lin(x))
-
-        def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, size_i: int | None) -> Tensor:
-            alpha = F.leaky_relu(self.att(torch.cat([x_i, x_j], -1)), 0.2)
-            alpha = softmax(alpha, index, num_nodes=size_i)
-            self._alpha = alpha
-            return alpha * x_j
-
-    class Model(OneConv):
-        def make(self) -> Module:
-            return EdgeAttentionKept()
-
-    torch.manual_seed(0)
-    model = Model().double()
-    conv = model.conv
-    model = ddp(model)
-
-    def loss_of() -> Tensor:
-        out = model(data)
-        entropy = -(conv._alpha * conv._alpha.clamp(min=1e-9).log()).mean()
-        return F.cross_entropy(out[data.train_mask], data.y[data.train_mask]) + 0.1 * entropy
-
-    return {'losses': descend(loss_of, model), 'weights': weights(model)}
-
-
-def gin_with_norms_in_its_mlp(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.convs = ModuleList()
-            for num in (6, 8):
-                mlp = Sequential(
-                    Linear(num, 8), BatchNorm1d(8), ReLU(), Linear(8, 8), BatchNorm1d(8), ReLU()
-                )
-                self.convs.append(GINConv(mlp, train_eps=True))
-            self.lin = Linear(8, 3)
-
-        def forward(self, data: Data) -> Tensor:
-            x = data.x
-            for conv in self.convs:
-                x = conv(x, data.edge_index)
-            return self.lin(x)
-
-    return trained(data, ddp, Model)
-
-
-def gine_with_a_frozen_norm(data: Data, ddp: Ddp) -> Results:
-    """The norm in the MLP is in evaluation while the model trains."""
-
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            mlp = Sequential(Linear(6, 8), BatchNorm1d(8), ReLU(), Linear(8, 8))
-            self.conv = GINEConv(mlp, edge_dim=4)
-            self.lin = Linear(8, 3)
-
-        def train(self, mode: bool = True) -> Module:
-            super().train(mode)
-            self.conv.nn[1].eval()
-            return self
-
-        def forward(self, data: Data) -> Tensor:
-            return self.lin(self.conv(data.x, data.edge_index, data.edge_attr))
-
-    return trained(data, ddp, Model)
-
-
-def norms_frozen_after_a_step(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    mlp = Sequential(Linear(8, 16), BatchNorm1d(16), ReLU(), Linear(16, 8))
-
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin1, self.conv, self.lin2 = Linear(6, 8), GINConv(mlp), Linear(8, 3)
-
-        def forward(self, data: Data) -> Tensor:
-            return self.lin2(self.conv(self.lin1(data.x), data.edge_index))
-
-    model = ddp(Model().double())
-    losses = []
-    for step in range(3):
-        model.train()
-        if step:
-            for module in model.modules():
-                if isinstance(module, BatchNorm1d):
-                    module.eval()
-                    module.weight.requires_grad_(False)
-        losses += descend(
-            lambda: F.cross_entropy(model(data)[data.train_mask], data.y[data.train_mask]),
-            [p for p in model.parameters() if p.requires_grad],
-            steps=1,
-        )
-    return {'losses': losses, 'weights': weights(model)}
-
-
-def deeper_gen_with_norms(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.edge, self.node = Linear(4, 8), Linear(6, 8)
-            self.convs = ModuleList(
-                [
-                    GENConv(8, 8, aggr='softmax', t=1.0, learn_t=True, num_layers=2, norm='batch'),
-                    GENConv(8, 8, aggr='powermean', p=1.0, learn_p=True, norm='layer'),
-                ]
-            )
-            self.norms, self.lin = ModuleList([LayerNorm(8), LayerNorm(8)]), Linear(8, 3)
-
-        def forward(self, data: Data) -> Tensor:
-            x, edge_attr = self.node(data.x), self.edge(data.edge_attr)
-            for norm, conv in zip(self.norms, self.convs, strict=True):
-                x = x + conv(norm(x).relu(), data.edge_index, edge_attr)
-            return self.lin(x)
-
-    return trained(data, ddp, Model)
-
-
-def pna_with_the_degree_histogram(data: Data, ddp: Ddp) -> Results:
-    """The histogram is counted after loading, as in PyG's example."""
-    torch.manual_seed(0)
-    deg = degree(data.edge_index[1], num_nodes=data.num_nodes, dtype=torch.long)
-    histogram = torch.bincount(deg, minlength=int(deg.max()) + 1)
-
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = PNAConv(
-                6,
-                8,
-                aggregators=['mean', 'min', 'max', 'std'],
-                scalers=['identity', 'amplification', 'attenuation'],
-                deg=histogram,
-                edge_dim=4,
-                towers=2,
-                divide_input=True,
-            )
-            self.bn, self.lin = BatchNorm1d(8), Linear(8, 3)
-
-        def forward(self, data: Data) -> Tensor:
-            return self.lin(self.bn(self.conv(data.x, data.edge_index, data.edge_attr)).relu())
-
-    return trained(data, ddp, Model)
-
-
-def gat_with_attributes_and_self_loops(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv1 = GATConv(6, 4, heads=2, edge_dim=4, fill_value='max')
-            self.conv2 = GATConv(8, 3, edge_dim=4, fill_value='mean', residual=True)
-            self.norm = GraphNorm(8)
-
-        def forward(self, data: Data) -> Tensor:
-            x = F.elu(self.norm(self.conv1(data.x, data.edge_index, data.edge_attr)))
-            return self.conv2(x, data.edge_index, data.edge_attr)
-
-    return trained(data, ddp, Model)
-
-
-def nn_conv_and_a_gru(data: Data, ddp: Ddp) -> Results:
-    """Weights by edge networks, one conv and one GRU used three times: MPNN."""
-
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin0, self.out = Linear(6, 4), Linear(4, 3)
-            network = Sequential(Linear(4, 8), ReLU(), Linear(8, 16))
-            self.conv, self.gru = NNConv(4, 4, network, aggr='mean'), torch.nn.GRU(4, 4)
-
-        def forward(self, data: Data) -> Tensor:
-            out = self.lin0(data.x).relu()
-            h = out.unsqueeze(0)
-            for _ in range(3):
-                m = self.conv(out, data.edge_index, data.edge_attr).relu()
-                out, h = self.gru(m.unsqueeze(0), h)
-                out = out.squeeze(0)
-            return self.out(out)
-
-    return trained(data, ddp, Model)
-
-
-@by_order
-def unified_label_model(data: Data, ddp: Ddp) -> Results:
-    """UniMP: masked labels go in, the rest is learned; another part is masked in every step."""
-    torch.manual_seed(0)
-
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.emb, self.conv1 = torch.nn.Embedding(3, 6), TransformerConv(6, 4, heads=2)
-            self.conv2 = TransformerConv(8, 3, heads=2, concat=False, beta=True)
-            self.norm = LayerNorm(8)
-
-        def forward(self, data: Data, known: Tensor) -> Tensor:
-            x = data.x.clone()
-            x[known] += self.emb(data.y[known])
-            x = self.norm(self.conv1(x, data.edge_index)).relu()
-            return self.conv2(x, data.edge_index)
-
-    model = ddp(Model().double())
-
-    def loss_of() -> Tensor:
-        known = data.train_mask & (torch.rand(data.num_nodes) < 0.6)
-        asked = data.train_mask & ~known
-        return F.cross_entropy(model(data, known)[asked], data.y[asked])
-
-    losses = descend(loss_of, model)
-    model.eval()
-    with torch.no_grad():
-        out = model(data, data.train_mask)
-    return {'losses': losses, 'out': out, 'weights': weights(model)}
-
-
-def weights_tied_between_layers(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin1, self.lin2 = Linear(6, 8), Linear(8, 3)
-            self.conv1, self.conv2 = GCNConv(8, 8), SAGEConv(8, 8)
-            self.conv3 = GCNConv(8, 8)
-            self.conv3.lin.weight = self.conv1.lin.weight
-            self.conv2.lin_r.weight = self.conv1.lin.weight
-
-        def forward(self, data: Data) -> Tensor:
-            x = self.lin1(data.x).relu()
-            for conv in (self.conv1, self.conv2, self.conv3, self.conv1):
-                x = conv(x, data.edge_index).tanh()
-            return self.lin2(x)
-
-    return trained(data, ddp, Model)
-
-
-def same_norm_after_every_layer(data: Data, ddp: Ddp) -> Results:
-    """One batch norm used three times: its running statistics are moved three times a step."""
-
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin, self.conv, self.norm = Linear(6, 8), GCNConv(8, 8), BatchNorm1d(8)
-            self.heads = ModuleList([Linear(8, 3) for _ in range(3)])
-
-        def forward(self, data: Data) -> Tensor:
-            x, out = self.lin(data.x), 0
-            for head in self.heads:
-                x = self.norm(self.conv(x, data.edge_index)).relu()
-                out = out + head(x)
-            return out
-
-    return trained(data, ddp, Model)
-
-
-def gated_conv_with_source_statistics(data: Data, ddp: Ddp) -> Results:
-    """GatedGCN: two results, of nodes and of edges, from one layer with norms of both."""
-
-    class GatedConvWith(MessagePassing):
-        def __init__(self) -> None:
-            super().__init__(aggr='add')
-            self.A, self.B, self.C, self.D, self.E = (Linear(8, 8) for _ in range(5))
-            self.bn_x, self.bn_e = BatchNorm1d(8), BatchNorm1d(8)
-
-        def forward(self, x: Tensor, e: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
-            x_in, e_in = x, e
-            Ax, Bx, Ce, Dx, Ex = self.A(x), self.B(x), self.C(e), self.D(x), self.E(x)
-            x, e = self.propagate(edge_index, Bx=Bx, Dx=Dx, Ex=Ex, Ce=Ce, Ax=Ax)
-            return x_in + self.bn_x(x).relu(), e_in + self.bn_e(e).relu()
-
-        def message(self, Dx_i: Tensor, Ex_j: Tensor, Ce: Tensor) -> Tensor:
-            e_ij = Dx_i + Ex_j + Ce
-            self.e = e_ij
-            return e_ij.sigmoid()
-
-        def aggregate(self, sigma_ij: Tensor, index: Tensor, Bx_j: Tensor, Bx: Tensor) -> Tensor:
-            num = Bx.size(0)
-            top = scatter(sigma_ij * Bx_j, index, 0, num, reduce='sum')
-            return top / (scatter(sigma_ij, index, 0, num, reduce='sum') + 1e-6)
-
-        def update(self, aggr_out: Tensor, Ax: Tensor) -> tuple[Tensor, Tensor]:
-            e_out = self.e
-            del self.e
-            return Ax + aggr_out, e_out
-
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.node, self.edge, self.lin = Linear(6, 8), Linear(4, 8), Linear(8, 3)
-            self.convs = ModuleList([GatedConvWith(), GatedConvWith()])
-
-        def forward(self, data: Data) -> Tensor:
-            x, e = self.node(data.x), self.edge(data.edge_attr)
-            for conv in self.convs:
-                x, e = conv(x, e, data.edge_index)
-            return self.lin(x)
-
-    return trained(data, ddp, Model)
-
-
-def ties_in_the_largest(data: Data, ddp: Ddp) -> Results:
-    """Many equal values under max, and their gradients."""
-
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv1 = SAGEConv(6, 8, aggr='max')
-            self.conv2 = SAGEConv(8, 3, aggr=['max', 'mean', 'min'])
-
-        def forward(self, data: Data) -> Tensor:
-            return self.conv2(
-                self.conv1(data.x.round().clamp(0, 2), data.edge_index).relu(), data.edge_index
-            )
-
-    return trained(data, ddp, Model)
-
-
-def both_flows_in_one_layer(data: Data, ddp: Ddp) -> Results:
-    class Model(Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.into, self.out_of = SAGEConv(6, 8), SAGEConv(6, 8, flow='target_to_source')
-            self.into2, self.out_of2 = (
-                GATConv(8, 3),
-                GATConv(8, 3, flow='target_to_source'),
-            )
-            self.alpha = Parameter(torch.tensor(0.3))
-
-        def forward(self, data: Data) -> Tensor:
-            a, e = self.alpha, data.edge_index
-            x = (a * self.into(data.x, e) + (1 - a) * self.out_of(data.x, e)).relu()
-            return a * self.into2(x, e) + (1 - a) * self.out_of2(x, e)
-
-    return trained(data, ddp, Model)
-
-
-class ReadsEdges(MessagePassing):
-    """Weights by the ids of both ends, and by the size that PyG gives."""
+class BothIndices(Conv):
+    """A table of all nodes read by edge_index_j inside of the message."""
 
     def __init__(self) -> None:
-        super().__init__(aggr='mean')
-        self.lin = Linear(6, 3)
+        super().__init__('mean')
+        self.level = Linear(6, 1)
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.propagate(edge_index, x=self.lin(x))
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x), level=self.level(x).squeeze(-1))
+
+    def message(
+        self, x_j: Tensor, edge_index_i: Tensor, edge_index_j: Tensor, level: Tensor
+    ) -> Tensor:
+        return x_j * (level[edge_index_i] - level[edge_index_j]).tanh().view(-1, 1)
+
+
+class ReadsEdges(Conv):
+    """Weights by the ids of both ends, and by the size that PyG gives."""
 
     def message(self, x_j: Tensor, edge_index: Tensor, size: list[int | None]) -> Tensor:
         weight = (edge_index[0] * 3 + edge_index[1]).double().view(-1, 1).sin()
         return x_j * weight / (size[0] or 1)
 
 
-@by_order
-def a_message_that_reads_the_edges(data: Data, ddp: Ddp) -> Results:
-    torch.manual_seed(0)
-    model = ddp(ReadsEdges().double())
-    losses = descend(
-        lambda: F.cross_entropy(model(data.x, data.edge_index), data.y), model, steps=3
+class OwnAggregate(Conv):
+    """Softmax with a temperature, mean and deviation, torch's own scatter_reduce."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.t, self.post = Parameter(torch.tensor(0.7)), Linear(12, 3)
+
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int | None = None) -> Tensor:
+        alpha = softmax(inputs * self.t, index, num_nodes=dim_size)
+        soft = scatter(inputs * alpha, index, dim=0, dim_size=dim_size, reduce='sum')
+        mean = scatter(inputs, index, 0, dim_size, reduce='mean')
+        square = scatter(inputs * inputs, index, 0, dim_size, reduce='mean')
+        std = ((square - mean * mean).relu() + 1e-5).sqrt()
+        out = inputs.new_zeros(dim_size, inputs.size(-1))
+        index = index.unsqueeze(-1).expand_as(inputs)
+        most = out.scatter_reduce(0, index, inputs, reduce='amax', include_self=False)
+        return torch.cat([soft, mean, std, most], dim=-1)
+
+    def update(self, aggr_out: Tensor) -> Tensor:
+        return self.post(aggr_out)
+
+
+class AggregateOfAll(Conv):
+    """The aggregation subtracts its mean over nodes, divides by a degree of the whole graph."""
+
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int | None = None) -> Tensor:
+        out = scatter(inputs, index, 0, dim_size, reduce='sum')
+        deg = degree(index, dim_size, dtype=inputs.dtype)
+        return (out - out.mean(dim=0)) / deg.mean()
+
+
+class GivesADict(Conv):
+    """And a number of all nodes."""
+
+    def __init__(self) -> None:
+        super().__init__('mean')
+        self.gate = Linear(9, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        found, scale = self.propagate(edge_index, x=self.lin(x), x0=x)
+        return found['gate'] * found['out'] / scale + found['out'].mean(0)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+    def update(self, aggr_out: Tensor, x0: Tensor) -> Any:
+        gate = self.gate(torch.cat([aggr_out, x0], dim=-1)).sigmoid()
+        return {'out': aggr_out, 'gate': gate}, aggr_out.norm() + 1
+
+
+class RunningDegrees(Conv):
+    """A buffer that forward of the conv keeps in training, as PNA's authors have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer('mean_degree', torch.ones(1))
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        deg = degree(edge_index[1], x.size(0), dtype=x.dtype)
+        if self.training:
+            with torch.no_grad():
+                self.mean_degree.mul_(0.9).add_(0.1 * (deg + 1).log().mean())
+        scale = (deg + 1).log() / self.mean_degree
+        return self.propagate(edge_index, x=self.lin(x)) * scale.view(-1, 1)
+
+
+class Outer(Conv):
+    """A conv of PyG's inside, and a weight by glorot."""
+
+    def __init__(self) -> None:
+        super().__init__('max')
+        self.inner, self.norm = GATConv(6, 4, heads=2), LayerNorm(8)
+        self.weight = Parameter(torch.empty(8, 3))
+        glorot(self.weight)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        h = self.norm(self.inner(x, edge_index)).relu()
+        return (h - self.propagate(edge_index, x=h)) @ self.weight
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return (x_i - x_j).abs()
+
+
+class Crystal(Conv):
+    """Gates and cores of CGCNN, with a norm over the edges, a norm over nodes after them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full, self.bn1, self.bn2 = Linear(16, 12), BatchNorm1d(12), BatchNorm1d(6)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        out = self.propagate(edge_index, x=x, edge_attr=edge_attr)
+        return self.lin(F.softplus(x + self.bn2(out)))
+
+    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        gate, core = self.bn1(self.full(torch.cat([x_i, x_j, edge_attr], -1))).chunk(2, dim=-1)
+        return gate.sigmoid() * F.softplus(core)
+
+
+class LargestOfBags(Conv):
+    """Bags of words: many equal values, of which the largest is rare."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        bags = (x > 1).double() + (x > 4).double() + 1
+        return self.lin(self.propagate(edge_index, x=bags))
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j / x_j.amax(dim=0)
+
+
+class Rare(Conv):
+    """What the message does depends on whether any edge has a large number."""
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.tanh() if (x_j > 2.5).any() else x_j
+
+
+CONVS: list[type[Module]] = [
+    Tutorial,
+    TutorialTurned,
+    Centred,
+    NormedUpdater,
+    BothIndices,
+    ReadsEdges,
+    OwnAggregate,
+    AggregateOfAll,
+    GivesADict,
+    RunningDegrees,
+    Outer,
+    Crystal,
+    LargestOfBags,
+    Rare,
+]
+
+
+class ByEdges(Conv):
+    """A score of every edge, made by what looks at the scores of all edges."""
+
+    def __init__(self, scored: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.score, self.scored = Linear(16, 1), scored
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        score = self.score(torch.cat([x_i, x_j, edge_attr], dim=1))
+        return self.lin(x_j) * self.scored(score)
+
+
+def clipped(score: Tensor) -> Tensor:
+    bound = 1.5 * score.detach().std()
+    return torch.maximum(torch.minimum(score, bound), -bound)
+
+
+SCORED: dict[str, Callable[[Tensor], Tensor]] = {
+    'minus_their_mean': lambda s: (s - s.mean(dim=0)).tanh(),
+    'divided_by_the_largest': lambda s: s.exp() / s.exp().max(),
+    'between_least_and_largest': lambda s: (s - s.min()) / (s.max() - s.min()),
+    'above_a_quantile': lambda s: s * (s >= s.detach().quantile(0.3)),
+    'clipped_by_their_deviation': clipped,
+    'by_an_if_over_all': lambda s: s.sigmoid() if (s > 1.8).any() else s.tanh(),
+    'softmax_over_all': lambda s: torch.softmax(s, dim=0) * s.size(0),
+    'by_their_number': lambda s: s / s.shape[0] ** 0.5,
+}
+PROGRAMS: dict[str, Program] = {
+    make.__name__: lambda data, ddp, make=make: trained(data, ddp, make, data.edge_attr, lr=0.02)
+    for make in CONVS
+} | {
+    f'messages_{name}': lambda data, ddp, scored=scored: trained(
+        data, ddp, lambda: ByEdges(scored), data.edge_attr, lr=0.02
     )
+    for name, scored in SCORED.items()
+}
+
+
+def edge_attention_kept_on_self(data: Data, ddp: Ddp) -> Results:
+    """Message writes what it found to self, for a loss of the model."""
+
+    class KeepsAttention(Conv):
+        def __init__(self) -> None:
+            super().__init__(node_dim=0)
+            self.att = Linear(6, 1)
+
+        def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, size_i: int | None) -> Tensor:
+            alpha = F.leaky_relu(self.att(torch.cat([x_i, x_j], -1)), 0.2)
+            self._alpha = softmax(alpha, index, num_nodes=size_i)
+            return self._alpha * x_j
+
+    class Model(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = KeepsAttention()
+
+        def forward(self, *args: Tensor) -> Tensor:
+            return self.conv(*args)
+
+    torch.manual_seed(0)
+    model = Model().double()
+    conv, model = model.conv, ddp(model)
+
+    def loss_of() -> Tensor:
+        out = model(data.x, data.edge_index, data.edge_attr)
+        entropy = -(conv._alpha * conv._alpha.clamp(min=1e-9).log()).mean()
+        return supervised(out, data) + 0.1 * entropy
+
+    return {'losses': descend(loss_of, model), 'weights': weights(model)}
+
+
+class Gated(MessagePassing):
+    """GatedGCN: two results, of nodes and of edges, from one layer with norms of both."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr='add')
+        self.A, self.B, self.C, self.D, self.E = (Linear(8, 8) for _ in range(5))
+        self.bn_x, self.bn_e = BatchNorm1d(8), BatchNorm1d(8)
+
+    def forward(self, x: Tensor, e: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        new, gates = self.propagate(
+            edge_index, Bx=self.B(x), Dx=self.D(x), Ex=self.E(x), Ce=self.C(e), Ax=self.A(x)
+        )
+        return x + self.bn_x(new).relu(), e + self.bn_e(gates).relu()
+
+    def message(self, Dx_i: Tensor, Ex_j: Tensor, Ce: Tensor) -> Tensor:
+        self.e = Dx_i + Ex_j + Ce
+        return self.e.sigmoid()
+
+    def aggregate(self, sigma_ij: Tensor, index: Tensor, Bx_j: Tensor, Bx: Tensor) -> Tensor:
+        num = Bx.size(0)
+        top = scatter(sigma_ij * Bx_j, index, 0, num, reduce='sum')
+        return top / (scatter(sigma_ij, index, 0, num, reduce='sum') + 1e-6)
+
+    def update(self, aggr_out: Tensor, Ax: Tensor) -> tuple[Tensor, Tensor]:
+        e_out = self.e
+        del self.e
+        return Ax + aggr_out, e_out
+
+
+def gated_graph_transformer(data: Data, ddp: Ddp) -> Results:
+    """GatedGCN beside linear attention, feed-forward with a norm, twice."""
+
+    class Model(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.node, self.edge, self.lin = Linear(6, 8), Linear(4, 8), Linear(8, 3)
+            self.convs = ModuleList([Gated(), Gated()])
+            self.qkv, self.bn, self.ff = Linear(8, 24), BatchNorm1d(8), mlp(8, 16, 8)
+
+        def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+            x, e = self.node(x), self.edge(edge_attr)
+            for conv in self.convs:
+                x, e = conv(x, e, edge_index)
+                q, k, v = self.qkv(x).chunk(3, dim=-1)
+                q, k = F.elu(q) + 1, F.elu(k) + 1
+                there = q @ (k.t() @ v) / (q @ k.sum(0, keepdim=True).t())
+                x = self.bn(x + there + self.ff(x))
+            return self.lin(x)
+
+    return trained(data, ddp, Model, data.edge_attr)
+
+
+def frozen_after_a_step(data: Data, ddp: Ddp) -> Results:
+    """Norms in a conv learn in the first step, and are in evaluation afterwards."""
+    model = model_of(ddp, Crystal)
+    losses = []
+    for step in range(3):
+        model.train()
+        for module in model.modules():
+            if step and isinstance(module, BatchNorm1d):
+                module.eval().requires_grad_(False)
+        losses += descend(
+            lambda: supervised(model(data.x, data.edge_index, data.edge_attr), data),
+            model,
+            steps=1,
+        )
     return {'losses': losses, 'weights': weights(model)}

@@ -37,19 +37,6 @@ def write(drawn: Drawn, root: Path) -> None:
     partition_graph(drawn.data, drawn.num_parts, root, method=method)
 
 
-def read_parts(root: Path, drawn: Drawn, name: str) -> list[dict[Any, Any]]:
-    """A file of every part, by type also where the graph has one type alone."""
-    contents = []
-    for part in range(drawn.num_parts):
-        content = torch.load(root / f'part_{part}' / name, weights_only=True)
-        if name == 'sar.pt' and None in drawn.num_nodes:
-            content = {'n_id': {None: content['n_id']}, 'edges': {None: content}}
-        elif None in drawn.num_nodes:
-            content = {None: content}
-        contents.append(content)
-    return contents
-
-
 def check_rows(got: Tensor, ids: Tensor, want: Tensor, what: object) -> None:
     """Rows of a part or a rank are those of the whole graph, bit by bit."""
     assert same(got, want[ids]), what

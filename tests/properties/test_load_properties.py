@@ -17,6 +17,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import pyg_sar
+from pyg_sar.inspection import verify_partition
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.read.read_shard import read_shard
 
@@ -107,6 +108,7 @@ def _check_edges(drawn: Drawn, shards: list[Any], key: Any) -> None:
 
 def _check_loading(drawn: Drawn) -> None:
     with cut(drawn) as root:
+        assert verify_partition(root) == []
         for world_size in range(1, drawn.num_parts + 1):
             if drawn.num_parts % world_size:
                 with pytest.raises(ValueError, match="'num_parts' must be a multiple"):

@@ -132,7 +132,7 @@ def _noting(outcome: Outcome) -> Iterator[None]:
         rule = registry.rule_of(func)
         family = rule.__module__.rpartition('.')[2]
         # The short ways of rows.py are those of functions that work number by number.
-        found[registry.bare(registry.name_of(func))] = 'pointwise' if family == 'rows' else family
+        found[registry.bare_name(func)] = 'pointwise' if family == 'rows' else family
         return called(func, types, args, kwargs)
 
     Rows.__torch_function__ = classmethod(noted)  # type: ignore[method-assign,assignment]

@@ -151,7 +151,7 @@ def family_of(outcome: Outcome) -> str:
     if name.startswith('masked.'):
         return 'composed'
     others = [each for each in outcome.families if each != 'reads']
-    return known.get(registry.bare(name.replace('.', '_')), others[-1])
+    return known.get(name.replace('.', '_').strip('_'), others[-1])
 
 
 def _lines(outcomes: list[Outcome]) -> list[str]:
@@ -174,7 +174,7 @@ def kinds_of_others(reached: set[str]) -> dict[str, list[str]]:
     kinds: dict[str, set[str]] = {'reads': set(), 'not run': set(), 'unknown': set()}
     for functions in get_overridable_functions().values():
         for function in functions:
-            name = registry.bare(registry.name_of(function))
+            name = registry.bare_name(function)
             rule = registry.rule_of(function)
             if rule.__name__ == '_unknown':
                 kinds['unknown'].add(name)

@@ -56,7 +56,12 @@ def _loops(data: Data) -> Tensor:
     return pyg_sar.gather(conv(data.x, edge_index).detach())
 
 
-@pytest.mark.parametrize('program', [_embedded, _one_hot, _pairs, _loops])
+def _all_edges(data: Data) -> tuple[Tensor, Tensor]:
+    """With the ids of the whole graph."""
+    return pyg_sar.gather(data.edge_index), pyg_sar.gather(data.edge_index.flip(0))
+
+
+@pytest.mark.parametrize('program', [_embedded, _one_hot, _pairs, _loops, _all_edges])
 @pytest.mark.parametrize('world_size', [1, 3])
 def test_is_that_of_one_machine(folder: Path, program: Any, world_size: int) -> None:
     want = program(small_graph())

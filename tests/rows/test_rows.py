@@ -6,30 +6,24 @@ import copy
 import gc
 import pickle
 import weakref
-from typing import Any
 
 import pytest
 import torch
+from on_ranks import on_threads
 from ranks import run_as_threads
+from some_rows import N, X, rows
 from torch import Tensor
 
 import pyg_sar
 from pyg_sar.comm import rank
-from pyg_sar.rows.rows import Rows, same_plain, tag
-from pyg_sar.rows.space import Space
+from pyg_sar.rows.rows import Rows, same_plain
 
-N, P = 10, 3
-X = torch.linspace(-2, 3, N * 4, dtype=torch.float64).view(N, 4)
+P = 3
 
 
-def _rows(values: Tensor = X) -> Any:
-    ids = torch.arange(N)[rank() :: P].flip(0)
-    space = Space(ids.numel(), what='nodes', ids=ids, total=N)
-    return tag(values[ids].clone(), 0, space)
-
-
-def _what_is_known_once() -> None:
-    x = _rows()
+@on_threads(P)
+def test_the_plain_tensor_of_rows_is_known_by_them() -> None:
+    x = rows()
     plain = same_plain(x)
     assert same_plain(x) is plain
     x.add_(1)
@@ -43,12 +37,9 @@ def _what_is_known_once() -> None:
     gc.enable()
 
 
-def test_the_plain_tensor_of_rows_is_known_by_them() -> None:
-    run_as_threads(_what_is_known_once, P)
-
-
-def _a_copy() -> None:
-    x = _rows().requires_grad_()
+@on_threads(P)
+def test_a_copy_is_of_the_same_rows() -> None:
+    x = rows().requires_grad_()
     other = copy.deepcopy(x)
     assert isinstance(other, Rows)
     assert other.requires_grad
@@ -57,12 +48,8 @@ def _a_copy() -> None:
         pickle.dumps(x)
 
 
-def test_a_copy_is_of_the_same_rows() -> None:
-    run_as_threads(_a_copy, P)
-
-
 def _gradients() -> dict[str, Tensor]:
-    x = _rows().requires_grad_()
+    x = rows().requires_grad_()
     weight = torch.ones(4, 2, dtype=torch.float64, requires_grad=True)
     seen = []
     y = x @ weight
@@ -89,27 +76,21 @@ def test_gradients_are_those_of_one_process() -> None:
             torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12, msg=name)
 
 
-def _plain_tensors_that_differ() -> None:
-    x = _rows()
+@on_threads(P)
+def test_a_plain_tensor_is_one_of_the_whole() -> None:
+    x = rows()
     with pytest.raises(ValueError, match='differs between the ranks'):
         x + torch.full((N, 4), float(rank()))
     with pytest.raises(ValueError, match='all 10 rows'):
         x + torch.ones(pyg_sar.local(x).shape)
 
 
-def test_a_plain_tensor_is_one_of_the_whole() -> None:
-    run_as_threads(_plain_tensors_that_differ, P)
-
-
-def _leaving() -> None:
-    x = _rows()
+@on_threads(P)
+def test_what_leaves_says_so() -> None:
+    x = rows()
     for leave in (x.numpy, x.tolist, lambda: float(x[:, 0].exp()), lambda: bool(x)):
         with pytest.raises(ValueError, match=r'pyg_sar\.gather'):
             leave()
     assert torch.equal(pyg_sar.gather(x), X)
     assert x.shape == X.shape
     assert len(x) == N
-
-
-def test_what_leaves_says_so() -> None:
-    run_as_threads(_leaving, P)

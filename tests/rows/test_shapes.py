@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from on_ranks import on_threads
 from ranks import run_as_threads
 from small_cases import Small, verdict
 from torch import Tensor
@@ -128,22 +129,8 @@ def test_sizes_that_do_not_fit_are_named_on_all_ranks_alike() -> None:
     assert first == second
 
 
-def _back() -> None:
-    space, x = _cut()
-    many = x.view(-1)
-    assert many._space is space.times(2)
-    assert many._space.total == 6
-    assert many.view(-1, 2)._space is space
-    assert many.repeat_interleave(3)._space is space.times(6)
-    assert space.times(2).times(3) is space.times(6)
-    assert space.times(1) is space
-
-
-def test_the_way_back_is_to_the_space_itself() -> None:
-    run_as_threads(_back, 2)
-
-
-def _new() -> None:
+@on_threads(2)
+def test_new_tensors_are_of_the_only_space_of_their_size() -> None:
     nodes = Space(1, what='nodes', ids=torch.tensor([rank()]), total=2)
     space, x = _cut(neighbours=(nodes,))
     assert space_of_size(x, [3, 9]) is space
@@ -157,21 +144,3 @@ def _new() -> None:
     twice = tag(torch.ones(1, 2), 0, Space(1, what='edges', total=2, neighbours=(nodes,)))
     assert type(twice.new_zeros(2)) is Tensor  # may be meant for nodes or edges
     assert type(x.new_tensor([1.0, 2.0, 3.0])) is Tensor
-
-
-def test_new_tensors_are_of_the_only_space_of_their_size() -> None:
-    run_as_threads(_new, 2)
-
-
-def _joined() -> None:
-    space, x = _cut()
-    many = torch.cat([x.view(-1), x.view(-1)])
-    assert many._space.has_ids()
-    assert many._space.total == 12
-    assert x.view(-1)._space.ids(x.device).tolist() == [
-        2 * i + k for i in space.ids(x.device).tolist() for k in (0, 1)
-    ]
-
-
-def test_repeated_rows_have_the_ids_of_the_whole() -> None:
-    run_as_threads(_joined, 2)

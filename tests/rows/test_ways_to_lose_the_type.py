@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from on_ranks import on_threads
 from ranks import run_as_threads
 from some_rows import N, X, rows
 from torch import Tensor
@@ -168,7 +169,9 @@ LISTED: dict[str, Callable[[Any], Any]] = {
 """Nobody asks the class: what comes is a plain tensor of the own rows."""
 
 
-def _keeps(name: str) -> None:
+@pytest.mark.parametrize('name', KEEPS)
+@on_threads(3)
+def test_stays_rows(name: str) -> None:
     x = rows()
     out = KEEPS[name](x)
     assert type(out) is Rows or isinstance(out, torch.nn.Parameter)
@@ -176,46 +179,34 @@ def _keeps(name: str) -> None:
     assert out._space is x._space
 
 
-@pytest.mark.parametrize('name', KEEPS)
-def test_stays_rows(name: str) -> None:
-    run_as_threads(_keeps, 3, name)
-
-
-def _is_whole(name: str) -> None:
+@pytest.mark.parametrize('name', WHOLE)
+@pytest.mark.parametrize('world_size', [1, 3])
+@on_threads(3)
+def test_is_that_of_the_whole(name: str, world_size: int) -> None:
     ask_for_rows()  # as load_shard does
     out = pyg_sar.gather(WHOLE[name](rows()))
     assert type(out) is Tensor
     torch.testing.assert_close(out, pyg_sar.gather(WHOLE[name](X)), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize('name', WHOLE)
-@pytest.mark.parametrize('num_ranks', [1, 3])
-def test_is_that_of_the_whole(name: str, num_ranks: int) -> None:
-    run_as_threads(_is_whole, num_ranks, name)
-
-
-def _is_refused(name: str) -> None:
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('name', REFUSED)
+@on_threads(3)
+def test_is_refused(name: str) -> None:
     with pytest.raises((ValueError, TypeError), match=r'pyg_sar\.gather'):
         REFUSED[name](rows())
 
 
-@pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('name', REFUSED)
-def test_is_refused(name: str) -> None:
-    run_as_threads(_is_refused, 3, name)
-
-
-def _is_refused_by_torch(name: str) -> None:
+@pytest.mark.parametrize('name', REFUSED_BY_TORCH)
+@on_threads(3)
+def test_is_refused_by_torch_or_python(name: str) -> None:
     with pytest.raises((ValueError, TypeError, RuntimeError)):
         REFUSED_BY_TORCH[name](rows())
 
 
-@pytest.mark.parametrize('name', REFUSED_BY_TORCH)
-def test_is_refused_by_torch_or_python(name: str) -> None:
-    run_as_threads(_is_refused_by_torch, 3, name)
-
-
-def _is_plain(name: str) -> None:
+@pytest.mark.parametrize('name', LISTED)
+@on_threads(3)
+def test_the_list_of_the_page_is_of_what_sees_own_rows(name: str) -> None:
     x = rows()
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
@@ -224,15 +215,11 @@ def _is_plain(name: str) -> None:
     assert out.shape[:1] == pyg_sar.local(x).shape[:1]
     with pytest.raises(ValueError, match='all 10 rows'):
         x[(slice(None), 0)[: out.dim() % 2 + 1]] + out
-
-
-@pytest.mark.parametrize('name', LISTED)
-def test_the_list_of_the_page_is_of_what_sees_own_rows(name: str) -> None:
-    run_as_threads(_is_plain, 3, name)
     assert f'`{name}`' in PAGE.read_text(encoding='utf-8')
 
 
-def _copies() -> None:
+@on_threads(3)
+def test_a_copy_shares_its_memory() -> None:
     x = rows().requires_grad_()
     other = copy.copy(x)
     assert other.requires_grad
@@ -243,17 +230,10 @@ def _copies() -> None:
     assert torch.equal(pyg_sar.gather(rows()[ids]), X)
 
 
-def test_a_copy_shares_its_memory() -> None:
-    run_as_threads(_copies, 3)
-
-
-def _in_workers() -> None:
+@on_threads(1)
+def test_workers_of_a_data_loader_hold_no_ranks() -> None:
     with pytest.raises(ValueError, match='in a worker of a DataLoader'):
         list(DataLoader(rows(), batch_size=4, num_workers=1))
-
-
-def test_workers_of_a_data_loader_hold_no_ranks() -> None:
-    run_as_threads(_in_workers, 1)
 
 
 def _metric() -> float:

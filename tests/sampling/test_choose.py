@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from itertools import combinations, permutations
 
-import by_hand
 import pytest
 import torch
 from torch import Tensor
 
-from pyg_sar.draws import below, hashed
+from pyg_sar.draws import hashed
 from pyg_sar.sampling.draw import choose
 from pyg_sar.sampling.draw.numbering import number
 
@@ -48,19 +47,6 @@ def test_every_set_is_as_likely(num: int, k: int, count: int) -> None:
     counts = _sets(drawn, num)
     even = torch.full((counts.numel(),), 1 / counts.numel(), dtype=torch.float64)
     assert _p_value(counts, even) > 1e-3, (num, k)
-
-
-def test_a_biased_draw_is_found() -> None:
-    count = 50_000
-    drawn = choose.distinct(_states(count), torch.full((count,), 6), 3)
-    drawn[:, : count // 50] = torch.tensor([[0], [1], [2]])
-    assert _p_value(_sets(drawn, 6), torch.full((20,), 1 / 20, dtype=torch.float64)) < 1e-3
-    # What Floyd's algorithm is without its second half: the number itself where it is taken.
-    states, k, num = _states(count).unsqueeze(0), 3, 6
-    slot = torch.arange(k).unsqueeze(1)
-    naive = below(choose.hashed_on(states, slot), torch.full((1, count), num - k + 1) + slot)
-    kept = naive[:, (naive[0] != naive[1]) & (naive[1] != naive[2]) & (naive[0] != naive[2])]
-    assert _p_value(_sets(kept, num), torch.full((20,), 1 / 20, dtype=torch.float64)) < 1e-3
 
 
 def _nodes(count: int, num: int) -> tuple[Tensor, Tensor]:
@@ -136,20 +122,6 @@ def test_nodes_with_few_edges_or_none(way: str, counts: list[int]) -> None:
         assert count.tolist() == want
         node = torch.repeat_interleave(count)
         assert bool(((place >= start[node]) & (place < (start + num)[node])).all())
-
-
-def test_numbers_below_a_bound_are_exact() -> None:
-    hashes = hashed(3, torch.arange(1000))
-    for bound in (1, 2, 3, 1000, 2**31):
-        want = [by_hand.hashed(3, i) * bound >> 64 for i in range(1000)]
-        assert below(hashes, torch.tensor(bound)).tolist() == want
-
-
-def test_first_place_above_a_target() -> None:
-    values = torch.tensor([1, 3, 3, 7, 0, 2])
-    start, end = torch.tensor([0, 0, 0, 0, 4, 6]), torch.tensor([4, 4, 4, 4, 6, 6])
-    target = torch.tensor([0, 3, 7, 2, 1, 5])
-    assert choose.first_above(values, start, end, target).tolist() == [0, 3, 4, 1, 5, 6]
 
 
 @pytest.mark.parametrize('scale', [1, 2**50])  # in one number with the place, and not

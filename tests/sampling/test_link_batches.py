@@ -162,13 +162,3 @@ def test_ranks_without_links_take_part(folder: str) -> None:
     assert sum(num for each in results for num, _, _ in each) == 2
     assert sum(num for each in results for _, num, _ in each) == 4
     assert all(fine for each in results for _, _, fine in each)
-
-
-def test_what_is_wanted_of_attributes_of_links(folder: str) -> None:
-    """A shard that has an edge_label_index of its own does not show it in batches."""
-    data = pyg_sar.local(pyg_sar.load_shard(folder))
-    data.edge_label_index, data.edge_label = torch.zeros(2, 3), torch.zeros(3)
-    (batch, *_) = pyg_sar.LinkNeighborLoader(data, [2], neg_sampling='triplet', batch_size=4)
-    assert 'edge_label_index' not in batch
-    assert 'edge_label' not in batch
-    assert isinstance(batch.src_index, Tensor)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_as_threads
-from small_graphs import assert_all_raise, attempt, cut, small_graph
+from small_graphs import assert_all_raise, attempt
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
@@ -122,24 +122,6 @@ def test_pairs_by_time(folder: str) -> None:
         assert _p_value(pairs[:, when == time], chances) > 1e-3
 
 
-def _split(root: str, **options: Any) -> Tensor:
-    rank, size = pyg_sar.comm.rank(), pyg_sar.comm.world_size()
-    graph = _dense()
-    links = graph.edge_index[:, rank::size]
-    times = torch.full((links.size(1),), 3)
-    weight = torch.arange(NUM).double()
-    sampling = ('binary', 2, weight, weight)
-    own = {'time_attr': 't', 'edge_label_time': times}
-    return _drawn(root, 2, sampling, edge_label_index=links, **own, **options)[0]
-
-
-def test_pairs_by_weight_and_time(folder: str) -> None:
-    pairs = torch.cat(run_as_threads(_split, 2, folder), dim=1)
-    assert (_dense().t[pairs] <= 3).all()
-    assert (pairs > 0).all()
-    assert _free(_dense())[tuple(pairs)].all()
-
-
 EARLY = torch.tensor([[0, 1, 2, 3], [5, 4, 3, 2]]), torch.tensor([0, 9, -1, 9])
 
 
@@ -228,13 +210,3 @@ def test_a_graph_without_such_pairs_ends_all_ranks(tmp_path: Path) -> None:
         options = {'neg_sampling': mode, 'batch_size': 2}
         outcomes = run_as_threads(_ends, 2, str(tmp_path / 'parts'), options)
         assert_all_raise(outcomes, 'ValueError', 'neg_sampling', '500 tries')
-
-
-def test_no_edge_of_a_larger_graph_is_drawn(tmp_path: Path) -> None:
-    graph = small_graph()
-    root = str(cut(graph, 4, tmp_path / 'parts', 'empty part'))
-    pairs, _ = _all_drawn(root, 4, 3, {'mode': 'binary', 'amount': 4})
-    edges = set(map(tuple, graph.edge_index.t().tolist()))
-    assert pairs.size(1) > 2000
-    assert edges.isdisjoint(map(tuple, pairs.t().tolist()))
-    assert (pairs[0] != pairs[1]).all()

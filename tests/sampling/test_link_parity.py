@@ -7,14 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from hetero_graphs import WRITES, assignment
 from ranks import run_as_threads
-from small_graphs import assert_close, cut, small_graph
-from test_neighbor_parity import HeteroNet, Net, compare_gradients, featured
+from small_graphs import assert_close
+from test_neighbor_parity import HeteroNet, compare_gradients, featured
 from torch import Tensor, nn
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import HeteroData
 
 import pyg_sar
 from pyg_sar import partition_graph
@@ -53,62 +52,6 @@ def _compare(
     assert_close(sum(loss for _, loss, _ in results), loss.detach(), tolerance=TOLERANCE)
     assert any(p.grad is not None and p.grad.any() for p in model.parameters())
     compare_gradients(results, model)
-
-
-def _net(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    return Net(name).double()
-
-
-def _binary(batch: Data, model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
-    z, (src, dst) = model(batch), batch.edge_label_index
-    links = torch.stack([batch.n_id[src], batch.n_id[dst], batch.edge_label.long()])
-    return _scores(z[src], z[dst], batch.edge_label), links, z
-
-
-def _triplet(batch: Data, model: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
-    z = model(batch)
-    src, dst = z[batch.src_index], z[batch.dst_pos_index]
-    other = z[batch.dst_neg_index]
-    loss = nn.functional.softplus((src.unsqueeze(1) * other).sum(-1) - (src * dst).sum(-1, True))
-    ends = [batch.src_index, batch.dst_pos_index, *batch.dst_neg_index.unbind(1)]
-    return loss.sum(), torch.stack([batch.n_id[end] for end in ends]), z
-
-
-NAMES = ['SAGEConv', 'GATConv']
-MORE = [
-    pytest.param(n, marks=pytest.mark.slow) for n in ('GINConv', 'GraphConv', 'TransformerConv')
-]
-
-
-@pytest.mark.parametrize('disjoint', [False, True])
-@pytest.mark.parametrize('mode', ['binary', 'triplet'])
-@pytest.mark.parametrize('name', [*NAMES, *MORE])
-def test_links_as_on_the_whole_graph(tmp_path: Path, name: str, mode: str, disjoint: bool) -> None:
-    graph = small_graph()
-    root = str(cut(graph, 4, tmp_path / 'parts'))
-    options = {
-        'batch_size': 9,
-        'disjoint': disjoint,
-        'neg_sampling': {'mode': mode, 'amount': 2},
-    }
-    step = _binary if mode == 'binary' else _triplet
-    results = run_as_threads(_of_ranks, 2, root, partial(_net, name), step, options)
-
-    def whole(model: nn.Module, links: Tensor) -> Tensor:
-        z = model(graph)
-        if mode == 'binary':
-            positive = links[:2, links[2] == 1]
-            assert sorted(positive.t().tolist()) == sorted(graph.edge_index.t().tolist())
-            assert links.size(1) == 3 * graph.num_edges
-            return _scores(z[links[0]], z[links[1]], links[2])
-        assert sorted(links[:2].t().tolist()) == sorted(graph.edge_index.t().tolist())
-        src, dst, *others = z[links]
-        other = torch.stack(others, dim=1)
-        margin = (src.unsqueeze(1) * other).sum(-1) - (src * dst).sum(-1, True)
-        return nn.functional.softplus(margin).sum()
-
-    _compare(results, partial(_net, name), whole)
 
 
 class BothEnds(HeteroNet):

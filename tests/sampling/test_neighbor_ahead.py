@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from joined import Taken, assert_same, batches, join, take
+from on_ranks import on_ranks
 from ranks import run_once, run_ranks
 
 import pyg_sar
@@ -83,39 +84,26 @@ def test_two_loaders_at_once(folder: str) -> None:
     assert_same(join([b for _, b in results]), other)
 
 
-def _forgotten(root: str) -> tuple[int, int]:
-    loader = _loader(root)
+@on_ranks(2, 4)
+def test_a_forgotten_loader_ends_its_thread(data):
+    loader = _loader(data.edge_index.shard.root)
     iteration = iter(loader)
     next(iteration)
-    during = _threads()
+    assert _threads() == 1
     del loader, iteration
     gc.collect()
-    left = _end_of_threads()
-    data = pyg_sar.local(pyg_sar.load_shard(root))  # exchanges go on
-    assert data.num_nodes
-    return during, left
+    assert _end_of_threads() == 0
+    assert pyg_sar.comm.agree(1) == [1, 1]  # exchanges go on
 
 
-def test_a_forgotten_loader_ends_its_thread(folder: str) -> None:
-    assert run_ranks(_forgotten, 2, folder) == [(1, 0), (1, 0)]
-
-
-def _older(root: str) -> str:
-    loader = _loader(root, prefetch=1)
+@on_ranks(2, 4)
+def test_only_the_newest_iteration_goes_on(data):
+    loader = _loader(data.edge_index.shard.root, prefetch=1)
     first = iter(loader)
     next(first)
-    second = iter(loader)
-    next(second)
-    try:
+    next(iter(loader))
+    with pytest.raises(ValueError, match='newest iteration'):
         next(first)
-    except ValueError as error:
-        return str(error)
-    return 'no error'
-
-
-def test_only_the_newest_iteration_goes_on(folder: str) -> None:
-    for text in run_ranks(_older, 2, folder):
-        assert 'newest iteration' in text
 
 
 def _dies(root: str, prefetch: int) -> tuple[str, str]:
@@ -145,46 +133,30 @@ def test_a_rank_that_dies_ends_the_others(folder: str, prefetch: int) -> None:
     assert 'ended before' in later
 
 
-def _fails(root: str) -> str:
+@on_ranks(2, 4, by='own processes')
+def test_a_thread_that_fails_ends_all_ranks(data):
     pyg_sar.comm.set_timeout(timedelta(seconds=20))
-    loader = _loader(root, prefetch=1)
+    loader = _loader(data.edge_index.shard.root, prefetch=1)
     if dist.get_rank() == 1:
         ptr = loader._sampler.graph.edges[None].ptr
         ptr.copy_(torch.arange(ptr.numel()) * 10**6)  # no such edges
-    try:
-        for _ in loader:
-            pass
-    except Exception as error:
-        return f'{type(error).__name__}: {error}'
-    return 'no error'
+        with pytest.raises((IndexError, RuntimeError)):
+            list(loader)
+    else:
+        with pytest.raises(pyg_sar.ExchangeError, match='rank 1 failed with'):
+            list(loader)
 
 
-def test_a_thread_that_fails_ends_all_ranks(folder: str) -> None:
-    other, own = run_once(_fails, 2, folder)
-    assert own.startswith('IndexError') or own.startswith('RuntimeError')
-    assert other.startswith('ExchangeError')
-    assert 'rank 1 failed with' in other
-
-
-def _program_fails(root: str) -> str:
+@on_ranks(2, 4, by='own processes')
+def test_a_program_that_fails_ends_the_threads_of_all_ranks(data):
     pyg_sar.comm.set_timeout(timedelta(seconds=20))
-    loader = _loader(root, prefetch=1)
-    iteration = iter(loader)
+    iteration = iter(_loader(data.edge_index.shard.root, prefetch=1))
     next(iteration)
     if dist.get_rank() == 1:
         pyg_sar.comm.left_by(ArithmeticError('in a layer'))
         time.sleep(4)
-    try:
-        for _ in iteration:
-            pass
-    except pyg_sar.ExchangeError as error:
-        return str(error)
-    return 'no error'
-
-
-def test_a_program_that_fails_ends_the_threads_of_all_ranks(folder: str) -> None:
-    for text in run_once(_program_fails, 2, folder):
-        assert 'in a layer' in text
+    with pytest.raises(pyg_sar.ExchangeError, match='in a layer'):
+        list(iteration)
 
 
 def _ends(root: str, rank: int, store: str, how: str) -> None:
@@ -233,13 +205,3 @@ def test_programs_end_with_a_loop_left(folder: str, tmp_path: Path, how: str) ->
     codes = [program.returncode for program in programs]
     assert codes == [0, 3 if how == 'raises' else 0], said
     assert not any('terminate called' in text for text in said)
-
-
-def test_torch_keeps_its_threads(folder: str) -> None:
-    loader = _loader(folder, prefetch=1)
-    torch.set_num_threads(2)
-    try:
-        want = join([[take(batch) for batch in _loader(folder, prefetch=0)]])
-        assert_same(join([[take(batch) for batch in loader]]), want)
-    finally:
-        torch.set_num_threads(1)

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from joined import Taken, batches, take
-from ranks import run_as_threads, run_ranks
+from joined import batches
+from on_ranks import on_ranks
+from ranks import run_as_threads
 from small_graphs import cut, small_graph
+from torch import Tensor
+from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar.comm import rank
@@ -25,9 +28,9 @@ class _Bytes(hook.Watcher):
         self.came += transfer.bytes_received
 
 
-def _fetched(root: str, cache: int | None) -> tuple[int, float]:
+def _fetched(data: Data, cache: int | None) -> tuple[int, float]:
     """Bytes that come in an epoch, and the hit rate."""
-    data, watcher = pyg_sar.local(pyg_sar.load_shard(root)), _Bytes()
+    watcher = _Bytes()
     loader = pyg_sar.NeighborLoader(
         data, [4, 4], batch_size=2, shuffle=True, cache=cache, prefetch=0
     )
@@ -41,12 +44,13 @@ def _fetched(root: str, cache: int | None) -> tuple[int, float]:
     return watcher.came, loader.hit_rate
 
 
-def test_fewer_rows_travel(tmp_path: Path) -> None:
-    root = str(cut(small_graph(), 2, tmp_path / 'parts'))
-    none, some, every = (run_ranks(_fetched, 2, root, cache) for cache in (None, 1000, 10**9))
-    for (most, zero), (fewer, rate), (least, best) in zip(none, some, every, strict=True):
-        assert zero == 0.0 < rate < best
-        assert most > fewer > least
+@on_ranks(2)
+def test_fewer_rows_travel(data):
+    (most, zero), (fewer, rate), (least, best) = (
+        _fetched(data, cache) for cache in (None, 1000, 10**9)
+    )
+    assert zero == 0.0 < rate < best
+    assert most > fewer > least
 
 
 def test_the_log_tells_the_hit_rate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -62,34 +66,24 @@ def test_the_log_tells_the_hit_rate(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert not caplog.messages
 
 
-def _changed(root: str) -> list[Taken]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+@on_ranks(2, by='threads')
+def test_kept_rows_are_those_of_the_epoch(data):
     loader = pyg_sar.NeighborLoader(data, [4, 4], batch_size=4, cache='1MB')
-    epochs = [[take(batch) for batch in loader]]
+    graph = small_graph()
+    of_rank_1 = torch.load(f'{data.edge_index.shard.root}/node_map.pt') == 1
+
+    def check(x: Tensor) -> None:
+        for batch in loader:
+            assert torch.equal(batch.x, x[batch.n_id])
+            assert ('more' in batch) == ('more' in data)
+            if 'more' in data:
+                assert torch.equal(batch.more, batch.n_id * 3)
+
+    check(graph.x)
     data.x.mul_(2)
-    epochs.append([take(batch) for batch in loader])
+    check(2 * graph.x)
     if rank() == 1:
         data.x = data.x + 1
-    epochs.append([take(batch) for batch in loader])
+    check(2 * graph.x + of_rank_1[:, None])
     data.more = data.n_id * 3
-    epochs.append([take(batch) for batch in loader])
-    return epochs
-
-
-def test_kept_rows_are_those_of_the_epoch(tmp_path: Path) -> None:
-    graph = small_graph()
-    root = str(cut(graph, 2, tmp_path / 'parts'))
-    results = run_as_threads(_changed, 2, root)
-    own = pyg_sar.local(pyg_sar.load_shard(root))
-    second = own.n_id[own.edge_index.shard.own_ptr[1] :]  # the nodes of rank 1
-    x = graph.x * 2
-    moved = x.clone()
-    moved[second] += 1
-    for epochs in results:
-        for number, want in enumerate((graph.x, x, moved, moved)):
-            for batch in epochs[number]:
-                nodes = batch['nodes'][None]
-                assert torch.equal(nodes['x'], want[nodes['n_id']])
-                assert ('more' in nodes) == (number == 3)
-                if number == 3:
-                    assert torch.equal(nodes['more'], nodes['n_id'] * 3)
+    check(2 * graph.x + of_rank_1[:, None])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import torch
 from few import few
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_graphs import ASSIGNMENTS, cut, small_graph
+from small_graphs import cut, small_graph
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import add_remaining_self_loops, add_self_loops, remove_self_loops
@@ -107,18 +107,6 @@ def test_blocks_partition_the_edges(shards, derived):
         _check_plan(plan_of(edge_index, shard), edge_index)
 
 
-@pytest.mark.parametrize('kind', ASSIGNMENTS)
-def test_awkward_cuts(tmp_path, kind):
-    root = cut(small_graph(), 4, tmp_path / 'parts', kind)
-    for world_size in (1, 2, 4):
-        for rank in range(world_size):
-            data = read_shard(root, rank, world_size)
-            shard = data.edge_index.shard
-            _check_plan(plan_of(data.edge_index, shard), data.edge_index)
-            derived = _permuted(data.edge_index)
-            _check_plan(plan_of(derived, shard), derived)
-
-
 @functools.cache
 def _four_parts() -> list[Data]:
     with tempfile.TemporaryDirectory() as folder:
@@ -189,16 +177,6 @@ def test_views_of_the_same_memory(shards):
             _check_plan(plan_of(view, shard), view)
 
 
-def test_changed_in_place_after_a_plan(shards):
-    """A derived edge_index may be written to; the plan made before is not its plan any more."""
-    for data in shards:
-        shard = data.edge_index.shard
-        derived = _permuted(data.edge_index).as_subclass(Tensor)
-        plan_of(derived, shard)
-        derived.copy_(derived[:, torch.randperm(derived.size(1))].clone())
-        _check_plan(plan_of(derived, shard), derived)
-
-
 def test_plans_do_not_pile_up(shards):
     data = shards[-1]
     shard = data.edge_index.shard
@@ -236,60 +214,6 @@ def test_halo_nodes_as_destinations(shards):
             for edge_index in (derived, data.edge_index.flip(0)):
                 with pytest.raises(ValueError, match='own nodes as destinations'):
                     plan_of(edge_index, shard)
-
-
-def _global_edges(shards: list[Data]) -> Iterator[tuple[int, int, int]]:
-    """Source, destination and id of every edge, from all blocks of all ranks."""
-    per_rank = shards[0].edge_index.shard.parts_per_rank
-    owner_rows = [
-        data.n_id[data.edge_index.shard.own_ptr[i] : data.edge_index.shard.own_ptr[i + 1]]
-        for data in shards
-        for i in range(per_rank)
-    ]
-    for data in shards:
-        shard = data.edge_index.shard
-        for block in plan_of(data.edge_index, shard).blocks:
-            src, dst = block.edge_index
-            if block.part in shard.parts:
-                rows = owner_rows[block.part]
-            else:
-                # What the step's sender would send of this part.
-                step = next(s for s in shard.steps if s.part == block.part)
-                sender = shards[step.recv_rank].edge_index.shard
-                place = next(
-                    s
-                    for s, other in zip(sender.steps, shard.steps, strict=True)
-                    if other.part == block.part
-                )
-                assert place.send_rank == shard.rank
-                assert place.send_index.numel() == step.recv_rows == block.num_rows
-                rows = shards[step.recv_rank].n_id[place.send_index]
-            yield from zip(
-                rows[src].tolist(),
-                data.n_id[dst].tolist(),
-                block.take(data.e_id).tolist(),
-                strict=True,
-            )
-
-
-def test_blocks_of_all_ranks_are_the_graph(shards):
-    """Through the rows that each step sends, every block refers to the right global nodes."""
-    src, dst = small_graph().edge_index.tolist()
-    want = [(src[e], dst[e], e) for e in range(len(src))]
-    assert sorted(_global_edges(shards), key=lambda edge: edge[2]) == want
-
-
-def test_steps_of_all_ranks_match(shards):
-    """In step s rank r receives what rank r - s sends to it."""
-    for data in shards:
-        shard = data.edge_index.shard
-        num_steps = (shard.world_size - 1) * shard.parts_per_rank
-        assert len(shard.steps) == num_steps
-        for i, step in enumerate(shard.steps):
-            sender = shards[step.recv_rank].edge_index.shard.steps[i]
-            assert sender.send_rank == shard.rank
-            assert sender.send_index.numel() == step.recv_rows
-            assert step.recv_rank == (shard.rank - 1 - i // shard.parts_per_rank) % len(shards)
 
 
 def test_more_destinations_than_sources(tmp_path):

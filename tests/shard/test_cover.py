@@ -8,25 +8,6 @@ import torch
 from pyg_sar.shard.cover import vertex_cover
 
 
-@pytest.mark.parametrize(
-    ('edges', 'smallest'),
-    [
-        ([], 0),
-        ([(0, 0)], 1),
-        ([(0, 0), (0, 0), (0, 1), (0, 2)], 1),  # a source with three destinations, one twice
-        ([(0, 1), (1, 1), (2, 1)], 1),
-        ([(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)], 3),  # a path of five edges
-        ([(s, d) for s in range(2) for d in range(3)], 2),
-        ([(0, d) for d in range(4)] + [(s, 4) for s in range(4)], 2),  # two stars that meet
-    ],
-)
-def test_small_graphs(edges: list[tuple[int, int]], smallest: int) -> None:
-    src, dst = torch.tensor(edges, dtype=torch.int64).view(-1, 2).t()
-    is_src, is_dst = vertex_cover(src, dst, 4, 5)
-    assert bool((is_src[src] | is_dst[dst]).all())
-    assert int(is_src.sum() + is_dst.sum()) == smallest
-
-
 @pytest.mark.parametrize('num_edges', [20, 60, 200, 600])
 def test_drawn_graphs(num_edges: int) -> None:
     """At most 10 % larger than a largest matching, which no cover is smaller than."""

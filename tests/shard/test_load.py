@@ -228,15 +228,6 @@ def test_on_several_ranks(tmp_path, world_size, num_parts, is_hetero):
                 assert torch.equal(value, store[name].as_subclass(Tensor)), name
 
 
-def test_one_part_for_inspection(tmp_path):
-    graph = small_graph()
-    root = cut(graph, 3, tmp_path / 'parts')
-    shards = [load_shard(root, rank) for rank in range(3)]
-    for rank, data in enumerate(shards):
-        _check_one(data, graph, rank, 3)
-    _check_together(shards, graph, root)
-
-
 @pytest.mark.parametrize('is_hetero', [False, True])
 def test_only_the_own_parts_are_read(tmp_path, is_hetero):
     root = tmp_path / 'parts'
@@ -259,15 +250,6 @@ def test_a_graph_without_attributes(tmp_path):
     root = cut(graph, 3, tmp_path / 'parts')
     data = pyg_sar.local(pyg_sar.load_shard(root))
     assert set(data.keys()) == {'edge_index', 'n_id', 'e_id', 'num_nodes', 'num_nodes_total'}
-
-
-def test_a_graph_without_edges(tmp_path):
-    graph = Data(x=torch.randn(9, 2), edge_index=torch.empty(2, 0, dtype=torch.int64))
-    root = cut(graph, 3, tmp_path / 'parts')
-    for world_size in (1, 3):
-        shards = [read_shard(root, rank, world_size) for rank in range(world_size)]
-        assert torch.equal(assemble([(d.n_id, d.x) for d in shards], 9), graph.x)
-        assert all(d.edge_index.shape == (2, 0) for d in shards)
 
 
 def test_writing_to_what_was_loaded_leaves_the_files(tmp_path):

@@ -146,6 +146,9 @@ def _path_of(binding: Binding, options: Options) -> tuple[type[CallPlan], Trace 
 
 def _offer(binding: Binding, plan: Plan, kind: type[CallPlan], traced: Trace | None) -> Offer:
     takes_gradient = any(_needs_grad(t) for t in binding.arguments.edge)
+    one_pass = False
+    if kind is Replay and traced is not None and traced.weights is not None:
+        one_pass = has_gradient_of_use(binding, program_of(binding, traced, num_dst=1))
     return Offer(
         types=_kinds_of(binding.arguments),
         rows=binding.rows,
@@ -153,15 +156,8 @@ def _offer(binding: Binding, plan: Plan, kind: type[CallPlan], traced: Trace | N
         num_nodes=(plan.shard.num_own, plan.shard.num_dst),
         sums=binding.sums_of_whole(),
         path=kind.path + ', with gradient' * (kind is WeightedSum and takes_gradient),
-        one_pass=kind is Replay and traced is not None and _one_pass(binding, traced),
+        one_pass=one_pass,
     )
-
-
-def _one_pass(binding: Binding, traced: Trace) -> bool:
-    """Whether one pass computes the softmax; see :mod:`pyg_sar.aggregate.online_softmax`."""
-    if traced.weights is None:
-        return False
-    return has_gradient_of_use(binding, program_of(binding, traced, num_dst=1))
 
 
 def _homes(

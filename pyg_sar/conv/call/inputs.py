@@ -6,23 +6,16 @@ there, on the one rank whose input is wrong. So what the names of arguments tell
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from torch import Tensor
 from torch_geometric.nn import MessagePassing, RGCNConv
 
 from pyg_sar.conv.names import name_of, plain_class
+from pyg_sar.rows.registry import signature_of
 from pyg_sar.shard.edge_index import ShardEdgeIndex
 from pyg_sar.shard.shard import Shard
-
-
-@cache
-def signature_of(forward: Any) -> inspect.Signature:
-    """Of a conv's forward."""
-    return inspect.signature(forward)
 
 
 def check_not_explained(conv: MessagePassing) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_sar.comm import EdgeMove, Exchange
 from pyg_sar.conv.inspect.trace import Seen
 from pyg_sar.conv.message.arguments import Binding, bind
+from pyg_sar.conv.options import Options
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import tag
 from pyg_sar.shard.plan import Plan, plan_of
@@ -29,8 +31,7 @@ class Call:
     move: EdgeMove | None  # how tensors of edges came over, if the edges were turned round
     edges: EdgeIndex | None  # as they were given, if the call was made with rows of the whole
     exchange: Exchange
-    max_rows: int | None  # in-edges of a chunk of destinations; None for what fits into free memory
-    partial_sums: bool  # whether sums of rows may travel in the place of rows
+    options: Options
     in_forward: bool  # whether the conv's own forward takes the result
     binding: Binding = field(init=False)  # the function with its arguments
     plan: Plan = field(init=False)
@@ -52,7 +53,7 @@ class Call:
         """One row per edge, in the order of the caller's edges."""
         return values if self.move is None else self.move.to_forward(values)
 
-    def set_attributes(self, seen: Seen, values: tuple[Tensor, ...]) -> None:
+    def set_attributes(self, seen: Seen, values: Sequence[Tensor]) -> None:
         """Sets on the conv what its function sets: one row per edge, and numbers."""
         for name, number in seen.numbers.items():
             setattr(self.conv, name, number)

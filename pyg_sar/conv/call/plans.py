@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from pyg_sar.aggregate.halo import with_halo
-from pyg_sar.aggregate.program import Arguments, Program, SoftmaxFn
+from pyg_sar.aggregate.online_softmax import online
+from pyg_sar.aggregate.program import Program
 from pyg_sar.aggregate.replay import replay
+from pyg_sar.aggregate.run import Run
 from pyg_sar.aggregate.weighted_sum import weighted_sum
-from pyg_sar.conv.call.by_destination import Observation, run_gather
+from pyg_sar.conv.call.by_destination import run_gather
 from pyg_sar.conv.call.one_call import Call
 from pyg_sar.conv.inspect.trace import Trace, trace
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.forward_state import state_of
-from pyg_sar.conv.message.reductions import Aggregate, BlockMessages, finish
-from pyg_sar.conv.message.sample_edges import Undone
+from pyg_sar.conv.message.reductions import BlockMessages, finish
 from pyg_sar.conv.options import Mode, Path
 from pyg_sar.conv.reuse.covers import with_partial_sums
 from pyg_sar.conv.reuse.narrow_exchange import (
@@ -31,7 +32,6 @@ from pyg_sar.conv.reuse.narrow_exchange import (
     rows_through,
 )
 from pyg_sar.conv.reuse.raw_feature_sums import raw_sum
-from pyg_sar.merge import State
 from pyg_sar.rows.rows import plain, tag
 
 
@@ -47,21 +47,11 @@ class CallPlan:
     one_shot_bytes: int = 0
     drops: bool = False  # whether it draws masks of dropout by edge, or may do so
 
-    @property
-    def is_one_shot(self) -> bool:
-        """Whether all halo rows are exchanged at once."""
-        return self.mode == 'one_shot'
+    def result(self, call: Call) -> Tensor:
+        """The aggregated messages ``[num_dst, ...]`` of a call of ``propagate``.
 
-    def anew(self, binding: Binding) -> CallPlan:
-        """The plan for a call whose function may read or set other things than in the last one."""
-        return self
-
-    def aggregated(self, call: Call) -> Tensor:
-        """The aggregated messages ``[num_dst, ...]`` of a call of ``propagate``."""
-        raise NotImplementedError
-
-    def updated_edges(self, call: Call) -> Tensor:
-        """The result ``[num_edges, ...]`` of a call of ``edge_updater``."""
+        Of one of ``edge_updater`` a row ``[num_edges, ...]`` for every edge of the call.
+        """
         raise NotImplementedError
 
 
@@ -74,20 +64,12 @@ class TracedPlan(CallPlan):
     # every call: it reads a learnable tensor that is no parameter, or sets a number.
     learnable: tuple[tuple[ref[torch.nn.Module], str], ...] | None
 
-    def anew(self, binding: Binding) -> CallPlan:
-        """With a trace of this call, where that may be another one."""
-        if self.learnable is not None:
-            return self
+    def traced(self, binding: Binding) -> TracedPlan:
+        """With a trace of this call."""
         traced = trace(binding)
         if self.trace.weights is None:  # on some rank
             traced = replace(traced, weights=None)
         return replace(self, trace=traced)
-
-    @property
-    def reductions(self) -> Aggregate:
-        """What the aggregation reduces."""
-        assert self.trace.aggregate is not None
-        return self.trace.aggregate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,42 +78,47 @@ class LinearSum(TracedPlan):
 
     path: ClassVar[Path] = 'linear'
 
-    def aggregated(self, call: Call) -> Tensor:
+    def result(self, call: Call) -> Tensor:
         """The sums: those of raw features are kept, and a narrower layer may come before them."""
         call.set_attributes(self.trace, ())
         conv, plan, place = call.conv, call.plan, self.trace.weight
         x = call.binding.arguments.src[0]
         weight = None if place is None else call.binding.arguments.edge[place]
-        if is_sum(conv):
+        is_alone = is_sum(conv)
+        hooked = is_alone and is_hooked(conv)
+        if is_alone:
             if not (x.requires_grad and torch.is_grad_enabled()):  # agreed, as all needs of one
-                raw = raw_sum(conv, x, weight, plan, is_hooked=is_hooked(conv))
+                raw = raw_sum(conv, x, weight, plan, is_hooked=hooked)
                 if raw is not None:
                     kept = raw.kept()
-                    return raw.keep(self._sum(call, x, weight)) if kept is None else kept
+                    return raw.keep(self._sum(call, x, weight, hooked)) if kept is None else kept
             layer = layer_after(conv, x, plan) if call.in_forward else None
             if layer is not None:
                 rows = rows_through(layer, x)
-                return NarrowSum.of(self._sum(call, rows, weight), layer.weight)
-        return self._sum(call, x, weight)
+                return NarrowSum.of(self._sum(call, rows, weight, hooked), layer.weight)
+        return self._sum(call, x, weight, hooked or not is_alone)
 
-    def _sum(self, call: Call, rows: Tensor, weight: Tensor | None) -> Tensor:
-        mean = [kind for _, kind in self.reductions.calls] == ['mean']
+    def _sum(self, call: Call, rows: Tensor, weight: Tensor | None, finishes: bool) -> Tensor:
+        """Own sums; `finishes` says that the conv's aggregation has to run on them."""
+        aggregate = self.trace.aggregate
+        assert aggregate is not None
+        mean = [kind for _, kind in aggregate.calls] == ['mean']
         weight = None if weight is None else weight.view(-1)
-        plan, exchange = call.plan, call.exchange
-        if call.partial_sums and not self.is_one_shot:
+        plan, exchange, one_shot = call.plan, call.exchange, self.mode == 'one_shot'
+        if call.options.partial_sums and not one_shot:
             plan, exchange = with_partial_sums(plan, exchange, weight)
         total = weighted_sum(
             rows if weight is None else rows.to(weight.dtype),
             weight,
             plan,
             exchange,
-            one_shot=self.is_one_shot,
+            one_shot=one_shot,
             mean=mean,
         )
-        if is_sum(call.conv) and not is_hooked(call.conv):
+        if not finishes:
             return total
-        binding, out = call.binding, self.trace.out
-        return finish(binding, self.reductions, [(total,)], out, call.plan, is_mean=mean)
+        out = self.trace.out
+        return finish(call.binding, aggregate, [(total,)], out, call.plan, is_mean=mean)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +127,7 @@ class WeightedSum(TracedPlan):
 
     path: ClassVar[Path] = 'weighted'
 
-    def aggregated(self, call: Call) -> Tensor:  # noqa: D102
+    def result(self, call: Call) -> Tensor:  # noqa: D102
         call.set_attributes(self.trace, ())
         assert self.trace.weight is not None
         conv, plan, out = call.conv, call.plan, self.trace.out
@@ -153,15 +140,16 @@ class WeightedSum(TracedPlan):
             plan,
             call.exchange,
             keep_rows=self.mode == 'sequential_no_remat',
-            one_shot=self.is_one_shot,
+            one_shot=self.mode == 'one_shot',
         )
-        reductions = self.reductions
-        dim = reductions.reductions[0].dim % out.dim()
+        aggregate = self.trace.aggregate
+        assert aggregate is not None
+        dim = aggregate.reductions[0].dim % out.dim()
         row_shape = [size for i, size in enumerate(out.shape) if i != dim]
         state = total.view(plan.shard.num_dst, *row_shape).movedim(0, dim)
-        if reductions.calls[0][1] != 'mean' and is_sum(conv) and not is_hooked(conv):
+        if aggregate.calls[0][1] != 'mean' and is_sum(conv) and not is_hooked(conv):
             return state
-        return finish(call.binding, reductions, [(state,)], out, plan)
+        return finish(call.binding, aggregate, [(state,)], out, plan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,25 +158,21 @@ class Replay(TracedPlan):
 
     path: ClassVar[Path] = 'replay'
 
-    def aggregated(self, call: Call) -> Tensor:  # noqa: D102
-        states, outputs = self._replayed(call)
-        call.set_attributes(self.trace, outputs)
-        return finish(call.binding, self.reductions, states, self.trace.out, call.plan)
-
-    def updated_edges(self, call: Call) -> Tensor:  # noqa: D102
-        _, outputs = self._replayed(call)
-        call.set_attributes(self.trace, outputs[1:])
-        return call.in_given_order(outputs[0])
-
-    def _replayed(self, call: Call) -> tuple[list[State], tuple[Tensor, ...]]:
-        learnable = self.trace.learnable
+    def result(self, call: Call) -> Tensor:  # noqa: D102
+        traced, plan = self.trace, call.plan
+        learnable = traced.learnable
         if self.learnable is not None:  # a program may have replaced the parameters since
-            found = (getattr(module(), name) for module, name in self.learnable)
-            learnable = tuple(found)
-        program = program_of(call.binding, self.trace, call.plan.shard.num_dst)
+            learnable = tuple([getattr(module(), name) for module, name in self.learnable])
+        program = program_of(call.binding, traced, plan.shard.num_dst)
         arguments = replace(call.binding.arguments, learnable=learnable)
         keep_rows = self.mode == 'sequential_no_remat'
-        return replay(program, arguments, call.plan, call.exchange, keep_rows=keep_rows)
+        run = Run.of(program, arguments, plan, call.exchange, keep_rows=keep_rows)
+        states, outputs = (replay if program.weights is None else online)(run)
+        if traced.aggregate is None:
+            call.set_attributes(traced, outputs[1:])
+            return outputs[0]
+        call.set_attributes(traced, outputs)
+        return finish(call.binding, traced.aggregate, states, traced.out, plan)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,20 +181,14 @@ class Gather(CallPlan):
 
     path: ClassVar[Path] = 'gather'
 
-    def aggregated(self, call: Call) -> Tensor:  # noqa: D102
-        out, outputs, seen = self._gathered(call)
-        assert out is not None
+    def result(self, call: Call) -> Tensor:  # noqa: D102
+        is_one_shot = self.mode == 'one_shot'
+        max_rows = max(call.plan.num_edges, 1) if is_one_shot else call.options.max_rows
+        out, outputs, seen = run_gather(call.binding, call.plan, call.exchange, max_rows)
+        if out is None:
+            out, outputs = outputs[0], outputs[1:]
         call.set_attributes(seen, outputs)
         return out
-
-    def updated_edges(self, call: Call) -> Tensor:  # noqa: D102
-        _, outputs, seen = self._gathered(call)
-        call.set_attributes(seen, outputs[1:])
-        return call.in_given_order(outputs[0])
-
-    def _gathered(self, call: Call) -> tuple[Tensor | None, tuple[Tensor, ...], Observation]:
-        max_rows = max(call.plan.num_edges, 1) if self.is_one_shot else call.max_rows
-        return run_gather(call.binding, call.plan, call.exchange, max_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +198,7 @@ class OneShot(CallPlan):
     path: ClassVar[Path] = 'one_shot'
     across_edges: bool = False  # whether it looks across edges, and runs on rows of those of all
 
-    def aggregated(self, call: Call) -> Tensor:  # noqa: D102
+    def result(self, call: Call) -> Tensor:  # noqa: D102
         binding, edges, num_dst = call.binding, call.plan.edge_index, call.plan.shard.num_dst
         src = tuple(with_halo(t, call.exchange) for t in binding.arguments.src)
         values = binding.inputs(replace(binding.arguments, src=src), edges, edges[1], num_dst)
@@ -238,9 +216,6 @@ class OneShot(CallPlan):
             for parameter in call.conv.parameters():
                 out = out + 0 * parameter.sum()
         return out
-
-    def updated_edges(self, call: Call) -> Tensor:  # noqa: D102
-        return call.in_given_order(self.aggregated(call))
 
     def _of_all_edges(self, call: Call, values: dict[str, Any]) -> dict[str, Any]:
         """What the function gets: rows of the edges of all ranks."""
@@ -278,21 +253,10 @@ PLANS: tuple[type[CallPlan], ...] = (LinearSum, WeightedSum, Replay, Gather, One
 
 def program_of(binding: Binding, traced: Trace, num_dst: int) -> Program:
     """A conv's message as the aggregate room runs it."""
-    conv, aggregate = binding.conv, traced.aggregate
-    of_block = BlockMessages(binding, 0 if aggregate is None else len(aggregate.calls), num_dst)
-
-    def run(
-        arguments: Arguments, edge_index: Tensor, softmax: SoftmaxFn
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        with Undone(conv) as undone:
-            out = of_block.run(arguments, edge_index, softmax)
-        outputs: tuple[Tensor, ...] = ()
-        if traced.edge_attributes:
-            outputs = undone.edge_rows(traced.edge_attributes, edge_index.size(1))
-        return ((), out + outputs) if aggregate is None else (out, outputs)
-
+    aggregate = traced.aggregate
+    num_calls = 0 if aggregate is None else len(aggregate.calls)
     return Program(
-        run=run,
+        run=BlockMessages(binding, num_calls, num_dst, traced.edge_attributes).run,
         num_softmax=traced.num_softmax,
         messages=traced.messages,
         edge_outputs=traced.edge_outputs,
@@ -300,7 +264,7 @@ def program_of(binding: Binding, traced: Trace, num_dst: int) -> Program:
         reductions=() if aggregate is None else aggregate.reductions,
         edge_bytes=traced.edge_bytes,
         weights=traced.weights,
-        as_in_forward=state_of(conv),
+        as_in_forward=state_of(binding.conv),
     )
 
 

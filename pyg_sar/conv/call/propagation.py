@@ -11,10 +11,10 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_sar.comm.faults.errors import place
 from pyg_sar.conv.call.agreement import agree_on_plan, edge_tensors
-from pyg_sar.conv.call.layer_plan import Forward
+from pyg_sar.conv.call.layer_plan import Forward, running
 from pyg_sar.conv.call.one_call import Call
-from pyg_sar.conv.call.plans import CallPlan
-from pyg_sar.conv.exchanges import exchange_of, ids_of_edges, into_own
+from pyg_sar.conv.call.plans import CallPlan, TracedPlan
+from pyg_sar.conv.exchanges import edges_in, exchange_of, ids_of_edges, into_own
 from pyg_sar.conv.message.arguments import after_step, arguments_of, before_step
 from pyg_sar.conv.message.sample_edges import not_saved
 from pyg_sar.conv.names import name_of, plain_class
@@ -25,25 +25,36 @@ from pyg_sar.rows.attach import given_to_conv
 from pyg_sar.rows.edges import EdgeIndex
 from pyg_sar.rows.rows import Rows, plainly, same_plain, tag
 from pyg_sar.rows.space import Space
+from pyg_sar.shard.edge_index import ShardEdgeIndex
 
 _logger = logging.getLogger(__name__)
 
-Given = tuple[Any, Any, dict[str, Any]]
-"""The edge_index, the size and the named arguments of a call, as a program gave them."""
 
-
-def propagate(now: Forward, conv: MessagePassing, *given: Any) -> Tensor:
+def propagate(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
     """``MessagePassing.propagate`` over all in-edges of the own nodes, remote ones included.
 
-    `conv` is the layer of the forward or inside of it; see :data:`Given`.
+    A method of SARConv; called from outside of forward it is a layer by itself.
     """
-    given = before_step(conv, 'propagate', given)
+    now = running.value
+    if now is not None and conv not in now.plan.paths:
+        now = None
+    found = edges_in([edge_index]) if now is None else []
+    if found:
+        with conv._on_cut_graph(found, (), {}, in_forward=False):
+            return conv.propagate(edge_index, size, **kwargs)
+    if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
+        if size is not None:  # PyG's method is without it where the conv never gives one
+            kwargs['size'] = size
+        if conv.decomposed_layers != 1:  # PyG's generated method does not do it
+            return conv._orig_propagate(edge_index, **kwargs)
+        return conv._plain_class.propagate(conv, edge_index, **kwargs)
+    given = before_step(conv, 'propagate', (edge_index, size, kwargs))
     edges = given[0] if isinstance(given[0], EdgeIndex) else None
     dst = None if edges is None else _destinations(conv, edges)
     outs = []
-    for kwargs in _layers(conv, given[2]):
+    for kwargs in [given[2]] if conv.decomposed_layers == 1 else _layers(conv, given[2]):
         plan, call = _planned(now, conv, 'message', (given[0], given[1], kwargs))
-        outs.append(_updated(plan.aggregated(call), call, dst, given[2]))
+        outs.append(_updated(plan.result(call), call, dst, given[2]))
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
     if isinstance(out, NarrowSum) and dst is not None:
         out.of_nodes(dst)
@@ -52,11 +63,25 @@ def propagate(now: Forward, conv: MessagePassing, *given: Any) -> Tensor:
     return after_step(conv, 'propagate', given, out)
 
 
-def edge_updater(now: Forward, conv: MessagePassing, *given: Any) -> Tensor:
-    """``MessagePassing.edge_updater``: one row per edge of an edge_index, in its order."""
-    given = before_step(conv, 'edge_update', given)
+def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+    """``MessagePassing.edge_updater``: one row per edge of an edge_index, in its order.
+
+    See :func:`propagate`.
+    """
+    now = running.value
+    if now is not None and conv not in now.plan.paths:
+        now = None
+    found = edges_in([edge_index]) if now is None else []
+    if found:
+        with conv._on_cut_graph(found, (), {}, in_forward=False):
+            return conv.edge_updater(edge_index, size, **kwargs)
+    if now is None or not isinstance(edge_index, (EdgeIndex, ShardEdgeIndex)):
+        if size is not None:
+            kwargs['size'] = size
+        return conv._plain_class.edge_updater(conv, edge_index, **kwargs)
+    given = before_step(conv, 'edge_update', (edge_index, size, kwargs))
     plan, call = _planned(now, conv, 'edge_update', given)
-    out = plan.updated_edges(call)
+    out = call.in_given_order(plan.result(call))
     if call.edges is not None:
         out = tag(out, 0, call.edges._space)
     return after_step(conv, 'edge_update', given, out)
@@ -75,10 +100,11 @@ def _updated(out: Tensor, call: Call, dst: Space | None, given: dict[str, Any]) 
 
 
 def _planned(
-    now: Forward, conv: MessagePassing, function: str, given: Given
+    now: Forward, conv: MessagePassing, function: str, given: tuple[Any, ...]
 ) -> tuple[CallPlan, Call]:
     """A call, with its arguments sorted, and how it is computed.
 
+    `given` are the edge_index, the size and the named arguments, as a program gave them.
     Collective where the ranks have not agreed on a call like this one.
     """
     layer, options, path = now.plan, now.options, now.plan.paths[conv]
@@ -105,11 +131,17 @@ def _planned(
         handle = given[0].handle if isinstance(given[0], EdgeIndex) else given[0]
         ids = ids_of_edges(handle, call.move, call.plan) if plan.drops else None
         call.binding = binding = binding.dropping(draws, ids)
-    return plan.anew(binding), call
+    if isinstance(plan, TracedPlan) and plan.learnable is None:
+        plan = plan.traced(binding)
+    return plan, call
 
 
 def _call(
-    now: Forward, conv: MessagePassing, function: str, names: tuple[str, ...], given: Given
+    now: Forward,
+    conv: MessagePassing,
+    function: str,
+    names: tuple[str, ...],
+    given: tuple[Any, ...],
 ) -> Call:
     """A call as one whose messages pass from row 0 to row 1 of an edge_index, into own nodes.
 
@@ -155,8 +187,7 @@ def _call(
         move=move,
         edges=edges,
         exchange=exchange_of(oriented.shard, options.prefetch, options.exchange_dtype),
-        max_rows=options.max_rows,
-        partial_sums=options.partial_sums,
+        options=options,
         in_forward=now.in_forward,
     )
 
@@ -216,10 +247,8 @@ def _destinations(conv: MessagePassing, edges: EdgeIndex) -> Space:
 
 
 def _layers(conv: MessagePassing, kwargs: dict[str, Any]) -> list[dict[str, Any]]:
-    """The arguments of one call, or of one for each of PyG's decomposed layers."""
+    """The arguments of a call for each of PyG's decomposed layers."""
     count = conv.decomposed_layers
-    if count == 1:
-        return [kwargs]
     names = {name[:-2] for name in conv._user_args if name.endswith('_j')}
     parts = {name: kwargs[name].chunk(count, -1) for name in names}
     return [{**kwargs, **{name: parts[name][i] for name in names}} for i in range(count)]

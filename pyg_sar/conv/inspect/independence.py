@@ -86,9 +86,9 @@ def check_edges_are_independent(binding: Binding, num_reductions: int) -> None:
     def reduced(arguments: Arguments, edges: Tensor) -> _Values | None:
         def run() -> _Values:
             of_edges = BlockMessages(binding, num_reductions, NUM_SAMPLES)
-            messages = of_edges.run(arguments, edges, _of_one_edge)
-            dim = binding.conv.node_dim if binding.function == 'message' else 0
-            return [(message, dim) for message in messages]
+            messages, outputs = of_edges.run(arguments, edges, _of_one_edge)
+            dim = binding.conv.node_dim
+            return [(t, dim) for t in messages] + [(t, 0) for t in outputs]
 
         return _without_trace(binding, run)[0]
 

@@ -31,7 +31,7 @@ _RESHAPES = operations(
 
 
 @dataclass(frozen=True)
-class Product:
+class WeightedRows:
     """A weight times the rows that messages read."""
 
     place: int  # the weight's place among the edge tensors
@@ -75,10 +75,10 @@ class ProductRecorder(TorchDispatchMode):
         # The tensors are kept, so that no other gets the id of one.
         self._rows = {} if rows is None else {id(rows): rows}
         self._weights = {id(t): (i, t) for i, t in enumerate(edge)}
-        self._product: Product | None = None
+        self._product: WeightedRows | None = None
         self._is_reshaped = False
 
-    def product(self, out: Tensor) -> Product | None:
+    def product(self, out: Tensor) -> WeightedRows | None:
         """The product that the messages `out` are, if that is all they are."""
         is_product = self._product is not None and self._product.out is out
         return self._product if self.is_pure and is_product else None
@@ -111,7 +111,7 @@ class ProductRecorder(TorchDispatchMode):
             self._is_reshaped = True
         elif self._product is not None and before is self._product.out:
             p = self._product
-            self._product = Product(p.place, out, p.weight_shape, p.rows_shape, True)
+            self._product = WeightedRows(p.place, out, p.weight_shape, p.rows_shape, True)
         else:
             return False
         return True
@@ -125,6 +125,6 @@ class ProductRecorder(TorchDispatchMode):
             if out.shape != rows.shape or weight.dtype != out.dtype:
                 return False
             is_reshaped = self._is_reshaped
-            self._product = Product(entry[0], out, weight.shape, rows.shape, is_reshaped)
+            self._product = WeightedRows(entry[0], out, weight.shape, rows.shape, is_reshaped)
             return True
         return False

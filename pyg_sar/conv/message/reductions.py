@@ -20,6 +20,7 @@ from torch_geometric.utils import scatter as pyg_scatter
 from pyg_sar.aggregate.program import Arguments, Reduction, SoftmaxFn
 from pyg_sar.conv.message.arguments import Binding
 from pyg_sar.conv.message.intercept import BlockIndex, Intercept, UnsupportedMessageError
+from pyg_sar.conv.message.sample_edges import edge_rows, undo
 from pyg_sar.merge import Extremum, Merge, Product, State, Sum
 from pyg_sar.shard.plan import Plan
 
@@ -97,34 +98,39 @@ class _Done(Exception):
 class BlockMessages(Intercept):
     """Runs message and aggregation on some edges, up to the last of `num_calls` reductions.
 
-    ``run(arguments, edge_index, softmax)`` gives what is reduced; `edge_index` refers to the source
-    and edge rows in `arguments`, and `softmax` stands in for those over in-edges.
+    `attributes` of the conv are those that it sets to one row per edge; all that it sets is undone.
     """
 
-    def __init__(self, binding: Binding, num_calls: int, num_dst: int) -> None:
+    def __init__(
+        self, binding: Binding, num_calls: int, num_dst: int, attributes: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(binding.conv)
         self._binding, self._num_calls, self._num_dst = binding, num_calls, num_dst
+        self._attributes = attributes
 
     def run(
         self, arguments: Arguments, edge_index: Tensor, softmax: SoftmaxFn
-    ) -> tuple[Tensor, ...]:
-        """What reaches the reductions."""
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """What reaches the reductions, and edge outputs; see :class:`.program.Program`."""
         binding, self.softmax, self._remaining = self._binding, softmax, 0
+        conv, found = binding.conv, list[Tensor]()
         index = edge_index[1].as_subclass(BlockIndex)
         values = binding.inputs(arguments, edge_index, index, self._num_dst)
+        before = dict(vars(conv))
         try:
             with self:
                 message = binding.run(values)
-                if binding.function != 'message':
-                    return (message,)
-                self._messages: list[Tensor] = []
-                self._remaining = self._num_calls
-                with suppress(_Done):
-                    binding.aggregate({**values, 'dim_size': 0, 'size_i': 0}, message)
+                if binding.function == 'message':
+                    self._messages, self._remaining = found, self._num_calls
+                    with suppress(_Done):
+                        binding.aggregate({**values, 'dim_size': 0, 'size_i': 0}, message)
         finally:
-            self.softmax = None  # it may hold what holds this
-        found, self._messages = self._messages, []
-        return tuple(found)
+            self.softmax, self._messages = None, []  # they may hold what holds this
+            changed = undo(conv, before)
+        outputs: tuple[Tensor, ...] = () if binding.function == 'message' else (message,)
+        if self._attributes:
+            outputs += edge_rows(conv, changed, self._attributes, edge_index.size(1))
+        return tuple(found), outputs
 
     def scatter(self, src: Tensor, dst: Tensor, dim: int, reduce: str) -> Tensor:
         """Collects; nothing can be known of the result yet, so it has no rows."""

@@ -45,13 +45,7 @@ class Undone:
         return self
 
     def __exit__(self, *error: object) -> None:
-        now, missing = vars(self.conv), object()
-        self.changed = {k: v for k, v in now.items() if self._before.get(k, missing) is not v}
-        for name in self.changed:
-            if name in self._before:
-                now[name] = self._before[name]
-            else:
-                del now[name]
+        self.changed = undo(self.conv, self._before)
         if self.device is None:
             return
         pairs = zip(self._states, _random_states(self.device), strict=True)
@@ -77,14 +71,32 @@ class Undone:
 
     def edge_rows(self, names: tuple[str, ...], num_edges: int) -> tuple[Tensor, ...]:
         """What attributes were set to, with one row per edge."""
-        for name in names:
-            value = self.changed.get(name)
-            if not isinstance(value, Tensor) or value.size(0) != num_edges:
-                raise ValueError(
-                    f"expected {name_of(self.conv)} to set '{name}' to one row per edge in every "
-                    'block'
-                )
-        return tuple(self.changed[name] for name in names)
+        return edge_rows(self.conv, self.changed, names, num_edges)
+
+
+def undo(conv: torch.nn.Module, before: dict[str, Any]) -> dict[str, Any]:
+    """Gives a conv the attributes that it had before; returns those that were set since."""
+    now, missing = vars(conv), object()
+    changed = {k: v for k, v in now.items() if before.get(k, missing) is not v}
+    for name in changed:
+        if name in before:
+            now[name] = before[name]
+        else:
+            del now[name]
+    return changed
+
+
+def edge_rows(
+    conv: torch.nn.Module, changed: dict[str, Any], names: tuple[str, ...], num_edges: int
+) -> tuple[Tensor, ...]:
+    """The attributes of these names that a conv has set to one row per edge."""
+    for name in names:
+        value = changed.get(name)
+        if not isinstance(value, Tensor) or value.size(0) != num_edges:
+            raise ValueError(
+                f"expected {name_of(conv)} to set '{name}' to one row per edge in every block"
+            )
+    return tuple(changed[name] for name in names)
 
 
 def _random_states(device: torch.device) -> list[Tensor]:

@@ -10,7 +10,7 @@ where an epoch of GraphSAGE takes 2.4 s. The tensor is read as 64-bit words in r
 
 changes with any change of one word, as ``mix`` is one-to-one. Any other change goes unseen by
 chance only: rows of features are much shorter than m and no simple part of it, so rows or features
-in another order do not meet in their old columns.
+in another order do not meet in their old columns. Of a small tensor every word has its own column.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from torch import Tensor
 
 _ROWS = 31.4159
 """Not a whole number: a tensor that is rolled by its half must not meet its old columns."""
+
+_FEWEST = 1031
+"""Columns, a prime: few words in fewer columns would meet in any order."""
 
 _ODD = 0x1E3779B97F4A7C15
 _LOW = (1 << 32) - 1
@@ -34,7 +37,7 @@ def checksum(tensor: Tensor) -> tuple[int, ...]:
     num_words = flat.numel() * size // 8
     words = flat[: num_words * 8 // size].view(torch.int64)
     rest = flat[num_words * 8 // size :].view(torch.uint8)
-    width = int(num_words / _ROWS) | 1
+    width = max(int(num_words / _ROWS) | 1, _FEWEST)
     num_whole = num_words // width * width
     sums = words[:num_whole].view(-1, width).sum(0)
     sums[: num_words - num_whole] += words[num_whole:]

@@ -71,7 +71,11 @@ def with_partial_sums(
     shard.cache['edges covered in vain'] = in_vain
     if asked.plan is None:
         return plan, exchange
-    return asked.plan, Exchange(asked.plan.shard, depth=exchange.depth, dtype=exchange.wire.dtype)
+    kind = exchange.depth, exchange.wire.dtype
+    exchanges: dict[Any, Exchange] = asked.plan.cache.setdefault('exchanges', {})
+    if kind not in exchanges:
+        exchanges[kind] = Exchange(asked.plan.shard, depth=kind[0], dtype=kind[1])
+    return asked.plan, exchanges[kind]
 
 
 @dataclass(eq=False)

@@ -169,7 +169,6 @@ def _hetero_graph(data: HeteroData, scratch: Scratch) -> TypedGraph:
 
 
 def _check_names(keys: list[Any]) -> None:
-    """Names of types name files in PyG's layout."""
     relations: dict[str, Any] = {}
     for key in keys:
         name = type_name(key)

@@ -54,7 +54,6 @@ def _random(graph: TypedGraph, num_parts: int, options: MethodOptions) -> Tensor
 
 
 def _given(graph: TypedGraph, num_parts: int, options: MethodOptions) -> Tensor:
-    """From a file, a tensor, or a dict with a tensor for every type."""
     given = options.given
     if isinstance(given, Tensor):
         return _checked(given, graph.num_nodes, num_parts, "the tensor 'method'")

@@ -109,7 +109,6 @@ def part_graph(problem: Problem, seed: int, *, recursive: bool, volume: bool) ->
 
 
 def _library(pymetis: Any) -> tuple[ctypes.CDLL, Any]:
-    """The library that exports METIS, and where its options lie."""
     try:
         internal = pymetis._internal
         width = internal._idx_type_width()

@@ -31,8 +31,8 @@ def _hypergraph_parts(problem: Problem, *, volume: bool) -> Tensor:
 
     Communication volume is exactly what it calls km1 (connectivity minus one) of the hypergraph
     with one net per node, the node and its neighbours. Against METIS's volume objective that saves
-    6 to 17 % of the rows on WordNet's verbs and nouns, in 10 to 15 times the time; on a power-law
-    graph of 1.2 M edges it took hundreds of times METIS's time and saved 1 %.
+    3 to 17 % of the rows on the shipped graphs, in 9 to 14 times the CPU time; on a power-law graph
+    of 1.2 M edges it took hundreds of times METIS's time and saved 1 %.
     """
     mtkahypar, mtk = _initialized()
     indptr, index, weight = problem.indptr, problem.index, problem.weight.tolist()

@@ -179,7 +179,6 @@ def _read_exactly(stream: IO[bytes], count: int) -> bytes:
 
 
 def _npy_header(file: IO[bytes], path: str | os.PathLike[str]) -> tuple[Any, Any, np.dtype[Any]]:
-    """Shape, memory order and type of an array in numpy's format."""
     lib, version = np.lib.format, np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"expected numpy's format 1.0 or 2.0 in '{path}' (got {version})")

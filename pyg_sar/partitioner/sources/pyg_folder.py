@@ -102,8 +102,6 @@ def read_pyg_folder(path: Path, attrs: str | os.PathLike[str] | None) -> Data | 
 
 @dataclass(frozen=True)
 class _PyGFolder:
-    """A folder, and what its META.json says."""
-
     root: Path
     num_parts: int
     is_hetero: bool

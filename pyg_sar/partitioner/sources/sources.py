@@ -145,7 +145,6 @@ def _read_ogb(source: Source) -> Data | HeteroData:
 
 
 def _read_folder(source: Source) -> dict[str, Any]:
-    """The arrays of a folder or of a table."""
     edges = source.edge_files
     if len(edges) > 1:
         names = [file.name for file in edges]

@@ -66,8 +66,17 @@ def write_partition(
     exchanges = {key: layout.find_halos(groups) for key, groups in edges.items()}
     for key, exchange in exchanges.items():
         _check_part_sizes(edges[key], exchange)
+    counts = {key: groups.partptr.diff().tolist() for key, groups in nodes.items()}
+    cover_rows = []
     for part in range(num_parts):
-        _write_part(file_names.part_dir(folder, part), part, graph, nodes, edges, exchanges)
+        folder_of_part = file_names.part_dir(folder, part)
+        indices = _write_part(folder_of_part, part, graph, nodes, edges, exchanges)
+        sizes = [[0] * num_parts]
+        for key, relation in graph.relations.items():
+            own, ends = counts[relation.src][part], counts[relation.dst][part]
+            sizes.append(layout.cover_sizes(indices[key], own, ends))
+        cover_rows.append([sum(of_part) for of_part in zip(*sizes, strict=True)])
+        del indices
         on_part()
         trim()
     for node_key, groups in nodes.items():
@@ -82,7 +91,7 @@ def write_partition(
         nodes={
             key: NodeInfo(
                 num_nodes=groups.num_nodes,
-                part_num_nodes=groups.partptr.diff().tolist(),
+                part_num_nodes=counts[key],
                 attrs={n: row_type(value) for n, value in graph.nodes[key].attrs.items()},
                 extra=graph.nodes[key].extra,
             )
@@ -102,7 +111,11 @@ def write_partition(
             for key, groups in edges.items()
         },
         graph_attrs=graph.attrs,
-        notes={'partition': provenance, 'command': command, 'versions': versions},
+        notes={
+            'partition': {**provenance, 'cover_rows': cover_rows},
+            'command': command,
+            'versions': versions,
+        },
         checksums=folder_checksums(folder),
     )
     summary = summarize(meta)
@@ -130,8 +143,8 @@ def _write_part(
     nodes: dict[NodeKey, NodeGroups],
     edges: dict[EdgeKey, EdgeGroups],
     exchanges: dict[EdgeKey, layout.Halos],
-) -> None:
-    """Writes the files of one part."""
+) -> dict[EdgeKey, dict[str, Tensor]]:
+    """Writes the files of one part; gives the indices of every relation in it."""
     node_feats, node_attrs, n_ids = {}, {}, {}
     for node_key, node_groups in nodes.items():
         n_id = n_ids[node_key] = node_groups.n_id(part)
@@ -186,6 +199,7 @@ def _write_part(
         content = {name: by_type.get(None, {}) for name, by_type in content.items()}
     for name in file_names.PART_FILES:
         save_rows({**content, file_names.SAR_FILE: sar}[name], folder / name)
+    return indices
 
 
 _EDGE_TIMES = ('edge_time', 'time')
@@ -222,13 +236,11 @@ def _sort_by_time(graph: dict[str, Any], relation: Relation, src_nodes: NodeSet)
 
 
 def _node_part(nodes: NodeGroups) -> RowStream:
-    """The part of every node, int64 [N]."""
     parts = nodes.assignment
     return RowStream(torch.int64, (nodes.num_nodes,), lambda: (p.long() for p in chunks(parts)))
 
 
 def _edge_part(edges: EdgeGroups) -> RowStream:
-    """The part of every edge, int64 [E]."""
     part, ends = edges.dst.assignment, edges.edge_index
     shape = (ends.size(1),)
     return RowStream(

@@ -114,7 +114,6 @@ def _own(
     pairs: Tensor,
     more: list[Tensor | None],
 ) -> Placed:
-    """Own edges."""
     edges = graph.edges[key]
     of_shard = edge_stores(data)[key].edge_index.as_subclass(Tensor)[0].cpu()
     # Every source of an edge of the shard, by its row there.
@@ -156,7 +155,6 @@ def _routed(
 
 
 def _pairs_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Tensor, bool]:
-    """The relation, the pairs, and whether they are own edges."""
     key: EdgeKey = None
     if isinstance(data, HeteroData):
         is_relation = isinstance(given, (tuple, list)) and all(isinstance(g, str) for g in given)
@@ -192,7 +190,6 @@ def _pairs_of(data: Data | HeteroData, given: Any) -> tuple[EdgeKey, Tensor, boo
 
 
 def _two(given: Any) -> tuple[Any, Any]:
-    """A relation and pairs."""
     if isinstance(given, (tuple, list)) and len(given) == 2:
         relation, pairs = given
         return ((relation,) if isinstance(relation, str) else relation), pairs

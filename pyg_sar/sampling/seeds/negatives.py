@@ -128,7 +128,6 @@ class Negatives:
             start, num = start + num, min(8 * num, _MOST)
 
     def _refuses(self, row: Tensor, source: Tensor) -> Tensor:
-        """Which pairs are edges into own nodes, or a node and itself."""
         start, end = self._ptr[row], self._ptr[row + 1]
         wanted = source.to(self._source.dtype)
         place = first_above(self._source, start, end, wanted - 1)

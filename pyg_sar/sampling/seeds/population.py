@@ -115,7 +115,6 @@ class Population:
         return torch.empty_like(answer).index_copy_(0, order, answer)
 
     def _parts(self, state: Tensor, until: Tensor | None) -> Tensor:
-        """The parts in which nodes are drawn, by how much each has."""
         sizes = self._sizes
         if self._weight is None and self._time is not None and until is not None:
             every = range(len(self._levels))
@@ -159,5 +158,4 @@ class Population:
 
 
 def _scaled(state: Tensor, count: Tensor) -> Tensor:
-    """Whole numbers below counts, all alike likely."""
     return torch.minimum((unit(hashed_on(state, 1)) * count).long(), count - 1)

@@ -221,7 +221,6 @@ def _fits(value: Any, kind: Any, num_parts: int) -> bool:
 
 
 def _check(path: Path, entry: Any, kinds: dict[str, Any], num_parts: int = 1) -> None:
-    """Raises ValueError unless `entry` is a dict with values of these kinds."""
     for key, kind in kinds.items():
         value = entry.get(key) if isinstance(entry, dict) else None
         if not _fits(value, kind, num_parts):

@@ -74,7 +74,6 @@ def _attrs(
     count: int,
     meta: Meta,
 ) -> Tensors:
-    """The attributes of one type, from PyG's file and from ours."""
     if meta.is_hetero:
         files = [_dict_in(folder, {key: {}, **file}, key) for file in files]
     pyg, ours = files

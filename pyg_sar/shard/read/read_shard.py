@@ -178,7 +178,6 @@ def _join(
 
 
 def _unique(groups: list[Tensor], is_empty: bool) -> Tensor:
-    """The ascending union, int64."""
     if is_empty:
         return torch.empty(0, dtype=torch.int64)
     return torch.unique(torch.cat(groups).long()) if len(groups) > 1 else groups[0].long()

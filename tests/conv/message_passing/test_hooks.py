@@ -3,57 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks
-from small_graphs import assemble, assert_close
 from torch import Tensor
 from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.nn import GCN, GATConv, SAGEConv
 
 import pyg_sar
 from pyg_sar import DistributedDataParallel, SARConv
-
-
-def _hook(kind: str) -> Callable[..., Any]:
-    """Changes what it is given; a hook of the message works edge by edge."""
-    if kind == 'propagate_forward_pre_hook':
-        return lambda _, args: (*args[:2], {**args[2], 'x': (args[2]['x'][0].sin(), None)})
-    if kind == 'message_forward_pre_hook':
-        return lambda _, args: ({'x_j': args[0]['x_j'].cos()},)
-    return lambda _, args, out: out * 2 + 1
-
-
-def _hooked(root: str, kind: str, on_wrapper: bool) -> tuple[Tensor, Tensor]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    torch.manual_seed(0)
-    plain = SAGEConv(6, 4).double()
-    conv = SARConv(plain)
-    getattr(conv if on_wrapper else plain, f'register_{kind}')(_hook(kind))
-    return data.n_id, conv(data.x, data.edge_index).detach()
-
-
-@pytest.mark.parametrize('on_wrapper', [False, True])
-@pytest.mark.parametrize(
-    'kind',
-    [
-        'propagate_forward_pre_hook',
-        'propagate_forward_hook',
-        'message_forward_pre_hook',
-        'message_forward_hook',
-        'aggregate_forward_hook',
-    ],
-)
-def test_hooks(graph, root, kind, on_wrapper):
-    torch.manual_seed(0)
-    plain = SAGEConv(6, 4).double()
-    getattr(plain, f'register_{kind}')(_hook(kind))
-    want = plain(graph.x, graph.edge_index).detach()
-    assert not torch.allclose(want, SAGEConv(6, 4).double()(graph.x, graph.edge_index))
-    assert_close(assemble(run_ranks(_hooked, 3, root, kind, on_wrapper), 40), want)
 
 
 def test_hooks_of_edge_updates(graph, root):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from few import few
-from ranks import run_ranks
-from small_graphs import assemble, assert_close, attempt, cut
+from on_ranks import on_ranks
+from small_graphs import assert_close, small_graph
 from sum_conv import SumConv
 from torch import Tensor
 
-import pyg_sar
 from pyg_sar import wrap
 
 
@@ -30,35 +29,14 @@ def _norm_model() -> torch.nn.ModuleList:
     return model
 
 
-def _norm_in_message(
-    root: str, training: list[bool], mode: str
-) -> tuple[list[str], Tensor, Tensor | None]:
-    data = pyg_sar.local(pyg_sar.load_shard(root))
-    model = wrap(_norm_model(), mode=mode)
-    outcomes = []
-    out = None
-
-    def forward() -> None:
-        nonlocal out
-        out = model[0](data.x, data.edge_index).detach()
-
-    for is_training in training:
-        model.train(is_training)
-        out = None
-        outcomes.append(attempt(forward))
-    return outcomes, data.n_id, out
-
-
 @pytest.mark.parametrize('before', [[], [False]], ids=['at once', 'after evaluation'])
 @pytest.mark.parametrize('world_size', [1, 3])
 @pytest.mark.parametrize('mode', few(['sequential', 'one_shot']))
 @pytest.mark.parametrize('training', [False, True])
-def test_batch_norm_inside_a_message(graph, tmp_path, before, world_size, mode, training):
-    root = str(cut(graph, 3, tmp_path / 'parts'))
-    plain = _norm_model()[0]
+@on_ranks(num_parts=3)
+def test_batch_norm_inside_a_message(data, before, world_size, mode, training):
+    graph, plain, model = small_graph(), _norm_model()[0], wrap(_norm_model(), mode=mode)
     for is_training in (*before, training):
         want = plain.train(is_training)(graph.x, graph.edge_index).detach()
-    modes = [*before, training]
-    results = run_ranks(_norm_in_message, world_size, root, modes, mode)
-    assert [outcomes for outcomes, _, _ in results] == [['no error'] * len(modes)] * world_size
-    assert_close(assemble([(ids, out) for _, ids, out in results], 40), want)
+        out = model.train(is_training)[0](data.x, data.edge_index).detach()
+    assert_close(out, want[data.n_id])

@@ -33,12 +33,18 @@ from pyg_sar.rows.align import (
     named_rule,
     whole_shape,
 )
+from pyg_sar.rows.over_ranks import all_rows
 from pyg_sar.rows.registry import rule
 from pyg_sar.rows.replicated import met, own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.layers.cores import by_cores
 from pyg_sar.rows.rules.layers.items import Items, by_items
 from pyg_sar.rows.space import Space
+
+_PAIRS = (
+    'has N x N numbers: attention to some pairs is a conv on their edges (TransformerConv), or '
+    'give pyg_sar.gather(key), pyg_sar.gather(value) and a mask that has rows'
+)
 
 
 @named_rule('scaled_dot_product_attention')
@@ -59,17 +65,18 @@ def _attention(
     if all(asked):
         if dropout_p > 0:
             refuse(func, 'would drop a number for every pair of rows: give a dropout of 0')
-        if is_causal or enable_gqa:
-            refuse(func, "to all rows with 'is_causal' or 'enable_gqa' is not known to be right")
+        if is_causal:
+            refuse(func, f"to all rows with 'is_causal' {_PAIRS}")
         scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+        if enable_gqa:
+            key, value = (
+                each.repeat_interleave(query.size(-3) // each.size(-3), -3) for each in (key, value)
+            )
         if asks:
             return _of_all_to_all(func, query, key, value, attn_mask, scale)
         if isinstance(query, Rows):
             refuse(func, 'in two dimensions would pair every row with every row')
-        scores = (query * scale) @ key.transpose(-2, -1)
-        if attn_mask is not None:
-            scores = scores + _added(attn_mask, scores.dtype)
-        return torch.softmax(scores, -1) @ value
+        return _weights(query, key, attn_mask, scale) @ value
 
     def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Any:
         options = {'scale': scale, 'enable_gqa': enable_gqa}
@@ -89,6 +96,12 @@ def _attention(
     return by_cores(attend, (query, key, value, attn_mask), {}, 2, draws=dropout_p > 0)
 
 
+def _weights(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Of every key for every query; not for queries and keys that both are rows."""
+    scores = (query * scale) @ key.transpose(-2, -1)
+    return torch.softmax(scores if mask is None else scores + _added(mask, scores.dtype), -1)
+
+
 def _added(mask: Tensor, dtype: torch.dtype) -> Any:
     """A mask as numbers that are added to scores."""
     if mask.dtype != torch.bool:
@@ -103,7 +116,10 @@ def _of_all_to_all(
     bias = None
     if mask is not None:
         if whole_shape(mask)[-2:] != [1, key._space.total] or mask.requires_grad:
-            refuse(func, 'takes a mask of keys, [..., 1, N], which needs no gradient')
+            refuse(
+                func,
+                f'takes a mask of keys, [..., 1, N], without gradient; of pairs it {_PAIRS}',
+            )
         bias = _added(mask if isinstance(mask, Rows) else _as_rows(mask, key._space), query.dtype)
     space = query._space
     with plainly():
@@ -157,16 +173,18 @@ def _multi_head(func: Any, args: Any, kwargs: Any) -> Any:
     return by_items(func, (), given, '', where, (1, 0), draws=draws)
 
 
-def _between_rows(func: Any, given: dict[str, Any]) -> tuple[Any, None]:
+def _between_rows(func: Any, given: dict[str, Any]) -> tuple[Any, Any]:
     """Queries, keys and values ``[N, B, C]`` or ``[N, C]``: torch's function, by rules of rows."""
-    if given['need_weights']:
+    inputs = [given[name] for name in ('query', 'key', 'value')]
+    if given['need_weights'] and all(isinstance(each, Rows) for each in inputs[:2]):
         refuse(func, "gives a weight for every pair of rows: call it with 'need_weights=False'")
-    for name in ('bias_k', 'bias_v', 'attn_mask'):
+    if given['attn_mask'] is not None or given['is_causal']:
+        refuse(func, f"with 'attn_mask' or 'is_causal' {_PAIRS} to scaled_dot_product_attention")
+    for name in ('bias_k', 'bias_v'):
         if given[name] is not None:
             refuse(func, f"of all rows with '{name}' is not known to be right")
-    if given['add_zero_attn'] or given['is_causal']:
-        refuse(func, "of all rows with 'add_zero_attn' or 'is_causal' is not known to be right")
-    inputs = [given[name] for name in ('query', 'key', 'value')]
+    if given['add_zero_attn']:
+        refuse(func, "of all rows with 'add_zero_attn' is not known to be right")
     if given['use_separate_proj_weight']:
         weights = [given[f'{name}_proj_weight'] for name in 'qkv']
     else:
@@ -181,6 +199,26 @@ def _between_rows(func: Any, given: dict[str, Any]) -> tuple[Any, None]:
     if mask is not None:  # True where a key is not to be asked, [B, N] or [N]
         mask = (~mask if mask.dtype == torch.bool else mask)[..., None, None, :]
     drops = given['dropout_p'] if given['training'] else 0.0
-    out = F.scaled_dot_product_attention(query, key, value, mask, drops)
+    shares: Any = None
+    if given['need_weights']:
+        if drops > 0:
+            refuse(func, 'would drop weights that it gives: give a dropout of 0')
+        shares = _weights(query, key, mask, 1 / math.sqrt(query.size(-1)))
+        out = shares @ value
+        shares = shares.mean(-3) if given['average_attn_weights'] else shares
+    else:
+        out = F.scaled_dot_product_attention(query, key, value, mask, drops)
     out = out.movedim(-2, 0).flatten(-2)
-    return F.linear(out, given['out_proj_weight'], given['out_proj_bias']), None
+    return F.linear(out, given['out_proj_weight'], given['out_proj_bias']), shares
+
+
+@rule('nested_tensor_from_mask_left_aligned')
+def _left_aligned(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether all padding comes last: torch's TransformerEncoder then cuts it off."""
+    mask = args[1]
+    with plainly():
+        whole = all_rows(mask) if isinstance(mask, Rows) else mask
+        is_aligned = bool(func(whole.unsqueeze(-1).float(), whole))
+    if is_aligned:
+        refuse(func, 'would cut off padding: TransformerEncoder(..., enable_nested_tensor=False)')
+    return False

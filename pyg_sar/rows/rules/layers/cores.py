@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, dim_of, found, named_rule
 from pyg_sar.rows.over_ranks import sum_of_ranks
-from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.registry import bare_name, name_of, rule
 from pyg_sar.rows.replicated import all_of_plain, own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import is_in_place
@@ -43,7 +43,7 @@ _MATRICES = (
 
 @rule(' '.join(_IMAGES))
 def _of_images(func: Any, args: Any, kwargs: Any) -> Any:
-    return by_cores(func, args, kwargs, _IMAGES[bare(name_of(func))], pads=True)
+    return by_cores(func, args, kwargs, _IMAGES[bare_name(func)], pads=True)
 
 
 @rule(_MATRICES)
@@ -87,7 +87,7 @@ def _interpolate(func: Any, args: Any, kwargs: Any) -> Any:
 @rule('dropout1d dropout2d dropout3d feature_dropout feature_alpha_dropout')
 def _of_channels(func: Any, args: Any, kwargs: Any) -> Any:
     """Whole channels are dropped; without a batch the first dimension is that of the channels."""
-    name, rows = bare(name_of(func)), argument(args, kwargs, 0, 'input')
+    name, rows = bare_name(func), argument(args, kwargs, 0, 'input')
     if is_in_place(name_of(func)) or argument(args, kwargs, 3, 'inplace'):
         refuse(func, 'in place is not known to be right')
     core = int(name[-2]) if name[-1] == 'd' and name[-2].isdigit() else dim_of(rows) - 2

@@ -13,7 +13,7 @@ from pyg_sar.aggregate.halo import with_halo
 from pyg_sar.comm import Exchange
 from pyg_sar.rows.align import align, as_rows, dim_of, named_rule, own_rows, whole_shape
 from pyg_sar.rows.made_edges import edges_of
-from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.registry import bare_name, name_of, rule
 from pyg_sar.rows.replicated import met
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.layers.contract import EVERY_PAIR, contract, rows_letter
@@ -44,7 +44,7 @@ def _matmul(func: Any, args: Any, kwargs: Any) -> Any:
     of_a, of_b = _with_batch(dim_of(a), 'ik', 'k'), _with_batch(dim_of(b), 'kj', 'k')
     batch = list(range(-max(dim_of(a), dim_of(b), 2), -2))
     out = [*batch, *of_a[-2:-1], *([of_b[-1]] if len(of_b) > 1 else [])]
-    broadcasting = batch if bare(name_of(func)).endswith('matmul') else []
+    broadcasting = batch if bare_name(func).endswith('matmul') else []
     return contract(func, (a, b), (of_a, of_b), out, run, broadcasting=broadcasting)
 
 
@@ -160,7 +160,7 @@ def _added(func: Any, args: Any, kwargs: Any) -> Any:
     if not all(isinstance(each, Tensor) for each in tensors):
         refuse(func, 'in its old form is not known to be right')
     to, a, b = tensors
-    made = _PRODUCT[bare(name_of(func))](a, b)
+    made = _PRODUCT[bare_name(func)](a, b)
     made = made if alpha == 1 else made * alpha
     if beta != 0:
         made = made + (to if beta == 1 else to * beta)

@@ -12,7 +12,7 @@ from pyg_sar.comm import Exchange
 from pyg_sar.rows.align import argument, dim_of, found, own_rows
 from pyg_sar.rows.edges import NodeIds
 from pyg_sar.rows.over_ranks import fetched, largest_here, largest_of_ranks, sum_of_ranks, whole
-from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.registry import bare_name, name_of, rule
 from pyg_sar.rows.replicated import PLAIN, met
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import into_plain, pointwise
@@ -23,7 +23,7 @@ _WAYS = {'add': 'sum', 'sum': 'sum', 'mean': 'mean', 'amax': 'amax', 'amin': 'am
 
 @rule('scatter_add index_add scatter_reduce index_reduce scatter')
 def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
-    name, in_place = bare(name_of(func)), name_of(func).endswith('_')
+    name, in_place = bare_name(func), name_of(func).endswith('_')
     out, dim = args[0], argument(args, kwargs, 1, 'dim') % dim_of(args[0])
     index = argument(args, kwargs, 2, 'index')
     values = argument(args, kwargs, 3, 'src', 'source', 'value')
@@ -46,12 +46,12 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
     shaped = values if isinstance(values, Tensor) else torch.full_like(at, values)
     own = own_rows(func, shaped, dim, space)
     with plainly():
-        at = _wide(at, own, dim) if is_flat else at
+        groups = _GroupedValues(func, dim, _wide(at, own, dim) if is_flat else at, own)
         if isinstance(out, Rows):
             hint = index if isinstance(index, NodeIds) else None
-            made: Any = _into_rows(func, before, hint, _Groups(func, dim, at, own), way, keeps)
+            made: Any = _into_rows(func, before, hint, groups, way, keeps)
         else:
-            made = _Groups(func, dim, at, own).into(met(before), way, keeps)
+            made = groups.into(met(before), way, keeps)
         if in_place:
             return out.copy_(made)
         return tag(made, out._dim, out._space) if isinstance(out, Rows) else made
@@ -92,7 +92,7 @@ def _into_rows(
     return own.scatter_reduce(dim, places, groups.values, way, include_self=keeps)
 
 
-class _Groups:
+class _GroupedValues:
     """Own values with a group each, of groups that every rank has."""
 
     counts: torch.dtype | None = torch.int64
@@ -143,7 +143,7 @@ class _Groups:
         return top + (total - total.detach()) if total.requires_grad else top
 
 
-class _AtSources(_Groups):
+class _AtSources(_GroupedValues):
     """Groups by the sources of edges: what is known of a node is brought to its owner."""
 
     counts = None  # of the type of the values, as they travel
@@ -191,14 +191,14 @@ def _put(func: Any, args: Any, kwargs: Any) -> Any:
     """As items are set."""
     name = name_of(func)
     out = args[0] if name.endswith('_') else args[0].clone()
-    if bare(name) == 'index_put':
+    if bare_name(func) == 'index_put':
         if argument(args, kwargs, 3, 'accumulate', default=False):
             return _added_up(func, out, args, kwargs)
         out[tuple(argument(args, kwargs, 1, 'indices'))] = argument(args, kwargs, 2, 'values')
         return out
     dim = argument(args, kwargs, 1, 'dim') % dim_of(out)
     index = argument(args, kwargs, 2, 'index')
-    if bare(name) == 'index_fill':  # a gradient of the value counts every place once
+    if bare_name(func) == 'index_fill':  # a gradient of the value counts every place once
         index = whole(index).unique()
     out[(slice(None),) * dim + (index,)] = argument(args, kwargs, 3, 'source', 'value')
     return out

@@ -13,7 +13,7 @@ from torch import Tensor
 from pyg_sar.comm import world_size
 from pyg_sar.rows.align import argument, dim_of, named_rule, own_rows, whole_shape
 from pyg_sar.rows.over_ranks import all_rows
-from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.registry import bare_name, name_of, rule
 from pyg_sar.rows.replicated import divide_gradient, is_divided
 from pyg_sar.rows.rows import Rows, plain, plainly, read, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
@@ -115,7 +115,7 @@ def _shape(func: Any, args: Any, kwargs: Any) -> Any:
 
 @rule('.nbytes size len numel nelement')
 def _size(func: Any, args: Any, kwargs: Any) -> Any:
-    shape, name = whole_shape(args[0]), bare(name_of(func))
+    shape, name = whole_shape(args[0]), bare_name(func)
     if name == 'len':
         return shape[0]
     if name in ('numel', 'nelement', 'nbytes'):

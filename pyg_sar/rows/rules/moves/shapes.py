@@ -29,23 +29,24 @@ from pyg_sar.rows.space import Space
 def _reshape(func: Any, args: Any, kwargs: Any) -> Any:
     name = name_of(func)
     rows = args[0] if args else kwargs.get('input')
-    dtype = argument(args, kwargs, 1, 'dtype')
+    dtype = kwargs.get('dtype', args[1] if len(args) > 1 else None)
     if isinstance(dtype, torch.dtype):
         return _of_dtype(func, rows, dtype)
-    sizes = _sizes(name, rows, args, kwargs)
+    if name in ('view', 'reshape'):
+        sizes = sizes_in(args[1:], kwargs, 'size', 'shape')
+    else:
+        sizes = _sizes(name, rows, args, kwargs)
     if not isinstance(rows, Rows):  # plain.view_as(rows)
         with plainly():
             return rows.view(sizes) if name == 'view_as' else rows.reshape(sizes)
     shape, dim, space = reshaped(func, rows, sizes)
     with plainly():
-        own = plain(rows)
+        own = Tensor.as_subclass(rows, Tensor)
         out = own.view(shape) if name in ('view', 'view_as') else own.reshape(shape)
         return tag(out, dim, space)
 
 
 def _sizes(name: str, rows: Tensor, args: Any, kwargs: Any) -> list[Any]:
-    if name in ('view', 'reshape'):
-        return sizes_in(args[1:], kwargs, 'size', 'shape')
     if name in ('view_as', 'reshape_as'):
         return list(whole_shape(argument(args, kwargs, 1, 'other')))
     shape = whole_shape(rows)
@@ -113,7 +114,7 @@ def reshaped(func: Any, rows: Rows, sizes: Sequence[Any]) -> tuple[list[int], in
     if not fits:
         refuse(func, f'from {old} to {new} would split rows, or mix them with what is before them')
     _, count, _, dim = min(fits)  # of a whole of one row several fit
-    made = base.times(count)
+    made = base if count == 1 else base.times(count)
     new[dim] = made.own
     return new, dim, made
 

@@ -17,7 +17,7 @@ from pyg_sar.comm import agree
 from pyg_sar.rows.align import align, argument, dim_of, dims_of
 from pyg_sar.rows.edges import node_ids
 from pyg_sar.rows.over_ranks import all_rows, fetched
-from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.registry import bare_name, name_of, rule
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import is_in_place
@@ -55,7 +55,7 @@ over_rows: dict[str, Callable[[Any, Rows, Any, Any], Any]] = {}
 
 @rule(' '.join(_PLACE_AND_DEFAULT))
 def _along(func: Any, args: Any, kwargs: Any) -> Any:
-    name = bare(name_of(func))
+    name = bare_name(func)
     rows = args[0] if args else kwargs.get('input')
     if not isinstance(rows, Rows):
         refuse(func)

@@ -11,7 +11,7 @@ from torch import Tensor
 from pyg_sar.comm import agree, rank
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, found, named_rule
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
-from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.registry import bare_name, name_of, rule
 from pyg_sar.rows.replicated import all_of_plain, own_draws
 from pyg_sar.rows.rows import Rows, in_nested, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.pointwise import is_in_place
@@ -72,7 +72,7 @@ def _unique(func: Any, args: Any, kwargs: Any) -> Any:
     names = ('input', 'sorted', 'return_inverse', 'return_counts', 'dim')
     given = dict(zip(names, args, strict=False)) | kwargs
     rows, dim = given['input'], given.get('dim')
-    if not isinstance(rows, Rows) or bare(name_of(func)) != 'unique':
+    if not isinstance(rows, Rows) or bare_name(func) != 'unique':
         refuse(func, 'along a dimension needs all rows in one place')
     if dim is not None and (dim % dim_of(rows) != rows._dim or rows._dim):
         refuse(func, 'along a dimension beside the rows needs all rows in one place')
@@ -125,7 +125,7 @@ def _triangle(func: Any, input: Rows, diagonal: int = 0) -> Any:
         others = [torch.arange(values.size(d), device=values.device) for d in (-2, -1)]
         others[dim - num_dims + 2] = space.ids(values.device)
         distance = others[1].unsqueeze(0) - others[0].unsqueeze(1)
-        is_in = distance <= diagonal if bare(name) == 'tril' else distance >= diagonal
+        is_in = distance <= diagonal if bare_name(func) == 'tril' else distance >= diagonal
         if is_in_place(name):
             return tag(input.masked_fill_(~is_in, 0), dim, space)
         return tag(torch.where(is_in, values, 0), dim, space)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_sar.rows.align import dim_of, dims_of, found
+from pyg_sar.rows.align import dims_of
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
-from pyg_sar.rows.registry import bare, name_of, rule
+from pyg_sar.rows.registry import bare_name, rule
 from pyg_sar.rows.replicated import all_of_plain
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse
 from pyg_sar.rows.rules.numbers.pointwise import pointwise
@@ -33,7 +33,7 @@ _POSITIONS = {
     'nanquantile kthvalue special_logsumexp'
 )
 def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
-    name = bare(name_of(func)).removeprefix('special_')
+    name = bare_name(func).removeprefix('special_')
     rows = args[0] if args else kwargs.get('input')
     positions = _POSITIONS.get(name, ('dim', 'keepdim'))
     named = dict(zip(positions, args[1:], strict=False)) | kwargs
@@ -41,21 +41,20 @@ def _reduction(func: Any, args: Any, kwargs: Any) -> Any:
         return pointwise(func, args, kwargs)
     if not isinstance(rows, Rows):
         refuse(func)
-    if len(found(args, kwargs)) > 1:
+    if any(isinstance(each, Rows) and each is not rows for each in (*args, *kwargs.values())):
         refuse(func, 'by other rows is not known to be right')
     if isinstance(named.get('dim'), bool):  # x.std(False)
         named['unbiased'] = named.pop('dim')
-    num_dims = dim_of(rows)
-    dims, keepdim = dims_of(named.get('dim'), num_dims), named.get('keepdim') is True
-    if dims is not None and rows._dim not in dims:
-        with plainly():
+    with plainly():
+        num_dims = rows.dim()
+        dims, keepdim = dims_of(named.get('dim'), num_dims), named.get('keepdim') is True
+        if dims is not None and rows._dim not in dims:
             dim = rows._dim - (0 if keepdim else sum(i < rows._dim for i in dims))
             dim += isinstance(named.get('q'), Tensor) and named['q'].dim() > 0
             args = (rows, *map(all_of_plain, args[1:]))
             return run(func, args, kwargs, rows._space, num_dims - rows._dim, lambda _: dim)
-    by = by_place if name in ('max', 'min') and dims is not None else _OVER_ROWS
-    over = by.get(name) or by_place[name]
-    with plainly():
+        by = by_place if name in ('max', 'min') and dims is not None else _OVER_ROWS
+        over = by.get(name) or by_place[name]
         values = plain(rows).to(named['dtype']) if named.get('dtype') else plain(rows)
         every = list(range(num_dims)) if dims is None else dims
         call = Reduction(func, name, rows, values, every, keepdim, named, (args, kwargs))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_sar.rows.align import align, argument, as_rows, dim_of, named_rule
 from pyg_sar.rows.over_ranks import largest_of_ranks, sum_of_ranks
-from pyg_sar.rows.registry import bare, name_of
+from pyg_sar.rows.registry import bare_name, name_of
 from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plain, plainly, refuse, tag
 from pyg_sar.rows.rules.numbers.along import over_rows
@@ -17,7 +17,7 @@ from pyg_sar.rows.rules.numbers.pointwise import is_in_place
 
 
 def _softmax(func: Any, rows: Rows, args: Any, kwargs: Any) -> Any:
-    name = bare(name_of(func)).removeprefix('special_')
+    name = bare_name(func).removeprefix('special_')
     place = 3 if getattr(func, '__module__', '') == 'torch.nn.functional' else 2
     dtype = argument(args, kwargs, place, 'dtype')
     values = plain(rows) if dtype is None else plain(rows).to(dtype)

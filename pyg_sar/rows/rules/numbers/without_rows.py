@@ -43,7 +43,9 @@ def run(
         return tag(value if space.own else value.narrow(dim, 0, 0), dim, space)
 
     made = func(*args, **kwargs)
-    return as_rows(made) if isinstance(made, Tensor) else in_nested(made, as_rows)
+    if space.own and isinstance(made, Tensor):
+        return tag(made, dim_of_result(made), space)
+    return in_nested(made, as_rows)
 
 
 def with_one_row(value: Tensor, dim: int) -> Tensor:

@@ -1,0 +1,325 @@
+"""What a model does with all nodes at once: statistics, readouts, pools, clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from shared import Ddp, Program, Results, mlp, trained
+from torch import Tensor
+from torch.nn import Linear, Module, Parameter
+from torch_geometric.data import Data
+from torch_geometric.nn import (
+    AttentionalAggregation,
+    GCNConv,
+    MultiAggregation,
+    SAGPooling,
+    Set2Set,
+    SumAggregation,
+    TopKPooling,
+    global_add_pool,
+    global_max_pool,
+    global_mean_pool,
+)
+from torch_geometric.nn.aggr import SoftmaxAggregation, StdAggregation
+from torch_geometric.utils import degree, to_dense_batch
+from torch_geometric.utils import softmax as segment_softmax
+
+Between = Callable[[Tensor], Tensor]
+
+
+class Two(Module):
+    """Two convs, and a function of all hidden rows between them."""
+
+    def __init__(self, between: Between) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.between = GCNConv(6, 8), GCNConv(8, 3), between
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv2(self.between(self.conv1(x, edge_index)), edge_index)
+
+
+def pair_norm(x: Tensor) -> Tensor:
+    x = x - x.mean(dim=0, keepdim=True)
+    return x / (1e-6 + x.pow(2).sum(dim=1).mean()).sqrt()
+
+
+def shift_by_least(x: Tensor) -> Tensor:
+    low, high = x.min(dim=0, keepdim=True)[0], x.max(dim=0, keepdim=True)[0]
+    return (x - low) / (high - low + 1e-6)
+
+
+def decorrelated(x: Tensor) -> Tensor:
+    """Hidden features whitened by a Cholesky factor of their covariance."""
+    x = x - x.mean(dim=0)
+    cov = x.t().matmul(x) / x.size(0) + 1e-1 * torch.eye(8, dtype=x.dtype)
+    return torch.linalg.solve_triangular(torch.linalg.cholesky(cov), x.t(), upper=False).t()
+
+
+def other_dimensions(x: Tensor) -> Tensor:
+    """All numbers at once, by dims and by names of a reduction."""
+    x = (x - x.mean()) / x.std()
+    x = x / x.view(x.size(0), 2, 4).abs().sum(dim=(0, 2)).repeat_interleave(4)
+    return 50 * x * torch.logsumexp(x, dim=0).sigmoid()
+
+
+def moments(h: Tensor) -> Tensor:
+    """Mean, variance, third, logsumexp, product of gates."""
+    third = (h - h.mean(0)).pow(3).mean(0)
+    gates = torch.prod(1 - 0.01 * h.sigmoid(), dim=0)
+    return h + h.var(0) + third + h.logsumexp(0) + gates
+
+
+def chosen_nodes(h: Tensor) -> Tensor:
+    """The node where a column is greatest, the eight of the greatest scores, the five first."""
+    values, index = h[:, 1].topk(8)
+    top = values.sigmoid() @ h[index]
+    order = h[:, -1].sort(descending=True).indices[:5]
+    return h + h[h[:, 0].argmax()] - h[h.norm(dim=1).argmin()] + top + h[order].mean(0)
+
+
+BETWEEN: dict[str, Between] = {
+    'minus_the_mean': lambda x: (x - x.mean(dim=0, keepdim=True)).relu() + 3 * x.mean(0),
+    'pair_norm_by_hand': pair_norm,
+    'divided_by_the_largest': lambda x: (x / x.abs().max()).tanh() + x / x.norm(),
+    'shift_by_least': shift_by_least,
+    'decorrelated': decorrelated,
+    'quantile_gate': lambda x: x * (x > x.detach().quantile(0.4, dim=0)),
+    'mean_of_a_branch': lambda x: x.relu() if x.mean() > 0 else (x - x.mean()).relu(),
+    'mean_of_other_dimensions': other_dimensions,
+    'deep_graph_sets': moments,
+    'chosen_nodes': chosen_nodes,
+}
+PROGRAMS: dict[str, Program] = {
+    name: lambda data, ddp, between=between: trained(data, ddp, lambda: Two(between))
+    for name, between in BETWEEN.items()
+}
+
+
+class Learned(Module):
+    """Something learned between two convs."""
+
+    def __init__(self, make: type[Module]) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.between = GCNConv(6, 8), GCNConv(8, 3), make()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv2(self.between(self.conv1(x, edge_index)), edge_index)
+
+
+class BatchNormByHand(Module):
+    """With running statistics in buffers that the model writes itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer('running_mean', torch.zeros(8))
+        self.register_buffer('running_var', torch.ones(8))
+        self.scale = Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            mean, var = x.mean(0), x.var(0, unbiased=False)
+            with torch.no_grad():
+                self.running_mean.mul_(0.9).add_(0.1 * mean)
+                self.running_var.mul_(0.9).add_(0.1 * x.var(0))
+        else:
+            mean, var = self.running_mean, self.running_var
+        return ((x - mean) / (var + 1e-5).sqrt() * self.scale).relu()
+
+
+class SqueezeAndExcite(Module):
+    """And a virtual node, and a readout that every node gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.emb, self.score = mlp(8, 4, 8), torch.nn.Embedding(1, 8), Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        virtual = self.emb(torch.zeros(1, dtype=torch.long)) + x.sum(dim=0, keepdim=True) / 50
+        x = x * torch.sigmoid(self.gate(x.mean(dim=0) + x.amax(dim=0)))
+        readout = (torch.softmax(self.score(x), dim=0) * x).sum(dim=0)
+        return x + virtual.expand(x.size(0), -1) + readout.repeat(x.size(0), 1)
+
+
+class SoftClusters(Module):
+    """Nodes to clusters and back: s^T x, and s times it; learned queries look at all nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.assign, self.mix, self.key = Linear(8, 4), Linear(8, 8), Linear(8, 8)
+        self.queries = Parameter(torch.randn(3, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        s = self.assign(x).softmax(dim=-1)
+        centres = torch.matmul(s.transpose(0, 1), x) / s.sum(dim=0).view(-1, 1)
+        x = (x + s @ self.mix(centres)).relu()
+        found = (self.queries @ self.key(x).t()).softmax(dim=-1) @ x
+        return x + (x @ found.t()).softmax(dim=-1) @ found
+
+
+class OtherKernels(Module):
+    """Norms, products and a recurrence that torch has kernels of their own for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.group, self.lstm = torch.nn.GroupNorm(2, 8), torch.nn.LSTM(4, 4)
+        self.instance = torch.nn.InstanceNorm1d(8)
+        self.weight = Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.group(x) + self.instance(x.t().unsqueeze(0)).squeeze(0).t()
+        x = torch.addmm(x, x, self.weight, alpha=0.1).sub_(torch.full_like(x, 0.1))
+        gram = x.t() @ x + torch.eye(8, dtype=x.dtype)
+        x = x + torch.linalg.solve(gram, x.t()).t()
+        halves = torch.stack(x.split(4, dim=1))
+        return x + self.lstm(halves)[0][-1].repeat(1, 2)
+
+
+PROGRAMS |= {
+    name: lambda data, ddp, make=make: trained(data, ddp, lambda: Learned(make))
+    for name, make in {
+        'batch_norm_by_hand': BatchNormByHand,
+        'squeeze_and_excite': SqueezeAndExcite,
+        'soft_clusters': SoftClusters,
+        'other_kernels': OtherKernels,
+    }.items()
+}
+
+
+# A vector of the graph, or one of each of several graphs
+
+
+class Pooled(Module):
+    """A conv, a pool of all nodes, a linear layer."""
+
+    def __init__(self, pool: Callable[..., Tensor], num: int = 8) -> None:
+        super().__init__()
+        self.conv, self.pool, self.lin = GCNConv(6, 8), pool, Linear(num, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, *batch: Tensor) -> Tensor:
+        return self.lin(self.pool(self.conv(x, edge_index).tanh(), *batch))
+
+
+def three_pools(h: Tensor, batch: Tensor) -> Tensor:
+    pools = [global_mean_pool(h, batch), global_max_pool(h, batch)]
+    return (pools[0] + pools[1] + global_add_pool(h, batch)) / 3
+
+
+def of_segments(h: Tensor, batch: Tensor) -> Tensor:
+    alpha = segment_softmax(h[:, :1], batch, num_nodes=3)
+    return torch.zeros(3, 8, dtype=h.dtype).index_add(0, batch, alpha * h)
+
+
+def of_a_dense_batch(h: Tensor) -> Tensor:
+    h, mask = to_dense_batch(h)
+    return (h * mask.unsqueeze(-1)).sum(dim=1) / mask.sum()
+
+
+class Aggregations(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.soft, self.std = SoftmaxAggregation(learn=True), StdAggregation()
+
+    def forward(self, h: Tensor, batch: Tensor) -> Tensor:
+        return torch.cat([self.soft(h, batch), self.std(h, batch)], dim=1)
+
+
+class OfColumns(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.many = MultiAggregation(['mean', 'max', 'std', SumAggregation()])
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.many(h, dim=0)
+
+
+POOLS: dict[str, tuple[Callable[[], Callable[..., Tensor]], int, str]] = {
+    'mean_pool_without_batch': (lambda: lambda h: global_mean_pool(h, None), 8, ''),
+    'pools_with_zero_batch': (lambda: three_pools, 8, 'zeros'),
+    'pools_of_ids': (lambda: three_pools, 8, 'ids'),
+    'pool_by_class': (lambda: lambda h, b: global_mean_pool(h, b, size=3), 8, 'classes'),
+    'pooled_back_to_nodes': (lambda: lambda h, b: h - global_mean_pool(h, b)[b], 8, 'classes'),
+    'attentional_aggregation': (lambda: AttentionalAggregation(mlp(8, 4, 1)), 8, ''),
+    'set_to_set': (lambda: Set2Set(8, processing_steps=2), 16, 'zeros'),
+    'several_aggregations': (OfColumns, 32, ''),
+    'aggregations_by_class': (Aggregations, 16, 'classes'),
+    'softmax_of_segments': (lambda: of_segments, 8, 'classes'),
+    'dense_batch': (lambda: of_a_dense_batch, 8, ''),
+}
+
+
+def of_pool(data: Data, ddp: Ddp, make: Callable[[], Module], batch: str = '') -> Results:
+    batches = {
+        'zeros': torch.zeros(data.num_nodes, dtype=torch.long),
+        'classes': data.y,
+        'ids': torch.arange(data.num_nodes) % 4,
+    }
+    more = [batches[batch]] if batch else []
+
+    def loss(out: Tensor) -> Tensor:
+        return (out - 1).pow(2).mean()
+
+    return trained(data, ddp, make, *more, loss=loss, lr=0.02)
+
+
+PROGRAMS |= {
+    name: lambda data, ddp, given=given: of_pool(
+        data, ddp, lambda: Pooled(given[0](), given[1]), given[2]
+    )
+    for name, given in POOLS.items()
+}
+
+
+class PooledTwice(Module):
+    """A graph of some of the nodes, and a conv on it."""
+
+    def __init__(self, pool: Module) -> None:
+        super().__init__()
+        self.conv, self.pool, self.conv2 = GCNConv(6, 8), pool, GCNConv(8, 8)
+        self.lin = Linear(8, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h, edge_index, _, batch, *_ = self.pool(self.conv(x, edge_index).tanh(), edge_index)
+        return self.lin(global_mean_pool(self.conv2(h, edge_index), batch))
+
+
+def top_k_pooling(data: Data, ddp: Ddp) -> Results:
+    return of_pool(data, ddp, lambda: PooledTwice(TopKPooling(8, ratio=0.5)))
+
+
+def sag_pooling(data: Data, ddp: Ddp) -> Results:
+    return of_pool(data, ddp, lambda: PooledTwice(SAGPooling(8, ratio=0.6, GNN=GCNConv)))
+
+
+def degree_scalers(data: Data, ddp: Ddp) -> Results:
+    """PNA by hand: amplified by the logarithm of a degree against its mean over all nodes."""
+
+    class Model(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.lin = GCNConv(6, 8), Linear(8, 3)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            log = (degree(edge_index[1], x.size(0), dtype=x.dtype) + 1).log()
+            scale = (log / log.mean()).view(-1, 1)
+            return self.lin(scale * self.conv(x, edge_index).tanh())
+
+    return trained(data, ddp, Model)
+
+
+def pooled_by_columns_and_normed(data: Data, ddp: Ddp) -> Results:
+    """A readout goes back to its nodes; the number of graphs is not given."""
+
+    class Model(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn, self.lin = GCNConv(6, 8), torch.nn.BatchNorm1d(8), Linear(16, 3)
+
+        def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+            x = self.conv(x, edge_index)
+            pooled = self.bn(global_mean_pool(x, batch))
+            return self.lin(torch.cat([x, F.relu(pooled)[batch]], dim=-1))
+
+    batch = (data.x[:, 0] > 1.5).long() + 2 * (data.x[:, 1] > 1.5).long()
+    return trained(data, ddp, Model, batch)
