@@ -72,7 +72,7 @@ def return_freed_memory(threshold: int = 4 << 20) -> bool:
     return is_set
 
 
-def share_heap() -> bool:
+def _share_heap() -> bool:
     """Makes all threads allocate small blocks in one heap, where only one of them runs at a time.
 
     Otherwise holes of each thread's heap stay with it. Returns whether the setting was made.

@@ -110,7 +110,7 @@ def play(
     file = SpillFile(spill, _bytes('reserve', reserve))
     evictions = Evictions(_bytes('memory', memory), file, num_ranks, least)
     c_memory.return_freed_memory(LEAST_BYTES)
-    c_memory.share_heap()
+    c_memory._share_heap()
     try:
         results = run_around(_Evicting(evictions), function, num_ranks)
         evictions.restore()
