@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -13,8 +15,10 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from pyg_sar.comm import (
+    Comm,
     as_timedelta,
     broadcast,
+    current,
     in_call,
     is_distributed,
     left_by,
@@ -162,6 +166,10 @@ class DistributedDataParallel(torch.nn.Module):
             self._gradients.accumulates = before
 
 
+_owners: WeakKeyDictionary[torch.nn.Module, Callable[[], Comm | None]] = WeakKeyDictionary()
+"""The rank whose model it is, of ranks that are threads."""
+
+
 def _check(
     module: torch.nn.Module,
     process_group: dist.ProcessGroup | None,
@@ -173,6 +181,14 @@ def _check(
         raise ValueError(
             "'broadcast_buffers' must be False (got True): norms keep their buffers equal"
         )
+    if takes_turns():
+        owner = _owners.get(module, lambda: None)()
+        if owner is not None and owner is not current():
+            raise ValueError(
+                f"expected a model of this rank's own (got that of rank {owner.rank}: make the "
+                'model inside of the function that every rank runs)'
+            )
+        _owners[module] = weakref.ref(current())
     for name, p in module.named_parameters():
         if isinstance(p, Rows):
             raise ValueError(

@@ -131,10 +131,7 @@ class Evictions:
                 self._bring(held, storage)
             if is_written:
                 held.is_written = False
-                offers, held.offers = held.offers, []
-                for offer, settle in offers:
-                    if offer() is not None:
-                        settle()
+                self._settle(held)
 
     def keep(self, storage: torch.UntypedStorage) -> None:
         """Leaves a storage here from now on."""
@@ -143,7 +140,9 @@ class Evictions:
             with self._lock:
                 if held.is_away:
                     self._bring(held, storage)
-                self._forget(storage._cdata, held)
+                self._settle(held)  # its changes are not seen from now on
+                if storage._cdata in self._held:
+                    self._forget(storage._cdata, held)
 
     def is_better_read(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage is away and there is no room for it."""
@@ -187,11 +186,22 @@ class Evictions:
             if held.is_away and storage is not None:
                 self._bring(held, storage)
 
+    def close(self) -> None:
+        """Gives the disk space back, when nobody moves anything."""
+        with self._lock:
+            self.file.close()
+
     def counted(self) -> Figures:
         """The figures up to now."""
         found, file = self.figures, self.file
         found.written, found.read, found.disk = file.written, file.read, file.num_bytes
         return found
+
+    def _settle(self, held: Held) -> None:
+        offers, held.offers = held.offers, []
+        for offer, settle in offers:
+            if offer() is not None:
+                settle()
 
     def _bring(self, held: Held, storage: torch.UntypedStorage) -> None:
         self._make_room(held.num_bytes)

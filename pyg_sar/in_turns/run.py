@@ -16,7 +16,7 @@ from pyg_sar.comm import current, is_distributed
 from pyg_sar.comm.threads import Around, run_around
 from pyg_sar.in_turns.evictions import LEAST_BYTES, Evictions, Figures
 from pyg_sar.in_turns.spill_file import SpillFile
-from pyg_sar.in_turns.watch import Watch
+from pyg_sar.in_turns.watch import Watch, users_threads
 from pyg_sar.monitor import bytes_text, parse_bytes, say
 from pyg_sar.shard.format.meta import read_meta
 
@@ -112,7 +112,8 @@ def play(
     c_memory.return_freed_memory(LEAST_BYTES)
     c_memory._share_heap()
     try:
-        results = run_around(_Evicting(evictions), function, num_ranks)
+        with users_threads():
+            results = run_around(_Evicting(evictions), function, num_ranks)
         evictions.restore()
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is the one to tell
@@ -120,7 +121,7 @@ def play(
         raise
     finally:
         figures = evictions.counted()
-        file.close()
+        evictions.close()
     say(
         _logger,
         logging.INFO,

@@ -99,8 +99,9 @@ class SpillFile:
         self.read += num_bytes
 
     def close(self) -> None:
-        """Gives the disk space back."""
-        os.close(self._fd)
+        """Gives the disk space back; what a rank that was interrupted still moves is an error."""
+        fd, self._fd = self._fd, -1
+        os.close(fd)
 
     def _grow(self, num_bytes: int) -> None:
         try:

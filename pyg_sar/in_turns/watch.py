@@ -8,6 +8,7 @@ memory without an operation, such as ``tolist`` and pickle: these are seen by na
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -42,11 +43,16 @@ _READ_NOTHING = {
 }
 """Operations whose results do not depend on what memory holds. Other views look at its size."""
 
-_GET_AT_MEMORY = {
-    *(Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__),
-    *(Tensor.storage, Tensor.untyped_storage, Tensor.share_memory_, Tensor.__deepcopy__),
-    *(Tensor.__reduce_ex__, Tensor.__repr__, Tensor.__format__),
+_READ_PAST = {
+    *(Tensor.tolist, Tensor.__deepcopy__, Tensor.__reduce_ex__, Tensor.__repr__, Tensor.__format__)
 }
+"""Functions that read memory without an operation."""
+
+_GIVE_AWAY = {
+    *(Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__, Tensor.share_memory_),
+    *(Tensor.storage, Tensor.untyped_storage),
+}
+"""Functions after which others may read and write memory at any time: it stays from then on."""
 
 
 class Watch:
@@ -56,12 +62,12 @@ class Watch:
         self._evictions = evictions
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
-        """See :meth:`pyg_sar.evictable.Watcher.beside`."""
+    def beside(self, stays: bool = False) -> Iterator[None]:
+        """See :meth:`pyg_sar.evictable.Watcher.beside`; what a thread touches may have to stay."""
         with ExitStack() as stack:
             stack.enter_context(watcher.set(self))
-            stack.enter_context(_Functions(self._evictions))
-            stack.enter_context(_Operations(self._evictions))
+            stack.enter_context(_Functions(self._evictions, stays))
+            stack.enter_context(_Operations(self._evictions, stays))
             yield
 
     def needs(self, tensor: Tensor, *, is_written: bool) -> None:
@@ -138,26 +144,54 @@ def _runs(rows: np.ndarray[Any, Any]) -> Iterator[tuple[int, int]]:
     return pairwise([0, *ends.tolist(), len(rows)] if len(rows) else [])
 
 
+@contextmanager
+def users_threads() -> Iterator[None]:
+    """Sees threads that a rank starts: they run beside all turns, so what they touch stays here."""
+    start = threading.Thread.start
+
+    def start_seen(thread: threading.Thread) -> None:
+        watch, run = watcher.value, thread.run
+        if isinstance(watch, Watch):
+
+            def run_seen() -> None:
+                with watch.beside(stays=True):
+                    run()
+
+            thread.run = run_seen  # type: ignore[method-assign]
+        start(thread)
+
+    threading.Thread.start = start_seen  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+
+
 class _Functions(TorchFunctionMode):
-    def __init__(self, evictions: Evictions) -> None:
+    def __init__(self, evictions: Evictions, stays: bool) -> None:
         super().__init__()
-        self._evictions = evictions
+        self._evictions, self._stays = evictions, stays
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _GET_AT_MEMORY:
+        gives_away = func in _GIVE_AWAY
+        if gives_away or func in _READ_PAST:
             with torch._C.DisableTorchFunction():
                 for storage in _storages(args[0]):
-                    # Whoever has an address may write to it.
-                    self._evictions.needs(storage, is_written=True)
+                    self._evictions.needs(storage, is_written=gives_away)
+                    if gives_away or self._stays:
+                        self._evictions.keep(storage)
         return func(*args, **(kwargs or {}))
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, evictions: Evictions) -> None:
+    def __init__(self, evictions: Evictions, stays: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._evictions = evictions
+        self._evictions, self._stays = evictions, stays
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # A tensor that is made of others: its own operations come here.
+        if any(t.__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in types):
+            return NotImplemented
         kwargs = kwargs or {}
         evictions = self._evictions
         with torch._C.DisableTorchFunction():
@@ -170,13 +204,17 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     known.add(storage._cdata)
                     if reads:
                         evictions.needs(storage, is_written=name in writes)
+                        if self._stays:
+                            evictions.keep(storage)
                     if name in writes:
                         changed.append(storage)
             out = func(*args, **kwargs)
             for storage in changed:
                 evictions.has_changed_size(storage)
             for storage in _storages(out):
-                if storage._cdata not in known:  # what was there before the ranks stays theirs
+                if (
+                    storage._cdata not in known and not self._stays
+                ):  # what was there before the ranks stays theirs
                     evictions.note(storage)
         return out
 
@@ -195,6 +233,8 @@ def _written_by(func: Any) -> frozenset[int | str]:
 def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
     """The storages of a tensor, or of those in a list; of its parts, if it is sparse."""
     if isinstance(value, Tensor):
+        if value.device.type != 'cpu':
+            return
         if value.layout == torch.strided:
             yield value.untyped_storage()
         else:

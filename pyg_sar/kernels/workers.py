@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from pyg_sar.evictable import beside
+from pyg_sar.evictable import beside, watcher
 
 _lock = threading.Lock()
 _pools: dict[int, ThreadPoolExecutor] = {}
@@ -51,8 +51,9 @@ def _pool(num_threads: int) -> ThreadPoolExecutor:
                 start.wait()
 
             pool = ThreadPoolExecutor(num_threads, 'pyg_sar', begin)
-            for _ in range(num_threads):
-                pool.submit(lambda: None)
+            with watcher.set(None):  # the threads outlive the rank that comes first
+                for _ in range(num_threads):
+                    pool.submit(lambda: None)
             start.wait()
             torch.set_num_threads(num_threads)
             _pools[num_threads] = pool
