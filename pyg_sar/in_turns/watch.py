@@ -160,7 +160,7 @@ def users_threads() -> Iterator[None]:
             thread.run = run_seen  # type: ignore[method-assign]
         start(thread)
 
-    threading.Thread.start = start_seen  # type: ignore[method-assign]
+    threading.Thread.start = start_seen  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
