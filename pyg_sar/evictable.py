@@ -92,6 +92,19 @@ def array_of(tensor: Tensor, *, is_written: bool = False) -> np.ndarray[Any, Any
         return np.asarray(_Memory(tensor))
 
 
+def arrays_of(
+    written: Sequence[Tensor | None], read: Sequence[Tensor | None]
+) -> list[np.ndarray[Any, Any] | None]:
+    """As :func:`array_of`: of contiguous tensors that are written to, and of any that are read."""
+    read = [None if t is None else t.detach().contiguous() for t in read]
+    if watcher.value is None:
+        return [None if t is None else t.view(-1).numpy() for t in (*written, *read)]
+    return [
+        *(None if t is None else array_of(t, is_written=True) for t in written),
+        *(None if t is None else array_of(t) for t in read),
+    ]
+
+
 def keep_here(tensor: Tensor) -> None:
     """Leaves the memory of a tensor where it is."""
     if watcher.value is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.compiled.installed import loops
-from pyg_sar.evictable import array_of
+from pyg_sar.evictable import arrays_of
 from pyg_sar.kernels.workers import side_by_side
 from pyg_sar.shard.bags import Bags, chunks_of_bags
 
@@ -47,12 +47,9 @@ def run_loop(
         out.zero_()
     keys = bags.ptr.new_empty(0, dtype=torch.int64) if bags.keys is None else bags.keys
     perm = bags.columns[:0] if bags.perm is None else bags.perm
-    written = (None if t is None else array_of(t.view(-1), is_written=True) for t in (out, dots))
-    read = (
-        None if t is None else array_of(t.detach().contiguous())
-        for t in (own, values, bags.ptr, bags.columns, keys, perm, weight)
-    )
-    loop = partial(module.sums_and_dots, *written, *read, heads, channels)
+    read = own, values, bags.ptr, bags.columns, keys, perm, weight
+    arrays = arrays_of((out, dots), read)
+    loop = partial(module.sums_and_dots, *arrays, heads, channels)
 
     def run(start: int, end: int, first: int, last: int) -> None:
         if not loop(start, end, replace):

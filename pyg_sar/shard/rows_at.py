@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyg_sar.compiled.installed import loops
-from pyg_sar.evictable import array_of
+from pyg_sar.evictable import arrays_of
 
 _NARROW_BYTES = 64
 _MAX_COLUMNS = 4
@@ -96,8 +96,7 @@ def _by_loop(name: str, values: Tensor, index: Tensor, rows: Tensor | None = Non
         return None
     out = values.new_empty(index.numel(), *values.shape[1:]) if rows is None else values
     written, *read = (out, values, index) if rows is None else (values, index, rows)
-    arrays = [array_of(t.detach().contiguous()) for t in read]
-    if not getattr(compiled, name)(array_of(written, is_written=True), *arrays, width):
+    if not getattr(compiled, name)(*arrays_of((written,), read), width):
         raise IndexError('expected an index of rows that are there')
     return out
 
