@@ -48,7 +48,7 @@ def _dropped_out(root: str, name: str, dropout: float, *, general: bool) -> Valu
     """Output and gradients of a conv whose weights are dropped out."""
     with _small_chunks() as patch:
         if general:
-            patch.setattr(agreement, '_one_pass', lambda *_: False)
+            patch.setattr(agreement, 'has_gradient_of_use', lambda *_: False)
         conv = make(CASES[name])
         conv.dropout = dropout
         torch.manual_seed(3)
