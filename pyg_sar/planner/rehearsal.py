@@ -130,7 +130,7 @@ def _step(job: Job, model: torch.nn.Module, data: Data, optimizer: torch.optim.O
             f'for {data.num_nodes} nodes)'
         )
     values = F.cross_entropy(out, data.y, reduction='none')
-    loss = global_mean(values[data.train_mask])
+    loss = global_mean(values, data.train_mask)
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()

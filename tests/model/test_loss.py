@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
-from small_graphs import assert_close
+from small_graphs import assert_all_raise, assert_close, attempt
 from torch import Tensor
 
 from pyg_sar.over_all_nodes import global_mean, global_sum
@@ -37,7 +37,7 @@ def _own(values: Tensor, counts: list[int]) -> Tensor:
 
 def _mean(counts: list[int], values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     own = _own(values, counts).clone().requires_grad_()
-    out = global_mean(own if mask is None else own[_own(mask, counts)])
+    out = global_mean(own, None if mask is None else _own(mask, counts))
     (out * 3 * (dist.get_rank() + 1)).backward()  # every rank makes something else of it
     return out.detach(), own.grad
 
@@ -56,11 +56,14 @@ def _check(counts: list[int], values: Tensor, mask: Tensor | None = None) -> Non
 
 @pytest.mark.parametrize('counts', COUNTS, ids=len)
 def test_mean_of_all_ranks(counts: list[int]) -> None:
-    """Unequal parts have unequal shares."""
+    """Unequal parts have unequal shares; what is outside of the mask may be anything."""
     for make, trailing in product(MASKS.values(), [(), (3,), (2, 2)]):
         values = _values(sum(counts), trailing)
         mask = None if make is None else make(sum(counts))
         _check(counts, values, mask)
+        for bad in () if mask is None or trailing else (float('nan'), float('inf')):
+            values[~mask] = bad
+            _check(counts, values, mask)
     _check(counts, _values(sum(counts)).float())
 
 
@@ -72,7 +75,7 @@ def test_nan_inside_the_mask_reaches_everyone() -> None:
 
 
 def _metric(counts: list[int], values: Tensor, mask: Tensor) -> tuple[Tensor, bool]:
-    out = global_mean(_own(values, counts)[_own(mask, counts)])
+    out = global_mean(_own(values, counts), _own(mask, counts))
     return out, out.requires_grad
 
 
@@ -128,9 +131,38 @@ def test_no_rows_on_any_rank(needs):
         assert grad is None or grad.shape == (0, 2)
 
 
+ONES = torch.ones(6, dtype=torch.bool)
+WRONG: dict[str, tuple[list[Tensor], list[str]]] = {
+    **{
+        name: ([mask, mask], ["expected a bool 'mask' of shape (6,)", str(mask.dtype)])
+        for name, mask in {
+            'short': ONES[:5],
+            'a column': ONES[:, None],
+            'integers': ONES.long(),
+            'indices': torch.arange(3),
+            'floats': ONES.float(),
+        }.items()
+    },
+    # A typing error in one rank's data must not leave the others waiting.
+    'short on one rank': ([ONES, ONES[:5]], ["expected a bool 'mask' of shape (6,)"]),
+    'nobody is selected': ([~ONES, ~ONES], ['expected at least one value selected', '(got none)']),
+}
+
+
+def _masked(masks: list[Tensor]) -> str:
+    return attempt(global_mean, torch.ones(6), masks[dist.get_rank() if len(masks) > 1 else 0])
+
+
+@pytest.mark.parametrize('name', WRONG)
+def test_wrong_masks(name: str) -> None:
+    masks, words = WRONG[name]
+    assert_all_raise(run_ranks(_masked, 2, masks), 'ValueError', *words)
+    assert_all_raise([_masked(masks[1:])], 'ValueError', *words)
+
+
 def test_one_process() -> None:
     values, mask = _values(9).requires_grad_(), torch.arange(9) % 2 == 0
-    out = global_mean(values[mask])
+    out = global_mean(values, mask)
     assert_close(out.detach(), values[mask].mean().detach())
     (grad,) = torch.autograd.grad(out, values)
     (want,) = torch.autograd.grad(values[mask].mean(), values)
