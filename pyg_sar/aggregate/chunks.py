@@ -54,11 +54,12 @@ class Chunk:
 def of_blocks(plan: Plan, max_edges: int) -> list[list[Chunk]]:
     """The chunks of every block, remembered."""
     key = 'chunks of blocks', max_edges
-    if key not in plan.cache:
-        plan.cache[key] = cut = list[list[Chunk]]()
+    found: list[list[Chunk]] | None = plan.cache.get(key)
+    if found is None:
+        found = []
         for block in plan.blocks:
-            cut.append(_cut(block, plan, max_edges, sum(map(len, cut))))
-    found: list[list[Chunk]] = plan.cache[key]
+            found.append(_cut(block, plan, max_edges, sum(map(len, found))))
+        plan.cache[key] = found  # when it is complete: another thread may read it
     return found
 
 
