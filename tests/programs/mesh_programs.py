@@ -166,7 +166,7 @@ def meta_layer(data: Data, ddp: Ddp) -> Results:
             self.plain = MetaLayer(EdgeModel(), NodeModel())
 
         def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-            u = torch.ones(1, 2, dtype=x.dtype)
+            u = x.new_ones(1, 2)
             h, e, u = self.meta(x, edge_index, edge_attr, u)
             return h + self.plain(x, edge_index, edge_attr)[0] + u.sum() + e.pow(2).mean()
 
