@@ -74,14 +74,14 @@ def run_in_turns(
         OSError: With the folder, if it may not be written, is full, or cannot be read.
         Exception: Of the first rank that raises, as it is.
 
-    Example::
+    As in::
 
         def train():
             data = pyg_sar.load_shard('parts/')
-            ...
-            return loss.item()
+            return float(data.x.sum())  # here a model is trained
 
-        losses = pyg_sar.run_in_turns(train, 'parts/', memory='4GB', spill='/scratch').results
+        found = pyg_sar.run_in_turns(train, 'parts/', memory='4GB', spill='.')
+        found.results, found.figures.peak
     """
     if is_distributed():
         raise ValueError(
