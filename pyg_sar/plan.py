@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
 
-from pyg_sar.commands.command_line import Parser, checked, run_command
+from pyg_sar.commands.command_line import Parser, checked, positive, run_command
 from pyg_sar.monitor import parse_bytes
 from pyg_sar.planner import (
     Planner,
@@ -242,28 +242,22 @@ def _split(text: str) -> list[int]:
     return [int(entry) for entry in text.split(',')]
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f'expected a positive int (got {text!r})')
-    return int(text)
-
-
 def _parser() -> Parser:
     description = 'Predicts memory, traffic and time of training, before anything is loaded.'
     parser = Parser('pyg_sar.plan', description)
-    add, positive = parser.add_argument, checked(_positive)
+    add, positive_int = parser.add_argument, checked(positive)
     default = functools.partial(add, help='default: %(default)s')
     add('parts', nargs='?', metavar='PARTS', help='a folder of python -m pyg_sar.partition')
     default('--model', choices=sorted(_MODELS), default='sage')
-    default('--hidden', type=positive, default=256, metavar='H')
-    default('--layers', type=positive, default=3, metavar='L')
+    default('--hidden', type=positive_int, default=256, metavar='H')
+    default('--layers', type=positive_int, default=3, metavar='L')
     for name, letter in (('in', 'F'), ('out', 'C')):
         known = "default: the folder's"
-        add(f'--{name}', type=positive, dest=f'{name}_channels', metavar=letter, help=known)
+        add(f'--{name}', type=positive_int, dest=f'{name}_channels', metavar=letter, help=known)
     of_gat = 'of gat and of --attention; default: %(default)s'
-    add('--heads', type=positive, default=4, help=of_gat)
+    add('--heads', type=positive_int, default=4, help=of_gat)
     to_all = 'attention to all nodes in every layer, so wide, as of GPSConv(attn_type="multihead")'
-    add('--attention', type=positive, metavar='D', help=to_all)
+    add('--attention', type=positive_int, metavar='D', help=to_all)
     default('--mode', choices=MODES, default='sequential')
     default('--norm', choices=('batch', 'none'), default='batch')
     default('--dropout', type=float, default=0.0, metavar='P')
@@ -277,14 +271,14 @@ def _parser() -> Parser:
     by_hop = 'mini-batches of NeighborLoader, with so many neighbours by hop; -1 for all'
     add('--sampled', type=fans, metavar='K,K,...', help=by_hop)
     of_part = 'seeds of a part in a batch; default: %(default)s'
-    add('--batch-size', type=positive, default=1024, metavar='B', help=of_part)
+    add('--batch-size', type=positive_int, default=1024, metavar='B', help=of_part)
     least = 'find the least number of ranks with so much, e.g. 64GB'
     add('--memory', type=checked(_memory), metavar='SIZE', help=least)
     turns = 'all ranks in turn in one process, with so much memory as --memory says'
     add('--in-turns', action='store_true', help=turns)
     add('--disk', type=Path, metavar='FOLDER', help='of what waits in turns; its rate is probed')
     of_run = 'of which bytes written are told, with --in-turns; default: %(default)s'
-    add('--epochs', type=positive, default=100, metavar='E', help=of_run)
+    add('--epochs', type=positive_int, default=100, metavar='E', help=of_run)
     add('--json', metavar='FILE', help='write the figures there, too')
     add('--no-time', dest='timed', action='store_false', help='skip timing this machine')
     by_hand = parser.add_argument_group('without PARTS').add_argument

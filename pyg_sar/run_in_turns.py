@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pyg_sar.commands.command_line import Parser, checked
+from pyg_sar.commands.command_line import Parser, checked, positive
 from pyg_sar.in_turns import run_in_turns
 from pyg_sar.monitor import bytes_text, parse_bytes
 
@@ -48,12 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f'expected a positive int (got {text!r})')
-    return int(text)
-
-
 def _parser() -> Parser:
     description = 'Runs a program written for torchrun as all ranks, in turn, in one process.'
     parser, size = Parser('pyg_sar.run_in_turns', description), checked(parse_bytes)
@@ -71,7 +65,7 @@ def _parser() -> Parser:
     parts = 'of python -m pyg_sar.partition, with one part for every rank; default: %(default)s'
     add('--parts', type=Path, default=Path('parts'), metavar='FOLDER', help=parts)
     ranks = 'if not one for every part'
-    add('--num-ranks', type=checked(_positive), metavar='P', help=ranks)
+    add('--num-ranks', type=checked(positive), metavar='P', help=ranks)
     reserve = 'of the disk that is taken at once'
     add('--reserve', type=size, default=0, metavar='SIZE', help=reserve)
     return parser

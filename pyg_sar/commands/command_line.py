@@ -61,6 +61,13 @@ def checked(check: Callable[[str], T]) -> Callable[[str], T]:
     return convert
 
 
+def positive(text: str) -> int:
+    """The whole number, from 1 on, that a text says; a ValueError for others."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f'expected a positive int (got {text!r})')
+    return int(text)
+
+
 def progress_bar(name: str, total: int, *, quiet: bool = False, delay: float = 0.5) -> Any:
     """Progress on stderr, for a ``with`` statement: ``bar.update()`` after every step.
 

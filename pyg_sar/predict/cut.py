@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from math import ceil
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch_geometric.data import Data, HeteroData
 from pyg_sar.partitioner import partition_graph
 from pyg_sar.partitioner.on_disk.mapped import Scratch
 from pyg_sar.partitioner.sources.sources import load_source
+from pyg_sar.shard.format.checksums import file_checksum
 
 _TENSORS_OF_A_LAYER = 6  # its input, output, aggregate, one remote block, and two under way
 _EDGE_BYTES = 48  # ids, how they are sorted, and one number of a message
@@ -36,14 +36,11 @@ def cut_beside(
         return path
     if not path.is_file():
         raise FileNotFoundError(f'no such file: {path}')
-    checksum = hashlib.sha256()
-    with path.open('rb') as file:
-        while run := file.read(1 << 20):
-            checksum.update(run)
+    checksum = file_checksum(path)
     data = load_source(path, scratch=Scratch(path.parent))
     if num_parts is None:
         num_parts = _num_parts(data, model.parameters(), memory)
-    root = path.with_name(f'{path.name}.parts-{num_parts}-{checksum.hexdigest()[:16]}')
+    root = path.with_name(f'{path.name}.parts-{num_parts}-{checksum[:16]}')
     if not (root / 'META.json').is_file():
         partition_graph(data, num_parts, root, progress=progress)
     return root
