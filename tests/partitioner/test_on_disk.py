@@ -85,9 +85,7 @@ CONTENT = {
 
 
 def test_file_is_read_by_torch_and_has_no_dates(tmp_path):
-    by_chunk = RowStream(
-        torch.float64, (3, 2), lambda: (c.double() for c in torch.eye(3)[:, :2].split(2))
-    )
+    by_chunk = RowStream(torch.eye(4)[:, :2], torch.arange(3, dtype=torch.int32), torch.float64)
     save_rows({**CONTENT, 'rows': by_chunk}, tmp_path / 'a.pt')
     for is_mapped_file in (False, True):
         found = torch.load(tmp_path / 'a.pt', weights_only=True, mmap=is_mapped_file)

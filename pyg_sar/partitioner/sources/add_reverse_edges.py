@@ -11,9 +11,9 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_sar.partitioner.graph.checks import check_ids, checked_edge_index
-from pyg_sar.partitioner.on_disk.mapped import Scratch, release, trim
+from pyg_sar.partitioner.on_disk.mapped import Scratch, release, tensor_of, trim
 from pyg_sar.partitioner.on_disk.neighbours import both_ways
-from pyg_sar.partitioner.on_disk.rows import edge_chunks, smallest_and_largest, take_rows
+from pyg_sar.partitioner.on_disk.rows import RowStream, edge_chunks, smallest_and_largest
 
 
 def add_reverse_edges(data: Data | HeteroData, scratch: Scratch | None = None) -> Data | HeteroData:
@@ -53,8 +53,7 @@ def add_reverse_edges(data: Data | HeteroData, scratch: Scratch | None = None) -
 
 
 def _tensor(key: str, value: Any) -> Tensor:
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value)
+    value = tensor_of(value) if isinstance(value, np.ndarray) else value
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         raise ValueError(
             f"expected a dense tensor in '{key}', as edges are merged (got {type(value).__name__})"
@@ -104,7 +103,7 @@ def _merged(
 def _add_up(sums: Tensor, place: Tensor, values: Tensor, ids: Tensor) -> None:
     """``sums[place[i]] += values[ids[i]]``, in this order, for ascending `place` from zero on."""
     start, written = 0, 0
-    for rows in take_rows(values, ids).chunks():
+    for rows in RowStream(values, ids).chunks():
         at = place[start : start + rows.size(0)]
         first, last = int(at[0]), int(at[-1]) + 1
         found = torch.zeros((last - first, *rows.shape[1:]), dtype=rows.dtype)
