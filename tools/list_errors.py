@@ -18,7 +18,7 @@ TOPICS = {
     'Cutting a graph': ('partitioner', 'partition', 'transforms', 'describe', 'commands'),
     'Will it fit': ('plan', 'planner'),
     'Checkpoints': ('checkpoint',),
-    'Checks and profiles': ('checking', 'profiling', 'monitor', 'memory', 'inspection'),
+    'Checks and profiles': ('checking', 'profiling', 'monitor', 'memory', 'describe'),
 }
 
 

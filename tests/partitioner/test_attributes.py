@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 
 import pyg_sar
 from pyg_sar import partition_graph
-from pyg_sar.inspection import verify_partition
+from pyg_sar.describe import verify_partition
 from pyg_sar.partitioner.graph.attributes import count_rows, sort_attributes
 from pyg_sar.transforms import save_node_attrs
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import ToUndirected
 
-from pyg_sar.inspection import verify_partition
+from pyg_sar.describe import verify_partition
 from pyg_sar.partition import main
 from pyg_sar.partitioner import partition_graph, sub_parts
 from pyg_sar.partitioner.on_disk import rows

@@ -15,7 +15,7 @@ from torch.optim import SGD
 from torch_geometric.data import Data
 
 import pyg_sar
-from pyg_sar.inspection.verify import verify_partition
+from pyg_sar.describe.verify import verify_partition
 from pyg_sar.partitioner import partition_graph, sub_parts
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from pyg_sar.commands.command_line import Parser, aligned, progress_bar, run_command
-from pyg_sar.inspection import verify_partition
-from pyg_sar.inspection.picture import draw_partition
+from pyg_sar.describe import verify_partition
+from pyg_sar.describe.picture import draw_partition
 from pyg_sar.partitioner.write.summary import PartitionSummary, summarize
 from pyg_sar.shard.format.file_names import type_name
 from pyg_sar.shard.format.meta import Meta, read_meta
