@@ -114,8 +114,12 @@ class Scratch:
         return tensor, file
 
 
+MEMORY = Scratch()
+"""Temporary arrays in ordinary memory."""
+
+
 def map_array(
-    path: str | os.PathLike[str], member: str | None = None, scratch: Scratch | None = None
+    path: str | os.PathLike[str], member: str | None = None, scratch: Scratch = MEMORY
 ) -> Array:
     """Maps the array of a .npy file, or of a member of an .npz file, into memory.
 
@@ -133,7 +137,7 @@ def map_array(
                 info = archive.getinfo(found[0])
                 if info.compress_type != zipfile.ZIP_STORED:
                     with archive.open(info) as stream:
-                        return _unpack(stream, path, info.file_size, scratch or Scratch())
+                        return _unpack(stream, path, info.file_size, scratch)
             file.seek(info.header_offset + 26)
             lengths = file.read(4)  # of the name and of the extra field, which end the header
             length = sum(int.from_bytes(part, 'little') for part in (lengths[:2], lengths[2:]))

@@ -7,14 +7,14 @@ it, but between the bounds below. Fewer rows take more time than they save memor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_sar.partitioner.on_disk.mapped import is_mapped, release
+from pyg_sar.partitioner.on_disk.mapped import Scratch, is_mapped, release
 
 SHARE = 128
 
@@ -94,6 +94,22 @@ def edge_chunks(edge_index: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         src, dst = (aligned(ids).to(torch.int64) for ids in edges)
         yield start, src, dst
         release(*edges)  # row by row: what lies between them belongs to neither
+
+
+def join_edges(
+    pairs: Iterable[tuple[Tensor, Tensor]],
+    most: int,
+    scratch: Scratch,
+    dtype: torch.dtype = torch.int64,
+) -> Tensor:
+    """Chunks of sources and destinations in a row, [2, E] in scratch space, E at most `most`."""
+    joined, end = scratch.empty((2, most), dtype), 0
+    for src, dst in pairs:
+        place = joined[:, end : end + src.numel()]
+        place[0], place[1] = src, dst
+        release(*place)
+        end += src.numel()
+    return joined[:, :end]
 
 
 def count_into(counts: Tensor, index: Tensor) -> None:

@@ -1,6 +1,6 @@
 """From the name of a graph, or a file, to a PyG Data or HeteroData.
 
-A reader takes a :class:`Source` and gives its graph. :data:`_FILES` has those of files by suffix,
+A reader takes a :class:`Source` and gives its graph: :data:`_FILES` has those of files by suffix,
 :data:`_NAMES` those of names by how they begin.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from pyg_sar.partitioner.on_disk.mapped import Scratch, map_array
+from pyg_sar.partitioner.on_disk.mapped import MEMORY, Scratch, map_array
 from pyg_sar.partitioner.sources.arrays import graph_of_arrays, read_npz
 from pyg_sar.partitioner.sources.named_class import is_class, load_class
 from pyg_sar.partitioner.sources.ogb import OGB, load_ogb
@@ -47,7 +47,6 @@ class Source:
     name: str
     seed: int = 0
     root: str | os.PathLike[str] | None = None
-    attrs: str | os.PathLike[str] | None = None
     scratch: Scratch | None = None
 
     @property
@@ -63,7 +62,7 @@ class Source:
     @property
     def space(self) -> Scratch:
         """Where temporary arrays lie."""
-        return self.scratch or Scratch()
+        return self.scratch or MEMORY
 
     def graph(self, arrays: Mapping[str, Any]) -> Data | HeteroData:
         """The graph of arrays by name; in memory with ids of 64 bits, unless they stay on disk."""
@@ -107,30 +106,30 @@ def load_source(
     Raises:
         ValueError: If there is no such source, or it holds no graph.
     """
-    source = Source(os.fspath(name_or_path), seed, root, attrs, scratch)
-    path, read = source.path, _refuse
-    begin = next((begin for begin in _NAMES if source.name.startswith(begin)), None)
+    source = Source(os.fspath(name_or_path), seed, root, scratch)
+    path = source.path
     if source.name not in NAMES and path.is_dir() and is_pyg_folder(path):
-        read = _pyg_folder
-    elif source.name in BUILT_IN:
-        read = _built_in
-    elif path.is_file() and path.suffix in _FILES:
-        read = _FILES[path.suffix]
-    elif _edge_files(path):
-        read = _folder
-    elif begin is not None:
-        read = _NAMES[begin]
-    elif is_class(source.name):
-        read = _dataset
-    if attrs is not None and read is not _pyg_folder:
+        return read_pyg_folder(path, attrs)
+    if attrs is not None:
         raise ValueError(
             f"'attrs' applies to folders of torch_geometric.distributed alone (got '{source.name}')"
         )
-    return read(source)
-
-
-def _pyg_folder(source: Source) -> Data | HeteroData:
-    return read_pyg_folder(source.path, source.attrs)
+    if source.name in BUILT_IN:
+        return _built_in(source)
+    if path.is_file() and path.suffix in _FILES:
+        return _FILES[path.suffix](source)
+    if _edge_files(path):
+        return _folder(source)
+    for start, read in _NAMES.items():
+        if source.name.startswith(start):
+            return read(source)
+    if is_class(source.name):
+        return load_class(source.name, source.datasets)
+    what = 'a folder' if path.is_dir() else 'a file' if path.exists() else 'no such file'
+    raise ValueError(
+        'expected a .pt, .npz, .parquet or .csv file, a folder with edge_index.npy or of '
+        f"torch_geometric.distributed, or one of {', '.join(NAMES)} (got '{source.name}', {what})"
+    )
 
 
 def _built_in(source: Source) -> Data | HeteroData:
@@ -145,18 +144,6 @@ def _built_in(source: Source) -> Data | HeteroData:
     labelled = data['synset'] if isinstance(data, HeteroData) else data
     labelled.num_classes = int(labelled.y.max()) + 1
     return data
-
-
-def _saved(source: Source) -> Data | HeteroData:
-    return read_saved(source.path, is_mapped=source.scratch is not None)
-
-
-def _npz(source: Source) -> Data | HeteroData:
-    return source.graph(read_npz(source.path, scratch=source.scratch))
-
-
-def _table(source: Source) -> Data | HeteroData:
-    return source.graph(read_table(source.path, source.space))
 
 
 def _edge_files(folder: Path) -> list[Path]:
@@ -179,28 +166,18 @@ def _folder(source: Source) -> Data | HeteroData:
     return source.graph(arrays)
 
 
-def _synthetic(source: Source) -> Data | HeteroData:
-    return synthetic_graph(shape_of(source.name.removeprefix('synthetic:')), seed=source.seed)
-
-
 def _ogb(source: Source) -> Data | HeteroData:
     if source.name not in OGB:
         raise ValueError(f"expected one of {', '.join(OGB)} (got '{source.name}')")
     return load_ogb(source.name, source.datasets, source.space)
 
 
-def _dataset(source: Source) -> Data | HeteroData:
-    return load_class(source.name, source.datasets)
-
-
-def _refuse(source: Source) -> Data | HeteroData:
-    path = source.path
-    what = 'a folder' if path.is_dir() else 'a file' if path.exists() else 'no such file'
-    raise ValueError(
-        'expected a .pt, .npz, .parquet or .csv file, a folder with edge_index.npy or of '
-        f"torch_geometric.distributed, or one of {', '.join(NAMES)} (got '{source.name}', {what})"
-    )
-
-
-_FILES: dict[str, Reader] = {'.pt': _saved, '.npz': _npz, **dict.fromkeys(TABLES, _table)}
-_NAMES: dict[str, Reader] = {'synthetic:': _synthetic, 'ogbn-': _ogb}
+_FILES: dict[str, Reader] = {
+    '.pt': lambda source: read_saved(source.path, is_mapped=source.scratch is not None),
+    '.npz': lambda source: source.graph(read_npz(source.path, scratch=source.scratch)),
+    **dict.fromkeys(TABLES, lambda source: source.graph(read_table(source.path, source.space))),
+}
+_NAMES: dict[str, Reader] = {
+    'synthetic:': lambda s: synthetic_graph(shape_of(s.name.partition(':')[2]), seed=s.seed),
+    'ogbn-': _ogb,
+}

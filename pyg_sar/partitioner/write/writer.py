@@ -164,11 +164,11 @@ def _write_part(
     edge_feats, edge_attrs, indices = {}, {}, {}
     pyg_graph: dict[EdgeKey, dict[str, Any]] = {}
     for edge_key, edge_groups in edges.items():
-        of_part = layout.part_layout(edge_groups, exchanges[edge_key], part, graph.scratch)
+        sar, by_id = layout.part_layout(edge_groups, exchanges[edge_key], part, graph.scratch)
         relation = graph.relations[edge_key]
-        pyg_graph[edge_key] = _sort_by_time(of_part.graph, relation, graph.nodes[relation.src])
-        indices[edge_key] = of_part.sar
-        e_id = of_part.sar['e_id']
+        pyg_graph[edge_key] = _sort_by_time(by_id, relation, graph.nodes[relation.src])
+        indices[edge_key] = sar
+        e_id = sar['e_id']
         attrs = {n: RowStream(v, e_id) for n, v in relation.attrs.items()}
         edge_attrs[edge_key] = attrs
         time = _time(relation.attrs, *_EDGE_TIMES)
@@ -187,9 +187,9 @@ def _write_part(
             feats = {name: attrs.pop(name) for name in names}
             edge_feats[edge_key] = {'global_id': e_id, 'feats': feats}
     if graph.is_hetero:
-        sar: dict[str, Any] = {'n_id': n_ids, 'edges': indices}
+        of_part: dict[str, Any] = {'n_id': n_ids, 'edges': indices}
     else:
-        sar = {'n_id': n_ids[None], **indices[None]}
+        of_part = {'n_id': n_ids[None], **indices[None]}
     content: dict[str, dict[Any, Any]] = {
         file_names.GRAPH_FILE: pyg_graph,
         file_names.NODE_FEATS_FILE: node_feats,
@@ -200,7 +200,7 @@ def _write_part(
     if not graph.is_hetero:
         content = {name: by_type.get(None, {}) for name, by_type in content.items()}
     for name in file_names.PART_FILES:
-        save_rows({**content, file_names.SAR_FILE: sar}[name], folder / name)
+        save_rows({**content, file_names.SAR_FILE: of_part}[name], folder / name)
     return indices
 
 
