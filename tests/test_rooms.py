@@ -24,7 +24,7 @@ FLOORS = (
     {'recompute'},
     {'rows'},
     {'aggregate', 'attention', 'over_all_nodes'},
-    {'comm', 'merge', 'kernels'},
+    {'comm', 'kernels'},
     {'shard'},
     {'compiled', 'memory'},
     {'commands', 'evictable', 'monitor', 'draws'},
@@ -122,7 +122,7 @@ def test_no_folder_is_a_long_list() -> None:
 
 
 @pytest.mark.parametrize(
-    'room', ['shard', 'partitioner', 'partition', 'describe', 'merge', 'kernels']
+    'room', ['shard', 'partitioner', 'partition', 'describe', 'kernels']
 )
 def test_only_comm_knows_other_ranks(room: str) -> None:
     for path in _files(room):

@@ -142,7 +142,7 @@ def map_array(
             lengths = file.read(4)  # of the name and of the extra field, which end the header
             length = sum(int.from_bytes(part, 'little') for part in (lengths[:2], lengths[2:]))
             file.seek(length, os.SEEK_CUR)
-        shape, order, dtype = _npy_header(file, path)
+        shape, order, dtype = _npy_header(file, path, os.fstat(file.fileno()).st_size)
         if math.prod(shape) == 0:
             return np.empty(shape, dtype)
         array: Array = np.memmap(file, dtype, 'c', file.tell(), shape, order)
@@ -150,13 +150,9 @@ def map_array(
     return np.asarray(array)
 
 
-def _unpack(
-    stream: IO[bytes], path: str | os.PathLike[str], most_bytes: int, scratch: Scratch
-) -> Array:
-    shape, order, dtype = _npy_header(stream, path)
+def _unpack(stream: IO[bytes], path: str | os.PathLike[str], size: int, scratch: Scratch) -> Array:
+    shape, order, dtype = _npy_header(stream, path, size)
     num_bytes = math.prod(shape) * dtype.itemsize
-    if num_bytes > most_bytes:  # before it is allocated
-        raise ValueError(f"expected {num_bytes} bytes in '{path}' (got {most_bytes})")
     space = scratch.empty((num_bytes,), torch.uint8)
     for place in torch.split(space, 1 << 20):
         found = stream.read(place.numel())
@@ -169,7 +165,10 @@ def _unpack(
     return np.ndarray(shape, dtype, space.numpy(), order=order)
 
 
-def _npy_header(file: IO[bytes], path: str | os.PathLike[str]) -> tuple[Any, Any, np.dtype[Any]]:
+def _npy_header(
+    file: IO[bytes], path: str | os.PathLike[str], size: int
+) -> tuple[Any, Any, np.dtype[Any]]:
+    """Shape, order and type of an array that a file of `size` bytes may hold."""
     lib, version = np.lib.format, np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"expected numpy's format 1.0 or 2.0 in '{path}' (got {version})")
@@ -177,6 +176,9 @@ def _npy_header(file: IO[bytes], path: str | os.PathLike[str]) -> tuple[Any, Any
     shape, is_fortran, dtype = read(file)
     if dtype.hasobject:
         raise ValueError(f"expected plain numbers in '{path}' (got objects)")
+    num_bytes, left = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if num_bytes > left:
+        raise ValueError(f"expected {num_bytes} bytes in '{path}' (got {left})")
     return shape, 'F' if is_fortran else 'C', dtype
 
 
