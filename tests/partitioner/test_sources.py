@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -236,8 +237,12 @@ def test_files_that_are_no_archive(tmp_path, name, content):
         load_source(tmp_path / name)
     np.save(tmp_path / 'single.npy', EDGES)
     (tmp_path / 'single.npy').rename(tmp_path / 'single.npz')
-    with pytest.raises(ValueError, match='single'):
-        load_source(tmp_path / 'single.npz')
+    with zipfile.ZipFile(tmp_path / 'other.npz', 'w') as archive:
+        archive.writestr('edge_index.npy', b'no array')
+    for other in ('single.npz', 'other.npz'):
+        for scratch in (None, Scratch()):
+            with pytest.raises(ValueError, match=other):
+                load_source(tmp_path / other, scratch=scratch)
 
 
 # Tables

@@ -39,7 +39,10 @@ def read_npz(path: Path, *, scratch: Scratch | None = None) -> dict[str, Array]:
         with np.load(path, allow_pickle=False) as archive:
             if not isinstance(archive, Mapping):
                 raise ValueError('a single array')
-            return {name: archive[name] for name in archive}
+            arrays = {name: archive[name] for name in archive}
+            if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+                raise ValueError('a member that is no array')
+            return arrays
     except Exception as error:  # Damaged archives: errors of numpy, zipfile, zlib, ...
         if isinstance(error, OSError) and error.filename is not None:
             raise
