@@ -198,7 +198,7 @@ def test_one_part_needs_no_metis(monkeypatch, tmp_path, graph):
 def test_missing_package(monkeypatch, tmp_path, graph, options, package):
     monkeypatch.setitem(sys.modules, package, None)
     name = package.replace('_', '-')
-    with pytest.raises(ValueError, match=f"needs the package '{name}' .* install it"):
+    with pytest.raises(ValueError, match=f"'{name}'"):
         partition_graph(graph, 2, tmp_path / 'out', **options)
     assert list(tmp_path.iterdir()) == []
 
@@ -218,9 +218,7 @@ def test_a_pymetis_without_metis_is_refused(monkeypatch, venues, width, file, go
             _idx_type_width=lambda: width, options_indices=None, __file__=file
         )
     monkeypatch.setitem(sys.modules, 'pymetis', package)
-    with pytest.raises(
-        ValueError, match=f"balancing several things needs a pymetis .*{got}.*'ldg'"
-    ):
+    with pytest.raises(ValueError, match=f"pymetis .*{got}.*'ldg'"):
         _assign(venues, 2)
 
 
@@ -231,7 +229,7 @@ def test_one_weight_only(monkeypatch, options):
     for name in ('torch_sparse', 'mtkahypar'):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     assert choose(**options, is_hetero=True).balance == ('nodes',)
-    with pytest.raises(ValueError, match=r"'balance' .*'nodes' and 'edges' applies to"):
+    with pytest.raises(ValueError, match="'balance' beyond"):
         choose(**options, balance='types', is_hetero=True)
 
 

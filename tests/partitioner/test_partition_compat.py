@@ -185,9 +185,9 @@ def test_replaces_partitions_and_nothing_else(graph, tmp_path):
     assert len([*(tmp_path / 'parts').glob('part_*')]) == 3
     (tmp_path / 'notes').mkdir()
     (tmp_path / 'notes' / 'a.txt').touch()
-    with pytest.raises(ValueError, match='which is not empty'):
+    with pytest.raises(ValueError, match='not empty'):
         Partitioner(graph, 2, tmp_path / 'notes').generate_partition()
-    with pytest.raises(ValueError, match="'num_parts' must be an int >= 1"):
+    with pytest.raises(ValueError, match="'num_parts'"):
         Partitioner(graph, 0, tmp_path / 'other').generate_partition()
 
 

@@ -59,7 +59,7 @@ def test_failed_swap_puts_the_old_partition_back(graph, tmp_path, monkeypatch):
 def test_not_empty_needs_force(graph, tmp_path, check_partition):
     partition_graph(graph, 2, tmp_path / 'out')
     before = tree(tmp_path)
-    with pytest.raises(ValueError, match='not empty; pass force=True or --force'):
+    with pytest.raises(ValueError, match='force=True'):
         partition_graph(graph, 3, tmp_path / 'out')
     assert tree(tmp_path) == before
     partition_graph(graph, 3, tmp_path / 'out', force=True)
@@ -69,10 +69,10 @@ def test_not_empty_needs_force(graph, tmp_path, check_partition):
 
 def test_force_replaces_partitions_only(graph, tmp_path):
     (tmp_path / 'thesis.tex').write_text('years of work')
-    with pytest.raises(ValueError, match=r'got a folder without META\.json'):
+    with pytest.raises(ValueError, match=r'META\.json'):
         partition_graph(graph, 2, tmp_path, force=True)
     assert tree(tmp_path) == {'thesis.tex': b'years of work'}
-    with pytest.raises(ValueError, match=r'must be a folder \(got the file'):
+    with pytest.raises(ValueError, match="'root'"):
         partition_graph(graph, 2, tmp_path / 'thesis.tex', force=True)
 
 
@@ -96,7 +96,7 @@ def test_relative_path_and_symbolic_link(graph, tmp_path, check_partition, monke
 
 
 def test_mount_point_is_refused_before_any_work(graph):
-    with pytest.raises(ValueError, match='must not be a mount point'):
+    with pytest.raises(ValueError, match='mount point'):
         partition_graph(graph, 2, '/proc')
 
 

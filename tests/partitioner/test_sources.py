@@ -251,7 +251,7 @@ def test_files_that_are_no_archive(tmp_path, name, content):
 def test_table_without_pyarrow(tmp_path, monkeypatch):
     (tmp_path / 'edges.csv').write_text('src,dst\n0,1\n')
     monkeypatch.setitem(sys.modules, 'pyarrow', None)
-    with pytest.raises(ValueError, match=r"install it with pip install 'pyg_sar\[parquet\]'"):
+    with pytest.raises(ValueError, match=r'pyg_sar\[parquet\]'):
         load_source(tmp_path / 'edges.csv')
 
 
@@ -270,7 +270,7 @@ def test_tables(tmp_path, suffix):
     assert load_source(path.parent).num_nodes == 6
     assert load_source(path).num_nodes == 4
     np.save(path.parent / 'edge_index.npy', EDGES)
-    with pytest.raises(ValueError, match='expected one file of edges'):
+    with pytest.raises(ValueError, match='one file'):
         load_source(path.parent)
 
 
