@@ -65,24 +65,6 @@ def _model_and_loss(root: str) -> tuple[DistributedDataParallel, Tensor]:
     return model, model(data.x, data.edge_index).square().mean()
 
 
-def _asked_for_parameters(root: str) -> list[tuple[Tensor, ...]]:
-    model, loss = _model_and_loss(root)
-    parameters = list(model.parameters())
-    asked = torch.autograd.grad(loss, parameters, retain_graph=True)
-    (first,) = torch.autograd.grad(loss, parameters[:1], retain_graph=True)
-    assert all(p.grad is None for p in parameters)
-    loss.backward()
-    return [tuple(p.grad for p in parameters), asked, (first, *asked[1:])]  # type: ignore[misc]
-
-
-def test_autograd_grad_of_parameters_is_that_of_one_process(roots: dict[int, str]) -> None:
-    (want, *_) = run_ranks(_asked_for_parameters, 1, roots[1])[0]
-    for found in run_ranks(_asked_for_parameters, 3, roots[3]):
-        for gradients in found:
-            for gradient, wanted in zip(gradients, want, strict=True):
-                assert_close(gradient, wanted, tolerance=1e-10)
-
-
 def _asked_for_shares(root: str) -> list[str]:
     model, loss = _model_and_loss(root)
     parameters = list(model.parameters())

@@ -136,7 +136,7 @@ def test_environment(monkeypatch):
             set_log_by_environment()
             assert bool(hook.watchers) == is_on
         monkeypatch.setenv('PYG_SAR_LOG', 'loud')
-        with pytest.raises(ValueError, match=r"PYG_SAR_LOG must be one of .* \(got 'loud'\)"):
+        with pytest.raises(ValueError, match=r"PYG_SAR_LOG .*'loud'"):
             set_log_by_environment()
     finally:
         set_log('off')
@@ -152,10 +152,10 @@ def _wrong_on_one_rank() -> str:
 
 
 def test_wrong_level():
-    with pytest.raises(ValueError, match=r"'log' must be one of .* \(got 'loud'\)"):
+    with pytest.raises(ValueError, match=r"'log' .*'loud'"):
         pyg_sar.wrap(SAGEConv(2, 2), log='loud')
     for message in run_ranks(_wrong_on_one_rank, 2):
-        assert "'log' must be one of" in message
+        assert "'log'" in message
 
 
 def _only_rank_1_tells(root: str) -> str:
