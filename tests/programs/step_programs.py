@@ -69,6 +69,13 @@ class WholeGraphLayer(nn.Module):
         return self.norm(x + out)
 
 
+class Equilibrium(aggr.EquilibriumAggregation):
+    """In float64; PyG's begins in float32."""
+
+    def init_output(self, dim_size: int) -> Tensor:
+        return super().init_output(dim_size).double()
+
+
 class Memory(nn.Module):
     """Keeps a running mean of what it sees, in a buffer."""
 
@@ -222,7 +229,7 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
     'SortAggregation': lambda: Of(
         lambda m, x, e: x + m(x, _zeros(x)).view(2, C).sum(0), aggr.SortAggregation(2)
     ),
-    'EquilibriumAggregation': lambda: _pooled(aggr.EquilibriumAggregation(C, C, [8])),
+    'EquilibriumAggregation': lambda: _pooled(Equilibrium(C, C, [8])),
     'transposed and reshaped': lambda: Plain(lambda x, e: x.t().reshape(x.shape)),
     'MultiheadAttention': WholeGraphLayer,
     'GRU': lambda: Of(lambda m, x, e: m(x)[0], nn.GRU(C, C)),
