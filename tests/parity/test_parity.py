@@ -88,7 +88,7 @@ OTHERS = [
     'MixHopConv: default',
     'WLConvContinuous: weights',
     'MessagePassing: own update that reads x',
-    'MessagePassing: edge_updater, no gradients',
+    'MessagePassing: reads x_i only',
     'GatedGraphConv: weights',
     'PNAConv: mean, sum',
     'EdgeConv: aggr=add',
