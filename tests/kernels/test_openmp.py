@@ -15,7 +15,7 @@ import torch
 @pytest.mark.parametrize(
     ('chosen', 'spins'),
     [
-        ({}, '20000'),
+        ({}, '10000'),
         ({'GOMP_SPINCOUNT': '7'}, '7'),
         ({'OMP_WAIT_POLICY': 'active'}, '30000000000'),
     ],
