@@ -45,7 +45,8 @@ def wrap(
     norms are plain ones, of this rank's rows, and nothing is communicated; only a SyncBatchNorm
     takes the statistics of all ranks' batches.
 
-    Without averaged gradients, as for inference::
+    Gradients that come from rows are averaged over the ranks. Those of batches and of plain own
+    rows are not; :class:`pyg_sar.DistributedDataParallel` averages them, too. For inference::
 
         model = pyg_sar.wrap(GraphSAGE(8, 8, 2, 3))
         out = model(data.x, data.edge_index)

@@ -19,7 +19,6 @@ import os
 import re
 import runpy
 import shlex
-import socket
 import sys
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -27,6 +26,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
+from ports import free_port
 from ranks import context
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -85,7 +85,7 @@ class Reader:
 
     def run(self, commands: list[str]) -> str:
         """Runs commands and returns what they print; those of several machines at once."""
-        printed, started, port = '', [], _free_port()
+        printed, started, port = '', [], free_port()
         for command in commands:
             started += _start(launch_of(command), self.folder, port)
             if '--nnodes' in command and command != commands[-1]:
@@ -206,12 +206,6 @@ def _program(run: list[str], folder: Path, env: dict[str, str], said: Path) -> N
     else:
         sys.argv = run
         runpy.run_path(run[0], run_name='__main__')
-
-
-def _free_port() -> int:
-    with socket.create_server(('127.0.0.1', 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 def is_offline(page: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from ports import free_port
 from ranks import run_once
 
 pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='/proc tells what listens')
@@ -75,8 +76,7 @@ def _as_in_the_page(rank: int, port: int, pipe: Any) -> None:
 def test_the_program_of_the_page() -> None:
     """Store and gloo together listen on loopback alone."""
     context = multiprocessing.get_context('forkserver')
-    with socket.create_server(('127.0.0.1', 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     pipes, processes = [], []
     for rank in range(2):
         ours, theirs = context.Pipe()

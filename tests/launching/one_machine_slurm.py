@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ports import free_port
+
 _PROGRAMS = ('munged', 'slurmctld', 'slurmd', 'srun', 'sbatch', 'sinfo')
 
 _CONF = """
@@ -60,7 +62,7 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
     key.write_bytes(secrets.token_bytes(64))
     key.chmod(0o400)
     host = socket.gethostname().split('.')[0]
-    conf.write_text(_CONF.format(host=host, ports=_free_ports(2), folder=folder))
+    conf.write_text(_CONF.format(host=host, ports=[free_port(), free_port()], folder=folder))
     (folder / 'cgroup.conf').write_text('CgroupAutomount=no\n')
     variables = {'SLURM_CONF': str(conf)}
     files = [f'--{what}-file={folder}/munge.{what}' for what in ('key', 'pid', 'log', 'seed')]
@@ -91,14 +93,6 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-
-
-def _free_ports(number: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        servers = [
-            stack.enter_context(socket.create_server(('127.0.0.1', 0))) for _ in range(number)
-        ]
-        return [server.getsockname()[1] for server in servers]
 
 
 def _is_idle(variables: dict[str, str]) -> bool:

@@ -1,11 +1,12 @@
 """A long training run that watches what it holds: memory, files, threads, groups, tensors.
 
-    python tests/numbers/soak.py --epochs 2000 --ranks 2
+    python tests/numbers/soak.py --epochs 2000 --ranks 2 --data rows
 
 Every epoch trains and evaluates a model with a linear layer (whose sum over raw features is kept),
 attention, batch norm and dropout, with activations computed again in backward. Every seventh epoch
-takes edges newly drawn by ``dropout_edge``. What grows from the second to the last quarter is
-reported, and is an error.
+takes edges newly drawn by ``dropout_edge``, and a checkpoint is written at times. All ranks are
+killed after a quarter; the run goes on from its last checkpoint. What grows from the second to the
+last quarter of what follows is reported, and is an error.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -33,6 +37,8 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 from torch_geometric.utils import dropout_edge, stochastic_blockmodel_graph
 
 import pyg_sar
+
+_mean = pyg_sar.over_all_nodes.global_mean
 
 NUM_FEATURES, HIDDEN, NUM_CLASSES = 16, 16, 4
 MIB = 1 << 20
@@ -92,34 +98,76 @@ def held() -> dict[str, float]:
     }
 
 
-def soak(root: str, epochs: int, num_samples: int) -> tuple[list[dict[str, float]], list[float]]:
+@dataclass(frozen=True)
+class Run:
+    """A run: its shards, what it trains on, and how long.
+
+    `data` is ``'rows'`` (a plain program), ``'own'`` (plain own rows) or ``'sampled'``.
+    """
+
+    root: str
+    data: str
+    epochs: int
+    num_samples: int = 20
+    num_killed_at: int | None = None
+
+
+def _losses(run: Run, data: Data, model: torch.nn.Module, loader: Any, epoch: int) -> Iterator[Any]:
+    """The losses of an epoch, one a step."""
+    if run.data == 'sampled':
+        for batch in loader:
+            out = model(batch.x, batch.edge_index)[: batch.batch_size]
+            each = F.cross_entropy(out, batch.y[: batch.batch_size], reduction='none')
+            yield pyg_sar.mean_of_batches(each)
+        return
+    edge_index = dropout_edge(data.edge_index, 0.2)[0] if epoch % 7 == 0 else data.edge_index
+    each = F.cross_entropy(model(data.x, edge_index), data.y, reduction='none')
+    yield each[data.train_mask].mean() if run.data == 'rows' else _mean(each, data.train_mask)
+
+
+def soak(run: Run) -> tuple[list[dict[str, float]], list[float]]:
     """What a rank held after every part of the run, and the loss then."""
-    data = pyg_sar.local(pyg_sar.load_shard(root))
+    data = pyg_sar.load_shard(run.root)
+    if run.data == 'own':
+        data = pyg_sar.local(data)
+    torch.manual_seed(0)
     model = pyg_sar.DistributedDataParallel(SoakModel(), checkpoint_activations=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    loader = None
+    if run.data == 'sampled':
+        loader = pyg_sar.NeighborLoader(data, [5, 5, 5], data.train_mask, batch_size=64, seed=1)
+    kept = Path(run.root).with_suffix('.run')
+    last = pyg_sar.load_checkpoint(kept, model, optimizer)
     samples, losses = [], []
-    for epoch in range(1, epochs + 1):
-        edge_index = data.edge_index
-        if epoch % 7 == 0:
-            edge_index, _ = dropout_edge(edge_index, 0.2)
+    for epoch in range(1 if last is None else last.epoch + 1, run.epochs + 1):
         model.train()
-        out = model(data.x, edge_index)
-        loss = pyg_sar.over_all_nodes.global_mean(
-            F.cross_entropy(out, data.y, reduction='none'), data.train_mask
-        )
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        for loss in _losses(run, data, model, loader, epoch):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
         model.eval()
         with torch.no_grad():
-            correct = (model(data.x, data.edge_index).argmax(-1) == data.y).float()
-        pyg_sar.over_all_nodes.global_mean(correct, ~data.train_mask)
-        del out, correct, edge_index
-        if epoch % (epochs // num_samples) == 0:
+            is_right = model(data.x, data.edge_index).argmax(-1) == data.y
+        if run.data == 'own':
+            _mean(is_right.float(), ~data.train_mask)
+        else:
+            is_right[~data.train_mask].float().mean()
+        del is_right
+        if epoch % (run.epochs // run.num_samples) == 0:
             losses.append(loss.item())
             del loss
+            pyg_sar.save_checkpoint(kept, model, optimizer, epoch=epoch)
             samples.append(held())
+        if epoch == run.num_killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)
     return samples, losses
+
+
+def survived(run: Run, num_ranks: int, timeout: float) -> list[Any]:
+    """What a run gives that is killed after a quarter and goes on."""
+    killed = replace(run, num_killed_at=run.epochs // 4 + 1)
+    run_once(soak, num_ranks, killed, timeout=timeout, may_die=range(num_ranks))
+    return run_once(soak, num_ranks, run, timeout=timeout)
 
 
 def quarters(samples: list[dict[str, float]], key: str) -> tuple[list[float], list[float]]:
@@ -160,9 +208,9 @@ def partitioned(folder: str, num_parts: int) -> str:
 def main(args: Any) -> int:
     """Runs it and prints a table; 1 if anything has grown."""
     with tempfile.TemporaryDirectory() as folder:
-        root = partitioned(folder, args.ranks)
+        run = Run(partitioned(folder, args.ranks), args.data, args.epochs, args.samples)
         start = time.monotonic()
-        found = run_once(soak, args.ranks, root, args.epochs, args.samples, timeout=args.timeout)
+        found = survived(run, args.ranks, args.timeout)
         seconds = time.monotonic() - start
     print(f'{args.epochs} epochs on {args.ranks} ranks in {seconds:.0f} s')
     has_grown = False
@@ -184,6 +232,7 @@ if __name__ == '__main__':
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--epochs', type=int, default=2000)
     parser.add_argument('--ranks', type=int, default=2)
+    parser.add_argument('--data', choices=('rows', 'own', 'sampled'), default='rows')
     parser.add_argument('--samples', type=int, default=20, help='how often what is held is counted')
     parser.add_argument('--timeout', type=float, default=3600, help='seconds')
     sys.exit(main(parser.parse_args()))

@@ -59,6 +59,7 @@ class Offer:
     one_pass: bool = False  # whether one pass could compute its softmax here
     one_shot_bytes: int = 0  # what mode one_shot would hold on the rank, where that decides
     across_edges: bool = False  # whether it has seen it look across edges
+    uses_rng: bool = False  # whether it draws random numbers, or may do so
 
 
 def agree_on_plan(
@@ -78,8 +79,8 @@ def agree_on_plan(
         if draws is not None:
             binding = binding.dropping(draws, None)
         found = _path_of(binding, options)
-        kind, traced = found or (OneShot, None)
-        offer = _offer(binding, call.plan, kind, traced)
+        kind, traced, uses_rng = found or (OneShot, None, True)
+        offer = replace(_offer(binding, call.plan, kind, traced), uses_rng=uses_rng)
         if found is None:
             offer = replace(offer, across_edges=True)
         elif options.mode == 'auto':
@@ -105,6 +106,7 @@ def agree_on_plan(
         'mode': mode,
         'one_shot_bytes': agreed.one_shot_bytes,
         'drops': may_draw,
+        'uses_rng': agreed.uses_rng and draws is None,
     }
     if kind is OneShot:
         return OneShot(**values, across_edges=agreed.across_edges)
@@ -117,10 +119,13 @@ def agree_on_plan(
     return kind(**values, trace=traced, learnable=learnable)
 
 
-def _path_of(binding: Binding, options: Options) -> tuple[type[CallPlan], Trace | None] | None:
+def _path_of(
+    binding: Binding, options: Options
+) -> tuple[type[CallPlan], Trace | None, bool] | None:
     """The cheapest path that is exact for what a function does, and that, if it was traced.
 
-    None for one that looks across edges: it runs on rows of the edges of all ranks.
+    The third is whether it draws random numbers. None for a function that looks across edges: it
+    runs on rows of the edges of all ranks.
     """
     if binding.at_nodes or reads_edges(binding.conv, binding.function):
         return None
@@ -129,10 +134,11 @@ def _path_of(binding: Binding, options: Options) -> tuple[type[CallPlan], Trace 
     try:
         try:
             traced = trace(binding)
+            uses_rng = traced.uses_rng
             num_reductions = 0 if traced.aggregate is None else len(traced.aggregate.calls)
             check_edges_are_independent(binding, num_reductions)
         except UnsupportedMessageError:
-            observe(binding)
+            uses_rng = observe(binding).uses_rng
             kind, traced = Gather, None
         check_destinations_are_independent(binding)
     except MessageError:
@@ -141,7 +147,7 @@ def _path_of(binding: Binding, options: Options) -> tuple[type[CallPlan], Trace 
         kind = LinearSum
     elif traced is not None and traced.is_weighted:
         kind = WeightedSum
-    return kind, traced
+    return kind, traced, uses_rng
 
 
 def _offer(binding: Binding, plan: Plan, kind: type[CallPlan], traced: Trace | None) -> Offer:
@@ -207,6 +213,7 @@ def _agreed(
         one_pass=all(other.one_pass for other in offers),
         one_shot_bytes=max(other.one_shot_bytes for other in offers),
         across_edges=across_edges,
+        uses_rng=any(other.uses_rng for other in offers),
     )
 
 

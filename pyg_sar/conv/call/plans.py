@@ -46,6 +46,7 @@ class CallPlan:
     # The most that mode one_shot would hold on any rank, in bytes; 0 where it was not asked for.
     one_shot_bytes: int = 0
     drops: bool = False  # whether it draws masks of dropout by edge, or may do so
+    uses_rng: bool = False  # whether it draws by a generator of torch, or may do so
 
     def result(self, call: Call) -> Tensor:
         """The aggregated messages ``[num_dst, ...]`` of a call of ``propagate``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from pyg_sar.dropout import EdgeDraws, edge_draws
 from pyg_sar.monitor import say
 from pyg_sar.rows.attach import given_to_conv
 from pyg_sar.rows.edges import EdgeIndex
+from pyg_sar.rows.replicated import own_draws
 from pyg_sar.rows.rows import Rows, plainly, same_plain, tag
 from pyg_sar.rows.space import Space
 from pyg_sar.shard.edge_index import ShardEdgeIndex
@@ -54,7 +56,9 @@ def propagate(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any) ->
     outs = []
     for kwargs in [given[2]] if conv.decomposed_layers == 1 else _layers(conv, given[2]):
         plan, call = _planned(now, conv, 'message', (given[0], given[1], kwargs))
-        outs.append(_updated(plan.result(call), call, dst, given[2]))
+        with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
+            out = plan.result(call)
+        outs.append(_updated(out, call, dst, given[2]))
     out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
     if isinstance(out, NarrowSum) and dst is not None:
         out.of_nodes(dst)
@@ -81,7 +85,9 @@ def edge_updater(conv: Any, /, edge_index: Any, size: Any = None, **kwargs: Any)
         return conv._plain_class.edge_updater(conv, edge_index, **kwargs)
     given = before_step(conv, 'edge_update', (edge_index, size, kwargs))
     plan, call = _planned(now, conv, 'edge_update', given)
-    out = call.in_given_order(plan.result(call))
+    with own_draws(call.plan.edge_index.device) if plan.uses_rng else nullcontext():
+        out = plan.result(call)
+    out = call.in_given_order(out)
     if call.edges is not None:
         out = tag(out, 0, call.edges._space)
     return after_step(conv, 'edge_update', given, out)
